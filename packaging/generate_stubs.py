@@ -1,0 +1,36 @@
+"""Generates vgpud/api/gen/ from vgpud/api/vgpud.proto, typed, with the grpcio-tools at hand.
+
+Generated code checks the protobuf runtime's version, so it is made where it will run and is never
+committed.
+"""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def generate(root: Path) -> Path:
+    """Writes the stubs below `root`; raises subprocess.CalledProcessError with protoc's words shown."""
+    out = root / "vgpud" / "api" / "gen"
+    out.mkdir(exist_ok=True)
+    arguments = [
+        "-Ivgpud/api/gen=vgpud/api",  # so that the stubs import each other as vgpud.api.gen
+        "--python_out=.",
+        "--grpc_python_out=.",
+    ]
+    if find_spec("mypy_protobuf") is not None:
+        arguments += ["--mypy_out=quiet:.", "--mypy_grpc_out=quiet:."]
+    environment = {"PATH": str(Path(sys.executable).parent) + ":/usr/bin:/bin"}
+    subprocess.run(
+        [sys.executable, "-m", "grpc_tools.protoc", *arguments, "vgpud/api/gen/vgpud.proto"],
+        cwd=root,
+        check=True,
+        env=environment,
+    )
+    (out / "__init__.py").write_text('"""Generated from vgpud.proto; see packaging/generate_stubs.py."""\n')
+    return out
+
+
+if __name__ == "__main__":
+    generate(Path(__file__).resolve().parent.parent)

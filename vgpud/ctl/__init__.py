@@ -1,0 +1,1 @@
+"""vgpuctl: parse, call, print."""

@@ -1,0 +1,1 @@
+"""The only door to NVML: immutable snapshots of the devices."""

@@ -1,0 +1,1 @@
+"""Edits to CDI specs and shell environments."""

@@ -1,0 +1,149 @@
+"""What a node has: immutable snapshots of its devices, as NVML reports them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class ComputeMode(StrEnum):
+    """nvml.h nvmlComputeMode_t."""
+
+    DEFAULT = "default"
+    EXCLUSIVE_THREAD = "exclusive_thread"
+    PROHIBITED = "prohibited"
+    EXCLUSIVE_PROCESS = "exclusive_process"
+
+
+class Virtualisation(StrEnum):
+    """nvml.h nvmlGpuVirtualizationMode_t."""
+
+    NONE = "none"
+    PASSTHROUGH = "passthrough"
+    VGPU_GUEST = "vgpu"
+    HOST_VGPU = "host_vgpu"
+    HOST_VSGA = "host_vsga"
+
+
+class Health(StrEnum):
+    OK = "ok"
+    LOST = "lost"  # NVML answers GPU_IS_LOST: only a reset or a reboot brings it back
+    FAILED = "failed"  # NVML answers something else that keeps it from being used
+
+
+class Link(StrEnum):
+    """How two devices reach each other, nearest first."""
+
+    NVLINK = "nvlink"
+    INTERNAL = "internal"  # one board
+    SINGLE = "single"  # one PCIe switch
+    MULTIPLE = "multiple"  # several PCIe switches
+    HOSTBRIDGE = "hostbridge"
+    NODE = "node"  # one NUMA node
+    SYSTEM = "system"  # across NUMA nodes
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Placement:
+    """Memory slices [start, start + size) of a device."""
+
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class MigProfile:
+    """One GPU instance profile as NVML lists it; `id` is the profile id, never NVML's loop index."""
+
+    id: int
+    name: str
+    slice_count: int
+    instance_count: int
+    sm_count: int
+    memory_bytes: int
+    placements: tuple[Placement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeInstance:
+    id: int
+    profile_id: int
+    uuid: str  # of the MIG device, "MIG-..."; empty if NVML would not say
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInstance:
+    """A GPU instance that exists now."""
+
+    id: int
+    profile_id: int
+    placement: Placement
+    compute_instances: tuple[ComputeInstance, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mig:
+    """`pending` differing from `current` means that a reset or a reboot is due."""
+
+    capable: bool = False
+    current: bool = False
+    pending: bool = False
+    profiles: tuple[MigProfile, ...] = ()
+    instances: tuple[GpuInstance, ...] = ()
+
+    def profile(self, profile_id: int) -> MigProfile | None:
+        return next((p for p in self.profiles if p.id == profile_id), None)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProcess:
+    """A process on a device; `memory_bytes` is None where NVML does not say."""
+
+    pid: int
+    memory_bytes: int | None
+    kind: str  # "compute", "graphics" or "mps"
+    gpu_instance_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One physical GPU. None means that NVML does not support the question on this card."""
+
+    uuid: str
+    index: int
+    name: str = ""
+    minor: int | None = None
+    pci_bus_id: str = ""
+    memory_total_bytes: int = 0
+    memory_reserved_bytes: int = 0
+    memory_used_bytes: int = 0
+    sm_count: int | None = None
+    compute_capability: tuple[int, int] | None = None
+    mig: Mig = field(default_factory=Mig)
+    compute_mode: ComputeMode = ComputeMode.DEFAULT
+    mps_capable: bool = False
+    numa_node: int | None = None
+    virtualisation: Virtualisation = Virtualisation.NONE
+    processes: tuple[DeviceProcess, ...] = ()
+    health: Health = Health.OK
+    health_reason: str = ""
+
+    @property
+    def memory_usable_bytes(self) -> int:
+        """What allocations can share: the total less what the driver reserves for itself."""
+        return self.memory_total_bytes - self.memory_reserved_bytes
+
+
+@dataclass(frozen=True)
+class Node:
+    """All devices at one moment. `links` is keyed by (uuid, uuid), both ways round."""
+
+    devices: tuple[Device, ...] = ()
+    driver_version: str = ""
+    nvml_version: str = ""
+    cuda_version: str = ""
+    simulated: bool = False
+    links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
+
+    def device(self, uuid: str) -> Device | None:
+        return next((d for d in self.devices if d.uuid == uuid), None)

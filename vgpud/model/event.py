@@ -1,0 +1,25 @@
+"""Events that watchers see: numbered, in order, resumable by revision."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class EventKind(StrEnum):
+    ALLOCATION_ACTIVE = "allocation_active"
+    ALLOCATION_RESIZED = "allocation_resized"
+    ALLOCATION_RELEASED = "allocation_released"
+    ALLOCATION_FAILED = "allocation_failed"
+    DEVICE_CHANGED = "device_changed"
+    DEVICE_LOST = "device_lost"
+    POLICY_RELOADED = "policy_reloaded"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """`subject` is an allocation id, a device uuid, or the policy's digest."""
+
+    revision: int
+    kind: EventKind
+    subject: str
+    sentence: str
+    unix_ns: int

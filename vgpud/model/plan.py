@@ -1,0 +1,36 @@
+"""Plans: ordered steps from what is to what shall be, as pure data.
+
+Each step is idempotent, so that a plan cut anywhere by a crash can be run again or undone.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vgpud.model.tenancy import Mode
+
+
+class StepKind(StrEnum):
+    RECORD_INTENT = "record-intent"
+    APPLY_MODE = "apply-mode"  # put a device into a mode (start its helper, enable MIG)
+    ATTACH = "attach"  # make one slice real
+    DETACH = "detach"
+    WRITE_SPEC = "write-spec"  # the CDI file
+    REMOVE_SPEC = "remove-spec"
+    COMMIT = "commit"
+    UNAPPLY_MODE = "unapply-mode"
+    FORGET = "forget"  # drop the allocation from the ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    kind: StepKind
+    reason: str
+    device_uuid: str = ""
+    mode: Mode | None = None
+    slice_ordinal: int | None = None
+
+    @property
+    def fault_point(self) -> str:
+        """The name under which tests cut a plan after this step."""
+        suffix = "" if self.slice_ordinal is None else f"-{self.slice_ordinal}"
+        return f"{self.kind.value}{suffix}"

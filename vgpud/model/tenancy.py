@@ -1,0 +1,201 @@
+"""What tenants ask for and hold: requests, slices, allocations, decisions and edits."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from vgpud.model.device import Placement
+from vgpud.model.errors import VgpuError
+from vgpud.model.quantity import Percent
+
+
+class Mode(StrEnum):
+    """How a device is shared."""
+
+    MIG = "mig"
+    MPS = "mps"
+    PRELOAD = "preload"
+    EXCLUSIVE = "exclusive"
+    UNMANAGED = "unmanaged"
+
+
+class Isolation(StrEnum):
+    """What a tenant needs kept apart; DESIGN's table maps each to a mode."""
+
+    HARDWARE = "hardware"  # memory, faults, bandwidth: mig
+    COMPUTE = "compute"  # spatial share, shared faults: mps
+    QUOTA = "quota"  # any size, live resize: preload
+    DEVICE = "device"  # the whole card: exclusive
+
+
+MODE_OF: dict[Isolation, Mode] = {
+    Isolation.HARDWARE: Mode.MIG,
+    Isolation.COMPUTE: Mode.MPS,
+    Isolation.QUOTA: Mode.PRELOAD,
+    Isolation.DEVICE: Mode.EXCLUSIVE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who holds an allocation, as the kernel named the caller."""
+
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """The process whose end releases the allocation; pid 0 means that only Release does.
+
+    `start_ticks` is field 22 of /proc/PID/stat (proc(5)), which tells a reused pid apart.
+    """
+
+    pid: int = 0
+    start_ticks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """Which devices may be taken; empty fields allow any."""
+
+    uuids: tuple[str, ...] = ()
+    indices: tuple[int, ...] = ()
+    name_glob: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a tenant asks for, per device slice; `id` makes Allocate idempotent."""
+
+    id: str
+    owner: Owner
+    memory_bytes: int | None = None
+    share: Percent | None = None
+    count: int = 1
+    isolation: Isolation | None = None
+    mig_profile: str = ""  # a profile's name or id, for isolation "hardware"
+    selector: Selector = field(default_factory=Selector)
+    label: str = ""  # free text of the caller, shown in listings
+    lifetime: Lifetime = field(default_factory=Lifetime)
+
+    @property
+    def whole_device(self) -> bool:
+        """Nothing that divides a card was asked for."""
+        if self.isolation is not None:
+            return self.isolation is Isolation.DEVICE
+        return self.memory_bytes is None and self.share is None and not self.mig_profile
+
+
+@dataclass(frozen=True, slots=True)
+class MigSlice:
+    """A GPU instance's place; ids and uuid are None/"" until the instance exists."""
+
+    profile_id: int
+    profile_name: str
+    placement: Placement
+    gpu_instance_id: int | None = None
+    compute_instance_id: int | None = None
+    uuid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The part of one device that an allocation holds.
+
+    `memory_bytes` is what the slice takes of the device's usable memory (whole card: all of it).
+    `share` is None where compute is not limited.
+    """
+
+    device_uuid: str
+    mode: Mode
+    memory_bytes: int
+    share: Percent | None = None
+    mig: MigSlice | None = None
+
+
+class State(StrEnum):
+    """ALLOCATING and RELEASING are intents: a crash there is undone or finished at the next start."""
+
+    ALLOCATING = "allocating"
+    ACTIVE = "active"
+    RELEASING = "releasing"
+    FAILED = "failed"  # its device or helper is gone; release it
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a device was, or was not, taken."""
+
+    device_uuid: str
+    taken: bool
+    mode: Mode | None
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What planner.choose answers: slices, or a refusal; always with a reason per device."""
+
+    slices: tuple[Slice, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    refusal: VgpuError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    host_path: str
+    container_path: str
+    read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNode:
+    """A character device; major and minor are None where the host node could not be read."""
+
+    path: str
+    major: int | None = None
+    minor: int | None = None
+    permissions: str = "rw"
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """What puts an allocation into a process or container.
+
+    `env` is for both; `host_env` replaces its entries for a process that runs on the host itself,
+    where files lie at their host paths.
+    """
+
+    env: tuple[tuple[str, str], ...] = ()
+    host_env: tuple[tuple[str, str], ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    device_nodes: tuple[DeviceNode, ...] = ()
+
+    def merged(self, other: "Edits") -> "Edits":
+        """Both, later env entries winning by name, mounts and nodes without repeats."""
+        return Edits(
+            env=tuple({**dict(self.env), **dict(other.env)}.items()),
+            host_env=tuple({**dict(self.host_env), **dict(other.host_env)}.items()),
+            mounts=tuple(dict.fromkeys(self.mounts + other.mounts)),
+            device_nodes=tuple(dict.fromkeys(self.device_nodes + other.device_nodes)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What a tenant holds."""
+
+    id: str
+    request: Request
+    state: State
+    slices: tuple[Slice, ...]
+    reasons: tuple[Reason, ...] = ()
+    edits: Edits = field(default_factory=Edits)
+    created_unix_ns: int = 0
+    revision: int = 0
+    failure: str = ""
+
+    @property
+    def cdi_name(self) -> str:
+        """The fully qualified CDI device of this allocation (CDI specification, "kind=device")."""
+        return f"vgpud.io/vgpu={self.id}"

@@ -1,0 +1,1 @@
+"""One effector per mode behind one protocol."""

@@ -1,0 +1,1 @@
+"""Pure decisions: which device and mode, which MIG placement, which steps."""

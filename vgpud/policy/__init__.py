@@ -1,0 +1,1 @@
+"""TOML to typed, layered policy with the origin of every key."""

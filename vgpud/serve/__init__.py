@@ -1,0 +1,1 @@
+"""The doors: gRPC server and its SO_PEERCRED relay."""
