@@ -16,7 +16,7 @@ MIB = 1024**2
 GIB = 1024**3
 TIB = 1024**4
 
-_UNITS: dict[str, int] = {
+UNITS: dict[str, int] = {
     "B": 1,
     "KiB": KIB,
     "Ki": KIB,
@@ -31,44 +31,65 @@ _UNITS: dict[str, int] = {
     "GB": 1000**3,
     "TB": 1000**4,
 }
+_BINARY = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
 _AMBIGUOUS = {"k": "K", "m": "M", "g": "G", "t": "T"}
-_SHAPE = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*)")
+_SHAPE = re.compile(r"(?P<whole>[0-9]+)(?:\.(?P<fraction>[0-9]+))? *(?P<unit>[A-Za-z]*)")
 # above any memory, and far under what the 64-bit words of the lease hold
 MAX_BYTES = 2**56
+# longer text is no quantity; the bound also keeps int() and messages small
+_MAX_TEXT = 64
+_NO_LIMIT_HINT = "leave the limit out to ask for no memory limit"
 
 
 def parse_bytes(text: str) -> int:
     """Bytes of a quantity such as "4GiB", "1.5GiB", "512 MiB" or "80GB".
 
-    Raises VgpuError(BAD_QUANTITY) for anything that is not a positive whole number of bytes.
+    Integer arithmetic throughout, so nothing is ever rounded. Raises VgpuError(BAD_QUANTITY) for
+    anything that is not a positive whole number of bytes.
     """
-    match = _SHAPE.fullmatch(text.strip())
+    bare = text.strip()
+    if len(bare) > _MAX_TEXT:
+        raise _bad(bare, f"it has {len(bare)} characters", "write it as in 4GiB, 1.5GiB or 80GB")
+    match = _SHAPE.fullmatch(bare)
     if match is None:
-        raise _bad(text, "it is not a number with a unit", "write it as in 4GiB, 1.5GiB or 80GB")
-    unit = match["unit"]
-    factor = _UNITS.get(unit)
+        if bare.startswith("-"):
+            raise _bad(bare, "it must be more than 0", _NO_LIMIT_HINT)
+        raise _bad(bare, "it is not a number with a unit", "write it as in 4GiB, 1.5GiB or 80GB")
+    fraction = match["fraction"] or ""
+    factor = UNITS.get(match["unit"])
     if factor is None:
-        raise _unknown_unit(text, match["number"], unit)
-    value = Decimal(match["number"]) * factor
-    if value != value.to_integral_value():
-        raise _bad(text, f"it is {value} bytes", "use a fraction that comes out in whole bytes")
-    return check_bytes(int(value), text)
+        raise _unknown_unit(bare, bare.removesuffix(match["unit"]).rstrip(), match["unit"])
+    scaled = int(match["whole"] + fraction) * factor
+    value, rest = divmod(scaled, 10 ** len(fraction))
+    if rest:
+        raise _bad(
+            bare,
+            f"it lies between {value} and {value + 1} bytes",
+            "use a fraction that comes out in whole bytes",
+        )
+    return check_bytes(value, bare)
 
 
 def check_bytes(value: int, text: str | None = None) -> int:
     """`value` itself, if it can be an amount of memory; raises VgpuError(BAD_QUANTITY) otherwise."""
-    shown = text if text is not None else str(value)
     if value <= 0:
-        raise _bad(shown, "it must be more than 0", "leave the limit out to ask for no memory limit")
+        raise _bad(text or _shown(value), "it must be more than 0", _NO_LIMIT_HINT)
     if value > MAX_BYTES:
-        raise _bad(shown, "it is more than any device holds", "check the unit")
+        raise _bad(text or _shown(value), "it is more than any device holds", "check the unit")
     return value
+
+
+def _shown(value: int) -> str:
+    # the interpreter refuses to print integers of over 4300 digits
+    bits = value.bit_length()
+    return str(value) if bits <= 256 else f"{'-' if value < 0 else ''}2**{bits - 1} or more"
 
 
 def _unknown_unit(text: str, number: str, unit: str) -> VgpuError:
     if unit == "":
         return _bad(text, "it has no unit", f"say {number}MiB, {number}GiB or {number}B")
-    letter = _AMBIGUOUS.get(unit.lower()) or _AMBIGUOUS.get(unit.lower().removesuffix("b"))
+    lower = unit.lower()
+    letter = _AMBIGUOUS.get(lower) or _AMBIGUOUS.get(lower.removesuffix("b"))
     if letter is not None:
         decimal = "kB" if letter == "K" else f"{letter}B"
         return _bad(
@@ -76,16 +97,19 @@ def _unknown_unit(text: str, number: str, unit: str) -> VgpuError:
             f"{unit!r} can mean 1000s or 1024s",
             f"say {number}{letter}iB (1024s) or {number}{decimal} (1000s)",
         )
-    return _bad(text, f"unit {unit!r} is not known", "use KiB, MiB, GiB, TiB, kB, MB, GB or TB")
+    known = next((name for name in UNITS if name.lower() == lower), None)
+    hint = f"say {number}{known}" if known else "use KiB, MiB, GiB, TiB, kB, MB, GB or TB"
+    return _bad(text, f"unit {unit!r} is not known", hint)
 
 
 def _bad(text: str, why: str, hint: str) -> VgpuError:
-    return VgpuError(ErrorCode.BAD_QUANTITY, f"bad amount of memory {text!r}: {why}", hint)
+    shown = text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
+    return VgpuError(ErrorCode.BAD_QUANTITY, f"bad amount of memory {shown!r}: {why}", hint)
 
 
 def format_bytes(value: int) -> str:
-    """The shortest exact spelling that `parse_bytes` reads back; binary units, "B" if none divides."""
-    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+    """Exact, in the largest binary unit that divides it; what `parse_bytes` takes, it gives back."""
+    for unit, factor in _BINARY:
         if value and value % factor == 0:
             return f"{value // factor}{unit}"
     return f"{value}B"
@@ -93,8 +117,9 @@ def format_bytes(value: int) -> str:
 
 def show_bytes(value: int) -> str:
     """Rounded for people: one decimal in the largest unit that leaves at least 1."""
-    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-        if value >= factor:
+    for unit, factor in _BINARY:
+        # what would round to 1024 of the next unit down is shown as 1 of this one
+        if value * 1024 >= factor * 1023.95:
             amount = f"{value / factor:.1f}".removesuffix(".0")
             return f"{amount}{unit}"
     return f"{value}B"
@@ -108,47 +133,40 @@ class Percent:
 
     def __post_init__(self) -> None:
         if not 1 <= self.hundredths <= 10000:
-            raise VgpuError(
-                ErrorCode.BAD_PERCENT,
-                f"bad share {self.hundredths / 100:g} %: it must be from 0.01 to 100",
-                "leave the share out to ask for no compute limit",
-            )
+            raise _share_out_of_range(f"{self.hundredths} hundredths of a percent")
 
     @classmethod
     def parse(cls, text: str) -> "Percent":
         """From "30", "12.5" or "12.5%"; raises VgpuError(BAD_PERCENT)."""
-        bare = text.strip().removesuffix("%").strip()
-        if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", bare):
+        bare = text.strip().removesuffix("%").rstrip()
+        if len(bare) > _MAX_TEXT or not re.fullmatch(r"[0-9]+(\.[0-9]+)?", bare):
             raise VgpuError(
                 ErrorCode.BAD_PERCENT,
-                f"bad share {text!r}: it is not a percentage",
+                f"bad share {text[:_MAX_TEXT]!r}: it is not a percentage",
                 "write it as in 30 or 12.5",
             )
-        return cls._whole(Decimal(bare) * 100, text)
+        whole, _, fraction = bare.partition(".")
+        decimals = fraction.rstrip("0")
+        if len(decimals) > 2:
+            raise _share_too_fine(text)
+        hundredths = int(whole) * 100 + int(decimals.ljust(2, "0"))
+        if not 1 <= hundredths <= 10000:
+            raise _share_out_of_range(repr(text))
+        return cls(hundredths)
 
     @classmethod
     def from_float(cls, value: float) -> "Percent":
         """From a number off the wire or a TOML file; at most two decimals, raises VgpuError."""
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             raise VgpuError(
                 ErrorCode.BAD_PERCENT, f"bad share {value}: it is not a number", "write it as in 12.5"
             )
-        return cls._whole(Decimal(repr(value)) * 100, repr(value))
-
-    @classmethod
-    def _whole(cls, hundredths: Decimal, text: str) -> "Percent":
+        if not 0 < value <= 100:
+            raise _share_out_of_range(f"{value:g}" if abs(value) < 1e300 else "beyond all figures")
+        # repr is the shortest decimal that names this double: 12.34 is meant as 12.34
+        hundredths = Decimal(repr(value)) * 100
         if hundredths != hundredths.to_integral_value():
-            raise VgpuError(
-                ErrorCode.BAD_PERCENT,
-                f"bad share {text!r}: it has more than two decimals",
-                "round it to hundredths of a percent",
-            )
-        if not 1 <= hundredths <= 10000:
-            raise VgpuError(
-                ErrorCode.BAD_PERCENT,
-                f"bad share {text!r}: it must be from 0.01 to 100",
-                "leave the share out to ask for no compute limit",
-            )
+            raise _share_too_fine(repr(value))
         return cls(int(hundredths))
 
     @property
@@ -158,6 +176,22 @@ class Percent:
 
     def __str__(self) -> str:
         return f"{self.value:g}%"
+
+
+def _share_out_of_range(shown: str) -> VgpuError:
+    return VgpuError(
+        ErrorCode.BAD_PERCENT,
+        f"bad share {shown}: it must be from 0.01 to 100",
+        "leave the share out to ask for no compute limit",
+    )
+
+
+def _share_too_fine(shown: str) -> VgpuError:
+    return VgpuError(
+        ErrorCode.BAD_PERCENT,
+        f"bad share {shown!r}: it has more than two decimals",
+        "round it to hundredths of a percent",
+    )
 
 
 WHOLE = Percent(10000)

@@ -114,10 +114,11 @@ class Slice:
 
 
 class State(StrEnum):
-    """ALLOCATING and RELEASING are intents: a crash there is undone or finished at the next start."""
+    """ALLOCATING, RESIZING and RELEASING are intents: the next start undoes the first, finishes the others."""
 
     ALLOCATING = "allocating"
     ACTIVE = "active"
+    RESIZING = "resizing"  # the slices are the new ones; the tenant may still run under the old limits
     RELEASING = "releasing"
     FAILED = "failed"  # its device or helper is gone; release it
 

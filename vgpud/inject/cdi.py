@@ -1,0 +1,127 @@
+"""CDI spec files: one transient spec for each allocation, of kind vgpud.io/vgpu.
+
+Source: the Container Device Interface specification 1.1.0 (cncf-tags/container-device-interface,
+SPEC.md): fields, the minimum version each needs, and the folders runtimes read. The lowest version
+that covers what a spec uses is written, so that the oldest runtimes take it. Files are written to
+a temporary name and renamed, so that no runtime reads half of one.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.tenancy import Allocation, DeviceNode, Mount
+
+KIND = "vgpud.io/vgpu"
+_PREFIX = "vgpud.io-vgpu_"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*[A-Za-z0-9]")
+_TOP_KEYS = {"cdiVersion", "kind", "devices"}
+_EDIT_KEYS = {"env", "deviceNodes", "mounts"}
+
+
+def spec_path(folder: Path, allocation_id: str) -> Path:
+    return folder / f"{_PREFIX}{allocation_id}.json"
+
+
+def build_spec(allocation: Allocation) -> dict[str, Any]:
+    """The spec as plain JSON data."""
+    edits = allocation.edits
+    body: dict[str, Any] = {}
+    if edits.env:
+        body["env"] = [f"{key}={value}" for key, value in edits.env]
+    if edits.device_nodes:
+        body["deviceNodes"] = [_node(node) for node in edits.device_nodes]
+    if edits.mounts:
+        body["mounts"] = [_mount(mount) for mount in edits.mounts]
+    return {
+        # a name that starts with a digit needs 0.5.0; nothing used here needs more
+        "cdiVersion": "0.5.0" if allocation.id[:1].isdigit() else "0.3.0",
+        "kind": KIND,
+        "devices": [{"name": allocation.id, "containerEdits": body}],
+    }
+
+
+def _node(node: DeviceNode) -> dict[str, Any]:
+    entry: dict[str, Any] = {"path": node.path, "permissions": node.permissions}
+    if node.major is not None and node.minor is not None:
+        entry |= {"type": "c", "major": node.major, "minor": node.minor}
+    return entry
+
+
+def _mount(mount: Mount) -> dict[str, Any]:
+    access = "ro" if mount.read_only else "rw"
+    return {
+        "hostPath": mount.host_path,
+        "containerPath": mount.container_path,
+        "options": [access, "nosuid", "nodev", "rbind"],
+    }
+
+
+def validate(spec: Mapping[str, Any]) -> None:
+    """Raises VgpuError(CDI_FAILED) where a runtime would refuse the spec."""
+    problems = [f"unknown field {key!r}" for key in spec.keys() - _TOP_KEYS]
+    if spec.get("kind") != KIND:
+        problems.append(f"kind is {spec.get('kind')!r}")
+    devices: Sequence[Mapping[str, Any]] = spec.get("devices") or ()
+    if not devices:
+        problems.append("no devices")
+    for device in devices:
+        if not _NAME.fullmatch(str(device.get("name", ""))):
+            problems.append(f"bad device name {device.get('name')!r}")
+        problems += _edit_problems(device.get("containerEdits") or {})
+    if problems:
+        raise VgpuError(
+            ErrorCode.CDI_FAILED,
+            f"the CDI spec is not valid: {'; '.join(problems)}",
+            "this is a bug in vgpud; please report it",
+        )
+
+
+def _edit_problems(edits: Mapping[str, Any]) -> list[str]:
+    problems = [f"unknown edit {key!r}" for key in edits.keys() - _EDIT_KEYS]
+    if not edits:
+        problems.append("a device without edits")
+    problems += [f"bad env {entry!r}" for entry in edits.get("env", ()) if "=" not in entry[1:]]
+    problems += [
+        f"bad device node {node!r}" for node in edits.get("deviceNodes", ()) if not node.get("path")
+    ]
+    problems += [
+        f"bad mount {mount!r}"
+        for mount in edits.get("mounts", ())
+        if not (mount.get("hostPath") and mount.get("containerPath"))
+    ]
+    return problems
+
+
+def write_spec(folder: Path, allocation: Allocation) -> Path:
+    """Writes the allocation's spec, reads it back, and checks it. Raises VgpuError(CDI_FAILED)."""
+    path = spec_path(folder, allocation.id)
+    temporary = folder / f".{path.name}.tmp"  # runtimes read *.json and *.yaml only
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(build_spec(allocation), indent=1))
+        temporary.chmod(0o644)
+        validate(json.loads(temporary.read_text()))
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise VgpuError(
+            ErrorCode.CDI_FAILED,
+            f"the CDI spec {path} cannot be written: {error.strerror}",
+            "check the folder's rights and free space, or set VGPUD_CDI_DIR",
+        ) from error
+    return path
+
+
+def remove_spec(folder: Path, allocation_id: str) -> None:
+    spec_path(folder, allocation_id).unlink(missing_ok=True)
+
+
+def list_specs(folder: Path) -> frozenset[str]:
+    """The allocation ids that have a spec in the folder."""
+    return frozenset(
+        path.name.removeprefix(_PREFIX).removesuffix(".json") for path in folder.glob(f"{_PREFIX}*.json")
+    )

@@ -1,0 +1,19 @@
+"""Edits that several modes share."""
+
+from vgpud.model.tenancy import Allocation
+from vgpud.modes.base import visible_devices
+
+
+def cuda_env(allocation: Allocation) -> tuple[tuple[str, str], ...]:
+    """The environment that shows a tenant its slices and nothing else.
+
+    Attach runs slice by slice, and a MIG device has no UUID before its own turn, so each attach
+    names the slices that are known; the last one names all. NVIDIA_VISIBLE_DEVICES=void keeps
+    NVIDIA's own container runtime from adding devices (container toolkit documentation).
+    """
+    names = [name for name in map(visible_devices, allocation.slices) if name]
+    return (
+        ("CUDA_VISIBLE_DEVICES", ",".join(names)),
+        ("NVIDIA_VISIBLE_DEVICES", "void"),
+        ("VGPU_ALLOCATION", allocation.id),
+    )

@@ -1,0 +1,53 @@
+"""What NVML says of a device's processes, for the modes that keep no meter of their own."""
+
+import asyncio
+from pathlib import Path
+
+from vgpud.hardware.gateway import Gateway
+from vgpud.model.device import Device, DeviceProcess
+from vgpud.model.tenancy import Slice
+from vgpud.model.view import SliceUse
+
+
+async def slice_processes(gateway: Gateway, part: Slice) -> tuple[DeviceProcess, ...]:
+    """The processes on the slice's device, or on its GPU instance."""
+    processes = await asyncio.to_thread(gateway.processes, part.device_uuid)
+    if part.mig is None:
+        return processes
+    return tuple(p for p in processes if p.gpu_instance_id == part.mig.gpu_instance_id)
+
+
+def pids_of(processes: tuple[DeviceProcess, ...]) -> tuple[int, ...]:
+    return tuple(sorted({p.pid for p in processes}))
+
+
+def use_of(part: Slice, processes: tuple[DeviceProcess, ...]) -> SliceUse:
+    """NVML gives each process's memory as one figure, and no peaks or refusals."""
+    return SliceUse(
+        device_uuid=part.device_uuid,
+        memory_used_bytes=sum(p.memory_bytes or 0 for p in processes),
+        memory_driver_bytes=0,
+        memory_peak_bytes=0,
+        refusals_limit=0,
+        refusals_card=0,
+        pids=pids_of(processes),
+    )
+
+
+def allocation_of(pid: int) -> str | None:
+    """The allocation a process was started in, by its environment: a label, not a proof."""
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    prefix = b"VGPU_ALLOCATION="
+    return next((e[len(prefix) :].decode(errors="replace") for e in entries if e.startswith(prefix)), None)
+
+
+async def foreign_processes(gateway: Gateway, device: Device) -> str | None:
+    """A sentence naming who uses a device that should be idle, or None."""
+    processes = await asyncio.to_thread(gateway.processes, device.uuid)
+    if not processes:
+        return None
+    pids = ", ".join(str(p.pid) for p in processes[:5])
+    return f"{len(processes)} processes outside vgpud use it (pid {pids})"

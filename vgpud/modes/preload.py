@@ -1,0 +1,128 @@
+"""Mode `preload`: a lease in shared memory, enforced by libvgpu inside the tenant.
+
+One lease serves all slices of an allocation, so each attach writes the same lease and the
+second finds it there. The arbiter registers the tenant's processes and outlives vgpud.
+"""
+
+import asyncio
+from pathlib import Path
+
+from vgpud.hardware.nodes import device_nodes
+from vgpud.lease import (
+    ArbiterClient,
+    DeviceLimits,
+    SharePolicy,
+    close_lease,
+    read_usage,
+    remove_lease,
+    update_limits,
+    write_lease,
+)
+from vgpud.model.device import Device
+from vgpud.model.tenancy import Allocation, Edits, Mode, Mount, Slice
+from vgpud.model.view import SliceUse
+from vgpud.modes.base import Paths, visible_devices
+from vgpud.modes.edits import cuda_env
+from vgpud.units import Units, UnitSpec
+
+CONTAINER_LEASE = "/run/vgpu/lease"
+CONTAINER_LIBRARY = "/run/vgpu/libvgpu.so"
+ARBITER_UNIT = "vgpud-arbiter"
+
+
+class Preload:
+    mode = Mode.PRELOAD
+
+    def __init__(self, units: Units, paths: Paths) -> None:
+        self._units = units
+        self._paths = paths
+        self._arbiter = ArbiterClient(paths.run_dir / "arbiter" / "control.sock")
+        self._starting = asyncio.Lock()
+
+    async def verify(self, device: Device) -> str | None:
+        for needed in (self._paths.libvgpu, self._paths.arbiter):
+            if not needed.exists():
+                return f"{needed} is missing, so preload limits cannot be enforced"
+        return None
+
+    async def apply(self, device: Device) -> None:
+        await self.ensure_arbiter()
+
+    async def ensure_arbiter(self) -> None:
+        """Starts the arbiter if it is not there; one for all preload devices of the node."""
+        async with self._starting:
+            if self._units.running(ARBITER_UNIT) is not None:
+                return
+            control = self._paths.run_dir / "arbiter" / "control.sock"
+            spec = UnitSpec(
+                name=ARBITER_UNIT,
+                argv=(str(self._paths.arbiter), "--run-dir", str(self._paths.run_dir), "--foreground"),
+                env={},
+                ready=self._arbiter.ready,
+                files=(control,),
+            )
+            await asyncio.to_thread(self._units.start, spec)
+
+    async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
+        owner = allocation.request.owner
+        lease = write_lease(
+            self._paths.leases, allocation.id, limits_of(allocation), uid=owner.uid, gid=owner.gid
+        )
+        await asyncio.to_thread(self._arbiter.add, allocation.id)
+        nodes = device_nodes(device, None, self._paths.host_root)
+        return part, self._edits(allocation, lease).merged(Edits(device_nodes=nodes))
+
+    def _edits(self, allocation: Allocation, lease: Path) -> Edits:
+        return Edits(
+            env=(*cuda_env(allocation), ("LD_PRELOAD", CONTAINER_LIBRARY)),
+            host_env=(("VGPU_LEASE", str(lease)), ("LD_PRELOAD", str(self._paths.libvgpu))),
+            mounts=(
+                Mount(str(lease), CONTAINER_LEASE, read_only=False),
+                # the container's root is not the node's: limits stay read-only to it too
+                Mount(str(lease / "limits"), f"{CONTAINER_LEASE}/limits"),
+                Mount(str(self._paths.libvgpu), CONTAINER_LIBRARY),
+            ),
+        )
+
+    async def resize(self, allocation: Allocation) -> None:
+        update_limits(self._paths.leases / allocation.id, limits_of(allocation))
+
+    async def detach(self, allocation: Allocation, part: Slice) -> None:
+        close_lease(self._paths.leases / allocation.id)
+        if self._units.running(ARBITER_UNIT) is not None:
+            await asyncio.to_thread(self._arbiter.remove, allocation.id)
+        remove_lease(self._paths.leases, allocation.id)
+
+    async def unapply(self, device_uuid: str) -> None:
+        """The arbiter stays: it serves every preload device, and idles at no cost."""
+
+    async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
+        usage = read_usage(self._paths.leases / allocation.id)
+        ordinal = [visible_devices(s) for s in allocation.slices].index(visible_devices(part))
+        meter = usage.device(ordinal)
+        return SliceUse(
+            device_uuid=part.device_uuid,
+            memory_used_bytes=meter.used_bytes + meter.context_bytes,
+            memory_driver_bytes=meter.context_bytes,
+            memory_peak_bytes=meter.peak_bytes,
+            refusals_limit=meter.refusals_limit,
+            refusals_card=meter.refusals_card,
+            pids=await self.tenants(allocation, part),
+        )
+
+    async def tenants(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
+        return await asyncio.to_thread(self._arbiter.list, allocation.id)
+
+
+def limits_of(allocation: Allocation) -> tuple[DeviceLimits, ...]:
+    """The lease's view of an allocation: one entry a slice, in order."""
+    return tuple(
+        DeviceLimits(
+            uuid=visible_devices(part),
+            memory_bytes=part.memory_bytes,
+            share_hundredths=part.share.hundredths if part.share else 10000,
+            share_policy=SharePolicy.HARD if part.share else SharePolicy.NONE,
+            priority=0,
+        )
+        for part in allocation.slices
+    )

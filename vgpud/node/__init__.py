@@ -1,0 +1,1 @@
+"""The one writer: request, choice, intent, effect, commit."""

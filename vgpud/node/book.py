@@ -1,0 +1,109 @@
+"""What is held right now, in memory: the ledger's mirror, with each device's use kept up to date.
+
+Only the event loop's thread touches it. A request is booked at the moment it is decided, before
+anything is awaited, so that no other request can be promised the same room.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.tenancy import Allocation, Lifetime, Request, Slice, State
+from vgpud.planner.use import EMPTY, DeviceUse
+
+
+class Book:
+    def __init__(self) -> None:
+        self._by_id: dict[str, Allocation] = {}
+        self._by_request: dict[str, str] = {}
+        self._use: dict[str, DeviceUse] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Allocation]:
+        return iter(self._by_id.values())
+
+    def __contains__(self, allocation_id: str) -> bool:
+        return allocation_id in self._by_id
+
+    @property
+    def use(self) -> Mapping[str, DeviceUse]:
+        """By device uuid; a device that is missing here holds nothing."""
+        return self._use
+
+    def use_of(self, device_uuid: str) -> DeviceUse:
+        return self._use.get(device_uuid, EMPTY)
+
+    def add(self, allocation: Allocation) -> None:
+        self._by_id[allocation.id] = allocation
+        self._by_request[allocation.request.id] = allocation.id
+        for part in allocation.slices:
+            self._use[part.device_uuid] = self.use_of(part.device_uuid).with_slice(part)
+
+    def remove(self, allocation_id: str) -> None:
+        allocation = self._by_id.pop(allocation_id, None)
+        if allocation is None:
+            return
+        self._by_request.pop(allocation.request.id, None)
+        for part in allocation.slices:
+            left = self.use_of(part.device_uuid).without_slice(part)
+            if left.count:
+                self._use[part.device_uuid] = left
+            else:
+                self._use.pop(part.device_uuid, None)
+
+    def replace(self, allocation: Allocation) -> None:
+        """The same allocation, changed."""
+        previous = self._by_id[allocation.id]
+        if previous.slices == allocation.slices:
+            self._by_id[allocation.id] = allocation
+            return
+        self.remove(allocation.id)
+        self.add(allocation)
+
+    def get(self, allocation_id: str) -> Allocation:
+        """Raises VgpuError(NO_SUCH_ALLOCATION)."""
+        found = self._by_id.get(allocation_id)
+        if found is None:
+            raise VgpuError(
+                ErrorCode.NO_SUCH_ALLOCATION,
+                f"no allocation {allocation_id!r} among the {len(self._by_id)} on this node",
+                "see 'vgpuctl ls'",
+            )
+        return found
+
+    def by_request(self, request: Request) -> Allocation | None:
+        """The allocation that this request already has.
+
+        Raises VgpuError(REQUEST_ID_REUSED) if the id was used for another request.
+        """
+        found = self._by_request.get(request.id)
+        if found is None:
+            return None
+        allocation = self._by_id[found]
+        check_same_request(allocation.request, request)
+        return allocation
+
+    def slices_on(self, device_uuid: str) -> tuple[Slice, ...]:
+        """Those that stay: what is being released no longer counts."""
+        staying = (a for a in self._by_id.values() if a.state is not State.RELEASING)
+        return tuple(p for a in staying for p in a.slices if p.device_uuid == device_uuid)
+
+
+def check_same_request(first: Request, second: Request) -> None:
+    """Alike in all that was asked for; the process that carried the call may differ.
+
+    Raises VgpuError(REQUEST_ID_REUSED).
+    """
+
+    def body(request: Request) -> Request:
+        bound = Lifetime(pid=1) if request.lifetime.pid else Lifetime()
+        return replace(request, lifetime=bound)
+
+    if body(first) != body(second):
+        raise VgpuError(
+            ErrorCode.REQUEST_ID_REUSED,
+            f"request id {second.id!r} was used before for a different request",
+            "use a new request id, or repeat the first request unchanged",
+        )

@@ -1,0 +1,125 @@
+"""Runs the steps of a plan, one after the other, each idempotent.
+
+`after(point)` is called when a step is done: tests cut the daemon there, and it must converge at
+its next start wherever that was.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from vgpud.inject import cdi
+from vgpud.ledger import Ledger
+from vgpud.model.event import Event, EventKind
+from vgpud.model.plan import Step, StepKind
+from vgpud.model.tenancy import Allocation, Mode, Slice, State
+from vgpud.modes.base import Effector
+from vgpud.node.book import Book
+from vgpud.node.inventory import Inventory
+from vgpud.node.transitions import Transitions
+
+FaultHook = Callable[[str], None]
+
+
+class Executor:
+    def __init__(  # noqa: PLR0913 - one place wires the whole middle together
+        self,
+        book: Book,
+        ledger: Ledger,
+        inventory: Inventory,
+        transitions: Transitions,
+        effectors: Mapping[Mode, Effector],
+        cdi_dir: Path,
+        fault: FaultHook,
+    ) -> None:
+        self._book = book
+        self._ledger = ledger
+        self._inventory = inventory
+        self._transitions = transitions
+        self._effectors = effectors
+        self._cdi_dir = cdi_dir
+        self._fault = fault
+
+    async def run(self, verb: str, allocation: Allocation, steps: Sequence[Step]) -> tuple[Allocation, Event | None]:
+        """All steps in order; answers the allocation as it is then, and the last event written."""
+        event: Event | None = None
+        for step in steps:
+            allocation, written = await self._step(allocation, step)
+            event = written or event
+            self._fault(f"{verb}.{step.fault_point}")
+        return allocation, event
+
+    async def _step(self, allocation: Allocation, step: Step) -> tuple[Allocation, Event | None]:
+        match step.kind:
+            case StepKind.RECORD_INTENT:
+                await self._ledger.intent(allocation)
+            case StepKind.APPLY_MODE | StepKind.UNAPPLY_MODE:
+                await self._change_mode(step)
+            case StepKind.ATTACH:
+                return await self._attach(allocation, _part(allocation, step)), None
+            case StepKind.DETACH:
+                await self._detach(allocation, _part(allocation, step))
+            case StepKind.WRITE_SPEC:
+                cdi.write_spec(self._cdi_dir, allocation)
+            case StepKind.REMOVE_SPEC:
+                cdi.remove_spec(self._cdi_dir, allocation.id)
+            case StepKind.COMMIT:
+                return await self._commit(allocation)
+            case StepKind.FORGET:
+                return allocation, await self._forget(allocation)
+        return allocation, None
+
+    async def _change_mode(self, step: Step) -> None:
+        assert step.mode is not None
+        if step.kind is StepKind.APPLY_MODE:
+            await self._transitions.ensure(step.device_uuid, step.mode)
+        else:
+            await self._transitions.release(step.device_uuid, step.mode)
+
+    async def _attach(self, allocation: Allocation, part: Slice) -> Allocation:
+        await self._transitions.ensure(part.device_uuid, part.mode)
+        device = self._inventory.device(part.device_uuid)
+        done, edits = await self._effectors[part.mode].attach(allocation, part, device)
+        attached = replace(
+            allocation,
+            slices=tuple(done if s is part else s for s in allocation.slices),
+            edits=allocation.edits.merged(edits),
+        )
+        self._book.replace(attached)
+        if part.mode is Mode.MIG:
+            await self._inventory.refresh()
+        return attached
+
+    async def _detach(self, allocation: Allocation, part: Slice) -> None:
+        await self._effectors[part.mode].detach(allocation, part)
+        if part.mode is Mode.MIG:
+            await self._inventory.refresh()
+
+    async def _commit(self, allocation: Allocation) -> tuple[Allocation, Event]:
+        sentence = f"{describe(allocation)} for uid {allocation.request.owner.uid}"
+        kind = (
+            EventKind.ALLOCATION_RESIZED
+            if allocation.state is State.RESIZING
+            else EventKind.ALLOCATION_ACTIVE
+        )
+        active, event = await self._ledger.commit(replace(allocation, state=State.ACTIVE), kind, sentence)
+        self._book.replace(active)
+        return active, event
+
+    async def _forget(self, allocation: Allocation) -> Event | None:
+        """An intent that never became active leaves without a word to watchers."""
+        kind = EventKind.ALLOCATION_RELEASED if allocation.revision else None
+        event = await self._ledger.forget(allocation.id, kind, describe(allocation))
+        self._book.remove(allocation.id)
+        return event
+
+
+def _part(allocation: Allocation, step: Step) -> Slice:
+    assert step.slice_ordinal is not None
+    return allocation.slices[step.slice_ordinal]
+
+
+def describe(allocation: Allocation) -> str:
+    """One sentence for events and logs."""
+    parts = ", ".join(f"{s.mode.value} on {s.device_uuid}" for s in allocation.slices)
+    return f"allocation {allocation.id}: {parts}"

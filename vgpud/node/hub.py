@@ -1,0 +1,70 @@
+"""Hands events to watchers in revision order, each from where it left off."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.event import Event
+from vgpud.model.tenancy import Allocation
+
+Item = tuple[Event, Allocation | None]
+_QUEUE = 4096
+
+
+class Hub:
+    """`history(after)` answers the events kept in the ledger, oldest first, or raises BAD_REVISION."""
+
+    def __init__(self, history: Callable[[int], Awaitable[tuple[Event, ...]]]) -> None:
+        self._history = history
+        self._watchers: set[asyncio.Queue[Item | None]] = set()
+        self._recent: deque[Item] = deque(maxlen=_QUEUE)
+
+    def publish(self, event: Event, allocation: Allocation | None = None) -> None:
+        item = (event, allocation)
+        self._recent.append(item)
+        for queue in tuple(self._watchers):
+            if queue.full():  # a watcher that does not read: it comes back by revision
+                self._watchers.discard(queue)
+                queue.get_nowait()
+                queue.put_nowait(None)
+            else:
+                queue.put_nowait(item)
+
+    def close(self) -> None:
+        """Ends every watch."""
+        for queue in self._watchers:
+            if not queue.full():
+                queue.put_nowait(None)
+        self._watchers.clear()
+
+    async def subscribe(self, after_revision: int | None) -> AsyncIterator[Item]:
+        """Events above `after_revision` (none: from now on), then live ones, without gap or repeat.
+
+        Raises VgpuError(BAD_REVISION) if that revision is no longer kept or not yet reached, and
+        VgpuError(STOPPING) when the daemon stops or this watcher fell too far behind.
+        """
+        queue: asyncio.Queue[Item | None] = asyncio.Queue(_QUEUE)
+        self._watchers.add(queue)
+        seen = -1
+        try:
+            if after_revision is not None:
+                for event in await self._history(after_revision):
+                    seen = event.revision
+                    yield event, self._allocation_at(event)
+            while True:
+                item = await queue.get()
+                if item is None:
+                    raise VgpuError(
+                        ErrorCode.STOPPING,
+                        "the watch has ended: vgpud is stopping or the watcher fell behind",
+                        "watch again from the last revision seen",
+                    )
+                if item[0].revision > seen:
+                    seen = item[0].revision
+                    yield item
+        finally:
+            self._watchers.discard(queue)
+
+    def _allocation_at(self, event: Event) -> Allocation | None:
+        return next((a for e, a in self._recent if e.revision == event.revision), None)

@@ -1,0 +1,62 @@
+"""The last snapshot of the hardware, refreshed when something may have changed, never by polling."""
+
+import asyncio
+import time
+
+from vgpud.hardware.gateway import Gateway
+from vgpud.model.device import Device, Node
+from vgpud.model.errors import ErrorCode, VgpuError
+
+
+class Inventory:
+    """A missing driver or NVML is a state, not a crash: the daemon serves, with no devices and the reason."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._node = Node()
+        self._error: VgpuError | None = None
+        self._taken = float("-inf")  # monotonic seconds
+        self._running: asyncio.Task[None] | None = None
+
+    @property
+    def node(self) -> Node:
+        return self._node
+
+    @property
+    def error(self) -> VgpuError | None:
+        """Why the last snapshot failed, if it did; `node` is then the last good one's devices, marked."""
+        return self._error
+
+    def device(self, uuid: str) -> Device:
+        """Raises VgpuError(NO_SUCH_DEVICE)."""
+        found = self._node.device(uuid)
+        if found is None:
+            raise VgpuError(
+                ErrorCode.NO_SUCH_DEVICE,
+                f"no device {uuid} among the {len(self._node.devices)} of this node",
+                "see 'vgpuctl devices'",
+            )
+        return found
+
+    async def refresh(self, max_age_seconds: float = 0.0) -> None:
+        """A snapshot no older than that; concurrent callers share one."""
+        if time.monotonic() - self._taken <= max_age_seconds:
+            return
+        if self._running is not None and max_age_seconds > 0:
+            await asyncio.shield(self._running)
+            return
+        if self._running is not None:  # it may have begun before the change the caller knows of
+            await asyncio.shield(self._running)
+        self._running = asyncio.ensure_future(self._take())
+        try:
+            await asyncio.shield(self._running)
+        finally:
+            self._running = None
+
+    async def _take(self) -> None:
+        try:
+            self._node = await asyncio.to_thread(self._gateway.snapshot)
+            self._error = None
+        except VgpuError as error:
+            self._error = error
+        self._taken = time.monotonic()

@@ -1,0 +1,375 @@
+"""The keeper: the one writer behind every door.
+
+Allocate decides and books in one turn of the event loop, writes the intent durably, makes it real,
+and commits. What fails on the way is undone; what is cut by a crash converges at the next start
+(recover.py). Errors are VgpuError throughout.
+"""
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from vgpud.ledger import Ledger
+from vgpud.model.caller import Caller
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.event import Event, EventKind
+from vgpud.model.plan import Step
+from vgpud.model.quantity import Percent
+from vgpud.model.tenancy import Allocation, Decision, Mode, Request, State
+from vgpud.model.view import DeviceView, NodeDescription, ReloadReport, SliceUse
+from vgpud.modes.base import Effector
+from vgpud.node.book import Book, check_same_request
+from vgpud.node.execute import Executor, FaultHook
+from vgpud.node.hub import Hub
+from vgpud.node.inventory import Inventory
+from vgpud.node.lifetimes import Lifetimes
+from vgpud.node.policies import reload_report
+from vgpud.node.transitions import Transitions
+from vgpud.planner.choose import choose
+from vgpud.planner.resize import resize_slices
+from vgpud.planner.steps import allocate_steps, release_steps
+from vgpud.policy.load import LoadedPolicy
+
+log = structlog.get_logger(__name__)
+
+_RELEASED_REMEMBERED = 10_000
+_SNAPSHOT_SECONDS = 1.0  # listings may be this old
+_RETRY_SECONDS = 1.0  # while a dead tenant's children still run
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the keeper works with; `load_policy` reads the files anew."""
+
+    ledger: Ledger
+    inventory: Inventory
+    book: Book
+    transitions: Transitions
+    effectors: Mapping[Mode, Effector]
+    cdi_dir: Path
+    load_policy: Callable[[], LoadedPolicy]
+    fault: FaultHook
+
+
+class NodeKeeper:
+    def __init__(self, parts: Parts, policy: LoadedPolicy) -> None:
+        self._parts = parts
+        self._book = parts.book
+        self._ledger = parts.ledger
+        self._inventory = parts.inventory
+        self._policy = policy
+        self._executor = Executor(
+            parts.book,
+            parts.ledger,
+            parts.inventory,
+            parts.transitions,
+            parts.effectors,
+            parts.cdi_dir,
+            parts.fault,
+        )
+        self.hub = Hub(parts.ledger.events_after)
+        self.lifetimes = Lifetimes(self._lifetime_ended)
+        self._allocating: dict[str, tuple[Request, asyncio.Task[Allocation]]] = {}
+        self._releasing: dict[str, asyncio.Task[None]] = {}
+        self._released: deque[str] = deque(maxlen=_RELEASED_REMEMBERED)
+        self._background: set[asyncio.Task[None]] = set()
+        self._started = time.monotonic()
+
+    # --- allocate
+
+    async def allocate(self, request: Request) -> Allocation:
+        """Idempotent by request id; runs on to its end even if the caller goes away."""
+        under_way = self._allocating.get(request.id)
+        if under_way is not None:
+            first, task = under_way
+            check_same_request(first, request)
+            return await asyncio.shield(task)
+        existing = self._book.by_request(request)
+        if existing is not None:
+            return _settled(existing)
+        task = asyncio.ensure_future(self._allocate(request))
+        self._allocating[request.id] = request, task
+        task.add_done_callback(lambda _: self._allocating.pop(request.id, None))
+        return await asyncio.shield(task)
+
+    async def _allocate(self, request: Request) -> Allocation:
+        decision, steps = self.plan(request)
+        if decision.refusal is not None:
+            log.info("refused", request=request.id, uid=request.owner.uid, why=str(decision.refusal))
+            raise decision.refusal
+        allocation = Allocation(
+            id=secrets.token_hex(6),
+            request=request,
+            state=State.ALLOCATING,
+            slices=decision.slices,
+            reasons=decision.reasons,
+            created_unix_ns=time.time_ns(),
+        )
+        self._book.add(allocation)
+        try:
+            allocation, event = await self._executor.run("allocate", allocation, steps)
+        except BaseException:
+            await asyncio.shield(self._undo(allocation.id))
+            raise
+        self.lifetimes.watch(allocation.id, request.lifetime)
+        if event is not None:
+            self.hub.publish(event, allocation)
+        log.info("allocated", allocation=allocation.id, uid=request.owner.uid, request=request.id)
+        return allocation
+
+    async def _undo(self, allocation_id: str) -> None:
+        """Leaves nothing of an allocation that failed half-way; what cannot be undone now is retried."""
+        allocation = replace(self._book.get(allocation_id), state=State.RELEASING)
+        self._book.replace(allocation)
+        try:
+            await self._dismantle(allocation)
+        except VgpuError as error:
+            log.warning("undo failed, will retry", allocation=allocation_id, why=str(error))
+            self._spawn(self._release_when_possible(allocation_id))
+
+    def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]:
+        """What Allocate would do now; changes nothing."""
+        if self._inventory.error is not None and not self._inventory.node.devices:
+            return Decision(refusal=self._inventory.error), ()
+        decision = choose(request, self._inventory.node, self._policy.policy, self._book.use)
+        if decision.refusal is not None:
+            return decision, ()
+        return decision, allocate_steps(decision.slices, self._book.use)
+
+    # --- release
+
+    async def release(self, allocation_id: str, caller: Caller, force: bool) -> bool:
+        """True if it was gone already. Raises VgpuError: NOT_OWNER, TENANT_ALIVE, NO_SUCH_ALLOCATION."""
+        if allocation_id not in self._book and allocation_id in self._released:
+            return True
+        allocation = self._book.get(allocation_id)
+        _check_owner(allocation, caller)
+        await self._release(allocation, force)
+        return False
+
+    async def _release(self, allocation: Allocation, force: bool) -> None:
+        if allocation.state is State.ALLOCATING:
+            raise VgpuError(
+                ErrorCode.ALLOCATION_BUSY,
+                f"allocation {allocation.id} is still being made",
+                "try again in a moment",
+            )
+        running = self._releasing.get(allocation.id)
+        if running is None:
+            if not force:
+                await self._check_tenants_gone(allocation)
+            running = self._releasing.get(allocation.id)
+        if running is None:
+            releasing = replace(self._book.get(allocation.id), state=State.RELEASING)
+            self._book.replace(releasing)
+            running = asyncio.ensure_future(self._dismantle(releasing))
+            self._releasing[allocation.id] = running
+            running.add_done_callback(lambda _: self._releasing.pop(allocation.id, None))
+        await asyncio.shield(running)
+
+    async def _check_tenants_gone(self, allocation: Allocation) -> None:
+        for part in allocation.slices:
+            pids = await self._parts.effectors[part.mode].tenants(allocation, part)
+            if pids:
+                named = ", ".join(str(pid) for pid in pids[:8])
+                raise VgpuError(
+                    ErrorCode.TENANT_ALIVE,
+                    f"{len(pids)} processes still run in allocation {allocation.id} (pid {named})",
+                    "end them first, or release with --force: their limits then drop to nothing new",
+                )
+
+    async def _dismantle(self, allocation: Allocation) -> None:
+        steps = release_steps(allocation, self._book.use)
+        _, event = await self._executor.run("release", allocation, steps)
+        self.lifetimes.forget(allocation.id)
+        self._released.append(allocation.id)
+        if event is not None:
+            self.hub.publish(event, allocation)
+        log.info("released", allocation=allocation.id, uid=allocation.request.owner.uid)
+
+    def _lifetime_ended(self, allocation_id: str) -> None:
+        if allocation_id in self._book:
+            self._spawn(self._release_when_possible(allocation_id))
+
+    async def _release_when_possible(self, allocation_id: str) -> None:
+        """For an allocation nobody will release: as soon as the processes left in it have ended."""
+        while allocation_id in self._book:
+            try:
+                await self._release(self._book.get(allocation_id), force=False)
+            except VgpuError as error:
+                log.debug("release must wait", allocation=allocation_id, why=str(error))
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    # --- resize
+
+    async def resize(
+        self, allocation_id: str, caller: Caller, memory_bytes: int | None, share: Percent | None
+    ) -> Allocation:
+        """Changes the limits of a running tenant; all slices get the same."""
+        allocation = self._book.get(allocation_id)
+        _check_owner(allocation, caller)
+        allocation = _settled(allocation)
+        slices = resize_slices(
+            allocation, memory_bytes, share, self._inventory.node, self._policy.policy, self._book.use
+        )
+        if slices == allocation.slices:
+            return allocation
+        changed = replace(allocation, slices=slices, state=State.RESIZING)
+        self._book.replace(changed)
+        try:
+            await self._ledger.intent(changed)
+            self._parts.fault("resize.record-intent")
+        except VgpuError:
+            self._book.replace(allocation)
+            raise
+        return await asyncio.shield(self.finish_resize(changed))
+
+    async def finish_resize(self, changed: Allocation) -> Allocation:
+        """Puts recorded new limits in force; also what a start does that finds them recorded."""
+        await self._parts.effectors[changed.slices[0].mode].resize(changed)
+        self._parts.fault("resize.apply")
+        sentence = f"allocation {changed.id}: resized"
+        active, event = await self._ledger.commit(
+            replace(changed, state=State.ACTIVE), EventKind.ALLOCATION_RESIZED, sentence
+        )
+        self._book.replace(active)
+        self.hub.publish(event, active)
+        return active
+
+    # --- reading
+
+    def get(self, allocation_id: str) -> Allocation:
+        return self._book.get(allocation_id)
+
+    def list(self) -> tuple[tuple[Allocation, ...], int]:
+        return tuple(self._book), self._ledger.revision
+
+    async def slice_use(self, allocation: Allocation) -> tuple[SliceUse, ...]:
+        """Empty entries where a slice cannot be read: a listing never fails for one lost device."""
+        found = []
+        for part in allocation.slices:
+            try:
+                device = self._inventory.device(part.device_uuid)
+                found.append(await self._parts.effectors[part.mode].use(allocation, part, device))
+            except VgpuError as error:
+                log.debug("no usage", allocation=allocation.id, why=str(error))
+                found.append(SliceUse(part.device_uuid, 0, 0, 0, 0, 0, ()))
+        return tuple(found)
+
+    async def devices(self) -> tuple[tuple[DeviceView, ...], int]:
+        await self._inventory.refresh(_SNAPSHOT_SECONDS)
+        if self._inventory.error is not None and not self._inventory.node.devices:
+            raise self._inventory.error
+        views = []
+        for device in self._inventory.node.devices:
+            use = self._book.use_of(device.uuid)
+            views.append(
+                DeviceView(
+                    device=device,
+                    policy_mode=self._policy.policy.rule_for(device).mode,
+                    mode=use.mode,
+                    memory_allocated_bytes=use.memory_bytes,
+                    share_allocated_hundredths=use.share_hundredths,
+                    allocation_count=use.count,
+                )
+            )
+        return tuple(views), self._ledger.revision
+
+    def describe(self) -> NodeDescription:
+        error = self._inventory.error
+        devices = self._inventory.node.devices
+        simulated = ", simulated" if self._inventory.node.simulated else ""
+        return NodeDescription(
+            node=self._inventory.node,
+            allocation_count=len(self._book),
+            revision=self._ledger.revision,
+            policy_digest=self._policy.digest,
+            status=f"{len(devices)} devices{simulated}, {len(self._book)} allocations, "
+            f"policy {self._policy.digest[:8]}",
+            uptime_seconds=time.monotonic() - self._started,
+            hardware_error=str(error) if error is not None else "",
+        )
+
+    def subscribe(self, after_revision: int | None) -> AsyncIterator[tuple[Event, Allocation | None]]:
+        return self.hub.subscribe(after_revision)
+
+    # --- policy
+
+    def policy(self) -> LoadedPolicy:
+        return self._policy
+
+    async def reload_policy(self, dry_run: bool) -> ReloadReport:
+        """All or nothing: raises VgpuError(BAD_POLICY) and keeps the old policy if the files are wrong."""
+        fresh = await asyncio.to_thread(self._parts.load_policy)
+        report = reload_report(self._policy, fresh, self._inventory.node, self._book.use)
+        if dry_run or not report.changed:
+            return report
+        self._policy = fresh
+        event = await self._ledger.event(
+            EventKind.POLICY_RELOADED, fresh.digest, f"policy {fresh.digest[:8]} is in force"
+        )
+        self.hub.publish(event)
+        log.info("policy reloaded", digest=fresh.digest, done=report.done, waiting=report.waiting)
+        return report
+
+    # --- what happens to devices
+
+    async def fail_allocations(self, device_uuid: str, sentence: str) -> None:
+        """Marks what is held on a device that is gone; its owners release it."""
+        for allocation in tuple(self._book):
+            on_device = any(part.device_uuid == device_uuid for part in allocation.slices)
+            if not on_device or allocation.state is not State.ACTIVE:
+                continue
+            failed, event = await self._ledger.commit(
+                replace(allocation, state=State.FAILED, failure=sentence),
+                EventKind.ALLOCATION_FAILED,
+                f"allocation {allocation.id}: {sentence}",
+            )
+            self._book.replace(failed)
+            self.hub.publish(event, failed)
+            log.warning("allocation failed", allocation=allocation.id, device=device_uuid, why=sentence)
+
+    # --- the end
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def close(self) -> None:
+        """Waits for allocations and releases under way; tenants stay as they are."""
+        under_way = [*(task for _, task in self._allocating.values()), *self._releasing.values()]
+        await asyncio.gather(*under_way, return_exceptions=True)
+        for task in self._background:
+            task.cancel()
+        self.lifetimes.close()
+        self.hub.close()
+
+
+def _check_owner(allocation: Allocation, caller: Caller) -> None:
+    if not caller.may_touch(allocation.request.owner.uid):
+        raise VgpuError(
+            ErrorCode.NOT_OWNER,
+            f"allocation {allocation.id} belongs to uid {allocation.request.owner.uid}, "
+            f"and the caller is uid {caller.uid}",
+            "ask its owner, or root by the admin socket",
+        )
+
+
+def _settled(allocation: Allocation) -> Allocation:
+    if allocation.state in (State.ACTIVE, State.FAILED):
+        return allocation
+    raise VgpuError(
+        ErrorCode.ALLOCATION_BUSY,
+        f"allocation {allocation.id} is {allocation.state.value} at this moment",
+        "try again in a moment",
+    )
+
+

@@ -1,0 +1,68 @@
+"""Puts devices into modes and out of them, one change at a time on each device."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.tenancy import Mode
+from vgpud.modes.base import Effector
+from vgpud.node.inventory import Inventory
+
+
+class Transitions:
+    """`in_use(device_uuid)` says whether any allocation that stays is on the device."""
+
+    def __init__(
+        self,
+        effectors: Mapping[Mode, Effector],
+        inventory: Inventory,
+        in_use: Callable[[str], bool],
+    ) -> None:
+        self._effectors = effectors
+        self._inventory = inventory
+        self._in_use = in_use
+        self._applied: dict[str, Mode] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    def _lock(self, device_uuid: str) -> asyncio.Lock:
+        return self._locks.setdefault(device_uuid, asyncio.Lock())
+
+    async def ensure(self, device_uuid: str, mode: Mode) -> None:
+        """The device is in the mode when this returns. Raises VgpuError(DEVICE_IN_USE) if it cannot be."""
+        if self._applied.get(device_uuid) is mode:
+            return
+        async with self._lock(device_uuid):
+            if self._applied.get(device_uuid) is mode:
+                return
+            effector = self._effectors[mode]
+            device = self._inventory.device(device_uuid)
+            obstacle = await effector.verify(device)
+            if obstacle is not None:
+                await self._inventory.refresh()
+                raise VgpuError(
+                    ErrorCode.DEVICE_IN_USE,
+                    f"device {device.index} cannot serve in mode {mode.value}: {obstacle}",
+                    "see 'vgpuctl devices' for what runs on it, or name another device",
+                )
+            await effector.apply(device)
+            self._applied[device_uuid] = mode
+            if mode is Mode.MIG:
+                await self._inventory.refresh()
+
+    async def release(self, device_uuid: str, mode: Mode) -> None:
+        """Takes the device out of the mode, unless an allocation is still, or again, on it."""
+        async with self._lock(device_uuid):
+            if self._in_use(device_uuid):
+                return
+            self._applied.pop(device_uuid, None)
+            await self._effectors[mode].unapply(device_uuid)
+            if mode is Mode.MIG:
+                await self._inventory.refresh()
+
+    def assume(self, device_uuid: str, mode: Mode) -> None:
+        """At start: the device is found to be in this mode already."""
+        self._applied[device_uuid] = mode
+
+    def lost(self, device_uuid: str) -> None:
+        """What kept the device in its mode is gone (its helper died): the next ensure applies anew."""
+        self._applied.pop(device_uuid, None)

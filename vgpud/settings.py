@@ -1,0 +1,61 @@
+"""The daemon's own knobs, from VGPUD_* environment variables; never policy, which is in TOML files."""
+
+import logging
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.policy.load import PolicyPaths
+
+_INSTALLED_LIBRARIES = Path("/usr/lib/vgpud")
+
+
+class Settings(BaseSettings):
+    """Defaults suit a packaged install; a test or a laptop points the folders elsewhere."""
+
+    model_config = SettingsConfigDict(env_prefix="VGPUD_", frozen=True)
+
+    run_dir: Path = Field(Path("/run/vgpud"), description="sockets, leases, helpers; lost at reboot")
+    state_dir: Path = Field(Path("/var/lib/vgpud"), description="the ledger; must survive a reboot")
+    config: Path = Field(Path("/etc/vgpud/vgpud.toml"), description="the main policy file")
+    cdi_dir: Path = Field(Path("/var/run/cdi"), description="where CDI specs of allocations go")
+    host_root: Path = Field(Path("/"), description="root below which /dev and /proc of the driver are read")
+    lib_dir: Path = Field(_INSTALLED_LIBRARIES, description="holds libvgpu.so and vgpu-arbiter")
+    group: str = Field("vgpu", description="group that may allocate; empty: the daemon's own group")
+    log_level: str = Field("info", description="debug, info, warning or error")
+    nvml_deadline_seconds: float = Field(10.0, gt=0, description="a single NVML call may take this long")
+    mps_control: str = Field("nvidia-cuda-mps-control", description="NVIDIA's MPS control daemon")
+    fault_point: str = Field("", description="tests only: the daemon kills itself after this step")
+
+    def policy_paths(self) -> PolicyPaths:
+        return PolicyPaths(
+            main=self.config,
+            vendor_dir=_INSTALLED_LIBRARIES / "conf.d",
+            run_dir=self.run_dir / "conf.d",
+            admin_dir=self.config.parent / "conf.d",
+        )
+
+    @property
+    def level(self) -> int:
+        """As the logging module counts; raises VgpuError(BAD_SETTING)."""
+        number = logging.getLevelNamesMapping().get(self.log_level.upper())
+        if number is None:
+            raise VgpuError(
+                ErrorCode.BAD_SETTING,
+                f"VGPUD_LOG_LEVEL is {self.log_level!r}",
+                "use debug, info, warning or error",
+            )
+        return number
+
+
+def load_settings() -> Settings:
+    """Raises VgpuError(BAD_SETTING) naming every wrong variable."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        wrong = [f"VGPUD_{str(e['loc'][0]).upper()}: {e['msg'].lower()}" for e in error.errors()]
+        raise VgpuError(
+            ErrorCode.BAD_SETTING, f"bad setting {wrong[0]}", "correct the variable", tuple(wrong)
+        ) from None
