@@ -1,0 +1,102 @@
+"""Which devices, and in which mode, serve a request: pure, with a reason for every device."""
+
+from collections.abc import Mapping
+
+from vgpud.model.device import Node
+from vgpud.model.errors import VgpuError
+from vgpud.model.tenancy import Decision, Reason, Request
+from vgpud.planner.judge import judge
+from vgpud.planner.locality import nearest
+from vgpud.planner.refuse import refuse
+from vgpud.planner.select import selector_error, selects
+from vgpud.planner.terms import all_terms
+from vgpud.planner.use import EMPTY, DeviceUse
+from vgpud.planner.verdict import Fit, Seat, Unfit, Verdict
+from vgpud.planner.wanted import FIRST_CUT, ModeAbilities, Wanted, wanted
+from vgpud.planner.words import listed
+from vgpud.policy.model import Policy
+
+
+def choose(
+    request: Request,
+    node: Node,
+    policy: Policy,
+    use: Mapping[str, DeviceUse],
+    abilities: ModeAbilities = FIRST_CUT,
+) -> Decision:
+    """Slices on `request.count` distinct devices, all in one mode; or a refusal. Raises nothing.
+
+    `use` is what is allocated on each device, by uuid; a device that is not in it holds nothing.
+    The same arguments always give the same decision. Reasons are in the order of `node.devices`.
+    """
+    try:
+        want = wanted(request, abilities)
+    except VgpuError as bad:
+        return _refused_unseen(node, bad)
+    selected = tuple(device for device in node.devices if selects(request.selector, device))
+    error = selector_error(request.selector, node, selected)
+    if error is not None:
+        return _refused_unseen(node, error)
+    spread = policy.planner.strategy == "spread"
+    terms = all_terms(policy, node)
+    verdicts = {
+        device.uuid: judge(Seat(device, terms[device.uuid], use.get(device.uuid, EMPTY)), want, spread)
+        for device in selected
+    }
+    taken = _take(node, want, tuple(verdicts.values()))
+    outdone = _outdone(want, taken)
+    uuids = {fit.device.uuid for fit in taken}
+    reasons = tuple(
+        _reason(device.uuid, verdicts.get(device.uuid), device.uuid in uuids, outdone)
+        for device in node.devices
+    )
+    if taken:
+        return Decision(slices=tuple(fit.piece for fit in taken), reasons=reasons)
+    return Decision(reasons=reasons, refusal=refuse(want, tuple(verdicts.values()), _details(node, reasons)))
+
+
+def _take(node: Node, want: Wanted, verdicts: tuple[Verdict, ...]) -> tuple[Fit, ...]:
+    """In the best mode in which enough devices fit, the best of them; nothing if there is none."""
+    fits = [verdict for verdict in verdicts if isinstance(verdict, Fit)]
+    for mode in want.modes:
+        alike = [fit for fit in fits if fit.mode is mode]
+        if len(alike) >= want.count:
+            alike.sort(key=_order)
+            return nearest(node, alike, want.count)
+    return ()
+
+
+def _order(fit: Fit) -> tuple[tuple[int, ...], int, str]:
+    return fit.rank, fit.device.index, fit.device.uuid
+
+
+def _outdone(want: Wanted, taken: tuple[Fit, ...]) -> str:
+    """What a device that fits, and was not taken, is told."""
+    if not taken:
+        return f"{want.count} devices in one mode were asked and too few fit"
+    indices = sorted(fit.device.index for fit in taken)
+    if len(indices) == 1:
+        return f"device {indices[0]} in mode {taken[0].mode} fits better"
+    numbers = listed(tuple(str(index) for index in indices))
+    return f"devices {numbers} in mode {taken[0].mode} lie nearer to each other or fit better"
+
+
+def _reason(uuid: str, verdict: Verdict | None, taken: bool, outdone: str) -> Reason:
+    if verdict is None:
+        return Reason(uuid, False, None, "the request's selector leaves it out")
+    if taken or isinstance(verdict, Unfit):
+        return Reason(uuid, taken, verdict.mode, verdict.sentence)
+    return Reason(uuid, False, verdict.mode, f"it fits ({verdict.sentence}), but {outdone}")
+
+
+def _details(node: Node, reasons: tuple[Reason, ...]) -> tuple[str, ...]:
+    return tuple(
+        f"device {device.index} ({device.uuid}): {reason.sentence}"
+        for device, reason in zip(node.devices, reasons, strict=True)
+    )
+
+
+def _refused_unseen(node: Node, error: VgpuError) -> Decision:
+    """For a request that names no device of this node, or that no device could be judged by."""
+    reasons = tuple(Reason(device.uuid, False, None, error.sentence) for device in node.devices)
+    return Decision(reasons=reasons, refusal=error)

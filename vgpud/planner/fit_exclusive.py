@@ -1,0 +1,26 @@
+"""Can a device be given away whole?"""
+
+from vgpud.model.tenancy import Mode, Slice
+from vgpud.planner.verdict import Fit, Seat, Verdict, busy
+from vgpud.planner.words import counted, listed, shown_bytes
+
+
+def fit_exclusive(seat: Seat) -> Verdict:
+    """A whole card needs one that nobody else is on, seen by the ledger or by NVML."""
+    device = seat.device
+    if seat.use.count:
+        held = counted(seat.use.count, "allocation")
+        return busy(seat, Mode.EXCLUSIVE, f"it holds {held} in mode {seat.use.mode}")
+    if device.processes:
+        pids = listed(tuple(str(process.pid) for process in device.processes))
+        who = counted(len(device.processes), "process")
+        return busy(seat, Mode.EXCLUSIVE, f"{who} of others on it (pid {pids})")
+    usable = device.memory_usable_bytes
+    return Fit(
+        device=device,
+        mode=Mode.EXCLUSIVE,
+        piece=Slice(device.uuid, Mode.EXCLUSIVE, usable),
+        # cards that can serve nothing else first, then the smaller one
+        rank=(int(seat.terms.fixed is None), device.memory_total_bytes),
+        sentence=f"mode exclusive, the whole card with {shown_bytes(usable)}",
+    )

@@ -1,0 +1,100 @@
+"""Does a quota (preload) or a spatial share (mps) of the size asked fit on a device?"""
+
+from vgpud.model.errors import ErrorCode
+from vgpud.model.quantity import MIB, Percent
+from vgpud.model.tenancy import Mode, Slice
+from vgpud.planner.verdict import Fit, Room, Seat, Unfit, Verdict, busy, never
+from vgpud.planner.wanted import Wanted
+from vgpud.planner.words import counted, shown_apart, shown_bytes, shown_share
+
+# cuMemCreate's granularity on every card so far, and what the driver reserves per small allocation
+GRAIN_BYTES = 2 * MIB
+
+
+def fit_shared(seat: Seat, mode: Mode, want: Wanted, spread: bool) -> Verdict:
+    """`mode` is preload or mps. Memory is never promised twice; shares as far as the policy allows."""
+    memory = _memory_bytes(seat, want)
+    unfit = _never(seat, mode, want, memory) or _busy(seat, mode, want, memory)
+    if unfit is not None:
+        return unfit
+    left = seat.memory_free_bytes - memory
+    share = None if mode is Mode.PRELOAD and not want.limits_compute else want.share
+    return Fit(
+        device=seat.device,
+        mode=mode,
+        piece=Slice(seat.device.uuid, mode, memory, share),
+        rank=_rank(seat, left, spread),
+        sentence=_sentence(seat, mode, want, memory, share),
+    )
+
+
+def _memory_bytes(seat: Seat, want: Wanted) -> int:
+    """What was asked; without it, as much of the card's memory as of its compute."""
+    if want.memory_bytes is not None:
+        return want.memory_bytes
+    if want.share is None:
+        return seat.device.memory_usable_bytes
+    part = seat.device.memory_usable_bytes * want.share.hundredths // 10000
+    return max(part // GRAIN_BYTES * GRAIN_BYTES, GRAIN_BYTES)
+
+
+def _never(seat: Seat, mode: Mode, want: Wanted, memory: int) -> Unfit | None:
+    if want.unsupported(mode):
+        return never(
+            seat, mode, ErrorCode.UNSUPPORTED, "mode preload does not hold a tenant to a compute share yet"
+        )
+    if mode is Mode.MPS and not seat.device.mps_capable:
+        return never(seat, mode, ErrorCode.UNSUPPORTED, "the device has no MPS")
+    usable = seat.device.memory_usable_bytes
+    if memory > usable:
+        asked, has = shown_apart(memory, usable)
+        return never(
+            seat,
+            mode,
+            ErrorCode.IMPOSSIBLE,
+            f"{asked} is more than the {has} that it has to share",
+            Room(memory_bytes=usable),
+        )
+    return None
+
+
+def _busy(seat: Seat, mode: Mode, want: Wanted, memory: int) -> Unfit | None:
+    device, use = seat.device, seat.use
+    tenants = seat.terms.tenants(mode)
+    if use.count >= tenants:
+        held = counted(use.count, "allocation")
+        return busy(seat, mode, f"it holds {held} in mode {mode} and the policy allows {tenants}")
+    if mode is Mode.MPS and use.count == 0:
+        others = tuple(process for process in device.processes if process.kind != "graphics")
+        if others:
+            who = counted(len(others), "process")
+            return busy(seat, mode, f"{who} of others would be shut out by MPS (pid {others[0].pid})")
+    share_left = seat.terms.share_hundredths(mode) - use.share_hundredths
+    room = Room(seat.memory_free_bytes, min(share_left, 10000))
+    if memory > seat.memory_free_bytes:
+        asked, free = shown_apart(memory, seat.memory_free_bytes)
+        usable = shown_bytes(device.memory_usable_bytes)
+        return busy(seat, mode, f"{asked} does not fit in the {free} free of {usable}", room)
+    if want.limits_compute or mode is Mode.MPS:
+        asked_hundredths = 0 if want.share is None else want.share.hundredths
+        if asked_hundredths > share_left:
+            asked, free = shown_share(asked_hundredths), shown_share(share_left)
+            return busy(seat, mode, f"a share of {asked} is more than the {free} not yet given", room)
+    return None
+
+
+def _rank(seat: Seat, left_bytes: int, spread: bool) -> tuple[int, ...]:
+    """Pack: a device already given to the mode, then the least memory left. Spread: the most left."""
+    if spread:
+        emptiness = left_bytes * 10000 // max(seat.device.memory_usable_bytes, 1)
+        return (-emptiness, seat.use.count)
+    return (int(seat.claims_free_card), left_bytes)
+
+
+def _sentence(seat: Seat, mode: Mode, want: Wanted, memory: int, share: Percent | None) -> str:
+    free = shown_bytes(seat.memory_free_bytes)
+    amount = shown_bytes(memory)
+    if want.memory_bytes is None:
+        amount += " (in proportion to the share)"
+    limit = "" if share is None else f" and a share of {share}"
+    return f"mode {mode} with {amount} of {free} free{limit}"

@@ -1,0 +1,183 @@
+"""Where MIG instances may lie: every legal layout of a card model, enumerated once.
+
+A *slot* is a (profile id, placement) that NVML lists for the card. A *state* is a set of slots, as
+an int with bit i set for slot i, that may exist together: placements do not overlap, no profile has
+more instances than NVML's instance count (so "+me" is there once at most), and the compute slices
+together are not more than the card's largest profile has (NVML: nvmlGpuInstanceProfileInfo_t and
+nvmlGpuInstancePlacement_t). A card with 7 compute slices has 723 states without "+me".
+
+Names of profiles decide nothing here: they collide across boards, ids do not.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
+
+from vgpud.model.device import GpuInstance, MigProfile, Placement
+from vgpud.model.tenancy import MigSlice
+
+SlotKey = tuple[int, Placement]
+_REMEMBERED = 64
+_ANSWERS = 65536
+
+
+class Layout(NamedTuple):
+    """What lies on one card now: the slots taken, and those shut by an instance of no known slot.
+
+    `slots` need not be a legal state (a driver may know more than its table says); then nothing
+    more is offered on the card.
+    """
+
+    slots: int = 0
+    blocked: int = 0
+
+
+class Place(NamedTuple):
+    """A free slot. Of the free slots of all profiles it ends `destroyed` and leaves `left`."""
+
+    placement: Placement
+    destroyed: int
+    left: int
+
+
+class Table:
+    """All slots and states of one card model. Immutable once built; shared by equal cards."""
+
+    def __init__(self, profiles: tuple[MigProfile, ...]) -> None:
+        self.profiles = profiles
+        self.slots: tuple[tuple[MigProfile, Placement], ...] = tuple(
+            (profile, placement) for profile in profiles for placement in profile.placements
+        )
+        self.number: dict[SlotKey, int] = {
+            (profile.id, placement): i for i, (profile, placement) in enumerate(self.slots)
+        }
+        self.compute_slices = max((profile.slice_count for profile in profiles), default=0)
+        self._of_profile: dict[int, int] = {
+            profile.id: _mask(self.number[profile.id, place] for place in profile.placements)
+            for profile in profiles
+        }
+        self._overlapping = tuple(self.overlapping(placement) for _, placement in self.slots)
+        self.free_after: dict[int, int] = self._enumerate()
+        self._best: dict[tuple[Layout, int], Place | None] = {}
+
+    def overlapping(self, place: Placement) -> int:
+        """The slots that share a memory slice with `place`."""
+        return _mask(i for i, (_, placement) in enumerate(self.slots) if _overlap(placement, place))
+
+    def _enumerate(self) -> dict[int, int]:
+        """Each legal state, with the slots that may still be added to it.
+
+        What may be added only shrinks as a state grows, so each state inherits its parent's free
+        slots; slots are added in ascending order, so each state is met once.
+        """
+        too_wide = tuple(
+            _mask(i for i, (profile, _) in enumerate(self.slots) if profile.slice_count > left)
+            for left in range(self.compute_slices + 1)
+        )
+        everything = (1 << len(self.slots)) - 1
+        states = {0: everything}
+        todo = [(0, everything, self.compute_slices, 0)]
+        while todo:
+            state, free, left, first = todo.pop()
+            for i in _bits(free >> first << first):
+                profile = self.slots[i][0]
+                child = state | 1 << i
+                still = left - profile.slice_count
+                remaining = free & ~self._overlapping[i] & ~too_wide[still]
+                siblings = self._of_profile[profile.id]
+                if (child & siblings).bit_count() >= profile.instance_count:
+                    remaining &= ~siblings
+                states[child] = remaining
+                todo.append((child, remaining, still, i + 1))
+        return states
+
+    def layout(self, instances: Iterable[GpuInstance], held: Iterable[MigSlice]) -> Layout:
+        """What is there: instances that NVML shows (anyone's) and slices that are promised.
+
+        An instance that is both is counted once. One that is in no slot of the table shuts every
+        slot it touches.
+        """
+        slots = blocked = 0
+        keys: set[SlotKey] = {(held_slice.profile_id, held_slice.placement) for held_slice in held}
+        keys.update((instance.profile_id, instance.placement) for instance in instances)
+        for key in keys:
+            i = self.number.get(key)
+            if i is None:
+                blocked |= self.overlapping(key[1])
+            else:
+                slots |= 1 << i
+        return Layout(slots, blocked)
+
+    def free(self, layout: Layout) -> int:
+        """The slots that may be added to a layout; none if it is not a legal state."""
+        return self.free_after.get(layout.slots, 0) & ~layout.blocked
+
+    def free_placements(self, layout: Layout, profile_id: int) -> tuple[Placement, ...]:
+        """In NVML's order."""
+        free = self.free(layout) & self._of_profile.get(profile_id, 0)
+        return tuple(self.slots[i][1] for i in _bits(free))
+
+    def free_profiles(self, layout: Layout) -> tuple[MigProfile, ...]:
+        """The profiles of which one more instance fits."""
+        free = self.free(layout)
+        return tuple(p for p in self.profiles if free & self._of_profile[p.id])
+
+    def best_place(self, layout: Layout, profile_id: int) -> Place | None:
+        """The free place that destroys the fewest future placements; the lowest start among equals."""
+        key = (layout, profile_id)
+        if key not in self._best:
+            if len(self._best) >= _ANSWERS:
+                self._best.clear()
+            self._best[key] = self._search(layout, profile_id)
+        return self._best[key]
+
+    def _search(self, layout: Layout, profile_id: int) -> Place | None:
+        free = self.free(layout)
+        places = []
+        for i in _bits(free & self._of_profile.get(profile_id, 0)):
+            left = (free & self.free_after[layout.slots | 1 << i]).bit_count()
+            places.append(Place(self.slots[i][1], free.bit_count() - left, left))
+        return min(places, key=lambda place: (place.destroyed, place.placement), default=None)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _table(profiles: tuple[MigProfile, ...]) -> Table:
+    return Table(profiles)
+
+
+# Hashing a card's profiles takes longer than deciding where an instance goes, so the tuple of a
+# snapshot that is still around is known by its identity first. Holding the tuple keeps its id taken.
+_seen: dict[int, tuple[tuple[MigProfile, ...], Table]] = {}
+
+
+def table_for(profiles: tuple[MigProfile, ...]) -> Table:
+    """The table of a card with these profiles; built at the first call, some milliseconds."""
+    known = _seen.get(id(profiles))
+    if known is not None and known[0] is profiles:
+        return known[1]
+    table = _table(profiles)
+    if len(_seen) >= _REMEMBERED:
+        _seen.clear()
+    _seen[id(profiles)] = (profiles, table)
+    return table
+
+
+def _overlap(a: Placement, b: Placement) -> bool:
+    return a.start < b.start + b.size and b.start < a.start + a.size
+
+
+def _mask(numbers: Iterable[int]) -> int:
+    mask = 0
+    for i in numbers:
+        mask |= 1 << i
+    return mask
+
+
+def _bits(mask: int) -> list[int]:
+    """The numbers of the set bits, ascending."""
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found

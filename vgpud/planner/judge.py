@@ -1,0 +1,99 @@
+"""One device and one request: which mode, and does it fit? Stops at the first thing in the way."""
+
+from vgpud.model.device import ComputeMode, Health, Virtualisation
+from vgpud.model.errors import ErrorCode
+from vgpud.model.tenancy import Mode
+from vgpud.planner.fit_exclusive import fit_exclusive
+from vgpud.planner.fit_mig import fit_mig
+from vgpud.planner.fit_shared import fit_shared
+from vgpud.planner.use import EMPTY
+from vgpud.planner.verdict import Seat, Unfit, Verdict, busy, never
+from vgpud.planner.wanted import Wanted
+from vgpud.planner.words import counted
+
+_HOSTS_MACHINES = (Virtualisation.HOST_VGPU, Virtualisation.HOST_VSGA)
+
+
+def judge(seat: Seat, want: Wanted, spread: bool) -> Verdict:
+    """The verdict on a device that the request's selector allows."""
+    closed = _closed(seat)
+    if closed is not None:
+        return closed
+    mode = _mode(seat, want)
+    if isinstance(mode, Unfit):
+        return _unless_never(seat, mode, want)
+    if seat.device.mig.current and mode is not Mode.MIG:
+        sentence = f"MIG mode is on, and mode {mode} on top of MIG is not done yet"
+        return never(seat, mode, ErrorCode.UNSUPPORTED, sentence)
+    return _fit(seat, mode, want, spread)
+
+
+def _fit(seat: Seat, mode: Mode, want: Wanted, spread: bool) -> Verdict:
+    if mode is Mode.MIG:
+        return fit_mig(seat, want, spread)
+    if mode is Mode.EXCLUSIVE:
+        return fit_exclusive(seat)
+    return fit_shared(seat, mode, want, spread)
+
+
+def _closed(seat: Seat) -> Unfit | None:
+    """What shuts a device to every request."""
+    device = seat.device
+    if device.health is not Health.OK:
+        why = f": {device.health_reason}" if device.health_reason else ""
+        return never(seat, None, ErrorCode.GPU_LOST, f"the device is {device.health}{why}")
+    if seat.terms.fixed is Mode.UNMANAGED:
+        return never(seat, None, ErrorCode.DENIED_BY_POLICY, "the policy leaves it unmanaged")
+    if device.virtualisation in _HOSTS_MACHINES:
+        return never(
+            seat, None, ErrorCode.UNSUPPORTED, f"it serves virtual machines (mode {device.virtualisation})"
+        )
+    if device.mig.current != device.mig.pending:
+        pending = "on" if device.mig.pending else "off"
+        return never(
+            seat, None, ErrorCode.RESET_NEEDED, f"MIG mode becomes {pending} at its next reset, which is due"
+        )
+    if device.compute_mode is ComputeMode.PROHIBITED:
+        return never(
+            seat, None, ErrorCode.UNSUPPORTED, "its compute mode is prohibited, which lets no process use it"
+        )
+    return None
+
+
+def _mode(seat: Seat, want: Wanted) -> Mode | Unfit:
+    """The one mode in which the device could serve the request now, or why there is none."""
+    fixed, held = seat.terms.fixed, seat.use.mode
+    if fixed is not None and fixed not in want.modes:
+        return never(
+            seat,
+            fixed,
+            ErrorCode.DENIED_BY_POLICY,
+            f"the policy fixes mode {fixed} and the request needs {' or '.join(want.modes)}",
+        )
+    idle_mode = fixed or _idle_mode(seat, want)
+    if held is None or held is idle_mode:
+        return idle_mode
+    if fixed is None and held in want.modes and not want.unsupported(held):
+        return held
+    holds = counted(seat.use.count, "allocation")
+    policy = "" if fixed is None else f", until which the policy's mode {fixed} waits"
+    return busy(
+        seat,
+        idle_mode,
+        f"it is in mode {held} with {holds}{policy} and the request needs {' or '.join(want.modes)}",
+    )
+
+
+def _idle_mode(seat: Seat, want: Wanted) -> Mode:
+    """What an idle "auto" device takes: what the request needs, or MIG where that serves and is on."""
+    if seat.device.mig.current and Mode.MIG in want.modes:
+        return Mode.MIG
+    return want.modes[0]
+
+
+def _unless_never(seat: Seat, unfit: Unfit, want: Wanted) -> Unfit:
+    """A device that is busy now, or the reason why waiting for it would be in vain."""
+    if not unfit.busy or unfit.mode is None:
+        return unfit
+    idle = _fit(seat._replace(use=EMPTY), unfit.mode, want, spread=False)
+    return idle if isinstance(idle, Unfit) and not idle.busy else unfit

@@ -1,0 +1,68 @@
+"""Several devices for one allocation: near each other first, well packed second."""
+
+from collections.abc import Sequence
+from itertools import combinations
+from math import comb
+
+from vgpud.model.device import Link, Node
+from vgpud.planner.verdict import Fit
+
+# as many sets as eight devices have at most (8 choose 4); above it the search goes greedily
+EXACT_SETS = 70
+_DISTANCE = {link: distance for distance, link in enumerate(Link)}
+_FAR = _DISTANCE[Link.UNKNOWN]
+
+_Matrix = list[list[int]]
+_Key = tuple[int, int, int, tuple[int, ...]]
+
+
+def nearest(node: Node, fits: Sequence[Fit], count: int) -> tuple[Fit, ...]:
+    """The best `count` of `fits`, which are on distinct devices and sorted best first.
+
+    Fewest NUMA nodes, then nearest links (their sum over all pairs), then the better fits. Exact
+    where the sets are few, else grown greedily from each device in turn.
+    """
+    if count == 1 or count == len(fits):
+        return tuple(fits[:count])
+    distances = _distances(node, fits)
+    if comb(len(fits), count) <= EXACT_SETS:
+        chosen = min(combinations(range(len(fits)), count), key=lambda s: _key(fits, distances, s))
+    else:
+        grown = (_grow(fits, distances, seed, count) for seed in range(len(fits)))
+        chosen = min(grown, key=lambda s: _key(fits, distances, s))
+    return tuple(fits[i] for i in chosen)
+
+
+def _key(fits: Sequence[Fit], distances: _Matrix, chosen: tuple[int, ...]) -> _Key:
+    """Positions in `fits` stand for how good the fits are, and make the order total."""
+    return (
+        len({fits[i].device.numa_node for i in chosen}),
+        sum(distances[a][b] for a, b in combinations(chosen, 2)),
+        sum(chosen),
+        chosen,
+    )
+
+
+def _grow(fits: Sequence[Fit], distances: _Matrix, seed: int, count: int) -> tuple[int, ...]:
+    chosen = [seed]
+    numa = {fits[seed].device.numa_node}
+    left = set(range(len(fits))) - {seed}
+    while len(chosen) < count:
+        best = min(
+            left,
+            key=lambda i: (
+                fits[i].device.numa_node not in numa,
+                sum(distances[i][c] for c in chosen),
+                i,
+            ),
+        )
+        left.remove(best)
+        chosen.append(best)
+        numa.add(fits[best].device.numa_node)
+    return tuple(sorted(chosen))
+
+
+def _distances(node: Node, fits: Sequence[Fit]) -> _Matrix:
+    links = node.links
+    uuids = [fit.device.uuid for fit in fits]
+    return [[_DISTANCE[links[a, b]] if (a, b) in links else _FAR for b in uuids] for a in uuids]

@@ -1,0 +1,150 @@
+"""Why a request is refused as a whole: the number, the sentence, and what would fit instead."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from vgpud.model.device import Device
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.tenancy import Mode
+from vgpud.planner.terms import bare_name
+from vgpud.planner.verdict import Fit, Room, Unfit, Verdict
+from vgpud.planner.wanted import Wanted
+from vgpud.planner.words import counted, listed, shown_bytes, shown_share
+
+# of several causes on several devices, the one that the caller can do most about comes first
+_GRAVITY = (
+    ErrorCode.IMPOSSIBLE,
+    ErrorCode.UNSUPPORTED,
+    ErrorCode.DENIED_BY_POLICY,
+    ErrorCode.RESET_NEEDED,
+    ErrorCode.GPU_LOST,
+)
+_Left = tuple[Room, Device]
+
+
+def refuse(want: Wanted, verdicts: Sequence[Verdict], details: tuple[str, ...]) -> VgpuError:
+    """`verdicts` are those of the devices that the selector allows, too few of which fit.
+
+    NO_CAPACITY if enough of them would serve, in one mode, were nobody else there.
+    """
+    fits = tuple(verdict for verdict in verdicts if isinstance(verdict, Fit))
+    unfit = tuple(verdict for verdict in verdicts if isinstance(verdict, Unfit))
+    for mode in want.modes:
+        could = sum(v.mode is mode and (isinstance(v, Fit) or v.busy) for v in verdicts)
+        if could >= want.count:
+            return _no_capacity(want, mode, fits, unfit, details)
+    nevers = tuple(verdict for verdict in unfit if not verdict.busy)
+    if len(nevers) < len(verdicts) or not nevers:
+        return _too_many(want, verdicts, nevers, details)
+    return _impossible(want, nevers, details)
+
+
+def _no_capacity(
+    want: Wanted, mode: Mode, fits: tuple[Fit, ...], unfit: tuple[Unfit, ...], details: tuple[str, ...]
+) -> VgpuError:
+    waiting = "or wait until something is released"
+    fitting = sum(fit.mode is mode for fit in fits)
+    if fitting or (mode is Mode.EXCLUSIVE and want.count > 1):
+        sentence = f"{counted(want.count, 'device')} asked, {fitting or 'none'} with room in mode {mode} now"
+        hint = f"ask for {fitting}, {waiting}" if fitting else _capital(waiting)
+        return VgpuError(ErrorCode.NO_CAPACITY, sentence, hint, details)
+    if mode is Mode.EXCLUSIVE:
+        return VgpuError(ErrorCode.NO_CAPACITY, "no whole device is free now", _capital(waiting), details)
+    rooms = tuple((v.room, v.device) for v in unfit if v.busy and v.mode is mode)
+    if mode is Mode.MIG:
+        return _no_instance(want, rooms, waiting, details)
+    return _no_quota(want, mode, rooms, waiting, details)
+
+
+def _no_instance(want: Wanted, rooms: tuple[_Left, ...], waiting: str, details: tuple[str, ...]) -> VgpuError:
+    free = tuple(dict.fromkeys(name for room, _ in rooms for name in room.profiles))
+    asked = bare_name(want.profile) if want.profile else _asked(want)
+    hint = f"free now are {listed(free)}: ask for one of them, {waiting}" if free else _capital(waiting)
+    return VgpuError(
+        ErrorCode.NO_CAPACITY, f"no device has a place for a MIG instance of {asked} now", hint, details
+    )
+
+
+def _no_quota(
+    want: Wanted, mode: Mode, rooms: tuple[_Left, ...], waiting: str, details: tuple[str, ...]
+) -> VgpuError:
+    sentence = f"no device has {_asked(want)} free in mode {mode} now"
+    room, device = max(rooms, key=lambda left: left[0][:2])
+    if not room.memory_bytes:
+        return VgpuError(ErrorCode.NO_CAPACITY, sentence, _capital(waiting), details)
+    left = f"{shown_bytes(room.memory_bytes)} of memory"
+    if want.share is not None:
+        left += f" and a share of {shown_share(room.share_hundredths)}"
+    return VgpuError(
+        ErrorCode.NO_CAPACITY,
+        f"{sentence}: the most is {left} on device {device.index}",
+        f"ask for no more than that, {waiting}",
+        details,
+    )
+
+
+def _too_many(
+    want: Wanted, verdicts: Sequence[Verdict], nevers: tuple[Unfit, ...], details: tuple[str, ...]
+) -> VgpuError:
+    able = len(verdicts) - len(nevers)
+    causes = {unfit.code for unfit in nevers}
+    # a card that is lost or waits for a reset comes back: the request is not impossible for ever
+    passing = causes & {ErrorCode.GPU_LOST, ErrorCode.RESET_NEEDED}
+    code = next((c for c in _GRAVITY if c in passing), ErrorCode.IMPOSSIBLE)
+    return VgpuError(
+        code,
+        f"{counted(want.count, 'device')} asked, {able} of the {len(verdicts)} that may be taken can serve "
+        f"in one mode",
+        f"ask for at most {able}, each slice lies on a device of its own",
+        details,
+    )
+
+
+def _impossible(want: Wanted, nevers: tuple[Unfit, ...], details: tuple[str, ...]) -> VgpuError:
+    code = next(code for code in _GRAVITY if any(unfit.code is code for unfit in nevers))
+    causes = tuple(unfit for unfit in nevers if unfit.code is code)
+    start = (
+        f"no device can hold {_asked(want)}, even idle"
+        if code is ErrorCode.IMPOSSIBLE
+        else "no device can serve this"
+    )
+    first = causes[0]
+    sentence = f"{start}: device {first.device.index}: {first.sentence}"
+    if len(causes) > 1:
+        sentence += f" (and {counted(len(causes) - 1, 'device')} more alike)"
+    return VgpuError(code, sentence, _HINTS.get(code, "") or _largest_hint(want, causes), details)
+
+
+_HINTS = {
+    ErrorCode.DENIED_BY_POLICY: "ask for what the policy allows ('vgpuctl policy show'), or change it",
+    ErrorCode.RESET_NEEDED: "reset the device or reboot the node when nobody uses it",
+    ErrorCode.GPU_LOST: "reset the device or reboot the node, its log says what happened",
+}
+
+
+def _largest_hint(want: Wanted, causes: tuple[Unfit, ...]) -> str:
+    if causes[0].code is ErrorCode.UNSUPPORTED:
+        if want.unsupported(Mode.PRELOAD) and any(unfit.mode is Mode.PRELOAD for unfit in causes):
+            return "ask for isolation compute (mode mps), which holds a share, or leave the share out"
+        return "ask for another isolation, 'vgpuctl devices' shows what each device has"
+    profiles = tuple(dict.fromkeys(name for unfit in causes for name in unfit.largest.profiles))
+    if want.profile:
+        close = get_close_matches(bare_name(want.profile), profiles, n=1)
+        meant = f"did you mean {close[0]!r}? " if close else ""
+        return f"{meant}there are {listed(profiles)}"
+    largest = max((unfit.largest for unfit in causes), key=lambda room: room[:2])
+    name = f" (profile {largest.profiles[0]})" if largest.profiles else ""
+    return f"ask for at most {shown_bytes(largest.memory_bytes)}{name}"
+
+
+def _asked(want: Wanted) -> str:
+    parts = []
+    if want.memory_bytes is not None:
+        parts.append(shown_bytes(want.memory_bytes))
+    if want.share is not None:
+        parts.append(f"a share of {want.share}")
+    return " and ".join(parts) or (want.profile and f"profile {want.profile}") or "a slice"
+
+
+def _capital(waiting: str) -> str:
+    return waiting.removeprefix("or ")

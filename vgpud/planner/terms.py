@@ -1,0 +1,98 @@
+"""What policy and hardware together say of each device, worked out once per snapshot and policy."""
+
+from typing import NamedTuple
+
+from vgpud.model.device import Device, MigProfile, Node
+from vgpud.model.quantity import Percent
+from vgpud.model.tenancy import Mode
+from vgpud.policy.model import DeviceRule, Policy
+
+
+class Offer(NamedTuple):
+    """A MIG profile as a tenant sees it: bare name, memory and share of the multiprocessors.
+
+    NVML's memory of the full-card profile is rounded up past what the card has; here it is not.
+    """
+
+    profile: MigProfile
+    name: str
+    memory_bytes: int
+    share: Percent
+    allowed: bool
+
+
+class Terms(NamedTuple):
+    """`fixed` is None for "auto"; `offers` are all MIG profiles, the smallest first."""
+
+    fixed: Mode | None
+    preload_tenants: int
+    mps_tenants: int
+    mps_share_hundredths: int
+    mig_change_mode: bool
+    offers: tuple[Offer, ...]
+
+    def tenants(self, mode: Mode) -> int:
+        """How many allocations may be on the device at one time in preload or mps."""
+        return self.mps_tenants if mode is Mode.MPS else self.preload_tenants
+
+    def share_hundredths(self, mode: Mode) -> int:
+        """What all shares on the device may come to in preload or mps."""
+        return self.mps_share_hundredths if mode is Mode.MPS else 10000
+
+
+def terms_of(device: Device, rule: DeviceRule) -> Terms:
+    mps, mig = rule.settings_mps(), rule.settings_mig()
+    return Terms(
+        fixed=None if rule.mode == "auto" else Mode(rule.mode),
+        preload_tenants=rule.settings_preload().max_tenants,
+        mps_tenants=mps.max_tenants,
+        mps_share_hundredths=round(mps.overcommit_percent * 100),
+        mig_change_mode=mig.change_mode,
+        offers=_offers(device, mig.profiles),
+    )
+
+
+def bare_name(name: str) -> str:
+    """NVML writes "MIG 1g.18gb", people "1g.18gb"."""
+    return name.strip().lower().removeprefix("mig ").strip()
+
+
+def _offers(device: Device, allowed: tuple[str, ...] | None) -> tuple[Offer, ...]:
+    """Smallest first: by memory, compute slices, then the plainer one, of which there are more."""
+    profiles = device.mig.profiles
+    most = max((profile.sm_count for profile in profiles), default=1) or 1
+    names = None if allowed is None else {bare_name(name) for name in allowed}
+    offers = (
+        Offer(
+            profile=profile,
+            name=bare_name(profile.name),
+            memory_bytes=min(profile.memory_bytes, device.memory_usable_bytes),
+            share=Percent(min(max(profile.sm_count * 10000 // most, 1), 10000)),
+            allowed=names is None or bare_name(profile.name) in names,
+        )
+        for profile in profiles
+    )
+    return tuple(
+        sorted(
+            offers,
+            key=lambda o: (o.memory_bytes, o.profile.slice_count, -o.profile.instance_count, o.profile.id),
+        )
+    )
+
+
+# Snapshot and policy change seldom and are immutable, so the last pair is known by its identity.
+_last: tuple[Policy, Node, dict[str, Terms]] | None = None
+
+
+def all_terms(policy: Policy, node: Node) -> dict[str, Terms]:
+    """The terms of every device of the node, by uuid."""
+    global _last  # noqa: PLW0603 - a memory of one entry, replaced whole
+    last = _last
+    if last is None or last[0] is not policy or last[1] is not node:
+        last = (
+            policy,
+            node,
+            {device.uuid: terms_of(device, policy.rule_for(device)) for device in node.devices},
+        )
+        _last = last
+    return last[2]

@@ -1,0 +1,73 @@
+"""What one device answers to one request: it fits, or why not."""
+
+from typing import NamedTuple
+
+from vgpud.model.device import Device
+from vgpud.model.errors import ErrorCode
+from vgpud.model.tenancy import Mode, Slice
+from vgpud.planner.terms import Terms
+from vgpud.planner.use import DeviceUse
+
+
+class Seat(NamedTuple):
+    """A device with what the policy says of it and what is allocated on it."""
+
+    device: Device
+    terms: Terms
+    use: DeviceUse
+
+    @property
+    def claims_free_card(self) -> bool:
+        """Would a slice here take a card away from the requests of other modes?"""
+        return self.terms.fixed is None and self.use.count == 0
+
+    @property
+    def memory_free_bytes(self) -> int:
+        return self.device.memory_usable_bytes - self.use.memory_bytes
+
+
+class Fit(NamedTuple):
+    """The device can hold `piece`; the lower `rank`, the better by the policy's strategy."""
+
+    device: Device
+    mode: Mode
+    piece: Slice
+    rank: tuple[int, ...]
+    sentence: str
+
+
+class Room(NamedTuple):
+    """What the device could still hold in the mode that was asked."""
+
+    memory_bytes: int = 0
+    share_hundredths: int = 0
+    profiles: tuple[str, ...] = ()
+
+
+NO_ROOM = Room()
+
+
+class Unfit(NamedTuple):
+    """The device cannot hold it: `busy` if it could were nobody else on it, with `room` left now.
+
+    If it never can, `code` says of what kind the cause is and `largest` what it holds at most.
+    """
+
+    device: Device
+    mode: Mode | None
+    busy: bool
+    code: ErrorCode
+    sentence: str
+    room: Room = NO_ROOM
+    largest: Room = NO_ROOM
+
+
+Verdict = Fit | Unfit
+
+
+def busy(seat: Seat, mode: Mode, sentence: str, room: Room = NO_ROOM) -> Unfit:
+    return Unfit(seat.device, mode, True, ErrorCode.NO_CAPACITY, sentence, room)
+
+
+def never(seat: Seat, mode: Mode | None, code: ErrorCode, sentence: str, largest: Room = NO_ROOM) -> Unfit:
+    return Unfit(seat.device, mode, False, code, sentence, largest=largest)

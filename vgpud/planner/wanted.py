@@ -1,0 +1,98 @@
+"""What a request needs of any device: the modes that can serve it, and its figures."""
+
+from dataclasses import dataclass
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import WHOLE, Percent, check_bytes
+from vgpud.model.tenancy import MODE_OF, Isolation, Mode, Request
+
+
+@dataclass(frozen=True, slots=True)
+class ModeAbilities:
+    """What this build's modes enforce. A request for more is refused, never granted and not kept."""
+
+    preload_share: bool = False  # libvgpu holds a tenant to a compute share
+
+
+FIRST_CUT = ModeAbilities()
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A request, checked. `modes` are those that can serve it, best first.
+
+    `share` is None where compute need not be limited. `profile` is as the caller wrote it.
+    """
+
+    modes: tuple[Mode, ...]
+    memory_bytes: int | None
+    share: Percent | None
+    count: int
+    profile: str
+    abilities: ModeAbilities
+
+    @property
+    def limits_compute(self) -> bool:
+        return self.share is not None and self.share != WHOLE
+
+    def unsupported(self, mode: Mode) -> bool:
+        """Would `mode` leave a part of the request without anything that enforces it?"""
+        return mode is Mode.PRELOAD and self.limits_compute and not self.abilities.preload_share
+
+
+def wanted(request: Request, abilities: ModeAbilities = FIRST_CUT) -> Wanted:
+    """Raises VgpuError(BAD_REQUEST or BAD_QUANTITY) for a request that contradicts itself."""
+    if request.count < 1:
+        raise _bad(f"count is {request.count}: it must be at least 1", "leave it out to ask for one device")
+    if request.memory_bytes is not None:
+        check_bytes(request.memory_bytes)
+    _check_isolation(request)
+    return Wanted(
+        modes=_modes(request, abilities),
+        memory_bytes=request.memory_bytes,
+        share=request.share,
+        count=request.count,
+        profile=request.mig_profile,
+        abilities=abilities,
+    )
+
+
+def _modes(request: Request, abilities: ModeAbilities) -> tuple[Mode, ...]:
+    """Without an isolation, a part of a card may come from any mode that divides cards.
+
+    The first is what an idle `auto` device takes; the others serve where a device is in them.
+    """
+    if request.isolation is not None:
+        return (MODE_OF[request.isolation],)
+    if request.mig_profile:
+        return (Mode.MIG,)
+    if request.whole_device:
+        return (Mode.EXCLUSIVE,)
+    if request.share not in (None, WHOLE) and not abilities.preload_share:
+        return (Mode.MPS, Mode.MIG, Mode.PRELOAD)
+    return (Mode.PRELOAD, Mode.MPS, Mode.MIG)
+
+
+def _check_isolation(request: Request) -> None:
+    isolation = request.isolation
+    if request.mig_profile and isolation not in (None, Isolation.HARDWARE):
+        raise _bad(
+            f"MIG profile {request.mig_profile!r} was asked with isolation {isolation}",
+            f"leave the profile out, or ask for isolation {Isolation.HARDWARE}",
+        )
+    divided = request.memory_bytes is not None or request.share not in (None, WHOLE)
+    if isolation is Isolation.DEVICE and divided:
+        raise _bad(
+            "a whole device was asked together with a memory limit or a share",
+            f"leave memory and share out, or ask for isolation {Isolation.QUOTA}",
+        )
+    nothing = request.memory_bytes is None and request.share is None
+    if isolation in (Isolation.COMPUTE, Isolation.QUOTA) and nothing:
+        raise _bad(
+            f"isolation {isolation} was asked with neither memory nor share",
+            f"say how much, or ask for isolation {Isolation.DEVICE} to take a whole card",
+        )
+
+
+def _bad(sentence: str, hint: str) -> VgpuError:
+    return VgpuError(ErrorCode.BAD_REQUEST, sentence, hint)

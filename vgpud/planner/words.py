@@ -1,0 +1,33 @@
+"""Figures as the planner's sentences spell them; remembered, because spelling costs more than deciding."""
+
+from functools import lru_cache
+
+from vgpud.model.quantity import format_bytes, show_bytes
+
+shown_bytes = lru_cache(maxsize=4096)(show_bytes)
+
+
+def shown_apart(a: int, b: int) -> tuple[str, str]:
+    """Two amounts of bytes, exactly if rounding would make different ones look the same."""
+    rounded = shown_bytes(a), shown_bytes(b)
+    if a != b and rounded[0] == rounded[1]:
+        return format_bytes(a), format_bytes(b)
+    return rounded
+
+
+def shown_share(hundredths: int) -> str:
+    return f"{hundredths / 100:g}%"
+
+
+def counted(number: int, noun: str) -> str:
+    """As in "1 device", "2 devices", "2 processes"."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}es" if noun.endswith("s") else f"{number} {noun}s"
+
+
+def listed(items: tuple[str, ...], most: int = 12) -> str:
+    """Separated by commas, the rest counted."""
+    if len(items) <= most:
+        return ", ".join(items)
+    return f"{', '.join(items[:most])} and {len(items) - most} more"
