@@ -4,15 +4,47 @@ Quantities are written as in "4GiB"; every key is checked, unknown ones are refu
 here are plain data: nothing in this room looks at a device except `Match.covers`.
 """
 
+import re
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
 
 from vgpud.model.device import Device
 from vgpud.model.errors import VgpuError
-from vgpud.model.quantity import check_bytes, parse_bytes
+from vgpud.model.quantity import MAX_BYTES, UNITS, check_bytes, format_bytes, parse_bytes
 from vgpud.model.tenancy import Mode
+
+# the modes that have a settings table of their own in a [[device]] rule
+MODES_WITH_SETTINGS = ("preload", "mps", "mig", "exclusive")
+
+# far above one rule per device of any node; it bounds the comparison of each rule with each
+MAX_RULES = 256
+
+# names as NVML gives them on data-centre and workstation cards: 1g.18gb, 1g.18gb+me, 1g.24gb-me
+_PROFILE = r"^[1-9][0-9]*g\.[1-9][0-9]*gb([+-][a-z]+(\.[a-z]+)*)?$"
+
+
+def wrong(sentence: str, hint: str) -> PydanticCustomError:
+    """A validation error with our own words; policy/problems.py takes them out of its context."""
+    return PydanticCustomError("vgpud", "{sentence}", {"sentence": sentence, "hint": hint})
+
+
+def _version(value: object) -> object:
+    # a literal alone would take true and 1.0 for 1
+    if type(value) is not int or value != 1:
+        shown = value if type(value) is int and abs(value) < 10**9 else "given here"
+        raise wrong(f"version {shown} is not known to this vgpud", "write version = 1")
+    return value
 
 
 def _bytes(value: object) -> int:
@@ -22,26 +54,74 @@ def _bytes(value: object) -> int:
         if isinstance(value, int) and not isinstance(value, bool):
             return check_bytes(value)
     except VgpuError as error:
-        raise ValueError(f"{error.sentence}; {error.hint}") from None
-    raise ValueError('an amount of memory is text such as "4GiB", or a whole number of bytes')
+        raise wrong(error.sentence, error.hint) from None
+    raise wrong(
+        "an amount of memory is text with a unit, or a whole number of bytes", 'write it as in "4GiB"'
+    )
 
 
-MemoryBytes = Annotated[int, BeforeValidator(_bytes)]
+def _profiles(value: tuple[str, ...]) -> tuple[str, ...]:
+    for name in value:
+        if not re.fullmatch(_PROFILE, name):
+            raise wrong(
+                f"{name!r} is not the name of a GPU instance profile",
+                "write it as nvidia-smi mig -lgip does, without MIG: 1g.18gb, 1g.18gb+me",
+            )
+    twice = next((name for name in value if value.count(name) > 1), None)
+    if twice is not None:
+        raise wrong(f"{twice!r} is listed {value.count(twice)} times", "list it once")
+    return value
+
+
+MemoryBytes = Annotated[
+    int,
+    BeforeValidator(_bytes),
+    PlainSerializer(format_bytes, return_type=str, when_used="json"),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": rf"^ *[0-9]+(\.[0-9]+)? *({'|'.join(UNITS)}) *$"},
+                {"type": "integer", "minimum": 1, "maximum": MAX_BYTES},
+            ]
+        }
+    ),
+]
+
+Profiles = Annotated[
+    # TOML arrays arrive as lists, which strict mode would not take for a tuple
+    tuple[str, ...],
+    Field(strict=False, min_length=1),
+    AfterValidator(_profiles),
+    WithJsonSchema(
+        {
+            "type": "array",
+            "minItems": 1,
+            "uniqueItems": True,
+            "items": {"type": "string", "pattern": _PROFILE},
+        }
+    ),
+]
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Match(_Table):
     """All keys that are given must hold; an empty match covers every device."""
 
-    uuid: str | None = Field(None, description="a device's NVML UUID, whole")
-    index: int | None = Field(None, ge=0, description="NVML index; UUIDs are safer, an index can change")
-    name: str | None = Field(None, description='shell pattern on the product name, "NVIDIA H200*"')
-    memory_min: MemoryBytes | None = Field(None, description="total memory at least")
-    memory_max: MemoryBytes | None = Field(None, description="total memory at most")
-    mig_capable: bool | None = Field(None, description="can the device be partitioned by MIG")
+    uuid: str | None = Field(
+        None, min_length=1, description="the device's NVML UUID, whole, as nvidia-smi -L prints it"
+    )
+    index: int | None = Field(
+        None, ge=0, description="NVML's index; a UUID is safer, for an index can change at a reboot"
+    )
+    name: str | None = Field(
+        None, min_length=1, description='shell pattern on the product name, as in "NVIDIA H200*"; case counts'
+    )
+    memory_min: MemoryBytes | None = Field(None, description="the device's total memory is at least this")
+    memory_max: MemoryBytes | None = Field(None, description="the device's total memory is at most this")
+    mig_capable: bool | None = Field(None, description="whether MIG can partition the device")
 
     def covers(self, device: Device) -> bool:
         return all(
@@ -57,39 +137,63 @@ class Match(_Table):
 
 
 class PreloadSettings(_Table):
+    """Mode preload: libvgpu holds each tenant to its memory and its share of time."""
+
     max_tenants: int = Field(64, ge=1, le=1024, description="allocations on one device at one time")
 
 
 class MpsSettings(_Table):
-    max_tenants: int = Field(16, ge=1, le=60, description="allocations on one device at one time")
+    """Mode mps: one NVIDIA MPS control daemon per device."""
+
+    max_tenants: int = Field(
+        16,
+        ge=1,
+        le=60,
+        description="allocations on one device at one time; the driver takes 48 contexts, 60 from R590",
+    )
     overcommit_percent: float = Field(
-        100.0, ge=100.0, le=1000.0, description="the sum of the active thread percentages allowed"
+        100.0,
+        ge=100.0,
+        le=1000.0,
+        description="how far the active thread percentages of all tenants of a device may add up",
     )
 
 
 class MigSettings(_Table):
-    profiles: tuple[str, ...] | None = Field(
+    """Mode mig: one GPU instance per slice."""
+
+    profiles: Profiles | None = Field(
         None, description="GPU instance profiles that may be made, by name; all if left out"
     )
-    change_mode: bool = Field(True, description="may MIG mode be switched on an idle device")
+    change_mode: bool = Field(True, description="whether MIG mode may be switched on an idle device")
 
 
 class ExclusiveSettings(_Table):
-    pass
+    """Mode exclusive: whole devices; nothing to set so far."""
 
 
 ModeOrAuto = Literal["auto", "mig", "mps", "preload", "exclusive", "unmanaged"]
 
 
+def _settings_fit_mode(schema: dict[str, Any]) -> None:
+    """Tells editors what rules.py checks: settings stand only under their own mode, or auto."""
+    schema["allOf"] = [
+        {"if": {"required": [name]}, "then": {"properties": {"mode": {"enum": ["auto", name]}}}}
+        for name in MODES_WITH_SETTINGS
+    ]
+
+
 class DeviceRule(_Table):
     """One [[device]] table; the first rule whose match covers a device gives its mode."""
 
-    match: Match = Field(default_factory=Match)
-    mode: ModeOrAuto = "auto"
-    preload: PreloadSettings | None = None
-    mps: MpsSettings | None = None
-    mig: MigSettings | None = None
-    exclusive: ExclusiveSettings | None = None
+    model_config = ConfigDict(json_schema_extra=_settings_fit_mode)
+
+    match: Match = Field(default_factory=Match, description="which devices; left out, all of them")
+    mode: ModeOrAuto = Field("auto", description="how they are shared; auto lets each request choose")
+    preload: PreloadSettings | None = Field(None, description="settings of mode preload")
+    mps: MpsSettings | None = Field(None, description="settings of mode mps")
+    mig: MigSettings | None = Field(None, description="settings of mode mig")
+    exclusive: ExclusiveSettings | None = Field(None, description="settings of mode exclusive")
 
     def settings_preload(self) -> PreloadSettings:
         return self.preload or PreloadSettings()
@@ -100,21 +204,46 @@ class DeviceRule(_Table):
     def settings_mig(self) -> MigSettings:
         return self.mig or MigSettings()
 
+    def settings_exclusive(self) -> ExclusiveSettings:
+        return self.exclusive or ExclusiveSettings()
+
     def allows(self, mode: Mode) -> bool:
         return self.mode in ("auto", mode.value)
 
 
 class PlannerSettings(_Table):
+    """How a device is chosen among those that fit."""
+
     strategy: Literal["pack", "spread"] = Field(
         "pack", description="pack fills the fullest device that fits, spread takes the emptiest"
     )
 
 
 class Policy(_Table):
-    version: Literal[1] = 1
-    planner: PlannerSettings = Field(default_factory=PlannerSettings)
-    device: tuple[DeviceRule, ...] = ()
+    """The policy of a node."""
+
+    version: Annotated[Literal[1], BeforeValidator(_version)] = Field(1, description="of this format")
+    planner: PlannerSettings = Field(default_factory=PlannerSettings, description="choosing among devices")
+    device: tuple[DeviceRule, ...] = Field(
+        (),
+        strict=False,
+        max_length=MAX_RULES,
+        description="rules in order: the first whose match covers a device gives its mode",
+    )
 
     def rule_for(self, device: Device) -> DeviceRule:
         """The first rule that covers the device; without one, mode "auto"."""
         return next((rule for rule in self.device if rule.match.covers(device)), DeviceRule())
+
+
+# every table by its name in TOML, array numbers left out
+TABLES: dict[str, type[BaseModel]] = {
+    "": Policy,
+    "planner": PlannerSettings,
+    "device": DeviceRule,
+    "device.match": Match,
+    "device.preload": PreloadSettings,
+    "device.mps": MpsSettings,
+    "device.mig": MigSettings,
+    "device.exclusive": ExclusiveSettings,
+}

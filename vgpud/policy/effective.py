@@ -1,0 +1,59 @@
+"""The effective policy: every key that counts, its default filled in where no file gives it."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from vgpud.model.tenancy import Mode
+from vgpud.policy.locate import KeyPath, quote
+from vgpud.policy.model import DeviceRule, Policy
+
+
+def effective(policy: Policy) -> dict[str, Any]:
+    """`policy` as plain JSON values, quantities as text such as "4GiB".
+
+    A rule has the settings of each mode that it allows. Keys that restrict nothing (a match key, or
+    MIG profiles, that are not given) are left out. What comes out is itself a valid policy.
+    """
+    filled = policy.model_copy(update={"device": tuple(_filled(rule) for rule in policy.device)})
+    return filled.model_dump(mode="json", exclude_none=True)
+
+
+def digest(policy: Policy) -> str:
+    """SHA-256 in hex of the effective policy: comments, order of keys and stated defaults do not count."""
+    text = json.dumps(effective(policy), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def leaves(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
+    """The key paths of `effective`'s values in order; an array that holds no tables is one value."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaves(inner, (*path, key))
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for number, inner in enumerate(value):
+            yield from leaves(inner, (*path, number))
+    else:
+        yield path, value
+
+
+def as_toml(value: object) -> str:
+    """One of `leaves`' values as TOML would have it."""
+    if isinstance(value, list):
+        return f"[{', '.join(as_toml(element) for element in value)}]"
+    if isinstance(value, str):
+        return quote(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+def _filled(rule: DeviceRule) -> DeviceRule:
+    settings = {
+        "preload": rule.settings_preload() if rule.allows(Mode.PRELOAD) else None,
+        "mps": rule.settings_mps() if rule.allows(Mode.MPS) else None,
+        "mig": rule.settings_mig() if rule.allows(Mode.MIG) else None,
+        "exclusive": rule.settings_exclusive() if rule.allows(Mode.EXCLUSIVE) else None,
+    }
+    return rule.model_copy(update=settings)

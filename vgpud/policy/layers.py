@@ -1,0 +1,61 @@
+"""Which files make up the policy, and in which order.
+
+Lowest first: the vendor's drop-ins, the main file, then the drop-ins under /run and /etc together,
+each group in the order of the file names. A drop-in hides those of the same name in directories
+below its own (/usr/lib < /run < /etc), and a symlink to /dev/null only hides: the rules that
+systemd has for its own drop-ins (systemd.unit(5), "standard-conf").
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from vgpud.policy.origin import Origin, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPaths:
+    """Where the policy lies; a directory that is None, or absent, holds no drop-ins.
+
+    A main file that does not exist means the built-in policy, unless `main_required`.
+    """
+
+    main: Path = Path("/etc/vgpud/vgpud.toml")
+    vendor_dir: Path | None = Path("/usr/lib/vgpud/conf.d")
+    run_dir: Path | None = Path("/run/vgpud/conf.d")
+    admin_dir: Path | None = Path("/etc/vgpud/conf.d")
+    main_required: bool = False
+
+
+def select(paths: PolicyPaths) -> tuple[tuple[Path, ...], tuple[Problem, ...]]:
+    """The files to read, lowest first, and the directories that could not be listed."""
+    problems: list[Problem] = []
+    vendor = _drop_ins(paths.vendor_dir, problems)
+    runtime = _drop_ins(paths.run_dir, problems)
+    admin = _drop_ins(paths.admin_dir, problems)
+    above = {**runtime, **admin}
+    below = {name: path for name, path in vendor.items() if name not in above}
+    main = (paths.main,) if paths.main_required or os.path.lexists(paths.main) else ()
+    return (*_in_order(below), *main, *_in_order(above)), tuple(problems)
+
+
+def _drop_ins(directory: Path | None, problems: list[Problem]) -> dict[str, Path]:
+    if directory is None:
+        return {}
+    try:
+        names = os.listdir(directory)  # noqa: PTH208 - names are what hides one another
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        sentence = f"the drop-in directory cannot be read: {(error.strerror or str(error)).lower()}"
+        problems.append(Problem(Origin(directory), "", sentence, "make it readable to vgpud, or remove it"))
+        return {}
+    return {name: directory / name for name in names if name.endswith(".toml") and not name.startswith(".")}
+
+
+def _in_order(files: dict[str, Path]) -> tuple[Path, ...]:
+    return tuple(files[name] for name in sorted(files) if not _is_mask(files[name]))
+
+
+def _is_mask(path: Path) -> bool:
+    return path.is_symlink() and os.path.realpath(path) == os.devnull

@@ -1,0 +1,127 @@
+"""From the files of a node to one typed policy, with the origin of every key.
+
+Tables of higher layers merge into those of lower ones key by key; any other value, an array too,
+replaces what was there. Each file is checked by itself as well, so that a mistake is told with its
+own file and line even where a higher layer would hide it, and all mistakes are told at once.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import ValidationError
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.policy.effective import digest, effective, leaves
+from vgpud.policy.layers import PolicyPaths, select
+from vgpud.policy.locate import KeyPath, spell
+from vgpud.policy.model import Policy
+from vgpud.policy.origin import BUILT_IN, Origin, Problem
+from vgpud.policy.rules import Where, check_rules
+from vgpud.policy.source import Source, read
+from vgpud.policy.words import explain
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPolicy:
+    """`origins` has every effective key ("device[0].match.name"); `files` are those read, lowest first.
+
+    `digest` is equal for equal effective policies, however they are written.
+    """
+
+    policy: Policy
+    origins: Mapping[str, Origin]
+    files: tuple[Path, ...]
+    digest: str
+
+
+def load(paths: PolicyPaths) -> LoadedPolicy:
+    """The policy in force; raises VgpuError(BAD_POLICY) with one line of details per mistake."""
+    files, unlisted = select(paths)
+    problems = list(unlisted)
+    sources: list[Source] = []
+    for path in files:
+        source = read(path)
+        if isinstance(source, Problem):
+            problems.append(source)
+            continue
+        sources.append(source)
+        problems += check_source(source, needs_version=path == paths.main)
+    if problems:
+        raise bad_policy(problems)
+    return assemble(sources)
+
+
+def check_source(source: Source, needs_version: bool) -> list[Problem]:
+    """What is wrong with one file by itself, in the order of its lines."""
+    problems = list(_problems(source.data, source.origin))
+    if needs_version and "version" not in source.data:
+        hint = "write version = 1 at the top of the file, before any table"
+        problems.append(Problem(Origin(source.path, 1), "version", "is missing", hint))
+    return sorted(problems, key=lambda problem: problem.origin.line or 0)
+
+
+def assemble(sources: Sequence[Source]) -> LoadedPolicy:
+    """One policy out of files that are right by themselves; raises VgpuError(BAD_POLICY)."""
+
+    def where(path: KeyPath) -> Origin:
+        return origin_of(path, sources)
+
+    data: Mapping[str, Any] = reduce(deep_merge, (source.data for source in sources), {})
+    problems = list(_problems(data, where))
+    if problems:
+        raise bad_policy(problems)
+    policy = Policy.model_validate(data)
+    origins = {spell(path): where(path) for path, _ in leaves(effective(policy))}
+    files = tuple(source.path for source in sources)
+    return LoadedPolicy(policy, MappingProxyType(origins), files, digest(policy))
+
+
+def deep_merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    """`high` over `low`: tables key by key, anything else replaced whole, arrays too."""
+    merged = dict(low)
+    for key, value in high.items():
+        below = merged.get(key)
+        if isinstance(below, dict) and isinstance(value, dict):
+            merged[key] = deep_merge(below, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def origin_of(path: KeyPath, sources: Sequence[Source]) -> Origin:
+    """The highest file that has `path`; inside an array, the file that gave the whole array.
+
+    The sources must be right by themselves, so that a path is a table in all of them or in none.
+    """
+    first_number = next((at for at, part in enumerate(path) if isinstance(part, int)), len(path))
+    for source in reversed(sources):
+        if source.has(path):
+            return source.origin(path)
+        if first_number < len(path) and source.has(path[:first_number]):
+            break
+    return BUILT_IN
+
+
+def bad_policy(problems: Sequence[Problem]) -> VgpuError:
+    """All of `problems` as one error."""
+    details = tuple(str(problem) for problem in problems)
+    if len(problems) == 1:
+        only = problems[0]
+        place = f"{only.origin}: {only.key}" if only.key else str(only.origin)
+        return VgpuError(ErrorCode.BAD_POLICY, f"{place}: {only.sentence}", only.hint, details)
+    files = len({problem.origin.file for problem in problems})
+    sentence = f"the policy has {len(problems)} errors in {files} file{'s' if files > 1 else ''}"
+    return VgpuError(ErrorCode.BAD_POLICY, f"{sentence}, the first at {details[0]}", "correct each", details)
+
+
+def _problems(data: Mapping[str, Any], where: Where) -> Iterator[Problem]:
+    try:
+        Policy.model_validate(data)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            yield Problem(where(detail["loc"]), spell(detail["loc"]), *explain(detail))
+    yield from check_rules(data, where)

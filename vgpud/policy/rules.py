@@ -1,0 +1,143 @@
+"""What is wrong with [[device]] rules as a whole: conflicts that no single key shows.
+
+Works on the values as they stand in the file, so that one wrong key hides no conflict elsewhere.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from pydantic import ValidationError
+
+from vgpud.model.quantity import format_bytes
+from vgpud.policy.locate import KeyPath, spell
+from vgpud.policy.model import MAX_RULES, MODES_WITH_SETTINGS, Match
+from vgpud.policy.origin import Origin, Problem
+
+# nvmlDeviceGetUUID of a physical GPU, as nvidia-smi -L prints it
+_UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+Where = Callable[[KeyPath], Origin]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """One element of `device` as written; `match` is None where it does not validate."""
+
+    path: KeyPath
+    raw: Mapping[str, Any]
+    match: Match | None
+
+    @property
+    def mode(self) -> object:
+        return self.raw.get("mode", "auto")
+
+
+def check_rules(data: Mapping[str, Any], where: Where) -> Iterator[Problem]:
+    """Problems of the rules in `data`, in no particular order."""
+    elements = data.get("device", [])
+    if not isinstance(elements, list) or len(elements) > MAX_RULES:
+        return
+    rules = [
+        _Rule(("device", number), element, _match(element))
+        for number, element in enumerate(elements)
+        if isinstance(element, dict)
+    ]
+    for number, rule in enumerate(rules):
+        yield from _settings_of_another_mode(rule, where)
+        if rule.match is not None:
+            yield from _hopeless_match(rule, rule.match, where)
+            yield from _hidden(rule, rule.match, rules[:number], where)
+
+
+def subsumes(wide: Match, narrow: Match) -> bool:
+    """Every device that `narrow` covers, `wide` covers too. Never wrongly true; False if unsure."""
+    return (
+        (wide.uuid is None or wide.uuid == narrow.uuid)
+        and (wide.index is None or wide.index == narrow.index)
+        and (wide.name is None or (narrow.name is not None and _glob_subsumes(wide.name, narrow.name)))
+        and (
+            wide.memory_min is None
+            or (narrow.memory_min is not None and narrow.memory_min >= wide.memory_min)
+        )
+        and (
+            wide.memory_max is None
+            or (narrow.memory_max is not None and narrow.memory_max <= wide.memory_max)
+        )
+        and (wide.mig_capable is None or wide.mig_capable == narrow.mig_capable)
+    )
+
+
+def _glob_subsumes(wide: str, narrow: str) -> bool:
+    if wide == narrow:
+        return True
+    # With only stars in `wide`, whatever its stars take of the text of `narrow` they also take of
+    # any name that `narrow` matches. Brackets would break that: "[ab]" is longer than what it matches.
+    return not set("?[") & set(wide) and "[" not in narrow and fnmatchcase(narrow, wide)
+
+
+def _match(element: Mapping[str, Any]) -> Match | None:
+    try:
+        return Match.model_validate(element.get("match", {}))
+    except ValidationError:
+        return None
+
+
+def _settings_of_another_mode(rule: _Rule, where: Where) -> Iterator[Problem]:
+    if rule.mode == "auto" or not isinstance(rule.mode, str):
+        return
+    for name in MODES_WITH_SETTINGS:
+        if name in rule.raw and name != rule.mode:
+            yield _problem(
+                (*rule.path, name),
+                where,
+                f"settings of mode {name} stand in a rule whose mode is {rule.mode[:20]}",
+                f'remove them, or set mode = "{name}" or "auto"',
+            )
+
+
+def _hopeless_match(rule: _Rule, match: Match, where: Where) -> Iterator[Problem]:
+    path = (*rule.path, "match")
+    low, high = match.memory_min, match.memory_max
+    if low is not None and high is not None and low > high:
+        yield _problem(
+            (*path, "memory_min"),
+            where,
+            f"no device has at least {format_bytes(low)} and at most {format_bytes(high)}",
+            "exchange memory_min and memory_max",
+        )
+    if match.uuid is not None and not _UUID.fullmatch(match.uuid):
+        yield _problem(
+            (*path, "uuid"),
+            where,
+            f"{match.uuid[:50]!r} is not the UUID of a whole device",
+            "copy it from nvidia-smi -L: GPU- and 36 lower-case characters",
+        )
+    if match.mig_capable is False and rule.mode == "mig":
+        yield _problem(
+            (*rule.path, "mode"),
+            where,
+            "mode mig on devices that MIG cannot partition",
+            "set match.mig_capable = true, or another mode",
+        )
+
+
+def _hidden(rule: _Rule, match: Match, earlier: list[_Rule], where: Where) -> Iterator[Problem]:
+    for other in earlier:
+        if other.match is None or not subsumes(other.match, match):
+            continue
+        first = f"{spell(other.path)} (line {where(other.path).line})"
+        if other.match == match:
+            sentence = f"has the same match as {first}, so it can never apply"
+            hint = "remove one of the two"
+        else:
+            sentence = f"can never apply: {first} comes first and covers every device that it covers"
+            hint = "put the narrower rule first"
+        yield _problem(rule.path, where, sentence, hint)
+        return
+
+
+def _problem(path: KeyPath, where: Where, sentence: str, hint: str) -> Problem:
+    return Problem(where(path), spell(path), sentence, hint)

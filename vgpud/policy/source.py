@@ -1,0 +1,90 @@
+"""One policy file: its values and the line of each key."""
+
+import re
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vgpud.policy.locate import KeyPath, locate
+from vgpud.policy.origin import Origin, Problem
+
+# a policy of MAX_RULES rules is a fraction of this; a parser fed with more can be kept busy for long
+MAX_FILE_BYTES = 256 * 1024
+
+_POSITION = re.compile(r" \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file that is well-formed TOML; `lines` is keyed as policy/locate.py says."""
+
+    path: Path
+    data: Mapping[str, Any]
+    lines: Mapping[KeyPath, int]
+
+    def has(self, path: KeyPath) -> bool:
+        return path in self.lines
+
+    def origin(self, path: KeyPath) -> Origin:
+        """Where `path` stands, or what it is nearest to: the table that should hold it."""
+        while path and path not in self.lines:
+            path = path[:-1]
+        return Origin(self.path, self.lines.get(path, 1))
+
+
+def read(path: Path) -> Source | Problem:
+    """The file at `path`, or why it cannot be had."""
+    try:
+        raw = _read_bytes(path)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        return Problem(Origin(path), "", f"cannot be read: {reason.lower()}", "check the path and its mode")
+    if isinstance(raw, Problem):
+        return raw
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        sentence = f"byte {error.start} (0x{raw[error.start]:02x}) is not UTF-8"
+        return Problem(Origin(path, line), "", sentence, "TOML files are in UTF-8")
+    return parse(path, text)
+
+
+def parse(path: Path, text: str) -> Source | Problem:
+    """`text` as the content of `path`, or what keeps it from being TOML."""
+    try:
+        return Source(path, tomllib.loads(text), locate(text))
+    except RecursionError:
+        return Problem(Origin(path), "", "is nested too deeply", "a policy has four levels")
+    except ValueError as error:  # TOMLDecodeError, and plain ValueError for a number of 4300 digits
+        return _malformed(path, text, str(error))
+
+
+def _read_bytes(path: Path) -> bytes | Problem:
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        # opening a FIFO would wait for a writer
+        return Problem(Origin(path), "", "is not a regular file", "move it away")
+    with path.open("rb") as file:
+        raw = file.read(MAX_FILE_BYTES + 1)
+    if len(raw) > MAX_FILE_BYTES:
+        sentence = f"is larger than {MAX_FILE_BYTES} bytes"
+        return Problem(Origin(path), "", sentence, "a policy is short: is this the right file")
+    return raw
+
+
+def _malformed(path: Path, text: str, message: str) -> Problem:
+    found = _POSITION.search(message)
+    line, where = None, ""
+    if found:
+        at_end = found["line"] is None
+        line = text.count("\n") + 1 if at_end else int(found["line"])
+        where = " at the end of the file" if at_end else f" at column {found['column']}"
+        message = message[: found.start()]
+    reason = "".join(c if c.isprintable() else " " for c in message)
+    sentence = f"is not TOML: {reason[:1].lower()}{reason[1:200]}{where}"
+    hint = "save the file without a byte order mark" if text.startswith("\ufeff") else ""
+    return Problem(Origin(path, line), "", sentence, hint)

@@ -1,0 +1,117 @@
+"""Validation errors in our own words: what is wrong, with its figures, and what to write instead."""
+
+import re
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic_core import ErrorDetails
+
+from vgpud.policy.locate import KeyPath, quote
+from vgpud.policy.model import TABLES
+
+_SHOWN_LENGTH = 40
+
+# pydantic's error types, as listed at https://docs.pydantic.dev/latest/errors/validation_errors/
+_WANTED = {
+    "string_type": ("text", 'write it in quotes: "..."'),
+    "int_type": ("a whole number", ""),
+    "float_type": ("a number", ""),
+    "bool_type": ("true or false", "write it without quotes"),
+    "tuple_type": ("an array", 'write it as in ["..."]'),
+    "model_type": ("a table", ""),
+}
+
+
+def explain(error: ErrorDetails) -> tuple[str, str]:
+    """The sentence and the hint for one of pydantic's errors."""
+    kind, path, value = error["type"], error["loc"], error["input"]
+    context: Mapping[str, Any] = error.get("ctx", {})
+    if kind == "vgpud":
+        return str(context["sentence"]), str(context["hint"])
+    if kind == "extra_forbidden":
+        return "is not a key that vgpud knows", _hint_for_key(path)
+    if kind == "literal_error":
+        return _not_a_choice(value, re.findall(r"'([^']*)'", str(context["expected"])))
+    if kind in _WANTED:
+        return _wrong_type(kind, path, value)
+    return _impossible(kind, value, context) or (f"{shown(value)}: {error['msg'].lower()}", "")
+
+
+def shown(value: object) -> str:
+    """A value of TOML in a few words; never long, never on two lines."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        text = quote(value[:_SHOWN_LENGTH])
+        return text if len(value) <= _SHOWN_LENGTH else f"{text}..."
+    if isinstance(value, int) and value.bit_length() > 64:
+        return "a number beyond 64 bits"
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, list | tuple):
+        return f"an array of {len(value)}"
+    return str(value)
+
+
+def _impossible(kind: str, value: object, context: Mapping[str, Any]) -> tuple[str, str] | None:
+    match kind:
+        case "greater_than_equal":
+            return f"{shown(value)} is too small", f"the least is {context['ge']:g}"
+        case "less_than_equal":
+            return f"{shown(value)} is too large", f"the most is {context['le']:g}"
+        case "finite_number":
+            return f"{shown(value)} is not a finite number", "leave the key out for its default"
+        case "string_too_short" | "too_short":
+            return "is empty, so nothing could ever match it", "leave the key out to allow all"
+        case "too_long":
+            return f"has {context['actual_length']} entries", f"the most is {context['max_length']}"
+    return None
+
+
+def _wrong_type(kind: str, path: KeyPath, value: object) -> tuple[str, str]:
+    wanted, hint = _WANTED[kind]
+    if path == ("device",):
+        wanted, hint = "an array of tables", "write [[device]], with two brackets"
+    elif kind == "model_type":
+        hint = f"write {_header(_table_name(path))} and its keys below"
+    elif kind == "bool_type" and not isinstance(value, str):
+        hint = ""
+    return f"{shown(value)} is not {wanted}", hint
+
+
+def _not_a_choice(value: object, choices: list[str]) -> tuple[str, str]:
+    sentence = f"{shown(value)} is not one of {', '.join(choices)}"
+    close = _closest(value, choices) if isinstance(value, str) else None
+    return sentence, f'did you mean "{close}"' if close else ""
+
+
+def _hint_for_key(path: KeyPath) -> str:
+    key, table = str(path[-1]), _table_name(path[:-1])
+    here = TABLES[table].model_fields
+    elsewhere = [name for name, model in TABLES.items() if key in model.model_fields]
+    if elsewhere:
+        return f"it belongs in {' or '.join(_header(name) for name in elsewhere)}"
+    close = _closest(key, here)
+    if close:
+        return f"did you mean {close}"
+    for name, model in TABLES.items():
+        close = _closest(key, model.model_fields)
+        if close:
+            return f"did you mean {close} in {_header(name)}"
+    return f"known here: {', '.join(here)}" if here else "this table takes no keys"
+
+
+def _closest(word: str, known: Iterable[str]) -> str | None:
+    bare = word[:_SHOWN_LENGTH].lower().replace("-", "_")
+    return next(iter(get_close_matches(bare, list(known), 1, 0.7)), None)
+
+
+def _table_name(path: KeyPath) -> str:
+    return ".".join(part for part in path if isinstance(part, str))
+
+
+def _header(table: str) -> str:
+    if table == "":
+        return "the top of the file, before any table"
+    return "[[device]]" if table == "device" else f"[{table}]"
