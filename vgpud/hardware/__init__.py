@@ -1,1 +1,1 @@
-"""The only door to NVML: immutable snapshots of the devices."""
+"""The only door to NVML: immutable snapshots, MIG changes, device nodes and Xid events."""

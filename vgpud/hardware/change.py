@@ -1,0 +1,185 @@
+"""What this room changes on a device: MIG mode, GPU instances, the compute mode.
+
+Each works on the handle of one device, inside a worker. `Target` says which device it is, so that
+errors can name it and who holds it.
+"""
+
+import ctypes
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from vgpud.hardware.holders import in_use
+from vgpud.hardware.mig import (
+    Handle,
+    compute_instance_handles,
+    compute_profiles,
+    read_instance,
+)
+from vgpud.hardware.nvml import (
+    IN_USE,
+    INSUFFICIENT_RESOURCES,
+    INVALID_ARGUMENT,
+    NOT_FOUND,
+    NOT_SUPPORTED,
+    RESET_REQUIRED,
+    SUCCESS,
+    Nvml,
+    NvmlRefusal,
+)
+from vgpud.hardware.read import COMPUTE_MODES, read_processes
+from vgpud.model.device import ComputeMode, GpuInstance, Placement
+from vgpud.model.errors import ErrorCode, VgpuError
+
+# the driver lets go of an instance a moment after its last compute instance went
+SETTLE_SECONDS = 5.0
+_SETTLE_STEP_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    nvml: Nvml
+    handle: Handle
+    uuid: str
+    host_root: Path
+
+    def held(self, what: str, gpu_instance_id: int | None = None) -> VgpuError:
+        """DEVICE_IN_USE with the processes on the device, or on one of its GPU instances."""
+        processes = read_processes(self.nvml, self.handle)
+        if gpu_instance_id is not None:
+            processes = tuple(p for p in processes if p.gpu_instance_id == gpu_instance_id)
+        return in_use(what, processes, self.host_root)
+
+
+def set_mig_mode(target: Target, enabled: bool) -> bool:
+    """True when the mode is in force, False when NVML took the request but a reset is due.
+
+    NVML answers twice: whether it took the request (the call's status) and whether the mode came
+    into force (the activation status). Only the mode that it reads back says where that ended.
+    Raises VgpuError: DEVICE_IN_USE, RESET_NEEDED, UNSUPPORTED, NVML_FAILED, GPU_LOST.
+    """
+    what = f"mig mode of {target.uuid}"
+    try:
+        activation = target.nvml.demand("nvmlDeviceSetMigMode", target.handle, int(enabled))
+    except NvmlRefusal as refusal:
+        if refusal.status == IN_USE:
+            raise target.held(what) from refusal
+        raise
+    current, pending = target.nvml.demand("nvmlDeviceGetMigMode", target.handle)
+    if bool(current) is enabled and bool(pending) is enabled:
+        return True
+    if bool(pending) is enabled:
+        return False
+    if activation == IN_USE:
+        raise target.held(what)
+    raise NvmlRefusal(activation if activation != SUCCESS else RESET_REQUIRED, "nvmlDeviceSetMigMode")
+
+
+def create_gpu_instance(target: Target, profile_id: int, placement: Placement) -> GpuInstance:
+    """The new GPU instance with one compute instance over all of it; nothing is left on failure.
+
+    Raises VgpuError: NO_CAPACITY (the place is taken), UNSUPPORTED, BAD_REQUEST, GPU_LOST, NVML_FAILED.
+    """
+    place = target.nvml.binding.c_nvmlGpuInstancePlacement_t(start=placement.start, size=placement.size)
+    what = f"profile {profile_id} at {placement.start}:{placement.size} of {target.uuid}"
+    try:
+        gpu_instance = target.nvml.demand(
+            "nvmlDeviceCreateGpuInstanceWithPlacement", target.handle, profile_id, ctypes.pointer(place)
+        )
+    except NvmlRefusal as refusal:
+        raise _cannot_create(what, refusal) from refusal
+    try:
+        _create_compute_instance(target.nvml, gpu_instance)
+        return read_instance(target.nvml, gpu_instance)
+    except NvmlRefusal:
+        _empty(target, gpu_instance, what)
+        _destroy_settled(target, gpu_instance, what)
+        raise
+
+
+def _cannot_create(what: str, refusal: NvmlRefusal) -> VgpuError:
+    if refusal.status == INSUFFICIENT_RESOURCES:
+        return VgpuError(
+            ErrorCode.NO_CAPACITY,
+            f"no room for {what}: another gpu instance is there",
+            "see the instances with `nvidia-smi mig -lgi`",
+        )
+    if refusal.status == INVALID_ARGUMENT:
+        return VgpuError(
+            ErrorCode.BAD_REQUEST,
+            f"the device does not have {what}",
+            "take a profile and a placement that the device lists",
+        )
+    if refusal.status == NOT_SUPPORTED:
+        return VgpuError(
+            ErrorCode.UNSUPPORTED,
+            f"cannot create {what}: mig mode is off, or the profile is not supported",
+            "put the device into mode mig",
+        )
+    return refusal
+
+
+def _create_compute_instance(nvml: Nvml, gpu_instance: Handle) -> None:
+    """The compute instance that takes all slices of its GPU instance; NVML's first of equals."""
+    profiles = compute_profiles(nvml, gpu_instance)
+    if not profiles:
+        raise NvmlRefusal(NOT_SUPPORTED, "nvmlGpuInstanceGetComputeInstanceProfileInfo")
+    whole = max(profiles, key=lambda profile: (profile.slice_count, profile.sm_count))
+    nvml.demand("nvmlGpuInstanceCreateComputeInstance", gpu_instance, whole.id)
+
+
+def destroy_gpu_instance(target: Target, gpu_instance_id: int) -> None:
+    """Ends with the instance gone, whatever of it was there; can be cut anywhere and run again.
+
+    Raises VgpuError: DEVICE_IN_USE (with the processes on it), GPU_LOST, NVML_FAILED.
+    """
+    what = f"gpu instance {gpu_instance_id} of {target.uuid}"
+    try:
+        gpu_instance = target.nvml.demand("nvmlDeviceGetGpuInstanceById", target.handle, gpu_instance_id)
+    except NvmlRefusal as refusal:
+        if refusal.status in (NOT_FOUND, NOT_SUPPORTED):  # gone, or MIG mode is off
+            return
+        raise
+    _empty(target, gpu_instance, what, gpu_instance_id)
+    _destroy_settled(target, gpu_instance, what, gpu_instance_id)
+
+
+def _empty(target: Target, gpu_instance: Handle, what: str, gpu_instance_id: int | None = None) -> None:
+    for compute_instance in compute_instance_handles(target.nvml, gpu_instance):
+        try:
+            target.nvml.demand("nvmlComputeInstanceDestroy", compute_instance)
+        except NvmlRefusal as refusal:
+            if refusal.status == IN_USE:
+                raise target.held(what, gpu_instance_id) from refusal
+            if refusal.status != NOT_FOUND:
+                raise
+
+
+def _destroy_settled(
+    target: Target, gpu_instance: Handle, what: str, gpu_instance_id: int | None = None
+) -> None:
+    until = time.monotonic() + SETTLE_SECONDS
+    while True:
+        try:
+            target.nvml.demand("nvmlGpuInstanceDestroy", gpu_instance)
+        except NvmlRefusal as refusal:
+            if refusal.status == NOT_FOUND:
+                return
+            if refusal.status != IN_USE:
+                raise
+            if time.monotonic() >= until:
+                raise target.held(what, gpu_instance_id) from refusal
+            time.sleep(_SETTLE_STEP_SECONDS)
+        else:
+            return
+
+
+def set_compute_mode(target: Target, mode: ComputeMode) -> None:
+    """Raises VgpuError: UNSUPPORTED, DEVICE_IN_USE, GPU_LOST, NVML_FAILED."""
+    number = next(key for key, value in COMPUTE_MODES.items() if value is mode)
+    try:
+        target.nvml.demand("nvmlDeviceSetComputeMode", target.handle, number)
+    except NvmlRefusal as refusal:
+        if refusal.status == IN_USE:
+            raise target.held(f"compute mode of {target.uuid}") from refusal
+        raise

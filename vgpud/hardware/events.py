@@ -1,0 +1,129 @@
+"""Xid events: the driver's own word on what went wrong with a device, as it happens."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from vgpud.hardware.gateway import Gateway
+from vgpud.hardware.mig import Handle
+from vgpud.hardware.nvml import GPU_IS_LOST, TIMEOUT, Nvml, NvmlRefusal
+from vgpud.model.errors import VgpuError
+
+log = structlog.get_logger(__name__)
+
+WAIT_MILLISECONDS = 5000  # a wait cannot be cut short: this bounds how long stopping takes
+RETRY_SECONDS = 10.0
+XID_CRITICAL_ERROR = 0x8  # nvml.h nvmlEventTypeXidCriticalError
+_NO_INSTANCE = 0xFFFFFFFF
+
+# a program's own fault, the device goes on: NVIDIA's "Xid Errors" document, and the list that
+# NVIDIA's Kubernetes device plugin leaves out of its health checks
+_APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEvent:
+    """`xid` is None where NVML says that some device is lost; `uuid` is empty if it cannot say which."""
+
+    uuid: str
+    xid: int | None
+    gpu_instance_id: int | None = None
+    compute_instance_id: int | None = None
+
+    @property
+    def is_application_fault(self) -> bool:
+        return self.xid in _APPLICATION_XIDS
+
+    @property
+    def sentence(self) -> str:
+        who = self.uuid or "a device"
+        if self.xid is None:
+            return f"{who} has fallen off the bus"
+        where = "" if self.gpu_instance_id is None else f" in gpu instance {self.gpu_instance_id}"
+        blame = ", the fault of a program on it" if self.is_application_fault else ""
+        return f"{who} reported Xid {self.xid}{where}{blame}"
+
+
+def watch_events(
+    gateway: Gateway, callback: Callable[[DeviceEvent], None], stop: threading.Event
+) -> threading.Thread:
+    """A started thread that calls `callback` (in that thread) for each event, until `stop` is set.
+
+    It ends within WAIT_MILLISECONDS of `stop`. It goes on over a missing driver, a lost device and
+    a driver reload; devices without events are left out. The thread is a daemon thread.
+    """
+    thread = threading.Thread(target=_watch, args=(gateway, callback, stop), name="nvml-events", daemon=True)
+    thread.start()
+    return thread
+
+
+def _watch(gateway: Gateway, callback: Callable[[DeviceEvent], None], stop: threading.Event) -> None:
+    told = ""
+    while not stop.is_set():
+        try:
+            event_set, watched, listed = gateway.run("its events", lambda: _register(gateway.nvml))
+            try:
+                if not watched:
+                    log.info("no-device-with-events", devices=listed)
+                    return
+                _wait(gateway.nvml, event_set, listed, callback, stop)
+            finally:
+                gateway.nvml.call("nvmlEventSetFree", event_set)
+        except VgpuError as error:
+            if isinstance(error, NvmlRefusal) and error.status == GPU_IS_LOST:
+                callback(DeviceEvent("", None))
+            if error.sentence != told:
+                told = error.sentence
+                log.warning("events-interrupted", error=told, retry_seconds=RETRY_SECONDS)
+            stop.wait(RETRY_SECONDS)
+
+
+def _register(nvml: Nvml) -> tuple[Handle, int, int]:
+    """The event set, and how many devices it watches of how many there are."""
+    event_set: Handle = nvml.demand("nvmlEventSetCreate")
+    listed = int(nvml.demand("nvmlDeviceGetCount"))
+    watched = 0
+    for index in range(listed):
+        try:
+            handle = nvml.demand("nvmlDeviceGetHandleByIndex", index)
+            supported = nvml.call("nvmlDeviceGetSupportedEventTypes", handle) or 0
+            if supported & XID_CRITICAL_ERROR:
+                nvml.demand("nvmlDeviceRegisterEvents", handle, XID_CRITICAL_ERROR, event_set)
+                watched += 1
+        except NvmlRefusal as refusal:
+            log.info("device-without-events", index=index, reason=refusal.sentence)
+    return event_set, watched, listed
+
+
+def _wait(
+    nvml: Nvml,
+    event_set: Handle,
+    listed: int,
+    callback: Callable[[DeviceEvent], None],
+    stop: threading.Event,
+) -> None:
+    """Until `stop`, or until the number of devices is no longer `listed`."""
+    while not stop.is_set():
+        try:
+            data = nvml.demand("nvmlEventSetWait", event_set, WAIT_MILLISECONDS)
+        except NvmlRefusal as refusal:
+            if refusal.status != TIMEOUT:
+                raise
+            if nvml.demand("nvmlDeviceGetCount") != listed:
+                return
+            continue
+        if data.eventType & XID_CRITICAL_ERROR:
+            callback(
+                DeviceEvent(
+                    uuid=nvml.call("nvmlDeviceGetUUID", data.device) or "",
+                    xid=int(data.eventData),
+                    gpu_instance_id=_instance(data.gpuInstanceId),
+                    compute_instance_id=_instance(data.computeInstanceId),
+                )
+            )
+
+
+def _instance(value: int) -> int | None:
+    return None if value == _NO_INSTANCE else int(value)

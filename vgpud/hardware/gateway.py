@@ -1,0 +1,324 @@
+"""The gateway: snapshots of the node's devices and the changes made on them, through NVML only."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+import pynvml
+import structlog
+
+from vgpud.hardware import change
+from vgpud.hardware.mig import Handle, read_instances, read_profiles
+from vgpud.hardware.nvml import (
+    DRIVER_NOT_LOADED,
+    GPU_IS_LOST,
+    GPU_NOT_FOUND,
+    INVALID_ARGUMENT,
+    LIB_RM_VERSION_MISMATCH,
+    NOT_FOUND,
+    UNINITIALIZED,
+    Nvml,
+    NvmlRefusal,
+)
+from vgpud.hardware.read import Reader, Static, read_memory, read_processes
+from vgpud.hardware.topology import read_links
+from vgpud.hardware.workers import Workers
+from vgpud.model.device import (
+    ComputeMode,
+    Device,
+    DeviceProcess,
+    GpuInstance,
+    Health,
+    Link,
+    Node,
+    Placement,
+)
+from vgpud.model.errors import ErrorCode, VgpuError
+
+log = structlog.get_logger(__name__)
+T = TypeVar("T")
+
+# without the persistence daemon the first client wakes every GPU up, seconds for each
+INIT_SECONDS = 60.0
+# destroying an instance takes about a second, and any MIG call up to ten under load
+CHANGE_SECONDS = 60.0
+_NODE = "the node"
+# the library itself is gone, not one device
+_LIBRARY_GONE = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH})
+
+
+@dataclass(frozen=True, slots=True)
+class _System:
+    driver_version: str
+    nvml_version: str
+    cuda_version: str
+    device_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Unwell:
+    """A device that would not be read; `uuid` is empty where not even that was to be had."""
+
+    index: int
+    uuid: str
+    error: VgpuError
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What snapshots leave for the next one."""
+
+    devices: dict[str, Device]
+    statics: dict[str, Static]
+    links_of: tuple[object, ...] = ()
+    links: dict[tuple[str, str], Link] | None = None
+
+
+class Gateway:
+    """The only door to NVML. Thread-safe; NVML is loaded and initialised by the first call.
+
+    Every method raises VgpuError: NVML_MISSING, DRIVER_MISSING, NVML_TIMEOUT, NVML_FAILED. Calls
+    block for up to their deadline, so an event loop calls them through `asyncio.to_thread`.
+    """
+
+    def __init__(
+        self,
+        deadline_seconds: float = 5.0,
+        host_root: Path = Path("/"),
+        binding: ModuleType = pynvml,
+    ) -> None:
+        self.nvml = Nvml(binding)
+        self.deadline_seconds = deadline_seconds
+        self.host_root = host_root
+        self._reader = Reader(self.nvml, host_root)
+        self._workers = Workers()
+        self._lock = threading.Lock()
+        self._generation = 0  # of the initialised library; 0 while it is not
+        self._generations = 0
+        self._changes = 0  # under way now
+        self._known = _Known({}, {})
+
+    def call(self, name: str, *args: object) -> Any:  # noqa: ANN401  # the binding is untyped
+        """One NVML call by its name in the binding; None where card or driver have no answer."""
+        return self.run(_NODE, lambda: self.nvml.call(name, *args))
+
+    def run(self, subject: str, job: Callable[[], T], deadline_seconds: float | None = None) -> T:
+        """`job` in a worker, a deadline for each NVML call in it; again if the driver was reloaded.
+
+        The job must fetch the handles that it uses, as they do not outlive a reload. While a MIG
+        change is under way any call may have to wait for it inside the driver, so none is given up.
+        """
+        deadline = self.deadline_seconds if deadline_seconds is None else deadline_seconds
+        if self._changes:
+            deadline = max(deadline, CHANGE_SECONDS)
+        generation = self._ensure_init()
+        try:
+            return self._workers.run(subject, deadline, job)
+        except NvmlRefusal as refusal:
+            if refusal.status != UNINITIALIZED:
+                raise
+        log.warning("nvml-initialised-again", subject=subject)
+        self._forget_init(generation)
+        self._ensure_init()
+        return self._workers.run(subject, deadline, job)
+
+    def close(self) -> None:
+        """Lets go of the driver, so that it can be unloaded; the next call initialises again.
+
+        End the event watch first. Does nothing where NVML is not initialised.
+        """
+        with self._lock:
+            if self._generation:
+                self._workers.run(_NODE, self.deadline_seconds, lambda: self.nvml.demand("nvmlShutdown"))
+                self._generation = 0
+
+    def _ensure_init(self) -> int:
+        generation = self._generation
+        if generation:
+            return generation
+        with self._lock:
+            if not self._generation:
+                self._workers.run("its start", INIT_SECONDS, lambda: self.nvml.demand("nvmlInit"))
+                self._generations += 1
+                self._generation = self._generations
+            return self._generation
+
+    def _forget_init(self, generation: int) -> None:
+        """Of several callers that saw the same reload, one initialises."""
+        with self._lock:
+            if self._generation == generation:
+                self._generation = 0
+                self._known = replace(self._known, statics={}, links_of=())
+
+    # snapshots
+
+    def snapshot(self) -> Node:
+        """All devices now. One that is lost or does not answer is listed so, the others as usual."""
+        system = self.run(_NODE, self._read_system)
+        known = self._known
+        if system.device_count != len(known.devices):
+            known = replace(known, statics={}, links_of=())
+        statics: dict[str, Static] = {}
+        read: list[Device] = []
+        unwell: list[_Unwell] = []
+        for index in range(system.device_count):
+            answer = self._read_index(index, system, known)
+            if isinstance(answer, _Unwell):
+                unwell.append(answer)
+                continue
+            device, statics[answer[0].uuid] = answer
+            read.append(device)
+        links_of, links = self._links(read, system, known)
+        devices = sorted(read + _marked(unwell, read, known), key=lambda device: device.index)
+        self._known = _Known({d.uuid: d for d in devices}, statics, links_of, links)
+        return Node(
+            devices=tuple(devices),
+            driver_version=system.driver_version,
+            nvml_version=system.nvml_version,
+            cuda_version=system.cuda_version,
+            simulated=self.nvml.simulated,
+            links=links,
+        )
+
+    def _read_system(self) -> _System:
+        cuda = self.nvml.call("nvmlSystemGetCudaDriverVersion")
+        return _System(
+            driver_version=self.nvml.call("nvmlSystemGetDriverVersion") or "",
+            nvml_version=self.nvml.call("nvmlSystemGetNVMLVersion") or "",
+            cuda_version=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
+            device_count=int(self.nvml.demand("nvmlDeviceGetCount")),
+        )
+
+    def _read_index(self, index: int, system: _System, known: _Known) -> tuple[Device, Static] | _Unwell:
+        subject = next((d.uuid for d in known.devices.values() if d.index == index), f"gpu {index}")
+        seen = ""
+
+        def job() -> tuple[Device, Static]:
+            nonlocal seen
+            handle = self.nvml.demand("nvmlDeviceGetHandleByIndex", index)
+            seen = self.nvml.demand("nvmlDeviceGetUUID", handle)
+            blank = Device(uuid=seen, index=index)
+            cached = known.statics.get(seen)
+            return self._reader.device(handle, blank, cached, system.driver_version)
+
+        try:
+            return self.run(subject, job)
+        except VgpuError as error:
+            if isinstance(error, NvmlRefusal) and error.status in _LIBRARY_GONE:
+                raise
+            return _Unwell(index, seen, error)
+
+    def _links(
+        self, devices: list[Device], system: _System, known: _Known
+    ) -> tuple[tuple[object, ...], dict[tuple[str, str], Link]]:
+        """They change with the devices, the driver and MIG mode; empty while NVML will not say."""
+        key: tuple[object, ...] = (
+            system.driver_version,
+            *((d.uuid, d.index, d.mig.current, d.mig.pending) for d in devices),
+        )
+        if known.links is not None and known.links_of == key:
+            return key, known.links
+        handle = "nvmlDeviceGetHandleByIndex"
+        try:
+            links = self.run(
+                "its links",
+                lambda: read_links(self.nvml, {d.uuid: self.nvml.demand(handle, d.index) for d in devices}),
+            )
+        except VgpuError as error:
+            log.warning("links-not-read", error=error.sentence)
+            return (), {}
+        return key, links
+
+    # one device
+
+    def processes(self, uuid: str) -> tuple[DeviceProcess, ...]:
+        """Raises VgpuError also: NO_SUCH_DEVICE, GPU_LOST."""
+        return self._on_device(uuid, lambda: read_processes(self.nvml, self._handle(uuid)))
+
+    def gpu_instances(self, uuid: str) -> tuple[GpuInstance, ...]:
+        """The GPU instances that exist now. Raises VgpuError also: NO_SUCH_DEVICE, GPU_LOST."""
+
+        def job() -> tuple[GpuInstance, ...]:
+            handle = self._handle(uuid)
+            total_bytes = read_memory(self.nvml, handle).total_bytes
+            return read_instances(self.nvml, handle, read_profiles(self.nvml, handle, total_bytes))
+
+        return self._on_device(uuid, job)
+
+    def set_mig_mode(self, uuid: str, enabled: bool) -> bool:
+        """True when the mode is in force now, False when it is pending a reset of the device.
+
+        Raises VgpuError also: NO_SUCH_DEVICE, GPU_LOST, DEVICE_IN_USE, RESET_NEEDED, UNSUPPORTED.
+        """
+        return self._change(uuid, lambda target: change.set_mig_mode(target, enabled))
+
+    def create_gpu_instance(self, uuid: str, profile_id: int, placement: Placement) -> GpuInstance:
+        """With one compute instance over all of it; see change.create_gpu_instance for errors."""
+        return self._change(uuid, lambda target: change.create_gpu_instance(target, profile_id, placement))
+
+    def destroy_gpu_instance(self, uuid: str, gpu_instance_id: int) -> None:
+        """Compute instances first; idempotent, and can be cut anywhere and run again.
+
+        Raises VgpuError also: NO_SUCH_DEVICE, GPU_LOST, DEVICE_IN_USE.
+        """
+        self._change(uuid, lambda target: change.destroy_gpu_instance(target, gpu_instance_id))
+
+    def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
+        """Raises VgpuError also: NO_SUCH_DEVICE, GPU_LOST, DEVICE_IN_USE, UNSUPPORTED."""
+        self._change(uuid, lambda target: change.set_compute_mode(target, mode))
+
+    def _change(self, uuid: str, work: Callable[[change.Target], T]) -> T:
+        def job() -> T:
+            return work(change.Target(self.nvml, self._handle(uuid), uuid, self.host_root))
+
+        with self._lock:
+            self._changes += 1
+        try:
+            return self._on_device(uuid, job, CHANGE_SECONDS)
+        finally:
+            with self._lock:
+                self._changes -= 1
+
+    def _on_device(self, uuid: str, job: Callable[[], T], deadline_seconds: float | None = None) -> T:
+        try:
+            return self.run(uuid, job, deadline_seconds)
+        except NvmlRefusal as refusal:
+            raise refusal.about(uuid) from refusal
+
+    def _handle(self, uuid: str) -> Handle:
+        """Inside a worker only."""
+        try:
+            return self.nvml.demand("nvmlDeviceGetHandleByUUID", uuid)
+        except NvmlRefusal as refusal:
+            if refusal.status in (NOT_FOUND, GPU_NOT_FOUND, INVALID_ARGUMENT):
+                raise VgpuError(
+                    ErrorCode.NO_SUCH_DEVICE,
+                    f"no device {uuid} on this node",
+                    "see `vgpuctl devices` for what is there",
+                ) from refusal
+            raise
+
+
+def _marked(unwell: list[_Unwell], read: list[Device], known: _Known) -> list[Device]:
+    """Devices that would not be read, with what was last known of them.
+
+    One that was never read gets a uuid that no GPU has, so that it is seen nevertheless.
+    """
+    present = {device.uuid for device in read}
+    marked: list[Device] = []
+    for one in unwell:
+        last = known.devices.get(one.uuid) or next(
+            (d for d in known.devices.values() if d.index == one.index and d.uuid not in present), None
+        )
+        device = last or Device(uuid=one.uuid or f"unknown-gpu-{one.index}", index=one.index)
+        lost = isinstance(one.error, NvmlRefusal) and one.error.status == GPU_IS_LOST
+        health = Health.LOST if lost else Health.FAILED
+        if device.health is not health:
+            log.error("device-unwell", uuid=device.uuid, health=health.value, reason=one.error.sentence)
+        marked.append(
+            replace(device, index=one.index, processes=(), health=health, health_reason=one.error.sentence)
+        )
+    return marked

@@ -1,0 +1,37 @@
+"""Who holds a device: what a person needs to know when a change is refused because of it."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from vgpud.model.device import DeviceProcess
+from vgpud.model.errors import ErrorCode, VgpuError
+
+_SHOWN = 4
+
+
+def command(pid: int, host_root: Path) -> str:
+    """The process's command name (proc(5), comm), or "?" where it is gone or not ours to see."""
+    try:
+        return (host_root / "proc" / str(pid) / "comm").read_text(errors="replace").strip() or "?"
+    except OSError:
+        return "?"
+
+
+def in_use(what: str, processes: Iterable[DeviceProcess], host_root: Path) -> VgpuError:
+    """VgpuError(DEVICE_IN_USE) that names the processes, all of them in its details."""
+    pids = sorted({process.pid for process in processes})
+    names = [f"{pid} ({command(pid, host_root)})" for pid in pids]
+    if not names:
+        return VgpuError(
+            ErrorCode.DEVICE_IN_USE,
+            f"{what} is in use, and nvml names no process that uses it",
+            "a persistence or monitoring daemon may hold it: see `fuser -v /dev/nvidia*`",
+        )
+    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    noun = "process" if len(names) == 1 else f"{len(names)} processes"
+    return VgpuError(
+        ErrorCode.DEVICE_IN_USE,
+        f"{what} is in use by {noun} {shown}",
+        "end what uses it, then try again",
+        tuple(f"process {name}" for name in names),
+    )

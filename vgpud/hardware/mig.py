@@ -1,0 +1,169 @@
+"""What NVML says of MIG on a device: profiles with their placements, and the instances that exist."""
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from vgpud.hardware.nvml import INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, Nvml, NvmlRefusal
+from vgpud.model.device import ComputeInstance, GpuInstance, MigProfile, Placement
+from vgpud.model.quantity import GIB, MIB
+
+Handle = object
+_GONE = frozenset({INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED})
+_MAX_INSTANCES = 32  # nvml.h wants room for the profile's instance count; that count is wrong on A30
+_GPU_PROFILE_COUNT = 0x11  # NVML_GPU_INSTANCE_PROFILE_COUNT of nvml.h 12.9, where the binding lacks it
+_COMPUTE_PROFILE_COUNT = 0x8
+_ENGINE_SHARED = 0  # NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+
+# nvml.h NVML_GPU_INSTANCE_PROFILE_*: the variants that a v1 struct, which has no name, cannot tell
+_SUFFIX_OF_INDEX: dict[int, str] = {
+    0x07: "+me",
+    0x08: "+me",
+    0x0A: "+gfx",
+    0x0B: "+gfx",
+    0x0C: "+gfx",
+    0x0D: "-me",
+    0x0E: "-me",
+    0x0F: "+me.all",
+    0x10: "+me.all",
+    0x11: "+gfx",
+}
+
+
+def read_profiles(nvml: Nvml, handle: Handle, total_bytes: int) -> tuple[MigProfile, ...]:
+    """The GPU instance profiles of a device, by profile id; empty where it has none.
+
+    They are readable while MIG mode is off (from driver 550 on).
+    """
+    found: dict[int, MigProfile] = {}
+    for index in range(nvml.constant("NVML_GPU_INSTANCE_PROFILE_COUNT", _GPU_PROFILE_COUNT)):
+        profile = _read_profile(nvml, handle, index, total_bytes)
+        if profile is not None:
+            found[profile.id] = profile
+    return tuple(found[key] for key in sorted(found))
+
+
+def _read_profile(nvml: Nvml, handle: Handle, index: int, total_bytes: int) -> MigProfile | None:
+    info = nvml.call("nvmlDeviceGetGpuInstanceProfileInfo", handle, index, 2)
+    name = info.name if info is not None else ""
+    if info is None:
+        info = nvml.call("nvmlDeviceGetGpuInstanceProfileInfo", handle, index, 1)
+    if info is None:
+        return None
+    if isinstance(name, bytes):
+        name = name.decode(errors="replace")
+    memory_bytes = int(info.memorySizeMB) * MIB
+    return MigProfile(
+        id=int(info.id),
+        name=name.removeprefix("MIG ") or profile_name(index, info.sliceCount, memory_bytes, total_bytes),
+        slice_count=int(info.sliceCount),
+        instance_count=int(info.instanceCount),
+        sm_count=int(info.multiprocessorCount),
+        memory_bytes=memory_bytes,
+        placements=_read_placements(nvml, handle, int(info.id)),
+    )
+
+
+def profile_name(index: int, slice_count: int, memory_bytes: int, total_bytes: int) -> str:
+    """The name that nvidia-smi prints, for drivers whose NVML does not name profiles.
+
+    The figure after the dot is the card's memory in GiB, rounded up, times the profile's part of
+    it in whole eighths: the rule by which every name of the tables in the MIG User Guide comes out.
+    """
+    suffix = _SUFFIX_OF_INDEX.get(index, "")
+    if total_bytes <= 0:
+        return f"{slice_count}g{suffix}"
+    eighths = -(-8 * memory_bytes // total_bytes)
+    card_gib = -(-total_bytes // GIB)
+    gib = (eighths * card_gib + 4) // 8  # to the nearest, halves up
+    return f"{slice_count}g.{gib}gb{suffix}"
+
+
+def _read_placements(nvml: Nvml, handle: Handle, profile_id: int) -> tuple[Placement, ...]:
+    count = ctypes.pointer(ctypes.c_uint(0))
+    name = "nvmlDeviceGetGpuInstancePossiblePlacements"
+    if nvml.call(name, handle, profile_id, None, count) is None or not count.contents.value:
+        return ()
+    places = (nvml.binding.c_nvmlGpuInstancePlacement_t * count.contents.value)()
+    if nvml.call(name, handle, profile_id, places, count) is None:
+        return ()
+    listed = {Placement(int(p.start), int(p.size)) for p in places[: count.contents.value]}
+    return tuple(sorted(listed))
+
+
+def read_instances(nvml: Nvml, handle: Handle, profiles: tuple[MigProfile, ...]) -> tuple[GpuInstance, ...]:
+    """The GPU instances that exist, by id. One that goes away meanwhile is left out."""
+    found: list[GpuInstance] = []
+    for profile in profiles:
+        count = ctypes.pointer(ctypes.c_uint(0))
+        room = (nvml.binding.c_nvmlGpuInstance_t * max(_MAX_INSTANCES, profile.instance_count))()
+        if nvml.call("nvmlDeviceGetGpuInstances", handle, profile.id, room, count) is None:
+            continue
+        for gpu_instance in room[: count.contents.value]:
+            try:
+                found.append(read_instance(nvml, gpu_instance))
+            except NvmlRefusal as refusal:
+                if refusal.status not in _GONE:
+                    raise
+    return tuple(sorted(found, key=lambda instance: instance.id))
+
+
+def read_instance(nvml: Nvml, gpu_instance: Handle) -> GpuInstance:
+    """One GPU instance with its compute instances; raises NvmlRefusal if it is gone."""
+    info = nvml.demand("nvmlGpuInstanceGetInfo", gpu_instance)
+    compute = _compute_instances(nvml, gpu_instance)
+    return GpuInstance(
+        id=int(info.id),
+        profile_id=int(info.profileId),
+        placement=Placement(int(info.placement.start), int(info.placement.size)),
+        compute_instances=tuple(sorted(compute, key=lambda instance: instance.id)),
+    )
+
+
+def _compute_instances(nvml: Nvml, gpu_instance: Handle) -> Iterator[ComputeInstance]:
+    for handle in compute_instance_handles(nvml, gpu_instance):
+        try:
+            yield read_compute_instance(nvml, handle)
+        except NvmlRefusal as refusal:
+            if refusal.status not in _GONE:
+                raise
+
+
+def read_compute_instance(nvml: Nvml, compute_instance: Handle) -> ComputeInstance:
+    """`device` in NVML's answer is the MIG device's handle, whose UUID is the MIG UUID."""
+    info = nvml.demand("nvmlComputeInstanceGetInfo_v2", compute_instance)
+    uuid = nvml.call("nvmlDeviceGetUUID", info.device) if info.device else None
+    return ComputeInstance(id=int(info.id), profile_id=int(info.profileId), uuid=uuid or "")
+
+
+def compute_instance_handles(nvml: Nvml, gpu_instance: Handle) -> list[Handle]:
+    """All compute instances of a GPU instance; NVML lists them by profile only."""
+    handles: list[Handle] = []
+    for profile_id in dict.fromkeys(p.id for p in compute_profiles(nvml, gpu_instance)):
+        count = ctypes.pointer(ctypes.c_uint(0))
+        room = (nvml.binding.c_nvmlComputeInstance_t * _MAX_INSTANCES)()
+        answer = nvml.call("nvmlGpuInstanceGetComputeInstances", gpu_instance, profile_id, room, count)
+        if answer is not None:
+            handles += room[: count.contents.value]
+    return handles
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeProfile:
+    """One compute instance profile of a GPU instance, with the engines shared."""
+
+    id: int
+    slice_count: int
+    sm_count: int
+
+
+def compute_profiles(nvml: Nvml, gpu_instance: Handle) -> list[ComputeProfile]:
+    """In NVML's order; names do not matter here, so the oldest struct will do."""
+    found: list[ComputeProfile] = []
+    for index in range(nvml.constant("NVML_COMPUTE_INSTANCE_PROFILE_COUNT", _COMPUTE_PROFILE_COUNT)):
+        info = nvml.call(
+            "nvmlGpuInstanceGetComputeInstanceProfileInfo", gpu_instance, index, _ENGINE_SHARED, 1
+        )
+        if info is not None:
+            found.append(ComputeProfile(int(info.id), int(info.sliceCount), int(info.multiprocessorCount)))
+    return found

@@ -1,0 +1,195 @@
+"""One device, read from NVML: what never changes is read once, the rest every time."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vgpud.hardware.cores import sm_count
+from vgpud.hardware.mig import Handle, read_instances, read_profiles
+from vgpud.hardware.nvml import Nvml
+from vgpud.model.device import (
+    ComputeMode,
+    Device,
+    DeviceProcess,
+    Mig,
+    MigProfile,
+    Virtualisation,
+)
+
+# nvml.h nvmlComputeMode_t and nvmlGpuVirtualizationMode_t
+COMPUTE_MODES: dict[int, ComputeMode] = {
+    0: ComputeMode.DEFAULT,
+    1: ComputeMode.EXCLUSIVE_THREAD,
+    2: ComputeMode.PROHIBITED,
+    3: ComputeMode.EXCLUSIVE_PROCESS,
+}
+_VIRTUALISATION: dict[int, Virtualisation] = {
+    0: Virtualisation.NONE,
+    1: Virtualisation.PASSTHROUGH,
+    2: Virtualisation.VGPU_GUEST,
+    3: Virtualisation.HOST_VGPU,
+    4: Virtualisation.HOST_VSGA,
+}
+_NO_INSTANCE = 0xFFFFFFFF  # nvml.h: gpuInstanceId of a process outside MIG
+_MEMORY_V2 = 0x02000028  # nvmlMemory_v2: size of the struct, and 2 in the top byte
+_MPS_SINCE = (3, 5)  # CUDA MPS documentation, "Limitations"
+_NODE_SCOPE = 0  # NVML_AFFINITY_SCOPE_NODE
+_NODE_WORDS = 16  # room for 1024 NUMA nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    total_bytes: int = 0
+    reserved_bytes: int = 0
+    used_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Static:
+    """What is cached of a device. `version` is what must not have changed since it was read."""
+
+    version: tuple[object, ...]
+    name: str
+    pci_bus_id: str
+    capability: tuple[int, int] | None
+    sm_count: int | None
+    numa_node: int | None
+    virtualisation: Virtualisation
+    profiles: tuple[MigProfile, ...]
+
+    @property
+    def mps_capable(self) -> bool:
+        """MPS needs compute capability 3.5, and is not there inside a vGPU guest."""
+        enough = self.capability is not None and self.capability >= _MPS_SINCE
+        return enough and self.virtualisation is not Virtualisation.VGPU_GUEST
+
+
+class Reader:
+    """Reads devices; used inside workers only."""
+
+    def __init__(self, nvml: Nvml, host_root: Path) -> None:
+        self._nvml = nvml
+        self._host_root = host_root
+
+    def device(
+        self, handle: Handle, blank: Device, cached: Static | None, driver: str
+    ) -> tuple[Device, Static]:
+        """`blank` (uuid and index) filled in. Raises NvmlRefusal where the device does not work."""
+        call = self._nvml.call
+        memory = read_memory(self._nvml, handle)
+        mode = call("nvmlDeviceGetMigMode", handle)
+        version = (driver, memory.total_bytes, tuple(mode) if mode is not None else None)
+        if cached is None or cached.version != version:
+            profiles = read_profiles(self._nvml, handle, memory.total_bytes) if mode is not None else ()
+            cached = self._static(handle, version, profiles)
+        device = replace(
+            blank,
+            name=cached.name,
+            minor=call("nvmlDeviceGetMinorNumber", handle),
+            pci_bus_id=cached.pci_bus_id,
+            memory_total_bytes=memory.total_bytes,
+            memory_reserved_bytes=memory.reserved_bytes,
+            memory_used_bytes=memory.used_bytes,
+            sm_count=cached.sm_count,
+            compute_capability=cached.capability,
+            mig=_read_mig(self._nvml, handle, mode, cached.profiles),
+            compute_mode=COMPUTE_MODES.get(call("nvmlDeviceGetComputeMode", handle), ComputeMode.DEFAULT),
+            mps_capable=cached.mps_capable,
+            numa_node=cached.numa_node,
+            virtualisation=cached.virtualisation,
+            processes=read_processes(self._nvml, handle),
+        )
+        return device, cached
+
+    def _static(
+        self, handle: Handle, version: tuple[object, ...], profiles: tuple[MigProfile, ...]
+    ) -> Static:
+        call = self._nvml.call
+        capability = call("nvmlDeviceGetCudaComputeCapability", handle)
+        capability = (int(capability[0]), int(capability[1])) if capability is not None else None
+        largest = max((p.sm_count for p in profiles), default=None)
+        pci = call("nvmlDeviceGetPciInfo", handle)
+        bus_id = pci.busId if pci is not None else ""
+        bus_id = bus_id.decode() if isinstance(bus_id, bytes) else bus_id
+        virtualisation = call("nvmlDeviceGetVirtualizationMode", handle)
+        return Static(
+            version=version,
+            name=call("nvmlDeviceGetName", handle) or "",
+            pci_bus_id=bus_id,
+            capability=capability,
+            sm_count=sm_count(call("nvmlDeviceGetNumGpuCores", handle), capability, largest),
+            numa_node=_numa_node(self._nvml, handle, bus_id, self._host_root),
+            virtualisation=_VIRTUALISATION.get(virtualisation, Virtualisation.NONE),
+            profiles=profiles,
+        )
+
+
+def read_memory(nvml: Nvml, handle: Handle) -> Memory:
+    """By the v2 struct, which tells what the driver keeps for itself; older drivers count it as used."""
+    version = nvml.constant("nvmlMemory_v2", _MEMORY_V2)
+    info = nvml.call("nvmlDeviceGetMemoryInfo", handle, version)
+    if info is not None:
+        return Memory(int(info.total), int(info.reserved), int(info.used))
+    info = nvml.call("nvmlDeviceGetMemoryInfo", handle)
+    if info is not None:
+        return Memory(int(info.total), 0, int(info.used))
+    return Memory()
+
+
+def _read_mig(nvml: Nvml, handle: Handle, mode: list[int] | None, profiles: tuple[MigProfile, ...]) -> Mig:
+    if mode is None:
+        return Mig()
+    current, pending = bool(mode[0]), bool(mode[1])
+    instances = read_instances(nvml, handle, profiles) if current else ()
+    return Mig(capable=True, current=current, pending=pending, profiles=profiles, instances=instances)
+
+
+def read_processes(nvml: Nvml, handle: Handle) -> tuple[DeviceProcess, ...]:
+    """All processes on a device, once each: as an MPS client if it is one, else by compute."""
+    found: dict[tuple[int, int | None], DeviceProcess] = {}
+    for kind, name in (
+        ("mps", "nvmlDeviceGetMPSComputeRunningProcesses"),
+        ("compute", "nvmlDeviceGetComputeRunningProcesses"),
+        ("graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
+    ):
+        for entry in _process_list(nvml, handle, name):
+            instance = entry.gpuInstanceId if entry.gpuInstanceId != _NO_INSTANCE else None
+            process = DeviceProcess(entry.pid, entry.usedGpuMemory, kind, instance)
+            found.setdefault((process.pid, instance), process)
+    return tuple(sorted(found.values(), key=lambda p: (p.pid, p.gpu_instance_id or 0)))
+
+
+def _process_list(nvml: Nvml, handle: Handle, name: str) -> list[Any]:
+    """The binding reads `_v3` and `_v2` into the struct of each; drivers before 510 lack `_v3`."""
+    for version in ("_v3", "_v2"):
+        listed = nvml.call(name + version, handle)
+        if listed is not None:
+            return list(listed)
+    return []
+
+
+def _numa_node(nvml: Nvml, handle: Handle, bus_id: str, host_root: Path) -> int | None:
+    """The host's NUMA node next to the device.
+
+    nvmlDeviceGetNumaNodeId is not this: it names the node that a GPU's own memory forms. The
+    memory affinity is; where NVML does not answer by one node, the kernel's file is.
+    """
+    words = nvml.call("nvmlDeviceGetMemoryAffinity", handle, _NODE_WORDS, _NODE_SCOPE)
+    if words is not None:
+        nodes = sum(int(word) << (64 * at) for at, word in enumerate(words))
+        if nodes.bit_count() == 1:
+            return nodes.bit_length() - 1
+    if nvml.simulated:  # its bus ids can be those of other devices of this host
+        return None
+    return _kernel_numa_node(bus_id, host_root)
+
+
+def _kernel_numa_node(bus_id: str, host_root: Path) -> int | None:
+    """The kernel writes a domain of four digits, NVML of eight; -1 is the kernel's "none"."""
+    name = bus_id.lower()
+    name = name[4:] if len(name) == len("00000000:00:00.0") and name.startswith("0000") else name
+    try:
+        text = (host_root / "sys/bus/pci/devices" / name / "numa_node").read_text()
+        return int(text) if int(text) >= 0 else None
+    except (OSError, ValueError):
+        return None

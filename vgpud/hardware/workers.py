@@ -1,0 +1,164 @@
+"""Threads that NVML is called in, so that a driver that hangs does not hang the daemon.
+
+A C call cannot be interrupted. So each job runs in a worker thread while the caller waits; when
+one call in it passes its deadline the caller gets an error, the worker is left behind, and the
+next job gets another one. A worker whose call comes back after all ends at its next beat.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import TypeVar
+
+from vgpud.model.errors import ErrorCode, VgpuError
+
+T = TypeVar("T")
+
+MAX_STUCK = 16  # threads left behind in calls that hang; past this nothing more is tried
+MAX_IDLE = 4
+_current = threading.local()
+
+
+class Abandoned(BaseException):
+    """Raised inside a worker whose caller has gone: nothing of the job may run any more."""
+
+
+class _Job:
+    __slots__ = ("done", "error", "result", "work")
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.work = work
+        self.done = threading.Event()
+        self.result: object = None
+        self.error: BaseException | None = None
+
+
+class _Worker:
+    def __init__(self, came_back: Callable[["_Worker"], None]) -> None:
+        self.call_name = ""
+        self.call_began = 0.0
+        self.abandoned = False
+        self._came_back = came_back
+        self._lock = threading.Lock()
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        threading.Thread(target=self._loop, name="nvml-worker", daemon=True).start()
+
+    def submit(self, job: _Job) -> None:
+        self.call_name, self.call_began = "", time.monotonic()
+        self._jobs.put(job)
+
+    def stop(self) -> None:
+        self._jobs.put(None)
+
+    def abandon(self, job: _Job) -> bool:
+        """False if the job got done in the meantime."""
+        with self._lock:
+            self.abandoned = not job.done.is_set()
+            return self.abandoned
+
+    def _loop(self) -> None:
+        _current.worker = self
+        while (job := self._jobs.get()) is not None:
+            try:
+                job.result = job.work()
+            except BaseException as error:  # handed over to the caller, or dropped if it has gone
+                job.error = error
+            with self._lock:
+                if not self.abandoned:
+                    job.done.set()
+                    continue
+            self._came_back(self)
+            return
+
+
+def beat(call_name: str) -> None:
+    """Marks the begin of one NVML call; in a thread that is not a worker it does nothing."""
+    worker: _Worker | None = getattr(_current, "worker", None)
+    if worker is None:
+        return
+    if worker.abandoned:
+        raise Abandoned
+    worker.call_name, worker.call_began = call_name, time.monotonic()
+
+
+class Workers:
+    """Runs jobs with a deadline for each NVML call in them. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+        self._stuck: dict[_Worker, str] = {}
+
+    @property
+    def stuck_count(self) -> int:
+        return len(self._stuck)
+
+    def run(self, subject: str, deadline_seconds: float, work: Callable[[], T]) -> T:
+        """What `work` returns or raises; `subject` says what it is about.
+
+        Raises VgpuError(NVML_TIMEOUT) when one call takes longer than `deadline_seconds`, and at
+        once while an earlier call about the same subject has not come back, or MAX_STUCK have not.
+        """
+        worker = self._take(subject)
+        job = _Job(work)
+        worker.submit(job)
+        while not job.done.wait(max(0.0, worker.call_began + deadline_seconds - time.monotonic())):
+            late = time.monotonic() - worker.call_began >= deadline_seconds
+            if late and self._abandon(worker, job, subject):
+                raise _timeout(subject, worker, deadline_seconds)
+        self._give(worker)
+        if job.error is not None:
+            raise job.error
+        return job.result  # type: ignore[return-value]  # it is what `work` returned
+
+    def _take(self, subject: str) -> _Worker:
+        with self._lock:
+            for worker, about in self._stuck.items():
+                if about == subject:
+                    raise _still_waiting(subject, worker)
+            if len(self._stuck) >= MAX_STUCK:
+                raise VgpuError(
+                    ErrorCode.NVML_TIMEOUT,
+                    f"{len(self._stuck)} nvml calls do not come back, so no more are tried",
+                    "look for NVRM and Xid lines in the kernel log; a reboot clears it",
+                )
+            return self._idle.pop() if self._idle else _Worker(self._came_back)
+
+    def _give(self, worker: _Worker) -> None:
+        with self._lock:
+            if len(self._idle) < MAX_IDLE:
+                self._idle.append(worker)
+                return
+        worker.stop()
+
+    def _abandon(self, worker: _Worker, job: _Job, subject: str) -> bool:
+        with self._lock:
+            if not worker.abandon(job):
+                return False
+            self._stuck[worker] = subject
+            return True
+
+    def _came_back(self, worker: _Worker) -> None:
+        with self._lock:
+            self._stuck.pop(worker, None)
+
+
+_HINT = "look for NVRM and Xid lines in the kernel log; a reset of the gpu or a reboot clears it"
+
+
+def _timeout(subject: str, worker: _Worker, deadline_seconds: float) -> VgpuError:
+    return VgpuError(
+        ErrorCode.NVML_TIMEOUT,
+        f"nvml did not answer {worker.call_name or 'a call'} about {subject} within {deadline_seconds:g} s",
+        _HINT,
+    )
+
+
+def _still_waiting(subject: str, worker: _Worker) -> VgpuError:
+    seconds = time.monotonic() - worker.call_began
+    return VgpuError(
+        ErrorCode.NVML_TIMEOUT,
+        f"nvml has not answered {worker.call_name or 'a call'} about {subject} for {seconds:.0f} s",
+        _HINT,
+    )
