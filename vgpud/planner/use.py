@@ -42,7 +42,7 @@ class DeviceUse:
         if self.mode is not piece.mode or self.count < 1:
             raise VgpuError(
                 ErrorCode.BUG,
-                f"device {piece.device_uuid} does not hold the slice in mode {piece.mode} that was taken off it",
+                f"device {piece.device_uuid} does not hold the slice in mode {piece.mode} taken off it",
                 "report this with the journal of vgpud",
             )
         if self.count == 1:

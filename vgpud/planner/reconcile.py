@@ -1,0 +1,239 @@
+"""What to do at start so that ledger and world agree again: pure, from what both say.
+
+The ledger is believed about what was meant, the world about what is. Doing the actions in order,
+cut anywhere and begun again, ends in a state for which there is nothing to do.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vgpud.model.device import Device, Health, Node, Placement
+from vgpud.model.tenancy import Allocation, Mode, Slice, State
+
+
+class ActionKind(StrEnum):
+    """In the order in which they are done: room is made before anything is built again."""
+
+    UNDO = "undo"  # an allocation that was never committed: as a release
+    FINISH = "finish"  # a release that was begun: to its end
+    RELEASE = "release"  # an allocation whose tenant is gone
+    REMOVE_SPEC = "remove-spec"  # orphans: nothing in the ledger owns them
+    REMOVE_LEASE = "remove-lease"
+    STOP_MPS = "stop-mps"
+    REMOVE_INSTANCE = "remove-instance"
+    MARK_FAILED = "mark-failed"  # an allocation that cannot be kept up
+    REPAIR = "repair"  # an allocation of which parts are missing: steps.repair_steps
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class InstancePlace:
+    """A MIG instance by where it lies, which does not change as its ids do."""
+
+    device_uuid: str
+    profile_id: int
+    placement: Placement
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The world at start. Allocations are named by id, devices by uuid.
+
+    `node` without devices means that NVML does not answer. `dead_lifetimes` are allocations bound
+    to a process that is gone. `own_instances` are the MIG instances that the ledger recorded as
+    made by vgpud, whether or not they exist; others are never touched.
+    """
+
+    node: Node
+    leases: frozenset[str] = frozenset()
+    specs: frozenset[str] = frozenset()
+    mps_daemons: frozenset[str] = frozenset()
+    dead_lifetimes: frozenset[str] = frozenset()
+    boot_changed: bool = False
+    own_instances: frozenset[InstancePlace] = frozenset()
+
+
+class _World:
+    """What was observed, indexed: ten thousand allocations are looked up in it."""
+
+    def __init__(self, observed: Observed) -> None:
+        self.observed = observed
+        self.devices = {device.uuid: device for device in observed.node.devices}
+        self.instances = {device.uuid: _instances(device) for device in observed.node.devices}
+
+    def has(self, place: InstancePlace) -> bool:
+        return place in self.instances.get(place.device_uuid, ())
+
+    def answers(self, uuid: str) -> bool:
+        """Is the device there, and can anything be done on it?"""
+        device = self.devices.get(uuid)
+        return device is not None and device.health is Health.OK
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """`subject` is an allocation's id; for STOP_MPS and REMOVE_INSTANCE a device's uuid."""
+
+    kind: ActionKind
+    subject: str
+    reason: str
+    instance: InstancePlace | None = None
+
+
+def reconcile(ledgered: Iterable[Allocation], observed: Observed) -> tuple[Action, ...]:
+    """Actions in order; none where ledger and world agree, and none while NVML does not answer.
+
+    UNDO, FINISH and RELEASE run steps.release_steps, which also stop a device's daemon and destroy
+    the instances of the allocation; so no orphan is reported of what they take away.
+    """
+    if not observed.node.devices:
+        return ()
+    world = _World(observed)
+    going: list[Action] = []
+    gone: list[Allocation] = []
+    kept: list[Allocation] = []
+    for allocation in sorted(ledgered, key=lambda allocation: allocation.id):
+        action = _going(allocation, world)
+        if action is None:
+            kept.append(allocation)
+        else:
+            going.append(action)
+            gone.append(allocation)
+    ours = observed.own_instances | _places(kept) | _places(gone)
+    keeping = [action for a in kept if (action := _keeping(a, world, ours)) is not None]
+    keeping.sort(key=lambda action: action.kind is ActionKind.REPAIR)
+    return (*going, *_orphans(kept, gone, world), *keeping)
+
+
+def needs_lease(allocation: Allocation) -> bool:
+    """Is the allocation held through a lease folder?"""
+    return any(piece.mode is Mode.PRELOAD for piece in allocation.slices)
+
+
+def _going(allocation: Allocation, world: _World) -> Action | None:
+    """Why an allocation goes, if it does."""
+    if allocation.state is State.ALLOCATING:
+        return _of(allocation, ActionKind.UNDO, "it was never committed")
+    if allocation.state is State.RELEASING:
+        return _of(allocation, ActionKind.FINISH, "its release was begun")
+    why = _tenant_gone(allocation, world)
+    return _of(allocation, ActionKind.RELEASE, why) if why else None
+
+
+def _tenant_gone(allocation: Allocation, world: _World) -> str:
+    """How it is known that nobody uses the allocation any more; empty if it is not."""
+    pid = allocation.request.lifetime.pid
+    if allocation.id in world.observed.dead_lifetimes:
+        return f"process {pid} that it was bound to is gone"
+    if not world.observed.boot_changed:
+        return ""
+    if pid:
+        return f"process {pid} that it was bound to did not outlive the reboot"
+    missing = _missing(allocation, world)
+    return f"the reboot took its {' and '.join(missing)}" if missing else ""
+
+
+def _keeping(allocation: Allocation, world: _World, ours: set[InstancePlace]) -> Action | None:
+    """What an allocation that stays needs. A failed one needs nothing but its release."""
+    if allocation.state is not State.ACTIVE:
+        return None
+    for piece in allocation.slices:
+        why = _unusable(piece, world, ours)
+        if why:
+            return _of(allocation, ActionKind.MARK_FAILED, why)
+    missing = _missing(allocation, world)
+    if missing:
+        return _of(allocation, ActionKind.REPAIR, f"of what it holds was missing: {' and '.join(missing)}")
+    return None
+
+
+def _unusable(piece: Slice, world: _World, ours: set[InstancePlace]) -> str:
+    """Why a slice cannot be kept up; empty if it can."""
+    device = world.devices.get(piece.device_uuid)
+    if device is None:
+        return f"device {piece.device_uuid} is gone"
+    if device.health is not Health.OK:
+        why = f": {device.health_reason}" if device.health_reason else ""
+        return f"device {device.index} is {device.health}{why}"
+    place = _place(piece)
+    if place is None or world.has(place):
+        return ""
+    for other in sorted(world.instances[device.uuid] - ours):
+        if _overlap(other.placement, place.placement):
+            return (
+                f"a MIG instance of others at memory slice {other.placement.start} of device "
+                f"{device.index} lies where its own was"
+            )
+    return ""
+
+
+def _missing(allocation: Allocation, world: _World) -> tuple[str, ...]:
+    """The parts of an allocation that should be in the world and are not."""
+    observed = world.observed
+    missing = []
+    if allocation.id not in observed.specs:
+        missing.append("CDI file")
+    if needs_lease(allocation) and allocation.id not in observed.leases:
+        missing.append("lease")
+    for piece in allocation.slices:
+        if piece.mode is Mode.MPS and piece.device_uuid not in observed.mps_daemons:
+            missing.append(f"MPS daemon on device {piece.device_uuid}")
+        place = _place(piece)
+        if place is not None and not world.has(place):
+            missing.append(f"MIG instance on device {piece.device_uuid}")
+    return tuple(missing)
+
+
+def _orphans(kept: list[Allocation], gone: list[Allocation], world: _World) -> Iterable[Action]:
+    """What no allocation owns, of the things that are vgpud's to remove."""
+    observed = world.observed
+    gone_ids = {allocation.id for allocation in gone}
+    kept_ids = {allocation.id for allocation in kept}
+    for name in sorted(observed.specs - kept_ids - gone_ids):
+        yield Action(ActionKind.REMOVE_SPEC, name, "no allocation has this id")
+    leased = {allocation.id for allocation in kept if needs_lease(allocation)}
+    for name in sorted(observed.leases - leased - gone_ids):
+        why = "its allocation has no preload slice" if name in kept_ids else "no allocation has this id"
+        yield Action(ActionKind.REMOVE_LEASE, name, why)
+    served = _mps_devices(kept) | _mps_devices(gone)
+    for uuid in sorted(observed.mps_daemons - served):
+        yield Action(ActionKind.STOP_MPS, uuid, "no allocation is in mode mps on the device")
+    for place in sorted(observed.own_instances - _places(kept) - _places(gone)):
+        if world.answers(place.device_uuid):
+            why = "no allocation holds it" if world.has(place) else "it is on record and does not exist"
+            yield Action(ActionKind.REMOVE_INSTANCE, place.device_uuid, why, place)
+
+
+def _of(allocation: Allocation, kind: ActionKind, reason: str) -> Action:
+    return Action(kind, allocation.id, reason)
+
+
+def _mps_devices(allocations: Iterable[Allocation]) -> set[str]:
+    return {
+        piece.device_uuid
+        for allocation in allocations
+        for piece in allocation.slices
+        if piece.mode is Mode.MPS
+    }
+
+
+def _places(allocations: Iterable[Allocation]) -> set[InstancePlace]:
+    places = (_place(piece) for allocation in allocations for piece in allocation.slices)
+    return {place for place in places if place is not None}
+
+
+def _place(piece: Slice) -> InstancePlace | None:
+    if piece.mig is None:
+        return None
+    return InstancePlace(piece.device_uuid, piece.mig.profile_id, piece.mig.placement)
+
+
+def _instances(device: Device) -> set[InstancePlace]:
+    return {
+        InstancePlace(device.uuid, instance.profile_id, instance.placement)
+        for instance in device.mig.instances
+    }
+
+
+def _overlap(a: Placement, b: Placement) -> bool:
+    return a.start < b.start + b.size and b.start < a.start + a.size

@@ -1,0 +1,86 @@
+"""The ordered steps of an allocation, a release and a repair; pure, each step idempotent.
+
+The order is what makes a crash harmless: the intent is recorded before anything changes and is
+dropped after everything changed, so whatever exists in the world has a record in the ledger.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from vgpud.model.plan import Step, StepKind
+from vgpud.model.tenancy import Allocation, Mode, Slice
+from vgpud.planner.use import EMPTY, DeviceUse
+
+
+def allocate_steps(slices: Sequence[Slice], use: Mapping[str, DeviceUse]) -> tuple[Step, ...]:
+    """From a decision's slices to a committed allocation; `use` is without these slices.
+
+    A device that holds nothing yet is put into its mode; on the others the mode is there already.
+    """
+    idle = tuple(piece for piece in slices if use.get(piece.device_uuid, EMPTY).count == 0)
+    return (
+        Step(StepKind.RECORD_INTENT, "a crash from here on is undone at the next start"),
+        *(_apply(piece, "the device holds nothing yet") for piece in _one_per_device(idle)),
+        *_attach(slices),
+        Step(StepKind.WRITE_SPEC, "containers get the slices through it"),
+        Step(StepKind.COMMIT, "the tenant holds the allocation from here on"),
+    )
+
+
+def release_steps(allocation: Allocation, use: Mapping[str, DeviceUse]) -> tuple[Step, ...]:
+    """From an allocation to nothing; `use` still counts its slices.
+
+    A device on which these were the last slices is taken out of its mode.
+    """
+    pieces = tuple(enumerate(allocation.slices))
+    last = tuple(
+        piece
+        for piece in _one_per_device(allocation.slices)
+        if use.get(piece.device_uuid, EMPTY).count
+        <= sum(other.device_uuid == piece.device_uuid for other in allocation.slices)
+    )
+    return (
+        Step(StepKind.RECORD_INTENT, "a crash from here on is finished at the next start"),
+        Step(StepKind.REMOVE_SPEC, "no new container may get the slices"),
+        *(
+            _step(StepKind.DETACH, piece, f"slice {ordinal} goes back to the device", ordinal)
+            for ordinal, piece in reversed(pieces)
+        ),
+        *(_step(StepKind.UNAPPLY_MODE, piece, "these were the last slices on the device") for piece in last),
+        Step(StepKind.FORGET, "nothing of the allocation is left"),
+    )
+
+
+def repair_steps(allocation: Allocation) -> tuple[Step, ...]:
+    """Makes real again what an active allocation holds; what is there already stays as it is.
+
+    The commit keeps what attaching may change: a MIG instance comes back with other ids.
+    """
+    return (
+        *(
+            _apply(piece, "the mode is made sure of before the slice is")
+            for piece in _one_per_device(allocation.slices)
+        ),
+        *_attach(allocation.slices),
+        Step(StepKind.WRITE_SPEC, "containers get the slices through it"),
+        Step(StepKind.COMMIT, "an instance that was made again has new ids"),
+    )
+
+
+def _attach(slices: Sequence[Slice]) -> tuple[Step, ...]:
+    return tuple(
+        _step(StepKind.ATTACH, piece, f"slice {ordinal} is made real", ordinal)
+        for ordinal, piece in enumerate(slices)
+    )
+
+
+def _one_per_device(slices: Sequence[Slice]) -> tuple[Slice, ...]:
+    return tuple({piece.device_uuid: piece for piece in slices}.values())
+
+
+def _apply(piece: Slice, reason: str) -> Step:
+    return _step(StepKind.APPLY_MODE, piece, reason)
+
+
+def _step(kind: StepKind, piece: Slice, reason: str, ordinal: int | None = None) -> Step:
+    mode: Mode = piece.mode
+    return Step(kind, reason, device_uuid=piece.device_uuid, mode=mode, slice_ordinal=ordinal)
