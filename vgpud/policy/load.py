@@ -115,7 +115,8 @@ def bad_policy(problems: Sequence[Problem]) -> VgpuError:
         return VgpuError(ErrorCode.BAD_POLICY, f"{place}: {only.sentence}", only.hint, details)
     files = len({problem.origin.file for problem in problems})
     sentence = f"the policy has {len(problems)} errors in {files} file{'s' if files > 1 else ''}"
-    return VgpuError(ErrorCode.BAD_POLICY, f"{sentence}, the first at {details[0]}", "correct each", details)
+    hint = "correct them all; vgpuctl policy check FILE tries a file without loading it"
+    return VgpuError(ErrorCode.BAD_POLICY, f"{sentence}, the first at {details[0]}", hint, details)
 
 
 def _problems(data: Mapping[str, Any], where: Where) -> Iterator[Problem]:

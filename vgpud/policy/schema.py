@@ -29,7 +29,7 @@ def render() -> str:
 
 def _plain(node: dict[str, Any]) -> dict[str, Any]:
     """TOML has no null, an optional key is left out: "or null" and pydantic's titles are only noise."""
-    kept = {
+    kept: dict[str, Any] = {
         key: _plain_value(value)
         for key, value in node.items()
         if not (key == "title" and isinstance(value, str)) and not (key == "default" and value is None)

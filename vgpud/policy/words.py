@@ -91,14 +91,14 @@ def _hint_for_key(path: KeyPath) -> str:
     here = TABLES[table].model_fields
     elsewhere = [name for name, model in TABLES.items() if key in model.model_fields]
     if elsewhere:
-        return f"it belongs in {' or '.join(_header(name) for name in elsewhere)}"
+        return f"it belongs {' or '.join(_place(name) for name in elsewhere)}"
     close = _closest(key, here)
     if close:
         return f"did you mean {close}"
     for name, model in TABLES.items():
         close = _closest(key, model.model_fields)
         if close:
-            return f"did you mean {close} in {_header(name)}"
+            return f"did you mean {close}, {_place(name)}"
     return f"known here: {', '.join(here)}" if here else "this table takes no keys"
 
 
@@ -111,7 +111,9 @@ def _table_name(path: KeyPath) -> str:
     return ".".join(part for part in path if isinstance(part, str))
 
 
+def _place(table: str) -> str:
+    return f"in {_header(table)}" if table else "at the top of the file, before any table"
+
+
 def _header(table: str) -> str:
-    if table == "":
-        return "the top of the file, before any table"
     return "[[device]]" if table == "device" else f"[{table}]"
