@@ -7,7 +7,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.policy.load import PolicyPaths
+from vgpud.policy.layers import PolicyPaths
 
 _INSTALLED_LIBRARIES = Path("/usr/lib/vgpud")
 
@@ -22,7 +22,8 @@ class Settings(BaseSettings):
     config: Path = Field(Path("/etc/vgpud/vgpud.toml"), description="the main policy file")
     cdi_dir: Path = Field(Path("/var/run/cdi"), description="where CDI specs of allocations go")
     host_root: Path = Field(Path("/"), description="root below which /dev and /proc of the driver are read")
-    lib_dir: Path = Field(_INSTALLED_LIBRARIES, description="holds libvgpu.so and vgpu-arbiter")
+    lib_dir: Path = Field(_INSTALLED_LIBRARIES, description="holds libvgpu.so")
+    arbiter: Path = Field(_INSTALLED_LIBRARIES / "vgpu-arbiter", description="the arbiter program")
     group: str = Field("vgpu", description="group that may allocate; empty: the daemon's own group")
     log_level: str = Field("info", description="debug, info, warning or error")
     nvml_deadline_seconds: float = Field(10.0, gt=0, description="a single NVML call may take this long")

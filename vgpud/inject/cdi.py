@@ -85,9 +85,7 @@ def _edit_problems(edits: Mapping[str, Any]) -> list[str]:
     if not edits:
         problems.append("a device without edits")
     problems += [f"bad env {entry!r}" for entry in edits.get("env", ()) if "=" not in entry[1:]]
-    problems += [
-        f"bad device node {node!r}" for node in edits.get("deviceNodes", ()) if not node.get("path")
-    ]
+    problems += [f"bad device node {node!r}" for node in edits.get("deviceNodes", ()) if not node.get("path")]
     problems += [
         f"bad mount {mount!r}"
         for mount in edits.get("mounts", ())

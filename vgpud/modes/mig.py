@@ -65,9 +65,7 @@ class MigMode:
             ),
         )
         nodes = device_nodes(device, done.mig, self._paths.host_root)
-        completed = replace(
-            allocation, slices=tuple(done if s is part else s for s in allocation.slices)
-        )
+        completed = replace(allocation, slices=tuple(done if s is part else s for s in allocation.slices))
         return done, Edits(env=cuda_env(completed), device_nodes=nodes)
 
     async def _find(self, device_uuid: str, place: MigSlice) -> GpuInstance | None:

@@ -6,6 +6,7 @@ from 1 GiB up and MiB below; "Cannot find MPS control daemon process" with statu
 reliable sign that no daemon answers; a pipe path over about 100 bytes fails.
 """
 
+import os
 import re
 import subprocess
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class MpsControl:
             done = subprocess.run(
                 [self.program],
                 input=command + "\n",
-                env={"PATH": "/usr/bin:/bin", **self.environment()},
+                env={**os.environ, **self.environment()},
                 capture_output=True,
                 text=True,
                 timeout=self.timeout_seconds,

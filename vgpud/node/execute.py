@@ -4,6 +4,7 @@
 its next start wherever that was.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ FaultHook = Callable[[str], None]
 
 
 class Executor:
-    def __init__(  # noqa: PLR0913 - one place wires the whole middle together
+    def __init__(
         self,
         book: Book,
         ledger: Ledger,
@@ -40,7 +41,9 @@ class Executor:
         self._cdi_dir = cdi_dir
         self._fault = fault
 
-    async def run(self, verb: str, allocation: Allocation, steps: Sequence[Step]) -> tuple[Allocation, Event | None]:
+    async def run(
+        self, verb: str, allocation: Allocation, steps: Sequence[Step]
+    ) -> tuple[Allocation, Event | None]:
         """All steps in order; answers the allocation as it is then, and the last event written."""
         event: Event | None = None
         for step in steps:
@@ -97,26 +100,29 @@ class Executor:
 
     async def _commit(self, allocation: Allocation) -> tuple[Allocation, Event]:
         sentence = f"{describe(allocation)} for uid {allocation.request.owner.uid}"
-        kind = (
-            EventKind.ALLOCATION_RESIZED
-            if allocation.state is State.RESIZING
-            else EventKind.ALLOCATION_ACTIVE
-        )
-        active, event = await self._ledger.commit(replace(allocation, state=State.ACTIVE), kind, sentence)
+        event = new_event(EventKind.ALLOCATION_ACTIVE, allocation.id, sentence)
+        active = await self._ledger.commit(replace(allocation, state=State.ACTIVE), event)
         self._book.replace(active)
-        return active, event
+        return active, replace(event, revision=active.revision)
 
     async def _forget(self, allocation: Allocation) -> Event | None:
         """An intent that never became active leaves without a word to watchers."""
-        kind = EventKind.ALLOCATION_RELEASED if allocation.revision else None
-        event = await self._ledger.forget(allocation.id, kind, describe(allocation))
+        event = None
+        if allocation.revision:
+            event = new_event(EventKind.ALLOCATION_RELEASED, allocation.id, describe(allocation))
+        written = await self._ledger.forget(allocation.id, event)
         self._book.remove(allocation.id)
-        return event
+        return written
 
 
 def _part(allocation: Allocation, step: Step) -> Slice:
     assert step.slice_ordinal is not None
     return allocation.slices[step.slice_ordinal]
+
+
+def new_event(kind: EventKind, subject: str, sentence: str) -> Event:
+    """Without a revision yet: the ledger gives it."""
+    return Event(0, kind, subject, sentence, time.time_ns())
 
 
 def describe(allocation: Allocation) -> str:

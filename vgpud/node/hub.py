@@ -19,9 +19,11 @@ class Hub:
         self._history = history
         self._watchers: set[asyncio.Queue[Item | None]] = set()
         self._recent: deque[Item] = deque(maxlen=_QUEUE)
+        self.revision = 0  # of the last event known of
 
     def publish(self, event: Event, allocation: Allocation | None = None) -> None:
         item = (event, allocation)
+        self.revision = max(self.revision, event.revision)
         self._recent.append(item)
         for queue in tuple(self._watchers):
             if queue.full():  # a watcher that does not read: it comes back by revision

@@ -9,15 +9,17 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import structlog
 
+from vgpud.hardware.events import DeviceEvent
 from vgpud.ledger import Ledger
 from vgpud.model.caller import Caller
+from vgpud.model.device import Health
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event, EventKind
 from vgpud.model.plan import Step
@@ -26,7 +28,7 @@ from vgpud.model.tenancy import Allocation, Decision, Mode, Request, State
 from vgpud.model.view import DeviceView, NodeDescription, ReloadReport, SliceUse
 from vgpud.modes.base import Effector
 from vgpud.node.book import Book, check_same_request
-from vgpud.node.execute import Executor, FaultHook
+from vgpud.node.execute import Executor, FaultHook, new_event
 from vgpud.node.hub import Hub
 from vgpud.node.inventory import Inventory
 from vgpud.node.lifetimes import Lifetimes
@@ -194,9 +196,25 @@ class NodeKeeper:
             self.hub.publish(event, allocation)
         log.info("released", allocation=allocation.id, uid=allocation.request.owner.uid)
 
+    async def dismantle(self, allocation_id: str) -> None:
+        """At start: takes away what an intent left behind, without asking for tenants."""
+        allocation = replace(self._book.get(allocation_id), state=State.RELEASING)
+        self._book.replace(allocation)
+        await self._dismantle(allocation)
+
+    def release_later(self, allocation_id: str) -> None:
+        """As soon as no process runs in it."""
+        self._spawn(self._release_when_possible(allocation_id))
+
+    async def run_steps(self, verb: str, allocation_id: str, steps: Sequence[Step]) -> None:
+        """Runs a plan on a held allocation, and tells watchers what came of it."""
+        allocation, event = await self._executor.run(verb, self._book.get(allocation_id), steps)
+        if event is not None:
+            self.hub.publish(event, allocation)
+
     def _lifetime_ended(self, allocation_id: str) -> None:
         if allocation_id in self._book:
-            self._spawn(self._release_when_possible(allocation_id))
+            self.release_later(allocation_id)
 
     async def _release_when_possible(self, allocation_id: str) -> None:
         """For an allocation nobody will release: as soon as the processes left in it have ended."""
@@ -216,9 +234,7 @@ class NodeKeeper:
         allocation = self._book.get(allocation_id)
         _check_owner(allocation, caller)
         allocation = _settled(allocation)
-        slices = resize_slices(
-            allocation, memory_bytes, share, self._inventory.node, self._policy.policy, self._book.use
-        )
+        slices = resize_slices(allocation, memory_bytes, share, self._inventory.node, self._book.use)
         if slices == allocation.slices:
             return allocation
         changed = replace(allocation, slices=slices, state=State.RESIZING)
@@ -236,11 +252,10 @@ class NodeKeeper:
         await self._parts.effectors[changed.slices[0].mode].resize(changed)
         self._parts.fault("resize.apply")
         sentence = f"allocation {changed.id}: resized"
-        active, event = await self._ledger.commit(
-            replace(changed, state=State.ACTIVE), EventKind.ALLOCATION_RESIZED, sentence
-        )
+        event = new_event(EventKind.ALLOCATION_RESIZED, changed.id, sentence)
+        active = await self._ledger.commit(replace(changed, state=State.ACTIVE), event)
         self._book.replace(active)
-        self.hub.publish(event, active)
+        self.hub.publish(replace(event, revision=active.revision), active)
         return active
 
     # --- reading
@@ -249,7 +264,7 @@ class NodeKeeper:
         return self._book.get(allocation_id)
 
     def list(self) -> tuple[tuple[Allocation, ...], int]:
-        return tuple(self._book), self._ledger.revision
+        return tuple(self._book), self.hub.revision
 
     async def slice_use(self, allocation: Allocation) -> tuple[SliceUse, ...]:
         """Empty entries where a slice cannot be read: a listing never fails for one lost device."""
@@ -280,7 +295,7 @@ class NodeKeeper:
                     allocation_count=use.count,
                 )
             )
-        return tuple(views), self._ledger.revision
+        return tuple(views), self.hub.revision
 
     def describe(self) -> NodeDescription:
         error = self._inventory.error
@@ -289,7 +304,7 @@ class NodeKeeper:
         return NodeDescription(
             node=self._inventory.node,
             allocation_count=len(self._book),
-            revision=self._ledger.revision,
+            revision=self.hub.revision,
             policy_digest=self._policy.digest,
             status=f"{len(devices)} devices{simulated}, {len(self._book)} allocations, "
             f"policy {self._policy.digest[:8]}",
@@ -321,20 +336,38 @@ class NodeKeeper:
 
     # --- what happens to devices
 
+    async def device_event(self, event: DeviceEvent) -> None:
+        """An Xid, or a device off the bus: watchers are told, and what is held on a lost device fails."""
+        await self._inventory.refresh()
+        lost = {d.uuid: d for d in self._inventory.node.devices if d.health is not Health.OK}
+        kind = EventKind.DEVICE_LOST if event.uuid in lost or not event.uuid else EventKind.DEVICE_CHANGED
+        self.hub.publish(await self._ledger.event(kind, event.uuid, event.sentence))
+        log.warning("device event", device=event.uuid, xid=event.xid, why=event.sentence)
+        for uuid, device in lost.items():
+            await self.fail_allocations(uuid, f"device {device.index} is {device.health.value}")
+
+    async def helper_died(self, device_uuid: str, sentence: str) -> None:
+        """An MPS control daemon takes its clients with it: their allocations are marked at once."""
+        self._parts.transitions.lost(device_uuid)
+        await self.fail_allocations(device_uuid, sentence)
+
     async def fail_allocations(self, device_uuid: str, sentence: str) -> None:
         """Marks what is held on a device that is gone; its owners release it."""
         for allocation in tuple(self._book):
             on_device = any(part.device_uuid == device_uuid for part in allocation.slices)
             if not on_device or allocation.state is not State.ACTIVE:
                 continue
-            failed, event = await self._ledger.commit(
-                replace(allocation, state=State.FAILED, failure=sentence),
-                EventKind.ALLOCATION_FAILED,
-                f"allocation {allocation.id}: {sentence}",
-            )
-            self._book.replace(failed)
-            self.hub.publish(event, failed)
-            log.warning("allocation failed", allocation=allocation.id, device=device_uuid, why=sentence)
+            await self.mark_failed(allocation, sentence)
+
+    async def mark_failed(self, allocation: Allocation, sentence: str) -> None:
+        """It stays in the books, with the reason, until its owner releases it."""
+        event = new_event(
+            EventKind.ALLOCATION_FAILED, allocation.id, f"allocation {allocation.id}: {sentence}"
+        )
+        failed = await self._ledger.commit(replace(allocation, state=State.FAILED, failure=sentence), event)
+        self._book.replace(failed)
+        self.hub.publish(replace(event, revision=failed.revision), failed)
+        log.warning("allocation failed", allocation=allocation.id, why=sentence)
 
     # --- the end
 
@@ -371,5 +404,3 @@ def _settled(allocation: Allocation) -> Allocation:
         f"allocation {allocation.id} is {allocation.state.value} at this moment",
         "try again in a moment",
     )
-
-

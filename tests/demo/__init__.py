@@ -1,0 +1,1 @@
+"""./dev demo: the main job, end to end, as a user would do it, with every claim checked."""

@@ -1,0 +1,128 @@
+"""One vgpud in folders of its own, and vgpuctl against it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "native"
+POLICY = """version = 1
+[[device]]
+mode = "auto"
+"""
+
+
+class DemoNode:
+    def __init__(self, policy: str = POLICY) -> None:
+        # short: the MPS pipes are Unix sockets, whose paths have room for 108 bytes
+        self.folder = Path(tempfile.mkdtemp(prefix="vgpud-"))
+        self.folder.chmod(0o755)
+        self.run_dir = self.folder / "run"
+        (self.folder / "etc").mkdir()
+        config = self.folder / "etc" / "vgpud.toml"
+        config.write_text(policy)
+        self.environment = {
+            **os.environ,
+            "VGPUD_RUN_DIR": str(self.run_dir),
+            "VGPUD_STATE_DIR": str(self.folder / "state"),
+            "VGPUD_CDI_DIR": str(self.folder / "cdi"),
+            "VGPUD_CONFIG": str(config),
+            "VGPUD_LIB_DIR": str(BUILD / "lib"),
+            "VGPUD_ARBITER": str(BUILD / "bin" / "vgpu-arbiter"),
+            "VGPUD_GROUP": "",
+            "VGPUD_SOCKET": str(self.run_dir / "admin.sock"),
+        }
+        self.log = self.folder / "vgpud.log"
+        self.daemon: subprocess.Popen[bytes] | None = None
+
+    def start(self, timeout_seconds: float = 20) -> float:
+        """Seconds until it serves; raises RuntimeError with the log's end if it does not."""
+        began = time.monotonic()
+        with self.log.open("ab") as log:
+            self.daemon = subprocess.Popen(
+                [sys.executable, "-m", "vgpud.daemon"], env=self.environment, stderr=log, cwd=ROOT
+            )
+        while time.monotonic() - began < timeout_seconds:
+            if self.daemon.poll() is not None:
+                break
+            if self.ctl("status", check=False).returncode in (0, 37):
+                return time.monotonic() - began
+            time.sleep(0.02)
+        raise RuntimeError(f"vgpud did not start:\n{self.log.read_text()[-4000:]}")
+
+    def kill(self) -> None:
+        """kill -9, as the kernel's out-of-memory killer would."""
+        assert self.daemon is not None
+        self.daemon.send_signal(signal.SIGKILL)
+        self.daemon.wait()
+
+    def stop(self) -> int:
+        assert self.daemon is not None
+        self.daemon.terminate()
+        return self.daemon.wait(timeout=20)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def ctl(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "vgpud.ctl", *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=ROOT,
+            check=False,
+        )
+        if check and done.returncode != 0:
+            raise RuntimeError(f"vgpuctl {' '.join(arguments)}: {done.stderr.strip()}")
+        return done
+
+    def ctl_json(self, *arguments: str) -> Any:
+        return json.loads(self.ctl(*arguments, "-o", "json").stdout)
+
+    def tenant(self, options: list[str], command: list[str]) -> "Tenant":
+        """A program started by `vgpuctl run` with these options."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "vgpud.ctl", "run", *options, "--", *command],
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        return Tenant(process)
+
+
+class Tenant:
+    """A tenant's program: JSON lines out, its standard input held open until it shall end."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def line(self) -> dict[str, Any]:
+        """The next line it prints; raises RuntimeError with its last words if it ended instead."""
+        assert self.process.stdout is not None
+        text = self.process.stdout.readline()
+        if not text:
+            _, errors = self.process.communicate(timeout=20)
+            raise RuntimeError(f"the tenant ended with {self.process.returncode}: {errors.strip()}")
+        parsed: dict[str, Any] = json.loads(text)
+        return parsed
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def end(self) -> tuple[int, str]:
+        """Its exit code and what else it printed, after its standard input is closed."""
+        output, _ = self.process.communicate(timeout=60)
+        return self.process.returncode, output

@@ -1,0 +1,231 @@
+"""vgpud itself: settings, policy, ledger, hardware, doors, signals; then it waits to be asked."""
+
+import argparse
+import asyncio
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import structlog
+
+from vgpud import __version__, logs, sd
+from vgpud.hardware.events import DeviceEvent, watch_events
+from vgpud.hardware.gateway import Gateway
+from vgpud.ledger import Ledger, LedgerState
+from vgpud.model.errors import ErrorCode, Exit, VgpuError
+from vgpud.model.tenancy import Mode
+from vgpud.modes.base import Effector, Paths
+from vgpud.modes.exclusive import Exclusive
+from vgpud.modes.mig import MigMode
+from vgpud.modes.mps import MpsMode, unit_name
+from vgpud.modes.preload import ARBITER_UNIT, Preload
+from vgpud.node.book import Book
+from vgpud.node.inventory import Inventory
+from vgpud.node.keeper import NodeKeeper, Parts
+from vgpud.node.originals import LedgerOriginals
+from vgpud.node.recover import recover
+from vgpud.node.transitions import Transitions
+from vgpud.policy.load import LoadedPolicy, load
+from vgpud.serve.doors import Doors
+from vgpud.settings import Settings, load_settings
+from vgpud.units import Units, choose_units
+
+log = structlog.get_logger("vgpud")
+
+_STOP_SECONDS = 10.0
+
+
+class Daemon:
+    """Everything that lives as long as the process; built in `running`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.gateway = Gateway(settings.nvml_deadline_seconds, settings.host_root)
+        self.inventory = Inventory(self.gateway)
+        self.book = Book()
+        self.units: Units = choose_units(settings.run_dir)
+        self.stopping = asyncio.Event()
+
+    def load_policy(self) -> LoadedPolicy:
+        return load(self.settings.policy_paths())
+
+    def effectors(self, originals: LedgerOriginals) -> dict[Mode, Effector]:
+        paths = Paths(
+            run_dir=self.settings.run_dir,
+            host_root=self.settings.host_root,
+            libvgpu=self.settings.lib_dir / "libvgpu.so",
+            arbiter=self.settings.arbiter,
+            mps_control=self.settings.mps_control,
+        )
+        return {
+            Mode.EXCLUSIVE: Exclusive(self.gateway, paths),
+            Mode.PRELOAD: Preload(self.units, paths),
+            Mode.MPS: MpsMode(self.gateway, self.units, self.book.slices_on, paths),
+            Mode.MIG: MigMode(self.gateway, originals, paths),
+        }
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[NodeKeeper]:
+        """A keeper whose book, ledger and world agree; raises VgpuError if that cannot be had."""
+        policy = self.load_policy()
+        make_folders(self.settings)
+        async with await Ledger.open(self.settings.state_dir / "ledger.db") as ledger:
+            state, _ = await asyncio.gather(ledger.load(), self.inventory.refresh())
+            keeper, parts = self._assemble(ledger, state, policy)
+            if self.inventory.error is not None:
+                log.warning("no hardware", why=str(self.inventory.error))
+            if self.inventory.node.simulated:
+                log.warning("this node is simulated", driver=self.inventory.node.driver_version)
+            await recover(keeper, parts, state, self.units, self.settings.run_dir, sd.boot_id())
+            try:
+                yield keeper
+            finally:
+                await keeper.close()
+                if not len(self.book):
+                    self._stop_helpers()
+
+    def _assemble(
+        self, ledger: Ledger, state: LedgerState, policy: LoadedPolicy
+    ) -> tuple[NodeKeeper, Parts]:
+        effectors = self.effectors(LedgerOriginals(ledger, state.originals))
+        parts = Parts(
+            ledger=ledger,
+            inventory=self.inventory,
+            book=self.book,
+            transitions=Transitions(
+                effectors, self.inventory, lambda uuid: bool(self.book.slices_on(uuid))
+            ),
+            effectors=effectors,
+            cdi_dir=self.settings.cdi_dir,
+            load_policy=self.load_policy,
+            fault=fault_hook(self.settings.fault_point),
+        )
+        return NodeKeeper(parts, policy), parts
+
+    def _stop_helpers(self) -> None:
+        """With nothing allocated no tenant can miss them, and a stopped vgpud leaves nothing running."""
+        names = [unit_name(device.uuid) for device in self.inventory.node.devices]
+        for name in (ARBITER_UNIT, *names):
+            if self.units.running(name) is not None:
+                self.units.stop(name, 5.0)
+
+
+def fault_hook(point: str) -> Callable[[str], None]:
+    """Tests cut the daemon after a named step, as kill -9 would."""
+    if not point:
+        return lambda _: None
+
+    def cut(reached: str) -> None:
+        if reached == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return cut
+
+
+def make_folders(settings: Settings) -> None:
+    """Raises VgpuError(BAD_SETTING) for a folder that cannot be made or written."""
+    wanted = ((settings.run_dir, 0o755), (settings.run_dir / "leases", 0o755), (settings.state_dir, 0o700))
+    for folder, mode in wanted:
+        try:
+            folder.mkdir(mode=mode, parents=True, exist_ok=True)
+        except OSError as error:
+            raise VgpuError(
+                ErrorCode.LEDGER_READ_ONLY if folder == settings.state_dir else ErrorCode.BAD_SETTING,
+                f"folder {folder} cannot be made: {(error.strerror or str(error)).lower()}",
+                "check its parent's rights, or set VGPUD_RUN_DIR and VGPUD_STATE_DIR",
+            ) from None
+
+
+def raise_file_limit() -> None:
+    """A bound tenant and a connection cost a descriptor each; the usual soft limit is 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def serve(settings: Settings) -> None:
+    """Runs until SIGTERM or SIGINT; SIGHUP reloads the policy."""
+    daemon = Daemon(settings)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, daemon.stopping.set)
+    async with daemon.running() as keeper:
+        doors = Doors(keeper, settings.run_dir, settings.group, sd.listen_sockets())
+        await doors.open()
+        loop.add_signal_handler(signal.SIGHUP, lambda: asyncio.ensure_future(reload(keeper)))
+        watcher = watch_devices(daemon, keeper, loop)
+        heart = asyncio.ensure_future(heartbeat(keeper))
+        sd.notify("READY=1", f"STATUS={keeper.describe().status}")
+        log.info("ready", status=keeper.describe().status, version=__version__)
+        try:
+            await daemon.stopping.wait()
+        finally:
+            sd.notify("STOPPING=1")
+            heart.cancel()
+            watcher()
+            await doors.close(_STOP_SECONDS)
+    log.info("stopped")
+
+
+async def reload(keeper: NodeKeeper) -> None:
+    try:
+        report = await keeper.reload_policy(dry_run=False)
+    except VgpuError as error:
+        log.error("policy not reloaded", why=str(error), details=error.details)
+    else:
+        sd.notify(f"STATUS={keeper.describe().status}")
+        log.info("reload", changed=report.changed, done=report.done, waiting=report.waiting)
+
+
+def watch_devices(
+    daemon: Daemon, keeper: NodeKeeper, loop: asyncio.AbstractEventLoop
+) -> Callable[[], None]:
+    """Xid events become device states; answers what stops the watch."""
+
+    def arrived(event: DeviceEvent) -> None:
+        loop.call_soon_threadsafe(lambda: asyncio.ensure_future(keeper.device_event(event)))
+
+    stop = threading.Event()
+    watch_events(daemon.gateway, arrived, stop)
+    return stop.set
+
+
+async def heartbeat(keeper: NodeKeeper) -> None:
+    """systemd's watchdog is fed from the event loop: a loop that hangs is restarted."""
+    period = sd.watchdog_seconds()
+    while period is not None:
+        sd.notify("WATCHDOG=1", f"STATUS={keeper.describe().status}")
+        await asyncio.sleep(period)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="vgpud", description="share this node's NVIDIA GPUs")
+    parser.add_argument("--version", action="version", version=f"vgpud {__version__}")
+    parser.add_argument("--check", action="store_true", help="check settings and policy, then leave")
+    arguments = parser.parse_args()
+    try:
+        settings = load_settings()
+        logs.configure(settings.level)
+        if arguments.check:
+            load(settings.policy_paths())
+            return int(Exit.OK)
+        raise_file_limit()
+        asyncio.run(serve(settings))
+    except VgpuError as error:
+        complain(error)
+        return int(error.code.exit_code)
+    return int(Exit.OK)
+
+
+def complain(error: VgpuError) -> None:
+    lines = [f"vgpud: {error}", *(f"  {line}" for line in error.details)]
+    if error.hint:
+        lines.append(f"hint: {error.hint}")
+    sys.stderr.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,25 @@
+"""What devices were like before vgpud changed them, kept in the ledger until it is restored."""
+
+from collections.abc import Iterable
+
+from vgpud.ledger import Ledger, Original
+
+
+class LedgerOriginals:
+    """The durable side of modes.base.Originals, with a mirror in memory for reading."""
+
+    def __init__(self, ledger: Ledger, known: Iterable[Original]) -> None:
+        self._ledger = ledger
+        self._known = {(o.device_uuid, o.key): o.value for o in known}
+
+    async def remember(self, device_uuid: str, key: str, value: str) -> None:
+        if (device_uuid, key) not in self._known:
+            await self._ledger.record_original(device_uuid, key, value)
+            self._known[device_uuid, key] = value
+
+    def recall(self, device_uuid: str, key: str) -> str | None:
+        return self._known.get((device_uuid, key))
+
+    async def drop(self, device_uuid: str, key: str) -> None:
+        if self._known.pop((device_uuid, key), None) is not None:
+            await self._ledger.drop_original(device_uuid, key)

@@ -1,0 +1,118 @@
+"""The start: what the ledger says was meant, against what is there; then both are made to agree.
+
+What to do is decided by planner.reconcile, which is pure. A start that is cut again anywhere here
+begins anew with what it then finds.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import structlog
+
+from vgpud.inject import cdi
+from vgpud.lease import list_leases, remove_lease
+from vgpud.ledger import LedgerState
+from vgpud.model.errors import VgpuError
+from vgpud.model.tenancy import Allocation, Mode, State
+from vgpud.modes.mps import unit_name
+from vgpud.node.keeper import NodeKeeper, Parts
+from vgpud.node.lifetimes import is_alive
+from vgpud.planner.reconcile import Action, ActionKind, Observed, reconcile
+from vgpud.planner.steps import repair_steps
+from vgpud.units import Units
+
+log = structlog.get_logger(__name__)
+
+
+async def recover(
+    keeper: NodeKeeper, parts: Parts, state: LedgerState, units: Units, run_dir: Path, boot_id: str
+) -> None:
+    """Leaves book, ledger and world in agreement, whatever was cut before. Raises VgpuError only for
+    a ledger that cannot be written: trouble with one allocation is logged and does not stop others."""
+    for allocation in state.allocations:
+        parts.book.add(allocation)
+    boot_changed = bool(state.boot_id) and state.boot_id != boot_id
+    observed = observe(parts, units, run_dir, state.allocations, boot_changed)
+    actions = reconcile(state.allocations, observed)
+    keeper.hub.revision = await parts.ledger.set_boot_id(boot_id)
+    going = {a.subject for a in actions if a.kind in _GOING}
+    await _assume_modes(parts, (a for a in state.allocations if a.id not in going), units)
+    for action in actions:
+        log.info("reconcile", action=action.kind.value, subject=action.subject, why=action.reason)
+        try:
+            await _act(keeper, parts, units, run_dir, action)
+        except VgpuError as error:
+            log.error("reconcile failed", action=action.kind.value, subject=action.subject, why=str(error))
+    for allocation in tuple(parts.book):
+        if allocation.state is State.RESIZING:
+            await keeper.finish_resize(allocation)
+        keeper.lifetimes.watch(allocation.id, allocation.request.lifetime)
+
+
+_GOING = (ActionKind.UNDO, ActionKind.FINISH, ActionKind.RELEASE)
+
+
+def observe(
+    parts: Parts, units: Units, run_dir: Path, allocations: Iterable[Allocation], boot_changed: bool
+) -> Observed:
+    """What is there, beside the ledger."""
+    node = parts.inventory.node
+    return Observed(
+        node=node,
+        leases=list_leases(run_dir / "leases"),
+        specs=cdi.list_specs(parts.cdi_dir),
+        mps_daemons=frozenset(
+            device.uuid for device in node.devices if units.running(unit_name(device.uuid)) is not None
+        ),
+        dead_lifetimes=frozenset(
+            a.id for a in allocations if a.request.lifetime.pid and not is_alive(a.request.lifetime)
+        ),
+        boot_changed=boot_changed,
+    )
+
+
+async def _assume_modes(parts: Parts, staying: Iterable[Allocation], units: Units) -> None:
+    """A device whose mode still stands is not put into it again; a missing helper is started anew."""
+    seen: set[str] = set()
+    for allocation in staying:
+        for part in allocation.slices:
+            if part.device_uuid in seen:
+                continue
+            seen.add(part.device_uuid)
+            device = parts.inventory.node.device(part.device_uuid)
+            if device is None:
+                continue
+            if part.mode is Mode.PRELOAD:
+                try:
+                    await parts.effectors[Mode.PRELOAD].apply(device)  # the arbiter may have died meanwhile
+                except VgpuError as error:
+                    log.error("no arbiter", why=str(error))
+                    continue
+            stands = {
+                Mode.PRELOAD: True,
+                Mode.EXCLUSIVE: True,
+                Mode.MIG: device.mig.current,
+                Mode.MPS: units.running(unit_name(device.uuid)) is not None,
+            }
+            if stands.get(part.mode, False):
+                parts.transitions.assume(part.device_uuid, part.mode)
+
+
+async def _act(keeper: NodeKeeper, parts: Parts, units: Units, run_dir: Path, action: Action) -> None:
+    match action.kind:
+        case ActionKind.UNDO | ActionKind.FINISH:
+            await keeper.dismantle(action.subject)
+        case ActionKind.RELEASE:
+            keeper.release_later(action.subject)
+        case ActionKind.REMOVE_SPEC:
+            cdi.remove_spec(parts.cdi_dir, action.subject)
+        case ActionKind.REMOVE_LEASE:
+            remove_lease(run_dir / "leases", action.subject)
+        case ActionKind.STOP_MPS:
+            units.stop(unit_name(action.subject), 5.0)
+        case ActionKind.REMOVE_INSTANCE:
+            pass  # instances lie where ledgered slices say, so releasing those removes them
+        case ActionKind.MARK_FAILED:
+            await keeper.mark_failed(parts.book.get(action.subject), action.reason)
+        case ActionKind.REPAIR:
+            await keeper.run_steps("repair", action.subject, repair_steps(parts.book.get(action.subject)))

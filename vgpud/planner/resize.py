@@ -1,0 +1,77 @@
+"""May a running allocation take another size where it is? Pure; nothing moves."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from vgpud.model.device import Node
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import WHOLE, Percent, check_bytes
+from vgpud.model.tenancy import Allocation, Mode, Slice
+from vgpud.planner.use import EMPTY, DeviceUse
+from vgpud.planner.wanted import FIRST_CUT, ModeAbilities
+from vgpud.planner.words import shown_bytes
+
+
+def resize_slices(
+    allocation: Allocation,
+    memory_bytes: int | None,
+    share: Percent | None,
+    node: Node,
+    use: Mapping[str, DeviceUse],
+    abilities: ModeAbilities = FIRST_CUT,
+) -> tuple[Slice, ...]:
+    """The slices with the new size, the same for each; None leaves a figure as it is.
+
+    Raises VgpuError: UNSUPPORTED where the mode fixes its size, NO_CAPACITY where the device has no
+    room, NO_SUCH_DEVICE where the device is gone.
+    """
+    if memory_bytes is None and share is None:
+        raise VgpuError(
+            ErrorCode.BAD_REQUEST,
+            f"nothing to change was named for allocation {allocation.id}",
+            "give a memory limit, a share, or both",
+        )
+    if memory_bytes is not None:
+        check_bytes(memory_bytes)
+    if share not in (None, WHOLE) and not abilities.preload_share:
+        raise VgpuError(
+            ErrorCode.UNSUPPORTED,
+            f"mode preload does not hold a tenant to a compute share of {share} yet",
+            "ask for isolation compute, or leave the share out",
+        )
+    return tuple(_resized(allocation, part, memory_bytes, share, node, use) for part in allocation.slices)
+
+
+def _resized(
+    allocation: Allocation,
+    part: Slice,
+    memory_bytes: int | None,
+    share: Percent | None,
+    node: Node,
+    use: Mapping[str, DeviceUse],
+) -> Slice:
+    if part.mode is not Mode.PRELOAD:
+        raise VgpuError(
+            ErrorCode.UNSUPPORTED,
+            f"allocation {allocation.id} is in mode {part.mode.value}, whose slices keep their size",
+            "allocate one of the new size and release this one",
+        )
+    wanted = part.memory_bytes if memory_bytes is None else memory_bytes
+    device = node.device(part.device_uuid)
+    if device is None:
+        raise VgpuError(
+            ErrorCode.NO_SUCH_DEVICE,
+            f"device {part.device_uuid} of allocation {allocation.id} is not there",
+            "see 'vgpuctl devices'",
+        )
+    others = use.get(part.device_uuid, EMPTY).memory_bytes - part.memory_bytes
+    free = device.memory_usable_bytes - others
+    if wanted > free:
+        raise VgpuError(
+            ErrorCode.NO_CAPACITY,
+            f"{shown_bytes(wanted)} does not fit on device {device.index}: the other allocations leave "
+            f"{shown_bytes(free)} of {shown_bytes(device.memory_usable_bytes)}",
+            f"ask for at most {shown_bytes(free)}",
+        )
+    limited = part.share if share is None else (None if share == WHOLE else share)
+    return replace(part, memory_bytes=wanted, share=limited)
