@@ -1,0 +1,224 @@
+"""A small client of vgpud, one call at a time. Importing it loads neither grpc nor protobuf.
+
+    with Client() as client:
+        for held in client.list_allocations().allocations:
+            ...
+
+Every method returns the reply message of vgpud.proto and raises VgpuError: the daemon's own, or
+UNREACHABLE, DEADLINE or NOT_ALLOWED of this side.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
+
+from vgpud.model.caller import Door
+from vgpud.model.errors import ErrorCode, VgpuError
+
+if TYPE_CHECKING:
+    import grpc
+
+    from vgpud.api.gen import vgpud_pb2 as pb
+    from vgpud.api.gen.vgpud_pb2_grpc import VgpudStub
+
+_SOCKET_NAMES = {Door.READ: "ro.sock", Door.TENANT: "vgpud.sock", Door.ADMIN: "admin.sock"}
+_OPTIONS = (
+    ("grpc.enable_http_proxy", 0),
+    # the daemon is trusted, and its listings have no pages
+    ("grpc.max_receive_message_length", 256 * 1024 * 1024),
+    ("grpc.max_metadata_size", 64 * 1024),
+)
+
+
+def choose_socket(door: Door) -> Path:
+    """The socket for a call that needs `door`.
+
+    VGPUD_SOCKET if it is set; else in VGPUD_RUN_DIR (/run/vgpud) the most privileged one that this
+    process may open.
+    """
+    named = os.environ.get("VGPUD_SOCKET")
+    if named:
+        return Path(named)
+    folder = Path(os.environ.get("VGPUD_RUN_DIR") or "/run/vgpud")
+    if os.geteuid() == 0:
+        return folder / _SOCKET_NAMES[Door.ADMIN]
+    tenant = folder / _SOCKET_NAMES[Door.TENANT]
+    if door is Door.READ and not os.access(tenant, os.R_OK | os.W_OK):
+        return folder / _SOCKET_NAMES[Door.READ]
+    return tenant
+
+
+def unreachable(socket: Path, why: str) -> VgpuError:
+    return VgpuError(
+        ErrorCode.UNREACHABLE,
+        f"vgpud does not answer at {socket}: {why}",
+        "see if it runs: systemctl status vgpud; VGPUD_SOCKET names another socket",
+    )
+
+
+def _quiet_grpc() -> None:
+    """To be called before grpc is loaded.
+
+    Callers start children (vgpuctl run): gRPC's fork handlers only get in their way, and its log
+    would write between their lines.
+    """
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+class Client:
+    """`socket` overrides the choice; `timeout_seconds` bounds each call but `watch`, None does not."""
+
+    def __init__(self, socket: Path | None = None, timeout_seconds: float | None = 30.0) -> None:
+        self._named = socket
+        self._timeout_seconds = timeout_seconds
+        self._channels: dict[Path, tuple[grpc.Channel, VgpudStub]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for channel, _ in self._channels.values():
+            channel.close()
+        self._channels.clear()
+
+    # --- reading
+
+    def get_node(self) -> "pb.NodeReply":
+        from vgpud.api.gen import vgpud_pb2 as pb
+
+        reply: pb.NodeReply = self._call("GetNode", pb.GetNodeRequest())
+        return reply
+
+    def list_devices(self) -> "pb.ListDevicesReply":
+        from vgpud.api.gen import vgpud_pb2 as pb
+
+        reply: pb.ListDevicesReply = self._call("ListDevices", pb.ListDevicesRequest())
+        return reply
+
+    def get_allocation(self, allocation_id: str) -> "pb.Allocation":
+        from vgpud.api.gen import vgpud_pb2 as pb
+
+        asked = pb.GetAllocationRequest(allocation_id=allocation_id)
+        reply: pb.Allocation = self._call("GetAllocation", asked)
+        return reply
+
+    def list_allocations(self) -> "pb.ListAllocationsReply":
+        from vgpud.api.gen import vgpud_pb2 as pb
+
+        reply: pb.ListAllocationsReply = self._call("ListAllocations", pb.ListAllocationsRequest())
+        return reply
+
+    def plan(self, request: "pb.AllocateRequest") -> "pb.PlanReply":
+        """What `allocate` would do now; a refusal is part of the reply."""
+        reply: pb.PlanReply = self._call("Plan", request)
+        return reply
+
+    def get_policy(self) -> "pb.PolicyReply":
+        from vgpud.api.gen import vgpud_pb2 as pb
+
+        reply: pb.PolicyReply = self._call("GetPolicy", pb.GetPolicyRequest())
+        return reply
+
+    def watch(self, after_revision: int | None = None) -> Iterator["pb.Event"]:
+        """Events above `after_revision`, then live ones until the iterator is closed.
+
+        It is listening when this returns. The iterator raises VgpuError: BAD_REVISION if that
+        revision is no longer kept, STOPPING when the daemon stops.
+        """
+        socket = self._socket(Door.READ)
+        _quiet_grpc()
+        import grpc
+
+        from vgpud.api.gen import vgpud_pb2 as pb
+        from vgpud.api.status import from_rpc_error
+
+        stream = self._stub(socket).Watch(pb.WatchRequest(after_revision=after_revision))
+        stream.initial_metadata()  # sent when the daemon has subscribed us
+
+        def events() -> Iterator[pb.Event]:
+            try:
+                yield from stream
+            except grpc.RpcError as failure:
+                raise from_rpc_error(failure, socket, None) from None
+            finally:
+                stream.cancel()
+
+        return events()
+
+    # --- changing
+
+    def allocate(self, request: "pb.AllocateRequest") -> "pb.Allocation":
+        """Give `request_id` a value of its own, and a call cut short can be repeated safely."""
+        reply: pb.Allocation = self._call("Allocate", request, Door.TENANT)
+        return reply
+
+    def release(self, allocation_id: str, force: bool = False) -> "pb.ReleaseReply":
+        from vgpud.api.gen import vgpud_pb2 as pb
+
+        asked = pb.ReleaseRequest(allocation_id=allocation_id, force=force)
+        reply: pb.ReleaseReply = self._call("Release", asked, Door.TENANT)
+        return reply
+
+    def resize(
+        self, allocation_id: str, memory_bytes: int | None = None, share_percent: float | None = None
+    ) -> "pb.Allocation":
+        from vgpud.api.gen import vgpud_pb2 as pb
+
+        asked = pb.ResizeRequest(
+            allocation_id=allocation_id, memory_bytes=memory_bytes, share_percent=share_percent
+        )
+        reply: pb.Allocation = self._call("Resize", asked, Door.TENANT)
+        return reply
+
+    def reload_policy(self, dry_run: bool = False) -> "pb.ReloadPolicyReply":
+        from vgpud.api.gen import vgpud_pb2 as pb
+
+        asked = pb.ReloadPolicyRequest(dry_run=dry_run)
+        reply: pb.ReloadPolicyReply = self._call("ReloadPolicy", asked, Door.ADMIN)
+        return reply
+
+    # --- the wire
+
+    def _call(self, method: str, request: Any, door: Door = Door.READ) -> Any:  # noqa: ANN401 (a stub's)
+        socket = self._socket(door)
+        _quiet_grpc()
+        import grpc
+
+        from vgpud.api.status import from_rpc_error
+
+        try:
+            return getattr(self._stub(socket), method)(request, timeout=self._timeout_seconds)
+        except grpc.RpcError as failure:
+            raise from_rpc_error(failure, socket, self._timeout_seconds) from None
+
+    def _socket(self, door: Door) -> Path:
+        socket = self._named or choose_socket(door)
+        if not socket.exists():
+            raise unreachable(socket, "there is no such socket")
+        if not os.access(socket, os.R_OK | os.W_OK):
+            raise VgpuError(
+                ErrorCode.NOT_ALLOWED,
+                f"uid {os.geteuid()} may not open {socket}",
+                "join its group (usermod -aG vgpu USER, then log in anew), or call as root",
+            )
+        return socket
+
+    def _stub(self, socket: Path) -> "VgpudStub":
+        known = self._channels.get(socket)
+        if known is None:
+            import grpc
+
+            from vgpud.api.gen.vgpud_pb2_grpc import VgpudStub
+
+            channel = grpc.insecure_channel(f"unix:{quote(str(socket.absolute()))}", options=_OPTIONS)
+            known = self._channels[socket] = (channel, VgpudStub(channel))
+        return known[1]

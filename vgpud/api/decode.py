@@ -1,0 +1,129 @@
+"""What callers ask: proto -> model. Everything is checked here, so nothing wrong gets further in.
+
+All functions raise VgpuError: BAD_QUANTITY, BAD_PERCENT or BAD_REQUEST.
+"""
+
+from dataclasses import dataclass
+
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import Percent, check_bytes
+from vgpud.model.tenancy import Isolation, Lifetime, Owner, Request, Selector
+
+MAX_ID_CHARACTERS = 128
+MAX_TEXT_CHARACTERS = 256
+MAX_COUNT = 64  # devices of one node, and so slices of one allocation
+_NO_UID = 2**32 - 1  # (uid_t)-1 means "no change" to chown(2) and setuid(2); nobody has it
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What Resize asks for; None leaves a limit as it is."""
+
+    memory_bytes: int | None
+    share: Percent | None
+
+
+def request(asked: pb.AllocateRequest, request_id: str, owner: Owner, lifetime: Lifetime) -> Request:
+    """The id, owner and lifetime come from the door, which knows who calls."""
+    refuse_unknown_fields(asked)
+    refuse_unknown_fields(asked.selector)
+    return Request(
+        id=identifier(request_id, "request_id"),
+        owner=owner,
+        memory_bytes=check_bytes(asked.memory_bytes) if asked.HasField("memory_bytes") else None,
+        share=Percent.from_float(asked.share_percent) if asked.HasField("share_percent") else None,
+        count=_count(asked.count),
+        isolation=_isolation(asked.isolation),
+        mig_profile=text(asked.mig_profile, "mig_profile"),
+        selector=_selector(asked.selector),
+        label=text(asked.label, "label"),
+        lifetime=lifetime,
+    )
+
+
+def limits(asked: pb.ResizeRequest) -> Limits:
+    refuse_unknown_fields(asked)
+    memory_bytes = check_bytes(asked.memory_bytes) if asked.HasField("memory_bytes") else None
+    share = Percent.from_float(asked.share_percent) if asked.HasField("share_percent") else None
+    if memory_bytes is None and share is None:
+        raise _bad("the resize names neither memory nor a share", "give memory_bytes, share_percent or both")
+    return Limits(memory_bytes, share)
+
+
+def named_owner(asked: pb.AllocateRequest) -> Owner | None:
+    """The owner written in the request, if any; only an administrator may write one."""
+    if not asked.HasField("owner_uid") and not asked.HasField("owner_gid"):
+        return None
+    if not (asked.HasField("owner_uid") and asked.HasField("owner_gid")):
+        raise _bad("owner_uid and owner_gid belong together, one is missing", "give both or neither")
+    if _NO_UID in (asked.owner_uid, asked.owner_gid):
+        raise _bad(f"{_NO_UID} is nobody's uid or gid", "give the uid and gid of the tenant")
+    return Owner(asked.owner_uid, asked.owner_gid)
+
+
+def identifier(value: str, field: str) -> str:
+    """A request or allocation id: 1 to 128 printable characters."""
+    if not value:
+        raise _bad(f"{field} is empty", f"give the {field}")
+    return _printable(value, field, MAX_ID_CHARACTERS)
+
+
+def text(value: str, field: str) -> str:
+    """Up to 256 printable characters."""
+    return _printable(value, field, MAX_TEXT_CHARACTERS)
+
+
+def refuse_unknown_fields(asked: Message) -> None:
+    """A newer caller may ask for a limit that this daemon would drop unseen, so that is an error."""
+    fields = UnknownFieldSet(asked)
+    unknown = sorted({fields[i].field_number for i in range(len(fields))})
+    if unknown:
+        listed = ", ".join(str(number) for number in unknown[:8])
+        raise _bad(
+            f"{asked.DESCRIPTOR.name} has fields that this vgpud does not know (number {listed})",
+            "upgrade vgpud, or use the caller of its version",
+        )
+
+
+def _printable(value: str, field: str, longest: int) -> str:
+    if len(value) > longest:
+        raise _bad(f"{field} has {len(value)} characters, at most {longest} are taken", "shorten it")
+    if not value.isprintable():
+        raise _bad(f"{field} {value!r} has characters that cannot be printed", "leave those out")
+    return value
+
+
+def _count(value: int) -> int:
+    if value > MAX_COUNT:
+        raise _bad(f"count {value} is more than {MAX_COUNT} devices", "ask for the devices of one node")
+    return value or 1
+
+
+def _isolation(word: str) -> Isolation | None:
+    if not word:
+        return None
+    try:
+        return Isolation(word)
+    except ValueError:
+        words = ", ".join(isolation.value for isolation in Isolation)
+        shown = word[:32]
+        raise _bad(f"isolation {shown!r} is not known", f"use one of {words}, or leave it out") from None
+
+
+def _selector(asked: pb.Selector) -> Selector:
+    for field, entries in (("uuids", len(asked.uuids)), ("indices", len(asked.indices))):
+        if entries > MAX_COUNT:
+            raise _bad(f"selector.{field} has {entries} entries, at most {MAX_COUNT} are taken", "use fewer")
+    return Selector(
+        uuids=tuple(text(uuid, "selector.uuids") for uuid in asked.uuids),
+        indices=tuple(asked.indices),
+        name_glob=text(asked.name_glob, "selector.name_glob"),
+    )
+
+
+def _bad(sentence: str, hint: str) -> VgpuError:
+    return VgpuError(ErrorCode.BAD_REQUEST, sentence, hint)

@@ -1,0 +1,115 @@
+"""VgpuError <-> gRPC status, with an `Error` message as google.rpc.Status detail.
+
+https://grpc.io/docs/guides/error/ ("richer error model"): the details travel in the trailing
+metadata, of which clients take 8 KiB by default, so what is sent is kept well under that.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import grpc
+from google.protobuf.any_pb2 import Any
+from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # ships without stubs
+from grpc_status import rpc_status
+
+from vgpud.api import encode
+from vgpud.api.client import unreachable
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.model.errors import BY_NUMBER, ErrorCode, VgpuError
+
+_MAX_TEXT_BYTES = 1024  # sentence, and hint
+_MAX_DETAILS_BYTES = 3072
+
+_NOT_OURS: dict[grpc.StatusCode, ErrorCode] = {
+    grpc.StatusCode.DEADLINE_EXCEEDED: ErrorCode.DEADLINE,
+    grpc.StatusCode.UNIMPLEMENTED: ErrorCode.UNSUPPORTED,
+    # of gRPC's own: a message over the size limit, or too many calls at once
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ErrorCode.BAD_REQUEST,
+    # a daemon whose grace period ran out
+    grpc.StatusCode.CANCELLED: ErrorCode.STOPPING,
+}
+_HINTS: dict[ErrorCode, str] = {
+    ErrorCode.UNSUPPORTED: "see if vgpuctl and vgpud are of one version",
+    ErrorCode.BAD_REQUEST: "ask for less in one call",
+    ErrorCode.STOPPING: "try again when vgpud is up: systemctl status vgpud",
+    ErrorCode.BUG: "see journalctl -u vgpud",
+}
+
+
+def to_status(failure: VgpuError) -> grpc.Status:
+    """What a handler gives to `abort_with_status`."""
+    sent = encode.error(
+        VgpuError(
+            failure.code,
+            _shortened(failure.sentence),
+            _shortened(failure.hint),
+            tuple(_fitting(failure.details)),
+        )
+    )
+    detail = Any()
+    detail.Pack(sent)
+    code = grpc.StatusCode[failure.code.status]
+    message = Status(code=code.value[0], message=sent.sentence, details=[detail])
+    return rpc_status.to_status(message)
+
+
+def from_rpc_error(failure: grpc.RpcError, socket: Path, timeout_seconds: float | None) -> VgpuError:
+    """What went wrong with a call through `socket`, in vgpud's own words where it sent them."""
+    call = cast(grpc.Call, failure)
+    ours = _ours(call)
+    if ours is not None:
+        return ours
+    said = call.details() or ""
+    code = call.code()
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return unreachable(socket, said)
+    number = _NOT_OURS.get(code, ErrorCode.BUG)
+    if number is ErrorCode.DEADLINE:
+        return _late(socket, timeout_seconds)
+    return VgpuError(number, f"the call by {socket} failed with {code.name}: {said}", _HINTS[number])
+
+
+def _late(socket: Path, timeout_seconds: float | None) -> VgpuError:
+    limit = "the time given" if timeout_seconds is None else f"{timeout_seconds:g} s"
+    return VgpuError(
+        ErrorCode.DEADLINE,
+        f"vgpud at {socket} did not answer within {limit}",
+        "give it more time, or see what holds it: journalctl -u vgpud",
+    )
+
+
+def _ours(call: grpc.Call) -> VgpuError | None:
+    try:
+        status = rpc_status.from_call(call)
+    except ValueError:  # the detail does not match the call's own code or message
+        return None
+    for detail in status.details if status is not None else ():
+        sent = pb.Error()
+        if detail.Unpack(sent):
+            return error(sent)
+    return None
+
+
+def error(sent: pb.Error) -> VgpuError:
+    """A number of a newer daemon becomes BUG, its words stay."""
+    code = BY_NUMBER.get(sent.number, ErrorCode.BUG)
+    return VgpuError(code, sent.sentence, sent.hint, tuple(sent.details))
+
+
+def _shortened(line: str) -> str:
+    data = line.encode("utf-8", "replace")
+    if len(data) <= _MAX_TEXT_BYTES:
+        return data.decode()
+    return data[: _MAX_TEXT_BYTES - 3].decode("utf-8", "ignore") + "..."
+
+
+def _fitting(details: tuple[str, ...]) -> Iterator[str]:
+    room = _MAX_DETAILS_BYTES
+    for i, detail in enumerate(details):
+        line = _shortened(detail)
+        room -= len(line.encode())
+        if room < 0:
+            yield f"and {len(details) - i} more"
+            return
+        yield line
