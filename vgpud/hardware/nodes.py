@@ -33,13 +33,19 @@ def device_nodes(device: Device, mig: MigSlice | None, host_root: Path = Path("/
 
 
 def _node(path: str, host_root: Path) -> DeviceNode:
+    major, minor = device_numbers(host_root / path.removeprefix("/")) or (None, None)
+    return DeviceNode(path, major, minor)
+
+
+def device_numbers(path: Path) -> tuple[int, int] | None:
+    """Major and minor of a character device; None where there is none."""
     try:
-        status = (host_root / path.removeprefix("/")).stat()
+        status = path.stat()
     except OSError:
-        return DeviceNode(path)
+        return None
     if not stat.S_ISCHR(status.st_mode):
-        return DeviceNode(path)
-    return DeviceNode(path, os.major(status.st_rdev), os.minor(status.st_rdev))
+        return None
+    return os.major(status.st_rdev), os.minor(status.st_rdev)
 
 
 def _capability_nodes(device: Device, mig: MigSlice, host_root: Path) -> list[DeviceNode]:

@@ -1,0 +1,152 @@
+"""The choke point and its workers: deadlines, abandoned calls, values for what is not there."""
+
+import threading
+from collections.abc import Callable
+
+import pynvml
+import pytest
+from structlog.testing import capture_logs
+
+from tests.hardware.fakenvml import FakeNvml
+from vgpud.hardware.gateway import Gateway
+from vgpud.hardware.nvml import Nvml, NvmlRefusal
+from vgpud.hardware.workers import MAX_STUCK, Workers, beat
+from vgpud.model.errors import ErrorCode, VgpuError
+
+
+def test_bytes_are_decoded() -> None:
+    nvml = FakeNvml(1)
+    gateway = Gateway(binding=nvml)
+    assert gateway.call("nvmlSystemGetNVMLVersion") == "13.580.159.04"
+
+
+def test_text_that_is_not_utf8_is_not_a_crash() -> None:
+    nvml = FakeNvml(1)
+    nvml.__dict__["nvmlDeviceGetName"] = lambda gpu: b"NVIDIA\xff"
+    assert Gateway(binding=nvml).snapshot().devices[0].name == "NVIDIA\ufffd"
+    nvml.__dict__["nvmlDeviceGetName"] = lambda gpu: b"\xff".decode()  # as the binding itself decodes
+    assert Gateway(binding=nvml).snapshot().devices[0].name == ""
+
+
+@pytest.mark.parametrize("name", ["nvmlDeviceGetSomethingNew", "nvmlDeviceGetSerial"])
+def test_what_the_binding_lacks_is_none(name: str) -> None:
+    assert Gateway(binding=FakeNvml(1)).call(name) is None
+
+
+@pytest.mark.parametrize(("status", "level"), [(3, "debug"), (999, "warning")])
+def test_no_answer_is_logged_once(status: int, level: str) -> None:
+    fake = FakeNvml(1)
+    fake.answers["nvmlSystemGetDriverVersion"] = status
+    nvml = Nvml(fake)
+    with capture_logs() as logs:
+        assert [nvml.call("nvmlSystemGetDriverVersion") for _ in range(3)] == [None] * 3
+    assert [(entry["log_level"], entry["function"], entry["status"]) for entry in logs] == [
+        (level, "nvmlSystemGetDriverVersion", status)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (pynvml.NVML_ERROR_GPU_IS_LOST, ErrorCode.GPU_LOST),
+        (pynvml.NVML_ERROR_RESET_REQUIRED, ErrorCode.RESET_NEEDED),
+        (pynvml.NVML_ERROR_TIMEOUT, ErrorCode.NVML_TIMEOUT),
+        (pynvml.NVML_ERROR_MEMORY, ErrorCode.NVML_FAILED),
+    ],
+)
+def test_what_makes_a_device_unusable_is_raised(status: int, code: ErrorCode) -> None:
+    fake = FakeNvml(1)
+    fake.answers["nvmlSystemGetDriverVersion"] = status
+    with pytest.raises(NvmlRefusal) as caught:
+        Gateway(binding=fake).call("nvmlSystemGetDriverVersion")
+    assert (caught.value.code, caught.value.status) == (code, status)
+    assert "nvmlSystemGetDriverVersion" in caught.value.sentence
+    assert caught.value.sentence[0].islower()
+
+
+def test_a_refusal_about_a_device_names_it() -> None:
+    fake = FakeNvml(1)
+    fake.answers["*", 0] = pynvml.NVML_ERROR_GPU_IS_LOST
+    uuid = fake.gpus[0].uuid
+    with pytest.raises(VgpuError) as caught:
+        Gateway(binding=fake).processes(uuid)
+    assert caught.value.code is ErrorCode.GPU_LOST
+    assert caught.value.sentence.startswith(uuid)
+
+
+def _hang(workers: Workers, subject: str, free: threading.Event, after: Callable[[], None]) -> VgpuError:
+    def job() -> None:
+        beat("nvmlDeviceGetName")
+        free.wait(30)
+        beat("nvmlDeviceGetUUID")
+        after()
+
+    with pytest.raises(VgpuError) as caught:
+        workers.run(subject, 0.05, job)
+    return caught.value
+
+
+def test_a_hanging_call_is_given_up_and_says_which() -> None:
+    workers, free, ran = Workers(), threading.Event(), threading.Event()
+    error = _hang(workers, "gpu 3", free, ran.set)
+    assert error.code is ErrorCode.NVML_TIMEOUT
+    assert "nvmlDeviceGetName about gpu 3 within 0.05 s" in error.sentence
+    assert workers.stuck_count == 1
+    assert workers.run("gpu 4", 5, lambda: 42) == 42
+    with pytest.raises(VgpuError, match="gpu 3"):
+        workers.run("gpu 3", 5, lambda: 42)
+    free.set()
+    _until(lambda: workers.stuck_count == 0)
+    assert workers.run("gpu 3", 5, lambda: 42) == 42
+    assert not ran.is_set(), "the rest of an abandoned job must not run"
+
+
+def test_the_number_of_abandoned_workers_is_bounded() -> None:
+    workers, free = Workers(), threading.Event()
+    for number in range(MAX_STUCK):
+        _hang(workers, f"gpu {number}", free, lambda: None)
+    with pytest.raises(VgpuError, match=f"{MAX_STUCK} nvml calls do not come back"):
+        workers.run("another", 5, lambda: None)
+    free.set()
+    _until(lambda: workers.stuck_count == 0)
+    assert workers.run("another", 5, lambda: 1) == 1
+
+
+def test_the_deadline_is_of_one_call_not_of_the_job() -> None:
+    step = threading.Event()
+
+    def job() -> int:
+        for _ in range(6):
+            beat("nvmlDeviceGetName")
+            step.wait(0.1)
+        return 6
+
+    assert Workers().run("gpu 0", 0.4, job) == 6
+
+
+def test_errors_of_a_job_come_back() -> None:
+    with pytest.raises(ZeroDivisionError):
+        Workers().run("gpu 0", 5, lambda: 1 // 0)
+
+
+def test_calls_wait_longer_while_a_change_is_under_way() -> None:
+    fake = FakeNvml(1)
+    gateway = Gateway(deadline_seconds=0.2, binding=fake)
+    gateway.snapshot()
+    free = fake.hangs["nvmlDeviceSetMigMode"] = threading.Event()
+    changing = threading.Thread(target=gateway.set_mig_mode, args=(fake.gpus[0].uuid, True))
+    changing.start()
+    _until(lambda: "nvmlDeviceSetMigMode" in fake.calls)
+    fake.hangs["nvmlDeviceGetMemoryInfo"] = free
+    threading.Timer(0.5, free.set).start()
+    assert gateway.snapshot().devices[0].health_reason == ""
+    changing.join()
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    for _ in range(3000):
+        if condition():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it did not come about")

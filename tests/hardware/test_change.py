@@ -1,0 +1,235 @@
+"""Changes: MIG mode, GPU instances with their compute instance, the compute mode."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pynvml
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.hardware.fakenvml import H200_PROFILES, FakeNvml, process, uuid_of
+from vgpud.hardware import change
+from vgpud.hardware.gateway import Gateway
+from vgpud.model.device import ComputeMode, Placement
+from vgpud.model.errors import ErrorCode, VgpuError
+
+GPU = uuid_of(0)
+IN_USE = pynvml.NVML_ERROR_IN_USE
+
+
+@pytest.fixture
+def nvml() -> FakeNvml:
+    return FakeNvml(1)
+
+
+@pytest.fixture
+def gateway(nvml: FakeNvml, tmp_path: Path) -> Gateway:
+    comm = tmp_path / "proc/4242/comm"
+    comm.parent.mkdir(parents=True)
+    comm.write_text("trainer\n")
+    return Gateway(binding=nvml, host_root=tmp_path)
+
+
+@pytest.fixture
+def mig(nvml: FakeNvml, gateway: Gateway) -> Gateway:
+    nvml.gpus[0].mig = [1, 1]
+    return gateway
+
+
+@pytest.fixture(autouse=True)
+def _no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(change, "SETTLE_SECONDS", 0.0)
+
+
+def test_mig_mode_in_force(nvml: FakeNvml, gateway: Gateway) -> None:
+    assert gateway.set_mig_mode(GPU, True) is True
+    assert gateway.snapshot().devices[0].mig.current
+    assert gateway.set_mig_mode(GPU, False) is True
+
+
+@pytest.mark.parametrize("activation", [IN_USE, pynvml.NVML_ERROR_RESET_REQUIRED])
+def test_mig_mode_taken_but_not_activated_is_pending(
+    nvml: FakeNvml, gateway: Gateway, activation: int
+) -> None:
+    nvml.activation = activation
+    assert gateway.set_mig_mode(GPU, True) is False
+    mig = gateway.snapshot().devices[0].mig
+    assert (mig.current, mig.pending) == (False, True)
+
+
+def test_mig_mode_refused_by_the_call_is_an_error(nvml: FakeNvml, gateway: Gateway) -> None:
+    nvml.answers["nvmlDeviceSetMigMode"] = IN_USE
+    nvml.gpus[0].processes = [process(4242), process(4243)]
+    with pytest.raises(VgpuError) as caught:
+        gateway.set_mig_mode(GPU, True)
+    assert caught.value.code is ErrorCode.DEVICE_IN_USE
+    assert "2 processes 4242 (trainer), 4243 (?)" in caught.value.sentence
+    assert caught.value.details == ("process 4242 (trainer)", "process 4243 (?)")
+
+
+def test_mig_mode_neither_taken_nor_activated_is_an_error(nvml: FakeNvml, gateway: Gateway) -> None:
+    nvml.__dict__["nvmlDeviceSetMigMode"] = lambda gpu, mode: IN_USE
+    with pytest.raises(VgpuError, match="names no process") as caught:
+        gateway.set_mig_mode(GPU, True)
+    assert caught.value.code is ErrorCode.DEVICE_IN_USE
+    nvml.__dict__["nvmlDeviceSetMigMode"] = lambda gpu, mode: 0
+    with pytest.raises(VgpuError) as caught:
+        gateway.set_mig_mode(GPU, True)
+    assert caught.value.code is ErrorCode.RESET_NEEDED
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(3, ErrorCode.UNSUPPORTED), (4, ErrorCode.NVML_FAILED), (15, ErrorCode.GPU_LOST)]
+)
+def test_mig_mode_that_cannot_be_set(nvml: FakeNvml, gateway: Gateway, status: int, code: ErrorCode) -> None:
+    nvml.answers["nvmlDeviceSetMigMode"] = status
+    with pytest.raises(VgpuError) as caught:
+        gateway.set_mig_mode(GPU, True)
+    assert caught.value.code is code
+    assert GPU in caught.value.sentence
+
+
+def test_an_instance_comes_with_one_compute_instance_over_all_of_it(nvml: FakeNvml, mig: Gateway) -> None:
+    instance = mig.create_gpu_instance(GPU, 9, Placement(4, 4))
+    assert (instance.profile_id, instance.placement) == (9, Placement(4, 4))
+    (compute,) = instance.compute_instances
+    assert compute.profile_id == 2  # three slices
+    assert compute.uuid.startswith("MIG-")
+    assert mig.gpu_instances(GPU) == (instance,)
+    assert mig.snapshot().devices[0].mig.instances == (instance,)
+
+
+@pytest.mark.parametrize(
+    ("profile", "placement", "code"),
+    [
+        (5, Placement(0, 4), ErrorCode.NO_CAPACITY),
+        (9, Placement(1, 4), ErrorCode.BAD_REQUEST),
+        (77, Placement(0, 1), ErrorCode.BAD_REQUEST),
+    ],
+)
+def test_an_instance_that_cannot_be(
+    mig: Gateway, profile: int, placement: Placement, code: ErrorCode
+) -> None:
+    mig.create_gpu_instance(GPU, 19, Placement(2, 1))
+    with pytest.raises(VgpuError) as caught:
+        mig.create_gpu_instance(GPU, profile, placement)
+    assert caught.value.code is code
+    assert f"{placement.start}:{placement.size}" in caught.value.sentence
+    assert len(mig.gpu_instances(GPU)) == 1
+
+
+def test_no_instance_with_mig_mode_off(gateway: Gateway) -> None:
+    with pytest.raises(VgpuError) as caught:
+        gateway.create_gpu_instance(GPU, 19, Placement(0, 1))
+    assert caught.value.code is ErrorCode.UNSUPPORTED
+    assert gateway.destroy_gpu_instance(GPU, 1) is None
+
+
+@pytest.mark.parametrize("name", ["nvmlGpuInstanceCreateComputeInstance", "nvmlGpuInstanceGetInfo"])
+def test_a_half_made_instance_is_undone(nvml: FakeNvml, mig: Gateway, name: str) -> None:
+    nvml.answers[name] = 23
+    with pytest.raises(VgpuError):
+        mig.create_gpu_instance(GPU, 19, Placement(0, 1))
+    assert nvml.gpus[0].instances == {}
+
+
+def test_destroy_is_idempotent(mig: Gateway) -> None:
+    instance = mig.create_gpu_instance(GPU, 14, Placement(0, 2))
+    mig.destroy_gpu_instance(GPU, instance.id)
+    mig.destroy_gpu_instance(GPU, instance.id)
+    assert mig.gpu_instances(GPU) == ()
+
+
+def test_destroy_of_an_instance_in_use_names_who_is_on_it(nvml: FakeNvml, mig: Gateway) -> None:
+    instance = mig.create_gpu_instance(GPU, 14, Placement(0, 2))
+    nvml.gpus[0].processes = [process(4242, instance=instance.id), process(9, instance=instance.id + 1)]
+    with pytest.raises(VgpuError) as caught:
+        mig.destroy_gpu_instance(GPU, instance.id)
+    assert caught.value.code is ErrorCode.DEVICE_IN_USE
+    assert caught.value.details == ("process 4242 (trainer)",)
+    assert mig.gpu_instances(GPU) == (instance,)
+
+
+def test_destroy_goes_on_where_it_was_cut(nvml: FakeNvml, mig: Gateway) -> None:
+    instance = mig.create_gpu_instance(GPU, 14, Placement(0, 2))
+    nvml.answers["nvmlGpuInstanceDestroy"] = IN_USE
+    with pytest.raises(VgpuError) as caught:
+        mig.destroy_gpu_instance(GPU, instance.id)
+    assert caught.value.code is ErrorCode.DEVICE_IN_USE
+    assert mig.gpu_instances(GPU)[0].compute_instances == ()
+    del nvml.answers["nvmlGpuInstanceDestroy"]
+    mig.destroy_gpu_instance(GPU, instance.id)
+    assert mig.gpu_instances(GPU) == ()
+
+
+def test_destroy_waits_for_the_driver_to_let_go(
+    nvml: FakeNvml, mig: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(change, "SETTLE_SECONDS", 30.0)
+    instance = mig.create_gpu_instance(GPU, 14, Placement(0, 2))
+    nvml.answers["nvmlGpuInstanceDestroy"] = IN_USE
+
+    def settled(seconds: float) -> None:
+        nvml.answers.clear()
+
+    monkeypatch.setattr("vgpud.hardware.change.time.sleep", settled)
+    mig.destroy_gpu_instance(GPU, instance.id)
+    assert nvml.calls.count("nvmlGpuInstanceDestroy") == 2
+    assert mig.gpu_instances(GPU) == ()
+
+
+def test_an_instance_that_goes_while_it_is_listed_is_left_out(nvml: FakeNvml, mig: Gateway) -> None:
+    first = mig.create_gpu_instance(GPU, 19, Placement(0, 1))
+    mig.create_gpu_instance(GPU, 14, Placement(2, 2))
+    nvml.answers["nvmlGpuInstanceGetInfo"] = 6
+    assert mig.gpu_instances(GPU) == ()
+    nvml.answers = {"nvmlComputeInstanceGetInfo_v2": 6}
+    assert mig.gpu_instances(GPU)[0] == replace(first, compute_instances=())
+
+
+@given(st.lists(st.sampled_from([(p[1], place) for p in H200_PROFILES for place in p[7]]), max_size=12))
+def test_any_layout_that_fits_is_listed_as_made_and_goes_again(
+    wanted: list[tuple[int, tuple[int, int]]],
+) -> None:
+    nvml = FakeNvml(1)
+    nvml.gpus[0].mig = [1, 1]
+    gateway = Gateway(binding=nvml)
+    made = []
+    for profile, (start, size) in wanted:
+        try:
+            made.append(gateway.create_gpu_instance(GPU, profile, Placement(start, size)))
+        except VgpuError as error:
+            assert error.code is ErrorCode.NO_CAPACITY
+    assert gateway.gpu_instances(GPU) == tuple(sorted(made, key=lambda instance: instance.id))
+    for instance in made:
+        gateway.destroy_gpu_instance(GPU, instance.id)
+    assert gateway.gpu_instances(GPU) == ()
+
+
+@pytest.mark.parametrize("mode", list(ComputeMode))
+def test_compute_mode(gateway: Gateway, mode: ComputeMode) -> None:
+    gateway.set_compute_mode(GPU, mode)
+    assert gateway.snapshot().devices[0].compute_mode is mode
+
+
+def test_compute_mode_that_cannot_be_set(nvml: FakeNvml, gateway: Gateway) -> None:
+    nvml.answers["nvmlDeviceSetComputeMode"] = IN_USE
+    with pytest.raises(VgpuError) as caught:
+        gateway.set_compute_mode(GPU, ComputeMode.DEFAULT)
+    assert caught.value.code is ErrorCode.DEVICE_IN_USE
+    nvml.answers["nvmlDeviceSetComputeMode"] = 3
+    with pytest.raises(VgpuError) as caught:
+        gateway.set_compute_mode(GPU, ComputeMode.EXCLUSIVE_THREAD)
+    assert caught.value.code is ErrorCode.UNSUPPORTED
+
+
+def test_an_unknown_device_is_an_error_of_its_own(gateway: Gateway) -> None:
+    for work in (
+        lambda: gateway.processes("GPU-none"),
+        lambda: gateway.gpu_instances("GPU-none"),
+        lambda: gateway.set_mig_mode("GPU-none", True),
+    ):
+        with pytest.raises(VgpuError) as caught:
+            work()
+        assert caught.value.code is ErrorCode.NO_SUCH_DEVICE

@@ -1,0 +1,125 @@
+"""The Xid watch: what it tells, and that it outlives what can happen to it."""
+
+import threading
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from tests.hardware.fakenvml import FakeNvml, uuid_of
+from vgpud.hardware import events
+from vgpud.hardware.events import DeviceEvent, watch_events
+from vgpud.hardware.gateway import Gateway
+
+NONE = 0xFFFFFFFF
+
+
+def xid(
+    nvml: FakeNvml, gpu: int, number: int, gi: int = NONE, ci: int = NONE, kind: int = 8
+) -> SimpleNamespace:
+    return SimpleNamespace(
+        device=nvml.gpus[gpu], eventType=kind, eventData=number, gpuInstanceId=gi, computeInstanceId=ci
+    )
+
+
+class Told:
+    """Collects events; sets `stop` when it has as many as wanted."""
+
+    def __init__(self, wanted: int) -> None:
+        self.wanted = wanted
+        self.events: list[DeviceEvent] = []
+        self.stop = threading.Event()
+
+    def __call__(self, event: DeviceEvent) -> None:
+        self.events.append(event)
+        if len(self.events) >= self.wanted:
+            self.stop.set()
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "RETRY_SECONDS", 0.01)
+
+
+def watch(nvml: FakeNvml, wanted: int) -> list[DeviceEvent]:
+    told = Told(wanted)
+    thread = watch_events(Gateway(binding=nvml), told, told.stop)
+    thread.join(30)
+    assert not thread.is_alive()
+    return told.events
+
+
+def test_xids_are_told_with_device_and_instance() -> None:
+    nvml = FakeNvml(2)
+    nvml.events = [xid(nvml, 1, 79), xid(nvml, 0, 5, kind=4), xid(nvml, 0, 13, gi=3, ci=0)]
+    assert watch(nvml, 2) == [DeviceEvent(uuid_of(1), 79), DeviceEvent(uuid_of(0), 13, 3, 0)]
+
+
+def test_a_programs_fault_is_told_apart() -> None:
+    lost, program = DeviceEvent("GPU-1", 79), DeviceEvent("GPU-1", 31, 2)
+    assert (lost.is_application_fault, program.is_application_fault) == (False, True)
+    assert lost.sentence == "GPU-1 reported Xid 79"
+    assert program.sentence == "GPU-1 reported Xid 31 in gpu instance 2, the fault of a program on it"
+    assert DeviceEvent("", None).sentence == "a device has fallen off the bus"
+
+
+def test_a_lost_device_is_told_and_the_watch_goes_on() -> None:
+    nvml = FakeNvml(2)
+    nvml.events = [pynvml.NVML_ERROR_GPU_IS_LOST, xid(nvml, 1, 48)]
+    assert watch(nvml, 2) == [DeviceEvent("", None), DeviceEvent(uuid_of(1), 48)]
+
+
+@pytest.mark.parametrize("status", [pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_TIMEOUT])
+def test_errors_and_quiet_times_do_not_end_it(status: int) -> None:
+    nvml = FakeNvml(1)
+    nvml.events = [status, status, xid(nvml, 0, 48)]
+    assert [e.xid for e in watch(nvml, 1)] == [48]
+
+
+def test_a_driver_reload_is_followed() -> None:
+    nvml = FakeNvml(1)
+    nvml.events = [xid(nvml, 0, 48), pynvml.NVML_ERROR_UNINITIALIZED, xid(nvml, 0, 74)]
+    assert [e.xid for e in watch(nvml, 2)] == [48, 74]
+
+
+def test_it_waits_for_a_driver_that_is_missing() -> None:
+    nvml = FakeNvml(1)
+    nvml.answers["nvmlInit"] = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    nvml.events = [xid(nvml, 0, 48)]
+    told = Told(1)
+    thread = watch_events(Gateway(binding=nvml), told, told.stop)
+    while nvml.calls.count("nvmlInit") < 3:
+        threading.Event().wait(0.005)
+    del nvml.answers["nvmlInit"]
+    thread.join(30)
+    assert [e.xid for e in told.events] == [48]
+
+
+def test_devices_that_appear_are_watched_too() -> None:
+    nvml = FakeNvml(2)
+    late = nvml.gpus.pop()
+    told = Told(1)
+    thread = watch_events(Gateway(binding=nvml), told, told.stop)
+    while "nvmlEventSetWait" not in nvml.calls:
+        threading.Event().wait(0.005)
+    nvml.gpus.append(late)
+    while nvml.calls.count("nvmlDeviceRegisterEvents") < 3:
+        threading.Event().wait(0.005)
+    nvml.events.append(xid(nvml, 1, 48))
+    thread.join(30)
+    assert told.events == [DeviceEvent(uuid_of(1), 48)]
+
+
+def test_without_events_on_any_device_there_is_nothing_to_watch() -> None:
+    nvml = FakeNvml(2)
+    nvml.answers["nvmlDeviceGetSupportedEventTypes"] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert watch(nvml, 1) == []
+    assert "nvmlEventSetWait" not in nvml.calls
+    assert "nvmlEventSetFree" in nvml.calls
+
+
+def test_one_lost_device_leaves_the_others_watched() -> None:
+    nvml = FakeNvml(2)
+    nvml.answers["nvmlDeviceGetHandleByIndex", 0] = pynvml.NVML_ERROR_GPU_IS_LOST
+    nvml.events = [xid(nvml, 1, 48)]
+    assert [e.uuid for e in watch(nvml, 1)] == [uuid_of(1)]

@@ -1,0 +1,100 @@
+"""Device nodes, by the files of the driver under a host root."""
+
+from pathlib import Path
+
+import pytest
+from pyfakefs.fake_filesystem import FakeFilesystem
+
+from vgpud.hardware import nodes
+from vgpud.hardware.nodes import device_nodes, device_numbers
+from vgpud.model.device import Device, Placement
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.tenancy import DeviceNode, MigSlice
+
+DEVICE = Device(uuid="GPU-1", index=3, minor=1)
+SLICE = MigSlice(19, "1g.18gb", Placement(0, 1), gpu_instance_id=9, compute_instance_id=0, uuid="MIG-1")
+CAPABILITIES = "/proc/driver/nvidia/capabilities/gpu1/mig"
+
+
+NODES = {
+    "/dev/nvidia1": (195, 1),
+    "/dev/nvidiactl": (195, 255),
+    "/dev/nvidia-uvm": (238, 0),
+    "/dev/nvidia-uvm-tools": (238, 1),
+}
+
+
+@pytest.fixture
+def host(fs: FakeFilesystem, monkeypatch: pytest.MonkeyPatch) -> FakeFilesystem:
+    """As data/h200-580.159.04.txt shows it, with one MIG instance besides."""
+    # pyfakefs has no device numbers
+    monkeypatch.setattr(nodes, "device_numbers", lambda path: NODES.get(str(path)))
+    fs.create_file(
+        "/proc/devices", contents="Character devices:\n195 nvidia\n241 nvidia-caps\n238 nvidia-uvm\n"
+    )
+    fs.create_file(f"{CAPABILITIES}/gi9/access", contents=_access(84))
+    fs.create_file(f"{CAPABILITIES}/gi9/ci0/access", contents=_access(85))
+    return fs
+
+
+def _access(minor: int) -> str:
+    return f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
+
+
+COMMON = (
+    DeviceNode("/dev/nvidia1", 195, 1),
+    DeviceNode("/dev/nvidiactl", 195, 255),
+    DeviceNode("/dev/nvidia-uvm", 238, 0),
+    DeviceNode("/dev/nvidia-uvm-tools", 238, 1),
+)
+CAPS = (
+    DeviceNode("/dev/nvidia-caps/nvidia-cap84", 241, 84),
+    DeviceNode("/dev/nvidia-caps/nvidia-cap85", 241, 85),
+)
+
+
+def test_a_whole_device_has_no_capability_nodes(host: FakeFilesystem) -> None:
+    assert device_nodes(DEVICE, None) == COMMON
+
+
+def test_a_mig_instance_has_exactly_its_two(host: FakeFilesystem) -> None:
+    assert device_nodes(DEVICE, SLICE) == COMMON + CAPS
+
+
+def test_nodes_are_by_minor_under_another_root(host: FakeFilesystem) -> None:
+    assert device_nodes(Device(uuid="GPU-1", index=1, minor=None), None, Path("/")) == COMMON[1:]
+    assert device_nodes(DEVICE, SLICE, Path("/nowhere"))[0] == DeviceNode("/dev/nvidia1")
+    assert len(device_nodes(DEVICE, SLICE, Path("/nowhere"))) == len(COMMON)
+
+
+def test_the_drivers_table_serves_where_the_capability_file_is_absent(host: FakeFilesystem) -> None:
+    host.remove_object(CAPABILITIES)
+    host.create_file(
+        "/proc/driver/nvidia-caps/mig-minors",
+        contents="config 1\nmonitor 2\ngpu1/gi9/access 84\ngpu1/gi9/ci0/access 85\n",
+    )
+    assert device_nodes(DEVICE, SLICE)[4:] == CAPS
+
+
+def test_device_numbers_are_those_of_character_devices(tmp_path: Path) -> None:
+    assert device_numbers(Path("/dev/null")) == (1, 3)  # Documentation/admin-guide/devices.txt
+    assert device_numbers(tmp_path) is None
+    assert device_numbers(tmp_path / "absent") is None
+
+
+def test_no_major_without_the_drivers_line(host: FakeFilesystem) -> None:
+    host.remove_object("/proc/devices")
+    assert [(n.major, n.minor) for n in device_nodes(DEVICE, SLICE)[4:]] == [(None, 84), (None, 85)]
+
+
+def test_an_instance_that_the_driver_does_not_list_is_an_error(host: FakeFilesystem) -> None:
+    host.remove_object(f"{CAPABILITIES}/gi9/ci0/access")
+    with pytest.raises(VgpuError, match="gpu1/gi9/ci0/access") as caught:
+        device_nodes(DEVICE, SLICE)
+    assert caught.value.code is ErrorCode.NVML_FAILED
+
+
+def test_an_instance_without_ids_is_a_bug(host: FakeFilesystem) -> None:
+    with pytest.raises(VgpuError) as caught:
+        device_nodes(DEVICE, MigSlice(19, "1g.18gb", Placement(0, 1)))
+    assert caught.value.code is ErrorCode.BUG

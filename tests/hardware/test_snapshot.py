@@ -1,0 +1,345 @@
+"""Snapshots: what NVML answers becomes a Node, whatever of it is missing, lost or hanging."""
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from tests.hardware.fakenvml import (
+    H200_BYTES,
+    H200_PROFILES,
+    H200_RESERVED,
+    FakeNvml,
+    process,
+    uuid_of,
+)
+from vgpud.hardware.gateway import Gateway
+from vgpud.hardware.mig import profile_name
+from vgpud.model.device import ComputeMode, Health, Link, Placement, Virtualisation
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import MIB
+
+LOST = pynvml.NVML_ERROR_GPU_IS_LOST
+
+
+@pytest.fixture
+def nvml() -> FakeNvml:
+    return FakeNvml(2)
+
+
+@pytest.fixture
+def gateway(nvml: FakeNvml) -> Gateway:
+    return Gateway(deadline_seconds=5.0, binding=nvml)
+
+
+def test_a_snapshot_holds_what_nvml_says(nvml: FakeNvml, gateway: Gateway) -> None:
+    nvml.gpus[1].processes = [process(4242, 512 * MIB)]
+    nvml.gpus[1].compute_mode = 3
+    node = gateway.snapshot()
+    assert (node.driver_version, node.nvml_version, node.cuda_version) == (
+        "580.159.04",
+        "13.580.159.04",
+        "13.0",
+    )
+    assert not node.simulated
+    first, second = node.devices
+    assert first.uuid == uuid_of(0)
+    assert first.name == "NVIDIA H200"
+    assert first.pci_bus_id == "00000000:06:00.0"
+    assert first.minor == 0
+    assert first.memory_total_bytes == H200_BYTES
+    assert first.memory_reserved_bytes == H200_RESERVED
+    assert first.sm_count == 132
+    assert first.compute_capability == (9, 0)
+    assert first.mps_capable
+    assert first.numa_node == 0
+    assert first.virtualisation is Virtualisation.PASSTHROUGH
+    assert first.health is Health.OK
+    assert second.compute_mode is ComputeMode.EXCLUSIVE_PROCESS
+    assert second.memory_used_bytes == 512 * MIB
+    assert [(p.pid, p.memory_bytes, p.kind, p.gpu_instance_id) for p in second.processes] == [
+        (4242, 512 * MIB, "compute", None)
+    ]
+
+
+def test_mig_profiles_are_listed_with_mig_mode_off(gateway: Gateway) -> None:
+    mig = gateway.snapshot().devices[0].mig
+    assert (mig.capable, mig.current, mig.pending, mig.instances) == (True, False, False, ())
+    assert [p.id for p in mig.profiles] == [0, 5, 9, 14, 15, 19, 20]
+    half = mig.profile(9)
+    assert half is not None
+    assert half.name == "3g.71gb"
+    assert half.placements == (Placement(0, 4), Placement(4, 4))
+    assert (half.sm_count, half.instance_count, half.memory_bytes) == (60, 2, 71424 * MIB)
+
+
+def test_profiles_of_a_driver_without_names_get_the_same_names(nvml: FakeNvml, gateway: Gateway) -> None:
+    named = {p.id: p.name for p in gateway.snapshot().devices[0].mig.profiles}
+    nvml.answers["profile_v2"] = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+    unnamed = {p.id: p.name for p in Gateway(binding=nvml).snapshot().devices[0].mig.profiles}
+    assert unnamed == named
+
+
+@pytest.mark.parametrize(
+    ("index", "slices", "memory_mib", "total_bytes", "name"),
+    [
+        (0, 1, 4864, 42_505_273_344, "1g.5gb"),  # A100-40, by the tables of the MIG User Guide
+        (7, 1, 4864, 42_505_273_344, "1g.5gb+me"),
+        (9, 1, 9856, 42_505_273_344, "1g.10gb"),
+        (4, 7, 40448, 42_505_273_344, "7g.40gb"),
+        (0x0B, 2, 48512, 102_641_958_912, "2g.48gb+gfx"),  # RTX PRO 6000
+        (0, 1, 4864, 0, "1g"),
+    ],
+)
+def test_profile_names(index: int, slices: int, memory_mib: int, total_bytes: int, name: str) -> None:
+    assert profile_name(index, slices, memory_mib * MIB, total_bytes) == name
+
+
+def test_links_are_both_ways_and_prefer_nvlink(gateway: Gateway) -> None:
+    nvml = FakeNvml(5)
+    links = Gateway(binding=nvml).snapshot().links
+    assert links[uuid_of(0), uuid_of(1)] is links[uuid_of(1), uuid_of(0)] is Link.NVLINK
+    assert links[uuid_of(0), uuid_of(4)] is Link.SYSTEM
+    assert len(links) == 5 * 4
+
+
+def test_what_never_changes_is_read_once(nvml: FakeNvml, gateway: Gateway) -> None:
+    first = gateway.snapshot()
+    nvml.calls.clear()
+    nvml.gpus[0].processes = [process(7)]
+    second = gateway.snapshot()
+    assert second.devices[0].processes and not first.devices[0].processes
+    for static in ("nvmlDeviceGetName", "nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetP2PStatus"):
+        assert static not in nvml.calls
+
+
+@pytest.mark.parametrize("change", ["driver", "mig", "devices"])
+def test_static_facts_are_read_again_when_they_may_have_changed(
+    nvml: FakeNvml, gateway: Gateway, change: str
+) -> None:
+    gateway.snapshot()
+    nvml.calls.clear()
+    nvml.gpus[0].name = "NVIDIA H200 NVL"
+    if change == "driver":
+        nvml.driver = "590.1"
+    elif change == "mig":
+        nvml.gpus[0].mig = [1, 1]
+    else:
+        nvml.gpus.pop()
+    node = gateway.snapshot()
+    assert node.devices[0].name == "NVIDIA H200 NVL"
+    assert ("nvmlDeviceGetP2PStatus" in nvml.calls) == (len(node.devices) > 1)
+
+
+def test_memory_of_a_driver_without_the_v2_struct(nvml: FakeNvml, gateway: Gateway) -> None:
+    nvml.answers["memory_v2"] = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+    device = gateway.snapshot().devices[0]
+    assert device.memory_total_bytes == H200_BYTES
+    assert (device.memory_reserved_bytes, device.memory_used_bytes) == (0, H200_RESERVED)
+
+
+def test_process_lists_fall_back_to_the_older_struct(nvml: FakeNvml, gateway: Gateway) -> None:
+    nvml.answers["nvmlDeviceGetComputeRunningProcesses_v3"] = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+    nvml.__dict__["nvmlDeviceGetComputeRunningProcesses_v2"] = lambda gpu: [process(5)]
+    assert [p.pid for p in gateway.snapshot().devices[0].processes] == [5]
+
+
+def test_a_process_is_listed_once_and_as_an_mps_client_if_it_is_one(nvml: FakeNvml, gateway: Gateway) -> None:
+    nvml.gpus[0].processes = [process(10), process(11, None)]
+    nvml.gpus[0].mps_processes = [process(10, 3 * MIB)]
+    assert [(p.pid, p.kind, p.memory_bytes) for p in gateway.processes(uuid_of(0))] == [
+        (10, "mps", 3 * MIB),
+        (11, "compute", None),
+    ]
+
+
+QUESTIONS = [
+    name
+    for name in vars(FakeNvml)
+    if name.startswith("nvmlDeviceGet")
+    and "Handle" not in name
+    and name not in ("nvmlDeviceGetUUID", "nvmlDeviceGetCount")  # without these there is nothing to list
+]
+
+
+@pytest.mark.parametrize("status", [3, 13, 999, 4, 25])
+def test_not_supported_everywhere_is_a_device_with_few_facts(nvml: FakeNvml, status: int) -> None:
+    for name in QUESTIONS:
+        nvml.answers[name] = status
+    node = Gateway(binding=nvml).snapshot()
+    assert [d.health for d in node.devices] == [Health.OK, Health.OK]
+    device = node.devices[0]
+    assert (device.uuid, device.name, device.memory_total_bytes) == (uuid_of(0), "", 0)
+    assert (device.sm_count, device.minor, device.compute_capability) == (None, None, None)
+    assert not device.mig.capable
+    assert not device.mps_capable
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_any_one_question_may_go_without_an_answer(nvml: FakeNvml, name: str) -> None:
+    nvml.answers[name] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    node = Gateway(binding=nvml).snapshot()
+    assert [(d.uuid, d.health) for d in node.devices] == [(uuid_of(i), Health.OK) for i in range(2)]
+
+
+def test_sm_count_without_the_core_count_is_that_of_the_largest_profile(nvml: FakeNvml) -> None:
+    nvml.answers["nvmlDeviceGetNumGpuCores"] = 3
+    assert Gateway(binding=nvml).snapshot().devices[0].sm_count == max(p[5] for p in H200_PROFILES)
+
+
+def test_no_mps_in_a_vgpu_guest_or_on_an_old_card(nvml: FakeNvml) -> None:
+    nvml.__dict__["nvmlDeviceGetVirtualizationMode"] = lambda gpu: 2
+    assert not Gateway(binding=nvml).snapshot().devices[0].mps_capable
+    old = FakeNvml(1)
+    old.__dict__["nvmlDeviceGetCudaComputeCapability"] = lambda gpu: (3, 0)
+    assert not Gateway(binding=old).snapshot().devices[0].mps_capable
+
+
+def test_a_lost_device_keeps_its_identity_and_the_others_go_on(nvml: FakeNvml, gateway: Gateway) -> None:
+    nvml.gpus[0].processes = [process(5)]
+    before = gateway.snapshot()
+    nvml.answers["nvmlDeviceGetHandleByIndex", 0] = LOST
+    node = gateway.snapshot()
+    assert node.devices[0] == replace(
+        before.devices[0],
+        processes=(),
+        health=Health.LOST,
+        health_reason=node.devices[0].health_reason,
+    )
+    assert "fallen off the bus" in node.devices[0].health_reason
+    assert node.devices[1] == before.devices[1]
+
+
+def test_a_device_lost_in_the_middle_of_reading(nvml: FakeNvml, gateway: Gateway) -> None:
+    nvml.answers["nvmlDeviceGetMemoryInfo", 1] = LOST
+    first = gateway.snapshot().devices[1]
+    assert (first.uuid, first.health) == (uuid_of(1), Health.LOST)
+    del nvml.answers["nvmlDeviceGetMemoryInfo", 1]
+    assert gateway.snapshot().devices[1].health is Health.OK
+
+
+def test_a_device_lost_from_the_start_is_seen_nevertheless(nvml: FakeNvml, gateway: Gateway) -> None:
+    nvml.answers["nvmlDeviceGetHandleByIndex", 1] = LOST
+    for _ in range(2):
+        lost = gateway.snapshot().devices[1]
+        assert (lost.uuid, lost.index, lost.health) == ("unknown-gpu-1", 1, Health.LOST)
+
+
+def test_a_lost_device_does_not_take_the_identity_of_one_that_moved(nvml: FakeNvml, gateway: Gateway) -> None:
+    gateway.snapshot()
+    nvml.gpus.reverse()  # after a driver reload the order can be another
+    nvml.answers["nvmlDeviceGetHandleByIndex", 1] = LOST
+    node = gateway.snapshot()
+    assert [d.uuid for d in node.devices] == [uuid_of(1), "unknown-gpu-1"]
+
+
+def test_a_device_that_needs_a_reset_has_failed(nvml: FakeNvml, gateway: Gateway) -> None:
+    nvml.answers["nvmlDeviceGetMemoryInfo", 0] = pynvml.NVML_ERROR_RESET_REQUIRED
+    device = gateway.snapshot().devices[0]
+    assert device.health is Health.FAILED
+    assert "reset" in device.health_reason
+
+
+def test_one_hanging_device_is_marked_and_asked_again_only_once_it_answers(nvml: FakeNvml) -> None:
+    gateway = Gateway(deadline_seconds=0.2, binding=nvml)
+    before = gateway.snapshot()
+    free = nvml.hangs["nvmlDeviceGetMemoryInfo", 0] = threading.Event()
+    node = gateway.snapshot()
+    assert node.devices[0].health is Health.FAILED
+    assert "nvmlDeviceGetMemoryInfo" in node.devices[0].health_reason
+    assert node.devices[0].name == "NVIDIA H200"
+    assert node.devices[1] == before.devices[1]
+    nvml.calls.clear()
+    assert gateway.snapshot().devices[0].health is Health.FAILED
+    assert nvml.calls.count("nvmlDeviceGetMemoryInfo") == 1  # of the other device
+    nvml.hangs.clear()
+    free.set()
+    recovered = threading.Event()
+    for _ in range(200):
+        if gateway.snapshot().devices[0].health is Health.OK:
+            break
+        recovered.wait(0.01)
+    assert gateway.snapshot().devices[0] == before.devices[0]
+
+
+def test_a_driver_reload_is_followed(nvml: FakeNvml, gateway: Gateway) -> None:
+    gateway.snapshot()
+    nvml.inits = 0
+    nvml.driver = "590.1"
+    assert gateway.snapshot().driver_version == "590.1"
+    assert nvml.inits == 1
+
+
+def test_close_lets_go_and_the_next_call_initialises_again(nvml: FakeNvml, gateway: Gateway) -> None:
+    gateway.close()
+    assert nvml.calls == []
+    gateway.snapshot()
+    gateway.close()
+    assert nvml.inits == 0
+    assert len(gateway.snapshot().devices) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, ErrorCode.NVML_MISSING),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, ErrorCode.DRIVER_MISSING),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, ErrorCode.NVML_FAILED),
+    ],
+)
+def test_no_driver_is_an_error_until_there_is_one(nvml: FakeNvml, status: int, code: ErrorCode) -> None:
+    gateway = Gateway(binding=nvml)
+    nvml.answers["nvmlInit"] = status
+    with pytest.raises(VgpuError) as caught:
+        gateway.snapshot()
+    assert caught.value.code is code
+    assert caught.value.hint
+    del nvml.answers["nvmlInit"]
+    assert len(gateway.snapshot().devices) == 2
+
+
+def test_a_driver_unloaded_under_way_is_no_lost_device(nvml: FakeNvml, gateway: Gateway) -> None:
+    nvml.answers["nvmlDeviceGetHandleByIndex"] = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
+    with pytest.raises(VgpuError) as caught:
+        gateway.snapshot()
+    assert caught.value.code is ErrorCode.DRIVER_MISSING
+
+
+def test_the_real_binding_without_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    if pynvml.nvmlLib is not None:
+        pytest.skip("a library is loaded in this process")
+    monkeypatch.setattr(pynvml, "CDLL", lambda name: (_ for _ in ()).throw(OSError(name)))
+    with pytest.raises(VgpuError) as caught:
+        Gateway().snapshot()
+    assert caught.value.code is ErrorCode.NVML_MISSING
+
+
+def test_the_simulated_node_is_told_by_its_library(nvml: FakeNvml, gateway: Gateway) -> None:
+    nvml.__dict__["nvmlLib"] = SimpleNamespace(vgpuSimStatePath=None)
+    assert gateway.snapshot().simulated
+
+
+def test_numa_node_from_the_kernel_where_nvml_names_none_or_several(nvml: FakeNvml, tmp_path: Path) -> None:
+    folder = tmp_path / "sys/bus/pci/devices/0000:06:00.0"
+    folder.mkdir(parents=True)
+    (folder / "numa_node").write_text("1\n")
+    nvml.__dict__["nvmlDeviceGetMemoryAffinity"] = lambda gpu, words, scope: [3] + [0] * (words - 1)
+    assert [d.numa_node for d in Gateway(binding=nvml, host_root=tmp_path).snapshot().devices] == [1, None]
+    (folder / "numa_node").write_text("-1\n")
+    assert Gateway(binding=nvml, host_root=tmp_path).snapshot().devices[0].numa_node is None
+
+
+def test_snapshots_from_many_threads(nvml: FakeNvml, gateway: Gateway) -> None:
+    seen: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: seen.append(len(gateway.snapshot().devices))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [2] * 8
+    assert nvml.inits == 1
