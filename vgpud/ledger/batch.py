@@ -1,0 +1,142 @@
+"""Group commit: many operations in one transaction, each with a verdict of its own."""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from vgpud.ledger import faults
+from vgpud.ledger.tables import UNSYNCED_REVISIONS, Tables
+from vgpud.model.errors import ErrorCode, VgpuError
+
+Operation = Callable[[Tables], Any]
+
+
+class Durability(IntEnum):
+    """What an acknowledged write survives; the package's docstring says why there are two."""
+
+    PROCESS = 0  # the end of the process, however it comes
+    POWER = 1  # a crash of the kernel or a power cut as well
+
+
+_SYNCHRONOUS = {Durability.PROCESS: "NORMAL", Durability.POWER: "FULL"}
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One operation on its way; `result` or `error` is filled in by the writer thread."""
+
+    operation: Operation
+    durability: Durability
+    future: "asyncio.Future[Any]"
+    result: Any = None
+    error: BaseException | None = None
+
+    def deliver(self) -> None:
+        """In the event loop's thread; a caller that was cancelled hears nothing."""
+        if self.future.done():
+            return
+        if self.error is None:
+            self.future.set_result(self.result)
+        else:
+            self.future.set_exception(self.error)
+
+
+class Committer:
+    """Runs batches of jobs on one connection, in one thread."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._db = connection
+        self._path = path
+        self.tables = Tables(connection)
+        self._synced = self.tables.revision
+        self._level: Durability | None = None
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Every job ends with a result that is committed, or with an error and no effect.
+
+        An operation that refuses (VgpuError) rolls back to its own savepoint. Where SQLite itself
+        fails, which may take the whole transaction down (a full disk, for one), each job is tried
+        again in a transaction of its own.
+        """
+        mark = self.tables.revision
+        try:
+            self._begin(self._durability(jobs))
+            if len(jobs) == 1:
+                self._attempt_alone(jobs[0])
+            else:
+                for job in jobs:
+                    self._attempt(job)
+            if self._db.in_transaction:
+                self._db.execute("COMMIT")
+            if self._level is Durability.POWER and self.tables.revision > mark:
+                # a transaction that changed nothing syncs nothing; this one has an event in it
+                self._synced = self.tables.revision
+        except sqlite3.Error as error:
+            self._roll_back(mark)
+            if len(jobs) == 1:
+                jobs[0].error = faults.from_sqlite(error, self._path)
+                return
+            for job in jobs:
+                job.result = job.error = None
+                self.run([job])
+
+    def prune(self) -> None:
+        """Drop old events; on a failure they simply stay until the next time."""
+        mark = self.tables.revision
+        try:
+            self._begin(Durability.PROCESS)
+            self.tables.prune()
+            self._db.execute("COMMIT")
+        except sqlite3.Error:
+            self._roll_back(mark)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _durability(self, jobs: Sequence[Job]) -> Durability:
+        # an operation gives out one revision at the most
+        if self.tables.revision + len(jobs) - self._synced > UNSYNCED_REVISIONS:
+            return Durability.POWER
+        return max(job.durability for job in jobs)
+
+    def _begin(self, durability: Durability) -> None:
+        if durability is not self._level:
+            # SQLite ignores this inside a transaction, so it comes first
+            self._db.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
+            self._level = durability
+        self._db.execute("BEGIN IMMEDIATE")
+
+    def _attempt_alone(self, job: Job) -> None:
+        mark = self.tables.revision
+        self._evaluate(job)
+        if job.error is not None:
+            self._roll_back(mark)
+
+    def _attempt(self, job: Job) -> None:
+        mark = self.tables.revision
+        self._db.execute("SAVEPOINT job")
+        self._evaluate(job)
+        if job.error is not None:
+            self._db.execute("ROLLBACK TO job")
+            self.tables.revision = mark
+        self._db.execute("RELEASE job")
+
+    def _evaluate(self, job: Job) -> None:
+        try:
+            job.result = job.operation(self.tables)
+        except sqlite3.Error:
+            raise
+        except VgpuError as error:
+            job.error = error
+        except Exception as error:  # one caller's mistake must not end the writer
+            job.error = VgpuError(ErrorCode.BUG, f"an operation of the ledger failed: {error!r}")
+            job.error.__cause__ = error
+
+    def _roll_back(self, revision: int) -> None:
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+        self.tables.revision = revision

@@ -1,0 +1,150 @@
+"""Allocations and requests as the columns of a table, by the shapes of the model.
+
+What was asked for, and why it was placed as it was, is written once, by the intent. What the
+allocation has become (its outcome) is written again by every commit, and is a third of the text.
+"""
+
+import gc
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
+
+from vgpud.ledger.shapes import Mismatch, Record, Shape, array_of, shape_of
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.tenancy import Allocation, Edits, Reason, Request, Slice, State
+
+_REQUEST = cast(Record, shape_of(Request))
+_REASONS = array_of(shape_of(Reason))
+_SLICES = array_of(shape_of(Slice))
+_EDITS = shape_of(Edits)
+_STATES = {state.value: state for state in State}
+# what a shape makes is a tree, so there is no circle to look for
+_dump = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_dump_sorted = json.JSONEncoder(separators=(",", ":"), check_circular=False, sort_keys=True).encode
+_parse = json.JSONDecoder().decode
+
+
+class Outcome(NamedTuple):
+    """What a commit writes."""
+
+    state: str
+    slices: str  # JSON
+    edits: str  # JSON
+    failure: str
+
+
+class AllocationRow(NamedTuple):
+    """A whole allocation, in the order of the table's columns."""
+
+    id: str
+    request_id: str
+    request_digest: str
+    owner_uid: int
+    owner_gid: int
+    created_unix_ns: int
+    request: str  # JSON
+    reasons: str  # JSON
+    state: str
+    revision: int
+    slices: str  # JSON
+    edits: str  # JSON
+    failure: str
+
+
+def encode_allocation(allocation: Allocation) -> AllocationRow:
+    """Raises VgpuError(BUG) if a value is not of the type that the model says."""
+    request = _encode(_REQUEST, allocation.request)
+    outcome = encode_outcome(allocation)
+    return AllocationRow(
+        id=allocation.id,
+        request_id=allocation.request.id,
+        request_digest=_digest(request),
+        owner_uid=allocation.request.owner.uid,
+        owner_gid=allocation.request.owner.gid,
+        created_unix_ns=allocation.created_unix_ns,
+        request=_dump(request),
+        reasons=_dump(_encode(_REASONS, allocation.reasons)),
+        state=outcome.state,
+        revision=allocation.revision,
+        slices=outcome.slices,
+        edits=outcome.edits,
+        failure=outcome.failure,
+    )
+
+
+def encode_outcome(allocation: Allocation) -> Outcome:
+    """Raises VgpuError(BUG) if a value is not of the type that the model says."""
+    return Outcome(
+        allocation.state.value,
+        _dump(_encode(_SLICES, allocation.slices)),
+        _dump(_encode(_EDITS, allocation.edits)),
+        allocation.failure,
+    )
+
+
+def decode_allocation(row: AllocationRow) -> Allocation:
+    """The allocation of one row; raises VgpuError(LEDGER_CORRUPT) naming it and what is wrong."""
+    try:
+        return _decode(row)
+    except (Mismatch, VgpuError, ValueError, RecursionError) as error:
+        raise VgpuError(
+            ErrorCode.LEDGER_CORRUPT,
+            f"allocation {row.id!r} in the ledger cannot be read: {error}",
+            "restore the state directory from a backup, or move the ledger away to start with an empty one",
+        ) from None
+
+
+def _decode(row: AllocationRow) -> Allocation:
+    # one call for all: the parser's own work is little beside what a call costs
+    texts = _parse(f"[{row.request},{row.reasons},{row.slices},{row.edits}]")
+    if len(texts) != 4:
+        raise Mismatch("its JSON is not what vgpud writes")
+    request = cast(Request, _REQUEST.decode(texts[0]))
+    if (request.id, request.owner.uid, request.owner.gid) != (row.request_id, row.owner_uid, row.owner_gid):
+        raise Mismatch("its request belongs to another row")
+    return Allocation(
+        id=row.id,
+        request=request,
+        state=_STATES[row.state],  # the table lets no other in
+        slices=_SLICES.decode(texts[2]),
+        reasons=_REASONS.decode(texts[1]),
+        edits=_EDITS.decode(texts[3]),
+        created_unix_ns=row.created_unix_ns,
+        revision=row.revision,
+        failure=row.failure,
+    )
+
+
+def request_digest(request: Request) -> str:
+    """SHA-256, in hex, of what was asked for: the same for a retry from another process.
+
+    Canonical JSON (sorted keys, no spaces, ASCII) of the request without the process that it is
+    bound to. Raises VgpuError(BUG) if a value is not of the type that the model says.
+    """
+    return _digest(_encode(_REQUEST, request))
+
+
+def _digest(request: dict[str, Any]) -> str:
+    asked = {name: value for name, value in request.items() if name != "lifetime"}
+    return hashlib.sha256(_dump_sorted(asked).encode("ascii")).hexdigest()
+
+
+def _encode(shape: Shape, value: object) -> Any:  # noqa: ANN401
+    try:
+        return shape.encode(value)
+    except Mismatch as error:
+        raise VgpuError(ErrorCode.BUG, f"the ledger was given a wrong value: {error}") from None
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Nothing that is read becomes garbage, and the collector would look at all of it again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

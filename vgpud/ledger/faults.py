@@ -1,0 +1,79 @@
+"""What SQLite and the file system answer, as numbered errors."""
+
+import errno
+import os
+import sqlite3
+from pathlib import Path
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import show_bytes
+
+_START_EMPTY = (
+    "restore the state directory from a backup, or move the ledger away with its -wal file"
+    " to start with an empty one"
+)
+
+
+def corrupt(path: Path, why: str) -> VgpuError:
+    return VgpuError(ErrorCode.LEDGER_CORRUPT, f"the ledger {path} cannot be read: {why}", _START_EMPTY)
+
+
+def full(path: Path) -> VgpuError:
+    free, size = _space(path)
+    return VgpuError(
+        ErrorCode.LEDGER_FULL,
+        f"no space left for the ledger {path}: {show_bytes(free)} free of {show_bytes(size)}",
+        "free some space on that file system and try again",
+    )
+
+
+def read_only(path: Path) -> VgpuError:
+    return VgpuError(
+        ErrorCode.LEDGER_READ_ONLY,
+        f"the ledger {path} cannot be written: its directory is read-only for uid {os.geteuid()}",
+        "mount the state directory read-write and give it to the user that vgpud runs as",
+    )
+
+
+def failed(
+    path: Path, why: str, hint: str = "see the log of vgpud and the kernel for the cause"
+) -> VgpuError:
+    return VgpuError(ErrorCode.LEDGER_FAILED, f"the ledger {path} failed: {why}", hint)
+
+
+def from_os(error: OSError, path: Path) -> VgpuError:
+    """What opening or writing a file beside the ledger ran into."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return full(path)
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return read_only(path)
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return failed(path, "its directory does not exist", f"create {path.parent}")
+    return failed(path, (error.strerror or str(error)).lower())
+
+
+def from_sqlite(error: sqlite3.Error, path: Path) -> VgpuError:
+    """By SQLite's extended result code (rescode.html in its documentation)."""
+    name = str(getattr(error, "sqlite_errorname", ""))
+    # growing the -shm or a sync can meet the full disk first, and SQLite calls that an I/O error
+    blocked = name.startswith(("SQLITE_IOERR", "SQLITE_CANTOPEN")) and _space(path)[0] == 0
+    if blocked or name == "SQLITE_FULL":
+        return full(path)
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return corrupt(path, str(error))
+    if name == "SQLITE_READONLY_DBMOVED":
+        return failed(path, "the file was moved or removed while in use", "restart vgpud")
+    if name.startswith("SQLITE_READONLY"):
+        return read_only(path)
+    if name.startswith("SQLITE_BUSY"):
+        return failed(path, "another program holds it locked", "close what has the file open")
+    return failed(path, f"{error} ({name or type(error).__name__})")
+
+
+def _space(path: Path) -> tuple[int, int]:
+    """(free, total) bytes of the file system, (0, 0) if it would not say."""
+    try:
+        told = os.statvfs(path.parent)
+    except OSError:
+        return 0, 0
+    return told.f_bavail * told.f_frsize, told.f_blocks * told.f_frsize

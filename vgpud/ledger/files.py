@@ -1,0 +1,152 @@
+"""The file on disk: one holder, looked at before it is touched, created whole or not at all.
+
+A new ledger is built under another name, synced and renamed, so that the file under its own name
+is always a complete one in WAL mode; a power cut during the first start leaves none.
+"""
+
+import fcntl
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+from vgpud.ledger import faults
+from vgpud.ledger.schema import APPLICATION_ID, MIGRATIONS, Migration, migrate, version
+from vgpud.model.errors import ErrorCode, VgpuError
+
+_MAGIC = b"SQLite format 3\0"  # fileformat2.html, "Magic Header String"
+_BUSY_SECONDS = 5.0
+
+
+def lock(path: Path) -> int:
+    """The descriptor that holds the ledger for this process; closing it lets go.
+
+    The lock file stays: removing it would let two processes hold locks on two files of one name.
+    Raises VgpuError(LEDGER_LOCKED), LEDGER_READ_ONLY, LEDGER_FULL or LEDGER_FAILED.
+    """
+    beside = path.with_name(path.name + ".lock")
+    try:
+        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise faults.from_os(error, path) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+        os.close(descriptor)
+        raise _locked(path, holder) from None
+    except OSError as error:
+        os.close(descriptor)
+        raise faults.from_os(error, path) from error
+    return descriptor
+
+
+def _locked(path: Path, holder: str) -> VgpuError:
+    who = f"process {holder}" if holder.isdecimal() else "another process"
+    return VgpuError(
+        ErrorCode.LEDGER_LOCKED,
+        f"the ledger {path} is in use by {who}",
+        "stop that vgpud first, or give this one a state directory of its own",
+    )
+
+
+def connect(path: Path, migrations: tuple[Migration, ...] = MIGRATIONS) -> sqlite3.Connection:
+    """The ledger, created or migrated if need be; for one thread at a time, in autocommit mode.
+
+    Raises VgpuError(LEDGER_CORRUPT) or LEDGER_NEWER with the file as it was, LEDGER_READ_ONLY,
+    LEDGER_FULL or LEDGER_FAILED.
+    """
+    try:
+        if not os.access(path.parent, os.W_OK, effective_ids=True):
+            raise faults.read_only(path)
+        if path.exists():
+            _inspect(path, len(migrations))
+        else:
+            _create(path, migrations)
+        connection = _open(path)
+        try:
+            migrate(connection, migrations)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+    except sqlite3.Error as error:
+        raise faults.from_sqlite(error, path) from error
+    except OSError as error:
+        raise faults.from_os(error, path) from error
+
+
+def _inspect(path: Path, newest: int) -> None:
+    """Refuse what is not a sound ledger of a known version, through a read-only connection.
+
+    SQLite itself calls an empty file an empty database; here one is never ours.
+    """
+    with path.open("rb") as start:
+        if start.read(len(_MAGIC)) != _MAGIC:
+            raise faults.corrupt(path, "it is not a database")
+    side_files = [path.with_name(path.name + suffix) for suffix in ("-wal", "-shm")]
+    before = [file for file in side_files if file.exists()]
+    try:
+        with closing(_connect(f"{path.absolute().as_uri()}?mode=ro")) as connection:
+            _check(connection, path, newest)
+    except BaseException:
+        # a read-only look at a file in WAL mode leaves empty side files behind
+        for file in side_files:
+            if file not in before:
+                file.unlink(missing_ok=True)
+        raise
+
+
+def _check(connection: sqlite3.Connection, path: Path, newest: int) -> None:
+    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        raise faults.corrupt(path, "it is a database, but not vgpud's")
+    found = version(connection)
+    if found > newest:
+        raise VgpuError(
+            ErrorCode.LEDGER_NEWER,
+            f"the ledger {path} has version {found}, and this vgpud knows versions up to {newest}",
+            "install the newer vgpud again",
+        )
+    verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if verdict != "ok":
+        raise faults.corrupt(path, str(verdict).splitlines()[-1])
+
+
+def _create(path: Path, migrations: tuple[Migration, ...]) -> None:
+    if path.with_name(path.name + "-wal").exists():
+        # SQLite would play those changes into the new file
+        raise faults.corrupt(path, "it is gone, but its -wal file is still there")
+    new = path.with_name(path.name + ".new")
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        new.with_name(new.name + suffix).unlink(missing_ok=True)
+    os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    with closing(_connect(str(new), uri=False)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID:d}")
+        migrate(connection, migrations)
+    new.rename(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    connection = _connect(f"{path.absolute().as_uri()}?mode=rw")
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA journal_mode = WAL")
+    return connection
+
+
+def _connect(target: str, *, uri: bool = True) -> sqlite3.Connection:
+    return sqlite3.connect(
+        target,
+        uri=uri,
+        timeout=_BUSY_SECONDS,
+        isolation_level=None,  # transactions are ours to begin and end
+        check_same_thread=False,  # opened in one thread, then used by the writer's alone
+    )

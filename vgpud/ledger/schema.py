@@ -1,0 +1,73 @@
+"""The tables, and the migrations that lead to them.
+
+`user_version` of the file counts the migrations that it has had. Every migration runs in one
+durable transaction with the new number, so that a crash leaves the old version whole.
+"""
+
+import sqlite3
+
+# SQLite's header has a field to tell whose file it is (PRAGMA application_id): "vgpu" in ASCII
+APPLICATION_ID = 0x76677075
+
+Migration = tuple[str, ...]
+
+MIGRATIONS: tuple[Migration, ...] = (
+    (
+        "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID",
+        """CREATE TABLE allocations (
+            id TEXT NOT NULL UNIQUE,
+            request_id TEXT NOT NULL UNIQUE,
+            request_digest TEXT NOT NULL, -- SHA-256 of the request without the process it is bound to
+            owner_uid INTEGER NOT NULL,
+            owner_gid INTEGER NOT NULL,
+            created_unix_ns INTEGER NOT NULL,
+            request TEXT NOT NULL, -- JSON, like reasons, slices and edits
+            reasons TEXT NOT NULL,
+            state TEXT NOT NULL CHECK (state IN ('allocating', 'active', 'releasing', 'failed')),
+            revision INTEGER NOT NULL,
+            slices TEXT NOT NULL,
+            edits TEXT NOT NULL,
+            failure TEXT NOT NULL
+        ) STRICT""",
+        """CREATE TABLE originals (
+            device_uuid TEXT NOT NULL,
+            key TEXT NOT NULL,
+            value TEXT NOT NULL,
+            PRIMARY KEY (device_uuid, key)
+        ) STRICT, WITHOUT ROWID""",
+        """CREATE TABLE events (
+            revision INTEGER PRIMARY KEY,
+            kind TEXT NOT NULL,
+            subject TEXT NOT NULL,
+            sentence TEXT NOT NULL,
+            unix_ns INTEGER NOT NULL
+        ) STRICT""",
+    ),
+)
+
+
+def version(connection: sqlite3.Connection) -> int:
+    """How many migrations the file has had."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def migrate(connection: sqlite3.Connection, migrations: tuple[Migration, ...] = MIGRATIONS) -> None:
+    """Bring the file up to the newest version; nothing at all changes if one statement fails.
+
+    `connection` is in autocommit mode, with synchronous=FULL.
+    """
+    done = version(connection)
+    if done >= len(migrations):
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for migration in migrations[done:]:
+            for statement in migration:
+                connection.execute(statement)
+        # a PRAGMA takes no parameters
+        connection.execute(f"PRAGMA user_version = {len(migrations):d}")
+        connection.execute("COMMIT")
+    except sqlite3.Error:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise

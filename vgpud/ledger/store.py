@@ -1,0 +1,140 @@
+"""The ledger as the rest of vgpud sees it."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar, cast
+
+from vgpud.ledger import files
+from vgpud.ledger.batch import Committer, Durability
+from vgpud.ledger.codec import encode_allocation, encode_outcome
+from vgpud.ledger.tables import LedgerState, Original, Tables
+from vgpud.ledger.writer import Writer
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.event import Event, EventKind
+from vgpud.model.tenancy import Allocation, State
+
+T = TypeVar("T")
+
+
+class Ledger:
+    """Allocations, originals and events on disk; for one event loop.
+
+    Every method that writes returns once its write survives what `durability` says. All of them
+    raise VgpuError(LEDGER_FULL), LEDGER_READ_ONLY, LEDGER_CORRUPT or LEDGER_FAILED with nothing
+    written, and work again once the cause is gone. A call that is cancelled may still be written.
+    """
+
+    def __init__(self, writer: Writer, lock: int) -> None:
+        self._writer = writer
+        self._lock: int | None = lock
+
+    @classmethod
+    async def open(cls, path: Path) -> Self:
+        """Take the ledger at `path` for this process; its directory must exist.
+
+        Raises VgpuError: LEDGER_LOCKED (with the holder's pid), LEDGER_NEWER and LEDGER_CORRUPT
+        (the file stays as it is), LEDGER_READ_ONLY, LEDGER_FULL, LEDGER_FAILED.
+        """
+        committer, lock = await asyncio.to_thread(_open, path)
+        return cls(Writer(committer, asyncio.get_running_loop()), lock)
+
+    async def close(self) -> None:
+        """Write what was asked for, and let go of the file."""
+        await self._writer.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def load(self) -> LedgerState:
+        """Everything, in the order of creation; raises VgpuError(LEDGER_CORRUPT) too."""
+        return await self._do(Tables.load, Durability.PROCESS)
+
+    async def intent(self, allocation: Allocation, *, durability: Durability = Durability.POWER) -> None:
+        """Write down what is about to be done: an ALLOCATING row is new, a RELEASING one exists.
+
+        Of a RELEASING allocation only the state is written. Raises VgpuError(REQUEST_ID_REUSED) or
+        NO_SUCH_ALLOCATION.
+        """
+        if allocation.state is State.ALLOCATING:
+            row = encode_allocation(allocation)
+            return await self._do(lambda tables: tables.begin_allocate(row), durability)
+        if allocation.state is State.RELEASING:
+            return await self._do(lambda tables: tables.begin_release(allocation.id), durability)
+        raise VgpuError(
+            ErrorCode.BUG, f"an intent cannot have state {allocation.state.value}: allocation {allocation.id}"
+        )
+
+    async def commit(
+        self, allocation: Allocation, event: Event, *, durability: Durability = Durability.PROCESS
+    ) -> Allocation:
+        """Write what an allocation has become; the next revision goes to it and to the event.
+
+        That is its state, slices, edits and failure; its request and reasons stay as the intent
+        wrote them. `event.revision` is not looked at. Raises VgpuError(NO_SUCH_ALLOCATION).
+        """
+        outcome = encode_outcome(allocation)
+        revision = await self._do(lambda tables: tables.commit(allocation.id, outcome, event), durability)
+        return replace(allocation, revision=revision)
+
+    async def forget(
+        self, allocation_id: str, event: Event | None, *, durability: Durability = Durability.PROCESS
+    ) -> Event | None:
+        """Drop an allocation; the event with its revision, or None if there was nothing to drop."""
+        revision = await self._do(lambda tables: tables.forget(allocation_id, event), durability)
+        return None if event is None or revision is None else replace(event, revision=revision)
+
+    async def record_original(
+        self, device_uuid: str, key: str, value: str, *, durability: Durability = Durability.POWER
+    ) -> None:
+        """Keep a device's setting as it was; a second value for the same key changes nothing."""
+        original = Original(device_uuid, key, value)
+        await self._do(lambda tables: tables.record_original(original), durability)
+
+    async def drop_original(
+        self, device_uuid: str, key: str, *, durability: Durability = Durability.PROCESS
+    ) -> None:
+        """It is restored, or will not be; dropping one that is not there is no error."""
+        await self._do(lambda tables: tables.drop_original(device_uuid, key), durability)
+
+    async def event(
+        self, kind: EventKind, subject: str, sentence: str, *, durability: Durability = Durability.PROCESS
+    ) -> Event:
+        """The event with its revision and the time."""
+        return await self._do(lambda tables: tables.event(kind, subject, sentence), durability)
+
+    async def events_after(self, revision: int) -> tuple[Event, ...]:
+        """Kept events with a greater revision; raises VgpuError(BAD_REVISION) if some are gone."""
+        return await self._do(lambda tables: tables.events_after(revision), Durability.PROCESS)
+
+    async def set_boot_id(self, boot_id: str) -> int:
+        """Remember the boot; returns the last revision, which a new boot moves ahead."""
+        return await self._do(lambda tables: tables.set_boot_id(boot_id), Durability.POWER)
+
+    async def _do(self, operation: Callable[[Tables], T], durability: Durability) -> T:
+        return cast(T, await self._writer.submit(operation, durability))
+
+
+def _open(path: Path) -> tuple[Committer, int]:
+    lock = files.lock(path)
+    try:
+        connection = files.connect(path)
+        try:
+            return Committer(connection, path), lock
+        except BaseException:
+            connection.close()
+            raise
+    except BaseException:
+        os.close(lock)
+        raise

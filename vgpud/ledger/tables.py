@@ -1,0 +1,200 @@
+"""The statements: what each operation does to the tables, inside a transaction that others begin.
+
+Only the writer thread calls this. `revision` is the last one given out; whoever rolls a
+transaction back puts it back as well.
+"""
+
+import sqlite3
+import time
+from dataclasses import dataclass
+
+from vgpud.ledger.codec import AllocationRow, Outcome, collector_paused, decode_allocation
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.event import Event, EventKind
+from vgpud.model.tenancy import Allocation, State
+
+EVENTS_KEPT = 10_000
+# The most revisions that may be written without a sync before the next batch is synced anyway, and
+# so the most that a power cut can take back: a new boot skips as many, that none is given out twice.
+UNSYNCED_REVISIONS = 1_000
+# the columns in the order of AllocationRow
+_SELECT = (
+    "SELECT id, request_id, request_digest, owner_uid, owner_gid, created_unix_ns, request, reasons,"
+    " state, revision, slices, edits, failure FROM allocations ORDER BY rowid"
+)
+_INSERT = (
+    "INSERT INTO allocations (id, request_id, request_digest, owner_uid, owner_gid, created_unix_ns,"
+    " request, reasons, state, revision, slices, edits, failure)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """A setting of a device as it was before vgpud first changed it."""
+
+    device_uuid: str
+    key: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerState:
+    """All that a start needs; `boot_id` is "" until one was set."""
+
+    allocations: tuple[Allocation, ...]
+    originals: tuple[Original, ...]
+    revision: int
+    boot_id: str
+
+
+class Tables:
+    """One connection and the last revision."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._db = connection
+        newest = self._one("SELECT max(revision) FROM events") or 0
+        self.revision = max(int(newest), int(self._meta("revision_floor", "0")))
+        self._pruned_through = int(self._meta("pruned_through", "0"))
+
+    def load(self) -> LedgerState:
+        rows = self._db.execute(_SELECT)
+        with collector_paused():
+            allocations = tuple([decode_allocation(AllocationRow(*row)) for row in rows])
+        originals = self._db.execute("SELECT device_uuid, key, value FROM originals").fetchall()
+        return LedgerState(
+            allocations=allocations,
+            originals=tuple([Original(*row) for row in originals]),
+            revision=self.revision,
+            boot_id=self._meta("boot_id", ""),
+        )
+
+    def begin_allocate(self, row: AllocationRow) -> None:
+        try:
+            self._db.execute(_INSERT, row)
+        except sqlite3.IntegrityError as error:
+            raise self._taken(row, error) from None
+
+    def begin_release(self, allocation_id: str) -> None:
+        done = self._db.execute(
+            "UPDATE allocations SET state = ? WHERE id = ?", (State.RELEASING.value, allocation_id)
+        )
+        if done.rowcount == 0:
+            raise _missing(allocation_id)
+
+    def commit(self, allocation_id: str, outcome: Outcome, event: Event) -> int:
+        """The revision given to the allocation and to the event."""
+        done = self._db.execute(
+            "UPDATE allocations SET state = ?, slices = ?, edits = ?, failure = ?, revision = ? WHERE id = ?",
+            (*outcome, self.revision + 1, allocation_id),
+        )
+        if done.rowcount == 0:
+            raise _missing(allocation_id)
+        return self._event(event)
+
+    def forget(self, allocation_id: str, event: Event | None) -> int | None:
+        """The event's revision; None if there was no event, or nothing to forget."""
+        done = self._db.execute("DELETE FROM allocations WHERE id = ?", (allocation_id,))
+        if event is None or done.rowcount == 0:
+            return None
+        return self._event(event)
+
+    def record_original(self, original: Original) -> None:
+        self._db.execute(
+            "INSERT INTO originals (device_uuid, key, value) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+            (original.device_uuid, original.key, original.value),
+        )
+
+    def drop_original(self, device_uuid: str, key: str) -> None:
+        self._db.execute("DELETE FROM originals WHERE device_uuid = ? AND key = ?", (device_uuid, key))
+
+    def event(self, kind: EventKind, subject: str, sentence: str) -> Event:
+        event = Event(self.revision + 1, kind, subject, sentence, time.time_ns())
+        self._event(event)
+        return event
+
+    def events_after(self, revision: int) -> tuple[Event, ...]:
+        if not self._pruned_through <= revision <= self.revision:
+            raise VgpuError(
+                ErrorCode.BAD_REVISION,
+                f"no events after revision {revision}: they are kept from {self._pruned_through}"
+                f" to {self.revision}",
+                "list everything once, then watch from the revision of that list",
+            )
+        rows = self._db.execute(
+            "SELECT revision, kind, subject, sentence, unix_ns FROM events WHERE revision > ?"
+            " ORDER BY revision",
+            (revision,),
+        )
+        return tuple([_event(row) for row in rows])
+
+    def set_boot_id(self, boot_id: str) -> int:
+        """The last revision, moved ahead of all that may have been given out before another boot."""
+        known = self._meta("boot_id", "")
+        if known not in ("", boot_id):
+            self.revision += UNSYNCED_REVISIONS
+            self._set_meta("revision_floor", str(self.revision))
+        self._set_meta("boot_id", boot_id)
+        return self.revision
+
+    def prune(self, keep: int = EVENTS_KEPT) -> None:
+        """Drop all events but the newest `keep`."""
+        oldest = self._one("SELECT revision FROM events ORDER BY revision DESC LIMIT 1 OFFSET ?", keep)
+        if oldest is None:
+            return
+        self._db.execute("DELETE FROM events WHERE revision <= ?", (oldest,))
+        self._set_meta("pruned_through", str(oldest))
+        self._pruned_through = int(oldest)
+
+    def _event(self, event: Event) -> int:
+        self.revision += 1
+        self._db.execute(
+            "INSERT INTO events (revision, kind, subject, sentence, unix_ns) VALUES (?, ?, ?, ?, ?)",
+            (self.revision, event.kind.value, event.subject, event.sentence, event.unix_ns),
+        )
+        return self.revision
+
+    def _taken(self, row: AllocationRow, error: sqlite3.IntegrityError) -> VgpuError:
+        holder = self._one("SELECT id FROM allocations WHERE request_id = ?", row.request_id)
+        if holder is None:
+            return VgpuError(ErrorCode.BUG, f"allocation {row.id!r} cannot be begun: {error}")
+        return VgpuError(
+            ErrorCode.REQUEST_ID_REUSED,
+            f"request id {row.request_id!r} already belongs to allocation {holder!r}",
+            "use a new request id, or leave it out",
+        )
+
+    def _one(self, sql: str, *parameters: str | int) -> str | int | None:
+        row = self._db.execute(sql, parameters).fetchone()
+        return None if row is None else row[0]
+
+    def _meta(self, key: str, default: str) -> str:
+        value = self._one("SELECT value FROM meta WHERE key = ?", key)
+        return default if value is None else str(value)
+
+    def _set_meta(self, key: str, value: str) -> None:
+        self._db.execute(
+            "INSERT INTO meta (key, value) VALUES (?, ?)"
+            " ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+            (key, value),
+        )
+
+
+def _event(row: tuple[int, str, str, str, int]) -> Event:
+    revision, kind, subject, sentence, unix_ns = row
+    try:
+        return Event(revision, EventKind(kind), subject, sentence, unix_ns)
+    except ValueError:
+        raise VgpuError(
+            ErrorCode.LEDGER_CORRUPT,
+            f"event {revision} in the ledger is of unknown kind {kind!r}",
+            "restore the state directory from a backup",
+        ) from None
+
+
+def _missing(allocation_id: str) -> VgpuError:
+    return VgpuError(
+        ErrorCode.NO_SUCH_ALLOCATION,
+        f"allocation {allocation_id!r} is not in the ledger",
+        "list the allocations that exist with vgpuctl ls",
+    )

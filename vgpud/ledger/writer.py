@@ -1,0 +1,85 @@
+"""The one thread that writes."""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from vgpud.ledger.batch import Committer, Durability, Job, Operation
+from vgpud.model.errors import ErrorCode, VgpuError
+
+_BATCH = 256
+# events are dropped in lots, so that a commit seldom pays for it
+_PRUNE_EVERY = 500
+
+
+class Writer:
+    """Takes operations from one event loop; while a batch is being synced, the next one gathers."""
+
+    def __init__(self, committer: Committer, loop: asyncio.AbstractEventLoop) -> None:
+        self._committer = committer
+        self._loop = loop
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._closed = False
+        # daemon: a process that ends without close() must not hang on it
+        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
+        self._thread.start()
+
+    def submit(self, operation: Operation, durability: Durability) -> "asyncio.Future[Any]":
+        """In the event loop's thread; the operation happens even if the future is cancelled."""
+        future = self._loop.create_future()
+        if self._closed:
+            future.set_exception(
+                VgpuError(ErrorCode.STOPPING, "the ledger is closed", "wait until vgpud is up again")
+            )
+        else:
+            self._jobs.put(Job(operation, durability, future))
+        return future
+
+    async def close(self) -> None:
+        """What was submitted is written, then the connection is closed."""
+        if not self._closed:
+            self._closed = True
+            self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        unpruned = _PRUNE_EVERY
+        last = self._committer.tables.revision
+        while batch := self._gather():
+            self._committer.run(batch)
+            self._hand_over(batch)
+            unpruned += self._committer.tables.revision - last
+            last = self._committer.tables.revision
+            if unpruned >= _PRUNE_EVERY:
+                self._committer.prune()
+                unpruned = 0
+        self._committer.close()
+
+    def _gather(self) -> list[Job]:
+        """At least one job, and all others that wait; empty when there will be no more."""
+        job = self._jobs.get()
+        batch: list[Job] = []
+        while job is not None:
+            batch.append(job)
+            if len(batch) == _BATCH:
+                return batch
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return batch
+        if batch:
+            self._jobs.put(None)  # it ends the next round
+        return batch
+
+    def _hand_over(self, batch: Sequence[Job]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(_deliver, batch)
+        except RuntimeError:
+            return  # the loop is closed: nobody waits any more
+
+
+def _deliver(batch: Sequence[Job]) -> None:
+    for job in batch:
+        job.deliver()
