@@ -1,0 +1,77 @@
+#include "loop.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define BATCH 64
+
+static int epoll_fd = -1;
+static int spare_fd = -1; /* given up for a moment when the descriptor table is full */
+static struct source *dead_list;
+
+int loop_open(void)
+{
+    spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    return epoll_fd < 0 || spare_fd < 0 ? -errno : 0;
+}
+
+int loop_add(struct source *source, uint32_t events)
+{
+    struct epoll_event event = {.events = events, .data.ptr = source};
+    return epoll_ctl(epoll_fd, EPOLL_CTL_ADD, source->fd, &event) == 0 ? 0 : -errno;
+}
+
+void loop_remove(struct source *source)
+{
+    if (source->dead)
+        return;
+    source->dead = 1;
+    epoll_ctl(epoll_fd, EPOLL_CTL_DEL, source->fd, NULL);
+    close(source->fd);
+    source->fd = -1;
+    source->next_dead = dead_list;
+    dead_list = source;
+}
+
+static void bury(void)
+{
+    while (dead_list != NULL) {
+        struct source *source = dead_list;
+        dead_list = source->next_dead;
+        source->destroy(source);
+    }
+}
+
+int loop_run(void)
+{
+    struct epoll_event events[BATCH];
+    for (;;) {
+        int count = epoll_wait(epoll_fd, events, BATCH, -1);
+        if (count < 0 && errno != EINTR)
+            return -errno;
+        for (int i = 0; i < count; i++) {
+            struct source *source = events[i].data.ptr;
+            if (!source->dead)
+                source->ready(source, events[i].events);
+        }
+        bury();
+    }
+}
+
+int loop_accept(int listen_fd)
+{
+    int fd = accept4(listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (fd >= 0 || (errno != EMFILE && errno != ENFILE))
+        return fd >= 0 ? fd : -errno;
+    close(spare_fd);
+    fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC);
+    if (fd >= 0)
+        close(fd);
+    spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    return -EMFILE;
+}

@@ -1,0 +1,28 @@
+/* loop.h: one epoll loop, one thread. A source is embedded in whatever object it wakes. */
+#ifndef ARBITER_LOOP_H
+#define ARBITER_LOOP_H
+
+#include <stdint.h>
+
+struct source {
+    int fd;
+    void (*ready)(struct source *self, uint32_t events);
+    void (*destroy)(struct source *self); /* frees the object; called after the batch of events ends */
+    struct source *next_dead;
+    int dead;
+};
+
+/* All return 0 or -errno. */
+int loop_open(void);
+int loop_add(struct source *source, uint32_t events);
+
+/* Closes the descriptor at once; destroy runs when no event of this batch can still point at it. */
+void loop_remove(struct source *source);
+
+/* Serves for ever; returns -errno only if epoll itself fails. */
+int loop_run(void);
+
+/* accept4 that survives a full descriptor table: the caller is dropped instead of spinning on it. */
+int loop_accept(int listen_fd);
+
+#endif

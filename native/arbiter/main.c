@@ -1,0 +1,124 @@
+/*
+ * vgpu-arbiter: registers the processes of every preload lease and gives back what the dead held.
+ *
+ * usage: vgpu-arbiter --run-dir DIR [--foreground]
+ * Serves DIR/leases/<allocation>/arbiter.sock; takes orders on DIR/arbiter/control.sock (root).
+ * Its knowledge of live processes is in the kernel (the locks on `usage` slots): killed and started
+ * again it finds every tenant where it was, with no state file and without vgpud.
+ * Exit status: 2 wrong arguments, 3 another arbiter serves this folder, 1 anything else.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "control.h"
+#include "loop.h"
+#include "served.h"
+
+enum { EXIT_USAGE = 2, EXIT_RUNNING = 3 };
+
+static int fail(const char *what, int error)
+{
+    fprintf(stderr, "vgpu-arbiter: %s: %s\n", what, strerror(error < 0 ? -error : error));
+    return EXIT_FAILURE;
+}
+
+/* sd_notify(3) is one datagram; no library is needed for it. */
+static void notify_ready(void)
+{
+    static const char ready[] = "READY=1";
+    const char *path = getenv("NOTIFY_SOCKET");
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (path == NULL || path[0] == '\0' || strlen(path) >= sizeof(address.sun_path))
+        return;
+    memcpy(address.sun_path, path, strlen(path));
+    if (path[0] == '@')
+        address.sun_path[0] = '\0';
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return;
+    socklen_t size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(path));
+    sendto(fd, ready, sizeof(ready) - 1, MSG_NOSIGNAL, (struct sockaddr *)&address, size);
+    close(fd);
+}
+
+/* Three descriptors a lease, two a process: the usual soft limit of 1024 would not do. */
+static void raise_descriptor_limit(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
+static int open_folder(const char *path, mode_t mode)
+{
+    if (mkdir(path, mode) != 0 && errno != EEXIST)
+        return -errno;
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    return fd < 0 ? -errno : fd;
+}
+
+static int start(const char *run_dir)
+{
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/leases", run_dir);
+    int leases_fd = open_folder(path, 0755);
+    if (leases_fd < 0)
+        return fail(path, leases_fd);
+    snprintf(path, sizeof(path), "%s/arbiter", run_dir);
+    int own_fd = open_folder(path, 0700);
+    if (own_fd < 0)
+        return fail(path, own_fd);
+    int lock_fd = openat(own_fd, "lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (lock_fd < 0 || flock(lock_fd, LOCK_EX | LOCK_NB) != 0) {
+        fprintf(stderr, "vgpu-arbiter: another arbiter serves %s\n", run_dir);
+        return EXIT_RUNNING;
+    }
+    int error = loop_open();
+    if (error != 0)
+        return fail("cannot open an event loop", error);
+    lease_scan(leases_fd);
+    snprintf(path, sizeof(path), "%s/arbiter/control.sock", run_dir);
+    error = control_open(path, leases_fd);
+    return error == 0 ? 0 : fail(path, error);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct option options[] = {
+        {"run-dir", required_argument, NULL, 'r'}, {"foreground", no_argument, NULL, 'f'}, {0}};
+    const char *run_dir = NULL;
+    bool foreground = false;
+    for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        if (option == 'r')
+            run_dir = optarg;
+        else if (option == 'f')
+            foreground = true;
+        else
+            return EXIT_USAGE;
+    }
+    if (run_dir == NULL || optind != argc) {
+        fputs("usage: vgpu-arbiter --run-dir DIR [--foreground]\n", stderr);
+        return EXIT_USAGE;
+    }
+    raise_descriptor_limit();
+    int status = start(run_dir);
+    if (status != 0)
+        return status;
+    if (!foreground && daemon(0, 1) != 0)
+        return fail("cannot go to the background", errno);
+    notify_ready();
+    return fail("event loop", loop_run());
+}

@@ -1,0 +1,93 @@
+#include "page.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "lease.h"
+
+static off_t slot_offset(uint32_t slot)
+{
+    return (off_t)(offsetof(struct vgpu_usage, slots) + slot * sizeof(struct vgpu_slot));
+}
+
+static struct flock slot_range(uint32_t slot, short type)
+{
+    return (struct flock){
+        .l_type = type, .l_whence = SEEK_SET, .l_start = slot_offset(slot), .l_len = 1};
+}
+
+uint32_t page_owner(int usage_fd, uint32_t slot)
+{
+    uint32_t owner = 0;
+    if (pread(usage_fd, &owner, sizeof(owner), slot_offset(slot)) != (ssize_t)sizeof(owner))
+        return 0;
+    return owner;
+}
+
+pid_t page_holder(int usage_fd, uint32_t slot)
+{
+    struct flock range = slot_range(slot, F_WRLCK);
+    if (fcntl(usage_fd, F_GETLK, &range) != 0 || range.l_type == F_UNLCK)
+        return 0;
+    return range.l_pid > 0 ? range.l_pid : -1;
+}
+
+static uint64_t plus(uint64_t a, uint64_t b)
+{
+    return a > UINT64_MAX - b ? UINT64_MAX : a + b;
+}
+
+/* Keeps the lease's counters monotone when the process that counted is gone. */
+static void retire(int usage_fd, const struct vgpu_slot *slot)
+{
+    struct vgpu_slot_device total[VGPU_MAX_DEVICES] = {0};
+    off_t at = (off_t)offsetof(struct vgpu_usage, retired);
+    if (pread(usage_fd, total, sizeof(total), at) != (ssize_t)sizeof(total))
+        return;
+    for (unsigned d = 0; d < VGPU_MAX_DEVICES; d++) {
+        const struct vgpu_slot_device *gone = &slot->devices[d];
+        total[d].refusals_limit = plus(total[d].refusals_limit, gone->refusals_limit);
+        total[d].refusals_card = plus(total[d].refusals_card, gone->refusals_card);
+        total[d].launches = plus(total[d].launches, gone->launches);
+        total[d].throttled_ns = plus(total[d].throttled_ns, gone->throttled_ns);
+        if (gone->peak_bytes > total[d].peak_bytes)
+            total[d].peak_bytes = gone->peak_bytes;
+    }
+    (void)!pwrite(usage_fd, total, sizeof(total), at);
+}
+
+/* The owner word goes last: until it is 0 no process looks for the slot among the free ones. */
+static void clear(int usage_fd, uint32_t index)
+{
+    static const struct vgpu_slot zero;
+    struct vgpu_slot slot;
+    size_t head = sizeof(zero.owner);
+    if (pread(usage_fd, &slot, sizeof(slot), slot_offset(index)) != (ssize_t)sizeof(slot))
+        return; /* truncated by its own tenant: there is nothing to give back */
+    retire(usage_fd, &slot);
+    (void)!pwrite(usage_fd, (const char *)&zero + head, sizeof(zero) - head,
+                  slot_offset(index) + (off_t)head);
+    (void)!pwrite(usage_fd, &zero, head, slot_offset(index));
+}
+
+bool page_clear_if_dead(int usage_fd, uint32_t slot)
+{
+    /* An open-file-description lock conflicts with the tenants' process locks, and unlike those it
+     * is not lost when the arbiter closes another descriptor of the same file. */
+    struct flock range = slot_range(slot, F_WRLCK);
+    if (fcntl(usage_fd, F_OFD_SETLK, &range) != 0)
+        return false;
+    if (page_owner(usage_fd, slot) != 0)
+        clear(usage_fd, slot);
+    range.l_type = F_UNLCK;
+    fcntl(usage_fd, F_OFD_SETLK, &range);
+    return true;
+}
+
+void page_sweep(int usage_fd)
+{
+    for (uint32_t slot = 0; slot < VGPU_MAX_SLOTS; slot++)
+        if (page_owner(usage_fd, slot) != 0)
+            page_clear_if_dead(usage_fd, slot);
+}

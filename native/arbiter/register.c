@@ -1,0 +1,116 @@
+#include "register.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "page.h"
+#include "process.h"
+
+#define CONNECTIONS_MAX (2 * VGPU_MAX_SLOTS) /* of one lease; forked children may hold old ones open */
+
+void connection_close(struct connection *connection)
+{
+    struct connection **link = &connection->lease->connections;
+    while (*link != NULL && *link != connection)
+        link = &(*link)->next;
+    if (*link != NULL)
+        *link = connection->next;
+    connection->lease->connection_count--;
+    loop_remove(&connection->socket);
+}
+
+static void connection_destroy(struct source *source)
+{
+    free(source); /* the source is the first member */
+}
+
+static bool lease_closed(const struct lease *lease)
+{
+    uint32_t state = 0;
+    off_t at = (off_t)offsetof(struct vgpu_limits, state);
+    return pread(lease->limits_fd, &state, sizeof(state), at) == (ssize_t)sizeof(state) &&
+           state == VGPU_LEASE_CLOSED;
+}
+
+/* Forgets processes of a slot that another process holds by now (the old one exec'd or closed its files). */
+static void forget_former(struct lease *lease, const struct process *now)
+{
+    for (struct process *p = lease->processes, *next; p != NULL; p = next) {
+        next = p->next;
+        if (p->slot == now->slot && p != now)
+            process_forget(p);
+    }
+}
+
+static struct vgpu_message answer(struct lease *lease, int32_t pid, const struct vgpu_message *request)
+{
+    struct vgpu_message reply = {
+        .kind = VGPU_MSG_REFUSED, .version = VGPU_LEASE_VERSION, .slot = request->slot};
+    int error = 0;
+    if (request->kind != VGPU_MSG_REGISTER || request->slot >= VGPU_MAX_SLOTS) {
+        reply.value = EINVAL;
+    } else if (request->version != VGPU_LEASE_VERSION) {
+        reply.value = EPROTO;
+    } else if (lease_closed(lease)) {
+        reply.value = ESHUTDOWN;
+    } else {
+        struct process *process = process_watch(lease, request->slot, pid, &error);
+        reply.value = error;
+        if (process != NULL) {
+            forget_former(lease, process);
+            reply.kind = VGPU_MSG_WELCOME;
+            reply.owner = process->owner;
+            reply.value = process->pid;
+        }
+    }
+    return reply;
+}
+
+static void connection_ready(struct source *source, uint32_t events)
+{
+    struct connection *connection = (struct connection *)source;
+    struct lease *lease = connection->lease;
+    struct vgpu_message request;
+    struct ucred peer;
+    socklen_t peer_size = sizeof(peer);
+    ssize_t size = recv(source->fd, &request, sizeof(request), MSG_TRUNC);
+    if (size < 0 && (errno == EAGAIN || errno == EINTR) && !(events & (EPOLLHUP | EPOLLERR)))
+        return;
+    if (size != (ssize_t)sizeof(request) ||
+        getsockopt(source->fd, SOL_SOCKET, SO_PEERCRED, &peer, &peer_size) != 0) {
+        connection_close(connection);
+        page_sweep(lease->usage_fd); /* exec and close-everything drop the lock but not the process */
+        return;
+    }
+    struct vgpu_message reply = answer(lease, peer.pid, &request);
+    if (send(source->fd, &reply, sizeof(reply), MSG_DONTWAIT | MSG_NOSIGNAL) != (ssize_t)sizeof(reply))
+        connection_close(connection);
+}
+
+void register_accept(struct source *source, uint32_t events)
+{
+    struct lease *lease = (struct lease *)source;
+    (void)events;
+    int fd = loop_accept(source->fd);
+    if (fd < 0)
+        return;
+    struct connection *connection =
+        lease->connection_count < CONNECTIONS_MAX ? calloc(1, sizeof(*connection)) : NULL;
+    if (connection == NULL) {
+        close(fd);
+        return;
+    }
+    connection->socket = (struct source){.fd = fd, .ready = connection_ready, .destroy = connection_destroy};
+    connection->lease = lease;
+    if (loop_add(&connection->socket, EPOLLIN) != 0) {
+        close(fd);
+        free(connection);
+        return;
+    }
+    connection->next = lease->connections;
+    lease->connections = connection;
+    lease->connection_count++;
+}

@@ -1,0 +1,12 @@
+/* register.h: tenants' connections. Every byte that comes in is hostile. */
+#ifndef ARBITER_REGISTER_H
+#define ARBITER_REGISTER_H
+
+#include "served.h"
+
+/* The listener of a lease is readable. */
+void register_accept(struct source *source, uint32_t events);
+
+void connection_close(struct connection *connection);
+
+#endif

@@ -1,0 +1,56 @@
+/* served.h: the leases that the arbiter serves, their sockets and their live processes. */
+#ifndef ARBITER_SERVED_H
+#define ARBITER_SERVED_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "lease.h"
+#include "loop.h"
+
+struct lease;
+
+/* A registered process: its life is watched through its pidfd. */
+struct process {
+    struct source pidfd;
+    struct lease *lease;
+    struct process *next;
+    int32_t pid; /* in the arbiter's pid namespace */
+    uint32_t slot;
+    uint32_t owner;
+};
+
+struct connection {
+    struct source socket;
+    struct lease *lease;
+    struct connection *next;
+};
+
+struct lease {
+    struct source listener;
+    struct lease *next;
+    struct process *processes;
+    struct connection *connections;
+    uint32_t connection_count;
+    int limits_fd;
+    int usage_fd;
+    char id[VGPU_ID_BYTES];
+};
+
+/* May this name a folder under leases/? Letters, digits, '.', '_' and '-', no leading dot. */
+bool lease_id_valid(const char id[VGPU_ID_BYTES]);
+
+/* Serves leases/<id>: opens its files without following links, binds its socket, clears the slots of
+ * the dead and adopts the living. Again for a served lease: rebinds if the folder is a new one. 0 or -errno. */
+int lease_add(int leases_fd, const char *id);
+
+/* Stops serving; processes and the folder are left alone. 0 or -ENOENT. */
+int lease_remove(const char *id);
+
+/* Fills `list`; 0 or -ENOENT. */
+int lease_list(const char *id, struct vgpu_process_list *list);
+
+/* Serves everything under leases/ (at start). Returns how many could not be served. */
+int lease_scan(int leases_fd);
+
+#endif

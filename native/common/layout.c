@@ -1,0 +1,93 @@
+/* layout.c: prints vgpud/lease_layout.py, so that Python's idea of the lease is the C compiler's. */
+#include <stdio.h>
+
+#include "lease.h"
+
+#define CONSTANT(name, value) printf("%s = %llu\n", name, (unsigned long long)(value))
+#define SIZE(prefix, type) CONSTANT(prefix "_SIZE", sizeof(struct type))
+#define FIELD(prefix, type, name, field) CONSTANT(prefix "_" name, offsetof(struct type, field))
+
+static void constants(void)
+{
+    CONSTANT("MAGIC", VGPU_LEASE_MAGIC);
+    CONSTANT("VERSION", VGPU_LEASE_VERSION);
+    CONSTANT("MAX_DEVICES", VGPU_MAX_DEVICES);
+    CONSTANT("MAX_SLOTS", VGPU_MAX_SLOTS);
+    CONSTANT("UUID_BYTES", VGPU_UUID_BYTES);
+    CONSTANT("ID_BYTES", VGPU_ID_BYTES);
+    CONSTANT("SHARE_ALL", VGPU_SHARE_ALL);
+    CONSTANT("SHARE_NONE", VGPU_SHARE_NONE);
+    CONSTANT("SHARE_HARD", VGPU_SHARE_HARD);
+    CONSTANT("SHARE_WORK_CONSERVING", VGPU_SHARE_WORK_CONSERVING);
+    CONSTANT("LEASE_OPEN", VGPU_LEASE_OPEN);
+    CONSTANT("LEASE_CLOSED", VGPU_LEASE_CLOSED);
+    CONSTANT("OWNER_SELF", VGPU_OWNER_SELF);
+    CONSTANT("NO_SLOT", VGPU_NO_SLOT);
+    CONSTANT("MSG_ADD", VGPU_MSG_ADD);
+    CONSTANT("MSG_REMOVE", VGPU_MSG_REMOVE);
+    CONSTANT("MSG_LIST", VGPU_MSG_LIST);
+    CONSTANT("MSG_OK", VGPU_MSG_OK);
+    CONSTANT("MSG_ERROR", VGPU_MSG_ERROR);
+    CONSTANT("MSG_PROCESSES", VGPU_MSG_PROCESSES);
+    printf("MOUNT = \"%s\"\n", VGPU_LEASE_MOUNT);
+    printf("ENVIRONMENT = \"%s\"\n", VGPU_LEASE_ENV);
+    printf("LIMITS_FILE = \"%s\"\n", VGPU_LIMITS_FILE);
+    printf("USAGE_FILE = \"%s\"\n", VGPU_USAGE_FILE);
+    printf("ARBITER_SOCKET = \"%s\"\n", VGPU_ARBITER_SOCKET);
+}
+
+static void limits(void)
+{
+    SIZE("LIMITS", vgpu_limits);
+    FIELD("LIMITS", vgpu_limits, "GENERATION", generation);
+    FIELD("LIMITS", vgpu_limits, "ALLOCATION", allocation);
+    FIELD("LIMITS", vgpu_limits, "STATE", state);
+    FIELD("LIMITS", vgpu_limits, "DEVICE_COUNT", device_count);
+    FIELD("LIMITS", vgpu_limits, "DEVICES", devices);
+    SIZE("DEVICE_LIMITS", vgpu_device_limits);
+    FIELD("DEVICE_LIMITS", vgpu_device_limits, "MEMORY_BYTES", memory_bytes);
+    FIELD("DEVICE_LIMITS", vgpu_device_limits, "SHARE", share);
+    FIELD("DEVICE_LIMITS", vgpu_device_limits, "SHARE_POLICY", share_policy);
+    FIELD("DEVICE_LIMITS", vgpu_device_limits, "PRIORITY", priority);
+}
+
+static void usage(void)
+{
+    SIZE("USAGE", vgpu_usage);
+    FIELD("USAGE", vgpu_usage, "SLOT_HIGH", slot_high);
+    FIELD("USAGE", vgpu_usage, "GATE", gate);
+    FIELD("USAGE", vgpu_usage, "RETIRED", retired);
+    FIELD("USAGE", vgpu_usage, "SLOTS", slots);
+    SIZE("SLOT", vgpu_slot);
+    FIELD("SLOT", vgpu_slot, "PID", pid);
+    FIELD("SLOT", vgpu_slot, "START_NS", start_ns);
+    FIELD("SLOT", vgpu_slot, "DEVICES", devices);
+    SIZE("SLOT_DEVICE", vgpu_slot_device);
+    FIELD("SLOT_DEVICE", vgpu_slot_device, "USED_BYTES", used_bytes);
+    FIELD("SLOT_DEVICE", vgpu_slot_device, "CLAIM_BYTES", claim_bytes);
+    FIELD("SLOT_DEVICE", vgpu_slot_device, "CONTEXT_BYTES", context_bytes);
+    FIELD("SLOT_DEVICE", vgpu_slot_device, "PEAK_BYTES", peak_bytes);
+    FIELD("SLOT_DEVICE", vgpu_slot_device, "REFUSALS_LIMIT", refusals_limit);
+    FIELD("SLOT_DEVICE", vgpu_slot_device, "REFUSALS_CARD", refusals_card);
+    FIELD("SLOT_DEVICE", vgpu_slot_device, "LAUNCHES", launches);
+    FIELD("SLOT_DEVICE", vgpu_slot_device, "THROTTLED_NS", throttled_ns);
+}
+
+static void messages(void)
+{
+    SIZE("MESSAGE", vgpu_message);
+    FIELD("MESSAGE", vgpu_message, "VALUE", value);
+    FIELD("MESSAGE", vgpu_message, "ALLOCATION", allocation);
+    SIZE("PROCESS_LIST", vgpu_process_list);
+    FIELD("PROCESS_LIST", vgpu_process_list, "PIDS", pids);
+}
+
+int main(void)
+{
+    puts("\"\"\"The lease's layout, generated from native/common/lease.h at build: sizes and offsets in bytes.\"\"\"\n");
+    constants();
+    limits();
+    usage();
+    messages();
+    return 0;
+}

@@ -1,0 +1,150 @@
+/*
+ * lease.h: the shared-memory ABI through which a preload allocation is enforced and metered.
+ *
+ * A lease is the folder <run>/leases/<allocation>/ with three entries:
+ *   limits        written by vgpud only; read-only to the tenant
+ *   usage         written by the tenant's processes and the arbiter; hostile input to vgpud and the arbiter
+ *   arbiter.sock  SEQPACKET; a tenant process registers here, and its pid comes from SO_PEERCRED
+ *
+ * A slot of `usage` belongs to the process that holds the POSIX write lock (F_SETLK) on the slot's
+ * first byte. The kernel drops that lock when the process dies, execs or closes its files, at any
+ * instruction, so nobody has to guess whether a slot's owner lives: who gets the lock may clear the
+ * slot. F_GETLK names the holder's pid in the asker's pid namespace, so a restarted arbiter re-adopts
+ * every live process from the kernel alone. A forked child does not inherit the lock.
+ *
+ * This header is the single source: vgpud/lease_layout.py is generated from it by layout.c.
+ * All words are little-endian and naturally aligned; sizes are bytes; shares are hundredths of a percent.
+ */
+#ifndef VGPU_LEASE_H
+#define VGPU_LEASE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define VGPU_LEASE_MAGIC 0x4c555056u /* "VPUL" */
+#define VGPU_LEASE_VERSION 1u
+
+#define VGPU_MAX_DEVICES 16u /* devices of one allocation */
+#define VGPU_MAX_SLOTS 256u  /* processes of one allocation at one time */
+#define VGPU_UUID_BYTES 64u  /* "GPU-..." or "MIG-...", NUL-terminated */
+#define VGPU_ID_BYTES 64u    /* allocation id, NUL-terminated */
+#define VGPU_SHARE_ALL 10000u
+
+/* Where a tenant finds its lease: the fixed mount point first, else the folder that the environment
+ * names. Only the place can come from the environment, never a limit. */
+#define VGPU_LEASE_MOUNT "/run/vgpu/lease"
+#define VGPU_LEASE_ENV "VGPU_LEASE"
+#define VGPU_LIMITS_FILE "limits"
+#define VGPU_USAGE_FILE "usage"
+#define VGPU_ARBITER_SOCKET "arbiter.sock"
+
+/* What happens at the compute share's edge; values are part of the ABI. */
+enum vgpu_share_policy {
+    VGPU_SHARE_NONE = 0,            /* no compute limit */
+    VGPU_SHARE_HARD = 1,            /* never above the share, also alone */
+    VGPU_SHARE_WORK_CONSERVING = 2, /* idle time is lent */
+};
+
+enum vgpu_lease_state {
+    VGPU_LEASE_OPEN = 1,
+    VGPU_LEASE_CLOSED = 2, /* released: existing memory stays until freed, nothing new is granted */
+};
+
+/* One device of the lease. */
+struct vgpu_device_limits {
+    char uuid[VGPU_UUID_BYTES];
+    uint64_t memory_bytes; /* limit, contexts and modules included */
+    uint32_t share;        /* hundredths of a percent, 1..10000 */
+    uint32_t share_policy; /* enum vgpu_share_policy */
+    int32_t priority;      /* higher goes first */
+    uint32_t reserved;
+};
+
+/*
+ * The `limits` file. vgpud rewrites it in place under a sequence lock: generation is odd while a
+ * write is under way. A reader copies the body between two equal, even reads of generation
+ * (acquire); after many failed tries it keeps its last good copy (fail static).
+ */
+struct vgpu_limits {
+    uint32_t magic;
+    uint32_t version;
+    uint64_t generation;
+    char allocation[VGPU_ID_BYTES];
+    uint32_t state; /* enum vgpu_lease_state */
+    uint32_t device_count;
+    struct vgpu_device_limits devices[VGPU_MAX_DEVICES];
+};
+
+/* Memory of one process on one device, by kind. Each word is written by its own process only. */
+struct vgpu_slot_device {
+    uint64_t used_bytes;    /* granted to API allocations, rounded as the driver rounds */
+    uint64_t claim_bytes;   /* reservations not yet granted or refused, see account.h */
+    uint64_t context_bytes; /* contexts, modules, local memory, as learnt from the driver */
+    uint64_t peak_bytes;
+    uint64_t refusals_limit; /* refused: over this lease's limit */
+    uint64_t refusals_card;  /* refused by the driver: the card itself is full */
+    uint64_t launches;
+    uint64_t throttled_ns;
+};
+
+/* Owner word of a slot: 0 is free; VGPU_OWNER_SELF is claimed by lock, not yet registered; otherwise
+ * the registration number that the arbiter gave. Sums count every slot whatever its owner word. */
+#define VGPU_OWNER_SELF 0x80000000u
+
+struct vgpu_slot {
+    uint32_t owner;
+    int32_t pid;       /* as the process sees itself: informative, never trusted */
+    uint64_t start_ns; /* CLOCK_MONOTONIC at the claim */
+    uint64_t reserved[6];
+    struct vgpu_slot_device devices[VGPU_MAX_DEVICES];
+};
+
+/* The `usage` file. */
+struct vgpu_usage {
+    uint32_t magic;
+    uint32_t version;
+    uint32_t slot_high; /* slots at or above this index have never been used */
+    uint32_t gate[VGPU_MAX_DEVICES]; /* futex words for compute quanta; 0 is open */
+    uint32_t reserved[13];
+    struct vgpu_slot_device retired[VGPU_MAX_DEVICES]; /* counters of processes that ended; arbiter's */
+    struct vgpu_slot slots[VGPU_MAX_SLOTS];
+};
+
+/* Messages on arbiter.sock (SEQPACKET, one struct a packet). */
+enum vgpu_message_kind {
+    VGPU_MSG_REGISTER = 1, /* tenant -> arbiter; slot = the slot whose lock the sender holds */
+    VGPU_MSG_WELCOME = 2,  /* arbiter -> tenant; owner = word for the slot, value = host pid */
+    VGPU_MSG_REFUSED = 3,  /* arbiter -> tenant; value: errno (ESHUTDOWN: the lease is closed) */
+    /* control socket, root only */
+    VGPU_MSG_ADD = 16,    /* vgpud -> arbiter: serve this lease */
+    VGPU_MSG_REMOVE = 17, /* vgpud -> arbiter: stop serving it and forget it */
+    VGPU_MSG_LIST = 18,   /* vgpud -> arbiter: the live processes of this lease */
+    VGPU_MSG_OK = 19,
+    VGPU_MSG_ERROR = 20, /* value: errno */
+    VGPU_MSG_PROCESSES = 21,
+};
+
+#define VGPU_NO_SLOT 0xffffffffu /* no slot: not registered */
+
+struct vgpu_message {
+    uint32_t kind;
+    uint32_t version;
+    uint32_t slot;
+    uint32_t owner;
+    int64_t value;
+    char allocation[VGPU_ID_BYTES];
+};
+
+/* Answer to VGPU_MSG_LIST: host pids of the lease's live registered processes. */
+struct vgpu_process_list {
+    struct vgpu_message head; /* kind VGPU_MSG_PROCESSES, value: count */
+    int32_t pids[VGPU_MAX_SLOTS];
+};
+
+_Static_assert(sizeof(struct vgpu_device_limits) == 88, "ABI");
+_Static_assert(offsetof(struct vgpu_limits, devices) == 88, "ABI");
+_Static_assert(sizeof(struct vgpu_slot_device) == 64, "one cache line a device");
+_Static_assert(offsetof(struct vgpu_slot, devices) == 64, "device words stay on their own cache lines");
+_Static_assert(offsetof(struct vgpu_usage, retired) == 128, "ABI");
+
+#endif

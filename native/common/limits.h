@@ -1,0 +1,23 @@
+/* limits.h: reading and checking the `limits` file of a lease. */
+#ifndef VGPU_LIMITS_H
+#define VGPU_LIMITS_H
+
+#include "lease.h"
+
+/*
+ * Copies the limits out of the shared page under the sequence lock and checks them.
+ * Returns 0; -EAGAIN: a writer was at work (or died there) through all tries; -EINVAL: not a valid
+ * limits page (magic, version, counts, strings or shares out of range). `copy` is set only on 0.
+ */
+int vgpu_limits_read(const struct vgpu_limits *shared, struct vgpu_limits *copy);
+
+/* The generation as it stands, odd while a write is under way; a cheap "has anything changed". */
+static inline uint64_t vgpu_limits_generation(const struct vgpu_limits *shared)
+{
+    return __atomic_load_n(&shared->generation, __ATOMIC_ACQUIRE);
+}
+
+/* The 16 bytes of "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx" (or "MIG-..."). 0 or -EINVAL. */
+int vgpu_uuid_parse(const char *text, unsigned char bytes[16]);
+
+#endif

@@ -1,0 +1,85 @@
+#include "slot.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static int set_lock(int fd, uint32_t slot, short type)
+{
+    struct flock lock = {
+        .l_type = type,
+        .l_whence = SEEK_SET,
+        .l_start = (off_t)(offsetof(struct vgpu_usage, slots) + slot * sizeof(struct vgpu_slot)),
+        .l_len = 1,
+    };
+    return fcntl(fd, F_SETLK, &lock) == 0 ? 0 : -errno;
+}
+
+/* The owner word goes last when a slot is given up and last when it is taken, so that a body
+ * is never read under the wrong owner. Other processes only ever sum these words. */
+static void clear(struct vgpu_slot *slot)
+{
+    for (unsigned d = 0; d < VGPU_MAX_DEVICES; d++) {
+        uint64_t *words = (uint64_t *)&slot->devices[d];
+        for (size_t w = 0; w < sizeof(slot->devices[d]) / sizeof(uint64_t); w++)
+            __atomic_store_n(&words[w], 0, __ATOMIC_SEQ_CST);
+    }
+    __atomic_store_n(&slot->owner, 0, __ATOMIC_SEQ_CST);
+}
+
+static void raise_high(struct vgpu_usage *usage, uint32_t slot)
+{
+    uint32_t high = __atomic_load_n(&usage->slot_high, __ATOMIC_SEQ_CST);
+    while (high < slot + 1 && !__atomic_compare_exchange_n(&usage->slot_high, &high, slot + 1, false,
+                                                           __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        continue;
+}
+
+static void take(struct vgpu_usage *usage, uint32_t index)
+{
+    struct vgpu_slot *slot = &usage->slots[index];
+    struct timespec now;
+    clear(slot);
+    raise_high(usage, index);
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    slot->pid = getpid();
+    slot->start_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    __atomic_store_n(&slot->owner, VGPU_OWNER_SELF, __ATOMIC_SEQ_CST);
+}
+
+int vgpu_slot_claim(int fd, struct vgpu_usage *usage)
+{
+    for (int pass = 0; pass < 2; pass++) { /* free slots first, then those of the dead */
+        for (uint32_t i = 0; i < VGPU_MAX_SLOTS; i++) {
+            bool is_free = __atomic_load_n(&usage->slots[i].owner, __ATOMIC_SEQ_CST) == 0;
+            if (is_free != (pass == 0))
+                continue;
+            int error = set_lock(fd, i, F_WRLCK);
+            if (error == 0) {
+                take(usage, i);
+                return (int)i;
+            }
+            if (error != -EAGAIN && error != -EACCES)
+                return error;
+        }
+    }
+    return -EAGAIN;
+}
+
+int vgpu_slot_clear_dead(int fd, struct vgpu_usage *usage, uint32_t own)
+{
+    int cleared = 0;
+    for (uint32_t i = 0; i < VGPU_MAX_SLOTS; i++) {
+        if (i == own || __atomic_load_n(&usage->slots[i].owner, __ATOMIC_SEQ_CST) == 0)
+            continue;
+        if (set_lock(fd, i, F_WRLCK) != 0)
+            continue;
+        clear(&usage->slots[i]);
+        set_lock(fd, i, F_UNLCK);
+        cleared++;
+    }
+    return cleared;
+}

@@ -1,0 +1,29 @@
+/*
+ * arbiter_link.h: this process's line to the arbiter. Memory accounting does not need it (the slot's lock
+ * says who lives); it tells the arbiter that a process came, and gives the pid that the host knows.
+ */
+#ifndef VGPU_LINK_H
+#define VGPU_LINK_H
+
+#include <stdint.h>
+
+#include "lease.h"
+
+/*
+ * Registers `slot` at <folder>/arbiter.sock, waiting at most VGPU_LINK_WAIT_MS for an answer, and
+ * starts the thread that registers again whenever the arbiter comes back. Returns 0, or -ESHUTDOWN:
+ * the lease is closed. An arbiter that is away, slow or confused is no error: limits stay as they were.
+ */
+#define VGPU_LINK_WAIT_MS 200
+int vgpu_link_start(const char *folder, struct vgpu_usage *usage, uint32_t slot);
+
+/* Is an arbiter there now? */
+int vgpu_link_up(void);
+
+/* The pid under which the host knows this process; getpid() until an arbiter has said it. */
+int32_t vgpu_link_host_pid(void);
+
+/* In a forked child: the line belongs to the parent. */
+void vgpu_link_reset_after_fork(void);
+
+#endif

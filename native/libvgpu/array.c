@@ -1,0 +1,150 @@
+/*
+ * array.c: CUDA arrays. The driver says an array's size only after the fact and only for some kinds, so
+ * it is worked out from the descriptor: rows of 64-byte sectors, eight rows to a block, as the
+ * block-linear layout has it. Formats that are not listed count 16 bytes a texel, the largest there is.
+ */
+#include "charge.h"
+#include "functions.h"
+
+#define SECTOR_BYTES 64u
+#define BLOCK_ROWS 8u
+#define LARGEST_TEXEL_BYTES 16u
+
+static uint64_t times(uint64_t a, uint64_t b)
+{
+    return b != 0 && a > UINT64_MAX / b ? UINT64_MAX : a * b;
+}
+
+static uint64_t round_up(uint64_t value, uint64_t unit)
+{
+    return value > UINT64_MAX - unit ? UINT64_MAX : (value + unit - 1) / unit * unit;
+}
+
+static uint64_t texel_bytes(CUarray_format format, unsigned channels)
+{
+    switch (format) {
+    case CU_AD_FORMAT_UNSIGNED_INT8:
+    case CU_AD_FORMAT_SIGNED_INT8:
+        return channels;
+    case CU_AD_FORMAT_UNSIGNED_INT16:
+    case CU_AD_FORMAT_SIGNED_INT16:
+    case CU_AD_FORMAT_HALF:
+        return 2u * channels;
+    case CU_AD_FORMAT_UNSIGNED_INT32:
+    case CU_AD_FORMAT_SIGNED_INT32:
+    case CU_AD_FORMAT_FLOAT:
+        return 4u * channels;
+    default:
+        return LARGEST_TEXEL_BYTES;
+    }
+}
+
+/* One level of an array, in bytes. A height or depth of 0 stands for a lower dimension. */
+static uint64_t level_bytes(uint64_t width, uint64_t height, uint64_t depth, uint64_t texel)
+{
+    uint64_t row = round_up(times(width, texel), SECTOR_BYTES);
+    uint64_t rows = height > 1 ? round_up(height, BLOCK_ROWS) : 1;
+    return times(times(row, rows), depth > 1 ? depth : 1);
+}
+
+static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels)
+{
+    uint64_t texel = texel_bytes(shape->Format, shape->NumChannels);
+    uint64_t width = shape->Width;
+    uint64_t height = shape->Height;
+    uint64_t depth = shape->Depth;
+    uint64_t sum = 0;
+    bool layered = (shape->Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)) != 0;
+    if (shape->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
+        return 0; /* address space only: its memory comes by cuMemCreate */
+    for (unsigned level = 0; level < levels && width > 0; level++) {
+        uint64_t bytes = level_bytes(width, height, depth, texel);
+        sum = sum > UINT64_MAX - bytes ? UINT64_MAX : sum + bytes;
+        if (width <= 1 && height <= 1 && (layered || depth <= 1))
+            break; /* the driver makes no more levels than that */
+        width = width > 1 ? width / 2 : width;
+        height = height > 1 ? height / 2 : height;
+        depth = depth > 1 && !layered ? depth / 2 : depth;
+    }
+    return sum;
+}
+
+static CUDA_ARRAY3D_DESCRIPTOR shape_3d(size_t width, size_t height, size_t depth, CUarray_format format,
+                                        unsigned channels, unsigned flags)
+{
+    return (CUDA_ARRAY3D_DESCRIPTOR){.Width = width,
+                                     .Height = height,
+                                     .Depth = depth,
+                                     .Format = format,
+                                     .NumChannels = channels,
+                                     .Flags = flags};
+}
+
+static CUresult settle(struct vgpu_charge *charge, CUresult result, enum vgpu_kind kind, void *const *handle)
+{
+    bool keep;
+    struct vgpu_entry entry = {.kind = kind};
+    if (charge->active && result == CUDA_SUCCESS) {
+        entry.key = (uint64_t)(uintptr_t)*handle;
+        entry.owner = vgpu_charge_context();
+    }
+    result = vgpu_charge_settle(charge, result, &entry, &keep);
+    if (!keep && kind == VGPU_KIND_ARRAY)
+        CALL(cuArrayDestroy, (CUarray)*handle);
+    else if (!keep)
+        CALL(cuMipmappedArrayDestroy, (CUmipmappedArray)*handle);
+    return result;
+}
+
+/* The descriptor may be NULL: the driver says what it thinks of that. */
+#define ARRAY_CREATE(symbol, descriptor, depth, flags)                                               \
+    VGPU_EXPORT CUresult symbol(CUarray *pHandle, const descriptor *pAllocateArray)                  \
+    {                                                                                                \
+        struct vgpu_charge charge = {.active = false};                                               \
+        const descriptor *shape = pAllocateArray;                                                    \
+        if (shape != NULL) {                                                                         \
+            CUDA_ARRAY3D_DESCRIPTOR full =                                                           \
+                shape_3d(shape->Width, shape->Height, depth, shape->Format, shape->NumChannels, flags); \
+            CUresult refused = vgpu_charge_current(&charge, array_bytes(&full, 1));                  \
+            if (refused != CUDA_SUCCESS)                                                             \
+                return refused;                                                                      \
+        }                                                                                            \
+        CUresult result = CALL(symbol, pHandle, pAllocateArray);                                     \
+        return settle(&charge, result, VGPU_KIND_ARRAY, (void *const *)pHandle);                     \
+    }
+
+ARRAY_CREATE(cuArrayCreate, CUDA_ARRAY_DESCRIPTOR_v1, 0, 0)
+ARRAY_CREATE(cuArrayCreate_v2, CUDA_ARRAY_DESCRIPTOR, 0, 0)
+ARRAY_CREATE(cuArray3DCreate, CUDA_ARRAY3D_DESCRIPTOR_v1, shape->Depth, shape->Flags)
+ARRAY_CREATE(cuArray3DCreate_v2, CUDA_ARRAY3D_DESCRIPTOR, shape->Depth, shape->Flags)
+
+VGPU_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pMipmappedArrayDesc,
+                                            unsigned int numMipmapLevels)
+{
+    struct vgpu_charge charge = {.active = false};
+    if (pMipmappedArrayDesc != NULL) {
+        CUresult refused = vgpu_charge_current(&charge, array_bytes(pMipmappedArrayDesc, numMipmapLevels));
+        if (refused != CUDA_SUCCESS)
+            return refused;
+    }
+    CUresult result = CALL(cuMipmappedArrayCreate, pHandle, pMipmappedArrayDesc, numMipmapLevels);
+    return settle(&charge, result, VGPU_KIND_MIPMAP, (void *const *)pHandle);
+}
+
+VGPU_EXPORT CUresult cuArrayDestroy(CUarray hArray)
+{
+    struct vgpu_entry entry;
+    bool taken = vgpu_table_take(VGPU_KIND_ARRAY, (uint64_t)(uintptr_t)hArray, &entry);
+    CUresult result = CALL(cuArrayDestroy, hArray);
+    vgpu_charge_freed(&entry, taken, result);
+    return result;
+}
+
+VGPU_EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray hMipmappedArray)
+{
+    struct vgpu_entry entry;
+    bool taken = vgpu_table_take(VGPU_KIND_MIPMAP, (uint64_t)(uintptr_t)hMipmappedArray, &entry);
+    CUresult result = CALL(cuMipmappedArrayDestroy, hMipmappedArray);
+    vgpu_charge_freed(&entry, taken, result);
+    return result;
+}

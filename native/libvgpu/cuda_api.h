@@ -1,0 +1,13 @@
+/* cuda_api.h: cuda.h with every version of every function declared under its true symbol name. */
+#ifndef VGPU_CUDA_API_H
+#define VGPU_CUDA_API_H
+
+#define __CUDA_API_VERSION_INTERNAL
+#include <cuda.h>
+
+#define NVML_NO_UNVERSIONED_FUNC_DEFS
+#include <nvml.h>
+
+#define VGPU_EXPORT __attribute__((visibility("default")))
+
+#endif

@@ -1,0 +1,76 @@
+#include "device.h"
+
+#include <string.h>
+
+#include "functions.h"
+#include "limits.h"
+#include "tenant.h"
+
+#define ORDINALS 64 /* cached; a node has at most 16 GPUs or some dozens of MIG devices */
+
+enum { UNKNOWN = 0, ABSENT = 1, FIRST = 2 }; /* cache values: FIRST + index */
+static int cache[ORDINALS];
+
+/* MIG devices have their own UUID only in the _v2 answer; drivers before 11.4 have only the first. */
+static CUresult device_uuid(CUdevice device, CUuuid *uuid)
+{
+    CUresult result = CALL(cuDeviceGetUuid_v2, uuid, device);
+    return result == CUDA_ERROR_NOT_SUPPORTED ? CALL(cuDeviceGetUuid, uuid, device) : result;
+}
+
+static int look_up(CUdevice device)
+{
+    CUuuid uuid;
+    unsigned char wanted[16];
+    if (device_uuid(device, &uuid) != CUDA_SUCCESS)
+        return UNKNOWN;
+    for (unsigned i = 0; i < vgpu_tenant_devices(); i++)
+        if (vgpu_uuid_parse(vgpu_tenant_uuid(i), wanted) == 0 && memcmp(wanted, uuid.bytes, 16) == 0)
+            return FIRST + (int)i;
+    return ABSENT;
+}
+
+int vgpu_device_index(CUdevice device)
+{
+    if (device < 0 || device >= ORDINALS)
+        return VGPU_NOT_IN_LEASE;
+    int known = __atomic_load_n(&cache[device], __ATOMIC_RELAXED);
+    if (known == UNKNOWN) {
+        known = look_up(device);
+        __atomic_store_n(&cache[device], known, __ATOMIC_RELAXED);
+    }
+    return known >= FIRST ? known - FIRST : VGPU_NOT_IN_LEASE;
+}
+
+CUresult vgpu_device_current(CUdevice *device)
+{
+    return CALL(cuCtxGetDevice, device);
+}
+
+CUresult vgpu_device_of_context(CUcontext context, CUdevice *device)
+{
+    CUcontext current = NULL;
+    CUcontext popped;
+    if (CALL(cuCtxGetCurrent, &current) == CUDA_SUCCESS && current == context)
+        return vgpu_device_current(device);
+    CUresult result = CALL(cuCtxPushCurrent_v2, context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = vgpu_device_current(device);
+    CALL(cuCtxPopCurrent_v2, &popped);
+    return result;
+}
+
+CUresult vgpu_device_of_stream(CUstream stream, int per_thread, CUdevice *device)
+{
+    CUcontext context = NULL;
+    if (stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD)
+        return vgpu_device_current(device);
+    CUresult result = per_thread ? CALL(cuStreamGetCtx_ptsz, stream, &context) : CALL(cuStreamGetCtx, stream, &context);
+    return result == CUDA_SUCCESS ? vgpu_device_of_context(context, device) : result;
+}
+
+void vgpu_device_reset(void)
+{
+    memset(cache, 0, sizeof(cache));
+}

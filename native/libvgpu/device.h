@@ -1,0 +1,19 @@
+/* device.h: from the driver's device ordinals to the devices of the lease, by UUID. */
+#ifndef VGPU_DEVICE_H
+#define VGPU_DEVICE_H
+
+#include "cuda_api.h"
+
+#define VGPU_NOT_IN_LEASE (-1)
+
+/* Index in the lease of a CUDA device, or VGPU_NOT_IN_LEASE. Only for limited processes. */
+int vgpu_device_index(CUdevice device);
+
+/* Device of the current context, of a context, of a stream. The driver's error if it has none. */
+CUresult vgpu_device_current(CUdevice *device);
+CUresult vgpu_device_of_context(CUcontext context, CUdevice *device);
+CUresult vgpu_device_of_stream(CUstream stream, int per_thread, CUdevice *device);
+
+void vgpu_device_reset(void);
+
+#endif

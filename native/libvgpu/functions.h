@@ -1,0 +1,63 @@
+/*
+ * functions.h: NVIDIA's own functions, found at run time in the library that the process loaded.
+ * libvgpu links to neither libcuda nor NVML and does not load them into processes that do not use them.
+ */
+#ifndef VGPU_FUNCTIONS_H
+#define VGPU_FUNCTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "cuda_api.h"
+
+enum vgpu_library { VGPU_CUDA, VGPU_NVML, VGPU_LIBRARIES };
+
+enum vgpu_function_id {
+#define HOOK(symbol, library, family, since, what) VGPU_FN_##symbol,
+#define USED(symbol, library) VGPU_FN_##symbol,
+#define OPEN(symbol, family, reason)
+#include "hooks.def"
+#undef HOOK
+#undef USED
+#undef OPEN
+    VGPU_FUNCTIONS
+};
+
+struct vgpu_function {
+    const char *name;
+    void *wrapper; /* NULL: called, not wrapped */
+    int since;     /* CUDA version that brought this variant, as cuGetProcAddress counts */
+    enum vgpu_library library;
+};
+
+extern const struct vgpu_function vgpu_functions[VGPU_FUNCTIONS];
+
+/* NVIDIA's function, or NULL if its library is not loaded or lacks it. */
+void *vgpu_real(enum vgpu_function_id id);
+
+/* The id of a wrapped function by its symbol name, or -1. */
+int vgpu_wrapped(const char *name);
+
+/* Is this address inside NVIDIA's library? (libcuda.so*, libnvidia-ml.so*) */
+bool vgpu_is_nvidia(enum vgpu_library library, const void *address);
+
+/* Loads the library if the process has not; false if it cannot be. */
+bool vgpu_library_load(enum vgpu_library library);
+
+/* The driver's function by its C prototype. */
+#define REAL(symbol) ((__typeof__(&symbol))vgpu_real(VGPU_FN_##symbol))
+
+/* Calls the driver; a driver without the function answers as it would for an unsupported one. */
+#define CALL(symbol, ...)                                       \
+    __extension__({                                             \
+        __typeof__(&symbol) real_ = REAL(symbol);               \
+        real_ != NULL ? real_(__VA_ARGS__) : CUDA_ERROR_NOT_SUPPORTED; \
+    })
+
+#define CALL_NVML(symbol, ...)                                  \
+    __extension__({                                             \
+        __typeof__(&symbol) real_ = REAL(symbol);               \
+        real_ != NULL ? real_(__VA_ARGS__) : NVML_ERROR_FUNCTION_NOT_FOUND; \
+    })
+
+#endif

@@ -1,0 +1,106 @@
+#include "lease_open.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "limits.h"
+
+/* Sets view->folder. 1: there is a lease; 0: none; -errno: it cannot be told. */
+static int find_folder(struct vgpu_lease_view *view)
+{
+    struct stat about;
+    if (lstat(VGPU_LEASE_MOUNT, &about) == 0) {
+        memcpy(view->folder, VGPU_LEASE_MOUNT, sizeof(VGPU_LEASE_MOUNT));
+        return 1;
+    }
+    if (errno != ENOENT && errno != ENOTDIR)
+        return -errno;
+    const char *path = getenv(VGPU_LEASE_ENV);
+    if (path == NULL || path[0] == '\0')
+        return 0;
+    size_t length = strlen(path);
+    if (path[0] != '/' || length >= sizeof(view->folder) - sizeof(VGPU_ARBITER_SOCKET) - 1)
+        return -EINVAL;
+    memcpy(view->folder, path, length + 1);
+    return 1;
+}
+
+static int open_file(const struct vgpu_lease_view *view, const char *name, int flags)
+{
+    int folder = open(view->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (folder < 0)
+        return -errno;
+    int fd = openat(folder, name, flags | O_NOFOLLOW | O_CLOEXEC);
+    int error = errno;
+    close(folder);
+    return fd < 0 ? -error : fd;
+}
+
+/* A file that is shorter than its struct would raise SIGBUS in the host process: it is refused here. */
+static int map_file(int fd, size_t size, int protection, void **mapped)
+{
+    struct stat about;
+    if (fstat(fd, &about) != 0)
+        return -errno;
+    if (!S_ISREG(about.st_mode) || about.st_size < (off_t)size)
+        return -EINVAL;
+    *mapped = mmap(NULL, size, protection, MAP_SHARED, fd, 0);
+    return *mapped == MAP_FAILED ? -errno : 0;
+}
+
+static int open_limits(struct vgpu_lease_view *view)
+{
+    void *mapped = NULL;
+    int fd = open_file(view, VGPU_LIMITS_FILE, O_RDONLY);
+    if (fd < 0)
+        return fd;
+    int error = map_file(fd, sizeof(struct vgpu_limits), PROT_READ, &mapped);
+    close(fd);
+    if (error != 0)
+        return error;
+    view->limits = mapped;
+    error = vgpu_limits_read(view->limits, &view->first);
+    if (error != 0)
+        munmap(mapped, sizeof(struct vgpu_limits));
+    return error;
+}
+
+static int open_usage(struct vgpu_lease_view *view)
+{
+    void *mapped = NULL;
+    int fd = open_file(view, VGPU_USAGE_FILE, O_RDWR);
+    if (fd < 0)
+        return fd;
+    int error = map_file(fd, sizeof(struct vgpu_usage), PROT_READ | PROT_WRITE, &mapped);
+    if (error != 0) {
+        close(fd);
+        return error;
+    }
+    view->usage = mapped;
+    view->usage_fd = fd;
+    return 0;
+}
+
+int vgpu_lease_open(struct vgpu_lease_view *view, int need_usage)
+{
+    view->limits = NULL;
+    view->usage = NULL;
+    view->usage_fd = -1;
+    int found = find_folder(view);
+    if (found != 1)
+        return found;
+    int error = open_limits(view);
+    if (error != 0)
+        return error;
+    error = open_usage(view);
+    if (error != 0 && need_usage) {
+        munmap((void *)view->limits, sizeof(struct vgpu_limits));
+        return error;
+    }
+    return 1;
+}

@@ -1,0 +1,158 @@
+#include "table.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SHARD_BITS 4
+#define SHARDS (1u << SHARD_BITS)
+#define CAPACITY_MIN 64u /* places of a shard, a power of two */
+
+struct shard {
+    pthread_mutex_t mutex;
+    struct vgpu_entry *places; /* open addressing, linear probing */
+    uint64_t capacity;
+    uint64_t count;
+} __attribute__((aligned(64)));
+
+static struct shard shards[SHARDS] = {[0 ... SHARDS - 1] = {.mutex = PTHREAD_MUTEX_INITIALIZER}};
+
+static uint64_t hash(uint32_t kind, uint64_t key)
+{
+    uint64_t x = (key ^ (uint64_t)kind << 57) * 0x9e3779b97f4a7c15u; /* Fibonacci hashing */
+    return x ^ x >> 29;
+}
+
+static struct shard *shard_of(uint64_t hashed)
+{
+    return &shards[hashed >> (64 - SHARD_BITS)];
+}
+
+/* The entry's place, or the empty place where it would go. */
+static uint64_t find(const struct shard *shard, uint32_t kind, uint64_t key)
+{
+    uint64_t mask = shard->capacity - 1;
+    uint64_t i = hash(kind, key) & mask;
+    while (shard->places[i].kind != VGPU_KIND_NONE && (shard->places[i].kind != kind || shard->places[i].key != key))
+        i = (i + 1) & mask;
+    return i;
+}
+
+static bool grow(struct shard *shard)
+{
+    struct shard bigger = {.capacity = shard->capacity != 0 ? shard->capacity * 2 : CAPACITY_MIN};
+    bigger.places = calloc(bigger.capacity, sizeof(*bigger.places));
+    if (bigger.places == NULL)
+        return false;
+    for (uint64_t i = 0; i < shard->capacity; i++) {
+        const struct vgpu_entry *entry = &shard->places[i];
+        if (entry->kind != VGPU_KIND_NONE)
+            bigger.places[find(&bigger, entry->kind, entry->key)] = *entry;
+    }
+    free(shard->places);
+    shard->places = bigger.places;
+    shard->capacity = bigger.capacity;
+    return true;
+}
+
+/* Empties place i and moves later entries of the same run up, so that no tombstones pile up. */
+static void empty(struct shard *shard, uint64_t i)
+{
+    uint64_t mask = shard->capacity - 1;
+    uint64_t hole = i;
+    for (uint64_t j = (i + 1) & mask; shard->places[j].kind != VGPU_KIND_NONE; j = (j + 1) & mask) {
+        uint64_t home = hash(shard->places[j].kind, shard->places[j].key) & mask;
+        if (((j - home) & mask) >= ((j - hole) & mask)) {
+            shard->places[hole] = shard->places[j];
+            hole = j;
+        }
+    }
+    shard->places[hole].kind = VGPU_KIND_NONE;
+    shard->count--;
+}
+
+bool vgpu_table_put(const struct vgpu_entry *entry)
+{
+    struct shard *shard = shard_of(hash(entry->kind, entry->key));
+    bool stored = true;
+    pthread_mutex_lock(&shard->mutex);
+    if ((shard->count + 1) * 4 > shard->capacity * 3)
+        stored = grow(shard);
+    if (stored) {
+        uint64_t i = find(shard, entry->kind, entry->key);
+        shard->count += shard->places[i].kind == VGPU_KIND_NONE;
+        shard->places[i] = *entry;
+    }
+    pthread_mutex_unlock(&shard->mutex);
+    return stored;
+}
+
+static bool look_up(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry, bool remove)
+{
+    struct shard *shard = shard_of(hash(kind, key));
+    bool found = false;
+    pthread_mutex_lock(&shard->mutex);
+    if (shard->count > 0) {
+        uint64_t i = find(shard, kind, key);
+        found = shard->places[i].kind != VGPU_KIND_NONE;
+        if (found) {
+            *entry = shard->places[i];
+            if (remove)
+                empty(shard, i);
+        }
+    }
+    pthread_mutex_unlock(&shard->mutex);
+    return found;
+}
+
+bool vgpu_table_get(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry)
+{
+    return look_up(kind, key, entry, false);
+}
+
+bool vgpu_table_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry)
+{
+    return look_up(kind, key, entry, true);
+}
+
+static void purge_shard(struct shard *shard, bool (*match)(const struct vgpu_entry *, void *), void *argument)
+{
+    /* Backwards-moved entries may come to place i again or, wrapping, be seen twice: both are harmless,
+     * since `match` is asked once for each entry that it then removes. */
+    for (uint64_t i = 0; i < shard->capacity;) {
+        if (shard->places[i].kind != VGPU_KIND_NONE && match(&shard->places[i], argument))
+            empty(shard, i);
+        else
+            i++;
+    }
+}
+
+void vgpu_table_purge(bool (*match)(const struct vgpu_entry *entry, void *argument), void *argument)
+{
+    for (unsigned s = 0; s < SHARDS; s++) {
+        pthread_mutex_lock(&shards[s].mutex);
+        purge_shard(&shards[s], match, argument);
+        pthread_mutex_unlock(&shards[s].mutex);
+    }
+}
+
+uint64_t vgpu_table_count(void)
+{
+    uint64_t count = 0;
+    for (unsigned s = 0; s < SHARDS; s++) {
+        pthread_mutex_lock(&shards[s].mutex);
+        count += shards[s].count;
+        pthread_mutex_unlock(&shards[s].mutex);
+    }
+    return count;
+}
+
+void vgpu_table_reset(void)
+{
+    for (unsigned s = 0; s < SHARDS; s++) {
+        pthread_mutex_init(&shards[s].mutex, NULL);
+        shards[s].places = NULL;
+        shards[s].capacity = 0;
+        shards[s].count = 0;
+    }
+}

@@ -1,0 +1,45 @@
+/*
+ * table.h: live allocations by handle. A hash table in shards, each with its own mutex: a hundred
+ * thousand live allocations cost what one does, and threads seldom meet.
+ */
+#ifndef VGPU_TABLE_H
+#define VGPU_TABLE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Handles of different kinds may have equal values, so the kind is part of the key. */
+enum vgpu_kind {
+    VGPU_KIND_NONE, /* an empty place */
+    VGPU_KIND_POINTER,
+    VGPU_KIND_STREAM_POINTER, /* stream-ordered: belongs to a pool, not to a context */
+    VGPU_KIND_ARRAY,
+    VGPU_KIND_MIPMAP,
+    VGPU_KIND_HANDLE,  /* a cuMemCreate handle; owner: its block */
+    VGPU_KIND_MAPPING, /* a cuMemMap address; owner: its block */
+    VGPU_KIND_POOL,    /* a memory pool; nothing is charged for it */
+};
+
+struct vgpu_entry {
+    uint64_t key;
+    uint64_t bytes;
+    void *owner; /* context whose end frees the memory, or a block */
+    uint32_t kind;
+    int32_t device; /* index in the lease */
+};
+
+/* All are thread-safe. put replaces an entry of the same kind and key; false: out of memory. */
+bool vgpu_table_put(const struct vgpu_entry *entry);
+bool vgpu_table_get(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry);
+bool vgpu_table_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry);
+
+/* Removes every entry that `match` says; `match` must not call into the table. */
+void vgpu_table_purge(bool (*match)(const struct vgpu_entry *entry, void *argument), void *argument);
+
+/* Entries of all kinds. */
+uint64_t vgpu_table_count(void);
+
+/* In a forked child: forgets everything (the parent's arrays stay as garbage: a lock may be held). */
+void vgpu_table_reset(void);
+
+#endif

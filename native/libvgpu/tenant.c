@@ -1,0 +1,194 @@
+#include "tenant.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "charge.h"
+#include "context.h"
+#include "device.h"
+#include "lease_open.h"
+#include "limits.h"
+#include "arbiter_link.h"
+#include "slot.h"
+
+enum phase { COLD, UNLIMITED, LIMITED };
+
+static int phase; /* enum phase; written last, under `entry` */
+static pthread_mutex_t entry = PTHREAD_MUTEX_INITIALIZER;
+static struct vgpu_lease_view lease;
+static struct vgpu_account account = {.slow = PTHREAD_MUTEX_INITIALIZER};
+static uint64_t generation_seen;
+static uint64_t memory_limit[VGPU_MAX_DEVICES];
+static dev_t usage_device; /* of the usage file: the child of a fork closes only what is still it */
+static ino_t usage_inode;
+static bool complained;
+static bool fork_handler_set;
+
+/* At most one line a process, and only when something is wrong. */
+static void complain(const char *what, int error)
+{
+    char text[512];
+    if (complained)
+        return;
+    complained = true;
+    int length = snprintf(text, sizeof(text), "libvgpu: %s (%s): CUDA is refused\n", what, strerror(error));
+    if (length > 0 && write(STDERR_FILENO, text, (size_t)length) < 0)
+        return;
+}
+
+static void set_limits(const struct vgpu_limits *limits)
+{
+    for (unsigned d = 0; d < VGPU_MAX_DEVICES; d++) {
+        bool grants = d < limits->device_count && limits->state == VGPU_LEASE_OPEN;
+        __atomic_store_n(&memory_limit[d], grants ? limits->devices[d].memory_bytes : 0, __ATOMIC_RELAXED);
+    }
+}
+
+/* The devices of a lease are fixed; only their limits and the state change. */
+static bool same_devices(const struct vgpu_limits *now)
+{
+    if (now->device_count != lease.first.device_count)
+        return false;
+    for (unsigned d = 0; d < now->device_count; d++)
+        if (strcmp(now->devices[d].uuid, lease.first.devices[d].uuid) != 0)
+            return false;
+    return true;
+}
+
+/* Whatever goes wrong here leaves the last good limits in force, and is tried again only when
+ * generation moves on: a vgpud that died while writing must not cost every allocation a wait. */
+static void refresh_limits(void)
+{
+    struct vgpu_limits now;
+    pthread_mutex_lock(&entry);
+    uint64_t generation = vgpu_limits_generation(lease.limits);
+    if (vgpu_limits_read(lease.limits, &now) == 0 && same_devices(&now))
+        set_limits(&now);
+    __atomic_store_n(&generation_seen, generation, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&entry);
+}
+
+uint64_t vgpu_tenant_limit(unsigned device)
+{
+    uint64_t seen = __atomic_load_n(&generation_seen, __ATOMIC_ACQUIRE);
+    if (vgpu_limits_generation(lease.limits) != seen)
+        refresh_limits();
+    return __atomic_load_n(&memory_limit[device], __ATOMIC_RELAXED);
+}
+
+unsigned vgpu_tenant_devices(void)
+{
+    return lease.first.device_count;
+}
+
+const char *vgpu_tenant_uuid(unsigned device)
+{
+    return lease.first.devices[device].uuid;
+}
+
+struct vgpu_account *vgpu_tenant_account(void)
+{
+    return &account;
+}
+
+bool vgpu_tenant_reclaim(void)
+{
+    if (vgpu_link_up())
+        return false;
+    pthread_mutex_lock(&entry);
+    int cleared = vgpu_slot_clear_dead(lease.usage_fd, lease.usage, account.slot);
+    pthread_mutex_unlock(&entry);
+    return cleared > 0;
+}
+
+/* The child has none of the parent's contexts, slot or threads; it enters anew if it uses CUDA.
+ * Locks may have been held by threads that are not here any more. */
+static void forget_in_child(void)
+{
+    struct stat about;
+    vgpu_link_reset_after_fork();
+    vgpu_device_reset();
+    vgpu_charge_reset();
+    vgpu_context_reset();
+    pthread_mutex_init(&entry, NULL);
+    pthread_mutex_init(&account.slow, NULL);
+    if (phase != LIMITED)
+        return;
+    phase = COLD;
+    munmap((void *)lease.limits, sizeof(struct vgpu_limits));
+    munmap(lease.usage, sizeof(struct vgpu_usage));
+    if (fstat(lease.usage_fd, &about) == 0 && about.st_dev == usage_device && about.st_ino == usage_inode)
+        close(lease.usage_fd);
+}
+
+static void close_lease(void)
+{
+    munmap((void *)lease.limits, sizeof(struct vgpu_limits));
+    munmap(lease.usage, sizeof(struct vgpu_usage));
+    close(lease.usage_fd); /* drops the slot's lock: whoever comes next may clear it */
+}
+
+/* Takes a slot and registers. The arbiter's only veto is a closed lease. */
+static CUresult join(void)
+{
+    struct stat about;
+    int slot = lease.first.state == VGPU_LEASE_OPEN ? vgpu_slot_claim(lease.usage_fd, lease.usage) : -ESHUTDOWN;
+    if (slot >= 0) {
+        int error = vgpu_link_start(lease.folder, lease.usage, (uint32_t)slot);
+        slot = error != 0 ? error : slot;
+    }
+    if (slot < 0) {
+        complain(slot == -ESHUTDOWN ? "the lease is closed" : "no process slot", -slot);
+        return slot == -ESHUTDOWN ? CUDA_ERROR_NOT_PERMITTED : CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    account.usage = lease.usage;
+    account.slot = (uint32_t)slot;
+    if (fstat(lease.usage_fd, &about) == 0) {
+        usage_device = about.st_dev;
+        usage_inode = about.st_ino;
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUresult enter_first(void)
+{
+    int found = vgpu_lease_open(&lease, 1);
+    if (found < 0) {
+        complain("the lease cannot be used", -found);
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    }
+    if (found == 0) {
+        __atomic_store_n(&phase, UNLIMITED, __ATOMIC_RELEASE);
+        return CUDA_SUCCESS;
+    }
+    CUresult result = join();
+    if (result != CUDA_SUCCESS) {
+        close_lease();
+        return result;
+    }
+    set_limits(&lease.first);
+    generation_seen = 1; /* odd, so never what a good page says: the first use looks */
+    if (!fork_handler_set)
+        fork_handler_set = pthread_atfork(NULL, NULL, forget_in_child) == 0;
+    __atomic_store_n(&phase, LIMITED, __ATOMIC_RELEASE);
+    return CUDA_SUCCESS;
+}
+
+CUresult vgpu_tenant_enter(bool *limited)
+{
+    CUresult result = CUDA_SUCCESS;
+    int now = __atomic_load_n(&phase, __ATOMIC_ACQUIRE);
+    if (now == COLD) {
+        pthread_mutex_lock(&entry);
+        if (phase == COLD)
+            result = enter_first();
+        now = phase;
+        pthread_mutex_unlock(&entry);
+    }
+    *limited = now == LIMITED;
+    return result;
+}

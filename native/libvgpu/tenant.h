@@ -1,0 +1,32 @@
+/* tenant.h: what this process is held to: its lease, its slot, its limits. */
+#ifndef VGPU_TENANT_H
+#define VGPU_TENANT_H
+
+#include <stdbool.h>
+
+#include "account.h"
+#include "cuda_api.h"
+
+/*
+ * Is this process limited? The first call looks for the lease; with one, it claims a slot and
+ * registers. Sets *limited. Returns CUDA_SUCCESS, or why nothing may run: the lease cannot be read or
+ * is not valid (CUDA_ERROR_OPERATING_SYSTEM), is closed (CUDA_ERROR_NOT_PERMITTED), or has as many
+ * processes as a lease can (CUDA_ERROR_OUT_OF_MEMORY). Such an error is not kept: the next call looks again.
+ */
+CUresult vgpu_tenant_enter(bool *limited);
+
+/* The functions below hold only after vgpu_tenant_enter said limited. */
+
+/* Memory limit in bytes of a device of the lease as it stands now; 0 when the lease is closed. */
+uint64_t vgpu_tenant_limit(unsigned device);
+
+/* Devices in the lease, and the UUID text of one. */
+unsigned vgpu_tenant_devices(void);
+const char *vgpu_tenant_uuid(unsigned device);
+
+struct vgpu_account *vgpu_tenant_account(void);
+
+/* Clears the slots of dead processes if no arbiter is there to do it. True if any was cleared. */
+bool vgpu_tenant_reclaim(void);
+
+#endif

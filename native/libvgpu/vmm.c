@@ -1,0 +1,134 @@
+/*
+ * vmm.c: virtual memory management. Physical memory lives while a handle or a mapping holds it, in
+ * whatever order they are given up, so the charge belongs to a block that counts both.
+ */
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "charge.h"
+#include "functions.h"
+#include "tenant.h"
+
+struct block {
+    uint64_t bytes;
+    int device; /* index in the lease */
+    uint32_t handles;
+    uint32_t mappings;
+};
+
+static pthread_mutex_t blocks = PTHREAD_MUTEX_INITIALIZER; /* guards the counts of all blocks */
+
+/* Ends the block if nothing holds it any more. Called with `blocks` held. */
+static void let_go(struct block *block)
+{
+    if (block->handles > 0 || block->mappings > 0)
+        return;
+    vgpu_account_release(vgpu_tenant_account(), (unsigned)block->device, block->bytes);
+    free(block);
+}
+
+static struct vgpu_entry handle_entry(CUmemGenericAllocationHandle handle, struct block *block)
+{
+    return (struct vgpu_entry){.kind = VGPU_KIND_HANDLE, .key = handle, .owner = block};
+}
+
+VGPU_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
+                                 unsigned long long flags)
+{
+    struct vgpu_charge charge = {.active = false};
+    if (prop == NULL || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return CALL(cuMemCreate, handle, size, prop, flags);
+    CUresult result = vgpu_charge_device(&charge, prop->location.id, size);
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct block *block = charge.active ? calloc(1, sizeof(*block)) : NULL;
+    if (charge.active && block == NULL) {
+        vgpu_charge_undo(&charge, CUDA_SUCCESS);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    result = CALL(cuMemCreate, handle, size, prop, flags);
+    if (result != CUDA_SUCCESS || block == NULL) {
+        vgpu_charge_undo(&charge, result);
+        free(block);
+        return result;
+    }
+    *block = (struct block){.bytes = charge.bytes, .device = charge.device, .handles = 1};
+    struct vgpu_entry entry = handle_entry(*handle, block);
+    if (!vgpu_table_put(&entry)) {
+        CALL(cuMemRelease, *handle);
+        vgpu_charge_undo(&charge, CUDA_SUCCESS);
+        free(block);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return CUDA_SUCCESS;
+}
+
+/* The driver gives the same handle again for another reference, so an entry counts in its bytes word
+ * nothing: references are in the block, and the entry leaves with the last of them. */
+VGPU_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+    struct vgpu_entry entry;
+    pthread_mutex_lock(&blocks);
+    bool known = vgpu_table_take(VGPU_KIND_HANDLE, handle, &entry);
+    CUresult result = CALL(cuMemRelease, handle);
+    if (known) {
+        struct block *block = entry.owner;
+        if (result == CUDA_SUCCESS)
+            block->handles--;
+        if (block->handles > 0)
+            vgpu_table_put(&entry);
+        let_go(block);
+    }
+    pthread_mutex_unlock(&blocks);
+    return result;
+}
+
+VGPU_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr)
+{
+    struct vgpu_entry mapping;
+    pthread_mutex_lock(&blocks);
+    CUresult result = CALL(cuMemRetainAllocationHandle, handle, addr);
+    if (result == CUDA_SUCCESS && vgpu_table_get(VGPU_KIND_MAPPING, (uint64_t)(uintptr_t)addr, &mapping)) {
+        struct block *block = mapping.owner;
+        struct vgpu_entry entry = handle_entry(*handle, block);
+        if (vgpu_table_put(&entry))
+            block->handles++;
+    }
+    pthread_mutex_unlock(&blocks);
+    return result;
+}
+
+VGPU_EXPORT CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+                              unsigned long long flags)
+{
+    struct vgpu_entry held;
+    pthread_mutex_lock(&blocks);
+    CUresult result = CALL(cuMemMap, ptr, size, offset, handle, flags);
+    if (result == CUDA_SUCCESS && vgpu_table_get(VGPU_KIND_HANDLE, handle, &held)) {
+        struct block *block = held.owner;
+        struct vgpu_entry mapping = {.kind = VGPU_KIND_MAPPING, .key = ptr, .bytes = size, .owner = block};
+        if (vgpu_table_put(&mapping))
+            block->mappings++;
+    }
+    pthread_mutex_unlock(&blocks);
+    return result;
+}
+
+/* One unmap may cover several adjacent mappings, each of them whole. */
+VGPU_EXPORT CUresult cuMemUnmap(CUdeviceptr ptr, size_t size)
+{
+    struct vgpu_entry mapping;
+    pthread_mutex_lock(&blocks);
+    CUresult result = CALL(cuMemUnmap, ptr, size);
+    if (result == CUDA_SUCCESS) {
+        CUdeviceptr at = ptr;
+        while (at - ptr < size && vgpu_table_take(VGPU_KIND_MAPPING, at, &mapping) && mapping.bytes > 0) {
+            struct block *block = mapping.owner;
+            block->mappings--;
+            let_go(block);
+            at += mapping.bytes;
+        }
+    }
+    pthread_mutex_unlock(&blocks);
+    return result;
+}
