@@ -9,6 +9,7 @@ a temporary name and renamed, so that no runtime reads half of one.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,8 @@ def write_spec(folder: Path, allocation: Allocation) -> Path:
         validate(json.loads(temporary.read_text()))
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise VgpuError(
             ErrorCode.CDI_FAILED,
             f"the CDI spec {path} cannot be written: {error.strerror}",
@@ -115,7 +117,18 @@ def write_spec(folder: Path, allocation: Allocation) -> Path:
 
 
 def remove_spec(folder: Path, allocation_id: str) -> None:
-    spec_path(folder, allocation_id).unlink(missing_ok=True)
+    """Done when it is not there. Raises VgpuError(CDI_FAILED) when it is and stays."""
+    path = spec_path(folder, allocation_id)
+    try:
+        path.unlink()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        raise VgpuError(
+            ErrorCode.CDI_FAILED,
+            f"the CDI spec {path} cannot be removed: {error.strerror}",
+            "check the folder's rights; a stale spec is worse than none",
+        ) from error
 
 
 def list_specs(folder: Path) -> frozenset[str]:

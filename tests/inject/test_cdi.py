@@ -1,0 +1,92 @@
+"""CDI specs: what runtimes take, written whole or not at all."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vgpud.inject import cdi
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.tenancy import Allocation, DeviceNode, Edits, Mount, Owner, Request, State
+
+EDITS = Edits(
+    env=(("CUDA_VISIBLE_DEVICES", "GPU-1"), ("NVIDIA_VISIBLE_DEVICES", "void")),
+    host_env=(("LD_PRELOAD", "/on/the/host.so"),),
+    mounts=(Mount("/run/vgpud/leases/a1", "/run/vgpu/lease", read_only=False), Mount("/lib/x", "/x")),
+    device_nodes=(DeviceNode("/dev/nvidia0", 195, 0), DeviceNode("/dev/nvidiactl")),
+)
+
+
+def allocation(name: str = "abc123") -> Allocation:
+    return Allocation(name, Request("r", Owner(0, 0)), State.ALLOCATING, (), edits=EDITS)
+
+
+def test_a_written_spec_says_what_the_edits_say(tmp_path: Path) -> None:
+    path = cdi.write_spec(tmp_path / "cdi", allocation())
+    spec = json.loads(path.read_text())
+    assert spec["kind"] == "vgpud.io/vgpu"
+    (device,) = spec["devices"]
+    assert f"{spec['kind']}={device['name']}" == allocation().cdi_name
+    edits = device["containerEdits"]
+    assert edits["env"] == ["CUDA_VISIBLE_DEVICES=GPU-1", "NVIDIA_VISIBLE_DEVICES=void"]
+    assert edits["deviceNodes"][0] == {
+        "path": "/dev/nvidia0",
+        "permissions": "rw",
+        "type": "c",
+        "major": 195,
+        "minor": 0,
+    }
+    assert edits["deviceNodes"][1] == {"path": "/dev/nvidiactl", "permissions": "rw"}
+    assert [m["options"][0] for m in edits["mounts"]] == ["rw", "ro"]
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(("name", "version"), [("abc", "0.3.0"), ("1bc", "0.5.0")])
+def test_the_lowest_version_that_covers_it(name: str, version: str) -> None:
+    """SPEC.md: device names that start with a digit came with 0.5.0."""
+    assert cdi.build_spec(allocation(name))["cdiVersion"] == version
+
+
+def test_listing_and_removing(tmp_path: Path) -> None:
+    for name in ("a1", "b2"):
+        cdi.write_spec(tmp_path, allocation(name))
+    (tmp_path / "nvidia.yaml").write_text("someone else's")
+    assert cdi.list_specs(tmp_path) == {"a1", "b2"}
+    cdi.remove_spec(tmp_path, "a1")
+    cdi.remove_spec(tmp_path, "a1")
+    assert cdi.list_specs(tmp_path) == {"b2"}
+    assert (tmp_path / "nvidia.yaml").exists()
+
+
+def test_no_half_written_file_is_ever_visible(tmp_path: Path) -> None:
+    """A spec that does not validate leaves nothing that a runtime reads."""
+    bad = replace(allocation(), edits=Edits())
+    with pytest.raises(VgpuError) as refused:
+        cdi.write_spec(tmp_path, bad)
+    assert refused.value.code is ErrorCode.CDI_FAILED
+    assert list(tmp_path.glob("*.json")) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"hooks": []}, "unknown field"),
+        ({"kind": "other/kind"}, "kind is"),
+        ({"devices": []}, "no devices"),
+        ({"devices": [{"name": "-x", "containerEdits": {"env": ["A=1"]}}]}, "bad device name"),
+        ({"devices": [{"name": "x1", "containerEdits": {"env": ["A"]}}]}, "bad env"),
+        ({"devices": [{"name": "x1", "containerEdits": {"mounts": [{"hostPath": "/a"}]}}]}, "bad mount"),
+        ({"devices": [{"name": "x1", "containerEdits": {"deviceNodes": [{}]}}]}, "bad device node"),
+    ],
+)
+def test_validation_refuses_what_runtimes_refuse(change: dict[str, object], said: str) -> None:
+    with pytest.raises(VgpuError, match=said):
+        cdi.validate({**cdi.build_spec(allocation()), **change})
+
+
+def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(VgpuError, match="cannot be written"):
+        cdi.write_spec(tmp_path / "file", allocation())
+    cdi.remove_spec(tmp_path / "file", "a1")

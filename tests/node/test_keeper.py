@@ -1,0 +1,283 @@
+"""Allocate, release and resize: idempotent, undone when they fail, never more than there is."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.node.world import ALICE, BOB, ROOT, FakeGateway, request, world
+from vgpud.model.device import Node
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.event import EventKind
+from vgpud.model.quantity import GIB
+from vgpud.model.tenancy import Isolation, Mode, State
+
+
+def test_allocate_then_release_leaves_nothing(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            held = await w.keeper.allocate(request("r"))
+            assert held.state is State.ACTIVE
+            assert held.slices[0].memory_bytes == 4 * GIB
+            assert [held.id in name for name in w.specs()] == [True]
+            assert await w.keeper.release(held.id, ALICE, force=False) is False
+            assert w.is_empty()
+            assert await w.keeper.release(held.id, ALICE, force=False) is True
+            state = await w.parts.ledger.load()
+            assert state.allocations == ()
+
+    asyncio.run(work())
+
+
+def test_the_same_request_twice_is_one_allocation(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            at_once = await asyncio.gather(*(w.keeper.allocate(request("r")) for _ in range(8)))
+            later = await w.keeper.allocate(request("r"))
+            assert {a.id for a in (*at_once, later)} == {later.id}
+            assert w.effectors[Mode.PRELOAD].calls.count("attach") == 1
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("during", [False, True])
+def test_a_request_id_with_another_body_is_refused(tmp_path: Path, during: bool) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            if during:
+                w.effectors[Mode.PRELOAD].gate = asyncio.Event()
+            first = asyncio.ensure_future(w.keeper.allocate(request("r")))
+            await asyncio.sleep(0)
+            if not during:
+                await first
+            with pytest.raises(VgpuError) as refused:
+                await w.keeper.allocate(request("r", gib=5))
+            assert refused.value.code is ErrorCode.REQUEST_ID_REUSED
+            if (gate := w.effectors[Mode.PRELOAD].gate) is not None:
+                gate.set()
+            assert (await first).slices[0].memory_bytes == 4 * GIB
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("step", ["apply", "attach"])
+def test_what_fails_half_way_is_undone(tmp_path: Path, step: str) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            w.effectors[Mode.PRELOAD].fail = {step}
+            with pytest.raises(VgpuError, match="told to fail"):
+                await w.keeper.allocate(request("r"))
+            assert w.is_empty()
+            assert (await w.parts.ledger.load()).allocations == ()
+            w.effectors[Mode.PRELOAD].fail = set()
+            assert (await w.keeper.allocate(request("r"))).state is State.ACTIVE
+
+    asyncio.run(work())
+
+
+def test_an_undo_that_fails_is_tried_again(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            w.effectors[Mode.PRELOAD].fail = {"attach", "detach"}
+            with pytest.raises(VgpuError, match="attach was told to fail"):
+                await w.keeper.allocate(request("r"))
+            assert len(w.parts.book) == 1
+            w.effectors[Mode.PRELOAD].fail = set()
+            for _ in range(40):
+                if w.is_empty():
+                    break
+                await asyncio.sleep(0.1)
+            assert w.is_empty()
+
+    asyncio.run(work())
+
+
+def test_an_unwritable_spec_folder_undoes_the_allocation(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            (tmp_path / "cdi").write_text("in the way")
+            with pytest.raises(VgpuError) as failed:
+                await w.keeper.allocate(request("r"))
+            assert failed.value.code is ErrorCode.CDI_FAILED
+            assert len(w.parts.book) == 0
+            assert not w.effectors[Mode.PRELOAD].attached
+
+    asyncio.run(work())
+
+
+def test_racing_requests_never_pass_the_card(tmp_path: Path) -> None:
+    """Two cards of 80 GiB hold ten requests of 16 GiB and no eleventh, however they race."""
+
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            answers = await asyncio.gather(
+                *(w.keeper.allocate(request(f"r{i}", gib=16)) for i in range(14)), return_exceptions=True
+            )
+            refused = [a for a in answers if isinstance(a, VgpuError)]
+            assert len(refused) == 4
+            assert {e.code for e in refused} == {ErrorCode.NO_CAPACITY}
+            assert all(u.memory_bytes == 80 * GIB for u in w.parts.book.use.values())
+
+    asyncio.run(work())
+
+
+def test_only_the_owner_or_root_releases(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            held = await w.keeper.allocate(request("r"))
+            with pytest.raises(VgpuError) as denied:
+                await w.keeper.release(held.id, BOB, force=True)
+            assert denied.value.code is ErrorCode.NOT_OWNER
+            await w.keeper.release(held.id, ROOT, force=False)
+            assert w.is_empty()
+
+    asyncio.run(work())
+
+
+def test_living_tenants_hold_a_release_up_unless_forced(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            held = await w.keeper.allocate(request("r"))
+            w.effectors[Mode.PRELOAD].pids = (4711, 4712)
+            with pytest.raises(VgpuError, match="2 processes still run .*4711, 4712") as alive:
+                await w.keeper.release(held.id, ALICE, force=False)
+            assert alive.value.code is ErrorCode.TENANT_ALIVE
+            assert w.keeper.get(held.id).state is State.ACTIVE
+            await w.keeper.release(held.id, ALICE, force=True)
+            assert w.is_empty()
+
+    asyncio.run(work())
+
+
+def test_a_release_that_fails_can_be_repeated(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            held = await w.keeper.allocate(request("r"))
+            w.effectors[Mode.PRELOAD].fail = {"detach"}
+            with pytest.raises(VgpuError, match="detach was told to fail"):
+                await w.keeper.release(held.id, ALICE, force=False)
+            assert w.keeper.get(held.id).state is State.RELEASING
+            w.effectors[Mode.PRELOAD].fail = set()
+            await w.keeper.release(held.id, ALICE, force=False)
+            assert w.is_empty()
+
+    asyncio.run(work())
+
+
+def test_a_device_stays_in_its_mode_while_any_tenant_does(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            mps = w.effectors[Mode.MPS]
+            ask = {"isolation": Isolation.COMPUTE}
+            first = await w.keeper.allocate(request("a", **ask))
+            second = await w.keeper.allocate(request("b", **ask))
+            assert mps.calls.count("apply") == 1
+            await w.keeper.release(first.id, ALICE, force=False)
+            assert mps.applied == {second.slices[0].device_uuid}
+            await w.keeper.release(second.id, ALICE, force=False)
+            assert mps.applied == set()
+
+    asyncio.run(work())
+
+
+def test_a_request_that_comes_while_the_mode_is_left_is_served(tmp_path: Path) -> None:
+    """The device is put back into its mode before the newcomer's slice is attached."""
+
+    async def work() -> None:
+        async with world(tmp_path, FakeGateway(Node(devices=FakeGateway().node.devices[:1]))) as w:
+            ask = {"isolation": Isolation.COMPUTE}
+            for turn in range(20):
+                held = await w.keeper.allocate(request(f"a{turn}", **ask))
+                release = asyncio.ensure_future(w.keeper.release(held.id, ALICE, force=False))
+                for _ in range(turn):
+                    await asyncio.sleep(0)
+                newcomer = await w.keeper.allocate(request(f"b{turn}", **ask))
+                await release
+                assert w.effectors[Mode.MPS].applied == {newcomer.slices[0].device_uuid}
+                await w.keeper.release(newcomer.id, ALICE, force=False)
+                assert w.is_empty()
+
+    asyncio.run(work())
+
+
+def test_resize_up_down_and_over(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            held = await w.keeper.allocate(request("r"))
+            grown = await w.keeper.resize(held.id, ALICE, 40 * GIB, None)
+            assert grown.slices[0].memory_bytes == 40 * GIB
+            assert w.parts.book.use_of(grown.slices[0].device_uuid).memory_bytes == 40 * GIB
+            with pytest.raises(VgpuError, match="81GiB does not fit") as full:
+                await w.keeper.resize(held.id, ALICE, 81 * GIB, None)
+            assert full.value.code is ErrorCode.NO_CAPACITY
+            assert (await w.parts.ledger.load()).allocations[0].slices[0].memory_bytes == 40 * GIB
+            shrunk = await w.keeper.resize(held.id, ALICE, 1 * GIB, None)
+            assert shrunk.slices[0].memory_bytes == GIB
+            with pytest.raises(VgpuError) as denied:
+                await w.keeper.resize(held.id, BOB, 2 * GIB, None)
+            assert denied.value.code is ErrorCode.NOT_OWNER
+
+    asyncio.run(work())
+
+
+def test_no_driver_is_an_answer_not_a_crash(tmp_path: Path) -> None:
+    async def work() -> None:
+        missing = VgpuError(ErrorCode.DRIVER_MISSING, "the NVIDIA driver is not loaded", "load it")
+        async with world(tmp_path, FakeGateway(error=missing)) as w:
+            with pytest.raises(VgpuError) as refused:
+                await w.keeper.allocate(request("r"))
+            assert refused.value.code is ErrorCode.DRIVER_MISSING
+            assert "not loaded" in w.keeper.describe().hardware_error
+
+    asyncio.run(work())
+
+
+def test_watchers_see_each_event_once_and_in_order(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            first = await w.keeper.allocate(request("a"))
+            seen = []
+
+            async def watch() -> None:
+                async for event, _ in w.keeper.subscribe(0):
+                    seen.append(event)
+                    if len(seen) == 5:
+                        return
+
+            watcher = asyncio.ensure_future(watch())
+            second = await w.keeper.allocate(request("b"))
+            await w.keeper.resize(second.id, ALICE, 5 * GIB, None)
+            await w.keeper.release(first.id, ALICE, force=False)
+            await w.keeper.release(second.id, ALICE, force=False)
+            await asyncio.wait_for(watcher, 5)
+            assert [e.kind for e in seen] == [
+                EventKind.ALLOCATION_ACTIVE,
+                EventKind.ALLOCATION_ACTIVE,
+                EventKind.ALLOCATION_RESIZED,
+                EventKind.ALLOCATION_RELEASED,
+                EventKind.ALLOCATION_RELEASED,
+            ]
+            revisions = [e.revision for e in seen]
+            assert revisions == sorted(set(revisions))
+            assert w.keeper.describe().revision == revisions[-1]
+
+    asyncio.run(work())
+
+
+def test_a_lost_device_fails_what_is_on_it_and_nothing_else(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            uuids = [d.uuid for d in w.gateway.node.devices]
+            held = [
+                await w.keeper.allocate(
+                    request(u, selector=replace(request("x").selector, uuids=(u,)))
+                )
+                for u in uuids
+            ]
+            await w.keeper.fail_allocations(uuids[0], "device 0 is lost")
+            assert [w.keeper.get(a.id).state for a in held] == [State.FAILED, State.ACTIVE]
+            assert w.keeper.get(held[0].id).failure == "device 0 is lost"
+            await w.keeper.release(held[0].id, ALICE, force=False)
+
+    asyncio.run(work())

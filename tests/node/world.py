@@ -1,0 +1,165 @@
+"""A small world for the keeper: devices that exist, effectors that remember, a real ledger."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from vgpud.ledger import Ledger
+from vgpud.model.caller import Caller, Door
+from vgpud.model.device import Device, Node
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import GIB
+from vgpud.model.tenancy import Allocation, Edits, Isolation, Lifetime, Mode, Owner, Request, Slice
+from vgpud.model.view import SliceUse
+from vgpud.node.book import Book
+from vgpud.node.inventory import Inventory
+from vgpud.node.keeper import NodeKeeper, Parts
+from vgpud.node.transitions import Transitions
+from vgpud.policy.layers import PolicyPaths
+from vgpud.policy.load import LoadedPolicy, load
+
+ROOT = Caller(Door.ADMIN, 0, 0, Lifetime())
+ALICE = Caller(Door.TENANT, 1000, 1000, Lifetime())
+BOB = Caller(Door.TENANT, 1001, 1001, Lifetime())
+
+
+def device(index: int, memory_gib: int = 80) -> Device:
+    return Device(
+        uuid=f"GPU-{index:08d}",
+        index=index,
+        name="Test GPU",
+        memory_total_bytes=memory_gib * GIB,
+        mps_capable=True,
+        sm_count=100,
+    )
+
+
+@dataclass
+class FakeGateway:
+    node: Node = field(default_factory=lambda: Node(devices=(device(0), device(1))))
+    error: VgpuError | None = None
+    snapshots: int = 0
+
+    def snapshot(self) -> Node:
+        self.snapshots += 1
+        if self.error is not None:
+            raise self.error
+        return self.node
+
+
+@dataclass
+class Remembering:
+    """An effector whose world is a set; it fails or waits when told to."""
+
+    mode: Mode
+    attached: dict[tuple[str, str], Allocation] = field(default_factory=dict)
+    applied: set[str] = field(default_factory=set)
+    calls: list[str] = field(default_factory=list)
+    fail: set[str] = field(default_factory=set)
+    pids: tuple[int, ...] = ()
+    gate: asyncio.Event | None = None
+
+    def _called(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.fail:
+            raise VgpuError(ErrorCode.HELPER_FAILED, f"{name} was told to fail", "")
+
+    async def verify(self, device: Device) -> str | None:
+        return None
+
+    async def apply(self, device: Device) -> None:
+        self._called("apply")
+        self.applied.add(device.uuid)
+
+    async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
+        if self.gate is not None:
+            await self.gate.wait()
+        self._called("attach")
+        assert device.uuid in self.applied, "a slice was attached to a device that is not in its mode"
+        self.attached[allocation.id, part.device_uuid] = allocation
+        return part, Edits(env=(("CUDA_VISIBLE_DEVICES", part.device_uuid),))
+
+    async def resize(self, allocation: Allocation) -> None:
+        self._called("resize")
+        for part in allocation.slices:
+            self.attached[allocation.id, part.device_uuid] = allocation
+
+    async def detach(self, allocation: Allocation, part: Slice) -> None:
+        self._called("detach")
+        self.attached.pop((allocation.id, part.device_uuid), None)
+
+    async def unapply(self, device_uuid: str) -> None:
+        self._called("unapply")
+        self.applied.discard(device_uuid)
+
+    async def tenants(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
+        return self.pids
+
+    async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
+        self._called("use")
+        return SliceUse(part.device_uuid, 1, 0, 0, 0, 0, self.pids)
+
+
+@dataclass
+class World:
+    keeper: NodeKeeper
+    parts: Parts
+    gateway: FakeGateway
+    effectors: dict[Mode, Remembering]
+    folder: Path
+
+    def specs(self) -> list[str]:
+        return sorted(p.name for p in (self.folder / "cdi").glob("*.json"))
+
+    def is_empty(self) -> bool:
+        """Nothing is left anywhere of any allocation."""
+        return not (
+            len(self.parts.book)
+            or self.specs()
+            or any(e.attached or e.applied for e in self.effectors.values())
+            or any(u.count for u in self.parts.book.use.values())
+        )
+
+
+def policy_of(folder: Path, text: str = "version = 1\n") -> Callable[[], LoadedPolicy]:
+    path = folder / "vgpud.toml"
+    path.write_text(text)
+    paths = PolicyPaths(main=path, vendor_dir=None, run_dir=None, admin_dir=None)
+    return lambda: load(paths)
+
+
+@asynccontextmanager
+async def world(folder: Path, gateway: FakeGateway | None = None) -> AsyncIterator[World]:
+    gateway = gateway or FakeGateway()
+    loader = policy_of(folder)
+    effectors = {mode: Remembering(mode) for mode in Mode if mode is not Mode.UNMANAGED}
+    inventory = Inventory(gateway)  # type: ignore[arg-type]
+    await inventory.refresh()
+    book = Book()
+    async with await Ledger.open(folder / "ledger.db") as ledger:
+        parts = Parts(
+            ledger=ledger,
+            inventory=inventory,
+            book=book,
+            transitions=Transitions(effectors, inventory, lambda u: bool(book.slices_on(u))),
+            effectors=effectors,
+            cdi_dir=folder / "cdi",
+            load_policy=loader,
+            fault=lambda point: None,
+        )
+        keeper = NodeKeeper(parts, loader())
+        yield World(keeper, parts, gateway, effectors, folder)
+        await keeper.close()
+
+
+def request(name: str, gib: int = 4, **changes: object) -> Request:
+    base = Request(
+        id=name, owner=Owner(1000, 1000), memory_bytes=gib * GIB, isolation=Isolation.QUOTA
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def run(work: Callable[[], Sequence[object] | object]) -> None:
+    asyncio.run(work())  # type: ignore[arg-type]
