@@ -1,0 +1,67 @@
+"""Turns the words of a command line into values; imports its parsers only when a value is there."""
+
+from argparse import ArgumentTypeError
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from vgpud.model.quantity import Percent
+
+MAX_COUNT = 1024
+MAX_TIMEOUT_SECONDS = 3600.0
+
+
+class Argument(NamedTuple):
+    """One call of argparse's add_argument."""
+
+    flags: tuple[str, ...]
+    options: dict[str, Any]
+
+
+def argument(*flags: str, **options: Any) -> Argument:  # noqa: ANN401 - argparse's own
+    return Argument(flags, options)
+
+
+def memory(text: str) -> int:
+    """Bytes; raises VgpuError(BAD_QUANTITY)."""
+    from vgpud.model.quantity import parse_bytes
+
+    return parse_bytes(text)
+
+
+def cores(text: str) -> "Percent":
+    """A share of a device's compute; raises VgpuError(BAD_PERCENT)."""
+    from vgpud.model.quantity import Percent
+
+    return Percent.parse(text)
+
+
+def count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MAX_COUNT:
+        raise ArgumentTypeError(f"{text!r} is not a number of devices from 1 to {MAX_COUNT}")
+    return int(text)
+
+
+def timeout(text: str) -> float:
+    """Seconds; infinity and NaN would hang and are refused."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds <= MAX_TIMEOUT_SECONDS:
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds up to {MAX_TIMEOUT_SECONDS:g}")
+    return seconds
+
+
+def revision(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) >= 2**64:
+        raise ArgumentTypeError(f"{text!r} is not a revision")
+    return int(text)
+
+
+def owner(text: str) -> tuple[int, int]:
+    """(uid, gid) from "UID:GID", in numbers: names may mean someone else where the daemon runs."""
+    uid, separator, gid = text.partition(":")
+    digits = all(part.isascii() and part.isdigit() and int(part) < 2**32 - 1 for part in (uid, gid))
+    if not separator or not digits:
+        raise ArgumentTypeError(f"{text!r} is not UID:GID in numbers")
+    return int(uid), int(gid)

@@ -1,0 +1,87 @@
+"""The verbs that change what is held: alloc, release, resize; and plan, which says what alloc would do."""
+
+import time
+from argparse import Namespace
+
+from vgpud.api import status
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.ctl import tables
+from vgpud.ctl.connect import connect
+from vgpud.ctl.document import plain
+from vgpud.ctl.environment import export_lines
+from vgpud.ctl.fail import exit_code_of, print_error, worst
+from vgpud.ctl.request import request_of
+from vgpud.ctl.terminal import Terminal, View
+from vgpud.model.errors import ErrorCode, Exit, VgpuError
+
+UNCERTAIN = (ErrorCode.DEADLINE, ErrorCode.STOPPING)
+
+
+def alloc(arguments: Namespace, terminal: Terminal) -> int:
+    request = request_of(arguments)
+    try:
+        with connect(arguments) as client:
+            allocation = client.allocate(request)
+    except (VgpuError, KeyboardInterrupt) as error:
+        if not isinstance(error, VgpuError) or error.code in UNCERTAIN:
+            terminal.say(f"if it was made after all, --request-id {request.request_id} gets it")
+        raise
+    if terminal.output == "env":
+        print("\n".join(export_lines(allocation)))
+    else:
+        _show(allocation, terminal)
+    return Exit.OK.value
+
+
+def release(arguments: Namespace, terminal: Terminal) -> int:
+    """Releases all that it can; the exit code is that of the first that it could not."""
+    done: list[dict[str, object]] = []
+    codes = []
+    with connect(arguments) as client:
+        for name in arguments.allocation:
+            try:
+                reply = client.release(name, arguments.force)
+            except VgpuError as error:
+                print_error(error, terminal)
+                codes.append(exit_code_of(error))
+                continue
+            done.append({"allocationId": name, "alreadyReleased": reply.already_released})
+            gone = " had been released already" if reply.already_released else " released"
+            terminal.say(f"{name}{gone}")
+    if terminal.is_machine or terminal.output == "name":
+        names = [str(item["allocationId"]) for item in done]
+        terminal.show(View("ReleaseList", {"items": done}, names, []))
+    return worst(codes)
+
+
+def resize(arguments: Namespace, terminal: Terminal) -> int:
+    if arguments.memory is None and arguments.cores is None:
+        raise VgpuError(ErrorCode.BAD_REQUEST, "nothing to change", "give --memory, --cores or both")
+    share = None if arguments.cores is None else arguments.cores.value
+    with connect(arguments) as client:
+        allocation = client.resize(arguments.allocation, arguments.memory, share)
+    _show(allocation, terminal)
+    return Exit.OK.value
+
+
+def plan(arguments: Namespace, terminal: Terminal) -> int:
+    """Exit code of the refusal that alloc would meet, or 0."""
+    with connect(arguments) as client:
+        reply = client.plan(request_of(arguments))
+    names = [part.device_uuid for part in reply.slices]
+    parts = tables.slices(pb.Allocation(slices=reply.slices))
+    shown = [parts, tables.reasons(reply.reasons), tables.steps(reply.steps)]
+    document = plain(reply)
+    terminal.show(View("Plan", document, names, [table for table in shown if table.rows]))
+    if reply.possible:
+        return Exit.OK.value
+    said = status.error(reply.refusal)
+    # without its details: the table of reasons has just said them
+    refusal = VgpuError(said.code, said.sentence, said.hint)
+    print_error(refusal, terminal)
+    return exit_code_of(refusal)
+
+
+def _show(allocation: pb.Allocation, terminal: Terminal) -> None:
+    table = tables.allocations([allocation], time.time_ns())
+    terminal.show(View("Allocation", plain(allocation), [allocation.id], [table]))

@@ -1,0 +1,15 @@
+"""Opens the daemon's socket for a verb."""
+
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vgpud.api.client import Client
+
+
+def connect(arguments: Namespace) -> "Client":
+    """A client as --socket and --timeout say; its calls raise VgpuError."""
+    from vgpud.api.client import Client
+
+    return Client(Path(arguments.socket) if arguments.socket else None, arguments.timeout)

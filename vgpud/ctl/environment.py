@@ -1,0 +1,45 @@
+"""The environment that puts a process of this host under an allocation."""
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from vgpud.api.gen import vgpud_pb2 as pb
+
+PRELOAD = "LD_PRELOAD"
+
+
+def host_environment(allocation: pb.Allocation) -> dict[str, str]:
+    """What the allocation sets: `env`, its entries replaced by those of `host_env`."""
+    return {**allocation.edits.env, **allocation.edits.host_env}
+
+
+def merged(edits: Mapping[str, str], before: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """`edits` over `before`; a preload library goes in front of those that are there already."""
+    after = dict(before)
+    for name, value in edits.items():
+        key, new = os.fsencode(name), os.fsencode(value)
+        old = before.get(key, b"")
+        after[key] = new + b":" + old if name == PRELOAD and old else new
+    return after
+
+
+def initial_environment() -> dict[bytes, bytes]:
+    """The environment as this process was given it, before Python changed any of it.
+
+    In the C locale the interpreter sets LC_CTYPE for itself (PEP 538); that is not the command's.
+    """
+    entries = Path("/proc/self/environ").read_bytes().split(b"\0")
+    return dict(entry.split(b"=", 1) for entry in entries if b"=" in entry)
+
+
+def export_lines(allocation: pb.Allocation) -> list[str]:
+    """POSIX shell that does to a shell what `merged` does to an environment."""
+    lines = []
+    for name, value in sorted(host_environment(allocation).items()):
+        quoted = shlex.quote(value)
+        if name == PRELOAD:
+            quoted += "${LD_PRELOAD:+:$LD_PRELOAD}"
+        lines.append(f"export {name}={quoted}")
+    return lines

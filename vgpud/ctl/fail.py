@@ -1,0 +1,84 @@
+"""Errors for people, and for machines where they asked for a document."""
+
+import sys
+
+from vgpud.ctl.table import clean
+from vgpud.ctl.terminal import Terminal
+from vgpud.model.errors import ErrorCode, Exit, VgpuError
+
+# here the details are the answer: a reason per device, or a line per wrong key
+DETAILS_MATTER = (
+    ErrorCode.DENIED_BY_POLICY,
+    ErrorCode.NO_CAPACITY,
+    ErrorCode.IMPOSSIBLE,
+    ErrorCode.UNSUPPORTED,
+    ErrorCode.BAD_POLICY,
+)
+
+
+class CommandFailed(VgpuError):
+    """An error whose exit code is not its number's: `run` says 126 and 127 as shells do."""
+
+    exit_code = 126
+
+
+def exit_code_of(error: VgpuError) -> int:
+    return error.exit_code if isinstance(error, CommandFailed) else error.code.exit_code.value
+
+
+def report(error: Exception, terminal: Terminal | None) -> int:
+    """Says what went wrong and returns the exit code; `terminal` is None if the options were not read."""
+    terminal = terminal or Terminal()
+    if not isinstance(error, VgpuError):
+        if terminal.verbose:
+            from traceback import print_exception
+
+            print_exception(error)
+        error = VgpuError(
+            ErrorCode.BUG,
+            f"vgpuctl stumbled over {type(error).__name__}: {error}",
+            "run it again with -v and send what it says to the authors",
+        )
+    print_error(error, terminal)
+    if terminal.is_machine:
+        terminal.write_document(error_document(error))
+    return exit_code_of(error)
+
+
+def print_error(error: VgpuError, terminal: Terminal) -> None:
+    mark = terminal.paint("vgpuctl:", "red", sys.stderr)
+    print(f"{mark} {clean(error.sentence)} (E{error.code.number})", file=sys.stderr)
+    for line in details_to_print(error, terminal.verbose):
+        print(f"  {clean(line)}", file=sys.stderr)
+    if error.hint and not terminal.quiet:
+        print(f"{terminal.paint('hint:', 'bold', sys.stderr)} {clean(error.hint)}", file=sys.stderr)
+    sys.stderr.flush()
+
+
+def details_to_print(error: VgpuError, verbose: bool) -> tuple[str, ...]:
+    """None where there is but one and the sentence has just said it."""
+    if not verbose and error.code not in DETAILS_MATTER:
+        return ()
+    said = len(error.details) == 1 and error.sentence in error.details[0]
+    return () if said else error.details
+
+
+def error_document(error: VgpuError) -> dict[str, object]:
+    from vgpud.ctl.terminal import machine
+
+    return machine(
+        "Error",
+        {
+            "number": error.code.number,
+            "name": error.code.name,
+            "sentence": error.sentence,
+            "hint": error.hint,
+            "details": list(error.details),
+            "exitCode": exit_code_of(error),
+        },
+    )
+
+
+def worst(codes: list[int]) -> int:
+    """The first failure's exit code, or 0."""
+    return next((code for code in codes if code != Exit.OK.value), Exit.OK.value)

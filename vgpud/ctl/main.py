@@ -1,0 +1,78 @@
+"""The entry point of vgpuctl. Nothing heavy is imported here: `--help` must be quick."""
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, cast
+
+from vgpud.ctl.parse import parse
+
+if TYPE_CHECKING:
+    from vgpud.ctl.terminal import Terminal
+    from vgpud.ctl.verbs import Verb
+
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
+EXIT_INTERNAL = 70  # model.errors.Exit.INTERNAL, not imported for --help's sake
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code; `vgpuctl run` does not return."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        # a label in letters that the locale lacks must not be the end of a listing
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        code = _run(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except BrokenPipeError:
+        code = EXIT_BROKEN_PIPE
+    return _flush(code)
+
+
+def _flush(code: int) -> int:
+    """The exit code once all is written; what cannot be is dropped, or the interpreter would complain."""
+    if sys.stdout is None:
+        return code
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return EXIT_BROKEN_PIPE
+        return code or EXIT_INTERNAL
+    return code
+
+
+def _run(argv: Sequence[str]) -> int:
+    try:
+        verb, arguments = parse(argv)
+    except Exception as error:
+        return _report(error, None)
+    from vgpud.ctl.terminal import Terminal
+
+    terminal = Terminal.of(arguments, verb.streams)
+    try:
+        return _function(verb)(arguments, terminal)
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # the last resort: a sentence and a number, never a bare traceback
+        return _report(error, terminal)
+
+
+def _function(verb: "Verb") -> "Callable[[Namespace, Terminal], int]":
+    module, name = verb.function.split(":")
+    return cast("Callable[[Namespace, Terminal], int]", getattr(import_module(f"vgpud.ctl.{module}"), name))
+
+
+def _report(error: Exception, terminal: "Terminal | None") -> int:
+    from vgpud.ctl.fail import report
+
+    return report(error, terminal)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

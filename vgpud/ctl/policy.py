@@ -1,0 +1,90 @@
+"""The verbs of `vgpuctl policy`: check and show of a file work without a daemon."""
+
+import json
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vgpud.ctl.connect import connect
+from vgpud.ctl.document import plain
+from vgpud.ctl.table import Column, Table, clean
+from vgpud.ctl.terminal import Terminal, View
+from vgpud.model.errors import ErrorCode, Exit, VgpuError
+
+BUILT_IN = "built-in"
+
+
+def check(arguments: Namespace, terminal: Terminal) -> int:
+    """Exit.CONFIG with every mistake, one to a line, if the file is not right."""
+    document = _offline(arguments.file)
+    if terminal.output in ("table", "wide"):
+        terminal.say(f"{arguments.file} is a valid policy")
+    else:
+        terminal.show(_view(document, origins=True, kind="PolicyCheck"))
+    return Exit.OK.value
+
+
+def show(arguments: Namespace, terminal: Terminal) -> int:
+    document = _offline(arguments.file) if arguments.file else _online(arguments)
+    terminal.show(_view(document, arguments.origin, "Policy"))
+    return Exit.OK.value
+
+
+def reload(arguments: Namespace, terminal: Terminal) -> int:
+    """With --dry-run Exit.DIFFERS if the daemon would change anything."""
+    with connect(arguments) as client:
+        reply = client.reload_policy(arguments.dry_run)
+    if terminal.is_machine or terminal.output == "name":
+        terminal.show(View("PolicyReload", {"dryRun": arguments.dry_run, **plain(reply)}, [reply.digest], []))
+    else:
+        would = "would be " if arguments.dry_run else ""
+        terminal.say(f"policy {would}{'changed' if reply.changed else 'unchanged'}, digest {reply.digest}")
+        for word, sentences in (("done", reply.done), ("waiting", reply.waiting)):
+            for sentence in sentences:
+                print(f"{word}: {clean(sentence)}")
+    differs = arguments.dry_run and reply.changed
+    return Exit.DIFFERS.value if differs else Exit.OK.value
+
+
+def _online(arguments: Namespace) -> dict[str, Any]:
+    with connect(arguments) as client:
+        reply = client.get_policy()
+    return {
+        "digest": reply.digest,
+        "files": list(reply.files),
+        "policy": json.loads(reply.json),
+        "origins": dict(reply.origins),
+    }
+
+
+def _offline(name: str) -> dict[str, Any]:
+    """The file by itself; raises VgpuError(BAD_POLICY) with a line of details per mistake."""
+    from vgpud.policy.effective import effective
+    from vgpud.policy.show import check as check_file
+
+    path = Path(name)
+    if path.is_dir():
+        raise VgpuError(ErrorCode.BAD_REQUEST, f"{name!r} is a directory", "name one TOML file")
+    loaded = check_file(path)
+    return {
+        "digest": loaded.digest,
+        "files": [str(file) for file in loaded.files],
+        "policy": effective(loaded.policy),
+        "origins": {key: str(origin) for key, origin in loaded.origins.items()},
+    }
+
+
+def _view(document: Mapping[str, Any], origins: bool, kind: str) -> View:
+    """Lines of TOML, one key each by its whole path; with `origins`, where each was set."""
+    from vgpud.policy.effective import as_toml, leaves
+    from vgpud.policy.locate import spell
+
+    rows = [(spell(path), as_toml(value)) for path, value in leaves(document["policy"])]
+    if origins:
+        columns = (Column("KEY"), Column("VALUE"), Column("ORIGIN"))
+        known = document["origins"]
+        table = Table(columns, [(key, value, known.get(key, BUILT_IN)) for key, value in rows])
+    else:
+        table = Table((Column(""),), [(f"{key} = {value}",) for key, value in rows])
+    return View(kind, document, document["files"], [table])

@@ -1,0 +1,132 @@
+"""The verbs that only look: status, devices, ls, show, explain."""
+
+import time
+from argparse import Namespace
+from typing import Any
+
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.ctl import tables, words
+from vgpud.ctl.connect import connect
+from vgpud.ctl.document import plain
+from vgpud.ctl.table import Column, Table, facts
+from vgpud.ctl.terminal import Terminal, View
+from vgpud.model.device import Health
+from vgpud.model.errors import Exit
+from vgpud.model.tenancy import State
+
+SIMULATED = "SIMULATED: no real GPU is behind this daemon"
+
+
+def status(arguments: Namespace, terminal: Terminal) -> int:
+    """Exit.DEGRADED when the hardware, a device or an allocation has failed."""
+    with connect(arguments) as client:
+        node = client.get_node()
+        devices = client.list_devices().devices
+        allocations = client.list_allocations().allocations
+    wrong = degradations(node, list(devices), list(allocations))
+    document = {**plain(node), "ok": not wrong, "degraded": wrong}
+    terminal.show(View("Status", document, [node.hostname], _status_tables(node, wrong)))
+    return Exit.DEGRADED.value if wrong else Exit.OK.value
+
+
+def degradations(node: pb.NodeReply, devices: list[pb.Device], allocations: list[pb.Allocation]) -> list[str]:
+    """One sentence for each thing that has failed."""
+    wrong = [node.hardware_error] if node.hardware_error else []
+    for device in devices:
+        if device.health != Health.OK:
+            why = device.health_reason or "no reason given"
+            wrong.append(f"device {device.index} ({device.uuid}) is {device.health}: {why}")
+    for item in allocations:
+        if item.state == State.FAILED:
+            wrong.append(f"allocation {item.id} has failed: {item.failure or 'no reason given'}")
+    return wrong
+
+
+def _status_tables(node: pb.NodeReply, wrong: list[str]) -> list[Table]:
+    state = "degraded" if wrong else "ok"
+    pairs = [
+        ("status", state),
+        ("daemon", node.status),
+        ("host", node.hostname),
+        ("vgpud", f"{node.vgpud_version}, up {words.duration(node.uptime_seconds)}"),
+        ("driver", node.driver_version),
+        ("nvml", node.nvml_version),
+        ("cuda", node.cuda_version),
+        ("devices", str(node.device_count)),
+        ("allocations", str(node.allocation_count)),
+        ("policy", node.policy_digest),
+        ("revision", str(node.revision)),
+    ]
+    loud = [Table((Column("", styles={SIMULATED: "yellow"}),), [(SIMULATED,)])]
+    styles = {"degraded": "red", "ok": "green"}
+    return [
+        *(loud if node.simulated else []),
+        *([facts([("degraded", sentence) for sentence in wrong])] if wrong else []),
+        facts(pairs, styles),
+    ]
+
+
+def devices(arguments: Namespace, terminal: Terminal) -> int:
+    with connect(arguments) as client:
+        reply = client.list_devices()
+    names = [item.uuid for item in reply.devices]
+    document = listing([plain(item) for item in reply.devices], reply.revision)
+    terminal.show(View("DeviceList", document, names, [tables.devices(reply.devices)]))
+    if not reply.devices:
+        terminal.say("no devices; 'vgpuctl status' says why")
+    return Exit.OK.value
+
+
+def ls(arguments: Namespace, terminal: Terminal) -> int:
+    with connect(arguments) as client:
+        reply = client.list_allocations()
+    names = [item.id for item in reply.allocations]
+    document = listing([plain(item) for item in reply.allocations], reply.revision)
+    table = tables.allocations(reply.allocations, time.time_ns())
+    terminal.show(View("AllocationList", document, names, [table]))
+    return Exit.OK.value
+
+
+def show(arguments: Namespace, terminal: Terminal) -> int:
+    with connect(arguments) as client:
+        item = client.get_allocation(arguments.allocation)
+    terminal.show(View("Allocation", plain(item), [item.id], [allocation_facts(item), tables.slices(item)]))
+    return Exit.OK.value
+
+
+def explain(arguments: Namespace, terminal: Terminal) -> int:
+    """The decision that was made when the allocation was, with a reason per device."""
+    with connect(arguments) as client:
+        item = client.get_allocation(arguments.allocation)
+    document = {
+        "allocationId": item.id,
+        "isolation": item.isolation,
+        "slices": [plain(part) for part in item.slices],
+        "reasons": [plain(reason) for reason in item.reasons],
+    }
+    names = [reason.device_uuid for reason in item.reasons if reason.taken]
+    terminal.show(View("Explanation", document, names, [tables.reasons(item.reasons)]))
+    return Exit.OK.value
+
+
+def listing(items: list[dict[str, Any]], revision: int) -> dict[str, Any]:
+    return {"revision": revision, "items": items}
+
+
+def allocation_facts(item: pb.Allocation) -> Table:
+    return facts(
+        [
+            ("id", item.id),
+            ("state", item.state),
+            ("failure", item.failure),
+            ("owner", f"{words.user(item.owner_uid)} (uid {item.owner_uid}, gid {item.owner_gid})"),
+            ("label", item.label),
+            ("isolation", item.isolation),
+            ("created", words.moment(item.created_unix_ns)),
+            ("ends with", f"pid {item.bound_pid}" if item.bound_pid else ""),
+            ("cdi", item.cdi_name),
+            ("request", item.request_id),
+            ("revision", str(item.revision)),
+        ],
+        tables.STATE_STYLES,
+    )

@@ -1,0 +1,105 @@
+"""`vgpuctl run`: an allocation that lives and dies with a command.
+
+The command takes the place of this process by exec(2), so its pid, signals, controlling terminal and
+exit code are its own. vgpud bound the allocation to this pid and releases it when the pid ends,
+kill -9 included; vgpuctl need not stay to watch.
+"""
+
+import errno
+import fcntl
+import os
+import signal
+import sys
+from argparse import Namespace
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from vgpud.ctl.connect import connect
+from vgpud.ctl.environment import host_environment, initial_environment, merged
+from vgpud.ctl.fail import CommandFailed
+from vgpud.ctl.request import request_of
+from vgpud.ctl.terminal import Terminal
+from vgpud.model.errors import ErrorCode, VgpuError
+
+# as POSIX has shells say it (XCU 2.8.2)
+EXIT_NOT_FOUND = 127
+EXIT_NOT_EXECUTABLE = 126
+# the interpreter ignores these at start; the command must find them as other programs leave them
+IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+class CommandNotFound(CommandFailed):
+    exit_code = EXIT_NOT_FOUND
+
+
+def run(arguments: Namespace, terminal: Terminal) -> NoReturn:
+    """Does not return once the command runs.
+
+    Raises VgpuError if vgpud refuses, CommandFailed if exec does.
+    """
+    command = command_of(arguments.command)
+    inherited = open_descriptors()
+    request = request_of(arguments)
+    request.bind_to_caller = True
+    with connect(arguments) as client:
+        allocation = client.allocate(request)
+    if terminal.verbose:
+        devices = ", ".join(part.device_uuid for part in allocation.slices)
+        terminal.say(f"allocation {allocation.id} on {devices}")
+    try:
+        become(command, merged(host_environment(allocation), initial_environment()), inherited)
+    except OSError as error:
+        failure = exec_error(command[0], error)
+    # if the daemon is away, the end of this process releases it all the same
+    with suppress(VgpuError), connect(arguments) as client:
+        client.release(allocation.id, True)
+    raise failure
+
+
+def command_of(words: list[str]) -> list[str]:
+    command = words[1:] if words[:1] == ["--"] else words
+    if not command:
+        hint = "write it after --, as in 'vgpuctl run --memory 4GiB -- python train.py'"
+        raise VgpuError(ErrorCode.BAD_REQUEST, "no command to run", hint)
+    return command
+
+
+def open_descriptors() -> frozenset[int]:
+    """Those that the command shall inherit: what the caller left open for it, and nothing of ours."""
+    return frozenset(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+
+
+def become(command: list[str], environment: dict[bytes, bytes], inherited: frozenset[int]) -> NoReturn:
+    """Returns only by raising OSError, and then this process is as it was."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for descriptor in open_descriptors() - inherited:
+        close_on_exec(descriptor)
+    before = [(number, signal.signal(number, signal.SIG_DFL)) for number in IGNORED_BY_PYTHON]
+    try:
+        os.execvpe(command[0], command, environment)  # noqa: S606 - no shell is what we want
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def close_on_exec(descriptor: int) -> None:
+    """Not closed at once: after a failed exec the allocation must still be released."""
+    try:
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFD)
+        fcntl.fcntl(descriptor, fcntl.F_SETFD, flags | fcntl.FD_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.EBADF:  # the one that listed the directory is closed again
+            raise
+
+
+def exec_error(name: str, error: OSError) -> CommandFailed:
+    why = (error.strerror or str(error)).lower()
+    sentence = f"cannot run {name!r}: {why}"
+    if error.errno == errno.ENOENT:
+        missing_interpreter = "/" in name and Path(name).exists()
+        if not missing_interpreter:
+            return CommandNotFound(ErrorCode.BAD_REQUEST, sentence, "check the name and PATH")
+        return CommandFailed(ErrorCode.BAD_REQUEST, sentence, "its interpreter is missing")
+    return CommandFailed(ErrorCode.BAD_REQUEST, sentence, "is it executable, and built for this machine")

@@ -1,0 +1,80 @@
+"""Plain aligned tables, the same at every terminal width so that scripts and people can rely on it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+GAP = "  "
+
+
+class Column(NamedTuple):
+    """`styles` gives the style of a cell by its whole text."""
+
+    header: str
+    right: bool = False
+    wide: bool = False  # only with -o wide
+    styles: Mapping[str, str] = {}
+
+
+class Table(NamedTuple):
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+
+    @property
+    def has_headers(self) -> bool:
+        return any(column.header for column in self.columns)
+
+
+def facts(pairs: Sequence[tuple[str, str]], styles: Mapping[str, str] | None = None) -> Table:
+    """Names and values, one pair to a line, those without a value left out."""
+    rows = [(f"{name}:", value) for name, value in pairs if value]
+    return Table((Column(""), Column("", styles=styles or {})), rows)
+
+
+def render(
+    table: Table, wide: bool, headers: bool, paint: Callable[[str, str], str] = lambda text, _style: text
+) -> list[str]:
+    """Lines without trailing blanks; an empty cell shows as "-" so that fields can be counted."""
+    kept = [i for i, column in enumerate(table.columns) if wide or not column.wide]
+    columns = [table.columns[i] for i in kept]
+    rows = [[clean(row[i]) or "-" for i in kept] for row in table.rows]
+    top = [column.header for column in columns]
+    measured = [*rows, top] if headers and table.has_headers else rows
+    if not measured:
+        return []
+    widths = [max(width(row[i]) for row in measured) for i in range(len(columns))]
+    lines = [_line(row, columns, widths, paint) for row in rows]
+    if headers and table.has_headers:
+        heading = [Column(column.header, column.right, styles={column.header: "bold"}) for column in columns]
+        lines.insert(0, _line(top, heading, widths, paint))
+    return lines
+
+
+def _line(
+    row: Sequence[str], columns: Sequence[Column], widths: Sequence[int], paint: Callable[[str, str], str]
+) -> str:
+    last = len(row) - 1
+    cells = []
+    for i, (text, column) in enumerate(zip(row, columns, strict=True)):
+        blanks = " " * (widths[i] - width(text))
+        shown = paint(text, column.styles.get(text, ""))
+        if column.right:
+            cells.append(blanks + shown)
+        else:
+            cells.append(shown if i == last else shown + blanks)
+    return GAP.join(cells)
+
+
+def clean(text: str) -> str:
+    """Text of others, made safe for a terminal: no control characters, no line breaks."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def width(text: str) -> int:
+    """Cells that a terminal gives to `text` (Unicode Standard Annex 11, East Asian Width)."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width
+
+    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)

@@ -1,0 +1,165 @@
+"""The contract's messages as tables. Columns marked wide come with -o wide only."""
+
+from collections.abc import Iterable, Sequence
+
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.ctl import words
+from vgpud.ctl.table import Column, Table
+
+HEALTH_STYLES = {"lost": "red", "failed": "red"}
+STATE_STYLES = {"failed": "red", "allocating": "yellow", "releasing": "yellow"}
+TAKEN_STYLES = {"yes": "green"}
+
+DEVICE_COLUMNS = (
+    Column("INDEX", right=True),
+    Column("NAME"),
+    Column("DEVICE"),
+    Column("MODE"),
+    Column("MEMORY", right=True),
+    Column("ALLOCATED", right=True),
+    Column("USED", right=True),
+    Column("SHARE", right=True),
+    Column("ALLOCATIONS", right=True),
+    Column("HEALTH", styles=HEALTH_STYLES),
+    Column("UUID", wide=True),
+    Column("PCI", wide=True),
+    Column("POLICY", wide=True),
+    Column("MIG", wide=True),
+    Column("SMS", right=True, wide=True),
+    Column("CC", right=True, wide=True),
+    Column("NUMA", right=True, wide=True),
+    Column("COMPUTE-MODE", wide=True),
+    Column("PROCESSES", right=True, wide=True),
+)
+
+
+def devices(items: Iterable[pb.Device]) -> Table:
+    return Table(DEVICE_COLUMNS, [_device_row(item) for item in items])
+
+
+def _device_row(item: pb.Device) -> Sequence[str]:
+    usable = max(0, item.memory_total_bytes - item.memory_reserved_bytes)
+    return (
+        str(item.index),
+        item.name,
+        words.short_uuid(item.uuid),
+        item.mode or "idle",
+        words.memory(usable),
+        words.memory(item.memory_allocated_bytes),
+        words.memory(item.memory_used_bytes),
+        words.percent(item.share_allocated_percent),
+        str(item.allocation_count),
+        item.health,
+        item.uuid,
+        item.pci_bus_id,
+        item.policy_mode,
+        _mig_state(item.mig),
+        words.optional(item.sm_count, item.HasField("sm_count")),
+        item.compute_capability,
+        words.optional(item.numa_node, item.HasField("numa_node")),
+        item.compute_mode,
+        str(len(item.processes)),
+    )
+
+
+def _mig_state(mig: pb.Mig) -> str:
+    if not mig.capable:
+        return ""
+    now = "on" if mig.current else "off"
+    if mig.current != mig.pending:
+        return f"{now}, {'on' if mig.pending else 'off'} after a reset"
+    return now
+
+
+ALLOCATION_COLUMNS = (
+    Column("ID"),
+    Column("OWNER"),
+    Column("STATE", styles=STATE_STYLES),
+    Column("MODE"),
+    Column("DEVICES"),
+    Column("MEMORY", right=True),
+    Column("SHARE", right=True),
+    Column("AGE", right=True),
+    Column("LABEL"),
+    Column("PID", right=True, wide=True),
+    Column("MIG", wide=True),
+    Column("CDI", wide=True),
+    Column("REQUEST", wide=True),
+    Column("REVISION", right=True, wide=True),
+)
+
+
+def allocations(items: Iterable[pb.Allocation], now_ns: int) -> Table:
+    """Memory and share are per slice."""
+    return Table(ALLOCATION_COLUMNS, [_allocation_row(item, now_ns) for item in items])
+
+
+def _allocation_row(item: pb.Allocation, now_ns: int) -> Sequence[str]:
+    parts = item.slices
+    shares = [words.share(part) or "-" for part in parts]
+    return (
+        item.id,
+        words.user(item.owner_uid),
+        item.state,
+        words.joined(dict.fromkeys(part.mode for part in parts)),
+        words.joined(words.short_uuid(part.device_uuid) for part in parts),
+        words.alike([words.memory(part.memory_bytes) for part in parts]) if parts else "",
+        words.alike(shares) if parts else "",
+        words.age(item.created_unix_ns, now_ns),
+        item.label,
+        str(item.bound_pid or ""),
+        words.joined(filter(None, (words.mig_name(part) for part in parts))),
+        item.cdi_name,
+        item.request_id,
+        str(item.revision),
+    )
+
+
+def slices(item: pb.Allocation) -> Table:
+    """The parts of one allocation with what each uses, where the daemon says so."""
+    columns = (
+        Column("DEVICE"),
+        Column("MODE"),
+        Column("MIG"),
+        Column("MEMORY", right=True),
+        Column("SHARE", right=True),
+        Column("USED", right=True),
+        Column("PEAK", right=True),
+        Column("REFUSED", right=True),
+        Column("PIDS"),
+        Column("DRIVER", right=True, wide=True),
+        Column("MIG-UUID", wide=True),
+    )
+    use = {entry.device_uuid: entry for entry in item.use}
+    return Table(columns, [_slice_row(part, use.get(part.device_uuid)) for part in item.slices])
+
+
+def _slice_row(part: pb.Slice, use: pb.SliceUse | None) -> Sequence[str]:
+    return (
+        part.device_uuid,
+        part.mode,
+        words.mig_name(part),
+        words.memory(part.memory_bytes),
+        words.share(part),
+        words.memory(use.memory_used_bytes) if use else "",
+        words.memory(use.memory_peak_bytes) if use else "",
+        str(use.refusals_limit + use.refusals_card) if use else "",
+        words.joined(str(pid) for pid in use.pids) if use else "",
+        words.memory(use.memory_driver_bytes) if use else "",
+        part.mig.uuid,
+    )
+
+
+def reasons(items: Iterable[pb.Reason]) -> Table:
+    columns = (Column("TAKEN", styles=TAKEN_STYLES), Column("DEVICE"), Column("MODE"), Column("WHY"))
+    rows = [(words.yes(item.taken), item.device_uuid, item.mode, item.sentence) for item in items]
+    return Table(columns, rows)
+
+
+def steps(items: Iterable[pb.Step]) -> Table:
+    columns = (Column("STEP", right=True), Column("DO"), Column("DEVICE"), Column("MODE"), Column("WHY"))
+    rows = [
+        (str(number), item.kind, item.device_uuid, item.mode, item.reason)
+        for number, item in enumerate(items, 1)
+    ]
+    return Table(columns, rows)

@@ -1,0 +1,98 @@
+"""What goes to the two streams: data on standard output, talk on standard error."""
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TextIO
+
+from vgpud.ctl.table import Table, render
+
+API_VERSION = "vgpud.io/v1"
+STYLES = {"bold": "1", "red": "31", "green": "32", "yellow": "33"}
+
+
+class View(NamedTuple):
+    """One answer in every form: `tables` for people, `names` one to a line, `document` for machines."""
+
+    kind: str
+    document: Mapping[str, Any]
+    names: Sequence[str]
+    tables: Sequence[Table]
+
+
+def machine(kind: str, document: Mapping[str, Any]) -> dict[str, Any]:
+    """A document with what every document starts with."""
+    return {"apiVersion": API_VERSION, "kind": kind, **document}
+
+
+def wants_color(choice: str, stream: TextIO, environment: Mapping[str, str]) -> bool:
+    """The flag, then FORCE_COLOR, then NO_COLOR (no-color.org, force-color.org), then the stream."""
+    if choice != "auto":
+        return choice == "always"
+    if environment.get("FORCE_COLOR"):
+        return True
+    if environment.get("NO_COLOR"):
+        return False
+    return stream.isatty() and environment.get("TERM") != "dumb"
+
+
+class Terminal(NamedTuple):
+    """How to print, as the options say."""
+
+    output: str = "table"
+    quiet: bool = False
+    verbose: bool = False
+    headers: bool = True
+    color: str = "auto"
+    streams: bool = False  # one JSON document to a line
+
+    @classmethod
+    def of(cls, arguments: Namespace, streams: bool = False) -> "Terminal":
+        return cls(
+            arguments.output,
+            arguments.quiet,
+            arguments.verbose,
+            not arguments.no_headers,
+            arguments.color,
+            streams,
+        )
+
+    @property
+    def is_machine(self) -> bool:
+        return self.output in ("json", "yaml")
+
+    def paint(self, text: str, style: str, stream: TextIO | None = None) -> str:
+        if not style or not wants_color(self.color, stream or sys.stdout, os.environ):
+            return text
+        return f"\x1b[{STYLES[style]}m{text}\x1b[0m"
+
+    def say(self, text: str) -> None:
+        """Talk, which --quiet silences."""
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def show(self, view: View) -> None:
+        """Prints an answer in the form that was asked for."""
+        if self.is_machine:
+            self.write_document(machine(view.kind, view.document))
+        elif self.output == "name":
+            for name in view.names:
+                print(name)
+        else:
+            blocks = (
+                render(table, self.output == "wide", self.headers, self.paint)
+                for table in view.tables
+                if table.rows or table.has_headers
+            )
+            print("\n\n".join("\n".join(lines) for lines in blocks if lines), flush=True)
+
+    def write_document(self, document: Mapping[str, Any]) -> None:
+        if self.output == "yaml":
+            import yaml
+
+            print(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), end="", flush=True)
+        else:
+            import json
+
+            print(json.dumps(document, indent=None if self.streams else 2), flush=True)

@@ -1,0 +1,148 @@
+"""The one table of what vgpuctl can do. The functions are named, not imported, so that help is fast."""
+
+from typing import NamedTuple
+
+from vgpud.ctl import arguments as kinds
+from vgpud.ctl.arguments import Argument, argument
+
+ANY_OUTPUT = ("table", "wide", "json", "yaml", "name")
+ISOLATIONS = ("hardware", "compute", "quota", "device")
+
+
+class Verb(NamedTuple):
+    """`function` is "module:name" below vgpud.ctl: (Namespace, Terminal) -> exit code."""
+
+    name: str
+    help: str
+    function: str
+    arguments: tuple[Argument, ...] = ()
+    outputs: tuple[str, ...] = ANY_OUTPUT
+    default_output: str = "table"
+    details: str = ""
+    streams: bool = False
+
+
+class Group(NamedTuple):
+    """A word with verbs of its own."""
+
+    name: str
+    help: str
+    verbs: tuple[Verb, ...]
+
+
+ALLOCATION = argument("allocation", metavar="ALLOCATION", help="an allocation's id")
+
+LIMITS = (
+    argument("--memory", type=kinds.memory, metavar="SIZE", help="per slice, as in 4GiB or 80GB"),
+    argument("--cores", type=kinds.cores, metavar="PERCENT", help="share of each device's compute, as in 30"),
+)
+
+WANTED = (
+    *LIMITS,
+    argument(
+        "--count", type=kinds.count, metavar="N", help="slices, each on a device of its own (default 1)"
+    ),
+    argument("--isolation", choices=ISOLATIONS, help="what must be kept apart; policy chooses when left out"),
+    argument("--profile", metavar="NAME", help="a MIG profile, as in 1g.18gb"),
+    argument(
+        "--device",
+        action="append",
+        metavar="UUID|INDEX",
+        help="only this device; repeat to allow several",
+    ),
+    argument("--device-name", metavar="GLOB", help="only devices whose product name matches"),
+    argument("--label", metavar="TEXT", help="shown in listings"),
+)
+
+OWNED = (
+    argument("--owner", type=kinds.owner, metavar="UID:GID", help="allocate for another user (root only)"),
+)
+
+VERBS: tuple[Verb | Group, ...] = (
+    Verb(
+        "status",
+        "is the daemon well, and its devices",
+        "read:status",
+        details="Exits 0 when all is well and 37 when a device or an allocation has failed.",
+    ),
+    Verb("devices", "list the devices", "read:devices"),
+    Verb(
+        "alloc",
+        "allocate slices and print the allocation's id",
+        "change:alloc",
+        (
+            *WANTED,
+            *OWNED,
+            argument("--request-id", metavar="ID", help="the same id gets the same allocation again"),
+        ),
+        (*ANY_OUTPUT, "env"),
+        "name",
+        details='eval "$(vgpuctl alloc --memory 4GiB -o env)" puts this shell under the allocation.',
+    ),
+    Verb(
+        "release",
+        "give allocations back",
+        "change:release",
+        (
+            argument("allocation", nargs="+", metavar="ALLOCATION", help="an allocation's id"),
+            argument("--force", action="store_true", help="also while its processes run"),
+        ),
+    ),
+    Verb("resize", "change the limits of an allocation", "change:resize", (ALLOCATION, *LIMITS)),
+    Verb("ls", "list the allocations", "read:ls"),
+    Verb("show", "show one allocation and what it uses", "read:show", (ALLOCATION,)),
+    Verb("explain", "say why an allocation got its devices", "read:explain", (ALLOCATION,)),
+    Verb("plan", "say what alloc would do, changing nothing", "change:plan", (*WANTED, *OWNED)),
+    Verb(
+        "run",
+        "run a command under an allocation of its own",
+        "run:run",
+        (
+            *WANTED,
+            argument("command", nargs="...", metavar="-- COMMAND", help="the command and its arguments"),
+        ),
+        outputs=("table",),
+        details="The command takes this process's place, so its exit code and signals are its own; "
+        "the allocation ends with it.",
+    ),
+    Group(
+        "policy",
+        "check, show or reload the policy",
+        (
+            Verb(
+                "check",
+                "check a policy file; needs no daemon",
+                "policy:check",
+                (argument("file", metavar="FILE", help="a TOML file"),),
+            ),
+            Verb(
+                "show",
+                "show the policy in force",
+                "policy:show",
+                (
+                    argument("--origin", action="store_true", help="say which file and line set each key"),
+                    argument("--file", metavar="FILE", help="show this file instead; needs no daemon"),
+                ),
+            ),
+            Verb(
+                "reload",
+                "make the daemon read its policy again",
+                "policy:reload",
+                (argument("--dry-run", action="store_true", help="only say what would change"),),
+                details="With --dry-run, exits 0 when nothing would change and 1 when something would.",
+            ),
+        ),
+    ),
+    Verb(
+        "watch",
+        "print events as they happen",
+        "watch:watch",
+        (
+            argument(
+                "--after", type=kinds.revision, metavar="REVISION", help="also the events after this revision"
+            ),
+        ),
+        outputs=("table", "json"),
+        streams=True,
+    ),
+)

@@ -1,0 +1,82 @@
+"""Values as people read them in tables."""
+
+import pwd
+from collections.abc import Iterable, Sequence
+
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.ctl.document import rfc3339
+from vgpud.model.quantity import show_bytes
+
+_AGES = ((86400, "d"), (3600, "h"), (60, "m"))
+
+
+def memory(value: int) -> str:
+    return show_bytes(value) if value else "0"
+
+
+def percent(value: float) -> str:
+    return f"{value:g}%"
+
+
+def yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def optional(value: int, given: bool) -> str:
+    """A number that NVML may not have said."""
+    return str(value) if given else ""
+
+
+def age(unix_ns: int, now_ns: int) -> str:
+    """How long ago, in the largest whole unit."""
+    if unix_ns <= 0:
+        return ""
+    return duration((now_ns - unix_ns) / 1e9)
+
+
+def moment(unix_ns: int) -> str:
+    """To the second, which is enough for people."""
+    return f"{(rfc3339(unix_ns) or '').partition('.')[0]}Z" if unix_ns > 0 else ""
+
+
+def duration(seconds: float) -> str:
+    whole = max(0, int(seconds))
+    for size, unit in _AGES:
+        if whole >= size:
+            return f"{whole // size}{unit}"
+    return f"{whole}s"
+
+
+def user(uid: int) -> str:
+    """The login name, or the number where this host has none for it."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return str(uid)
+
+
+def short_uuid(uuid: str) -> str:
+    """Its first group of digits: enough to tell the devices of a node apart."""
+    prefix, _, rest = uuid.partition("-")
+    first = rest.partition("-")[0]
+    return f"{prefix}-{first}" if first else uuid
+
+
+def joined(values: Iterable[str]) -> str:
+    return ",".join(values)
+
+
+def alike(values: Sequence[str]) -> str:
+    """One word where all slices have the same, otherwise one each."""
+    return values[0] if len(set(values)) == 1 else joined(values)
+
+
+def share(part: pb.Slice) -> str:
+    return percent(part.share_percent) if part.HasField("share_percent") else ""
+
+
+def mig_name(part: pb.Slice) -> str:
+    """Profile and place, as in 1g.18gb@2."""
+    if not part.HasField("mig"):
+        return ""
+    return f"{part.mig.profile_name}@{part.mig.placement.start}"
