@@ -281,3 +281,23 @@ def test_a_lost_device_fails_what_is_on_it_and_nothing_else(tmp_path: Path) -> N
             await w.keeper.release(held[0].id, ALICE, force=False)
 
     asyncio.run(work())
+
+
+def test_an_intent_that_cannot_be_written_books_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+
+            async def full(*_: object, **__: object) -> None:
+                raise VgpuError(ErrorCode.LEDGER_FULL, "the disk is full", "make room")
+
+            with monkeypatch.context() as patched:
+                patched.setattr(w.parts.ledger, "intent", full)
+                with pytest.raises(VgpuError, match="disk is full"):
+                    await w.keeper.allocate(request("r"))
+            assert w.is_empty()
+            assert w.effectors[Mode.PRELOAD].calls == []
+            assert (await w.keeper.allocate(request("r"))).state is State.ACTIVE
+
+    asyncio.run(work())

@@ -23,7 +23,7 @@ MIGRATIONS: tuple[Migration, ...] = (
             created_unix_ns INTEGER NOT NULL,
             request TEXT NOT NULL, -- JSON, like reasons, slices and edits
             reasons TEXT NOT NULL,
-            state TEXT NOT NULL CHECK (state IN ('allocating', 'active', 'releasing', 'failed')),
+            state TEXT NOT NULL CHECK (state IN ('allocating', 'active', 'resizing', 'releasing', 'failed')),
             revision INTEGER NOT NULL,
             slices TEXT NOT NULL,
             edits TEXT NOT NULL,

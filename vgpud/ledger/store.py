@@ -62,9 +62,9 @@ class Ledger:
         return await self._do(Tables.load, Durability.PROCESS)
 
     async def intent(self, allocation: Allocation, *, durability: Durability = Durability.POWER) -> None:
-        """Write down what is about to be done: an ALLOCATING row is new, a RELEASING one exists.
+        """Write down what is about to be done: an ALLOCATING row is new, the others exist.
 
-        Of a RELEASING allocation only the state is written. Raises VgpuError(REQUEST_ID_REUSED) or
+        Of a RESIZING allocation the new slices are written, of a RELEASING one only the state. Raises VgpuError(REQUEST_ID_REUSED) or
         NO_SUCH_ALLOCATION.
         """
         if allocation.state is State.ALLOCATING:
@@ -72,6 +72,9 @@ class Ledger:
             return await self._do(lambda tables: tables.begin_allocate(row), durability)
         if allocation.state is State.RELEASING:
             return await self._do(lambda tables: tables.begin_release(allocation.id), durability)
+        if allocation.state is State.RESIZING:
+            outcome = encode_outcome(allocation)
+            return await self._do(lambda tables: tables.begin_resize(allocation.id, outcome), durability)
         raise VgpuError(
             ErrorCode.BUG, f"an intent cannot have state {allocation.state.value}: allocation {allocation.id}"
         )

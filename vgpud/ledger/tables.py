@@ -82,6 +82,14 @@ class Tables:
         if done.rowcount == 0:
             raise _missing(allocation_id)
 
+    def begin_resize(self, allocation_id: str, outcome: Outcome) -> None:
+        done = self._db.execute(
+            "UPDATE allocations SET state = ?, slices = ?, edits = ?, failure = ? WHERE id = ?",
+            (*outcome, allocation_id),
+        )
+        if done.rowcount == 0:
+            raise _missing(allocation_id)
+
     def commit(self, allocation_id: str, outcome: Outcome, event: Event) -> int:
         """The revision given to the allocation and to the event."""
         done = self._db.execute(

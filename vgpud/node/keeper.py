@@ -116,7 +116,12 @@ class NodeKeeper:
         )
         self._book.add(allocation)
         try:
-            allocation, event = await self._executor.run("allocate", allocation, steps)
+            await self._executor.run("allocate", allocation, steps[:1])
+        except BaseException:
+            self._book.remove(allocation.id)  # the intent is not on record, so nothing was changed
+            raise
+        try:
+            allocation, event = await self._executor.run("allocate", allocation, steps[1:])
         except BaseException:
             await asyncio.shield(self._undo(allocation.id))
             raise
