@@ -64,17 +64,15 @@ class Ledger:
     async def intent(self, allocation: Allocation, *, durability: Durability = Durability.POWER) -> None:
         """Write down what is about to be done: an ALLOCATING row is new, the others exist.
 
-        Of a RESIZING allocation the new slices are written, of a RELEASING one only the state. Raises VgpuError(REQUEST_ID_REUSED) or
-        NO_SUCH_ALLOCATION.
+        Of a RESIZING or RELEASING allocation its state, slices, edits and failure are written.
+        Raises VgpuError(REQUEST_ID_REUSED) or NO_SUCH_ALLOCATION.
         """
         if allocation.state is State.ALLOCATING:
             row = encode_allocation(allocation)
-            return await self._do(lambda tables: tables.begin_allocate(row), durability)
-        if allocation.state is State.RELEASING:
-            return await self._do(lambda tables: tables.begin_release(allocation.id), durability)
-        if allocation.state is State.RESIZING:
+            return await self._do(lambda tables: tables.begin(row), durability)
+        if allocation.state in (State.RESIZING, State.RELEASING):
             outcome = encode_outcome(allocation)
-            return await self._do(lambda tables: tables.begin_resize(allocation.id, outcome), durability)
+            return await self._do(lambda tables: tables.change(allocation.id, outcome), durability)
         raise VgpuError(
             ErrorCode.BUG, f"an intent cannot have state {allocation.state.value}: allocation {allocation.id}"
         )

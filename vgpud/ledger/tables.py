@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from vgpud.ledger.codec import AllocationRow, Outcome, collector_paused, decode_allocation
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event, EventKind
-from vgpud.model.tenancy import Allocation, State
+from vgpud.model.tenancy import Allocation
 
 EVENTS_KEPT = 10_000
 # The most revisions that may be written without a sync before the next batch is synced anyway, and
@@ -26,6 +26,10 @@ _INSERT = (
     "INSERT INTO allocations (id, request_id, request_digest, owner_uid, owner_gid, created_unix_ns,"
     " request, reasons, state, revision, slices, edits, failure)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_UPDATE = (
+    "UPDATE allocations SET state = ?, slices = ?, edits = ?, failure = ?, revision = coalesce(?, revision)"
+    " WHERE id = ?"
 )
 
 
@@ -69,33 +73,21 @@ class Tables:
             boot_id=self._meta("boot_id", ""),
         )
 
-    def begin_allocate(self, row: AllocationRow) -> None:
+    def begin(self, row: AllocationRow) -> None:
         try:
             self._db.execute(_INSERT, row)
         except sqlite3.IntegrityError as error:
             raise self._taken(row, error) from None
 
-    def begin_release(self, allocation_id: str) -> None:
-        done = self._db.execute(
-            "UPDATE allocations SET state = ? WHERE id = ?", (State.RELEASING.value, allocation_id)
-        )
-        if done.rowcount == 0:
-            raise _missing(allocation_id)
-
-    def begin_resize(self, allocation_id: str, outcome: Outcome) -> None:
-        done = self._db.execute(
-            "UPDATE allocations SET state = ?, slices = ?, edits = ?, failure = ? WHERE id = ?",
-            (*outcome, allocation_id),
-        )
+    def change(self, allocation_id: str, outcome: Outcome) -> None:
+        """What a row shall become, with the revision that it has."""
+        done = self._db.execute(_UPDATE, (*outcome, None, allocation_id))
         if done.rowcount == 0:
             raise _missing(allocation_id)
 
     def commit(self, allocation_id: str, outcome: Outcome, event: Event) -> int:
         """The revision given to the allocation and to the event."""
-        done = self._db.execute(
-            "UPDATE allocations SET state = ?, slices = ?, edits = ?, failure = ?, revision = ? WHERE id = ?",
-            (*outcome, self.revision + 1, allocation_id),
-        )
+        done = self._db.execute(_UPDATE, (*outcome, self.revision + 1, allocation_id))
         if done.rowcount == 0:
             raise _missing(allocation_id)
         return self._event(event)
