@@ -244,7 +244,7 @@ def test_a_device_that_needs_a_reset_has_failed(nvml: FakeNvml, gateway: Gateway
 
 
 def test_one_hanging_device_is_marked_and_asked_again_only_once_it_answers(nvml: FakeNvml) -> None:
-    gateway = Gateway(deadline_seconds=0.2, binding=nvml)
+    gateway = Gateway(deadline_seconds=1.0, binding=nvml)
     before = gateway.snapshot()
     free = nvml.hangs["nvmlDeviceGetMemoryInfo", 0] = threading.Event()
     node = gateway.snapshot()

@@ -1,0 +1,264 @@
+"""Detached helpers: found again by another vgpud, ended for sure, never mistaken for another process."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.units import ChildUnits, Running, UnitSpec
+from vgpud.units.process import is_alive, parse_stat, read_stat
+
+SLEEP = ("/bin/sleep", "1000")
+STUBBORN = ("/bin/sh", "-c", "trap '' TERM; echo deaf >ready; while :; do sleep 1; done")
+
+
+@pytest.fixture
+def units(tmp_path: Path) -> Iterator[ChildUnits]:
+    units = ChildUnits(tmp_path)
+    yield units
+    for running in units.list():
+        units.stop(running.name, 0)
+
+
+def until(condition: object) -> None:
+    assert callable(condition)
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it did not come about")
+
+
+def test_start_list_stop(units: ChildUnits) -> None:
+    started = units.start(UnitSpec("vgpud-mps@GPU-1", SLEEP))
+    units.start(UnitSpec("vgpud-arbiter", SLEEP))
+    assert units.running("vgpud-mps@GPU-1") == started
+    assert [r.name for r in units.list()] == ["vgpud-arbiter", "vgpud-mps@GPU-1"]
+    assert [r.name for r in units.list("vgpud-mps@")] == ["vgpud-mps@GPU-1"]
+    units.stop("vgpud-mps@GPU-1", 5)
+    assert units.running("vgpud-mps@GPU-1") is None
+    assert not is_alive(started.pid, started.start_ticks)
+    units.stop("vgpud-mps@GPU-1", 5)
+    assert [r.name for r in units.list()] == ["vgpud-arbiter"]
+
+
+def test_start_is_idempotent_and_restarts_what_died(units: ChildUnits) -> None:
+    spec = UnitSpec("helper", SLEEP)
+    first = units.start(spec)
+    assert units.start(UnitSpec("helper", ("/bin/sleep", "2000"))) == first
+    os.kill(first.pid, signal.SIGKILL)
+    until(lambda: units.running("helper") is None)
+    assert units.start(spec).pid != first.pid
+
+
+def test_the_dead_are_reaped(units: ChildUnits) -> None:
+    running = units.start(UnitSpec("helper", SLEEP))
+    os.kill(running.pid, signal.SIGKILL)
+    until(lambda: units.running("helper") is None)
+    until(lambda: units.running("helper") is None and read_stat(running.pid) is None)
+
+
+def test_many_starts_at_once_make_one_helper(tmp_path: Path) -> None:
+    many = [ChildUnits(tmp_path) for _ in range(3)]
+    found: list[Running] = []
+    threads = [
+        threading.Thread(target=lambda u=u: found.append(u.start(UnitSpec("helper", SLEEP))))
+        for u in many
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 12
+    assert len(set(found)) == 1
+    many[0].stop("helper", 5)
+
+
+def test_environment_is_small_and_as_asked(
+    units: ChildUnits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/notify")
+    out = tmp_path / "out"
+    units.start(
+        UnitSpec(
+            "helper",
+            ("/bin/sh", "-c", f"env >{out}.new; mv {out}.new {out}; exec sleep 1000"),
+            env={"CUDA_MPS_PIPE_DIRECTORY": "/run/a b"},
+            ready=out,
+        )
+    )
+    lines = out.read_text().splitlines()
+    assert "CUDA_MPS_PIPE_DIRECTORY=/run/a b" in lines
+    assert not [line for line in lines if line.startswith("NOTIFY_SOCKET")]
+
+
+def test_a_leftover_does_not_count_as_ready(units: ChildUnits, tmp_path: Path) -> None:
+    ready = tmp_path / "socket"
+    ready.write_text("old")
+    units.start(UnitSpec("helper", ("/bin/sh", "-c", f"echo new >{ready}; exec sleep 1000"), ready=ready))
+    until(lambda: ready.read_text() == "new\n")
+
+
+def test_readiness_can_be_a_question(units: ChildUnits) -> None:
+    answers = iter([False, False, True])
+    units.start(UnitSpec("helper", SLEEP, ready=lambda: next(answers)))
+    assert list(answers) == []
+
+
+def test_a_helper_that_is_not_ready_in_time_is_stopped(units: ChildUnits) -> None:
+    with pytest.raises(VgpuError) as caught:
+        units.start(UnitSpec("helper", SLEEP, ready=lambda: False, ready_seconds=0.1))
+    assert caught.value.code is ErrorCode.HELPER_TIMEOUT
+    assert units.list() == ()
+
+
+@pytest.mark.parametrize("ready", [None, Path("/nonexistent/socket")])
+def test_a_helper_that_ends_at_once_says_why(units: ChildUnits, ready: Path | None) -> None:
+    with pytest.raises(VgpuError) as caught:
+        units.start(UnitSpec("helper", ("/bin/sh", "-c", "echo no gpu here >&2; exit 3"), ready=ready))
+    assert caught.value.code is ErrorCode.HELPER_FAILED
+    assert caught.value.details == ("no gpu here",)
+    assert units.running("helper") is None
+
+
+def test_a_program_that_is_not_there(units: ChildUnits) -> None:
+    with pytest.raises(VgpuError) as caught:
+        units.start(UnitSpec("helper", ("/nonexistent/program",), ready=Path("/nonexistent/socket")))
+    assert caught.value.code is ErrorCode.HELPER_FAILED
+    assert "/nonexistent/program" in caught.value.details[-1]
+
+
+def test_one_that_ignores_sigterm_is_killed(units: ChildUnits, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    script = STUBBORN[2].replace("ready", str(ready))
+    running = units.start(UnitSpec("helper", (*STUBBORN[:2], script), ready=ready))
+    units.stop("helper", 0.2)
+    assert not is_alive(running.pid, running.start_ticks)
+
+
+def test_one_that_ends_on_sigterm_is_let_to_clean_up(units: ChildUnits, tmp_path: Path) -> None:
+    ready, cleaned = tmp_path / "ready", tmp_path / "cleaned"
+    script = f"trap 'echo >{cleaned}; exit' TERM; echo >{ready}; while :; do sleep 0.05; done"
+    units.start(UnitSpec("helper", ("/bin/sh", "-c", script), ready=ready))
+    units.stop("helper", 30)
+    assert cleaned.exists()
+
+
+def test_what_a_helper_left_behind_ends_with_it(units: ChildUnits, tmp_path: Path) -> None:
+    pid_file = tmp_path / "server"
+    script = f"sleep 1000 & echo $! >{pid_file}.new; mv {pid_file}.new {pid_file}; wait"
+    units.start(UnitSpec("helper", ("/bin/sh", "-c", script), ready=pid_file))
+    server = int(pid_file.read_text())
+    stat = read_stat(server)
+    assert stat is not None
+    units.stop("helper", 5)
+    until(lambda: not is_alive(server, stat.start_ticks))
+
+
+def test_a_reused_pid_is_not_taken_for_the_helper(units: ChildUnits, tmp_path: Path) -> None:
+    with subprocess.Popen(SLEEP) as stranger:
+        line = Path(f"/proc/{stranger.pid}/stat").read_text()
+        fields = line.split()
+        fields[21] = str(int(fields[21]) - 1)
+        (tmp_path / "units").mkdir()
+        (tmp_path / "units/helper.pid").write_text(" ".join(fields))
+        assert units.running("helper") is None
+        units.stop("helper", 0)
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+@pytest.mark.parametrize("text", ["", "12", "garbage (x) S", "1 (a) S 1 1 x" + " 0" * 30])
+def test_a_damaged_pid_file_is_no_helper(units: ChildUnits, tmp_path: Path, text: str) -> None:
+    (tmp_path / "units").mkdir()
+    (tmp_path / "units/helper.pid").write_text(text)
+    assert units.running("helper") is None
+    assert units.start(UnitSpec("helper", SLEEP)).pid > 0
+
+
+def test_stat_of_a_command_with_blanks_and_brackets() -> None:
+    stat = parse_stat("42 (a) b ( c) S 1 42 42 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 9876 1 2")
+    assert stat is not None
+    assert (stat.pid, stat.state, stat.session, stat.start_ticks) == (42, "S", 42, 9876)
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", "a b", "-x", "x\n"])
+def test_names_are_safe(units: ChildUnits, name: str) -> None:
+    with pytest.raises(VgpuError) as caught:
+        UnitSpec(name, SLEEP)
+    assert caught.value.code is ErrorCode.BUG
+    with pytest.raises(VgpuError):
+        units.stop(name, 0)
+
+
+KILLED = """
+import os, signal, sys, threading
+from pathlib import Path
+from vgpud.units import ChildUnits, UnitSpec
+units = ChildUnits(Path(sys.argv[1]))
+if sys.argv[2] == "while-starting":
+    import subprocess
+    popen = subprocess.Popen
+    def spawn_and_die(*args, **kwargs):
+        popen(*args, **kwargs)
+        os.kill(os.getpid(), signal.SIGKILL)
+    subprocess.Popen = spawn_and_die
+units.start(UnitSpec("helper", ("/bin/sleep", "1000")))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("moment", ["while-starting", "after"])
+def test_a_helper_outlives_kill_9_of_vgpud_and_is_found_again(
+    units: ChildUnits, tmp_path: Path, moment: str
+) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), moment], check=False)
+    assert done.returncode == -signal.SIGKILL
+    running = units.running("helper")
+    assert running is not None
+    assert units.start(UnitSpec("helper", SLEEP)) == running
+    units.stop("helper", 5)
+    assert not is_alive(running.pid, running.start_ticks)
+
+
+def test_exit_is_told_once(units: ChildUnits) -> None:
+    async def scenario() -> list[str]:
+        running = units.start(UnitSpec("helper", SLEEP))
+        told: asyncio.Queue[str] = asyncio.Queue()
+        units.on_exit("helper", told.put_nowait)
+        os.kill(running.pid, signal.SIGKILL)
+        names = [await asyncio.wait_for(told.get(), 30)]
+        assert read_stat(running.pid) is None, "a zombie is left"
+        units.on_exit("helper", told.put_nowait)  # it is gone already
+        names.append(await asyncio.wait_for(told.get(), 30))
+        assert told.empty()
+        return names
+
+    assert asyncio.run(scenario()) == ["helper", "helper"]
+
+
+def test_an_exit_notice_can_be_taken_back(units: ChildUnits) -> None:
+    async def scenario() -> list[str]:
+        told: list[str] = []
+        units.start(UnitSpec("helper", SLEEP))
+        units.start(UnitSpec("other", SLEEP))
+        cancel = units.on_exit("helper", told.append)
+        gone = asyncio.Event()
+        units.on_exit("other", lambda _name: gone.set())
+        cancel()
+        cancel()
+        units.stop("helper", 5)
+        units.stop("other", 5)
+        await asyncio.wait_for(gone.wait(), 30)
+        return told
+
+    assert asyncio.run(scenario()) == []

@@ -1,0 +1,165 @@
+"""Helpers as systemd units, driven through a stand-in systemctl; and which implementation is chosen."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.units import ChildUnits, SystemdUnits, UnitSpec, choose_units
+from vgpud.units.process import is_alive
+
+# as much of systemctl(1) as SystemdUnits calls; a unit is a folder with a pid file
+SYSTEMCTL = r"""#!/bin/sh
+cd "$(dirname "$0")" || exit 1
+echo "$*" >>calls
+verb=$1
+for unit; do :; done
+case $verb in
+start)
+    [ -e fail ] && { echo "Job for $unit failed" >&2; exit 1; }
+    [ -e dies ] && exit 0
+    sh -c "$(cat exec)" >/dev/null 2>&1 &
+    echo $! >"$unit.pid" ;;
+stop)
+    [ -e "$unit.pid" ] || [ -e installed ] || exit 5
+    [ -e "$unit.pid" ] && kill "$(cat "$unit.pid")" 2>/dev/null
+    exit 0 ;;
+kill)
+    kill -KILL "$(cat "$unit.pid")" ;;
+show)
+    pid=$(cat "$unit.pid" 2>/dev/null || echo 0)
+    if kill -0 "$pid" 2>/dev/null && [ "$pid" != 0 ]; then state=active; else state=inactive pid=0; fi
+    echo "MainPID=$pid"
+    echo "ActiveState=$state" ;;
+reset-failed) exit 1 ;;
+*) exit 64 ;;
+esac
+"""
+NAME = "vgpud-mps@GPU-1"
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Path:
+    folder = tmp_path / "systemd"
+    folder.mkdir()
+    (folder / "systemctl").write_text(SYSTEMCTL)
+    (folder / "systemctl").chmod(0o755)
+    (folder / "exec").write_text("exec sleep 1000")
+    (folder / "installed").touch()
+    return folder
+
+
+@pytest.fixture
+def units(systemd: Path, tmp_path: Path) -> Iterator[SystemdUnits]:
+    yield SystemdUnits(tmp_path, str(systemd / "systemctl"))
+    for pid_file in systemd.glob("*.pid"):
+        try:
+            os.kill(int(pid_file.read_text()), signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def test_start_list_stop(units: SystemdUnits, tmp_path: Path) -> None:
+    started = units.start(UnitSpec(NAME, ("nvidia-cuda-mps-control", "-f"), env={"A": "1"}))
+    assert units.start(UnitSpec(NAME, ("other",))) == started
+    assert units.running(NAME) == started
+    assert units.list("vgpud-mps@") == (started,)
+    assert units.list("vgpud-arbiter") == ()
+    units.stop(NAME, 10)
+    assert units.running(NAME) is None
+    assert not is_alive(started.pid, started.start_ticks)
+    assert list((tmp_path / "units").iterdir()) == []
+    units.stop(NAME, 10)
+
+
+def test_the_calls_of_systemctl(units: SystemdUnits, systemd: Path) -> None:
+    units.start(UnitSpec(NAME, ("x",)))
+    assert (systemd / "calls").read_text().splitlines() == [
+        f"show --property=ActiveState,MainPID -- {NAME}.service",
+        f"reset-failed -- {NAME}.service",
+        f"start -- {NAME}.service",
+        f"show --property=ActiveState,MainPID -- {NAME}.service",
+    ]
+
+
+def test_environment_file(units: SystemdUnits, tmp_path: Path) -> None:
+    units.start(UnitSpec(NAME, ("x",), env={"PLAIN": "/run/x", "ODD": 'a "b" $c \\ `d`'}))
+    path = tmp_path / f"units/{NAME}.env"
+    assert path.read_text() == 'PLAIN="/run/x"\nODD="a \\"b\\" \\$c \\\\ \\`d\\`"\n'
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(VgpuError, match="line break"):
+        units.start(UnitSpec("other", ("x",), env={"A": "1\n2"}))
+
+
+def test_one_that_ignores_sigterm_is_killed(units: SystemdUnits, systemd: Path) -> None:
+    ready = systemd / "ready"
+    (systemd / "exec").write_text(f"trap '' TERM; echo >{ready}; while :; do sleep 0.1; done")
+    running = units.start(UnitSpec(NAME, ("x",), ready=ready))
+    units.stop(NAME, 0.2)
+    assert not is_alive(running.pid, running.start_ticks)
+    assert f"kill --signal=SIGKILL -- {NAME}.service" in (systemd / "calls").read_text()
+
+
+def test_a_unit_that_fails_to_start(units: SystemdUnits, systemd: Path) -> None:
+    (systemd / "fail").touch()
+    with pytest.raises(VgpuError) as caught:
+        units.start(UnitSpec(NAME, ("x",)))
+    assert caught.value.code is ErrorCode.HELPER_FAILED
+    assert caught.value.details == (f"Job for {NAME}.service failed",)
+
+
+def test_a_unit_that_ends_at_once(units: SystemdUnits, systemd: Path) -> None:
+    (systemd / "dies").touch()
+    with pytest.raises(VgpuError, match="ended at once"):
+        units.start(UnitSpec(NAME, ("x",)))
+
+
+def test_a_unit_that_is_not_ready_in_time_is_stopped(units: SystemdUnits) -> None:
+    with pytest.raises(VgpuError) as caught:
+        units.start(UnitSpec(NAME, ("x",), ready=lambda: False, ready_seconds=0.1))
+    assert caught.value.code is ErrorCode.HELPER_TIMEOUT
+    assert units.running(NAME) is None
+
+
+def test_stopping_a_unit_that_is_not_installed(units: SystemdUnits, systemd: Path) -> None:
+    (systemd / "installed").unlink()
+    units.stop(NAME, 1)
+
+
+def test_no_systemctl(tmp_path: Path) -> None:
+    with pytest.raises(VgpuError) as caught:
+        SystemdUnits(tmp_path, str(tmp_path / "absent")).start(UnitSpec(NAME, ("x",)))
+    assert caught.value.code is ErrorCode.HELPER_FAILED
+
+
+def test_exit_is_told(units: SystemdUnits) -> None:
+    async def scenario() -> str:
+        running = units.start(UnitSpec(NAME, ("x",)))
+        told: asyncio.Queue[str] = asyncio.Queue()
+        units.on_exit(NAME, told.put_nowait)
+        os.kill(running.pid, signal.SIGKILL)
+        return await asyncio.wait_for(told.get(), 30)
+
+    assert asyncio.run(scenario()) == NAME
+
+
+def test_systemd_is_chosen_only_where_it_started_this_very_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def chosen() -> type:
+        return type(choose_units(tmp_path, booted=tmp_path))
+
+    monkeypatch.delenv("INVOCATION_ID", raising=False)
+    monkeypatch.delenv("SYSTEMD_EXEC_PID", raising=False)
+    assert chosen() is ChildUnits
+    monkeypatch.setenv("INVOCATION_ID", "0" * 32)  # a shell on a desktop has it
+    assert chosen() is ChildUnits
+    monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getppid()))
+    assert chosen() is ChildUnits
+    monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getpid()))
+    assert chosen() is SystemdUnits
+    assert isinstance(choose_units(tmp_path, booted=tmp_path / "absent"), ChildUnits)

@@ -1,0 +1,25 @@
+"""Helper processes that outlive vgpud: systemd's units, or detached children where it does not run us."""
+
+import os
+from pathlib import Path
+
+from vgpud.units.base import Units, UnitSpec
+from vgpud.units.child import ChildUnits
+from vgpud.units.process import Running
+from vgpud.units.system import SystemdUnits
+
+__all__ = ["ChildUnits", "Running", "SystemdUnits", "UnitSpec", "Units", "choose_units"]
+
+_BOOTED = Path("/run/systemd/system")  # sd_booted(3)
+
+
+def choose_units(run_dir: Path, booted: Path = _BOOTED) -> Units:
+    """SystemdUnits where systemd runs this very process as a service, else ChildUnits.
+
+    INVOCATION_ID alone does not tell: a shell on a desktop inherits it. SYSTEMD_EXEC_PID
+    (systemd.exec(5), from version 248) names the process that systemd started.
+    """
+    ours = os.environ.get("SYSTEMD_EXEC_PID") == str(os.getpid())
+    if ours and "INVOCATION_ID" in os.environ and booted.is_dir():
+        return SystemdUnits(run_dir)
+    return ChildUnits(run_dir)

@@ -1,0 +1,125 @@
+"""The one interface to helper processes, and what its implementations share."""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.units.process import Running, has_exited, open_pidfd
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:-]{0,199}")
+_FIRST_POLL_SECONDS = 0.005
+_LAST_POLL_SECONDS = 0.1
+_SETTLE_SECONDS = 0.05  # in which a helper that cannot start at all has ended
+
+
+@dataclass(frozen=True)
+class UnitSpec:
+    """A helper: `argv` stays in the foreground, `env` is added to a small fixed environment.
+
+    `ready` is a path that the helper makes, or a question asked until it says yes; None means ready
+    once started. A path left over from an earlier life is removed before the start.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    ready: Callable[[], bool] | Path | None = None
+    ready_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+
+    def is_ready(self) -> bool:
+        if self.ready is None:
+            return True
+        return self.ready.exists() if isinstance(self.ready, Path) else self.ready()
+
+    def remove_leftover(self) -> None:
+        """Only while the helper does not run."""
+        if isinstance(self.ready, Path) and not self.ready.is_dir():
+            self.ready.unlink(missing_ok=True)
+
+
+class Units(Protocol):
+    """Helper processes by name. Thread-safe; all but `on_exit` block, so not for an event loop's thread."""
+
+    def start(self, spec: UnitSpec) -> Running:
+        """The helper, running and ready; the one that runs already if there is one, as it is.
+
+        Raises VgpuError: HELPER_FAILED (with the end of its log in the details), HELPER_TIMEOUT.
+        """
+
+    def stop(self, name: str, grace_seconds: float) -> None:
+        """Ends with the helper gone: SIGTERM, and SIGKILL after the grace. Idempotent.
+
+        Raises VgpuError(HELPER_TIMEOUT) for one that even SIGKILL does not end.
+        """
+
+    def running(self, name: str) -> Running | None:
+        """The helper of this name, if it runs now."""
+
+    def list(self, prefix: str = "") -> tuple[Running, ...]:
+        """All that run now and whose name begins so, by name."""
+
+    def on_exit(self, name: str, callback: Callable[[str], None]) -> Callable[[], None]:
+        """Calls `callback(name)` in the running event loop once the helper is gone, at once if it is.
+
+        Returns what takes the notice back.
+        """
+
+
+def check_name(name: str) -> str:
+    """The name itself; raises VgpuError(BUG) for one that is no safe file and unit name."""
+    if _NAME.fullmatch(name) is None:
+        raise VgpuError(ErrorCode.BUG, f"bad helper name {name!r}", "report this with the log of vgpud")
+    return name
+
+
+def wait_ready(spec: UnitSpec, running: Running, failed: Callable[[str], VgpuError]) -> None:
+    """Returns once `spec` is ready; raises what `failed` makes of a helper that ended before.
+
+    Raises VgpuError(HELPER_TIMEOUT) after `spec.ready_seconds`.
+    """
+    until = time.monotonic() + spec.ready_seconds
+    pause = _FIRST_POLL_SECONDS
+    pidfd = open_pidfd(running)
+    if pidfd is None:
+        raise failed(f"helper {spec.name} ended at once")
+    with pidfd:
+        if spec.ready is None and has_exited(pidfd, _SETTLE_SECONDS):
+            raise failed(f"helper {spec.name} ended at once")
+        while not spec.is_ready():
+            if has_exited(pidfd, pause):
+                raise failed(f"helper {spec.name} ended before it was ready")
+            if time.monotonic() >= until:
+                raise VgpuError(
+                    ErrorCode.HELPER_TIMEOUT,
+                    f"helper {spec.name} was not ready within {spec.ready_seconds:g} s",
+                    "look in its log for what it waits for",
+                )
+            pause = min(2 * pause, _LAST_POLL_SECONDS)
+
+
+def watch_exit(running: Running | None, name: str, callback: Callable[[str], None]) -> Callable[[], None]:
+    """Of the running event loop's selector and a pidfd; see Units.on_exit."""
+    loop = asyncio.get_running_loop()
+    pidfd = open_pidfd(running) if running is not None else None
+    if pidfd is None:
+        return loop.call_soon(callback, name).cancel
+
+    def forget() -> None:
+        if not pidfd.closed:
+            loop.remove_reader(pidfd)
+            pidfd.close()
+
+    def gone() -> None:
+        forget()
+        callback(name)
+
+    loop.add_reader(pidfd, gone)
+    return forget

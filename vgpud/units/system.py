@@ -1,0 +1,136 @@
+"""Helpers as systemd units: the unit file says what runs, its environment file how.
+
+A unit NAME.service must exist (a template serves NAME = PREFIX@INSTANCE) and have
+`EnvironmentFile=-RUN_DIR/units/NAME.env`; `UnitSpec.argv` is what its ExecStart says.
+"""
+
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.units.base import UnitSpec, check_name, wait_ready, watch_exit
+from vgpud.units.process import PidFd, Running, has_exited, open_pidfd, read_stat
+
+_COMMAND_SECONDS = 90.0  # more than systemd's own limit for a start job
+_KILL_SECONDS = 10.0
+_DONE = frozenset({0})
+_GONE = frozenset({0, 5})  # 5: the unit is not loaded
+_UP = frozenset({"active", "reloading"})
+
+
+class SystemdUnits:
+    """See Units. `systemctl` is the program to call."""
+
+    def __init__(self, run_dir: Path, systemctl: str = "systemctl") -> None:
+        self._folder = run_dir / "units"
+        self._systemctl = systemctl
+        self._writing = threading.Lock()
+
+    def start(self, spec: UnitSpec) -> Running:
+        """See Units.start. A helper that does not get ready is stopped."""
+        running = self.running(spec.name)
+        if running is None:
+            spec.remove_leftover()
+            self._write_environment(spec)
+            self._call("reset-failed", spec.name, allowed=None)
+            self._call("start", spec.name)
+            running = self.running(spec.name)
+        if running is None:
+            raise _failure(spec.name, f"helper {spec.name} ended at once")
+        try:
+            wait_ready(spec, running, lambda sentence: _failure(spec.name, sentence))
+        except VgpuError:
+            self.stop(spec.name, 0.0)
+            raise
+        return running
+
+    def stop(self, name: str, grace_seconds: float) -> None:
+        """See Units.stop. systemd ends what the helper left behind (KillMode=control-group)."""
+        running = self.running(name)
+        self._call("stop", name, "--no-block", allowed=_GONE)
+        pidfd = open_pidfd(running) if running is not None else None
+        if running is not None and pidfd is not None:
+            with pidfd:
+                self._end(running, pidfd, grace_seconds)
+        self._call("stop", name, allowed=_GONE)  # waits for the job
+        self._environment(name).unlink(missing_ok=True)
+
+    def _end(self, running: Running, pidfd: PidFd, grace_seconds: float) -> None:
+        if has_exited(pidfd, grace_seconds):
+            return
+        self._call("kill", running.name, f"--signal={signal.SIGKILL.name}", allowed=None)
+        if not has_exited(pidfd, _KILL_SECONDS):
+            raise VgpuError(
+                ErrorCode.HELPER_TIMEOUT,
+                f"helper {running.name} (pid {running.pid}) survives SIGKILL by {_KILL_SECONDS:g} s",
+                "it hangs in the kernel: look in the kernel log",
+            )
+
+    def running(self, name: str) -> Running | None:
+        """See Units.running."""
+        shown = self._call("show", name, "--property=ActiveState,MainPID")
+        facts = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+        pid = int(facts.get("MainPID", "0") or 0)
+        if facts.get("ActiveState") not in _UP or not pid:
+            return None
+        stat = read_stat(pid)
+        return Running(name, pid, stat.start_ticks) if stat is not None and stat.alive else None
+
+    def list(self, prefix: str = "") -> tuple[Running, ...]:
+        """See Units.list. Of units that vgpud started: those with an environment file."""
+        names = sorted(path.name.removesuffix(".env") for path in self._folder.glob("*.env"))
+        found = (self.running(name) for name in names if name.startswith(prefix))
+        return tuple(running for running in found if running is not None)
+
+    def on_exit(self, name: str, callback: Callable[[str], None]) -> Callable[[], None]:
+        """See Units.on_exit. Blocks for one `systemctl show`."""
+        return watch_exit(self.running(name), name, callback)
+
+    def _environment(self, name: str) -> Path:
+        return self._folder / f"{check_name(name)}.env"
+
+    def _write_environment(self, spec: UnitSpec) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._environment(spec.name)
+        lines = [f"{key}={_quoted(key, value)}\n" for key, value in spec.env.items()]
+        temporary = path.with_suffix(".new")
+        with self._writing:
+            temporary.write_text("".join(lines))
+            temporary.chmod(0o600)
+            temporary.replace(path)
+
+    def _call(self, verb: str, name: str, *options: str, allowed: frozenset[int] | None = _DONE) -> str:
+        """What it prints; `allowed` exit codes are no failure, None allows any."""
+        argv = [self._systemctl, verb, *options, "--", f"{check_name(name)}.service"]
+        try:
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False)
+        except OSError as error:
+            raise _failure(name, f"cannot run {self._systemctl}: {error.strerror}") from error
+        except subprocess.TimeoutExpired as error:
+            raise VgpuError(
+                ErrorCode.HELPER_TIMEOUT,
+                f"systemctl {verb} {name} did not end within {_COMMAND_SECONDS:g} s",
+                f"see `systemctl status {name}`",
+            ) from error
+        if allowed is not None and done.returncode not in allowed:
+            lines = tuple(done.stderr.splitlines())
+            raise _failure(name, f"systemctl {verb} {name} failed with {done.returncode}", lines)
+        return done.stdout
+
+
+def _quoted(key: str, value: str) -> str:
+    r"""For EnvironmentFile= (systemd.exec(5)): in double quotes, with \ before " \ $ and `."""
+    if "\n" in value or "\0" in value:
+        raise VgpuError(
+            ErrorCode.BUG, f"a line break in the value of {key}", "report this with the log of vgpud"
+        )
+    return '"' + "".join(f"\\{char}" if char in '"\\$`' else char for char in value) + '"'
+
+
+def _failure(name: str, sentence: str, details: tuple[str, ...] = ()) -> VgpuError:
+    return VgpuError(
+        ErrorCode.HELPER_FAILED, sentence, f"see `systemctl status {name}` and its journal", details
+    )
