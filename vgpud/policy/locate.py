@@ -28,7 +28,7 @@ def locate(text: str) -> Mapping[KeyPath, int]:
     """The line, counted from 1, of every table, key and array element of `text`.
 
     A table or key is where it is first named; elements of arrays are under their number. Raises
-    ValueError if `text` is not TOML, RecursionError if it is nested beyond all reason.
+    ValueError where text that is not TOML leads nowhere, RecursionError if it is nested beyond all reason.
     """
     scanner = _Scanner(text)
     scanner.document()

@@ -208,7 +208,8 @@ class DeviceRule(_Table):
         return self.exclusive or ExclusiveSettings()
 
     def allows(self, mode: Mode) -> bool:
-        return self.mode in ("auto", mode.value)
+        """May tenants have such a device in `mode`; nobody may have an unmanaged one."""
+        return mode is not Mode.UNMANAGED and self.mode in ("auto", mode.value)
 
 
 class PlannerSettings(_Table):

@@ -81,7 +81,7 @@ def _malformed(path: Path, text: str, message: str) -> Problem:
     line, where = None, ""
     if found:
         at_end = found["line"] is None
-        line = text.count("\n") + 1 if at_end else int(found["line"])
+        line = text.rstrip().count("\n") + 1 if at_end else int(found["line"])
         where = " at the end of the file" if at_end else f" at column {found['column']}"
         message = message[: found.start()]
     reason = "".join(c if c.isprintable() else " " for c in message)
