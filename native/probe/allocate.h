@@ -1,0 +1,21 @@
+/* allocate.h: one piece of device memory by any family of calls. */
+#ifndef PROBE_ALLOCATE_H
+#define PROBE_ALLOCATE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "driver.h"
+
+struct piece {
+    uint64_t handle;
+    uint64_t bytes;
+};
+
+/* Is this a family that piece_make knows? */
+bool family_known(const char *family);
+
+CUresult piece_make(const char *family, uint64_t bytes, int device, struct piece *piece);
+CUresult piece_drop(const char *family, const struct piece *piece);
+
+#endif

@@ -1,0 +1,430 @@
+"""The lease: the shared-memory folder through which a preload allocation is held and metered.
+
+`native/common/lease.h` is the contract and the single source of the layout; `lease_layout` is
+generated from it. vgpud writes `limits` and only ever reads `usage`, which belongs to the tenant and
+is hostile input: whatever stands in it, reading it gives bounded numbers and never raises for them.
+"""
+
+import contextlib
+import errno
+import os
+import shutil
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from pathlib import Path
+
+from vgpud import lease_layout as layout
+from vgpud.model.errors import ErrorCode, VgpuError
+
+# No card has a pebibyte: a figure above is not a measurement, and sums of clamped ones cannot wrap.
+_BYTES_MAX = 1 << 50
+_COUNT_MAX = 1 << 62
+_WORD = struct.Struct("<Q")
+
+
+class SharePolicy(IntEnum):
+    """What happens at the compute share's edge (enum vgpu_share_policy)."""
+
+    NONE = layout.SHARE_NONE
+    HARD = layout.SHARE_HARD
+    WORK_CONSERVING = layout.SHARE_WORK_CONSERVING
+
+
+@dataclass(frozen=True)
+class DeviceLimits:
+    """One device of a lease: memory in bytes, contexts included; share in hundredths of a percent."""
+
+    uuid: str
+    memory_bytes: int
+    share_hundredths: int = layout.SHARE_ALL
+    share_policy: SharePolicy = SharePolicy.NONE
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a `limits` file says."""
+
+    allocation: str
+    generation: int
+    closed: bool
+    devices: tuple[DeviceLimits, ...]
+
+
+@dataclass(frozen=True)
+class Meter:
+    """Memory and counters of one device: of one process, or of a whole lease."""
+
+    used_bytes: int = 0
+    context_bytes: int = 0
+    peak_bytes: int = 0
+    refusals_limit: int = 0
+    refusals_card: int = 0
+    launches: int = 0
+    throttled_ns: int = 0
+
+
+@dataclass(frozen=True)
+class ProcessUse:
+    """One slot in use. `pid` is the process's own word in its own namespace: for display only."""
+
+    slot: int
+    pid: int
+    registered: bool
+    start_ns: int
+    devices: tuple[Meter, ...]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a `usage` file says: live processes, and the counters of those that ended."""
+
+    processes: tuple[ProcessUse, ...]
+    retired: tuple[Meter, ...]
+
+    def device(self, ordinal: int) -> Meter:
+        """The whole lease on its device `ordinal` (0 is the first of `limits`). The peak is of the
+        largest single process."""
+        meters = [process.devices[ordinal] for process in self.processes]
+        past = self.retired[ordinal]
+        total = {f.name: sum(getattr(m, f.name) for m in meters) for f in fields(Meter)}
+        for name in ("refusals_limit", "refusals_card", "launches", "throttled_ns"):
+            total[name] = min(total[name] + getattr(past, name), _COUNT_MAX)
+        total["peak_bytes"] = max([m.peak_bytes for m in meters] + [past.peak_bytes])
+        return Meter(**total)
+
+
+def _failed(what: str, error: OSError) -> VgpuError:
+    return VgpuError(
+        ErrorCode.LEASE_FAILED,
+        f"cannot {what}: {os.strerror(error.errno or 0).lower()}",
+        "check that the run directory is on a writable tmpfs",
+    )
+
+
+# --- writing
+
+
+def _pack_device(device: DeviceLimits) -> bytes:
+    uuid = device.uuid.encode()
+    if not 0 < len(uuid) < layout.UUID_BYTES:
+        raise VgpuError(ErrorCode.BUG, f"a uuid of {len(uuid)} bytes does not fit a lease", "report this")
+    if not 0 < device.memory_bytes < _BYTES_MAX or not 1 <= device.share_hundredths <= layout.SHARE_ALL:
+        raise VgpuError(
+            ErrorCode.IMPOSSIBLE,
+            f"a lease cannot hold {device.memory_bytes} bytes with {device.share_hundredths} hundredths",
+            "ask for more than nothing, and at most 100 percent",
+        )
+    body = struct.pack(
+        f"<{layout.UUID_BYTES}sQIIiI",
+        uuid,
+        device.memory_bytes,
+        device.share_hundredths,
+        device.share_policy,
+        device.priority,
+        0,
+    )
+    return body.ljust(layout.DEVICE_LIMITS_SIZE, b"\0")
+
+
+def _pack_body(allocation: str, state: int, devices: Sequence[DeviceLimits]) -> bytes:
+    """Everything behind `generation`."""
+    name = allocation.encode()
+    if not 0 < len(name) < layout.ID_BYTES or not 0 < len(devices) <= layout.MAX_DEVICES:
+        raise VgpuError(
+            ErrorCode.BUG,
+            f"allocation {allocation!r} with {len(devices)} devices does not fit a lease",
+            "report this",
+        )
+    head = struct.pack(f"<{layout.ID_BYTES}sII", name, state, len(devices))
+    body = head + b"".join(_pack_device(device) for device in devices)
+    return body.ljust(layout.LIMITS_SIZE - layout.LIMITS_ALLOCATION, b"\0")
+
+
+def _write_locked(fd: int, body: bytes) -> None:
+    """Replaces the body under the sequence lock. Each step is a system call of its own, which keeps
+    their order for readers of the mapped page; a generation left odd by a crash is taken further."""
+    (generation,) = _WORD.unpack(os.pread(fd, 8, layout.LIMITS_GENERATION))
+    odd = (generation | 1) + (0 if generation % 2 == 0 else 2)
+    os.pwrite(fd, _WORD.pack(odd), layout.LIMITS_GENERATION)
+    os.pwrite(fd, body, layout.LIMITS_ALLOCATION)
+    os.pwrite(fd, _WORD.pack(odd + 1), layout.LIMITS_GENERATION)
+
+
+def write_lease(root: Path, allocation: str, devices: Sequence[DeviceLimits], uid: int, gid: int) -> Path:
+    """Makes the folder root/allocation, whole or not at all; the tenant is uid:gid. A lease that is
+    there already keeps its files (a tenant may have them mapped) and gets these limits.
+
+    Raises VgpuError LEASE_FAILED if the file system refuses.
+    """
+    folder = root / allocation
+    body = _pack_body(allocation, layout.LEASE_OPEN, devices)
+    try:
+        if folder.exists():
+            _rewrite(folder, body)
+            return folder
+        draft = root / f".{allocation}.new"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(mode=0o755)
+        draft.chmod(0o755)
+        _fill(draft, body, uid, gid)
+        draft.rename(folder)
+    except OSError as error:
+        raise _failed(f"write the lease of {allocation}", error) from error
+    return folder
+
+
+def _fill(draft: Path, body: bytes, uid: int, gid: int) -> None:
+    header = struct.pack("<IIQ", layout.MAGIC, layout.VERSION, 2)
+    limits = draft / layout.LIMITS_FILE
+    limits.write_bytes(header + body)
+    limits.chmod(0o644)
+    usage = draft / layout.USAGE_FILE
+    fd = os.open(usage, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(fd, layout.USAGE_SIZE)
+        os.pwrite(fd, struct.pack("<II", layout.MAGIC, layout.VERSION), 0)
+        if (uid, gid) != (os.geteuid(), os.getegid()):
+            os.fchown(fd, uid, gid)
+    finally:
+        os.close(fd)
+
+
+def _rewrite(folder: Path, body: bytes) -> None:
+    fd = os.open(folder / layout.LIMITS_FILE, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _write_locked(fd, body)
+    finally:
+        os.close(fd)
+
+
+def update_limits(folder: Path, devices: Sequence[DeviceLimits]) -> None:
+    """Resizes a running tenant, in place. The devices and their order cannot change.
+
+    Raises VgpuError LEASE_FAILED if the lease is gone or closed, BUG if it is for other devices.
+    """
+    held = read_limits(folder)
+    if [d.uuid for d in held.devices] != [d.uuid for d in devices]:
+        raise VgpuError(ErrorCode.BUG, f"the lease of {held.allocation} is for other devices", "report this")
+    if held.closed:
+        raise VgpuError(ErrorCode.LEASE_FAILED, f"the lease of {held.allocation} is closed", "allocate anew")
+    try:
+        _rewrite(folder, _pack_body(held.allocation, layout.LEASE_OPEN, devices))
+    except OSError as error:
+        raise _failed(f"update the lease of {held.allocation}", error) from error
+
+
+def close_lease(folder: Path) -> None:
+    """From now on nothing new is granted; what tenants hold stays until they free it. A lease that is
+    gone is closed already."""
+    if not folder.exists():
+        return
+    held = read_limits(folder)
+    try:
+        _rewrite(folder, _pack_body(held.allocation, layout.LEASE_CLOSED, held.devices))
+    except OSError as error:
+        raise _failed(f"close the lease of {held.allocation}", error) from error
+
+
+def remove_lease(root: Path, allocation: str) -> None:
+    """Removes the folder; tenants that have it mapped keep their closed limits. Idempotent."""
+    folder = root / allocation
+    grave = root / f".{allocation}.gone"
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(grave)
+        if grave.exists():
+            shutil.rmtree(grave)
+    except OSError as error:
+        raise _failed(f"remove the lease of {allocation}", error) from error
+
+
+def list_leases(root: Path) -> frozenset[str]:
+    """Allocations that have a lease. Leftovers of an interrupted write or removal are cleared here."""
+    if not root.is_dir():
+        return frozenset()
+    names = set()
+    for entry in root.iterdir():
+        if entry.name.startswith("."):
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.is_dir() and not entry.is_symlink():
+            names.add(entry.name)
+    return frozenset(names)
+
+
+# --- reading
+
+
+def _text(raw: bytes) -> str:
+    return raw.split(b"\0", 1)[0].decode(errors="replace")
+
+
+def read_limits(folder: Path) -> Limits:
+    """The limits as they stand. vgpud is their only writer, so no lock is taken.
+
+    Raises VgpuError LEASE_FAILED if there is no valid `limits` file.
+    """
+    try:
+        raw = (folder / layout.LIMITS_FILE).read_bytes()
+    except OSError as error:
+        raise _failed(f"read the lease {folder.name}", error) from error
+    try:
+        return _parse_limits(raw)
+    except (struct.error, ValueError) as error:
+        raise VgpuError(
+            ErrorCode.LEASE_FAILED,
+            f"the limits of lease {folder.name} are not valid ({len(raw)} bytes)",
+            "release the allocation and allocate anew",
+        ) from error
+
+
+def _parse_limits(raw: bytes) -> Limits:
+    """Raises struct.error or ValueError for anything but a limits page of this version."""
+    if struct.unpack_from("<II", raw) != (layout.MAGIC, layout.VERSION):
+        raise ValueError("not a limits page")
+    (count,) = struct.unpack_from("<I", raw, layout.LIMITS_DEVICE_COUNT)
+    if not 0 < count <= layout.MAX_DEVICES:
+        raise ValueError("bad device count")
+    return Limits(
+        allocation=_text(raw[layout.LIMITS_ALLOCATION : layout.LIMITS_ALLOCATION + layout.ID_BYTES]),
+        generation=_WORD.unpack_from(raw, layout.LIMITS_GENERATION)[0],
+        closed=struct.unpack_from("<I", raw, layout.LIMITS_STATE)[0] == layout.LEASE_CLOSED,
+        devices=tuple(_read_device(raw, i) for i in range(count)),
+    )
+
+
+def _read_device(raw: bytes, index: int) -> DeviceLimits:
+    at = layout.LIMITS_DEVICES + index * layout.DEVICE_LIMITS_SIZE
+    memory, share, policy, priority = struct.unpack_from("<QIIi", raw, at + layout.DEVICE_LIMITS_MEMORY_BYTES)
+    return DeviceLimits(_text(raw[at : at + layout.UUID_BYTES]), memory, share, SharePolicy(policy), priority)
+
+
+def read_usage(folder: Path) -> Usage:
+    """The tenant's own figures, clamped: see the module's text. A short or missing file reads as zeros.
+
+    Raises VgpuError LEASE_FAILED if the lease itself is gone.
+    """
+    try:
+        # the tenant owns the file, not the folder: it can be short or long, but no link and no pipe
+        fd = os.open(folder / layout.USAGE_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            raw = os.pread(fd, layout.USAGE_SIZE, 0)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise _failed(f"read the use of lease {folder.name}", error) from error
+    raw = raw.ljust(layout.USAGE_SIZE, b"\0")
+    (high,) = struct.unpack_from("<I", raw, layout.USAGE_SLOT_HIGH)
+    slots = (_read_slot(raw, i) for i in range(min(high, layout.MAX_SLOTS)))
+    return Usage(
+        processes=tuple(process for process in slots if process is not None),
+        retired=_read_meters(raw, layout.USAGE_RETIRED),
+    )
+
+
+def _read_slot(raw: bytes, index: int) -> ProcessUse | None:
+    at = layout.USAGE_SLOTS + index * layout.SLOT_SIZE
+    owner, pid = struct.unpack_from("<Ii", raw, at)
+    if owner == 0:
+        return None
+    (start_ns,) = _WORD.unpack_from(raw, at + layout.SLOT_START_NS)
+    meters = _read_meters(raw, at + layout.SLOT_DEVICES)
+    return ProcessUse(index, max(pid, 0), owner < layout.OWNER_SELF, min(start_ns, _COUNT_MAX), meters)
+
+
+def _read_meters(raw: bytes, at: int) -> tuple[Meter, ...]:
+    return tuple(_read_meter(raw, at + i * layout.SLOT_DEVICE_SIZE) for i in range(layout.MAX_DEVICES))
+
+
+def _read_meter(raw: bytes, at: int) -> Meter:
+    def word(offset: int, most: int) -> int:
+        return min(int(_WORD.unpack_from(raw, at + offset)[0]), most)
+
+    return Meter(
+        used_bytes=word(layout.SLOT_DEVICE_USED_BYTES, _BYTES_MAX),
+        context_bytes=word(layout.SLOT_DEVICE_CONTEXT_BYTES, _BYTES_MAX),
+        peak_bytes=word(layout.SLOT_DEVICE_PEAK_BYTES, _BYTES_MAX),
+        refusals_limit=word(layout.SLOT_DEVICE_REFUSALS_LIMIT, _COUNT_MAX),
+        refusals_card=word(layout.SLOT_DEVICE_REFUSALS_CARD, _COUNT_MAX),
+        launches=word(layout.SLOT_DEVICE_LAUNCHES, _COUNT_MAX),
+        throttled_ns=word(layout.SLOT_DEVICE_THROTTLED_NS, _COUNT_MAX),
+    )
+
+
+# --- the arbiter
+
+
+class ArbiterClient:
+    """Orders to vgpu-arbiter. Blocking, one connection an order, each bounded by timeout_seconds."""
+
+    def __init__(self, path: Path, timeout_seconds: float = 2.0) -> None:
+        self._path = path
+        self._timeout_seconds = timeout_seconds
+
+    def ready(self) -> bool:
+        """Does an arbiter answer?"""
+        try:
+            self._ask(layout.MSG_LIST, "none")
+        except VgpuError:
+            return False
+        return True
+
+    def add(self, allocation: str) -> None:
+        """Serve this lease. Idempotent. Raises VgpuError HELPER_FAILED or HELPER_TIMEOUT."""
+        self._check(self._ask(layout.MSG_ADD, allocation), f"serve lease {allocation}")
+
+    def remove(self, allocation: str) -> None:
+        """Stop serving this lease. Idempotent. Raises as `add` does."""
+        self._check(self._ask(layout.MSG_REMOVE, allocation), f"drop lease {allocation}", (errno.ENOENT,))
+
+    def list(self, allocation: str) -> tuple[int, ...]:
+        """Pids, as the arbiter's namespace names them, of the lease's live registered processes; none
+        for a lease that it does not serve. Raises as `add` does."""
+        reply = self._ask(layout.MSG_LIST, allocation)
+        (kind,) = struct.unpack_from("<I", reply)
+        if kind != layout.MSG_PROCESSES or len(reply) != layout.PROCESS_LIST_SIZE:
+            self._check(reply, f"list lease {allocation}", (errno.ENOENT,))
+            return ()
+        (count,) = struct.unpack_from("<q", reply, layout.MESSAGE_VALUE)
+        count = max(0, min(count, layout.MAX_SLOTS))
+        return struct.unpack_from(f"<{count}i", reply, layout.PROCESS_LIST_PIDS)
+
+    def _ask(self, kind: int, allocation: str) -> bytes:
+        head = struct.pack("<IIIIq", kind, layout.VERSION, layout.NO_SLOT, 0, 0)
+        message = (head + allocation.encode()[: layout.ID_BYTES - 1]).ljust(layout.MESSAGE_SIZE, b"\0")
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+                line.settimeout(self._timeout_seconds)
+                line.connect(str(self._path))
+                line.send(message)
+                reply = line.recv(layout.PROCESS_LIST_SIZE)
+        except TimeoutError as error:
+            raise VgpuError(
+                ErrorCode.HELPER_TIMEOUT,
+                f"vgpu-arbiter did not answer within {self._timeout_seconds:g} seconds",
+                "see its log; tenants keep their limits meanwhile",
+            ) from error
+        except OSError as error:
+            raise VgpuError(
+                ErrorCode.HELPER_FAILED,
+                f"vgpu-arbiter is not there: {os.strerror(error.errno or 0).lower()} at {self._path}",
+                "start vgpud-arbiter.service; tenants keep their limits meanwhile",
+            ) from error
+        if len(reply) < layout.MESSAGE_SIZE:
+            raise VgpuError(ErrorCode.HELPER_FAILED, f"vgpu-arbiter sent {len(reply)} bytes", "upgrade both")
+        return reply
+
+    @staticmethod
+    def _check(reply: bytes, what: str, fine: tuple[int, ...] = ()) -> None:
+        kind = struct.unpack_from("<I", reply)[0]
+        (number,) = struct.unpack_from("<q", reply, layout.MESSAGE_VALUE)
+        if kind == layout.MSG_OK or (kind == layout.MSG_ERROR and number in fine):
+            return
+        raise VgpuError(
+            ErrorCode.HELPER_FAILED,
+            f"vgpu-arbiter cannot {what}: {os.strerror(number).lower() if 0 < number < 4096 else kind}",
+            "see its log",
+        )
