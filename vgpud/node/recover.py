@@ -5,6 +5,7 @@ begins anew with what it then finds.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -33,10 +34,11 @@ async def recover(
         parts.book.add(allocation)
     boot_changed = bool(state.boot_id) and state.boot_id != boot_id
     observed = observe(parts, units, run_dir, state.allocations, boot_changed)
-    actions = reconcile(state.allocations, observed)
+    # a resize that was cut is an allocation of the new size; what is missing of it is repaired first
+    meant = [replace(a, state=State.ACTIVE) if a.state is State.RESIZING else a for a in state.allocations]
+    actions = reconcile(meant, observed)
     keeper.hub.revision = await parts.ledger.set_boot_id(boot_id)
-    going = {a.subject for a in actions if a.kind in _GOING}
-    await _assume_modes(parts, (a for a in state.allocations if a.id not in going), units)
+    await _assume_modes(parts, state.allocations, units)
     for action in actions:
         log.info("reconcile", action=action.kind.value, subject=action.subject, why=action.reason)
         try:
@@ -47,9 +49,6 @@ async def recover(
         if allocation.state is State.RESIZING:
             await keeper.finish_resize(allocation)
         keeper.lifetimes.watch(allocation.id, allocation.request.lifetime)
-
-
-_GOING = (ActionKind.UNDO, ActionKind.FINISH, ActionKind.RELEASE)
 
 
 def observe(
@@ -71,10 +70,10 @@ def observe(
     )
 
 
-async def _assume_modes(parts: Parts, staying: Iterable[Allocation], units: Units) -> None:
+async def _assume_modes(parts: Parts, allocations: Iterable[Allocation], units: Units) -> None:
     """A device whose mode still stands is not put into it again; a missing helper is started anew."""
     seen: set[str] = set()
-    for allocation in staying:
+    for allocation in allocations:
         for part in allocation.slices:
             if part.device_uuid in seen:
                 continue
