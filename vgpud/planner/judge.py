@@ -68,7 +68,7 @@ def _mode(seat: Seat, want: Wanted) -> Mode | Unfit:
             seat,
             fixed,
             ErrorCode.DENIED_BY_POLICY,
-            f"the policy fixes mode {fixed} and the request needs {' or '.join(want.modes)}",
+            f"the policy fixes mode {fixed} and the request needs {want.needs}",
         )
     idle_mode = fixed or _idle_mode(seat, want)
     if held is None or held is idle_mode:
@@ -80,7 +80,7 @@ def _mode(seat: Seat, want: Wanted) -> Mode | Unfit:
     return busy(
         seat,
         idle_mode,
-        f"it is in mode {held} with {holds}{policy} and the request needs {' or '.join(want.modes)}",
+        f"it is in mode {held} with {holds}{policy} and the request needs {want.needs}",
     )
 
 

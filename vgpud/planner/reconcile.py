@@ -4,7 +4,7 @@ The ledger is believed about what was meant, the world about what is. Doing the 
 cut anywhere and begun again, ends in a state for which there is nothing to do.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -133,9 +133,9 @@ def _tenant_gone(allocation: Allocation, world: _World) -> str:
     return f"the reboot took its {' and '.join(missing)}" if missing else ""
 
 
-def _keeping(allocation: Allocation, world: _World, ours: set[InstancePlace]) -> Action | None:
-    """What an allocation that stays needs. A failed one needs nothing but its release."""
-    if allocation.state is not State.ACTIVE:
+def _keeping(allocation: Allocation, world: _World, ours: Set[InstancePlace]) -> Action | None:
+    """What an allocation that stays needs: one in a resize as any, a failed one only its release."""
+    if allocation.state is State.FAILED:
         return None
     for piece in allocation.slices:
         why = _unusable(piece, world, ours)
@@ -147,7 +147,7 @@ def _keeping(allocation: Allocation, world: _World, ours: set[InstancePlace]) ->
     return None
 
 
-def _unusable(piece: Slice, world: _World, ours: set[InstancePlace]) -> str:
+def _unusable(piece: Slice, world: _World, ours: Set[InstancePlace]) -> str:
     """Why a slice cannot be kept up; empty if it can."""
     device = world.devices.get(piece.device_uuid)
     if device is None:

@@ -1,5 +1,6 @@
 """Why a request is refused as a whole: the number, the sentence, and what would fit instead."""
 
+from collections import Counter
 from collections.abc import Sequence
 from difflib import get_close_matches
 
@@ -29,13 +30,13 @@ def refuse(want: Wanted, verdicts: Sequence[Verdict], details: tuple[str, ...]) 
     """
     fits = tuple(verdict for verdict in verdicts if isinstance(verdict, Fit))
     unfit = tuple(verdict for verdict in verdicts if isinstance(verdict, Unfit))
-    for mode in want.modes:
-        could = sum(v.mode is mode and (isinstance(v, Fit) or v.busy) for v in verdicts)
-        if could >= want.count:
-            return _no_capacity(want, mode, fits, unfit, details)
     nevers = tuple(verdict for verdict in unfit if not verdict.busy)
-    if len(nevers) < len(verdicts) or not nevers:
-        return _too_many(want, verdicts, nevers, details)
+    able = Counter(v.mode for v in verdicts if isinstance(v, Fit) or v.busy)
+    for mode in want.modes:
+        if able[mode] >= want.count:
+            return _no_capacity(want, mode, fits, unfit, details)
+    if able:
+        return _too_many(want, max(able.values()), len(verdicts), nevers, details)
     return _impossible(want, nevers, details)
 
 
@@ -84,18 +85,17 @@ def _no_quota(
 
 
 def _too_many(
-    want: Wanted, verdicts: Sequence[Verdict], nevers: tuple[Unfit, ...], details: tuple[str, ...]
+    want: Wanted, able: int, selected: int, nevers: tuple[Unfit, ...], details: tuple[str, ...]
 ) -> VgpuError:
-    able = len(verdicts) - len(nevers)
     causes = {unfit.code for unfit in nevers}
     # a card that is lost or waits for a reset comes back: the request is not impossible for ever
     passing = causes & {ErrorCode.GPU_LOST, ErrorCode.RESET_NEEDED}
     code = next((c for c in _GRAVITY if c in passing), ErrorCode.IMPOSSIBLE)
     return VgpuError(
         code,
-        f"{counted(want.count, 'device')} asked, {able} of the {len(verdicts)} that may be taken can serve "
+        f"{counted(want.count, 'device')} asked, {able} of the {selected} that may be taken can serve "
         f"in one mode",
-        f"ask for at most {able}, each slice lies on a device of its own",
+        f"ask for at most {able}: each slice lies on a device of its own",
         details,
     )
 

@@ -35,6 +35,12 @@ class Wanted:
     def limits_compute(self) -> bool:
         return self.share is not None and self.share != WHOLE
 
+    @property
+    def needs(self) -> str:
+        """The modes, for a sentence; those that could not keep their word only if there are no others."""
+        able = [mode for mode in self.modes if not self.unsupported(mode)]
+        return " or ".join(able or self.modes)
+
     def unsupported(self, mode: Mode) -> bool:
         """Would `mode` leave a part of the request without anything that enforces it?"""
         return mode is Mode.PRELOAD and self.limits_compute and not self.abilities.preload_share

@@ -1,0 +1,178 @@
+"""Which mode a device takes, and what the slice in it holds."""
+
+import pytest
+
+from vgpud.model.device import DeviceProcess, Placement
+from vgpud.model.quantity import GIB, MIB, Percent
+from vgpud.model.tenancy import MigSlice, Mode, Request, Slice
+from vgpud.planner.choose import choose
+from vgpud.planner.use import EMPTY, DeviceUse
+from vgpud.planner.wanted import ModeAbilities
+
+from .cards import (
+    AUTO,
+    COMPUTE,
+    H200_USABLE,
+    HARDWARE,
+    QUOTA,
+    WHOLE_DEVICE,
+    h200,
+    h200_node,
+    instance,
+    node_of,
+    policy,
+    request,
+    used,
+    used_mig,
+)
+
+NODE = h200_node(1)
+
+
+def only(wanted: Request, mode: str = "auto", use: DeviceUse = EMPTY) -> Slice:
+    decision = choose(wanted, NODE, policy({"mode": mode}), {"GPU-0": use})
+    assert decision.refusal is None, decision.refusal
+    (piece,) = decision.slices
+    (reason,) = decision.reasons
+    assert reason.taken
+    assert reason.mode is piece.mode
+    assert reason.device_uuid == piece.device_uuid
+    return piece
+
+
+@pytest.mark.parametrize(
+    ("wanted", "mode"),
+    [
+        (request(), Mode.EXCLUSIVE),
+        (request(isolation=WHOLE_DEVICE), Mode.EXCLUSIVE),
+        (request(memory=4 * GIB), Mode.PRELOAD),
+        (request(memory=4 * GIB, share=100), Mode.PRELOAD),
+        (request(memory=4 * GIB, share=30), Mode.MPS),
+        (request(share=30), Mode.MPS),
+        (request(memory=4 * GIB, isolation=QUOTA), Mode.PRELOAD),
+        (request(memory=4 * GIB, isolation=COMPUTE), Mode.MPS),
+        (request(memory=4 * GIB, isolation=HARDWARE), Mode.MIG),
+        (request(mig_profile="1g.18gb"), Mode.MIG),
+    ],
+)
+def test_an_idle_auto_device_takes_the_mode_that_the_request_needs(wanted: Request, mode: Mode) -> None:
+    assert only(wanted).mode is mode
+
+
+@pytest.mark.parametrize("mode", ["preload", "mps", "mig"])
+def test_memory_alone_is_served_in_whatever_mode_the_policy_fixes(mode: str) -> None:
+    assert only(request(memory=4 * GIB), mode).mode == mode
+
+
+@pytest.mark.parametrize("mode", [Mode.PRELOAD, Mode.MPS])
+def test_memory_alone_joins_the_mode_that_an_auto_device_is_in(mode: Mode) -> None:
+    assert only(request(memory=4 * GIB), use=used(mode, GIB)).mode is mode
+
+
+def test_preload_serves_a_share_once_it_is_able_to() -> None:
+    able = ModeAbilities(preload_share=True)
+    decision = choose(request(memory=GIB, share=30), NODE, AUTO, {}, able)
+    assert decision.slices == (Slice("GPU-0", Mode.PRELOAD, GIB, Percent(3000)),)
+
+
+def test_a_whole_share_under_preload_limits_nothing() -> None:
+    assert only(request(memory=GIB, share=100)) == Slice("GPU-0", Mode.PRELOAD, GIB)
+
+
+def test_a_whole_card_is_all_of_its_usable_memory() -> None:
+    assert only(request()) == Slice("GPU-0", Mode.EXCLUSIVE, H200_USABLE)
+
+
+def test_a_share_without_memory_gets_memory_in_proportion_in_whole_2_mib() -> None:
+    piece = only(request(share=12.5, isolation=COMPUTE))
+    assert piece.share == Percent(1250)
+    assert piece.memory_bytes == H200_USABLE // 8 // (2 * MIB) * (2 * MIB)
+
+
+def test_the_smallest_share_still_gets_some_memory() -> None:
+    tiny = node_of(h200(0, memory_total_bytes=GIB, memory_reserved_bytes=0))
+    decision = choose(request(share=0.01, isolation=COMPUTE), tiny, AUTO, {})
+    assert decision.slices[0].memory_bytes == 2 * MIB
+
+
+def test_a_mig_slice_says_profile_place_memory_and_share() -> None:
+    assert only(request(mig_profile="3g.71gb")) == Slice(
+        "GPU-0",
+        Mode.MIG,
+        71424 * MIB,
+        Percent(4545),  # 60 of 132 multiprocessors
+        MigSlice(9, "3g.71gb", Placement(4, 4)),
+    )
+
+
+@pytest.mark.parametrize("text", ["1g.18gb+me", "MIG 1g.18gb+me", "mig 1G.18GB+ME", "20", " 20 "])
+def test_a_profile_is_named_by_name_or_id(text: str) -> None:
+    mig = only(request(mig_profile=text)).mig
+    assert mig is not None
+    assert mig.profile_id == 20
+
+
+@pytest.mark.parametrize(
+    ("wanted", "profile"),
+    [
+        (request(isolation=HARDWARE), "1g.18gb"),
+        (request(isolation=HARDWARE, memory=16 * GIB), "1g.18gb"),
+        (request(isolation=HARDWARE, memory=16 * GIB + 1), "1g.35gb"),
+        (request(isolation=HARDWARE, share=20), "2g.35gb"),
+        (request(isolation=HARDWARE, share=12.12), "1g.18gb"),
+        (request(isolation=HARDWARE, share=12.13), "1g.35gb"),
+        (request(isolation=HARDWARE, memory=40 * GIB), "3g.71gb"),
+        (request(isolation=HARDWARE, share=48), "4g.71gb"),
+        (request(isolation=HARDWARE, share=100), "7g.141gb"),
+        (request(isolation=HARDWARE, memory=H200_USABLE), "7g.141gb"),
+    ],
+)
+def test_the_smallest_profile_that_serves_is_taken(wanted: Request, profile: str) -> None:
+    mig = only(wanted).mig
+    assert mig is not None
+    assert mig.profile_name == profile
+
+
+def test_the_full_card_profile_takes_no_more_than_the_card_has() -> None:
+    assert only(request(mig_profile="7g.141gb")).memory_bytes == H200_USABLE
+
+
+def test_a_larger_profile_serves_where_the_policy_leaves_the_smaller_out() -> None:
+    rules = policy({"mode": "mig", "mig": {"profiles": ("2g.35gb", "7g.141gb")}})
+    decision = choose(request(memory=GIB), NODE, rules, {})
+    assert decision.slices[0].mig == MigSlice(14, "2g.35gb", Placement(4, 2))
+
+
+def test_an_instance_of_others_keeps_its_place() -> None:
+    node = node_of(h200(0, mig_on=True, instances=(instance(3, 19, 6),)))
+    decision = choose(request(mig_profile="3g.71gb"), node, AUTO, {})
+    assert decision.slices[0].mig == MigSlice(9, "3g.71gb", Placement(0, 4))
+
+
+def test_held_slices_keep_their_places_before_nvml_shows_them() -> None:
+    decision = choose(request(mig_profile="9"), NODE, AUTO, {"GPU-0": used_mig((9, 4))})
+    assert decision.slices[0].mig == MigSlice(9, "3g.71gb", Placement(0, 4))
+
+
+def test_a_device_with_mig_on_serves_memory_from_an_instance() -> None:
+    decision = choose(request(memory=GIB), node_of(h200(0, mig_on=True)), AUTO, {})
+    assert decision.slices[0].mode is Mode.MIG
+
+
+def test_overcommit_lets_shares_pass_a_whole_card() -> None:
+    rules = policy({"mode": "mps", "mps": {"overcommit_percent": 150.0}})
+    use = {"GPU-0": used(Mode.MPS, GIB, GIB, share=5000)}
+    assert choose(request(memory=GIB, share=50), NODE, rules, use).slices
+    assert choose(request(memory=GIB, share=50.01), NODE, rules, use).refusal
+
+
+def test_mps_without_a_share_adds_nothing_to_the_sum_of_shares() -> None:
+    use = used(Mode.MPS, GIB, share=10000)
+    assert only(request(memory=GIB, isolation=COMPUTE), use=use) == Slice("GPU-0", Mode.MPS, GIB)
+
+
+def test_processes_of_others_do_not_shut_preload_out() -> None:
+    node = node_of(h200(0, processes=(DeviceProcess(7, GIB, "compute"),)))
+    assert choose(request(memory=GIB), node, AUTO, {}).slices
+    graphics = node_of(h200(0, processes=(DeviceProcess(7, GIB, "graphics"),)))
+    assert choose(request(memory=GIB, isolation=COMPUTE), graphics, AUTO, {}).slices

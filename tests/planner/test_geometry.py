@@ -1,0 +1,176 @@
+"""MIG tables against an independent brute force."""
+
+from functools import cache
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vgpud.model.device import GpuInstance, MigProfile, Placement
+from vgpud.model.tenancy import MigSlice
+from vgpud.planner.geometry import Layout, Table, table_for
+
+from .cards import A30_PROFILES, H200_PROFILES, H200_WITHOUT_ME, instance, profile, used_mig
+
+Key = tuple[int, Placement]
+
+# a card on which places alone do not keep the rules: compute slices and counts must
+TIGHT_PROFILES = (
+    profile(1, "1c", 1, 3, 10, 1000, (0, 1, 2, 3, 4, 5), 1),
+    profile(2, "2c", 2, 2, 20, 1000, (0, 2, 4), 1),
+    profile(3, "4c", 4, 1, 40, 4000, (0,), 6),
+)
+CARDS = {"h200": H200_PROFILES, "a30": A30_PROFILES, "tight": TIGHT_PROFILES}
+
+
+def legal(profiles: tuple[MigProfile, ...], keys: frozenset[Key]) -> bool:
+    """The rules as NVIDIA states them, checked slice by slice."""
+    by_id = {p.id: p for p in profiles}
+    cells: set[int] = set()
+    for _, place in keys:
+        mine = set(range(place.start, place.start + place.size))
+        if cells & mine:
+            return False
+        cells |= mine
+    for p in profiles:
+        if sum(key[0] == p.id for key in keys) > p.instance_count:
+            return False
+    return sum(by_id[key[0]].slice_count for key in keys) <= max(p.slice_count for p in profiles)
+
+
+@cache
+def every_state(profiles: tuple[MigProfile, ...]) -> frozenset[frozenset[Key]]:
+    """Breadth first over sets, each checked as a whole."""
+    keys = [(p.id, place) for p in profiles for place in p.placements]
+    states = {frozenset[Key]()}
+    edge = set(states)
+    while edge:
+        grown = {state | {key} for state in edge for key in keys if key not in state}
+        edge = {state for state in grown if legal(profiles, state)} - states
+        states |= edge
+    return frozenset(states)
+
+
+def keys_of(table: Table, state: int) -> frozenset[Key]:
+    return frozenset((p.id, place) for i, (p, place) in enumerate(table.slots) if state >> i & 1)
+
+
+def brute_free(profiles: tuple[MigProfile, ...], state: frozenset[Key]) -> set[Key]:
+    keys = {(p.id, place) for p in profiles for place in p.placements}
+    return {key for key in keys - state if legal(profiles, state | {key})}
+
+
+def slices(state: frozenset[Key]) -> tuple[MigSlice, ...]:
+    return tuple(MigSlice(number, "", place) for number, place in sorted(state))
+
+
+def test_h200_has_the_723_known_states_without_me() -> None:
+    assert len(table_for(H200_WITHOUT_ME).free_after) == 723
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_states_are_those_of_brute_force(card: str) -> None:
+    table = table_for(CARDS[card])
+    assert {keys_of(table, state) for state in table.free_after} == every_state(CARDS[card])
+
+
+@pytest.mark.parametrize("card", CARDS)
+@given(data=st.data())
+def test_free_and_best_places_are_those_of_brute_force(card: str, data: st.DataObject) -> None:
+    profiles = CARDS[card]
+    table = table_for(profiles)
+    state = data.draw(st.sampled_from(sorted(every_state(profiles), key=sorted)))
+    layout = table.layout((), slices(state))
+    free = brute_free(profiles, state)
+    for p in profiles:
+        mine = [key for key in free if key[0] == p.id]
+        assert set(table.free_placements(layout, p.id)) == {place for _, place in mine}
+        best = table.best_place(layout, p.id)
+        lost = {key: len(free - brute_free(profiles, state | {key})) for key in mine}
+        if not mine:
+            assert best is None
+            continue
+        assert best is not None
+        assert best.destroyed == min(lost.values()) == lost[p.id, best.placement]
+        assert best.left == len(free) - best.destroyed
+        assert best.placement == min(key[1] for key in mine if lost[key] == best.destroyed)
+    assert {p.id for p in table.free_profiles(layout)} == {key[0] for key in free}
+
+
+def test_an_empty_h200_gives_away_the_places_that_cost_least() -> None:
+    table = table_for(H200_PROFILES)
+    starts = {p.name: table.best_place(Layout(), p.id).placement.start for p in H200_PROFILES}  # type: ignore[union-attr]
+    assert starts == {
+        "MIG 1g.18gb": 6,
+        "MIG 1g.18gb+me": 6,
+        "MIG 1g.35gb": 6,
+        "MIG 2g.35gb": 4,
+        "MIG 3g.71gb": 4,  # leaves place 0 for a 4g
+        "MIG 4g.71gb": 0,
+        "MIG 7g.141gb": 0,
+    }
+
+
+def test_two_3g_take_six_of_seven_compute_slices_and_all_memory() -> None:
+    table = table_for(H200_PROFILES)
+    layout = table.layout((), used_mig((9, 0), (9, 4)).mig)
+    assert table.compute_slices == 7
+    assert table.free_profiles(layout) == ()
+
+
+def test_four_1g_leave_room_for_one_3g_at_the_other_end() -> None:
+    table = table_for(H200_PROFILES)
+    layout = table.layout((), used_mig((19, 0), (19, 1), (19, 2), (19, 3)).mig)
+    assert table.free_placements(layout, 9) == (Placement(4, 4),)
+
+
+def test_me_is_there_once_at_most() -> None:
+    table = table_for(H200_PROFILES)
+    layout = table.layout((), used_mig((20, 3)).mig)
+    assert table.free_placements(layout, 20) == ()
+    assert len(table.free_placements(layout, 19)) == 6
+
+
+def test_an_instance_that_is_held_and_seen_counts_once() -> None:
+    table = table_for(H200_PROFILES)
+    held = used_mig((9, 0)).mig
+    assert table.layout((instance(1, 9, 0),), held) == table.layout((), held)
+
+
+def test_an_instance_of_others_occupies_its_place() -> None:
+    table = table_for(H200_PROFILES)
+    layout = table.layout((instance(1, 9, 4),), ())
+    assert table.free_placements(layout, 9) == (Placement(0, 4),)
+
+
+def test_an_instance_that_no_table_lists_shuts_what_it_touches() -> None:
+    table = table_for(H200_PROFILES)
+    layout = table.layout((GpuInstance(1, 77, Placement(1, 2), ()),), ())
+    assert [p.start for p in table.free_placements(layout, 19)] == [0, 3, 4, 5, 6]
+    assert [p.start for p in table.free_placements(layout, 14)] == [4]
+
+
+def test_a_layout_that_the_table_calls_illegal_gets_nothing_more() -> None:
+    table = table_for(H200_PROFILES)
+    overlapping = (instance(1, 9, 0), instance(2, 19, 1))
+    assert table.free_profiles(table.layout(overlapping, ())) == ()
+
+
+def test_equal_cards_share_one_table() -> None:
+    other_snapshot = tuple(
+        MigProfile(p.id, p.name, p.slice_count, p.instance_count, p.sm_count, p.memory_bytes, p.placements)
+        for p in H200_PROFILES
+    )
+    assert other_snapshot is not H200_PROFILES
+    assert table_for(other_snapshot) is table_for(H200_PROFILES)
+
+
+def test_tables_of_different_cards_are_not_mixed_up() -> None:
+    for first, second in combinations(CARDS.values(), 2):
+        assert table_for(first).profiles == first
+        assert table_for(second).profiles == second
+
+
+def test_a_card_without_profiles_has_one_empty_state() -> None:
+    assert table_for(()).free_after == {0: 0}

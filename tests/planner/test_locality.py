@@ -1,0 +1,61 @@
+"""Sets of devices against brute force."""
+
+from itertools import combinations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vgpud.model.device import Link, Node
+from vgpud.model.tenancy import Mode, Slice
+from vgpud.planner.locality import nearest
+from vgpud.planner.verdict import Fit
+
+from .cards import h200, node_of
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[Node, list[Fit]]:
+    devices = [h200(i, numa_node=draw(st.sampled_from([0, 1, None]))) for i in range(draw(st.integers(2, 8)))]
+    links = {}
+    for a, b in combinations(devices, 2):
+        if draw(st.integers(0, 3)):
+            links[a.uuid, b.uuid] = links[b.uuid, a.uuid] = draw(st.sampled_from(Link))
+    fits = [Fit(d, Mode.EXCLUSIVE, Slice(d.uuid, Mode.EXCLUSIVE, 1), (i,), "") for i, d in enumerate(devices)]
+    return node_of(*devices, links=links), fits
+
+
+def cost(node: Node, chosen: tuple[Fit, ...]) -> tuple[int, int]:
+    order = list(Link)
+    return (
+        len({fit.device.numa_node for fit in chosen}),
+        sum(
+            order.index(node.links.get((a.device.uuid, b.device.uuid), Link.UNKNOWN))
+            for a, b in combinations(chosen, 2)
+        ),
+    )
+
+
+@settings(deadline=None)
+@given(situations(), st.data())
+def test_no_set_of_up_to_eight_lies_nearer(situation: tuple[Node, list[Fit]], data: st.DataObject) -> None:
+    node, fits = situation
+    count = data.draw(st.integers(1, len(fits)))
+    chosen = nearest(node, fits, count)
+    assert len({fit.device.uuid for fit in chosen}) == count
+    if count == 1:
+        assert chosen == (fits[0],)
+    else:
+        assert cost(node, chosen) == min(cost(node, other) for other in combinations(fits, count))
+
+
+def test_greedy_finds_the_joined_group_among_many() -> None:
+    group = {3, 8, 11, 15, 17}
+    devices = [h200(i, numa_node=0) for i in range(20)]
+    links = {
+        (a.uuid, b.uuid): Link.NVLINK if {a.index, b.index} <= group else Link.SYSTEM
+        for a in devices
+        for b in devices
+    }
+    fits = [Fit(d, Mode.EXCLUSIVE, Slice(d.uuid, Mode.EXCLUSIVE, 1), (i,), "") for i, d in enumerate(devices)]
+    chosen = nearest(node_of(*devices, links=links), fits, 5)
+    assert {fit.device.index for fit in chosen} == group
