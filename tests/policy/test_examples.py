@@ -1,0 +1,109 @@
+"""The shipped policies do what their comments say, and the commented defaults are the defaults."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from vgpud.model.device import Device, Mig
+from vgpud.model.quantity import parse_bytes
+from vgpud.policy.effective import effective
+from vgpud.policy.model import TABLES, DeviceRule, Policy
+from vgpud.policy.show import check
+
+ROOT = Path(__file__).resolve().parents[2]
+MAIN = ROOT / "configs/vgpud.toml"
+EXAMPLES = sorted((ROOT / "configs/examples").glob("*.toml"))
+CLAIM = re.compile(
+    r"#   device: (?P<name>.+), (?P<memory>[0-9.]+GiB), (?P<mig>mig|no mig)(, index (?P<index>\d+))?"
+    r" -> (?P<mode>\w+)"
+)
+
+
+def claims(path: Path) -> list[tuple[Device, str]]:
+    found = []
+    for number, line in enumerate(path.read_text().splitlines()):
+        if line.startswith("#   device:"):
+            claim = CLAIM.fullmatch(line)
+            assert claim, line
+            # labels such as 140.4GiB are rounded, and need not come out in whole bytes
+            tenths = int(float(claim["memory"].removesuffix("GiB")) * 10)
+            device = Device(
+                uuid=f"GPU-{number}",
+                index=int(claim["index"] or number),
+                name=claim["name"],
+                memory_total_bytes=tenths * parse_bytes("1GiB") // 10,
+                mig=Mig(capable=claim["mig"] == "mig"),
+            )
+            found.append((device, claim["mode"]))
+    return found
+
+
+def test_the_four_examples_are_there() -> None:
+    assert [path.stem for path in EXAMPLES] == ["dgx-mixed", "hpc", "inference-node", "workstation"]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_each_device_gets_the_mode_that_the_comments_claim(path: Path) -> None:
+    policy = check(path).policy
+    expected = claims(path)
+    assert len(expected) >= 5
+    assert [policy.rule_for(device).mode for device, _ in expected] == [mode for _, mode in expected]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_claims_show_every_rule_at_work(path: Path) -> None:
+    policy = check(path).policy
+    used = {id(policy.rule_for(device)) for device, _ in claims(path)}
+    assert used == {id(rule) for rule in policy.device}
+
+
+def uncommented(text: str, table: str) -> dict[str, str]:
+    """The commented `#key = value` lines below the header `table`, "" for the top."""
+    found: dict[str, str] = {}
+    current = ""
+    for line in text.splitlines():
+        header = re.fullmatch(r"#?\[+([a-z.]+)\]+", line)
+        key = re.fullmatch(r"#?([a-z_]+) = (.+)", line)
+        if header:
+            current = header[1]
+        elif key and current == table:
+            found[key[1]] = key[2]
+    return found
+
+
+def test_the_shipped_main_file_changes_nothing() -> None:
+    assert effective(check(MAIN).policy) == effective(Policy())
+
+
+@pytest.mark.parametrize("table", sorted(TABLES))
+def test_the_main_file_explains_every_key(table: str) -> None:
+    tables = {name.rpartition(".")[2] for name in TABLES if name.rpartition(".")[0] == table and name}
+    assert set(uncommented(MAIN.read_text(), table)) == set(TABLES[table].model_fields) - tables
+
+
+def test_with_all_comment_signs_off_it_loads_and_shows_the_defaults(tmp_path: Path) -> None:
+    text = re.sub(r"^#(?=\[|[a-z_]+ = )", "", MAIN.read_text(), flags=re.MULTILINE)
+    text = text.replace(
+        "GPU-00000000-0000-0000-0000-000000000000", "GPU-12345678-0000-0000-0000-000000000000"
+    )
+    path = tmp_path / "vgpud.toml"
+    path.write_text(text)
+    policy = check(path).policy
+    (rule,) = policy.device
+    default = DeviceRule()
+    assert policy.planner == Policy().planner
+    assert rule.mode == default.mode
+    assert rule.preload == default.settings_preload()
+    assert rule.mps == default.settings_mps()
+    assert rule.mig is not None
+    assert rule.mig.profiles == ("1g.18gb", "3g.71gb")  # its default, all, cannot be written down
+    assert rule.mig.change_mode == default.settings_mig().change_mode
+    assert all(value is not None for value in dict(rule.match).values())
+
+
+def test_the_manual_names_every_key() -> None:
+    manual = (ROOT / "docs/policy.md").read_text()
+    for table, model in TABLES.items():
+        for key in model.model_fields:
+            assert f"`{key}`" in manual or f"[{table}.{key}]".replace("[.", "[") in manual, (table, key)

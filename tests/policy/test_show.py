@@ -1,0 +1,116 @@
+"""What `policy check` and `policy show --origin` print."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.policy.conftest import Etc
+from vgpud.model.errors import VgpuError
+from vgpud.policy.effective import as_toml, digest, effective, leaves
+from vgpud.policy.model import (
+    DeviceRule,
+    Match,
+    MigSettings,
+    MpsSettings,
+    PlannerSettings,
+    Policy,
+    PreloadSettings,
+)
+from vgpud.policy.show import check, render_with_origins
+
+
+def test_every_effective_key_with_its_value_and_origin(etc: Etc) -> None:
+    etc.write("lib/conf.d/10-vendor.toml", "[planner]\nstrategy = 'spread'\n")
+    etc.write(
+        "etc/vgpud.toml",
+        "version = 1\n\n[[device]]\nmatch = { name = 'a\"b', memory_min = 1610612736, memory_max = '80GB' }\n"
+        "[device.mig]\nprofiles = [\n  '1g.18gb', '2g.35gb' ]\n[[device]]\nmode = 'exclusive'\n",
+    )
+    rows = [
+        (key, value, origin.removeprefix(f"{etc.root}/"))
+        for key, value, origin in render_with_origins(etc.load())
+    ]
+    assert rows == [
+        ("version", "1", "etc/vgpud.toml:1"),
+        ("planner.strategy", '"spread"', "lib/conf.d/10-vendor.toml:2"),
+        ("device[0].match.name", '"a\\"b"', "etc/vgpud.toml:4"),
+        ("device[0].match.memory_min", '"1536MiB"', "etc/vgpud.toml:4"),
+        ("device[0].match.memory_max", '"78125000KiB"', "etc/vgpud.toml:4"),
+        ("device[0].mode", '"auto"', "built-in"),
+        ("device[0].preload.max_tenants", "64", "built-in"),
+        ("device[0].mps.max_tenants", "16", "built-in"),
+        ("device[0].mps.overcommit_percent", "100.0", "built-in"),
+        ("device[0].mig.profiles", '["1g.18gb", "2g.35gb"]', "etc/vgpud.toml:6"),
+        ("device[0].mig.change_mode", "true", "built-in"),
+        ("device[1].mode", '"exclusive"', "etc/vgpud.toml:9"),
+    ]
+
+
+def test_without_rules_it_says_so(etc: Etc) -> None:
+    assert [tuple(row) for row in render_with_origins(etc.load())] == [
+        ("version", "1", "built-in"),
+        ("planner.strategy", '"pack"', "built-in"),
+        ("device", "[]", "built-in"),
+    ]
+
+
+def test_check_takes_a_file_alone(etc: Etc) -> None:
+    main = etc.write("etc/vgpud.toml", "version = 1\n")
+    etc.write("etc/conf.d/50-x.toml", "not toml")
+    assert check(main).files == (main,)
+
+
+def test_check_asks_a_drop_in_for_no_version(etc: Etc, monkeypatch: pytest.MonkeyPatch) -> None:
+    drop_in = etc.write("etc/conf.d/50-x.toml", "[planner]\n")
+    check(drop_in)
+    monkeypatch.chdir(drop_in.parent)
+    check(Path(drop_in.name))
+    with pytest.raises(VgpuError, match="version: is missing"):
+        check(etc.write("other/50-x.toml", "[planner]\n"))
+
+
+@pytest.mark.parametrize("name", ["nowhere.toml", "a\0b", "x" * 300])
+def test_check_of_a_file_that_is_not_there(tmp_path: Path, name: str) -> None:
+    with pytest.raises(VgpuError, match="cannot be read"):
+        check(tmp_path / name)
+
+
+RULES = st.builds(
+    DeviceRule,
+    match=st.builds(
+        Match,
+        name=st.none() | st.text(min_size=1),
+        index=st.none() | st.integers(0, 9),
+        memory_min=st.none() | st.integers(1, 2**50),
+        mig_capable=st.none() | st.booleans(),
+    ),
+    mode=st.sampled_from(["auto", "mps", "unmanaged"]),
+    mps=st.none() | st.builds(MpsSettings, overcommit_percent=st.floats(100, 1000)),
+    mig=st.none() | st.builds(MigSettings, profiles=st.none() | st.just(("1g.18gb",))),
+    preload=st.none() | st.builds(PreloadSettings, max_tenants=st.integers(1, 9)),
+)
+POLICIES = st.builds(
+    Policy,
+    planner=st.builds(PlannerSettings, strategy=st.sampled_from(["pack", "spread"])),
+    device=st.lists(RULES, max_size=3).map(tuple),
+)
+
+
+@given(POLICIES)
+def test_the_effective_policy_is_a_policy_and_its_own_effect(policy: Policy) -> None:
+    plain: dict[str, Any] = effective(policy)
+    again = Policy.model_validate(plain)
+    assert effective(again) == plain
+    assert digest(again) == digest(policy)
+
+
+@given(POLICIES)
+def test_every_value_is_shown_as_toml_that_reads_back(policy: Policy) -> None:
+    for _, value in leaves(effective(policy)):
+        shown = as_toml(value)
+        assert len(shown.splitlines()) == 1
+        assert tomllib.loads(f"x = {shown}")["x"] == value
