@@ -102,10 +102,19 @@ def test_environment_is_small_and_as_asked(
 
 
 def test_a_leftover_does_not_count_as_ready(units: ChildUnits, tmp_path: Path) -> None:
-    ready = tmp_path / "socket"
+    ready, other = tmp_path / "socket", tmp_path / "other"
     ready.write_text("old")
-    units.start(UnitSpec("helper", ("/bin/sh", "-c", f"echo new >{ready}; exec sleep 1000"), ready=ready))
+    other.write_text("old")
+    units.start(
+        UnitSpec(
+            "helper",
+            ("/bin/sh", "-c", f"echo new >{ready}; exec sleep 1000"),
+            ready=ready,
+            files=(other, tmp_path),
+        )
+    )
     until(lambda: ready.read_text() == "new\n")
+    assert not other.exists()
 
 
 def test_readiness_can_be_a_question(units: ChildUnits) -> None:

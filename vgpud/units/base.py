@@ -22,7 +22,8 @@ class UnitSpec:
     """A helper: `argv` stays in the foreground, `env` is added to a small fixed environment.
 
     `ready` is a path that the helper makes, or a question asked until it says yes; None means ready
-    once started. A path left over from an earlier life is removed before the start.
+    once started. That path and `files`, which the helper makes too, are removed before the start:
+    what an earlier life left over must not be taken for this one's.
     """
 
     name: str
@@ -30,6 +31,7 @@ class UnitSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     ready: Callable[[], bool] | Path | None = None
     ready_seconds: float = 10.0
+    files: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -39,10 +41,12 @@ class UnitSpec:
             return True
         return self.ready.exists() if isinstance(self.ready, Path) else self.ready()
 
-    def remove_leftover(self) -> None:
+    def remove_leftovers(self) -> None:
         """Only while the helper does not run."""
-        if isinstance(self.ready, Path) and not self.ready.is_dir():
-            self.ready.unlink(missing_ok=True)
+        made = (*self.files, self.ready) if isinstance(self.ready, Path) else self.files
+        for path in made:
+            if not path.is_dir():
+                path.unlink(missing_ok=True)
 
 
 class Units(Protocol):

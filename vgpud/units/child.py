@@ -46,7 +46,7 @@ class ChildUnits:
         with self._locked(spec.name) as lock:
             running = self._find(spec.name)
             if running is None:
-                spec.remove_leftover()
+                spec.remove_leftovers()
                 running = self._spawn(spec, lock)
         try:
             wait_ready(spec, running, lambda sentence: self._failure(spec.name, sentence))

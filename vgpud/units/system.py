@@ -33,7 +33,7 @@ class SystemdUnits:
         """See Units.start. A helper that does not get ready is stopped."""
         running = self.running(spec.name)
         if running is None:
-            spec.remove_leftover()
+            spec.remove_leftovers()
             self._write_environment(spec)
             self._call("reset-failed", spec.name, allowed=None)
             self._call("start", spec.name)
