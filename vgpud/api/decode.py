@@ -30,7 +30,6 @@ class Limits:
 def request(asked: pb.AllocateRequest, request_id: str, owner: Owner, lifetime: Lifetime) -> Request:
     """The id, owner and lifetime come from the door, which knows who calls."""
     refuse_unknown_fields(asked)
-    refuse_unknown_fields(asked.selector)
     return Request(
         id=identifier(request_id, "request_id"),
         owner=owner,
@@ -39,7 +38,7 @@ def request(asked: pb.AllocateRequest, request_id: str, owner: Owner, lifetime: 
         count=_count(asked.count),
         isolation=_isolation(asked.isolation),
         mig_profile=text(asked.mig_profile, "mig_profile"),
-        selector=_selector(asked.selector),
+        selector=_selector(asked.selector) if asked.HasField("selector") else Selector(),
         label=text(asked.label, "label"),
         lifetime=lifetime,
     )
@@ -115,6 +114,7 @@ def _isolation(word: str) -> Isolation | None:
 
 
 def _selector(asked: pb.Selector) -> Selector:
+    refuse_unknown_fields(asked)
     for field, entries in (("uuids", len(asked.uuids)), ("indices", len(asked.indices))):
         if entries > MAX_COUNT:
             raise _bad(f"selector.{field} has {entries} entries, at most {MAX_COUNT} are taken", "use fewer")

@@ -1,0 +1,161 @@
+"""A keeper in memory: what the doors can be tested with, no ledger, no device."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from vgpud.model.caller import Caller
+from vgpud.model.device import Device, Node
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.event import Event, EventKind
+from vgpud.model.plan import Step, StepKind
+from vgpud.model.quantity import GIB, Percent
+from vgpud.model.tenancy import Allocation, Decision, Edits, Mode, Mount, Reason, Request, Slice, State
+from vgpud.model.view import DeviceView, NodeDescription, ReloadReport, SliceUse
+
+CARD = Device(uuid="GPU-1", index=0, name="Test card", memory_total_bytes=80 * GIB)
+EDITS = Edits(
+    env=(("VGPU_LEASE", "/run/vgpu"),),
+    host_env=(("VGPU_LEASE", "/run/vgpud/leases/x"),),
+    mounts=(Mount("/run/vgpud/leases/x", "/run/vgpu"),),
+)
+
+
+class FakePolicy:
+    def model_dump_json(self) -> str:
+        return '{"version":1}'
+
+
+@dataclass(frozen=True)
+class FakeLoaded:
+    policy: FakePolicy = field(default_factory=FakePolicy)
+    origins: Mapping[str, object] = field(default_factory=lambda: {"version": Path("/etc/p.toml")})
+    files: tuple[Path, ...] = (Path("/etc/p.toml"),)
+    digest: str = "abc"
+
+
+class FakeKeeper:
+    """`failure` is raised by every call if set; `gate` holds Allocate until it is set."""
+
+    def __init__(self) -> None:
+        self.failure: Exception | None = None
+        self.gate: asyncio.Event | None = None
+        self.requests: list[Request] = []
+        self.callers: list[Caller] = []
+        self.held: dict[str, Allocation] = {}
+        self.events: list[tuple[Event, Allocation | None]] = []
+        self.oldest = 0
+        self.watchers = 0
+        self.reloads: list[bool] = []
+        self._changed = asyncio.Condition()
+
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    async def publish(self, kind: EventKind, held: Allocation) -> None:
+        event = Event(len(self.events) + 1, kind, held.id, f"{held.id}: {kind.value}", 7)
+        self.events.append((event, held))
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def allocate(self, request: Request) -> Allocation:
+        self._check()
+        self.requests.append(request)
+        if self.gate is not None:
+            await self.gate.wait()
+        known = next((h for h in self.held.values() if h.request.id == request.id), None)
+        if known is not None:
+            return known
+        part = Slice("GPU-1", Mode.PRELOAD, request.memory_bytes or 80 * GIB, request.share)
+        held = Allocation(
+            id=f"a{len(self.held) + 1}",
+            request=request,
+            state=State.ACTIVE,
+            slices=(part,),
+            reasons=(Reason("GPU-1", True, Mode.PRELOAD, "it fits"),),
+            edits=EDITS,
+            revision=len(self.events) + 1,
+        )
+        self.held[held.id] = held
+        await self.publish(EventKind.ALLOCATION_ACTIVE, held)
+        return held
+
+    async def release(self, allocation_id: str, caller: Caller, force: bool) -> bool:
+        self._check()
+        self.callers.append(caller)
+        held = self.get(allocation_id)
+        if not caller.may_touch(held.request.owner.uid):
+            raise VgpuError(ErrorCode.NOT_OWNER, f"uid {caller.uid} does not own {allocation_id}", "ask it")
+        del self.held[allocation_id]
+        await self.publish(EventKind.ALLOCATION_RELEASED, held)
+        return False
+
+    async def resize(
+        self, allocation_id: str, caller: Caller, memory_bytes: int | None, share: Percent | None
+    ) -> Allocation:
+        self._check()
+        held = self.get(allocation_id)
+        part = held.slices[0]
+        part = replace(part, memory_bytes=memory_bytes or part.memory_bytes, share=share or part.share)
+        self.held[allocation_id] = replace(held, slices=(part,))
+        return self.held[allocation_id]
+
+    def get(self, allocation_id: str) -> Allocation:
+        self._check()
+        try:
+            return self.held[allocation_id]
+        except KeyError:
+            raise VgpuError(
+                ErrorCode.NO_SUCH_ALLOCATION, f"there is no allocation {allocation_id}", "see vgpuctl ls"
+            ) from None
+
+    def list(self) -> tuple[tuple[Allocation, ...], int]:
+        self._check()
+        return tuple(self.held.values()), len(self.events)
+
+    async def slice_use(self, allocation: Allocation) -> tuple[SliceUse, ...]:
+        return (SliceUse("GPU-1", 5, 2, 6, 1, 0, (77,)),)
+
+    def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]:
+        self._check()
+        if request.count > 1:
+            refusal = VgpuError(ErrorCode.IMPOSSIBLE, "2 devices are asked for, there is 1", "ask for 1")
+            return Decision(refusal=refusal), ()
+        part = Slice("GPU-1", Mode.PRELOAD, request.memory_bytes or 80 * GIB, request.share)
+        return Decision(slices=(part,)), (Step(StepKind.ATTACH, "why", "GPU-1", Mode.PRELOAD, 0),)
+
+    async def devices(self) -> tuple[tuple[DeviceView, ...], int]:
+        self._check()
+        return (DeviceView(CARD, "auto", Mode.PRELOAD, 3 * GIB, 1234, 1),), len(self.events)
+
+    def describe(self) -> NodeDescription:
+        self._check()
+        return NodeDescription(Node(devices=(CARD,)), len(self.held), len(self.events), "abc", "well", 1.5)
+
+    async def subscribe(self, after_revision: int | None) -> AsyncIterator[tuple[Event, Allocation | None]]:
+        self._check()
+        if after_revision is not None and after_revision < self.oldest:
+            raise VgpuError(ErrorCode.BAD_REVISION, f"revision {after_revision} is not kept", "list anew")
+        seen = len(self.events) if after_revision is None else after_revision
+        self.watchers += 1
+        try:
+            while True:
+                for item in self.events[seen:]:
+                    seen = item[0].revision
+                    yield item
+                async with self._changed:
+                    if len(self.events) == seen:
+                        await self._changed.wait()
+        finally:
+            self.watchers -= 1
+
+    def policy(self) -> FakeLoaded:
+        self._check()
+        return FakeLoaded()
+
+    async def reload_policy(self, dry_run: bool) -> ReloadReport:
+        self._check()
+        self.reloads.append(dry_run)
+        return ReloadReport(True, "def", ("done",), ("waiting",))

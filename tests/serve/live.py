@@ -1,0 +1,64 @@
+"""A server on real sockets, its event loop in a thread of its own."""
+
+import asyncio
+import concurrent.futures
+import shutil
+import tempfile
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.serve.fake_keeper import FakeKeeper
+from vgpud.serve.relay import Limits
+from vgpud.serve.server import Server
+from vgpud.serve.sockets import public_sockets
+
+T = TypeVar("T")
+
+
+class Live:
+    def __init__(self, limits: Limits | None = None, group: str = "") -> None:
+        # short, and open to other users: Unix socket paths have room for 108 bytes
+        self.run_dir = Path(tempfile.mkdtemp(prefix="vgs-"))
+        self.run_dir.chmod(0o755)
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+        self._stopped = False
+        self.do(self._start(limits, group))
+
+    async def _start(self, limits: Limits | None, group: str) -> None:
+        self.keeper = FakeKeeper()
+        self.server = Server(self.keeper, public_sockets(self.run_dir, group, {}), limits)
+        await self.server.start()
+
+    def do(self, work: Coroutine[Any, Any, T], timeout_seconds: float = 30) -> T:
+        """Runs `work` on the server's loop and waits for its answer."""
+        return self.begin(work).result(timeout_seconds)
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    @property
+    def ro(self) -> Path:
+        return self.run_dir / "ro.sock"
+
+    @property
+    def tenant(self) -> Path:
+        return self.run_dir / "vgpud.sock"
+
+    @property
+    def admin(self) -> Path:
+        return self.run_dir / "admin.sock"
+
+    def stop(self, grace_seconds: float = 5.0) -> None:
+        if not self._stopped:
+            self._stopped = True
+            self.do(self.server.stop(grace_seconds))
+
+    def close(self) -> None:
+        self.stop(0.2)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+        shutil.rmtree(self.run_dir, ignore_errors=True)

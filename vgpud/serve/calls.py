@@ -1,0 +1,168 @@
+"""The methods of vgpud.v1.Vgpud as grpc.aio runs them: bytes in, bytes out, errors as status details."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, NoReturn
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.api.status import to_status
+from vgpud.model.caller import Caller
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.serve.handlers import CHANGING, HANDLERS, Handler, event_for
+from vgpud.serve.keeper import Keeper
+from vgpud.serve.peers import PeerTable
+from vgpud.serve.permissions import check_door
+from vgpud.serve.running import Abandoned, Running
+
+log = structlog.get_logger(__name__)
+
+SERVICE = pb.DESCRIPTOR.services_by_name["Vgpud"]
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Calls:
+    """Binds each method to its handler."""
+
+    def __init__(self, keeper: Keeper, peers: PeerTable) -> None:
+        self.running = Running()
+        self._keeper = keeper
+        self._peers = peers
+        self._watches: set[asyncio.Task[Any]] = set()
+        self._stopping = False
+
+    def generic_handler(self) -> grpc.GenericRpcHandler:
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            name: grpc.unary_unary_rpc_method_handler(self._unary(name, handler))
+            for name, handler in HANDLERS.items()
+        }
+        methods["Watch"] = grpc.unary_stream_rpc_method_handler(self._watch)
+        return grpc.method_handlers_generic_handler(SERVICE.full_name, methods)
+
+    def stop(self) -> None:
+        """They would never end by themselves; calls that begin from now on are refused too."""
+        self._stopping = True
+        for task in self._watches:
+            task.cancel()
+
+    # --- one request, one reply
+
+    def _unary(self, name: str, handler: Handler) -> Callable[[bytes, Context], Any]:
+        request_class = GetMessageClass(SERVICE.methods_by_name[name].input_type)
+        changing = name in CHANGING
+
+        async def call(data: bytes, context: Context) -> bytes:
+            try:
+                caller = self._caller(name, context)
+                asked = _parse(request_class, data)
+                work = handler(self._keeper, caller, asked)
+                if changing:
+                    reply = await self.running.finish(name, work, self._if_abandoned(asked, caller))
+                else:
+                    reply = await work
+                encoded: bytes = reply.SerializeToString()
+                return encoded
+            except VgpuError as error:
+                failure = error
+            except Exception:
+                failure = _bug(name)
+            return await _abort(context, failure)
+
+        return call
+
+    def _caller(self, name: str, context: Context) -> Caller:
+        if self._stopping:
+            raise _stopping()
+        caller = self._peers.caller(context.peer())
+        check_door(name, caller)
+        return caller
+
+    def _if_abandoned(self, asked: Message, caller: Caller) -> Abandoned | None:
+        if not isinstance(asked, pb.AllocateRequest) or asked.request_id:
+            return None
+
+        async def release(held: pb.Allocation) -> None:
+            # nobody was told its name, so nobody can ask for it again
+            try:
+                await self._keeper.release(held.id, caller, force=True)
+                log.info("released what no caller can name", allocation=held.id, uid=caller.uid)
+            except VgpuError as error:
+                log.warning("cannot release what no caller can name", allocation=held.id, why=str(error))
+
+        return release
+
+    # --- a stream
+
+    async def _watch(self, data: bytes, context: Context) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._watches.add(task)
+        try:
+            await self._send_events(data, context)
+            return
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
+            failure = _stopping()
+        except VgpuError as error:
+            failure = error
+        except Exception:
+            failure = _bug("Watch")
+        finally:
+            self._watches.discard(task)
+        await _abort(context, failure)
+
+    async def _send_events(self, data: bytes, context: Context) -> None:
+        caller = self._caller("Watch", context)
+        asked = _parse(pb.WatchRequest, data)
+        events = self._keeper.subscribe(asked.after_revision if asked.HasField("after_revision") else None)
+        first = asyncio.ensure_future(anext(events, None))
+        try:
+            await asyncio.sleep(0)
+            if not first.done():  # it listens now, which the metadata tells the caller
+                await context.send_initial_metadata(())
+            item = await first
+            while item is not None:
+                await context.write(event_for(caller, *item).SerializeToString())
+                item = await anext(events, None)
+        finally:
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            if isinstance(events, AsyncGenerator):
+                await events.aclose()
+
+
+def _parse(request_class: type[Message], data: bytes) -> Any:  # noqa: ANN401
+    try:
+        return request_class.FromString(data)
+    except DecodeError:
+        raise VgpuError(
+            ErrorCode.BAD_REQUEST,
+            f"{len(data)} bytes came that are no {request_class.DESCRIPTOR.name}",
+            "see if the caller and vgpud are of one version",
+        ) from None
+
+
+def _stopping() -> VgpuError:
+    return VgpuError(
+        ErrorCode.STOPPING, "vgpud is stopping", "try again when it is up: systemctl status vgpud"
+    )
+
+
+def _bug(name: str) -> VgpuError:
+    """For whatever is handled just now: the log gets it whole, the caller nothing of it."""
+    log.exception("a call failed, this is a bug", call=name)
+    return VgpuError(
+        ErrorCode.BUG,
+        f"vgpud failed on {name}, this is a bug in it",
+        "see journalctl -u vgpud, and report it",
+    )
+
+
+async def _abort(context: Context, failure: VgpuError) -> NoReturn:
+    await context.abort_with_status(to_status(failure))

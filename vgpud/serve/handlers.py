@@ -1,0 +1,134 @@
+"""One function per call of vgpud.proto, whatever carries it: (keeper, caller, request) -> reply.
+
+The caller is what the kernel said of the peer. Each raises VgpuError.
+"""
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from vgpud import __version__
+from vgpud.api import decode, encode, encode_device
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.model.caller import Caller
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.event import Event
+from vgpud.model.tenancy import Allocation, Lifetime, Owner, Request
+from vgpud.serve.keeper import Keeper
+from vgpud.serve.permissions import check_owner_override, may_see_edits
+
+_LISTED_AT_ONCE = 100
+
+
+async def get_node(keeper: Keeper, caller: Caller, asked: pb.GetNodeRequest) -> pb.NodeReply:
+    return encode.node(keeper.describe(), socket.gethostname(), __version__)
+
+
+async def list_devices(keeper: Keeper, caller: Caller, asked: pb.ListDevicesRequest) -> pb.ListDevicesReply:
+    views, revision = await keeper.devices()
+    return pb.ListDevicesReply(devices=[encode_device.device(view) for view in views], revision=revision)
+
+
+async def allocate(keeper: Keeper, caller: Caller, asked: pb.AllocateRequest) -> pb.Allocation:
+    held = await keeper.allocate(_request(caller, asked))
+    return encode.allocation(held, with_edits=_sees_edits(caller, held))
+
+
+async def plan(keeper: Keeper, caller: Caller, asked: pb.AllocateRequest) -> pb.PlanReply:
+    decision, steps = keeper.plan(_request(caller, asked))
+    return encode.plan(decision, steps)
+
+
+def _request(caller: Caller, asked: pb.AllocateRequest) -> Request:
+    owner = decode.named_owner(asked)
+    if owner is not None:
+        check_owner_override(caller)
+    return decode.request(
+        asked,
+        request_id=asked.request_id or f"made-{secrets.token_hex(8)}",
+        owner=owner or Owner(caller.uid, caller.gid),
+        lifetime=_caller_lifetime(caller) if asked.bind_to_caller else Lifetime(),
+    )
+
+
+def _caller_lifetime(caller: Caller) -> Lifetime:
+    if caller.process.pid == 0:
+        raise VgpuError(
+            ErrorCode.BAD_REQUEST,
+            "bind_to_caller is set but the calling process has ended or cannot be seen from here",
+            "keep the process that opened the connection alive, and in vgpud's pid namespace or one below it",
+        )
+    return caller.process
+
+
+async def release(keeper: Keeper, caller: Caller, asked: pb.ReleaseRequest) -> pb.ReleaseReply:
+    name = decode.identifier(asked.allocation_id, "allocation_id")
+    return pb.ReleaseReply(already_released=await keeper.release(name, caller, asked.force))
+
+
+async def resize(keeper: Keeper, caller: Caller, asked: pb.ResizeRequest) -> pb.Allocation:
+    name = decode.identifier(asked.allocation_id, "allocation_id")
+    limits = decode.limits(asked)
+    held = await keeper.resize(name, caller, limits.memory_bytes, limits.share)
+    return encode.allocation(held, with_edits=_sees_edits(caller, held))
+
+
+async def get_allocation(keeper: Keeper, caller: Caller, asked: pb.GetAllocationRequest) -> pb.Allocation:
+    held = keeper.get(decode.identifier(asked.allocation_id, "allocation_id"))
+    use = await keeper.slice_use(held)
+    return encode.allocation(held, with_edits=_sees_edits(caller, held), use=use)
+
+
+async def list_allocations(
+    keeper: Keeper, caller: Caller, asked: pb.ListAllocationsRequest
+) -> pb.ListAllocationsReply:
+    held, revision = keeper.list()
+    shown = []
+    for one in held:
+        shown.append(encode.allocation(one, with_edits=_sees_edits(caller, one)))
+        if len(shown) % _LISTED_AT_ONCE == 0:
+            await asyncio.sleep(0)  # a long listing must not hold up an Allocate
+    return pb.ListAllocationsReply(allocations=shown, revision=revision)
+
+
+async def get_policy(keeper: Keeper, caller: Caller, asked: pb.GetPolicyRequest) -> pb.PolicyReply:
+    loaded = keeper.policy()
+    return encode.policy(
+        loaded.policy.model_dump_json(), loaded.origins, loaded.digest, [str(file) for file in loaded.files]
+    )
+
+
+async def reload_policy(
+    keeper: Keeper, caller: Caller, asked: pb.ReloadPolicyRequest
+) -> pb.ReloadPolicyReply:
+    return encode.reload_report(await keeper.reload_policy(asked.dry_run))
+
+
+def event_for(caller: Caller, happened: Event, held: Allocation | None) -> pb.Event:
+    """An event of Watch as this caller may see it."""
+    shown = None if held is None else encode.allocation(held, with_edits=_sees_edits(caller, held))
+    return encode.event(happened, shown)
+
+
+def _sees_edits(caller: Caller, held: Allocation) -> bool:
+    return may_see_edits(caller, held.request.owner.uid)
+
+
+Handler = Callable[[Keeper, Caller, Any], Coroutine[Any, Any, Any]]
+
+HANDLERS: dict[str, Handler] = {
+    "GetNode": get_node,
+    "ListDevices": list_devices,
+    "Allocate": allocate,
+    "Release": release,
+    "Resize": resize,
+    "GetAllocation": get_allocation,
+    "ListAllocations": list_allocations,
+    "Plan": plan,
+    "GetPolicy": get_policy,
+    "ReloadPolicy": reload_policy,
+}
+# these run on when the caller goes away
+CHANGING = frozenset({"Allocate", "Release", "Resize", "ReloadPolicy"})

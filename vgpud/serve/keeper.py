@@ -1,0 +1,67 @@
+"""What the doors need of the node behind them."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from vgpud.model.caller import Caller
+from vgpud.model.event import Event
+from vgpud.model.plan import Step
+from vgpud.model.quantity import Percent
+from vgpud.model.tenancy import Allocation, Decision, Request
+from vgpud.model.view import DeviceView, NodeDescription, ReloadReport, SliceUse
+
+
+class PolicyModel(Protocol):
+    def model_dump_json(self) -> str: ...
+
+
+class PolicyInForce(Protocol):
+    """The effective policy; `origins` are shown as text, "file:line" for each key path."""
+
+    @property
+    def policy(self) -> PolicyModel: ...
+    @property
+    def origins(self) -> Mapping[str, object]: ...
+    @property
+    def files(self) -> Sequence[Path]: ...
+    @property
+    def digest(self) -> str: ...
+
+
+class Keeper(Protocol):
+    """All methods raise VgpuError. What changes things runs on to its end if its caller goes away."""
+
+    async def allocate(self, request: Request) -> Allocation: ...
+
+    async def release(self, allocation_id: str, caller: Caller, force: bool) -> bool:
+        """True if it was already gone."""
+        ...
+
+    async def resize(
+        self, allocation_id: str, caller: Caller, memory_bytes: int | None, share: Percent | None
+    ) -> Allocation: ...
+
+    def get(self, allocation_id: str) -> Allocation: ...
+
+    def list(self) -> tuple[tuple[Allocation, ...], int]:
+        """With the revision they are of."""
+        ...
+
+    async def slice_use(self, allocation: Allocation) -> tuple[SliceUse, ...]: ...
+
+    def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]: ...
+
+    async def devices(self) -> tuple[tuple[DeviceView, ...], int]:
+        """With the revision they are of."""
+        ...
+
+    def describe(self) -> NodeDescription: ...
+
+    def subscribe(self, after_revision: int | None) -> AsyncIterator[tuple[Event, Allocation | None]]:
+        """Listens from the first step of the iterator on; BAD_REVISION may come from that step."""
+        ...
+
+    def policy(self) -> PolicyInForce: ...
+
+    async def reload_policy(self, dry_run: bool) -> ReloadReport: ...

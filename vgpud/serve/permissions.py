@@ -1,0 +1,56 @@
+"""Which call needs which door: the one table."""
+
+from vgpud.model.caller import Caller, Door
+from vgpud.model.errors import ErrorCode, VgpuError
+
+# the least privileged door that lets a call through; those above it do too
+LEAST_DOOR: dict[str, Door] = {
+    "GetNode": Door.READ,
+    "ListDevices": Door.READ,
+    "GetAllocation": Door.READ,
+    "ListAllocations": Door.READ,
+    "Plan": Door.READ,
+    "Watch": Door.READ,
+    "GetPolicy": Door.READ,
+    "Allocate": Door.TENANT,
+    "Release": Door.TENANT,
+    "Resize": Door.TENANT,
+    "ReloadPolicy": Door.ADMIN,
+}
+
+SOCKET_NAMES: dict[Door, str] = {
+    Door.READ: "ro.sock",
+    Door.TENANT: "vgpud.sock",
+    Door.ADMIN: "admin.sock",
+}
+
+_HINTS = {
+    Door.TENANT: "use vgpud.sock, which is open to its group: usermod -aG vgpu USER, then log in anew",
+    Door.ADMIN: "call as root, by admin.sock",
+}
+
+
+def check_door(method: str, caller: Caller) -> None:
+    """Raises VgpuError(NOT_ALLOWED) if the caller came by a door that does not let `method` through."""
+    least = LEAST_DOOR[method]
+    if caller.door < least:
+        raise VgpuError(
+            ErrorCode.NOT_ALLOWED,
+            f"uid {caller.uid} may not call {method} by {SOCKET_NAMES[caller.door]}",
+            _HINTS[least],
+        )
+
+
+def check_owner_override(caller: Caller) -> None:
+    """Raises VgpuError(NOT_ALLOWED) unless the caller may allocate for somebody else."""
+    if not caller.is_admin:
+        raise VgpuError(
+            ErrorCode.NOT_ALLOWED,
+            f"uid {caller.uid} may not name another owner by {SOCKET_NAMES[caller.door]}",
+            "leave owner_uid and owner_gid out, or call as root by admin.sock",
+        )
+
+
+def may_see_edits(caller: Caller, owner_uid: int) -> bool:
+    """Environment and paths are for the owner and the administrator."""
+    return caller.is_admin or caller.uid == owner_uid

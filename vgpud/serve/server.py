@@ -1,0 +1,87 @@
+"""The gRPC server behind the relay: what the daemon starts and stops."""
+
+import stat
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.serve.calls import SERVICE, Calls
+from vgpud.serve.keeper import Keeper
+from vgpud.serve.relay import Limits, Relay
+from vgpud.serve.sockets import PublicSockets, check_length, private_folder
+
+log = structlog.get_logger(__name__)
+
+MAX_REQUEST_BYTES = 1024 * 1024
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_concurrent_streams", 128),
+    # a peer that connects and says nothing, or nothing of HTTP/2
+    ("grpc.server_handshake_timeout_ms", 5000),
+    ("grpc.so_reuseport", 0),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class Server:
+    """Serves `keeper` on `sockets`, which it closes at the end."""
+
+    def __init__(self, keeper: Keeper, sockets: PublicSockets, limits: Limits | None = None) -> None:
+        self._keeper = keeper
+        self._sockets = sockets
+        self._limits = limits or Limits().within_descriptors()
+        self._health = health.aio.HealthServicer()
+
+    async def start(self) -> None:
+        """Returns when calls are answered. Raises VgpuError(BAD_SETTING) if it cannot listen."""
+        folder = private_folder(self._sockets.run_dir)
+        _clear(folder)
+        inner = folder / "grpc.sock"
+        check_length(inner)
+        self._relay = Relay(self._sockets.listening, inner, folder, self._limits)
+        self._calls = Calls(self._keeper, self._relay.peers)
+        self._grpc = grpc.aio.server(options=_OPTIONS)
+        self._grpc.add_generic_rpc_handlers((self._calls.generic_handler(),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+        names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._grpc)
+        self._bind(inner)
+        await self._grpc.start()
+        for name in ("", SERVICE.full_name):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._relay.start()
+
+    def _bind(self, inner: Path) -> None:
+        try:
+            self._grpc.add_insecure_port(f"unix:{quote(str(inner))}")
+        except RuntimeError as error:
+            raise VgpuError(
+                ErrorCode.BAD_SETTING, f"cannot listen on {inner}: {error}", "see VGPUD_RUN_DIR"
+            ) from None
+
+    async def stop(self, grace_seconds: float = 10.0) -> None:
+        """Takes no more callers, ends the watches, and gives calls that run `grace_seconds` to finish."""
+        end = time.monotonic() + grace_seconds
+        self._relay.stop_accepting()
+        self._sockets.close()
+        await self._health.enter_graceful_shutdown()
+        self._calls.stop()
+        await self._grpc.stop(grace_seconds)
+        left = await self._calls.running.wait(max(0.0, end - time.monotonic()))
+        if left:
+            log.warning("calls are cut short, the next start will finish or undo them", calls=left)
+        await self._relay.close()
+
+
+def _clear(folder: Path) -> None:
+    """The names of an earlier daemon that was killed; ours alone, since its sockets are ours now."""
+    for left in folder.iterdir():
+        if stat.S_ISSOCK(left.lstat().st_mode):
+            left.unlink()

@@ -1,0 +1,195 @@
+"""The public sockets: made here with their mode and group, or passed by systemd."""
+
+import fcntl
+import grp
+import os
+import socket
+import stat
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vgpud.model.caller import Door
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.serve.permissions import SOCKET_NAMES
+
+_MODES: dict[Door, int] = {Door.READ: 0o666, Door.TENANT: 0o660, Door.ADMIN: 0o600}
+# FileDescriptorName= of the socket units
+_DESCRIPTOR_NAMES: dict[str, Door] = {"ro": Door.READ, "tenant": Door.TENANT, "admin": Door.ADMIN}
+_FIRST_PASSED = 3  # SD_LISTEN_FDS_START, sd_listen_fds(3)
+_PATH_BYTES = 107  # sun_path of unix(7) less its final zero
+_BACKLOG = 1024
+
+
+def private_folder(run_dir: Path) -> Path:
+    """The folder in `run_dir` that only this user may enter; made if it is missing.
+
+    Raises VgpuError(BAD_SETTING) if it is somebody else's, or cannot be made.
+    """
+    folder = run_dir / "private"
+    try:
+        run_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise VgpuError(
+            ErrorCode.BAD_SETTING, f"cannot make {folder}: {error.strerror}", "see VGPUD_RUN_DIR"
+        ) from None
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise VgpuError(
+            ErrorCode.BAD_SETTING,
+            f"{folder} is not a folder of uid {os.geteuid()}",
+            "remove it, or set VGPUD_RUN_DIR to a folder that only root can write to",
+        )
+    folder.chmod(0o700)
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class PublicSockets:
+    """What listens for callers; `made` says that the files in `run_dir` are ours to remove."""
+
+    run_dir: Path
+    listening: Mapping[Door, socket.socket]
+    made: bool
+
+    def close(self) -> None:
+        if self.made:
+            # first the names, while the sockets still tell a next daemon that they are taken
+            for door in self.listening:
+                (self.run_dir / SOCKET_NAMES[door]).unlink(missing_ok=True)
+        for one in self.listening.values():
+            one.close()
+
+
+def public_sockets(run_dir: Path, group: str, environment: MutableMapping[str, str]) -> PublicSockets:
+    """Those that systemd passed, or else our own; raises VgpuError(BAD_SETTING)."""
+    passed = _passed_sockets(environment)
+    if passed:
+        return PublicSockets(run_dir, passed, made=False)
+    return PublicSockets(run_dir, _open_sockets(run_dir, group), made=True)
+
+
+def _open_sockets(run_dir: Path, group: str) -> dict[Door, socket.socket]:
+    """Listens on ro.sock, vgpud.sock (for `group`; "" leaves the group as it is) and admin.sock.
+
+    Each is made out of sight in the private folder and moved into place when its mode and group are
+    right.
+    """
+    folder = private_folder(run_dir)
+    gid = _gid(group)
+    for door in Door:
+        _refuse_second_daemon(run_dir / SOCKET_NAMES[door])
+    opened: dict[Door, socket.socket] = {}
+    try:
+        for door in Door:
+            opened[door] = _listen(folder, run_dir / SOCKET_NAMES[door], _MODES[door], gid)
+    except BaseException:
+        for made in opened.values():
+            made.close()
+        raise
+    return opened
+
+
+def _listen(folder: Path, path: Path, mode: int, gid: int) -> socket.socket:
+    hidden = folder / path.name
+    check_length(hidden)
+    hidden.unlink(missing_ok=True)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.bind(str(hidden))
+        hidden.chmod(mode)
+        if mode & stat.S_IRWXG and not mode & stat.S_IRWXO and gid >= 0:
+            os.chown(hidden, -1, gid)
+        made.listen(_BACKLOG)
+        made.setblocking(False)
+        hidden.rename(path)
+    except OSError as error:
+        made.close()
+        raise VgpuError(
+            ErrorCode.BAD_SETTING, f"cannot listen on {path}: {error.strerror}", "run vgpud as root"
+        ) from None
+    return made
+
+
+def _refuse_second_daemon(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:  # somebody listens, and is behind with its work
+            pass
+        except OSError:
+            return
+    raise VgpuError(
+        ErrorCode.BAD_SETTING,
+        f"another daemon answers on {path}",
+        "stop it first, or set VGPUD_RUN_DIR to another folder",
+    )
+
+
+def check_length(path: Path) -> None:
+    length = len(os.fsencode(path))
+    if length > _PATH_BYTES:
+        raise VgpuError(
+            ErrorCode.BAD_SETTING,
+            f"{path} has {length} bytes, a Unix socket's path at most {_PATH_BYTES}",
+            "set VGPUD_RUN_DIR to a shorter path",
+        )
+
+
+def _gid(group: str) -> int:
+    if not group:
+        return -1
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise VgpuError(
+            ErrorCode.BAD_SETTING,
+            f"there is no group {group!r}",
+            f"make it with groupadd --system {group}, or name another in VGPUD_GROUP",
+        ) from None
+
+
+def _passed_sockets(environment: MutableMapping[str, str]) -> dict[Door, socket.socket]:
+    """The listening sockets that systemd passed (sd_listen_fds(3)), by FileDescriptorName; else none.
+
+    Takes LISTEN_PID, LISTEN_FDS and LISTEN_FDNAMES out of `environment`, so that no child believes
+    them. Raises VgpuError(BAD_SETTING) for a name that is not ro, tenant or admin, or one not a
+    listening Unix stream socket.
+    """
+    pid = environment.pop("LISTEN_PID", "")
+    count = environment.pop("LISTEN_FDS", "")
+    names = environment.pop("LISTEN_FDNAMES", "")
+    if pid != str(os.getpid()) or not count.isdecimal():
+        return {}
+    named = names.split(":") if names else []
+    passed: dict[Door, socket.socket] = {}
+    for i in range(int(count)):
+        name = named[i] if i < len(named) else ""
+        door = _DESCRIPTOR_NAMES.get(name)
+        if door is None or door in passed:
+            raise _badly_passed(name, "is not one of ro, tenant and admin, each once")
+        passed[door] = _adopt(_FIRST_PASSED + i, name)
+    return passed
+
+
+def _adopt(descriptor: int, name: str) -> socket.socket:
+    fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+    try:
+        adopted = socket.socket(fileno=descriptor)
+        listens = adopted.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError:
+        raise _badly_passed(name, "is not a socket") from None
+    if not listens or adopted.family is not socket.AF_UNIX or adopted.type is not socket.SOCK_STREAM:
+        raise _badly_passed(name, "is not a listening Unix stream socket")
+    adopted.setblocking(False)
+    return adopted
+
+
+def _badly_passed(name: str, why: str) -> VgpuError:
+    return VgpuError(
+        ErrorCode.BAD_SETTING,
+        f"the socket {name!r} that systemd passed {why}",
+        "see ListenStream= and FileDescriptorName= in vgpud.socket",
+    )
