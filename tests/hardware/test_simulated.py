@@ -1,0 +1,47 @@
+"""The gateway through the real binding and a C ABI: each scene in a process inside a simulated node."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PREFIX = Path(os.environ.get("VGPU_SIM_PREFIX", ROOT / "build/native/sim"))
+
+pytestmark = pytest.mark.skipif(
+    not (PREFIX / "lib/libnvidia-ml.so.1").exists(), reason=f"no simulated node is built in {PREFIX}"
+)
+
+
+@pytest.mark.parametrize(
+    ("scene", "profile"),
+    [
+        ("eight_h200", "h200x8"),
+        ("mig_comes_and_goes", "h200x8"),
+        ("mig_mode_of_ampere_waits_for_a_reset", "a100x8"),
+        ("one_gpu_is_lost", "h200x8"),
+        ("one_gpu_hangs", "h200x8"),
+        ("old_driver", "h200x8"),
+        ("xids_are_told", "h200x8"),
+    ],
+)
+def test_scene(scene: str, profile: str) -> None:
+    path = f"{ROOT / 'native/sim'}:{ROOT}"
+    env = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "VGPU_SIM_PREFIX": str(PREFIX),
+        "VGPU_SIM_PROFILES": str(ROOT / "configs/sim"),
+    }
+    inside = [sys.executable, "-m", "tests.hardware.scenes", scene]
+    done = subprocess.run(
+        [sys.executable, "-m", "vgpu_sim", "run", "--profile", profile, "--", *inside],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
