@@ -26,10 +26,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = _run(sys.argv[1:] if argv is None else argv)
+    except SystemExit:  # of argparse, when it has printed help
+        code = 0
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
-    except BrokenPipeError:
-        code = EXIT_BROKEN_PIPE
+    except OSError as error:
+        code = _unwritten(error)
     return _flush(code)
 
 
@@ -41,10 +43,16 @@ def _flush(code: int) -> int:
         sys.stdout.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):
-            return EXIT_BROKEN_PIPE
-        return code or EXIT_INTERNAL
+        return code or _unwritten(error)
     return code
+
+
+def _unwritten(error: OSError) -> int:
+    """A reader that went away is no news; a full disk is."""
+    if isinstance(error, BrokenPipeError):
+        return EXIT_BROKEN_PIPE
+    print(f"vgpuctl: cannot write the answer: {(error.strerror or str(error)).lower()}", file=sys.stderr)
+    return EXIT_INTERNAL
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -57,7 +65,7 @@ def _run(argv: Sequence[str]) -> int:
     terminal = Terminal.of(arguments, verb.streams)
     try:
         return _function(verb)(arguments, terminal)
-    except BrokenPipeError:
+    except OSError:  # of standard output; the rooms below answer with VgpuError
         raise
     except Exception as error:  # the last resort: a sentence and a number, never a bare traceback
         return _report(error, terminal)

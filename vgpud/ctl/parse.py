@@ -59,12 +59,16 @@ def parse(argv: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
     Raises VgpuError, or SystemExit(0) once help or the version has been printed.
     """
     namespace = argparse.Namespace(**DEFAULTS)
-    entry, prog, rest = _choose("vgpuctl", VERBS, argv, namespace)
+    head, tail = _split(argv)
+    entry, prog, rest = _choose("vgpuctl", VERBS, head, namespace)
     if isinstance(entry, Group):
         verb, prog, rest = _choose(prog, entry.verbs, rest, namespace)
     else:
         verb = entry
-    _verb_parser(verb, prog).parse_args(rest, namespace)
+    _verb_parser(verb, prog).parse_args(rest if verb.takes_command else [*rest, *tail], namespace)
+    if verb.takes_command:
+        # words before "--" can be a command too, and then the "--" is one of its own
+        namespace.command = namespace.command + tail if namespace.command else tail[1:]
     if namespace.output is None:
         namespace.output = verb.default_output
     if namespace.output not in verb.outputs:
@@ -72,6 +76,13 @@ def parse(argv: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
             f"{prog} has no output format {namespace.output!r}", f"use one of {', '.join(verb.outputs)}"
         )
     return verb, namespace
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What stands before the first "--", and the rest with it: argparse would lose track of it."""
+    words = list(argv)
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at:]
 
 
 def _choose(

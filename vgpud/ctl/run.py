@@ -38,7 +38,10 @@ def run(arguments: Namespace, terminal: Terminal) -> NoReturn:
 
     Raises VgpuError if vgpud refuses, CommandFailed if exec does.
     """
-    command = command_of(arguments.command)
+    command: list[str] = arguments.command
+    if not command:
+        hint = "write it after --, as in 'vgpuctl run --memory 4GiB -- python train.py'"
+        raise VgpuError(ErrorCode.BAD_REQUEST, "no command to run", hint)
     inherited = open_descriptors()
     request = request_of(arguments)
     request.bind_to_caller = True
@@ -55,14 +58,6 @@ def run(arguments: Namespace, terminal: Terminal) -> NoReturn:
     with suppress(VgpuError), connect(arguments) as client:
         client.release(allocation.id, True)
     raise failure
-
-
-def command_of(words: list[str]) -> list[str]:
-    command = words[1:] if words[:1] == ["--"] else words
-    if not command:
-        hint = "write it after --, as in 'vgpuctl run --memory 4GiB -- python train.py'"
-        raise VgpuError(ErrorCode.BAD_REQUEST, "no command to run", hint)
-    return command
 
 
 def open_descriptors() -> frozenset[int]:

@@ -19,7 +19,8 @@ class Verb(NamedTuple):
     outputs: tuple[str, ...] = ANY_OUTPUT
     default_output: str = "table"
     details: str = ""
-    streams: bool = False
+    streams: bool = False  # prints documents until it is stopped
+    takes_command: bool = False  # what follows "--" is for another program
 
 
 class Group(NamedTuple):
@@ -104,6 +105,7 @@ VERBS: tuple[Verb | Group, ...] = (
         outputs=("table",),
         details="The command takes this process's place, so its exit code and signals are its own; "
         "the allocation ends with it.",
+        takes_command=True,
     ),
     Group(
         "policy",

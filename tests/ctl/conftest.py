@@ -1,0 +1,67 @@
+"""vgpuctl as users run it: a process of its own, against a server on a Unix socket."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ctl.daemon import Daemon
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = (sys.executable, "-m", "vgpud.ctl.main")
+Done = subprocess.CompletedProcess[str]
+Ctl = Callable[..., Done]
+
+
+@pytest.fixture
+def daemon() -> Iterator[Daemon]:
+    # a Unix socket's path has 107 bytes at most, which pytest's own folders can pass
+    with tempfile.TemporaryDirectory(prefix="ctl") as folder:
+        server = Daemon(Path(folder) / "vgpud.sock")
+        server.start()
+        yield server
+        server.stop()
+
+
+def environment(socket: Path | None = None) -> dict[str, str]:
+    """A small one, so that what the caller has set changes nothing."""
+    base = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"}
+    return base if socket is None else {**base, "VGPUD_SOCKET": str(socket)}
+
+
+@pytest.fixture
+def ctl(daemon: Daemon) -> Ctl:
+    def run(*arguments: str, env: dict[str, str] | None = None, **more: object) -> Done:
+        return subprocess.run(
+            (*COMMAND, *arguments),
+            env={**environment(daemon.socket), **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            **more,  # type: ignore[call-overload]
+        )
+
+    return run
+
+
+@pytest.fixture
+def main(daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ctl:
+    """The same within this process, which is quicker."""
+    from vgpud.ctl.main import main as entry
+
+    monkeypatch.setenv("VGPUD_SOCKET", str(daemon.socket))
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*arguments: str) -> Done:
+        capsys.readouterr()
+        code = entry(arguments)
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, said.out, said.err)
+
+    return run

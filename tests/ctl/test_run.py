@@ -1,0 +1,229 @@
+"""`vgpuctl run`: the command is the process, and nothing of vgpuctl stays on it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ctl import canned
+from tests.ctl.conftest import COMMAND, Ctl, environment
+from tests.ctl.daemon import Daemon
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.ctl.environment import export_lines, merged
+from vgpud.model.errors import ErrorCode, VgpuError
+
+
+@pytest.fixture(autouse=True)
+def plain_edits(daemon: Daemon) -> None:
+    """Without a preload library that is not there: ld.so would complain on standard error."""
+    item = canned.preload()
+    item.edits.CopyFrom(
+        pb.Edits(env={"WHO": "container", "CUDA_VISIBLE_DEVICES": canned.A}, host_env={"WHO": "host"})
+    )
+    daemon.replies["Allocate"] = item
+
+
+def start(daemon: Daemon, *command: str, **more: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        (*COMMAND, "run", "--", *command),
+        env=environment(daemon.socket),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **more,  # type: ignore[call-overload]
+    )
+
+
+@pytest.mark.parametrize("code", [0, 1, 7, 126, 255])
+def test_the_exit_code_is_the_commands(ctl: Ctl, code: int) -> None:
+    done = ctl("run", "--", "sh", "-c", f"exit {code}")
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGPIPE])
+def test_death_by_signal_is_the_commands(ctl: Ctl, number: signal.Signals) -> None:
+    assert ctl("run", "--", "sh", "-c", f"kill -{number.value} $$").returncode == -number
+
+
+def test_kill_9_from_outside_meets_the_command_itself(daemon: Daemon) -> None:
+    with start(daemon, "sh", "-c", "echo $$; exec sleep 60") as process:
+        assert process.stdout is not None
+        assert int(process.stdout.readline()) == process.pid
+        process.kill()
+        assert process.wait(30) == -signal.SIGKILL
+
+
+def test_what_is_asked_of_the_daemon(ctl: Ctl, daemon: Daemon) -> None:
+    options = (
+        "--memory 4GiB --cores 12.5 --count 2 --isolation quota --device 0 --device GPU-x --label nightly"
+    )
+    assert ctl("run", *options.split(), "--device-name", "NVIDIA H*", "--", "true").returncode == 0
+    (request,) = daemon.requests("Allocate")
+    assert request.bind_to_caller
+    assert request.request_id.startswith("vgpuctl-")
+    assert (request.memory_bytes, request.share_percent, request.count) == (4 * canned.GIB, 12.5, 2)
+    assert (request.isolation, request.label) == ("quota", "nightly")
+    wanted = pb.Selector(uuids=["GPU-x"], indices=[0], name_glob="NVIDIA H*")
+    assert request.selector == wanted
+    assert daemon.requests("Release") == []
+
+
+def test_what_is_not_asked_is_not_sent(ctl: Ctl, daemon: Daemon) -> None:
+    assert ctl("run", "--profile", "1g.18gb", "--", "true").returncode == 0
+    (request,) = daemon.requests("Allocate")
+    assert request.mig_profile == "1g.18gb"
+    assert not request.HasField("memory_bytes")
+    assert not request.HasField("share_percent")
+    assert not request.HasField("owner_uid")
+    assert request.count == 1
+
+
+def test_the_environment_is_the_callers_with_the_allocations_over_it(daemon: Daemon) -> None:
+    given = {**environment(daemon.socket), "LANG": "C", "WHO": "caller", "ODD": "a\nb=c", "EMPTY": ""}
+    done = subprocess.run(
+        (*COMMAND, "run", "--", "env", "-0"), env=given, capture_output=True, text=True, check=True
+    )
+    got = dict(entry.split("=", 1) for entry in done.stdout.split("\0") if entry)
+    assert got == {**given, "WHO": "host", "CUDA_VISIBLE_DEVICES": canned.A}
+
+
+def test_a_preload_library_goes_before_those_that_are_there(ctl: Ctl, daemon: Daemon) -> None:
+    daemon.replies["Allocate"] = canned.preload()
+    shown = ["run", "--", "printenv", "LD_PRELOAD"]
+    assert ctl(*shown).stdout == "/opt/vgpud/libvgpu.so\n"
+    assert ctl(*shown, env={"LD_PRELOAD": ""}).stdout == "/opt/vgpud/libvgpu.so\n"
+    assert ctl(*shown, env={"LD_PRELOAD": "/x.so /y.so"}).stdout == "/opt/vgpud/libvgpu.so:/x.so /y.so\n"
+
+
+def test_merging_leaves_bytes_that_are_not_text_alone() -> None:
+    before = {b"A": b"\xff", b"LD_PRELOAD": b"/old.so"}
+    assert merged({"LD_PRELOAD": "/new.so", "B": "2"}, before) == {
+        b"A": b"\xff",
+        b"LD_PRELOAD": b"/new.so:/old.so",
+        b"B": b"2",
+    }
+
+
+def test_directory_and_standard_input_are_the_callers(ctl: Ctl, tmp_path: Path) -> None:
+    done = ctl("run", "--", "sh", "-c", "pwd; cat", cwd=tmp_path, input="through\n")
+    assert done.stdout == f"{tmp_path}\nthrough\n"
+
+
+def test_the_command_gets_the_callers_descriptors_and_no_others(daemon: Daemon) -> None:
+    reader, writer = os.pipe()
+    # the shell's own listing opens one more, which `ls` reports as the directory that it reads
+    probe = "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd')))"
+    with start(daemon, sys.executable, "-c", probe, pass_fds=(writer,)) as process:
+        said, _ = process.communicate(timeout=30)
+    os.close(reader)
+    os.close(writer)
+    got = json.loads(said)
+    assert set(got) >= {0, 1, 2, writer}
+    # one more is the directory being listed
+    assert len(got) == 5
+
+
+def test_no_signal_stays_ignored_or_blocked(ctl: Ctl) -> None:
+    fields = dict(
+        line.split(":\t") for line in ctl("run", "--", "cat", "/proc/self/status").stdout.splitlines()
+    )
+    plain = dict(line.split(":\t") for line in Path("/proc/self/status").read_text().splitlines())
+    pipe_and_file_size = 1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1)
+    # what pytest's own caller ignores is inherited, as it should be
+    assert int(fields["SigIgn"], 16) == int(plain["SigIgn"], 16) & ~pipe_and_file_size
+    assert int(fields["SigBlk"], 16) == int(plain["SigBlk"], 16)
+
+
+def test_words_of_the_command_are_not_read(ctl: Ctl) -> None:
+    done = ctl("run", "--", "printf", "%s|", "--memory", "10G", "--", "-o", "a b", "")
+    assert done.stdout == "--memory|10G|--|-o|a b||"
+
+
+def test_the_marker_may_be_left_out(ctl: Ctl) -> None:
+    assert ctl("run", "--memory", "4GiB", "echo", "-n", "--").stdout == "--"
+
+
+def script(path: Path, text: str, mode: int) -> str:
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+def test_a_command_that_is_not_there(ctl: Ctl, daemon: Daemon) -> None:
+    done = ctl("run", "--", "no-such-command")
+    assert done.returncode == 127
+    assert done.stderr == (
+        "vgpuctl: cannot run 'no-such-command': no such file or directory (E103)\n"
+        "hint: check the name and PATH\n"
+    )
+    (request,) = daemon.requests("Release")
+    assert (request.allocation_id, request.force) == ("a1b2c3d4", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "why", "hint"),
+    [
+        ("#!/bin/sh\n", 0o644, "permission denied", "is it executable"),
+        ("#!/no/such/interpreter\n", 0o755, "no such file or directory", "its interpreter is missing"),
+        ("\x00\x01", 0o755, "exec format error", "built for this machine"),
+    ],
+)
+def test_a_command_that_cannot_run(
+    ctl: Ctl, daemon: Daemon, tmp_path: Path, text: str, mode: int, why: str, hint: str
+) -> None:
+    done = ctl("run", "--", script(tmp_path / "tool", text, mode))
+    assert done.returncode == 126
+    assert why in done.stderr
+    assert hint in done.stderr
+    assert len(daemon.requests("Release")) == 1
+
+
+def test_a_release_that_fails_does_not_hide_why(ctl: Ctl, daemon: Daemon) -> None:
+    daemon.replies["Release"] = VgpuError(ErrorCode.STOPPING, "vgpud is stopping")
+    done = ctl("run", "--", "no-such-command")
+    assert done.returncode == 127
+    assert "stopping" not in done.stderr
+
+
+def test_a_refusal_runs_nothing(ctl: Ctl, daemon: Daemon, tmp_path: Path) -> None:
+    daemon.replies["Allocate"] = VgpuError(
+        ErrorCode.NO_CAPACITY,
+        "no device has 100GiB free",
+        "ask for 24GiB or less",
+        (f"{canned.A}: 76GiB too little", f"{canned.B}: is in mode mig"),
+    )
+    done = ctl("run", "--memory", "100GiB", "--", "touch", str(tmp_path / "ran"))
+    assert done.returncode == 33
+    assert done.stderr == (
+        "vgpuctl: no device has 100GiB free (E401)\n"
+        f"  {canned.A}: 76GiB too little\n"
+        f"  {canned.B}: is in mode mig\n"
+        "hint: ask for 24GiB or less\n"
+    )
+    assert not (tmp_path / "ran").exists()
+    assert daemon.requests("Release") == []
+
+
+def test_no_command_asks_for_nothing(ctl: Ctl, daemon: Daemon) -> None:
+    for line in (["run"], ["run", "--memory", "1GiB", "--"]):
+        done = ctl(*line)
+        assert done.returncode == 2
+        assert "no command to run" in done.stderr
+    assert daemon.asked == []
+
+
+def test_verbose_says_which_allocation(ctl: Ctl) -> None:
+    assert ctl("run", "-v", "--", "true").stderr == f"allocation a1b2c3d4 on {canned.A}\n"
+
+
+def test_exports_do_to_a_shell_what_run_does(ctl: Ctl) -> None:
+    lines = export_lines(canned.preload())
+    show = 'printf "%s\\n" "$CUDA_VISIBLE_DEVICES" "$VGPU_LEASE" "$LD_PRELOAD"'
+    for before, preload in (("", "/opt/vgpud/libvgpu.so"), ("/x.so", "/opt/vgpud/libvgpu.so:/x.so")):
+        program = "\n".join([f"LD_PRELOAD={before}", *lines, show])
+        done = subprocess.run(["/bin/sh", "-c", program], capture_output=True, text=True, check=True, env={})
+        assert done.stdout.splitlines() == [canned.A, "/run/vgpud/leases/a b", preload]

@@ -1,0 +1,93 @@
+"""Tables: aligned, safe for a terminal, and the same at every width."""
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vgpud.ctl.table import GAP, Column, Table, clean, facts, render, width
+from vgpud.ctl.terminal import wants_color
+
+TEXT = st.text(max_size=12)
+SHAPES = st.tuples(st.booleans(), st.booleans(), st.booleans())
+
+
+def test_numbers_stand_right_and_the_rest_left() -> None:
+    table = Table(
+        (Column("N", right=True), Column("NAME"), Column("WHY")), [("5", "a", "x"), ("10", "bcdef", "")]
+    )
+    assert render(table, wide=False, headers=True) == [" N  NAME   WHY", " 5  a      x", "10  bcdef  -"]
+    assert render(table, wide=False, headers=False) == [" 5  a      x", "10  bcdef  -"]
+
+
+def test_wide_columns_only_when_asked() -> None:
+    table = Table((Column("A"), Column("B", wide=True)), [("1", "2")])
+    assert render(table, wide=False, headers=True) == ["A", "1"]
+    assert render(table, wide=True, headers=True) == ["A  B", "1  2"]
+
+
+def test_an_empty_table_is_its_headers() -> None:
+    assert render(Table((Column("A"),), []), wide=False, headers=True) == ["A"]
+    assert render(Table((Column("A"),), []), wide=False, headers=False) == []
+
+
+def test_facts_leave_out_what_is_not_known() -> None:
+    assert render(facts([("a", "1"), ("long", "2"), ("none", "")]), False, True) == ["a:     1", "long:  2"]
+
+
+def test_color_does_not_move_columns() -> None:
+    table = Table((Column("S", styles={"bad": "red"}), Column("T")), [("bad", "x"), ("good", "y")])
+    painted = render(table, False, True, lambda text, style: f"<{text}>" if style else text)
+    assert painted == ["<S>     <T>", "<bad>   x", "good  y"]
+
+
+@pytest.mark.parametrize(
+    ("text", "cells"), [("abc", 3), ("träning", 7), ("設定", 4), ("e\N{COMBINING ACUTE ACCENT}", 1), ("", 0)]
+)
+def test_width(text: str, cells: int) -> None:
+    assert width(text) == cells
+
+
+def test_a_label_cannot_drive_the_terminal() -> None:
+    assert clean("a\x1b[2J\r\nb\N{RIGHT-TO-LEFT OVERRIDE}") == "a\\x1b[2J\\r\\nb\\u202e"
+
+
+@given(st.lists(st.tuples(TEXT, TEXT, TEXT), max_size=6), SHAPES)
+def test_every_line_is_aligned_and_printable(
+    rows: list[tuple[str, str, str]], right: tuple[bool, ...]
+) -> None:
+    columns = [Column(name, right=side) for name, side in zip("XYZ", right, strict=True)]
+    lines = render(Table(columns, rows), wide=False, headers=True)
+    assert len(lines) == len(rows) + 1
+    assert all(line.isprintable() for line in lines)
+    cleaned = [[clean(cell) or "-" for cell in row] for row in rows]
+    first = max([1, *(width(row[0]) for row in cleaned)])
+    for line, row in zip(lines[1:], cleaned, strict=True):
+        blanks = " " * (first - width(row[0]))
+        start = blanks + row[0] if right[0] else row[0] + blanks
+        assert line.startswith(start + GAP)
+        assert all(cell in line for cell in row)
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("choice", "tty", "environment", "wanted"),
+    [
+        ("auto", True, {}, True),
+        ("auto", False, {}, False),
+        ("auto", True, {"NO_COLOR": "1"}, False),
+        ("auto", True, {"NO_COLOR": ""}, True),
+        ("auto", True, {"TERM": "dumb"}, False),
+        ("auto", False, {"FORCE_COLOR": "1"}, True),
+        ("auto", False, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, True),
+        ("always", False, {"NO_COLOR": "1"}, True),
+        ("never", True, {"FORCE_COLOR": "1"}, False),
+    ],
+)
+def test_color(choice: str, tty: bool, environment: dict[str, str], wanted: bool) -> None:
+    assert wants_color(choice, Tty() if tty else io.StringIO(), environment) is wanted

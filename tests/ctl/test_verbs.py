@@ -1,0 +1,325 @@
+"""What each verb asks of the daemon, what it says, and how it ends."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.ctl import canned
+from tests.ctl.conftest import COMMAND, ROOT, Ctl, environment
+from tests.ctl.daemon import Daemon
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.ctl.document import rfc3339
+from vgpud.ctl.fail import DETAILS_MATTER
+from vgpud.model.errors import ErrorCode, VgpuError
+
+
+def test_status_of_a_simulated_node_says_so_first(main: Ctl, daemon: Daemon) -> None:
+    daemon.replies["GetNode"] = canned.node(simulated=True)
+    done = main("status")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[0] == "SIMULATED: no real GPU is behind this daemon"
+    assert json.loads(main("status", "-o", "json").stdout)["simulated"] is True
+
+
+def test_status_is_degraded_by_a_lost_device(main: Ctl, daemon: Daemon) -> None:
+    daemon.replies["ListDevices"] = canned.devices("lost")
+    done = main("status")
+    assert done.returncode == 37
+    sentence = f"device 2 ({canned.C}) is lost: Xid 79, it has fallen off the bus"
+    assert done.stdout.startswith(f"degraded:  {sentence}\n\nstatus:       degraded\n")
+    document = json.loads(main("status", "-o", "json").stdout)
+    assert (document["ok"], document["degraded"]) == (False, [sentence])
+
+
+def test_status_is_degraded_by_a_failed_allocation(main: Ctl, daemon: Daemon) -> None:
+    daemon.replies["ListAllocations"] = canned.allocations(canned.preload("failed", "its device is lost"))
+    done = main("status")
+    assert done.returncode == 37
+    assert "degraded:  allocation a1b2c3d4 has failed: its device is lost\n" in done.stdout
+
+
+def test_status_is_degraded_without_hardware(main: Ctl, daemon: Daemon) -> None:
+    daemon.replies["GetNode"] = canned.node(hardware_error="the NVIDIA driver is not loaded")
+    done = main("status")
+    assert done.returncode == 37
+    assert "degraded:  the NVIDIA driver is not loaded\n" in done.stdout
+
+
+def test_no_devices_are_headers_and_a_word(main: Ctl, daemon: Daemon) -> None:
+    daemon.replies["ListDevices"] = pb.ListDevicesReply()
+    done = main("devices")
+    assert done.stdout.split()[:2] == ["INDEX", "NAME"]
+    assert done.stderr == "no devices; 'vgpuctl status' says why\n"
+    assert main("devices", "-q").stderr == ""
+    assert main("devices", "--no-headers").stdout.strip() == ""
+
+
+def test_alloc_for_another_user_by_an_id_of_the_callers(main: Ctl, daemon: Daemon) -> None:
+    done = main("alloc", "--owner", "1000:100", "--request-id", "job-7", "--memory", "1.5GiB")
+    assert done.stdout == "a1b2c3d4\n"
+    (request,) = daemon.requests("Allocate")
+    assert (request.request_id, request.owner_uid, request.owner_gid) == ("job-7", 1000, 100)
+    assert request.memory_bytes == 1536 * 1024**2
+    assert not request.bind_to_caller
+
+
+def test_each_alloc_has_an_id_of_its_own(main: Ctl, daemon: Daemon) -> None:
+    main("alloc")
+    main("alloc")
+    first, second = (request.request_id for request in daemon.requests("Allocate"))
+    assert first != second
+
+
+def test_a_cut_off_alloc_says_how_to_get_it(main: Ctl, daemon: Daemon) -> None:
+    daemon.replies["Allocate"] = VgpuError(ErrorCode.STOPPING, "vgpud is stopping")
+    done = main("alloc")
+    (request,) = daemon.requests("Allocate")
+    assert done.returncode == 32
+    assert f"--request-id {request.request_id} gets it" in done.stderr
+
+
+def test_release_goes_on_after_one_that_fails(main: Ctl, daemon: Daemon) -> None:
+    def answer(request: pb.ReleaseRequest) -> object:
+        if request.allocation_id == "b":
+            return VgpuError(ErrorCode.TENANT_ALIVE, "b has 2 processes", "stop them or use --force")
+        return pb.ReleaseReply(already_released=request.allocation_id == "c")
+
+    daemon.replies["Release"] = answer
+    done = main("release", "a", "b", "c")
+    assert done.returncode == 35
+    assert done.stdout == ""
+    assert done.stderr == (
+        "a released\n"
+        "vgpuctl: b has 2 processes (E305)\n"
+        "hint: stop them or use --force\n"
+        "c had been released already\n"
+    )
+    assert [request.force for request in daemon.requests("Release")] == [False] * 3
+    assert main("release", "-q", "a", "--force").stderr == ""
+    assert daemon.requests("Release")[-1].force
+
+
+def test_resize_sends_only_what_changes(main: Ctl, daemon: Daemon) -> None:
+    assert main("resize", "a1", "--memory", "8GiB").returncode == 0
+    assert main("resize", "a1", "--cores", "12.5%").returncode == 0
+    first, second = daemon.requests("Resize")
+    assert (first.allocation_id, first.memory_bytes, first.HasField("share_percent")) == (
+        "a1",
+        8 * canned.GIB,
+        False,
+    )
+    assert (second.share_percent, second.HasField("memory_bytes")) == (12.5, False)
+    done = main("resize", "a1")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "vgpuctl: nothing to change (E103)")
+
+
+def test_a_plan_that_is_refused(main: Ctl, daemon: Daemon) -> None:
+    daemon.replies["Plan"] = canned.refused_plan()
+    done = main("plan", "--memory", "100GiB", "-v")
+    assert done.returncode == 33
+    assert done.stdout.splitlines()[0].split() == ["TAKEN", "DEVICE", "MODE", "WHY"]
+    assert "76GiB too little" in done.stdout
+    assert done.stderr == (
+        "vgpuctl: no device has 100GiB free, the most is 24GiB (E401)\nhint: ask for 24GiB or less\n"
+    )
+    document = json.loads(main("plan", "-o", "json").stdout)
+    assert (document["kind"], document["possible"], document["refusal"]["number"]) == ("Plan", False, 401)
+
+
+@pytest.mark.parametrize(("dry", "changed", "code"), [(True, True, 1), (True, False, 0), (False, True, 0)])
+def test_policy_reload(main: Ctl, daemon: Daemon, dry: bool, changed: bool, code: int) -> None:
+    daemon.replies["ReloadPolicy"] = pb.ReloadPolicyReply(
+        changed=changed,
+        digest="77",
+        done=["strategy is spread"],
+        waiting=["device 0 waits for 2 allocations"],
+    )
+    done = main("policy", "reload", *(["--dry-run"] if dry else []))
+    assert done.returncode == code
+    assert done.stdout == "done: strategy is spread\nwaiting: device 0 waits for 2 allocations\n"
+    word = "changed" if changed else "unchanged"
+    assert done.stderr == f"policy {'would be ' if dry else ''}{word}, digest 77\n"
+    assert daemon.requests("ReloadPolicy")[0].dry_run is dry
+
+
+def test_policy_check_needs_no_daemon(main: Ctl, daemon: Daemon, tmp_path: Path) -> None:
+    daemon.stop()
+    good = tmp_path / "good.toml"
+    good.write_text('version = 1\n[planner]\nstrategy = "spread"\n')
+    assert main("policy", "check", str(good)).returncode == 0
+    lines = main("policy", "show", "--file", str(good)).stdout.splitlines()
+    assert lines[:2] == ["version = 1", 'planner.strategy = "spread"']
+    origins = main("policy", "show", "--file", str(good), "--origin", "--no-headers").stdout.splitlines()
+    assert origins[1].split() == ["planner.strategy", '"spread"', f"{good}:3"]
+    document = json.loads(main("policy", "check", str(good), "-o", "json").stdout)
+    assert (document["kind"], document["policy"]["planner"]) == ("PolicyCheck", {"strategy": "spread"})
+
+
+def test_every_mistake_of_a_policy_is_said(main: Ctl, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.toml"
+    bad.write_text('version = 1\n[planner]\nstrategi = "pack"\n[[device]]\nmode = "migg"\n')
+    done = main("policy", "check", str(bad))
+    assert done.returncode == 78
+    assert f"\n  {bad}:3: planner.strategi: " in done.stderr
+    assert f"\n  {bad}:5: device[0].mode: " in done.stderr
+    assert "(E104)" in done.stderr
+    bad.write_text("version = 2\n")
+    once = main("policy", "check", str(bad)).stderr
+    assert once.count(f"{bad}:1") == 1
+    assert main("policy", "check", str(tmp_path)).returncode != 0
+    assert main("policy", "check", str(tmp_path / "none.toml")).returncode == 78
+
+
+@pytest.mark.parametrize("code", list(ErrorCode), ids=lambda code: code.name)
+def test_every_error_has_its_exit_code(main: Ctl, daemon: Daemon, code: ErrorCode) -> None:
+    daemon.replies["ListDevices"] = VgpuError(code, "3 of 4 are wrong\x1b[2J", "do this", ("one", "two"))
+    done = main("devices")
+    assert done.returncode == code.exit_code.value
+    assert done.stdout == ""
+    details = "  one\n  two\n" if code in DETAILS_MATTER else ""
+    sentence = f"vgpuctl: 3 of 4 are wrong\\x1b[2J (E{code.number})\n"
+    assert done.stderr == f"{sentence}{details}hint: do this\n"
+    assert main("devices", "-v").stderr == f"{sentence}  one\n  two\nhint: do this\n"
+    assert "hint" not in main("devices", "-q").stderr
+
+
+def test_an_error_is_a_document_for_machines(main: Ctl, daemon: Daemon) -> None:
+    daemon.replies["GetAllocation"] = VgpuError(
+        ErrorCode.NO_SUCH_ALLOCATION, "there is no allocation x", "see vgpuctl ls", ("d",)
+    )
+    done = main("show", "x", "-o", "json")
+    assert done.returncode == 6
+    assert json.loads(done.stdout) == {
+        "apiVersion": "vgpud.io/v1",
+        "kind": "Error",
+        "number": 301,
+        "name": "NO_SUCH_ALLOCATION",
+        "sentence": "there is no allocation x",
+        "hint": "see vgpuctl ls",
+        "details": ["d"],
+        "exitCode": 6,
+    }
+    assert "(E301)" in done.stderr
+
+
+def test_a_daemon_that_is_not_there(main: Ctl, daemon: Daemon) -> None:
+    daemon.stop()
+    done = main("ls")
+    assert done.returncode == 32
+    assert "(E801)" in done.stderr
+    assert main("ls", "--socket", f"{daemon.socket}.other").returncode == 32
+
+
+def test_a_socket_of_ones_own_choice(main: Ctl, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VGPUD_SOCKET", "/nowhere/vgpud.sock")
+    assert main("ls").returncode == 32
+    assert main("--socket", str(daemon.socket), "ls").returncode == 0
+
+
+def test_a_daemon_that_does_not_answer(main: Ctl, daemon: Daemon) -> None:
+    gate = threading.Event()
+    daemon.replies["ListDevices"] = lambda _request: (gate.wait(30), canned.devices())[1]
+    done = main("devices", "--timeout", "0.2")
+    gate.set()
+    assert done.returncode == 36
+    assert "(E802)" in done.stderr
+
+
+def test_a_bug_is_a_sentence(main: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vgpud.ctl.tables.devices", lambda _items: 1 // 0)
+    done = main("devices")
+    assert done.returncode == 70
+    assert done.stderr.startswith("vgpuctl: vgpuctl stumbled over ZeroDivisionError: ")
+    assert "Traceback" not in done.stderr
+    assert "Traceback" in main("devices", "-v").stderr
+
+
+def test_a_reader_that_went_away(daemon: Daemon) -> None:
+    for line in ("devices", "ls -o json", "status -o yaml", "policy show", "devices --help"):
+        with subprocess.Popen(
+            (*COMMAND, *line.split()),
+            env=environment(daemon.socket),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.close()
+            said = process.stderr.read()
+        assert (process.returncode, said) == (141, b""), line
+
+
+def test_a_full_disk(daemon: Daemon) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            (*COMMAND, "devices"),
+            env=environment(daemon.socket),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 70
+    assert done.stderr == "vgpuctl: cannot write the answer: no space left on device\n"
+
+
+def test_a_locale_without_the_letters_of_a_label(ctl: Ctl) -> None:
+    done = ctl("ls", env={"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0
+    assert "tr\\xe4ning" in done.stdout
+
+
+def test_an_interrupt_ends_a_call(daemon: Daemon) -> None:
+    gate = threading.Event()
+    daemon.replies["Allocate"] = lambda _request: (gate.wait(30), canned.preload())[1]
+    program = (
+        "import signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from vgpud.ctl.main import main\n"
+        "sys.exit(main())\n"
+    )
+    with subprocess.Popen(
+        (sys.executable, "-c", program, "alloc"),
+        env=environment(daemon.socket),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        while not daemon.requests("Allocate"):
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=30)
+        gate.set()
+    assert (process.returncode, out) == (130, "")
+    assert said.startswith("if it was made after all, --request-id vgpuctl-")
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("unix_ns", "text"),
+    [
+        (0, None),
+        (-1, None),
+        (1, "1970-01-01T00:00:00.000000001Z"),
+        (1_767_225_600_123_456_789, "2026-01-01T00:00:00.123456789Z"),
+    ],
+)
+def test_times_keep_every_nanosecond(unix_ns: int, text: str | None) -> None:
+    assert rfc3339(unix_ns) == text
+
+
+def test_it_runs_from_any_directory(daemon: Daemon, tmp_path: Path) -> None:
+    done = subprocess.run(
+        (*COMMAND, "--version"), cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
+    )
+    from vgpud import __version__
+
+    assert done.stdout == f"vgpuctl {__version__}\n"
+    assert str(ROOT) not in done.stdout

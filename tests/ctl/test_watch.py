@@ -1,0 +1,166 @@
+"""`vgpuctl watch`: each event once, across restarts of the daemon, until it is interrupted."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.ctl import canned
+from tests.ctl.conftest import Ctl, environment
+from tests.ctl.daemon import Daemon
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.model.errors import ErrorCode, VgpuError
+
+# a shell that starts a test in the background makes it ignore SIGINT
+PROGRAM = (
+    "import signal, sys\n"
+    "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "from vgpud.ctl.main import main\n"
+    "sys.exit(main())\n"
+)
+
+
+@contextmanager
+def watching(daemon: Daemon, *options: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        (sys.executable, "-c", PROGRAM, "watch", *options),
+        env=environment(daemon.socket),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Keeps streams open; opened at the end, so that the server's threads can end."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def events(
+    *revisions: int, gate: threading.Event | None = None, fail: VgpuError | None = None
+) -> Callable[[pb.WatchRequest], Iterator[pb.Event]]:
+    def stream(_request: pb.WatchRequest) -> Iterator[pb.Event]:
+        for revision in revisions:
+            yield canned.event(revision)
+        if gate is not None:
+            gate.wait(60)
+        if fail is not None:
+            raise fail
+
+    return stream
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def interrupt(process: subprocess.Popen[str]) -> str:
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    return said
+
+
+def test_events_line_by_line_until_interrupted(daemon: Daemon, gate: threading.Event) -> None:
+    daemon.watches = [events(42, 43, gate=gate)]
+    with watching(daemon) as process:
+        assert line(process) == "42  2026-01-01T00:00:00Z  allocation_released  a1b2c3d4  released\n"
+        assert line(process).startswith("43  ")
+        assert interrupt(process) == ""
+    (request,) = daemon.requests("Watch")
+    assert request.after_revision == 41
+
+
+def test_json_lines(daemon: Daemon, gate: threading.Event) -> None:
+    daemon.watches = [events(42, gate=gate)]
+    with watching(daemon, "-o", "json", "--after", "7") as process:
+        document = json.loads(line(process))
+        interrupt(process)
+    assert document == {
+        "apiVersion": "vgpud.io/v1",
+        "kind": "Event",
+        "type": "allocation_released",
+        "revision": 42,
+        "subject": "a1b2c3d4",
+        "sentence": "released",
+        "time": "2026-01-01T00:00:00.000000007Z",
+        "allocation": None,
+    }
+    assert daemon.requests("Watch")[0].after_revision == 7
+
+
+def test_it_resumes_when_the_daemon_restarts(daemon: Daemon, gate: threading.Event) -> None:
+    daemon.watches = [events(42, 43, gate=gate), events(44, gate=gate)]
+    with watching(daemon) as process:
+        line(process)
+        line(process)
+        gate.set()
+        daemon.stop()
+        daemon.replies["GetNode"].revision = 44
+        gate.clear()
+        daemon.start()
+        assert line(process).startswith("44  ")
+        assert interrupt(process) == "vgpud is away, waiting for it\nvgpud is back\n"
+    assert [request.after_revision for request in daemon.requests("Watch")] == [41, 43]
+
+
+def test_it_resumes_after_a_daemon_that_says_goodbye(daemon: Daemon, gate: threading.Event) -> None:
+    goodbye = VgpuError(ErrorCode.STOPPING, "vgpud is stopping")
+    daemon.replies["GetNode"].revision = 42
+    daemon.watches = [events(42, fail=goodbye), events(43, gate=gate)]
+    with watching(daemon, "-q") as process:
+        assert line(process).startswith("42  ")
+        assert line(process).startswith("43  ")
+        assert interrupt(process) == ""
+
+
+def test_events_that_are_lost_are_told(daemon: Daemon, gate: threading.Event) -> None:
+    goodbye = VgpuError(ErrorCode.STOPPING, "vgpud is stopping")
+    gone = VgpuError(ErrorCode.BAD_REVISION, "events after revision 42 are no longer kept")
+    daemon.replies["GetNode"].revision = 90
+    daemon.watches = [events(42, fail=goodbye), events(fail=gone), events(91, gate=gate)]
+    with watching(daemon, "-o", "json") as process:
+        kinds = [json.loads(line(process)) for _ in range(3)]
+        said = interrupt(process)
+    assert [document["kind"] for document in kinds] == ["Event", "Gap", "Event"]
+    assert (kinds[1]["afterRevision"], kinds[1]["resumedRevision"]) == (42, 90)
+    assert "events after revision 42 are lost, going on from 90" in said
+    assert [request.after_revision for request in daemon.requests("Watch")] == [90, 42, 90]
+
+
+def test_a_count_that_was_set_back_is_told(daemon: Daemon, gate: threading.Event) -> None:
+    goodbye = VgpuError(ErrorCode.STOPPING, "vgpud is stopping")
+    daemon.replies["GetNode"].revision = 3
+    daemon.watches = [events(42, fail=goodbye), events(4, gate=gate)]
+    with watching(daemon, "--after", "41") as process:
+        assert line(process).startswith("42  ")
+        assert line(process).startswith("4  ")
+        assert "going on from 3" in interrupt(process)
+
+
+def test_a_revision_that_is_not_kept_is_an_error_at_the_start(ctl: Ctl, daemon: Daemon) -> None:
+    gone = VgpuError(ErrorCode.BAD_REVISION, "events after revision 1 are no longer kept", "start at 30")
+    daemon.watches = [events(fail=gone)]
+    done = ctl("watch", "--after", "1")
+    assert done.returncode == 2
+    assert "events after revision 1 are no longer kept (E105)" in done.stderr
+
+
+def test_without_a_daemon_at_the_start_it_does_not_wait(ctl: Ctl, daemon: Daemon) -> None:
+    daemon.stop()
+    assert ctl("watch").returncode == 32
