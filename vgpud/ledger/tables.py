@@ -59,7 +59,6 @@ class Tables:
         self._db = connection
         newest = self._one("SELECT max(revision) FROM events") or 0
         self.revision = max(int(newest), int(self._meta("revision_floor", "0")))
-        self._pruned_through = int(self._meta("pruned_through", "0"))
 
     def load(self) -> LedgerState:
         rows = self._db.execute(_SELECT)
@@ -114,11 +113,11 @@ class Tables:
         return event
 
     def events_after(self, revision: int) -> tuple[Event, ...]:
-        if not self._pruned_through <= revision <= self.revision:
+        oldest = int(self._meta("pruned_through", "0"))
+        if not oldest <= revision <= self.revision:
             raise VgpuError(
                 ErrorCode.BAD_REVISION,
-                f"no events after revision {revision}: they are kept from {self._pruned_through}"
-                f" to {self.revision}",
+                f"no events after revision {revision}: they are kept from {oldest} to {self.revision}",
                 "list everything once, then watch from the revision of that list",
             )
         rows = self._db.execute(
@@ -144,7 +143,6 @@ class Tables:
             return
         self._db.execute("DELETE FROM events WHERE revision <= ?", (oldest,))
         self._set_meta("pruned_through", str(oldest))
-        self._pruned_through = int(oldest)
 
     def _event(self, event: Event) -> int:
         self.revision += 1

@@ -1,0 +1,1 @@
+"""The ledger: what was acknowledged is there, whatever happens."""

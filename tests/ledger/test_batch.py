@@ -1,0 +1,187 @@
+"""Group commit: one transaction for many, a verdict for each."""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ledger.samples import allocation, event, ledger_path
+from vgpud.ledger import Durability, Ledger, files
+from vgpud.ledger.batch import Committer, Job
+from vgpud.ledger.codec import encode_allocation
+from vgpud.ledger.tables import UNSYNCED_REVISIONS, Tables
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.event import EventKind
+
+
+class Bench:
+    """A committer without its thread, and the SQL that it ran."""
+
+    def __init__(self, folder: Path) -> None:
+        self.connection = files.connect(ledger_path(folder))
+        self.committer = Committer(self.connection, ledger_path(folder))
+        self.loop = asyncio.new_event_loop()
+        self.sql: list[str] = []
+        self.connection.set_trace_callback(self.sql.append)
+
+    def job(self, operation: Callable[[Tables], Any], durability: Durability = Durability.POWER) -> Job:
+        return Job(operation, durability, self.loop.create_future())
+
+    def intent(self, number: int, request: int | None = None) -> Job:
+        row = encode_allocation(allocation(number))
+        if request is not None:
+            row = row._replace(request_id=f"r{request}")
+        return self.job(lambda tables: tables.begin(row))
+
+    def ids(self) -> list[str]:
+        return [row[0] for row in self.connection.execute("SELECT id FROM allocations ORDER BY rowid")]
+
+    def count(self, statement: str) -> int:
+        return sum(text.startswith(statement) for text in self.sql)
+
+    def close(self) -> None:
+        self.connection.close()
+        self.loop.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Any:
+    with closing(Bench(tmp_path)) as made:
+        yield made
+
+
+def test_sixty_four_intents_are_one_commit(bench: Bench) -> None:
+    jobs = [bench.intent(number) for number in range(64)]
+    bench.committer.run(jobs)
+    assert [job.error for job in jobs] == [None] * 64
+    assert len(bench.ids()) == 64
+    assert bench.count("COMMIT") == 1
+
+
+def test_a_refused_job_does_not_fail_its_neighbours(bench: Bench) -> None:
+    jobs = [bench.intent(0), bench.intent(1, request=0), bench.intent(2)]
+    bench.committer.run(jobs)
+    assert [type(job.error) for job in jobs] == [type(None), VgpuError, type(None)]
+    assert bench.ids() == ["a0", "a2"]
+    assert bench.count("COMMIT") == 1
+
+
+def test_a_job_that_breaks_midway_leaves_nothing(bench: Bench) -> None:
+    def half(tables: Tables) -> None:
+        tables.event(EventKind.DEVICE_CHANGED, "GPU-0", "half done")
+        raise ZeroDivisionError
+
+    def whole(tables: Tables) -> int:
+        return tables.event(EventKind.DEVICE_CHANGED, "GPU-1", "done").revision
+
+    for jobs in ([bench.job(half)], [bench.job(half), bench.job(whole)], [bench.job(whole)]):
+        bench.committer.run(jobs)
+        for job in jobs:
+            broken = job.operation is half
+            assert (job.error is not None) == broken
+            if isinstance(job.error, VgpuError):
+                assert job.error.code is ErrorCode.BUG
+    subjects = bench.connection.execute("SELECT revision, subject FROM events").fetchall()
+    assert subjects == [(1, "GPU-1"), (2, "GPU-1")]
+
+
+def test_when_the_transaction_is_lost_each_job_has_its_own_try(bench: Bench) -> None:
+    """As SQLite does by itself on some errors: everything so far is rolled back."""
+
+    def lose(tables: Tables) -> None:
+        bench.connection.execute("ROLLBACK")
+        raise sqlite3.OperationalError("disk I/O error")
+
+    jobs = [bench.intent(0), bench.job(lose), bench.intent(2)]
+    bench.committer.run(jobs)
+    assert [job.error is None for job in jobs] == [True, False, True]
+    assert isinstance(jobs[1].error, VgpuError) and jobs[1].error.code is ErrorCode.LEDGER_FAILED
+    assert bench.ids() == ["a0", "a2"]
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_full_ledger_says_so_and_works_again(bench: Bench, count: int) -> None:
+    limit = bench.connection.execute("PRAGMA max_page_count").fetchone()[0]
+    pages = bench.connection.execute("PRAGMA page_count").fetchone()[0]
+    bench.connection.execute(f"PRAGMA max_page_count = {pages}")
+    jobs = [bench.intent(number) for number in range(100, 100 + 20 * count)]
+    for first in range(0, len(jobs), count):
+        bench.committer.run(jobs[first : first + count])
+    errors = [job.error for job in jobs if job.error is not None]
+    assert errors
+    assert all(isinstance(e, VgpuError) and e.code is ErrorCode.LEDGER_FULL for e in errors)
+    assert len(bench.ids()) == len(jobs) - len(errors)
+    bench.connection.execute(f"PRAGMA max_page_count = {limit}")
+    again = bench.intent(1)
+    bench.committer.run([again])
+    assert again.error is None
+
+
+def test_revisions_of_a_lost_transaction_are_given_out_again(bench: Bench) -> None:
+    pages = bench.connection.execute("PRAGMA page_count").fetchone()[0]
+    bench.connection.execute(f"PRAGMA max_page_count = {pages}")
+    job = bench.job(lambda t: t.event(EventKind.DEVICE_CHANGED, "GPU-0", "x" * 100_000))
+    bench.committer.run([job])
+    assert isinstance(job.error, VgpuError) and job.error.code is ErrorCode.LEDGER_FULL
+    assert bench.committer.tables.revision == 0
+
+
+def test_the_strictest_job_decides_for_its_batch(bench: Bench) -> None:
+    def level() -> int:
+        return int(bench.connection.execute("PRAGMA synchronous").fetchone()[0])
+
+    def note(tables: Tables) -> None:
+        tables.event(EventKind.DEVICE_CHANGED, "GPU-0", "it changed")
+
+    bench.committer.run([bench.job(note, Durability.PROCESS)])
+    assert level() == 1
+    bench.committer.run([bench.job(note, Durability.PROCESS), bench.intent(1)])
+    assert level() == 2
+    bench.committer.run([bench.job(note, Durability.PROCESS)] * 2)
+    assert level() == 1
+
+
+def test_unsynced_revisions_are_bounded(bench: Bench) -> None:
+    """What a new boot skips must be at least what a power cut can take."""
+
+    def note(tables: Tables) -> None:
+        tables.event(EventKind.DEVICE_CHANGED, "GPU-0", "it changed")
+
+    unsynced = most = 0
+    for size in (7, 250, 1) * 12:
+        bench.sql.clear()
+        bench.committer.run([bench.job(note, Durability.PROCESS) for _ in range(size)])
+        synced = bench.connection.execute("PRAGMA synchronous").fetchone()[0] == 2
+        unsynced = 0 if synced else unsynced + size
+        most = max(most, unsynced)
+    assert 500 < most <= UNSYNCED_REVISIONS
+
+
+def test_callers_at_once_share_commits(tmp_path: Path) -> None:
+    async def work() -> list[str]:
+        async with await Ledger.open(ledger_path(tmp_path)) as ledger:
+            await asyncio.gather(*[ledger.intent(allocation(n)) for n in range(300)])
+            await asyncio.gather(*[ledger.commit(allocation(n), event(f"a{n}")) for n in range(300)])
+            state = await ledger.load()
+            assert sorted(a.revision for a in state.allocations) == list(range(1, 301))
+            return [a.id for a in state.allocations]
+
+    assert asyncio.run(work()) == [f"a{n}" for n in range(300)]
+
+
+def test_a_caller_that_leaves_does_not_disturb_the_others(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with await Ledger.open(ledger_path(tmp_path)) as ledger:
+            tasks = [asyncio.ensure_future(ledger.intent(allocation(n))) for n in range(20)]
+            await asyncio.sleep(0)
+            for task in tasks[::2]:
+                task.cancel()
+            done = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [result is None for result in done] == [False, True] * 10
+            assert len((await ledger.load()).allocations) == 20
+
+    asyncio.run(work())

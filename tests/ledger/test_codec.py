@@ -1,0 +1,139 @@
+"""JSON of the model: what is written is read back, and nothing else is taken."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+import pytest
+from hypothesis import given
+
+from tests.ledger.samples import active, allocation, allocations
+from vgpud.ledger.codec import AllocationRow, decode_allocation, encode_allocation, request_digest
+from vgpud.ledger.shapes import shape_of
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.tenancy import Allocation, Isolation, Lifetime, Mount, Owner, Request, Slice, State
+
+
+@given(allocations)
+def test_what_is_written_is_read_back(sample: Allocation) -> None:
+    again = decode_allocation(encode_allocation(sample))
+    assert again == sample
+    assert type(again.request.isolation) is type(sample.request.isolation)
+    assert all(type(r.taken) is bool for r in again.reasons)
+
+
+def test_a_row_holds_every_field_of_an_allocation() -> None:
+    """A field added to the model must be given a column, or it would be lost at a restart."""
+    columns = {"request_id", "request_digest", "owner_uid", "owner_gid"}  # for SQL to look at
+    assert {f.name for f in fields(Allocation)} == set(AllocationRow._fields) - columns
+
+
+def test_the_written_form_of_version_1() -> None:
+    """It must not change without a migration: ledgers in this form are out there."""
+    row = encode_allocation(replace(active(allocation(3)), reasons=allocation(3).reasons[3:5]))
+    uuid = "GPU-00000003-1111-2222-3333-444444444444"
+    assert row.request == (
+        '{"id":"r3","owner":[1000,1000],"memory_bytes":4294967296,"share":[2550],"isolation":"quota",'
+        '"label":"job 3","lifetime":[103,7]}'
+    )
+    assert row.slices == (
+        f'[{{"device_uuid":"{uuid}","mode":"preload","memory_bytes":4294967296,"share":[2550]}}]'
+    )
+    assert row.reasons == (
+        f'[["{uuid}",true,"preload","3GiB free of 80GiB"],'
+        '["GPU-00000004-1111-2222-3333-444444444444",false,"preload","4GiB free of 80GiB"]]'
+    )
+    assert row.edits == (
+        '{"env":[["LD_PRELOAD","/usr/lib/vgpud/libvgpu.so"],["VGPU_LEASE","/run/vgpu"]],'
+        '"host_env":[["VGPU_LEASE","/run/vgpud/leases/a3"]],'
+        '"mounts":[["/usr/lib/vgpud","/usr/lib/vgpud",true],["/run/vgpud/leases/a3","/run/vgpu",false]],'
+        '"device_nodes":[["/dev/nvidia0",195,0,"rw"],["/dev/nvidiactl",null,null,"rw"]]}'
+    )
+
+
+def test_a_row_without_trailing_fields_takes_their_defaults() -> None:
+    """So a field added at the end of a dataclass needs no migration."""
+    assert shape_of(Mount).decode(["/a", "/b"]) == Mount("/a", "/b", read_only=True)
+
+
+BAD: dict[str, Callable[[AllocationRow], AllocationRow]] = {
+    "unknown field": lambda r: r._replace(request=r.request.replace('"label"', '"lable"')),
+    "missing field": lambda r: r._replace(slices=r.slices.replace('"mode":"preload",', "")),
+    "wrong type": lambda r: r._replace(slices=r.slices.replace("4294967296", '"4GiB"')),
+    "number for a truth value": lambda r: r._replace(reasons=r.reasons.replace("true", "1")),
+    "truth value for a number": lambda r: r._replace(request=r.request.replace("[103,7]", "[true,7]")),
+    "fraction": lambda r: r._replace(slices=r.slices.replace("4294967296", "4294967296.0")),
+    "unknown mode": lambda r: r._replace(slices=r.slices.replace("preload", "postload")),
+    "share out of range": lambda r: r._replace(request=r.request.replace("[2550]", "[25500]")),
+    "row too long": lambda r: r._replace(request=r.request.replace("[103,7]", "[103,7,1]")),
+    "row too short": lambda r: r._replace(reasons='[["GPU-0"]]'),
+    "list in a row": lambda r: r._replace(reasons='[[["GPU-0"],true,null,""]]'),
+    "object for an array": lambda r: r._replace(reasons="{}"),
+    "array for an object": lambda r: r._replace(edits="[]"),
+    "triple for a pair": lambda r: r._replace(edits='{"env":[["a","b","c"]]}'),
+    "null": lambda r: r._replace(slices="null"),
+    "not JSON": lambda r: r._replace(edits="{"),
+    "empty": lambda r: r._replace(slices=""),
+    "two values": lambda r: r._replace(slices="[],[]"),
+    "another row's request": lambda r: r._replace(request_id="r4"),
+    "another owner": lambda r: r._replace(owner_uid=0),
+}
+
+
+@pytest.mark.parametrize("damage", BAD.values(), ids=BAD.keys())
+def test_anything_else_is_corrupt(damage: Callable[[AllocationRow], AllocationRow]) -> None:
+    row = encode_allocation(active(allocation(3)))
+    decode_allocation(row)  # also fills the cache of rows, which must not let a damaged one through
+    damaged = damage(row)
+    assert damaged != row
+    with pytest.raises(VgpuError, match="allocation 'a3' in the ledger cannot be read") as caught:
+        decode_allocation(damaged)
+    assert caught.value.code is ErrorCode.LEDGER_CORRUPT
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"slices": [1]},
+        {"slices": ("GPU-0",)},
+        {"edits": None},
+        {"request": replace(allocation(1).request, memory_bytes=1.5)},
+        {"request": replace(allocation(1).request, memory_bytes=True)},
+        {"request": replace(allocation(1).request, owner=Owner("root", 0))},  # type: ignore[arg-type]
+        {"request": replace(allocation(1).request, isolation="quota")},
+        {"edits": replace(active(allocation(1)).edits, env=(("A", 1),))},
+    ],
+)
+def test_a_wrong_value_is_not_written(changes: dict[str, object]) -> None:
+    with pytest.raises(VgpuError) as caught:
+        encode_allocation(allocation(1, **changes))
+    assert caught.value.code is ErrorCode.BUG
+
+
+def test_a_model_that_cannot_be_written_is_refused_at_once() -> None:
+    @dataclass
+    class Odd:
+        value: float
+
+    with pytest.raises(TypeError):
+        shape_of(Odd)
+
+
+def test_the_digest_is_of_what_was_asked_for_not_of_who_waits() -> None:
+    request = allocation(1).request
+    digest = request_digest(request)
+    assert digest == encode_allocation(allocation(1)).request_digest
+    assert digest == request_digest(replace(request, lifetime=Lifetime(999, 999)))
+    others: list[Request] = [
+        replace(request, owner=Owner(1, 1000)),
+        replace(request, memory_bytes=None),
+        replace(request, isolation=Isolation.COMPUTE),
+        replace(request, count=2),
+    ]
+    assert len({digest, *map(request_digest, others)}) == 5
+
+
+def test_every_state_and_slice_is_known() -> None:
+    for state in State:
+        assert decode_allocation(encode_allocation(allocation(1, state))).state is state
+    bare = allocation(1, slices=(Slice("GPU-1", allocation(1).slices[0].mode, 1),), reasons=())
+    assert decode_allocation(encode_allocation(bare)) == bare

@@ -1,0 +1,72 @@
+"""A state directory without space, on a file system of its own."""
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ledger.samples import active, allocation, event, ledger_path
+from vgpud.ledger import Ledger
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.tenancy import State
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB; skipped where mounting one is not allowed."""
+    told = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if told.returncode != 0:
+        pytest.skip(f"mounting a tmpfs takes root: {told.stderr.strip()}")
+    try:
+        yield tmp_path
+    finally:
+        subprocess.run(["umount", "-l", tmp_path], check=True)
+
+
+def test_a_full_disk_is_said_and_space_brings_the_ledger_back(small: Path) -> None:
+    async def work() -> None:
+        async with await Ledger.open(ledger_path(small)) as ledger:
+            kept: list[str] = []
+            (small / "ballast").write_bytes(bytes(300_000))
+            with pytest.raises(VgpuError) as caught:
+                for number in range(1000):
+                    await ledger.intent(allocation(number))
+                    kept.append(f"a{number}")
+            assert caught.value.code is ErrorCode.LEDGER_FULL
+            assert "0B free of 1MiB" in caught.value.sentence
+            assert [a.id for a in (await ledger.load()).allocations] == kept
+            (small / "ballast").unlink()
+            await ledger.intent(allocation(5000))
+            await ledger.commit(active(allocation(5000)), event("a5000"))
+        async with await Ledger.open(ledger_path(small)) as ledger:
+            found = (await ledger.load()).allocations
+            assert [a.id for a in found] == [*kept, "a5000"]
+            assert found[-1].state is State.ACTIVE
+
+    asyncio.run(work())
+
+
+def test_a_start_on_a_full_disk_is_refused(small: Path) -> None:
+    with (small / "ballast").open("wb") as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(bytes(65536))
+            file.flush()
+
+    async def work() -> None:
+        async with await Ledger.open(ledger_path(small)):
+            pass
+
+    with pytest.raises(VgpuError) as caught:
+        asyncio.run(work())
+    assert caught.value.code is ErrorCode.LEDGER_FULL
+    (small / "ballast").unlink()
+    asyncio.run(work())

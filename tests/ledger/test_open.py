@@ -1,0 +1,278 @@
+"""Opening: one holder, and what is not a sound ledger of a known version is left as it is."""
+
+import asyncio
+import hashlib
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.ledger.samples import active, allocation, event, ledger_path
+from vgpud.ledger import Ledger, files
+from vgpud.ledger.schema import APPLICATION_ID, MIGRATIONS, version
+from vgpud.model.errors import ErrorCode, VgpuError
+
+
+def fill(path: Path, count: int = 3) -> None:
+    async def work() -> None:
+        async with await Ledger.open(path) as ledger:
+            for number in range(count):
+                await ledger.intent(allocation(number))
+                await ledger.commit(active(allocation(number)), event(f"a{number}"))
+
+    asyncio.run(work())
+
+
+def leave_as_a_crash_does(path: Path) -> None:
+    """A ledger whose last changes are in its -wal file alone."""
+    fill(path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.execute("INSERT INTO meta VALUES ('note', 'only in the log')")
+        connection.commit()
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{path}{suffix}", path.parent / f"copy{suffix}")
+    for suffix in ("", "-wal"):
+        shutil.move(path.parent / f"copy{suffix}", f"{path}{suffix}")
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """All that is there but the lock file, which only tells who looked last."""
+    return {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in folder.iterdir()
+        if file.suffix != ".lock"
+    }
+
+
+def refusal(path: Path) -> VgpuError:
+    async def work() -> None:
+        async with await Ledger.open(path):
+            pass
+
+    with pytest.raises(VgpuError) as caught:
+        asyncio.run(work())
+    return caught.value
+
+
+def edit(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+
+
+def test_a_new_ledger_is_what_the_house_wants(tmp_path: Path) -> None:
+    path = ledger_path(tmp_path)
+    fill(path, 0)
+    with closing(files.connect(path)) as db:
+        pragmas = {
+            n: db.execute(f"PRAGMA {n}").fetchone()[0]
+            for n in ("journal_mode", "synchronous", "foreign_keys")
+        }
+        assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+        assert db.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
+        tables = db.execute("SELECT name, strict FROM pragma_table_list WHERE schema = 'main'").fetchall()
+    strict = {name for name, strict in tables if strict}
+    assert strict == {"meta", "allocations", "originals", "events"}
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_changes_that_are_only_in_the_log_are_taken_up(tmp_path: Path) -> None:
+    path = ledger_path(tmp_path)
+    leave_as_a_crash_does(path)
+    fill(path, 0)
+    with closing(files.connect(path)) as db:
+        assert db.execute("SELECT value FROM meta WHERE key = 'note'").fetchone() == ("only in the log",)
+
+
+def test_a_second_daemon_is_refused_by_the_pid_of_the_first(tmp_path: Path) -> None:
+    path = ledger_path(tmp_path)
+    program = (
+        "import sys; from pathlib import Path; from vgpud.ledger import files;"
+        " held = files.lock(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None and holder.stdin is not None
+        assert holder.stdout.readline() == b"held\n"
+        error = refusal(path)
+        assert error.code is ErrorCode.LEDGER_LOCKED
+        assert f"process {holder.pid}" in error.sentence
+        holder.kill()
+    fill(path)  # the lock goes with the process
+
+
+def test_a_refused_ledger_is_let_go_of(tmp_path: Path) -> None:
+    path = ledger_path(tmp_path)
+    path.write_bytes(b"nonsense")
+    assert refusal(path).code is ErrorCode.LEDGER_CORRUPT
+    path.unlink()
+    fill(path)
+
+
+def test_a_newer_ledger_is_left_untouched(tmp_path: Path) -> None:
+    path = ledger_path(tmp_path)
+    leave_as_a_crash_does(path)
+    edit(path, f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    before = hashes(tmp_path)
+    error = refusal(path)
+    assert error.code is ErrorCode.LEDGER_NEWER
+    assert f"version {len(MIGRATIONS) + 1}" in error.sentence
+    assert hashes(tmp_path) == before
+
+
+def test_a_version_that_is_only_in_the_log_counts(tmp_path: Path) -> None:
+    path = ledger_path(tmp_path)
+    fill(path)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{path}{suffix}", tmp_path / f"copy.db{suffix}")
+    crashed = tmp_path / "copy.db"
+    before = hashes(tmp_path)
+    assert refusal(crashed).code is ErrorCode.LEDGER_NEWER
+    assert hashes(tmp_path) == before
+
+
+def overwrite(path: Path, at: int, text: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(text)
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+DAMAGE = {
+    "not a database": lambda path: path.write_bytes(b"hello" * 1000),
+    "empty file": lambda path: path.write_bytes(b""),
+    "header gone": lambda path: overwrite(path, 0, bytes(100)),
+    "pages overwritten": lambda path: overwrite(path, 2 * 4096, b"\xff" * 8192),
+    "cut short": truncate,
+    "another program's": lambda path: edit(path, "PRAGMA application_id = 7"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_corrupt_ledger_is_left_untouched(tmp_path: Path, damage: object) -> None:
+    path = ledger_path(tmp_path)
+    fill(path, 40)
+    damage(path)  # type: ignore[operator]
+    before = hashes(tmp_path)
+    error = refusal(path)
+    assert error.code is ErrorCode.LEDGER_CORRUPT
+    assert str(path) in error.sentence
+    assert error.hint
+    assert hashes(tmp_path) == before
+
+
+def test_a_log_without_its_ledger_is_not_played_into_a_new_one(tmp_path: Path) -> None:
+    path = ledger_path(tmp_path)
+    leave_as_a_crash_does(path)
+    path.unlink()
+    before = hashes(tmp_path)
+    assert refusal(path).code is ErrorCode.LEDGER_CORRUPT
+    assert hashes(tmp_path) == before
+
+
+def test_a_row_that_says_nonsense_is_named(tmp_path: Path) -> None:
+    path = ledger_path(tmp_path)
+    fill(path)
+    edit(path, "UPDATE allocations SET slices = '[{}]' WHERE id = 'a1'")
+
+    async def work() -> None:
+        async with await Ledger.open(path) as ledger:
+            await ledger.load()
+
+    with pytest.raises(VgpuError, match="'a1'") as caught:
+        asyncio.run(work())
+    assert caught.value.code is ErrorCode.LEDGER_CORRUPT
+
+
+def test_a_first_start_that_was_cut_leaves_no_trace(tmp_path: Path) -> None:
+    path = ledger_path(tmp_path)
+    for suffix in (".new", ".new-wal", ".new-shm"):
+        path.with_name(path.name + suffix).write_bytes(b"half a ledger")
+    fill(path)
+    assert set(hashes(tmp_path)) == {path.name}
+
+
+# --- migrations
+
+SECOND = ("ALTER TABLE originals ADD COLUMN note TEXT NOT NULL DEFAULT ''",)
+
+
+def test_a_second_version_keeps_what_is_there(tmp_path: Path) -> None:
+    path = ledger_path(tmp_path)
+    fill(path)
+    with closing(files.connect(path, (*MIGRATIONS, SECOND))) as db:
+        assert version(db) == 2
+        assert db.execute("SELECT count(*) FROM allocations").fetchone() == (3,)
+        assert db.execute("SELECT count(note) FROM originals").fetchone() == (0,)
+    assert refusal(path).code is ErrorCode.LEDGER_NEWER
+
+
+def test_a_new_ledger_has_all_versions_at_once(tmp_path: Path) -> None:
+    with closing(files.connect(ledger_path(tmp_path), (*MIGRATIONS, SECOND))) as db:
+        assert version(db) == 2
+
+
+def test_a_migration_that_fails_leaves_the_old_version(tmp_path: Path) -> None:
+    path = ledger_path(tmp_path)
+    fill(path)
+    broken = ("ALTER TABLE originals ADD COLUMN note TEXT", "ALTER TABLE nowhere ADD COLUMN note TEXT")
+    with pytest.raises(VgpuError) as caught:
+        files.connect(path, (*MIGRATIONS, broken))
+    assert caught.value.code is ErrorCode.LEDGER_FAILED
+    with closing(files.connect(path)) as db:
+        assert version(db) == 1
+        columns = [row[1] for row in db.execute("PRAGMA table_info(originals)")]
+    assert columns == ["device_uuid", "key", "value"]
+
+
+# --- rights
+
+
+@pytest.fixture
+def read_only_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder that this process may look into only; root takes another user's rights for that."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    fill(ledger_path(folder))
+    was = os.geteuid()
+    for parent in (tmp_path, *tmp_path.parents):
+        if parent.stat().st_uid == was and parent != Path("/"):
+            parent.chmod(parent.stat().st_mode | 0o111)
+    for file in folder.iterdir():
+        file.chmod(0o644)
+    folder.chmod(0o555)
+    if was == 0:
+        os.seteuid(65534)
+    try:
+        yield folder
+    finally:
+        if was == 0:
+            os.seteuid(was)
+        folder.chmod(0o755)
+
+
+@pytest.mark.parametrize("name", ["ledger.db", "other.db"])
+def test_a_read_only_folder_is_said(read_only_folder: Path, name: str) -> None:
+    error = refusal(read_only_folder / name)
+    assert error.code is ErrorCode.LEDGER_READ_ONLY
+    assert str(read_only_folder / name) in error.sentence
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+    error = refusal(tmp_path / "nowhere" / "ledger.db")
+    assert error.code is ErrorCode.LEDGER_FAILED
+    assert "does not exist" in error.sentence

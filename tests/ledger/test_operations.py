@@ -1,0 +1,192 @@
+"""What each call does to the tables, seen through a second start."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.ledger.samples import active, allocation, event, ledger_path
+from vgpud.ledger import Ledger, LedgerState, Original
+from vgpud.ledger.tables import EVENTS_KEPT, UNSYNCED_REVISIONS
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.event import EventKind
+from vgpud.model.tenancy import State
+
+
+def after(folder: Path, work: Callable[[Ledger], Awaitable[object]]) -> LedgerState:
+    """What the next start finds, once `work` was done."""
+
+    async def both() -> LedgerState:
+        async with await Ledger.open(ledger_path(folder)) as ledger:
+            await work(ledger)
+        async with await Ledger.open(ledger_path(folder)) as ledger:
+            return await ledger.load()
+
+    return asyncio.run(both())
+
+
+def code_of(folder: Path, work: Callable[[Ledger], Awaitable[object]]) -> ErrorCode:
+    with pytest.raises(VgpuError) as caught:
+        after(folder, work)
+    return caught.value.code
+
+
+def test_an_allocation_from_intent_to_the_end(tmp_path: Path) -> None:
+    wanted = allocation(1)
+
+    async def begin(ledger: Ledger) -> None:
+        await ledger.intent(wanted)
+
+    assert after(tmp_path, begin).allocations == (wanted,)
+
+    async def finish(ledger: Ledger) -> None:
+        done = await ledger.commit(active(wanted), event("a1"))
+        assert done == replace(active(wanted), revision=1)
+
+    assert after(tmp_path, finish).allocations == (replace(active(wanted), revision=1),)
+
+    async def resize(ledger: Ledger) -> None:
+        smaller = replace(wanted.slices[0], memory_bytes=1 << 30)
+        await ledger.intent(replace(active(wanted), state=State.RESIZING, slices=(smaller,)))
+
+    (resizing,) = after(tmp_path, resize).allocations
+    assert (resizing.state, resizing.slices[0].memory_bytes, resizing.revision) == (
+        State.RESIZING,
+        1 << 30,
+        1,
+    )
+
+    async def leave(ledger: Ledger) -> None:
+        await ledger.intent(replace(resizing, state=State.RELEASING))
+
+    assert after(tmp_path, leave).allocations == (replace(resizing, state=State.RELEASING),)
+
+    async def forget(ledger: Ledger) -> None:
+        told = await ledger.forget("a1", event("a1", EventKind.ALLOCATION_RELEASED))
+        assert told is not None and told.revision == 2
+        assert await ledger.forget("a1", event("a1")) is None
+
+    state = after(tmp_path, forget)
+    assert (state.allocations, state.revision) == ((), 2)
+
+
+def test_a_failure_is_kept_with_its_reason(tmp_path: Path) -> None:
+    async def work(ledger: Ledger) -> None:
+        await ledger.intent(allocation(1))
+        await ledger.commit(allocation(1, State.FAILED, failure="GPU is lost"), event("a1"))
+
+    (failed,) = after(tmp_path, work).allocations
+    assert (failed.state, failed.failure) == (State.FAILED, "GPU is lost")
+
+
+def test_a_request_id_names_one_allocation(tmp_path: Path) -> None:
+    async def work(ledger: Ledger) -> None:
+        await ledger.intent(allocation(1))
+        await ledger.intent(replace(allocation(1), id="a2"))
+
+    assert code_of(tmp_path, work) is ErrorCode.REQUEST_ID_REUSED
+
+    async def again(ledger: Ledger) -> None:
+        await ledger.forget("a1", None)
+        await ledger.intent(replace(allocation(1), id="a2"))
+
+    assert [a.id for a in after(tmp_path, again).allocations] == ["a2"]
+
+
+def test_an_id_given_twice_is_a_bug(tmp_path: Path) -> None:
+    async def work(ledger: Ledger) -> None:
+        await ledger.intent(allocation(1))
+        await ledger.intent(replace(allocation(2), id="a1"))
+
+    assert code_of(tmp_path, work) is ErrorCode.BUG
+
+
+@pytest.mark.parametrize("state", [State.RELEASING, State.RESIZING])
+def test_what_has_no_row_cannot_change(tmp_path: Path, state: State) -> None:
+    assert code_of(tmp_path, lambda x: x.intent(allocation(1, state))) is ErrorCode.NO_SUCH_ALLOCATION
+    assert code_of(tmp_path, lambda x: x.commit(allocation(1), event("a1"))) is ErrorCode.NO_SUCH_ALLOCATION
+    assert after(tmp_path, lambda x: x.forget("a1", event("a1"))).revision == 0
+
+
+@pytest.mark.parametrize("state", [State.ACTIVE, State.FAILED])
+def test_only_intents_are_intents(tmp_path: Path, state: State) -> None:
+    assert code_of(tmp_path, lambda ledger: ledger.intent(allocation(1, state))) is ErrorCode.BUG
+
+
+def test_originals_keep_the_first_value(tmp_path: Path) -> None:
+    async def work(ledger: Ledger) -> None:
+        await ledger.record_original("GPU-1", "compute_mode", "default")
+        await ledger.record_original("GPU-1", "compute_mode", "exclusive_process")
+        await ledger.record_original("GPU-2", "mig", "off")
+        await ledger.drop_original("GPU-2", "mig")
+        await ledger.drop_original("GPU-3", "mig")
+
+    assert after(tmp_path, work).originals == (Original("GPU-1", "compute_mode", "default"),)
+
+
+def test_events_come_back_in_order_after_a_revision(tmp_path: Path) -> None:
+    async def write(ledger: Ledger) -> None:
+        for number in range(5):
+            told = await ledger.event(EventKind.DEVICE_CHANGED, f"GPU-{number}", "it changed")
+            assert told.revision == number + 1
+            assert told.unix_ns > 0
+
+    async def read(ledger: Ledger) -> None:
+        assert [e.subject for e in await ledger.events_after(3)] == ["GPU-3", "GPU-4"]
+        assert await ledger.events_after(5) == ()
+        for wrong in (6, -1):
+            with pytest.raises(VgpuError) as caught:
+                await ledger.events_after(wrong)
+            assert caught.value.code is ErrorCode.BAD_REVISION
+
+    after(tmp_path, write)
+    assert after(tmp_path, read).revision == 5
+
+
+def test_the_last_ten_thousand_events_are_kept(tmp_path: Path) -> None:
+    async def work(ledger: Ledger) -> None:
+        many = [ledger.event(EventKind.DEVICE_CHANGED, "GPU-0", "again") for _ in range(EVENTS_KEPT + 1200)]
+        await asyncio.gather(*many)
+
+    async def look(ledger: Ledger) -> None:
+        last = EVENTS_KEPT + 1200
+        with pytest.raises(VgpuError) as caught:
+            await ledger.events_after(100)
+        assert caught.value.code is ErrorCode.BAD_REVISION
+        kept = await ledger.events_after(last - EVENTS_KEPT)
+        assert [kept[0].revision, kept[-1].revision] == [last - EVENTS_KEPT + 1, last]
+
+    after(tmp_path, work)
+    after(tmp_path, look)
+
+
+def test_a_new_boot_skips_what_a_power_cut_may_have_taken(tmp_path: Path) -> None:
+    async def first(ledger: Ledger) -> None:
+        assert await ledger.set_boot_id("one") == 0
+        await ledger.event(EventKind.DEVICE_CHANGED, "GPU-0", "it changed")
+        assert await ledger.set_boot_id("one") == 1
+
+    async def second(ledger: Ledger) -> None:
+        assert await ledger.set_boot_id("two") == 1 + UNSYNCED_REVISIONS
+        assert [e.revision for e in await ledger.events_after(0)] == [1]
+
+    assert after(tmp_path, first).boot_id == "one"
+    state = after(tmp_path, second)
+    assert (state.boot_id, state.revision) == ("two", 1 + UNSYNCED_REVISIONS)
+
+
+def test_a_closed_ledger_says_so(tmp_path: Path) -> None:
+    async def work() -> None:
+        ledger = await Ledger.open(ledger_path(tmp_path))
+        pending = asyncio.ensure_future(ledger.intent(allocation(1)))
+        await asyncio.sleep(0)
+        await ledger.close()
+        await pending  # what was asked for before is written
+        await ledger.close()
+        with pytest.raises(VgpuError) as caught:
+            await ledger.load()
+        assert caught.value.code is ErrorCode.STOPPING
+
+    asyncio.run(work())
