@@ -30,7 +30,8 @@ from vgpud.node.originals import LedgerOriginals
 from vgpud.node.recover import recover
 from vgpud.node.transitions import Transitions
 from vgpud.policy.load import LoadedPolicy, load
-from vgpud.serve.doors import Doors
+from vgpud.serve.server import Server
+from vgpud.serve.sockets import public_sockets
 from vgpud.settings import Settings, load_settings
 from vgpud.units import Units, choose_units
 
@@ -49,6 +50,7 @@ class Daemon:
         self.book = Book()
         self.units: Units = choose_units(settings.run_dir)
         self.stopping = asyncio.Event()
+        self.keeper: NodeKeeper | None = None
 
     def load_policy(self) -> LoadedPolicy:
         return load(self.settings.policy_paths())
@@ -64,7 +66,9 @@ class Daemon:
         return {
             Mode.EXCLUSIVE: Exclusive(self.gateway, paths),
             Mode.PRELOAD: Preload(self.units, paths),
-            Mode.MPS: MpsMode(self.gateway, self.units, self.book.slices_on, paths),
+            Mode.MPS: MpsMode(
+                self.gateway, self.units, self.book.slices_on, self._control_daemon_died, paths
+            ),
             Mode.MIG: MigMode(self.gateway, originals, paths),
         }
 
@@ -80,6 +84,7 @@ class Daemon:
                 log.warning("no hardware", why=str(self.inventory.error))
             if self.inventory.node.simulated:
                 log.warning("this node is simulated", driver=self.inventory.node.driver_version)
+            self.keeper = keeper
             await recover(keeper, parts, state, self.units, self.settings.run_dir, sd.boot_id())
             try:
                 yield keeper
@@ -88,17 +93,17 @@ class Daemon:
                 if not len(self.book):
                     self._stop_helpers()
 
-    def _assemble(
-        self, ledger: Ledger, state: LedgerState, policy: LoadedPolicy
-    ) -> tuple[NodeKeeper, Parts]:
+    def _control_daemon_died(self, device_uuid: str) -> None:
+        if self.keeper is not None:
+            self.keeper.helper_died(device_uuid)
+
+    def _assemble(self, ledger: Ledger, state: LedgerState, policy: LoadedPolicy) -> tuple[NodeKeeper, Parts]:
         effectors = self.effectors(LedgerOriginals(ledger, state.originals))
         parts = Parts(
             ledger=ledger,
             inventory=self.inventory,
             book=self.book,
-            transitions=Transitions(
-                effectors, self.inventory, lambda uuid: bool(self.book.slices_on(uuid))
-            ),
+            transitions=Transitions(effectors, self.inventory, lambda uuid: bool(self.book.slices_on(uuid))),
             effectors=effectors,
             cdi_dir=self.settings.cdi_dir,
             load_policy=self.load_policy,
@@ -153,8 +158,8 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, daemon.stopping.set)
     async with daemon.running() as keeper:
-        doors = Doors(keeper, settings.run_dir, settings.group, sd.listen_sockets())
-        await doors.open()
+        server = Server(keeper, public_sockets(settings.run_dir, settings.group, os.environ))
+        await server.start()
         loop.add_signal_handler(signal.SIGHUP, lambda: asyncio.ensure_future(reload(keeper)))
         watcher = watch_devices(daemon, keeper, loop)
         heart = asyncio.ensure_future(heartbeat(keeper))
@@ -166,7 +171,7 @@ async def serve(settings: Settings) -> None:
             sd.notify("STOPPING=1")
             heart.cancel()
             watcher()
-            await doors.close(_STOP_SECONDS)
+            await server.stop(_STOP_SECONDS)
     log.info("stopped")
 
 
@@ -180,13 +185,11 @@ async def reload(keeper: NodeKeeper) -> None:
         log.info("reload", changed=report.changed, done=report.done, waiting=report.waiting)
 
 
-def watch_devices(
-    daemon: Daemon, keeper: NodeKeeper, loop: asyncio.AbstractEventLoop
-) -> Callable[[], None]:
+def watch_devices(daemon: Daemon, keeper: NodeKeeper, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
     """Xid events become device states; answers what stops the watch."""
 
     def arrived(event: DeviceEvent) -> None:
-        loop.call_soon_threadsafe(lambda: asyncio.ensure_future(keeper.device_event(event)))
+        loop.call_soon_threadsafe(keeper.device_event, event)
 
     stop = threading.Event()
     watch_events(daemon.gateway, arrived, stop)

@@ -11,16 +11,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 try:
-    from systemd import daemon, journal
+    import systemd.daemon
+    import systemd.journal
 except ImportError:  # a laptop or a container without libsystemd
-    daemon = journal = None
+    systemd = None
 
 
 def notify(*assignments: str) -> None:
     """Sends assignments such as "READY=1" (sd_notify(3)); nothing happens without systemd."""
     if os.environ.get("NOTIFY_SOCKET"):
-        if daemon is not None:
-            daemon.notify("\n".join(assignments))
+        if systemd is not None:
+            systemd.daemon.notify("\n".join(assignments))
         else:
             _notify_plainly("\n".join(assignments))
 
@@ -37,29 +38,14 @@ def _notify_plainly(text: str) -> None:
 def stderr_is_journal() -> bool:
     """JOURNAL_STREAM names the device and inode of the stream to the journal (systemd.exec(5))."""
     stream = os.environ.get("JOURNAL_STREAM")
-    if journal is None or not stream:
+    if systemd is None or not stream:
         return False
     status = os.fstat(sys.stderr.fileno())
     return stream == f"{status.st_dev}:{status.st_ino}"
 
 
 def journal_send(message: str, fields: Mapping[str, str]) -> None:
-    journal.send(message, **fields)
-
-
-def listen_sockets() -> dict[str, socket.socket]:
-    """Sockets passed by systemd, by FileDescriptorName; empty without socket activation."""
-    if os.environ.get("LISTEN_PID") != str(os.getpid()):
-        return {}
-    count = int(os.environ.get("LISTEN_FDS", "0"))
-    names = os.environ.get("LISTEN_FDNAMES", "").split(":")
-    passed = {}
-    for ordinal in range(count):
-        name = names[ordinal] if ordinal < len(names) else ""
-        descriptor = 3 + ordinal  # SD_LISTEN_FDS_START
-        os.set_inheritable(descriptor, False)
-        passed[name] = socket.socket(fileno=descriptor)
-    return passed
+    systemd.journal.send(message, **fields)
 
 
 def watchdog_seconds() -> float | None:

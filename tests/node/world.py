@@ -73,6 +73,9 @@ class Remembering:
         self._called("apply")
         self.applied.add(device.uuid)
 
+    async def resume(self, device: Device) -> None:
+        self._called("resume")
+
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
         if self.gate is not None:
             await self.gate.wait()

@@ -56,6 +56,10 @@ class Effector(Protocol):
         """Puts an idle device into this mode."""
         ...
 
+    async def resume(self, device: Device) -> None:
+        """At start, on a device found in this mode: takes up what vgpud does for it while it runs."""
+        ...
+
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
         """Makes one slice real; answers it completed (MIG ids, say), and what a tenant needs."""
         ...

@@ -25,6 +25,9 @@ class Exclusive:
     async def apply(self, device: Device) -> None:
         return None
 
+    async def resume(self, device: Device) -> None:
+        return None
+
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
         nodes = device_nodes(device, None, self._paths.host_root)
         return part, Edits(env=cuda_env(allocation), device_nodes=nodes)

@@ -47,6 +47,9 @@ class MigMode:
                 "drain the device and reset it, or reboot",
             )
 
+    async def resume(self, device: Device) -> None:
+        return None
+
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
         place = _place(part)
         instance = await self._find(part.device_uuid, place)

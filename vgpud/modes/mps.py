@@ -28,16 +28,20 @@ CONTAINER_PIPE = "/run/vgpu/mps"
 
 # the mps slices now on a device, by its uuid: the keeper's book
 SlicesOn = Callable[[str], Iterable[Slice]]
+# told the device's uuid, in the event loop, when its control daemon has ended by itself
+Died = Callable[[str], None]
 
 
 class MpsMode:
     mode = Mode.MPS
 
-    def __init__(self, gateway: Gateway, units: Units, slices_on: SlicesOn, paths: Paths) -> None:
+    def __init__(self, gateway: Gateway, units: Units, slices_on: SlicesOn, died: Died, paths: Paths) -> None:
         self._gateway = gateway
         self._units = units
         self._slices_on = slices_on
+        self._died = died
         self._paths = paths
+        self._notices: dict[str, Callable[[], None]] = {}
 
     def control(self, device_uuid: str) -> MpsControl:
         """In a short folder: the pipes are Unix sockets, whose paths have room for 108 bytes."""
@@ -61,6 +65,25 @@ class MpsMode:
             ready=control.answers,
         )
         await asyncio.to_thread(self._units.start, spec)
+        self.watch(device.uuid)
+
+    def watch(self, device_uuid: str) -> None:
+        """Tells `died` when the device's control daemon ends otherwise than by `unapply`."""
+        self._unwatch(device_uuid)
+
+        def ended(_: str) -> None:
+            self._notices.pop(device_uuid, None)
+            self._died(device_uuid)
+
+        self._notices[device_uuid] = self._units.on_exit(unit_name(device_uuid), ended)
+
+    def _unwatch(self, device_uuid: str) -> None:
+        notice = self._notices.pop(device_uuid, None)
+        if notice is not None:
+            notice()
+
+    async def resume(self, device: Device) -> None:
+        self.watch(device.uuid)
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
         control = self.control(part.device_uuid)
@@ -105,6 +128,7 @@ class MpsMode:
             await self._follow_largest(control, part.device_uuid)
 
     async def unapply(self, device_uuid: str) -> None:
+        self._unwatch(device_uuid)
         await asyncio.to_thread(self._units.stop, unit_name(device_uuid), 5.0)
 
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:

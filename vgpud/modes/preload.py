@@ -63,6 +63,10 @@ class Preload:
             )
             await asyncio.to_thread(self._units.start, spec)
 
+    async def resume(self, device: Device) -> None:
+        """The arbiter may have died with nobody to start it again."""
+        await self.ensure_arbiter()
+
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
         owner = allocation.request.owner
         lease = write_lease(

@@ -341,8 +341,11 @@ class NodeKeeper:
 
     # --- what happens to devices
 
-    async def device_event(self, event: DeviceEvent) -> None:
+    def device_event(self, event: DeviceEvent) -> None:
         """An Xid, or a device off the bus: watchers are told, and what is held on a lost device fails."""
+        self._spawn(self._device_event(event))
+
+    async def _device_event(self, event: DeviceEvent) -> None:
         await self._inventory.refresh()
         lost = {d.uuid: d for d in self._inventory.node.devices if d.health is not Health.OK}
         kind = EventKind.DEVICE_LOST if event.uuid in lost or not event.uuid else EventKind.DEVICE_CHANGED
@@ -351,10 +354,12 @@ class NodeKeeper:
         for uuid, device in lost.items():
             await self.fail_allocations(uuid, f"device {device.index} is {device.health.value}")
 
-    async def helper_died(self, device_uuid: str, sentence: str) -> None:
+    def helper_died(self, device_uuid: str) -> None:
         """An MPS control daemon takes its clients with it: their allocations are marked at once."""
+        log.error("MPS control daemon died", device=device_uuid)
         self._parts.transitions.lost(device_uuid)
-        await self.fail_allocations(device_uuid, sentence)
+        sentence = "its MPS control daemon died and took its clients along"
+        self._spawn(self.fail_allocations(device_uuid, sentence))
 
     async def fail_allocations(self, device_uuid: str, sentence: str) -> None:
         """Marks what is held on a device that is gone; its owners release it."""

@@ -81,12 +81,6 @@ async def _assume_modes(parts: Parts, allocations: Iterable[Allocation], units: 
             device = parts.inventory.node.device(part.device_uuid)
             if device is None:
                 continue
-            if part.mode is Mode.PRELOAD:
-                try:
-                    await parts.effectors[Mode.PRELOAD].apply(device)  # the arbiter may have died meanwhile
-                except VgpuError as error:
-                    log.error("no arbiter", why=str(error))
-                    continue
             stands = {
                 Mode.PRELOAD: True,
                 Mode.EXCLUSIVE: True,
@@ -95,6 +89,7 @@ async def _assume_modes(parts: Parts, allocations: Iterable[Allocation], units: 
             }
             if stands.get(part.mode, False):
                 parts.transitions.assume(part.device_uuid, part.mode)
+                await parts.effectors[part.mode].resume(device)
 
 
 async def _act(keeper: NodeKeeper, parts: Parts, units: Units, run_dir: Path, action: Action) -> None:
