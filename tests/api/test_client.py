@@ -1,0 +1,78 @@
+"""The client before it reaches a daemon: what it loads, which socket it takes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vgpud.api.client import Client, choose_socket
+from vgpud.model.caller import Door
+from vgpud.model.errors import ErrorCode, VgpuError
+
+
+def test_importing_it_loads_no_grpc() -> None:
+    code = (
+        "import sys, vgpud.api.client as c; c.Client().close();"
+        "print([m for m in ('grpc', 'google.protobuf') if m in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("VGPUD_SOCKET", raising=False)
+    monkeypatch.setenv("VGPUD_RUN_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_the_environment_names_a_socket(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VGPUD_SOCKET", "/some/where.sock")
+    assert {choose_socket(door) for door in Door} == {Path("/some/where.sock")}
+
+
+def test_root_goes_by_the_admin_socket(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert {choose_socket(door) for door in Door} == {run_dir / "admin.sock"}
+
+
+def test_a_member_of_the_group_goes_by_vgpud_sock(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    (run_dir / "vgpud.sock").touch()
+    assert {choose_socket(door) for door in Door} == {run_dir / "vgpud.sock"}
+
+
+def test_anybody_else_reads_by_ro_sock(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert choose_socket(Door.READ) == run_dir / "ro.sock"
+    (run_dir / "vgpud.sock").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert choose_socket(Door.READ) == run_dir / "ro.sock"
+    with pytest.raises(VgpuError, match="uid 1000 may not open") as caught, Client() as client:
+        client.release("a")
+    assert caught.value.code is ErrorCode.NOT_ALLOWED
+    assert "usermod" in caught.value.hint
+
+
+def test_no_socket_is_no_daemon(run_dir: Path) -> None:
+    with pytest.raises(VgpuError) as caught, Client() as client:
+        client.get_node()
+    assert caught.value.code is ErrorCode.UNREACHABLE
+    assert str(run_dir) in caught.value.sentence
+    assert "systemctl status vgpud" in caught.value.hint
+
+
+def test_nobody_listens(tmp_path: Path) -> None:
+    import socket
+
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    with pytest.raises(VgpuError) as caught, Client(path) as client:
+        client.get_node()
+    assert caught.value.code is ErrorCode.UNREACHABLE
+    with Client(path) as client, pytest.raises(VgpuError) as caught:
+        next(client.watch())
+    assert caught.value.code is ErrorCode.UNREACHABLE

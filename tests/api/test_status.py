@@ -1,0 +1,102 @@
+"""Errors over the wire, as any gRPC client gets them."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from vgpud.api import status
+from vgpud.api.client import Client
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.model.errors import ErrorCode, VgpuError
+
+
+class Failing:
+    """A plain grpcio server whose every GetNode ends with `status`, or with gRPC's own (code, words)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.status: grpc.Status | None = None
+        self.plain: tuple[grpc.StatusCode, str] | None = None
+        self.server = grpc.server(ThreadPoolExecutor(2))
+        handler = grpc.unary_unary_rpc_method_handler(self._get_node)
+        generic = grpc.method_handlers_generic_handler("vgpud.v1.Vgpud", {"GetNode": handler})
+        self.server.add_generic_rpc_handlers((generic,))
+        self.server.add_insecure_port(f"unix:{path}")
+        self.server.start()
+
+    def _get_node(self, data: bytes, context: Any) -> bytes:
+        if self.status is not None:
+            context.abort_with_status(self.status)
+        assert self.plain is not None
+        context.abort(*self.plain)
+        return b""
+
+    def error(self) -> VgpuError:
+        with Client(self.path) as client, pytest.raises(VgpuError) as caught:
+            client.get_node()
+        return caught.value
+
+
+@pytest.fixture
+def failing(tmp_path: Path) -> Any:
+    made = Failing(tmp_path / "s")
+    yield made
+    made.server.stop(None)
+
+
+def test_every_error_comes_back_as_it_was(failing: Failing) -> None:
+    for code in ErrorCode:
+        sent = VgpuError(code, f"würde {code.number} sein", "tu was", ("one", "two"))
+        failing.status = status.to_status(sent)
+        assert failing.error() == sent
+
+
+def test_its_status_is_that_of_the_table(failing: Failing) -> None:
+    failing.status = status.to_status(VgpuError(ErrorCode.NO_CAPACITY, "no room"))
+    with grpc.insecure_channel(f"unix:{failing.path}") as channel, pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary("/vgpud.v1.Vgpud/GetNode")(b"")
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+    assert caught.value.details() == "no room"  # type: ignore[attr-defined]
+
+
+def test_long_errors_are_cut_to_what_any_client_takes(failing: Failing) -> None:
+    sent = VgpuError(ErrorCode.IMPOSSIBLE, "ü" * 5000, "h" * 5000, tuple("d" * 100 for _ in range(500)))
+    failing.status = status.to_status(sent)
+    got = failing.error()
+    assert got.code is ErrorCode.IMPOSSIBLE
+    assert got.sentence.startswith("üüü")
+    assert got.sentence.endswith("...")
+    assert got.details[0] == "d" * 100
+    assert got.details[-1] == f"and {500 - (len(got.details) - 1)} more"
+    # and grpcio with its default limits gets it whole
+    with grpc.insecure_channel(f"unix:{failing.path}") as channel, pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary("/vgpud.v1.Vgpud/GetNode")(b"")
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("code", "number"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, ErrorCode.UNREACHABLE),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, ErrorCode.DEADLINE),
+        (grpc.StatusCode.UNIMPLEMENTED, ErrorCode.UNSUPPORTED),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, ErrorCode.BAD_REQUEST),
+        (grpc.StatusCode.CANCELLED, ErrorCode.STOPPING),
+        (grpc.StatusCode.INTERNAL, ErrorCode.BUG),
+        (grpc.StatusCode.UNKNOWN, ErrorCode.BUG),
+    ],
+)
+def test_errors_of_grpc_itself(failing: Failing, code: grpc.StatusCode, number: ErrorCode) -> None:
+    failing.plain = (code, "words")
+    got = failing.error()
+    assert got.code is number
+    assert got.hint
+    assert str(failing.path) in got.sentence
+
+
+def test_a_number_of_a_newer_daemon_keeps_its_words() -> None:
+    got = status.error(pb.Error(number=999, sentence="new", hint="h"))
+    assert got == VgpuError(ErrorCode.BUG, "new", "h")

@@ -1,0 +1,254 @@
+"""Every call over real sockets: what goes in, what comes out, who may."""
+
+import os
+import time
+from collections.abc import Callable
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from tests.serve.live import Live
+from vgpud.api.client import Client
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.api.gen.vgpud_pb2_grpc import VgpudStub
+from vgpud.model.caller import Door
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import GIB, Percent
+from vgpud.model.tenancy import Lifetime, Owner
+from vgpud.serve.calls import SERVICE
+from vgpud.serve.handlers import CHANGING, HANDLERS
+from vgpud.serve.peers import start_ticks
+from vgpud.serve.permissions import LEAST_DOOR
+
+
+def ask(**fields: object) -> pb.AllocateRequest:
+    return pb.AllocateRequest(request_id="r1", memory_bytes=GIB, **fields)  # type: ignore[arg-type]
+
+
+def code_of(call: Callable[[], object]) -> ErrorCode:
+    with pytest.raises(VgpuError) as caught:
+        call()
+    assert caught.value.hint
+    return caught.value.code
+
+
+def test_the_tables_cover_every_method() -> None:
+    methods = {method.name for method in SERVICE.methods}
+    assert set(LEAST_DOOR) == methods
+    assert set(HANDLERS) == methods - {"Watch"}
+    assert methods > CHANGING
+    assert {name for name, door in LEAST_DOOR.items() if door > Door.READ} == CHANGING
+
+
+def test_reading(live: Live, reader: Client) -> None:
+    node = reader.get_node()
+    assert (node.device_count, node.status, node.vgpud_version != "") == (1, "well", True)
+    devices = reader.list_devices().devices
+    assert [(d.uuid, d.share_allocated_percent) for d in devices] == [("GPU-1", 12.34)]
+    policy = reader.get_policy()
+    assert (policy.json, policy.digest, list(policy.files)) == ('{"version":1}', "abc", ["/etc/p.toml"])
+    assert dict(policy.origins) == {"version": "/etc/p.toml"}
+    plan = reader.plan(ask())
+    assert (plan.possible, plan.slices[0].memory_bytes, plan.steps[0].kind) == (True, GIB, "attach")
+    assert reader.plan(ask(count=2)).refusal.number == ErrorCode.IMPOSSIBLE.number
+    assert live.keeper.held == {}
+
+
+def test_an_allocation_from_begin_to_end(live: Live, tenant: Client) -> None:
+    held = tenant.allocate(ask(share_percent=12.5, label="mine"))
+    assert (held.owner_uid, held.owner_gid, held.label) == (os.geteuid(), os.getegid(), "mine")
+    assert held.edits.host_env["VGPU_LEASE"].endswith("leases/x")
+    assert live.keeper.requests[0].share == Percent(1250)
+    assert live.keeper.requests[0].lifetime == Lifetime()
+    assert tenant.allocate(ask(share_percent=12.5, label="mine")).id == held.id
+    assert tenant.resize(held.id, memory_bytes=2 * GIB).slices[0].memory_bytes == 2 * GIB
+    assert tenant.resize(held.id, share_percent=0.01).slices[0].share_percent == 0.01
+    got = tenant.get_allocation(held.id)
+    assert (got.use[0].memory_peak_bytes, list(got.use[0].pids)) == (6, [77])
+    listed = tenant.list_allocations()
+    assert [one.id for one in listed.allocations] == [held.id]
+    assert listed.revision == 1
+    assert not tenant.release(held.id).already_released
+    assert live.keeper.callers[0].process.pid == os.getpid()
+    assert code_of(lambda: tenant.release(held.id)) is ErrorCode.NO_SUCH_ALLOCATION
+
+
+def test_an_empty_request_id_is_made_up(live: Live, tenant: Client) -> None:
+    ids = {tenant.allocate(pb.AllocateRequest()).request_id for _ in range(2)}
+    assert len(ids) == 2
+    assert all(ids)
+
+
+def test_bind_to_caller_names_this_very_process(live: Live, tenant: Client) -> None:
+    held = tenant.allocate(ask(bind_to_caller=True))
+    assert held.bound_pid == os.getpid()
+    ticks = start_ticks(os.getpid())
+    assert live.keeper.requests[0].lifetime == Lifetime(os.getpid(), ticks or 0)
+
+
+def test_bad_requests_do_not_reach_the_keeper(live: Live, tenant: Client) -> None:
+    assert code_of(lambda: tenant.allocate(pb.AllocateRequest(memory_bytes=0))) is ErrorCode.BAD_QUANTITY
+    assert code_of(lambda: tenant.allocate(ask(share_percent=float("nan")))) is ErrorCode.BAD_PERCENT
+    assert code_of(lambda: tenant.allocate(pb.AllocateRequest(count=65))) is ErrorCode.BAD_REQUEST
+    assert code_of(lambda: tenant.resize("a")) is ErrorCode.BAD_REQUEST
+    assert code_of(lambda: tenant.release("")) is ErrorCode.BAD_REQUEST
+    assert code_of(lambda: tenant.get_allocation("x" * 200)) is ErrorCode.BAD_REQUEST
+    assert live.keeper.requests == []
+
+
+def test_errors_arrive_with_number_sentence_hint_and_details(live: Live, admin: Client) -> None:
+    calls: dict[str, Callable[[], object]] = {
+        "GetNode": admin.get_node,
+        "ListDevices": admin.list_devices,
+        "Allocate": lambda: admin.allocate(ask()),
+        "Release": lambda: admin.release("a1"),
+        "Resize": lambda: admin.resize("a1", 1),
+        "GetAllocation": lambda: admin.get_allocation("a1"),
+        "ListAllocations": admin.list_allocations,
+        "Plan": lambda: admin.plan(ask()),
+        "Watch": lambda: next(admin.watch()),
+        "GetPolicy": admin.get_policy,
+        "ReloadPolicy": admin.reload_policy,
+    }
+    assert set(calls) == set(LEAST_DOOR)
+    sent = VgpuError(ErrorCode.GPU_LOST, "GPU-1 is lost: xid 79", "reboot", ("GPU-1",))
+    for call in calls.values():
+        live.keeper.failure = sent
+        with pytest.raises(VgpuError) as caught:
+            call()
+        assert caught.value == sent
+    for name, call in calls.items():
+        live.keeper.failure = RuntimeError("secret /path")
+        with pytest.raises(VgpuError) as caught:
+            call()
+        assert caught.value.code is ErrorCode.BUG
+        assert name in caught.value.sentence
+        assert "secret" not in repr(caught.value)
+
+
+def test_what_each_door_lets_through(live: Live, reader: Client, tenant: Client, admin: Client) -> None:
+    changing: dict[str, Callable[[Client], object]] = {
+        "Allocate": lambda c: c.allocate(ask()),
+        "Release": lambda c: c.release("nothing"),
+        "Resize": lambda c: c.resize("nothing", 1),
+        "ReloadPolicy": lambda c: c.reload_policy(dry_run=True),
+    }
+    assert set(changing) == CHANGING
+    for call in changing.values():
+        with pytest.raises(VgpuError, match=r"ro\.sock") as caught:
+            call(reader)
+        assert caught.value.code is ErrorCode.NOT_ALLOWED
+    assert code_of(tenant.reload_policy) is ErrorCode.NOT_ALLOWED
+    assert live.keeper.requests == []
+    assert live.keeper.reloads == []
+    tenant.allocate(ask())
+    report = admin.reload_policy(dry_run=True)
+    assert (report.changed, report.digest, list(report.done)) == (True, "def", ["done"])
+    assert live.keeper.reloads == [True]
+
+
+def test_only_the_administrator_names_another_owner(live: Live, tenant: Client, admin: Client) -> None:
+    other = ask(owner_uid=1234, owner_gid=99)
+    assert code_of(lambda: tenant.allocate(other)) is ErrorCode.NOT_ALLOWED
+    assert code_of(lambda: tenant.plan(other)) is ErrorCode.NOT_ALLOWED
+    assert admin.allocate(other).owner_uid == 1234
+    assert live.keeper.requests[0].owner == Owner(1234, 99)
+
+
+def test_edits_are_for_the_owner_and_the_administrator(live: Live, reader: Client, admin: Client) -> None:
+    theirs = admin.allocate(ask(owner_uid=1234, owner_gid=99))
+    mine = admin.allocate(pb.AllocateRequest(request_id="r2"))
+    assert theirs.HasField("edits")
+    assert not reader.get_allocation(theirs.id).HasField("edits")
+    assert reader.get_allocation(mine.id).HasField("edits")
+    shown = {one.id: one.HasField("edits") for one in reader.list_allocations().allocations}
+    assert shown == {theirs.id: False, mine.id: True}
+    shown = {one.id: one.HasField("edits") for one in admin.list_allocations().allocations}
+    assert shown == {theirs.id: True, mine.id: True}
+    events = reader.watch(0)
+    assert [next(events).allocation.HasField("edits") for _ in range(2)] == [False, True]
+
+
+def test_a_uid_in_metadata_is_not_believed(live: Live) -> None:
+    claimed = (("uid", "1234"), ("x-uid", "1234"), ("vgpud-uid", "1234"), ("authorization", "uid 1234"))
+    with grpc.insecure_channel(f"unix:{live.tenant}") as channel:
+        held = VgpudStub(channel).Allocate(ask(), metadata=claimed, timeout=10)
+    assert held.owner_uid == os.geteuid()
+
+
+def test_a_caller_that_passes_the_relay_by_is_refused(live: Live) -> None:
+    with Client(live.run_dir / "private" / "grpc.sock", 10) as client:
+        assert code_of(client.get_node) is ErrorCode.NOT_ALLOWED
+
+
+def test_watch_resumes_without_gap_or_repeat(live: Live, tenant: Client, reader: Client) -> None:
+    events = reader.watch()
+    first = tenant.allocate(pb.AllocateRequest(request_id="a"))
+    assert next(events).subject == first.id
+    tenant.allocate(pb.AllocateRequest(request_id="b"))
+    tenant.release(first.id)
+    seen = next(events).revision
+    assert seen == 2
+    again = reader.watch(seen)
+    event = next(again)
+    assert (event.revision, event.kind, event.allocation.id) == (3, "allocation_released", first.id)
+    assert [next(reader.watch(0)).revision, next(reader.watch(1)).revision] == [1, 2]
+
+
+def test_a_revision_that_is_no_longer_kept(live: Live, reader: Client) -> None:
+    live.keeper.oldest = 5
+    assert code_of(lambda: next(reader.watch(4))) is ErrorCode.BAD_REVISION
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < end, "it did not come to hold within 10 s"
+        time.sleep(0.01)
+
+
+def test_a_watcher_that_goes_is_forgotten(live: Live) -> None:
+    with Client(live.ro) as client:
+        watches = [client.watch(0) for _ in range(5)]
+        wait_until(lambda: live.keeper.watchers == 5)
+        watches[0].close()  # type: ignore[attr-defined]
+    wait_until(lambda: live.keeper.watchers == 0)
+
+
+def test_health_and_reflection_answer_at_every_door(live: Live) -> None:
+    for path in (live.ro, live.tenant, live.admin):
+        with grpc.insecure_channel(f"unix:{path}") as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            for service in ("", "vgpud.v1.Vgpud"):
+                answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            services = ProtoReflectionDescriptorDatabase(channel)
+            assert "vgpud.v1.Vgpud" in services.get_services()
+            found = services.FindFileContainingSymbol("vgpud.v1.Vgpud")
+            assert {method.name for method in found.service[0].method} == set(LEAST_DOOR)
+
+
+def test_junk_instead_of_a_message_is_a_bad_request(live: Live) -> None:
+    with grpc.insecure_channel(f"unix:{live.tenant}") as channel:
+        call = channel.unary_unary("/vgpud.v1.Vgpud/Allocate")
+        with pytest.raises(grpc.RpcError) as caught:
+            call(b"\xff\xff\xff", timeout=10)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+        with pytest.raises(grpc.RpcError) as caught:
+            call(b"x" * (1024 * 1024 + 1), timeout=10)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary("/vgpud.v1.Vgpud/Format")(b"", timeout=10)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED  # type: ignore[attr-defined]
+    assert live.keeper.requests == []
+
+
+def test_a_listing_larger_than_any_buffer(live: Live, admin: Client) -> None:
+    held = admin.allocate(ask(label="x" * 250))
+    kept = live.keeper.held[held.id]
+    live.keeper.held.update({f"b{i}": kept for i in range(12_000)})
+    listed = admin.list_allocations()
+    assert len(listed.allocations) == 12_001
+    assert listed.ByteSize() > 5_000_000

@@ -1,0 +1,167 @@
+"""Callers that leave in the middle, deadlines, many at once, and the end."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.serve.live import Live
+from tests.serve.test_calls import wait_until
+from vgpud.api.client import Client
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.model.errors import ErrorCode, VgpuError
+
+
+def close_gate(live: Live) -> None:
+    async def close() -> None:
+        live.keeper.gate = asyncio.Event()
+
+    live.do(close())
+
+
+def open_gate(live: Live) -> None:
+    gate = live.keeper.gate
+    assert gate is not None
+    live.loop.call_soon_threadsafe(gate.set)
+
+
+ALLOCATE = """
+import sys
+from pathlib import Path
+from vgpud.api.client import Client
+from vgpud.api.gen import vgpud_pb2 as pb
+Client(Path(sys.argv[1]), 60).allocate(pb.AllocateRequest(request_id=sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("request_id", ["mine", ""])
+def test_a_caller_killed_in_mid_call(live: Live, tenant: Client, request_id: str) -> None:
+    """Its allocation is finished and found again by the request id; without one nothing is left."""
+    close_gate(live)
+    caller = subprocess.Popen([sys.executable, "-c", ALLOCATE, str(live.tenant), request_id])
+    wait_until(lambda: len(live.keeper.requests) == 1)
+    caller.send_signal(signal.SIGKILL)
+    caller.wait()
+    time.sleep(0.2)  # the server notices
+    assert live.keeper.held == {}
+    open_gate(live)
+    if request_id:
+        wait_until(lambda: len(live.keeper.held) == 1)
+        assert tenant.allocate(pb.AllocateRequest(request_id=request_id)).id == "a1"
+        assert len(live.keeper.held) == 1
+    else:
+        wait_until(lambda: len(live.keeper.events) == 2)
+        assert live.keeper.held == {}
+
+
+def test_a_deadline_is_the_callers_own(live: Live) -> None:
+    close_gate(live)
+    with Client(live.tenant, 0.3) as hasty, pytest.raises(VgpuError) as caught:
+        hasty.allocate(pb.AllocateRequest(request_id="r"))
+    assert caught.value.code is ErrorCode.DEADLINE
+    assert "0.3 s" in caught.value.sentence
+    open_gate(live)
+    wait_until(lambda: len(live.keeper.held) == 1)
+    with Client(live.tenant, 10) as client:
+        assert client.allocate(pb.AllocateRequest(request_id="r")).id == "a1"
+
+
+def test_200_callers_at_once(live: Live) -> None:
+    ready = threading.Barrier(20)
+
+    def caller(number: int) -> list[str]:
+        made = []
+        ready.wait()
+        for i in range(10):
+            # a subchannel pool of its own gives each client a connection of its own
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            channels.append(grpc.insecure_channel(f"unix:{live.tenant}", options=options))
+            call = channels[-1].unary_unary(
+                "/vgpud.v1.Vgpud/Allocate",
+                request_serializer=pb.AllocateRequest.SerializeToString,
+                response_deserializer=pb.Allocation.FromString,
+            )
+            made.append(call(pb.AllocateRequest(request_id=f"{number}-{i}"), timeout=30).request_id)
+        return made
+
+    channels: list[grpc.Channel] = []
+    with ThreadPoolExecutor(20) as pool:
+        answered = [name for names in pool.map(caller, range(20)) for name in names]
+    assert answered == [f"{number}-{i}" for number in range(20) for i in range(10)]
+    assert len(live.keeper.held) == 200
+    assert len(live.server._relay.peers) == 200
+    for channel in channels:
+        channel.close()
+    wait_until(lambda: len(live.server._relay.peers) == 0)
+    assert [p.name for p in (live.run_dir / "private").iterdir()] == ["grpc.sock"]
+
+
+@pytest.mark.parametrize(
+    "junk", [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(100_000), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff"]
+)
+def test_junk_on_the_socket_harms_nobody(live: Live, reader: Client, junk: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as odd:
+        odd.connect(str(live.ro))
+        odd.settimeout(10)
+        try:
+            odd.sendall(junk)
+            odd.shutdown(socket.SHUT_WR)
+            while odd.recv(65536):
+                pass
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+    assert reader.get_node().status == "well"
+    wait_until(lambda: len(live.server._relay.peers) == 1)
+
+
+def test_the_end_is_graceful(live: Live, reader: Client) -> None:
+    """The running call is answered, the watch is told, new callers find nobody."""
+    close_gate(live)
+    watch = reader.watch()
+    with ThreadPoolExecutor(2) as pool, Client(live.tenant, 30) as client:
+        answer = pool.submit(client.allocate, pb.AllocateRequest(request_id="r"))
+        wait_until(lambda: len(live.keeper.requests) == 1)
+        ending = live.begin(live.server.stop(20))
+        with pytest.raises(VgpuError) as caught:
+            next(watch)
+        assert caught.value.code is ErrorCode.STOPPING
+        assert not ending.done()
+        assert not live.ro.exists()
+        with pytest.raises(VgpuError) as caught, Client(live.admin) as late:
+            late.get_node()
+        assert caught.value.code is ErrorCode.UNREACHABLE
+        open_gate(live)
+        assert answer.result(20).id == "a1"
+        ending.result(20)
+    live._stopped = True
+
+
+def test_a_call_longer_than_the_grace_is_cut(live: Live) -> None:
+    close_gate(live)
+    with ThreadPoolExecutor(1) as pool, Client(live.tenant, 30) as client:
+        answer = pool.submit(client.allocate, pb.AllocateRequest(request_id="r"))
+        wait_until(lambda: len(live.keeper.requests) == 1)
+        live.stop(0.3)
+        with pytest.raises(VgpuError) as caught:
+            answer.result(20)
+        assert caught.value.code in (ErrorCode.STOPPING, ErrorCode.UNREACHABLE)
+    open_gate(live)
+
+
+def test_health_says_when_it_ends(live: Live) -> None:
+    with grpc.insecure_channel(f"unix:{live.ro}") as channel:
+        states = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert next(states).status == health_pb2.HealthCheckResponse.SERVING
+        ending = live.begin(live.server.stop(0.5))
+        assert next(states).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        ending.result(20)
+    live._stopped = True
