@@ -14,13 +14,15 @@ try:
     import systemd.daemon
     import systemd.journal
 except ImportError:  # a laptop or a container without libsystemd
-    systemd = None
+    HAS_SYSTEMD_PYTHON = False
+else:
+    HAS_SYSTEMD_PYTHON = True
 
 
 def notify(*assignments: str) -> None:
     """Sends assignments such as "READY=1" (sd_notify(3)); nothing happens without systemd."""
     if os.environ.get("NOTIFY_SOCKET"):
-        if systemd is not None:
+        if HAS_SYSTEMD_PYTHON:
             systemd.daemon.notify("\n".join(assignments))
         else:
             _notify_plainly("\n".join(assignments))
@@ -38,7 +40,7 @@ def _notify_plainly(text: str) -> None:
 def stderr_is_journal() -> bool:
     """JOURNAL_STREAM names the device and inode of the stream to the journal (systemd.exec(5))."""
     stream = os.environ.get("JOURNAL_STREAM")
-    if systemd is None or not stream:
+    if not HAS_SYSTEMD_PYTHON or not stream:
         return False
     status = os.fstat(sys.stderr.fileno())
     return stream == f"{status.st_dev}:{status.st_ino}"
