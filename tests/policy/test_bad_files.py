@@ -36,11 +36,26 @@ def test_every_mistake_is_told_with_file_line_and_key(path: Path) -> None:
         ("version 1", ":1: is not TOML: expected '=' after a key in a key/value pair at column 9"),
         ("\ufeffversion = 1", ":1: is not TOML: invalid statement at column 1; save the file without a byte"),
         ("version = 1\nx = " + "9" * 5000, ": is not TOML: exceeds the limit (4300"),
-        ("version = 1\nx = " + "[" * 5000 + "]" * 5000, ": is nested too deeply; a policy has four levels"),
+        ("version = 1\nx = " + "[" * 5000 + "]" * 5000, ":2: is nested more than 32 levels deep; a policy"),
+        ("version = 1\n" + "a." * 100_000 + "a = 1", ":2: is nested more than 32 levels deep; a policy"),
+        ("version = 1\n[" + "a." * 32 + "a]", ":2: is nested more than 32 levels deep; a policy"),
         ("version = 1\r\n[planner]\r\nstrategy = 3", ":3: planner.strategy: 3 is not one of pack, spread"),
         ("version = 0x" + "f" * 5000, ":1: version: version given here is not known"),
     ],
-    ids=["twice", "bracket", "end", "newline", "equals", "bom", "digits", "nesting", "crlf", "hex"],
+    ids=[
+        "twice",
+        "bracket",
+        "end",
+        "newline",
+        "equals",
+        "bom",
+        "digits",
+        "nesting",
+        "dots",
+        "header",
+        "crlf",
+        "hex",
+    ],
 )
 def test_what_is_not_toml(tmp_path: Path, text: str, detail: str) -> None:
     path = tmp_path / "vgpud.toml"

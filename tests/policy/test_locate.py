@@ -10,7 +10,7 @@ from hypothesis import event, example, given
 from hypothesis import strategies as st
 
 from tests.policy.toml_writer import documents
-from vgpud.policy.locate import KeyPath, locate, quote, spell
+from vgpud.policy.locate import MAX_DEPTH, KeyPath, TooDeepError, locate, quote, spell
 
 
 def paths_of(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
@@ -114,7 +114,7 @@ def test_whatever_the_parser_takes_is_located(text: str) -> None:
 
 @given(st.text() | st.lists(st.sampled_from(FRAGMENTS)).map("".join))
 def test_on_what_is_not_toml_it_says_so_or_ends(text: str) -> None:
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, TooDeepError):
         locate(text)
 
 
@@ -124,6 +124,14 @@ def test_on_what_is_not_toml_it_says_so_or_ends(text: str) -> None:
 def test_broken_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="line 1 is not TOML"):
         locate(text)
+
+
+def test_depth_is_bounded() -> None:
+    within = f"a = {'[' * (MAX_DEPTH - 1)}1{']' * (MAX_DEPTH - 1)}"
+    assert max(map(len, locate(within))) == MAX_DEPTH
+    for beyond in (within.replace("1", "[1]"), "a." * MAX_DEPTH + "a = 1", f"[{'a.' * MAX_DEPTH}a]"):
+        with pytest.raises(TooDeepError, match="line 2 is nested more than 32 levels deep"):
+            locate(f"\n{beyond}")
 
 
 def test_spelling() -> None:

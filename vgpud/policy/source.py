@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vgpud.policy.locate import KeyPath, locate
+from vgpud.policy.locate import MAX_DEPTH, KeyPath, TooDeepError, locate
 from vgpud.policy.origin import Origin, Problem
 
 # a policy of MAX_RULES rules is a fraction of this; a parser fed with more can be kept busy for long
@@ -55,10 +55,16 @@ def read(path: Path) -> Source | Problem:
 
 def parse(path: Path, text: str) -> Source | Problem:
     """`text` as the content of `path`, or what keeps it from being TOML."""
+    lines: Mapping[KeyPath, int] = {}
     try:
-        return Source(path, tomllib.loads(text), locate(text))
-    except RecursionError:
-        return Problem(Origin(path), "", "is nested too deeply", "a policy has four levels")
+        lines = locate(text)
+    except TooDeepError as error:
+        sentence = f"is nested more than {MAX_DEPTH} levels deep"
+        return Problem(Origin(path, error.line), "", sentence, "a policy has four levels")
+    except ValueError:
+        pass  # the parser says better what is wrong
+    try:
+        return Source(path, tomllib.loads(text), lines)
     except ValueError as error:  # TOMLDecodeError, and plain ValueError for a number of 4300 digits
         return _malformed(path, text, str(error))
 
