@@ -1,0 +1,282 @@
+/*
+ * api_test.c: libvgpu as a CUDA program meets it, against the fake driver. Run with libvgpu preloaded and
+ * a lease of LIMIT bytes on device 0; the argument names one check. Exit 0: it held.
+ */
+#define __CUDA_API_VERSION_INTERNAL
+#include <cuda.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define NVML_NO_UNVERSIONED_FUNC_DEFS
+#include <nvml.h>
+
+#define MIB (1ull << 20)
+#define LIMIT (1024 * MIB)
+#define CONTEXT (64 * MIB) /* of the fake driver */
+
+#define CHECK(condition)                                                       \
+    do {                                                                       \
+        if (!(condition)) {                                                    \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);    \
+            exit(1);                                                           \
+        }                                                                      \
+    } while (0)
+
+void *next_of(const char *name);
+
+static CUcontext context;
+
+static void begin(void)
+{
+    CHECK(cuInit(0) == CUDA_SUCCESS);
+    CHECK(cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS);
+    CHECK(cuCtxSetCurrent(context) == CUDA_SUCCESS);
+}
+
+static uint64_t free_bytes(void)
+{
+    size_t available = 0;
+    size_t total = 0;
+    CHECK(cuMemGetInfo_v2(&available, &total) == CUDA_SUCCESS && total == LIMIT);
+    return available;
+}
+
+static const char *object_of(const void *address)
+{
+    Dl_info about;
+    CHECK(address != NULL && dladdr(address, &about) != 0);
+    const char *slash = strrchr(about.dli_fname, '/');
+    return slash != NULL ? slash + 1 : about.dli_fname;
+}
+
+static bool ours(const void *address) { return strcmp(object_of(address), "libvgpu.so") == 0; }
+
+static void check_ways_in(void)
+{
+    void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
+    void *namesake = dlopen("libnamesake.so", RTLD_NOW | RTLD_LOCAL);
+    begin();
+    CHECK(ours((void *)cuMemAlloc_v2));
+    CHECK(ours(dlsym(cuda, "cuMemAlloc_v2")));
+    CHECK(ours(dlsym(RTLD_DEFAULT, "cuMemAlloc_v2")));
+    CHECK(ours(dlsym(RTLD_NEXT, "cuMemAlloc_v2")));
+    CHECK(ours(next_of("cuMemAlloc_v2")));
+    CHECK(strcmp(object_of(dlsym(cuda, "cuLaunchKernel")), "libcuda.so.1") == 0);
+    CHECK(namesake != NULL && strcmp(object_of(dlsym(namesake, "cuMemAlloc_v2")), "libnamesake.so") == 0);
+    CHECK(next_of("malloc") != NULL && !ours(next_of("malloc")));
+    CHECK(next_of("next_of") == NULL && dlerror() != NULL); /* RTLD_NEXT is still the caller's next */
+    CHECK(dlsym(cuda, "cuCtxCreate_v4") == NULL && dlerror() != NULL); /* this driver has none: neither have we */
+    CHECK(dlsym(RTLD_DEFAULT, "cuCtxCreate_v4") == NULL);
+    CHECK(dlvsym(RTLD_DEFAULT, "dlopen", "GLIBC_2.2.5") != NULL || dlvsym(RTLD_DEFAULT, "dlopen", "GLIBC_2.17") != NULL);
+    CHECK(dlvsym(RTLD_DEFAULT, "dlopen", "NONE_1.0") == NULL);
+}
+
+static void check_proc_address(void)
+{
+    CUdriverProcAddressQueryResult status = 99;
+    void *address = NULL;
+    begin();
+    CHECK(cuGetProcAddress_v2("cuMemAlloc", &address, 12000, 0, &status) == CUDA_SUCCESS);
+    CHECK(address == (void *)cuMemAlloc_v2 && status == CU_GET_PROC_ADDRESS_SUCCESS);
+    CHECK(cuGetProcAddress_v2("cuMemAlloc", &address, 2000, 0, NULL) == CUDA_SUCCESS);
+    CHECK(address == (void *)cuMemAlloc);
+    CHECK(cuGetProcAddress_v2("cuGetProcAddress", &address, 12000, 0, &status) == CUDA_SUCCESS);
+    CHECK(address == (void *)cuGetProcAddress_v2);
+    CHECK(cuGetProcAddress_v2("cuLaunchKernel", &address, 12000, 0, &status) == CUDA_SUCCESS);
+    CHECK(strcmp(object_of(address), "libcuda.so.1") == 0);
+    CHECK(cuGetProcAddress_v2("cuNoSuch", &address, 12000, 0, &status) == CUDA_ERROR_NOT_FOUND);
+    CHECK(address == NULL && status == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
+    CHECK(cuGetProcAddress_v2(NULL, &address, 12000, 0, NULL) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(cuGetProcAddress_v2("cuInit", NULL, 12000, 0, NULL) == CUDA_ERROR_INVALID_VALUE);
+}
+
+static void check_plain(void)
+{
+    CUdeviceptr first;
+    CUdeviceptr second;
+    size_t pitch;
+    begin();
+    CHECK(free_bytes() == LIMIT - CONTEXT);
+    CHECK(cuMemAlloc_v2(&first, 600 * MIB) == CUDA_SUCCESS);
+    CHECK(free_bytes() == LIMIT - CONTEXT - 600 * MIB);
+    CHECK(cuMemAlloc_v2(&second, 600 * MIB) == CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(cuMemAlloc_v2(&second, UINT64_MAX) == CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(cuMemAlloc_v2(&second, 0) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(cuMemAlloc_v2(NULL, 1) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(cuMemAlloc_v2(&second, 1) == CUDA_SUCCESS);
+    CHECK(free_bytes() == LIMIT - CONTEXT - 600 * MIB - 512);
+    CHECK(cuMemFree_v2(second) == CUDA_SUCCESS && cuMemFree_v2(first) == CUDA_SUCCESS);
+    CHECK(cuMemFree_v2(first) == CUDA_ERROR_INVALID_VALUE); /* the driver's answer to a double free */
+    CHECK(cuMemFree_v2(0x1234000) == CUDA_ERROR_INVALID_VALUE && cuMemFree_v2(0) == CUDA_SUCCESS);
+    CHECK(cuMemAllocPitch_v2(&first, &pitch, 100, 1000, 4) == CUDA_SUCCESS && pitch == 1024);
+    CHECK(free_bytes() == LIMIT - CONTEXT - 1024000);
+    CHECK(cuMemFree_v2(first) == CUDA_SUCCESS);
+    /* the driver's pitch is coarser than the guess, and does not fit: nothing stays behind */
+    CHECK(cuMemAllocPitch_v2(&first, &pitch, 100, 1200 * 1024, 4) == CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(cuMemAllocManaged(&first, 8 * MIB, CU_MEM_ATTACH_GLOBAL) == CUDA_SUCCESS);
+    CHECK(free_bytes() == LIMIT - CONTEXT - 8 * MIB);
+    CHECK(cuMemFree_v2(first) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
+    CHECK(cuMemGetInfo_v2(NULL, NULL) == CUDA_SUCCESS);
+    CHECK(cuCtxSetCurrent(NULL) == CUDA_SUCCESS);
+    CHECK(cuMemAlloc_v2(&first, 1) == CUDA_ERROR_INVALID_CONTEXT);
+}
+
+static void check_async(void)
+{
+    CUdeviceptr pointer;
+    begin();
+    CHECK(cuMemAllocAsync(&pointer, 512 * MIB, NULL) == CUDA_SUCCESS);
+    CHECK(free_bytes() == LIMIT - CONTEXT - 512 * MIB);
+    CHECK(cuMemFree_v2(pointer) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
+    CHECK(cuMemAlloc_v2(&pointer, 512 * MIB) == CUDA_SUCCESS);
+    CHECK(cuMemFreeAsync(pointer, NULL) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
+    CHECK(cuMemAllocAsync(&pointer, LIMIT, NULL) == CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+static void check_vmm(void)
+{
+    CUmemGenericAllocationHandle handle;
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}};
+    CUdeviceptr at = 0x10000000;
+    begin();
+    CHECK(cuMemCreate(&handle, 100 * MIB, &prop, 0) == CUDA_SUCCESS);
+    CHECK(cuMemMap(at, 100 * MIB, 0, handle, 0) == CUDA_SUCCESS);
+    CHECK(cuMemRelease(handle) == CUDA_SUCCESS);
+    CHECK(free_bytes() == LIMIT - CONTEXT - 100 * MIB); /* still mapped */
+    CHECK(cuMemUnmap(at, 100 * MIB) == CUDA_SUCCESS);
+    CHECK(free_bytes() == LIMIT - CONTEXT);
+    CHECK(cuMemCreate(&handle, LIMIT, &prop, 0) == CUDA_ERROR_OUT_OF_MEMORY);
+    prop.location.id = 1; /* not in the lease */
+    CHECK(cuMemCreate(&handle, MIB, &prop, 0) == CUDA_ERROR_NOT_PERMITTED);
+    CHECK(cuCtxSetCurrent(NULL) == CUDA_SUCCESS); /* no context is needed for it */
+    prop.location.id = 0;
+    CHECK(cuMemCreate(&handle, MIB, &prop, 0) == CUDA_SUCCESS && cuMemRelease(handle) == CUDA_SUCCESS);
+}
+
+static void check_array(void)
+{
+    CUDA_ARRAY_DESCRIPTOR shape = {.Width = 1024, .Height = 1024, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 4};
+    CUarray array;
+    begin();
+    CHECK(cuArrayCreate_v2(&array, &shape) == CUDA_SUCCESS);
+    CHECK(free_bytes() == LIMIT - CONTEXT - 16 * MIB);
+    CHECK(cuArrayDestroy(array) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
+    shape.Height = 65536;
+    CHECK(cuArrayCreate_v2(&array, &shape) == CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(cuArrayCreate_v2(&array, NULL) == CUDA_ERROR_INVALID_VALUE);
+}
+
+static void check_context(void)
+{
+    CUdeviceptr pointer;
+    CUcontext other;
+    size_t total;
+    begin();
+    CHECK(cuDevicePrimaryCtxRetain(&other, 1) == CUDA_ERROR_NOT_PERMITTED);
+    CHECK(cuDeviceTotalMem_v2(&total, 0) == CUDA_SUCCESS && total == LIMIT);
+    CHECK(cuDeviceTotalMem_v2(&total, 1) == CUDA_SUCCESS && total == 8192 * MIB);
+    CHECK(cuDevicePrimaryCtxRetain(&other, 0) == CUDA_SUCCESS && other == context);
+    CHECK(cuMemAlloc_v2(&pointer, 100 * MIB) == CUDA_SUCCESS);
+    CHECK(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
+    CHECK(free_bytes() == LIMIT - CONTEXT - 100 * MIB); /* one reference is left */
+    CHECK(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
+    CHECK(free_bytes() == LIMIT); /* its context and all in it are gone */
+    CHECK(cuDevicePrimaryCtxRelease_v2(0) == CUDA_ERROR_INVALID_CONTEXT);
+    CHECK(cuGraphAddMemAllocNode(NULL, NULL, NULL, 0, NULL) == CUDA_ERROR_NOT_SUPPORTED);
+}
+
+static void check_card_full(void)
+{
+    CUdeviceptr pointer;
+    begin();
+    setenv("FAKE_CARD_BYTES", "1048576", 1);
+    CHECK(cuMemAlloc_v2(&pointer, 100 * MIB) == CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(free_bytes() == LIMIT - CONTEXT); /* given back */
+}
+
+static void check_fork(void)
+{
+    CUdeviceptr pointer;
+    begin();
+    CHECK(cuMemAlloc_v2(&pointer, 100 * MIB) == CUDA_SUCCESS);
+    pid_t child = fork();
+    if (child == 0) {
+        CUdeviceptr own;
+        begin(); /* its own slot: what the parent holds counts beside it */
+        uint64_t left = free_bytes();
+        CHECK(left <= LIMIT - CONTEXT - 100 * MIB);
+        CHECK(cuMemAlloc_v2(&own, 50 * MIB) == CUDA_SUCCESS && free_bytes() == left - 50 * MIB);
+        CHECK(cuMemFree_v2(pointer) == CUDA_SUCCESS); /* not an allocation of this process: nothing given back */
+        CHECK(free_bytes() == left - 50 * MIB);
+        exit(0);
+    }
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    CHECK(cuMemFree_v2(pointer) == CUDA_SUCCESS);
+}
+
+static void check_signals(void)
+{
+    sigset_t before;
+    sigset_t after;
+    struct sigaction action;
+    mode_t mask = umask(027);
+    pthread_sigmask(SIG_SETMASK, NULL, &before);
+    begin();
+    pthread_sigmask(SIG_SETMASK, NULL, &after);
+    CHECK(memcmp(&before, &after, sizeof(before)) == 0);
+    CHECK(umask(mask) == 027);
+    for (int number = 1; number < 32; number++)
+        CHECK(sigaction(number, NULL, &action) != 0 || action.sa_handler == SIG_DFL);
+}
+
+static void check_nvml(void)
+{
+    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+    nvmlReturn_t (*init)(void) = (nvmlReturn_t (*)(void))dlsym(library, "nvmlInit_v2");
+    nvmlReturn_t (*by_index)(unsigned, nvmlDevice_t *) =
+        (nvmlReturn_t (*)(unsigned, nvmlDevice_t *))dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
+    nvmlReturn_t (*info)(nvmlDevice_t, nvmlMemory_t *) =
+        (nvmlReturn_t (*)(nvmlDevice_t, nvmlMemory_t *))dlsym(library, "nvmlDeviceGetMemoryInfo");
+    nvmlReturn_t (*info2)(nvmlDevice_t, nvmlMemory_v2_t *) =
+        (nvmlReturn_t (*)(nvmlDevice_t, nvmlMemory_v2_t *))dlsym(library, "nvmlDeviceGetMemoryInfo_v2");
+    nvmlMemory_t memory;
+    nvmlMemory_v2_t memory2 = {.version = nvmlMemory_v2};
+    nvmlDevice_t device;
+    CHECK(init() == NVML_SUCCESS && by_index(0, &device) == NVML_SUCCESS);
+    CHECK(info(device, &memory) == NVML_SUCCESS && memory.total == LIMIT && memory.used == 0); /* before any cuInit */
+    begin();
+    CHECK(info(device, &memory) == NVML_SUCCESS);
+    CHECK(memory.total == LIMIT && memory.used == CONTEXT && memory.free == LIMIT - CONTEXT);
+    CHECK(info2(device, &memory2) == NVML_SUCCESS && memory2.total == LIMIT && memory2.reserved == 0);
+    CHECK(memory2.used == CONTEXT && memory2.free == LIMIT - CONTEXT);
+    CHECK(by_index(1, &device) == NVML_SUCCESS && info(device, &memory) == NVML_SUCCESS);
+    CHECK(memory.total == 8192 * MIB); /* not in the lease: the card's own */
+}
+
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        void (*check)(void);
+    } checks[] = {{"ways-in", check_ways_in}, {"proc-address", check_proc_address}, {"plain", check_plain},
+                  {"async", check_async},     {"vmm", check_vmm},                   {"array", check_array},
+                  {"context", check_context}, {"card-full", check_card_full},       {"fork", check_fork},
+                  {"signals", check_signals}, {"nvml", check_nvml}};
+    for (size_t i = 0; argc == 2 && i < sizeof(checks) / sizeof(checks[0]); i++)
+        if (strcmp(argv[1], checks[i].name) == 0) {
+            checks[i].check();
+            return 0;
+        }
+    return 2;
+}

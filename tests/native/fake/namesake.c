@@ -1,0 +1,6 @@
+int cuMemAlloc_v2(void);
+
+int cuMemAlloc_v2(void)
+{
+    return 999;
+}
