@@ -12,7 +12,7 @@ import pytest
 from tests.ctl.daemon import Daemon
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = (sys.executable, "-m", "vgpud.ctl.main")
+COMMAND = (sys.executable, "-m", "vgpud.ctl")
 Done = subprocess.CompletedProcess[str]
 Ctl = Callable[..., Done]
 

@@ -80,7 +80,3 @@ def _report(error: Exception, terminal: "Terminal | None") -> int:
     from vgpud.ctl.fail import report
 
     return report(error, terminal)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -21,9 +21,10 @@ def status(arguments: Namespace, terminal: Terminal) -> int:
     """Exit.DEGRADED when the hardware, a device or an allocation has failed."""
     with connect(arguments) as client:
         node = client.get_node()
-        devices = client.list_devices().devices
+        # without hardware the devices cannot be listed, and the node has said why
+        devices = [] if node.hardware_error else list(client.list_devices().devices)
         allocations = client.list_allocations().allocations
-    wrong = degradations(node, list(devices), list(allocations))
+    wrong = degradations(node, devices, list(allocations))
     document = {**plain(node), "ok": not wrong, "degraded": wrong}
     terminal.show(View("Status", document, [node.hostname], _status_tables(node, wrong)))
     return Exit.DEGRADED.value if wrong else Exit.OK.value

@@ -80,12 +80,10 @@ class Terminal(NamedTuple):
             for name in view.names:
                 print(name)
         else:
-            blocks = (
-                render(table, self.output == "wide", self.headers, self.paint)
-                for table in view.tables
-                if table.rows or table.has_headers
-            )
-            print("\n\n".join("\n".join(lines) for lines in blocks if lines), flush=True)
+            blocks = [render(table, self.output == "wide", self.headers, self.paint) for table in view.tables]
+            text = "\n\n".join("\n".join(lines) for lines in blocks if lines)
+            if text:
+                print(text, flush=True)
 
     def write_document(self, document: Mapping[str, Any]) -> None:
         if self.output == "yaml":
