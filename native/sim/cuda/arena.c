@@ -1,0 +1,311 @@
+/* Device addresses and what lies behind them.
+ *
+ * Device memory is host memory that costs nothing until touched: one reservation of addresses, cut
+ * into 2 MiB pages. A request above 1 MiB has its own pages; smaller ones share a page cut into
+ * equal slots (a slab), as the driver does. Everything is found by page number, so a lookup costs
+ * the same with one allocation or a hundred thousand.
+ */
+#include <sys/mman.h>
+
+#include "internal.h"
+
+#define ARENA_BYTES (UINT64_C(4) << 40)
+#define PAGE SIM_PAGE_BYTES
+#define PAGES (ARENA_BYTES / PAGE)
+#define SMALL_MAX (UINT64_C(1) << 20)
+#define CLASS_MIN 512u
+enum { CLASSES = 12 };
+
+struct slab {
+    CUdeviceptr base;
+    uint32_t class_bytes, slots, used, scan;
+    struct slab *next, *previous; /* among those of its class with room */
+    struct cu_block *blocks;
+};
+
+struct page {
+    struct cu_block *block; /* a large block */
+    struct slab *slab;
+};
+
+struct hole {
+    CUdeviceptr base;
+    uint64_t bytes;
+    struct hole *next;
+};
+
+static char *g_base;
+static uint64_t g_next; /* bytes ever handed out */
+static struct page *g_pages;
+static struct hole *g_holes;
+/* Slabs with room, by owner context's ordinal and class. */
+static struct slab *g_room[CU_MAX_ORDINALS][CLASSES];
+
+static bool start(void)
+{
+    if (g_base != NULL)
+        return true;
+    char *p = mmap(NULL, ARENA_BYTES + PAGE, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    struct page *pages = mmap(NULL, PAGES * sizeof(*pages), PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED || pages == MAP_FAILED)
+        return false;
+    madvise(p, ARENA_BYTES + PAGE, MADV_DONTDUMP);
+    g_base = (char *)(((uintptr_t)p + PAGE - 1) / PAGE * PAGE);
+    g_pages = pages;
+    return true;
+}
+
+bool cu_in_arena(CUdeviceptr p)
+{
+    return g_base != NULL && p >= (CUdeviceptr)g_base && p < (CUdeviceptr)g_base + ARENA_BYTES;
+}
+
+static struct page *page_of(CUdeviceptr p)
+{
+    return &g_pages[(p - (CUdeviceptr)g_base) / PAGE];
+}
+
+CUdeviceptr cu_arena_take(uint64_t bytes)
+{
+    if (!start())
+        return 0;
+    for (struct hole **at = &g_holes; *at != NULL; at = &(*at)->next) {
+        struct hole *h = *at;
+        if (h->bytes < bytes)
+            continue;
+        CUdeviceptr p = h->base;
+        h->base += bytes;
+        h->bytes -= bytes;
+        if (h->bytes == 0) {
+            *at = h->next;
+            free(h);
+        }
+        return p;
+    }
+    if (bytes > ARENA_BYTES - g_next)
+        return 0;
+    CUdeviceptr p = (CUdeviceptr)g_base + g_next;
+    g_next += bytes;
+    return p;
+}
+
+void cu_arena_give(CUdeviceptr p, uint64_t bytes)
+{
+    madvise((void *)p, bytes, MADV_DONTNEED); /* the next owner reads zeroes */
+    struct hole **at = &g_holes;
+    while (*at != NULL && (*at)->base + (*at)->bytes < p)
+        at = &(*at)->next;
+    if (*at != NULL && (*at)->base + (*at)->bytes == p) {
+        (*at)->bytes += bytes;
+    } else {
+        struct hole *h = malloc(sizeof(*h));
+        if (h == NULL)
+            return; /* these addresses are not used again */
+        *h = (struct hole){p, bytes, *at};
+        *at = h;
+    }
+    struct hole *h = *at, *after = h->next;
+    if (after != NULL && h->base + h->bytes == after->base) {
+        h->bytes += after->bytes;
+        h->next = after->next;
+        free(after);
+    }
+}
+
+static uint32_t class_of(size_t size)
+{
+    uint32_t c = 0;
+    while ((size_t)CLASS_MIN << c < size)
+        c++;
+    return c;
+}
+
+static void link_slab(struct slab **head, struct slab *s)
+{
+    s->previous = NULL;
+    s->next = *head;
+    if (*head != NULL)
+        (*head)->previous = s;
+    *head = s;
+}
+
+static void unlink_slab(struct slab **head, struct slab *s)
+{
+    if (s->previous != NULL)
+        s->previous->next = s->next;
+    else
+        *head = s->next;
+    if (s->next != NULL)
+        s->next->previous = s->previous;
+}
+
+static struct slab *new_slab(int ordinal, uint32_t class, CUresult *why)
+{
+    *why = cu_charge(ordinal, SIM_PLAIN, PAGE);
+    if (*why != CUDA_SUCCESS)
+        return NULL;
+    *why = CUDA_ERROR_OUT_OF_MEMORY;
+    struct slab *s = calloc(1, sizeof(*s));
+    uint32_t slots = (uint32_t)(PAGE / ((uint64_t)CLASS_MIN << class));
+    struct cu_block *blocks = calloc(slots, sizeof(*blocks));
+    CUdeviceptr base = cu_arena_take(PAGE);
+    if (s == NULL || blocks == NULL || base == 0) {
+        free(s);
+        free(blocks);
+        cu_uncharge(ordinal, SIM_PLAIN, PAGE);
+        return NULL;
+    }
+    *s = (struct slab){
+        .base = base, .class_bytes = CLASS_MIN << class, .slots = slots, .blocks = blocks};
+    page_of(base)->slab = s;
+    link_slab(&g_room[ordinal][class], s);
+    return s;
+}
+
+static CUresult alloc_small(CUcontext ctx, size_t size, CUdeviceptr *out)
+{
+    uint32_t class = class_of(size);
+    CUresult why = CUDA_SUCCESS;
+    struct slab *s = g_room[ctx->ordinal][class];
+    if (s == NULL)
+        s = new_slab(ctx->ordinal, class, &why);
+    if (s == NULL)
+        return why;
+    uint32_t i = s->scan; /* no slot below it is free */
+    while (s->blocks[i].size != 0)
+        i++;
+    s->scan = i + 1;
+    if (++s->used == s->slots)
+        unlink_slab(&g_room[ctx->ordinal][class], s);
+    s->blocks[i] = (struct cu_block){.base = s->base + (uint64_t)i * s->class_bytes,
+                                     .size = size,
+                                     .kind = SIM_PLAIN,
+                                     .ordinal = ctx->ordinal,
+                                     .ctx = ctx,
+                                     .id = ++cu.next_id};
+    *out = s->blocks[i].base;
+    return CUDA_SUCCESS;
+}
+
+static void free_small(struct slab *s, struct cu_block *b)
+{
+    int ordinal = b->ordinal;
+    uint32_t class = class_of(s->class_bytes), i = (uint32_t)(b - s->blocks);
+    struct slab **head = &g_room[ordinal][class];
+    b->size = 0;
+    if (i < s->scan)
+        s->scan = i;
+    if (s->used-- == s->slots)
+        link_slab(head, s);
+    if (s->used > 0)
+        return;
+    unlink_slab(head, s);
+    page_of(s->base)->slab = NULL;
+    cu_arena_give(s->base, PAGE);
+    cu_uncharge(ordinal, SIM_PLAIN, PAGE);
+    free(s->blocks);
+    free(s);
+}
+
+static CUresult charge_block(CUcontext ctx, enum sim_kind kind, CUmemoryPool pool, uint64_t bytes)
+{
+    return pool != NULL ? cu_pool_charge(pool, bytes) : cu_charge(ctx->ordinal, kind, bytes);
+}
+
+static void uncharge_block(const struct cu_block *b, uint64_t bytes)
+{
+    if (b->pool != NULL)
+        cu_pool_uncharge(b->pool, bytes);
+    else
+        cu_uncharge(b->ordinal, b->kind, bytes);
+}
+
+static CUresult alloc_large(CUcontext ctx, enum sim_kind kind, CUmemoryPool pool, size_t size,
+                            CUdeviceptr *out)
+{
+    CU_CHECK(size <= ARENA_BYTES, CUDA_ERROR_OUT_OF_MEMORY);
+    uint64_t bytes = cu_round_page(size);
+    CU_TRY(charge_block(ctx, kind, pool, bytes));
+    struct cu_block *b = calloc(1, sizeof(*b));
+    CUdeviceptr base = b == NULL ? 0 : cu_arena_take(bytes);
+    struct cu_block block = {base, size, kind, ctx->ordinal, ctx, pool, ++cu.next_id};
+    if (base == 0) {
+        uncharge_block(&block, bytes);
+        free(b);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *b = block;
+    for (uint64_t at = 0; at < bytes; at += PAGE)
+        page_of(base + at)->block = b;
+    *out = base;
+    return CUDA_SUCCESS;
+}
+
+CUresult cu_alloc(CUcontext ctx, enum sim_kind kind, CUmemoryPool pool, size_t size,
+                  CUdeviceptr *out)
+{
+    if (kind == SIM_PLAIN && size <= SMALL_MAX)
+        return alloc_small(ctx, size, out);
+    return alloc_large(ctx, kind, pool, size, out);
+}
+
+struct cu_block *cu_block_at(CUdeviceptr p)
+{
+    if (!cu_in_arena(p))
+        return NULL;
+    struct page *page = page_of(p);
+    if (page->block != NULL)
+        return p - page->block->base < page->block->size ? page->block : NULL;
+    if (page->slab == NULL)
+        return NULL;
+    struct cu_block *b = &page->slab->blocks[(p - page->slab->base) / page->slab->class_bytes];
+    return b->size != 0 && p - b->base < b->size ? b : NULL;
+}
+
+static void free_large(struct cu_block *b)
+{
+    uint64_t bytes = cu_round_page(b->size);
+    for (uint64_t at = 0; at < bytes; at += PAGE)
+        page_of(b->base + at)->block = NULL;
+    cu_arena_give(b->base, bytes);
+    uncharge_block(b, bytes);
+    free(b);
+}
+
+CUresult cu_free(CUdeviceptr p)
+{
+    struct cu_block *b = cu_block_at(p);
+    if (b == NULL || b->base != p)
+        return CUDA_ERROR_INVALID_VALUE;
+    struct slab *s = page_of(p)->slab;
+    if (s != NULL)
+        free_small(s, b);
+    else
+        free_large(b);
+    return CUDA_SUCCESS;
+}
+
+static void free_where(CUcontext ctx, CUmemoryPool pool)
+{
+    for (uint64_t i = 0; i < g_next / PAGE; i++) {
+        struct page *page = &g_pages[i];
+        struct cu_block *b = page->block;
+        if (b != NULL && (ctx != NULL ? b->ctx == ctx && b->pool == NULL : b->pool == pool))
+            free_large(b);
+        for (uint32_t j = 0; ctx != NULL && page->slab != NULL && j < page->slab->slots; j++)
+            if (page->slab->blocks[j].size != 0 && page->slab->blocks[j].ctx == ctx)
+                free_small(page->slab, &page->slab->blocks[j]);
+    }
+}
+
+void cu_free_of_context(CUcontext ctx)
+{
+    free_where(ctx, NULL);
+}
+
+void cu_free_of_pool(CUmemoryPool pool)
+{
+    free_where(NULL, pool);
+}

@@ -1,0 +1,221 @@
+/* What every family of the simulated driver uses: the process, contexts, handles, memory blocks. */
+#ifndef VGPU_SIM_CUDA_INTERNAL_H
+#define VGPU_SIM_CUDA_INTERNAL_H
+
+#include <cuda.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../state/state.h"
+
+enum { CU_MAX_ORDINALS = 32, CU_LAUNCH_DEPTH = 1024, CU_PENDING_EVENTS = 64 };
+
+/* A handle's first word tells a live object of the right type; freed objects are kept for reuse, so
+ * that a stale handle is refused and never touches memory that is gone. */
+enum cu_magic {
+    CU_DEAD = 0,
+    CU_CONTEXT = 0x43545830,
+    CU_STREAM = 0x53545230,
+    CU_EVENT = 0x45565430,
+    CU_MODULE = 0x4d4f4430,
+    CU_FUNCTION = 0x464e4330,
+    CU_ARRAY = 0x41525230,
+    CU_MIPMAP = 0x4d495030,
+    CU_POOL = 0x504f4f30,
+    CU_LIBRARY = 0x4c494230,
+};
+
+/* One CUDA ordinal: a card, or one MIG compute instance of it. */
+struct cu_device {
+    uint32_t device;
+    int gi, ci;
+    struct sim_use *use; /* in the shared state; NULL until this process has a context there */
+    CUcontext primary;
+    uint32_t primary_refs, primary_flags;
+    CUmemoryPool default_pool, current_pool;
+    double launched[CU_LAUNCH_DEPTH];
+    uint64_t launch_count;
+    uint64_t mps_limit; /* bytes that this process may hold; 0: no limit */
+};
+
+struct CUctx_st {
+    uint32_t magic;
+    int ordinal;
+    unsigned int flags;
+    bool primary;
+    unsigned long long id;
+    double position; /* of the last work given to any of its streams */
+    CUevent pending[CU_PENDING_EVENTS];
+    uint32_t pending_count;
+    size_t limits[CU_LIMIT_MAX];
+};
+
+struct CUstream_st {
+    uint32_t magic;
+    CUcontext ctx;
+    unsigned int flags;
+    int priority;
+    unsigned long long id;
+    double position;
+};
+
+struct CUevent_st {
+    uint32_t magic;
+    CUcontext ctx;
+    unsigned int flags;
+    bool recorded, resolved;
+    double position;
+    uint64_t recorded_ns, at_ns;
+};
+
+struct cu_block {
+    CUdeviceptr base;
+    size_t size; /* as asked for; 0: a free slot of a slab */
+    enum sim_kind kind;
+    int ordinal;
+    CUcontext ctx;
+    CUmemoryPool pool;
+    unsigned long long id;
+};
+
+struct cu_process {
+    struct sim_state *s;
+    struct sim_proc *proc;
+    pthread_mutex_t lock; /* guards everything below, and the registries of each family */
+    int device_count;
+    struct cu_device devices[CU_MAX_ORDINALS];
+    unsigned long long next_id;
+    double kernel_us; /* 0: what the profile says */
+    bool mps;
+    _Atomic int mps_fault; /* 0, or the CUresult that every call now gives */
+    double mps_fraction;
+};
+
+extern struct cu_process cu;
+
+/* init.c */
+CUresult cu_enter(const char *function);                     /* initialised, not faulted */
+CUresult cu_enter_device(const char *function, CUdevice dev); /* and dev is an ordinal */
+CUresult cu_enter_context(const char *function, CUcontext *ctx); /* and a context is current */
+void cu_lock(void);
+void cu_unlock(void);
+struct sim_device *cu_sim_device(int ordinal);
+uint32_t cu_sm_count(int ordinal); /* of the card or the instance, before MPS */
+CUresult cu_find_devices(void);    /* visible.c: fills cu.devices by CUDA_VISIBLE_DEVICES */
+
+#define CU_TRY(expression)                                                                         \
+    do {                                                                                           \
+        CUresult cu_try_result = (expression);                                                     \
+        if (cu_try_result != CUDA_SUCCESS)                                                         \
+            return cu_try_result;                                                                  \
+    } while (0)
+#define CU_CHECK(condition, result)                                                                \
+    do {                                                                                           \
+        if (!(condition))                                                                          \
+            return (result);                                                                       \
+    } while (0)
+
+/* context.c */
+bool cu_is_context(CUcontext ctx);
+CUcontext cu_current(void);
+struct cu_device *cu_device_of(CUcontext ctx);
+CUresult cu_primary_retain(CUdevice dev, CUcontext *ctx);
+
+/* charge.c: device memory against the shared state. A charge is all or nothing. */
+CUresult cu_charge(int ordinal, enum sim_kind kind, uint64_t bytes);
+void cu_uncharge(int ordinal, enum sim_kind kind, uint64_t bytes);
+uint64_t cu_round_page(uint64_t bytes);
+
+/* arena.c: addresses. The caller holds cu_lock. */
+CUresult cu_alloc(CUcontext ctx, enum sim_kind kind, CUmemoryPool pool, size_t size,
+                  CUdeviceptr *out);
+CUresult cu_free(CUdeviceptr p);
+struct cu_block *cu_block_at(CUdeviceptr p); /* that holds p; NULL */
+bool cu_in_arena(CUdeviceptr p);
+CUdeviceptr cu_arena_take(uint64_t bytes); /* whole pages, aligned to 2 MiB; 0: no addresses left */
+void cu_arena_give(CUdeviceptr p, uint64_t bytes);
+void cu_free_of_context(CUcontext ctx);
+void cu_free_of_pool(CUmemoryPool pool);
+
+/* vmm.c */
+bool cu_vmm_covers(CUdeviceptr p, size_t size);
+int cu_vmm_ordinal(CUdeviceptr p); /* of the memory mapped at p; -1 */
+
+/* host.c */
+struct cu_host {
+    void *base;
+    size_t size;
+    unsigned int flags;
+    bool registered;
+    CUcontext ctx;
+};
+struct cu_host *cu_host_at(const void *p);
+
+/* copy.c: are these bytes memory of the device, or may the host touch them? */
+CUresult cu_check_device_range(CUdeviceptr p, size_t size);
+CUresult cu_copy(void *to, const void *from, size_t size);
+
+/* stream.c */
+CUresult cu_stream_resolve(CUstream stream, CUcontext *ctx, double *position);
+void cu_stream_advance(CUstream stream, CUcontext ctx, double position);
+CUresult cu_wait(CUcontext ctx, double position);
+bool cu_reached(CUcontext ctx, double position);
+void cu_pending_add(CUcontext ctx, CUevent event);
+void cu_pending_resolve(CUcontext ctx);
+
+/* launch.c */
+CUresult cu_launch(CUfunction f, const unsigned int grid[3], const unsigned int block[3],
+                   unsigned int shared_bytes, CUstream stream);
+
+/* module.c */
+struct CUmod_st {
+    uint32_t magic;
+    CUcontext ctx;
+    char *text; /* PTX; NULL: a binary image, in which every name is taken to exist */
+    struct CUfunc_st *functions;
+    struct cu_global *globals;
+    double kernel_us;
+};
+struct CUfunc_st {
+    uint32_t magic;
+    CUmodule module;
+    char *name;
+    int attributes[CU_FUNC_ATTRIBUTE_MAX];
+    CUfunction next;
+};
+CUresult cu_module_load(CUcontext ctx, const void *image, CUmodule *out);
+
+/* array.c */
+struct CUarray_st {
+    uint32_t magic;
+    CUDA_ARRAY3D_DESCRIPTOR shape;
+    CUdeviceptr data;
+    size_t pitch;
+    bool part; /* a level of a mipmap: the mipmap owns the memory */
+};
+size_t cu_element_bytes(CUarray_format format, unsigned int channels);
+
+/* pool.c */
+struct CUmemPoolHandle_st {
+    uint32_t magic;
+    int ordinal;
+    bool is_default;
+    uint64_t threshold, used, used_high, reserved, reserved_high;
+    int reuse[4];
+    CUmemoryPool next;
+};
+CUresult cu_pool_of_device(int ordinal, CUmemoryPool *pool);
+CUresult cu_pool_charge(CUmemoryPool pool, uint64_t bytes);
+void cu_pool_uncharge(CUmemoryPool pool, uint64_t bytes);
+
+/* mps.c */
+CUresult cu_mps_connect(void);
+void cu_mps_check(void); /* notices a dead daemon */
+
+#endif

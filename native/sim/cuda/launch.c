@@ -1,0 +1,49 @@
+/* A launch occupies the device's engine for a time. */
+#include "internal.h"
+
+static double work_ns(CUfunction f, const struct cu_device *d)
+{
+    const struct sim_device *card = &cu.s->devices[d->device];
+    double us = cu.kernel_us > 0            ? cu.kernel_us
+                : f->module->kernel_us > 0 ? f->module->kernel_us
+                                           : card->kernel_us;
+    if (d->gi != SIM_NONE) /* the time is that of the whole card; an instance has fewer SMs */
+        us *= (double)card->sm_count / card->gis[d->gi].cis[d->ci].sm_count;
+    return us * 1000.0;
+}
+
+static CUresult check(CUfunction f, const unsigned int grid[3], const unsigned int block[3],
+                      unsigned int shared)
+{
+    unsigned long long threads = (unsigned long long)block[0] * block[1] * block[2];
+    for (int i = 0; i < 3; i++)
+        CU_CHECK(grid[i] > 0 && block[i] > 0, CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(grid[0] <= 2147483647 && grid[1] <= 65535 && grid[2] <= 65535 && block[2] <= 64,
+             CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(threads <= (unsigned)f->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK],
+             CUDA_ERROR_INVALID_VALUE);
+    unsigned int limit =
+        (unsigned)f->attributes[CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES];
+    return shared <= 49152 || shared <= limit ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cu_launch(CUfunction f, const unsigned int grid[3], const unsigned int block[3],
+                   unsigned int shared_bytes, CUstream stream)
+{
+    CUcontext ctx;
+    double position;
+    CU_CHECK(f != NULL && f->magic == CU_FUNCTION, CUDA_ERROR_INVALID_HANDLE);
+    CU_TRY(cu_stream_resolve(stream, &ctx, &position));
+    CU_CHECK(f->module->ctx == ctx, CUDA_ERROR_INVALID_HANDLE);
+    CU_TRY(check(f, grid, block, shared_bytes));
+    struct cu_device *d = cu_device_of(ctx);
+    CU_CHECK(!cu.s->devices[d->device].lost, CUDA_ERROR_UNKNOWN);
+    uint64_t n = __atomic_fetch_add(&d->launch_count, 1, __ATOMIC_RELAXED);
+    double *slot = &d->launched[n % CU_LAUNCH_DEPTH];
+    if (n >= CU_LAUNCH_DEPTH && !cu_reached(ctx, *slot)) /* the channel is full: as on a card, wait */
+        CU_TRY(cu_wait(ctx, *slot));
+    position = sim_engine_submit(cu.s, cu.proc, d->use, work_ns(f, d));
+    *slot = position;
+    cu_stream_advance(stream, ctx, position);
+    return CUDA_SUCCESS;
+}

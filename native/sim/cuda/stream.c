@@ -1,0 +1,211 @@
+/* Streams and events. All work of a process on a device is one queue (state/engine.c), so a stream is
+ * the position in it of the last thing that was given to it. */
+#include "internal.h"
+
+
+static bool is_default(CUstream stream)
+{
+    return stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+}
+
+CUresult cu_stream_resolve(CUstream stream, CUcontext *ctx, double *position)
+{
+    *ctx = cu_current();
+    if (is_default(stream)) {
+        CU_CHECK(*ctx != NULL, CUDA_ERROR_INVALID_CONTEXT);
+        CU_CHECK(cu_is_context(*ctx), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+        *position = (*ctx)->position;
+        return CUDA_SUCCESS;
+    }
+    CU_CHECK(stream->magic == CU_STREAM, CUDA_ERROR_INVALID_HANDLE);
+    CU_CHECK(cu_is_context(stream->ctx), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    *ctx = stream->ctx;
+    *position = stream->position;
+    return CUDA_SUCCESS;
+}
+
+void cu_stream_advance(CUstream stream, CUcontext ctx, double position)
+{
+    if (!is_default(stream))
+        stream->position = position;
+    if (position > ctx->position)
+        ctx->position = position;
+}
+
+CUresult cu_wait(CUcontext ctx, double position)
+{
+    cu_mps_check();
+    int broken = atomic_load_explicit(&cu.mps_fault, memory_order_relaxed);
+    CU_CHECK(broken == 0, (CUresult)broken);
+    struct sim_use *use = cu_device_of(ctx)->use;
+    if (use != NULL)
+        sim_engine_wait(cu.s, use, position);
+    return cu_sim_device(ctx->ordinal)->lost ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
+}
+
+bool cu_reached(CUcontext ctx, double position)
+{
+    struct sim_use *use = cu_device_of(ctx)->use;
+    return use == NULL || sim_engine_reached(cu.s, use, position, NULL);
+}
+
+static CUresult create(const char *function, CUstream *out, unsigned int flags, int priority)
+{
+    CUcontext ctx;
+    CU_TRY(cu_enter_context(function, &ctx));
+    CU_CHECK(out != NULL && flags <= CU_STREAM_NON_BLOCKING, CUDA_ERROR_INVALID_VALUE);
+    CUstream s = calloc(1, sizeof(*s));
+    CU_CHECK(s != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    cu_lock();
+    *s = (struct CUstream_st){CU_STREAM, ctx, flags, priority, ++cu.next_id, 0};
+    cu_unlock();
+    *out = s;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamCreate(CUstream *out, unsigned int flags)
+{
+    return create("cuStreamCreate", out, flags, 0);
+}
+
+CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority)
+{
+    return create("cuStreamCreateWithPriority", out, flags,
+                  priority > 0    ? 0
+                  : priority < -5 ? -5
+                                  : priority);
+}
+
+CUresult cuStreamDestroy_v2(CUstream stream)
+{
+    CU_TRY(cu_enter("cuStreamDestroy_v2"));
+    CU_CHECK(!is_default(stream) && stream->magic == CU_STREAM, CUDA_ERROR_INVALID_HANDLE);
+    stream->magic = CU_DEAD;
+    free(stream);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamDestroy(CUstream stream)
+{
+    return cuStreamDestroy_v2(stream);
+}
+
+CUresult cuEventCreate(CUevent *out, unsigned int flags)
+{
+    CUcontext ctx;
+    CU_TRY(cu_enter_context("cuEventCreate", &ctx));
+    CU_CHECK(out != NULL && flags <= 7, CUDA_ERROR_INVALID_VALUE);
+    CUevent e = calloc(1, sizeof(*e));
+    CU_CHECK(e != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    e->magic = CU_EVENT;
+    e->ctx = ctx;
+    e->flags = flags;
+    *out = e;
+    return CUDA_SUCCESS;
+}
+
+static bool resolve(CUevent e)
+{
+    struct sim_use *use = cu_device_of(e->ctx)->use;
+    uint64_t at = e->recorded_ns;
+    if (e->resolved)
+        return true;
+    if (use != NULL && !sim_engine_reached(cu.s, use, e->position, &at))
+        return false;
+    e->at_ns = at > e->recorded_ns ? at : e->recorded_ns;
+    e->resolved = true;
+    return true;
+}
+
+/* The engine remembers only its latest rates, so events that have come due are given their time soon:
+ * at the next record or synchronisation. */
+void cu_pending_resolve(CUcontext ctx)
+{
+    uint32_t kept = 0;
+    cu_lock();
+    for (uint32_t i = 0; i < ctx->pending_count; i++)
+        if (!resolve(ctx->pending[i]))
+            ctx->pending[kept++] = ctx->pending[i];
+    ctx->pending_count = kept;
+    cu_unlock();
+}
+
+static void forget_pending(CUevent e)
+{
+    CUcontext ctx = e->ctx;
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < ctx->pending_count; i++)
+        if (ctx->pending[i] != e)
+            ctx->pending[kept++] = ctx->pending[i];
+    ctx->pending_count = kept;
+}
+
+void cu_pending_add(CUcontext ctx, CUevent e)
+{
+    if (ctx->pending_count == CU_PENDING_EVENTS)
+        cu_pending_resolve(ctx);
+    cu_lock();
+    forget_pending(e);
+    if (ctx->pending_count < CU_PENDING_EVENTS)
+        ctx->pending[ctx->pending_count++] = e;
+    cu_unlock();
+}
+
+CUresult cuEventDestroy_v2(CUevent e)
+{
+    CU_TRY(cu_enter("cuEventDestroy_v2"));
+    CU_CHECK(e != NULL && e->magic == CU_EVENT, CUDA_ERROR_INVALID_HANDLE);
+    cu_lock();
+    forget_pending(e);
+    cu_unlock();
+    e->magic = CU_DEAD;
+    free(e);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventDestroy(CUevent e)
+{
+    return cuEventDestroy_v2(e);
+}
+
+static CUresult enter_event(const char *function, CUevent e)
+{
+    CU_TRY(cu_enter(function));
+    CU_CHECK(e != NULL && e->magic == CU_EVENT, CUDA_ERROR_INVALID_HANDLE);
+    CU_CHECK(cu_is_context(e->ctx), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventQuery(CUevent e)
+{
+    CU_TRY(enter_event("cuEventQuery", e));
+    return !e->recorded || resolve(e) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuEventSynchronize(CUevent e)
+{
+    CU_TRY(enter_event("cuEventSynchronize", e));
+    if (!e->recorded)
+        return CUDA_SUCCESS;
+    CU_TRY(cu_wait(e->ctx, e->position));
+    resolve(e);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
+{
+    CU_TRY(enter_event("cuEventElapsedTime_v2", start));
+    CU_TRY(enter_event("cuEventElapsedTime_v2", end));
+    CU_CHECK(milliseconds != NULL, CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(start->recorded && end->recorded &&
+                 ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) == 0,
+             CUDA_ERROR_INVALID_HANDLE);
+    CU_CHECK(resolve(start) && resolve(end), CUDA_ERROR_NOT_READY);
+    *milliseconds = (float)((double)((int64_t)(end->at_ns - start->at_ns)) / 1e6);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
+{
+    return cuEventElapsedTime_v2(milliseconds, start, end);
+}

@@ -1,0 +1,141 @@
+/* Which devices this process sees: CUDA_VISIBLE_DEVICES, and the rules for MIG.
+ *
+ * With any compute instance on the node, CUDA sees no card without MIG; unasked it takes the first
+ * instance, and from branch 570 on as many as are listed (NVIDIA's MIG guide).
+ */
+#include "internal.h"
+
+static void add(uint32_t device, int gi, int ci)
+{
+    for (int i = 0; i < cu.device_count; i++)
+        if (cu.devices[i].device == device && cu.devices[i].gi == gi && cu.devices[i].ci == ci)
+            return;
+    if (cu.device_count < CU_MAX_ORDINALS)
+        cu.devices[cu.device_count++] = (struct cu_device){.device = device, .gi = gi, .ci = ci};
+}
+
+typedef bool (*instance_visitor)(uint32_t device, uint32_t gi, uint32_t ci, const char *word);
+
+/* Visits compute instances of `device` until one is taken. */
+static bool each_instance(uint32_t device, instance_visitor visit, const char *word)
+{
+    const struct sim_device *d = &cu.s->devices[device];
+    for (uint32_t g = 0; d->mig_current && g < SIM_MAX_GIS; g++)
+        for (uint32_t c = 0; d->gis[g].used && c < SIM_MAX_CIS; c++)
+            if (d->gis[g].cis[c].used && visit(device, g, c, word))
+                return true;
+    return false;
+}
+
+static bool take_any(uint32_t device, uint32_t gi, uint32_t ci, const char *word)
+{
+    (void)word;
+    add(device, (int)gi, (int)ci);
+    return true;
+}
+
+static bool take_named(uint32_t device, uint32_t gi, uint32_t ci, const char *word)
+{
+    char uuid[48];
+    sim_mig_uuid(&cu.s->devices[device], gi, ci, uuid);
+    if (strncmp(uuid, word, strlen(word)) != 0)
+        return false;
+    add(device, (int)gi, (int)ci);
+    return true;
+}
+
+static bool take_card(uint32_t device)
+{
+    const struct sim_device *d = &cu.s->devices[device];
+    if (d->lost)
+        return false;
+    if (d->mig_current)
+        return each_instance(device, take_any, NULL);
+    add(device, SIM_NONE, SIM_NONE);
+    return true;
+}
+
+/* A prefix of a UUID names a device when exactly one has it. */
+static bool take_uuid(const char *word)
+{
+    uint32_t hit = 0, hits = 0;
+    for (uint32_t i = 0; i < cu.s->device_count; i++) {
+        if (strncmp(cu.s->devices[i].uuid, word, strlen(word)) == 0) {
+            hit = i;
+            hits++;
+        }
+    }
+    return hits == 1 && take_card(hit);
+}
+
+/* "MIG-GPU-uuid/gi/ci": the form of before branch 470. */
+static bool take_old_mig(const char *word)
+{
+    unsigned gi, ci;
+    for (uint32_t i = 0; i < cu.s->device_count; i++) {
+        const struct sim_device *d = &cu.s->devices[i];
+        size_t n = strlen(d->uuid);
+        if (strncmp(word + 4, d->uuid, n) == 0 && sscanf(word + 4 + n, "/%u/%u", &gi, &ci) == 2 &&
+            gi < SIM_MAX_GIS && ci < SIM_MAX_CIS && d->gis[gi].used && d->gis[gi].cis[ci].used) {
+            add(i, (int)gi, (int)ci);
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool take_word(const char *word)
+{
+    unsigned long long index;
+    if (strncmp(word, "GPU-", 4) == 0 && strlen(word) > 4)
+        return take_uuid(word);
+    if (strncmp(word, "MIG-GPU-", 8) == 0)
+        return take_old_mig(word);
+    if (strncmp(word, "MIG-", 4) == 0) {
+        for (uint32_t i = 0; i < cu.s->device_count; i++)
+            if (each_instance(i, take_named, word))
+                return true;
+        return false;
+    }
+    return sim_parse_unsigned(word, &index) && index < cu.s->device_count &&
+           take_card((uint32_t)index);
+}
+
+static void keep_instances_only(void)
+{
+    int kept = 0, limit = atoi(cu.s->driver_version) >= 570 ? CU_MAX_ORDINALS : 1;
+    bool any = false;
+    for (int i = 0; i < cu.device_count; i++)
+        any = any || cu.devices[i].gi != SIM_NONE;
+    if (!any)
+        return;
+    for (int i = 0; i < cu.device_count && kept < limit; i++)
+        if (cu.devices[i].gi != SIM_NONE)
+            cu.devices[kept++] = cu.devices[i];
+    cu.device_count = kept;
+}
+
+CUresult cu_find_devices(void)
+{
+    const char *list = getenv("CUDA_VISIBLE_DEVICES");
+    cu.device_count = 0;
+    if (list == NULL) {
+        for (uint32_t i = 0; i < cu.s->device_count; i++)
+            take_card(i);
+        keep_instances_only();
+        if (cu.device_count > 0 && cu.devices[0].gi != SIM_NONE)
+            cu.device_count = 1;
+        return CUDA_SUCCESS;
+    }
+    char text[2048];
+    snprintf(text, sizeof(text), "%s", list);
+    char *rest = text, *word;
+    while ((word = strsep(&rest, ",")) != NULL) {
+        word += strspn(word, " ");
+        word[strcspn(word, " ")] = '\0';
+        if (!take_word(word))
+            break; /* as the driver does: what follows a bad entry is not seen */
+    }
+    keep_instances_only();
+    return CUDA_SUCCESS;
+}

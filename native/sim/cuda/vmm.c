@@ -1,0 +1,358 @@
+/* Virtual memory management: physical handles, address ranges, and mapping one into the other. All
+ * physical memory of the process lives in one sparse file, so that neighbouring mappings are one
+ * mapping to the kernel. */
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+struct physical {
+    CUmemGenericAllocationHandle id;
+    uint64_t size, offset;
+    uint32_t refs, maps;
+    int ordinal; /* -1: host memory */
+    CUmemAllocationProp prop;
+    struct physical *next;
+};
+
+struct mapping {
+    CUdeviceptr base;
+    uint64_t size;
+    struct physical *memory;
+    unsigned long long access;
+    struct mapping *next;
+};
+
+struct reservation {
+    CUdeviceptr base;
+    uint64_t size;
+    struct reservation *next;
+};
+
+static struct physical *g_physical;
+static struct mapping *g_mappings;
+static struct reservation *g_reservations;
+static int g_file = -1;
+static uint64_t g_file_end;
+
+static struct physical **find_physical(CUmemGenericAllocationHandle id)
+{
+    struct physical **at = &g_physical;
+    while (*at != NULL && (*at)->id != id)
+        at = &(*at)->next;
+    return at;
+}
+
+static struct mapping *mapping_at(CUdeviceptr p)
+{
+    for (struct mapping *m = g_mappings; m != NULL; m = m->next)
+        if (p - m->base < m->size)
+            return m;
+    return NULL;
+}
+
+bool cu_vmm_covers(CUdeviceptr p, size_t size)
+{
+    while (size > 0) {
+        const struct mapping *m = mapping_at(p);
+        if (m == NULL || m->access != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+            return false;
+        uint64_t rest = m->base + m->size - p;
+        if (rest >= size)
+            return true;
+        p += rest;
+        size -= rest;
+    }
+    return true;
+}
+
+int cu_vmm_ordinal(CUdeviceptr p)
+{
+    const struct mapping *m = mapping_at(p);
+    return m == NULL ? -1 : m->memory->ordinal;
+}
+
+static CUresult check_prop(const CUmemAllocationProp *prop, int *ordinal)
+{
+    CU_CHECK(prop != NULL && prop->type == CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_INVALID_VALUE);
+    if (prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+        CU_CHECK(prop->location.id >= 0 && prop->location.id < cu.device_count,
+                 CUDA_ERROR_INVALID_DEVICE);
+        *ordinal = prop->location.id;
+        return CUDA_SUCCESS;
+    }
+    *ordinal = -1;
+    return prop->location.type == CU_MEM_LOCATION_TYPE_HOST ||
+                   prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,
+                                       CUmemAllocationGranularity_flags option)
+{
+    int ordinal;
+    CU_TRY(cu_enter("cuMemGetAllocationGranularity"));
+    CU_TRY(check_prop(prop, &ordinal));
+    CU_CHECK(granularity != NULL && option <= CU_MEM_ALLOC_GRANULARITY_RECOMMENDED,
+             CUDA_ERROR_INVALID_VALUE);
+    *granularity = SIM_PAGE_BYTES;
+    return CUDA_SUCCESS;
+}
+
+static CUresult create_locked(struct physical *p, const CUmemAllocationProp *prop, uint64_t size)
+{
+    if (g_file < 0)
+        g_file = memfd_create("vgpu-sim-device-memory", MFD_CLOEXEC);
+    if (g_file < 0 || ftruncate(g_file, (off_t)(g_file_end + size)) != 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (p->ordinal >= 0) {
+        if (cu.devices[p->ordinal].use == NULL)
+            return CUDA_ERROR_INVALID_CONTEXT;
+        CU_TRY(cu_charge(p->ordinal, SIM_VMM, size));
+    }
+    p->offset = g_file_end;
+    g_file_end += size;
+    p->id = ++cu.next_id;
+    p->size = size;
+    p->refs = 1;
+    p->prop = *prop;
+    p->next = g_physical;
+    g_physical = p;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
+                     const CUmemAllocationProp *prop, unsigned long long flags)
+{
+    int ordinal;
+    CU_TRY(cu_enter("cuMemCreate"));
+    CU_TRY(check_prop(prop, &ordinal));
+    CU_CHECK(handle != NULL && flags == 0 && size > 0 && size % SIM_PAGE_BYTES == 0,
+             CUDA_ERROR_INVALID_VALUE);
+    struct physical *p = calloc(1, sizeof(*p));
+    CU_CHECK(p != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    p->ordinal = ordinal;
+    cu_lock();
+    CUresult result = create_locked(p, prop, size);
+    if (result == CUDA_SUCCESS)
+        *handle = p->id;
+    else
+        free(p);
+    cu_unlock();
+    return result;
+}
+
+static void drop_if_unused(struct physical **at)
+{
+    struct physical *p = *at;
+    if (p->refs > 0 || p->maps > 0)
+        return;
+    fallocate(g_file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->offset, (off_t)p->size);
+    if (p->ordinal >= 0)
+        cu_uncharge(p->ordinal, SIM_VMM, p->size);
+    *at = p->next;
+    free(p);
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+    CU_TRY(cu_enter("cuMemRelease"));
+    cu_lock();
+    struct physical **at = find_physical(handle);
+    bool good = *at != NULL && (*at)->refs > 0;
+    if (good) {
+        (*at)->refs--;
+        drop_if_unused(at);
+    }
+    cu_unlock();
+    return good ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemAddressReserve(CUdeviceptr *out, size_t size, size_t alignment, CUdeviceptr addr,
+                             unsigned long long flags)
+{
+    CU_TRY(cu_enter("cuMemAddressReserve"));
+    (void)addr; /* a hint, that the driver may pass over too */
+    CU_CHECK(out != NULL && flags == 0 && size > 0 && size % SIM_PAGE_BYTES == 0 &&
+                 (alignment & (alignment - 1)) == 0 && alignment <= SIM_PAGE_BYTES,
+             CUDA_ERROR_INVALID_VALUE);
+    struct reservation *r = calloc(1, sizeof(*r));
+    CU_CHECK(r != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    cu_lock();
+    r->base = cu_arena_take(size);
+    r->size = size;
+    if (r->base != 0) {
+        r->next = g_reservations;
+        g_reservations = r;
+        *out = r->base;
+    }
+    cu_unlock();
+    if (r->base != 0)
+        return CUDA_SUCCESS;
+    free(r);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static bool any_mapping(CUdeviceptr p, uint64_t size)
+{
+    for (const struct mapping *m = g_mappings; m != NULL; m = m->next)
+        if (m->base < p + size && p < m->base + m->size)
+            return true;
+    return false;
+}
+
+CUresult cuMemAddressFree(CUdeviceptr p, size_t size)
+{
+    CU_TRY(cu_enter("cuMemAddressFree"));
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    cu_lock();
+    for (struct reservation **at = &g_reservations; *at != NULL; at = &(*at)->next) {
+        struct reservation *r = *at;
+        if (r->base != p || r->size != size || any_mapping(p, size))
+            continue;
+        *at = r->next;
+        cu_arena_give(p, size);
+        free(r);
+        result = CUDA_SUCCESS;
+        break;
+    }
+    cu_unlock();
+    return result;
+}
+
+static bool is_reserved(CUdeviceptr p, uint64_t size)
+{
+    for (const struct reservation *r = g_reservations; r != NULL; r = r->next)
+        if (p >= r->base && p + size <= r->base + r->size)
+            return true;
+    return false;
+}
+
+static CUresult map_locked(CUdeviceptr p, size_t size, CUmemGenericAllocationHandle handle)
+{
+    struct physical *memory = *find_physical(handle);
+    CU_CHECK(memory != NULL && size == memory->size && is_reserved(p, size) && !any_mapping(p, size),
+             CUDA_ERROR_INVALID_VALUE);
+    struct mapping *m = calloc(1, sizeof(*m));
+    CU_CHECK(m != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    if (mmap((void *)p, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE,
+             g_file, (off_t)memory->offset) == MAP_FAILED) {
+        free(m);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *m = (struct mapping){p, size, memory, CU_MEM_ACCESS_FLAGS_PROT_NONE, g_mappings};
+    g_mappings = m;
+    memory->maps++;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemMap(CUdeviceptr p, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+                  unsigned long long flags)
+{
+    CU_TRY(cu_enter("cuMemMap"));
+    CU_CHECK(offset == 0 && flags == 0 && size > 0, CUDA_ERROR_INVALID_VALUE);
+    cu_lock();
+    CUresult result = map_locked(p, size, handle);
+    cu_unlock();
+    return result;
+}
+
+CUresult cuMemUnmap(CUdeviceptr p, size_t size)
+{
+    CU_TRY(cu_enter("cuMemUnmap"));
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    cu_lock();
+    for (struct mapping **at = &g_mappings; *at != NULL;) {
+        struct mapping *m = *at;
+        if (m->base < p || m->base + m->size > p + size) {
+            at = &m->next;
+            continue;
+        }
+        mmap((void *)m->base, m->size, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+        *at = m->next;
+        m->memory->maps--;
+        drop_if_unused(find_physical(m->memory->id));
+        free(m);
+        result = CUDA_SUCCESS;
+    }
+    cu_unlock();
+    return result;
+}
+
+CUresult cuMemSetAccess(CUdeviceptr p, size_t size, const CUmemAccessDesc *desc, size_t count)
+{
+    CU_TRY(cu_enter("cuMemSetAccess"));
+    CU_CHECK(desc != NULL && count > 0 && size > 0, CUDA_ERROR_INVALID_VALUE);
+    bool any = false;
+    cu_lock();
+    for (struct mapping *m = g_mappings; m != NULL; m = m->next) {
+        if (m->base >= p && m->base + m->size <= p + size) {
+            m->access = desc[0].flags;
+            any = true;
+        }
+    }
+    cu_unlock();
+    return any ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr p)
+{
+    CU_TRY(cu_enter("cuMemGetAccess"));
+    CU_CHECK(flags != NULL && location != NULL, CUDA_ERROR_INVALID_VALUE);
+    cu_lock();
+    const struct mapping *m = mapping_at(p);
+    *flags = m == NULL ? 0 : m->access;
+    cu_unlock();
+    return m == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr)
+{
+    CU_TRY(cu_enter("cuMemRetainAllocationHandle"));
+    CU_CHECK(handle != NULL, CUDA_ERROR_INVALID_VALUE);
+    cu_lock();
+    const struct mapping *m = mapping_at((CUdeviceptr)addr);
+    if (m != NULL) {
+        m->memory->refs++;
+        *handle = m->memory->id;
+    }
+    cu_unlock();
+    return m == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
+                                                CUmemGenericAllocationHandle handle)
+{
+    CU_TRY(cu_enter("cuMemGetAllocationPropertiesFromHandle"));
+    CU_CHECK(prop != NULL, CUDA_ERROR_INVALID_VALUE);
+    cu_lock();
+    const struct physical *p = *find_physical(handle);
+    if (p != NULL)
+        *prop = p->prop;
+    cu_unlock();
+    return p == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
+                                      CUmemAllocationHandleType type, unsigned long long flags)
+{
+    (void)out;
+    (void)handle;
+    (void)type;
+    (void)flags;
+    CU_TRY(cu_enter("cuMemExportToShareableHandle"));
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *handle,
+                                        CUmemAllocationHandleType type)
+{
+    (void)out;
+    (void)handle;
+    (void)type;
+    CU_TRY(cu_enter("cuMemImportFromShareableHandle"));
+    return CUDA_ERROR_NOT_SUPPORTED;
+}

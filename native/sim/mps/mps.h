@@ -1,0 +1,84 @@
+/* A stand-in for nvidia-cuda-mps-control and -server: the same commands, files, replies and traps, as
+ * measured on branches 550 and 580. It shares no GPU; the simulated libcuda asks it for limits. */
+#ifndef VGPU_SIM_MPS_H
+#define VGPU_SIM_MPS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/types.h>
+
+#include "../state/state.h"
+
+enum { MPS_MAX_LIMITS = 32, MPS_MAX_SERVERS = 16, MPS_MAX_CLIENTS = 48, MPS_MAX_CONNECTIONS = 256 };
+#define MPS_CONTROL "nvidia-cuda-mps-control"
+#define MPS_SERVER "nvidia-cuda-mps-server"
+
+/* Pinned memory limits, by the key they were set with: an ordinal and a UUID are different keys. */
+struct limit {
+    char device[64];
+    uint64_t bytes; /* 0: unlimited */
+};
+struct limits {
+    double thread_percentage;
+    int priority;
+    uint32_t count;
+    struct limit memory[MPS_MAX_LIMITS];
+};
+
+struct server {
+    pid_t pid;
+    uid_t uid;
+    struct limits limits; /* as the defaults were when it started */
+    bool fault;
+};
+
+enum peer { PEER_NEW, PEER_COMMAND, PEER_WAITING, PEER_CLIENT };
+
+struct connection {
+    int fd;
+    enum peer peer;
+    pid_t pid;
+    uid_t uid;
+    pid_t server; /* of a client */
+    char line[1024];
+    size_t used;
+};
+
+struct daemon {
+    char directory[108], log_directory[1024];
+    int control, privileged, lock;
+    FILE *log;
+    bool multiuser, stopping;
+    struct limits defaults;
+    struct server servers[MPS_MAX_SERVERS];
+    struct connection connections[MPS_MAX_CONNECTIONS];
+    struct sim_state *state;
+};
+
+/* limits.c */
+void limits_init(struct limits *l);
+void limits_set_percentage(struct limits *l, const char *text); /* a bad value changes nothing */
+void limits_set_memory(struct limits *l, const char *device, const char *text);
+void limits_print_memory(const struct limits *l, const char *device, char *out, size_t size);
+/* "GPU-uuid=BYTES,..." for a client; ordinals count the devices that the daemon sees. */
+void limits_for_client(const struct limits *l, const struct sim_state *s, char *out, size_t size);
+
+/* daemon.c */
+int daemon_run(bool background, bool multiuser);
+void daemon_log(struct daemon *d, const char *format, ...) __attribute__((format(printf, 2, 3)));
+struct server *server_start(struct daemon *d, uid_t uid);
+struct server *server_by_pid(struct daemon *d, pid_t pid);
+void server_stop(struct daemon *d, struct server *s);
+void client_terminate(struct daemon *d, pid_t server, pid_t client);
+
+/* commands.c: the reply to one command line */
+void command_run(struct daemon *d, const struct connection *from, char *line, char *out, size_t size);
+
+/* client.c */
+int control_shell(void); /* commands on stdin, replies on stdout */
+int server_main(void);
+const char *pipe_directory(void);
+
+#endif

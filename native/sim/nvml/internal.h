@@ -1,0 +1,88 @@
+/* What every NVML family uses: handles, the way into a call, versioned structures. */
+#ifndef VGPU_SIM_NVML_INTERNAL_H
+#define VGPU_SIM_NVML_INTERNAL_H
+
+#include <nvml.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "../state/state.h"
+
+/* Handles point into process-local tables with one entry for every device and instance that can be,
+ * so a handle stays valid for ever and a made-up one is told by its address. */
+struct nvmlDevice_st {
+    uint32_t device;
+    int gi, ci; /* SIM_NONE: the physical device */
+};
+struct nvmlGpuInstance_st {
+    uint32_t device, gi;
+};
+struct nvmlComputeInstance_st {
+    uint32_t device, gi, ci;
+};
+
+/* The target of one call. */
+struct nv_call {
+    struct sim_state *s;
+    struct sim_device *d;
+    uint32_t device;
+    int gi, ci;
+    bool mig;
+};
+
+struct sim_state *nv_state(void); /* NULL before nvmlInit */
+nvmlDevice_t nv_device_handle(uint32_t device);
+nvmlDevice_t nv_mig_handle(uint32_t device, uint32_t gi, uint32_t ci);
+nvmlGpuInstance_t nv_gi_handle(uint32_t device, uint32_t gi);
+nvmlComputeInstance_t nv_ci_handle(uint32_t device, uint32_t gi, uint32_t ci);
+
+nvmlReturn_t nv_enter_system(const char *function, struct sim_state **s);
+nvmlReturn_t nv_enter(const char *function, nvmlDevice_t device, struct nv_call *call);
+/* As nv_enter, and NOT_SUPPORTED on a MIG device handle. */
+nvmlReturn_t nv_enter_physical(const char *function, nvmlDevice_t device, struct nv_call *call);
+nvmlReturn_t nv_enter_gi(const char *function, nvmlGpuInstance_t gi, struct nv_call *call);
+nvmlReturn_t nv_enter_ci(const char *function, nvmlComputeInstance_t ci, struct nv_call *call);
+nvmlReturn_t nv_copy_text(char *to, unsigned int length, const char *text);
+bool nv_is_admin(void); /* root, or whoever made the node */
+void nv_pci_info(const struct sim_device *d, nvmlPciInfo_t *pci);
+
+#define NV_TRY(expression)                                                                         \
+    do {                                                                                           \
+        nvmlReturn_t nv_try_ret = (expression);                                                    \
+        if (nv_try_ret != NVML_SUCCESS)                                                            \
+            return nv_try_ret;                                                                     \
+    } while (0)
+
+/* One unsigned figure of a physical device. */
+#define NV_GET_UINT(function, value)                                                               \
+    nvmlReturn_t function(nvmlDevice_t device, unsigned int *out)                                  \
+    {                                                                                              \
+        struct nv_call c;                                                                          \
+        NV_TRY(nv_enter_physical(#function, device, &c));                                          \
+        if (out == NULL)                                                                           \
+            return NVML_ERROR_INVALID_ARGUMENT;                                                    \
+        *out = (value);                                                                            \
+        return NVML_SUCCESS;                                                                       \
+    }
+
+#define NV_GET_TEXT(function, value)                                                               \
+    nvmlReturn_t function(nvmlDevice_t device, char *out, unsigned int length)                     \
+    {                                                                                              \
+        struct nv_call c;                                                                          \
+        NV_TRY(nv_enter_physical(#function, device, &c));                                          \
+        return nv_copy_text(out, length, (value));                                                 \
+    }
+
+/* A function that exists, takes this device, and answers that the card does not have it. */
+#define NV_NOT_SUPPORTED(function, parameter)                                                      \
+    nvmlReturn_t function(nvmlDevice_t device, parameter)                                          \
+    {                                                                                              \
+        (void)out;                                                                                 \
+        struct nv_call c;                                                                          \
+        NV_TRY(nv_enter(#function, device, &c));                                                   \
+        return NVML_ERROR_NOT_SUPPORTED;                                                           \
+    }
+
+#endif

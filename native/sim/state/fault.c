@@ -1,0 +1,50 @@
+/* Faults on demand: a function that fails, is slow, or never comes back. */
+#include "state.h"
+
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static bool matches(const struct sim_fault *f, const char *function, int device)
+{
+    if (!f->used || (f->device_plus_one != 0 && (int)f->device_plus_one != device + 1))
+        return false;
+    size_t n = strlen(f->function);
+    if (n > 0 && f->function[n - 1] == '*')
+        return strncmp(f->function, function, n - 1) == 0;
+    return strcmp(f->function, function) == 0;
+}
+
+static void delay(uint32_t microseconds)
+{
+    struct timespec t = {microseconds / 1000000, (long)(microseconds % 1000000) * 1000};
+    nanosleep(&t, NULL);
+}
+
+int sim_fault_check(struct sim_state *s, const char *function, int device)
+{
+    struct sim_fault hit = {.used = 0};
+    sim_lock(s);
+    for (uint32_t i = 0; i < SIM_MAX_FAULTS && !hit.used; i++) {
+        struct sim_fault *f = &s->faults[i];
+        if (!matches(f, function, device) || f->remaining == 0)
+            continue;
+        hit = *f;
+        if (f->remaining > 0 && --f->remaining == 0) {
+            f->used = 0;
+            atomic_fetch_sub(&s->fault_count, 1);
+        }
+    }
+    sim_unlock(s);
+    if (!hit.used)
+        return 0;
+    if (hit.action == SIM_FAULT_SLOW)
+        delay(hit.delay_us);
+    while (hit.action == SIM_FAULT_HANG) /* until killed, or until the faults are cleared */
+    {
+        delay(20000);
+        if (atomic_load(&s->fault_count) == 0)
+            return 0;
+    }
+    return hit.action == SIM_FAULT_ERROR ? (int)hit.code : 0;
+}

@@ -1,0 +1,203 @@
+/* Entries of living processes, and what is summed from them. */
+#include "state.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* kill(pid, 0) still finds a zombie, whose driver files are long closed; /proc tells, but costs
+ * microseconds a process, so it is read at most this often (or 20 times its own cost). */
+#define DEEP_SWEEP_NS UINT64_C(2000000)
+
+/* Start time of pid in clock ticks since boot and its state letter; 0: no such process. */
+uint64_t sim_start_ticks(uint32_t pid, char *run_state)
+{
+    char path[40], text[1024];
+    snprintf(path, sizeof(path), "/proc/%u/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    ssize_t n = read(fd, text, sizeof(text) - 1);
+    close(fd);
+    if (n <= 0)
+        return 0;
+    text[n] = '\0';
+    char *field = strrchr(text, ')'); /* the name may hold anything, even ')' */
+    if (field == NULL || field[1] == '\0')
+        return 0;
+    field += 2;
+    if (run_state != NULL)
+        *run_state = *field;
+    for (int i = 3; i < 22 && field != NULL; i++) {
+        field = strchr(field, ' ');
+        if (field != NULL)
+            field++;
+    }
+    return field == NULL ? 0 : strtoull(field, NULL, 10);
+}
+
+void sim_proc_release(struct sim_state *s, struct sim_proc *p)
+{
+    uint32_t index = (uint32_t)(p - s->procs);
+    for (uint32_t i = 0; i < SIM_MAX_USES; i++) {
+        if (p->uses[i].used) {
+            sim_engine_forget(s, index * SIM_MAX_USES + i, &p->uses[i]);
+            p->uses[i].used = 0;
+        }
+    }
+    p->pid = 0;
+    atomic_store(&p->used, 0);
+}
+
+static bool is_gone(const struct sim_proc *p, bool deep)
+{
+    if (kill((pid_t)p->pid, 0) != 0 && errno == ESRCH)
+        return true;
+    if (!deep)
+        return false;
+    char run_state = '?';
+    uint64_t ticks = sim_start_ticks(p->pid, &run_state);
+    return ticks != p->start_ticks || run_state == 'Z' || run_state == 'X';
+}
+
+void sim_sweep(struct sim_state *s)
+{
+    uint64_t now = sim_now_ns();
+    uint64_t pause = 20 * atomic_load_explicit(&s->sweep_cost_ns, memory_order_relaxed);
+    if (pause < DEEP_SWEEP_NS)
+        pause = DEEP_SWEEP_NS;
+    bool deep = now - atomic_load_explicit(&s->sweep_ns, memory_order_relaxed) > pause;
+    uint32_t self = (uint32_t)getpid();
+    uint32_t high = atomic_load(&s->proc_high);
+    for (uint32_t i = 0; i < high; i++) {
+        struct sim_proc *p = &s->procs[i];
+        if (atomic_load(&p->used) && p->pid != self && is_gone(p, deep))
+            sim_proc_release(s, p);
+    }
+    if (deep) {
+        atomic_store(&s->sweep_ns, now);
+        atomic_store(&s->sweep_cost_ns, sim_now_ns() - now);
+    }
+}
+
+static struct sim_proc *find_free(struct sim_state *s)
+{
+    for (uint32_t i = 0; i < SIM_MAX_PROCS; i++)
+        if (!atomic_load(&s->procs[i].used))
+            return &s->procs[i];
+    return NULL;
+}
+
+struct sim_proc *sim_proc_self(struct sim_state *s)
+{
+    uint32_t pid = (uint32_t)getpid();
+    uint64_t ticks = sim_start_ticks(pid, NULL);
+    uint32_t high = atomic_load(&s->proc_high);
+    for (uint32_t i = 0; i < high; i++) {
+        /* An entry of this pid that this image did not claim is from before an exec, or from
+         * an earlier process of the same number: its memory went with it. */
+        if (atomic_load(&s->procs[i].used) && s->procs[i].pid == pid)
+            sim_proc_release(s, &s->procs[i]);
+    }
+    struct sim_proc *p = find_free(s);
+    if (p == NULL) {
+        sim_sweep(s);
+        p = find_free(s);
+    }
+    if (p == NULL)
+        return NULL;
+    for (uint32_t i = 0; i < SIM_MAX_USES; i++)
+        p->uses[i].used = 0;
+    p->pid = pid;
+    p->start_ticks = ticks;
+    p->first_seen_us = sim_wall_us();
+    uint32_t index = (uint32_t)(p - s->procs);
+    if (index >= high)
+        atomic_store(&s->proc_high, index + 1);
+    atomic_store(&p->used, 1);
+    return p;
+}
+
+struct sim_use *sim_use_find(struct sim_proc *p, uint32_t device, int gi, int ci)
+{
+    for (uint32_t i = 0; i < SIM_MAX_USES; i++) {
+        struct sim_use *u = &p->uses[i];
+        if (u->used && u->device == device && u->gi == gi && u->ci == ci)
+            return u;
+    }
+    return NULL;
+}
+
+struct sim_use *sim_use_get(struct sim_proc *p, uint32_t device, int gi, int ci)
+{
+    struct sim_use *u = sim_use_find(p, device, gi, ci);
+    for (uint32_t i = 0; u == NULL && i < SIM_MAX_USES; i++) {
+        if (p->uses[i].used)
+            continue;
+        u = &p->uses[i];
+        memset(u, 0, sizeof(*u));
+        u->device = device;
+        u->gi = gi;
+        u->ci = ci;
+        u->mps_fraction = 1.0;
+        u->used = 1;
+    }
+    return u;
+}
+
+uint64_t sim_use_bytes(const struct sim_use *u)
+{
+    uint64_t sum = 0;
+    for (int k = 0; k < SIM_KINDS; k++)
+        if (k != SIM_MANAGED)
+            sum += u->bytes[k];
+    return sum;
+}
+
+uint64_t sim_used_bytes(struct sim_state *s, uint32_t device, int gi)
+{
+    uint64_t sum = 0;
+    uint32_t high = atomic_load(&s->proc_high);
+    for (uint32_t i = 0; i < high; i++) {
+        struct sim_proc *p = &s->procs[i];
+        if (!atomic_load(&p->used))
+            continue;
+        for (uint32_t j = 0; j < SIM_MAX_USES; j++) {
+            const struct sim_use *u = &p->uses[j];
+            if (u->used && u->device == device && (gi == SIM_NONE || u->gi == gi))
+                sum += sim_use_bytes(u);
+        }
+    }
+    return sum;
+}
+
+uint64_t sim_capacity_bytes(const struct sim_state *s, uint32_t device, int gi)
+{
+    const struct sim_device *d = &s->devices[device];
+    if (gi != SIM_NONE)
+        return d->gi_profiles[d->gis[gi].profile].memory_mib << 20;
+    uint64_t taken = d->memory_reserved + d->hidden_bytes;
+    return taken < d->memory_total ? d->memory_total - taken : 0;
+}
+
+bool sim_in_use(struct sim_state *s, uint32_t device, int gi, int ci)
+{
+    sim_sweep(s);
+    uint32_t high = atomic_load(&s->proc_high);
+    for (uint32_t i = 0; i < high; i++) {
+        struct sim_proc *p = &s->procs[i];
+        if (!atomic_load(&p->used))
+            continue;
+        for (uint32_t j = 0; j < SIM_MAX_USES; j++) {
+            const struct sim_use *u = &p->uses[j];
+            if (u->used && u->contexts > 0 && u->device == device &&
+                (gi == SIM_NONE || u->gi == gi) && (ci == SIM_NONE || u->ci == ci))
+                return true;
+        }
+    }
+    return false;
+}

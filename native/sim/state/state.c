@@ -1,0 +1,159 @@
+/* The mapped file: attaching, creating, locking. */
+#include "state.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+static struct sim_state *g_state;
+static char g_path[4096];
+static pthread_mutex_t g_attach_lock = PTHREAD_MUTEX_INITIALIZER;
+
+const char *sim_state_path(void)
+{
+    return g_path;
+}
+
+static struct sim_state *map_file(int fd)
+{
+    struct stat st;
+    if (fstat(fd, &st) != 0)
+        return NULL;
+    if (st.st_size != (off_t)sizeof(struct sim_state)) {
+        errno = EINVAL;
+        return NULL;
+    }
+    struct sim_state *s =
+        mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    return s == MAP_FAILED ? NULL : s;
+}
+
+struct sim_state *sim_attach_path(const char *path)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return NULL;
+    struct sim_state *s = map_file(fd);
+    int saved = errno;
+    close(fd);
+    errno = saved;
+    if (s == NULL)
+        return NULL;
+    if (s->magic != SIM_MAGIC || s->layout_version != SIM_LAYOUT_VERSION ||
+        s->size != sizeof(*s) || s->device_count > SIM_MAX_DEVICES) {
+        munmap(s, sizeof(*s));
+        errno = EINVAL;
+        return NULL;
+    }
+    snprintf(g_path, sizeof(g_path), "%s", path);
+    return s;
+}
+
+struct sim_state *sim_attach(void)
+{
+    pthread_mutex_lock(&g_attach_lock);
+    if (g_state == NULL) {
+        const char *path = getenv(SIM_ENV_STATE);
+        if (path != NULL && path[0] == '/')
+            g_state = sim_attach_path(path);
+    }
+    struct sim_state *s = g_state;
+    pthread_mutex_unlock(&g_attach_lock);
+    return s;
+}
+
+static void init_mutex(pthread_mutex_t *m)
+{
+    pthread_mutexattr_t attr;
+    pthread_mutexattr_init(&attr);
+    pthread_mutexattr_setpshared(&attr, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attr, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(m, &attr);
+    pthread_mutexattr_destroy(&attr);
+}
+
+struct sim_state *sim_create_path(const char *path)
+{
+    /* A new inode, so that processes of an earlier node of this name keep theirs. */
+    if (unlink(path) != 0 && errno != ENOENT)
+        return NULL;
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return NULL;
+    struct sim_state *s = NULL;
+    if (fchmod(fd, 0666) == 0 && ftruncate(fd, (off_t)sizeof(*s)) == 0)
+        s = map_file(fd);
+    int saved = errno;
+    close(fd);
+    errno = saved;
+    if (s == NULL)
+        return NULL;
+    init_mutex(&s->lock);
+    for (uint32_t i = 0; i < SIM_MAX_DEVICES; i++)
+        init_mutex(&s->devices[i].engine_lock);
+    s->size = sizeof(*s);
+    s->layout_version = SIM_LAYOUT_VERSION;
+    snprintf(g_path, sizeof(g_path), "%s", path);
+    return s;
+}
+
+static void robust_lock(pthread_mutex_t *m)
+{
+    /* What the dead owner was changing is either in its own entry, which the next sweep drops,
+     * or becomes visible by one last store: there is nothing to repair. */
+    if (pthread_mutex_lock(m) == EOWNERDEAD)
+        pthread_mutex_consistent(m);
+}
+
+void sim_lock(struct sim_state *s)
+{
+    robust_lock(&s->lock);
+}
+
+void sim_unlock(struct sim_state *s)
+{
+    pthread_mutex_unlock(&s->lock);
+}
+
+void sim_engine_lock(struct sim_device *d)
+{
+    robust_lock(&d->engine_lock);
+}
+
+void sim_engine_unlock(struct sim_device *d)
+{
+    pthread_mutex_unlock(&d->engine_lock);
+}
+
+static uint64_t clock_ns(clockid_t clock)
+{
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
+}
+
+uint64_t sim_now_ns(void)
+{
+    return clock_ns(CLOCK_MONOTONIC);
+}
+
+uint64_t sim_wall_us(void)
+{
+    return clock_ns(CLOCK_REALTIME) / 1000;
+}
+
+bool sim_parse_unsigned(const char *text, unsigned long long *value)
+{
+    char *end;
+    if (text[0] < '0' || text[0] > '9')
+        return false;
+    errno = 0;
+    *value = strtoull(text, &end, 0);
+    return errno == 0 && *end == '\0';
+}

@@ -1,0 +1,258 @@
+/* The shared state of one simulated node: one mapped file, the same for every process.
+ *
+ * The layout is private to this folder and has one source, this header: the Python tool never
+ * reads the file, it drives `vgpu-simctl` (tools/simctl.c), which is compiled from it.
+ *
+ * Rules that keep the file right when a process is killed at any instruction:
+ *  - what a process holds is written only in that process's own entry (sim_proc), and totals
+ *    are summed from the entries of living processes whenever they are asked for;
+ *  - mutexes are robust; an instance becomes valid by one last store of `used`.
+ */
+#ifndef VGPU_SIM_STATE_H
+#define VGPU_SIM_STATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define SIM_MAGIC UINT64_C(0x314d495355504756) /* "VGPUSIM1" */
+#define SIM_LAYOUT_VERSION 1u
+#define SIM_ENV_STATE "VGPU_SIM_STATE"
+#define SIM_NONE (-1)
+#define SIM_PAGE_BYTES (UINT64_C(2) << 20) /* device memory is charged in 2 MiB pages */
+
+enum {
+    SIM_MAX_DEVICES = 16,
+    SIM_MAX_GI_PROFILES = 17, /* NVML_GPU_INSTANCE_PROFILE_COUNT */
+    SIM_MAX_PLACEMENTS = 8,
+    SIM_MAX_GIS = 15, /* 8 + 4 + 2 + 1: one id for each aligned range of 8 memory slices */
+    SIM_MAX_CIS = 8,
+    SIM_MAX_PROCS = 512,
+    SIM_MAX_USES = 16,
+    SIM_MAX_ACTIVE = 256,
+    SIM_MAX_FAULTS = 32,
+    SIM_MAX_EVENTS = 64,
+    SIM_SEGMENTS = 16,
+    SIM_BUCKETS = 16,
+};
+#define SIM_BUCKET_NS UINT64_C(125000000) /* utilisation is averaged over 8 buckets: one second */
+
+enum sim_kind { SIM_CONTEXT, SIM_PLAIN, SIM_VMM, SIM_POOL, SIM_ARRAY, SIM_MANAGED, SIM_KINDS };
+
+enum sim_fault_action { SIM_FAULT_ERROR = 1, SIM_FAULT_HANG = 2, SIM_FAULT_SLOW = 3 };
+
+struct sim_placement {
+    uint32_t start, size; /* memory slices */
+};
+
+struct sim_gi_profile {
+    uint32_t used, nvml_profile, id, slice_count, instance_count, sm_count;
+    uint32_t copy_engines, decoders, encoders, jpegs, ofas, capabilities;
+    uint32_t placement_count;
+    uint64_t memory_mib;
+    struct sim_placement placements[SIM_MAX_PLACEMENTS];
+    char name[64];
+};
+
+/* Work of one process on one engine, in nanoseconds of that engine's undivided time. `done` follows
+ * `submitted`; the segments give the moment at which any recent position was reached. */
+struct sim_segment {
+    uint64_t at_ns;
+    double done;
+    double rate;
+};
+
+struct sim_queue {
+    double submitted, done;
+    uint32_t segment_count; /* ever begun; the last SIM_SEGMENTS are kept */
+    uint32_t active;
+    struct sim_segment segments[SIM_SEGMENTS];
+    uint64_t bucket_epoch[SIM_BUCKETS];
+    uint64_t bucket_ns[SIM_BUCKETS];
+    uint64_t last_launch_ns;
+};
+
+/* What one process holds on one device or MIG compute instance. */
+struct sim_use {
+    uint32_t used;
+    uint32_t device;
+    int32_t gi, ci; /* SIM_NONE outside MIG */
+    uint32_t contexts;
+    uint32_t mps;            /* through an MPS server */
+    double mps_fraction;     /* 0..1 of the SMs */
+    uint64_t bytes[SIM_KINDS];
+    uint64_t peak_bytes;
+    struct sim_queue queue; /* guarded by the device's engine lock */
+};
+
+struct sim_proc {
+    _Atomic uint32_t used;
+    uint32_t pid;
+    uint64_t start_ticks; /* field 22 of /proc/PID/stat: tells a reused pid */
+    uint64_t first_seen_us;
+    struct sim_use uses[SIM_MAX_USES];
+};
+
+/* One engine: the whole card, or one compute instance. Holds those that have work pending. */
+struct sim_engine {
+    uint64_t last_ns;
+    uint32_t active_count;
+    uint32_t pad;
+    uint32_t active[SIM_MAX_ACTIVE]; /* proc * SIM_MAX_USES + use */
+    uint64_t bucket_epoch[SIM_BUCKETS];
+    uint64_t bucket_ns[SIM_BUCKETS];
+    double busy_ns_total;
+};
+
+struct sim_ci {
+    uint32_t used, profile, slice_count, sm_count, start;
+    uint32_t minor;
+};
+
+struct sim_gi {
+    uint32_t used, profile; /* index into gi_profiles */
+    struct sim_placement placement;
+    uint32_t minor;
+    struct sim_ci cis[SIM_MAX_CIS];
+};
+
+struct sim_device {
+    /* fixed by the profile */
+    char name[96], uuid[48], serial[32], vbios[32], board_part[64], gpu_part[32];
+    char inforom_image[32];
+    uint32_t brand, architecture, cc_major, cc_minor, sm_count, core_count, minor, board_id;
+    uint32_t pci_domain, pci_bus, pci_device, pci_device_id, pci_subsystem_id;
+    uint32_t numa_node, numa_node_reported, virtualization_mode, module_id;
+    uint32_t memory_bus_width_bits, pcie_generation, pcie_width;
+    uint32_t power_limit_mw, power_min_mw, power_max_mw, power_idle_mw;
+    uint32_t temperature_c, temperature_shutdown_c, temperature_slowdown_c, temperature_max_c;
+    uint32_t clock_idle_mhz, clock_graphics_mhz, clock_memory_mhz, clock_video_mhz;
+    uint32_t ecc, nvlink_count, nvlink_version, l2_cache_bytes, multi_processor_threads;
+    uint32_t shared_memory_per_sm_bytes, shared_memory_optin_bytes, async_engines;
+    uint64_t memory_total, memory_reserved, bar1_total;
+    uint64_t context_bytes, context_mps_bytes;
+    double kernel_us, timeslice_efficiency;
+    uint32_t mig_capable, mig_needs_reset, mig_persists_reboot, memory_slices;
+    uint32_t sm_per_slice;
+    uint32_t gi_profile_count;
+    struct sim_gi_profile gi_profiles[SIM_MAX_GI_PROFILES];
+    /* changes while the node runs */
+    uint32_t compute_mode, persistence, accounting, mig_current, mig_pending;
+    uint32_t lost; /* fallen off the bus */
+    uint64_t hidden_bytes; /* fault: memory that nobody holds and nobody can have */
+    struct sim_gi gis[SIM_MAX_GIS];
+    pthread_mutex_t engine_lock;
+    struct sim_engine whole;
+    struct sim_engine mig_engines[SIM_MAX_GIS][SIM_MAX_CIS];
+};
+
+struct sim_fault {
+    uint32_t used, action;
+    char function[64];
+    uint32_t code;
+    int32_t remaining; /* calls left; negative: for ever */
+    uint32_t device_plus_one; /* 0: every device */
+    uint32_t delay_us;
+};
+
+struct sim_event {
+    uint64_t sequence, type, data;
+    uint32_t device;
+    int32_t gi, ci;
+};
+
+struct sim_state {
+    uint64_t magic;
+    uint32_t layout_version, device_count;
+    uint64_t size;
+    pthread_mutex_t lock;
+    char profile[64], driver_version[32], nvml_version[48];
+    uint32_t cuda_version, caps_minor_base;
+    uint64_t boot_count, next_event;
+    _Atomic uint64_t sweep_ns, sweep_cost_ns;
+    _Atomic uint32_t fault_count;
+    _Atomic uint32_t proc_high; /* entries at or above were never used */
+    struct sim_fault faults[SIM_MAX_FAULTS];
+    struct sim_event events[SIM_MAX_EVENTS];
+    uint8_t links[SIM_MAX_DEVICES][SIM_MAX_DEVICES];    /* NVLinks between two devices */
+    uint8_t topology[SIM_MAX_DEVICES][SIM_MAX_DEVICES]; /* nvmlGpuTopologyLevel_t */
+    struct sim_device devices[SIM_MAX_DEVICES];
+    struct sim_proc procs[SIM_MAX_PROCS];
+};
+
+/* state.c: the mapping, the lock, the processes */
+struct sim_state *sim_attach(void);                      /* by the environment; NULL: no node */
+struct sim_state *sim_attach_path(const char *path);     /* NULL with errno */
+struct sim_state *sim_create_path(const char *path);     /* a zeroed state with live mutexes */
+const char *sim_state_path(void);                        /* of the attached node, or "" */
+void sim_lock(struct sim_state *s);
+void sim_unlock(struct sim_state *s);
+void sim_engine_lock(struct sim_device *d);
+void sim_engine_unlock(struct sim_device *d);
+uint64_t sim_now_ns(void);  /* CLOCK_MONOTONIC */
+uint64_t sim_wall_us(void); /* CLOCK_REALTIME, as NVML's time stamps */
+uint64_t sim_start_ticks(uint32_t pid, char *run_state);
+bool sim_parse_unsigned(const char *text, unsigned long long *value);
+
+/* process.c: entries, sweeping, sums. The caller holds sim_lock unless said otherwise. */
+struct sim_proc *sim_proc_self(struct sim_state *s); /* claims an entry; NULL: table full */
+void sim_proc_release(struct sim_state *s, struct sim_proc *p);
+void sim_sweep(struct sim_state *s);
+struct sim_use *sim_use_find(struct sim_proc *p, uint32_t device, int gi, int ci);
+struct sim_use *sim_use_get(struct sim_proc *p, uint32_t device, int gi, int ci);
+uint64_t sim_use_bytes(const struct sim_use *u); /* on the device: managed memory is not */
+uint64_t sim_used_bytes(struct sim_state *s, uint32_t device, int gi); /* gi SIM_NONE: all */
+uint64_t sim_capacity_bytes(const struct sim_state *s, uint32_t device, int gi);
+bool sim_in_use(struct sim_state *s, uint32_t device, int gi, int ci);
+
+/* engine.c: who computes when */
+struct sim_engine *sim_engine_of(struct sim_device *d, int gi, int ci);
+double sim_engine_submit(struct sim_state *s, struct sim_proc *p, struct sim_use *u, double work_ns);
+bool sim_engine_reached(struct sim_state *s, struct sim_use *u, double position, uint64_t *at_ns);
+void sim_engine_wait(struct sim_state *s, struct sim_use *u, double position);
+void sim_engine_forget(struct sim_state *s, uint32_t ref, struct sim_use *u);
+uint32_t sim_engine_percent(struct sim_device *d, struct sim_engine *e);
+uint32_t sim_queue_percent(const struct sim_queue *q);
+void sim_engine_advance(struct sim_state *s, struct sim_device *d, struct sim_engine *e);
+
+/* mig.c: instances. Returns are nvmlReturn_t values. */
+struct sim_ci_profile {
+    uint32_t id, slice_count, instance_count, sm_count;
+    char name[64];
+};
+const struct sim_gi_profile *sim_gi_profile_by_id(const struct sim_device *d, uint32_t id);
+uint32_t sim_gi_remaining(const struct sim_device *d, const struct sim_gi_profile *p);
+int sim_gi_create(struct sim_state *s, uint32_t device, uint32_t profile_id,
+                  const struct sim_placement *at, uint32_t *gi);
+int sim_gi_destroy(struct sim_state *s, uint32_t device, uint32_t gi);
+bool sim_ci_profile(const struct sim_device *d, const struct sim_gi *g, uint32_t nvml_profile,
+                    struct sim_ci_profile *out);
+uint32_t sim_ci_placements(const struct sim_gi_profile *p, uint32_t slices, uint32_t *starts);
+uint32_t sim_ci_remaining(const struct sim_device *d, const struct sim_gi *g,
+                          const struct sim_ci_profile *c);
+int sim_ci_create(struct sim_state *s, uint32_t device, uint32_t gi, uint32_t ci_profile_id,
+                  const struct sim_placement *at, uint32_t *ci);
+int sim_ci_destroy(struct sim_state *s, uint32_t device, uint32_t gi, uint32_t ci);
+int sim_mig_set_mode(struct sim_state *s, uint32_t device, uint32_t mode, int *activation);
+void sim_mig_uuid(const struct sim_device *d, uint32_t gi, uint32_t ci, char out[48]);
+void sim_device_reset(struct sim_state *s, uint32_t device);
+void sim_reboot(struct sim_state *s);
+void sim_post_event(struct sim_state *s, uint32_t device, int gi, int ci, uint64_t type,
+                    uint64_t data);
+
+/* hosttree.c: <state>.root/proc/driver/nvidia and friends */
+void sim_tree_write(struct sim_state *s);
+void sim_tree_gi(struct sim_state *s, uint32_t device, uint32_t gi);
+void sim_tree_ci(struct sim_state *s, uint32_t device, uint32_t gi, uint32_t ci);
+
+/* fault.c: what a call named `function` must answer. 0: go on; else the code to return. */
+int sim_fault_check(struct sim_state *s, const char *function, int device);
+static inline int sim_fault(struct sim_state *s, const char *function, int device)
+{
+    if (atomic_load_explicit(&s->fault_count, memory_order_relaxed) == 0)
+        return 0;
+    return sim_fault_check(s, function, device);
+}
+
+#endif

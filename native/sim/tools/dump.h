@@ -1,0 +1,8 @@
+#ifndef VGPU_SIM_DUMP_H
+#define VGPU_SIM_DUMP_H
+
+#include "../state/state.h"
+
+void sim_dump(struct sim_state *s); /* JSON on stdout */
+
+#endif

@@ -1,0 +1,5 @@
+"""`python -m vgpu_sim`."""
+
+from vgpu_sim.cli import main
+
+raise SystemExit(main())

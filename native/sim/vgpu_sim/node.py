@@ -1,0 +1,93 @@
+"""One simulated node: where its parts are, how it is made, and the environment inside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vgpu_sim import profile as profiles
+
+
+class NodeError(RuntimeError):
+    """vgpu-simctl refused, or is not where it should be."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Where the built simulator and its profiles are."""
+
+    lib: Path
+    bin: Path
+    simctl: Path
+    profiles: tuple[Path, ...]
+
+
+def find_tree() -> Tree:
+    """The tree that this package was built into.
+
+    The build writes `location.py` beside this file; VGPU_SIM_PREFIX and VGPU_SIM_PROFILES override
+    it, for an installed package.
+    """
+    prefix = os.environ.get("VGPU_SIM_PREFIX")
+    extra = os.environ.get("VGPU_SIM_PROFILES")
+    if prefix is None:
+        from vgpu_sim import location
+
+        prefix, extra = location.PREFIX, extra or location.PROFILES
+    root = Path(prefix)
+    return Tree(root / "lib", root / "bin", root / "bin" / "vgpu-simctl", (Path(extra or root / "profiles"),))
+
+
+@dataclass(frozen=True)
+class Node:
+    """A state file and the tree that serves it."""
+
+    state: Path
+    tree: Tree
+
+    @property
+    def host_root(self) -> Path:
+        return Path(f"{self.state}.root")
+
+    def control(self, *words: str, text: str | None = None) -> str:
+        """Run vgpu-simctl on this node. Raises NodeError with what it said."""
+        try:
+            done = subprocess.run(
+                [str(self.tree.simctl), str(self.state), *words], input=text, capture_output=True, text=True, check=False
+            )
+        except OSError as exc:
+            raise NodeError(f"cannot run {self.tree.simctl}: {exc.strerror}") from exc
+        if done.returncode != 0:
+            raise NodeError(done.stderr.strip().removeprefix("vgpu-simctl: ") or f"vgpu-simctl ended {done.returncode}")
+        return done.stdout
+
+    def create(self, name: str, seed: str = "") -> None:
+        """Make the node from a profile. An existing state of this name is replaced by a new inode."""
+        text = profiles.flatten(profiles.load(name, list(self.tree.profiles)), seed)
+        shutil.rmtree(self.host_root, ignore_errors=True)
+        self.state.parent.mkdir(parents=True, exist_ok=True)
+        self.control("create", text=text)
+
+    def dump(self) -> dict[str, Any]:
+        """Devices, instances, processes and faults, as `vgpu-simctl dump` prints them (bytes, ns)."""
+        state: dict[str, Any] = json.loads(self.control("dump"))
+        return state
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """`base` changed so that a program started with it lives inside the node."""
+        env = dict(base)
+        env["VGPU_SIM_STATE"] = str(self.state)
+        env["VGPUD_HOST_ROOT"] = str(self.host_root)
+        env["LD_LIBRARY_PATH"] = _first(self.tree.lib, base.get("LD_LIBRARY_PATH"))
+        env["PATH"] = _first(self.tree.bin, base.get("PATH", os.defpath))
+        return env
+
+
+def _first(path: Path, rest: str | None) -> str:
+    return f"{path}:{rest}" if rest else str(path)
