@@ -98,10 +98,10 @@ def test_200_callers_at_once(live: Live) -> None:
         answered = [name for names in pool.map(caller, range(20)) for name in names]
     assert answered == [f"{number}-{i}" for number in range(20) for i in range(10)]
     assert len(live.keeper.held) == 200
-    assert len(live.server._relay.peers) == 200
+    assert live.server._relay.peers.served == 200
     for channel in channels:
         channel.close()
-    wait_until(lambda: len(live.server._relay.peers) == 0)
+    wait_until(lambda: live.server._relay.peers.served == 0)
     assert [p.name for p in (live.run_dir / "private").iterdir()] == ["grpc.sock"]
 
 
@@ -120,7 +120,7 @@ def test_junk_on_the_socket_harms_nobody(live: Live, reader: Client, junk: bytes
         except (ConnectionResetError, BrokenPipeError):
             pass
     assert reader.get_node().status == "well"
-    wait_until(lambda: len(live.server._relay.peers) == 1)
+    wait_until(lambda: live.server._relay.peers.served == 1)
 
 
 def test_the_end_is_graceful(live: Live, reader: Client) -> None:

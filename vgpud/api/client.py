@@ -59,6 +59,21 @@ def unreachable(socket: Path, why: str) -> VgpuError:
     )
 
 
+def _closed_to_us(socket: Path) -> VgpuError:
+    return VgpuError(
+        ErrorCode.NOT_ALLOWED,
+        f"uid {os.geteuid()} may not open {socket}",
+        "join its group (usermod -aG vgpu USER, then log in anew), or call as root",
+    )
+
+
+def _exists(socket: Path) -> bool:
+    try:
+        return socket.exists()
+    except PermissionError:
+        raise _closed_to_us(socket) from None
+
+
 def _quiet_grpc() -> None:
     """To be called before grpc is loaded.
 
@@ -202,14 +217,10 @@ class Client:
 
     def _socket(self, door: Door) -> Path:
         socket = self._named or choose_socket(door)
-        if not socket.exists():
+        if not _exists(socket):
             raise unreachable(socket, "there is no such socket")
         if not os.access(socket, os.R_OK | os.W_OK):
-            raise VgpuError(
-                ErrorCode.NOT_ALLOWED,
-                f"uid {os.geteuid()} may not open {socket}",
-                "join its group (usermod -aG vgpu USER, then log in anew), or call as root",
-            )
+            raise _closed_to_us(socket)
         return socket
 
     def _stub(self, socket: Path) -> "VgpudStub":

@@ -73,39 +73,58 @@ class PeerTable:
     """
 
     def __init__(self) -> None:
-        self._callers: dict[str, Caller] = {}
-        self._by_uid: Counter[int] = Counter()
+        self._peers: dict[str, tuple[Caller, VgpuError | None]] = {}
+        self._served_by_uid: Counter[int] = Counter()
+        self._served = 0
         self._made = 0
 
-    def __len__(self) -> int:
-        return len(self._callers)
+    @property
+    def served(self) -> int:
+        return self._served
 
-    def add(self, caller: Caller) -> str:
+    @property
+    def refused(self) -> int:
+        return len(self._peers) - self._served
+
+    def connections_of(self, uid: int) -> int:
+        return self._served_by_uid[uid]
+
+    def is_refused(self, name: str) -> bool:
+        return self._peers[name][1] is not None
+
+    def add(self, caller: Caller, refusal: VgpuError | None = None) -> str:
+        """The name for its connection; with a `refusal`, that is what each of its calls is told."""
         self._made += 1
         name = f"c{self._made}"
-        self._callers[name] = caller
-        self._by_uid[caller.uid] += 1
+        self._peers[name] = (caller, refusal)
+        if refusal is None:
+            self._count(caller.uid, 1)
         return name
 
     def remove(self, name: str) -> None:
-        uid = self._callers.pop(name).uid
-        self._by_uid[uid] -= 1
-        if not self._by_uid[uid]:
-            del self._by_uid[uid]
+        caller, refusal = self._peers.pop(name)
+        if refusal is None:
+            self._count(caller.uid, -1)
 
-    def connections_of(self, uid: int) -> int:
-        return self._by_uid[uid]
+    def _count(self, uid: int, change: int) -> None:
+        self._served += change
+        self._served_by_uid[uid] += change
+        if not self._served_by_uid[uid]:
+            del self._served_by_uid[uid]
 
     def caller(self, grpc_peer: str) -> Caller:
         """By what grpc calls the peer, "unix:/folder/name", percent-encoded.
 
-        Raises VgpuError(NOT_ALLOWED) for one that did not come through the relay.
+        Raises VgpuError: its refusal, or NOT_ALLOWED for one that did not come through the relay.
         """
-        caller = self._callers.get(unquote(grpc_peer).rpartition("/")[2])
-        if caller is None:
+        known = self._peers.get(unquote(grpc_peer).rpartition("/")[2])
+        if known is None:
             raise VgpuError(
                 ErrorCode.NOT_ALLOWED,
                 "the caller cannot be named: its connection is closed, or did not come by a public socket",
                 "call by ro.sock, vgpud.sock or admin.sock",
             )
+        caller, refusal = known
+        if refusal is not None:
+            raise refusal
         return caller

@@ -5,7 +5,6 @@ its own, which is what grpcio then reports as the peer. The server looks that na
 """
 
 import asyncio
-import contextlib
 import errno
 import os
 import resource
@@ -18,6 +17,7 @@ from pathlib import Path
 import structlog
 
 from vgpud.model.caller import Caller, Door
+from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.serve.peers import PeerTable, identify
 from vgpud.serve.pump import Pump
 
@@ -26,6 +26,8 @@ log = structlog.get_logger(__name__)
 _ACCEPTS_AT_ONCE = 32
 _ACCEPT_PAUSE_SECONDS = 0.1
 _COMPLAIN_SECONDS = 60.0
+_REFUSED_KEPT = 16
+_REFUSED_SECONDS = 1.0
 _CONNECT_RETRY_SECONDS = 0.01
 _CONNECT_TRIES = 500
 _DESCRIPTORS_PER_CONNECTION = 3  # the caller's, ours onwards, grpcio's
@@ -49,17 +51,6 @@ class Limits:
             return self
         room = max(8, (soft - _DESCRIPTORS_KEPT) // _DESCRIPTORS_PER_CONNECTION - self.admin)
         return Limits(min(self.total, room), min(self.per_uid, max(4, room // 2)), self.admin)
-
-
-def refusal_frames(sentence: str) -> bytes:
-    """An HTTP/2 SETTINGS frame and a GOAWAY with ENHANCE_YOUR_CALM and a reason (RFC 9113, 6.8).
-
-    gRPC clients show the reason with UNAVAILABLE.
-    """
-    reason = sentence.encode()
-    settings = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-    head = (8 + len(reason)).to_bytes(3) + bytes((7, 0, 0, 0, 0, 0))
-    return settings + head + (0).to_bytes(4) + (0xB).to_bytes(4) + reason
 
 
 class Relay:
@@ -137,40 +128,40 @@ class Relay:
         except OSError:
             connection.close()
             return
-        why = self._why_refused(caller)
-        if why:
-            self._refuse(connection, why)
-            return
-        name = self.peers.add(caller)
+        refusal = self._refusal(caller)
+        if refusal is not None:
+            self._complain("refuse", f"refused a connection: {refusal.sentence}")
+            if self.peers.refused >= _REFUSED_KEPT:
+                connection.close()
+                return
         try:
             onward = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
-            self.peers.remove(name)
-            self._refuse(connection, f"vgpud has no descriptors left: {error.strerror}")
+            self._complain("onward", f"cannot carry a connection: {error.strerror}")
+            connection.close()
             return
         onward.setblocking(False)
+        name = self.peers.add(caller, refusal)
         if self._try_connect(onward, name, connection):
             return
         task = self._loop.create_task(self._connect_patiently(onward, name, connection))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
-    def _why_refused(self, caller: Caller) -> str:
-        if caller.door is Door.ADMIN and caller.uid not in (0, os.geteuid()):
-            return f"uid {caller.uid} may not use the admin socket"
+    def _refusal(self, caller: Caller) -> VgpuError | None:
+        """Why this caller is not served. It is let in for a moment all the same, to be told."""
         limits = self._limits
-        allowed = limits.total + (limits.admin if caller.door is Door.ADMIN else 0)
-        if len(self.peers) >= allowed:
-            return f"vgpud has {len(self.peers)} connections open, at most {allowed} are taken"
-        if caller.door is not Door.ADMIN and self.peers.connections_of(caller.uid) >= limits.per_uid:
-            return f"uid {caller.uid} has {limits.per_uid} connections open, more are not taken"
-        return ""
-
-    def _refuse(self, connection: socket.socket, why: str) -> None:
-        self._complain("refuse", f"refused a connection: {why}")
-        with contextlib.suppress(OSError):
-            connection.send(refusal_frames(why))
-        connection.close()
+        if caller.door is Door.ADMIN:
+            if caller.uid not in (0, os.geteuid()):
+                return _not_root(caller.uid)
+            allowed = limits.total + limits.admin
+        else:
+            allowed = limits.total
+            if self.peers.connections_of(caller.uid) >= limits.per_uid:
+                return _too_many(f"uid {caller.uid} has {limits.per_uid} connections open")
+        if self.peers.served >= allowed:
+            return _too_many(f"vgpud has {self.peers.served} connections open")
+        return None
 
     def _complain(self, kind: str, sentence: str, **words: str) -> None:
         """Once a minute for each kind: callers must not be able to fill the log."""
@@ -227,3 +218,21 @@ class Relay:
 
         pump = Pump(self._loop, connection, onward, ended)
         self._pumps.add(pump)
+        if self.peers.is_refused(name):
+            self._loop.call_later(_REFUSED_SECONDS, pump.close)
+
+
+def _not_root(uid: int) -> VgpuError:
+    return VgpuError(
+        ErrorCode.NOT_ALLOWED,
+        f"uid {uid} may not use the admin socket",
+        "use vgpud.sock or ro.sock, or call as root",
+    )
+
+
+def _too_many(sentence: str) -> VgpuError:
+    return VgpuError(
+        ErrorCode.NO_CAPACITY,
+        f"{sentence}, more are not taken",
+        "close connections that are not needed, or send many calls by one",
+    )

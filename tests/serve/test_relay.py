@@ -1,0 +1,295 @@
+"""The relay by itself: who the peer is, how much it carries, what it refuses and survives."""
+
+import asyncio
+import errno
+import os
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.serve.live import Live
+from tests.serve.test_calls import wait_until
+from vgpud.api.client import Client
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.api.gen.vgpud_pb2_grpc import VgpudStub
+from vgpud.api.status import from_rpc_error
+from vgpud.model.caller import Caller, Door
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.tenancy import Lifetime
+from vgpud.serve import peers
+from vgpud.serve.pump import Pump
+from vgpud.serve.relay import Limits
+
+# imports as root, since the checkout may be closed to others, then becomes somebody else
+AS_ANOTHER = """
+import os, sys
+from pathlib import Path
+from vgpud.api.client import Client
+from vgpud.api import status
+from vgpud.api.gen import vgpud_pb2 as pb, vgpud_pb2_grpc
+from vgpud.model.errors import VgpuError
+uid, gid, groups = int(sys.argv[2]), int(sys.argv[3]), [int(g) for g in sys.argv[4].split(",") if g]
+os.setgroups(groups); os.setgid(gid); os.setuid(uid)
+try:
+    with Client(Path(sys.argv[1]), 10) as client:
+        held = client.allocate(pb.AllocateRequest(request_id="r", bind_to_caller=True))
+        print(held.owner_uid, held.owner_gid, held.bound_pid == os.getpid())
+except VgpuError as error:
+    print(error.code.name, error.sentence)
+"""
+TENANTS = 60_123  # a gid that no group has
+
+
+def as_another(path: Path, uid: int, gid: int, groups: str = "") -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", AS_ANOTHER, str(path), str(uid), str(gid), groups],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return done.stdout.strip()
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+
+
+@pytest.mark.root
+@needs_root
+def test_the_kernel_names_the_caller(live: Live) -> None:
+    live.tenant.chmod(0o666)
+    assert as_another(live.tenant, 4242, 4243) == "4242 4243 True"
+    assert live.keeper.requests[0].owner.uid == 4242
+
+
+@pytest.mark.root
+@needs_root
+def test_the_tenant_socket_is_for_its_group(live: Live) -> None:
+    os.chown(live.tenant, -1, TENANTS)
+    assert as_another(live.tenant, 4242, 4243, "").startswith("NOT_ALLOWED uid 4242 may not open")
+    assert as_another(live.tenant, 4242, 4243, str(TENANTS)) == "4242 4243 True"
+    assert as_another(live.ro, 4242, 4243).startswith("NOT_ALLOWED uid 4242 may not call Allocate")
+
+
+@pytest.mark.root
+@needs_root
+def test_the_admin_socket_is_for_root_even_if_its_mode_is_not(live: Live) -> None:
+    live.admin.chmod(0o666)
+    answer = as_another(live.admin, 4242, 4243)
+    assert answer == "NOT_ALLOWED uid 4242 may not use the admin socket"
+    assert live.keeper.requests == []
+
+
+@pytest.mark.root
+@needs_root
+def test_nobody_else_gets_at_what_is_behind(live: Live) -> None:
+    private = live.run_dir / "private"
+    assert private.stat().st_mode & 0o777 == 0o700
+    assert as_another(private / "grpc.sock", 4242, 4243).startswith(("NOT_ALLOWED", "UNREACHABLE"))
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def test_start_ticks_tell_processes_apart() -> None:
+    assert peers.start_ticks(2**22 + 1) is None
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        ticks = peers.start_ticks(child.pid)
+        assert ticks is not None
+        assert ticks >= (peers.start_ticks(os.getpid()) or 0) > 0
+    finally:
+        child.communicate(b"\n")
+
+
+@pytest.mark.parametrize("kernel_has_peerpidfd", [True, False])
+def test_a_peer_that_has_ended_has_no_lifetime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel_has_peerpidfd: bool
+) -> None:
+    if not kernel_has_peerpidfd:
+        monkeypatch.setattr(peers, "_SO_PEERPIDFD", 9999)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        with socket.socket(socket.AF_UNIX) as here:
+            here.connect(str(tmp_path / "s"))
+            living, _ = listener.accept()
+            caller = peers.identify(living, Door.TENANT)
+            ticks = peers.start_ticks(os.getpid()) or 0
+            assert caller == Caller(Door.TENANT, os.geteuid(), os.getegid(), Lifetime(os.getpid(), ticks))
+            living.close()
+        code = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")], check=True)
+        ended, _ = listener.accept()
+        caller = peers.identify(ended, Door.TENANT)
+        assert (caller.uid, caller.process) == (os.geteuid(), Lifetime())
+        ended.close()
+
+
+def test_names_are_never_used_twice() -> None:
+    table = peers.PeerTable()
+    caller = Caller(Door.READ, 7, 7, Lifetime())
+    first = table.add(caller)
+    assert table.caller(f"unix:/run/a%20b/{first}") == caller
+    assert (table.connections_of(7), table.connections_of(8)) == (1, 0)
+    table.remove(first)
+    second = table.add(caller)
+    assert first != second
+    for stranger in (f"unix:/run/{first}", "unix:", "", f"ipv4:{second}:1"):
+        with pytest.raises(VgpuError) as caught:
+            table.caller(stranger)
+        assert caught.value.code is ErrorCode.NOT_ALLOWED
+
+
+def test_the_pump_carries_everything_past_a_slow_reader() -> None:
+    """Both ways at once, far more than the sockets hold, and holds little of it itself."""
+
+    async def carry() -> tuple[bool, int]:
+        loop = asyncio.get_running_loop()
+        (near, near_inner), (far, far_inner) = pair(), pair()
+        for end in (near, near_inner, far, far_inner):
+            end.setblocking(False)
+        ended = loop.create_future()
+        Pump(loop, near_inner, far_inner, lambda: ended.set_result(None))
+        there, back = os.urandom(5_000_001), os.urandom(4_000_003)
+
+        async def read(end: socket.socket, size: int) -> bytes:
+            got = bytearray()
+            while len(got) < size:
+                got += await loop.sock_recv(end, 1 + len(got) % 70_000)
+            return bytes(got)
+
+        writing = [
+            asyncio.ensure_future(loop.sock_sendall(near, there)),
+            asyncio.ensure_future(loop.sock_sendall(far, back)),
+        ]
+        await asyncio.sleep(0.05)  # nobody reads: the writers must be held up, not the memory filled
+        held_up = sum(not task.done() for task in writing)
+        got = await asyncio.gather(read(far, len(there)), read(near, len(back)))
+        near.close()
+        await asyncio.wait_for(ended, 10)
+        assert await loop.sock_recv(far, 10) == b""
+        far.close()
+        return got == [there, back], held_up
+
+    assert asyncio.run(carry()) == (True, 2)
+
+
+def own_connection(path: Path) -> pb.NodeReply:
+    """A call on a connection that no other channel of this process shares."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
+        try:
+            return VgpudStub(channel).GetNode(pb.GetNodeRequest(), timeout=10)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, path, 10) from None
+
+
+def test_one_user_cannot_take_every_connection() -> None:
+    live = Live(Limits(total=3, per_uid=2, admin=1))
+    try:
+        with Client(live.tenant, 10) as one, Client(live.ro, 10) as two:
+            assert (one.get_node().status, two.get_node().status) == ("well", "well")
+            for path in (live.tenant, live.ro):
+                with pytest.raises(VgpuError, match="has 2 connections open") as caught:
+                    own_connection(path)
+                assert caught.value.code is ErrorCode.NO_CAPACITY
+            with Client(live.admin, 10) as admin:
+                assert admin.get_node().status == "well"
+        wait_until(lambda: live.server._relay.peers.served == 0)
+        with Client(live.tenant, 10) as again:
+            assert again.get_node().status == "well"
+    finally:
+        live.close()
+
+
+def test_limits_leave_room_below_the_descriptor_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 4096))
+    lowered = Limits().within_descriptors()
+    assert lowered.total * 3 + lowered.admin * 3 + 128 <= 1024
+    assert 4 <= lowered.per_uid < lowered.total
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (2**20, 2**20))
+    assert Limits().within_descriptors() == Limits()
+
+
+class NoDescriptors(socket.socket):
+    """A listener whose first accepts fail as they do at the limit of open files."""
+
+    failures = 3
+
+    def accept(self) -> tuple[socket.socket, object]:  # type: ignore[override]
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().accept()
+
+
+def test_running_out_of_descriptors_passes(live: Live) -> None:
+    relay = live.server._relay
+    scarce = NoDescriptors(fileno=os.dup(relay._listening[Door.READ].fileno()))
+
+    async def swap() -> None:
+        relay.stop_accepting()
+        relay._listening = {**relay._listening, Door.READ: scarce}
+        relay.start()
+
+    live.do(swap())
+    with Client(live.ro, 10) as client:
+        assert client.get_node().status == "well"
+    assert scarce.failures == 0
+    live.stop(0.2)
+    scarce.close()
+
+
+@pytest.fixture
+def small_backlog(monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
+    live = Live()
+    yield live
+    live.close()
+
+
+def test_a_full_backlog_behind_is_waited_for(small_backlog: Live) -> None:
+    """grpcio's socket is replaced by one that takes one connection and accepts late."""
+    live = small_backlog
+    relay = live.server._relay
+    path = live.run_dir / "private" / "slow.sock"
+    slow = socket.socket(socket.AF_UNIX)
+    slow.bind(str(path))
+    slow.listen(0)
+    relay._onward = str(path)
+    callers = [socket.socket(socket.AF_UNIX) for _ in range(4)]
+    for number, caller in enumerate(callers):
+        caller.connect(str(live.ro))
+        caller.sendall(bytes([number]))
+    wait_until(lambda: relay.peers.served == 4)
+    got = set()
+    slow.settimeout(10)
+    accepted = []
+    for _ in callers:
+        end, name = slow.accept()
+        accepted.append(end)
+        got.add((end.recv(1), Path(name).name))
+    assert {first for first, _ in got} == {bytes([number]) for number in range(4)}
+    assert len({name for _, name in got}) == 4
+    for end in (*callers, *accepted, slow):
+        end.close()
+    wait_until(lambda: relay.peers.served == 0)
+    path.unlink()
+    assert [left.name for left in path.parent.iterdir()] == ["grpc.sock"]
+
+
+def test_a_request_never_carries_more_than_the_socket_said(live: Live) -> None:
+    """One connection is one caller: calls of two clients do not mix."""
+    with Client(live.ro, 10) as reader, Client(live.tenant, 10) as tenant:
+        for number in range(20):
+            tenant.allocate(pb.AllocateRequest(request_id=str(number)))
+            with pytest.raises(VgpuError):
+                reader.allocate(pb.AllocateRequest(request_id=f"no{number}"))
+    assert [request.id for request in live.keeper.requests] == [str(number) for number in range(20)]

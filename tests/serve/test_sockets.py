@@ -1,0 +1,167 @@
+"""The public sockets: modes, groups, a second daemon, those of systemd."""
+
+import grp
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from vgpud.model.caller import Door
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.serve.sockets import PublicSockets, private_folder, public_sockets
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    with TemporaryDirectory(prefix="vgs-") as folder:
+        yield Path(folder) / "run"
+
+
+def opened(run_dir: Path, group: str = "") -> PublicSockets:
+    return public_sockets(run_dir, group, {})
+
+
+def modes(run_dir: Path) -> dict[str, int]:
+    return {p.name: stat.S_IMODE(p.stat().st_mode) for p in run_dir.iterdir() if p.is_socket()}
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077, 0o777])
+def test_modes_do_not_depend_on_the_umask(run_dir: Path, umask: int) -> None:
+    run_dir.mkdir()
+    (run_dir / "private").mkdir()
+    before = os.umask(umask)
+    try:
+        sockets = opened(run_dir)
+    finally:
+        os.umask(before)
+    assert modes(run_dir) == {"ro.sock": 0o666, "vgpud.sock": 0o660, "admin.sock": 0o600}
+    assert stat.S_IMODE((run_dir / "private").stat().st_mode) == 0o700
+    assert list((run_dir / "private").iterdir()) == []
+    sockets.close()
+    assert modes(run_dir) == {}
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file to a group")
+def test_only_the_tenants_socket_is_the_groups(run_dir: Path) -> None:
+    group = next(g for g in grp.getgrall() if g.gr_gid != 0)
+    sockets = opened(run_dir, group.gr_name)
+    gids = {p.name: p.stat().st_gid for p in run_dir.iterdir() if p.is_socket()}
+    assert gids == {"ro.sock": 0, "vgpud.sock": group.gr_gid, "admin.sock": 0}
+    sockets.close()
+
+
+def refused(run_dir: Path, group: str = "") -> VgpuError:
+    with pytest.raises(VgpuError) as caught:
+        opened(run_dir, group)
+    assert caught.value.code is ErrorCode.BAD_SETTING
+    assert caught.value.hint
+    return caught.value
+
+
+def test_no_such_group(run_dir: Path) -> None:
+    assert "groupadd --system nobody-has-this" in refused(run_dir, "nobody-has-this").hint
+
+
+def test_a_second_daemon_on_the_same_folder(run_dir: Path) -> None:
+    first = opened(run_dir)
+    assert "another daemon answers" in refused(run_dir).sentence
+    assert set(modes(run_dir)) == {"ro.sock", "vgpud.sock", "admin.sock"}
+    first.close()
+    opened(run_dir).close()
+
+
+def test_what_a_killed_daemon_left_is_replaced(run_dir: Path) -> None:
+    left = opened(run_dir)
+    for one in left.listening.values():
+        one.close()
+    opened(run_dir).close()
+
+
+def test_a_path_too_long(run_dir: Path) -> None:
+    assert "bytes" in refused(run_dir / ("x" * 100)).sentence
+
+
+def test_a_private_folder_of_somebody_else(run_dir: Path) -> None:
+    run_dir.mkdir()
+    (run_dir / "private").symlink_to("/tmp")
+    assert "is not a folder of uid" in refused(run_dir).sentence
+    (run_dir / "private").unlink()
+    (run_dir / "private").touch()
+    with pytest.raises(VgpuError):
+        private_folder(run_dir)
+
+
+PASSED = """
+import os, socket, sys
+from pathlib import Path
+from vgpud.model.errors import VgpuError
+from vgpud.serve.sockets import public_sockets
+names, kinds = sys.argv[2], sys.argv[3].split(",")
+made = []
+for kind in kinds:
+    one = socket.socket(socket.AF_INET if kind == "inet" else socket.AF_UNIX)
+    if kind == "unix":
+        one.bind(f"{sys.argv[1]}/s{len(made)}")
+    if kind != "deaf":
+        one.listen()
+    made.append(one)
+copies = [os.dup(one.fileno()) for one in made]
+for i, fd in enumerate(copies):
+    os.dup2(fd, 3 + i)  # as systemd does, over what lies there
+environment = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(made)), "LISTEN_FDNAMES": names}
+environment["A"] = "b"
+try:
+    sockets = public_sockets(Path(sys.argv[1]), "", environment)
+    assert not sockets.made and environment == {"A": "b"}, environment
+    found = sockets.listening.items()
+    print(sorted((d.name, s.fileno(), s.get_inheritable(), s.gettimeout()) for d, s in found))
+    sockets.close()
+    print(sorted(os.listdir(sys.argv[1])))
+except VgpuError as error:
+    print(error.code.name, error.sentence)
+"""
+
+
+def passed(folder: Path, names: str, kinds: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PASSED, str(folder), names, kinds], capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()
+
+
+def test_sockets_of_systemd(tmp_path: Path) -> None:
+    shown = passed(tmp_path, "admin:ro:tenant", "unix,unix,unix")
+    assert shown[0] == "[('ADMIN', 3, False, 0.0), ('READ', 4, False, 0.0), ('TENANT', 5, False, 0.0)]"
+    assert shown[1] == "['s0', 's1', 's2']"  # theirs to remove
+
+
+@pytest.mark.parametrize(
+    ("names", "kinds", "why"),
+    [
+        ("other", "unix", "'other' that systemd passed is not one of"),
+        ("", "unix", "'' that systemd passed is not one of"),
+        ("ro:ro", "unix,unix", "each once"),
+        ("ro", "inet", "is not a listening Unix stream socket"),
+        ("ro", "deaf", "is not a listening Unix stream socket"),
+    ],
+)
+def test_wrong_sockets_of_systemd(tmp_path: Path, names: str, kinds: str, why: str) -> None:
+    assert why in passed(tmp_path, names, kinds)[0]
+
+
+def test_what_systemd_passed_to_another_process_is_not_ours(run_dir: Path) -> None:
+    environment = {"LISTEN_PID": "1", "LISTEN_FDS": "1", "LISTEN_FDNAMES": "ro"}
+    sockets = public_sockets(run_dir, "", environment)
+    assert sockets.made
+    assert environment == {}
+    assert set(sockets.listening) == set(Door)
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(str(run_dir / "ro.sock"))
+    sockets.close()
