@@ -3,13 +3,27 @@
 import pytest
 
 from vgpud.model.device import Link, Node
+from vgpud.model.errors import ErrorCode
 from vgpud.model.quantity import GIB
-from vgpud.model.tenancy import Mode, Request
+from vgpud.model.tenancy import MODE_OF, Isolation, Mode, Request
 from vgpud.planner.choose import choose
 from vgpud.planner.use import DeviceUse
 from vgpud.policy.model import Policy
 
-from .cards import AUTO, COMPUTE, HARDWARE, h200, h200_node, node_of, policy, request, used, used_mig
+from .cards import (
+    AUTO,
+    COMPUTE,
+    H200_USABLE,
+    HARDWARE,
+    QUOTA,
+    h200,
+    h200_node,
+    node_of,
+    policy,
+    request,
+    used,
+    used_mig,
+)
 
 SPREAD = policy(strategy="spread")
 
@@ -127,3 +141,14 @@ def test_a_device_that_fits_and_is_passed_over_says_for_which() -> None:
     )
     short = choose(request(count=3), node_of(h200(0), h200(1), h200(2, mig_on=True)), AUTO, {})
     assert short.reasons[0].sentence.endswith("but 3 devices in one mode were asked and too few fit")
+
+
+@pytest.mark.parametrize("isolation", [QUOTA, COMPUTE])
+def test_memory_is_given_away_to_the_last_byte_and_no_further(isolation: Isolation) -> None:
+    mode = MODE_OF[isolation]
+    use = {"GPU-0": used(mode, 100 * GIB)}
+    left = H200_USABLE - 100 * GIB
+    assert taken(request(memory=left, isolation=isolation), h200_node(1), AUTO, use) == [0]
+    more = choose(request(memory=left + 1, isolation=isolation), h200_node(1), AUTO, use)
+    assert more.refusal is not None
+    assert more.refusal.code is ErrorCode.NO_CAPACITY

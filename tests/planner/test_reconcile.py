@@ -291,3 +291,10 @@ def test_room_is_made_before_anything_is_built_again() -> None:
     observed = Observed(node=node_of(h200(0)), specs=frozenset({"b", "c", "stray"}), leases=frozenset({"c"}))
     kinds = [action.kind for action in reconcile([repaired, failing, going], observed)]
     assert kinds == [ActionKind.UNDO, ActionKind.REMOVE_SPEC, ActionKind.MARK_FAILED, ActionKind.REPAIR]
+
+
+def test_an_orphan_of_our_own_makes_way_for_what_is_held() -> None:
+    orphan = InstancePlace("GPU-0", 19, Placement(5, 1))
+    world = there(leases=set(), instances={orphan}, records={orphan, MIG_PLACE})
+    world.ledger["a"] = held(MIG_SLICE)
+    assert [action.kind for action in world.reconcile()] == [ActionKind.REMOVE_INSTANCE, ActionKind.REPAIR]

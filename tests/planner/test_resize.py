@@ -1,0 +1,63 @@
+"""Another size where it is: room, modes and figures."""
+
+from dataclasses import replace
+
+import pytest
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import GIB, WHOLE, Percent
+from vgpud.model.tenancy import Allocation, Mode, Slice, State
+from vgpud.planner.resize import resize_slices
+from vgpud.planner.use import use_of
+from vgpud.planner.wanted import ModeAbilities
+
+from .cards import H200_USABLE, h200_node, request
+
+NODE = h200_node(2)
+PIECES = (Slice("GPU-0", Mode.PRELOAD, 4 * GIB), Slice("GPU-1", Mode.PRELOAD, 4 * GIB))
+MINE = Allocation("a", request(), State.ACTIVE, PIECES)
+OTHER = Allocation("b", request(), State.ACTIVE, (Slice("GPU-1", Mode.PRELOAD, 100 * GIB),))
+USE = use_of([MINE, OTHER])
+
+
+def refused(memory: int | None, share: Percent | None = None, mine: Allocation = MINE) -> VgpuError:
+    with pytest.raises(VgpuError) as caught:
+        resize_slices(mine, memory, share, NODE, USE)
+    return caught.value
+
+
+@pytest.mark.parametrize("memory", [1, 4 * GIB, H200_USABLE - 100 * GIB])
+def test_every_slice_gets_the_new_memory(memory: int) -> None:
+    made = resize_slices(MINE, memory, None, NODE, USE)
+    assert made == tuple(replace(piece, memory_bytes=memory) for piece in PIECES)
+
+
+def test_the_fullest_device_bounds_all_slices() -> None:
+    error = refused(H200_USABLE - 100 * GIB + 1)
+    assert error.code is ErrorCode.NO_CAPACITY
+    assert error.hint == "ask for at most 39.8GiB"
+
+
+def test_a_whole_share_lifts_a_limit() -> None:
+    limited = replace(MINE, slices=tuple(replace(p, share=Percent(2500)) for p in PIECES))
+    assert all(p.share is None for p in resize_slices(limited, None, WHOLE, NODE, USE))
+
+
+def test_a_share_is_refused_until_preload_holds_one() -> None:
+    assert refused(None, Percent(3000)).code is ErrorCode.UNSUPPORTED
+    able = ModeAbilities(preload_share=True)
+    made = resize_slices(MINE, None, Percent(3000), NODE, USE, able)
+    assert [piece.share for piece in made] == [Percent(3000)] * 2
+
+
+@pytest.mark.parametrize("mode", [Mode.MPS, Mode.MIG, Mode.EXCLUSIVE])
+def test_slices_of_other_modes_keep_their_size(mode: Mode) -> None:
+    fixed = replace(MINE, slices=(Slice("GPU-0", mode, GIB),))
+    assert refused(2 * GIB, mine=fixed).code is ErrorCode.UNSUPPORTED
+
+
+def test_nothing_to_change_and_no_such_device_are_errors() -> None:
+    assert refused(None).code is ErrorCode.BAD_REQUEST
+    assert refused(0).code is ErrorCode.BAD_QUANTITY
+    gone = replace(MINE, slices=(Slice("GPU-9", Mode.PRELOAD, GIB),))
+    assert refused(GIB, mine=gone).code is ErrorCode.NO_SUCH_DEVICE
