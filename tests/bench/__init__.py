@@ -1,0 +1,1 @@
+"""Benchmarks: numbers for people to compare, never pass or fail."""

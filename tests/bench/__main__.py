@@ -1,0 +1,61 @@
+"""`python -m tests.bench [NAME...]`: tables on standard output, JSON in build/bench."""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.bench import grpc_bench, ledger
+from tests.bench.common import HEAD, Report
+from tests.demo.node import BUILD
+
+BENCHES: dict[str, Callable[[argparse.Namespace], Report]] = {
+    "ledger": lambda arguments: ledger.run(arguments.calls),
+    "grpc": lambda arguments: grpc_bench.run(arguments.calls, arguments.idle_seconds),
+}
+_NEED_A_NODE = {"grpc"}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="./dev bench", description="measure, compare, do not judge")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHES)}; all if none is given"
+    )
+    parser.add_argument("--calls", type=int, default=1000, help="for one client; four times as many for many")
+    parser.add_argument("--idle-seconds", type=float, default=60, help="to watch an idle daemon")
+    parser.add_argument(
+        "--real", action="store_true", help="on this machine's GPUs, not on the simulated node"
+    )
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.names if name not in BENCHES]
+    if unknown:
+        parser.error(f"no bench {unknown[0]!r}: there are {', '.join(BENCHES)}")
+    arguments.names = arguments.names or list(BENCHES)
+    return arguments
+
+
+def on_simulated_node() -> int:
+    """The same program again, inside a simulated node of 8 H200."""
+    with tempfile.TemporaryDirectory(prefix="vgpu-sim-") as folder:
+        inside = [str(BUILD / "bin" / "vgpu-sim"), "run", "--profile", "h200x8", "--state", f"{folder}/node"]
+        return subprocess.call([*inside, "--", sys.executable, "-m", "tests.bench", *sys.argv[1:]])
+
+
+def main() -> int:
+    arguments = parse()
+    simulated = "VGPU_SIM_STATE" in os.environ
+    if _NEED_A_NODE & set(arguments.names) and not arguments.real and not simulated:
+        return on_simulated_node()
+    written: list[Path] = []
+    for name in arguments.names:
+        print(f"\n== {name}\n{HEAD}")
+        written.append(BENCHES[name](arguments).write())
+    print("\n" + "\n".join(f"wrote {os.path.relpath(path)}" for path in written))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""A daemon in folders of its own, timed to the READY that systemd would hear."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.demo.node import ROOT, DemoNode
+
+
+class BenchNode(DemoNode):
+    """The demo's node, with a stopwatch and a look at /proc."""
+
+    def until_ready(self, timeout_seconds: float = 60) -> float:
+        """Seconds from fork to READY=1 on the notify socket; RuntimeError with the log's end without."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+            address = self.folder / "notify"
+            address.unlink(missing_ok=True)
+            notified.bind(str(address))
+            notified.settimeout(0.2)
+            environment = {**self.environment, "NOTIFY_SOCKET": str(address)}
+            began = time.monotonic()
+            with self.log.open("ab") as log:
+                self.daemon = subprocess.Popen(
+                    [sys.executable, "-m", "vgpud.daemon"], env=environment, stderr=log, cwd=ROOT
+                )
+            while time.monotonic() - began < timeout_seconds and self.daemon.poll() is None:
+                try:
+                    if b"READY=1" in notified.recv(4096):
+                        return time.monotonic() - began
+                except TimeoutError:
+                    continue
+        raise RuntimeError(f"vgpud is not ready:\n{self.log.read_text()[-4000:]}")
+
+    @property
+    def ledger(self) -> Path:
+        return self.folder / "state" / "ledger.db"
+
+    @property
+    def tenant_socket(self) -> Path:
+        return self.run_dir / "vgpud.sock"
+
+    @property
+    def pid(self) -> int:
+        assert self.daemon is not None
+        return self.daemon.pid
+
+    def resident_mib(self) -> float:
+        """VmRSS of /proc/PID/status."""
+        for text in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if text.startswith("VmRSS:"):
+                return int(text.split()[1]) / 1024
+        raise RuntimeError("the daemon is gone")
+
+    def cpu_seconds(self) -> float:
+        """User and system time so far: fields 14 and 15 of /proc/PID/stat (proc(5))."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def end(self) -> None:
+        """Whatever happened, nothing stays behind."""
+        if self.daemon is not None and self.daemon.poll() is None:
+            try:
+                self.stop()
+            except subprocess.TimeoutExpired:
+                self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)

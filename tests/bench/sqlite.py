@@ -1,0 +1,51 @@
+"""The yardstick: one durable commit of a row of like size, with nothing around it."""
+
+import sqlite3
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.bench.common import Row, latency_row
+
+WARM = 400  # the log begins again at its front by then, and is no longer growing
+_ROW_BYTES = 1600
+
+
+class BareCommits:
+    """WAL, synchronous=FULL, two unique columns as the ledger has them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._db = sqlite3.connect(folder / "bare.db", isolation_level=None)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute("CREATE TABLE t (id TEXT UNIQUE, request_id TEXT UNIQUE, body TEXT) STRICT")
+        self._body = "x" * _ROW_BYTES
+        self._number = 0
+        for _ in range(WARM):
+            self.commit()
+        self.seconds: list[float] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._db.close()
+
+    def commit(self) -> float:
+        """Seconds that it took."""
+        self._number += 1
+        row = (f"a{self._number:06d}", f"r{self._number:06d}", self._body)
+        began = time.perf_counter()
+        self._db.execute("BEGIN IMMEDIATE")
+        self._db.execute("INSERT INTO t VALUES (?, ?, ?)", row)
+        self._db.execute("COMMIT")
+        return time.perf_counter() - began
+
+    def measure(self, count: int) -> None:
+        self.seconds += [self.commit() for _ in range(count)]
+
+    def row(self) -> Row:
+        return latency_row("bare SQLite commit, synchronous=FULL", self.seconds, sum(self.seconds))
