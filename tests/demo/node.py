@@ -4,10 +4,12 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ mode = "auto"
 
 
 class DemoNode:
-    def __init__(self, policy: str = POLICY) -> None:
+    def __init__(self, policy: str = POLICY, environment: Mapping[str, str] = os.environ) -> None:
         # short: the MPS pipes are Unix sockets, whose paths have room for 108 bytes
         self.folder = Path(tempfile.mkdtemp(prefix="vgpud-"))
         self.folder.chmod(0o755)
@@ -29,7 +31,7 @@ class DemoNode:
         config = self.folder / "etc" / "vgpud.toml"
         config.write_text(policy)
         self.environment = {
-            **os.environ,
+            **environment,
             "VGPUD_RUN_DIR": str(self.run_dir),
             "VGPUD_STATE_DIR": str(self.folder / "state"),
             "VGPUD_CDI_DIR": str(self.folder / "cdi"),
@@ -42,20 +44,29 @@ class DemoNode:
         self.log = self.folder / "vgpud.log"
         self.daemon: subprocess.Popen[bytes] | None = None
 
-    def start(self, timeout_seconds: float = 20) -> float:
+    def start(self, timeout_seconds: float = 20, fault_point: str = "") -> float:
         """Seconds until it serves; raises RuntimeError with the log's end if it does not."""
         began = time.monotonic()
+        environment = {**self.environment, "VGPUD_FAULT_POINT": fault_point}
         with self.log.open("ab") as log:
             self.daemon = subprocess.Popen(
-                [sys.executable, "-m", "vgpud.daemon"], env=self.environment, stderr=log, cwd=ROOT
+                [sys.executable, "-m", "vgpud.daemon"], env=environment, stderr=log, cwd=ROOT
             )
         while time.monotonic() - began < timeout_seconds:
             if self.daemon.poll() is not None:
                 break
-            if self.ctl("status", check=False).returncode in (0, 37):
+            if (self.run_dir / "admin.sock").exists() and self.answers():
                 return time.monotonic() - began
-            time.sleep(0.02)
+            time.sleep(0.01)
         raise RuntimeError(f"vgpud did not start:\n{self.log.read_text()[-4000:]}")
+
+    def answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(self.run_dir / "admin.sock"))
+            except OSError:
+                return False
+        return True
 
     def kill(self) -> None:
         """kill -9, as the kernel's out-of-memory killer would."""

@@ -145,7 +145,7 @@ def exclusive(node: DemoNode, checks: Checks) -> None:
     refused = node.ctl("alloc", "--device", "0", "--memory", "1GiB", check=False)
     checks.check(
         "exclusive: the whole card, with no libvgpu in the process, and nobody beside it",
-        not held["libvgpu"] and refused.returncode == 33,
+        "libvgpu" not in Path(f"/proc/{tenant.process.pid}/maps").read_text() and refused.returncode == 33,
         refused.stderr.strip().splitlines()[0] if refused.stderr else "",
     )
     kill_and_return(node, checks, "exclusive", [tenant])

@@ -9,6 +9,8 @@ marked failed at once. Guards inside the tenant are not here yet; docs/modes.md 
 
 import asyncio
 import hashlib
+import os
+import shutil
 from collections.abc import Callable, Iterable
 
 from vgpud.hardware.gateway import Gateway
@@ -60,8 +62,8 @@ class MpsMode:
         control.prepare()
         spec = UnitSpec(
             name=unit_name(device.uuid),
-            argv=(self._paths.mps_control, "-f"),
-            env={"CUDA_VISIBLE_DEVICES": device.uuid, **control.environment()},
+            argv=(shutil.which(self._paths.mps_control) or self._paths.mps_control, "-f"),
+            env={**_driver_environment(), "CUDA_VISIBLE_DEVICES": device.uuid, **control.environment()},
             ready=control.answers,
         )
         await asyncio.to_thread(self._units.start, spec)
@@ -141,6 +143,12 @@ class MpsMode:
         """Several tenants share the device's list; each process names its own in its environment."""
         listed = await slice_processes(self._gateway, part)
         return tuple(p for p in listed if allocation_of(p.pid) == allocation.id)
+
+
+def _driver_environment() -> dict[str, str]:
+    """What says where the driver's libraries are: helpers otherwise start with an empty environment."""
+    named = ("PATH", "LD_LIBRARY_PATH", "VGPU_SIM_STATE")
+    return {name: os.environ[name] for name in named if name in os.environ}
 
 
 def unit_name(device_uuid: str) -> str:

@@ -42,7 +42,7 @@ from vgpud.policy.load import LoadedPolicy
 log = structlog.get_logger(__name__)
 
 _RELEASED_REMEMBERED = 10_000
-_SNAPSHOT_SECONDS = 1.0  # listings may be this old
+_SNAPSHOT_SECONDS = 1.0  # listings and decisions may be this old
 _RETRY_SECONDS = 1.0  # while a dead tenant's children still run
 
 
@@ -102,7 +102,11 @@ class NodeKeeper:
         return await asyncio.shield(task)
 
     async def _allocate(self, request: Request) -> Allocation:
+        await self._inventory.refresh(_SNAPSHOT_SECONDS)
         decision, steps = self.plan(request)
+        if decision.refusal is not None:  # perhaps what was in the way is gone by now
+            await self._inventory.refresh()
+            decision, steps = self.plan(request)
         if decision.refusal is not None:
             log.info("refused", request=request.id, uid=request.owner.uid, why=str(decision.refusal))
             raise decision.refusal

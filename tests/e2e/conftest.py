@@ -1,0 +1,65 @@
+"""A whole vgpud on a simulated node of its own, for each test."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.demo.node import BUILD, POLICY, DemoNode
+
+NodeMaker = Callable[..., DemoNode]
+
+
+def simulated(state: Path, profile: str) -> dict[str, str]:
+    """The environment inside a new simulated node; a missing build is a failure, not a skip."""
+    sim = BUILD / "bin" / "vgpu-sim"
+    assert sim.exists(), "the simulator is not built: run ./dev build"
+    subprocess.run(
+        [sim, "create", "--profile", profile, "--state", state], check=True, stdout=subprocess.DEVNULL
+    )
+    shown = subprocess.run(
+        [sim, "run", "--state", state, "--", "env", "-0"], check=True, capture_output=True, text=True
+    )
+    inside = dict(entry.split("=", 1) for entry in shown.stdout.split("\0") if "=" in entry)
+    return {**os.environ, **inside}
+
+
+@pytest.fixture
+def make_node(tmp_path: Path) -> Iterator[NodeMaker]:
+    """Makes nodes, and clears away all that they started."""
+    made: list[DemoNode] = []
+
+    def make(profile: str = "h200x8", policy: str = POLICY) -> DemoNode:
+        node = DemoNode(policy, simulated(tmp_path / f"sim{len(made)}", profile))
+        made.append(node)
+        return node
+
+    yield make
+    for node in made:
+        if node.daemon is not None and node.daemon.poll() is None:
+            node.kill()
+        end_helpers(node)
+        node.remove()
+
+
+def end_helpers(node: DemoNode) -> None:
+    """Every process whose environment names this node's folders."""
+    marker = f"{node.folder}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if marker in words and int(process.name) != os.getpid():
+            try:
+                os.kill(int(process.name), 9)
+            except ProcessLookupError:
+                continue
+
+
+@pytest.fixture
+def node(make_node: NodeMaker) -> DemoNode:
+    """8 simulated H200, policy auto, not started."""
+    return make_node()
