@@ -18,8 +18,8 @@ from vgpud.api.client import unreachable
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.errors import BY_NUMBER, ErrorCode, VgpuError
 
-_MAX_TEXT_BYTES = 1024  # sentence, and hint
-_MAX_DETAILS_BYTES = 3072
+_MAX_TEXT_BYTES = 512  # sentence, hint, one detail; gRPC sends the sentence again, three bytes for one
+_MAX_DETAILS_BYTES = 2048
 
 _NOT_OURS: dict[grpc.StatusCode, ErrorCode] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: ErrorCode.DEADLINE,
