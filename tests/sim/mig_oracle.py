@@ -1,0 +1,58 @@
+"""Which MIG layouts are legal, worked out without the simulator: by brute force over placements.
+
+A layout is a set of (profile id, start). It is legal when no two instances share a memory slice and no
+profile has more instances than its count. Tables: NVIDIA's MIG user guide, and one H200 (data of
+driver 580.159.04): profile id -> (count, size in memory slices, starts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+Layout = frozenset[tuple[int, int]]
+Table = dict[int, tuple[int, int, tuple[int, ...]]]
+
+SEVEN_SLICE_CARD: Table = {
+    19: (7, 1, (0, 1, 2, 3, 4, 5, 6)),
+    20: (1, 1, (0, 1, 2, 3, 4, 5, 6)),
+    15: (4, 2, (0, 2, 4, 6)),
+    14: (3, 2, (0, 2, 4)),
+    9: (2, 4, (0, 4)),
+    5: (1, 4, (0,)),
+    0: (1, 8, (0,)),
+}
+
+
+def is_legal(table: Table, layout: Layout) -> bool:
+    slices: list[int] = []
+    for profile, start in layout:
+        slices += range(start, start + table[profile][1])
+    counts = [sum(p == profile for p, _ in layout) for profile in table]
+    return len(slices) == len(set(slices)) and all(n <= table[p][0] for p, n in zip(table, counts, strict=True))
+
+
+def places(table: Table) -> list[tuple[int, int]]:
+    return [(profile, start) for profile, (_, _, starts) in table.items() for start in starts]
+
+
+def layouts(table: Table) -> set[Layout]:
+    """Every legal layout, the empty one included."""
+    found: set[Layout] = {frozenset()}
+    edge = found
+    while edge:
+        edge = {f | {p} for f in edge for p in places(table) if p not in f and is_legal(table, f | {p})} - found
+        found |= edge
+    return found
+
+
+def remaining(table: Table, layout: Layout, profile: int) -> int:
+    """How many more of `profile` fit: the largest legal set of additions."""
+    return max(len(more) for more in _additions(table, layout, profile))
+
+
+def _additions(table: Table, layout: Layout, profile: int) -> Iterator[Layout]:
+    starts = table[profile][2]
+    for mask in range(1 << len(starts)):
+        more = frozenset((profile, s) for i, s in enumerate(starts) if mask >> i & 1)
+        if not more & layout and is_legal(table, layout | more):
+            yield more

@@ -1,0 +1,34 @@
+"""A tenant process on a simulated node, driven line by line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from tests.simnode import ROOT, SimNode
+
+
+class Tenant:
+    """`python -m tests.sim.cuda` on a node. `first` is its first line: "ready PID" or "error CODE"."""
+
+    def __init__(self, node: SimNode, env: Mapping[str, str] | None = None) -> None:
+        full = {"PYTHONPATH": str(ROOT), **(env or {})}
+        self.process: subprocess.Popen[str] = node.start([sys.executable, "-m", "tests.sim.cuda"], full)
+        self.first = self._read()
+
+    def _read(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def say(self, line: str) -> str:
+        """Send one line; the answer: "ok", figures, or "error CODE"."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def kill(self) -> None:
+        """kill -9, and wait until it is gone."""
+        self.process.kill()
+        self.process.wait()

@@ -1,0 +1,169 @@
+"""MIG: placement against the oracle, instances, handles, mode changes, reboot and reset."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from tests.sim.tenant import Tenant
+from tests.simnode import ROOT, SimNode
+
+Make = Callable[..., SimNode]
+
+HEAD = """
+import ctypes, json, pynvml as n
+def ask(function, *args):
+    try:
+        return function(*args)
+    except n.NVMLError as e:
+        return f"error {e.value}"
+n.nvmlInit()
+h = n.nvmlDeviceGetHandleByIndex(0)
+def slice(profile, start=None, size=1):
+    gi = n.nvmlDeviceCreateGpuInstance(h, profile) if start is None else \\
+        n.nvmlDeviceCreateGpuInstanceWithPlacement(h, profile, ctypes.byref(n.c_nvmlGpuInstancePlacement_t(start, size)))
+    for p in range(8):
+        try:
+            i = n.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, p, 0)
+        except n.NVMLError:
+            continue
+        if n.nvmlGpuInstanceGetComputeInstanceRemainingCapacity(gi, i.id) == i.instanceCount == 1:
+            ci = n.nvmlGpuInstanceCreateComputeInstance(gi, i.id)
+    return gi, ci, n.nvmlComputeInstanceGetInfo_v2(ci).device
+out = None
+"""
+
+
+def ask(node: SimNode, body: str) -> object:
+    return json.loads(node.python(HEAD + body + "\nprint(json.dumps(out, default=lambda o: o.value))"))
+
+
+@pytest.mark.parametrize(("walk", "layouts"), [("all", 723), ("random", None)])
+def test_placement_agrees_with_the_oracle(sim_node: Make, walk: str, layouts: int | None) -> None:
+    done = sim_node().run([sys.executable, "-m", "tests.sim.mig_walk", walk], {"PYTHONPATH": str(ROOT)})
+    seen, answers = map(int, done.stdout.split())
+    assert seen == layouts or (layouts is None and seen > 100)
+    assert answers > 10 * seen
+
+
+def test_an_instance_and_its_device(sim_node: Make) -> None:
+    node = sim_node()
+    out = ask(
+        node,
+        """
+out = [n.nvmlDeviceSetMigMode(h, 1), n.nvmlDeviceGetMigMode(h), n.nvmlDeviceGetMaxMigDeviceCount(h)]
+gi, ci, m = slice(14, 4, 2)
+a, mem = n.nvmlDeviceGetAttributes(m), n.nvmlDeviceGetMemoryInfo(m)
+name = n.nvmlDeviceGetName(m)
+out += [name, [a.multiprocessorCount, a.memorySizeMB, a.gpuInstanceSliceCount, a.computeInstanceSliceCount],
+  [mem.total, mem.used], n.nvmlDeviceIsMigDeviceHandle(m), n.nvmlDeviceIsMigDeviceHandle(h),
+  n.nvmlDeviceGetGpuInstanceId(m), n.nvmlDeviceGetComputeInstanceId(m),
+  n.nvmlDeviceGetIndex(n.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(m)),
+  n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByUUID(n.nvmlDeviceGetUUID(m))) == n.nvmlDeviceGetUUID(m),
+  n.nvmlDeviceGetUUID(n.nvmlDeviceGetMigDeviceHandleByIndex(h, 0)) == n.nvmlDeviceGetUUID(m),
+  ask(n.nvmlDeviceGetMigDeviceHandleByIndex, h, 1), ask(n.nvmlGpuInstanceDestroy, gi)]
+""",
+    )
+    assert out == [
+        *[0, [1, 1], 7, "NVIDIA H200 MIG 2g.35gb", [32, 33280, 2, 2], [33280 << 20, 0], 1, 0],
+        # id of a 2-slice range at 4: 3 + 4 / 2; destroying under its compute instance is refused
+        *[5, 0, 0, True, True, "error 6", "error 19"],
+    ]
+    access = node.host_root / "proc/driver/nvidia/capabilities/gpu0/mig/gi5"
+    assert (access / "access").read_text().startswith("DeviceFileMinor: 48\n")  # 3 + 5 * 9
+    assert (access / "ci0/access").read_text().startswith("DeviceFileMinor: 49\n")
+    assert ask(node, "n.nvmlComputeInstanceDestroy(n.nvmlGpuInstanceGetComputeInstanceById(n.nvmlDeviceGetGpuInstanceById(h, 5), 0))") is None
+    assert ask(node, "n.nvmlGpuInstanceDestroy(n.nvmlDeviceGetGpuInstanceById(h, 5))") is None
+    assert not access.exists()
+
+
+def test_a_mig_uuid_is_the_same_after_recreation(sim_node: Make) -> None:
+    body = """
+n.nvmlDeviceSetMigMode(h, 1)
+out = []
+for start in (0, 2, 0):
+    gi, ci, m = slice(14, start, 2)
+    out.append(n.nvmlDeviceGetUUID(m))
+    n.nvmlComputeInstanceDestroy(ci), n.nvmlGpuInstanceDestroy(gi)
+"""
+    first, other, again = ask(sim_node(), body)  # type: ignore[misc]
+    assert first == again != other
+
+
+def test_unplaced_instances_fill_from_the_high_end(sim_node: Make) -> None:
+    """`-cgi 19,19,14,9` fails where `9,14,19,19` works (NVIDIA's MIG user guide)."""
+    body = """
+n.nvmlDeviceSetMigMode(h, 1)
+def tour(profiles):
+    made, seen = [], []
+    for p in profiles:
+        gi = ask(n.nvmlDeviceCreateGpuInstance, h, p)
+        seen.append(gi if isinstance(gi, str) else n.nvmlGpuInstanceGetInfo(gi).placement.start)
+        made += [] if isinstance(gi, str) else [gi]
+    for gi in made:
+        n.nvmlGpuInstanceDestroy(gi)
+    return seen
+out = [tour([19, 19, 14, 9]), tour([9, 14, 19, 19])]
+"""
+    assert ask(sim_node(), body) == [[6, 5, 2, "error 23"], [4, 2, 1, 0]]
+
+
+def test_compute_instances_share_a_gpu_instance(sim_node: Make) -> None:
+    body = """
+n.nvmlDeviceSetMigMode(h, 1)
+gi = n.nvmlDeviceCreateGpuInstance(h, 9)
+def room():
+    return [ask(n.nvmlGpuInstanceGetComputeInstanceRemainingCapacity, gi, p) for p in range(4)]
+def sms(ci):
+    return n.nvmlDeviceGetAttributes(n.nvmlComputeInstanceGetInfo_v2(ci).device).multiprocessorCount
+out = [room()]
+a = n.nvmlGpuInstanceCreateComputeInstance(gi, 1)
+b = n.nvmlGpuInstanceCreateComputeInstance(gi, 0)
+out += [room(), sms(a), sms(b), ask(n.nvmlGpuInstanceCreateComputeInstance, gi, 0)]
+n.nvmlComputeInstanceDestroy(a)
+out.append(room())
+"""
+    assert ask(sim_node(), body) == [[3, 1, 1, "error 3"], [0, 0, 0, "error 3"], 32, 16, "error 23", [2, 1, 0, "error 3"]]
+
+
+def test_mode_changes_as_the_architecture_has_it(sim_node: Make) -> None:
+    hopper, ampere, turing = sim_node("h200x8"), sim_node("a100x8"), sim_node("t4x1")
+    flip = "out = [ask(n.nvmlDeviceSetMigMode, h, 1), ask(n.nvmlDeviceGetMigMode, h)]"
+    assert ask(hopper, flip) == [0, [1, 1]]
+    reset_required = 16
+    assert ask(ampere, flip) == [reset_required, [0, 1]]
+    assert ask(turing, flip) == ["error 3", "error 3"]
+    ampere.sim("reset", "0")
+    assert ask(ampere, "out = n.nvmlDeviceGetMigMode(h)") == [1, 1]
+    assert ask(hopper, "g = n.nvmlDeviceCreateGpuInstance(h, 19)\nout = [ask(n.nvmlDeviceSetMigMode, h, 0), n.nvmlDeviceGetMigMode(h)]") == ["error 19", [1, 1]]
+    for node, mode in ((hopper, [0, 0]), (ampere, [1, 1])):
+        node.sim("reboot")
+        assert ask(node, "out = n.nvmlDeviceGetMigMode(h)") == mode
+        assert node.dump()["devices"][0]["gpu_instances"] == []
+
+
+def test_instances_and_mode_stay_while_a_process_uses_them(sim_node: Make) -> None:
+    node = sim_node()
+    tenant = Tenant(node, {"CUDA_VISIBLE_DEVICES": "0"})
+    assert ask(node, "out = [n.nvmlDeviceSetMigMode(h, 1), n.nvmlDeviceGetMigMode(h)]") == [19, [0, 1]]
+    tenant.kill()
+    uuid = ask(node, "n.nvmlDeviceSetMigMode(h, 1)\ngi, ci, m = slice(19)\nout = n.nvmlDeviceGetUUID(m)")
+    tenant = Tenant(node, {"CUDA_VISIBLE_DEVICES": str(uuid)})
+    assert tenant.first.startswith("ready")
+    assert tenant.say("alloc 1024") == "ok"
+    free, total = map(int, tenant.say("info").split())
+    assert (total, total - free) == (16384 << 20, (1024 + 526) << 20)
+    assert tenant.say("alloc 16384") == "error 2"
+    body = """
+m = n.nvmlDeviceGetMigDeviceHandleByIndex(h, 0)
+ps = [[[p.pid, p.usedGpuMemory, p.gpuInstanceId, p.computeInstanceId] for p in n.nvmlDeviceGetComputeRunningProcesses(x)] for x in (h, m)]
+ci = n.nvmlGpuInstanceGetComputeInstanceById(n.nvmlDeviceGetGpuInstanceById(h, 13), 0)
+out = [ps, ask(n.nvmlComputeInstanceDestroy, ci), ask(n.nvmlDeviceGetUtilizationRates, h)]
+"""
+    row = [tenant.process.pid, (1024 + 526) << 20, 13, 0]
+    assert ask(node, body) == [[[row], [row]], "error 19", "error 3"]
+    tenant.kill()
+    assert ask(node, body.replace("out =", "out = 1,")) == [1, [[[], []], 0, "error 3"]]

@@ -1,0 +1,131 @@
+"""A simulated node for tests of any room: `sim_node` makes one in `tmp_path`.
+
+In a room's conftest: `from tests.simnode import sim_node  # noqa: F401`, then
+
+    def test_x(sim_node):
+        node = sim_node("h200x8")
+        node.python("import pynvml; pynvml.nvmlInit()")
+        node.environment()       # for subprocesses of your own
+
+The tree must be built (`./dev build`): VGPU_BUILD_DIR names the build folder, default build/native.
+A missing build fails the test, so that nothing passes unseen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT_SECONDS = 60
+
+
+def build_dir() -> Path:
+    """The build folder; fails the test when the simulator is not built there."""
+    build = Path(os.environ.get("VGPU_BUILD_DIR", ROOT / "build" / "native")).absolute()
+    parts = ["sim/lib/libcuda.so.1", "sim/lib/libnvidia-ml.so.1", "sim/bin/vgpu-simctl"]
+    missing = [part for part in parts if not (build / part).exists()]
+    if missing:
+        pytest.fail(f"{build} has no {missing[0]}: run ./dev build, or set VGPU_BUILD_DIR")
+    return build
+
+
+@dataclass
+class SimNode:
+    """One simulated node: a state file, and ways to run programs that live on it."""
+
+    state: Path
+    build: Path
+    profile: str
+    running: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def host_root(self) -> Path:
+        """What stands for / of the host: /proc/driver/nvidia is below it."""
+        return Path(f"{self.state}.root")
+
+    def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The environment of a program on the node (of this process, changed; `extra` on top)."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("CUDA_", "VGPU_SIM_", "NVIDIA_"))}
+        rest = env.get("LD_LIBRARY_PATH")
+        env["VGPU_SIM_STATE"] = str(self.state)
+        env["VGPUD_HOST_ROOT"] = str(self.host_root)
+        env["LD_LIBRARY_PATH"] = f"{self.build / 'sim' / 'lib'}" + (f":{rest}" if rest else "")
+        env["PATH"] = f"{self.build / 'sim' / 'bin'}:{env.get('PATH', os.defpath)}"
+        env["CUDA_MPS_PIPE_DIRECTORY"] = str(self.state.parent / "no-mps")
+        env.update(extra or {})
+        return env
+
+    def sim(self, *words: str) -> str:
+        """`vgpu-sim WORDS` on this node; its output. Raises CalledProcessError when it refuses."""
+        return subprocess.run(
+            [str(self.build / "bin" / "vgpu-sim"), *words],
+            env=self.environment(),
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+        ).stdout
+
+    def dump(self) -> dict[str, Any]:
+        """The node as `vgpu-sim state --json` shows it (bytes, nanoseconds)."""
+        state: dict[str, Any] = json.loads(self.sim("state", "--json"))
+        return state
+
+    def run(self, argv: Sequence[str], env: Mapping[str, str] | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a program on the node to its end; with `check`, its failure fails the test."""
+        done = subprocess.run(
+            list(argv), env=self.environment(env), capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
+        )
+        if check and done.returncode != 0:
+            pytest.fail(f"{argv[0]} ended {done.returncode}\n{done.stdout}{done.stderr}")
+        return done
+
+    def python(self, code: str, env: Mapping[str, str] | None = None) -> str:
+        """Run Python code on the node; its standard output."""
+        return self.run([sys.executable, "-c", code], env).stdout
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+        """Start a program on the node with pipes; it is killed when the test ends."""
+        process = subprocess.Popen(
+            list(argv),
+            env=self.environment(env),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.running.append(process)
+        return process
+
+    def stop(self) -> None:
+        """Kill what `start` started."""
+        for process in self.running:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        self.running.clear()
+
+
+@pytest.fixture
+def sim_node(tmp_path: Path) -> Iterator[Callable[..., SimNode]]:
+    """Makes nodes: `sim_node(profile="h200x8", seed="")` -> SimNode."""
+    nodes: list[SimNode] = []
+
+    def make(profile: str = "h200x8", seed: str = "") -> SimNode:
+        node = SimNode(tmp_path / f"node{len(nodes)}", build_dir(), profile)
+        node.sim("create", "--profile", profile, "--seed", seed)
+        nodes.append(node)
+        return node
+
+    yield make
+    for node in nodes:
+        node.stop()
