@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "dlsym.h"
+#include "objects.h"
 
 const struct vgpu_function vgpu_functions[VGPU_FUNCTIONS] = {
 #define HOOK(symbol, library, family, since, what) {#symbol, (void *)&symbol, since, VGPU_##library},
@@ -55,10 +56,10 @@ void *vgpu_real(enum vgpu_function_id id)
 
 int vgpu_wrapped(const char *name)
 {
-    if (strncmp(name, "cu", 2) != 0 && strncmp(name, "nvml", 4) != 0)
-        return -1;
+    if ((name[0] != 'c' || name[1] != 'u') && (name[0] != 'n' || name[1] != 'v'))
+        return -1; /* nearly every lookup of every program ends here */
     for (int id = 0; id < VGPU_FUNCTIONS; id++)
-        if (vgpu_functions[id].wrapper != NULL && strcmp(vgpu_functions[id].name, name) == 0)
+        if (vgpu_functions[id].wrapper != NULL && vgpu_same(vgpu_functions[id].name, name))
             return id;
     return -1;
 }

@@ -3,7 +3,6 @@
 #include <link.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 
 struct vgpu_object {
     const struct dl_phdr_info *info;
@@ -70,7 +69,7 @@ bool vgpu_object_holds(const struct vgpu_object *object, const void *address)
 
 static void *definition(const struct vgpu_object *object, const ElfW(Sym) *symbol, const char *name)
 {
-    if (symbol->st_shndx == SHN_UNDEF || strcmp(object->strings + symbol->st_name, name) != 0)
+    if (symbol->st_shndx == SHN_UNDEF || !vgpu_same(object->strings + symbol->st_name, name))
         return NULL;
     return (void *)(object->info->dlpi_addr + symbol->st_value);
 }

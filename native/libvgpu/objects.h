@@ -4,6 +4,21 @@
 
 #include <stdbool.h>
 
+/*
+ * Everything here, and all that dlsym does for names that are not wrapped, calls dl_iterate_phdr and
+ * nothing else: a sanitizer's or an allocator's start-up asks dlsym before its own strcmp or malloc work.
+ */
+
+/* strcmp(a, b) == 0 without calling it. */
+static inline bool vgpu_same(const char *a, const char *b)
+{
+    while (*a != '\0' && *a == *b) {
+        a++;
+        b++;
+    }
+    return *a == *b;
+}
+
 /* What `visit` is told about one loaded object, in load order. Non-zero ends the walk. */
 struct vgpu_object;
 typedef int (*vgpu_object_visit)(const struct vgpu_object *object, void *argument);

@@ -110,7 +110,8 @@ static double now_seconds(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* Allocates and frees at random, with many alive: for races between processes. */
+/* Allocates and frees at random, with many alive: for races between processes, which all wait for their
+ * stdin to close once each has its context. */
 int command_churn(const struct options *options)
 {
     enum { ALIVE = 64 };
@@ -118,6 +119,11 @@ int command_churn(const struct options *options)
     uint64_t refused = 0;
     unsigned seed = (unsigned)getpid();
     int status = session_open(options->device);
+    if (status == STATUS_OK && options->wait_for_stdin) {
+        printf("{\"state\": \"ready\", \"pid\": %d", getpid());
+        print_end();
+        wait_as_asked(options);
+    }
     for (uint64_t i = 0; status == STATUS_OK && i < options->rounds; i++) {
         struct piece *piece = &alive[rand_r(&seed) % ALIVE];
         if (piece->bytes != 0) {
@@ -139,10 +145,10 @@ int command_churn(const struct options *options)
     for (int i = 0; status == STATUS_OK && i < ALIVE; i++)
         if (alive[i].bytes != 0)
             piece_drop(options->family, &alive[i]);
+    cu.cuDevicePrimaryCtxRelease_v2(options->device); /* so that a fake driver's books close, too */
     printf("{\"state\": \"churned\", \"rounds\": %llu, \"refused\": %llu, \"pid\": %d",
            (unsigned long long)options->rounds, (unsigned long long)refused, getpid());
     print_end();
-    wait_as_asked(options);
     return status;
 }
 

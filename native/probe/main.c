@@ -5,7 +5,7 @@
  *     info                                     the device as this process sees it
  *     hold BYTES [--then-wait-on-stdin | --seconds S]
  *     fill [--piece BYTES] [--keep [...]]      allocates until refused
- *     churn ROUNDS [--piece BYTES]             allocates and frees at random
+ *     churn ROUNDS [--piece BYTES] [--then-wait-on-stdin]   allocates and frees at random
  *     run --seconds S                          launches kernels, says how many a second
  *     ok                                       allocates, fills, copies back, compares
  * F is one of alloc (default), pitch, managed, async, vmm, array. BYTES takes KiB, MiB, GiB.

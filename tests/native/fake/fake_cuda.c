@@ -7,6 +7,7 @@
 #include <cuda.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,6 +74,15 @@ static struct record *find(uint64_t handle)
     return NULL;
 }
 
+/* The process dies inside the driver, between the limiter's reservation and its settlement. */
+static void die_if_asked(void)
+{
+    static int calls;
+    const char *at = getenv("FAKE_DIE_AT_CALL");
+    if (at != NULL && ++calls == atoi(at))
+        raise(SIGKILL);
+}
+
 static CUresult make(int device, uint64_t bytes, uint64_t *handle)
 {
     const char *card = getenv("FAKE_CARD_BYTES");
@@ -80,6 +90,7 @@ static CUresult make(int device, uint64_t bytes, uint64_t *handle)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&mutex);
     state->calls++;
+    die_if_asked();
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
     if (own_bytes[device] + bytes <= (card != NULL ? strtoull(card, NULL, 10) : CARD_BYTES)) {
         *handle = next_handle += 4096;
@@ -180,6 +191,8 @@ API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
     if (!ready)
         return CUDA_ERROR_NOT_INITIALIZED;
+    if (getenv("FAKE_DIE_IN_CONTEXT") != NULL)
+        raise(SIGKILL);
     if (primary_refs[device]++ == 0)
         count(device, CONTEXT_BYTES);
     *context = (CUcontext)&contexts[device];

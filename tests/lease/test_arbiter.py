@@ -1,0 +1,301 @@
+"""The arbiter with live tenants: registration, reclaim, restart, absence, hostile input."""
+
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lease.conftest import Node, eventually, lease_used
+from tests.native.harness import ARBITER, CONTEXT_BYTES, GIB, MIB, PROBE, TEST_BUILD, UUIDS, Tenant
+from vgpud import lease_layout as layout
+from vgpud.lease import DeviceLimits, close_lease, read_usage, remove_lease, update_limits
+from vgpud.model.errors import ErrorCode, VgpuError
+
+HOLD = (PROBE, "hold", "256MiB", "--then-wait-on-stdin")
+HELD = CONTEXT_BYTES + 256 * MIB
+
+
+def held_by(process: "subprocess.Popen[str]") -> dict[str, object]:
+    assert process.stdout is not None
+    line: dict[str, object] = json.loads(process.stdout.readline())
+    assert line["state"] == "held", line
+    return line
+
+
+def test_a_tenant_registers_and_is_listed(node: Node) -> None:
+    lease = node.lease()
+    process = node.tenant(lease, *HOLD)
+    held_by(process)
+    assert node.client.list("a1") == (process.pid,)
+    (slot,) = read_usage(lease).processes
+    assert slot.registered
+    assert lease_used(lease) == HELD
+    process.communicate("")
+    eventually(lambda: lease_used(lease) == 0 and node.client.list("a1") == ())
+
+
+def test_kill_gives_everything_back(node: Node) -> None:
+    lease = node.lease()
+    processes = [node.tenant(lease, PROBE, "hold", "100MiB", "--then-wait-on-stdin") for _ in range(5)]
+    for process in processes:
+        held_by(process)
+    assert lease_used(lease) == 5 * (CONTEXT_BYTES + 100 * MIB)
+    for process in processes:
+        process.kill()
+        process.wait()
+    eventually(lambda: lease_used(lease) == 0)
+    assert read_usage(lease).device(0).peak_bytes == CONTEXT_BYTES + 100 * MIB
+
+
+@pytest.mark.parametrize("fault", ["FAKE_DIE_AT_CALL", "FAKE_DIE_IN_CONTEXT"])
+def test_death_inside_the_driver_call_gives_back(node: Node, fault: str) -> None:
+    lease = node.lease()
+    process = node.tenant(lease, *HOLD, **{fault: "3"})
+    assert process.wait(20) == -signal.SIGKILL
+    eventually(lambda: lease_used(lease) == 0 and read_usage(lease).processes == ())
+
+
+def test_kill_at_random_gives_back(node: Node) -> None:
+    lease = node.lease(memory_bytes=4 * GIB)
+    dice = random.Random(5)
+    for _ in range(12):
+        processes = [node.tenant(lease, PROBE, "churn", "100000000", "--piece", "64MiB") for _ in range(2)]
+        eventually(lambda: len(node.client.list("a1")) == 2)
+        threading.Event().wait(dice.random() * 0.05)
+        for process in processes:
+            process.kill()
+            process.communicate()
+        eventually(lambda: lease_used(lease) == 0 and read_usage(lease).processes == ())
+
+
+def test_exec_gives_back(node: Node) -> None:
+    lease = node.lease()
+    script = f"exec {PROBE} hold 1MiB --seconds 0"
+    assert Tenant(lease).run("bash", "-c", script).returncode == 0
+    code = (
+        "import ctypes, os, sys\n"
+        "cuda = ctypes.CDLL('libcuda.so.1')\n"
+        "cuda = ctypes.CDLL(None)\n"
+        "context = ctypes.c_void_p()\n"
+        "assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0\n"
+        "print('in', flush=True); sys.stdin.readline()\n"
+        "os.execvp('sleep', ['sleep', '60'])\n"
+    )
+    process = node.tenant(lease, "python3", "-c", code)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout.readline() == "in\n"
+    assert lease_used(lease) == CONTEXT_BYTES
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    eventually(lambda: lease_used(lease) == 0)
+    assert process.poll() is None
+
+
+def test_a_restarted_arbiter_finds_everyone(node: Node) -> None:
+    lease = node.lease()
+    first, second = (node.tenant(lease, *HOLD) for _ in range(2))
+    held_by(first)
+    held_by(second)
+    node.kill_arbiter()
+    first.kill()
+    first.wait()
+    node.start_arbiter()
+    assert node.client.list("a1") == (second.pid,)  # adopted before it registers again
+    eventually(lambda: lease_used(lease) == HELD)
+    eventually(lambda: [p.registered for p in read_usage(lease).processes] == [True])
+    second.kill()
+    second.wait()
+    eventually(lambda: lease_used(lease) == 0)
+
+
+def test_an_arbiter_that_is_away_holds_nobody_up_and_frees_nobody(node: Node) -> None:
+    node.kill_arbiter()
+    lease = node.lease(serve=False)
+    process = node.tenant(lease, *HOLD)
+    line = held_by(process)
+    assert line["total_bytes"] == GIB
+    filled = Tenant(lease).run(PROBE, "fill", "--piece", "32MiB")
+    assert json.loads(filled.stdout)["total_bytes"] == GIB - HELD - CONTEXT_BYTES
+    node.start_arbiter()
+    eventually(lambda: node.client.list("a1") == (process.pid,))
+    eventually(lambda: lease_used(lease) == HELD)  # the one that filled was swept
+    process.kill()
+    process.wait()
+    eventually(lambda: lease_used(lease) == 0)
+
+
+def test_memory_of_the_dead_is_not_lost_while_the_arbiter_is_away(node: Node) -> None:
+    lease = node.lease()
+    process = node.tenant(lease, PROBE, "hold", "800MiB", "--then-wait-on-stdin")
+    held_by(process)
+    node.kill_arbiter()
+    process.kill()
+    process.wait()
+    filled = Tenant(lease).run(PROBE, "fill", "--piece", "32MiB")
+    assert json.loads(filled.stdout)["total_bytes"] == GIB - CONTEXT_BYTES
+
+
+def test_a_silent_arbiter_holds_nobody_up(node: Node) -> None:
+    lease = node.lease()
+    assert node.arbiter is not None
+    node.arbiter.send_signal(signal.SIGSTOP)
+    process = node.tenant(lease, *HOLD)
+    held_by(process)
+    node.arbiter.send_signal(signal.SIGCONT)
+    eventually(lambda: node.client.list("a1") == (process.pid,))
+
+
+def test_two_arbiters_on_one_folder(node: Node) -> None:
+    command = [ARBITER, "--run-dir", node.run_dir, "--foreground"]
+    second = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert second.returncode == 3
+    assert "another arbiter" in second.stderr
+
+
+def test_resize_of_a_running_tenant(node: Node) -> None:
+    lease = node.lease()
+    process = node.tenant(lease, *HOLD)
+    held_by(process)
+    update_limits(lease, [DeviceLimits(UUIDS[0], 300 * MIB)])  # below what is held
+    seen = Tenant(lease).run(PROBE, "info")
+    assert seen.returncode == 4  # a new context does not fit: an ordinary out-of-memory error
+    update_limits(lease, [DeviceLimits(UUIDS[0], 2 * GIB)])
+    info = json.loads(Tenant(lease).run(PROBE, "info").stdout)
+    assert (info["total_bytes"], info["free_bytes"]) == (2 * GIB, 2 * GIB - HELD - CONTEXT_BYTES)
+
+
+def test_a_closed_lease_grants_nothing_and_kills_nobody(node: Node) -> None:
+    lease = node.lease()
+    process = node.tenant(lease, *HOLD)
+    held_by(process)
+    close_lease(lease)
+    refused = Tenant(lease).run(PROBE, "info")
+    assert refused.returncode == 5
+    assert "the lease is closed" in refused.stderr
+    node.client.remove("a1")
+    remove_lease(node.run_dir / "leases", "a1")
+    out, _ = process.communicate("")
+    assert json.loads(out.splitlines()[-1])["result"] == "CUDA_SUCCESS"
+
+
+def test_unknown_leases_and_names(node: Node) -> None:
+    assert node.client.list("nothing") == ()
+    node.client.remove("nothing")
+    for name in ("nothing", "../arbiter", ".hidden", "a/b", ""):
+        with pytest.raises(VgpuError) as refused:
+            node.client.add(name)
+        assert refused.value.code is ErrorCode.HELPER_FAILED
+    (node.run_dir / "leases" / "link").symlink_to("/etc")
+    with pytest.raises(VgpuError):
+        node.client.add("link")
+
+
+# --- hostile tenants, against an arbiter under the sanitizers
+
+
+@pytest.fixture
+def checked(tmp_path: Path) -> Iterator[Node]:
+    (tmp_path / "leases").mkdir()
+    node = Node(tmp_path, TEST_BUILD / "arbiter-sanitized")
+    node.start_arbiter()
+    yield node
+    assert node.arbiter is not None
+    assert node.arbiter.poll() is None, "the arbiter died"
+    node.end()
+
+
+def talk(path: Path, message: bytes, timeout: float = 2.0) -> bytes:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+        line.settimeout(timeout)
+        line.connect(str(path))
+        line.send(message)
+        return line.recv(4096)
+
+
+def register(slot: int, kind: int = 1, version: int = layout.VERSION) -> bytes:
+    return struct.pack("<IIIIq", kind, version, slot, 0, 0).ljust(layout.MESSAGE_SIZE, b"\0")
+
+
+def test_a_slot_that_is_not_held_is_refused(checked: Node) -> None:
+    sock = checked.lease() / layout.ARBITER_SOCKET
+    messages = [register(0), register(layout.MAX_SLOTS), register(0xFFFFFFFF)]
+    messages += [register(0, 99), register(0, 1, 99)]
+    for message in messages:
+        reply = talk(sock, message)
+        assert struct.unpack_from("<I", reply)[0] == 3
+    other = checked.tenant(sock.parent, *HOLD)
+    held_by(other)
+    (value,) = struct.unpack_from("<q", talk(sock, register(0)), layout.MESSAGE_VALUE)
+    assert value == 1  # EPERM: somebody else holds it
+    assert checked.client.list("a1") == (other.pid,)
+
+
+def test_noise_on_the_sockets(checked: Node) -> None:
+    lease = checked.lease()
+    dice = random.Random(11)
+    control = checked.run_dir / "arbiter" / "control.sock"
+    whole = layout.MESSAGE_SIZE
+    for i in range(300):
+        path = control if i % 3 == 0 else lease / layout.ARBITER_SOCKET
+        size = dice.choice([0, 1, whole - 1, whole, whole + 1, 5000])
+        noise = bytearray(dice.randbytes(size))
+        if size >= 8 and i % 2:
+            noise[:8] = struct.pack("<II", dice.choice([1, 2, 16, 17, 18, 99]), layout.VERSION)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+            line.connect(str(path))
+            line.send(noise)
+    assert checked.client.ready()
+
+
+def test_a_scribbled_or_cut_usage_page(checked: Node) -> None:
+    lease = checked.lease()
+    checked.lease("a2")
+    neighbour = checked.tenant(checked.run_dir / "leases" / "a2", *HOLD)
+    held_by(neighbour)
+    dice = random.Random(3)
+    for size in (layout.USAGE_SIZE, 5000, 0, 1 << 20):
+        with (lease / "usage").open("r+b") as usage:
+            usage.truncate(size)
+            usage.write(dice.randbytes(min(size, layout.USAGE_SIZE)))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+            line.connect(str(lease / layout.ARBITER_SOCKET))
+        assert checked.client.list("a1") == ()
+    assert lease_used(lease.parent / "a2") == HELD
+
+
+def test_connections_beyond_the_bound_do_no_harm(checked: Node) -> None:
+    sock = checked.lease() / layout.ARBITER_SOCKET
+    lines = []
+    for _ in range(2 * layout.MAX_SLOTS + 50):
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        line.connect(str(sock))
+        lines.append(line)
+    assert checked.client.ready()
+    for line in lines:
+        line.close()
+    process = checked.tenant(sock.parent, *HOLD)
+    held_by(process)
+    eventually(lambda: checked.client.list("a1") == (process.pid,))
+
+
+def test_bad_lease_folders_at_start(checked: Node) -> None:
+    checked.kill_arbiter()
+    leases = checked.run_dir / "leases"
+    (leases / "empty").mkdir()
+    (leases / "fifo").mkdir()
+    os.mkfifo(leases / "fifo" / "limits")
+    (leases / "file").write_text("x")
+    good = checked.lease("good", serve=False)
+    checked.start_arbiter()
+    process = checked.tenant(good, *HOLD)
+    held_by(process)
+    assert checked.client.list("good") == (process.pid,)

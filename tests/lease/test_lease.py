@@ -1,0 +1,162 @@
+"""vgpud/lease.py alone: files, sequence lock, hostile figures."""
+
+import os
+import stat
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.native.harness import GIB, UUIDS
+from vgpud import lease_layout as layout
+from vgpud.lease import (
+    ArbiterClient,
+    DeviceLimits,
+    SharePolicy,
+    close_lease,
+    list_leases,
+    read_limits,
+    read_usage,
+    remove_lease,
+    update_limits,
+    write_lease,
+)
+from vgpud.model.errors import ErrorCode, VgpuError
+
+DEVICES = (
+    DeviceLimits(UUIDS[0], 4 * GIB, 2500, SharePolicy.HARD, 3),
+    DeviceLimits(UUIDS[1], GIB, priority=-2),
+)
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
+    limits = read_limits(folder)
+    assert (limits.allocation, limits.closed, limits.devices) == ("a1", False, DEVICES)
+    assert read_usage(folder).processes == ()
+    assert list_leases(tmp_path) == {"a1"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to a tenant")
+def test_ownership_and_modes(tmp_path: Path) -> None:
+    os.umask(0o077)
+    try:
+        folder = write_lease(tmp_path, "a1", DEVICES, 1234, 4321)
+    finally:
+        os.umask(0o022)
+
+    def mode(path: Path) -> tuple[int, int, int]:
+        about = path.stat()
+        return stat.S_IMODE(about.st_mode), about.st_uid, about.st_gid
+
+    assert mode(folder) == (0o755, 0, 0)
+    assert mode(folder / "limits") == (0o644, 0, 0)
+    assert mode(folder / "usage") == (0o600, 1234, 4321)
+
+
+def test_updates_are_in_place_and_even(tmp_path: Path) -> None:
+    folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
+    inode = (folder / "limits").stat().st_ino
+    smaller = (DeviceLimits(UUIDS[0], GIB), DEVICES[1])
+    update_limits(folder, smaller)
+    limits = read_limits(folder)
+    assert limits.devices == smaller
+    assert (folder / "limits").stat().st_ino == inode
+    assert limits.generation % 2 == 0
+    assert limits.generation > 2
+
+
+def test_an_update_that_died_is_gone_over(tmp_path: Path) -> None:
+    folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
+    with (folder / "limits").open("r+b") as file:
+        file.seek(layout.LIMITS_GENERATION)
+        file.write(struct.pack("<Q", 7))
+    update_limits(folder, DEVICES)
+    assert read_limits(folder).generation == 10
+
+
+def test_writing_again_keeps_the_files(tmp_path: Path) -> None:
+    folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
+    inodes = [(folder / n).stat().st_ino for n in ("limits", "usage")]
+    assert write_lease(tmp_path, "a1", DEVICES, 0, 0) == folder
+    assert [(folder / n).stat().st_ino for n in ("limits", "usage")] == inodes
+
+
+def test_close_remove_and_leftovers(tmp_path: Path) -> None:
+    folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
+    close_lease(folder)
+    close_lease(folder)
+    assert read_limits(folder).closed
+    with pytest.raises(VgpuError) as refused:
+        update_limits(folder, DEVICES)
+    assert refused.value.code is ErrorCode.LEASE_FAILED
+    remove_lease(tmp_path, "a1")
+    remove_lease(tmp_path, "a1")
+    close_lease(folder)
+    (tmp_path / ".a2.new").mkdir()  # an interrupted write
+    assert list_leases(tmp_path) == frozenset()
+    assert list(tmp_path.iterdir()) == []
+    assert list_leases(tmp_path / "nowhere") == frozenset()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [DeviceLimits(UUIDS[0], 0), DeviceLimits(UUIDS[0], 1 << 60), DeviceLimits(UUIDS[0], GIB, 0)],
+    ids=["nothing", "huge", "no-share"],
+)
+def test_impossible_limits_are_refused(tmp_path: Path, bad: DeviceLimits) -> None:
+    with pytest.raises(VgpuError) as refused:
+        write_lease(tmp_path, "a1", [bad], 0, 0)
+    assert refused.value.code is ErrorCode.IMPOSSIBLE
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_devices_are_refused(tmp_path: Path) -> None:
+    folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
+    with pytest.raises(VgpuError):
+        update_limits(folder, DEVICES[::-1])
+
+
+@pytest.mark.parametrize("damage", [b"", b"x" * 10, b"\0" * layout.LIMITS_SIZE])
+def test_damaged_limits(tmp_path: Path, damage: bytes) -> None:
+    folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
+    (folder / "limits").write_bytes(damage)
+    with pytest.raises(VgpuError) as refused:
+        read_limits(folder)
+    assert refused.value.code is ErrorCode.LEASE_FAILED
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    words=st.lists(st.binary(min_size=8, max_size=8), min_size=1, max_size=64), size=st.integers(0, 300_000)
+)
+def test_a_scribbled_usage_page_reads_as_bounded_numbers(
+    tmp_path: Path, words: list[bytes], size: int
+) -> None:
+    folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
+    noise = b"".join(words)
+    (folder / "usage").write_bytes((noise * (size // len(noise) + 1))[:size])
+    usage = read_usage(folder)
+    for ordinal in range(layout.MAX_DEVICES):
+        meter = usage.device(ordinal)
+        assert 0 <= meter.used_bytes + meter.context_bytes <= layout.MAX_SLOTS * 2 << 50
+        assert 0 <= meter.launches <= 1 << 62
+    assert all(process.pid >= 0 for process in usage.processes)
+
+
+def test_usage_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
+    (folder / "usage").unlink()
+    (folder / "usage").symlink_to("/etc/passwd")
+    with pytest.raises(VgpuError):
+        read_usage(folder)
+
+
+def test_no_arbiter_is_a_numbered_error(tmp_path: Path) -> None:
+    client = ArbiterClient(tmp_path / "control.sock")
+    assert not client.ready()
+    with pytest.raises(VgpuError) as refused:
+        client.add("a1")
+    assert refused.value.code is ErrorCode.HELPER_FAILED

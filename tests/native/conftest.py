@@ -1,0 +1,17 @@
+from pathlib import Path
+
+import pytest
+
+from tests.native.harness import GIB, UUIDS, build_tests
+from vgpud.lease import DeviceLimits, write_lease
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built() -> None:
+    build_tests()
+
+
+@pytest.fixture
+def lease(tmp_path: Path) -> Path:
+    """A lease of 1 GiB on the first fake device, with no arbiter."""
+    return write_lease(tmp_path, "a1", [DeviceLimits(UUIDS[0], GIB)], uid=0, gid=0)

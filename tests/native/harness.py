@@ -1,0 +1,87 @@
+"""What the tests of the native parts share: where the built things are, and processes run with them."""
+
+import fcntl
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("VGPU_NATIVE_BUILD", ROOT / "build" / "native"))
+TEST_BUILD = ROOT / "build" / "native-tests"
+LIBVGPU = BUILD / "lib" / "libvgpu.so"
+PROBE = BUILD / "bin" / "vgpu-probe"
+ARBITER = BUILD / "bin" / "vgpu-arbiter"
+DRIVER = TEST_BUILD / "driver"  # the fake libcuda and NVML
+UUIDS = tuple(f"GPU-00000000-0000-0000-0000-{i:012x}" for i in (1, 2))
+MIB = 1 << 20
+GIB = 1 << 30
+CONTEXT_BYTES = 64 * MIB  # of the fake driver
+
+
+def build_tests() -> None:
+    """Builds the test programs once, whichever of the parallel test processes comes first."""
+    TEST_BUILD.mkdir(parents=True, exist_ok=True)
+    with (TEST_BUILD / ".building").open("w") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        cache = (BUILD / "CMakeCache.txt").read_text()
+        includes = re.findall(r"^(VGPU_(?:CUDA|NVML)_INCLUDE):\w+=(.*)$", cache, re.MULTILINE)
+        run(
+            [
+                "cmake",
+                "-S",
+                ROOT / "tests/native",
+                "-B",
+                TEST_BUILD,
+                "-G",
+                "Ninja",
+                *(f"-D{k}={v}" for k, v in includes),
+            ]
+        )
+        run(["cmake", "--build", TEST_BUILD, "-j2"])
+
+
+def run(command: Sequence[str | Path]) -> None:
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """How a process runs inside a lease: libvgpu preloaded, the fake driver as its libcuda."""
+
+    lease: Path | None
+    libvgpu: tuple[Path, ...] = (LIBVGPU,)
+
+    def env(self, **more: str) -> dict[str, str]:
+        env = {
+            "PATH": os.environ["PATH"],
+            "LD_PRELOAD": ":".join(map(str, self.libvgpu)),
+            "LD_LIBRARY_PATH": f"{DRIVER}:{TEST_BUILD}",
+            "ASAN_OPTIONS": "detect_leaks=0:handle_segv=0:handle_sigbus=0:handle_sigfpe=0",
+        }
+        if self.lease is not None:
+            env["VGPU_LEASE"] = str(self.lease)
+        return env | more
+
+    def start(self, *command: str | Path, **more: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [str(part) for part in command],
+            env=self.env(**more),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *command: str | Path, **more: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [str(part) for part in command],
+            env=self.env(**more),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )

@@ -1,0 +1,58 @@
+"""What libvgpu.so asks of the host process, what it offers, and whether its table is complete."""
+
+import re
+import subprocess
+from pathlib import Path
+
+from tests.native.harness import BUILD, LIBVGPU
+from vgpud import lease_layout
+
+FORBIDDEN = {"exit", "_exit", "abort", "signal", "sigaction", "umask", "__assert_fail", "raise", "kill"}
+DATA = Path(__file__).parent / "data" / "memory_symbols.txt"
+
+
+def symbols(which: str) -> list[str]:
+    done = subprocess.run(["nm", "-D", which, LIBVGPU], capture_output=True, text=True, check=True)
+    return [line.split()[-1] for line in done.stdout.splitlines()]
+
+
+def table() -> dict[str, str]:
+    done = subprocess.run([BUILD / "bin/vgpu-hooks-doc"], capture_output=True, text=True, check=True)
+    return dict(re.findall(r"^\| `(\w+)` \| \w+ \| (.+) \|$", done.stdout, re.MULTILINE))
+
+
+def test_imports() -> None:
+    imported = symbols("--undefined-only")
+    assert not {name.split("@")[0] for name in imported} & FORBIDDEN
+    assert not [name for name in imported if "GLIBC_PRIVATE" in name]
+    assert not [name for name in imported if re.match(r"cu[A-Z]|nvml", name)]
+
+
+def test_needs_only_the_c_library() -> None:
+    done = subprocess.run(["readelf", "-d", LIBVGPU], capture_output=True, text=True, check=True)
+    needed = set(re.findall(r"NEEDED.*\[(.+)\]", done.stdout))
+    assert {name.split(".")[0] for name in needed} <= {"libc", "libdl", "libpthread", "ld-linux-x86-64"}
+
+
+def test_no_work_at_load() -> None:
+    """The C start-up files bring one constructor, frame_dummy; one of ours would be a second."""
+    done = subprocess.run(["readelf", "-SW", LIBVGPU], capture_output=True, text=True, check=True)
+    (size,) = re.findall(r"\.init_array\s+INIT_ARRAY\s+\w+\s+\w+\s+(\w+)", done.stdout)
+    assert int(size, 16) == 8
+
+
+def test_exports_are_the_table() -> None:
+    wrapped = {name for name, treatment in table().items() if treatment.startswith("wrapped")}
+    assert set(symbols("--defined-only")) == wrapped | {"dlsym", "dlvsym"}
+
+
+def test_every_memory_function_of_the_driver_is_in_the_table() -> None:
+    names = [line for line in DATA.read_text().splitlines() if not line.startswith("#")]
+    known = table()
+    assert len(names) > 100
+    assert [name for name in names if name not in known] == []
+
+
+def test_python_layout_is_the_compilers() -> None:
+    done = subprocess.run([BUILD / "bin/vgpu-lease-layout"], capture_output=True, text=True, check=True)
+    assert Path(lease_layout.__file__).read_text() == done.stdout
