@@ -27,7 +27,7 @@ from vgpud.node.book import Book
 from vgpud.node.inventory import Inventory
 from vgpud.node.keeper import NodeKeeper, Parts
 from vgpud.node.originals import LedgerOriginals
-from vgpud.node.recover import recover
+from vgpud.node.recover import Start, agree, recover
 from vgpud.node.transitions import Transitions
 from vgpud.policy.load import LoadedPolicy, load
 from vgpud.serve.server import Server
@@ -85,7 +85,9 @@ class Daemon:
             if self.inventory.node.simulated:
                 log.warning("this node is simulated", driver=self.inventory.node.driver_version)
             self.keeper = keeper
-            await recover(keeper, parts, state, self.units, self.settings.run_dir, sd.boot_id())
+            start = Start(self.units, self.settings.run_dir, sd.boot_id())
+            await recover(keeper, parts, state, start)
+            self.inventory.came_back = lambda: keeper.spawn(agree(keeper, parts, start, boot_changed=False))
             try:
                 yield keeper
             finally:

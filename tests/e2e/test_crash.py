@@ -1,31 +1,41 @@
 """kill -9 of vgpud after every step of Allocate, Release and Resize: the next start converges."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.demo.node import DemoNode
+from vgpud.api.client import Client
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.lease import read_limits
+from vgpud.model.errors import ErrorCode, VgpuError
 
+GIB = 1 << 30
 ASK = {
-    "preload": ["--isolation", "quota", "--memory", "4GiB"],
-    "mps": ["--isolation", "compute", "--memory", "2GiB", "--cores", "50"],
-    "mig": ["--isolation", "hardware", "--memory", "16GiB"],
-    "exclusive": ["--isolation", "device"],
+    "preload": {"isolation": "quota", "memory_bytes": 4 * GIB},
+    "mps": {"isolation": "compute", "memory_bytes": 2 * GIB, "share_percent": 50},
+    "mig": {"isolation": "hardware", "memory_bytes": 16 * GIB},
+    "exclusive": {"isolation": "device"},
 }
 ALLOCATE_POINTS = ["record-intent", "apply-mode", "attach-0", "write-spec", "commit"]
 RELEASE_POINTS = ["record-intent", "remove-spec", "detach-0", "unapply-mode", "forget"]
 
 
+def client(node: DemoNode) -> Client:
+    return Client(node.run_dir / "admin.sock", timeout_seconds=30)
+
+
 def world(node: DemoNode) -> dict[str, int]:
     """What is there of any allocation, in every place where something could be left."""
-    device = node.ctl_json("devices")["items"]
+    with client(node) as calls:
+        devices = calls.list_devices().devices
+        allocations = calls.list_allocations().allocations
     return {
-        "allocations": len(node.ctl_json("ls")["items"]),
+        "allocations": len(allocations),
         "leases": len(list((node.run_dir / "leases").glob("*"))),
         "specs": len(list((node.folder / "cdi").glob("*.json"))),
-        "instances": sum(len(d.get("mig", {}).get("instances", [])) for d in device),
-        "mig devices": sum(bool(d.get("mig", {}).get("current")) for d in device),
+        "instances": sum(len(d.mig.instances) for d in devices),
+        "mig devices": sum(d.mig.current for d in devices),
         "mps daemons": len(list((node.run_dir / "units").glob("vgpud-mps@*.pid"))),
     }
 
@@ -44,21 +54,36 @@ def held_world(mode: str) -> dict[str, int]:
     }
 
 
+def allocate(node: DemoNode, mode: str, request_id: str = "r") -> pb.Allocation:
+    with client(node) as calls:
+        return calls.allocate(pb.AllocateRequest(request_id=request_id, **ASK[mode]))
+
+
+def release(node: DemoNode, allocation: str) -> None:
+    with client(node) as calls:
+        calls.release(allocation)
+
+
+def was_cut(node: DemoNode, error: VgpuError) -> None:
+    """The daemon died of its fault point, and the caller was told that nobody answers."""
+    assert error.code is ErrorCode.UNREACHABLE
+    assert node.daemon is not None
+    assert node.daemon.wait(10) == -9
+
+
 @pytest.mark.parametrize("mode", ASK)
 def test_allocate_cut_after_every_step(node: DemoNode, mode: str) -> None:
     for point in ALLOCATE_POINTS:
         node.start(fault_point=f"allocate.{point}")
-        request = ["alloc", *ASK[mode], "--request-id", f"r-{point}"]
-        cut = node.ctl(*request, check=False)
-        assert cut.returncode == 32, f"{point}: {cut.stdout}{cut.stderr}"
-        assert node.daemon is not None
-        assert node.daemon.wait(10) == -9
+        with pytest.raises(VgpuError) as cut:
+            allocate(node, mode, point)
+        was_cut(node, cut.value)
         node.start()
         committed = point == "commit"
         assert world(node) == (held_world(mode) if committed else NOTHING), point
-        again = node.ctl_json(*request)
+        again = allocate(node, mode, point)
         assert world(node) == held_world(mode), point
-        node.ctl("release", again["id"])
+        release(node, again.id)
         assert world(node) == NOTHING, point
         node.stop()
 
@@ -67,12 +92,11 @@ def test_allocate_cut_after_every_step(node: DemoNode, mode: str) -> None:
 def test_release_cut_after_every_step(node: DemoNode, mode: str) -> None:
     for point in RELEASE_POINTS:
         node.start(fault_point=f"release.{point}")
-        held = node.ctl_json("alloc", *ASK[mode])
+        held = allocate(node, mode)
         assert world(node) == held_world(mode)
-        cut = node.ctl("release", held["id"], check=False)
-        assert cut.returncode == 32, f"{point}: {cut.stdout}{cut.stderr}"
-        assert node.daemon is not None
-        assert node.daemon.wait(10) == -9
+        with pytest.raises(VgpuError) as cut:
+            release(node, held.id)
+        was_cut(node, cut.value)
         node.start()
         assert world(node) == NOTHING, point
         node.stop()
@@ -81,45 +105,54 @@ def test_release_cut_after_every_step(node: DemoNode, mode: str) -> None:
 @pytest.mark.parametrize("point", ["record-intent", "apply"])
 def test_resize_cut_after_every_step(node: DemoNode, point: str) -> None:
     node.start(fault_point=f"resize.{point}")
-    held = node.ctl_json("alloc", *ASK["preload"])
-    cut = node.ctl("resize", held["id"], "--memory", "8GiB", check=False)
-    assert cut.returncode == 32
+    held = allocate(node, "preload")
+    with client(node) as calls, pytest.raises(VgpuError) as cut:
+        calls.resize(held.id, memory_bytes=8 * GIB)
+    was_cut(node, cut.value)
     node.start()
-    shown = node.ctl_json("show", held["id"])
-    assert shown["state"] == "active"
-    assert int(shown["slices"][0]["memoryBytes"]) == 8 << 30
-    limits = limits_of(node, held["id"])
-    assert limits == 8 << 30
-    node.ctl("release", held["id"])
+    with client(node) as calls:
+        shown = calls.get_allocation(held.id)
+    assert shown.state == "active"
+    assert shown.slices[0].memory_bytes == 8 * GIB
+    assert read_limits(node.run_dir / "leases" / held.id).devices[0].memory_bytes == 8 * GIB
+    release(node, held.id)
 
 
-def limits_of(node: DemoNode, allocation: str) -> int:
-    """What the tenant is held to: the lease's own word."""
-    from vgpud.lease import read_limits
-
-    return read_limits(node.run_dir / "leases" / allocation).devices[0].memory_bytes
+def test_a_start_that_is_cut_begins_again(node: DemoNode) -> None:
+    """A half-made MIG allocation, and the start that undoes it killed after each of its steps."""
+    node.start(fault_point="allocate.attach-0")
+    with pytest.raises(VgpuError) as cut:
+        allocate(node, "mig")
+    was_cut(node, cut.value)
+    for point in RELEASE_POINTS:
+        with pytest.raises(RuntimeError):
+            node.start(fault_point=f"release.{point}")
+        if point == "forget":
+            break
+    node.start()
+    assert world(node) == NOTHING
 
 
 def test_what_a_kill_leaves_is_what_was_there(node: DemoNode) -> None:
-    """One allocation in every mode at once, each on its device; twenty kills at random moments."""
+    """One allocation in every mode at once, each on its device, and five kills."""
     node.start()
-    held = {mode: node.ctl_json("alloc", *ask)["id"] for mode, ask in ASK.items()}
+    held = [allocate(node, mode, mode).id for mode in ASK]
     before = snapshot(node)
     for _ in range(5):
         node.kill()
         node.start()
         assert snapshot(node) == before
-    for allocation in held.values():
-        node.ctl("release", allocation)
+    for allocation in held:
+        release(node, allocation)
     assert world(node) == NOTHING
     assert node.stop() == 0
 
 
-def snapshot(node: DemoNode) -> dict[str, str]:
-    kept = {}
-    for allocation in node.ctl_json("ls")["items"]:
-        allocation.pop("ageSeconds", None)
-        kept[allocation["id"]] = json.dumps(allocation, sort_keys=True)
+def snapshot(node: DemoNode) -> dict[str, str | bytes]:
+    with client(node) as calls:
+        kept: dict[str, str | bytes] = {
+            a.id: a.SerializeToString(deterministic=True) for a in calls.list_allocations().allocations
+        }
     for path in sorted(Path(node.folder / "cdi").glob("*.json")):
         kept[path.name] = path.read_text()
     return kept

@@ -4,7 +4,7 @@ import pytest
 
 from vgpud.model.device import Link, Node
 from vgpud.model.errors import ErrorCode
-from vgpud.model.quantity import GIB
+from vgpud.model.quantity import GIB, MIB
 from vgpud.model.tenancy import MODE_OF, Isolation, Mode, Request
 from vgpud.planner.choose import choose
 from vgpud.planner.use import DeviceUse
@@ -147,8 +147,9 @@ def test_a_device_that_fits_and_is_passed_over_says_for_which() -> None:
 def test_memory_is_given_away_to_the_last_byte_and_no_further(isolation: Isolation) -> None:
     mode = MODE_OF[isolation]
     use = {"GPU-0": used(mode, 100 * GIB)}
-    left = H200_USABLE - 100 * GIB
+    grain = MIB if mode is Mode.MPS else 1  # what the mode can count in
+    left = (H200_USABLE - 100 * GIB) // grain * grain
     assert taken(request(memory=left, isolation=isolation), h200_node(1), AUTO, use) == [0]
-    more = choose(request(memory=left + 1, isolation=isolation), h200_node(1), AUTO, use)
+    more = choose(request(memory=left + grain, isolation=isolation), h200_node(1), AUTO, use)
     assert more.refusal is not None
     assert more.refusal.code is ErrorCode.NO_CAPACITY

@@ -114,7 +114,7 @@ class Slice:
 
 
 class State(StrEnum):
-    """ALLOCATING, RESIZING and RELEASING are intents: the next start undoes the first, finishes the others."""
+    """ALLOCATING, RESIZING and RELEASING are intents: a start undoes the first, finishes the others."""
 
     ALLOCATING = "allocating"
     ACTIVE = "active"

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from vgpud.hardware.gateway import Gateway
 from vgpud.model.device import Device, Node
@@ -13,6 +14,8 @@ class Inventory:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        # called when devices are seen for the first time after none were
+        self.came_back: Callable[[], None] = lambda: None
         self._node = Node()
         self._error: VgpuError | None = None
         self._taken = float("-inf")  # monotonic seconds
@@ -55,8 +58,11 @@ class Inventory:
 
     async def _take(self) -> None:
         try:
+            before = self._node
             self._node = await asyncio.to_thread(self._gateway.snapshot)
             self._error = None
+            if self._node.devices and not before.devices:
+                self.came_back()
         except VgpuError as error:
             self._error = error
         self._taken = time.monotonic()

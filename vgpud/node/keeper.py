@@ -143,7 +143,7 @@ class NodeKeeper:
             await self._dismantle(allocation)
         except VgpuError as error:
             log.warning("undo failed, will retry", allocation=allocation_id, why=str(error))
-            self._spawn(self._release_when_possible(allocation_id))
+            self.spawn(self._release_when_possible(allocation_id))
 
     def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]:
         """What Allocate would do now; changes nothing."""
@@ -213,13 +213,18 @@ class NodeKeeper:
 
     def release_later(self, allocation_id: str) -> None:
         """As soon as no process runs in it."""
-        self._spawn(self._release_when_possible(allocation_id))
+        self.spawn(self._release_when_possible(allocation_id))
 
     async def run_steps(self, verb: str, allocation_id: str, steps: Sequence[Step]) -> None:
         """Runs a plan on a held allocation, and tells watchers what came of it."""
         allocation, event = await self._executor.run(verb, self._book.get(allocation_id), steps)
         if event is not None:
             self.hub.publish(event, allocation)
+
+    def busy(self) -> frozenset[str]:
+        """Allocations that are being made or released right now."""
+        making = {a.id for a in self._book if a.request.id in self._allocating}
+        return frozenset(making | set(self._releasing))
 
     def _lifetime_ended(self, allocation_id: str) -> None:
         if allocation_id in self._book:
@@ -347,7 +352,7 @@ class NodeKeeper:
 
     def device_event(self, event: DeviceEvent) -> None:
         """An Xid, or a device off the bus: watchers are told, and what is held on a lost device fails."""
-        self._spawn(self._device_event(event))
+        self.spawn(self._device_event(event))
 
     async def _device_event(self, event: DeviceEvent) -> None:
         await self._inventory.refresh()
@@ -363,7 +368,7 @@ class NodeKeeper:
         log.error("MPS control daemon died", device=device_uuid)
         self._parts.transitions.lost(device_uuid)
         sentence = "its MPS control daemon died and took its clients along"
-        self._spawn(self.fail_allocations(device_uuid, sentence))
+        self.spawn(self.fail_allocations(device_uuid, sentence))
 
     async def fail_allocations(self, device_uuid: str, sentence: str) -> None:
         """Marks what is held on a device that is gone; its owners release it."""
@@ -385,7 +390,7 @@ class NodeKeeper:
 
     # --- the end
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)

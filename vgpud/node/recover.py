@@ -4,8 +4,9 @@ What to do is decided by planner.reconcile, which is pure. A start that is cut a
 begins anew with what it then finds.
 """
 
+import asyncio
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -25,44 +26,71 @@ from vgpud.units import Units
 log = structlog.get_logger(__name__)
 
 
-async def recover(
-    keeper: NodeKeeper, parts: Parts, state: LedgerState, units: Units, run_dir: Path, boot_id: str
-) -> None:
-    """Leaves book, ledger and world in agreement, whatever was cut before. Raises VgpuError only for
-    a ledger that cannot be written: trouble with one allocation is logged and does not stop others."""
+@dataclass(frozen=True)
+class Start:
+    """What a start knows beside the keeper's parts."""
+
+    units: Units
+    run_dir: Path
+    boot_id: str
+
+
+async def recover(keeper: NodeKeeper, parts: Parts, state: LedgerState, start: Start) -> None:
+    """Leaves book, ledger and world in agreement, whatever was cut before.
+
+    Raises VgpuError only for a ledger that cannot be written: trouble with one allocation is logged
+    and does not stop the others.
+    """
     for allocation in state.allocations:
         parts.book.add(allocation)
-    boot_changed = bool(state.boot_id) and state.boot_id != boot_id
-    observed = observe(parts, units, run_dir, state.allocations, boot_changed)
-    # a resize that was cut is an allocation of the new size; what is missing of it is repaired first
-    meant = [replace(a, state=State.ACTIVE) if a.state is State.RESIZING else a for a in state.allocations]
-    actions = reconcile(meant, observed)
-    keeper.hub.revision = await parts.ledger.set_boot_id(boot_id)
-    await _assume_modes(parts, state.allocations, units)
-    for action in actions:
-        log.info("reconcile", action=action.kind.value, subject=action.subject, why=action.reason)
-        try:
-            await _act(keeper, parts, units, run_dir, action)
-        except VgpuError as error:
-            log.error("reconcile failed", action=action.kind.value, subject=action.subject, why=str(error))
+    keeper.hub.revision = state.revision
+    await agree(keeper, parts, start, bool(state.boot_id) and state.boot_id != start.boot_id)
+    # after the actions: a start that is cut before must find again that there was a reboot
+    keeper.hub.revision = await parts.ledger.set_boot_id(start.boot_id)
     for allocation in tuple(parts.book):
         if allocation.state is State.RESIZING:
             await keeper.finish_resize(allocation)
         keeper.lifetimes.watch(allocation.id, allocation.request.lifetime)
 
 
+async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bool) -> None:
+    """Observes, decides and acts once; also when NVML answers for the first time after the start.
+
+    What is being made or released at this moment is left to those who do it.
+    """
+    busy = keeper.busy()
+    # a resize that was cut is an allocation of the new size; what is missing of it is repaired first
+    meant = [
+        replace(a, state=State.ACTIVE) if a.state is State.RESIZING else a
+        for a in parts.book
+        if a.id not in busy
+    ]
+    observed = observe(parts, start, meant, busy, boot_changed)
+    actions = reconcile(meant, observed)
+    await _assume_modes(parts, tuple(parts.book), start.units)
+    for action in actions:
+        log.info("reconcile", action=action.kind.value, subject=action.subject, why=action.reason)
+        try:
+            await _act(keeper, parts, start, action)
+        except VgpuError as error:
+            log.error("reconcile failed", action=action.kind.value, subject=action.subject, why=str(error))
+
+
 def observe(
-    parts: Parts, units: Units, run_dir: Path, allocations: Iterable[Allocation], boot_changed: bool
+    parts: Parts,
+    start: Start,
+    allocations: Iterable[Allocation],
+    busy: frozenset[str],
+    boot_changed: bool,
 ) -> Observed:
-    """What is there, beside the ledger."""
+    """What is there, beside the ledger, less what belongs to allocations in `busy`."""
     node = parts.inventory.node
+    running = {unit.name for unit in start.units.list(unit_name(""))}
     return Observed(
         node=node,
-        leases=list_leases(run_dir / "leases"),
-        specs=cdi.list_specs(parts.cdi_dir),
-        mps_daemons=frozenset(
-            device.uuid for device in node.devices if units.running(unit_name(device.uuid)) is not None
-        ),
+        leases=list_leases(start.run_dir / "leases") - busy,
+        specs=cdi.list_specs(parts.cdi_dir) - busy,
+        mps_daemons=frozenset(d.uuid for d in node.devices if unit_name(d.uuid) in running),
         dead_lifetimes=frozenset(
             a.id for a in allocations if a.request.lifetime.pid and not is_alive(a.request.lifetime)
         ),
@@ -92,7 +120,7 @@ async def _assume_modes(parts: Parts, allocations: Iterable[Allocation], units: 
                 await parts.effectors[part.mode].resume(device)
 
 
-async def _act(keeper: NodeKeeper, parts: Parts, units: Units, run_dir: Path, action: Action) -> None:
+async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -> None:
     match action.kind:
         case ActionKind.UNDO | ActionKind.FINISH:
             await keeper.dismantle(action.subject)
@@ -101,9 +129,10 @@ async def _act(keeper: NodeKeeper, parts: Parts, units: Units, run_dir: Path, ac
         case ActionKind.REMOVE_SPEC:
             cdi.remove_spec(parts.cdi_dir, action.subject)
         case ActionKind.REMOVE_LEASE:
-            remove_lease(run_dir / "leases", action.subject)
+            remove_lease(start.run_dir / "leases", action.subject)
         case ActionKind.STOP_MPS:
-            units.stop(unit_name(action.subject), 5.0)
+            if not parts.book.use_of(action.subject).count:
+                await asyncio.to_thread(start.units.stop, unit_name(action.subject), 5.0)
         case ActionKind.REMOVE_INSTANCE:
             pass  # instances lie where ledgered slices say, so releasing those removes them
         case ActionKind.MARK_FAILED:

@@ -33,7 +33,7 @@ def _memory_bytes(seat: Seat, want: Wanted) -> int:
     if want.memory_bytes is not None:
         return want.memory_bytes
     if want.share is None:
-        return seat.device.memory_usable_bytes
+        return seat.device.memory_usable_bytes // MIB * MIB
     part = seat.device.memory_usable_bytes * want.share.hundredths // 10000
     return max(part // GRAIN_BYTES * GRAIN_BYTES, GRAIN_BYTES)
 
@@ -45,6 +45,12 @@ def _never(seat: Seat, mode: Mode, want: Wanted, memory: int) -> Unfit | None:
         )
     if mode is Mode.MPS and not seat.device.mps_capable:
         return never(seat, mode, ErrorCode.UNSUPPORTED, "the device has no MPS")
+    if mode is Mode.MPS and want.count > 1:
+        sentence = f"a process reaches one MPS control daemon, which serves one device, not {want.count}"
+        return never(seat, mode, ErrorCode.UNSUPPORTED, sentence)
+    if mode is Mode.MPS and memory % MIB:
+        sentence = f"MPS takes memory limits in whole MiB, and {memory} bytes is not"
+        return never(seat, mode, ErrorCode.UNSUPPORTED, sentence)
     usable = seat.device.memory_usable_bytes
     if memory > usable:
         asked, has = shown_apart(memory, usable)
