@@ -75,8 +75,7 @@ def _escape(character: str) -> str:
 
 class _Scanner:
     def __init__(self, text: str) -> None:
-        # the parser reads line ends so too
-        self.text = text.replace("\r\n", "\n")
+        self.text = text
         self.at = 0
         self.lines: dict[KeyPath, int] = {}
         self.array_lengths: dict[KeyPath, int] = {}
