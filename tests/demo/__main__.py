@@ -1,5 +1,6 @@
 """Runs the scenes on the real GPUs where a driver answers, otherwise on the simulated node."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from tests.demo import scenes
 from tests.demo.checks import Checks
 from tests.demo.node import BUILD, DemoNode
+from vgpud import logs
 from vgpud.hardware.gateway import Gateway
 from vgpud.model.errors import VgpuError
 
@@ -31,6 +33,7 @@ def on_simulated_node() -> int:
 
 
 def main() -> int:
+    logs.configure(logging.WARNING)
     simulated = "VGPU_SIM_STATE" in os.environ
     if not simulated and real_gpus() == 0:
         print("using the simulated node: 8 x NVIDIA H200")
