@@ -14,6 +14,7 @@
 #include "limits.h"
 #include "arbiter_link.h"
 #include "slot.h"
+#include "vmm.h"
 
 enum phase { COLD, UNLIMITED, LIMITED };
 
@@ -114,6 +115,7 @@ static void forget_in_child(void)
     vgpu_device_reset();
     vgpu_charge_reset();
     vgpu_context_reset();
+    vgpu_vmm_reset();
     pthread_mutex_init(&entry, NULL);
     pthread_mutex_init(&account.slow, NULL);
     if (phase != LIMITED)

@@ -8,6 +8,7 @@
 #include "charge.h"
 #include "functions.h"
 #include "tenant.h"
+#include "vmm.h"
 
 struct block {
     uint64_t bytes;
@@ -17,6 +18,11 @@ struct block {
 };
 
 static pthread_mutex_t blocks = PTHREAD_MUTEX_INITIALIZER; /* guards the counts of all blocks */
+
+void vgpu_vmm_reset(void)
+{
+    pthread_mutex_init(&blocks, NULL);
+}
 
 /* Ends the block if nothing holds it any more. Called with `blocks` held. */
 static void let_go(struct block *block)
@@ -63,8 +69,8 @@ VGPU_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t si
     return CUDA_SUCCESS;
 }
 
-/* The driver gives the same handle again for another reference, so an entry counts in its bytes word
- * nothing: references are in the block, and the entry leaves with the last of them. */
+/* The driver gives the same handle again for another reference: the block counts them, and the entry
+ * leaves with the last. */
 VGPU_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
     struct vgpu_entry entry;

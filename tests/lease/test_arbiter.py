@@ -16,7 +16,7 @@ import pytest
 from tests.lease.conftest import Node, eventually, lease_used
 from tests.native.harness import ARBITER, CONTEXT_BYTES, GIB, MIB, PROBE, TEST_BUILD, UUIDS, Tenant
 from vgpud import lease_layout as layout
-from vgpud.lease import DeviceLimits, close_lease, read_usage, remove_lease, update_limits
+from vgpud.lease import DeviceLimits, close_lease, read_usage, remove_lease, update_limits, write_lease
 from vgpud.model.errors import ErrorCode, VgpuError
 
 HOLD = (PROBE, "hold", "256MiB", "--then-wait-on-stdin")
@@ -159,6 +159,58 @@ def test_two_arbiters_on_one_folder(node: Node) -> None:
     second = subprocess.run(command, capture_output=True, text=True, check=False)
     assert second.returncode == 3
     assert "another arbiter" in second.stderr
+
+
+def test_it_goes_to_the_background_and_says_when_it_is_ready(tmp_path: Path) -> None:
+    notify = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
+        inbox.bind(str(notify))
+        inbox.settimeout(10)
+        started = subprocess.run(
+            [ARBITER, "--run-dir", tmp_path], env={"NOTIFY_SOCKET": str(notify)}, check=False, timeout=20
+        )
+        assert started.returncode == 0
+        assert inbox.recv(64) == b"READY=1"
+    (pid,) = [p for p in Path("/proc").glob("[0-9]*") if str(tmp_path).encode() in cmdline(p)]
+    os.kill(int(pid.name), signal.SIGTERM)
+
+
+def cmdline(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_wrong_arguments() -> None:
+    for arguments in ([], ["--run-dir"], ["--nonsense"], ["--run-dir", "/tmp", "more"]):
+        done = subprocess.run([ARBITER, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+
+
+def test_it_sleeps_while_nothing_happens(node: Node) -> None:
+    lease = node.lease()
+    process = node.tenant(lease, *HOLD)
+    held_by(process)
+    assert node.arbiter is not None
+    status = Path(f"/proc/{node.arbiter.pid}/status")
+
+    def switches() -> list[str]:
+        return [line for line in status.read_text().splitlines() if "ctxt_switches" in line]
+
+    before = switches()
+    threading.Event().wait(0.5)
+    assert switches() == before
+
+
+def test_a_thousand_leases(node: Node) -> None:
+    for i in range(1000):
+        write_lease(node.run_dir / "leases", f"m{i}", [DeviceLimits(UUIDS[0], GIB)], 0, 0)
+    node.kill_arbiter()
+    node.start_arbiter()
+    process = node.tenant(node.run_dir / "leases" / "m999", *HOLD)
+    held_by(process)
+    assert node.client.list("m999") == (process.pid,)
 
 
 def test_resize_of_a_running_tenant(node: Node) -> None:
