@@ -33,6 +33,8 @@ class Settings(BaseSettings):
     def policy_paths(self) -> PolicyPaths:
         return PolicyPaths(
             main=self.config,
+            # a path that was named and is not there is a typo, not the built-in policy
+            main_required="config" in self.model_fields_set,
             vendor_dir=_INSTALLED_LIBRARIES / "conf.d",
             run_dir=self.run_dir / "conf.d",
             admin_dir=self.config.parent / "conf.d",

@@ -13,6 +13,7 @@ from vgpud.model.plan import Step, StepKind
 from vgpud.model.quantity import GIB, Percent
 from vgpud.model.tenancy import Allocation, Decision, Edits, Mode, Mount, Reason, Request, Slice, State
 from vgpud.model.view import DeviceView, NodeDescription, ReloadReport, SliceUse
+from vgpud.policy.model import Policy
 
 CARD = Device(uuid="GPU-1", index=0, name="Test card", memory_total_bytes=80 * GIB)
 EDITS = Edits(
@@ -22,14 +23,9 @@ EDITS = Edits(
 )
 
 
-class FakePolicy:
-    def model_dump_json(self) -> str:
-        return '{"version":1}'
-
-
 @dataclass(frozen=True)
 class FakeLoaded:
-    policy: FakePolicy = field(default_factory=FakePolicy)
+    policy: Policy = field(default_factory=Policy)
     origins: Mapping[str, object] = field(default_factory=lambda: {"version": Path("/etc/p.toml")})
     files: tuple[Path, ...] = (Path("/etc/p.toml"),)
     digest: str = "abc"
@@ -118,7 +114,7 @@ class FakeKeeper:
     async def slice_use(self, allocation: Allocation) -> tuple[SliceUse, ...]:
         return (SliceUse("GPU-1", 5, 2, 6, 1, 0, (77,)),)
 
-    def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]:
+    async def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]:
         self._check()
         if request.count > 1:
             refusal = VgpuError(ErrorCode.IMPOSSIBLE, "2 devices are asked for, there is 1", "ask for 1")

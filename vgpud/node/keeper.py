@@ -102,11 +102,7 @@ class NodeKeeper:
         return await asyncio.shield(task)
 
     async def _allocate(self, request: Request) -> Allocation:
-        await self._inventory.refresh(_SNAPSHOT_SECONDS)
-        decision, steps = self.plan(request)
-        if decision.refusal is not None:  # perhaps what was in the way is gone by now
-            await self._inventory.refresh()
-            decision, steps = self.plan(request)
+        decision, steps = await self.plan(request)
         if decision.refusal is not None:
             log.info("refused", request=request.id, uid=request.owner.uid, why=str(decision.refusal))
             raise decision.refusal
@@ -145,8 +141,16 @@ class NodeKeeper:
             log.warning("undo failed, will retry", allocation=allocation_id, why=str(error))
             self.spawn(self._release_when_possible(allocation_id))
 
-    def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]:
-        """What Allocate would do now; changes nothing."""
+    async def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]:
+        """What Allocate would do now; changes nothing, and nothing is awaited after the decision."""
+        await self._inventory.refresh(_SNAPSHOT_SECONDS)
+        decision = self._decide(request)
+        if decision[0].refusal is None:
+            return decision
+        await self._inventory.refresh()  # perhaps what was in the way is gone by now
+        return self._decide(request)
+
+    def _decide(self, request: Request) -> tuple[Decision, tuple[Step, ...]]:
         if self._inventory.error is not None and not self._inventory.node.devices:
             return Decision(refusal=self._inventory.error), ()
         decision = choose(request, self._inventory.node, self._policy.policy, self._book.use)
@@ -253,13 +257,16 @@ class NodeKeeper:
             return allocation
         changed = replace(allocation, slices=slices, state=State.RESIZING)
         self._book.replace(changed)
+        return await asyncio.shield(self._carry_out_resize(allocation, changed))
+
+    async def _carry_out_resize(self, before: Allocation, changed: Allocation) -> Allocation:
         try:
             await self._ledger.intent(changed)
-            self._parts.fault("resize.record-intent")
         except VgpuError:
-            self._book.replace(allocation)
+            self._book.replace(before)
             raise
-        return await asyncio.shield(self.finish_resize(changed))
+        self._parts.fault("resize.record-intent")
+        return await self.finish_resize(changed)
 
     async def finish_resize(self, changed: Allocation) -> Allocation:
         """Puts recorded new limits in force; also what a start does that finds them recorded."""

@@ -4,6 +4,7 @@ The caller is what the kernel said of the peer. Each raises VgpuError.
 """
 
 import asyncio
+import json
 import secrets
 import socket
 from collections.abc import Callable, Coroutine
@@ -16,6 +17,7 @@ from vgpud.model.caller import Caller
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event
 from vgpud.model.tenancy import Allocation, Lifetime, Owner, Request
+from vgpud.policy.effective import effective
 from vgpud.serve.keeper import Keeper
 from vgpud.serve.permissions import check_owner_override, may_see_edits
 
@@ -37,7 +39,7 @@ async def allocate(keeper: Keeper, caller: Caller, asked: pb.AllocateRequest) ->
 
 
 async def plan(keeper: Keeper, caller: Caller, asked: pb.AllocateRequest) -> pb.PlanReply:
-    decision, steps = keeper.plan(_request(caller, asked))
+    decision, steps = await keeper.plan(_request(caller, asked))
     return encode.plan(decision, steps)
 
 
@@ -96,7 +98,10 @@ async def list_allocations(
 async def get_policy(keeper: Keeper, caller: Caller, asked: pb.GetPolicyRequest) -> pb.PolicyReply:
     loaded = keeper.policy()
     return encode.policy(
-        loaded.policy.model_dump_json(), loaded.origins, loaded.digest, [str(file) for file in loaded.files]
+        json.dumps(effective(loaded.policy)),
+        loaded.origins,
+        loaded.digest,
+        [str(file) for file in loaded.files],
     )
 
 

@@ -10,17 +10,14 @@ from vgpud.model.plan import Step
 from vgpud.model.quantity import Percent
 from vgpud.model.tenancy import Allocation, Decision, Request
 from vgpud.model.view import DeviceView, NodeDescription, ReloadReport, SliceUse
-
-
-class PolicyModel(Protocol):
-    def model_dump_json(self) -> str: ...
+from vgpud.policy.model import Policy
 
 
 class PolicyInForce(Protocol):
     """The effective policy; `origins` are shown as text, "file:line" for each key path."""
 
     @property
-    def policy(self) -> PolicyModel: ...
+    def policy(self) -> Policy: ...
     @property
     def origins(self) -> Mapping[str, object]: ...
     @property
@@ -50,7 +47,7 @@ class Keeper(Protocol):
 
     async def slice_use(self, allocation: Allocation) -> tuple[SliceUse, ...]: ...
 
-    def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]: ...
+    async def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]: ...
 
     async def devices(self) -> tuple[tuple[DeviceView, ...], int]:
         """With the revision they are of."""
