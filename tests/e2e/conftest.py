@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,22 +27,37 @@ def simulated(state: Path, profile: str) -> dict[str, str]:
     return {**os.environ, **inside}
 
 
-@pytest.fixture
-def make_node(tmp_path: Path) -> Iterator[NodeMaker]:
+@contextmanager
+def node_maker(folder: Path) -> Iterator[NodeMaker]:
     """Makes nodes, and clears away all that they started."""
     made: list[DemoNode] = []
 
     def make(profile: str = "h200x8", policy: str = POLICY) -> DemoNode:
-        node = DemoNode(policy, simulated(tmp_path / f"sim{len(made)}", profile))
+        node = DemoNode(policy, simulated(folder / f"sim{len(made)}", profile))
         made.append(node)
         return node
 
-    yield make
-    for node in made:
-        if node.daemon is not None and node.daemon.poll() is None:
-            node.kill()
-        end_helpers(node)
-        node.remove()
+    try:
+        yield make
+    finally:
+        for node in made:
+            if node.daemon is not None and node.daemon.poll() is None:
+                node.kill()
+            end_helpers(node)
+            node.remove()
+
+
+@pytest.fixture
+def make_node(tmp_path: Path) -> Iterator[NodeMaker]:
+    with node_maker(tmp_path) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def make_shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeMaker]:
+    """For a daemon that all tests of a module share."""
+    with node_maker(tmp_path_factory.mktemp("shared")) as make:
+        yield make
 
 
 def end_helpers(node: DemoNode) -> None:

@@ -126,6 +126,9 @@ class FakeKeeper:
         self._check()
         return (DeviceView(CARD, "auto", Mode.PRELOAD, 3 * GIB, 1234, 1),), len(self.events)
 
+    async def look(self) -> None:
+        self._check()
+
     def describe(self) -> NodeDescription:
         self._check()
         return NodeDescription(Node(devices=(CARD,)), len(self.held), len(self.events), "abc", "well", 1.5)

@@ -42,18 +42,21 @@ class Inventory:
         return found
 
     async def refresh(self, max_age_seconds: float = 0.0) -> None:
-        """A snapshot no older than that; concurrent callers share one."""
-        if time.monotonic() - self._taken <= max_age_seconds:
+        """A snapshot no older than that; concurrent callers share one. A failure is never kept."""
+        if self._error is None and time.monotonic() - self._taken <= max_age_seconds:
             return
         if self._running is not None and max_age_seconds > 0:
             await asyncio.shield(self._running)
             return
         if self._running is not None:  # it may have begun before the change the caller knows of
             await asyncio.shield(self._running)
-        self._running = asyncio.ensure_future(self._take())
-        try:
-            await asyncio.shield(self._running)
-        finally:
+        task = asyncio.ensure_future(self._take())
+        self._running = task
+        task.add_done_callback(self._ended)
+        await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if self._running is task:
             self._running = None
 
     async def _take(self) -> None:

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ log = structlog.get_logger(__name__)
 
 _RELEASED_REMEMBERED = 10_000
 _SNAPSHOT_SECONDS = 1.0  # listings and decisions may be this old
+_LOOK_SECONDS = 0.5  # a status answers, even while NVML does not
 _RETRY_SECONDS = 1.0  # while a dead tenant's children still run
 
 
@@ -317,6 +319,11 @@ class NodeKeeper:
                 )
             )
         return tuple(views), self.hub.revision
+
+    async def look(self) -> None:
+        """Brings `describe` and `plan` up to date, unless the hardware lets itself be waited for."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._inventory.refresh(_SNAPSHOT_SECONDS), _LOOK_SECONDS)
 
     def describe(self) -> NodeDescription:
         error = self._inventory.error

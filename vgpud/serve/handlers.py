@@ -25,6 +25,7 @@ _LISTED_AT_ONCE = 100
 
 
 async def get_node(keeper: Keeper, caller: Caller, asked: pb.GetNodeRequest) -> pb.NodeReply:
+    await keeper.look()
     return encode.node(keeper.describe(), socket.gethostname(), __version__)
 
 

@@ -53,6 +53,10 @@ class Keeper(Protocol):
         """With the revision they are of."""
         ...
 
+    async def look(self) -> None:
+        """Before `describe` and `plan`: they then speak of the hardware as it is now. Never raises."""
+        ...
+
     def describe(self) -> NodeDescription: ...
 
     def subscribe(self, after_revision: int | None) -> AsyncIterator[tuple[Event, Allocation | None]]:

@@ -1,0 +1,78 @@
+"""What the fault tests share: calls without the cost of a process, a node to break, and patience."""
+
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.demo.node import BUILD, DemoNode
+from vgpud.api.client import Client
+from vgpud.api.gen import vgpud_pb2 as pb
+
+GIB = 1 << 30
+MIB = 1 << 20
+PROBE = str(BUILD / "bin" / "vgpu-probe")
+ADMIN = "admin.sock"
+TENANT = "vgpud.sock"
+READ = "ro.sock"
+
+
+def client(node: DemoNode, door: str = ADMIN, timeout_seconds: float = 30) -> Client:
+    return Client(node.run_dir / door, timeout_seconds)
+
+
+def allocate(node: DemoNode, **asked: Any) -> pb.Allocation:
+    with client(node) as calls:
+        return calls.allocate(pb.AllocateRequest(**asked))
+
+
+def quota(node: DemoNode, gib: int = 1, **asked: Any) -> pb.Allocation:
+    """A preload allocation on device 0, unless another is named."""
+    asked.setdefault("selector", pb.Selector(indices=[0]))
+    return allocate(node, isolation="quota", memory_bytes=gib * GIB, **asked)
+
+
+def release(node: DemoNode, *allocations: str, force: bool = False) -> None:
+    with client(node) as calls:
+        for allocation in allocations:
+            calls.release(allocation, force)
+
+
+def states(node: DemoNode) -> dict[str, str]:
+    """The state of every allocation, by id."""
+    with client(node) as calls:
+        return {a.id: a.state for a in calls.list_allocations().allocations}
+
+
+def simulate(node: DemoNode, *words: str) -> None:
+    """`vgpu-sim WORDS` on the node."""
+    state = node.environment["VGPU_SIM_STATE"]
+    subprocess.run(
+        [BUILD / "bin" / "vgpu-sim", *words[:1], "--state", state, *words[1:]], check=True, timeout=30
+    )
+
+
+def eventually(holds: Callable[[], object], what: str, seconds: float = 20) -> None:
+    """Waits until it holds; how long it takes is not what is tested."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
+        time.sleep(0.05)
+
+
+def helper_pids(node: DemoNode, prefix: str = "") -> dict[str, int]:
+    """The pid of each helper process of the node that runs, by name."""
+    found = {}
+    for path in (node.run_dir / "units").glob(f"{prefix}*.pid"):
+        pid = int(path.read_text().split()[0])
+        if is_alive(pid):
+            found[path.name.removesuffix(".pid")] = pid
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

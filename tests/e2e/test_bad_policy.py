@@ -1,0 +1,107 @@
+"""Policy files that are wrong: no start, and no reload, but never a half of one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.demo.node import POLICY, ROOT, DemoNode
+from tests.e2e.conftest import NodeMaker
+from tests.e2e.support import client, quota, release, states
+
+SYNTAX = 'version = 1\n[[device]]\nmode = "auto\n'
+UNKNOWN_KEY = 'version = 1\n[[device]]\nmode = "auto"\nmatch.nmae = "*"\n'
+NEVER_APPLIES = 'version = 1\n[[device]]\nmode = "auto"\n[[device]]\nmode = "mps"\nmatch.index = 1\n'
+OTHER_MODE = 'version = 1\n[[device]]\nmode = "exclusive"\n[device.preload]\noversubscribe = 2.0\n'
+BAD = {
+    "syntax": (SYNTAX, 3, ""),
+    "unknown key": (UNKNOWN_KEY, 4, "did you mean"),
+    "hidden rule": (NEVER_APPLIES, 4, "can never apply"),
+    "settings of another mode": (OTHER_MODE, 4, "settings of mode preload"),
+    "empty": ("", 1, "version"),
+    "binary": ("version = 1\n\0\x01", 2, ""),
+}
+
+
+def config(node: DemoNode) -> Path:
+    return Path(node.environment["VGPUD_CONFIG"])
+
+
+@pytest.fixture(scope="module")
+def node(make_shared_node: NodeMaker) -> DemoNode:
+    node = make_shared_node()
+    node.start()
+    return node
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_start_with_a_bad_policy(make_node: NodeMaker, kind: str) -> None:
+    text, line, said = BAD[kind]
+    node = make_node(policy=text)
+    done = subprocess.run(
+        [sys.executable, "-m", "vgpud.daemon"],
+        env=node.environment,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=30,
+    )
+    assert done.returncode == 78
+    assert "E104" in done.stderr
+    assert f"{config(node)}:{line}" in done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (node.folder / "state").exists(), "what cannot start touches nothing"
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_reload_of_a_bad_policy_keeps_the_old_one(node: DemoNode, kind: str) -> None:
+    text, line, said = BAD[kind]
+    with client(node) as calls:
+        before = calls.get_policy()
+    config(node).write_text(text)
+    refused = node.ctl("policy", "reload", check=False)
+    config(node).write_text(POLICY)
+    assert refused.returncode == 78
+    assert f"{config(node)}:{line}" in refused.stderr
+    assert said in refused.stderr
+    with client(node) as calls:
+        assert calls.get_policy() == before
+        assert not calls.reload_policy().changed
+    release(node, quota(node).id)
+
+
+def test_a_reload_that_a_device_in_use_must_wait_for(node: DemoNode) -> None:
+    held = quota(node, 2)
+    config(node).write_text('version = 1\n[[device]]\nmode = "mps"\n')
+    tried = node.ctl("policy", "reload", "--dry-run", check=False)
+    assert tried.returncode == 1
+    assert "waiting: device 0" in tried.stdout
+    reloaded = json.loads(node.ctl("policy", "reload", "-o", "json").stdout)
+    assert [s for s in reloaded["waiting"] if "device 0" in s and "preload" in s], reloaded
+    assert len(reloaded["waiting"]) == 1, reloaded
+    assert len(reloaded["done"]) == 7, reloaded
+    assert states(node) == {held.id: "active"}
+    refused = node.ctl("alloc", "--isolation", "quota", "--memory", "1GiB", check=False)
+    assert refused.returncode == 34, refused.stderr
+    assert "E203" in refused.stderr
+    release(node, held.id)
+    drained = node.ctl_json("alloc", "--isolation", "compute", "--memory", "1GiB", "--device", "0")
+    release(node, drained["id"])
+    config(node).write_text(POLICY)
+    node.ctl("policy", "reload")
+
+
+def test_a_policy_that_nobody_can_read(node: DemoNode) -> None:
+    hidden = config(node).with_name("gone")
+    config(node).rename(hidden)
+    config(node).mkdir()
+    try:
+        refused = node.ctl("policy", "reload", check=False)
+        assert refused.returncode == 78
+        assert str(config(node)) in refused.stderr
+    finally:
+        config(node).rmdir()
+        hidden.rename(config(node))

@@ -1,0 +1,144 @@
+"""Who may do what, by the kernel's word on the caller: other users call from processes of their own."""
+
+import grp
+import json
+import os
+import pwd
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.demo.node import BUILD, ROOT, DemoNode
+from tests.e2e.conftest import NodeMaker
+from tests.e2e.support import ADMIN, PROBE, READ, TENANT, allocate, eventually, quota, release, states
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can call as other users"),
+]
+
+GROUP = grp.getgrnam("games")
+ALICE = pwd.getpwnam("nobody").pw_uid
+BOB = pwd.getpwnam("daemon").pw_uid
+ASK = ("alloc", "--isolation", "quota", "--memory", "1GiB", "--device", "0")
+
+
+@pytest.fixture(scope="module")
+def node(make_shared_node: NodeMaker) -> DemoNode:
+    seen = subprocess.run([sys.executable, "-c", "import grpc"], user=ALICE, cwd=ROOT, check=False)
+    if seen.returncode or not _readable(ROOT):
+        pytest.skip(f"other users cannot read {ROOT}")
+    node = make_shared_node()
+    node.environment["VGPUD_GROUP"] = GROUP.gr_name
+    del node.environment["VGPUD_SOCKET"]  # vgpuctl chooses, unless a test names one
+    _open_up(Path(node.environment["VGPU_SIM_STATE"]))
+    node.start()
+    return node
+
+
+def _readable(folder: Path) -> bool:
+    return all(parent.stat().st_mode & 0o005 == 0o005 for parent in (folder, BUILD, *folder.parents))
+
+
+def _open_up(state: Path) -> None:
+    """Any user may use the simulated driver, as any may use a real one's device nodes."""
+    state.chmod(0o666)
+    for parent in state.parents:
+        if parent.stat().st_mode & 0o005 != 0o005:
+            parent.chmod(0o755)
+
+
+def call(
+    node: DemoNode, uid: int, *words: str, member: bool = False, socket: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """`vgpuctl WORDS` as that user, in the group of the tenants' socket or not."""
+    environment = dict(node.environment)
+    if socket:
+        environment["VGPUD_SOCKET"] = str(node.run_dir / socket)
+    return subprocess.run(
+        [sys.executable, "-m", "vgpud.ctl", *words],
+        env=environment,
+        user=uid,
+        group=pwd.getpwuid(uid).pw_gid,
+        extra_groups=[GROUP.gr_gid] if member else [],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        check=False,
+    )
+
+
+def test_anybody_may_read(node: DemoNode) -> None:
+    held = quota(node)
+    for words in (("status",), ("devices",), ("ls",), ("show", held.id), ("plan", "--memory", "1GiB")):
+        done = call(node, ALICE, *words)
+        assert done.returncode == 0, done.stderr
+    release(node, held.id)
+
+
+def test_what_others_are_given_is_not_shown(node: DemoNode) -> None:
+    held = quota(node)
+    shown = call(node, ALICE, "show", held.id, "-o", "json").stdout
+    assert held.id in shown
+    assert "LD_PRELOAD" not in shown
+    release(node, held.id)
+
+
+@pytest.mark.parametrize("socket", ["", READ, TENANT, ADMIN])
+def test_nobody_allocates_without_the_group(node: DemoNode, socket: str) -> None:
+    refused = call(node, ALICE, *ASK, socket=socket)
+    assert refused.returncode == 4, refused.stderr
+    assert "E201" in refused.stderr
+    assert states(node) == {}
+
+
+def test_a_member_allocates_for_itself_alone(node: DemoNode) -> None:
+    held = call(node, ALICE, *ASK, member=True)
+    assert held.returncode == 0, held.stderr
+    allocation = held.stdout.strip()
+    for word in ("release", "resize"):
+        more = ("--memory", "2GiB") if word == "resize" else ("--force",)
+        refused = call(node, BOB, word, allocation, *more, member=True)
+        assert refused.returncode == 4, refused.stderr
+        assert "E202" in refused.stderr
+        assert str(ALICE) in refused.stderr
+    assert states(node) == {allocation: "active"}
+    done = call(node, ALICE, "release", allocation, member=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_member_is_no_administrator(node: DemoNode) -> None:
+    for words in (("policy", "reload"), (*ASK, "--owner", f"{BOB}:{BOB}")):
+        refused = call(node, ALICE, *words, member=True)
+        assert refused.returncode == 4, refused.stderr
+        assert "E201" in refused.stderr
+    refused = call(node, ALICE, "ls", member=True, socket=ADMIN)
+    assert refused.returncode == 4, refused.stderr
+    assert states(node) == {}
+
+
+def test_a_member_cannot_take_a_request_of_another(node: DemoNode) -> None:
+    held = call(node, ALICE, *ASK, "--request-id", "shared", member=True)
+    assert held.returncode == 0, held.stderr
+    refused = call(node, BOB, *ASK, "--request-id", "shared", member=True)
+    assert refused.returncode == 35, refused.stderr
+    assert "E303" in refused.stderr
+    release(node, held.stdout.strip())
+
+
+def test_root_allocates_for_another_who_then_owns_it(node: DemoNode) -> None:
+    held = allocate(node, isolation="quota", memory_bytes=1 << 30, owner_uid=BOB, owner_gid=BOB)
+    assert call(node, ALICE, "release", held.id, member=True).returncode == 4
+    assert call(node, BOB, "release", held.id, member=True).returncode == 0
+
+
+def test_a_member_runs_a_program_under_its_limit(node: DemoNode) -> None:
+    done = call(node, ALICE, "run", *ASK[1:], "--", PROBE, "fill", "--piece", "32MiB", member=True)
+    assert done.returncode == 0, done.stderr
+    filled = json.loads(done.stdout.splitlines()[0])
+    assert filled["result"] == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert 0 < int(filled["total_bytes"]) <= 1 << 30
+    eventually(lambda: states(node) == {}, "its allocation goes with it")
