@@ -62,10 +62,24 @@ static void print_device(struct sim_state *s, uint32_t i)
     printf("]}");
 }
 
+/* Engines stand still until somebody looks: this does. */
+static void advance(struct sim_state *s, struct sim_device *d)
+{
+    sim_engine_lock(d);
+    sim_engine_advance(s, d, &d->whole);
+    for (uint32_t g = 0; g < SIM_MAX_GIS; g++)
+        for (uint32_t c = 0; d->gis[g].used && c < SIM_MAX_CIS; c++)
+            if (d->gis[g].cis[c].used)
+                sim_engine_advance(s, d, &d->mig_engines[g][c]);
+    sim_engine_unlock(d);
+}
+
 void sim_dump(struct sim_state *s)
 {
     sim_lock(s);
     sim_sweep(s);
+    for (uint32_t i = 0; i < s->device_count; i++)
+        advance(s, &s->devices[i]);
     printf("{\"profile\":\"%s\",\"driver_version\":\"%s\",\"boot_count\":%llu,\"devices\":[",
            s->profile, s->driver_version, (unsigned long long)s->boot_count);
     for (uint32_t i = 0; i < s->device_count; i++) {

@@ -154,6 +154,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         act: int = args.act(args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os._exit(141)  # the reader went away; as a program killed by SIGPIPE
     except (NodeError, ProfileError) as exc:
         print(f"vgpu-sim: {exc}", file=sys.stderr)
         return 1

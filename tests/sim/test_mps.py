@@ -1,0 +1,181 @@
+"""The stand-in MPS control daemon: its commands, files and traps as measured on NVIDIA's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.sim.tenant import Tenant
+from tests.simnode import SimNode
+
+Make = Callable[..., SimNode]
+CONTROL = "nvidia-cuda-mps-control"
+RPC_FAILURE, TERMINATED, OUT_OF_MEMORY = "error 806", "error 810", "error 2"
+
+
+class Mps:
+    """One control daemon on a node, in a pipe directory of its own."""
+
+    def __init__(self, node: SimNode, directory: Path) -> None:
+        self.node, self.pipe, self.log = node, directory / "p", directory / "l"
+        self.env = {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
+
+    def daemon(self) -> tuple[int, str]:
+        done = self.node.run([CONTROL, "-d"], self.env, check=False)
+        return done.returncode, done.stderr
+
+    def pid(self) -> int:
+        return int((self.pipe / f"{CONTROL}.pid").read_text())
+
+    def say(self, *lines: str) -> tuple[int, str]:
+        script = "\n".join(lines)
+        done = self.node.run(["sh", "-c", f"printf '%s\\n' '{script}' | {CONTROL}"], self.env, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    def tenant(self, **env: str) -> Tenant:
+        return Tenant(self.node, {**self.env, **env})
+
+
+def wait_gone(pid: int) -> None:
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[-1][:3]:
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def mps(sim_node: Make, tmp_path: Path) -> Iterator[Mps]:
+    mps = Mps(sim_node(), tmp_path)
+    yield mps
+    if (mps.pipe / f"{CONTROL}.pid").exists():
+        try:
+            os.kill(mps.pid(), signal.SIGKILL)
+        except ProcessLookupError:
+            return
+
+
+def test_files_and_life_of_the_daemon(mps: Mps) -> None:
+    gone = (1, "Cannot find MPS control daemon process\n")
+    assert mps.say("get_server_list") == gone
+    assert mps.daemon() == (0, "")
+    assert {p.name for p in mps.pipe.iterdir()} == {"control", "control_lock", "control_privileged", "log", f"{CONTROL}.pid"}
+    assert {p.name for p in mps.log.iterdir()} == {"control.log", "server.log"}
+    assert stat.S_IMODE((mps.pipe / "control").stat().st_mode) == 0o666
+    assert mps.daemon() == (1, "An instance of this daemon is already running\n")
+    assert mps.say("quit") == (0, "")
+    assert {p.name for p in mps.pipe.iterdir()} == {"control", "control_lock", "control_privileged"}
+    assert mps.say("get_server_list") == gone
+
+
+def test_a_killed_daemon_leaves_files_and_forgets_limits(mps: Mps) -> None:
+    mps.daemon()
+    mps.say("set_default_active_thread_percentage 25", "set_default_device_pinned_mem_limit 0 1024M")
+    pid = mps.pid()
+    os.kill(pid, signal.SIGKILL)
+    wait_gone(pid)
+    assert (mps.pipe / f"{CONTROL}.pid").exists()
+    assert mps.say("get_server_list")[0] == 1
+    assert mps.daemon() == (0, "")
+    assert mps.say("get_default_active_thread_percentage", "get_default_device_pinned_mem_limit 0") == (0, "100.0\n")
+
+
+def test_bad_values_change_nothing_and_say_nothing(mps: Mps) -> None:
+    mps.daemon()
+    rates = [mps.say(f"set_default_active_thread_percentage {v}") for v in ("12.5", "0", "101", "abc", "-3", "0.5")]
+    assert rates == [(0, "12.5\n")] * 5 + [(0, "0.5\n")]
+    told = {}
+    for value in ("4G", "4097M", "1023M", "1.5G", "-1M", "4194304K"):
+        assert mps.say(f"set_default_device_pinned_mem_limit 0 {value}") == (0, "")
+        told[value] = mps.say("get_default_device_pinned_mem_limit 0")[1].strip()
+    assert told == {"4G": "4G", "4097M": "4G", "1023M": "1023M", "1.5G": "1M", "-1M": "17179869183G", "4194304K": "4G"}
+    uuid = mps.node.dump()["devices"][0]["uuid"]
+    mps.say(f"set_default_device_pinned_mem_limit {uuid} 2048M")
+    assert mps.say(f"get_default_device_pinned_mem_limit {uuid}", "get_default_device_pinned_mem_limit 0")[1] == "2G\n4G\n"
+    assert mps.say("set_default_client_priority 7") == (0, "Invalid priority value - must be 0 or 1!\n")
+
+
+@pytest.mark.parametrize("key", ["ordinal", "uuid"])
+def test_a_memory_limit_counts_the_context(mps: Mps, key: str) -> None:
+    """Measured on one H200: 1024 MiB leaves 480 MiB in pieces of 32, 2048 leaves 1504."""
+    device = "0" if key == "ordinal" else mps.node.dump()["devices"][0]["uuid"]
+    mps.daemon()
+    for limit, left in ((1024, 480), (2048, 1504)):
+        mps.say(f"set_default_device_pinned_mem_limit {device} {limit}M")
+        tenant = mps.tenant()
+        answers = [tenant.say("alloc 32") for _ in range(left // 32 + 1)]
+        assert answers == ["ok"] * (left // 32) + [OUT_OF_MEMORY]
+        tenant.kill()
+        (server,) = mps.say("get_server_list")[1].split()
+        mps.say(f"shutdown_server {server}")  # a running server keeps the limits it started with
+
+
+def test_a_client_may_only_lower_its_limit(mps: Mps) -> None:
+    mps.daemon()
+    mps.say("set_default_device_pinned_mem_limit 0 2048M")
+    lower = mps.tenant(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G")
+    assert [lower.say("alloc 480"), lower.say("alloc 32")] == ["ok", OUT_OF_MEMORY]
+    higher = mps.tenant(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=8G")
+    assert [higher.say("alloc 1504"), higher.say("alloc 32")] == ["ok", OUT_OF_MEMORY]
+
+
+def test_nvml_lists_clients_and_the_daemon_knows_them(mps: Mps) -> None:
+    mps.daemon()
+    tenant = mps.tenant()
+    code = (
+        "import json, pynvml as n; n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0);"
+        "print(json.dumps([[p.pid for p in f(h)] for f in (n.nvmlDeviceGetMPSComputeRunningProcesses, n.nvmlDeviceGetComputeRunningProcesses)]))"
+    )
+    assert json.loads(mps.node.python(code)) == [[tenant.process.pid], []]
+    (server,) = mps.say("get_server_list")[1].split()
+    assert Path(f"/proc/{server}/comm").read_text() == "nvidia-cuda-mps\n"
+    assert mps.say(f"get_client_list {server}") == (0, f"{tenant.process.pid}\n")
+    assert str(tenant.process.pid) in mps.say("ps")[1]
+    assert mps.say(f"get_server_status {server}") == (0, "ACTIVE\n")
+    mps.say(f"terminate_client {server} {tenant.process.pid}")
+    assert tenant.say("sync") == TERMINATED
+    assert mps.say(f"get_client_list {server}") == (0, "")
+
+
+def test_the_daemons_death_ends_its_clients_and_opens_the_gate(mps: Mps) -> None:
+    mps.daemon()
+    mps.say("set_default_device_pinned_mem_limit 0 1024M")
+    tenant = mps.tenant()
+    assert tenant.say("sync") == "ok"
+    pid = mps.pid()
+    os.kill(pid, signal.SIGKILL)
+    wait_gone(pid)
+    assert tenant.say("sync") == RPC_FAILURE
+    assert tenant.say("alloc 1") == RPC_FAILURE
+    unlimited = mps.tenant()  # no MPS any more, so no limit, and not a word of it
+    assert unlimited.say("alloc 4096") == "ok"
+
+
+def test_exclusive_process_admits_clients_together(mps: Mps) -> None:
+    mps.node.python("import pynvml as n; n.nvmlInit(); n.nvmlDeviceSetComputeMode(n.nvmlDeviceGetHandleByIndex(0), 3)")
+    mps.daemon()
+    assert [mps.tenant().first[:5] for _ in range(2)] == ["ready", "ready"]
+    assert Tenant(mps.node).first == "error 46"
+
+
+def test_the_thread_percentage_scales_the_sm_count(mps: Mps) -> None:
+    mps.daemon()
+    mps.say("set_default_active_thread_percentage 50")
+    code = (
+        "import ctypes as c; u = c.CDLL('libcuda.so.1'); u.cuInit(0); v = c.c_int();"
+        "u.cuDeviceGetAttribute(c.byref(v), 16, 0); print(v.value)"
+    )
+    for percent, sms in ((None, "66"), ("25", "34"), ("75", "66")):
+        extra = {} if percent is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percent}
+        assert mps.node.python(code, {**mps.env, **extra}).strip() == sms
+
+
+def test_it_wants_a_node_and_a_short_path(mps: Mps, tmp_path: Path) -> None:
+    silent = mps.node.run([CONTROL, "-d"], {**mps.env, "VGPU_SIM_STATE": "/nonexistent"}, check=False)
+    assert (silent.returncode, silent.stdout, silent.stderr) == (244, "", "")
+    long_path = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / ("x" * 120))}
+    assert mps.node.run([CONTROL, "-d"], long_path, check=False).returncode == 1

@@ -1,0 +1,153 @@
+"""Several processes on one node: they see each other's memory, share its time, and leave nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections.abc import Callable
+
+from tests.sim.tenant import Tenant
+from tests.simnode import SimNode
+
+Make = Callable[..., SimNode]
+
+CONTEXT_MIB = 526
+MIB = 1 << 20
+UNAVAILABLE, OUT_OF_MEMORY = "error 46", "error 2"
+
+LIST = """
+import json, pynvml as n
+n.nvmlInit()
+h = n.nvmlDeviceGetHandleByIndex(0)
+print(json.dumps([n.nvmlDeviceGetMemoryInfo(h, version=n.nvmlMemory_v2).used] +
+  [[p.pid, p.usedGpuMemory] for p in n.nvmlDeviceGetComputeRunningProcesses(h)]))
+"""
+
+
+def used_mib(node: SimNode, device: int = 0) -> int:
+    return int(node.dump()["devices"][device]["memory_used"]) // MIB
+
+
+def test_memory_is_seen_by_all_and_returned_by_kill_9(sim_node: Make) -> None:
+    node = sim_node()
+    one, two = Tenant(node), Tenant(node)
+    assert [one.say("alloc 1000"), two.say("alloc 24")] == ["ok", "ok"]
+    total = 2 * CONTEXT_MIB + 1024
+    free, size = map(int, two.say("info").split())
+    assert size - free == total * MIB
+    rows = json.loads(node.python(LIST))
+    assert rows[0] == total * MIB
+    assert sorted(rows[1:]) == sorted(
+        [[one.process.pid, (CONTEXT_MIB + 1000) * MIB], [two.process.pid, (CONTEXT_MIB + 24) * MIB]]
+    )
+    one.kill()
+    free, size = map(int, two.say("info").split())
+    assert size - free == (CONTEXT_MIB + 24) * MIB
+    two.kill()
+    assert json.loads(node.python(LIST)) == [0]
+
+
+def test_a_zombie_holds_nothing(sim_node: Make) -> None:
+    """kill -9, and nobody has waited for it yet: its memory is back all the same."""
+    node = sim_node()
+    one = Tenant(node)
+    one.say("alloc 1000")
+    os.kill(one.process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, one.process.pid, os.WEXITED | os.WNOWAIT)
+    assert used_mib(node) == 0
+
+
+def test_the_card_refuses_what_others_hold(sim_node: Make) -> None:
+    node = sim_node("t4x1")
+    one, two = Tenant(node), Tenant(node)
+    assert one.say("alloc 10000") == "ok"
+    assert two.say("alloc 6000") == OUT_OF_MEMORY
+    assert two.say("alloc 4000") == "ok"
+    one.kill()
+    assert two.say("alloc 6000") == "ok"
+
+
+def test_racing_processes_never_pass_the_card(sim_node: Make) -> None:
+    node = sim_node("t4x1")
+    tenants = [Tenant(node) for _ in range(6)]
+    for tenant in tenants:
+        assert tenant.process.stdin is not None
+        tenant.process.stdin.write("alloc 64\n" * 60)
+        tenant.process.stdin.flush()
+    granted = 0
+    for tenant in tenants:
+        assert tenant.process.stdout is not None
+        granted += [tenant.process.stdout.readline().strip() for _ in range(60)].count("ok")
+    context = 105
+    room = (15360 - 451 - 6 * context) // 64
+    assert granted == room
+    assert used_mib(node) == 6 * context + 64 * room
+
+
+def test_random_kills_leave_sums_that_add_up(sim_node: Make) -> None:
+    node = sim_node()
+    choose = random.Random(7)
+    tenants = [Tenant(node) for _ in range(6)]
+    held = dict.fromkeys(range(6), 0)
+    for _ in range(30):
+        i = choose.randrange(6)
+        if choose.random() < 0.3:
+            if choose.random() < 0.5:  # in the middle of something
+                stdin = tenants[i].process.stdin
+                assert stdin is not None
+                stdin.write("alloc 8\nfree\n" * 50)
+                stdin.flush()
+            tenants[i].kill()
+            tenants[i], held[i] = Tenant(node), 0
+        else:
+            assert tenants[i].say("alloc 8") == "ok"
+            held[i] += 8
+        assert used_mib(node) == 6 * CONTEXT_MIB + sum(held.values())
+    for tenant in tenants:
+        tenant.kill()
+    assert node.dump()["processes"] == []
+
+
+def test_exclusive_process_lets_one_in(sim_node: Make) -> None:
+    node = sim_node()
+    mode = "import pynvml as n; n.nvmlInit(); n.nvmlDeviceSetComputeMode(n.nvmlDeviceGetHandleByIndex(0), {})"
+    node.python(mode.format(3))
+    one = Tenant(node)
+    assert one.first.startswith("ready")
+    assert Tenant(node).first == UNAVAILABLE
+    assert Tenant(node, {"CUDA_VISIBLE_DEVICES": "1"}).first.startswith("ready")
+    one.kill()
+    assert Tenant(node).first.startswith("ready")
+    node.python(mode.format(2))
+    assert Tenant(node).first == UNAVAILABLE
+
+
+def busy_ns(node: SimNode) -> dict[int, float]:
+    return {p["pid"]: p["uses"][0]["done_ns"] for p in node.dump()["processes"]}
+
+
+def test_two_processes_share_the_engine(sim_node: Make) -> None:
+    """As the driver slices: evenly, 94.3 % of solo together; alone again, all of it."""
+    node = sim_node()
+    one, two = Tenant(node), Tenant(node)
+    for tenant in (one, two):
+        assert tenant.say("launch 1000 5000") == "ok"  # 5 s of work, queued
+    first = busy_ns(node)
+    for _ in range(8):
+        second = [busy_ns(node)[p] - first[p] for p in first]
+    assert min(second) > 0
+    assert 0.9 < second[0] / second[1] < 1.1
+    two.kill()
+    assert list(busy_ns(node)) == [one.process.pid]
+
+
+def test_a_launch_queue_is_bounded(sim_node: Make) -> None:
+    """The 1025th launch waits for the first to end, as a full channel does."""
+    node = sim_node()
+    one = Tenant(node)
+    assert one.say("launch 1030 100") == "ok"
+    (use,) = node.dump()["processes"][0]["uses"]
+    assert use["done_ns"] >= 6 * 100_000
+    assert one.say("sync") == "ok"
