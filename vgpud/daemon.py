@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import os
 import resource
 import signal
@@ -11,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import structlog
+import uvloop
 
 from vgpud import __version__, logs, sd
 from vgpud.hardware.events import DeviceEvent, watch_events
@@ -160,6 +162,9 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, daemon.stopping.set)
     async with daemon.running() as keeper:
+        # ten thousand recovered allocations live as long as we do: no collection need walk them
+        gc.freeze()
+        gc.enable()
         server = Server(keeper, public_sockets(settings.run_dir, settings.group, os.environ))
         await server.start()
         loop.add_signal_handler(signal.SIGHUP, lambda: asyncio.ensure_future(reload(keeper)))
@@ -218,7 +223,8 @@ def main() -> int:
             load(settings.policy_paths())
             return int(Exit.OK)
         raise_file_limit()
-        asyncio.run(serve(settings))
+        gc.disable()  # until what was recovered is set aside, in `serve`
+        uvloop.run(serve(settings))
     except VgpuError as error:
         complain(error)
         return int(error.code.exit_code)

@@ -44,7 +44,7 @@ async def echoes(socket: Path, clients: int, calls: int) -> Row:
 
 def _request(name: str) -> pb.AllocateRequest:
     return pb.AllocateRequest(
-        request_id=name, memory_bytes=MEMORY_BYTES, share_percent=0.5, isolation="quota", label="bench"
+        request_id=name, memory_bytes=MEMORY_BYTES, isolation="quota", label="bench"
     )
 
 

@@ -25,7 +25,10 @@ _APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 
 @dataclass(frozen=True, slots=True)
 class DeviceEvent:
-    """`xid` is None where NVML says that some device is lost; `uuid` is empty if it cannot say which."""
+    """`xid` is None where NVML says that some device is lost; `uuid` is empty if it cannot say which.
+
+    A snapshot tells which one is.
+    """
 
     uuid: str
     xid: int | None
@@ -117,12 +120,20 @@ def _wait(
         if data.eventType & XID_CRITICAL_ERROR:
             callback(
                 DeviceEvent(
-                    uuid=nvml.call("nvmlDeviceGetUUID", data.device) or "",
+                    uuid=_uuid(nvml, data.device),
                     xid=int(data.eventData),
                     gpu_instance_id=_instance(data.gpuInstanceId),
                     compute_instance_id=_instance(data.computeInstanceId),
                 )
             )
+
+
+def _uuid(nvml: Nvml, device: Handle) -> str:
+    """Empty where the device that reports is lost itself: nvmlDeviceGetUUID then says no more than that."""
+    try:
+        return nvml.call("nvmlDeviceGetUUID", device) or ""
+    except NvmlRefusal:
+        return ""
 
 
 def _instance(value: int) -> int | None:

@@ -7,6 +7,7 @@ a temporary name and renamed, so that no runtime reads half of one.
 """
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ from vgpud.model.tenancy import Allocation, DeviceNode, Mount
 KIND = "vgpud.io/vgpu"
 _PREFIX = "vgpud.io-vgpu_"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*[A-Za-z0-9]")
+_WRITE_NEW = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _TOP_KEYS = {"cdiVersion", "kind", "devices"}
 _EDIT_KEYS = {"env", "deviceNodes", "mounts"}
 
@@ -99,11 +101,18 @@ def write_spec(folder: Path, allocation: Allocation) -> Path:
     """Writes the allocation's spec, reads it back, and checks it. Raises VgpuError(CDI_FAILED)."""
     path = spec_path(folder, allocation.id)
     temporary = folder / f".{path.name}.tmp"  # runtimes read *.json and *.yaml only
+    text = json.dumps(build_spec(allocation))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(build_spec(allocation), indent=1))
-        temporary.chmod(0o644)
-        validate(json.loads(temporary.read_text()))
+        try:
+            descriptor = os.open(temporary, _WRITE_NEW, 0o644)
+        except FileNotFoundError:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(temporary, _WRITE_NEW, 0o644)
+        with os.fdopen(descriptor, "w+", encoding="utf-8") as file:
+            os.fchmod(descriptor, 0o644)  # whatever the umask
+            file.write(text)
+            file.seek(0)
+            validate(json.loads(file.read()))
         temporary.replace(path)
     except OSError as error:
         with suppress(OSError):

@@ -5,13 +5,19 @@ from pathlib import Path
 
 from vgpud.hardware.gateway import Gateway
 from vgpud.model.device import Device, DeviceProcess
+from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Slice
 from vgpud.model.view import SliceUse
 
 
 async def slice_processes(gateway: Gateway, part: Slice) -> tuple[DeviceProcess, ...]:
-    """The processes on the slice's device, or on its GPU instance."""
-    processes = await asyncio.to_thread(gateway.processes, part.device_uuid)
+    """The processes on the slice's device, or on its GPU instance; a lost device runs none."""
+    try:
+        processes = await asyncio.to_thread(gateway.processes, part.device_uuid)
+    except VgpuError as error:
+        if error.code is not ErrorCode.GPU_LOST:
+            raise
+        return ()
     if part.mig is None:
         return processes
     return tuple(p for p in processes if p.gpu_instance_id == part.mig.gpu_instance_id)

@@ -72,11 +72,14 @@ class MigMode:
         return done, Edits(env=cuda_env(completed), device_nodes=nodes)
 
     async def _find(self, device_uuid: str, place: MigSlice) -> GpuInstance | None:
-        instances = await asyncio.to_thread(self._gateway.gpu_instances, device_uuid)
+        instances = await self._instances(device_uuid)
         return next(
             (i for i in instances if (i.profile_id, i.placement) == (place.profile_id, place.placement)),
             None,
         )
+
+    async def _instances(self, device_uuid: str) -> tuple[GpuInstance, ...]:
+        return await asyncio.to_thread(self._gateway.gpu_instances, device_uuid)
 
     async def resize(self, allocation: Allocation) -> None:
         raise VgpuError(
@@ -86,16 +89,25 @@ class MigMode:
         )
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:
-        instance = await self._find(part.device_uuid, _place(part))
-        if instance is not None:
-            await asyncio.to_thread(self._gateway.destroy_gpu_instance, part.device_uuid, instance.id)
+        try:
+            instance = await self._find(part.device_uuid, _place(part))
+            if instance is not None:
+                await asyncio.to_thread(self._gateway.destroy_gpu_instance, part.device_uuid, instance.id)
+        except VgpuError as error:
+            if error.code is not ErrorCode.GPU_LOST:  # the reset that it needs takes its instances too
+                raise
 
     async def unapply(self, device_uuid: str) -> None:
         if self._originals.recall(device_uuid, ORIGINAL_KEY) is None:
             return
-        if await asyncio.to_thread(self._gateway.gpu_instances, device_uuid):
-            return  # someone else's instances: MIG mode stays while they do
-        await asyncio.to_thread(self._gateway.set_mig_mode, device_uuid, False)
+        try:
+            if await self._instances(device_uuid):
+                return  # someone else's instances: MIG mode stays while they do
+            await asyncio.to_thread(self._gateway.set_mig_mode, device_uuid, False)
+        except VgpuError as error:
+            if error.code is not ErrorCode.GPU_LOST:
+                raise
+            return  # the original stays on record for when the device is back
         await self._originals.drop(device_uuid, ORIGINAL_KEY)
 
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:

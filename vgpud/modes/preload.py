@@ -5,6 +5,7 @@ second finds it there. The arbiter registers the tenant's processes and outlives
 """
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 from vgpud.hardware.nodes import device_nodes
@@ -19,6 +20,7 @@ from vgpud.lease import (
     write_lease,
 )
 from vgpud.model.device import Device
+from vgpud.model.errors import VgpuError
 from vgpud.model.tenancy import Allocation, Edits, Mode, Mount, Slice
 from vgpud.model.view import SliceUse
 from vgpud.modes.base import Paths, visible_devices
@@ -51,8 +53,6 @@ class Preload:
     async def ensure_arbiter(self) -> None:
         """Starts the arbiter if it is not there; one for all preload devices of the node."""
         async with self._starting:
-            if self._units.running(ARBITER_UNIT) is not None:
-                return
             control = self._paths.run_dir / "arbiter" / "control.sock"
             spec = UnitSpec(
                 name=ARBITER_UNIT,
@@ -61,7 +61,8 @@ class Preload:
                 ready=self._arbiter.ready,
                 files=(control,),
             )
-            await asyncio.to_thread(self._units.start, spec)
+            if await asyncio.to_thread(self._units.running, ARBITER_UNIT) is None:
+                await asyncio.to_thread(self._units.start, spec)
 
     async def resume(self, device: Device) -> None:
         """The arbiter may have died with nobody to start it again."""
@@ -93,7 +94,7 @@ class Preload:
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:
         close_lease(self._paths.leases / allocation.id)
-        if self._units.running(ARBITER_UNIT) is not None:
+        with suppress(VgpuError):  # an arbiter that is away reads at its start what leases there are
             await asyncio.to_thread(self._arbiter.remove, allocation.id)
         remove_lease(self._paths.leases, allocation.id)
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from vgpud.hardware.gateway import Gateway
-from vgpud.model.device import Device, Node
+from vgpud.model.device import Device, Health, Node
 from vgpud.model.errors import ErrorCode, VgpuError
 
 
@@ -16,6 +16,8 @@ class Inventory:
         self._gateway = gateway
         # called when devices are seen for the first time after none were
         self.came_back: Callable[[], None] = lambda: None
+        # called with the devices whose health is no longer what it was
+        self.health_changed: Callable[[tuple[Device, ...]], None] = lambda _: None
         self._node = Node()
         self._error: VgpuError | None = None
         self._taken = float("-inf")  # monotonic seconds
@@ -66,6 +68,15 @@ class Inventory:
             self._error = None
             if self._node.devices and not before.devices:
                 self.came_back()
+            changed = tuple(d for d in self._node.devices if d.health is not _health_in(before, d.uuid))
+            if changed:
+                self.health_changed(changed)
         except VgpuError as error:
             self._error = error
         self._taken = time.monotonic()
+
+
+def _health_in(node: Node, uuid: str) -> Health:
+    """A device that was not there is expected to be well."""
+    known = node.device(uuid)
+    return Health.OK if known is None else known.health

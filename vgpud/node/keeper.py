@@ -20,7 +20,7 @@ import structlog
 from vgpud.hardware.events import DeviceEvent
 from vgpud.ledger import Ledger
 from vgpud.model.caller import Caller
-from vgpud.model.device import Health
+from vgpud.model.device import Device, Health
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event, EventKind
 from vgpud.model.plan import Step
@@ -80,6 +80,7 @@ class NodeKeeper:
         )
         self.hub = Hub(parts.ledger.events_after)
         self.lifetimes = Lifetimes(self._lifetime_ended)
+        parts.inventory.health_changed = self._health_changed
         self._allocating: dict[str, tuple[Request, asyncio.Task[Allocation]]] = {}
         self._releasing: dict[str, asyncio.Task[None]] = {}
         self._released: deque[str] = deque(maxlen=_RELEASED_REMEMBERED)
@@ -365,17 +366,28 @@ class NodeKeeper:
     # --- what happens to devices
 
     def device_event(self, event: DeviceEvent) -> None:
-        """An Xid, or a device off the bus: watchers are told, and what is held on a lost device fails."""
+        """An Xid, or a device off the bus."""
         self.spawn(self._device_event(event))
 
     async def _device_event(self, event: DeviceEvent) -> None:
-        await self._inventory.refresh()
-        lost = {d.uuid: d for d in self._inventory.node.devices if d.health is not Health.OK}
-        kind = EventKind.DEVICE_LOST if event.uuid in lost or not event.uuid else EventKind.DEVICE_CHANGED
-        self.hub.publish(await self._ledger.event(kind, event.uuid, event.sentence))
         log.warning("device event", device=event.uuid, xid=event.xid, why=event.sentence)
-        for uuid, device in lost.items():
-            await self.fail_allocations(uuid, f"device {device.index} is {device.health.value}")
+        if event.uuid:  # where NVML cannot say which device it is, the snapshot does
+            self.hub.publish(await self._ledger.event(EventKind.DEVICE_CHANGED, event.uuid, event.sentence))
+        await self._inventory.refresh()
+
+    def _health_changed(self, devices: tuple[Device, ...]) -> None:
+        for device in devices:
+            self.spawn(self._tell_health(device))
+
+    async def _tell_health(self, device: Device) -> None:
+        """Watchers are told, and what is held on a lost device has failed."""
+        why = f": {device.health_reason}" if device.health_reason else ""
+        sentence = f"device {device.index} is {device.health.value}{why}"
+        lost = device.health is Health.LOST
+        kind = EventKind.DEVICE_LOST if lost else EventKind.DEVICE_CHANGED
+        self.hub.publish(await self._ledger.event(kind, device.uuid, sentence))
+        if lost:
+            await self.fail_allocations(device.uuid, f"device {device.index} is lost")
 
     def helper_died(self, device_uuid: str) -> None:
         """An MPS control daemon takes its clients with it: their allocations are marked at once."""
