@@ -3,6 +3,7 @@
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tests.demo.node import BUILD, DemoNode
@@ -72,7 +73,6 @@ def helper_pids(node: DemoNode, prefix: str = "") -> dict[str, int]:
 
 def is_alive(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
