@@ -80,10 +80,17 @@ class SimNode:
         state: dict[str, Any] = json.loads(self.sim("state", "--json"))
         return state
 
-    def run(self, argv: Sequence[str], env: Mapping[str, str] | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, argv: Sequence[str], env: Mapping[str, str] | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
         """Run a program on the node to its end; with `check`, its failure fails the test."""
         done = subprocess.run(
-            list(argv), env=self.environment(env), capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
+            list(argv),
+            env=self.environment(env),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
         )
         if check and done.returncode != 0:
             pytest.fail(f"{argv[0]} ended {done.returncode}\n{done.stdout}{done.stderr}")

@@ -28,7 +28,9 @@ def is_legal(table: Table, layout: Layout) -> bool:
     for profile, start in layout:
         slices += range(start, start + table[profile][1])
     counts = [sum(p == profile for p, _ in layout) for profile in table]
-    return len(slices) == len(set(slices)) and all(n <= table[p][0] for p, n in zip(table, counts, strict=True))
+    return len(slices) == len(set(slices)) and all(
+        n <= table[p][0] for p, n in zip(table, counts, strict=True)
+    )
 
 
 def places(table: Table) -> list[tuple[int, int]]:
@@ -40,7 +42,9 @@ def layouts(table: Table) -> set[Layout]:
     found: set[Layout] = {frozenset()}
     edge = found
     while edge:
-        edge = {f | {p} for f in edge for p in places(table) if p not in f and is_legal(table, f | {p})} - found
+        edge = {
+            f | {p} for f in edge for p in places(table) if p not in f and is_legal(table, f | {p})
+        } - found
         found |= edge
     return found
 

@@ -1,5 +1,7 @@
 """The simulated driver through ctypes: what a program of one process sees."""
 
+# ruff: noqa: E501 - the snippets are programs; broken lines read worse
+
 from __future__ import annotations
 
 import json
@@ -154,8 +156,16 @@ family("host", host, lambda p: cu("cuMemFreeHost", p))
     assert all(value == 0 for name, value in out.items() if name.endswith("after"))
     grown = {name: value for name, value in out.items() if not name.endswith("after")}
     assert grown == {
-        **{"plain": 32, "2048 of 1 KiB share a page": 2, "1 byte": 2, "pitch": 4, "managed": 0},
-        **{"async": 32, "vmm": 32, "array": 32, "mipmap": 16 + 4 + 2 + 2, "host": 0},
+        "plain": 32,
+        "2048 of 1 KiB share a page": 2,
+        "1 byte": 2,
+        "pitch": 4,
+        "managed": 0,
+        "async": 32,
+        "vmm": 32,
+        "array": 32,
+        "mipmap": 16 + 4 + 2 + 2,
+        "host": 0,
     }
 
 
@@ -325,8 +335,19 @@ out = [look(b"cuMemAlloc", 12000), look(b"cuMemAlloc_v2", 12000), look(b"cuMemAl
 """,
     )
     assert out == [
-        *[[0, 0, "cuMemAlloc_v2"], [0, 0, "cuMemAlloc_v2"], [0, 2, None], [0, 1, None], [0, 0, "cuLaunchKernel"]],
-        *[[0, 0, "cuLaunchKernel_ptsz"], [0, 0, "cuMemcpyHtoD_v2_ptds"], [0, 0, "cuCtxCreate_v2"], [0, 0, "cuCtxCreate_v4"]],
+        *[
+            [0, 0, "cuMemAlloc_v2"],
+            [0, 0, "cuMemAlloc_v2"],
+            [0, 2, None],
+            [0, 1, None],
+            [0, 0, "cuLaunchKernel"],
+        ],
+        *[
+            [0, 0, "cuLaunchKernel_ptsz"],
+            [0, 0, "cuMemcpyHtoD_v2_ptds"],
+            [0, 0, "cuCtxCreate_v2"],
+            [0, 0, "cuCtxCreate_v4"],
+        ],
         *[[0, 0, "cuDeviceGetUuid"], [0, 0, "cuDeviceGetUuid_v2"], [1], [1], NOT_FOUND, NOT_SUPPORTED],
     ]
 
@@ -337,7 +358,9 @@ def test_every_symbol_is_in_the_table_of_cu_get_proc_address(node: SimNode) -> N
     import subprocess
 
     library = node.build / "sim/lib/libcuda.so.1"
-    lines = subprocess.run(["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True).stdout
+    lines = subprocess.run(
+        ["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True
+    ).stdout
     exported = {line.split()[-1].split("@")[0] for line in lines.splitlines()}
     table = (ROOT / "native/sim/cuda/api.def").read_text()
     rows = re.findall(r"^API(?:_PT)?\(\w+, (\w+), \d+(?:, (\w+))?\)", table, re.MULTILINE)

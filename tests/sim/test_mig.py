@@ -1,5 +1,7 @@
 """MIG: placement against the oracle, instances, handles, mode changes, reboot and reset."""
 
+# ruff: noqa: E501 - the snippets are programs; broken lines read worse
+
 from __future__ import annotations
 
 import json
@@ -75,7 +77,13 @@ out += [name, [a.multiprocessorCount, a.memorySizeMB, a.gpuInstanceSliceCount, a
     access = node.host_root / "proc/driver/nvidia/capabilities/gpu0/mig/gi5"
     assert (access / "access").read_text().startswith("DeviceFileMinor: 48\n")  # 3 + 5 * 9
     assert (access / "ci0/access").read_text().startswith("DeviceFileMinor: 49\n")
-    assert ask(node, "n.nvmlComputeInstanceDestroy(n.nvmlGpuInstanceGetComputeInstanceById(n.nvmlDeviceGetGpuInstanceById(h, 5), 0))") is None
+    assert (
+        ask(
+            node,
+            "n.nvmlComputeInstanceDestroy(n.nvmlGpuInstanceGetComputeInstanceById(n.nvmlDeviceGetGpuInstanceById(h, 5), 0))",
+        )
+        is None
+    )
     assert ask(node, "n.nvmlGpuInstanceDestroy(n.nvmlDeviceGetGpuInstanceById(h, 5))") is None
     assert not access.exists()
 
@@ -89,8 +97,9 @@ for start in (0, 2, 0):
     out.append(n.nvmlDeviceGetUUID(m))
     n.nvmlComputeInstanceDestroy(ci), n.nvmlGpuInstanceDestroy(gi)
 """
-    first, other, again = ask(sim_node(), body)  # type: ignore[misc]
-    assert first == again != other
+    out = ask(sim_node(), body)
+    assert isinstance(out, list)
+    assert out[0] == out[2] != out[1]
 
 
 def test_unplaced_instances_fill_from_the_high_end(sim_node: Make) -> None:
@@ -126,7 +135,14 @@ out += [room(), sms(a), sms(b), ask(n.nvmlGpuInstanceCreateComputeInstance, gi, 
 n.nvmlComputeInstanceDestroy(a)
 out.append(room())
 """
-    assert ask(sim_node(), body) == [[3, 1, 1, "error 3"], [0, 0, 0, "error 3"], 32, 16, "error 23", [2, 1, 0, "error 3"]]
+    assert ask(sim_node(), body) == [
+        [3, 1, 1, "error 3"],
+        [0, 0, 0, "error 3"],
+        32,
+        16,
+        "error 23",
+        [2, 1, 0, "error 3"],
+    ]
 
 
 def test_mode_changes_as_the_architecture_has_it(sim_node: Make) -> None:
@@ -138,7 +154,10 @@ def test_mode_changes_as_the_architecture_has_it(sim_node: Make) -> None:
     assert ask(turing, flip) == ["error 3", "error 3"]
     ampere.sim("reset", "0")
     assert ask(ampere, "out = n.nvmlDeviceGetMigMode(h)") == [1, 1]
-    assert ask(hopper, "g = n.nvmlDeviceCreateGpuInstance(h, 19)\nout = [ask(n.nvmlDeviceSetMigMode, h, 0), n.nvmlDeviceGetMigMode(h)]") == ["error 19", [1, 1]]
+    assert ask(
+        hopper,
+        "g = n.nvmlDeviceCreateGpuInstance(h, 19)\nout = [ask(n.nvmlDeviceSetMigMode, h, 0), n.nvmlDeviceGetMigMode(h)]",
+    ) == ["error 19", [1, 1]]
     for node, mode in ((hopper, [0, 0]), (ampere, [1, 1])):
         node.sim("reboot")
         assert ask(node, "out = n.nvmlDeviceGetMigMode(h)") == mode

@@ -1,5 +1,7 @@
 """The stand-in MPS control daemon: its commands, files and traps as measured on NVIDIA's."""
 
+# ruff: noqa: E501 - the snippets are programs; broken lines read worse
+
 from __future__ import annotations
 
 import json
@@ -44,7 +46,9 @@ class Mps:
 
 
 def wait_gone(pid: int) -> None:
-    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[-1][:3]:
+    while (
+        Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[-1][:3]
+    ):
         time.sleep(0.01)
 
 
@@ -63,7 +67,13 @@ def test_files_and_life_of_the_daemon(mps: Mps) -> None:
     gone = (1, "Cannot find MPS control daemon process\n")
     assert mps.say("get_server_list") == gone
     assert mps.daemon() == (0, "")
-    assert {p.name for p in mps.pipe.iterdir()} == {"control", "control_lock", "control_privileged", "log", f"{CONTROL}.pid"}
+    assert {p.name for p in mps.pipe.iterdir()} == {
+        "control",
+        "control_lock",
+        "control_privileged",
+        "log",
+        f"{CONTROL}.pid",
+    }
     assert {p.name for p in mps.log.iterdir()} == {"control.log", "server.log"}
     assert stat.S_IMODE((mps.pipe / "control").stat().st_mode) == 0o666
     assert mps.daemon() == (1, "An instance of this daemon is already running\n")
@@ -81,21 +91,36 @@ def test_a_killed_daemon_leaves_files_and_forgets_limits(mps: Mps) -> None:
     assert (mps.pipe / f"{CONTROL}.pid").exists()
     assert mps.say("get_server_list")[0] == 1
     assert mps.daemon() == (0, "")
-    assert mps.say("get_default_active_thread_percentage", "get_default_device_pinned_mem_limit 0") == (0, "100.0\n")
+    assert mps.say("get_default_active_thread_percentage", "get_default_device_pinned_mem_limit 0") == (
+        0,
+        "100.0\n",
+    )
 
 
 def test_bad_values_change_nothing_and_say_nothing(mps: Mps) -> None:
     mps.daemon()
-    rates = [mps.say(f"set_default_active_thread_percentage {v}") for v in ("12.5", "0", "101", "abc", "-3", "0.5")]
+    rates = [
+        mps.say(f"set_default_active_thread_percentage {v}") for v in ("12.5", "0", "101", "abc", "-3", "0.5")
+    ]
     assert rates == [(0, "12.5\n")] * 5 + [(0, "0.5\n")]
     told = {}
     for value in ("4G", "4097M", "1023M", "1.5G", "-1M", "4194304K"):
         assert mps.say(f"set_default_device_pinned_mem_limit 0 {value}") == (0, "")
         told[value] = mps.say("get_default_device_pinned_mem_limit 0")[1].strip()
-    assert told == {"4G": "4G", "4097M": "4G", "1023M": "1023M", "1.5G": "1M", "-1M": "17179869183G", "4194304K": "4G"}
+    assert told == {
+        "4G": "4G",
+        "4097M": "4G",
+        "1023M": "1023M",
+        "1.5G": "1M",
+        "-1M": "17179869183G",
+        "4194304K": "4G",
+    }
     uuid = mps.node.dump()["devices"][0]["uuid"]
     mps.say(f"set_default_device_pinned_mem_limit {uuid} 2048M")
-    assert mps.say(f"get_default_device_pinned_mem_limit {uuid}", "get_default_device_pinned_mem_limit 0")[1] == "2G\n4G\n"
+    assert (
+        mps.say(f"get_default_device_pinned_mem_limit {uuid}", "get_default_device_pinned_mem_limit 0")[1]
+        == "2G\n4G\n"
+    )
     assert mps.say("set_default_client_priority 7") == (0, "Invalid priority value - must be 0 or 1!\n")
 
 
@@ -156,7 +181,9 @@ def test_the_daemons_death_ends_its_clients_and_opens_the_gate(mps: Mps) -> None
 
 
 def test_exclusive_process_admits_clients_together(mps: Mps) -> None:
-    mps.node.python("import pynvml as n; n.nvmlInit(); n.nvmlDeviceSetComputeMode(n.nvmlDeviceGetHandleByIndex(0), 3)")
+    mps.node.python(
+        "import pynvml as n; n.nvmlInit(); n.nvmlDeviceSetComputeMode(n.nvmlDeviceGetHandleByIndex(0), 3)"
+    )
     mps.daemon()
     assert [mps.tenant().first[:5] for _ in range(2)] == ["ready", "ready"]
     assert Tenant(mps.node).first == "error 46"

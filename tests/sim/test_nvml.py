@@ -1,5 +1,7 @@
 """NVML through nvidia-ml-py, against what one real H200 answered (driver 580.159.04)."""
 
+# ruff: noqa: E501 - the snippets are programs; broken lines read worse
+
 from __future__ import annotations
 
 import json
@@ -153,7 +155,9 @@ def test_without_a_node_the_driver_is_not_there(state: str | None) -> None:
 
 def test_faults_and_loss(sim_node: Make) -> None:
     node = sim_node()
-    node.sim("fault", "fail", "--function", "nvmlDeviceGetName", "--code", "999", "--count", "1", "--device", "1")
+    node.sim(
+        "fault", "fail", "--function", "nvmlDeviceGetName", "--code", "999", "--count", "1", "--device", "1"
+    )
     node.sim("fault", "gpu-lost", "--device", "2")
     node.sim("fault", "memory", "--device", "3", "--bytes", str(1 << 30))
     body = """

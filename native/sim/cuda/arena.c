@@ -9,9 +9,9 @@
 
 #include "internal.h"
 
-#define ARENA_BYTES (UINT64_C(4) << 40)
+#define ARENA_MOST (UINT64_C(4) << 40)
+#define ARENA_LEAST (UINT64_C(64) << 30) /* a limit on address space, or a sanitizer's own map */
 #define PAGE SIM_PAGE_BYTES
-#define PAGES (ARENA_BYTES / PAGE)
 #define SMALL_MAX (UINT64_C(1) << 20)
 #define CLASS_MIN 512u
 enum { CLASSES = 12 };
@@ -35,31 +35,41 @@ struct hole {
 };
 
 static char *g_base;
+static uint64_t g_size;
 static uint64_t g_next; /* bytes ever handed out */
 static struct page *g_pages;
 static struct hole *g_holes;
 /* Slabs with room, by owner context's ordinal and class. */
 static struct slab *g_room[CU_MAX_ORDINALS][CLASSES];
 
+static void *reserve(uint64_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                   -1, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+
 static bool start(void)
 {
     if (g_base != NULL)
         return true;
-    char *p = mmap(NULL, ARENA_BYTES + PAGE, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    struct page *pages = mmap(NULL, PAGES * sizeof(*pages), PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED || pages == MAP_FAILED)
+    char *p = NULL;
+    uint64_t size = ARENA_MOST;
+    while ((p = reserve(size + PAGE)) == NULL && size > ARENA_LEAST)
+        size /= 2;
+    struct page *pages = p == NULL ? NULL : reserve(size / PAGE * sizeof(*pages));
+    if (pages == NULL)
         return false;
-    madvise(p, ARENA_BYTES + PAGE, MADV_DONTDUMP);
-    g_base = (char *)(((uintptr_t)p + PAGE - 1) / PAGE * PAGE);
+    madvise(p, size + PAGE, MADV_DONTDUMP);
+    g_size = size;
     g_pages = pages;
+    g_base = (char *)(((uintptr_t)p + PAGE - 1) / PAGE * PAGE);
     return true;
 }
 
 bool cu_in_arena(CUdeviceptr p)
 {
-    return g_base != NULL && p >= (CUdeviceptr)g_base && p < (CUdeviceptr)g_base + ARENA_BYTES;
+    return g_base != NULL && p >= (CUdeviceptr)g_base && p < (CUdeviceptr)g_base + g_size;
 }
 
 static struct page *page_of(CUdeviceptr p)
@@ -84,7 +94,7 @@ CUdeviceptr cu_arena_take(uint64_t bytes)
         }
         return p;
     }
-    if (bytes > ARENA_BYTES - g_next)
+    if (bytes > g_size - g_next)
         return 0;
     CUdeviceptr p = (CUdeviceptr)g_base + g_next;
     g_next += bytes;
@@ -225,7 +235,7 @@ static void uncharge_block(const struct cu_block *b, uint64_t bytes)
 static CUresult alloc_large(CUcontext ctx, enum sim_kind kind, CUmemoryPool pool, size_t size,
                             CUdeviceptr *out)
 {
-    CU_CHECK(size <= ARENA_BYTES, CUDA_ERROR_OUT_OF_MEMORY);
+    CU_CHECK(size <= ARENA_MOST, CUDA_ERROR_OUT_OF_MEMORY);
     uint64_t bytes = cu_round_page(size);
     CU_TRY(charge_block(ctx, kind, pool, bytes));
     struct cu_block *b = calloc(1, sizeof(*b));

@@ -4,14 +4,7 @@
 struct cu_process cu = {.lock = PTHREAD_MUTEX_INITIALIZER, .mps_fraction = 1.0};
 static _Atomic int g_state; /* 0: not initialised, 1: ready, 2: child of a process that was */
 
-/* How vgpud tells that the node is simulated; NVIDIA's library has no such symbol. */
-const char *vgpuSimStatePath(void);
 void vgpuSimSetKernelMicroseconds(double microseconds);
-
-const char *vgpuSimStatePath(void)
-{
-    return sim_attach() != NULL ? sim_state_path() : "";
-}
 
 void vgpuSimSetKernelMicroseconds(double microseconds)
 {

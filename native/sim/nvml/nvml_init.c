@@ -14,13 +14,6 @@ static struct nvmlGpuInstance_st g_gis[SIM_MAX_DEVICES][SIM_MAX_GIS];
 static struct nvmlComputeInstance_st g_cis[SIM_MAX_DEVICES][SIM_MAX_GIS][SIM_MAX_CIS];
 static pthread_once_t g_tables_once = PTHREAD_ONCE_INIT;
 
-/* How vgpud tells that the node is simulated; NVIDIA's library has no such symbol. */
-const char *vgpuSimStatePath(void);
-const char *vgpuSimStatePath(void)
-{
-    return sim_attach() != NULL ? sim_state_path() : "";
-}
-
 static void fill_tables(void)
 {
     for (uint32_t d = 0; d < SIM_MAX_DEVICES; d++) {

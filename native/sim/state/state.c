@@ -68,6 +68,14 @@ struct sim_state *sim_attach(void)
     return s;
 }
 
+/* How vgpud tells that the node is simulated: both libraries export it, and NVIDIA's have no such
+ * symbol. The path of the state file, or "" without a node. */
+__attribute__((visibility("default"))) const char *vgpuSimStatePath(void);
+const char *vgpuSimStatePath(void)
+{
+    return sim_attach() != NULL ? sim_state_path() : "";
+}
+
 static void init_mutex(pthread_mutex_t *m)
 {
     pthread_mutexattr_t attr;

@@ -47,7 +47,9 @@ def _run(args: argparse.Namespace) -> int:
             node.create(args.profile, args.seed)
         env = node.environment(os.environ)
         try:
-            done = subprocess.run(command, env=env, executable=shutil.which(command[0], path=env["PATH"]), check=False)
+            done = subprocess.run(
+                command, env=env, executable=shutil.which(command[0], path=env["PATH"]), check=False
+            )
         except OSError as exc:
             raise NodeError(f"cannot run {command[0]}: {exc.strerror}") from exc
     return done.returncode if done.returncode >= 0 else 128 - done.returncode
@@ -63,7 +65,15 @@ def _state(args: argparse.Namespace) -> int:
         mig = f"mig {d['mig_current']}/{d['mig_pending']}"
         gone = "  LOST" if d["lost"] else ""
         used, total = d["memory_used"] >> 20, d["memory_total"] >> 20
-        print(f"{d['index']}  {d['uuid']}  {d['name']}  {used}/{total} MiB  mode {d['compute_mode']}  {mig}{gone}")
+        print(
+            d["index"],
+            d["uuid"],
+            d["name"],
+            f"{used}/{total} MiB",
+            f"mode {d['compute_mode']}",
+            mig + gone,
+            sep="  ",
+        )
         for g in d["gpu_instances"]:
             ids = ",".join(str(c["id"]) for c in g["compute_instances"])
             print(f"   gi {g['id']}  {g['profile']}  {g['start']}:{g['size']}  ci [{ids}]")
@@ -119,7 +129,9 @@ def _parser() -> argparse.ArgumentParser:
     state = argparse.ArgumentParser(add_help=False)
     state.add_argument("--state", metavar="FILE", help="the node's state file (default: $VGPU_SIM_STATE)")
     make = argparse.ArgumentParser(add_help=False, parents=[state])
-    make.add_argument("--profile", default=DEFAULT_PROFILE, help=f"name or TOML file (default: {DEFAULT_PROFILE})")
+    make.add_argument(
+        "--profile", default=DEFAULT_PROFILE, help=f"name or TOML file (default: {DEFAULT_PROFILE})"
+    )
     make.add_argument("--seed", default="", help="other UUIDs and serial numbers")
     verbs.add_parser("create", parents=[make], help="make a node").set_defaults(act=_create)
     for verb in ("run", "shell"):
@@ -139,7 +151,9 @@ def _parser() -> argparse.ArgumentParser:
     fault.add_argument("--microseconds", type=int, default=1000000, help="delay of `slow`")
     fault.add_argument("--bytes", type=int, default=0, help="memory that `memory` takes away")
     fault.set_defaults(act=_fault)
-    verbs.add_parser("reboot", parents=[state], help="what a reboot keeps and loses").set_defaults(act=_reboot)
+    verbs.add_parser("reboot", parents=[state], help="what a reboot keeps and loses").set_defaults(
+        act=_reboot
+    )
     reset = verbs.add_parser("reset", parents=[state], help="reset one idle device")
     reset.add_argument("device", type=int)
     reset.set_defaults(act=_reset)

@@ -31,17 +31,19 @@ class Tree:
 def find_tree() -> Tree:
     """The tree that this package was built into.
 
-    The build writes `location.py` beside this file; VGPU_SIM_PREFIX and VGPU_SIM_PROFILES override
-    it, for an installed package.
+    The build writes `location.json` beside this file; VGPU_SIM_PREFIX and VGPU_SIM_PROFILES override
+    it, for an installed package. Raises NodeError when there is neither.
     """
-    prefix = os.environ.get("VGPU_SIM_PREFIX")
-    extra = os.environ.get("VGPU_SIM_PROFILES")
+    built: dict[str, str] = {}
+    file = Path(__file__).with_name("location.json")
+    if file.exists():
+        built = json.loads(file.read_text())
+    prefix = os.environ.get("VGPU_SIM_PREFIX", built.get("prefix"))
     if prefix is None:
-        from vgpu_sim import location
-
-        prefix, extra = location.PREFIX, extra or location.PROFILES
+        raise NodeError("the simulator is not built: run ./dev build, or set VGPU_SIM_PREFIX")
     root = Path(prefix)
-    return Tree(root / "lib", root / "bin", root / "bin" / "vgpu-simctl", (Path(extra or root / "profiles"),))
+    profiles_dir = os.environ.get("VGPU_SIM_PROFILES", built.get("profiles", str(root / "profiles")))
+    return Tree(root / "lib", root / "bin", root / "bin" / "vgpu-simctl", (Path(profiles_dir),))
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,18 @@ class Node:
         """Run vgpu-simctl on this node. Raises NodeError with what it said."""
         try:
             done = subprocess.run(
-                [str(self.tree.simctl), str(self.state), *words], input=text, capture_output=True, text=True, check=False
+                [str(self.tree.simctl), str(self.state), *words],
+                input=text,
+                capture_output=True,
+                text=True,
+                check=False,
             )
         except OSError as exc:
             raise NodeError(f"cannot run {self.tree.simctl}: {exc.strerror}") from exc
         if done.returncode != 0:
-            raise NodeError(done.stderr.strip().removeprefix("vgpu-simctl: ") or f"vgpu-simctl ended {done.returncode}")
+            raise NodeError(
+                done.stderr.strip().removeprefix("vgpu-simctl: ") or f"vgpu-simctl ended {done.returncode}"
+            )
         return done.stdout
 
     def create(self, name: str, seed: str = "") -> None:

@@ -74,14 +74,19 @@ def _mig_lines(mig: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
         yield f"gi.{index}.placements", ",".join(f"{s}:{size}" for s in profile["starts"])
 
 
-def _device_lines(index: int, device: Mapping[str, Any], card: Mapping[str, Any], key: str) -> Iterator[tuple[str, object]]:
+def _device_lines(
+    index: int, device: Mapping[str, Any], card: Mapping[str, Any], key: str
+) -> Iterator[tuple[str, object]]:
     unknown = set(card) - CARD_KEYS
     if unknown:
         raise ProfileError(f"card.{device['card']}: unknown key {sorted(unknown)[0]!r}")
     domain, bus, number = _parse_pci(device["pci"])
     yield "name", card["name"]
     yield "uuid", f"GPU-{_stable_uuid(key, index)}"
-    yield "serial", f"{int.from_bytes(hashlib.sha256(f'{key}/{index}'.encode()).digest()[:5], 'big') % 10**13:013d}"
+    yield (
+        "serial",
+        f"{int.from_bytes(hashlib.sha256(f'{key}/{index}'.encode()).digest()[:5], 'big') % 10**13:013d}",
+    )
     yield "minor", device.get("minor", index)
     yield "pci_domain", domain
     yield "pci_bus", bus

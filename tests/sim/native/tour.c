@@ -1,0 +1,112 @@
+/* A tour of both libraries in one process, for sanitizers: it includes their sources, so that everything
+ * is instrumented, and ends 0 when every answer is right. Run on a simulated node. */
+#include <cuda.h>
+#include <nvml.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What cuda.h renames, by its true names. */
+CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t size);
+CUresult cuMemFree_v2(CUdeviceptr p);
+CUresult cuCtxCreate_v2(CUcontext *ctx, unsigned int flags, CUdevice dev);
+CUresult cuCtxDestroy_v2(CUcontext ctx);
+CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total);
+CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size);
+CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size);
+
+#define CHECK(condition)                                                                           \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                        \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+enum { THREADS = 4, ROUNDS = 300, HELD = 64 };
+static const char ptx[] = ".version 7.8\n.target sm_80\n.visible .entry work(.param .u64 p){ret;}\n";
+
+static CUcontext g_ctx;
+static CUfunction g_function;
+
+static void *churn(void *seed)
+{
+    unsigned int state = *(unsigned int *)seed;
+    CUdeviceptr held[HELD] = {0};
+    CUstream stream;
+    CHECK(cuCtxSetCurrent(g_ctx) == CUDA_SUCCESS);
+    CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+    for (int i = 0; i < ROUNDS; i++) {
+        int at = rand_r(&state) % HELD;
+        char byte = (char)i, back = 0;
+        if (held[at] != 0)
+            CHECK(cuMemFree_v2(held[at]) == CUDA_SUCCESS);
+        CHECK(cuMemAlloc_v2(&held[at], 1u + (unsigned)rand_r(&state) % (8u << 20)) == CUDA_SUCCESS);
+        CHECK(cuMemcpyHtoD_v2(held[at], &byte, 1) == CUDA_SUCCESS);
+        CHECK(cuMemcpyDtoH_v2(&back, held[at], 1) == CUDA_SUCCESS && back == byte);
+        CHECK(cuLaunchKernel(g_function, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL) == CUDA_SUCCESS);
+    }
+    for (int i = 0; i < HELD; i++)
+        if (held[i] != 0)
+            CHECK(cuMemFree_v2(held[i]) == CUDA_SUCCESS);
+    CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
+    CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
+    return NULL;
+}
+
+static void tour_cuda(void)
+{
+    CUmodule module;
+    size_t before, after, total;
+    pthread_t threads[THREADS];
+    unsigned int seeds[THREADS];
+    CHECK(cuInit(0) == CUDA_SUCCESS);
+    CHECK(cuCtxCreate_v2(&g_ctx, 0, 0) == CUDA_SUCCESS);
+    CHECK(cuModuleLoadData(&module, ptx) == CUDA_SUCCESS);
+    CHECK(cuModuleGetFunction(&g_function, module, "work") == CUDA_SUCCESS);
+    CHECK(cuMemGetInfo_v2(&before, &total) == CUDA_SUCCESS);
+    for (unsigned int i = 0; i < THREADS; i++) {
+        seeds[i] = i + 1;
+        CHECK(pthread_create(&threads[i], NULL, churn, &seeds[i]) == 0);
+    }
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    CHECK(cuMemGetInfo_v2(&after, &total) == CUDA_SUCCESS && before == after);
+    CHECK(cuModuleUnload(module) == CUDA_SUCCESS);
+    CHECK(cuCtxDestroy_v2(g_ctx) == CUDA_SUCCESS);
+}
+
+static void tour_nvml(void)
+{
+    nvmlDevice_t device;
+    nvmlGpuInstance_t gi;
+    nvmlComputeInstance_t ci;
+    nvmlReturn_t status;
+    char text[96];
+    nvmlProcessInfo_t processes[4];
+    unsigned int count = 4;
+    CHECK(nvmlInit_v2() == NVML_SUCCESS);
+    CHECK(nvmlDeviceGetHandleByIndex_v2(1, &device) == NVML_SUCCESS);
+    CHECK(nvmlDeviceGetName(device, text, sizeof(text)) == NVML_SUCCESS);
+    CHECK(nvmlDeviceGetName(device, text, 3) == NVML_ERROR_INSUFFICIENT_SIZE);
+    CHECK(nvmlDeviceGetComputeRunningProcesses_v3(device, &count, processes) == NVML_SUCCESS);
+    CHECK(nvmlDeviceSetMigMode(device, 1, &status) == NVML_SUCCESS && status == NVML_SUCCESS);
+    for (int i = 0; i < 7; i++) {
+        CHECK(nvmlDeviceCreateGpuInstance(device, 19, &gi) == NVML_SUCCESS);
+        CHECK(nvmlGpuInstanceCreateComputeInstance(gi, 0, &ci) == NVML_SUCCESS);
+    }
+    CHECK(nvmlDeviceCreateGpuInstance(device, 19, &gi) == NVML_ERROR_INSUFFICIENT_RESOURCES);
+    CHECK(nvmlGpuInstanceDestroy(gi) == NVML_ERROR_IN_USE);
+    CHECK(nvmlDeviceGetName((nvmlDevice_t)&count, text, sizeof(text)) == NVML_ERROR_INVALID_ARGUMENT);
+    CHECK(nvmlShutdown() == NVML_SUCCESS);
+    CHECK(nvmlDeviceGetName(device, text, sizeof(text)) == NVML_ERROR_UNINITIALIZED);
+}
+
+int main(void)
+{
+    tour_cuda();
+    tour_nvml();
+    puts("toured");
+    return 0;
+}
