@@ -39,8 +39,8 @@ struct cu_device {
     CUcontext primary;
     uint32_t primary_refs, primary_flags;
     CUmemoryPool default_pool, current_pool;
-    double launched[CU_LAUNCH_DEPTH];
-    uint64_t launch_count;
+    _Atomic double launched[CU_LAUNCH_DEPTH];
+    _Atomic uint64_t launch_count;
     uint64_t mps_limit; /* bytes that this process may hold; 0: no limit */
 };
 
@@ -50,7 +50,7 @@ struct CUctx_st {
     unsigned int flags;
     bool primary;
     unsigned long long id;
-    double position; /* of the last work given to any of its streams */
+    _Atomic double position; /* of the last work given to any of its streams */
     CUevent pending[CU_PENDING_EVENTS];
     uint32_t pending_count;
     size_t limits[CU_LIMIT_MAX];
@@ -62,7 +62,7 @@ struct CUstream_st {
     unsigned int flags;
     int priority;
     unsigned long long id;
-    double position;
+    _Atomic double position;
 };
 
 struct CUevent_st {

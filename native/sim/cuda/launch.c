@@ -38,8 +38,8 @@ CUresult cu_launch(CUfunction f, const unsigned int grid[3], const unsigned int 
     CU_TRY(check(f, grid, block, shared_bytes));
     struct cu_device *d = cu_device_of(ctx);
     CU_CHECK(!cu.s->devices[d->device].lost, CUDA_ERROR_UNKNOWN);
-    uint64_t n = __atomic_fetch_add(&d->launch_count, 1, __ATOMIC_RELAXED);
-    double *slot = &d->launched[n % CU_LAUNCH_DEPTH];
+    uint64_t n = atomic_fetch_add_explicit(&d->launch_count, 1, memory_order_relaxed);
+    _Atomic double *slot = &d->launched[n % CU_LAUNCH_DEPTH];
     if (n >= CU_LAUNCH_DEPTH && !cu_reached(ctx, *slot)) /* the channel is full: as on a card, wait */
         CU_TRY(cu_wait(ctx, *slot));
     position = sim_engine_submit(cu.s, cu.proc, d->use, work_ns(f, d));

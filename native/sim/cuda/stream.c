@@ -24,12 +24,19 @@ CUresult cu_stream_resolve(CUstream stream, CUcontext *ctx, double *position)
     return CUDA_SUCCESS;
 }
 
+/* Threads share contexts, and may share streams: a position only ever grows. */
+static void raise_position(_Atomic double *at, double position)
+{
+    double now = atomic_load_explicit(at, memory_order_relaxed);
+    while (now < position && !atomic_compare_exchange_weak(at, &now, position))
+        continue;
+}
+
 void cu_stream_advance(CUstream stream, CUcontext ctx, double position)
 {
     if (!is_default(stream))
-        stream->position = position;
-    if (position > ctx->position)
-        ctx->position = position;
+        raise_position(&stream->position, position);
+    raise_position(&ctx->position, position);
 }
 
 CUresult cu_wait(CUcontext ctx, double position)

@@ -33,6 +33,13 @@ static void write_file(const char *name, const char *text)
     fclose(f);
 }
 
+static void make_directory(const char *name)
+{
+    char path[8192];
+    if (snprintf(path, sizeof(path), "%s.root/%s/", sim_state_path(), name) < (int)sizeof(path))
+        make_parents(path);
+}
+
 static void remove_path(const char *name)
 {
     char path[8192];
@@ -116,6 +123,8 @@ static void write_gpu(const struct sim_device *d)
              d->pci_bus, d->pci_device);
     snprintf(text, sizeof(text), "%u\n", d->numa_node);
     write_file(name, text);
+    snprintf(name, sizeof(name), CAPABILITIES "/gpu%u/mig", d->minor);
+    make_directory(name);
 }
 
 void sim_tree_write(struct sim_state *s)
