@@ -1,0 +1,156 @@
+/* The ways to cuInit: direct linking, dlsym, and cuGetProcAddress (which cudart uses). All end here. */
+#include <dlfcn.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "dlsym_entry.h"
+#include "guard.h"
+#include "objects.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+typedef void *(*dlsym_fn)(void *handle, const char *name);
+typedef int (*getproc_fn)(const char *symbol, void **pfn, int version, uint64_t flags);
+typedef int (*getproc_v2_fn)(const char *symbol, void **pfn, int version, uint64_t flags, void *status);
+
+EXPORT int cuInit(unsigned flags);
+EXPORT int cuGetProcAddress(const char *symbol, void **pfn, int version, uint64_t flags);
+EXPORT int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, uint64_t flags, void *status);
+struct vgpu_jump vgpu_guard_dlsym(void *handle, const char *name, const void *caller);
+
+VGPU_DLSYM_ENTRY("vgpu_guard_dlsym");
+
+enum { INIT, GETPROC, GETPROC_V2, HOOKS };
+static const struct {
+    const char *name;
+    void *ours;
+} hooks[HOOKS] = {
+    {"cuInit", (void *)cuInit},
+    {"cuGetProcAddress", (void *)cuGetProcAddress},
+    {"cuGetProcAddress_v2", (void *)cuGetProcAddress_v2},
+};
+static void *g_real[HOOKS]; /* what was found behind each, atomically */
+static void *g_next_dlsym;
+
+struct search {
+    const char *name;
+    const void *from;
+    bool past, nvidia_only;
+    void *found;
+};
+
+/* The driver's library, or libvgpu, which stands before it in its turn. */
+static bool is_driver(const void *address)
+{
+    Dl_info about;
+    if (dladdr(address, &about) == 0 || about.dli_fname == NULL)
+        return false;
+    const char *slash = strrchr(about.dli_fname, '/');
+    const char *name = slash == NULL ? about.dli_fname : slash + 1;
+    return strncmp(name, "libcuda.so", 10) == 0 || strcmp(name, "libvgpu.so") == 0;
+}
+
+static int visit(const struct vgpu_object *object, void *argument)
+{
+    struct search *search = argument;
+    if (!search->past) {
+        search->past = vgpu_object_holds(object, search->from);
+        return 0;
+    }
+    void *found = vgpu_object_symbol(object, search->name);
+    if (found != NULL && (!search->nvidia_only || is_driver(found)))
+        search->found = found;
+    return search->found != NULL;
+}
+
+static void *next_definition(const char *name, const void *from, bool nvidia_only)
+{
+    struct search search = {.name = name, .from = from, .nvidia_only = nvidia_only};
+    vgpu_objects_walk(visit, &search);
+    return search.found;
+}
+
+static dlsym_fn next_dlsym(void)
+{
+    void *found = __atomic_load_n(&g_next_dlsym, __ATOMIC_ACQUIRE);
+    if (found == NULL) {
+        found = next_definition("dlsym", &g_next_dlsym, false);
+        __atomic_store_n(&g_next_dlsym, found, __ATOMIC_RELEASE);
+    }
+    return (dlsym_fn)found;
+}
+
+static void *real(int id)
+{
+    void *found = __atomic_load_n(&g_real[id], __ATOMIC_ACQUIRE);
+    if (found == NULL) {
+        found = next_definition(hooks[id].name, &g_next_dlsym, true);
+        __atomic_store_n(&g_real[id], found, __ATOMIC_RELEASE);
+    }
+    return found;
+}
+
+/* Ours in place of the driver's; what is not the driver's is handed on untouched. */
+static void *replaced(int id, void *found)
+{
+    if (found == hooks[id].ours)
+        return real(id) != NULL ? found : next_dlsym()(RTLD_NEXT, hooks[id].name);
+    if (found == NULL || !is_driver(found))
+        return found;
+    __atomic_store_n(&g_real[id], found, __ATOMIC_RELEASE);
+    return hooks[id].ours;
+}
+
+struct vgpu_jump vgpu_guard_dlsym(void *handle, const char *name, const void *caller)
+{
+    int id = HOOKS;
+    for (int i = 0; name != NULL && i < HOOKS; i++)
+        if (vgpu_same(name, hooks[i].name))
+            id = i;
+    if (id == HOOKS)
+        return (struct vgpu_jump){.jump = (void *)next_dlsym()};
+    void *found = handle == RTLD_NEXT ? next_definition(name, caller, false) : next_dlsym()(handle, name);
+    if (found == NULL) /* jumps for the error text */
+        return (struct vgpu_jump){.jump = (void *)next_dlsym()};
+    return (struct vgpu_jump){.value = replaced(id, found)};
+}
+
+int cuInit(unsigned flags)
+{
+    guard_init_fn init = (guard_init_fn)real(INIT);
+    return init == NULL ? GUARD_NO_DRIVER : guard_init(init, flags);
+}
+
+/* The driver was asked first, with the same arguments; its cuInit and its own asker are replaced. */
+static void map_answer(const char *symbol, void **pfn, int version)
+{
+    if (symbol == NULL || pfn == NULL || *pfn == NULL)
+        return;
+    if (strcmp(symbol, "cuInit") == 0) {
+        if (*pfn != hooks[INIT].ours)
+            __atomic_store_n(&g_real[INIT], *pfn, __ATOMIC_RELEASE);
+        *pfn = hooks[INIT].ours;
+    } else if (strcmp(symbol, "cuGetProcAddress") == 0 || strcmp(symbol, "cuGetProcAddress_v2") == 0) {
+        /* 12.0 brought _v2, which the plain name then stands for (cudaTypedefs.h) */
+        int id = *pfn == real(GETPROC) || (version < 12000 && *pfn != real(GETPROC_V2)) ? GETPROC : GETPROC_V2;
+        *pfn = hooks[id].ours;
+    }
+}
+
+int cuGetProcAddress(const char *symbol, void **pfn, int version, uint64_t flags)
+{
+    getproc_fn ask = (getproc_fn)real(GETPROC);
+    int code = ask == NULL ? GUARD_NO_DRIVER : ask(symbol, pfn, version, flags);
+    if (code == GUARD_SUCCESS)
+        map_answer(symbol, pfn, version);
+    return code;
+}
+
+int cuGetProcAddress_v2(const char *symbol, void **pfn, int version, uint64_t flags, void *status)
+{
+    getproc_v2_fn ask = (getproc_v2_fn)real(GETPROC_V2);
+    int code = ask == NULL ? GUARD_NO_DRIVER : ask(symbol, pfn, version, flags, status);
+    if (code == GUARD_SUCCESS)
+        map_answer(symbol, pfn, version);
+    return code;
+}

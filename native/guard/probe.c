@@ -1,0 +1,41 @@
+/* Asks the kernel whether somebody listens, by a connection that is closed at once: one that stays open
+ * and says nothing blocks NVIDIA's daemon for everybody (measured on 535 and 550). */
+#include <errno.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "guard.h"
+
+/* A full queue is an answer too: the daemon is there and behind with its work. */
+static bool connects(const struct sockaddr_un *address, int type, bool *wrong_type)
+{
+    int fd = socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return false;
+    bool there = connect(fd, (const struct sockaddr *)address, sizeof(*address)) == 0 || errno == EAGAIN;
+    *wrong_type = !there && errno == EPROTOTYPE;
+    close(fd);
+    return there;
+}
+
+bool guard_probe(const char *pipe, struct guard_life *life)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct stat found;
+    bool wrong_type = false;
+    int n = snprintf(address.sun_path, sizeof(address.sun_path), "%s/control", pipe);
+    if (n < 0 || (size_t)n >= sizeof(address.sun_path) || stat(address.sun_path, &found) != 0)
+        return false;
+    *life = (struct guard_life){found.st_dev, found.st_ino, found.st_ctim};
+    if (connects(&address, SOCK_SEQPACKET, &wrong_type)) /* NVIDIA's, 535 and 550 */
+        return true;
+    return wrong_type && connects(&address, SOCK_STREAM, &wrong_type);
+}
+
+bool guard_same_life(const struct guard_life *a, const struct guard_life *b)
+{
+    return a->device == b->device && a->inode == b->inode && a->changed.tv_sec == b->changed.tv_sec &&
+           a->changed.tv_nsec == b->changed.tv_nsec;
+}
