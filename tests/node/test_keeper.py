@@ -270,9 +270,7 @@ def test_a_lost_device_fails_what_is_on_it_and_nothing_else(tmp_path: Path) -> N
         async with world(tmp_path) as w:
             uuids = [d.uuid for d in w.gateway.node.devices]
             held = [
-                await w.keeper.allocate(
-                    request(u, selector=replace(request("x").selector, uuids=(u,)))
-                )
+                await w.keeper.allocate(request(u, selector=replace(request("x").selector, uuids=(u,))))
                 for u in uuids
             ]
             await w.keeper.fail_allocations(uuids[0], "device 0 is lost")
@@ -299,5 +297,24 @@ def test_an_intent_that_cannot_be_written_books_nothing(
             assert w.is_empty()
             assert w.effectors[Mode.PRELOAD].calls == []
             assert (await w.keeper.allocate(request("r"))).state is State.ACTIVE
+
+    asyncio.run(work())
+
+
+def test_a_request_waits_for_the_room_that_a_release_is_making(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            first = await w.keeper.allocate(request("a", gib=80))
+            await w.keeper.allocate(request("b", gib=80))
+            preload = w.effectors[Mode.PRELOAD]
+            preload.detach_gate = asyncio.Event()
+            release = asyncio.ensure_future(w.keeper.release(first.id, ALICE, force=False))
+            await asyncio.sleep(0.01)
+            newcomer = asyncio.ensure_future(w.keeper.allocate(request("c", gib=80)))
+            await asyncio.sleep(0.05)
+            assert not newcomer.done()
+            preload.detach_gate.set()
+            assert (await newcomer).slices[0].device_uuid == first.slices[0].device_uuid
+            await release
 
     asyncio.run(work())

@@ -60,6 +60,7 @@ class Remembering:
     fail: set[str] = field(default_factory=set)
     pids: tuple[int, ...] = ()
     gate: asyncio.Event | None = None
+    detach_gate: asyncio.Event | None = None
 
     def _called(self, name: str) -> None:
         self.calls.append(name)
@@ -90,6 +91,8 @@ class Remembering:
             self.attached[allocation.id, part.device_uuid] = allocation
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:
+        if self.detach_gate is not None:
+            await self.detach_gate.wait()
         self._called("detach")
         self.attached.pop((allocation.id, part.device_uuid), None)
 
@@ -158,9 +161,7 @@ async def world(folder: Path, gateway: FakeGateway | None = None) -> AsyncIterat
 
 
 def request(name: str, gib: int = 4, **changes: object) -> Request:
-    base = Request(
-        id=name, owner=Owner(1000, 1000), memory_bytes=gib * GIB, isolation=Isolation.QUOTA
-    )
+    base = Request(id=name, owner=Owner(1000, 1000), memory_bytes=gib * GIB, isolation=Isolation.QUOTA)
     return replace(base, **changes)  # type: ignore[arg-type]
 
 

@@ -45,6 +45,7 @@ log = structlog.get_logger(__name__)
 _RELEASED_REMEMBERED = 10_000
 _SNAPSHOT_SECONDS = 1.0  # listings and decisions may be this old
 _LOOK_SECONDS = 0.5  # a status answers, even while NVML does not
+_SETTLE_SECONDS = 2.0  # a refusal waits so long for releases that are under way
 _RETRY_SECONDS = 1.0  # while a dead tenant's children still run
 
 
@@ -83,6 +84,7 @@ class NodeKeeper:
         parts.inventory.health_changed = self._health_changed
         self._allocating: dict[str, tuple[Request, asyncio.Task[Allocation]]] = {}
         self._releasing: dict[str, asyncio.Task[None]] = {}
+        self._ending: dict[str, asyncio.Task[None]] = {}  # releases nobody asked for: a bound process ended
         self._released: deque[str] = deque(maxlen=_RELEASED_REMEMBERED)
         self._background: set[asyncio.Task[None]] = set()
         self._started = time.monotonic()
@@ -150,7 +152,10 @@ class NodeKeeper:
         decision = self._decide(request)
         if decision[0].refusal is None:
             return decision
-        await self._inventory.refresh()  # perhaps what was in the way is gone by now
+        leaving = {*self._releasing.values(), *self._ending.values()}
+        if leaving:  # what is in the way may be on its way out
+            await asyncio.wait(leaving, timeout=_SETTLE_SECONDS)
+        await self._inventory.refresh()
         return self._decide(request)
 
     def _decide(self, request: Request) -> tuple[Decision, tuple[Step, ...]]:
@@ -185,9 +190,10 @@ class NodeKeeper:
                 await self._check_tenants_gone(allocation)
             running = self._releasing.get(allocation.id)
         if running is None:
-            releasing = replace(self._book.get(allocation.id), state=State.RELEASING)
+            before = self._book.get(allocation.id)
+            releasing = replace(before, state=State.RELEASING)
             self._book.replace(releasing)
-            running = asyncio.ensure_future(self._dismantle(releasing))
+            running = asyncio.ensure_future(self._dismantle(releasing, before))
             self._releasing[allocation.id] = running
             running.add_done_callback(lambda _: self._releasing.pop(allocation.id, None))
         await asyncio.shield(running)
@@ -203,9 +209,15 @@ class NodeKeeper:
                     "end them first, or release with --force: their limits then drop to nothing new",
                 )
 
-    async def _dismantle(self, allocation: Allocation) -> None:
+    async def _dismantle(self, allocation: Allocation, before: Allocation | None = None) -> None:
+        """`before` is what it stays if the intent cannot be recorded."""
         steps = release_steps(allocation, self._book.use)
-        _, event = await self._executor.run("release", allocation, steps)
+        try:
+            await self._executor.run("release", allocation, steps[:1])
+        except VgpuError:
+            self._book.replace(before or allocation)
+            raise
+        _, event = await self._executor.run("release", allocation, steps[1:])
         self.lifetimes.forget(allocation.id)
         self._released.append(allocation.id)
         if event is not None:
@@ -240,11 +252,15 @@ class NodeKeeper:
     async def _release_when_possible(self, allocation_id: str) -> None:
         """For an allocation nobody will release: as soon as the processes left in it have ended."""
         while allocation_id in self._book:
+            attempt = asyncio.ensure_future(self._release(self._book.get(allocation_id), force=False))
+            self._ending[allocation_id] = attempt
             try:
-                await self._release(self._book.get(allocation_id), force=False)
+                await asyncio.shield(attempt)
             except VgpuError as error:
                 log.debug("release must wait", allocation=allocation_id, why=str(error))
                 await asyncio.sleep(_RETRY_SECONDS)
+            finally:
+                self._ending.pop(allocation_id, None)
 
     # --- resize
 
