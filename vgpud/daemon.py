@@ -33,7 +33,7 @@ from vgpud.node.recover import Start, agree, recover
 from vgpud.node.transitions import Transitions
 from vgpud.policy.load import LoadedPolicy, load
 from vgpud.serve.server import Server
-from vgpud.serve.sockets import public_sockets
+from vgpud.serve.sockets import claim, public_sockets
 from vgpud.settings import Settings, load_settings
 from vgpud.units import Units, choose_units
 
@@ -53,6 +53,7 @@ class Daemon:
         self.units: Units = choose_units(settings.run_dir)
         self.stopping = asyncio.Event()
         self.keeper: NodeKeeper | None = None
+        self.claim: int | None = None  # a descriptor that is held to the end
 
     def load_policy(self) -> LoadedPolicy:
         return load(self.settings.policy_paths())
@@ -80,6 +81,7 @@ class Daemon:
         policy = self.load_policy()
         make_folders(self.settings)
         async with await Ledger.open(self.settings.state_dir / "ledger.db") as ledger:
+            self.claim = claim(self.settings.run_dir)
             state, _ = await asyncio.gather(ledger.load(), self.inventory.refresh())
             keeper, parts = self._assemble(ledger, state, policy)
             if self.inventory.error is not None:

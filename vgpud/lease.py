@@ -8,6 +8,7 @@ is hostile input: whatever stands in it, reading it gives bounded numbers and ne
 import contextlib
 import errno
 import os
+import secrets
 import shutil
 import socket
 import struct
@@ -23,6 +24,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 _BYTES_MAX = 1 << 50
 _COUNT_MAX = 1 << 62
 _WORD = struct.Struct("<Q")
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class SharePolicy(IntEnum):
@@ -236,10 +238,43 @@ def remove_lease(root: Path, allocation: str) -> None:
     try:
         with contextlib.suppress(FileNotFoundError):
             folder.rename(grave)
-        if grave.exists():
-            shutil.rmtree(grave)
+        with contextlib.suppress(FileNotFoundError):
+            _remove_tree(grave)
     except OSError as error:
         raise _failed(f"remove the lease of {allocation}", error) from error
+
+
+def _remove_tree(folder: Path) -> None:
+    """Root in a container may have built anything in its lease, of any depth, and may still be at it:
+    no link is followed, and every folder within is moved up to the top before it is emptied."""
+    top = os.open(folder, _FOLDER)
+    try:
+        waiting = ["."]
+        while waiting:
+            name = waiting.pop()
+            here = os.open(name, _FOLDER, dir_fd=top)
+            try:
+                waiting += _empty(here, top)
+            finally:
+                os.close(here)
+            if name != ".":
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+    folder.rmdir()
+
+
+def _empty(here: int, top: int) -> list[str]:
+    """Removes the files in the folder `here`; the names that its folders have got in `top`."""
+    moved = []
+    with os.scandir(here) as entries:
+        for entry in tuple(entries):
+            if entry.is_dir(follow_symlinks=False):
+                moved.append(secrets.token_hex(16))
+                os.rename(entry.name, moved[-1], src_dir_fd=here, dst_dir_fd=top)
+            else:
+                os.unlink(entry.name, dir_fd=here)
+    return moved
 
 
 def list_leases(root: Path) -> frozenset[str]:
@@ -249,7 +284,8 @@ def list_leases(root: Path) -> frozenset[str]:
     names = set()
     for entry in root.iterdir():
         if entry.name.startswith("."):
-            shutil.rmtree(entry, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                _remove_tree(entry)
         elif entry.is_dir() and not entry.is_symlink():
             names.add(entry.name)
     return frozenset(names)

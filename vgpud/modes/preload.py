@@ -82,9 +82,9 @@ class Preload:
             env=(*cuda_env(allocation), ("LD_PRELOAD", CONTAINER_LIBRARY)),
             host_env=(("VGPU_LEASE", str(lease)), ("LD_PRELOAD", str(self._paths.libvgpu))),
             mounts=(
-                Mount(str(lease), CONTAINER_LEASE, read_only=False),
-                # the container's root is not the node's: limits stay read-only to it too
-                Mount(str(lease / "limits"), f"{CONTAINER_LEASE}/limits"),
+                # root in a container would own the folder: it is to change nothing but the usage file
+                Mount(str(lease), CONTAINER_LEASE),
+                Mount(str(lease / "usage"), f"{CONTAINER_LEASE}/usage", read_only=False),
                 Mount(str(self._paths.libvgpu), CONTAINER_LIBRARY),
             ),
         )

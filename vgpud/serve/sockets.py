@@ -45,6 +45,29 @@ def private_folder(run_dir: Path) -> Path:
     return folder
 
 
+def claim(run_dir: Path) -> int:
+    """A descriptor that keeps other daemons off `run_dir`, whose leases they would take for orphans.
+
+    Raises VgpuError(BAD_SETTING) if one is there, or if there cannot be such a folder.
+    """
+    path = private_folder(run_dir) / "lock"
+    try:
+        held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        raise VgpuError(
+            ErrorCode.BAD_SETTING,
+            f"another daemon runs in {run_dir}",
+            "stop it first, or set VGPUD_RUN_DIR to another folder",
+        ) from None
+    except OSError as error:
+        raise VgpuError(
+            ErrorCode.BAD_SETTING, f"cannot lock {path}: {error.strerror}", "see VGPUD_RUN_DIR"
+        ) from None
+    return held
+
+
 @dataclass(frozen=True, slots=True)
 class PublicSockets:
     """What listens for callers; `made` says that the files in `run_dir` are ours to remove."""
