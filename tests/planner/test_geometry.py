@@ -87,14 +87,18 @@ def test_free_and_best_places_are_those_of_brute_force(card: str, data: st.DataO
         mine = [key for key in free if key[0] == p.id]
         assert set(table.free_placements(layout, p.id)) == {place for _, place in mine}
         best = table.best_place(layout, p.id)
-        lost = {key: len(free - brute_free(profiles, state | {key})) for key in mine}
+        ended = {key: free - brute_free(profiles, state | {key}) for key in mine}
+        slices_of = {q.id: q.slice_count for q in profiles}
+        lost = {key: sum(slices_of[other[0]] for other in ended[key]) for key in mine}
         if not mine:
             assert best is None
             continue
         assert best is not None
-        assert best.destroyed == min(lost.values()) == lost[p.id, best.placement]
+        assert best.cost == min(lost.values()) == lost[p.id, best.placement]
+        assert best.worth == sum(slices_of[other[0]] for other in free) - best.cost
+        assert best.destroyed == len(ended[p.id, best.placement])
         assert best.left == len(free) - best.destroyed
-        assert best.placement == min(key[1] for key in mine if lost[key] == best.destroyed)
+        assert best.placement == min(key[1] for key in mine if lost[key] == best.cost)
     assert {p.id for p in table.free_profiles(layout)} == {key[0] for key in free}
 
 

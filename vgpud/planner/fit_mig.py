@@ -55,8 +55,8 @@ def _rank(seat: Seat, choice: _Choice, spread: bool) -> tuple[int, ...]:
     """Pack: a device already given to MIG, the least waste, the fewest places spoilt, the fullest."""
     memory, place = choice.offer.memory_bytes, choice.place
     if spread:
-        return (memory, -place.left, place.destroyed)
-    return (int(seat.claims_free_card), memory, place.destroyed, place.left)
+        return (memory, -place.worth, place.cost)
+    return (int(seat.claims_free_card), memory, place.cost, place.worth)
 
 
 def _serving(seat: Seat, want: Wanted) -> tuple[Offer, ...] | Unfit:

@@ -1,0 +1,190 @@
+"""Transitions between MIG layouts: legal, and provably the fewest instances touched.
+
+The oracle knows nothing of masks or tables: a layout is a frozenset of (profile id, placement), legal
+by the rules of tests.planner.test_geometry.legal, enumerated breadth first.
+"""
+
+import random
+from collections import Counter
+from functools import cache
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vgpud.model.device import GpuInstance, MigProfile, Placement
+from vgpud.planner.geometry import Layout, Table, table_for
+from vgpud.planner.transitions import between, make_room, steps, to_counts
+
+from .cards import A30_PROFILES, H200_PROFILES, H200_WITHOUT_ME
+from .test_geometry import TIGHT_PROFILES, Key, every_state, legal, slices
+
+State = frozenset[Key]
+CARDS = {"h200": H200_PROFILES, "a30": A30_PROFILES, "tight": TIGHT_PROFILES}
+
+
+def counts_of(state: State) -> tuple[int, ...]:
+    return tuple(sorted(key[0] for key in state))
+
+
+@cache
+def by_counts(profiles: tuple[MigProfile, ...]) -> dict[tuple[int, ...], tuple[State, ...]]:
+    found: dict[tuple[int, ...], list[State]] = {}
+    for state in every_state(profiles):
+        found.setdefault(counts_of(state), []).append(state)
+    return {counts: tuple(states) for counts, states in found.items()}
+
+
+def mask(table: Table, state: State) -> int:
+    return table.layout((), slices(state)).slots
+
+
+def keys(table: Table, state: int) -> State:
+    return frozenset(table.keys(state))
+
+
+def test_every_transition_of_a_seven_slice_card_touches_the_fewest_instances() -> None:
+    """All 723 x 723: what both have stays, and nothing else than the difference is touched."""
+    table = table_for(H200_WITHOUT_ME)
+    states = sorted(every_state(H200_WITHOUT_ME), key=sorted)
+    masks = [mask(table, state) for state in states]
+    assert len(set(masks)) == len(states) == 723
+    compared = 0
+    for a, from_ in zip(masks, states, strict=True):
+        for b, to in zip(masks, states, strict=True):
+            change = between(a, b)
+            # any way from one set to the other must take away from - to and add to - from
+            assert change.touched == len(from_ ^ to)
+            assert (a & ~change.destroy | change.create) == b
+            compared += 1
+    assert compared == 723 * 723
+
+
+def test_every_transition_to_a_list_of_profiles_destroys_the_fewest() -> None:
+    """From all 723 states to all lists of profiles: the oracle tries every state of that list."""
+    table = table_for(H200_WITHOUT_ME)
+    targets = by_counts(H200_WITHOUT_ME)
+    for state in every_state(H200_WITHOUT_ME):
+        layout = Layout(mask(table, state))
+        for counts, choices in targets.items():
+            found = to_counts(table, layout, 0, table.packed(counts))
+            assert found is not None
+            reached = keys(table, found)
+            assert counts_of(reached) == counts
+            assert len(state - reached) == min(len(state - choice) for choice in choices)
+
+
+@pytest.mark.parametrize("card", CARDS)
+@given(data=st.data())
+def test_pinned_instances_stay_and_the_rest_is_minimal(card: str, data: st.DataObject) -> None:
+    profiles = CARDS[card]
+    table = table_for(profiles)
+    state = data.draw(st.sampled_from(sorted(every_state(profiles), key=sorted)))
+    pinned = frozenset(data.draw(st.sets(st.sampled_from(sorted(state))))) if state else frozenset()
+    counts = data.draw(st.sampled_from(sorted(by_counts(profiles))))
+    found = to_counts(table, Layout(mask(table, state)), mask(table, pinned), table.packed(counts))
+    choices = [choice for choice in by_counts(profiles)[counts] if pinned <= choice]
+    if found is None:
+        assert not choices
+        return
+    reached = keys(table, found)
+    assert pinned <= reached
+    assert counts_of(reached) == counts
+    assert len(state - reached) == min(len(state - choice) for choice in choices)
+
+
+@pytest.mark.parametrize("card", CARDS)
+@given(data=st.data())
+def test_room_is_made_with_the_fewest_idle_instances_lost_then_moved(card: str, data: st.DataObject) -> None:
+    profiles = CARDS[card]
+    table = table_for(profiles)
+    state = data.draw(st.sampled_from(sorted(every_state(profiles), key=sorted)))
+    pinned = frozenset(data.draw(st.sets(st.sampled_from(sorted(state))))) if state else frozenset()
+    wanted = data.draw(st.sampled_from([p.id for p in profiles]))
+    found = make_room(table, Layout(mask(table, state)), mask(table, pinned), wanted)
+    best = brute_room(profiles, state, pinned, wanted)
+    if found is None:
+        assert best is None
+        return
+    reached = keys(table, found)
+    lost = Counter(counts_of(state))
+    lost.subtract(counts_of(reached))
+    lost[wanted] += 1
+    assert min(lost.values()) >= 0, "nothing but the wanted one may be new"
+    assert (sum(lost.values()), len(state - reached)) == best
+
+
+def brute_room(
+    profiles: tuple[MigProfile, ...], state: State, pinned: State, wanted: int
+) -> tuple[int, int] | None:
+    """(instances given up, instances destroyed), the least of all states that keep the pinned ones."""
+    have = Counter(counts_of(state))
+    have[wanted] += 1
+    options = []
+    for target in every_state(profiles):
+        got = Counter(counts_of(target))
+        sound = pinned <= target and all(got[p] <= have[p] for p in got)
+        if sound and got[wanted] >= Counter(counts_of(pinned))[wanted] + 1:
+            options.append((sum(have.values()) - sum(got.values()), len(state - target)))
+    return min(options, default=None)
+
+
+@given(data=st.data())
+def test_every_prefix_of_the_steps_is_a_legal_layout(data: st.DataObject) -> None:
+    table = table_for(H200_PROFILES)
+    states = sorted(every_state(H200_PROFILES), key=sorted)
+    now = set(data.draw(st.sampled_from(states)))
+    target = data.draw(st.sampled_from(states))
+    for step in steps(table, between(mask(table, frozenset(now)), mask(table, target))):
+        if step.create:
+            now.add(step.key)
+        else:
+            now.remove(step.key)
+        assert legal(H200_PROFILES, frozenset(now))
+    assert now == target
+
+
+def test_instances_of_no_known_slot_are_worked_around() -> None:
+    table = table_for(H200_PROFILES)
+    layout = table.layout((GpuInstance(1, 77, Placement(0, 2), ()),), ())
+    found = to_counts(table, layout, 0, table.packed([14, 14]))
+    assert found is not None
+    assert [place.start for _, place in table.keys(found)] == [2, 4]
+    assert to_counts(table, layout, 0, table.packed([5])) is None
+
+
+def test_a_layout_is_found_whenever_there_is_one() -> None:
+    """10 000 random lists of profiles against brute force over placements."""
+    table = table_for(H200_PROFILES)
+    draw = random.Random(20261120)
+    ids = [p.id for p in H200_PROFILES]
+    found = 0
+    for _ in range(10_000):
+        wanted = [draw.choice(ids) for _ in range(draw.randint(1, 8))]
+        state = to_counts(table, Layout(), 0, table.packed(wanted))
+        assert (state is not None) == packs(tuple(sorted(wanted))), wanted
+        if state is not None:
+            reached = keys(table, state)
+            assert counts_of(reached) == tuple(sorted(wanted))
+            assert legal(H200_PROFILES, reached)
+            found += 1
+    assert 1000 < found < 9000, "the draw must have both kinds in number"
+
+
+@cache
+def packs(wanted: tuple[int, ...]) -> bool:
+    """Every choice of places for each profile, tried until one is legal as a whole."""
+    by_id = {p.id: p for p in H200_PROFILES}
+    if sum(by_id[number].placements[0].size for number in wanted) > 8:
+        return False  # more memory slices than the card has
+    choices: list[State] = [frozenset()]
+    for number, times in Counter(wanted).items():
+        places = [(number, place) for place in by_id[number].placements]
+        choices = [
+            grown
+            for state in choices
+            for added in combinations(places, times)
+            if legal(H200_PROFILES, grown := state | frozenset(added))
+        ]
+    return bool(choices)
