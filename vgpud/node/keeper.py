@@ -32,7 +32,7 @@ from vgpud.node.book import Book, check_same_request
 from vgpud.node.execute import Executor, FaultHook, new_event
 from vgpud.node.hub import Hub
 from vgpud.node.inventory import Inventory
-from vgpud.node.lifetimes import Lifetimes
+from vgpud.node.lifetimes import Lifetimes, has_ended
 from vgpud.node.policies import reload_report
 from vgpud.node.transitions import Transitions
 from vgpud.planner.choose import choose
@@ -200,7 +200,8 @@ class NodeKeeper:
 
     async def _check_tenants_gone(self, allocation: Allocation) -> None:
         for part in allocation.slices:
-            pids = await self._parts.effectors[part.mode].tenants(allocation, part)
+            listed = await self._parts.effectors[part.mode].tenants(allocation, part)
+            pids = [pid for pid in listed if not has_ended(pid)]
             if pids:
                 named = ", ".join(str(pid) for pid in pids[:8])
                 raise VgpuError(
@@ -251,6 +252,7 @@ class NodeKeeper:
 
     async def _release_when_possible(self, allocation_id: str) -> None:
         """For an allocation nobody will release: as soon as the processes left in it have ended."""
+        pause = _RETRY_SECONDS / 16
         while allocation_id in self._book:
             attempt = asyncio.ensure_future(self._release(self._book.get(allocation_id), force=False))
             self._ending[allocation_id] = attempt
@@ -258,7 +260,8 @@ class NodeKeeper:
                 await asyncio.shield(attempt)
             except VgpuError as error:
                 log.debug("release must wait", allocation=allocation_id, why=str(error))
-                await asyncio.sleep(_RETRY_SECONDS)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _RETRY_SECONDS)
             finally:
                 self._ending.pop(allocation_id, None)
 

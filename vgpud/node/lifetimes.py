@@ -20,6 +20,18 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[_START_TICKS_FIELD])
 
 
+def has_ended(pid: int) -> bool:
+    """A zombie: it runs no more, though NVML may list it until its parent has collected it.
+
+    A pid that cannot be seen is not called ended: it may be of another pid namespace.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text[text.rindex(")") + 2] in "ZX"
+
+
 def is_alive(lifetime: Lifetime) -> bool:
     return lifetime.pid != 0 and start_ticks(lifetime.pid) == lifetime.start_ticks
 
