@@ -6,12 +6,13 @@ Each step is idempotent, so that a plan cut anywhere by a crash can be run again
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vgpud.model.tenancy import Mode
+from vgpud.model.tenancy import MigMove, Mode
 
 
 class StepKind(StrEnum):
     RECORD_INTENT = "record-intent"
     APPLY_MODE = "apply-mode"  # put a device into a mode (start its helper, enable MIG)
+    CLEAR_INSTANCE = "clear-instance"  # an idle MIG instance goes to make room
     ATTACH = "attach"  # make one slice real
     DETACH = "detach"
     WRITE_SPEC = "write-spec"  # the CDI file
@@ -28,6 +29,7 @@ class Step:
     device_uuid: str = ""
     mode: Mode | None = None
     slice_ordinal: int | None = None
+    move: MigMove | None = None
 
     @property
     def fault_point(self) -> str:

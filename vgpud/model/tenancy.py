@@ -134,12 +134,27 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
+class MigMove:
+    """An idle GPU instance that goes, to make room; `target` is where it is made again, if anywhere."""
+
+    device_uuid: str
+    profile_id: int
+    profile_name: str
+    source: Placement
+    target: Placement | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
-    """What planner.choose answers: slices, or a refusal; always with a reason per device."""
+    """What planner.choose answers: slices, or a refusal; always with a reason per device.
+
+    `moves` are to be done before the slices can be made.
+    """
 
     slices: tuple[Slice, ...] = ()
     reasons: tuple[Reason, ...] = ()
     refusal: VgpuError | None = None
+    moves: tuple[MigMove, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

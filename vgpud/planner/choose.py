@@ -1,12 +1,14 @@
 """Which devices, and in which mode, serve a request: pure, with a reason for every device."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from vgpud.model.device import Node
 from vgpud.model.errors import VgpuError
 from vgpud.model.tenancy import Decision, Reason, Request
 from vgpud.planner.judge import judge
 from vgpud.planner.locality import nearest
+from vgpud.planner.pool import NO_POOL, Pool
 from vgpud.planner.refuse import refuse
 from vgpud.planner.select import selector_error, selects
 from vgpud.planner.terms import all_terms
@@ -23,10 +25,12 @@ def choose(
     policy: Policy,
     use: Mapping[str, DeviceUse],
     abilities: ModeAbilities = FIRST_CUT,
+    pools: Mapping[str, Pool] = MappingProxyType({}),
 ) -> Decision:
     """Slices on `request.count` distinct devices, all in one mode; or a refusal. Raises nothing.
 
     `use` is what is allocated on each device, by uuid; a device that is not in it holds nothing.
+    `pools` is what is known of its MIG instances; without it they are all someone else's.
     The same arguments always give the same decision. Reasons are in the order of `node.devices`.
     """
     try:
@@ -40,7 +44,11 @@ def choose(
     spread = policy.planner.strategy == "spread"
     terms = all_terms(policy, node)
     verdicts = {
-        device.uuid: judge(Seat(device, terms[device.uuid], use.get(device.uuid, EMPTY)), want, spread)
+        device.uuid: judge(
+            Seat(device, terms[device.uuid], use.get(device.uuid, EMPTY), pools.get(device.uuid, NO_POOL)),
+            want,
+            spread,
+        )
         for device in selected
     }
     taken = _take(node, want, tuple(verdicts.values()))
@@ -51,7 +59,11 @@ def choose(
         for device in node.devices
     )
     if taken:
-        return Decision(slices=tuple(fit.piece for fit in taken), reasons=reasons)
+        return Decision(
+            slices=tuple(fit.piece for fit in taken),
+            reasons=reasons,
+            moves=tuple(move for fit in taken for move in fit.moves),
+        )
     return Decision(reasons=reasons, refusal=refuse(want, tuple(verdicts.values()), _details(node, reasons)))
 
 

@@ -3,19 +3,23 @@
 from typing import NamedTuple
 
 from vgpud.model.errors import ErrorCode
-from vgpud.model.tenancy import MigSlice, Mode, Slice
-from vgpud.planner.geometry import Layout, Place, Table, table_for
+from vgpud.model.tenancy import MigMove, MigSlice, Mode, Slice
+from vgpud.planner.geometry import Place, SlotKey, Table, table_for
+from vgpud.planner.pool import Stock, stock_of
 from vgpud.planner.terms import Offer, bare_name
+from vgpud.planner.transitions import between, make_room
 from vgpud.planner.verdict import Fit, Room, Seat, Unfit, Verdict, busy, never
 from vgpud.planner.wanted import Wanted
 from vgpud.planner.words import counted, listed, shown_bytes
+
+_MOVE_COST = 1000  # more than any place is worth: a device where nothing moves comes first
 
 
 class _Choice(NamedTuple):
     offer: Offer
     place: Place
-    table: Table
-    layout: Layout
+    how: str
+    moves: tuple[MigMove, ...] = ()
 
 
 def fit_mig(seat: Seat, want: Wanted, spread: bool) -> Verdict:
@@ -28,12 +32,63 @@ def fit_mig(seat: Seat, want: Wanted, spread: bool) -> Verdict:
         return shut
     device = seat.device
     table = table_for(device.mig.profiles)
-    layout = table.layout(device.mig.instances, seat.use.mig)
+    stock = stock_of(table, device, seat.use.mig, seat.pool)
     for offer in serving:
-        place = table.best_place(layout, offer.profile.id)
-        if place is not None:
-            return _fit(seat, _Choice(offer, place, table, layout), spread)
-    return _full(seat, serving, table, layout)
+        choice = _ready(table, stock, offer) or _new(seat, table, stock, offer)
+        if choice is not None:
+            return _fit(seat, choice, spread)
+    for offer in serving:
+        choice = _after_moves(seat, table, stock, offer)
+        if choice is not None:
+            return _fit(seat, choice, spread)
+    return _full(seat, serving, table, stock)
+
+
+def _ready(table: Table, stock: Stock, offer: Offer) -> _Choice | None:
+    """An idle instance that is there: taking it changes nothing on the card."""
+    keys = [key for key in table.keys(stock.ready) if key[0] == offer.profile.id]
+    if not keys:
+        return None
+    left = table.free(stock.layout)
+    place = Place(keys[0][1], 0, left.bit_count(), 0, table.worth(left))
+    return _Choice(offer, place, "where an idle one stands")
+
+
+def _new(seat: Seat, table: Table, stock: Stock, offer: Offer) -> _Choice | None:
+    """A free place, if the layout of the device may grow."""
+    if not seat.pool.dynamic:
+        return None
+    place = table.best_place(stock.layout, offer.profile.id)
+    if place is None:
+        return None
+    return _Choice(offer, place, f"which leaves {place.left} of {place.left + place.destroyed} places")
+
+
+def _after_moves(seat: Seat, table: Table, stock: Stock, offer: Offer) -> _Choice | None:
+    """The place that there is once idle instances have gone elsewhere; the fewest that will do."""
+    if not seat.pool.dynamic or stock.pinned == stock.layout.slots:
+        return None
+    target = make_room(table, stock.layout, stock.pinned, offer.profile.id)
+    if target is None:
+        return None
+    change = between(stock.layout.slots, target)
+    coming = list(table.keys(change.create))
+    new = next(key for key in coming if key[0] == offer.profile.id)
+    coming.remove(new)
+    names = {o.profile.id: o.name for o in seat.terms.offers}
+    moves = tuple(_move(seat.device.uuid, key, names, coming) for key in table.keys(change.destroy))
+    left = table.free_after[target]
+    cost = _MOVE_COST * len(moves)
+    place = Place(new[1], 0, left.bit_count(), cost, table.worth(left))
+    return _Choice(offer, place, f"once {counted(len(moves), 'idle instance')} made room", moves)
+
+
+def _move(uuid: str, key: SlotKey, names: dict[int, str], coming: list[SlotKey]) -> MigMove:
+    """Takes the instance's new place, if it has one, out of `coming`."""
+    again = next((other for other in coming if other[0] == key[0]), None)
+    if again is not None:
+        coming.remove(again)
+    return MigMove(uuid, key[0], names[key[0]], key[1], None if again is None else again[1])
 
 
 def _fit(seat: Seat, choice: _Choice, spread: bool) -> Fit:
@@ -46,8 +101,9 @@ def _fit(seat: Seat, choice: _Choice, spread: bool) -> Fit:
         rank=_rank(seat, choice, spread),
         sentence=(
             f"mode mig, profile {offer.name} with {shown_bytes(offer.memory_bytes)} at memory slice "
-            f"{place.placement.start}, which leaves {place.left} of {place.left + place.destroyed} places"
+            f"{place.placement.start}, {choice.how}"
         ),
+        moves=choice.moves,
     )
 
 
@@ -140,12 +196,16 @@ def _mode_shut(seat: Seat) -> Unfit | None:
     return None
 
 
-def _full(seat: Seat, serving: tuple[Offer, ...], table: Table, layout: Layout) -> Unfit:
-    free_ids = {profile.id for profile in table.free_profiles(layout)}
+def _full(seat: Seat, serving: tuple[Offer, ...], table: Table, stock: Stock) -> Unfit:
+    free_ids = {key[0] for key in table.keys(stock.ready)}
+    if seat.pool.dynamic:
+        free_ids |= {profile.id for profile in table.free_profiles(stock.layout)}
     free = tuple(o.name for o in seat.terms.offers if o.allowed and o.profile.id in free_ids)
     there = {(instance.profile_id, instance.placement) for instance in seat.device.mig.instances}
     there |= {(held.profile_id, held.placement) for held in seat.use.mig}
     left = f"free are {listed(free)}" if free else "it is full"
+    if not seat.pool.dynamic:
+        left = f"its layout is fixed, {left}"
     return busy(
         seat,
         Mode.MIG,

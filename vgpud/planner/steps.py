@@ -7,11 +7,13 @@ dropped after everything changed, so whatever exists in the world has a record i
 from collections.abc import Mapping, Sequence
 
 from vgpud.model.plan import Step, StepKind
-from vgpud.model.tenancy import Allocation, Mode, Slice
+from vgpud.model.tenancy import Allocation, MigMove, Mode, Slice
 from vgpud.planner.use import EMPTY, DeviceUse
 
 
-def allocate_steps(slices: Sequence[Slice], use: Mapping[str, DeviceUse]) -> tuple[Step, ...]:
+def allocate_steps(
+    slices: Sequence[Slice], use: Mapping[str, DeviceUse], moves: Sequence[MigMove] = ()
+) -> tuple[Step, ...]:
     """From a decision's slices to a committed allocation; `use` is without these slices.
 
     A device that holds nothing yet is put into its mode; on the others the mode is there already.
@@ -20,6 +22,7 @@ def allocate_steps(slices: Sequence[Slice], use: Mapping[str, DeviceUse]) -> tup
     return (
         Step(StepKind.RECORD_INTENT, "a crash from here on is undone at the next start"),
         *(_apply(piece, "the device holds nothing yet") for piece in _one_per_device(idle)),
+        *(_clear(move) for move in moves),
         *_attach(slices),
         Step(StepKind.WRITE_SPEC, "containers get the slices through it"),
         Step(StepKind.COMMIT, "the tenant holds the allocation from here on"),
@@ -70,6 +73,17 @@ def _attach(slices: Sequence[Slice]) -> tuple[Step, ...]:
     return tuple(
         _step(StepKind.ATTACH, piece, f"slice {ordinal} is made real", ordinal)
         for ordinal, piece in enumerate(slices)
+    )
+
+
+def _clear(move: MigMove) -> Step:
+    place = "" if move.target is None else f", and comes back at memory slice {move.target.start}"
+    return Step(
+        StepKind.CLEAR_INSTANCE,
+        f"the idle {move.profile_name} at memory slice {move.source.start} makes room{place}",
+        device_uuid=move.device_uuid,
+        mode=Mode.MIG,
+        move=move,
     )
 
 

@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode
-from vgpud.model.tenancy import Mode, Slice
+from vgpud.model.tenancy import MigMove, Mode, Slice
+from vgpud.planner.pool import NO_POOL, Pool
 from vgpud.planner.terms import Terms
 from vgpud.planner.use import DeviceUse
 
@@ -15,6 +16,7 @@ class Seat(NamedTuple):
     device: Device
     terms: Terms
     use: DeviceUse
+    pool: Pool = NO_POOL
 
     @property
     def claims_free_card(self) -> bool:
@@ -34,6 +36,7 @@ class Fit(NamedTuple):
     piece: Slice
     rank: tuple[int, ...]
     sentence: str
+    moves: tuple[MigMove, ...] = ()
 
 
 class Room(NamedTuple):

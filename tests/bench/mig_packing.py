@@ -1,0 +1,162 @@
+"""How well MIG instances are packed online, and how long a decision takes, each beside baselines."""
+
+import random
+import time
+from collections import defaultdict
+from statistics import mean
+
+from tests.bench.common import Report, latency_row
+from tests.bench.mig_replay import MIXES, PROFILES, Choose, arrivals, baselines, ours, reference, replay
+from tests.planner.cards import (
+    A30_PROFILES,
+    AUTO,
+    H200_PROFILES,
+    H200_WITHOUT_ME,
+    h200,
+    node_of,
+    request,
+    used_mig,
+)
+from vgpud.planner.choose import choose
+from vgpud.planner.geometry import Layout, Table
+from vgpud.planner.transitions import between, to_counts
+
+LOADS = (0.7, 1.0)
+CARDS = (1, 4, 8)
+
+
+def run(seeds: int = 10, count: int = 1000) -> Report:
+    report = Report("mig-packing")
+    _packing(report, seeds, count)
+    _offline(report)
+    _transitions(report)
+    _times(report)
+    return report
+
+
+def _packing(report: Report, seeds: int, count: int) -> None:
+    table = Table(H200_WITHOUT_ME)
+    policies: dict[str, tuple[Choose, float]] = {
+        **{name: (choice, 0.0) for name, choice in baselines(table).items()},
+        "ours": (ours, 0.0),
+        "ours, 1 % of instances may move": (ours, 0.01),
+        "ours, any may move": (ours, 1e9),
+    }
+    ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
+    moved: dict[str, list[float]] = defaultdict(list)
+    for mix in MIXES:
+        for load in LOADS:
+            for cards in CARDS:
+                for seed in range(seeds):
+                    trace = arrivals(table, mix, load, cards, seed, count)
+                    best = reference(table, trace, cards)
+                    for name, (choice, part) in policies.items():
+                        out = replay(table, trace, cards, choice, part)
+                        moved[name].append(out.moved / max(out.accepted, 1))
+                        for group in ("mean", f"{cards} cards", mix):
+                            ratios[name, group].append(out.work / best)
+    for name in policies:
+        groups = [
+            f"{group} {mean(found) * 100:.1f}"
+            for (who, group), found in ratios.items()
+            if who == name and group != "mean"
+        ]
+        note = ", ".join(groups) + (f"; {mean(moved[name]) * 100:.2f} % moved" if policies[name][1] else "")
+        report.value(f"accepted work, {name}", mean(ratios[name, "mean"]) * 100, "% of repacking", note)
+
+
+def _offline(report: Report) -> None:
+    """The lists of profiles for which a layout was found; tests compare the same with brute force."""
+    table, draw = Table(H200_PROFILES), random.Random(1)
+    ids = [p.id for p in H200_PROFILES]
+    lists = [table.packed(draw.choice(ids) for _ in range(draw.randint(1, 8))) for _ in range(10_000)]
+    began = time.perf_counter()
+    found = sum(to_counts(table, Layout(), 0, counts) is not None for counts in lists)
+    report.value(
+        "offline: a list of profiles to a layout",
+        (time.perf_counter() - began) / 1e4 * 1e6,
+        "us",
+        f"{found} of 10000 fit",
+    )
+
+
+def _transitions(report: Report) -> None:
+    table = Table(H200_WITHOUT_ME)
+    states = list(table.free_after)
+    began = time.perf_counter()
+    touched = sum(between(a, b).touched for a in states for b in states)
+    each = (time.perf_counter() - began) / len(states) ** 2
+    report.value(
+        "723 x 723 transitions, each", each * 1e6, "us", f"{touched / len(states) ** 2:.2f} instances touched"
+    )
+
+
+def _times(report: Report) -> None:
+    for name, profiles in (
+        ("7 slices with +me", H200_PROFILES),
+        ("7 slices", H200_WITHOUT_ME),
+        ("4 slices", A30_PROFILES),
+    ):
+        seconds = []
+        for _ in range(7):
+            began = time.perf_counter()
+            table = Table(profiles)
+            assert table.with_counts
+            seconds.append(time.perf_counter() - began)
+        report.add(
+            latency_row(f"building the tables, {name}", seconds, note=f"{len(table.free_after)} states")
+        )
+    _decision(report)
+
+
+def _decision(report: Report) -> None:
+    """Eight devices in use, a new request each time; beside it the placement alone, and a plain scan."""
+    node = node_of(*(h200(i, mig_on=True) for i in range(8)))
+    layouts = [
+        ((19, 6), (14, 4)),
+        ((9, 4),),
+        ((5, 0), (19, 6)),
+        ((19, 6),),
+        ((14, 4), (14, 2)),
+        ((19, 5),),
+        ((9, 4), (19, 0)),
+        (),
+    ]
+    use = {f"GPU-{i}": used_mig(*places) for i, places in enumerate(layouts) if places}
+    asked = [request(mig_profile=name) for name in ("1g.18gb", "2g.35gb", "3g.71gb")]
+    for one in asked:
+        choose(one, node, AUTO, use)
+    table = Table(H200_PROFILES)
+    states = [table.layout((), use[f"GPU-{i}"].mig if f"GPU-{i}" in use else ()) for i in range(8)]
+    ids = [PROFILES[0], PROFILES[2], PROFILES[3]]
+
+    def scan(profile_id: int) -> object:
+        """Every free place of every device, tried and weighed anew."""
+        options = []
+        for device, layout in enumerate(states):
+            for place in table.free_placements(layout, profile_id):
+                after = layout._replace(slots=layout.slots | 1 << table.number[profile_id, place])
+                options.append(
+                    (table.worth(table.free(layout)) - table.worth(table.free(after)), device, place)
+                )
+        return min(options)
+
+    def places(profile_id: int) -> object:
+        found = [
+            (p.cost, p.worth, i)
+            for i, layout in enumerate(states)
+            if (p := table.best_place(layout, profile_id))
+        ]
+        return min(found)
+
+    for name, work in (
+        ("decision on 8 devices, with reasons for each", lambda n: choose(asked[n % 3], node, AUTO, use)),
+        ("the place alone, by table", lambda n: places(ids[n % 3])),
+        ("the place alone, by scanning (baseline)", lambda n: scan(ids[n % 3])),
+    ):
+        seconds = []
+        for n in range(3000):
+            began = time.perf_counter()
+            work(n)
+            seconds.append(time.perf_counter() - began)
+        report.add(latency_row(name, seconds))

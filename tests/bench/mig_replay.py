@@ -1,0 +1,210 @@
+"""Online packing of MIG instances, replayed: arrivals, stays, a policy, and a reference that repacks.
+
+Arrivals are Poisson, stays exponential with mean 1. At load 1.0 the compute slices asked for come, on
+average, to all that the cards have. What does not fit is refused and gone. Accepted work is compute
+slices times stay.
+
+The reference repacks each card freely at every arrival, at no cost: a card takes a request when any
+layout holds what is on the card and the request. It takes the fullest such card.
+"""
+
+import heapq
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from vgpud.planner.geometry import Layout, Place, Table, bits
+from vgpud.planner.transitions import between, make_room
+
+# parts of arrivals by profile, the smallest first: 1g, 1g with double memory, 2g, 3g, 4g, 7g
+MIXES: dict[str, tuple[float, ...]] = {
+    "uniform": (1, 1, 1, 1, 1, 1),
+    "skew-small": (0.30, 0.25, 0.20, 0.10, 0.10, 0.05),
+    "skew-big": (0.05, 0.10, 0.10, 0.20, 0.25, 0.30),
+    "bimodal": (0.30, 0.15, 0.05, 0.05, 0.15, 0.30),
+}
+PROFILES = (19, 15, 14, 9, 5, 0)
+Spot = tuple[int, int]  # card, slot number
+Choose = Callable[["Cards", int], Spot | None]
+
+
+class Arrival(NamedTuple):
+    time: float
+    profile_id: int
+    stay: float
+
+
+class Outcome(NamedTuple):
+    work: float
+    accepted: int
+    moved: int
+
+
+def arrivals(table: Table, mix: str, load: float, cards: int, seed: int, count: int) -> list[Arrival]:
+    draw = random.Random(f"{mix} {load} {cards} {seed}")
+    parts = MIXES[mix]
+    slices = slices_of(table)
+    mean = sum(part * slices[p] for part, p in zip(parts, PROFILES, strict=True)) / sum(parts)
+    rate = load * table.compute_slices * cards / mean
+    now, made = 0.0, []
+    for _ in range(count):
+        now += draw.expovariate(rate)
+        made.append(Arrival(now, draw.choices(PROFILES, parts)[0], draw.expovariate(1)))
+    return made
+
+
+def slices_of(table: Table) -> dict[int, int]:
+    return {profile.id: profile.slice_count for profile in table.profiles}
+
+
+@dataclass
+class Cards:
+    """What lies on each card, and where each tenant is."""
+
+    table: Table
+    states: list[int]
+    tenants: dict[Spot, int] = field(default_factory=dict)
+    spots: dict[int, Spot] = field(default_factory=dict)
+
+    def free_spots(self, profile_id: int) -> list[Spot]:
+        slots = {
+            self.table.number[profile_id, p]
+            for q in self.table.profiles
+            if q.id == profile_id
+            for p in q.placements
+        }
+        return [
+            (card, slot)
+            for card, state in enumerate(self.states)
+            for slot in bits(self.table.free_after[state])
+            if slot in slots
+        ]  # fmt: skip
+
+    def put(self, tenant: int, spot: Spot) -> None:
+        card, slot = spot
+        assert self.table.free_after[self.states[card]] >> slot & 1, "the place is not free"
+        self.states[card] |= 1 << slot
+        self.tenants[spot], self.spots[tenant] = tenant, spot
+
+    def take(self, tenant: int) -> Spot:
+        card, slot = spot = self.spots.pop(tenant)
+        self.states[card] &= ~(1 << slot)
+        del self.tenants[spot]
+        return spot
+
+
+def replay(
+    table: Table, trace: Sequence[Arrival], cards: int, choose: Choose, moved_part: float = 0.0
+) -> Outcome:
+    """`moved_part` of the instances accepted so far may have been moved, within their cards."""
+    node = Cards(table, [0] * cards)
+    leaving: list[tuple[float, int]] = []
+    slices = slices_of(table)
+    work, accepted, moved = 0.0, 0, 0
+    for tenant, (now, profile_id, stay) in enumerate(trace):
+        while leaving and leaving[0][0] <= now:
+            node.take(heapq.heappop(leaving)[1])
+        spot = choose(node, profile_id)
+        if spot is None and moved_part:
+            spot, cost = _with_moves(node, profile_id, int(accepted * moved_part) - moved)
+            moved += cost
+        if spot is not None:
+            node.put(tenant, spot)
+            heapq.heappush(leaving, (now + stay, tenant))
+            work += slices[profile_id] * stay
+            accepted += 1
+    return Outcome(work, accepted, moved)
+
+
+def _with_moves(node: Cards, profile_id: int, budget: int) -> tuple[Spot | None, int]:
+    """The card on which the fewest instances move, if they are within the budget, none given up."""
+    table, best = node.table, None
+    for card, state in enumerate(node.states):
+        target = make_room(table, Layout(state), 0, profile_id)
+        if target is None or table.counts[target] != table.counts[state] + table.unit(profile_id):
+            continue
+        cost = (between(state, target).destroy.bit_count(), card, target)
+        best = cost if best is None else min(best, cost)
+    if best is None or best[0] > budget:
+        return None, 0
+    return _move(node, best[1], best[2], profile_id), best[0]
+
+
+def _move(node: Cards, card: int, target: int, profile_id: int) -> Spot:
+    table = node.table
+    gone, new = bits(node.states[card] & ~target), bits(target & ~node.states[card])
+    tenants = [(node.tenants[card, slot], table.slots[slot][0].id) for slot in gone]
+    for tenant, _ in tenants:
+        node.take(tenant)
+    for tenant, kind in tenants:
+        slot = next(s for s in new if table.slots[s][0].id == kind)
+        new.remove(slot)
+        node.put(tenant, (card, slot))
+    (left,) = new
+    assert table.slots[left][0].id == profile_id
+    return card, left
+
+
+def reference(table: Table, trace: Sequence[Arrival], cards: int) -> float:
+    """Accepted work when each card repacks at will."""
+    counts, load = [0] * cards, [0] * cards
+    slices = slices_of(table)
+    leaving: list[tuple[float, int, int]] = []
+    work = 0.0
+    for now, profile_id, stay in trace:
+        while leaving and leaving[0][0] <= now:
+            _, card, gone = heapq.heappop(leaving)
+            counts[card] -= table.unit(gone)
+            load[card] -= slices[gone]
+        more = table.unit(profile_id)
+        fitting = [card for card in range(cards) if counts[card] + more in table.with_counts]
+        if fitting:
+            card = max(fitting, key=lambda c: (load[c], -c))
+            counts[card] += more
+            load[card] += slices[profile_id]
+            heapq.heappush(leaving, (now + stay, card, profile_id))
+            work += slices[profile_id] * stay
+    return work
+
+
+# --- policies
+
+
+def ours(node: Cards, profile_id: int) -> Spot | None:
+    """As fit_mig ranks: the lowest cost, then the least worth left, over all cards."""
+    found: list[tuple[int, int, int, Place]] = []
+    for card, state in enumerate(node.states):
+        place = node.table.best_place(Layout(state), profile_id)
+        if place is not None:
+            found.append((place.cost, place.worth, card, place))
+    if not found:
+        return None
+    _, _, card, place = min(found)
+    return card, node.table.number[profile_id, place.placement]
+
+
+def on_fullest_card(pick: Callable[[list[int]], int]) -> Choose:
+    """A policy of one card at a time: the fullest with a place, and there `pick` of the slots."""
+
+    def choose(node: Cards, profile_id: int) -> Spot | None:
+        spots = node.free_spots(profile_id)
+        if not spots:
+            return None
+        card = max({card for card, _ in spots}, key=lambda c: (node.table.worth(node.states[c]), -c))
+        return card, pick([slot for at, slot in spots if at == card])
+
+    return choose
+
+
+def baselines(table: Table, seed: int = 0) -> dict[str, Choose]:
+    draw = random.Random(seed)
+
+    def start(slot: int) -> int:
+        return table.slots[slot][1].start
+
+    return {
+        "random place": on_fullest_card(draw.choice),
+        "lowest place": on_fullest_card(lambda slots: min(slots, key=start)),
+        "the driver's order": on_fullest_card(lambda slots: max(slots, key=start)),
+    }
