@@ -5,8 +5,12 @@ second finds it there. The arbiter registers the tenant's processes and outlives
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
+
+import structlog
 
 from vgpud.hardware.nodes import device_nodes
 from vgpud.lease import (
@@ -20,7 +24,7 @@ from vgpud.lease import (
     write_lease,
 )
 from vgpud.model.device import Device
-from vgpud.model.errors import VgpuError
+from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, Edits, Mode, Mount, Slice
 from vgpud.model.view import SliceUse
 from vgpud.modes.base import Paths, visible_devices
@@ -31,6 +35,13 @@ CONTAINER_LEASE = "/run/vgpu/lease"
 CONTAINER_LIBRARY = "/run/vgpu/libvgpu.so"
 ARBITER_UNIT = "vgpud-arbiter"
 
+# libvgpu tries every 100 ms (RETRY_MS_MAX in arbiter_link.c) to reach an arbiter that is gone
+_REGISTER_SECONDS = 0.25
+_RESTART_SECONDS = 0.2  # so that one that dies at once is not started without end
+
+T = TypeVar("T")
+log = structlog.get_logger(__name__)
+
 
 class Preload:
     mode = Mode.PRELOAD
@@ -40,6 +51,8 @@ class Preload:
         self._paths = paths
         self._arbiter = ArbiterClient(paths.run_dir / "arbiter" / "control.sock")
         self._starting = asyncio.Lock()
+        self._notice: Callable[[], None] | None = None
+        self._restart: asyncio.Future[None] | None = None
 
     async def verify(self, device: Device) -> str | None:
         for needed in (self._paths.libvgpu, self._paths.arbiter):
@@ -53,16 +66,53 @@ class Preload:
     async def ensure_arbiter(self) -> None:
         """Starts the arbiter if it is not there; one for all preload devices of the node."""
         async with self._starting:
-            control = self._paths.run_dir / "arbiter" / "control.sock"
-            spec = UnitSpec(
-                name=ARBITER_UNIT,
-                argv=(str(self._paths.arbiter), "--run-dir", str(self._paths.run_dir), "--foreground"),
-                env={},
-                ready=self._arbiter.ready,
-                files=(control,),
-            )
             if await asyncio.to_thread(self._units.running, ARBITER_UNIT) is None:
-                await asyncio.to_thread(self._units.start, spec)
+                await self._start_arbiter()
+            if self._notice is None:
+                self._notice = self._units.on_exit(ARBITER_UNIT, self._ended)
+
+    async def _start_arbiter(self) -> None:
+        control = self._paths.run_dir / "arbiter" / "control.sock"
+        spec = UnitSpec(
+            name=ARBITER_UNIT,
+            argv=(str(self._paths.arbiter), "--run-dir", str(self._paths.run_dir), "--foreground"),
+            env={},
+            ready=self._arbiter.ready,
+            files=(control,),
+        )
+        await asyncio.to_thread(self._units.start, spec)
+        if self._is_needed():
+            await asyncio.sleep(_REGISTER_SECONDS)
+
+    def _is_needed(self) -> bool:
+        return any(not entry.name.startswith(".") for entry in self._paths.leases.iterdir())
+
+    def _ended(self, _: str) -> None:
+        """Tenants keep their limits, but nobody would notice their end."""
+        self._notice = None
+        if self._is_needed():
+            log.error("the arbiter died, it is started again")
+            self._restart = asyncio.ensure_future(self._start_again())
+
+    async def _start_again(self) -> None:
+        while self._is_needed():
+            await asyncio.sleep(_RESTART_SECONDS)
+            try:
+                await self.ensure_arbiter()
+            except VgpuError as error:
+                log.error("the arbiter does not start", why=str(error), details=error.details)
+            else:
+                return
+
+    async def _order(self, order: Callable[[str], T], allocation_id: str) -> T:
+        """Carried out by the arbiter, which is started again first if it has just died."""
+        try:
+            return await asyncio.to_thread(order, allocation_id)
+        except VgpuError as error:
+            if error.code is not ErrorCode.HELPER_FAILED:
+                raise
+        await self.ensure_arbiter()
+        return await asyncio.to_thread(order, allocation_id)
 
     async def resume(self, device: Device) -> None:
         """The arbiter may have died with nobody to start it again."""
@@ -73,7 +123,7 @@ class Preload:
         lease = write_lease(
             self._paths.leases, allocation.id, limits_of(allocation), uid=owner.uid, gid=owner.gid
         )
-        await asyncio.to_thread(self._arbiter.add, allocation.id)
+        await self._order(self._arbiter.add, allocation.id)
         nodes = device_nodes(device, None, self._paths.host_root)
         return part, self._edits(allocation, lease).merged(Edits(device_nodes=nodes))
 
@@ -116,7 +166,9 @@ class Preload:
         )
 
     async def tenants(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
-        return await asyncio.to_thread(self._arbiter.list, allocation.id)
+        async with self._starting:  # an arbiter that has just started knows no processes yet
+            pass
+        return await self._order(self._arbiter.list, allocation.id)
 
 
 def limits_of(allocation: Allocation) -> tuple[DeviceLimits, ...]:

@@ -1,0 +1,300 @@
+"""Allocations bound to processes: however those end, and whoever is away at that moment."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.demo.node import ROOT, DemoNode, Tenant
+from tests.e2e.conftest import NodeMaker
+from tests.e2e.support import (
+    GIB,
+    PROBE,
+    client,
+    eventually,
+    helper_pids,
+    is_alive,
+    quota,
+    release,
+    simulate,
+    states,
+)
+from vgpud.lease import read_limits
+
+QUOTA = ["--isolation", "quota", "--memory", "1GiB", "--device", "0"]
+HOLD = [PROBE, "hold", "64MiB", "--then-wait-on-stdin"]
+
+
+@pytest.fixture(scope="module")
+def node(make_shared_node: NodeMaker) -> DemoNode:
+    node = make_shared_node()
+    node.start()
+    return node
+
+
+def holding(node: DemoNode, options: list[str] | None = None) -> tuple[Tenant, str]:
+    """A tenant that holds memory, and its allocation."""
+    before = states(node)
+    tenant = node.tenant(options or QUOTA, HOLD)
+    tenant.line()
+    (new,) = states(node).keys() - before.keys()
+    return tenant, new
+
+
+def gone(node: DemoNode, allocation: str) -> bool:
+    return allocation not in states(node)
+
+
+@pytest.mark.parametrize("isolation", ["quota", "compute", "hardware", "device"])
+def test_kill_of_a_tenant_releases_what_it_held(node: DemoNode, isolation: str) -> None:
+    sizes = [] if isolation == "device" else ["--memory", "1GiB"]
+    tenant, allocation = holding(node, ["--isolation", isolation, *sizes, "--device", "3"])
+    os.kill(tenant.process.pid, signal.SIGKILL)
+    eventually(lambda: gone(node, allocation), "its allocation is released", seconds=5)
+    assert tenant.end()[0] == -9
+    with client(node) as calls:
+        device = calls.list_devices().devices[3]
+    assert (device.mode, device.allocation_count, list(device.mig.instances)) == ("", 0, [])
+
+
+def test_a_tenant_that_leaves_a_child_behind(node: DemoNode) -> None:
+    """Its memory is in use for as long as the child runs, and so the allocation stays."""
+    script = f'exec 3<&0; {PROBE} hold 64MiB --then-wait-on-stdin <&3 & echo "{{\\"child\\": $!}}"; wait'
+    tenant = node.tenant(QUOTA, ["sh", "-c", script])
+    child = int({**tenant.line(), **tenant.line()}["child"])
+    (allocation,) = states(node)
+    os.kill(tenant.process.pid, signal.SIGKILL)
+    tenant.process.wait(10)
+    assert is_alive(child)
+    with client(node) as calls:
+        eventually(lambda: calls.get_allocation(allocation).use[0].pids == [child], "only the child is in it")
+    assert states(node) == {allocation: "active"}
+    refused = node.ctl("release", allocation, check=False)
+    assert refused.returncode == 35
+    assert "E305" in refused.stderr
+    assert str(child) in refused.stderr
+    os.kill(child, signal.SIGKILL)
+    eventually(lambda: gone(node, allocation), "it goes with the child")
+    tenant.end()
+
+
+def test_a_child_that_comes_to_the_gpu_too_late(node: DemoNode) -> None:
+    """Its allocation has gone with its parent: it gets nothing, and never more than it had."""
+    script = f"exec 3<&0; (read go; exec {PROBE} fill --piece 64MiB) <&3 & exit 0"
+    tenant = node.tenant(QUOTA, ["sh", "-c", script])
+    tenant.process.wait(10)
+    eventually(lambda: states(node) == {}, "the parent's end releases it")
+    output, _ = tenant.process.communicate("go\n", timeout=20)
+    assert '"CUDA_SUCCESS"' not in output
+    assert '"total_bytes": 0' in output or '"total_bytes"' not in output, output
+
+
+def test_a_command_that_does_not_exist(node: DemoNode) -> None:
+    done = node.ctl("run", *QUOTA, "--", "no-such-program", check=False)
+    assert done.returncode == 127
+    eventually(lambda: states(node) == {}, "nothing stays allocated")
+
+
+def test_the_exit_code_and_the_signal_are_the_commands(node: DemoNode) -> None:
+    assert node.ctl("run", *QUOTA, "--", "sh", "-c", "exit 7", check=False).returncode == 7
+    assert node.ctl("run", *QUOTA, "--", "sh", "-c", "kill -TERM $$", check=False).returncode == -15
+    eventually(lambda: states(node) == {}, "nothing stays allocated")
+
+
+def slow_alloc(node: DemoNode, source: str) -> subprocess.Popen[str]:
+    """A client that is inside an Allocate which takes a while."""
+    simulate(
+        *(node, "fault", "slow", "--function", "nvmlDeviceCreateGpuInstance*"),
+        *("--microseconds", "1500000", "--count", "1"),
+    )
+    client = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(source)], env=node.environment, cwd=ROOT, text=True
+    )
+    eventually(lambda: "allocating" in states(node).values(), "the daemon is at work on it")
+    return client
+
+
+CALL = """
+    from vgpud.api.client import Client
+    from vgpud.api.gen import vgpud_pb2 as pb
+    asked = pb.AllocateRequest(isolation="hardware", memory_bytes=16 << 30, **{extra})
+    asked.selector.indices.append(5)
+    Client().allocate(asked)
+"""
+
+
+@pytest.mark.parametrize("extra", [{"bind_to_caller": True, "request_id": "bound"}, {}])
+def test_a_caller_killed_in_its_call_that_nobody_can_name(node: DemoNode, extra: dict[str, object]) -> None:
+    """Bound to the caller, or without a request id: nobody would ever release it."""
+    caller = slow_alloc(node, CALL.format(extra=extra))
+    (allocation,) = states(node)
+    caller.kill()
+    caller.wait()
+    assert states(node).get(allocation, "") in ("allocating", ""), "the call goes on to its end"
+    eventually(lambda: gone(node, allocation), "what it made is released")
+    with client(node) as calls:
+        assert not calls.list_devices().devices[5].mig.instances
+
+
+def test_a_caller_killed_in_its_call_finds_it_by_request_id(node: DemoNode) -> None:
+    caller = slow_alloc(node, CALL.format(extra={"request_id": "mine"}))
+    (allocation,) = states(node)
+    caller.kill()
+    caller.wait()
+    again = node.ctl(
+        *("alloc", "--isolation", "hardware", "--memory", "16GiB", "--device", "5", "--request-id", "mine")
+    )
+    assert again.stdout.strip() == allocation
+    assert states(node) == {allocation: "active"}
+    release(node, allocation)
+
+
+def test_tenants_while_vgpud_is_away(make_node: NodeMaker) -> None:
+    """One ends by itself, one by kill -9, one stays: killed or stopped, vgpud finds out at its start."""
+    node = make_node()
+    node.start()
+    ending, first = holding(node)
+    killed, second = holding(node)
+    staying, third = holding(node)
+    node.kill()
+    assert ending.end()[0] == 0
+    os.kill(killed.process.pid, signal.SIGKILL)
+    killed.end()
+    node.start()
+    eventually(lambda: states(node) == {third: "active"}, "those of the dead are released")
+    assert not (node.run_dir / "leases" / first).exists()
+    assert not (node.run_dir / "leases" / second).exists()
+    assert staying.end()[0] == 0
+    eventually(lambda: states(node) == {}, "and that of the living when it ends")
+
+
+def test_sigterm_leaves_tenants_and_their_helpers(make_node: NodeMaker) -> None:
+    node = make_node()
+    node.start()
+    tenant, _ = holding(node)
+    mps, _ = holding(node, ["--isolation", "compute", "--memory", "1GiB", "--device", "1"])
+    held, helpers = states(node), helper_pids(node)
+    assert len(helpers) == 2, helpers
+    assert node.stop() == 0
+    assert not list(node.run_dir.glob("*.sock"))
+    assert tenant.alive
+    assert mps.alive
+    assert helper_pids(node) == helpers
+    node.start()
+    assert states(node) == held
+    assert helper_pids(node) == helpers
+    tenant.end()
+    mps.end()
+    eventually(lambda: states(node) == {}, "they end")
+    assert node.stop() == 0
+    eventually(lambda: helper_pids(node) == {}, "with nothing allocated a stop leaves no helper")
+    assert not any(is_alive(pid) for pid in helpers.values())
+
+
+def test_an_arbiter_that_is_killed_under_tenants(make_node: NodeMaker) -> None:
+    """Limits stay as they were, it is started again, and tenants register again by themselves."""
+    node = make_node()
+    node.start()
+    tenant, first = holding(node)
+    (arbiter,) = helper_pids(node, "vgpud-arbiter").values()
+    os.kill(arbiter, signal.SIGKILL)
+    assert tenant.alive
+    assert read_limits(node.run_dir / "leases" / first).devices[0].memory_bytes == GIB
+    second = quota(node, 2)
+    filled = node.tenant(QUOTA, [PROBE, "fill", "--piece", "64MiB"])
+    answer = filled.line()
+    assert answer["result"] == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert 0 < int(answer["total_bytes"]) <= GIB
+    filled.end()
+    with client(node) as calls:
+        eventually(
+            lambda: list(calls.get_allocation(first).use[0].pids) == [tenant.process.pid],
+            "the running tenant is known again",
+        )
+    (again,) = helper_pids(node, "vgpud-arbiter").values()
+    assert again != arbiter
+    release(node, second.id)
+    assert tenant.end()[0] == 0
+    eventually(lambda: states(node) == {}, "everything can be released")
+
+
+def test_an_arbiter_that_is_killed_and_nobody_calls(make_node: NodeMaker) -> None:
+    """vgpud itself starts it again."""
+    node = make_node()
+    node.start()
+    tenant, _ = holding(node)
+    (arbiter,) = helper_pids(node, "vgpud-arbiter").values()
+    os.kill(arbiter, signal.SIGKILL)
+    eventually(
+        lambda: helper_pids(node, "vgpud-arbiter").get("vgpud-arbiter", arbiter) != arbiter, "it is back"
+    )
+    os.kill(tenant.process.pid, signal.SIGKILL)
+    tenant.end()
+    eventually(lambda: states(node) == {}, "the end of its tenant is noticed")
+
+
+def test_an_mps_daemon_that_is_killed(make_node: NodeMaker) -> None:
+    """It takes its clients along; what they held is marked, said, and makes room when released."""
+    node = make_node()
+    node.start()
+    ask = ["--isolation", "compute", "--memory", "1GiB", "--device", "0"]
+    tenant, bound = holding(node, ask)
+    with client(node) as calls:
+        after = calls.get_node().revision
+    held = node.ctl_json("alloc", *ask)["id"]
+    other = quota(node, selector={"indices": [1]})
+    (daemon,) = helper_pids(node, "vgpud-mps@").values()
+    os.kill(daemon, signal.SIGKILL)
+    eventually(lambda: states(node).get(held) == "failed", "it is noticed")
+    assert states(node)[other.id] == "active"
+    status = node.ctl("status", check=False)
+    assert status.returncode == 37
+    assert held in status.stdout
+    with client(node) as calls:
+        failed = set()
+        for event in calls.watch(after):
+            if event.kind == "allocation_failed":
+                failed.add(event.subject)
+            if failed == {held, bound}:
+                break
+    tenant.process.kill()
+    tenant.end()
+    eventually(lambda: gone(node, bound), "bound to a process, it goes with it")
+    assert node.ctl_json("alloc", *ask, "--request-id", "new")["state"] == "active"
+    assert len(helper_pids(node, "vgpud-mps@")) == 1
+    release(node, *states(node))
+    assert node.ctl("status", check=False).returncode == 0
+    assert node.stop() == 0
+    assert helper_pids(node) == {}
+
+
+def test_an_mps_daemon_that_dies_while_vgpud_is_away(make_node: NodeMaker) -> None:
+    node = make_node()
+    node.start()
+    held = node.ctl_json("alloc", "--isolation", "compute", "--memory", "1GiB", "--device", "0")["id"]
+    node.kill()
+    (daemon,) = helper_pids(node, "vgpud-mps@").values()
+    os.kill(daemon, signal.SIGKILL)
+    node.start()
+    assert states(node)[held] in ("active", "failed")
+    if states(node)[held] == "active":
+        assert len(helper_pids(node, "vgpud-mps@")) == 1, "an active allocation has its daemon"
+    release(node, held)
+    assert node.stop() == 0
+    assert helper_pids(node) == {}
+
+
+def test_helpers_do_not_hold_what_vgpud_held(make_node: NodeMaker) -> None:
+    """A socket or the ledger's lock in a helper would keep the next vgpud from starting."""
+    node = make_node()
+    node.start()
+    quota(node)
+    node.ctl("alloc", "--isolation", "compute", "--memory", "1GiB", "--device", "1")
+    for name, pid in helper_pids(node).items():
+        links = [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+        assert not [link for link in links if "/state/" in link or "private" in link], name
+    release(node, *states(node))
