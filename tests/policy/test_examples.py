@@ -99,6 +99,10 @@ def test_with_all_comment_signs_off_it_loads_and_shows_the_defaults(tmp_path: Pa
     assert rule.mig is not None
     assert rule.mig.profiles == ("1g.18gb", "3g.71gb")  # its default, all, cannot be written down
     assert rule.mig.change_mode == default.settings_mig().change_mode
+    assert rule.mig.layout == ("all-balanced",)  # its default, no layout, cannot be written down
+    assert rule.mig.dynamic is False
+    assert rule.mig.foreign == default.settings_mig().foreign
+    assert rule.mig.reset == default.settings_mig().reset
     assert all(value is not None for value in dict(rule.match).values())
 
 

@@ -34,6 +34,13 @@ MAX_RULES = 256
 _PROFILE = r"^[1-9][0-9]*g\.[1-9][0-9]*gb([+-][a-z]+(\.[a-z]+)*)?$"
 
 
+# a MIG layout: one of the words that are a whole layout, or profiles with a place or a number
+_LAYOUT_WORD = (
+    r"^([1-9][0-9]*g\.[1-9][0-9]*gb([+-][a-z]+(\.[a-z]+)*)?|[0-9]{1,3})(@[0-9]{1,2}|\*[1-9][0-9]?)?$"
+)
+_LAYOUT_WHOLE = r"^(all-balanced|none|off|all-[1-9][0-9]*g\.[1-9][0-9]*gb([+-][a-z]+(\.[a-z]+)*)?)$"
+
+
 def wrong(sentence: str, hint: str) -> PydanticCustomError:
     """A validation error with our own words; policy/problems.py takes them out of its context."""
     return PydanticCustomError("vgpud", "{sentence}", {"sentence": sentence, "hint": hint})
@@ -73,6 +80,18 @@ def _profiles(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
+def _layout(value: tuple[str, ...]) -> tuple[str, ...]:
+    if len(value) == 1 and re.fullmatch(_LAYOUT_WHOLE, value[0]):
+        return value
+    for word in value:
+        if not re.fullmatch(_LAYOUT_WORD, word):
+            raise wrong(
+                f"{word!r} is not a part of a MIG layout",
+                'write it as in ["3g.71gb@4", "1g.18gb*2"], or ["all-balanced"], ["all-1g.18gb"], ["none"]',
+            )
+    return value
+
+
 MemoryBytes = Annotated[
     int,
     BeforeValidator(_bytes),
@@ -98,6 +117,24 @@ Profiles = Annotated[
             "minItems": 1,
             "uniqueItems": True,
             "items": {"type": "string", "pattern": _PROFILE},
+        }
+    ),
+]
+
+
+MigLayout = Annotated[
+    tuple[str, ...],
+    Field(strict=False, min_length=1, max_length=32),
+    AfterValidator(_layout),
+    WithJsonSchema(
+        {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 32,
+            "anyOf": [
+                {"items": {"type": "string", "pattern": _LAYOUT_WORD}},
+                {"maxItems": 1, "items": {"type": "string", "pattern": _LAYOUT_WHOLE}},
+            ],
         }
     ),
 ]
@@ -157,6 +194,37 @@ class MpsSettings(_Table):
         le=1000.0,
         description="how far the active thread percentages of all tenants of a device may add up",
     )
+    users: Literal["same", "queue", "multi"] = Field(
+        "same",
+        description="a second user on a device, where NVIDIA's server takes one at a time: same refuses it, "
+        "queue lets it wait for the first one's programs to end, multi runs one server for all users "
+        "where the driver can, and is as same where it cannot",
+    )
+    processes_per_tenant: int = Field(
+        1,
+        ge=1,
+        le=48,
+        description="into how many equal parts a tenant's share and memory are cut, one for each of its "
+        "processes; a process that finds no part left is refused, so that all together hold to the share",
+    )
+    exclusive_process: bool = Field(
+        False,
+        description="set compute mode EXCLUSIVE_PROCESS while MPS is on the device, so that no program can "
+        "come past MPS; what it was before is restored",
+    )
+    client_priority: Literal["normal", "below-normal"] = Field(
+        "normal", description="a hint to the driver, for all clients of the device"
+    )
+    check_seconds: float = Field(
+        10.0, ge=0.2, le=3600.0, description="how often a control daemon is asked whether it answers"
+    )
+    hang_seconds: float = Field(
+        30.0,
+        ge=1.0,
+        le=3600.0,
+        description="a control daemon silent for so long is ended, with its clients, and started anew; "
+        "so is a server that stays in FAULT",
+    )
 
 
 class MigSettings(_Table):
@@ -166,6 +234,30 @@ class MigSettings(_Table):
         None, description="GPU instance profiles that may be made, by name; all if left out"
     )
     change_mode: bool = Field(True, description="whether MIG mode may be switched on an idle device")
+    layout: MigLayout | None = Field(
+        None,
+        description="the instances that stand on the device, whether allocated or not: profiles, with @START "
+        "for a memory slice or *N for several; or all-balanced, all-PROFILE, none, off",
+    )
+    dynamic: bool | None = Field(
+        None,
+        description="whether requests may make instances beside a layout, and move its idle ones; "
+        "left out: where no layout is given",
+    )
+    foreign: Literal["keep", "lend", "remove"] = Field(
+        "keep",
+        description="instances that someone else made: keep them, lend them to tenants, or remove idle ones "
+        "that are in the way",
+    )
+    reset: bool = Field(
+        False,
+        description="whether an idle device may be reset where a change of MIG mode needs it (Ampere)",
+    )
+
+    @property
+    def grows(self) -> bool:
+        """May requests change what stands on the device?"""
+        return self.layout is None if self.dynamic is None else self.dynamic
 
 
 class ExclusiveSettings(_Table):

@@ -1,0 +1,101 @@
+"""Layouts as people write them, against what the card can have."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.planner.geometry import Layout, Table, table_for
+from vgpud.planner.layouts import Blocked, parse, spell, target
+
+from .cards import A30_PROFILES, H200_PROFILES, profile
+
+H200, A30 = table_for(H200_PROFILES), table_for(A30_PROFILES)
+
+
+def laid(words: str, table: Table = H200, now: str = "", pinned: str = "") -> str:
+    current = target(table, Layout(), 0, now.split()) if now else 0
+    held = target(table, Layout(), 0, pinned.split()) if pinned else 0
+    assert isinstance(current, int)
+    assert isinstance(held, int)
+    found = target(table, Layout(current), held, words.split())
+    return "blocked by " + " ".join(spell(table, found.pinned)) if isinstance(found, Blocked) else " ".join(
+        spell(table, table.keys(found))
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "places"),
+    [
+        ("3g.71gb@4 1g.18gb@0", "1g.18gb@0 3g.71gb@4"),
+        ("all-1g.18gb", " ".join(f"1g.18gb@{n}" for n in range(7))),
+        ("7g.141gb", "7g.141gb@0"),
+        ("0", "7g.141gb@0"),
+        ("none", ""),
+        ("MIG-less 1g.18gb", None),
+        ("3g.71gb*3", None),
+        ("3g.71gb@2", None),
+        ("1g.18gb*99", None),
+        ("4g.71gb 4g.71gb", None),
+        ("1g.18gb*3 2g.35gb 3g.71gb", None),  # seven compute slices at most, and 1+1+1+2+3 are eight
+    ],
+)
+def test_words(words: str, places: str | None) -> None:
+    if places is None:
+        with pytest.raises(VgpuError) as wrong:
+            laid(words)
+        assert wrong.value.code is ErrorCode.IMPOSSIBLE
+    else:
+        assert laid(words) == places
+
+
+def test_balanced_is_a_half_a_quarter_and_eighths() -> None:
+    """As `all-balanced` of mig-parted's shipped configuration has it for 7- and 4-slice cards."""
+    assert sorted(w.partition("@")[0] for w in laid("all-balanced").split()) == [
+        "1g.18gb",
+        "1g.18gb",
+        "2g.35gb",
+        "3g.71gb",
+    ]
+    assert sorted(w.partition("@")[0] for w in laid("all-balanced", A30).split()) == [
+        "1g.6gb",
+        "1g.6gb",
+        "2g.12gb",
+    ]
+
+
+def test_what_stands_already_is_kept() -> None:
+    assert laid("1g.18gb*2", now="1g.18gb@3 1g.18gb@0 2g.35gb@4") == "1g.18gb@0 1g.18gb@3"
+
+
+def test_pinned_instances_that_are_in_the_way_are_named() -> None:
+    now = "1g.18gb@1 1g.18gb@6"
+    assert laid("4g.71gb 1g.18gb", now=now, pinned=now) == "blocked by 1g.18gb@1"
+    assert laid("4g.71gb 1g.18gb", now=now, pinned="1g.18gb@6") == "4g.71gb@0 1g.18gb@6"
+
+
+@given(st.sampled_from(sorted(H200.free_after)))
+def test_what_is_spelt_is_read_back(state: int) -> None:
+    words = spell(H200, H200.keys(state))
+    assert target(H200, Layout(), 0, words) == state
+
+
+def test_a_name_that_two_profiles_share_needs_an_id() -> None:
+    twins = (
+        profile(14, "1g.6gb", 1, 4, 14, 5836, (0, 1, 2, 3), 1),
+        profile(47, "1g.6gb", 1, 4, 14, 5836, (0, 1, 2, 3), 1),
+    )
+    table = table_for(twins)
+    with pytest.raises(VgpuError) as wrong:
+        target(table, Layout(), 0, ["1g.6gb"])
+    assert wrong.value.code is ErrorCode.BAD_REQUEST
+    found = target(table, Layout(), 0, ["47@2"])
+    assert isinstance(found, int)
+    assert spell(table, table.keys(found)) == ("47@2",)
+
+
+@pytest.mark.parametrize("word", ["", "@3", "1g.18gb@", "1g.18gb*0", "1g.18gb@1*2", "1g 18gb"])
+def test_a_word_that_is_none_is_refused(word: str) -> None:
+    with pytest.raises(VgpuError) as wrong:
+        parse([word])
+    assert wrong.value.code is ErrorCode.BAD_REQUEST

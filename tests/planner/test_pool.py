@@ -1,0 +1,96 @@
+"""Whose instances stand on a device decides what a request may do with them."""
+
+from dataclasses import replace
+
+from vgpud.model.device import DeviceProcess, GpuInstance, Placement
+from vgpud.model.tenancy import Decision
+from vgpud.planner.choose import choose
+from vgpud.planner.pool import Pool
+from vgpud.planner.steps import allocate_steps
+
+from .cards import h200, instance, node_of, policy, request, used_mig
+
+MIG = policy({"mode": "mig"})
+
+
+def decide(
+    profile: str,
+    instances: tuple[GpuInstance, ...],
+    pool: Pool,
+    held: tuple[tuple[int, int], ...] = (),
+    busy: tuple[int, ...] = (),
+) -> Decision:
+    device = h200(0, mig_on=True, instances=instances)
+    device = replace(device, processes=tuple(DeviceProcess(100 + i, None, "compute", i) for i in busy))
+    use = {"GPU-0": used_mig(*held)} if held else {}
+    return choose(request(mig_profile=profile), node_of(device), MIG, use, pools={"GPU-0": pool})
+
+
+def start(decision: Decision) -> int | None:
+    if not decision.slices:
+        return None
+    mig = decision.slices[0].mig
+    assert mig is not None
+    return mig.placement.start
+
+
+def own(*instances: GpuInstance) -> frozenset[tuple[int, Placement]]:
+    return frozenset((i.profile_id, i.placement) for i in instances)
+
+
+IDLE = instance(1, 19, 2)
+
+
+def test_an_idle_instance_of_our_own_is_taken_before_another_is_made() -> None:
+    assert start(decide("1g.18gb", (IDLE,), Pool(own(IDLE)))) == 2
+    assert start(decide("1g.18gb", (IDLE,), Pool(own(IDLE)), busy=(1,))) != 2
+    assert start(decide("1g.18gb", (IDLE,), Pool(own(IDLE)), held=((19, 2),))) != 2
+
+
+def test_an_instance_of_others_is_lent_only_by_policy() -> None:
+    assert start(decide("1g.18gb", (IDLE,), Pool())) != 2
+    assert start(decide("1g.18gb", (IDLE,), Pool(foreign="lend"))) == 2
+    assert start(decide("1g.18gb", (IDLE,), Pool(foreign="lend"), busy=(1,))) != 2
+
+
+def test_idle_instances_make_room_and_come_back_elsewhere() -> None:
+    decision = decide("4g.71gb", (IDLE,), Pool(own(IDLE)))
+    assert start(decision) == 0
+    (move,) = decision.moves
+    assert (move.profile_name, move.source.start) == ("1g.18gb", 2)
+    assert move.target is not None
+    assert move.target.start >= 4
+    kinds = [step.kind.value for step in allocate_steps(decision.slices, {}, decision.moves)]
+    assert kinds.index("clear-instance") < kinds.index("attach")
+
+
+def test_what_is_in_use_or_not_ours_never_moves() -> None:
+    for pool, held, busy in (
+        (Pool(), (), ()),
+        (Pool(own(IDLE)), ((19, 2),), ()),
+        (Pool(own(IDLE)), (), (1,)),
+        (Pool(foreign="lend"), (), ()),
+    ):
+        decision = decide("4g.71gb", (IDLE,), pool, held, busy)
+        assert decision.refusal is not None
+        assert not decision.moves
+    assert decide("4g.71gb", (IDLE,), Pool(foreign="remove")).moves
+
+
+def test_a_fixed_layout_gives_what_it_has_and_nothing_else() -> None:
+    fixed = Pool(layout=frozenset({(9, Placement(4, 4))}), dynamic=False)
+    assert start(decide("3g.71gb", (), fixed)) == 4
+    refused = decide("1g.18gb", (), fixed)
+    assert refused.refusal is not None
+    assert "its layout is fixed, free are 3g.71gb" in refused.reasons[0].sentence
+    full = decide("3g.71gb", (instance(1, 9, 4),), fixed, held=((9, 4),))
+    assert full.refusal is not None
+
+
+def test_fewest_idle_instances_move() -> None:
+    """A 2g asked, 1g idle at 0, 2, 4 and 5: one of those at 0 or 2 is enough, and it is the least."""
+    idle = tuple(instance(n, 19, place) for n, place in enumerate((0, 2, 4, 5), 1))
+    busy = (instance(9, 19, 6),)
+    decision = decide("2g.35gb", (*idle, *busy), Pool(own(*idle)), busy=(9,))
+    assert len(decision.moves) == 1
+    assert decision.moves[0].target is not None

@@ -1,0 +1,170 @@
+"""Layouts as people write them, worked out for one card: pure.
+
+A layout is a list of words. Each is a profile (by name, without "MIG", or by NVML's profile id), with
+"@START" for a memory slice and "*N" for several; or the list is one of the words below. Where no
+place is named, the layout is laid so that the fewest instances that stand already are touched.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from vgpud.model.device import MigProfile
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.planner.geometry import Layout, SlotKey, Table, mask_of
+from vgpud.planner.terms import bare_name
+from vgpud.planner.words import listed
+
+BALANCED = "all-balanced"  # a half, a quarter and eighths of the card, as mig-parted's config has it
+NONE = "none"  # no instances, MIG mode on
+OFF = "off"  # MIG mode off
+AUTO = "auto"  # no layout: instances come and go with requests
+ALL = "all-"  # all-PROFILE: as many as fit
+SPECIAL = (BALANCED, NONE, OFF, AUTO)
+
+_WORD = re.compile(r"(?P<profile>[^@*\s]+)(@(?P<start>[0-9]{1,2})|\*(?P<count>[0-9]{1,2}))?")
+
+
+class Entry(NamedTuple):
+    """`count` instances of a profile, or one at `start`."""
+
+    profile: str
+    start: int | None
+    count: int
+
+
+class Blocked(NamedTuple):
+    """Why a layout cannot be had now: these pinned instances are in the way."""
+
+    pinned: tuple[SlotKey, ...]
+
+
+def parse(words: Sequence[str]) -> tuple[Entry, ...]:
+    """Raises VgpuError(BAD_REQUEST) naming the word that is none."""
+    return tuple(_entry(word) for word in words)
+
+
+def _entry(word: str) -> Entry:
+    found = _WORD.fullmatch(word.strip().lower())
+    if found is None:
+        raise _bad(f"{word!r} is not a part of a MIG layout")
+    start, count = found["start"], found["count"]
+    if count is not None and int(count) == 0:
+        raise _bad(f"{word!r} asks for no instance")
+    return Entry(found["profile"], None if start is None else int(start), int(count or 1))
+
+
+def _bad(sentence: str) -> VgpuError:
+    return VgpuError(
+        ErrorCode.BAD_REQUEST, sentence, f"write it as in 3g.71gb@4 1g.18gb*2, or one of {listed(SPECIAL)}"
+    )
+
+
+def target(table: Table, layout: Layout, pinned: int, words: Sequence[str]) -> int | Blocked:
+    """The state that `words` ask for, reached from `layout` by touching the fewest instances.
+
+    `pinned` stay where they are. Raises VgpuError: BAD_REQUEST for a word that is none, IMPOSSIBLE
+    for a layout that the card can never have. AUTO and OFF are not layouts: callers take them out.
+    """
+    fixed, counts = wanted(table, words)
+    states = [state for state in table.with_counts.get(counts, ()) if not fixed & ~state]
+    if not states:
+        raise VgpuError(
+            ErrorCode.IMPOSSIBLE,
+            f"the card has no layout with {' '.join(words)}",
+            "see what fits together with 'vgpuctl mig plan', larger profiles need places of their own",
+        )
+    free = [state for state in states if not pinned & ~state and not state & layout.blocked]
+    if free:
+        return min(free, key=lambda state: _cost(table, layout, state))
+    least = min(states, key=lambda state: ((pinned & ~state).bit_count(), *_cost(table, layout, state)))
+    return Blocked(table.keys(pinned & ~least))
+
+
+def _cost(table: Table, layout: Layout, state: int) -> tuple[int, int, int]:
+    return (layout.slots & ~state).bit_count(), -table.worth(table.free_after[state]), state
+
+
+def wanted(table: Table, words: Sequence[str]) -> tuple[int, int]:
+    """The slots that are named, and how many of each profile (Table.packed). Raises as `target`."""
+    if not table.profiles:
+        raise VgpuError(ErrorCode.UNSUPPORTED, "the device has no MIG profiles", "name another device")
+    if tuple(words) == (NONE,) or not words:
+        return 0, 0
+    if tuple(words) == (BALANCED,):
+        return 0, table.packed(_balanced(table))
+    if len(words) == 1 and words[0].startswith(ALL):
+        return 0, _as_many(table, _profile(table, words[0].removeprefix(ALL)))
+    entries = parse(words)
+    profiles = [(entry, _profile(table, entry.profile)) for entry in entries]
+    fixed = mask_of(_slot(table, entry, profile) for entry, profile in profiles if entry.start is not None)
+    several = [profile.id for entry, profile in profiles for _ in range(entry.count)]
+    if len(several) > max(profile.instance_count for profile in table.profiles) + 1:
+        return fixed, -1  # more than any card has; counts would run into each other
+    return fixed, table.packed(several)
+
+
+def _profile(table: Table, text: str) -> MigProfile:
+    """By name or id. Names may be there twice on a board: then only the id will do."""
+    found = [p for p in table.profiles if bare_name(p.name) == bare_name(text) or str(p.id) == text]
+    if len(found) == 1:
+        return found[0]
+    names = listed(tuple(f"{bare_name(p.name)} ({p.id})" for p in table.profiles))
+    if found:
+        raise VgpuError(
+            ErrorCode.BAD_REQUEST,
+            f"profile {text!r} is there {len(found)} times: {names}",
+            "name it by its id",
+        )
+    raise VgpuError(ErrorCode.IMPOSSIBLE, f"the card has no profile {text!r}", f"it has {names}")
+
+
+def _slot(table: Table, entry: Entry, profile: MigProfile) -> int:
+    for place in profile.placements:
+        if place.start == entry.start:
+            return table.number[profile.id, place]
+    starts = listed(tuple(str(place.start) for place in profile.placements))
+    raise VgpuError(
+        ErrorCode.IMPOSSIBLE,
+        f"profile {entry.profile} cannot lie at memory slice {entry.start}",
+        f"it can lie at {starts}",
+    )
+
+
+def _as_many(table: Table, profile: MigProfile) -> int:
+    unit = table.unit(profile.id)
+    return max(n * unit for n in range(profile.instance_count + 1) if n * unit in table.with_counts)
+
+
+def _balanced(table: Table) -> Iterable[int]:
+    """One of half the card, one of a quarter, and the smallest in what is left.
+
+    Of profiles of one size the plain one is that which fills the card with most compute slices;
+    variants (+me, +gfx) come in smaller numbers or later ids.
+    """
+    size = max(place.size for profile in table.profiles for place in profile.placements)
+    found: list[int] = []
+    for part in (size // 2, size // 4):
+        profile = _plain(table, part)
+        if part > 1 and profile is not None:
+            found.append(profile.id)
+    smallest = _plain(table, 1)
+    while smallest is not None and table.packed([*found, smallest.id]) in table.with_counts:
+        found.append(smallest.id)
+    return found
+
+
+def _plain(table: Table, size: int) -> MigProfile | None:
+    fitting = [p for p in table.profiles if p.placements and p.placements[0].size == size]
+    return max(fitting, key=lambda p: (p.slice_count * p.instance_count, -p.id), default=None)
+
+
+def spell(table: Table, keys: Iterable[SlotKey]) -> tuple[str, ...]:
+    """Words with places for these slots, which `target` takes back; an id where a name is there twice."""
+    names = [bare_name(profile.name) for profile in table.profiles]
+    by_id = {profile.id: bare_name(profile.name) for profile in table.profiles}
+    ordered = sorted(keys, key=lambda key: (key[1], key[0]))
+    return tuple(
+        f"{by_id[number] if names.count(by_id[number]) == 1 else number}@{place.start}"
+        for number, place in ordered
+    )
