@@ -23,7 +23,7 @@ from vgpud.model.caller import Caller
 from vgpud.model.device import Device, Health
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event, EventKind
-from vgpud.model.plan import Step
+from vgpud.model.plan import Step, StepKind
 from vgpud.model.quantity import Percent
 from vgpud.model.tenancy import Allocation, Decision, Mode, Request, State
 from vgpud.model.view import DeviceView, NodeDescription, ReloadReport, SliceUse
@@ -85,6 +85,7 @@ class NodeKeeper:
         self._allocating: dict[str, tuple[Request, asyncio.Task[Allocation]]] = {}
         self._releasing: dict[str, asyncio.Task[None]] = {}
         self._ending: dict[str, asyncio.Task[None]] = {}  # releases nobody asked for: a bound process ended
+        self._detached: dict[str, Allocation] = {}  # releases that have only to be written down
         self._released: deque[str] = deque(maxlen=_RELEASED_REMEMBERED)
         self._background: set[asyncio.Task[None]] = set()
         self._started = time.monotonic()
@@ -218,12 +219,26 @@ class NodeKeeper:
         except VgpuError:
             self._book.replace(before or allocation)
             raise
-        _, event = await self._executor.run("release", allocation, steps[1:])
+        await self._executor.run("release", allocation, steps[1:-1])
+        self._detached[allocation.id] = allocation
+        try:
+            if not any(step.kind is StepKind.UNAPPLY_MODE for step in steps):
+                await self._leave_modes(allocation)
+            _, event = await self._executor.run("release", allocation, steps[-1:])
+        finally:
+            del self._detached[allocation.id]
         self.lifetimes.forget(allocation.id)
         self._released.append(allocation.id)
         if event is not None:
             self.hub.publish(event, allocation)
         log.info("released", allocation=allocation.id, uid=allocation.request.owner.uid)
+
+    async def _leave_modes(self, allocation: Allocation) -> None:
+        """Of allocations that leave a device together none was the last when its release was planned."""
+        leaving = [part.device_uuid for a in self._detached.values() for part in a.slices]
+        for uuid, mode in {part.device_uuid: part.mode for part in allocation.slices}.items():
+            if self._book.use_of(uuid).count == leaving.count(uuid):
+                await self._parts.transitions.release(uuid, mode)
 
     async def dismantle(self, allocation_id: str) -> None:
         """At start: takes away what an intent left behind, without asking for tenants."""
@@ -408,12 +423,22 @@ class NodeKeeper:
         if lost:
             await self.fail_allocations(device.uuid, f"device {device.index} is lost")
 
-    def helper_died(self, device_uuid: str) -> None:
-        """An MPS control daemon takes its clients with it: their allocations are marked at once."""
-        log.error("MPS control daemon died", device=device_uuid)
+    def helper_died(self, device_uuid: str, sentence: str) -> None:
+        """A helper whose end is its tenants' end: their allocations are marked at once."""
+        log.error("helper died", device=device_uuid, why=sentence)
         self._parts.transitions.lost(device_uuid)
-        sentence = "its MPS control daemon died and took its clients along"
         self.spawn(self.fail_allocations(device_uuid, sentence))
+
+    def device_notice(self, device_uuid: str, sentence: str) -> None:
+        """Tells watchers what came about on a device."""
+        self.spawn(self._device_notice(device_uuid, sentence))
+
+    async def _device_notice(self, device_uuid: str, sentence: str) -> None:
+        device = self._inventory.node.device(device_uuid)
+        name = device_uuid if device is None else f"device {device.index}"
+        text = f"{name}: {sentence}"
+        log.warning("device notice", device=device_uuid, why=sentence)
+        self.hub.publish(await self._ledger.event(EventKind.DEVICE_CHANGED, device_uuid, text))
 
     async def fail_allocations(self, device_uuid: str, sentence: str) -> None:
         """Marks what is held on a device that is gone; its owners release it."""

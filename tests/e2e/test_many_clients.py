@@ -1,0 +1,173 @@
+"""Sixty-four clients at once: never more than there is, and never a refusal while there is room."""
+
+import asyncio
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import grpc
+import pytest
+
+from tests.demo.node import ROOT, DemoNode
+from tests.e2e.conftest import NodeMaker
+from tests.e2e.support import GIB, TENANT, client, states
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.api.gen.vgpud_pb2_grpc import VgpudStub
+from vgpud.api.status import from_rpc_error
+from vgpud.model.errors import ErrorCode, VgpuError
+
+CLIENTS = 64
+Work = Callable[[VgpudStub, int], Awaitable[pb.Allocation | pb.ReleaseReply]]
+
+
+@pytest.fixture
+def node(make_node: NodeMaker) -> DemoNode:
+    node = make_node()
+    node.start()
+    return node
+
+
+def at_once(node: DemoNode, work: Work) -> list[pb.Allocation | VgpuError]:
+    """What each of the clients got; each has a connection of its own."""
+
+    async def one(number: int) -> pb.Allocation | VgpuError:
+        target = f"unix:{node.run_dir / TENANT}"
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(target, options=options) as channel:
+            try:
+                return await work(VgpudStub(channel), number)
+            except grpc.RpcError as failure:
+                return from_rpc_error(failure, node.run_dir / TENANT, 30)
+
+    async def everybody() -> list[pb.Allocation | VgpuError]:
+        return await asyncio.gather(*(one(number) for number in range(CLIENTS)))
+
+    return asyncio.run(everybody())
+
+
+def release_all(node: DemoNode) -> None:
+    names = list(states(node))
+
+    async def one(calls: VgpudStub, number: int) -> pb.ReleaseReply:
+        reply = pb.ReleaseReply()
+        for name in names[number::CLIENTS]:
+            reply = await calls.Release(pb.ReleaseRequest(allocation_id=name), timeout=30)
+        return reply
+
+    failed = [answer for answer in at_once(node, one) if isinstance(answer, VgpuError)]
+    assert failed == []
+    assert states(node) == {}
+
+
+def allocated(node: DemoNode) -> list[int]:
+    """Bytes held on each device, checked against what each has."""
+    with client(node) as calls:
+        devices = calls.list_devices().devices
+        held: Counter[str] = Counter()
+        for allocation in calls.list_allocations().allocations:
+            for part in allocation.slices:
+                held[part.device_uuid] += part.memory_bytes
+    for device in devices:
+        assert device.memory_allocated_bytes == held[device.uuid]
+        assert held[device.uuid] <= device.memory_total_bytes - device.memory_reserved_bytes
+    return [held[device.uuid] for device in devices]
+
+
+def test_exactly_what_fits(node: DemoNode) -> None:
+    """Eight on each of eight devices: the last one fits just as the first."""
+    with client(node) as calls:
+        device = calls.list_devices().devices[0]
+    usable = device.memory_total_bytes - device.memory_reserved_bytes
+    size = usable // 8 // GIB * GIB
+    assert size * 9 > usable
+    for _ in range(2):
+        answers = at_once(
+            node,
+            lambda calls, number: calls.Allocate(
+                pb.AllocateRequest(request_id=f"r{number}", isolation="quota", memory_bytes=size), timeout=30
+            ),
+        )
+        assert [answer for answer in answers if isinstance(answer, VgpuError)] == []
+        assert allocated(node) == [8 * size] * 8
+        release_all(node)
+
+
+def test_more_than_fits(node: DemoNode) -> None:
+    """Three fit on a device: twenty-four get one, forty hear that there is no room."""
+    answers = at_once(
+        node,
+        lambda calls, _: calls.Allocate(
+            pb.AllocateRequest(isolation="quota", memory_bytes=45 * GIB), timeout=30
+        ),
+    )
+    refused = [answer for answer in answers if isinstance(answer, VgpuError)]
+    assert {error.code for error in refused} == {ErrorCode.NO_CAPACITY}
+    assert len(refused) == CLIENTS - 24
+    assert allocated(node) == [3 * 45 * GIB] * 8
+    release_all(node)
+
+
+def test_instances_of_mig(node: DemoNode) -> None:
+    """Seven of the smallest on a device, and no more."""
+    answers = at_once(
+        node,
+        lambda calls, _: calls.Allocate(
+            pb.AllocateRequest(isolation="hardware", mig_profile="1g.18gb"), timeout=30
+        ),
+    )
+    refused = [answer for answer in answers if isinstance(answer, VgpuError)]
+    assert {error.code for error in refused} == {ErrorCode.NO_CAPACITY}, refused
+    assert len(refused) == CLIENTS - 56
+    with client(node) as calls:
+        assert [len(device.mig.instances) for device in calls.list_devices().devices] == [7] * 8
+    release_all(node)
+    with client(node) as calls:
+        assert not any(device.mig.current for device in calls.list_devices().devices)
+
+
+def test_one_request_from_all(node: DemoNode) -> None:
+    """The same request id from sixty-four clients is one allocation."""
+    answers = at_once(
+        node,
+        lambda calls, _: calls.Allocate(
+            pb.AllocateRequest(request_id="one", isolation="quota", memory_bytes=GIB), timeout=30
+        ),
+    )
+    assert [answer for answer in answers if isinstance(answer, VgpuError)] == []
+    assert {answer.id for answer in answers} == set(states(node))
+    assert len(states(node)) == 1
+    release_all(node)
+
+
+def test_whole_programs(node: DemoNode) -> None:
+    """`vgpuctl run` from many processes: each gets its own, and all of it comes back."""
+    command = [
+        "run",
+        "--isolation",
+        "quota",
+        "--memory",
+        "100GiB",
+        "--",
+        "sh",
+        "-c",
+        "echo $VGPU_ALLOCATION; read x",
+    ]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "vgpud.ctl", *command],
+            env=node.environment,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(10)
+    ]
+    names = {process.stdout.readline().strip() for process in started if process.stdout} - {""}
+    assert names == set(states(node))
+    assert len(names) == 8, "one on each device"
+    for process in started:
+        process.communicate(timeout=30)
+    assert Counter(process.returncode for process in started) == {1: 8, 33: 2}
