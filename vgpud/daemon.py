@@ -28,6 +28,7 @@ from vgpud.modes.preload import ARBITER_UNIT, Preload
 from vgpud.node.book import Book
 from vgpud.node.inventory import Inventory
 from vgpud.node.keeper import NodeKeeper, Parts
+from vgpud.node.mps_world import mps_world
 from vgpud.node.originals import LedgerOriginals
 from vgpud.node.recover import Start, agree, recover
 from vgpud.node.transitions import Transitions
@@ -70,7 +71,10 @@ class Daemon:
             Mode.EXCLUSIVE: Exclusive(self.gateway, paths),
             Mode.PRELOAD: Preload(self.units, paths),
             Mode.MPS: MpsMode(
-                self.gateway, self.units, self.book.slices_on, self._control_daemon_died, paths
+                self.gateway,
+                self.units,
+                mps_world(self.book, self.inventory, originals, lambda: self.keeper),
+                paths,
             ),
             Mode.MIG: MigMode(self.gateway, originals, paths),
         }
@@ -98,10 +102,6 @@ class Daemon:
                 await keeper.close()
                 if not len(self.book):
                     self._stop_helpers()
-
-    def _control_daemon_died(self, device_uuid: str) -> None:
-        if self.keeper is not None:
-            self.keeper.helper_died(device_uuid)
 
     def _assemble(self, ledger: Ledger, state: LedgerState, policy: LoadedPolicy) -> tuple[NodeKeeper, Parts]:
         effectors = self.effectors(LedgerOriginals(ledger, state.originals))

@@ -52,3 +52,54 @@ class NodeDescription:
     status: str
     uptime_seconds: float
     hardware_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MpsServer:
+    """`state` is ACTIVE, FAULT or INITIALIZING; empty where the driver does not say."""
+
+    pid: int
+    uid: int | None
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class MpsClient:
+    """A process that runs under MPS; None and "" where it cannot be known any more."""
+
+    pid: int
+    server_pid: int
+    uid: int | None
+    allocation_id: str
+    memory_bytes: int | None
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class MpsDaemon:
+    """The control daemon of one device; `trouble` says why it does not answer, if so."""
+
+    device_uuid: str
+    device_index: int
+    pid: int
+    version: int  # as `nvidia-cuda-mps-control -v` says it, 13000 for CUDA 13.0; 0 where it does not
+    multi_user: bool
+    client_limit: int
+    servers: tuple[MpsServer, ...] = ()
+    clients: tuple[MpsClient, ...] = ()
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainView:
+    """A device that takes no new tenants, and what still stands against restarting it."""
+
+    device_uuid: str
+    drained: bool
+    allocation_ids: tuple[str, ...] = ()
+    pids: tuple[int, ...] = ()
+
+    @property
+    def idle(self) -> bool:
+        """Its helper, or the driver, can be restarted without ending anybody's work."""
+        return not self.allocation_ids and not self.pids

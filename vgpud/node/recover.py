@@ -4,7 +4,6 @@ What to do is decided by planner.reconcile, which is pure. A start that is cut a
 begins anew with what it then finds.
 """
 
-import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,7 +131,8 @@ async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -
             remove_lease(start.run_dir / "leases", action.subject)
         case ActionKind.STOP_MPS:
             if not parts.book.use_of(action.subject).count:
-                await asyncio.to_thread(start.units.stop, unit_name(action.subject), 5.0)
+                # also puts back what was changed on the device for it
+                await parts.effectors[Mode.MPS].unapply(action.subject)
         case ActionKind.REMOVE_INSTANCE:
             pass  # instances lie where ledgered slices say, so releasing those removes them
         case ActionKind.MARK_FAILED:

@@ -1,0 +1,109 @@
+"""Parsers against recorded answers (535.309.01, 550.163.01) and documented ones (580 on)."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vgpud.modes.mps import answers
+from vgpud.modes.mps.answers import ListedClient
+from vgpud.modes.mps.features import Features
+from vgpud.modes.mps.health import Health, Verdict
+
+# the manual page of nvidia-cuda-mps-control shows this table (R580)
+PS = """PID       ID       SERVER    DEVICE             NAMESPACE      COMMAND
+9741      0        6472      GPU-cb1213a3-d6a4  4026531836     ./nbody
+9743      1        6472      GPU-cb1213a3-d6a4  4026531836     python train.py
+"""
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        'Unknown command "get_server_status"',
+        "Server 999 not found",
+        "Server not found",
+        "Insufficient privileges for UID 1000. Control deamon settings can only be modified by the user "
+        "started it or by the root user.",
+        "Not enough privilege to execute quit command",
+        "Invalid priority value - must be 0 or 1!",
+        "Server 1 not found\nServer 1 not found!\n1",
+    ],
+)
+def test_refusals_are_known(recorded: str) -> None:
+    assert answers.refusal(recorded)
+    assert answers.clients(recorded) == ()
+    assert answers.server_state(recorded) == ""
+
+
+@pytest.mark.parametrize("good", ["", "100.0", "2G", "1234\n5678", "ACTIVE"])
+def test_answers_are_no_refusals(good: str) -> None:
+    assert answers.refusal(good) is None
+
+
+def test_lists() -> None:
+    assert answers.pids("") == ()
+    assert answers.pids("1234\n5678\n") == (1234, 5678)
+    assert answers.pids("Server 999 not found") == ()
+    assert answers.clients(PS) == (
+        ListedClient(9741, 6472, "./nbody"),
+        ListedClient(9743, 6472, "python train.py"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "state"),
+    [("ACTIVE", "ACTIVE"), ("FAULT\n", "FAULT"), ("Initializing", "INITIALIZING"), ("?", "")],
+)
+def test_server_states(answer: str, state: str) -> None:
+    assert answers.server_state(answer) == state
+
+
+@given(st.integers(1, 10000))
+def test_a_share_agrees_with_its_own_print_and_with_no_other(hundredths: int) -> None:
+    """The daemon prints one decimal: 33.33 as 33.3, 12.345 as 12.3 (535, 550)."""
+    percent = hundredths / 100
+    assert answers.share_agrees(percent, answers.share(f"{percent:.1f}"))
+    assert not answers.share_agrees(percent, round(percent, 1) + 0.2)
+    assert not answers.share_agrees(percent, None)
+
+
+@given(st.text(max_size=300))
+def test_no_answer_breaks_a_parser(text: str) -> None:
+    answers.clients(text)
+    answers.pids(text)
+    answers.memory(text)
+    answers.share(text)
+    answers.server_state(text)
+
+
+@pytest.mark.parametrize(
+    ("capability", "version", "limit"),
+    [((6, 1), 0, 16), ((7, 0), 0, 48), ((9, 0), 13000, 48), ((9, 0), 13010, 60), (None, 0, 48)],
+)
+def test_the_client_limit_is_what_the_driver_has(
+    capability: tuple[int, int] | None, version: int, limit: int
+) -> None:
+    """A V100 (7.0) is Volta: NVIDIA's device plugin counts it out (cmd/mps-control-daemon/mps/device.go)."""
+    assert Features(version=version).client_limit(capability) == limit
+
+
+def test_silence_is_said_once_and_ended_after_patience() -> None:
+    health = Health()
+    assert not health.answered()
+    assert [health.silent(now, 30) for now in (0.0, 10.0, 29.0, 30.0)] == [
+        Verdict.SAY,
+        Verdict.WAIT,
+        Verdict.WAIT,
+        Verdict.END,
+    ]
+    assert health.answered()
+    assert not health.answered()
+    assert health.silent(100.0, 30) is Verdict.SAY
+
+
+def test_a_fault_is_said_once_waited_for_and_ended() -> None:
+    health = Health()
+    seen = [health.server(7, "FAULT", now, 30) for now in (0.0, 10.0, 30.0)]
+    assert seen == [Verdict.SAY, Verdict.WAIT, Verdict.END]
+    assert health.server(7, "ACTIVE", 31.0, 30) is Verdict.FINE
+    assert health.server(7, "FAULT", 40.0, 30) is Verdict.SAY

@@ -1,0 +1,136 @@
+"""The MPS protocol, spoken defensively: against a stand-in with the traps that were measured."""
+
+from pathlib import Path
+
+import pytest
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import MIB, Percent
+from vgpud.model.tenancy import Mode, Slice
+from vgpud.modes.mps import answers
+from vgpud.modes.mps.control import MpsControl
+from vgpud.modes.mps.rules import Limits
+
+# answers as nvidia-cuda-mps-control 550 does: rc 0 and the old value on a refusal, floored GiB
+STAND_IN = """#!/bin/sh
+read verb a b c
+printf '%s %s %s %s\\n' "$verb" "$a" "$b" "$c" >>"$D/asked"
+show() { m=$(cat "$1"); if [ "$m" -ge 1024 ]; then echo "$((m / 1024))G"; else echo "${m}M"; fi; }
+case "$verb" in
+set_default_active_thread_percentage) [ -z "$REFUSE" ] && echo "$a" >"$D/share"; cat "$D/share" ;;
+get_default_active_thread_percentage) cat "$D/share" ;;
+set_default_device_pinned_mem_limit) [ -z "$REFUSE" ] && echo "${b%M}" >"$D/memory" ;;
+get_default_device_pinned_mem_limit) show "$D/memory" ;;
+get_server_list) cat "$D/servers" ;;
+set_device_pinned_mem_limit) [ -z "$REFUSE_SERVER" ] && echo "${c%M}" >"$D/memory.$a" ;;
+get_device_pinned_mem_limit) if [ -e "$D/memory.$a" ]; then show "$D/memory.$a"; fi ;;
+set_active_thread_percentage) echo "$b" >"$D/share.$a" ;;
+get_active_thread_percentage) cat "$D/share.$a" ;;
+set_default_client_priority) [ -z "$REFUSE" ] && echo "$a" >"$D/priority" ;;
+get_default_client_priority) cat "$D/priority" ;;
+terminate_client) [ "$a" = 7 ] || echo "Server $a not found" ;;
+shutdown_server) sed -i "/^$a$/d" "$D/servers" ;;
+*) echo "Cannot find MPS control daemon process" >&2; exit 1 ;;
+esac
+exit 0
+"""
+
+
+@pytest.fixture
+def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MpsControl:
+    program = tmp_path / "control"
+    program.write_text(STAND_IN)
+    program.chmod(0o755)
+    monkeypatch.setenv("D", str(tmp_path))
+    for name, text in (("share", "100.0\n"), ("memory", "0\n"), ("servers", ""), ("priority", "0\n")):
+        (tmp_path / name).write_text(text)
+    return MpsControl(str(program), tmp_path / "p", tmp_path / "log")
+
+
+def limits(mebibytes: int, share: str) -> Limits:
+    return Limits(mebibytes, Percent.parse(share))
+
+
+@pytest.mark.parametrize("share", ["100", "50", "12.5", "0.5", "33.33"])
+@pytest.mark.parametrize("mebibytes", [1, 1023, 1024, 4097, 81920])
+def test_limits_that_were_taken_are_compared_as_they_are_printed(
+    control: MpsControl, mebibytes: int, share: str
+) -> None:
+    control.limit(limits(mebibytes, share), below_normal=True)
+    assert (control.log.parent / "memory").read_text() == f"{mebibytes}\n"
+    assert (control.log.parent / "priority").read_text() == "1\n"
+
+
+@pytest.mark.parametrize("what", ["share", "memory", "priority"])
+def test_a_refusal_is_seen_although_the_status_is_0(
+    control: MpsControl, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setenv("REFUSE", "1")
+    with pytest.raises(VgpuError) as refused:
+        if what == "share":
+            control.set_default_share(Percent.parse("30"))
+        elif what == "memory":
+            control.set_default_memory(1024)
+        else:
+            control.set_default_priority(True)
+    assert refused.value.code is ErrorCode.MPS_REFUSED
+
+
+def test_a_server_that_runs_is_told_too(control: MpsControl, tmp_path: Path) -> None:
+    """A default reaches only servers that start later: a larger tenant would be held to the smaller's."""
+    (tmp_path / "servers").write_text("7\n9\n")
+    control.limit(limits(2048, "50"))
+    assert [(tmp_path / f"memory.{pid}").read_text() for pid in (7, 9)] == ["2048\n"] * 2
+    assert [(tmp_path / f"share.{pid}").read_text() for pid in (7, 9)] == ["50\n"] * 2
+
+
+def test_a_server_that_does_not_take_a_limit_is_not_believed(
+    control: MpsControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "servers").write_text("7\n")
+    (tmp_path / "memory.7").write_text("512\n")
+    monkeypatch.setenv("REFUSE_SERVER", "1")
+    with pytest.raises(VgpuError, match="device pinned mem limit 2048M: it reads back '512M'"):
+        control.limit(limits(2048, "50"))
+
+
+def test_terminate_believes_no_status(control: MpsControl) -> None:
+    control.terminate_client(7, 100)
+    with pytest.raises(VgpuError, match="Server 8 not found") as refused:
+        control.terminate_client(8, 100)
+    assert refused.value.code is ErrorCode.MPS_REFUSED
+
+
+def test_a_dead_daemon_and_a_missing_program(control: MpsControl) -> None:
+    with pytest.raises(VgpuError, match="Cannot find MPS control daemon") as dead:
+        control.ask("ps")
+    assert dead.value.code is ErrorCode.HELPER_FAILED
+    missing = MpsControl("/nonexistent/mps-control", control.pipe, control.log)
+    assert not missing.answers()
+    with pytest.raises(VgpuError, match="cannot be run"):
+        missing.ask("ps")
+
+
+def test_a_silent_daemon_does_not_hang_vgpud_and_leaves_no_process(tmp_path: Path) -> None:
+    program = tmp_path / "control"
+    program.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nsleep 60 & echo $! >{tmp_path}/child\nwait\n")
+    program.chmod(0o755)
+    with pytest.raises(VgpuError) as silent:
+        MpsControl(str(program), tmp_path / "p", tmp_path / "l", timeout_seconds=0.5).ask("ps")
+    assert silent.value.code is ErrorCode.HELPER_TIMEOUT
+    child = int((tmp_path / "child").read_text())
+    stat = Path(f"/proc/{child}/stat")
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_the_limits_of_a_daemon_are_those_of_its_largest_tenant() -> None:
+    small = Slice("GPU-0", Mode.MPS, 1024 * MIB, Percent.parse("60"))
+    large = Slice("GPU-0", Mode.MPS, 4096 * MIB, Percent.parse("10"))
+    assert Limits.largest((small, large)) == limits(4096, "60")
+    assert Limits.largest((large, Slice("GPU-0", Mode.MPS, MIB))) == limits(4096, "100")
+    assert Limits.largest(()) is None
+
+
+def test_printing_of_limits() -> None:
+    """Measured on 535.309.01 and 550.163.01: 4097M reads back as 4G, 1023M as 1023M."""
+    assert [answers.memory_as_printed(m) for m in (1023, 1024, 4097)] == ["1023M", "1G", "4G"]

@@ -1,0 +1,76 @@
+"""What nvidia-cuda-mps-control prints, as values: pure, and strict about what it does not know.
+
+Measured on 535.309.01 and 550.163.01, and on 580 where a GPU was needed: every refusal is a sentence
+with exit status 0, so each answer is first held against the sentences of `refusal`.
+"""
+
+import re
+from dataclasses import dataclass
+
+_REFUSALS = re.compile(
+    r"Unknown command|Unrecognized command|Insufficient privileges|Not enough privilege"
+    r"|Server \S* ?not found|Invalid |Failed|[Ee]rror"
+)
+_STATES = ("ACTIVE", "FAULT", "INITIALIZING")
+
+
+@dataclass(frozen=True, slots=True)
+class ListedClient:
+    """One row of `ps`: a client process and its server, as pids of the daemon's namespace."""
+
+    pid: int
+    server_pid: int
+    command: str
+
+
+def refusal(answer: str) -> str | None:
+    """The line that refuses, if one does."""
+    return next((line.strip() for line in answer.splitlines() if _REFUSALS.search(line)), None)
+
+
+def pids(answer: str) -> tuple[int, ...]:
+    """Of get_server_list and get_client_list: one a line; other lines are remarks."""
+    lines = (line.strip() for line in answer.splitlines())
+    return tuple(int(line) for line in lines if line.isascii() and line.isdigit())
+
+
+def clients(answer: str) -> tuple[ListedClient, ...]:
+    """Of `ps`: a header that names its columns, then a row a client. COMMAND comes last."""
+    lines = [line.split() for line in answer.splitlines() if line.strip()]
+    header = next((words for words in lines if words[:1] == ["PID"] and "SERVER" in words), None)
+    if header is None:
+        return ()
+    server, width = header.index("SERVER"), len(header)
+    rows = (words for words in lines if words[0].isdigit() and len(words) > server)
+    return tuple(
+        ListedClient(int(words[0]), int(words[server]), " ".join(words[width - 1 :]))
+        for words in rows
+        if words[server].isdigit()
+    )
+
+
+def share(answer: str) -> float | None:
+    """Percent, as printed with one decimal: 33.33 is printed 33.3."""
+    match = re.search(r"[0-9]+(\.[0-9]+)?", answer)
+    return float(match.group()) if match else None
+
+
+def memory(answer: str) -> str:
+    """The last word: "2G", "1023M", or nothing where none is set."""
+    words = answer.split()
+    return words[-1] if words else ""
+
+
+def memory_as_printed(mebibytes: int) -> str:
+    """How the daemon prints a limit: whole GiB, floored, from 1 GiB up, and MiB below."""
+    return f"{mebibytes // 1024}G" if mebibytes >= 1024 else f"{mebibytes}M"
+
+
+def share_agrees(wanted: float, printed: float | None) -> bool:
+    """Is that what the daemon prints for this percentage (one decimal)?"""
+    return printed is not None and abs(printed - wanted) < 0.0501
+
+
+def server_state(answer: str) -> str:
+    """ACTIVE, FAULT or INITIALIZING; empty where the branch does not say."""
+    return next((state for state in _STATES if state in answer.upper().split()), "")

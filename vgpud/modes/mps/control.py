@@ -1,0 +1,191 @@
+"""Speaks to one MPS control daemon, believing only what it reads back.
+
+Facts (measured on nvidia-cuda-mps-control 535 to 615): refusals answer with exit status 0; a bad
+value silently keeps the old one; `get_default_device_pinned_mem_limit` prints whole GiB, floored,
+from 1 GiB up and MiB below; "Cannot find MPS control daemon process" with status 1 is the only
+reliable sign that no daemon answers. Defaults reach servers that start later; a server that runs
+is told by its pid, for the clients that come to it from then on (MPS guide, "set_active_thread_
+percentage PID"). A daemon in whose socket somebody sits silent answers nobody (535, 550).
+"""
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import Percent
+from vgpud.modes.mps import answers
+from vgpud.modes.mps.answers import ListedClient
+from vgpud.modes.mps.rules import Limits
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MpsControl:
+    """`program` is nvidia-cuda-mps-control; `pipe` the folder with the daemon's sockets."""
+
+    program: str
+    pipe: Path
+    log: Path
+    timeout_seconds: float = 5.0
+
+    def environment(self) -> dict[str, str]:
+        return {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
+
+    # --- asking
+
+    def ask(self, command: str) -> str:
+        """The daemon's answer to one command.
+
+        Raises VgpuError: HELPER_FAILED when no daemon answers, HELPER_TIMEOUT when it is silent.
+        """
+        try:
+            done = _run(self.program, command, {**os.environ, **self.environment()}, self.timeout_seconds)
+        except subprocess.TimeoutExpired:
+            raise VgpuError(
+                ErrorCode.HELPER_TIMEOUT,
+                f"the MPS control daemon in {self.pipe} did not answer {command.split(maxsplit=1)[0]!r} "
+                f"in {self.timeout_seconds:g} s",
+                "see its log in " + str(self.log),
+            ) from None
+        except OSError as error:
+            raise VgpuError(
+                ErrorCode.HELPER_FAILED,
+                f"{self.program} cannot be run: {(error.strerror or str(error)).lower()}",
+                "install NVIDIA's nvidia-cuda-mps package (it comes with the driver)",
+            ) from None
+        if done.returncode != 0:
+            said = (done.stderr or done.stdout).strip().splitlines()
+            raise VgpuError(
+                ErrorCode.HELPER_FAILED,
+                f"the MPS control daemon in {self.pipe} does not answer: {said[-1] if said else 'no word'}",
+                "see its log in " + str(self.log),
+            )
+        return done.stdout.strip()
+
+    def answers(self) -> bool:
+        try:
+            self.ask("get_default_active_thread_percentage")
+        except VgpuError:
+            return False
+        return True
+
+    def servers(self) -> tuple[int, ...]:
+        return answers.pids(self.ask("get_server_list"))
+
+    def clients(self) -> tuple[ListedClient, ...]:
+        """Of all servers; asked server by server where `ps` (535 and later) lists none."""
+        listed = answers.clients(self.ask("ps"))
+        if listed:
+            return listed
+        return tuple(
+            ListedClient(pid, server, "")
+            for server in self.servers()
+            for pid in answers.pids(self.ask(f"get_client_list {server}"))
+        )
+
+    def server_state(self, server: int) -> str:
+        return answers.server_state(self.ask(f"get_server_status {server}"))
+
+    # --- setting
+
+    def limit(self, limits: Limits, below_normal: bool | None = None) -> None:
+        """Puts the limits in force for all clients that come from now on, and reads them back.
+
+        `below_normal` None leaves the priority alone (branches before 535 have none). Raises
+        VgpuError(MPS_REFUSED).
+        """
+        self.set_default_memory(limits.memory_mib)
+        self.set_default_share(limits.share)
+        if below_normal is not None:
+            self.set_default_priority(below_normal)
+        for server in self.servers():
+            self._limit_server(server, limits)
+
+    def set_default_share(self, share: Percent) -> None:
+        """Raises VgpuError(MPS_REFUSED) unless it reads back as set."""
+        self._set_share("default_active_thread_percentage", "", share)
+
+    def set_default_memory(self, mebibytes: int) -> None:
+        """Of device 0 of this one-device daemon. Raises VgpuError(MPS_REFUSED) unless it reads back."""
+        self._set_memory("default_device_pinned_mem_limit", "", mebibytes)
+
+    def set_default_priority(self, below_normal: bool) -> None:
+        """Raises VgpuError(MPS_REFUSED) unless it reads back as set."""
+        wanted = "1" if below_normal else "0"
+        self.ask(f"set_default_client_priority {wanted}")
+        answer = self.ask("get_default_client_priority")
+        if answer.split()[-1:] != [wanted]:
+            raise _refused("default client priority", wanted, answer)
+
+    def _limit_server(self, server: int, limits: Limits) -> None:
+        try:
+            self._set_memory("device_pinned_mem_limit", f"{server} ", limits.memory_mib)
+            self._set_share("active_thread_percentage", f" {server}", limits.share)
+        except VgpuError:
+            if server in self.servers():
+                raise
+            log.debug("an MPS server ended while it was limited", server=server)
+
+    def _set_share(self, name: str, server: str, share: Percent) -> None:
+        self.ask(f"set_{name}{server} {share.value:g}")
+        answer = self.ask(f"get_{name}{server}")
+        if answers.refusal(answer) or not answers.share_agrees(share.value, answers.share(answer)):
+            raise _refused(name.replace("_", " "), f"{share.value:g}", answer)
+
+    def _set_memory(self, name: str, server: str, mebibytes: int) -> None:
+        self.ask(f"set_{name} {server}0 {mebibytes}M")
+        answer = self.ask(f"get_{name} {server}0")
+        if answers.memory(answer) != answers.memory_as_printed(mebibytes):
+            raise _refused(name.replace("_", " "), f"{mebibytes}M", answer)
+
+    # --- ending
+
+    def terminate_client(self, server: int, pid: int) -> None:
+        """Raises VgpuError(MPS_REFUSED)."""
+        answer = self.ask(f"terminate_client {server} {pid}")
+        said = answers.refusal(answer)
+        if said is not None:
+            raise _refused(f"end of client {pid}", f"of server {server}", said)
+
+    def shutdown_server(self, server: int) -> None:
+        """At once, whatever runs on it; the next client is given a new one."""
+        self.ask(f"shutdown_server {server} -f")
+
+
+def _run(
+    program: str, command: str, env: Mapping[str, str], seconds: float
+) -> subprocess.CompletedProcess[str]:
+    """In a session of its own: the program forks where it pleases, and nothing of it may stay behind.
+
+    Raises OSError, and subprocess.TimeoutExpired with all of it killed.
+    """
+    with subprocess.Popen(
+        [program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=env,
+        text=True,
+        start_new_session=True,
+    ) as child:
+        try:
+            out, err = child.communicate(command + "\n", timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess([program], child.returncode, out, err)
+
+
+def _refused(what: str, wanted: str, answer: str) -> VgpuError:
+    return VgpuError(
+        ErrorCode.MPS_REFUSED,
+        f"the MPS control daemon did not take the {what} {wanted}: it reads back {answer!r}",
+        "see the control daemon's log; its driver may be too old",
+    )

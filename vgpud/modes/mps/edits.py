@@ -1,0 +1,60 @@
+"""What puts a process or a container under its MPS share: pipes, limits, guard; nothing of other tenants."""
+
+from pathlib import Path
+
+from vgpud.model.quantity import MIB, WHOLE
+from vgpud.model.tenancy import Allocation, DeviceNode, Edits, Mount, Slice
+from vgpud.modes.edits import cuda_env
+from vgpud.modes.mps.folders import DeviceFolder
+from vgpud.modes.mps.rules import MpsRules
+
+# native/guard/guard.h has them too
+CONTAINER_PIPES = "/run/vgpu/mps"
+CONTAINER_TENANT = "/run/vgpu/mps-tenant"
+CONTAINER_GUARD = "/run/vgpu/libvgpu-guard.so"
+
+
+def part_of_process(part: Slice, processes: int) -> tuple[int, float]:
+    """MiB and percent of one process, when so many share the slice; never more in sum than the slice."""
+    share = (part.share or WHOLE).hundredths // processes
+    return part.memory_bytes // MIB // processes, max(share, 1) / 100
+
+
+def mps_edits(
+    allocation: Allocation,
+    part: Slice,
+    folder: DeviceFolder,
+    tenant: Path,
+    guard: Path,
+    rules: MpsRules,
+    nodes: tuple[DeviceNode, ...],
+) -> Edits:
+    """The pipe folder is mounted whole: a new life of the daemon is a new folder in it."""
+    mebibytes, percent = part_of_process(part, rules.processes_per_tenant)
+    priority = (("CUDA_MPS_CLIENT_PRIORITY", "1"),) if rules.below_normal else ()
+    return Edits(
+        env=(
+            *cuda_env(allocation),
+            ("CUDA_MPS_PIPE_DIRECTORY", f"{CONTAINER_PIPES}/p"),
+            # keyed by ordinal: the tenant sees this one device
+            ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", f"0={mebibytes}M"),
+            ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", f"{percent:g}"),
+            *priority,
+            ("LD_PRELOAD", CONTAINER_GUARD),
+        ),
+        host_env=(
+            ("CUDA_MPS_PIPE_DIRECTORY", str(folder.pipe)),
+            ("VGPU_MPS_TENANT", str(tenant)),
+            ("LD_PRELOAD", str(guard)),
+        ),
+        mounts=(
+            Mount(str(folder.pipes), CONTAINER_PIPES, read_only=False),
+            Mount(str(tenant), CONTAINER_TENANT, read_only=False),
+            # the container's root is not the node's: limits stay read-only to it too
+            Mount(str(tenant / "limits"), f"{CONTAINER_TENANT}/limits"),
+            Mount(str(guard), CONTAINER_GUARD),
+            # NVIDIA's client and server meet in shared memory (k8s-device-plugin issue 843)
+            Mount("/dev/shm", "/dev/shm", read_only=False),
+        ),
+        device_nodes=nodes,
+    )

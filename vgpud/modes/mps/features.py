@@ -1,0 +1,80 @@
+"""What this node's nvidia-cuda-mps-control can do: probed, never read off the driver's version.
+
+A command is there if the program's text names it (how NVIDIA's branches 470 to 615 were told apart);
+that asks no daemon and starts none. `-v` is asked too: branches up to 550 take it for a command
+prompt, so it is given no input and a short time.
+"""
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+_VERSION_SECONDS = 3.0
+_VOLTA = (7, 0)
+# `Binary version` of the first release with 60 clients: CUDA 13.1, R590 (MPS guide, "client limits")
+_SIXTY_CLIENTS = 13010
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """`version` is the number that `-v` prints (13000 is CUDA 13.0); 0 where it prints none."""
+
+    version: int = 0
+    memory_limits: bool = False
+    server_status: bool = False
+    terminate: bool = False
+    priority: bool = False
+    multi_user: bool = False
+    device_query: bool = False
+    static_partitions: bool = False
+    namespaces: bool = False
+
+    def client_limit(self, compute_capability: tuple[int, int] | None) -> int:
+        """Client processes that one server takes: 16 before Volta, 48 from it, 60 from CUDA 13.1."""
+        if compute_capability is not None and compute_capability < _VOLTA:
+            return 16
+        return 60 if self.version >= _SIXTY_CLIENTS else 48
+
+
+def probe(program: str) -> Features:
+    """Features() for a program that is not there. Read anew when the file changes, as by an upgrade."""
+    found = shutil.which(program)
+    if found is None:
+        return Features()
+    stat = Path(found).stat()
+    return _probe(found, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=4)
+def _probe(program: str, mtime_ns: int, size: int) -> Features:
+    text = Path(program).read_bytes()
+    return Features(
+        version=_version(program),
+        memory_limits=b"set_default_device_pinned_mem_limit" in text,
+        server_status=b"get_server_status" in text,
+        terminate=b"terminate_client" in text,
+        priority=b"set_default_client_priority" in text,
+        multi_user=b"multiuser-server" in text,
+        device_query=b"device_query" in text,
+        static_partitions=b"sm_partition" in text,
+        namespaces=b"namespace create" in text,
+    )
+
+
+def _version(program: str) -> int:
+    try:
+        done = subprocess.run(
+            [program, "-v"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_VERSION_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    match = re.search(r"Binary version: ([0-9]+)", done.stdout)
+    return int(match.group(1)) if match else 0

@@ -1,0 +1,151 @@
+"""Where a device's control daemon and its tenants meet.
+
+    RUN/mps/DEVICE/pipe/gN   one life of the daemon: its sockets, for nobody but root until it is limited
+    RUN/mps/DEVICE/pipe/p    -> gN while clients may come; tenants know this name only
+    RUN/mps/DEVICE/log
+    RUN/mps/t/ALLOCATION     what the guard in a tenant's processes reads: limits, and the parts taken
+
+So no client can reach a daemon whose limits are not in force, not even one of root's; and the stale
+sockets and pid file of a daemon that was killed lie in a folder that is never used again.
+"""
+
+import hashlib
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import MIB, WHOLE
+from vgpud.model.tenancy import Slice
+
+_MAX_PATH_BYTES = 90  # of 108 (unix(7)), less the longest name in it: /control_privileged
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFolder:
+    """Of one device; `path` is short, for the pipes are Unix sockets."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, run_dir: Path, device_uuid: str) -> "DeviceFolder":
+        return cls(run_dir / "mps" / hashlib.sha256(device_uuid.encode()).hexdigest()[:12])
+
+    @property
+    def pipes(self) -> Path:
+        return self.path / "pipe"
+
+    @property
+    def pipe(self) -> Path:
+        """What tenants connect in."""
+        return self.pipes / "p"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log"
+
+    def life(self, number: int) -> Path:
+        return self.pipes / f"g{number}"
+
+    def lives(self) -> tuple[int, ...]:
+        """The numbers of the lives whose folders are there, the newest first."""
+        if not self.pipes.is_dir():
+            return ()
+        names = (entry.name for entry in self.pipes.glob("g*"))
+        return tuple(sorted((int(name[1:]) for name in names if name[1:].isdigit()), reverse=True))
+
+    def prepare(self) -> Path:
+        """A folder for a new life, closed to tenants. Only while no daemon runs.
+
+        Raises VgpuError(HELPER_FAILED).
+        """
+        number = next(iter(self.lives()), 0) + 1
+        folder = self.life(number)
+        if len(os.fsencode(folder)) > _MAX_PATH_BYTES:
+            raise VgpuError(
+                ErrorCode.HELPER_FAILED,
+                f"the MPS pipe folder {folder} is longer than {_MAX_PATH_BYTES} bytes",
+                "set VGPUD_RUN_DIR to a shorter path",
+            )
+        self.close()
+        try:
+            for parent in (self.path.parent, self.path, self.pipes):
+                _make(parent, 0o755)
+            _make(self.log, 0o700)
+            _make(folder, 0o700)
+            for old in self.lives()[1:]:
+                shutil.rmtree(self.life(old), ignore_errors=True)
+        except OSError as error:
+            raise _failed(folder, error) from None
+        return folder
+
+    def open(self, life: Path) -> None:
+        """From now on clients may come. The name is there whole or not at all."""
+        fresh = self.pipes / "p.new"
+        try:
+            life.chmod(0o755)
+            fresh.unlink(missing_ok=True)
+            fresh.symlink_to(life.name)
+            fresh.replace(self.pipe)
+        except OSError as error:
+            raise _failed(self.pipe, error) from None
+
+    def is_open_on(self, life: Path) -> bool:
+        return self.pipe.is_symlink() and self.pipe.readlink() == Path(life.name)
+
+    def close(self) -> None:
+        """No new client finds the daemon; those that are connected stay."""
+        if self.pipe.is_dir() and not self.pipe.is_symlink():
+            shutil.rmtree(self.pipe, ignore_errors=True)
+        self.pipe.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        self.close()
+        shutil.rmtree(self.pipes, ignore_errors=True)
+
+
+def tenant_folder(run_dir: Path, allocation_id: str) -> Path:
+    return run_dir / "mps" / "t" / allocation_id
+
+
+def write_tenant(folder: Path, part: Slice, processes: int, uid: int, gid: int) -> None:
+    """What native/guard/admission.c reads: `limits` for everybody's eyes, `slots` for the tenant's hands.
+
+    Raises VgpuError(HELPER_FAILED).
+    """
+    share = (part.share or WHOLE).hundredths
+    try:
+        for parent in (folder.parent.parent, folder.parent, folder):
+            _make(parent, 0o755)
+        fresh = folder / "limits.new"
+        fresh.write_text(f"{share} {part.memory_bytes // MIB} {processes}\n")
+        fresh.chmod(0o644)
+        fresh.replace(folder / "limits")
+        slots = os.open(folder / "slots", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            if os.geteuid() == 0:
+                os.fchown(slots, uid, gid)
+            os.fchmod(slots, 0o600)
+        finally:
+            os.close(slots)
+    except OSError as error:
+        raise _failed(folder, error) from None
+
+
+def remove_tenant(folder: Path) -> None:
+    """Processes that start under the allocation's environment after this are refused by the guard."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make(folder: Path, mode: int) -> None:
+    folder.mkdir(exist_ok=True, parents=True)
+    folder.chmod(mode)
+
+
+def _failed(path: Path, error: OSError) -> VgpuError:
+    return VgpuError(
+        ErrorCode.HELPER_FAILED,
+        f"{path} cannot be made ready for MPS: {(error.strerror or str(error)).lower()}",
+        "see VGPUD_RUN_DIR",
+    )

@@ -1,0 +1,64 @@
+"""What /proc says of control daemons, their servers and their clients."""
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from vgpud.modes.mps.folders import DeviceFolder
+from vgpud.units.process import Running, open_pidfd, read_stat
+
+
+def command(pid: int) -> str:
+    """As `ps` shows it, at most 80 characters; empty for one that is gone."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return b" ".join(words).decode(errors="replace").strip()[:80]
+
+
+def user(pid: int) -> int | None:
+    """The uid that owns the process."""
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return None
+
+
+def was_started_with(pid: int, option: str) -> bool:
+    try:
+        return option.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def end_servers(folder: DeviceFolder) -> tuple[int, ...]:
+    """Ends the servers that daemons of this device left behind, and answers their pids.
+
+    Only while no daemon runs. A server has its daemon's environment: the name of one life's folder,
+    which no tenant is ever given. Its clients are lost already, and under EXCLUSIVE_PROCESS it would
+    keep the card from the next server.
+    """
+    ended = []
+    for server in _with_pipe_of_a_life(folder):
+        pidfd = open_pidfd(server)
+        if pidfd is not None:
+            with pidfd:
+                pidfd.send(signal.SIGKILL)
+            ended.append(server.pid)
+    return tuple(ended)
+
+
+def _with_pipe_of_a_life(folder: DeviceFolder) -> Iterator[Running]:
+    of_a_life = re.compile(rb"CUDA_MPS_PIPE_DIRECTORY=" + re.escape(os.fsencode(folder.pipes)) + rb"/g[0-9]+")
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        stat = read_stat(int(entry.name))
+        with suppress(OSError):
+            environ = (entry / "environ").read_bytes().split(b"\0")
+            if stat is not None and any(map(of_a_life.fullmatch, environ)):
+                yield Running("", stat.pid, stat.start_ticks)

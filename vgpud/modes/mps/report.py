@@ -1,0 +1,60 @@
+"""One device's control daemon as `vgpuctl mps ls` shows it: asked of the daemon, NVML and /proc."""
+
+from contextlib import suppress
+
+from vgpud.model.device import Device, DeviceProcess
+from vgpud.model.errors import VgpuError
+from vgpud.model.view import MpsClient, MpsDaemon, MpsServer
+from vgpud.modes.gpu_use import allocation_of
+from vgpud.modes.mps.control import MpsControl
+from vgpud.modes.mps.features import Features
+from vgpud.modes.mps.processes import command, user
+
+
+def report(
+    device: Device,
+    daemon_pid: int,
+    control: MpsControl,
+    features: Features,
+    processes: tuple[DeviceProcess, ...],
+    multi_user: bool,
+) -> MpsDaemon:
+    """Blocks. A daemon that does not answer is reported with the reason, not raised."""
+    memory = {process.pid: process.memory_bytes for process in processes}
+    servers: tuple[MpsServer, ...] = ()
+    clients: tuple[MpsClient, ...] = ()
+    trouble = ""
+    try:
+        servers = tuple(_server(control, features, pid) for pid in control.servers())
+        clients = tuple(
+            MpsClient(
+                pid=client.pid,
+                server_pid=client.server_pid,
+                uid=user(client.pid),
+                allocation_id=allocation_of(client.pid) or "",
+                memory_bytes=memory.get(client.pid),
+                command=command(client.pid) or client.command,
+            )
+            for client in control.clients()
+        )
+    except VgpuError as error:
+        trouble = str(error)
+    return MpsDaemon(
+        device_uuid=device.uuid,
+        device_index=device.index,
+        pid=daemon_pid,
+        version=features.version,
+        multi_user=multi_user,
+        client_limit=features.client_limit(device.compute_capability),
+        servers=servers,
+        clients=clients,
+        trouble=trouble,
+    )
+
+
+def _server(control: MpsControl, features: Features, pid: int) -> MpsServer:
+    state = ""
+    if features.server_status:
+        with suppress(VgpuError):  # it may have ended since it was listed
+            state = control.server_state(pid)
+    return MpsServer(pid=pid, uid=user(pid), state=state)

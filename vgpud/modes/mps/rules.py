@@ -1,0 +1,66 @@
+"""What the mode is told from outside: the policy's rules, and the world it reports to."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vgpud.model.quantity import MIB, WHOLE, Percent
+from vgpud.model.tenancy import Allocation, Mode, Slice
+from vgpud.modes.base import Originals
+
+
+class Users(StrEnum):
+    """What happens to a second uid on a device: NVIDIA's daemon serves one uid at a time."""
+
+    SAME = "same"  # it is refused the device
+    QUEUE = "queue"  # it is let in, told, and waits until the first has no clients left
+    MULTI = "multi"  # one server for all, where the driver has it; else as `same`
+
+
+@dataclass(frozen=True, slots=True)
+class MpsRules:
+    """The policy for one device, in this room's words."""
+
+    users: Users = Users.SAME
+    processes_per_tenant: int = 1
+    exclusive_process: bool = False
+    below_normal: bool = False  # client priority (a hint to the driver, 535 and later)
+    check_seconds: float = 10.0
+    hang_seconds: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What every client of a daemon is held to at least: that of the largest tenant."""
+
+    memory_mib: int
+    share: Percent
+
+    @classmethod
+    def largest(cls, slices: Iterable[Slice]) -> "Limits | None":
+        """None without slices. A client may only lower what the daemon grants."""
+        parts = tuple(slices)
+        if not parts:
+            return None
+        return cls(
+            max(part.memory_bytes // MIB for part in parts), max(part.share or WHOLE for part in parts)
+        )
+
+
+@dataclass(frozen=True)
+class MpsWorld:
+    """`died` and `notice` are called in the event loop, with a device's uuid and a sentence."""
+
+    allocations_on: Callable[[str], Iterable[Allocation]]
+    rules_for: Callable[[str], MpsRules]
+    died: Callable[[str, str], None]
+    notice: Callable[[str, str], None]
+    originals: Originals
+
+    def slices_on(self, device_uuid: str) -> tuple[Slice, ...]:
+        return tuple(
+            part
+            for allocation in self.allocations_on(device_uuid)
+            for part in allocation.slices
+            if part.device_uuid == device_uuid and part.mode is Mode.MPS
+        )

@@ -1,0 +1,254 @@
+"""One device's control daemon: brought up limited, watched, brought up again when it dies or hangs.
+
+A daemon's death takes its clients along (measured on an H200, driver 580). It is noticed by pidfd; the
+tenants' way in is closed at once, and opened again when a new daemon has read back every limit.
+"""
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.modes.mps.control import MpsControl
+from vgpud.modes.mps.features import Features
+from vgpud.modes.mps.folders import DeviceFolder
+from vgpud.modes.mps.health import Health, Verdict
+from vgpud.modes.mps.holders import holders
+from vgpud.modes.mps.processes import command, end_servers, was_started_with
+from vgpud.modes.mps.rules import Limits, MpsRules, Users
+from vgpud.units import Units, UnitSpec
+
+log = structlog.get_logger(__name__)
+
+_FIRST_RETRY_SECONDS = 0.1
+_LAST_RETRY_SECONDS = 30.0
+_READY_SECONDS = 10.0
+_STOP_SECONDS = 5.0
+
+
+def unit_name(device_uuid: str) -> str:
+    return f"vgpud-mps@{device_uuid}"
+
+
+@dataclass(frozen=True)
+class Charge:
+    """What a supervisor is charged with; the callables are asked anew each time."""
+
+    device_uuid: str
+    program: str
+    folder: DeviceFolder
+    features: Callable[[], Features]
+    rules: Callable[[], MpsRules]
+    limits: Callable[[], Limits | None]  # None: nobody is on the device
+    died: Callable[[str], None]
+    notice: Callable[[str], None]
+
+
+@dataclass
+class Supervisor:
+    charge: Charge
+    units: Units
+    multi_user: bool = False  # of the daemon that runs
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _unwatch: Callable[[], None] | None = None
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def name(self) -> str:
+        return unit_name(self.charge.device_uuid)
+
+    def control(self, pipe: Path | None = None) -> MpsControl:
+        folder = self.charge.folder
+        return MpsControl(self.charge.program, pipe or folder.pipe, folder.log)
+
+    # --- up and down
+
+    async def up(self) -> None:
+        """A daemon runs, every limit read back, and clients may come. Raises VgpuError."""
+        async with self._lock:
+            if await asyncio.to_thread(self.units.running, self.name) is None:
+                await self._start()
+            else:
+                await self._take_up()
+            self.watch()
+
+    async def limit(self) -> None:
+        """The limits of those who are on the device now, in force for all clients to come."""
+        async with self._lock:
+            if await asyncio.to_thread(self.units.running, self.name) is not None:
+                await self._limit(self.control())
+
+    async def down(self) -> None:
+        async with self._lock:
+            self._forget()
+            self.charge.folder.close()
+            await asyncio.to_thread(self.units.stop, self.name, _STOP_SECONDS)
+            await asyncio.to_thread(end_servers, self.charge.folder)
+            self.charge.folder.remove()
+
+    async def _start(self) -> None:
+        charge = self.charge
+        await asyncio.to_thread(end_servers, charge.folder)
+        life = await asyncio.to_thread(charge.folder.prepare)
+        control = self.control(life)
+        multi = charge.rules().users is Users.MULTI and charge.features().multi_user
+        options = ("-multiuser-server",) if multi else ()
+        spec = UnitSpec(
+            name=self.name,
+            argv=(shutil.which(charge.program) or charge.program, "-f", *options),
+            env={
+                **_driver_environment(),
+                **control.environment(),
+                "CUDA_VISIBLE_DEVICES": charge.device_uuid,
+                "VGPU_MPS_OPTIONS": " ".join(options),  # of the systemd unit
+            },
+            ready=control.answers,
+            ready_seconds=_READY_SECONDS,
+        )
+        await asyncio.to_thread(self.units.start, spec)
+        try:
+            await self._limit(control)
+            await asyncio.to_thread(charge.folder.open, life)
+        except VgpuError:
+            await asyncio.to_thread(self.units.stop, self.name, 0.0)
+            raise
+        self.multi_user = multi
+
+    async def _take_up(self) -> None:
+        """A daemon that an earlier vgpud started, perhaps only just: its limits are put in force again."""
+        folder = self.charge.folder
+        running = await asyncio.to_thread(self.units.running, self.name)
+        self.multi_user = running is not None and was_started_with(running.pid, "-multiuser-server")
+        for number in folder.lives():
+            life = folder.life(number)
+            control = self.control(life)
+            if await asyncio.to_thread(control.answers):
+                await self._limit(control)
+                if not folder.is_open_on(life):
+                    await asyncio.to_thread(folder.open, life)
+                return
+        raise VgpuError(
+            ErrorCode.HELPER_TIMEOUT,
+            f"the MPS control daemon of device {self.charge.device_uuid} runs and does not answer",
+            "see 'vgpuctl mps ls'; it is ended and started anew when it stays so",
+        )
+
+    async def _limit(self, control: MpsControl) -> None:
+        limits = self.charge.limits()
+        if limits is None:
+            return
+        below = self.charge.rules().below_normal if self.charge.features().priority else None
+        await asyncio.to_thread(control.limit, limits, below)
+
+    # --- watching
+
+    def watch(self) -> None:
+        """Notices the death of the daemon that runs, and its silence."""
+        self._forget()
+        self._unwatch = self.units.on_exit(self.name, self._ended)
+        self._spawn(self._check_for_ever())
+
+    def _forget(self) -> None:
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
+        current = asyncio.current_task()
+        for task in tuple(self._tasks):
+            if task is not current:
+                task.cancel()
+
+    def _ended(self, _: str) -> None:
+        """In the event loop, the moment the daemon is gone."""
+        self._unwatch = None
+        self._forget()
+        self.charge.folder.close()
+        self.charge.died("its MPS control daemon died and took its clients along")
+        self._spawn(self._bring_back(time.monotonic()))
+
+    async def _bring_back(self, died: float) -> None:
+        """Until it runs again, or nobody is on the device any more."""
+        pause = _FIRST_RETRY_SECONDS
+        while self.charge.limits() is not None:
+            try:
+                await self.up()
+            except VgpuError as error:
+                log.error("MPS is not back", device=self.charge.device_uuid, why=str(error))
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LAST_RETRY_SECONDS)
+                continue
+            seconds = time.monotonic() - died
+            log.warning("MPS is back", device=self.charge.device_uuid, seconds=round(seconds, 3))
+            self.charge.notice(f"MPS is back after {seconds:.1f} s, with every limit in force")
+            return
+
+    # --- health
+
+    async def _check_for_ever(self) -> None:
+        health = Health()
+        while True:
+            await asyncio.sleep(self.charge.rules().check_seconds)
+            try:
+                await self._check(health)
+            except VgpuError as error:  # the next check comes anyway
+                log.warning("MPS check failed", device=self.charge.device_uuid, why=str(error))
+
+    async def _check(self, health: Health) -> None:
+        control = self.control()
+        rules = self.charge.rules()
+        try:
+            servers = await asyncio.to_thread(control.servers)
+        except VgpuError as error:
+            verdict = health.silent(time.monotonic(), rules.hang_seconds)
+            await self._silent(verdict, str(error))
+            return
+        if health.answered():
+            self.charge.notice("its MPS control daemon answers again")
+        if not self.charge.features().server_status:
+            return
+        for server in servers:
+            state = await asyncio.to_thread(control.server_state, server)
+            verdict = health.server(server, state, time.monotonic(), rules.hang_seconds)
+            if verdict is Verdict.SAY:
+                self.charge.notice(
+                    f"MPS server {server} is in FAULT: a client's fault reached all its clients"
+                )
+            elif verdict is Verdict.END:
+                self.charge.notice(f"MPS server {server} stays in FAULT and is ended")
+                await asyncio.to_thread(control.shutdown_server, server)
+
+    async def _silent(self, verdict: Verdict, why: str) -> None:
+        """A process that keeps the daemon waiting is ended first: the daemon's end is every client's."""
+        running = await asyncio.to_thread(self.units.running, self.name)
+        if running is None:
+            return  # its death is another matter
+        if verdict is Verdict.SAY:
+            self.charge.notice(f"its MPS control daemon does not answer: {why}")
+        found = await asyncio.to_thread(holders, running.pid)
+        for pid in found:
+            log.error("a process keeps the MPS control daemon waiting, ended", pid=pid, command=command(pid))
+            self.charge.notice(f"process {pid} kept its MPS control daemon from answering and was ended")
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if verdict is Verdict.END and not found:
+            log.error("the MPS control daemon hangs, ended", device=self.charge.device_uuid)
+            await asyncio.to_thread(self.units.stop, self.name, 0.0)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _driver_environment() -> dict[str, str]:
+    """What says where the driver's libraries are: helpers otherwise start with an empty environment."""
+    named = ("PATH", "LD_LIBRARY_PATH", "VGPU_SIM_STATE")
+    return {name: os.environ[name] for name in named if name in os.environ}
