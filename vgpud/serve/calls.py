@@ -33,8 +33,7 @@ class Calls:
         self.running = Running()
         self._keeper = keeper
         self._peers = peers
-        self._watches: set[asyncio.Task[Any]] = set()
-        self._stopping = False
+        self._stopping = asyncio.Event()
 
     def generic_handler(self) -> grpc.GenericRpcHandler:
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
@@ -45,10 +44,8 @@ class Calls:
         return grpc.method_handlers_generic_handler(SERVICE.full_name, methods)
 
     def stop(self) -> None:
-        """They would never end by themselves; calls that begin from now on are refused too."""
-        self._stopping = True
-        for task in self._watches:
-            task.cancel()
+        """Ends the watches, which would never end by themselves; calls that begin now are refused."""
+        self._stopping.set()
 
     # --- one request, one reply
 
@@ -76,7 +73,7 @@ class Calls:
         return call
 
     def _caller(self, name: str, context: Context) -> Caller:
-        if self._stopping:
+        if self._stopping.is_set():
             raise _stopping()
         caller = self._peers.caller(context.peer())
         check_door(name, caller)
@@ -99,40 +96,39 @@ class Calls:
     # --- a stream
 
     async def _watch(self, data: bytes, context: Context) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._watches.add(task)
         try:
             await self._send_events(data, context)
             return
-        except asyncio.CancelledError:
-            if not self._stopping:
-                raise
-            failure = _stopping()
         except VgpuError as error:
             failure = error
         except Exception:
             failure = _bug("Watch")
-        finally:
-            self._watches.discard(task)
         await _abort(context, failure)
 
     async def _send_events(self, data: bytes, context: Context) -> None:
         caller = self._caller("Watch", context)
         asked = _parse(pb.WatchRequest, data)
         events = self._keeper.subscribe(asked.after_revision if asked.HasField("after_revision") else None)
-        first = asyncio.ensure_future(anext(events, None))
+        # a watch is told to stop, not cancelled: that might cut grpc in the middle of a write
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        upcoming = asyncio.ensure_future(anext(events, None))
         try:
             await asyncio.sleep(0)
-            if not first.done():  # it listens now, which the metadata tells the caller
+            if not upcoming.done():  # it listens now, which the metadata tells the caller
                 await context.send_initial_metadata(())
-            item = await first
-            while item is not None:
+            while True:
+                await asyncio.wait((upcoming, stopping), return_when=asyncio.FIRST_COMPLETED)
+                if not upcoming.done():
+                    raise _stopping()
+                item = upcoming.result()
+                if item is None:
+                    return
                 await context.write(event_for(caller, *item).SerializeToString())
-                item = await anext(events, None)
+                upcoming = asyncio.ensure_future(anext(events, None))
         finally:
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
+            stopping.cancel()
+            upcoming.cancel()
+            await asyncio.gather(stopping, upcoming, return_exceptions=True)
             if isinstance(events, AsyncGenerator):
                 await events.aclose()
 
