@@ -48,14 +48,22 @@ def test_mig_mode_in_force(nvml: FakeNvml, gateway: Gateway) -> None:
     assert gateway.set_mig_mode(GPU, False) is True
 
 
-@pytest.mark.parametrize("activation", [IN_USE, pynvml.NVML_ERROR_RESET_REQUIRED])
-def test_mig_mode_taken_but_not_activated_is_pending(
-    nvml: FakeNvml, gateway: Gateway, activation: int
-) -> None:
-    nvml.activation = activation
+def test_mig_mode_taken_that_waits_for_a_reset_is_pending(nvml: FakeNvml, gateway: Gateway) -> None:
+    nvml.activation = pynvml.NVML_ERROR_RESET_REQUIRED
     assert gateway.set_mig_mode(GPU, True) is False
     mig = gateway.snapshot().devices[0].mig
     assert (mig.current, mig.pending) == (False, True)
+
+
+def test_mig_mode_taken_that_waits_for_processes_is_taken_back(nvml: FakeNvml, gateway: Gateway) -> None:
+    nvml.activation = IN_USE
+    nvml.gpus[0].processes = [process(4242)]
+    with pytest.raises(VgpuError) as caught:
+        gateway.set_mig_mode(GPU, True)
+    assert caught.value.code is ErrorCode.DEVICE_IN_USE
+    assert "process 4242 (trainer)" in caught.value.sentence
+    mig = gateway.snapshot().devices[0].mig
+    assert (mig.current, mig.pending) == (False, False)
 
 
 def test_mig_mode_refused_by_the_call_is_an_error(nvml: FakeNvml, gateway: Gateway) -> None:

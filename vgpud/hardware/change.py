@@ -55,7 +55,9 @@ def set_mig_mode(target: Target, enabled: bool) -> bool:
     """True when the mode is in force, False when NVML took the request but a reset is due.
 
     NVML answers twice: whether it took the request (the call's status) and whether the mode came
-    into force (the activation status). Only the mode that it reads back says where that ended.
+    into force (the activation status). Only the mode that it reads back says where that ended. A
+    request that waits for nothing but the end of processes (Hopper) is taken back, and they are named:
+    with a change pending the device would serve nobody.
     Raises VgpuError: DEVICE_IN_USE, RESET_NEEDED, UNSUPPORTED, NVML_FAILED, GPU_LOST.
     """
     what = f"mig mode of {target.uuid}"
@@ -69,7 +71,9 @@ def set_mig_mode(target: Target, enabled: bool) -> bool:
     if bool(current) is enabled and bool(pending) is enabled:
         return True
     if bool(pending) is enabled:
-        return False
+        if activation != IN_USE:
+            return False
+        target.nvml.call("nvmlDeviceSetMigMode", target.handle, int(not enabled))
     if activation == IN_USE:
         raise target.held(what)
     raise NvmlRefusal(activation if activation != SUCCESS else RESET_REQUIRED, "nvmlDeviceSetMigMode")

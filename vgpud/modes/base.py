@@ -36,6 +36,10 @@ class Originals(Protocol):
 
     def recall(self, device_uuid: str, key: str) -> str | None: ...
 
+    def keys(self, device_uuid: str) -> tuple[str, ...]:
+        """What is kept of the device."""
+        ...
+
     async def drop(self, device_uuid: str, key: str) -> None: ...
 
 

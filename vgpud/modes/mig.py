@@ -1,62 +1,182 @@
 """Mode `mig`: one GPU instance, with its compute instance, for each slice.
 
 A slice is found again by its profile and placement, never by instance ids, which NVML gives anew
-after a reboot. What was there before vgpud (the MIG mode) is in the ledger before it changes.
+after a reboot. What was there before vgpud (the MIG mode, and which instances were not) is on record
+before it changes (mig_records.py); what vgpud did not make it does not destroy, unless policy says so.
 """
 
 import asyncio
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import structlog
 
 from vgpud.hardware.gateway import Gateway
+from vgpud.hardware.holders import command
 from vgpud.hardware.nodes import device_nodes
+from vgpud.hardware.reset import reset_device
 from vgpud.model.device import Device, DeviceProcess, GpuInstance
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, Edits, MigSlice, Mode, Slice
 from vgpud.model.view import SliceUse
 from vgpud.modes.base import Originals, Paths
 from vgpud.modes.edits import cuda_env
-from vgpud.modes.gpu_use import foreign_processes, pids_of, slice_processes, use_of
+from vgpud.modes.gpu_use import pids_of, slice_processes, use_of
+from vgpud.modes.mig_records import Key, MigRecords
+
+log = structlog.get_logger(__name__)
 
 ORIGINAL_KEY = "mig_mode"
+_ON, _OFF = "on", "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What policy and administrator want of a device's MIG; `layout` stays whether held or not."""
+
+    layout: frozenset[Key] | None = None
+    foreign: str = "keep"
+    reset: bool = False
 
 
 class MigMode:
+    """`wish(device_uuid)` is asked anew each time; without one, instances live as long as slices."""
+
     mode = Mode.MIG
 
-    def __init__(self, gateway: Gateway, originals: Originals, paths: Paths) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        originals: Originals,
+        paths: Paths,
+        wish: Callable[[str], Wish] = lambda _: Wish(),
+    ) -> None:
         self._gateway = gateway
         self._originals = originals
         self._paths = paths
+        self._wish = wish
+        self._locks: dict[str, asyncio.Lock] = {}
+        self.records = MigRecords(originals)
+
+    def _lock(self, device_uuid: str) -> asyncio.Lock:
+        return self._locks.setdefault(device_uuid, asyncio.Lock())
+
+    # --- MIG mode on and off
 
     async def verify(self, device: Device) -> str | None:
         if not device.mig.capable:
             return "it cannot be partitioned by MIG"
         if device.mig.current:
             return None
-        return await foreign_processes(self._gateway, device)
+        processes = await asyncio.to_thread(self._gateway.processes, device.uuid)
+        if not processes:
+            return None
+        named = ", ".join(f"{p.pid} ({command(p.pid, self._paths.host_root)})" for p in processes[:5])
+        return f"{len(processes)} processes use it, and MIG mode needs it idle (pid {named})"
 
     async def apply(self, device: Device) -> None:
+        """Raises VgpuError: DEVICE_IN_USE (named), RESET_NEEDED where the card needs one and may not."""
         if device.mig.current:
             return
-        await self._originals.remember(device.uuid, ORIGINAL_KEY, "off")
-        in_force = await asyncio.to_thread(self._gateway.set_mig_mode, device.uuid, True)
+        await self._originals.remember(device.uuid, ORIGINAL_KEY, _OFF)
+        try:
+            in_force = await self._switch(device.uuid, enabled=True)
+        except VgpuError:
+            await self._originals.drop(device.uuid, ORIGINAL_KEY)
+            raise
         if not in_force:
+            await self._originals.drop(device.uuid, ORIGINAL_KEY)
             raise VgpuError(
                 ErrorCode.RESET_NEEDED,
-                f"MIG mode of device {device.index} is requested but needs a GPU reset to come into force",
-                "drain the device and reset it, or reboot",
+                f"MIG mode of device {device.index} comes into force with a GPU reset only, and the policy "
+                "does not let vgpud reset it (mig.reset)",
+                f"set mig.reset = true; or, when it is idle: nvidia-smi -i {device.index} -mig 1, then "
+                f"nvidia-smi --gpu-reset -i {device.index}",
             )
+
+    async def _switch(self, device_uuid: str, enabled: bool) -> bool:
+        """Is the mode in force now? If it waits for a reset that may not be, the request is taken back:
+        a device with a reset due serves nobody."""
+        if await asyncio.to_thread(self._gateway.set_mig_mode, device_uuid, enabled):
+            return True
+        if self._wish(device_uuid).reset:
+            processes = await asyncio.to_thread(self._gateway.processes, device_uuid)
+            if not processes:
+                log.warning("GPU reset", device=device_uuid, why="MIG mode changes with it, policy allows it")
+                await asyncio.to_thread(reset_device, device_uuid)
+                return await asyncio.to_thread(self._gateway.set_mig_mode, device_uuid, enabled)
+        await asyncio.to_thread(self._gateway.set_mig_mode, device_uuid, not enabled)
+        return False
 
     async def resume(self, device: Device) -> None:
         return None
 
+    async def unapply(self, device_uuid: str) -> None:
+        if self._wish(device_uuid).layout is not None:
+            return
+        await self.restore(device_uuid)
+
+    async def restore(self, device_uuid: str) -> None:
+        """Takes away what vgpud made and nobody holds, and puts MIG mode back as it was before vgpud."""
+        for key in sorted(self.records.own(device_uuid)):
+            await self.unmake(device_uuid, key)
+        if self._originals.recall(device_uuid, ORIGINAL_KEY) is None:
+            return
+        if await asyncio.to_thread(self._gateway.gpu_instances, device_uuid):
+            return  # someone else's instances: MIG mode stays while they do
+        if await self._switch(device_uuid, enabled=False):
+            await self._originals.drop(device_uuid, ORIGINAL_KEY)
+        # else the original stays on record: a card that needs a reset keeps MIG mode until then
+
+    # --- instances
+
+    async def make(self, device_uuid: str, key: Key) -> GpuInstance:
+        """The instance at this place, ours or lent to us; made if it is not there.
+
+        Raises VgpuError: DEVICE_IN_USE for one that someone else made, NO_CAPACITY and what
+        Gateway.create_gpu_instance raises.
+        """
+        async with self._lock(device_uuid):
+            there = await self._find(device_uuid, key)
+            if there is not None:
+                if key not in self.records.own(device_uuid) and self._wish(device_uuid).foreign != "lend":
+                    raise _foreign(device_uuid, key)
+                if there.compute_instances:
+                    return there
+                # cut between the two, or emptied by hand
+                await asyncio.to_thread(self._gateway.destroy_gpu_instance, device_uuid, there.id)
+            await self.records.made(device_uuid, key)
+            try:
+                return await asyncio.to_thread(self._gateway.create_gpu_instance, device_uuid, *key)
+            except VgpuError as error:
+                # after a timeout it may yet come, so it stays on record
+                if error.code is not ErrorCode.NVML_TIMEOUT:
+                    await self.records.gone(device_uuid, key)
+                raise
+
+    async def unmake(self, device_uuid: str, key: Key) -> bool:
+        """Destroys the instance if it is ours, or someone else's that policy gives up; else False.
+
+        Raises VgpuError: DEVICE_IN_USE with the processes on it.
+        """
+        async with self._lock(device_uuid):
+            if key not in self.records.own(device_uuid) and self._wish(device_uuid).foreign != "remove":
+                return False
+            there = await self._find(device_uuid, key)
+            if there is not None:
+                await asyncio.to_thread(self._gateway.destroy_gpu_instance, device_uuid, there.id)
+            await self.records.gone(device_uuid, key)
+            return True
+
+    async def _find(self, device_uuid: str, key: Key) -> GpuInstance | None:
+        instances = await asyncio.to_thread(self._gateway.gpu_instances, device_uuid)
+        return next((i for i in instances if (i.profile_id, i.placement) == key), None)
+
+    # --- slices
+
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
         place = _place(part)
-        instance = await self._find(part.device_uuid, place)
-        if instance is None or not instance.compute_instances:
-            instance = await asyncio.to_thread(
-                self._gateway.create_gpu_instance, part.device_uuid, place.profile_id, place.placement
-            )
+        instance = await self.make(part.device_uuid, (place.profile_id, place.placement))
         compute = instance.compute_instances[0]
         done = replace(
             part,
@@ -71,16 +191,6 @@ class MigMode:
         completed = replace(allocation, slices=tuple(done if s is part else s for s in allocation.slices))
         return done, Edits(env=cuda_env(completed), device_nodes=nodes)
 
-    async def _find(self, device_uuid: str, place: MigSlice) -> GpuInstance | None:
-        instances = await self._instances(device_uuid)
-        return next(
-            (i for i in instances if (i.profile_id, i.placement) == (place.profile_id, place.placement)),
-            None,
-        )
-
-    async def _instances(self, device_uuid: str) -> tuple[GpuInstance, ...]:
-        return await asyncio.to_thread(self._gateway.gpu_instances, device_uuid)
-
     async def resize(self, allocation: Allocation) -> None:
         raise VgpuError(
             ErrorCode.UNSUPPORTED,
@@ -89,26 +199,12 @@ class MigMode:
         )
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:
-        try:
-            instance = await self._find(part.device_uuid, _place(part))
-            if instance is not None:
-                await asyncio.to_thread(self._gateway.destroy_gpu_instance, part.device_uuid, instance.id)
-        except VgpuError as error:
-            if error.code is not ErrorCode.GPU_LOST:  # the reset that it needs takes its instances too
-                raise
-
-    async def unapply(self, device_uuid: str) -> None:
-        if self._originals.recall(device_uuid, ORIGINAL_KEY) is None:
-            return
-        try:
-            if await self._instances(device_uuid):
-                return  # someone else's instances: MIG mode stays while they do
-            await asyncio.to_thread(self._gateway.set_mig_mode, device_uuid, False)
-        except VgpuError as error:
-            if error.code is not ErrorCode.GPU_LOST:
-                raise
-            return  # the original stays on record for when the device is back
-        await self._originals.drop(device_uuid, ORIGINAL_KEY)
+        """An instance of the layout stays for the next tenant; one that was lent goes back as it is."""
+        place = _place(part)
+        key = (place.profile_id, place.placement)
+        layout = self._wish(part.device_uuid).layout
+        if key in self.records.own(part.device_uuid) and (layout is None or key not in layout):
+            await self.unmake(part.device_uuid, key)
 
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
         return use_of(part, await self._processes(allocation, part))
@@ -124,3 +220,12 @@ def _place(part: Slice) -> MigSlice:
     if part.mig is None:
         raise VgpuError(ErrorCode.BUG, "a mig slice without a placement", "please report this")
     return part.mig
+
+
+def _foreign(device_uuid: str, key: Key) -> VgpuError:
+    return VgpuError(
+        ErrorCode.DEVICE_IN_USE,
+        f"the instance of profile {key[0]} at memory slice {key[1].start} of device {device_uuid} was made "
+        "by someone else",
+        'see "vgpuctl mig ls"; with mig.foreign = "lend" in the policy, idle ones are given to tenants',
+    )

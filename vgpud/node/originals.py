@@ -20,6 +20,9 @@ class LedgerOriginals:
     def recall(self, device_uuid: str, key: str) -> str | None:
         return self._known.get((device_uuid, key))
 
+    def keys(self, device_uuid: str) -> tuple[str, ...]:
+        return tuple(key for uuid, key in self._known if uuid == device_uuid)
+
     async def drop(self, device_uuid: str, key: str) -> None:
         if self._known.pop((device_uuid, key), None) is not None:
             await self._ledger.drop_original(device_uuid, key)

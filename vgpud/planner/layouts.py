@@ -26,11 +26,11 @@ _WORD = re.compile(r"(?P<profile>[^@*\s]+)(@(?P<start>[0-9]{1,2})|\*(?P<count>[0
 
 
 class Entry(NamedTuple):
-    """`count` instances of a profile, or one at `start`."""
+    """`times` instances of a profile, or one at `start`."""
 
     profile: str
     start: int | None
-    count: int
+    times: int
 
 
 class Blocked(NamedTuple):
@@ -98,7 +98,7 @@ def wanted(table: Table, words: Sequence[str]) -> tuple[int, int]:
     entries = parse(words)
     profiles = [(entry, _profile(table, entry.profile)) for entry in entries]
     fixed = mask_of(_slot(table, entry, profile) for entry, profile in profiles if entry.start is not None)
-    several = [profile.id for entry, profile in profiles for _ in range(entry.count)]
+    several = [profile.id for entry, profile in profiles for _ in range(entry.times)]
     if len(several) > max(profile.instance_count for profile in table.profiles) + 1:
         return fixed, -1  # more than any card has; counts would run into each other
     return fixed, table.packed(several)

@@ -1,0 +1,33 @@
+"""Resets a GPU. NVML has no call for it; nvidia-smi does it (nvidia-smi(1), --gpu-reset)."""
+
+import subprocess
+
+from vgpud.model.errors import ErrorCode, VgpuError
+
+PROGRAM = "nvidia-smi"
+SECONDS = 120.0
+
+
+def reset_device(uuid: str, program: str = PROGRAM) -> None:
+    """Ends what the device held in its memory; the caller has seen that nobody uses it.
+
+    Raises VgpuError(RESET_NEEDED) with what the program said where it does not succeed.
+    """
+    try:
+        done = subprocess.run(
+            [program, "--gpu-reset", "-i", uuid], capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _failed(uuid, str(error)) from error
+    if done.returncode != 0:
+        raise _failed(uuid, (done.stdout + done.stderr).strip())
+
+
+def _failed(uuid: str, said: str) -> VgpuError:
+    last = said.splitlines()[-1].strip() if said else "it said nothing"
+    return VgpuError(
+        ErrorCode.RESET_NEEDED,
+        f"device {uuid} needs a reset and nvidia-smi did not do it: {last}",
+        "stop what holds the device (monitoring, persistence daemons), or reboot",
+        tuple(said.splitlines()),
+    )

@@ -1,0 +1,89 @@
+"""What vgpud writes down of a device's MIG: the instances that it made, and the layout applied to it.
+
+Both are kept with the originals, for both are what a device must be brought back from: where vgpud
+made an instance there was none, and before a layout was applied there was no layout. A record is
+durable before the change that it is of.
+"""
+
+from dataclasses import dataclass
+
+from vgpud.model.device import Placement
+from vgpud.modes.base import Originals
+
+Key = tuple[int, Placement]  # profile id and place
+
+_INSTANCE = "mig_instance "
+_LAYOUT = "mig_layout "
+_ABSENT = "absent"
+_OFF = "off"
+_NONE = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A layout that an administrator applied; `off` says that MIG mode shall be off."""
+
+    off: bool = False
+    instances: frozenset[Key] = frozenset()
+
+
+class MigRecords:
+    """`revision` grows with every change, so that what is worked out from the records can be kept."""
+
+    def __init__(self, originals: Originals) -> None:
+        self._originals = originals
+        self.revision = 0
+
+    def own(self, device_uuid: str) -> frozenset[Key]:
+        """The instances that vgpud made, or was about to make when it was cut."""
+        keys = (k for k in self._originals.keys(device_uuid) if k.startswith(_INSTANCE))
+        return frozenset(_read(key.removeprefix(_INSTANCE)) for key in keys)
+
+    async def made(self, device_uuid: str, key: Key) -> None:
+        self.revision += 1
+        await self._originals.remember(device_uuid, _INSTANCE + _write(key), _ABSENT)
+
+    async def gone(self, device_uuid: str, key: Key) -> None:
+        self.revision += 1
+        await self._originals.drop(device_uuid, _INSTANCE + _write(key))
+
+    def applied(self, device_uuid: str) -> Applied | None:
+        newest = max(self._generations(device_uuid), default=None)
+        text = None if newest is None else self._originals.recall(device_uuid, f"{_LAYOUT}{newest}")
+        if text is None or text == _NONE:
+            return None
+        if text == _OFF:
+            return Applied(off=True)
+        return Applied(instances=frozenset(_read(word) for word in text.split()))
+
+    async def apply(self, device_uuid: str, layout: Applied | None) -> None:
+        """In one write: the newest generation counts, older ones are dropped after it is durable."""
+        before = self._generations(device_uuid)
+        newest = max(before, default=0) + 1
+        self.revision += 1
+        await self._originals.remember(device_uuid, f"{_LAYOUT}{newest}", _text(layout))
+        self.revision += 1
+        for old in before:
+            await self._originals.drop(device_uuid, f"{_LAYOUT}{old}")
+        if layout is None:
+            await self._originals.drop(device_uuid, f"{_LAYOUT}{newest}")
+
+    def _generations(self, device_uuid: str) -> list[int]:
+        keys = (k for k in self._originals.keys(device_uuid) if k.startswith(_LAYOUT))
+        return [int(key.removeprefix(_LAYOUT)) for key in keys]
+
+
+def _text(layout: Applied | None) -> str:
+    if layout is None:
+        return _NONE
+    return _OFF if layout.off else " ".join(_write(key) for key in sorted(layout.instances))
+
+
+def _write(key: Key) -> str:
+    return f"{key[0]}@{key[1].start}:{key[1].size}"
+
+
+def _read(text: str) -> Key:
+    profile, _, place = text.partition("@")
+    start, _, size = place.partition(":")
+    return int(profile), Placement(int(start), int(size))
