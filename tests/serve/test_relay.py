@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tests.otheruser import as_user
 from tests.serve.live import Live
 from tests.serve.test_calls import wait_until
 from vgpud.api.client import Client
@@ -26,7 +27,6 @@ from vgpud.serve import peers
 from vgpud.serve.pump import Pump
 from vgpud.serve.relay import Limits
 
-# imports as root, since the checkout may be closed to others, then becomes somebody else
 AS_ANOTHER = """
 import os, sys
 from pathlib import Path
@@ -34,8 +34,6 @@ from vgpud.api.client import Client
 from vgpud.api import status
 from vgpud.api.gen import vgpud_pb2 as pb, vgpud_pb2_grpc
 from vgpud.model.errors import VgpuError
-uid, gid, groups = int(sys.argv[2]), int(sys.argv[3]), [int(g) for g in sys.argv[4].split(",") if g]
-os.setgroups(groups); os.setgid(gid); os.setuid(uid)
 try:
     with Client(Path(sys.argv[1]), 10) as client:
         held = client.allocate(pb.AllocateRequest(request_id="r", bind_to_caller=True))
@@ -48,7 +46,10 @@ TENANTS = 60_123  # a gid that no group has
 
 def as_another(path: Path, uid: int, gid: int, groups: str = "") -> str:
     done = subprocess.run(
-        [sys.executable, "-c", AS_ANOTHER, str(path), str(uid), str(gid), groups],
+        [
+            *as_user(uid, gid, [int(group) for group in groups.split(",") if group]),
+            *(sys.executable, "-c", AS_ANOTHER, str(path)),
+        ],
         capture_output=True,
         text=True,
         check=True,
