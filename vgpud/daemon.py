@@ -26,6 +26,7 @@ from vgpud.modes.mig import MigMode
 from vgpud.modes.mps import MpsMode, unit_name
 from vgpud.modes.preload import ARBITER_UNIT, Preload
 from vgpud.node.book import Book
+from vgpud.node.drains import Drains
 from vgpud.node.inventory import Inventory
 from vgpud.node.keeper import NodeKeeper, Parts
 from vgpud.node.mps_world import mps_world
@@ -104,7 +105,8 @@ class Daemon:
                     self._stop_helpers()
 
     def _assemble(self, ledger: Ledger, state: LedgerState, policy: LoadedPolicy) -> tuple[NodeKeeper, Parts]:
-        effectors = self.effectors(LedgerOriginals(ledger, state.originals))
+        originals = LedgerOriginals(ledger, state.originals)
+        effectors = self.effectors(originals)
         parts = Parts(
             ledger=ledger,
             inventory=self.inventory,
@@ -114,6 +116,7 @@ class Daemon:
             cdi_dir=self.settings.cdi_dir,
             load_policy=self.load_policy,
             fault=fault_hook(self.settings.fault_point),
+            drains=Drains(originals),
         )
         return NodeKeeper(parts, policy), parts
 

@@ -82,6 +82,12 @@ def test_every_effective_key_has_its_origin(etc: Etc) -> None:
         "device[1].mode": "etc/vgpud.toml:11",
         "device[1].mps.max_tenants": "etc/vgpud.toml:13",
         "device[1].mps.overcommit_percent": "built-in",
+        "device[1].mps.users": "built-in",
+        "device[1].mps.processes_per_tenant": "built-in",
+        "device[1].mps.exclusive_process": "built-in",
+        "device[1].mps.client_priority": "built-in",
+        "device[1].mps.check_seconds": "built-in",
+        "device[1].mps.hang_seconds": "built-in",
     }
 
 

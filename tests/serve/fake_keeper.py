@@ -12,7 +12,16 @@ from vgpud.model.event import Event, EventKind
 from vgpud.model.plan import Step, StepKind
 from vgpud.model.quantity import GIB, Percent
 from vgpud.model.tenancy import Allocation, Decision, Edits, Mode, Mount, Reason, Request, Slice, State
-from vgpud.model.view import DeviceView, NodeDescription, ReloadReport, SliceUse
+from vgpud.model.view import (
+    DeviceView,
+    DrainView,
+    MpsClient,
+    MpsDaemon,
+    MpsServer,
+    NodeDescription,
+    ReloadReport,
+    SliceUse,
+)
 from vgpud.policy.model import Policy
 
 CARD = Device(uuid="GPU-1", index=0, name="Test card", memory_total_bytes=80 * GIB)
@@ -44,6 +53,7 @@ class FakeKeeper:
         self.oldest = 0
         self.watchers = 0
         self.reloads: list[bool] = []
+        self.operated: list[tuple[object, ...]] = []
         self._changed = asyncio.Condition()
 
     def _check(self) -> None:
@@ -158,3 +168,22 @@ class FakeKeeper:
         self._check()
         self.reloads.append(dry_run)
         return ReloadReport(True, "def", ("done",), ("waiting",))
+
+    @property
+    def operations(self) -> "FakeKeeper":
+        return self
+
+    async def mps(self) -> tuple[MpsDaemon, ...]:
+        self._check()
+        # of no user that runs this test
+        clients = (MpsClient(7, 5, 4242, "a", 1, "python secret.py"), MpsClient(8, 5, None, "", None, "x"))
+        return (MpsDaemon("GPU-1", 0, 4, 0, False, 48, (MpsServer(5, 0, "FAULT"),), clients),)
+
+    async def terminate(self, device_uuid: str, pid: int) -> None:
+        self._check()
+        self.operated.append(("terminate", device_uuid, pid))
+
+    async def drain(self, device_uuid: str, drained: bool) -> DrainView:
+        self._check()
+        self.operated.append(("drain", device_uuid, drained))
+        return DrainView(device_uuid, drained, ("a",), (9,))

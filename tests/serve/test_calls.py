@@ -113,6 +113,9 @@ def test_errors_arrive_with_number_sentence_hint_and_details(live: Live, admin: 
         "Watch": lambda: next(admin.watch()),
         "GetPolicy": admin.get_policy,
         "ReloadPolicy": admin.reload_policy,
+        "ListMps": admin.list_mps,
+        "TerminateMpsClient": lambda: admin.terminate_mps_client("GPU-1", 7),
+        "DrainDevice": lambda: admin.drain_device("GPU-1"),
     }
     assert set(calls) == set(LEAST_DOOR)
     sent = VgpuError(ErrorCode.GPU_LOST, "GPU-1 is lost: xid 79", "reboot", ("GPU-1",))
@@ -136,13 +139,16 @@ def test_what_each_door_lets_through(live: Live, reader: Client, tenant: Client,
         "Release": lambda c: c.release("nothing"),
         "Resize": lambda c: c.resize("nothing", 1),
         "ReloadPolicy": lambda c: c.reload_policy(dry_run=True),
+        "TerminateMpsClient": lambda c: c.terminate_mps_client("GPU-1", 7),
+        "DrainDevice": lambda c: c.drain_device("GPU-1"),
     }
     assert set(changing) == CHANGING
     for call in changing.values():
         with pytest.raises(VgpuError, match=r"ro\.sock") as caught:
             call(reader)
         assert caught.value.code is ErrorCode.NOT_ALLOWED
-    assert code_of(tenant.reload_policy) is ErrorCode.NOT_ALLOWED
+    for name in ("ReloadPolicy", "TerminateMpsClient", "DrainDevice"):
+        assert code_of(lambda name=name: changing[name](tenant)) is ErrorCode.NOT_ALLOWED
     assert live.keeper.requests == []
     assert live.keeper.reloads == []
     tenant.allocate(ask())
@@ -254,3 +260,26 @@ def test_a_listing_larger_than_any_buffer(live: Live, admin: Client) -> None:
     listed = admin.list_allocations()
     assert len(listed.allocations) == 12_001
     assert listed.ByteSize() > 5_000_000
+
+
+def test_mps_and_draining(live: Live, reader: Client, admin: Client) -> None:
+    (shown,) = reader.list_mps().daemons
+    assert (shown.device_uuid, shown.client_limit, shown.servers[0].state) == ("GPU-1", 48, "FAULT")
+    assert [(c.pid, c.HasField("uid"), c.command) for c in shown.clients] == [(7, True, ""), (8, False, "")]
+    seen = admin.list_mps().daemons[0]
+    assert seen.clients[0].command == "python secret.py"
+    admin.terminate_mps_client("GPU-1", 7)
+    reply = admin.drain_device("GPU-1")
+    assert (reply.drained, reply.idle, list(reply.allocation_ids), list(reply.pids)) == (
+        True,
+        False,
+        ["a"],
+        [9],
+    )
+    assert not admin.drain_device("GPU-1", undrain=True).drained
+    assert live.keeper.operated == [
+        ("terminate", "GPU-1", 7),
+        ("drain", "GPU-1", True),
+        ("drain", "GPU-1", False),
+    ]
+    assert code_of(lambda: admin.drain_device("")) is ErrorCode.BAD_REQUEST

@@ -203,6 +203,26 @@ class Client:
 
     # --- the wire
 
+    def list_mps(self) -> "pb.ListMpsReply":
+        from vgpud.api.gen import vgpud_pb2 as pb
+
+        reply: pb.ListMpsReply = self._call("ListMps", pb.ListMpsRequest())
+        return reply
+
+    def terminate_mps_client(self, device_uuid: str, pid: int) -> None:
+        """Raises VgpuError: NO_SUCH_DEVICE, NO_SUCH_CLIENT, MPS_REFUSED."""
+        from vgpud.api.gen import vgpud_pb2 as pb
+
+        asked = pb.TerminateMpsClientRequest(device_uuid=device_uuid, pid=pid)
+        self._call("TerminateMpsClient", asked, Door.ADMIN)
+
+    def drain_device(self, device_uuid: str, undrain: bool = False) -> "pb.DrainDeviceReply":
+        from vgpud.api.gen import vgpud_pb2 as pb
+
+        asked = pb.DrainDeviceRequest(device_uuid=device_uuid, undrain=undrain)
+        reply: pb.DrainDeviceReply = self._call("DrainDevice", asked, Door.ADMIN)
+        return reply
+
     def _call(self, method: str, request: Any, door: Door = Door.READ) -> Any:  # noqa: ANN401 (a stub's)
         socket = self._socket(door)
         _quiet_grpc()

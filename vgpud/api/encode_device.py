@@ -31,6 +31,7 @@ def device(view: DeviceView) -> pb.Device:
         memory_allocated_bytes=view.memory_allocated_bytes,
         share_allocated_percent=view.share_allocated_hundredths / 100,
         allocation_count=view.allocation_count,
+        drained=view.drained,
     )
 
 

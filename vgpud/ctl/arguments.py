@@ -41,6 +41,12 @@ def count(text: str) -> int:
     return int(text)
 
 
+def pid(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 2**31:
+        raise ArgumentTypeError(f"{text!r} is not a process id")
+    return int(text)
+
+
 def timeout(text: str) -> float:
     """Seconds; infinity and NaN would hang and are refused."""
     try:

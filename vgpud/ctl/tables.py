@@ -43,7 +43,7 @@ def _device_row(item: pb.Device) -> Sequence[str]:
         str(item.index),
         item.name,
         words.short_uuid(item.uuid),
-        item.mode or "idle",
+        (item.mode or "idle") + (", drained" if item.drained else ""),
         words.memory(usable),
         words.memory(item.memory_allocated_bytes),
         words.memory(item.memory_used_bytes),

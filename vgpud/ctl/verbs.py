@@ -33,6 +33,8 @@ class Group(NamedTuple):
 
 ALLOCATION = argument("allocation", metavar="ALLOCATION", help="an allocation's id")
 
+DEVICE = argument("device", metavar="UUID|INDEX", help="a device")
+
 LIMITS = (
     argument("--memory", type=kinds.memory, metavar="SIZE", help="per slice, as in 4GiB or 80GB"),
     argument("--cores", type=kinds.cores, metavar="PERCENT", help="share of each device's compute, as in 30"),
@@ -135,6 +137,35 @@ VERBS: tuple[Verb | Group, ...] = (
             ),
         ),
     ),
+    Group(
+        "mps",
+        "look at MPS control daemons, end a client",
+        (
+            Verb(
+                "ls",
+                "list control daemons, servers and clients",
+                "mps:ls",
+                details="Exits 37 when a daemon does not answer or a server is in FAULT.",
+            ),
+            Verb(
+                "terminate",
+                "end one client without harm to the others",
+                "mps:terminate",
+                (
+                    argument("client", type=kinds.pid, metavar="PID", help="a client's pid"),
+                    argument("--device", metavar="UUID|INDEX", help="if it is a client on several"),
+                ),
+            ),
+        ),
+    ),
+    Verb(
+        "drain",
+        "let a device take no new tenants, and say what is left on it",
+        "mps:drain",
+        (DEVICE,),
+        details="Exits 0 when nothing is left, and 1 while something is; ask again.",
+    ),
+    Verb("undrain", "let a device take tenants again", "mps:undrain", (DEVICE,)),
     Verb(
         "watch",
         "print events as they happen",

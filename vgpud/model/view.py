@@ -16,6 +16,7 @@ class DeviceView:
     memory_allocated_bytes: int
     share_allocated_hundredths: int
     allocation_count: int
+    drained: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,12 @@ from vgpud.model.tenancy import Allocation, Decision, Mode, Request, State
 from vgpud.model.view import DeviceView, NodeDescription, ReloadReport, SliceUse
 from vgpud.modes.base import Effector
 from vgpud.node.book import Book, check_same_request
+from vgpud.node.drains import Drains
 from vgpud.node.execute import Executor, FaultHook, new_event
 from vgpud.node.hub import Hub
 from vgpud.node.inventory import Inventory
 from vgpud.node.lifetimes import Lifetimes, has_ended
+from vgpud.node.operations import Operations
 from vgpud.node.policies import reload_report
 from vgpud.node.transitions import Transitions
 from vgpud.planner.choose import choose
@@ -61,6 +63,7 @@ class Parts:
     cdi_dir: Path
     load_policy: Callable[[], LoadedPolicy]
     fault: FaultHook
+    drains: Drains = field(default_factory=Drains)
 
 
 class NodeKeeper:
@@ -79,6 +82,7 @@ class NodeKeeper:
             parts.cdi_dir,
             parts.fault,
         )
+        self.operations = Operations(parts.book, parts.inventory, parts.effectors, parts.drains)
         self.hub = Hub(parts.ledger.events_after)
         self.lifetimes = Lifetimes(self._lifetime_ended)
         parts.inventory.health_changed = self._health_changed
@@ -162,7 +166,13 @@ class NodeKeeper:
     def _decide(self, request: Request) -> tuple[Decision, tuple[Step, ...]]:
         if self._inventory.error is not None and not self._inventory.node.devices:
             return Decision(refusal=self._inventory.error), ()
-        decision = choose(request, self._inventory.node, self._policy.policy, self._book.use)
+        decision = choose(
+            request,
+            self._inventory.node,
+            self._policy.policy,
+            self._book.use,
+            closed=self.operations.closed(request),
+        )
         if decision.refusal is not None:
             return decision, ()
         return decision, allocate_steps(decision.slices, self._book.use)
@@ -351,6 +361,7 @@ class NodeKeeper:
                     memory_allocated_bytes=use.memory_bytes,
                     share_allocated_hundredths=use.share_hundredths,
                     allocation_count=use.count,
+                    drained=self.operations.is_drained(device.uuid),
                 )
             )
         return tuple(views), self.hub.revision

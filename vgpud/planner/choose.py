@@ -13,7 +13,7 @@ from vgpud.planner.refuse import refuse
 from vgpud.planner.select import selector_error, selects
 from vgpud.planner.terms import all_terms
 from vgpud.planner.use import EMPTY, DeviceUse
-from vgpud.planner.verdict import Fit, Seat, Unfit, Verdict
+from vgpud.planner.verdict import Fit, Seat, Unfit, Verdict, busy
 from vgpud.planner.wanted import FIRST_CUT, ModeAbilities, Wanted, wanted
 from vgpud.planner.words import listed
 from vgpud.policy.model import Policy
@@ -26,11 +26,13 @@ def choose(
     use: Mapping[str, DeviceUse],
     abilities: ModeAbilities = FIRST_CUT,
     pools: Mapping[str, Pool] = MappingProxyType({}),
+    closed: Mapping[str, str] = MappingProxyType({}),
 ) -> Decision:
     """Slices on `request.count` distinct devices, all in one mode; or a refusal. Raises nothing.
 
     `use` is what is allocated on each device, by uuid; a device that is not in it holds nothing.
     `pools` is what is known of its MIG instances; without it they are all someone else's.
+    `closed` are devices that take no request like this one now, each with the reason.
     The same arguments always give the same decision. Reasons are in the order of `node.devices`.
     """
     try:
@@ -44,10 +46,11 @@ def choose(
     spread = policy.planner.strategy == "spread"
     terms = all_terms(policy, node)
     verdicts = {
-        device.uuid: judge(
+        device.uuid: _unless_closed(
             Seat(device, terms[device.uuid], use.get(device.uuid, EMPTY), pools.get(device.uuid, NO_POOL)),
             want,
             spread,
+            closed.get(device.uuid),
         )
         for device in selected
     }
@@ -65,6 +68,13 @@ def choose(
             moves=tuple(move for fit in taken for move in fit.moves),
         )
     return Decision(reasons=reasons, refusal=refuse(want, tuple(verdicts.values()), _details(node, reasons)))
+
+
+def _unless_closed(seat: Seat, want: Wanted, spread: bool, why: str | None) -> Verdict:
+    verdict = judge(seat, want, spread)
+    if why is None or (isinstance(verdict, Unfit) and not verdict.busy):
+        return verdict
+    return busy(seat, verdict.mode or want.modes[0], why)
 
 
 def _take(node: Node, want: Wanted, verdicts: tuple[Verdict, ...]) -> tuple[Fit, ...]:

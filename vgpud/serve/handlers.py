@@ -18,6 +18,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event
 from vgpud.model.tenancy import Allocation, Lifetime, Owner, Request
 from vgpud.policy.effective import effective
+from vgpud.serve import operate
 from vgpud.serve.keeper import Keeper
 from vgpud.serve.permissions import check_owner_override, may_see_edits
 
@@ -135,6 +136,9 @@ HANDLERS: dict[str, Handler] = {
     "Plan": plan,
     "GetPolicy": get_policy,
     "ReloadPolicy": reload_policy,
+    "ListMps": operate.list_mps,
+    "TerminateMpsClient": operate.terminate_mps_client,
+    "DrainDevice": operate.drain_device,
 }
 # these run on when the caller goes away
-CHANGING = frozenset({"Allocate", "Release", "Resize", "ReloadPolicy"})
+CHANGING = frozenset({"Allocate", "Release", "Resize", "ReloadPolicy", "TerminateMpsClient", "DrainDevice"})

@@ -9,7 +9,7 @@ from vgpud.model.event import Event
 from vgpud.model.plan import Step
 from vgpud.model.quantity import Percent
 from vgpud.model.tenancy import Allocation, Decision, Request
-from vgpud.model.view import DeviceView, NodeDescription, ReloadReport, SliceUse
+from vgpud.model.view import DeviceView, DrainView, MpsDaemon, NodeDescription, ReloadReport, SliceUse
 from vgpud.policy.model import Policy
 
 
@@ -24,6 +24,16 @@ class PolicyInForce(Protocol):
     def files(self) -> Sequence[Path]: ...
     @property
     def digest(self) -> str: ...
+
+
+class Operations(Protocol):
+    """What operators do to devices; all raise VgpuError."""
+
+    async def mps(self) -> tuple[MpsDaemon, ...]: ...
+
+    async def terminate(self, device_uuid: str, pid: int) -> None: ...
+
+    async def drain(self, device_uuid: str, drained: bool) -> DrainView: ...
 
 
 class Keeper(Protocol):
@@ -66,3 +76,6 @@ class Keeper(Protocol):
     def policy(self) -> PolicyInForce: ...
 
     async def reload_policy(self, dry_run: bool) -> ReloadReport: ...
+
+    @property
+    def operations(self) -> Operations: ...

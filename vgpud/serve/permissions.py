@@ -16,6 +16,9 @@ LEAST_DOOR: dict[str, Door] = {
     "Release": Door.TENANT,
     "Resize": Door.TENANT,
     "ReloadPolicy": Door.ADMIN,
+    "ListMps": Door.READ,
+    "TerminateMpsClient": Door.ADMIN,
+    "DrainDevice": Door.ADMIN,
 }
 
 SOCKET_NAMES: dict[Door, str] = {

@@ -67,7 +67,7 @@ class MpsMode:
             supervisor.watch()
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
-        refusal = self.closed_to(allocation.request.owner.uid, part.device_uuid, allocation.id)
+        refusal = self.closed_to(allocation.request.owner.uid, device, allocation.id)
         if refusal is not None:
             raise VgpuError(
                 ErrorCode.DENIED_BY_POLICY,
@@ -111,19 +111,22 @@ class MpsMode:
         listed = await slice_processes(self._gateway, part)
         return tuple(p for p in listed if allocation_of(p.pid) == allocation.id)
 
-    # --- users
+    # --- who may come
 
-    def closed_to(self, uid: int, device_uuid: str, but: str = "") -> str | None:
+    def closed_to(self, uid: int, device: Device, but: str = "") -> str | None:
         """Why this uid is not to have a share of the device now; `but` is an allocation left out."""
-        rules = self._world.rules_for(device_uuid)
-        others = {
-            a.request.owner.uid
-            for a in self._world.allocations_on(device_uuid)
-            if a.id != but and any(p.mode is Mode.MPS and p.device_uuid == device_uuid for p in a.slices)
-        } - {uid}
-        if not others or rules.users is Users.QUEUE or self._is_multi_user(device_uuid):
+        others = [a for a in self._world.allocations_on(device.uuid) if a.id != but]
+        rules = self._world.rules_for(device.uuid)
+        most = self.features().client_limit(device.compute_capability)
+        if (len(others) + 1) * rules.processes_per_tenant > most:
+            return (
+                f"its MPS server takes {most} processes, and {len(others)} tenants may have "
+                f"{rules.processes_per_tenant} each"
+            )
+        uids = {a.request.owner.uid for a in others} - {uid}
+        if not uids or rules.users is Users.QUEUE or self._is_multi_user(device.uuid):
             return None
-        names = ", ".join(str(other) for other in sorted(others))
+        names = ", ".join(str(other) for other in sorted(uids))
         return f"its MPS server serves uid {names}, and uid {uid} would wait until all their programs end"
 
     def _is_multi_user(self, device_uuid: str) -> bool:

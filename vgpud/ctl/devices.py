@@ -1,0 +1,24 @@
+"""A device as an operator names it: by index, UUID, or a beginning of one that fits no other."""
+
+from collections.abc import Iterable
+
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.model.errors import ErrorCode, VgpuError
+
+
+def device_uuid(devices: Iterable[pb.Device], named: str) -> str:
+    """Raises VgpuError(NO_SUCH_DEVICE)."""
+    known = tuple(devices)
+    if named.isascii() and named.isdigit():
+        found = [device.uuid for device in known if device.index == int(named)]
+    else:
+        found = [device.uuid for device in known if device.uuid == named] or [
+            device.uuid for device in known if named and device.uuid.startswith(named)
+        ]
+    if len(found) != 1:
+        raise VgpuError(
+            ErrorCode.NO_SUCH_DEVICE,
+            f"{len(found) or 'no'} devices of the {len(known)} of this node are {named!r}",
+            "see 'vgpuctl devices'",
+        )
+    return found[0]

@@ -1,0 +1,163 @@
+"""`vgpuctl mps ls` and `vgpuctl mps terminate`: what runs under MPS, and an end for one of it."""
+
+from argparse import Namespace
+
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.ctl import words
+from vgpud.ctl.connect import connect
+from vgpud.ctl.devices import device_uuid
+from vgpud.ctl.document import plain
+from vgpud.ctl.table import Column, Table
+from vgpud.ctl.terminal import Terminal, View
+from vgpud.model.errors import ErrorCode, Exit, VgpuError
+
+STATE_STYLES = {"FAULT": "red", "no answer": "red"}
+
+DAEMON_COLUMNS = (
+    Column("DEVICE", right=True),
+    Column("PID", right=True),
+    Column("STATE", styles=STATE_STYLES),
+    Column("SERVERS"),
+    Column("CLIENTS", right=True),
+    Column("USERS"),
+    Column("UUID", wide=True),
+    Column("VERSION", right=True, wide=True),
+    Column("TROUBLE"),
+)
+CLIENT_COLUMNS = (
+    Column("DEVICE", right=True),
+    Column("CLIENT", right=True),
+    Column("USER"),
+    Column("ALLOCATION"),
+    Column("MEMORY", right=True),
+    Column("COMMAND"),
+    Column("SERVER", right=True, wide=True),
+)
+
+
+def ls(arguments: Namespace, terminal: Terminal) -> int:
+    """Exit.DEGRADED when a daemon does not answer or a server is in FAULT."""
+    with connect(arguments) as client:
+        reply = client.list_mps()
+    document = {"items": [plain(item) for item in reply.daemons]}
+    names = [item.device_uuid for item in reply.daemons]
+    tables = [daemons(reply), clients(reply)]
+    terminal.show(View("MpsList", document, names, [table for table in tables if table.rows]))
+    if not reply.daemons:
+        terminal.say("no device is in mode mps")
+    well = all(state(item) not in STATE_STYLES for item in reply.daemons)
+    return Exit.OK.value if well else Exit.DEGRADED.value
+
+
+def terminate(arguments: Namespace, terminal: Terminal) -> int:
+    """Its calls fail with CUDA error 810 from then on; the other clients go on."""
+    with connect(arguments) as client:
+        item = _daemon_of(client.list_mps(), arguments.client, arguments.device)
+        client.terminate_mps_client(item, arguments.client)
+    if terminal.is_machine or terminal.output == "name":
+        document = {"deviceUuid": item, "pid": arguments.client}
+        terminal.show(View("MpsTermination", document, [str(arguments.client)], []))
+    else:
+        terminal.say(f"client {arguments.client} is ended")
+    return Exit.OK.value
+
+
+def _daemon_of(reply: pb.ListMpsReply, pid: int, device: str | None) -> str:
+    """The device on which the client runs; `device` (index or UUID) says which of several."""
+    found = [
+        item
+        for item in reply.daemons
+        if any(client.pid == pid for client in item.clients)
+        and (device is None or device in (str(item.device_index), item.device_uuid))
+    ]
+    if len(found) == 1:
+        return found[0].device_uuid
+    if not found:
+        count = sum(len(item.clients) for item in reply.daemons)
+        raise VgpuError(
+            ErrorCode.NO_SUCH_CLIENT,
+            f"no MPS client with pid {pid} among the {count} on this node",
+            "see 'vgpuctl mps ls'",
+        )
+    raise VgpuError(
+        ErrorCode.BAD_REQUEST, f"process {pid} is a client on {len(found)} devices", "name one with --device"
+    )
+
+
+def state(item: pb.MpsDaemon) -> str:
+    if item.trouble:
+        return "no answer"
+    states = {server.state for server in item.servers}
+    return "FAULT" if "FAULT" in states else next(iter(sorted(filter(None, states))), "idle")
+
+
+def daemons(reply: pb.ListMpsReply) -> Table:
+    rows = [
+        (
+            str(item.device_index),
+            str(item.pid),
+            state(item),
+            words.joined(str(server.pid) for server in item.servers),
+            f"{len(item.clients)} of {item.client_limit}",
+            "all at once" if item.multi_user else "one at a time",
+            item.device_uuid,
+            str(item.version or ""),
+            item.trouble,
+        )
+        for item in reply.daemons
+    ]
+    return Table(DAEMON_COLUMNS, rows)
+
+
+def clients(reply: pb.ListMpsReply) -> Table:
+    rows = [
+        (
+            str(item.device_index),
+            str(client.pid),
+            words.user(client.uid) if client.HasField("uid") else "",
+            client.allocation_id,
+            words.memory(client.memory_bytes) if client.HasField("memory_bytes") else "",
+            client.command,
+            str(client.server_pid),
+        )
+        for item in reply.daemons
+        for client in item.clients
+    ]
+    return Table(CLIENT_COLUMNS, rows)
+
+
+def drain(arguments: Namespace, terminal: Terminal) -> int:
+    """Exit.DIFFERS while anything is left on the device: it is drained, and not idle yet."""
+    reply = _drain(arguments, terminal, undrain=False)
+    if not terminal.is_machine and terminal.output != "name":
+        terminal.say(_left(reply))
+    return Exit.OK.value if reply.idle else Exit.DIFFERS.value
+
+
+def undrain(arguments: Namespace, terminal: Terminal) -> int:
+    _drain(arguments, terminal, undrain=True)
+    if not terminal.is_machine and terminal.output != "name":
+        terminal.say(f"device {arguments.device} takes tenants again")
+    return Exit.OK.value
+
+
+def _drain(arguments: Namespace, terminal: Terminal, undrain: bool) -> pb.DrainDeviceReply:
+    with connect(arguments) as client:
+        uuid = device_uuid(client.list_devices().devices, arguments.device)
+        reply = client.drain_device(uuid, undrain)
+    if terminal.is_machine or terminal.output == "name":
+        terminal.show(View("Drain", plain(reply), [reply.device_uuid], []))
+    return reply
+
+
+def _left(reply: pb.DrainDeviceReply) -> str:
+    if reply.idle:
+        return (
+            f"{reply.device_uuid} is drained and idle: restarting its helper or the driver ends nobody's work"
+        )
+    left = []
+    if reply.allocation_ids:
+        left.append(f"allocations {', '.join(reply.allocation_ids)}")
+    if reply.pids:
+        left.append(f"processes {', '.join(map(str, reply.pids))}")
+    return f"{reply.device_uuid} is drained and takes no new tenants; still there: {'; '.join(left)}"
