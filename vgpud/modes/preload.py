@@ -65,6 +65,8 @@ class Preload:
 
     async def ensure_arbiter(self) -> None:
         """Starts the arbiter if it is not there; one for all preload devices of the node."""
+        if self._notice is not None:  # its end would have been noticed
+            return
         async with self._starting:
             if await asyncio.to_thread(self._units.running, ARBITER_UNIT) is None:
                 await self._start_arbiter()
