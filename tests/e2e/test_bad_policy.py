@@ -1,6 +1,7 @@
 """Policy files that are wrong: no start, and no reload, but never a half of one."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from tests.demo.node import POLICY, ROOT, DemoNode
 from tests.e2e.conftest import NodeMaker
-from tests.e2e.support import client, quota, release, states
+from tests.e2e.support import client, eventually, quota, release, states
 
 SYNTAX = 'version = 1\n[[device]]\nmode = "auto\n'
 UNKNOWN_KEY = 'version = 1\n[[device]]\nmode = "auto"\nmatch.nmae = "*"\n'
@@ -72,6 +73,22 @@ def test_a_reload_of_a_bad_policy_keeps_the_old_one(node: DemoNode, kind: str) -
         assert calls.get_policy() == before
         assert not calls.reload_policy().changed
     release(node, quota(node).id)
+
+
+def test_sighup_reloads_and_survives_a_bad_policy(node: DemoNode) -> None:
+    assert node.daemon is not None
+    with client(node) as calls:
+        before = calls.get_policy().digest
+        config(node).write_text(UNKNOWN_KEY)
+        node.daemon.send_signal(signal.SIGHUP)
+        eventually(lambda: "did you mean" in node.log.read_text(), "the mistake is in the log")
+        assert calls.get_policy().digest == before
+        config(node).write_text('version = 1\n[[device]]\nmode = "mps"\n')
+        node.daemon.send_signal(signal.SIGHUP)
+        eventually(lambda: calls.get_policy().digest != before, "a right one is taken")
+        config(node).write_text(POLICY)
+        node.daemon.send_signal(signal.SIGHUP)
+        eventually(lambda: calls.get_policy().digest == before, "and the old one again")
 
 
 def test_a_reload_that_a_device_in_use_must_wait_for(node: DemoNode) -> None:

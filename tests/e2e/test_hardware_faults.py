@@ -131,6 +131,28 @@ def test_one_device_that_hangs(impatient: DemoNode) -> None:
     release(node, quota(node).id)
 
 
+def test_a_start_while_a_device_hangs(impatient: DemoNode) -> None:
+    """Its tenants may be well: nothing is called failed that will answer again."""
+    node = impatient
+    held = {
+        quota(node).id: "active",
+        allocate(
+            node, isolation="hardware", memory_bytes=16 * GIB, selector=pb.Selector(indices=[1])
+        ).id: "active",
+    }
+    node.kill()
+    simulate(node, "fault", "hang", "--function", "nvmlDevice*", "--device", "0")
+    simulate(node, "fault", "hang", "--function", "nvmlDevice*", "--device", "1")
+    node.start()
+    assert states(node) == held
+    assert node.ctl("status", check=False).returncode == 37
+    simulate(node, "fault", "clear")
+    eventually(lambda: node.ctl("status", check=False).returncode == 0, "all is well again")
+    assert states(node) == held
+    release(node, *held)
+    assert node.stop() == 0
+
+
 def test_a_library_that_hangs_altogether(impatient: DemoNode) -> None:
     node = impatient
     held = quota(node)

@@ -1,5 +1,6 @@
 """Allocations bound to processes: however those end, and whoever is away at that moment."""
 
+import json
 import os
 import signal
 import subprocess
@@ -235,6 +236,30 @@ def test_an_arbiter_that_is_killed_and_nobody_calls(make_node: NodeMaker) -> Non
     os.kill(tenant.process.pid, signal.SIGKILL)
     tenant.end()
     eventually(lambda: states(node) == {}, "the end of its tenant is noticed")
+
+
+def test_limits_hold_while_nobody_is_there(make_node: NodeMaker) -> None:
+    """Neither vgpud nor the arbiter: what a process may have is in its lease."""
+    node = make_node()
+    node.start()
+    held = quota(node, 1)
+    node.kill()
+    (arbiter,) = helper_pids(node, "vgpud-arbiter").values()
+    os.kill(arbiter, signal.SIGKILL)
+    filled = subprocess.run(
+        [PROBE, "fill", "--piece", "64MiB"],
+        env={**node.environment, **held.edits.env, **held.edits.host_env},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    answer = json.loads(filled.stdout.splitlines()[0])
+    assert answer["result"] == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert 0 < int(answer["total_bytes"]) <= GIB
+    node.start()
+    assert len(helper_pids(node, "vgpud-arbiter")) == 1, "a start finds the arbiter gone"
+    release(node, held.id)
 
 
 def test_an_mps_daemon_that_is_killed(make_node: NodeMaker) -> None:

@@ -17,7 +17,7 @@ from vgpud.model.tenancy import Allocation, Mode, Slice, State
 from vgpud.modes.base import Effector
 from vgpud.node.book import Book
 from vgpud.node.inventory import Inventory
-from vgpud.node.transitions import Transitions
+from vgpud.node.transitions import Transitions, lost_is_left
 
 FaultHook = Callable[[str], None]
 
@@ -94,7 +94,8 @@ class Executor:
         return attached
 
     async def _detach(self, allocation: Allocation, part: Slice) -> None:
-        await self._effectors[part.mode].detach(allocation, part)
+        with lost_is_left():
+            await self._effectors[part.mode].detach(allocation, part)
         if part.mode is Mode.MIG:
             await self._inventory.refresh()
 

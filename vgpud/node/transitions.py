@@ -1,12 +1,23 @@
 """Puts devices into modes and out of them, one change at a time on each device."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Mode
 from vgpud.modes.base import Effector
 from vgpud.node.inventory import Inventory
+
+
+@contextmanager
+def lost_is_left() -> Iterator[None]:
+    """On a lost device nothing can be taken away: what is on record of it stays so for when it is back."""
+    try:
+        yield
+    except VgpuError as error:
+        if error.code is not ErrorCode.GPU_LOST:
+            raise
 
 
 class Transitions:
@@ -55,7 +66,8 @@ class Transitions:
             if self._in_use(device_uuid):
                 return
             self._applied.pop(device_uuid, None)
-            await self._effectors[mode].unapply(device_uuid)
+            with lost_is_left():
+                await self._effectors[mode].unapply(device_uuid)
             if mode is Mode.MIG:
                 await self._inventory.refresh()
 

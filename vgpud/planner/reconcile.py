@@ -61,6 +61,11 @@ class _World:
         self.devices = {device.uuid: device for device in observed.node.devices}
         self.instances = {device.uuid: _instances(device) for device in observed.node.devices}
 
+    @property
+    def has_unread_devices(self) -> bool:
+        """One that does not answer may be any that is missed: its uuid may not be known."""
+        return any(device.health is Health.FAILED for device in self.devices.values())
+
     def has(self, place: InstancePlace) -> bool:
         return place in self.instances.get(place.device_uuid, ())
 
@@ -141,6 +146,8 @@ def _keeping(allocation: Allocation, world: _World, ours: Set[InstancePlace]) ->
         why = _unusable(piece, world, ours)
         if why:
             return _of(allocation, ActionKind.MARK_FAILED, why)
+    if not all(world.answers(piece.device_uuid) for piece in allocation.slices):
+        return None  # nothing is known of it now, and its tenants may be well
     missing = _missing(allocation, world)
     if missing:
         return _of(allocation, ActionKind.REPAIR, f"of what it holds was missing: {' and '.join(missing)}")
@@ -151,8 +158,8 @@ def _unusable(piece: Slice, world: _World, ours: Set[InstancePlace]) -> str:
     """Why a slice cannot be kept up; empty if it can."""
     device = world.devices.get(piece.device_uuid)
     if device is None:
-        return f"device {piece.device_uuid} is gone"
-    if device.health is not Health.OK:
+        return "" if world.has_unread_devices else f"device {piece.device_uuid} is gone"
+    if device.health is Health.LOST:
         why = f": {device.health_reason}" if device.health_reason else ""
         return f"device {device.index} is {device.health}{why}"
     place = _place(piece)
