@@ -22,7 +22,7 @@ from vgpud.model.errors import ErrorCode, Exit, VgpuError
 from vgpud.model.tenancy import Mode
 from vgpud.modes.base import Effector, Paths
 from vgpud.modes.exclusive import Exclusive
-from vgpud.modes.mig import MigMode
+from vgpud.modes.mig import MigMode, Wish
 from vgpud.modes.mps import MpsMode, unit_name
 from vgpud.modes.preload import ARBITER_UNIT, Preload
 from vgpud.node.book import Book
@@ -77,8 +77,12 @@ class Daemon:
                 mps_world(self.book, self.inventory, originals, lambda: self.keeper),
                 paths,
             ),
-            Mode.MIG: MigMode(self.gateway, originals, paths),
+            Mode.MIG: MigMode(self.gateway, originals, paths, self._mig_wish),
         }
+
+    def _mig_wish(self, device_uuid: str) -> Wish:
+        layouts = None if self.keeper is None else self.keeper.mig
+        return Wish() if layouts is None else layouts.pools.wish(device_uuid)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[NodeKeeper]:

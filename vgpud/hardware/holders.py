@@ -17,6 +17,14 @@ def command(pid: int, host_root: Path) -> str:
         return "?"
 
 
+def owner_uid(pid: int, host_root: Path) -> int | None:
+    """The user that the process runs as (the owner of /proc/PID); None where it is gone."""
+    try:
+        return (host_root / "proc" / str(pid)).stat().st_uid
+    except OSError:
+        return None
+
+
 def in_use(what: str, processes: Iterable[DeviceProcess], host_root: Path) -> VgpuError:
     """VgpuError(DEVICE_IN_USE) that names the processes, all of them in its details."""
     pids = sorted({process.pid for process in processes})

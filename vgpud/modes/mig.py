@@ -57,6 +57,7 @@ class MigMode:
         self._wish = wish
         self._locks: dict[str, asyncio.Lock] = {}
         self.records = MigRecords(originals)
+        self.host_root = paths.host_root
 
     def _lock(self, device_uuid: str) -> asyncio.Lock:
         return self._locks.setdefault(device_uuid, asyncio.Lock())
@@ -127,6 +128,22 @@ class MigMode:
         if await self._switch(device_uuid, enabled=False):
             await self._originals.drop(device_uuid, ORIGINAL_KEY)
         # else the original stays on record: a card that needs a reset keeps MIG mode until then
+
+    async def switch_off(self, device_uuid: str) -> None:
+        """MIG mode off because it is wanted so. Raises VgpuError: DEVICE_IN_USE, RESET_NEEDED."""
+        if not await self._switch(device_uuid, enabled=False):
+            raise VgpuError(
+                ErrorCode.RESET_NEEDED,
+                f"MIG mode of device {device_uuid} goes off with a GPU reset only, and the policy does not "
+                "let vgpud reset it (mig.reset)",
+                "set mig.reset = true, or do it by hand with nvidia-smi -mig 0 and --gpu-reset",
+            )
+        await self._originals.drop(device_uuid, ORIGINAL_KEY)
+
+    def changed(self, device_uuid: str) -> bool:
+        """Is anything on the device not as it was before vgpud?"""
+        own = self.records.own(device_uuid)
+        return bool(own) or self._originals.recall(device_uuid, ORIGINAL_KEY) is not None
 
     # --- instances
 

@@ -15,6 +15,7 @@ from vgpud.model.event import Event, EventKind
 from vgpud.model.plan import Step, StepKind
 from vgpud.model.tenancy import Allocation, Mode, Slice, State
 from vgpud.modes.base import Effector
+from vgpud.modes.mig import MigMode
 from vgpud.node.book import Book
 from vgpud.node.inventory import Inventory
 from vgpud.node.transitions import Transitions, lost_is_left
@@ -58,6 +59,8 @@ class Executor:
                 await self._ledger.intent(allocation)
             case StepKind.APPLY_MODE | StepKind.UNAPPLY_MODE:
                 await self._change_mode(step)
+            case StepKind.CLEAR_INSTANCE:
+                await self._clear_instance(step)
             case StepKind.ATTACH:
                 return await self._attach(allocation, _part(allocation, step)), None
             case StepKind.DETACH:
@@ -78,6 +81,13 @@ class Executor:
             await self._transitions.ensure(step.device_uuid, step.mode)
         else:
             await self._transitions.release(step.device_uuid, step.mode)
+
+    async def _clear_instance(self, step: Step) -> None:
+        mig = self._effectors[Mode.MIG]
+        assert isinstance(mig, MigMode)
+        assert step.move is not None
+        await mig.unmake(step.device_uuid, (step.move.profile_id, step.move.source))
+        await self._inventory.refresh()
 
     async def _attach(self, allocation: Allocation, part: Slice) -> Allocation:
         await self._transitions.ensure(part.device_uuid, part.mode)

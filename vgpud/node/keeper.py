@@ -28,12 +28,14 @@ from vgpud.model.quantity import Percent
 from vgpud.model.tenancy import Allocation, Decision, Mode, Request, State
 from vgpud.model.view import DeviceView, NodeDescription, ReloadReport, SliceUse
 from vgpud.modes.base import Effector
+from vgpud.modes.mig import MigMode
 from vgpud.node.book import Book, check_same_request
 from vgpud.node.drains import Drains
 from vgpud.node.execute import Executor, FaultHook, new_event
 from vgpud.node.hub import Hub
 from vgpud.node.inventory import Inventory
 from vgpud.node.lifetimes import Lifetimes, has_ended
+from vgpud.node.mig_layouts import MigLayouts, Surroundings
 from vgpud.node.operations import Operations
 from vgpud.node.policies import reload_report
 from vgpud.node.transitions import Transitions
@@ -84,6 +86,7 @@ class NodeKeeper:
         )
         self.operations = Operations(parts.book, parts.inventory, parts.effectors, parts.drains)
         self.hub = Hub(parts.ledger.events_after)
+        self.mig = self._mig_layouts()
         self.lifetimes = Lifetimes(self._lifetime_ended)
         parts.inventory.health_changed = self._health_changed
         self._allocating: dict[str, tuple[Request, asyncio.Task[Allocation]]] = {}
@@ -93,6 +96,18 @@ class NodeKeeper:
         self._released: deque[str] = deque(maxlen=_RELEASED_REMEMBERED)
         self._background: set[asyncio.Task[None]] = set()
         self._started = time.monotonic()
+
+    def _mig_layouts(self) -> MigLayouts | None:
+        """None on a node whose effector of mode mig is not MIG's own (a test's)."""
+        mig, parts = self._parts.effectors[Mode.MIG], self._parts
+        if not isinstance(mig, MigMode):
+            return None
+        ledger, fault = parts.ledger, parts.fault
+        return MigLayouts(
+            Surroundings(
+                mig, parts.inventory, parts.book, parts.transitions, ledger, self.hub, self.policy, fault
+            )
+        )
 
     # --- allocate
 
@@ -115,7 +130,7 @@ class NodeKeeper:
         decision, steps = await self.plan(request)
         if decision.refusal is not None:
             log.info("refused", request=request.id, uid=request.owner.uid, why=str(decision.refusal))
-            raise decision.refusal
+            raise decision.refusal if self.mig is None else self.mig.explained(decision.refusal)
         allocation = Allocation(
             id=secrets.token_hex(6),
             request=request,
@@ -172,10 +187,11 @@ class NodeKeeper:
             self._policy.policy,
             self._book.use,
             closed=self.operations.closed(request),
+            pools={} if self.mig is None else self.mig.pools.pools(),
         )
         if decision.refusal is not None:
             return decision, ()
-        return decision, allocate_steps(decision.slices, self._book.use)
+        return decision, allocate_steps(decision.slices, self._book.use, decision.moves)
 
     # --- release
 
@@ -241,6 +257,9 @@ class NodeKeeper:
         self._released.append(allocation.id)
         if event is not None:
             self.hub.publish(event, allocation)
+        if self.mig is not None:
+            for uuid in {part.device_uuid for part in allocation.slices if part.mode is Mode.MIG}:
+                self.spawn(self.mig.converge_device(uuid))  # what had to wait for it
         log.info("released", allocation=allocation.id, uid=allocation.request.owner.uid)
 
     async def _leave_modes(self, allocation: Allocation) -> None:
@@ -401,6 +420,8 @@ class NodeKeeper:
         if dry_run or not report.changed:
             return report
         self._policy = fresh
+        if self.mig is not None:
+            self.spawn(self.mig.converge())
         event = await self._ledger.event(
             EventKind.POLICY_RELOADED, fresh.digest, f"policy {fresh.digest[:8]} is in force"
         )

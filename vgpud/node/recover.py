@@ -18,7 +18,7 @@ from vgpud.model.tenancy import Allocation, Mode, State
 from vgpud.modes.mps import unit_name
 from vgpud.node.keeper import NodeKeeper, Parts
 from vgpud.node.lifetimes import is_alive
-from vgpud.planner.reconcile import Action, ActionKind, Observed, reconcile
+from vgpud.planner.reconcile import Action, ActionKind, InstancePlace, Observed, reconcile
 from vgpud.planner.steps import repair_steps
 from vgpud.units import Units
 
@@ -64,7 +64,8 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
         for a in parts.book
         if a.id not in busy
     ]
-    observed = observe(parts, start, meant, busy, boot_changed)
+    own_instances = frozenset() if keeper.mig is None else keeper.mig.own_instances()
+    observed = observe(parts, start, meant, busy, boot_changed, own_instances)
     actions = reconcile(meant, observed)
     await _assume_modes(parts, tuple(parts.book), start.units)
     for action in actions:
@@ -73,6 +74,8 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
             await _act(keeper, parts, start, action)
         except VgpuError as error:
             log.error("reconcile failed", action=action.kind.value, subject=action.subject, why=str(error))
+    if keeper.mig is not None:
+        await keeper.mig.converge()
 
 
 def observe(
@@ -81,6 +84,7 @@ def observe(
     allocations: Iterable[Allocation],
     busy: frozenset[str],
     boot_changed: bool,
+    own_instances: frozenset[InstancePlace] = frozenset(),
 ) -> Observed:
     """What is there, beside the ledger, less what belongs to allocations in `busy`."""
     node = parts.inventory.node
@@ -94,6 +98,7 @@ def observe(
             a.id for a in allocations if a.request.lifetime.pid and not is_alive(a.request.lifetime)
         ),
         boot_changed=boot_changed,
+        own_instances=own_instances,
     )
 
 
@@ -134,7 +139,8 @@ async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -
                 # also puts back what was changed on the device for it
                 await parts.effectors[Mode.MPS].unapply(action.subject)
         case ActionKind.REMOVE_INSTANCE:
-            pass  # instances lie where ledgered slices say, so releasing those removes them
+            if keeper.mig is not None and action.instance is not None:
+                await keeper.mig.remove(action.instance)
         case ActionKind.MARK_FAILED:
             await keeper.mark_failed(parts.book.get(action.subject), action.reason)
         case ActionKind.REPAIR:

@@ -87,3 +87,37 @@ def steps(table: Table, transition: Transition) -> tuple[Step, ...]:
     going = [Step(False, key) for key in table.keys(transition.destroy)]
     coming = sorted(table.keys(transition.create), key=lambda key: (-key[1].size, key[1], key[0]))
     return (*going, *(Step(True, key) for key in coming))
+
+
+def defragmented(table: Table, layout: Layout, pinned: int) -> int | None:
+    """The state with the same instances that leaves most room; of those, the fewest moved.
+
+    None if nothing that may move would gain any.
+    """
+    counts = table.counts.get(layout.slots)
+    if counts is None:
+        return None
+    best, found = (-table.worth(table.free(layout)), 0, layout.slots), layout.slots
+    for state in table.with_counts[counts]:
+        if pinned & ~state or state & layout.blocked:
+            continue
+        room = table.worth(table.free_after[state] & ~layout.blocked)
+        cost = (-room, (layout.slots & ~state).bit_count(), state)
+        if cost < best:
+            best, found = cost, state
+    return None if best[0] == -table.worth(table.free(layout)) else found
+
+
+def room_for(table: Table, layout: Layout, profile_id: int) -> int:
+    """How many more instances of a profile fit, with nothing moved."""
+    free = table.free(layout)
+    most, start = 0, table.counts.get(layout.slots)
+    if start is None or not free:
+        return 0
+    unit = table.unit(profile_id)
+    while any(
+        not layout.slots & ~state and not state & layout.blocked
+        for state in table.with_counts.get(start + unit * (most + 1), ())
+    ):
+        most += 1
+    return most

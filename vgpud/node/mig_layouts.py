@@ -1,0 +1,337 @@
+"""Layouts of MIG devices: shown, planned, applied, and brought about again at every start.
+
+What is wanted is on record before the first change. A change that fails is taken back to what was
+wanted before; one that is cut is finished at the next start, for both ends only make what is there
+agree with what is on record.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import structlog
+
+from vgpud.ledger import Ledger
+from vgpud.model.device import Device, Health
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.event import EventKind
+from vgpud.model.mig_view import MigChange, MigDevice, MigPlan, MigTarget
+from vgpud.model.tenancy import Mode, Selector
+from vgpud.modes.mig import MigMode
+from vgpud.modes.mig_records import Applied, Key
+from vgpud.node.book import Book
+from vgpud.node.hub import Hub
+from vgpud.node.inventory import Inventory
+from vgpud.node.mig_holders import Holders
+from vgpud.node.mig_pools import Pools
+from vgpud.node.transitions import Transitions
+from vgpud.planner.geometry import SlotKey, table_for
+from vgpud.planner.mig_plan import DevicePlan, Do, MigStep, plan_defrag, plan_device
+from vgpud.planner.pool import stock_of
+from vgpud.planner.reconcile import InstancePlace
+from vgpud.planner.select import selector_error, selects
+from vgpud.planner.terms import bare_name
+from vgpud.planner.transitions import between, steps
+from vgpud.policy.load import LoadedPolicy
+
+log = structlog.get_logger(__name__)
+
+FaultHook = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What layouts are brought about with; all of it is the keeper's."""
+
+    mig: MigMode
+    inventory: Inventory
+    book: Book
+    transitions: Transitions
+    ledger: Ledger
+    hub: Hub
+    policy: Callable[[], LoadedPolicy]
+    fault: FaultHook
+
+
+class MigLayouts:
+    def __init__(self, around: Surroundings) -> None:
+        self._mig = around.mig
+        self._inventory = around.inventory
+        self._book = around.book
+        self._transitions = around.transitions
+        self._ledger = around.ledger
+        self._hub = around.hub
+        self._fault = around.fault
+        self.pools = Pools(around.mig.records, around.inventory, around.book, around.policy)
+        self.holders = Holders(around.book, self.pools, around.mig.host_root)
+        self._one_at_a_time = asyncio.Lock()
+        self._converging: dict[str, asyncio.Lock] = {}
+
+    # --- looking
+
+    async def devices(self) -> tuple[MigDevice, ...]:
+        await self._inventory.refresh()
+        return tuple(self.holders.device(d) for d in self._inventory.node.devices if d.mig.capable)
+
+    def explained(self, refusal: VgpuError) -> VgpuError:
+        """A refusal for want of room, with who holds which instance beside the planner's reasons."""
+        if refusal.code is not ErrorCode.NO_CAPACITY:
+            return refusal
+        held = tuple(
+            self.holders.sentence(device, (instance.profile_id, instance.placement))
+            for device in self._inventory.node.devices
+            for instance in device.mig.instances
+        )
+        return replace(refusal, details=refusal.details + held) if held else refusal
+
+    def own_instances(self) -> frozenset[InstancePlace]:
+        """On record as made by vgpud, and of no layout: without an allocation they go."""
+        return frozenset(
+            InstancePlace(device.uuid, *key)
+            for device in self._inventory.node.devices
+            for key in self._mig.records.own(device.uuid) - (self.pools.layout(device) or frozenset())
+        )
+
+    async def remove(self, place: InstancePlace) -> None:
+        """At start: an instance of ours that no allocation holds, or the record of one that is gone."""
+        await self._mig.unmake(place.device_uuid, (place.profile_id, place.placement))
+
+    # --- plan
+
+    def plans(self, targets: Sequence[MigTarget]) -> tuple[DevicePlan, ...]:
+        """One for each device, as it is now. Raises VgpuError where a layout can never be."""
+        found: dict[str, DevicePlan] = {}
+        for target in targets:
+            for device in self._selected(target.selector):
+                use = self._book.use_of(device.uuid)
+                found[device.uuid] = plan_device(device, use, self.pools.pool(device), target.layout)
+        return tuple(sorted(found.values(), key=lambda plan: plan.device.index))
+
+    def _selected(self, selector: Selector) -> list[Device]:
+        node = self._inventory.node
+        chosen = tuple(device for device in node.devices if selects(selector, device))
+        error = selector_error(selector, node, chosen)
+        if error is not None:
+            raise error
+        named = selector.uuids or selector.indices
+        return [d for d in chosen if named or (d.mig.capable and d.mig.profiles)]
+
+    def defrag_plans(self, selector: Selector) -> tuple[DevicePlan, ...]:
+        devices = [d for d in self._selected(selector) if d.mig.current]
+        return tuple(plan_defrag(d, self._book.use_of(d.uuid), self.pools.pool(d)) for d in devices)
+
+    def refusal(self, plans: Sequence[DevicePlan]) -> VgpuError | None:
+        """What keeps the plans from being done, with who holds what."""
+        stuck = [plan for plan in plans if not plan.possible]
+        if not stuck:
+            return None
+        lines = tuple(line for plan in stuck for line in self._in_the_way(plan))
+        devices = ", ".join(str(plan.device.index) for plan in stuck)
+        return VgpuError(
+            ErrorCode.DEVICE_IN_USE,
+            f"device {devices} cannot have this layout now: {lines[0]}",
+            "release what is named, or take a layout that leaves it where it is",
+            lines,
+        )
+
+    def _in_the_way(self, plan: DevicePlan) -> list[str]:
+        if plan.obstacle:
+            return [plan.obstacle]
+        return [self.holders.sentence(plan.device, key) for key in plan.blockers]
+
+    def shown(self, plans: Sequence[DevicePlan]) -> MigPlan:
+        refusal = self.refusal(plans)
+        if refusal is not None:
+            return MigPlan(refusal=refusal)
+        return MigPlan(tuple(_change(plan.device, step) for plan in plans for step in plan.steps))
+
+    # --- apply
+
+    async def apply(self, targets: Sequence[MigTarget]) -> MigPlan:
+        """Raises VgpuError: DEVICE_IN_USE with who is in the way, and nothing is changed then; and what
+        a step met, and then that device is as it was wanted before."""
+        async with self._one_at_a_time:
+            await self._inventory.refresh()
+            return await self._carry_out(self.plans(targets))
+
+    async def defrag(self, selector: Selector) -> MigPlan:
+        async with self._one_at_a_time:
+            await self._inventory.refresh()
+            return await self._carry_out(tuple(p for p in self.defrag_plans(selector) if p.steps))
+
+    async def _carry_out(self, plans: tuple[DevicePlan, ...]) -> MigPlan:
+        refusal = self.refusal(plans)
+        if refusal is not None:
+            raise refusal
+        before = {plan.device.uuid: self.pools.applied(plan.device.uuid) for plan in plans}
+        # from this turn of the loop on, requests are decided by the new layouts
+        wanted = {plan.device.uuid: _applied(plan) for plan in plans}
+        self.pools.intended.update(wanted)
+        try:
+            await self._record(wanted)
+        except VgpuError:
+            self.pools.intended.update(before)
+            await self._record(before)
+            raise
+        finally:
+            for uuid in wanted:
+                self.pools.intended.pop(uuid, None)
+        for plan in plans:
+            try:
+                await self._run(plan)
+            except VgpuError as error:
+                await self._take_back(plan.device, before[plan.device.uuid], error)
+                raise
+        return self.shown(plans)
+
+    async def _record(self, layouts: Mapping[str, Applied | None]) -> None:
+        for uuid, layout in layouts.items():
+            await self._mig.records.apply(uuid, layout)
+            self._fault("mig-apply.record-intent")
+
+    async def _run(self, plan: DevicePlan) -> None:
+        for number, step in enumerate(plan.steps, 1):
+            await self._do(step)
+            self._fault(f"mig-apply.{step.fault_point}")
+            where = f"MIG step {number} of {len(plan.steps)}"
+            await self._tell(plan.device, f"{where}: {_words(step)}")
+        if plan.steps:
+            await self._inventory.refresh()
+
+    async def _take_back(self, device: Device, before: Applied | None, why: VgpuError) -> None:
+        log.error("layout not applied, going back", device=device.uuid, why=str(why))
+        await self._mig.records.apply(device.uuid, before)
+        await self.converge_device(device.uuid)
+        await self._tell(device, f"MIG layout not applied, {why.sentence}")
+
+    async def _do(self, step: MigStep) -> None:
+        uuid = step.device_uuid
+        if step.do is Do.ENABLE:
+            await self._transitions.ensure(uuid, Mode.MIG)
+        elif step.do in (Do.DISABLE, Do.RELEASE):
+            await self._leave_mig(uuid, off=step.do is Do.DISABLE)
+        elif step.do is Do.CREATE:
+            assert step.key is not None
+            await self._mig.make(uuid, step.key)
+        else:
+            assert step.key is not None
+            await self._destroy(uuid, step.key)
+
+    async def _leave_mig(self, device_uuid: str, off: bool) -> None:
+        if off:
+            await self._mig.switch_off(device_uuid)
+        await self._transitions.release(device_uuid, Mode.MIG)
+
+    async def _destroy(self, device_uuid: str, key: Key) -> None:
+        """Raises VgpuError(DEVICE_IN_USE) for what was given to somebody since the plan was made."""
+        device = self._inventory.device(device_uuid)
+        held = {(part.profile_id, part.placement) for part in self._book.use_of(device_uuid).mig}
+        if key in held or not await self._mig.unmake(device_uuid, key):
+            raise VgpuError(
+                ErrorCode.DEVICE_IN_USE,
+                self.holders.sentence(device, key),
+                "plan again: see 'vgpuctl mig plan'",
+            )
+
+    async def _tell(self, device: Device, sentence: str) -> None:
+        event = await self._ledger.event(
+            EventKind.DEVICE_CHANGED, device.uuid, f"device {device.index}: {sentence}"
+        )
+        log.info("mig", device=device.uuid, what=sentence)
+        self._hub.publish(event)
+
+    # --- agree
+
+    async def converge(self) -> None:
+        """Brings every device to what is wanted of it, as far as its tenants let it."""
+        for device in self._inventory.node.devices:
+            if device.mig.capable and device.health is Health.OK:
+                await self.converge_device(device.uuid)
+
+    async def converge_device(self, device_uuid: str) -> None:
+        """Trouble is logged: it is tried again when something is released, and at the next start."""
+        async with self._converging.setdefault(device_uuid, asyncio.Lock()):
+            await self._inventory.refresh()
+            await self._converge(self._inventory.device(device_uuid))
+
+    async def _converge(self, device: Device) -> None:
+        plan = self._missing(device)
+        for step in plan:
+            try:
+                await self._do(step)
+            except VgpuError as error:
+                log.error("MIG layout waits", device=device.uuid, step=_words(step), why=str(error))
+                if step.do is Do.ENABLE:
+                    break
+            else:
+                log.info("MIG layout", device=device.uuid, step=_words(step), why=step.reason)
+            self._fault(f"mig-converge.{step.fault_point}")
+        if plan:
+            await self._inventory.refresh()
+
+    def _missing(self, device: Device) -> tuple[MigStep, ...]:
+        """Steps to the wanted layout that no tenant stands in the way of."""
+        use = self._book.use_of(device.uuid)
+        rule = self.pools.rule(device)
+        if rule.mode == Mode.UNMANAGED.value:
+            return self._hand_back(device) if not use.count else ()
+        if use.mode not in (None, Mode.MIG) or not device.mig.profiles:
+            return ()
+        if self.pools.is_off(device):
+            plan = plan_device(device, use, self.pools.pool(device), ("off",))
+            return plan.steps if plan.possible else ()
+        layout = self.pools.layout(device)
+        if layout is None:
+            return self._spare(device)
+        return self._towards(device, layout)
+
+    def _towards(self, device: Device, layout: frozenset[SlotKey]) -> tuple[MigStep, ...]:
+        table = table_for(device.mig.profiles)
+        pool = self.pools.pool(device)
+        stock = stock_of(table, device, self._book.use_of(device.uuid).mig, pool)
+        want = table.state(key for key in layout if key in table.number)
+        there = table.layout(device.mig.instances, ())
+        idle = there.slots & ~stock.pinned & ~want & table.state(pool.own & table.number.keys())
+        change = between(there.slots, there.slots & ~idle | want)
+        names = {p.id: bare_name(p.name) for p in table.profiles}
+        made: list[MigStep] = []
+        if not device.mig.current:
+            made.append(MigStep(Do.ENABLE, device.uuid, "a layout is wanted and MIG mode is off"))
+        state = there.slots & ~idle | stock.layout.slots & stock.pinned
+        for step in steps(table, change):
+            bit = 1 << table.number[step.key]
+            if step.create and not table.free(stock.layout._replace(slots=state)) & bit:
+                continue  # a tenant or someone else's instance lies there
+            state |= bit if step.create else 0
+            do, why = (Do.CREATE, "has it") if step.create else (Do.DESTROY, "does not have it")
+            reason = f"the layout wanted {why}, nobody holds it"
+            made.append(MigStep(do, device.uuid, reason, names[step.key[0]], step.key))
+        return tuple(made)
+
+    def _spare(self, device: Device) -> tuple[MigStep, ...]:
+        """With no layout wanted: what is ours, idle and held by nobody."""
+        plan = plan_device(device, self._book.use_of(device.uuid), self.pools.pool(device), ("auto",))
+        own = self.pools.pool(device).own
+        return tuple(step for step in plan.steps if step.do is Do.DESTROY or (own and step.do is Do.RELEASE))
+
+    def _hand_back(self, device: Device) -> tuple[MigStep, ...]:
+        if not self._mig.changed(device.uuid):
+            return ()
+        return (MigStep(Do.RELEASE, device.uuid, "the policy leaves the device unmanaged"),)
+
+
+def _applied(plan: DevicePlan) -> Applied | None:
+    if plan.off:
+        return Applied(off=True)
+    return None if plan.layout is None else Applied(instances=plan.layout)
+
+
+def _change(device: Device, step: MigStep) -> MigChange:
+    place = None if step.key is None else step.key[1]
+    return MigChange(device.uuid, device.index, step.do.value, step.profile_name, place, step.reason)
+
+
+def _words(step: MigStep) -> str:
+    if step.key is None:
+        return f"{step.do.value} MIG mode"
+    return f"{step.do.value} {step.profile_name} at memory slice {step.key[1].start}"
