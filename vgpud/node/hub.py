@@ -51,9 +51,11 @@ class Hub:
         seen = -1
         try:
             if after_revision is not None:
-                for event in await self._history(after_revision):
+                missed = await self._history(after_revision)
+                known = {event.revision: allocation for event, allocation in self._recent}
+                for event in missed:
                     seen = event.revision
-                    yield event, self._allocation_at(event)
+                    yield event, known.get(event.revision)
             while True:
                 item = await queue.get()
                 if item is None:
@@ -67,6 +69,3 @@ class Hub:
                     yield item
         finally:
             self._watchers.discard(queue)
-
-    def _allocation_at(self, event: Event) -> Allocation | None:
-        return next((a for e, a in self._recent if e.revision == event.revision), None)

@@ -1,0 +1,84 @@
+"""Watchers: nothing missed, nothing twice, nothing out of order, whenever they come."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.node.world import ALICE, request, world
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.event import Event, EventKind
+from vgpud.node import hub as hub_module
+from vgpud.node.hub import Hub
+
+
+def event(revision: int) -> Event:
+    return Event(revision, EventKind.DEVICE_CHANGED, "GPU-1", f"event {revision}", 0)
+
+
+async def history_of(count: int, after: int) -> tuple[Event, ...]:
+    await asyncio.sleep(0)
+    return tuple(event(r) for r in range(after + 1, count + 1))
+
+
+def test_history_then_live_without_gap_or_repeat() -> None:
+    """Events that are published while the history is being read are in both, and are told once."""
+
+    async def work() -> None:
+        hub = Hub(lambda after: history_of(7, after))
+        stream = hub.subscribe(3)
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        for revision in (5, 6, 7, 8, 9):
+            hub.publish(event(revision))
+        seen = [(await first)[0].revision]
+        while seen[-1] < 9:
+            seen.append((await anext(stream))[0].revision)
+        assert seen == [4, 5, 6, 7, 8, 9]
+
+    asyncio.run(work())
+
+
+def test_a_watcher_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "_QUEUE", 4)
+
+    async def work() -> None:
+        hub = Hub(lambda after: history_of(0, after))
+        stream = hub.subscribe(0)
+        first = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0.01)
+        hub.publish(event(1))
+        assert (await first)[0].revision == 1
+        for revision in range(2, 20):
+            hub.publish(event(revision))
+        with pytest.raises(VgpuError) as ended:
+            while True:
+                await anext(stream)
+        assert ended.value.code is ErrorCode.STOPPING
+        assert hub.revision == 19
+
+    asyncio.run(work())
+
+
+def test_a_busy_node_is_watched_whole_and_in_order(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            revisions: list[int] = []
+
+            async def watch() -> None:
+                async for seen, _ in w.keeper.subscribe(0):
+                    revisions.append(seen.revision)
+
+            watcher = asyncio.ensure_future(watch())
+            await asyncio.sleep(0)
+
+            async def tenant(number: int) -> None:
+                held = await w.keeper.allocate(request(f"r{number}", gib=1))
+                await w.keeper.release(held.id, ALICE, force=False)
+
+            await asyncio.gather(*(tenant(n) for n in range(60)))
+            await asyncio.sleep(0.05)
+            watcher.cancel()
+            assert revisions == list(range(1, 121))
+
+    asyncio.run(work())

@@ -1,0 +1,79 @@
+"""Bound processes: their end is noticed, once, also when it came before anyone looked."""
+
+import asyncio
+import os
+import subprocess
+
+from vgpud.model.tenancy import Lifetime
+from vgpud.node.lifetimes import Lifetimes, has_ended, is_alive, start_ticks
+
+
+def of(pid: int) -> Lifetime:
+    return Lifetime(pid, start_ticks(pid) or 0)
+
+
+def test_the_end_of_a_process_is_told_once() -> None:
+    async def work() -> None:
+        told: list[str] = []
+        lifetimes = Lifetimes(told.append)
+        sleeper = subprocess.Popen(["sleep", "60"])
+        lifetimes.watch("a", of(sleeper.pid))
+        lifetimes.watch("a", of(sleeper.pid))
+        lifetimes.watch("mine", of(os.getpid()))
+        await asyncio.sleep(0.05)
+        assert told == []
+        sleeper.kill()
+        for _ in range(100):
+            if told:
+                break
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert told == ["a"]
+        sleeper.wait()
+        lifetimes.close()
+
+    asyncio.run(work())
+
+
+def test_a_process_that_is_gone_already_and_a_pid_that_was_reused() -> None:
+    async def work() -> None:
+        told: list[str] = []
+        lifetimes = Lifetimes(told.append)
+        done = subprocess.Popen(["true"])
+        gone = of(done.pid)
+        done.wait()
+        lifetimes.watch("gone", gone)
+        lifetimes.watch("reused", Lifetime(os.getpid(), 1))
+        lifetimes.watch("unbound", Lifetime())
+        await asyncio.sleep(0.02)
+        assert sorted(told) == ["gone", "reused"]
+        lifetimes.close()
+
+    asyncio.run(work())
+
+
+def test_what_is_forgotten_is_not_told() -> None:
+    async def work() -> None:
+        told: list[str] = []
+        lifetimes = Lifetimes(told.append)
+        sleeper = subprocess.Popen(["sleep", "60"])
+        lifetimes.watch("a", of(sleeper.pid))
+        lifetimes.forget("a")
+        sleeper.kill()
+        sleeper.wait()
+        await asyncio.sleep(0.05)
+        assert told == []
+
+    asyncio.run(work())
+
+
+def test_a_zombie_has_ended_and_is_not_alive() -> None:
+    child = subprocess.Popen(["true"])
+    bound = of(child.pid)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert has_ended(child.pid)
+    assert not is_alive(bound)
+    child.wait()
+    assert not has_ended(child.pid), "a pid that cannot be seen is not called ended"
+    assert not has_ended(os.getpid())
+    assert is_alive(of(os.getpid()))
