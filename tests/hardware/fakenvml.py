@@ -147,7 +147,7 @@ class FakeNvml(ModuleType):
         return gpu.index
 
     def nvmlDeviceGetPciInfo(self, gpu: FakeGpu) -> SimpleNamespace:
-        return SimpleNamespace(busId=f"00000000:{gpu.index + 6:02X}:00.0")
+        return SimpleNamespace(busId=f"00000000:{gpu.index + 6:02X}:00.0", pciDeviceId=0x233510DE)
 
     def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu, version: int | None = None) -> SimpleNamespace:
         used = sum(p.usedGpuMemory or 0 for p in gpu.processes)

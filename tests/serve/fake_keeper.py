@@ -1,17 +1,29 @@
 """A keeper in memory: what the doors can be tested with, no ledger, no device."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vgpud.model.caller import Caller
-from vgpud.model.device import Device, Node
+from vgpud.model.device import Device, Node, Placement
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event, EventKind
+from vgpud.model.mig_view import MigChange, MigDevice, MigFree, MigInstance, MigPlan, MigProcess, MigTarget
 from vgpud.model.plan import Step, StepKind
 from vgpud.model.quantity import GIB, Percent
-from vgpud.model.tenancy import Allocation, Decision, Edits, Mode, Mount, Reason, Request, Slice, State
+from vgpud.model.tenancy import (
+    Allocation,
+    Decision,
+    Edits,
+    Mode,
+    Mount,
+    Reason,
+    Request,
+    Selector,
+    Slice,
+    State,
+)
 from vgpud.model.view import (
     DeviceView,
     DrainView,
@@ -38,6 +50,32 @@ class FakeLoaded:
     origins: Mapping[str, object] = field(default_factory=lambda: {"version": Path("/etc/p.toml")})
     files: tuple[Path, ...] = (Path("/etc/p.toml"),)
     digest: str = "abc"
+
+
+class FakeMig:
+    def __init__(self, keeper: "FakeKeeper") -> None:
+        self._keeper = keeper
+
+    async def devices(self) -> tuple[MigDevice, ...]:
+        self._keeper._check()
+        process = MigProcess(7, 1000, "python")
+        instance = MigInstance(19, "1g.18gb", Placement(6, 1), 13, ("MIG-1",), True, False, "a1", (process,))
+        return (MigDevice(CARD, None, "", True, (instance,), (MigFree("2g.35gb", 3),)),)
+
+    async def preview(self, targets: Sequence[MigTarget]) -> MigPlan:
+        self._keeper._check()
+        change = MigChange("GPU-1", 0, "create", targets[0].layout[0], Placement(6, 1), "why")
+        return MigPlan((change,))
+
+    async def preview_defrag(self, selector: Selector) -> MigPlan:
+        self._keeper._check()
+        return MigPlan(refusal=VgpuError(ErrorCode.DEVICE_IN_USE, "pid 7 is there", "end it"))
+
+    async def apply(self, targets: Sequence[MigTarget]) -> MigPlan:
+        return await self.preview(targets)
+
+    async def defrag(self, selector: Selector) -> MigPlan:
+        return MigPlan()
 
 
 class FakeKeeper:
@@ -168,6 +206,10 @@ class FakeKeeper:
         self._check()
         self.reloads.append(dry_run)
         return ReloadReport(True, "def", ("done",), ("waiting",))
+
+    @property
+    def mig(self) -> "FakeMig":
+        return FakeMig(self)
 
     @property
     def operations(self) -> "FakeKeeper":

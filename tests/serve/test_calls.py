@@ -100,6 +100,10 @@ def test_bad_requests_do_not_reach_the_keeper(live: Live, tenant: Client) -> Non
     assert live.keeper.requests == []
 
 
+def layout() -> pb.MigRequest:
+    return pb.MigRequest(targets=[pb.MigTarget(layout=["1g.18gb*2"])])
+
+
 def test_errors_arrive_with_number_sentence_hint_and_details(live: Live, admin: Client) -> None:
     calls: dict[str, Callable[[], object]] = {
         "GetNode": admin.get_node,
@@ -116,6 +120,9 @@ def test_errors_arrive_with_number_sentence_hint_and_details(live: Live, admin: 
         "ListMps": admin.list_mps,
         "TerminateMpsClient": lambda: admin.terminate_mps_client("GPU-1", 7),
         "DrainDevice": lambda: admin.drain_device("GPU-1"),
+        "ListMig": admin.list_mig,
+        "PlanMig": lambda: admin.plan_mig(layout()),
+        "ApplyMig": lambda: admin.apply_mig(layout()),
     }
     assert set(calls) == set(LEAST_DOOR)
     sent = VgpuError(ErrorCode.GPU_LOST, "GPU-1 is lost: xid 79", "reboot", ("GPU-1",))
@@ -141,6 +148,7 @@ def test_what_each_door_lets_through(live: Live, reader: Client, tenant: Client,
         "ReloadPolicy": lambda c: c.reload_policy(dry_run=True),
         "TerminateMpsClient": lambda c: c.terminate_mps_client("GPU-1", 7),
         "DrainDevice": lambda c: c.drain_device("GPU-1"),
+        "ApplyMig": lambda c: c.apply_mig(layout()),
     }
     assert set(changing) == CHANGING
     for call in changing.values():
@@ -283,3 +291,24 @@ def test_mps_and_draining(live: Live, reader: Client, admin: Client) -> None:
         ("drain", "GPU-1", False),
     ]
     assert code_of(lambda: admin.drain_device("")) is ErrorCode.BAD_REQUEST
+
+
+def test_mig_shows_root_what_runs_where(live: Live, admin: Client) -> None:
+    (device,) = admin.list_mig().devices
+    (instance,) = device.instances
+    assert (instance.profile_name, instance.allocation_id, instance.own) == ("1g.18gb", "a1", True)
+    assert [free.count for free in device.free] == [3]
+    assert instance.processes[0].command == "python"
+
+
+def test_mig_plans_and_refusals_arrive(live: Live, admin: Client) -> None:
+    (change,) = admin.plan_mig(layout()).changes
+    assert (change.kind, change.profile_name, change.placement.start) == ("create", "1g.18gb*2", 6)
+    refused = admin.plan_mig(pb.MigRequest(defrag=pb.Selector())).refusal
+    assert refused.number == ErrorCode.DEVICE_IN_USE.number
+    with pytest.raises(VgpuError) as empty:
+        admin.apply_mig(pb.MigRequest())
+    assert empty.value.code is ErrorCode.BAD_REQUEST
+    with pytest.raises(VgpuError) as wordless:
+        admin.plan_mig(pb.MigRequest(targets=[pb.MigTarget()]))
+    assert wordless.value.code is ErrorCode.BAD_REQUEST

@@ -223,6 +223,22 @@ class Client:
         reply: pb.DrainDeviceReply = self._call("DrainDevice", asked, Door.ADMIN)
         return reply
 
+    def list_mig(self) -> "pb.ListMigReply":
+        from vgpud.api.gen import vgpud_pb2 as pb
+
+        reply: pb.ListMigReply = self._call("ListMig", pb.ListMigRequest())
+        return reply
+
+    def plan_mig(self, request: "pb.MigRequest") -> "pb.MigPlanReply":
+        """What `apply_mig` would do now; a refusal is part of the reply."""
+        reply: pb.MigPlanReply = self._call("PlanMig", request)
+        return reply
+
+    def apply_mig(self, request: "pb.MigRequest") -> "pb.MigPlanReply":
+        """What was done. The daemon goes on with it if this call is cut short."""
+        reply: pb.MigPlanReply = self._call("ApplyMig", request, Door.ADMIN)
+        return reply
+
     def _call(self, method: str, request: Any, door: Door = Door.READ) -> Any:  # noqa: ANN401 (a stub's)
         socket = self._socket(door)
         _quiet_grpc()

@@ -10,6 +10,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.mig_view import MigTarget
 from vgpud.model.quantity import Percent, check_bytes
 from vgpud.model.tenancy import Isolation, Lifetime, Owner, Request, Selector
 
@@ -38,7 +39,7 @@ def request(asked: pb.AllocateRequest, request_id: str, owner: Owner, lifetime: 
         count=_count(asked.count),
         isolation=_isolation(asked.isolation),
         mig_profile=text(asked.mig_profile, "mig_profile"),
-        selector=_selector(asked.selector) if asked.HasField("selector") else Selector(),
+        selector=selector(asked.selector) if asked.HasField("selector") else Selector(),
         label=text(asked.label, "label"),
         lifetime=lifetime,
     )
@@ -62,6 +63,21 @@ def named_owner(asked: pb.AllocateRequest) -> Owner | None:
     if _NO_UID in (asked.owner_uid, asked.owner_gid):
         raise _bad(f"{_NO_UID} is nobody's uid or gid", "give the uid and gid of the tenant")
     return Owner(asked.owner_uid, asked.owner_gid)
+
+
+def mig_targets(asked: pb.MigRequest) -> tuple[MigTarget, ...]:
+    """Raises VgpuError(BAD_REQUEST) also for a request that asks for nothing."""
+    refuse_unknown_fields(asked)
+    if not asked.targets or len(asked.targets) > MAX_COUNT:
+        raise _bad(f"{len(asked.targets)} layouts are asked for", f"ask for 1 to {MAX_COUNT}")
+    return tuple(_mig_target(target) for target in asked.targets)
+
+
+def _mig_target(asked: pb.MigTarget) -> MigTarget:
+    refuse_unknown_fields(asked)
+    if not asked.layout or len(asked.layout) > MAX_COUNT:
+        raise _bad(f"a layout of {len(asked.layout)} words", f'give 1 to {MAX_COUNT}; "none" is no instances')
+    return MigTarget(selector(asked.selector), tuple(text(word, "layout").lower() for word in asked.layout))
 
 
 def identifier(value: str, field: str) -> str:
@@ -113,7 +129,7 @@ def _isolation(word: str) -> Isolation | None:
         raise _bad(f"isolation {shown!r} is not known", f"use one of {words}, or leave it out") from None
 
 
-def _selector(asked: pb.Selector) -> Selector:
+def selector(asked: pb.Selector) -> Selector:
     refuse_unknown_fields(asked)
     for field, entries in (("uuids", len(asked.uuids)), ("indices", len(asked.indices))):
         if entries > MAX_COUNT:

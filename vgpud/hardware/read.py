@@ -51,6 +51,7 @@ class Static:
     version: tuple[object, ...]
     name: str
     pci_bus_id: str
+    pci_device_id: int | None
     capability: tuple[int, int] | None
     sm_count: int | None
     numa_node: int | None
@@ -87,6 +88,7 @@ class Reader:
             name=cached.name,
             minor=call("nvmlDeviceGetMinorNumber", handle),
             pci_bus_id=cached.pci_bus_id,
+            pci_device_id=cached.pci_device_id,
             memory_total_bytes=memory.total_bytes,
             memory_reserved_bytes=memory.reserved_bytes,
             memory_used_bytes=memory.used_bytes,
@@ -116,6 +118,7 @@ class Reader:
             version=version,
             name=call("nvmlDeviceGetName", handle) or "",
             pci_bus_id=bus_id,
+            pci_device_id=int(pci.pciDeviceId) if pci is not None else None,
             capability=capability,
             sm_count=sm_count(call("nvmlDeviceGetNumGpuCores", handle), capability, largest),
             numa_node=_numa_node(self._nvml, handle, bus_id, self._host_root),

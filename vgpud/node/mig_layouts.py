@@ -145,6 +145,15 @@ class MigLayouts:
             return MigPlan(refusal=refusal)
         return MigPlan(tuple(_change(plan.device, step) for plan in plans for step in plan.steps))
 
+    async def preview(self, targets: Sequence[MigTarget]) -> MigPlan:
+        """What `apply` would do now."""
+        await self._inventory.refresh()
+        return self.shown(self.plans(targets))
+
+    async def preview_defrag(self, selector: Selector) -> MigPlan:
+        await self._inventory.refresh()
+        return self.shown(self.defrag_plans(selector))
+
     # --- apply
 
     async def apply(self, targets: Sequence[MigTarget]) -> MigPlan:

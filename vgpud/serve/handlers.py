@@ -18,7 +18,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event
 from vgpud.model.tenancy import Allocation, Lifetime, Owner, Request
 from vgpud.policy.effective import effective
-from vgpud.serve import operate
+from vgpud.serve import mig, operate
 from vgpud.serve.keeper import Keeper
 from vgpud.serve.permissions import check_owner_override, may_see_edits
 
@@ -139,6 +139,11 @@ HANDLERS: dict[str, Handler] = {
     "ListMps": operate.list_mps,
     "TerminateMpsClient": operate.terminate_mps_client,
     "DrainDevice": operate.drain_device,
+    "ListMig": mig.list_mig,
+    "PlanMig": mig.plan_mig,
+    "ApplyMig": mig.apply_mig,
 }
 # these run on when the caller goes away
-CHANGING = frozenset({"Allocate", "Release", "Resize", "ReloadPolicy", "TerminateMpsClient", "DrainDevice"})
+CHANGING = frozenset(
+    {"Allocate", "Release", "Resize", "ReloadPolicy", "TerminateMpsClient", "DrainDevice", "ApplyMig"}
+)

@@ -6,9 +6,10 @@ from typing import Protocol
 
 from vgpud.model.caller import Caller
 from vgpud.model.event import Event
+from vgpud.model.mig_view import MigDevice, MigPlan, MigTarget
 from vgpud.model.plan import Step
 from vgpud.model.quantity import Percent
-from vgpud.model.tenancy import Allocation, Decision, Request
+from vgpud.model.tenancy import Allocation, Decision, Request, Selector
 from vgpud.model.view import DeviceView, DrainView, MpsDaemon, NodeDescription, ReloadReport, SliceUse
 from vgpud.policy.model import Policy
 
@@ -34,6 +35,20 @@ class Operations(Protocol):
     async def terminate(self, device_uuid: str, pid: int) -> None: ...
 
     async def drain(self, device_uuid: str, drained: bool) -> DrainView: ...
+
+
+class MigOperations(Protocol):
+    """MIG layouts; all raise VgpuError."""
+
+    async def devices(self) -> tuple[MigDevice, ...]: ...
+
+    async def preview(self, targets: Sequence[MigTarget]) -> MigPlan: ...
+
+    async def preview_defrag(self, selector: Selector) -> MigPlan: ...
+
+    async def apply(self, targets: Sequence[MigTarget]) -> MigPlan: ...
+
+    async def defrag(self, selector: Selector) -> MigPlan: ...
 
 
 class Keeper(Protocol):
@@ -76,6 +91,9 @@ class Keeper(Protocol):
     def policy(self) -> PolicyInForce: ...
 
     async def reload_policy(self, dry_run: bool) -> ReloadReport: ...
+
+    @property
+    def mig(self) -> MigOperations | None: ...
 
     @property
     def operations(self) -> Operations: ...

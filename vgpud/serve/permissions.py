@@ -19,6 +19,9 @@ LEAST_DOOR: dict[str, Door] = {
     "ListMps": Door.READ,
     "TerminateMpsClient": Door.ADMIN,
     "DrainDevice": Door.ADMIN,
+    "ListMig": Door.READ,
+    "PlanMig": Door.READ,
+    "ApplyMig": Door.ADMIN,
 }
 
 SOCKET_NAMES: dict[Door, str] = {
