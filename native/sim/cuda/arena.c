@@ -240,7 +240,7 @@ static CUresult alloc_large(CUcontext ctx, enum sim_kind kind, CUmemoryPool pool
     CU_TRY(charge_block(ctx, kind, pool, bytes));
     struct cu_block *b = calloc(1, sizeof(*b));
     CUdeviceptr base = b == NULL ? 0 : cu_arena_take(bytes);
-    struct cu_block block = {base, size, kind, ctx->ordinal, ctx, pool, ++cu.next_id};
+    struct cu_block block = {base, size, kind, ctx->ordinal, ctx, pool, ++cu.next_id, NULL};
     if (base == 0) {
         uncharge_block(&block, bytes);
         free(b);
@@ -250,6 +250,23 @@ static CUresult alloc_large(CUcontext ctx, enum sim_kind kind, CUmemoryPool pool
     for (uint64_t at = 0; at < bytes; at += PAGE)
         page_of(base + at)->block = b;
     *out = base;
+    return CUDA_SUCCESS;
+}
+
+CUresult cu_block_place(CUcontext ctx, CUmemoryPool pool, struct cu_graph_memory *memory,
+                        CUdeviceptr base, size_t size)
+{
+    uint64_t bytes = cu_round_page(size);
+    struct cu_block *b = calloc(1, sizeof(*b));
+    CU_CHECK(b != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    CUresult result = cu_pool_charge(pool, bytes);
+    if (result != CUDA_SUCCESS) {
+        free(b);
+        return result;
+    }
+    *b = (struct cu_block){base, size, SIM_POOL, ctx->ordinal, ctx, pool, ++cu.next_id, memory};
+    for (uint64_t at = 0; at < bytes; at += PAGE)
+        page_of(base + at)->block = b;
     return CUDA_SUCCESS;
 }
 
@@ -279,7 +296,10 @@ static void free_large(struct cu_block *b)
     uint64_t bytes = cu_round_page(b->size);
     for (uint64_t at = 0; at < bytes; at += PAGE)
         page_of(b->base + at)->block = NULL;
-    cu_arena_give(b->base, bytes);
+    if (b->memory != NULL)
+        cu_graph_memory_freed(b->memory);
+    else
+        cu_arena_give(b->base, bytes);
     uncharge_block(b, bytes);
     free(b);
 }

@@ -30,3 +30,73 @@ CUresult cu_copy(void *to, const void *from, size_t size)
     memmove(to, from, size);
     return CUDA_SUCCESS;
 }
+
+/* One side of a 2D or 3D copy, as an address and its strides. */
+struct side {
+    char *base;
+    size_t pitch, slice;
+};
+
+static CUresult side_of(CUmemorytype type, const void *host, CUdeviceptr device, CUarray array,
+                        size_t pitch, size_t height, struct side *out)
+{
+    switch (type) {
+    case CU_MEMORYTYPE_HOST:
+        *out = (struct side){(char *)(uintptr_t)host, pitch, pitch * height};
+        return host == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    case CU_MEMORYTYPE_DEVICE:
+    case CU_MEMORYTYPE_UNIFIED:
+        *out = (struct side){(char *)device, pitch, pitch * height};
+        return device == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    case CU_MEMORYTYPE_ARRAY: {
+        CU_CHECK(array != NULL && array->magic == CU_ARRAY, CUDA_ERROR_INVALID_HANDLE);
+        size_t rows = array->shape.Height == 0 ? 1 : array->shape.Height;
+        *out = (struct side){(char *)array->data, array->pitch, array->pitch * rows};
+        return CUDA_SUCCESS;
+    }
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+CUresult cu_copy_3d(const CUDA_MEMCPY3D *c)
+{
+    struct side to, from;
+    CU_CHECK(c != NULL, CUDA_ERROR_INVALID_VALUE);
+    CU_TRY(side_of(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstArray, c->dstPitch,
+                   c->dstHeight, &to));
+    CU_TRY(side_of(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcArray, c->srcPitch,
+                   c->srcHeight, &from));
+    for (size_t z = 0; z < c->Depth; z++) {
+        for (size_t y = 0; y < c->Height; y++) {
+            char *target = to.base + (c->dstZ + z) * to.slice + (c->dstY + y) * to.pitch;
+            const char *source = from.base + (c->srcZ + z) * from.slice + (c->srcY + y) * from.pitch;
+            CU_TRY(cu_copy(target + c->dstXInBytes, source + c->srcXInBytes, c->WidthInBytes));
+        }
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUresult fill(CUdeviceptr to, const void *value, size_t width, size_t count)
+{
+    if (count == 0)
+        return CUDA_SUCCESS;
+    CU_CHECK(to % width == 0, CUDA_ERROR_INVALID_VALUE);
+    CU_TRY(cu_check_device_range(to, width * count));
+    char *p = (char *)to;
+    if (width == 1) {
+        memset(p, *(const unsigned char *)value, count);
+        return CUDA_SUCCESS;
+    }
+    for (size_t i = 0; i < count; i++)
+        memcpy(p + i * width, value, width);
+    return CUDA_SUCCESS;
+}
+
+CUresult cu_fill_rows(CUdeviceptr to, size_t pitch, const void *value, size_t width, size_t count,
+                      size_t rows)
+{
+    for (size_t y = 0; y < rows; y++)
+        CU_TRY(fill(to + y * pitch, value, width, count));
+    return CUDA_SUCCESS;
+}

@@ -29,6 +29,10 @@ enum cu_magic {
     CU_MIPMAP = 0x4d495030,
     CU_POOL = 0x504f4f30,
     CU_LIBRARY = 0x4c494230,
+    CU_GRAPH = 0x47524130,
+    CU_NODE = 0x4e4f4430,
+    CU_EXEC = 0x45584530,
+    CU_OBJECT = 0x4f424a30,
 };
 
 /* One CUDA ordinal: a card, or one MIG compute instance of it. */
@@ -38,7 +42,7 @@ struct cu_device {
     struct sim_use *use; /* in the shared state; NULL until this process has a context there */
     CUcontext primary;
     uint32_t primary_refs, primary_flags;
-    CUmemoryPool default_pool, current_pool;
+    CUmemoryPool default_pool, current_pool, graph_pool;
     _Atomic double launched[CU_LAUNCH_DEPTH];
     _Atomic uint64_t launch_count;
     uint64_t mps_limit; /* bytes that this process may hold; 0: no limit */
@@ -63,6 +67,9 @@ struct CUstream_st {
     int priority;
     unsigned long long id;
     _Atomic double position;
+    struct cu_capture *capture;
+    CUgraphNode *frontier; /* what the next captured node comes after */
+    size_t frontier_count;
 };
 
 struct CUevent_st {
@@ -72,6 +79,9 @@ struct CUevent_st {
     bool recorded, resolved;
     double position;
     uint64_t recorded_ns, at_ns;
+    unsigned long long capture_id; /* recorded in this capture; 0: in none */
+    CUgraphNode *captured;
+    size_t captured_count;
 };
 
 struct cu_block {
@@ -82,6 +92,7 @@ struct cu_block {
     CUcontext ctx;
     CUmemoryPool pool;
     unsigned long long id;
+    struct cu_graph_memory *memory; /* whose addresses these are, when they are a graph's */
 };
 
 struct cu_process {
@@ -140,6 +151,10 @@ struct cu_block *cu_block_at(CUdeviceptr p); /* that holds p; NULL */
 bool cu_in_arena(CUdeviceptr p);
 CUdeviceptr cu_arena_take(uint64_t bytes); /* whole pages, aligned to 2 MiB; 0: no addresses left */
 void cu_arena_give(CUdeviceptr p, uint64_t bytes);
+/* Lays a block on addresses that a graph's allocation node holds. */
+CUresult cu_block_place(CUcontext ctx, CUmemoryPool pool, struct cu_graph_memory *memory,
+                        CUdeviceptr base, size_t size);
+void cu_graph_memory_freed(struct cu_graph_memory *memory); /* graph_memory.c: the block is gone */
 void cu_free_of_context(CUcontext ctx);
 void cu_free_of_pool(CUmemoryPool pool);
 
@@ -160,6 +175,9 @@ struct cu_host *cu_host_at(const void *p);
 /* copy.c: are these bytes memory of the device, or may the host touch them? */
 CUresult cu_check_device_range(CUdeviceptr p, size_t size);
 CUresult cu_copy(void *to, const void *from, size_t size);
+CUresult cu_copy_3d(const CUDA_MEMCPY3D *copy);
+CUresult cu_fill_rows(CUdeviceptr to, size_t pitch, const void *value, size_t width, size_t count,
+                      size_t rows); /* width: bytes of the value; count: values in a row */
 
 /* stream.c */
 CUresult cu_stream_resolve(CUstream stream, CUcontext *ctx, double *position);
@@ -167,9 +185,26 @@ void cu_stream_advance(CUstream stream, CUcontext ctx, double position);
 CUresult cu_wait(CUcontext ctx, double position);
 bool cu_reached(CUcontext ctx, double position);
 void cu_pending_add(CUcontext ctx, CUevent event);
+CUresult cu_event_record(CUevent event, CUstream stream);
+CUresult cu_event_wait(CUevent event, CUstream stream);
 void cu_pending_resolve(CUcontext ctx);
 
+/* capture.c */
+extern _Atomic uint32_t cu_captures;
+struct cu_capture *cu_capture_find(CUstream stream); /* that the stream is part of; NULL */
+CUresult cu_capture_refuse(CUstream stream);   /* of a call that no capture can hold */
+CUresult cu_capture_implicit(CUcontext ctx);   /* of a use of the legacy stream */
+CUresult cu_capture_unsafe(void);              /* of a call that may wait for the device */
+CUresult cu_capture_record(CUevent event, CUstream stream);
+CUresult cu_capture_wait(CUstream stream, CUevent event);
+CUresult cu_capture_event(CUevent event); /* of a call that asks for the event's outcome */
+bool cu_capture_has(CUevent event);
+void cu_capture_leave_event(CUevent event);
+void cu_capture_leave_stream(CUstream stream);
+
 /* launch.c */
+CUresult cu_launch_check(CUfunction f, const unsigned int grid[3], const unsigned int block[3],
+                         unsigned int shared_bytes);
 CUresult cu_launch(CUfunction f, const unsigned int grid[3], const unsigned int block[3],
                    unsigned int shared_bytes, CUstream stream);
 
@@ -213,6 +248,8 @@ struct CUmemPoolHandle_st {
 CUresult cu_pool_of_device(int ordinal, CUmemoryPool *pool);
 CUresult cu_pool_charge(CUmemoryPool pool, uint64_t bytes);
 void cu_pool_uncharge(CUmemoryPool pool, uint64_t bytes);
+void cu_pool_trim(CUmemoryPool pool, uint64_t keep);
+CUmemoryPool cu_pool_of_graphs(int ordinal); /* NULL: no memory for it */
 
 /* mps.c */
 CUresult cu_mps_connect(void);

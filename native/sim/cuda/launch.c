@@ -1,5 +1,5 @@
 /* A launch occupies the device's engine for a time. */
-#include "internal.h"
+#include "graph.h"
 
 static double work_ns(CUfunction f, const struct cu_device *d)
 {
@@ -12,8 +12,8 @@ static double work_ns(CUfunction f, const struct cu_device *d)
     return us * 1000.0;
 }
 
-static CUresult check(CUfunction f, const unsigned int grid[3], const unsigned int block[3],
-                      unsigned int shared)
+CUresult cu_launch_check(CUfunction f, const unsigned int grid[3], const unsigned int block[3],
+                         unsigned int shared)
 {
     unsigned long long threads = (unsigned long long)block[0] * block[1] * block[2];
     for (int i = 0; i < 3; i++)
@@ -27,6 +27,22 @@ static CUresult check(CUfunction f, const unsigned int grid[3], const unsigned i
     return shared <= 49152 || shared <= limit ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+static CUresult capture(CUfunction f, const unsigned int grid[3], const unsigned int block[3],
+                        unsigned int shared, CUstream stream)
+{
+    CUgraphNode node;
+    CU_TRY(cu_capture_add(stream, CU_GRAPH_NODE_TYPE_KERNEL, &node));
+    node->kernel = (CUDA_KERNEL_NODE_PARAMS){.func = f,
+                                             .gridDimX = grid[0],
+                                             .gridDimY = grid[1],
+                                             .gridDimZ = grid[2],
+                                             .blockDimX = block[0],
+                                             .blockDimY = block[1],
+                                             .blockDimZ = block[2],
+                                             .sharedMemBytes = shared};
+    return CUDA_SUCCESS;
+}
+
 CUresult cu_launch(CUfunction f, const unsigned int grid[3], const unsigned int block[3],
                    unsigned int shared_bytes, CUstream stream)
 {
@@ -35,7 +51,9 @@ CUresult cu_launch(CUfunction f, const unsigned int grid[3], const unsigned int 
     CU_CHECK(f != NULL && f->magic == CU_FUNCTION, CUDA_ERROR_INVALID_HANDLE);
     CU_TRY(cu_stream_resolve(stream, &ctx, &position));
     CU_CHECK(f->module->ctx == ctx, CUDA_ERROR_INVALID_HANDLE);
-    CU_TRY(check(f, grid, block, shared_bytes));
+    CU_TRY(cu_launch_check(f, grid, block, shared_bytes));
+    if (cu_capture_find(stream) != NULL)
+        return capture(f, grid, block, shared_bytes, stream);
     struct cu_device *d = cu_device_of(ctx);
     CU_CHECK(!cu.s->devices[d->device].lost, CUDA_ERROR_UNKNOWN);
     uint64_t n = atomic_fetch_add_explicit(&d->launch_count, 1, memory_order_relaxed);

@@ -26,6 +26,7 @@ static CUresult allocate(const char *function, enum sim_kind kind, CUdeviceptr *
     CUcontext ctx;
     CU_TRY(cu_enter_context(function, &ctx));
     CU_CHECK(out != NULL && size > 0, CUDA_ERROR_INVALID_VALUE);
+    CU_TRY(cu_capture_unsafe());
     cu_lock();
     CUresult result = cu_alloc(ctx, kind, NULL, size, out);
     cu_unlock();
@@ -63,6 +64,7 @@ CUresult cuMemFree_v2(CUdeviceptr p)
     CU_TRY(cu_enter_context("cuMemFree_v2", &ctx));
     if (p == 0)
         return CUDA_SUCCESS;
+    CU_TRY(cu_capture_unsafe());
     CU_TRY(cu_wait(ctx, ctx->position)); /* cuMemFree synchronises */
     cu_lock();
     CUresult result = cu_free(p);

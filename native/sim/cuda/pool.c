@@ -35,6 +35,14 @@ CUresult cu_pool_of_device(int ordinal, CUmemoryPool *pool)
     return *pool == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
+CUmemoryPool cu_pool_of_graphs(int ordinal)
+{
+    struct cu_device *d = &cu.devices[ordinal];
+    if (d->graph_pool == NULL && (d->graph_pool = new_pool(ordinal, true)) != NULL)
+        d->graph_pool->threshold = UINT64_MAX / 2; /* kept until it is trimmed */
+    return d->graph_pool;
+}
+
 CUresult cu_pool_charge(CUmemoryPool pool, uint64_t bytes)
 {
     if (pool->used + bytes > pool->reserved) {
@@ -50,7 +58,7 @@ CUresult cu_pool_charge(CUmemoryPool pool, uint64_t bytes)
     return CUDA_SUCCESS;
 }
 
-static void trim(CUmemoryPool pool, uint64_t keep)
+void cu_pool_trim(CUmemoryPool pool, uint64_t keep)
 {
     uint64_t floor = pool->used > keep ? pool->used : cu_round_page(keep);
     if (pool->reserved <= floor)
@@ -62,7 +70,7 @@ static void trim(CUmemoryPool pool, uint64_t keep)
 void cu_pool_uncharge(CUmemoryPool pool, uint64_t bytes)
 {
     pool->used -= bytes;
-    trim(pool, pool->threshold);
+    cu_pool_trim(pool, pool->threshold);
 }
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice dev)
@@ -117,7 +125,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
     cu_lock();
     cu_free_of_pool(pool);
     pool->threshold = 0;
-    trim(pool, 0);
+    cu_pool_trim(pool, 0);
     if (cu.devices[pool->ordinal].current_pool == pool)
         cu.devices[pool->ordinal].current_pool = cu.devices[pool->ordinal].default_pool;
     pool->magic = CU_DEAD;
@@ -130,7 +138,7 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
     CU_TRY(cu_enter("cuMemPoolTrimTo"));
     CU_CHECK(is_pool(pool), CUDA_ERROR_INVALID_VALUE);
     cu_lock();
-    trim(pool, keep);
+    cu_pool_trim(pool, keep);
     cu_unlock();
     return CUDA_SUCCESS;
 }

@@ -15,6 +15,9 @@ CUresult cu_stream_resolve(CUstream stream, CUcontext *ctx, double *position)
         CU_CHECK(*ctx != NULL, CUDA_ERROR_INVALID_CONTEXT);
         CU_CHECK(cu_is_context(*ctx), CUDA_ERROR_CONTEXT_IS_DESTROYED);
         *position = (*ctx)->position;
+        bool legacy = stream != CU_STREAM_PER_THREAD;
+        if (legacy && atomic_load_explicit(&cu_captures, memory_order_relaxed) > 0)
+            return cu_capture_implicit(*ctx);
         return CUDA_SUCCESS;
     }
     CU_CHECK(stream->magic == CU_STREAM, CUDA_ERROR_INVALID_HANDLE);
@@ -64,7 +67,8 @@ static CUresult create(const char *function, CUstream *out, unsigned int flags, 
     CUstream s = calloc(1, sizeof(*s));
     CU_CHECK(s != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     cu_lock();
-    *s = (struct CUstream_st){CU_STREAM, ctx, flags, priority, ++cu.next_id, 0};
+    *s = (struct CUstream_st){
+        .magic = CU_STREAM, .ctx = ctx, .flags = flags, .priority = priority, .id = ++cu.next_id};
     cu_unlock();
     *out = s;
     return CUDA_SUCCESS;
@@ -87,6 +91,7 @@ CUresult cuStreamDestroy_v2(CUstream stream)
 {
     CU_TRY(cu_enter("cuStreamDestroy_v2"));
     CU_CHECK(!is_default(stream) && stream->magic == CU_STREAM, CUDA_ERROR_INVALID_HANDLE);
+    cu_capture_leave_stream(stream);
     stream->magic = CU_DEAD;
     free(stream);
     return CUDA_SUCCESS;
@@ -158,12 +163,38 @@ void cu_pending_add(CUcontext ctx, CUevent e)
     cu_unlock();
 }
 
+CUresult cu_event_record(CUevent event, CUstream stream)
+{
+    CUcontext ctx;
+    double position;
+    CU_TRY(cu_stream_resolve(stream, &ctx, &position));
+    CU_CHECK(event->ctx == ctx, CUDA_ERROR_INVALID_HANDLE);
+    event->capture_id = 0;
+    event->position = position;
+    event->recorded_ns = sim_now_ns();
+    event->recorded = true;
+    event->resolved = false;
+    cu_pending_add(ctx, event);
+    return CUDA_SUCCESS;
+}
+
+CUresult cu_event_wait(CUevent event, CUstream stream)
+{
+    CUcontext ctx;
+    double position;
+    CU_TRY(cu_stream_resolve(stream, &ctx, &position));
+    if (event->recorded && event->ctx == ctx && event->position > position)
+        cu_stream_advance(stream, ctx, event->position);
+    return CUDA_SUCCESS;
+}
+
 CUresult cuEventDestroy_v2(CUevent e)
 {
     CU_TRY(cu_enter("cuEventDestroy_v2"));
     CU_CHECK(e != NULL && e->magic == CU_EVENT, CUDA_ERROR_INVALID_HANDLE);
     cu_lock();
     forget_pending(e);
+    cu_capture_leave_event(e);
     cu_unlock();
     e->magic = CU_DEAD;
     free(e);
@@ -186,12 +217,14 @@ static CUresult enter_event(const char *function, CUevent e)
 CUresult cuEventQuery(CUevent e)
 {
     CU_TRY(enter_event("cuEventQuery", e));
+    CU_TRY(cu_capture_event(e));
     return !e->recorded || resolve(e) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult cuEventSynchronize(CUevent e)
 {
     CU_TRY(enter_event("cuEventSynchronize", e));
+    CU_TRY(cu_capture_event(e));
     if (!e->recorded)
         return CUDA_SUCCESS;
     CU_TRY(cu_wait(e->ctx, e->position));

@@ -1,5 +1,35 @@
 /* cuMemcpy*, in order with their stream. */
 #include "api.h"
+#include "graph.h"
+
+/* While the stream captures, a copy becomes a node. */
+static bool captures(CUstream stream)
+{
+    return cu_capture_find(own(stream)) != NULL;
+}
+
+static CUresult capture_3d(CUstream stream, CUcontext ctx, const CUDA_MEMCPY3D *copy)
+{
+    CUgraphNode node;
+    CU_CHECK(copy != NULL, CUDA_ERROR_INVALID_VALUE);
+    CU_TRY(cu_capture_add(own(stream), CU_GRAPH_NODE_TYPE_MEMCPY, &node));
+    node->copy.shape = *copy;
+    node->copy.ctx = ctx;
+    return CUDA_SUCCESS;
+}
+
+static CUresult capture_line(CUstream stream, CUcontext ctx, CUdeviceptr to, CUdeviceptr from,
+                             size_t size)
+{
+    CUDA_MEMCPY3D line = {.srcMemoryType = CU_MEMORYTYPE_UNIFIED,
+                          .srcDevice = from,
+                          .dstMemoryType = CU_MEMORYTYPE_UNIFIED,
+                          .dstDevice = to,
+                          .WidthInBytes = size,
+                          .Height = 1,
+                          .Depth = 1};
+    return capture_3d(stream, ctx, &line);
+}
 
 static CUresult to_device(CUdeviceptr to, const void *from, size_t size)
 {
@@ -55,6 +85,8 @@ CUresult PTSZ(cuMemcpyHtoDAsync_v2)(CUdeviceptr to, const void *from, size_t siz
 {
     CUcontext ctx;
     CU_TRY(enter_stream("cuMemcpyHtoDAsync_v2", stream, &ctx));
+    if (captures(stream))
+        return capture_line(stream, ctx, to, (CUdeviceptr)from, size);
     return size == 0 ? CUDA_SUCCESS : to_device(to, from, size);
 }
 
@@ -62,6 +94,8 @@ CUresult PTSZ(cuMemcpyDtoHAsync_v2)(void *to, CUdeviceptr from, size_t size, CUs
 {
     CUcontext ctx;
     CU_TRY(enter_stream("cuMemcpyDtoHAsync_v2", stream, &ctx));
+    if (captures(stream))
+        return capture_line(stream, ctx, (CUdeviceptr)to, from, size);
     return size == 0 ? CUDA_SUCCESS : to_host(to, from, size);
 }
 
@@ -69,6 +103,8 @@ CUresult PTSZ(cuMemcpyDtoDAsync_v2)(CUdeviceptr to, CUdeviceptr from, size_t siz
 {
     CUcontext ctx;
     CU_TRY(enter_stream("cuMemcpyDtoDAsync_v2", stream, &ctx));
+    if (captures(stream))
+        return capture_line(stream, ctx, to, from, size);
     return size == 0 ? CUDA_SUCCESS : between(to, from, size);
 }
 
@@ -76,6 +112,8 @@ CUresult PTSZ(cuMemcpyAsync)(CUdeviceptr to, CUdeviceptr from, size_t size, CUst
 {
     CUcontext ctx;
     CU_TRY(enter_stream("cuMemcpyAsync", stream, &ctx));
+    if (captures(stream))
+        return capture_line(stream, ctx, to, from, size);
     return cu_copy((void *)to, (const void *)from, size);
 }
 
@@ -84,60 +122,15 @@ CUresult PTSZ(cuMemcpyPeerAsync)(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr f
 {
     CUcontext ctx;
     CU_TRY(enter_stream("cuMemcpyPeerAsync", stream, &ctx));
+    if (captures(stream))
+        return capture_line(stream, ctx, to, from, size);
     CU_CHECK(cu_is_context(to_ctx) && cu_is_context(from_ctx), CUDA_ERROR_INVALID_CONTEXT);
     return between(to, from, size);
 }
 
-/* One side of a 2D or 3D copy, as an address and its strides. */
-struct side {
-    char *base;
-    size_t pitch, slice;
-};
-
-static CUresult side_of(CUmemorytype type, const void *host, CUdeviceptr device, CUarray array,
-                        size_t pitch, size_t height, struct side *out)
+static CUDA_MEMCPY3D widen(const CUDA_MEMCPY2D *c)
 {
-    switch (type) {
-    case CU_MEMORYTYPE_HOST:
-        *out = (struct side){(char *)(uintptr_t)host, pitch, pitch * height};
-        return host == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-    case CU_MEMORYTYPE_DEVICE:
-    case CU_MEMORYTYPE_UNIFIED:
-        *out = (struct side){(char *)device, pitch, pitch * height};
-        return device == 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-    case CU_MEMORYTYPE_ARRAY: {
-        CU_CHECK(array != NULL && array->magic == CU_ARRAY, CUDA_ERROR_INVALID_HANDLE);
-        size_t rows = array->shape.Height == 0 ? 1 : array->shape.Height;
-        *out = (struct side){(char *)array->data, array->pitch, array->pitch * rows};
-        return CUDA_SUCCESS;
-    }
-    default:
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-}
-
-static CUresult copy_3d(const CUDA_MEMCPY3D *c)
-{
-    struct side to, from;
-    CU_CHECK(c != NULL, CUDA_ERROR_INVALID_VALUE);
-    CU_TRY(side_of(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstArray, c->dstPitch,
-                   c->dstHeight, &to));
-    CU_TRY(side_of(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcArray, c->srcPitch,
-                   c->srcHeight, &from));
-    for (size_t z = 0; z < c->Depth; z++) {
-        for (size_t y = 0; y < c->Height; y++) {
-            char *target = to.base + (c->dstZ + z) * to.slice + (c->dstY + y) * to.pitch;
-            const char *source = from.base + (c->srcZ + z) * from.slice + (c->srcY + y) * from.pitch;
-            CU_TRY(cu_copy(target + c->dstXInBytes, source + c->srcXInBytes, c->WidthInBytes));
-        }
-    }
-    return CUDA_SUCCESS;
-}
-
-static CUresult copy_2d(const CUDA_MEMCPY2D *c)
-{
-    CU_CHECK(c != NULL, CUDA_ERROR_INVALID_VALUE);
-    CUDA_MEMCPY3D full = {.srcXInBytes = c->srcXInBytes,
+    return (CUDA_MEMCPY3D){.srcXInBytes = c->srcXInBytes,
                           .srcY = c->srcY,
                           .srcMemoryType = c->srcMemoryType,
                           .srcHost = c->srcHost,
@@ -154,7 +147,13 @@ static CUresult copy_2d(const CUDA_MEMCPY2D *c)
                           .WidthInBytes = c->WidthInBytes,
                           .Height = c->Height,
                           .Depth = 1};
-    return copy_3d(&full);
+}
+
+static CUresult copy_2d(const CUDA_MEMCPY2D *c)
+{
+    CU_CHECK(c != NULL, CUDA_ERROR_INVALID_VALUE);
+    CUDA_MEMCPY3D full = widen(c);
+    return cu_copy_3d(&full);
 }
 
 CUresult PTDS(cuMemcpy2D_v2)(const CUDA_MEMCPY2D *copy)
@@ -173,20 +172,26 @@ CUresult PTSZ(cuMemcpy2DAsync_v2)(const CUDA_MEMCPY2D *copy, CUstream stream)
 {
     CUcontext ctx;
     CU_TRY(enter_stream("cuMemcpy2DAsync_v2", stream, &ctx));
+    if (captures(stream) && copy != NULL) {
+        CUDA_MEMCPY3D full = widen(copy);
+        return capture_3d(stream, ctx, &full);
+    }
     return copy_2d(copy);
 }
 
 CUresult PTDS(cuMemcpy3D_v2)(const CUDA_MEMCPY3D *copy)
 {
     CU_TRY(enter_sync("cuMemcpy3D_v2"));
-    return copy_3d(copy);
+    return cu_copy_3d(copy);
 }
 
 CUresult PTSZ(cuMemcpy3DAsync_v2)(const CUDA_MEMCPY3D *copy, CUstream stream)
 {
     CUcontext ctx;
     CU_TRY(enter_stream("cuMemcpy3DAsync_v2", stream, &ctx));
-    return copy_3d(copy);
+    if (captures(stream))
+        return capture_3d(stream, ctx, copy);
+    return cu_copy_3d(copy);
 }
 
 static CUresult array_at(CUarray array, size_t offset, size_t size, void **out)

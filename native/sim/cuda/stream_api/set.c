@@ -1,28 +1,24 @@
 /* cuMemset*, in order with their stream. */
 #include "api.h"
+#include "graph.h"
 
-static CUresult fill(CUdeviceptr to, const void *value, size_t width, size_t count)
+static CUresult capture(CUstream stream, CUcontext ctx, CUDA_MEMSET_NODE_PARAMS shape)
 {
-    if (count == 0)
-        return CUDA_SUCCESS;
-    CU_CHECK(to % width == 0, CUDA_ERROR_INVALID_VALUE);
-    CU_TRY(cu_check_device_range(to, width * count));
-    char *p = (char *)to;
-    if (width == 1) {
-        memset(p, *(const unsigned char *)value, count);
-        return CUDA_SUCCESS;
-    }
-    for (size_t i = 0; i < count; i++)
-        memcpy(p + i * width, value, width);
+    CUgraphNode node;
+    CU_TRY(cu_capture_add(own(stream), CU_GRAPH_NODE_TYPE_MEMSET, &node));
+    node->set.shape = shape;
+    node->set.ctx = ctx;
     return CUDA_SUCCESS;
 }
 
-static CUresult fill_rows(CUdeviceptr to, size_t pitch, const void *value, size_t width,
-                          size_t count, size_t rows)
+static CUresult fill(CUdeviceptr to, const void *value, size_t width, size_t count)
 {
-    for (size_t y = 0; y < rows; y++)
-        CU_TRY(fill(to + y * pitch, value, width, count));
-    return CUDA_SUCCESS;
+    return cu_fill_rows(to, 0, value, width, count, 1);
+}
+
+static bool captures(CUstream stream)
+{
+    return cu_capture_find(own(stream)) != NULL;
 }
 
 #define SETTERS(bits, type)                                                                        \
@@ -36,20 +32,27 @@ static CUresult fill_rows(CUdeviceptr to, size_t pitch, const void *value, size_
     {                                                                                              \
         CUcontext ctx;                                                                             \
         CU_TRY(enter_stream("cuMemsetD" #bits "Async", stream, &ctx));                             \
+        if (captures(stream))                                                                      \
+            return capture(stream, ctx,                                                            \
+                           (CUDA_MEMSET_NODE_PARAMS){to, 0, value, sizeof(value), count, 1});      \
         return fill(to, &value, sizeof(value), count);                                             \
     }                                                                                              \
     CUresult PTDS(cuMemsetD2D##bits##_v2)(CUdeviceptr to, size_t pitch, type value, size_t width,  \
                                           size_t rows)                                             \
     {                                                                                              \
         CU_TRY(enter_sync("cuMemsetD2D" #bits "_v2"));                                             \
-        return fill_rows(to, pitch, &value, sizeof(value), width, rows);                           \
+        return cu_fill_rows(to, pitch, &value, sizeof(value), width, rows);                           \
     }                                                                                              \
     CUresult PTSZ(cuMemsetD2D##bits##Async)(CUdeviceptr to, size_t pitch, type value,              \
                                             size_t width, size_t rows, CUstream stream)            \
     {                                                                                              \
         CUcontext ctx;                                                                             \
         CU_TRY(enter_stream("cuMemsetD2D" #bits "Async", stream, &ctx));                           \
-        return fill_rows(to, pitch, &value, sizeof(value), width, rows);                           \
+        if (captures(stream))                                                                      \
+            return capture(                                                                        \
+                stream, ctx,                                                                       \
+                (CUDA_MEMSET_NODE_PARAMS){to, pitch, value, sizeof(value), width, rows});          \
+        return cu_fill_rows(to, pitch, &value, sizeof(value), width, rows);                           \
     }
 
 SETTERS(8, unsigned char)

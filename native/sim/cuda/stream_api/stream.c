@@ -1,5 +1,6 @@
 /* Streams and events: the calls that take a stream. */
 #include "api.h"
+#include "graph.h"
 
 CUresult PTSZ(cuStreamSynchronize)(CUstream stream)
 {
@@ -7,6 +8,7 @@ CUresult PTSZ(cuStreamSynchronize)(CUstream stream)
     double position;
     CU_TRY(cu_enter("cuStreamSynchronize"));
     CU_TRY(cu_stream_resolve(own(stream), &ctx, &position));
+    CU_TRY(cu_capture_refuse(own(stream)));
     CU_TRY(cu_wait(ctx, position));
     cu_pending_resolve(ctx);
     return CUDA_SUCCESS;
@@ -18,47 +20,53 @@ CUresult PTSZ(cuStreamQuery)(CUstream stream)
     double position;
     CU_TRY(cu_enter("cuStreamQuery"));
     CU_TRY(cu_stream_resolve(own(stream), &ctx, &position));
+    CU_TRY(cu_capture_refuse(own(stream)));
     return cu_reached(ctx, position) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+static CUresult capture_event(CUgraphNodeType type, CUevent event, CUstream stream)
+{
+    CUgraphNode node;
+    CU_TRY(cu_capture_add(stream, type, &node));
+    node->event = event;
+    return CUDA_SUCCESS;
 }
 
 CUresult PTSZ(cuStreamWaitEvent)(CUstream stream, CUevent event, unsigned int flags)
 {
     CUcontext ctx;
-    double position;
-    (void)flags;
-    CU_TRY(cu_enter("cuStreamWaitEvent"));
+    CU_TRY(enter_stream("cuStreamWaitEvent", stream, &ctx));
     CU_CHECK(event != NULL && event->magic == CU_EVENT, CUDA_ERROR_INVALID_HANDLE);
-    CU_TRY(cu_stream_resolve(own(stream), &ctx, &position));
-    if (event->recorded && event->ctx == ctx && event->position > position)
-        cu_stream_advance(own(stream), ctx, event->position);
-    return CUDA_SUCCESS;
+    bool capturing = cu_capture_find(own(stream)) != NULL;
+    if (capturing && (flags & CU_EVENT_WAIT_EXTERNAL) != 0)
+        return capture_event(CU_GRAPH_NODE_TYPE_WAIT_EVENT, event, own(stream));
+    if (capturing || cu_capture_has(event))
+        return cu_capture_wait(own(stream), event);
+    return cu_event_wait(event, own(stream));
 }
 
-static CUresult record(const char *function, CUevent event, CUstream stream)
+static CUresult record(const char *function, CUevent event, CUstream stream, unsigned int flags)
 {
     CUcontext ctx;
-    double position;
     CU_TRY(cu_enter(function));
     CU_CHECK(event != NULL && event->magic == CU_EVENT, CUDA_ERROR_INVALID_HANDLE);
-    CU_TRY(cu_stream_resolve(own(stream), &ctx, &position));
+    CU_TRY(enter_stream(function, stream, &ctx));
+    if (cu_capture_find(own(stream)) == NULL)
+        return cu_event_record(event, own(stream));
     CU_CHECK(event->ctx == ctx, CUDA_ERROR_INVALID_HANDLE);
-    event->position = position;
-    event->recorded_ns = sim_now_ns();
-    event->recorded = true;
-    event->resolved = false;
-    cu_pending_add(ctx, event);
-    return CUDA_SUCCESS;
+    if ((flags & CU_EVENT_RECORD_EXTERNAL) != 0)
+        return capture_event(CU_GRAPH_NODE_TYPE_EVENT_RECORD, event, own(stream));
+    return cu_capture_record(event, own(stream));
 }
 
 CUresult PTSZ(cuEventRecord)(CUevent event, CUstream stream)
 {
-    return record("cuEventRecord", event, stream);
+    return record("cuEventRecord", event, stream, 0);
 }
 
 CUresult PTSZ(cuEventRecordWithFlags)(CUevent event, CUstream stream, unsigned int flags)
 {
-    (void)flags;
-    return record("cuEventRecordWithFlags", event, stream);
+    return record("cuEventRecordWithFlags", event, stream, flags);
 }
 
 CUresult PTSZ(cuStreamGetCtx)(CUstream stream, CUcontext *out)
@@ -88,15 +96,6 @@ CUresult PTSZ(cuStreamGetPriority)(CUstream stream, int *priority)
     return CUDA_SUCCESS;
 }
 
-CUresult PTSZ(cuStreamIsCapturing)(CUstream stream, CUstreamCaptureStatus *status)
-{
-    CUcontext ctx;
-    CU_TRY(enter_stream("cuStreamIsCapturing", stream, &ctx));
-    CU_CHECK(status != NULL, CUDA_ERROR_INVALID_VALUE);
-    *status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return CUDA_SUCCESS;
-}
-
 CUresult PTSZ(cuStreamAttachMemAsync)(CUstream stream, CUdeviceptr p, size_t size,
                                       unsigned int flags)
 {
@@ -104,6 +103,7 @@ CUresult PTSZ(cuStreamAttachMemAsync)(CUstream stream, CUdeviceptr p, size_t siz
     (void)size;
     (void)flags;
     CU_TRY(enter_stream("cuStreamAttachMemAsync", stream, &ctx));
+    CU_TRY(cu_capture_refuse(own(stream)));
     return cu_check_device_range(p, 1);
 }
 
@@ -115,6 +115,12 @@ CUresult PTSZ(cuLaunchHostFunc)(CUstream stream, CUhostFn function, void *data)
     CU_TRY(cu_enter("cuLaunchHostFunc"));
     CU_CHECK(function != NULL, CUDA_ERROR_INVALID_VALUE);
     CU_TRY(cu_stream_resolve(own(stream), &ctx, &position));
+    if (cu_capture_find(own(stream)) != NULL) {
+        CUgraphNode node;
+        CU_TRY(cu_capture_add(own(stream), CU_GRAPH_NODE_TYPE_HOST, &node));
+        node->host = (CUDA_HOST_NODE_PARAMS){function, data};
+        return CUDA_SUCCESS;
+    }
     CU_TRY(cu_wait(ctx, position));
     function(data);
     return CUDA_SUCCESS;
@@ -128,6 +134,7 @@ CUresult PTSZ(cuStreamAddCallback)(CUstream stream, CUstreamCallback callback, v
     CU_TRY(cu_enter("cuStreamAddCallback"));
     CU_CHECK(callback != NULL && flags == 0, CUDA_ERROR_INVALID_VALUE);
     CU_TRY(cu_stream_resolve(own(stream), &ctx, &position));
+    CU_TRY(cu_capture_refuse(own(stream)));
     CU_TRY(cu_wait(ctx, position));
     callback(stream, CUDA_SUCCESS, data);
     return CUDA_SUCCESS;

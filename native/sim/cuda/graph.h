@@ -1,0 +1,129 @@
+/* Graphs: nodes and edges, what is instantiated from them, and the capture of streams into them. */
+#ifndef VGPU_SIM_CUDA_GRAPH_H
+#define VGPU_SIM_CUDA_GRAPH_H
+
+#include "internal.h"
+
+/* Memory of an allocation node: its addresses are fixed when the node is made, and its pages are taken
+ * by a launch and given back by a free. The node, its clones and the live block hold it. */
+struct cu_graph_memory {
+    uint32_t refs;
+    bool live;
+    CUdeviceptr address;
+    size_t size;
+    CUcontext ctx;
+};
+
+struct CUgraphNode_st {
+    uint32_t magic;
+    CUgraphNodeType type;
+    CUgraph graph;
+    CUgraphNode origin; /* that this one is a clone of */
+    unsigned int id;
+    bool disabled, ordered;
+    CUgraphNode *before; /* must have run */
+    size_t before_count;
+    CUgraphNode next;
+    union {
+        CUDA_KERNEL_NODE_PARAMS kernel;
+        struct {
+            CUDA_MEMCPY3D shape;
+            CUcontext ctx;
+        } copy;
+        struct {
+            CUDA_MEMSET_NODE_PARAMS shape;
+            CUcontext ctx;
+        } set;
+        CUDA_HOST_NODE_PARAMS host;
+        CUgraph child; /* owned */
+        CUevent event;
+        struct {
+            CUDA_MEM_ALLOC_NODE_PARAMS shape;
+            struct cu_graph_memory *memory;
+        } alloc;
+        CUdeviceptr free;
+    };
+};
+
+struct cu_kept_object {
+    CUuserObject object;
+    unsigned int count;
+    struct cu_kept_object *next;
+};
+
+struct CUgraph_st {
+    uint32_t magic;
+    unsigned int id, next_node;
+    CUgraph origin;
+    CUgraphNode parent; /* of a child graph: the node that owns it */
+    CUgraphNode first, last;
+    size_t node_count;
+    CUgraphNode *order; /* of an instantiated graph: in which its nodes run */
+    bool has_memory; /* allocation or free nodes, here or in a child */
+    uint32_t execs;  /* instantiations that live */
+    struct cu_kept_object *objects;
+};
+
+struct CUgraphExec_st {
+    uint32_t magic;
+    CUgraph graph;  /* a clone, owned */
+    CUgraph source; /* NULL when it was destroyed */
+    cuuint64_t flags;
+    CUgraphExec next;
+};
+
+/* graph.c. The caller holds cu_lock. */
+bool cu_is_graph(CUgraph graph);
+bool cu_is_node(CUgraphNode node);
+CUgraph cu_graph_new(void);
+void cu_graph_free(CUgraph graph);
+CUresult cu_graph_clone(CUgraph from, bool with_memory, CUgraph *out);
+CUresult cu_graph_add(CUgraph graph, CUgraphNodeType type, const CUgraphNode *before, size_t count,
+                      CUgraphNode *out);
+void cu_graph_drop_last(CUgraph graph, CUgraphNode node); /* undoes the cu_graph_add just made */
+CUgraphNode cu_graph_find_clone(CUgraph graph, CUgraphNode original);
+CUresult cu_graph_order(CUgraph graph); /* fills order, here and in children; INVALID_VALUE: a cycle */
+CUresult cu_list_nodes(CUgraphNode *out, size_t *count, CUgraphNode *all, size_t n);
+
+/* graph_memory.c. The caller holds cu_lock. */
+CUresult cu_graph_memory_new(CUcontext ctx, size_t size, struct cu_graph_memory **out);
+void cu_graph_memory_release(struct cu_graph_memory *m);
+CUresult cu_graph_memory_take(struct cu_graph_memory *m); /* at a launch */
+bool cu_graph_memory_owns(CUdeviceptr p);                 /* an address of an allocation node */
+CUresult cu_graph_add_alloc(CUgraph graph, const CUgraphNode *before, size_t count,
+                            CUDA_MEM_ALLOC_NODE_PARAMS *params, CUgraphNode *out);
+CUresult cu_graph_add_free(CUgraph graph, const CUgraphNode *before, size_t count, CUdeviceptr p,
+                           CUgraphNode *out);
+
+/* graph_exec.c */
+void cu_graph_forget_source(CUgraph graph);
+CUresult cu_graph_instantiate(CUgraph graph, cuuint64_t flags, CUgraphExec *out);
+CUresult cu_graph_launch(CUgraphExec exec, CUstream stream);
+
+/* user_object.c. The caller holds cu_lock; what came to its end is in the list returned by take. */
+void cu_object_drop(CUuserObject object, unsigned int count);
+void cu_object_keep(CUuserObject object, unsigned int count);
+void cu_objects_run(void); /* destructors that came due; called without the lock */
+
+/* capture.c */
+struct cu_capture {
+    CUgraph graph;
+    bool own_graph, invalid;
+    CUstreamCaptureMode mode;
+    unsigned long long id;
+    CUstream origin;
+    pthread_t thread;
+    CUstream *streams;
+    size_t stream_count;
+    struct cu_capture *next;
+};
+CUresult cu_capture_begin(CUstream stream, CUgraph graph, const CUgraphNode *before, size_t count,
+                          CUstreamCaptureMode mode);
+CUresult cu_capture_end(CUstream stream, CUgraph *graph);
+CUresult cu_capture_set(CUstream state, const CUgraphNode *nodes, size_t count, bool add);
+/* A node after what the stream has captured; the caller fills it in. */
+CUresult cu_capture_add(CUstream stream, CUgraphNodeType type, CUgraphNode *out);
+void cu_capture_list(CUstream stream, const CUgraphNode **nodes, size_t *count);
+void cu_capture_frontier(CUstream stream, CUgraphNode node); /* the stream has come to this node */
+
+#endif
