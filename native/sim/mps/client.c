@@ -75,9 +75,8 @@ int control_shell(void)
 }
 
 /* The server outlives its control daemon by a moment, as on a real node. */
-int server_main(void)
+int server_main(pid_t control)
 {
-    pid_t control = getppid();
     prctl(PR_SET_NAME, "nvidia-cuda-mps");
     while (getppid() == control)
         nanosleep(&(struct timespec){0, 250000000}, NULL);

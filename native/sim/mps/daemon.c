@@ -130,9 +130,11 @@ struct server *server_start(struct daemon *d, uid_t uid)
     }
     if (s == NULL)
         return NULL;
+    char control[16];
+    snprintf(control, sizeof(control), "%d", getpid());
     pid_t pid = fork();
     if (pid == 0) {
-        char *argv[] = {(char *)(uintptr_t)MPS_SERVER, NULL};
+        char *argv[] = {(char *)(uintptr_t)MPS_SERVER, control, NULL};
         signal(SIGCHLD, SIG_DFL);
         execv("/proc/self/exe", argv);
         _exit(127);

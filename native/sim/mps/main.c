@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static int usage(const char *word)
 {
@@ -14,7 +15,7 @@ int main(int argc, char **argv)
     bool daemon = false, foreground = false, multiuser = false;
     const char *name = strrchr(argv[0], '/');
     if (strcmp(name == NULL ? argv[0] : name + 1, MPS_SERVER) == 0)
-        return server_main();
+        return server_main(argc > 1 ? (pid_t)atol(argv[1]) : getppid());
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "-d") == 0)
             daemon = true;

@@ -78,7 +78,7 @@ void command_run(struct daemon *d, const struct connection *from, char *line, ch
 
 /* client.c */
 int control_shell(void); /* commands on stdin, replies on stdout */
-int server_main(void);
+int server_main(pid_t control); /* named, for it may be gone before its child looks */
 const char *pipe_directory(void);
 
 #endif

@@ -51,6 +51,7 @@ class Charge:
     limits: Callable[[], Limits | None]  # None: nobody is on the device
     died: Callable[[str], None]
     notice: Callable[[str], None]
+    answer_seconds: float = 5.0
 
 
 @dataclass
@@ -68,7 +69,7 @@ class Supervisor:
 
     def control(self, pipe: Path | None = None) -> MpsControl:
         folder = self.charge.folder
-        return MpsControl(self.charge.program, pipe or folder.pipe, folder.log)
+        return MpsControl(self.charge.program, pipe or folder.pipe, folder.log, self.charge.answer_seconds)
 
     # --- up and down
 

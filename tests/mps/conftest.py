@@ -1,0 +1,142 @@
+"""Control daemons to try: NVIDIA's own 535 and 550 (they start without a GPU), and the simulator's."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.simnode import build_dir
+from vgpud.model.errors import VgpuError
+from vgpud.model.quantity import Percent
+from vgpud.modes.mps.features import probe
+from vgpud.modes.mps.folders import DeviceFolder
+from vgpud.modes.mps.rules import Limits, MpsRules
+from vgpud.modes.mps.supervisor import Charge, Supervisor
+from vgpud.units import ChildUnits
+
+ROOT = Path(__file__).resolve().parents[2]
+OUTSIDE = ROOT / "build" / "outside" / "mps"
+UUID = "GPU-00000000-1111-2222-3333-444444444444"
+FETCH_SECONDS = 120
+
+
+@pytest.fixture(scope="session")
+def nvidias() -> Path:
+    """The folder with NVIDIA's daemons, fetched once by this system's own apt."""
+    wanted = [OUTSIDE / branch / "nvidia-cuda-mps-control" for branch in ("535", "550")]
+    if all(path.exists() for path in wanted):
+        return OUTSIDE
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        pytest.skip("no apt here to fetch nvidia-cuda-mps with")
+    try:
+        done = subprocess.run(
+            [ROOT / "tests" / "mps" / "fetch.sh", OUTSIDE],
+            capture_output=True,
+            text=True,
+            timeout=FETCH_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"apt did not fetch nvidia-cuda-mps in {FETCH_SECONDS} s")
+    if done.returncode != 0:
+        pytest.skip(
+            f"apt cannot fetch nvidia-cuda-mps: {(done.stderr or 'no word').strip().splitlines()[-1]}"
+        )
+    return OUTSIDE
+
+
+@pytest.fixture(params=["535", "550"])
+def real_control(request: pytest.FixtureRequest, nvidias: Path) -> str:
+    return str(nvidias / request.param / "nvidia-cuda-mps-control")
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """The pipes are Unix sockets, whose paths have room for 108 bytes: pytest's own folders may not."""
+    with tempfile.TemporaryDirectory(prefix="mps") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@dataclass
+class Watched:
+    """A supervisor of one daemon, with what it tells kept."""
+
+    supervisor: Supervisor
+    units: ChildUnits
+    folder: DeviceFolder
+    limits: Limits | None
+    rules: MpsRules
+    deaths: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+
+    @property
+    def pid(self) -> int:
+        running = self.units.running(self.supervisor.name)
+        assert running is not None
+        return running.pid
+
+    def kill(self) -> int:
+        pid = self.pid
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def says(self, command: str) -> str:
+        return self.supervisor.control().ask(command)
+
+
+def watched(program: str, run_dir: Path, rules: MpsRules | None = None) -> Watched:
+    units = ChildUnits(run_dir)
+    folder = DeviceFolder.of(run_dir, UUID)
+    made = Watched(None, units, folder, Limits(3000, Percent(3333)), rules or MpsRules())  # type: ignore[arg-type]
+    made.supervisor = Supervisor(
+        Charge(
+            device_uuid=UUID,
+            program=program,
+            folder=folder,
+            features=lambda: probe(program),
+            rules=lambda: made.rules,
+            limits=lambda: made.limits,
+            died=made.deaths.append,
+            notice=made.notices.append,
+            answer_seconds=1.0,
+        ),
+        units,
+    )
+    return made
+
+
+@pytest.fixture
+def real(real_control: str, short_folder: Path) -> Iterator[Watched]:
+    """NVIDIA's own daemon under a supervisor; whatever runs of it in the end is stopped."""
+    made = watched(real_control, short_folder)
+    yield made
+    stop(made)
+
+
+def stop(made: Watched) -> None:
+    try:
+        made.units.stop(made.supervisor.name, 0.0)
+    except VgpuError as error:
+        pytest.fail(str(error))
+
+
+def sits_silent(path: Path) -> socket.socket:
+    """A connection that says nothing, as any tenant may open one."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made.connect(str(path / "control"))
+    return made
+
+
+@pytest.fixture(scope="session")
+def guard() -> Path:
+    library = build_dir() / "lib" / "libvgpu-guard.so"
+    assert library.exists(), "the guard is not built: run ./dev build"
+    return library

@@ -1,0 +1,237 @@
+"""The guard in a tenant's process: never past a control daemon that is not there, never past the share."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.simnode import SimNode, sim_node  # noqa: F401
+from vgpud.model.quantity import MIB, Percent
+from vgpud.model.tenancy import Mode, Slice
+from vgpud.modes.mps.folders import write_tenant
+
+Make = Callable[..., SimNode]
+REFUSED = "CUDA_ERROR_MPS_CONNECTION_FAILED"
+FULL = "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"
+WAYS = ("direct", "dlsym", "proc")
+
+
+class Node:
+    """A simulated node with a control daemon that can be started and killed, and guarded programs."""
+
+    def __init__(self, sim: SimNode, folder: Path, guard: Path) -> None:
+        self.sim, self.guard = sim, guard
+        self.pipe = folder / "p"
+        self.env = {
+            "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe),
+            "CUDA_MPS_LOG_DIRECTORY": str(folder / "l"),
+        }
+        self.daemon: subprocess.Popen[str] | None = None
+
+    def start_daemon(self, program: str = "nvidia-cuda-mps-control") -> None:
+        self.pipe.mkdir(exist_ok=True)
+        self.daemon = self.sim.start([program, "-f"], self.env)
+        end = time.monotonic() + 20
+        while not (self.pipe / "control").exists():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    def kill_daemon(self) -> None:
+        assert self.daemon is not None
+        self.daemon.kill()
+        self.daemon.wait()
+
+    def guarded(self, extra: dict[str, str] | None = None) -> dict[str, str]:
+        return {**self.env, "LD_PRELOAD": str(self.guard), **(extra or {})}
+
+    def probe(self, *words: str, extra: dict[str, str] | None = None) -> tuple[str, str]:
+        """The last line's result of vgpu-probe, and what was said on standard error."""
+        program = str(self.sim.build / "bin" / "vgpu-probe")
+        done = self.sim.run([program, *words], self.guarded(extra), check=False)
+        return json.loads(done.stdout.splitlines()[-1])["result"], done.stderr
+
+    def holding(self, extra: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        """A program that has its memory and waits."""
+        program = str(self.sim.build / "bin" / "vgpu-probe")
+        made = self.sim.start([program, "hold", "1MiB", "--then-wait-on-stdin"], self.guarded(extra))
+        assert made.stdout is not None
+        assert '"held"' in made.stdout.readline()
+        return made
+
+
+@pytest.fixture
+def node(sim_node: Make, short_folder: Path, guard: Path) -> Iterator[Node]:  # noqa: F811
+    yield Node(sim_node(), short_folder, guard)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_daemon_no_cuda(node: Node, way: str) -> None:
+    result, said = node.probe("--via", way, "hold", "1MiB")
+    assert result == REFUSED
+    assert len(said.splitlines()) == 1
+    assert str(node.pipe) in said
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_with_a_daemon_nothing_is_seen_of_it(node: Node, way: str) -> None:
+    node.start_daemon()
+    assert node.probe("--via", way, "ok") == ("CUDA_SUCCESS", "")
+
+
+def test_without_the_guard_the_gate_is_open(node: Node) -> None:
+    """What it is there for: the driver itself runs without MPS, and so without limits, and says nothing."""
+    assert node.probe("hold", "1MiB", extra={"LD_PRELOAD": ""})[0] == "CUDA_SUCCESS"
+
+
+def test_a_killed_daemon_shuts_new_programs_out_and_a_new_one_lets_them_in(node: Node) -> None:
+    node.start_daemon()
+    assert node.probe("hold", "1MiB")[0] == "CUDA_SUCCESS"
+    node.kill_daemon()
+    assert (node.pipe / "control").exists(), "the stale socket is what makes this a trap"
+    assert node.probe("hold", "1MiB")[0] == REFUSED
+    (node.pipe / "control").unlink()
+    node.start_daemon()
+    assert node.probe("hold", "1MiB")[0] == "CUDA_SUCCESS"
+
+
+def test_no_pipe_folder_in_the_environment_is_no_way_past_it(node: Node) -> None:
+    """The driver would look in its own default folder: so does the guard."""
+    assert not Path("/tmp/nvidia-mps/control").exists()
+    program = str(node.sim.build / "bin" / "vgpu-probe")
+    argv = ["env", "-u", "CUDA_MPS_PIPE_DIRECTORY", program, "hold", "1MiB"]
+    done = node.sim.run(argv, node.guarded(), check=False)
+    assert REFUSED in done.stdout
+
+
+@pytest.mark.parametrize("branch", ["535", "550"])
+def test_nvidias_own_socket_is_known(node: Node, nvidias: Path, branch: str) -> None:
+    """It is SEQPACKET, the simulator's is STREAM."""
+    node.start_daemon(str(nvidias / branch / "nvidia-cuda-mps-control"))
+    assert node.probe("hold", "1MiB")[0] == "CUDA_SUCCESS"
+    node.kill_daemon()
+    assert node.probe("hold", "1MiB")[0] == REFUSED
+
+
+DURING = {
+    "stays": ("true", "0"),
+    "dies": ("kill -9 $OLD && sleep 0.1", "805"),
+    "is replaced": (
+        "kill -9 $OLD && sleep 0.1 && rm $CUDA_MPS_PIPE_DIRECTORY/control && nvidia-cuda-mps-control -d",
+        "805",
+    ),
+}
+
+
+@pytest.mark.parametrize("fate", DURING)
+def test_a_daemon_must_live_through_the_whole_of_cuinit(node: Node, short_folder: Path, fate: str) -> None:
+    """Else the driver may have found none at the moment it looked, and this process is under no limit."""
+    node.start_daemon()
+    assert node.daemon is not None
+    source, library = short_folder / "slow.c", short_folder / "libcuda.so.1"
+    source.write_text(
+        '#include <stdlib.h>\nint cuInit(unsigned f) { (void)f; return system(getenv("DURING")); }\n'
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    script, expected = DURING[fate]
+    code = f"import ctypes; u = ctypes.CDLL({str(library)!r}); print(u.cuInit(0), u.cuInit(0))"
+    env = {"DURING": script, "OLD": str(node.daemon.pid)}
+    done = node.sim.run(["/usr/bin/python3", "-c", code], node.guarded(env), check=False)
+    first, second = done.stdout.split()
+    assert first == expected
+    assert fate == "stays" or second == "805", "once out, out for good"
+    node.sim.run(["sh", "-c", "echo quit | nvidia-cuda-mps-control"], node.env, check=False)
+
+
+# --- one tenant, several processes
+
+
+@pytest.fixture
+def tenant(short_folder: Path) -> Path:
+    return short_folder / "t" / "a"
+
+
+def hold_to(tenant: Path, mebibytes: int, percent: int, processes: int) -> dict[str, str]:
+    part = Slice("GPU-0", Mode.MPS, mebibytes * MIB, Percent(percent * 100))
+    write_tenant(tenant, part, processes, os.getuid(), os.getgid())
+    return {"VGPU_MPS_TENANT": str(tenant)}
+
+
+def filled(node: Node, extra: dict[str, str]) -> int:
+    program = str(node.sim.build / "bin" / "vgpu-probe")
+    done = node.sim.run([program, "fill", "--piece", "16MiB"], node.guarded(extra), check=False)
+    return int(json.loads(done.stdout.splitlines()[-1])["total_bytes"])
+
+
+def test_the_tenants_limits_hold_whatever_its_environment_says(node: Node, tenant: Path) -> None:
+    node.start_daemon()
+    env = hold_to(tenant, 2048, 50, 1)
+    usual = filled(node, env)
+    assert 0 < usual < 2048 * MIB
+    assert filled(node, {**env, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=64G"}) == usual
+    assert filled(node, {**env, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "nonsense"}) == usual
+    assert 0 < filled(node, {**env, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"}) < usual
+
+
+def test_processes_of_one_tenant_hold_to_its_share_together(node: Node, tenant: Path) -> None:
+    node.start_daemon()
+    env = hold_to(tenant, 2048, 50, 2)
+    first, second = node.holding(env), node.holding(env)
+    result, said = node.probe("hold", "1MiB", extra=env)
+    assert result == FULL
+    assert len(said.splitlines()) == 1
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert node.probe("hold", "1MiB", extra=env)[0] == "CUDA_SUCCESS", "what the dead one had is free at once"
+    second.kill()
+    second.wait()
+
+
+def test_a_process_may_take_less_and_leave_the_rest(node: Node, tenant: Path) -> None:
+    node.start_daemon()
+    env = hold_to(tenant, 3000, 60, 1)
+    less = {**env, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "20", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1000M"}
+    holding = [node.holding(less) for _ in range(3)]
+    assert node.probe("hold", "1MiB", extra=less)[0] == FULL
+    for one in holding:
+        one.kill()
+        one.wait()
+    assert node.probe("hold", "1MiB", extra=env)[0] == "CUDA_SUCCESS"
+
+
+def test_two_tenants_do_not_take_from_each_other(node: Node, tenant: Path) -> None:
+    node.start_daemon()
+    one, other = hold_to(tenant, 1024, 10, 1), hold_to(tenant.with_name("b"), 1024, 10, 1)
+    held = node.holding(one)
+    assert node.probe("hold", "1MiB", extra=other)[0] == "CUDA_SUCCESS"
+    assert node.probe("hold", "1MiB", extra=one)[0] == FULL
+    held.kill()
+    held.wait()
+
+
+@pytest.mark.parametrize("damage", ["gone", "empty", "words"])
+def test_limits_that_cannot_be_read_are_no_licence(node: Node, tenant: Path, damage: str) -> None:
+    """A released allocation has none: what starts under its environment after that is refused."""
+    node.start_daemon()
+    env = hold_to(tenant, 1024, 10, 1)
+    limits = tenant / "limits"
+    if damage == "gone":
+        limits.unlink()
+    else:
+        limits.write_text("" if damage == "empty" else "all of it\n")
+    assert node.probe("hold", "1MiB", extra=env)[0] == REFUSED
+
+
+def test_programs_without_cuda_are_left_alone(guard: Path) -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", "ls / >/dev/null && echo well"],
+        env={"LD_PRELOAD": str(guard), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("well\n", "")

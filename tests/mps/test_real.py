@@ -1,0 +1,216 @@
+"""NVIDIA's own control daemons, 535 and 550, under vgpud's supervisor: no GPU is needed for that."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.mps.conftest import Watched, sits_silent, watched
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import Percent
+from vgpud.modes.mps.control import MpsControl
+from vgpud.modes.mps.features import probe
+from vgpud.modes.mps.holders import holders
+from vgpud.modes.mps.rules import Limits, MpsRules
+
+PATIENCE_SECONDS = 20
+
+
+def settings(made: Watched) -> tuple[str, str]:
+    return (
+        made.says("get_default_device_pinned_mem_limit 0"),
+        made.says("get_default_active_thread_percentage"),
+    )
+
+
+async def until(holds: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not holds():
+        assert time.monotonic() < end, what
+        await asyncio.sleep(0.02)
+
+
+def play(work: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await work()
+
+    asyncio.run(main())
+
+
+def test_it_is_up_with_its_limits_before_the_door_opens(real: Watched) -> None:
+    seen: list[tuple[bool, str]] = []
+    original = type(real.folder).open
+
+    class Spying(type(real.folder)):  # type: ignore[misc]
+        def open(self, life: Path) -> None:
+            control = MpsControl(real.supervisor.charge.program, life, self.log)
+            seen.append((self.pipe.exists(), control.ask("get_default_active_thread_percentage")))
+            original(self, life)
+
+    object.__setattr__(real.supervisor.charge, "folder", Spying(real.folder.path))
+
+    async def work() -> None:
+        await real.supervisor.up()
+        assert seen == [(False, "33.3")]
+        assert settings(real) == ("2G", "33.3")
+        assert real.folder.pipe.resolve().stat().st_mode & 0o777 == 0o755
+        await real.supervisor.down()
+        assert not real.folder.pipes.exists()
+
+    play(work)
+
+
+def test_a_killed_daemon_is_noticed_shut_out_and_brought_back_with_every_limit(real: Watched) -> None:
+    async def work() -> None:
+        await real.supervisor.up()
+        before = real.folder.pipe.resolve()
+        stale = {path.name for path in before.iterdir()}
+        first = real.kill()
+        await until(lambda: real.deaths, "its death was not noticed")
+        assert real.deaths == ["its MPS control daemon died and took its clients along"]
+        await until(lambda: real.notices, "it did not come back")
+        assert "with every limit in force" in real.notices[0]
+        assert real.pid != first
+        assert settings(real) == ("2G", "33.3")
+        assert "control" in stale
+        assert real.folder.pipe.resolve() != before
+        assert not before.exists(), "the stale sockets and pid file are gone"
+
+    play(work)
+
+
+def test_nobody_left_means_no_new_daemon(real: Watched) -> None:
+    async def work() -> None:
+        await real.supervisor.up()
+        real.limits = None
+        real.kill()
+        await until(lambda: real.deaths, "its death was not noticed")
+        await asyncio.sleep(0.3)
+        assert real.units.running(real.supervisor.name) is None
+        assert not real.folder.pipe.exists()
+
+    play(work)
+
+
+def test_a_second_vgpud_takes_up_the_daemon_that_runs(real: Watched, short_folder: Path) -> None:
+    """kill -9 or an upgrade of vgpud: the same process goes on, its limits put in force anew."""
+
+    async def work() -> None:
+        await real.supervisor.up()
+        pid = real.pid
+        real.says("set_default_active_thread_percentage 90")
+        later = watched(real.supervisor.charge.program, short_folder)
+        later.limits = Limits(700, Percent(1000))
+        await later.supervisor.up()
+        assert later.pid == pid
+        assert settings(later) == ("700M", "10.0")
+
+    play(work)
+
+
+def test_one_cut_before_the_door_opened_is_opened(real: Watched, short_folder: Path) -> None:
+    async def work() -> None:
+        await real.supervisor.up()
+        pid = real.pid
+        real.folder.close()
+        later = watched(real.supervisor.charge.program, short_folder)
+        await later.supervisor.up()
+        assert (later.pid, settings(later)) == (pid, ("2G", "33.3"))
+
+    play(work)
+
+
+def test_limits_follow_who_is_there(real: Watched) -> None:
+    async def work() -> None:
+        await real.supervisor.up()
+        real.limits = Limits(512, Percent(50))
+        await real.supervisor.limit()
+        assert settings(real) == ("512M", "0.5")
+
+    play(work)
+
+
+def test_a_silent_connection_stops_the_daemon_and_who_holds_it_is_found(real: Watched) -> None:
+    """Measured so on 535 and 550: the daemon reads from one connection and waits for it."""
+
+    async def work() -> None:
+        await real.supervisor.up()
+        control = MpsControl(real.supervisor.charge.program, real.folder.pipe, real.folder.log, 0.5)
+        assert control.answers()
+        assert holders(real.pid) == ()
+        with sits_silent(real.folder.pipe):
+            assert not control.answers()
+            assert os.getpid() in holders(real.pid)
+        await until(control.answers, "it did not go on when the connection ended")
+
+    play(work)
+
+
+def test_a_process_that_holds_the_daemon_is_ended_not_the_daemon(real: Watched) -> None:
+    async def work() -> None:
+        await real.supervisor.up()
+        pid = real.pid
+        code = (
+            "import socket, sys, time; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET);"
+            "s.connect(sys.argv[1]); print('in', flush=True); time.sleep(60)"
+        )
+        holder = subprocess.Popen(
+            [sys.executable, "-c", code, real.folder.pipe / "control"], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "in\n"
+            real.rules = MpsRules(check_seconds=0.2, hang_seconds=30)
+            real.supervisor.watch()
+            await until(lambda: holder.poll() is not None, "the holder was not ended")
+            await until(lambda: "answers again" in real.notices[-1], "the daemon did not go on")
+            assert any(f"process {holder.pid} kept" in notice for notice in real.notices)
+            assert (real.pid, real.deaths) == (pid, [])
+        finally:
+            holder.kill()
+            holder.wait()
+
+    play(work)
+
+
+def test_a_daemon_that_hangs_is_ended_and_brought_back(real: Watched) -> None:
+    async def work() -> None:
+        await real.supervisor.up()
+        pid = real.pid
+        os.kill(pid, signal.SIGSTOP)
+        real.rules = MpsRules(check_seconds=0.2, hang_seconds=1)
+        real.supervisor.watch()
+        await until(lambda: any("is back" in notice for notice in real.notices), "it was not brought back")
+        assert real.pid != pid
+        assert settings(real) == ("2G", "33.3")
+        assert len(real.deaths) == 1
+
+    play(work)
+
+
+def test_what_the_branches_can_do(nvidias: Path) -> None:
+    found = {name: probe(str(nvidias / name / "nvidia-cuda-mps-control")) for name in ("535", "550")}
+    assert [f.memory_limits and f.terminate and f.priority for f in found.values()] == [True, True]
+    assert [f.server_status for f in found.values()] == [False, True]
+    assert not any(f.multi_user or f.device_query or f.namespaces or f.version for f in found.values())
+
+
+def test_its_refusals_are_seen(real: Watched) -> None:
+    async def work() -> None:
+        await real.supervisor.up()
+        control = real.supervisor.control()
+        assert control.servers() == ()
+        assert control.clients() == ()
+        with pytest.raises(VgpuError, match="Server 999 not found") as refused:
+            control.terminate_client(999, 1)
+        assert refused.value.code is ErrorCode.MPS_REFUSED
+        control.set_default_priority(True)
+        assert real.says("get_default_client_priority") == "1"
+
+    play(work)
