@@ -1,5 +1,6 @@
 """Programs as another user, from a checkout that may be closed to others."""
 
+import shutil
 from collections.abc import Sequence
 
 
@@ -11,4 +12,6 @@ def as_user(uid: int, gid: int, groups: Sequence[int] = ()) -> list[str]:
     """
     named = f"--groups={','.join(map(str, groups))}" if groups else "--clear-groups"
     keep = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
-    return ["setpriv", f"--reuid={uid}", f"--regid={gid}", named, *keep, "--"]
+    setpriv = shutil.which("setpriv")
+    assert setpriv is not None, "util-linux's setpriv is not installed"
+    return [setpriv, f"--reuid={uid}", f"--regid={gid}", named, *keep, "--"]

@@ -1,0 +1,56 @@
+"""./dev: what it says of itself, and to a user who lacks something and is not root."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.otheruser import as_user
+
+ROOT = Path(__file__).resolve().parents[2]
+NOBODY = 65534
+VERBS = ("demo", "test", "lint", "bench", "build", "clean")
+
+
+def dev(*words: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*words], env={**os.environ, **changes}, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_without_a_verb_it_lists_them() -> None:
+    done = dev(str(ROOT / "dev"))
+    assert done.returncode == 0
+    assert [verb for verb in VERBS if f"\n  {verb} " not in done.stdout] == []
+
+
+def test_an_unknown_verb_is_refused() -> None:
+    done = dev(str(ROOT / "dev"), "frobnicate")
+    assert done.returncode == 1
+    assert "unknown verb 'frobnicate'" in done.stderr
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run it as another user")
+def test_not_root_and_something_missing_is_told_the_one_command(tmp_path: Path) -> None:
+    """On a machine without a compiler: the tools that ./dev itself needs are there, gcc is not."""
+    for name in ("bash", "sh", "env", "readlink", "dirname", "tr", "id", "mkdir", "cat", "apt-get"):
+        found = shutil.which(name)
+        if found is None and name == "apt-get":
+            pytest.skip("not a Debian or Ubuntu system")
+        assert found is not None
+        (tmp_path / name).symlink_to(found)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    copy = tmp_path / "tree"
+    copy.mkdir(mode=0o777)
+    copy.chmod(0o777)
+    shutil.copy(ROOT / "dev", copy / "dev")
+    done = dev(*as_user(NOBODY, NOBODY), str(copy / "dev"), "build", PATH=str(tmp_path))
+    assert done.returncode == 1
+    assert "hint: run: sudo apt-get install -y" in done.stderr
+    hint = done.stderr.split("install -y", 1)[1].split()
+    assert "gcc" in hint
+    assert "cmake" in hint
