@@ -1,0 +1,335 @@
+"""MPS on a whole vgpud with a simulated node: sizes, deaths, restarts, users, draining, operators."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.demo.node import BUILD, POLICY, DemoNode, Tenant
+from tests.e2e.conftest import NodeMaker, node_maker
+from tests.e2e.support import (
+    GIB,
+    MIB,
+    PROBE,
+    allocate,
+    client,
+    eventually,
+    helper_pids,
+    is_alive,
+    release,
+    states,
+)
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.model.errors import ErrorCode, VgpuError
+
+QUICK = POLICY + "[device.mps]\ncheck_seconds = 0.3\nhang_seconds = 1.0\n"
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[NodeMaker]:
+    with node_maker(tmp_path) as maker:
+        yield maker
+
+
+def share(node: DemoNode, gib: int, percent: float, index: int = 0, **asked: Any) -> pb.Allocation:
+    return allocate(
+        node,
+        isolation="compute",
+        memory_bytes=gib * GIB,
+        share_percent=percent,
+        selector=pb.Selector(indices=[index]),
+        **asked,
+    )
+
+
+def environment(node: DemoNode, held: pb.Allocation) -> dict[str, str]:
+    return {**node.environment, **held.edits.env, **held.edits.host_env}
+
+
+def start(node: DemoNode, held: pb.Allocation, *words: str, extra: dict[str, str] | None = None) -> Tenant:
+    return Tenant(
+        subprocess.Popen(
+            [PROBE, *words],
+            env={**environment(node, held), **(extra or {})},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    )
+
+
+def holding(node: DemoNode, held: pb.Allocation) -> Tenant:
+    tenant = start(node, held, "hold", str(64 * MIB), "--then-wait-on-stdin")
+    assert tenant.line()["state"] == "held"
+    return tenant
+
+
+def filled(node: DemoNode, held: pb.Allocation, extra: dict[str, str] | None = None) -> int:
+    tenant = start(node, held, "fill", "--piece", str(32 * MIB), extra=extra)
+    total = int(tenant.line()["total_bytes"])
+    tenant.end()
+    return total
+
+
+def result(node: DemoNode, held: pb.Allocation) -> str:
+    tenant = start(node, held, "hold", str(MIB))
+    found = str(tenant.line().get("result", "held"))
+    tenant.process.kill()
+    tenant.process.communicate()
+    return found
+
+
+def control_pid(node: DemoNode) -> int:
+    (pid,) = helper_pids(node, "vgpud-mps@").values()
+    return pid
+
+
+def sms(node: DemoNode, held: pb.Allocation) -> int:
+    code = (
+        "import ctypes as c; u = c.CDLL('libcuda.so.1'); u.cuInit(0); v = c.c_int();"
+        "u.cuDeviceGetAttribute(c.byref(v), 16, 0); print(v.value)"
+    )
+    done = subprocess.run(
+        ["/usr/bin/python3", "-c", code],
+        env=environment(node, held),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(done.stdout)
+
+
+def test_shares_of_any_size_side_by_side(make: NodeMaker) -> None:
+    """The largest comes last, when a server with smaller limits runs already."""
+    node = make(policy=QUICK)
+    node.start()
+    small = share(node, 1, 10)
+    first = holding(node, small)
+    middle, large = share(node, 2, 30), share(node, 8, 60)
+    first.process.kill()
+    first.process.wait()
+    sizes = [filled(node, held) for held in (small, middle, large)]
+    context = 544 * MIB  # what the driver itself takes of each limit, at most (measured on an H200)
+    for got, gib in zip(sizes, (1, 2, 8), strict=True):
+        assert gib * GIB - context <= got < gib * GIB
+    assert [sms(node, held) for held in (small, middle, large)] == [14, 40, 80]
+    raised = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=64G", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100"}
+    assert filled(node, small, raised) == sizes[0], "a tenant cannot raise its own limit"
+    with pytest.raises(VgpuError) as refused:
+        share(node, 1, 1)
+    assert refused.value.code is ErrorCode.NO_CAPACITY
+    release(node, small.id, middle.id, large.id)
+
+
+def test_vgpud_killed_and_back_touches_no_client(make: NodeMaker) -> None:
+    node = make(policy=QUICK)
+    node.start()
+    held = share(node, 2, 40)
+    tenant = holding(node, held)
+    daemon = control_pid(node)
+    for _ in range(2):
+        node.kill()
+        assert is_alive(daemon)
+        assert tenant.alive
+        # its one part is taken by the first program, with or without a vgpud
+        assert result(node, held) == "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"
+        node.start()
+    assert control_pid(node) == daemon
+    assert states(node) == {held.id: "active"}
+    assert tenant.end()[0] == 0
+
+
+def test_a_dead_control_daemon_is_said_shut_and_brought_back(make: NodeMaker) -> None:
+    node = make(policy=QUICK)
+    node.start()
+    held, other = share(node, 2, 40), share(node, 1, 10)
+    tenant = holding(node, held)
+    with client(node) as calls:
+        before = calls.list_allocations().revision
+    first = control_pid(node)
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: set(states(node).values()) == {"failed"}, "what it carried was not marked")
+    eventually(lambda: control_pid_or_none(node) not in (None, first), "it was not brought back")
+    eventually(lambda: any("MPS is back" in s for s in told(node, before)), "watchers were not told")
+    assert sum("died and took its clients along" in s for s in told(node, before)) == 2
+    tenant.process.kill()
+    tenant.process.communicate()
+    fresh = share(node, 4, 20)
+    assert filled(node, fresh) < 4 * GIB
+    release(node, held.id, other.id, fresh.id, force=True)
+
+
+def control_pid_or_none(node: DemoNode) -> int | None:
+    return next(iter(helper_pids(node, "vgpud-mps@").values()), None)
+
+
+def told(node: DemoNode, after: int) -> list[str]:
+    """The sentences of the events after that revision that have come by now."""
+    with client(node, timeout_seconds=5) as calls:
+        last = calls.list_allocations().revision
+        sentences = []
+        for event in calls.watch(after):
+            sentences.append(event.sentence)
+            if event.revision >= last:
+                break
+    return sentences
+
+
+def test_no_program_ever_starts_without_limits(make: NodeMaker) -> None:
+    """Programs start all the time while the control daemon is killed: each is held or refused."""
+    node = make(policy=QUICK)
+    node.start()
+    held = share(node, 1, 10)
+    seen: dict[str, int] = {}
+    for round_number in range(40):
+        if round_number in (10, 20, 30):
+            eventually(lambda: control_pid_or_none(node), "it was not brought back")
+            os.kill(control_pid(node), signal.SIGKILL)
+        tenant = start(node, held, "fill", "--piece", str(64 * MIB))
+        output, _ = tenant.process.communicate(timeout=60)
+        last = json.loads(output.splitlines()[-1])
+        seen[last["result"]] = seen.get(last["result"], 0) + 1
+        assert int(last.get("total_bytes", 0)) <= GIB
+    assert seen.get("CUDA_ERROR_OUT_OF_MEMORY", 0) > 0
+    assert set(seen) <= {
+        "CUDA_ERROR_OUT_OF_MEMORY",
+        "CUDA_ERROR_MPS_CONNECTION_FAILED",
+        "CUDA_ERROR_MPS_RPC_FAILURE",
+    }
+
+
+def test_a_released_allocation_starts_nothing_more(make: NodeMaker) -> None:
+    node = make(policy=QUICK)
+    node.start()
+    held, other = share(node, 1, 10), share(node, 1, 10)
+    release(node, held.id)
+    assert result(node, held) == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+    assert result(node, other) == "held"
+    release(node, other.id)
+    assert helper_pids(node, "vgpud-mps@") == {}
+    assert result(node, other) == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+
+
+def test_a_second_user_is_refused_and_told_why(make: NodeMaker) -> None:
+    node = make(policy=QUICK)
+    node.start()
+    share(node, 1, 10, owner_uid=1000, owner_gid=1000)
+    with pytest.raises(VgpuError) as refused:
+        share(node, 1, 10, owner_uid=1001, owner_gid=1001)
+    assert any("serves uid 1000, and uid 1001 would wait" in line for line in refused.value.details)
+    elsewhere = allocate(
+        node, isolation="compute", memory_bytes=GIB, share_percent=10, owner_uid=1001, owner_gid=1001
+    )
+    first = states(node)
+    assert elsewhere.slices[0].device_uuid not in {
+        part.device_uuid for a in listed(node) if a.owner_uid == 1000 for part in a.slices
+    }
+    assert len(first) == 2
+
+
+def listed(node: DemoNode) -> list[pb.Allocation]:
+    with client(node) as calls:
+        return list(calls.list_allocations().allocations)
+
+
+@pytest.mark.parametrize("users", ["queue", "multi"])
+def test_the_policy_lets_a_second_user_in(make: NodeMaker, users: str) -> None:
+    node = make(policy=QUICK + f'users = "{users}"\n')
+    node.start()
+    share(node, 1, 10, owner_uid=1000, owner_gid=1000)
+    share(node, 1, 10, owner_uid=1001, owner_gid=1001)
+    with client(node) as calls:
+        (daemon,) = calls.list_mps().daemons
+    assert daemon.multi_user == (users == "multi")
+
+
+def test_what_operators_see_and_end(make: NodeMaker) -> None:
+    node = make(policy=QUICK + "processes_per_tenant = 2\n")
+    node.start()
+    held = share(node, 2, 40)
+    tenants = [holding(node, held), holding(node, held)]
+    (daemon,) = node.ctl_json("mps", "ls")["items"]
+    assert daemon["servers"][0]["state"] == "ACTIVE"
+    clients = {c["pid"]: c for c in daemon["clients"]}
+    assert set(clients) == {t.process.pid for t in tenants}
+    assert {c["allocationId"] for c in clients.values()} == {held.id}
+    assert all(int(c["memoryBytes"]) > 64 * MIB for c in clients.values())
+    table = node.ctl("mps", "ls").stdout
+    assert "2 of 48" in table
+    node.ctl("mps", "terminate", str(tenants[0].process.pid))
+    left = node.ctl_json("mps", "ls")["items"][0]["clients"]
+    assert [c["pid"] for c in left] == [tenants[1].process.pid]
+    missing = node.ctl("mps", "terminate", "999999", check=False)
+    assert missing.returncode == 6
+    for tenant in tenants:
+        tenant.process.kill()
+        tenant.process.communicate()
+
+
+def test_a_drained_device_empties_and_stays_drained(make: NodeMaker) -> None:
+    node = make(policy=QUICK)
+    node.start()
+    held = share(node, 1, 10)
+    drained = node.ctl("drain", "0", check=False)
+    assert drained.returncode == 1
+    assert held.id in drained.stderr + drained.stdout
+    with pytest.raises(VgpuError) as refused:
+        share(node, 1, 10)
+    assert any("it is drained" in line for line in refused.value.details)
+    assert share(node, 1, 10, index=1).state == "active"
+    node.kill()
+    node.start()
+    release(node, held.id)
+    idle = node.ctl("drain", "0")
+    assert "idle" in idle.stderr + idle.stdout
+    assert node.ctl_json("devices")["items"][0]["drained"]
+    node.ctl("undrain", "0")
+    assert share(node, 1, 10).state == "active"
+
+
+def test_the_compute_mode_is_closed_and_put_back(make: NodeMaker) -> None:
+    node = make(policy=QUICK + "exclusive_process = true\n")
+    node.start()
+    held = share(node, 1, 10)
+
+    def mode() -> str:
+        return str(node.ctl_json("devices")["items"][0]["computeMode"])
+
+    eventually(lambda: mode() == "exclusive_process", "the compute mode was not set")
+    bare = {k: v for k, v in environment(node, held).items() if not k.startswith(("LD_PRELOAD", "CUDA_MPS"))}
+    program = subprocess.run([PROBE, "hold", "1MiB"], env=bare, capture_output=True, text=True, check=False)
+    tenant = holding(node, held)
+    again = subprocess.run([PROBE, "hold", "1MiB"], env=bare, capture_output=True, text=True, check=False)
+    assert program.returncode == 0, "with nobody there, even EXCLUSIVE_PROCESS lets one program in"
+    assert again.returncode != 0, "beside an MPS server it does not"
+    node.kill()
+    node.start()
+    tenant.end()
+    release(node, held.id)
+    eventually(lambda: mode() == "default", "the compute mode was not put back")
+
+
+def test_edits_name_nothing_of_other_tenants(make: NodeMaker) -> None:
+    node = make(policy=QUICK)
+    node.start()
+    one, two = share(node, 1, 10), share(node, 1, 10)
+    text = str(one.edits)
+    assert two.id not in text
+    sources = {m.container_path: Path(m.host_path) for m in one.edits.mounts}
+    assert set(sources) == {
+        "/run/vgpu/mps",
+        "/run/vgpu/mps-tenant",
+        "/run/vgpu/mps-tenant/limits",
+        "/run/vgpu/libvgpu-guard.so",
+        "/dev/shm",
+    }
+    assert all(path.exists() for path in sources.values())
+    assert {m.container_path: m.read_only for m in one.edits.mounts}["/run/vgpu/mps-tenant/limits"]
+    assert not list(sources["/run/vgpu/mps"].glob("**/*log*/*"))
+    assert (BUILD / "lib" / "libvgpu-guard.so").exists()
