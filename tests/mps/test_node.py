@@ -166,7 +166,10 @@ def test_a_dead_control_daemon_is_said_shut_and_brought_back(make: NodeMaker) ->
 
 
 def control_pid_or_none(node: DemoNode) -> int | None:
-    return next(iter(helper_pids(node, "vgpud-mps@").values()), None)
+    """None while there is none that answers."""
+    with client(node) as calls:
+        daemons = calls.list_mps().daemons
+    return daemons[0].pid if daemons and not daemons[0].trouble else None
 
 
 def told(node: DemoNode, after: int) -> list[str]:
