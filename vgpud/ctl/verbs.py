@@ -61,6 +61,26 @@ OWNED = (
     argument("--owner", type=kinds.owner, metavar="UID:GID", help="allocate for another user (root only)"),
 )
 
+MIG_DEVICES = (
+    argument(
+        "--device",
+        action="append",
+        metavar="UUID|INDEX",
+        help="only this device; repeat for several (default: all that MIG can partition)",
+    ),
+)
+MIG_LAYOUT = (
+    argument(
+        "layout",
+        nargs="*",
+        metavar="LAYOUT",
+        help="profiles, as in 3g.71gb@4 1g.18gb*2; or all-balanced, all-PROFILE, none, off, auto",
+    ),
+    *MIG_DEVICES,
+    argument("--file", metavar="FILE", help="take the layout from a configuration of mig-parted"),
+    argument("--config", metavar="NAME", help="which one of the file"),
+)
+
 VERBS: tuple[Verb | Group, ...] = (
     Verb(
         "status",
@@ -154,6 +174,62 @@ VERBS: tuple[Verb | Group, ...] = (
                 (
                     argument("client", type=kinds.pid, metavar="PID", help="a client's pid"),
                     argument("--device", metavar="UUID|INDEX", help="if it is a client on several"),
+                ),
+            ),
+        ),
+    ),
+    Group(
+        "mig",
+        "see and lay out MIG instances",
+        (
+            Verb("ls", "list instances, who holds them, and what more fits", "mig:ls", MIG_DEVICES),
+            Verb(
+                "plan",
+                "say what apply would do, changing nothing",
+                "mig:plan",
+                MIG_LAYOUT,
+                details="Exits 35 when somebody is in the way, and names them.",
+            ),
+            Verb(
+                "apply",
+                "bring devices to a layout, touching as few instances as can be",
+                "mig:apply",
+                MIG_LAYOUT,
+                details="The layout is kept from then on, across reboots, until 'apply auto' lets instances "
+                "come and go with the requests again. Interrupted, vgpud goes on with it.",
+            ),
+            Verb(
+                "assert",
+                "exit 0 if devices have a layout, 1 if not",
+                "mig:check",
+                MIG_LAYOUT,
+            ),
+            Verb(
+                "export",
+                "print what stands as a configuration of mig-parted",
+                "mig:export",
+                (*MIG_DEVICES, argument("--config", metavar="NAME", help="its name (default current)")),
+                outputs=("table", "json", "yaml"),
+            ),
+            Verb(
+                "import",
+                "print a configuration of mig-parted as a policy for this node",
+                "mig:import_",
+                (
+                    argument("file", metavar="FILE", help="a YAML file of version v1"),
+                    argument("--config", metavar="NAME", help="which one of the file"),
+                ),
+                outputs=("table", "json", "yaml"),
+                details="As in: vgpuctl mig import FILE --config all-balanced "
+                "> /etc/vgpud/conf.d/60-mig.toml; vgpuctl policy reload",
+            ),
+            Verb(
+                "defrag",
+                "move idle instances so that larger ones fit",
+                "mig:defrag",
+                (
+                    *MIG_DEVICES,
+                    argument("--dry-run", action="store_true", help="only say what would move"),
                 ),
             ),
         ),

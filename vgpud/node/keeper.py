@@ -130,7 +130,9 @@ class NodeKeeper:
         decision, steps = await self.plan(request)
         if decision.refusal is not None:
             log.info("refused", request=request.id, uid=request.owner.uid, why=str(decision.refusal))
-            raise decision.refusal if self.mig is None else self.mig.explained(decision.refusal)
+            if self.mig is not None:
+                raise self.mig.explained(decision.refusal, decision.reasons)
+            raise decision.refusal
         allocation = Allocation(
             id=secrets.token_hex(6),
             request=request,

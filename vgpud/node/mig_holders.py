@@ -36,7 +36,7 @@ class Holders:
         if instance.allocation_id:
             owner = self._book.get(instance.allocation_id).request.owner.uid
             return f"{what} is held by allocation {instance.allocation_id} of user {_user(owner)}"
-        return f"{what} was made by someone else"
+        return f"{what} is idle" if instance.own else f"{what} was made by someone else"
 
     def device(self, device: Device) -> MigDevice:
         layout = self._pools.layout(device)

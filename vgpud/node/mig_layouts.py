@@ -16,7 +16,7 @@ from vgpud.model.device import Device, Health
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import EventKind
 from vgpud.model.mig_view import MigChange, MigDevice, MigPlan, MigTarget
-from vgpud.model.tenancy import Mode, Selector
+from vgpud.model.tenancy import Mode, Reason, Selector
 from vgpud.modes.mig import MigMode
 from vgpud.modes.mig_records import Applied, Key
 from vgpud.node.book import Book
@@ -73,14 +73,17 @@ class MigLayouts:
         await self._inventory.refresh()
         return tuple(self.holders.device(d) for d in self._inventory.node.devices if d.mig.capable)
 
-    def explained(self, refusal: VgpuError) -> VgpuError:
+    def explained(self, refusal: VgpuError, reasons: Sequence[Reason]) -> VgpuError:
         """A refusal for want of room, with who holds which instance beside the planner's reasons."""
         if refusal.code is not ErrorCode.NO_CAPACITY:
             return refusal
+        asked = {reason.device_uuid for reason in reasons if reason.mode is Mode.MIG}
         held = tuple(
             self.holders.sentence(device, (instance.profile_id, instance.placement))
             for device in self._inventory.node.devices
-            for instance in device.mig.instances
+            if device.uuid in asked
+            for instance in self.holders.instances(device)
+            if instance.allocation_id or instance.processes or not instance.own
         )
         return replace(refusal, details=refusal.details + held) if held else refusal
 

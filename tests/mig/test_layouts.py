@@ -1,0 +1,197 @@
+"""Layouts through the whole daemon, on a simulated node."""
+
+import pytest
+
+from tests.demo.node import BUILD, DemoNode
+from tests.e2e.conftest import NodeMaker
+from tests.e2e.support import client, eventually, release, simulate
+from tests.mig.world import allocate, apply, device, make_by_hand, nvml, place, standing, target
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.model.errors import ErrorCode, VgpuError
+
+BALANCED = {"3g.71gb@4", "2g.35gb@2", "1g.18gb@0", "1g.18gb@1"}
+
+
+def test_a_layout_is_applied_kept_and_served_from(node: DemoNode) -> None:
+    node.start()
+    apply(node, "all-balanced")
+    assert standing(node) == BALANCED
+    held = allocate(node, "3g.71gb")
+    assert place(held) == "3g.71gb@4"
+    release(node, held.id)
+    assert standing(node) == BALANCED, "a layout stays when its tenants go"
+    with pytest.raises(VgpuError) as full:
+        allocate(node, "4g.71gb")
+    assert full.value.code is ErrorCode.NO_CAPACITY
+    node.kill()
+    node.start()
+    assert standing(node) == BALANCED
+    simulate(node, "reboot")
+    node.kill()
+    node.start()
+    assert standing(node) == BALANCED, "it is made again after a reboot"
+    apply(node, "auto")
+    shown = device(node)
+    assert (standing(node), shown.current, shown.origin) == (set(), False, "")
+
+
+def test_what_both_layouts_have_is_not_touched(node: DemoNode) -> None:
+    node.start()
+    apply(node, "3g.71gb@4 1g.18gb@0 1g.18gb@1")
+    before = {i.uuids[0] for i in device(node).instances}
+    done = apply(node, "3g.71gb@4 1g.18gb@0 2g.35gb@2")
+    assert [(c.kind, c.profile_name) for c in done.changes] == [("destroy", "1g.18gb"), ("create", "2g.35gb")]
+    assert len(before & {i.uuids[0] for i in device(node).instances}) == 2
+
+
+def test_tenants_run_on_and_are_named_when_they_are_in_the_way(node: DemoNode) -> None:
+    node.start()
+    held = allocate(node, "1g.18gb")
+    at = place(held)
+    with client(node) as calls:
+        refused = calls.plan_mig(target("7g.141gb")).refusal
+        assert refused.number == ErrorCode.DEVICE_IN_USE.number
+        assert held.id in refused.sentence
+        with pytest.raises(VgpuError) as stuck:
+            calls.apply_mig(target("7g.141gb"))
+        assert stuck.value.code is ErrorCode.DEVICE_IN_USE
+        assert calls.plan_mig(target("off")).refusal.number == ErrorCode.DEVICE_IN_USE.number
+    assert standing(node) == {at}, "a refusal changes nothing"
+    assert device(node).origin == ""
+    apply(node, "3g.71gb 1g.18gb")
+    assert at in standing(node)
+    release(node, held.id)
+    assert at in standing(node), "it is of the layout now"
+
+
+def test_the_policy_lays_out_before_any_door_opens(make_node: NodeMaker) -> None:
+    policy = """version = 1
+[[device]]
+match.index = 0
+mode = "mig"
+mig.layout = ["3g.71gb@0", "1g.18gb*2"]
+[[device]]
+match.index = 1
+mode = "mig"
+mig.layout = ["none"]
+"""
+    node = make_node(policy=policy)
+    node.start()
+    assert {word.partition("@")[0] for word in standing(node)} == {"3g.71gb", "1g.18gb"}
+    assert "3g.71gb@0" in standing(node)
+    assert len(standing(node)) == 3
+    assert (device(node, 1).current, standing(node, 1), device(node, 1).origin) == (True, set(), "policy")
+    before = standing(node)
+    simulate(node, "reboot")
+    node.kill()
+    node.start()
+    assert {w.partition("@")[0] for w in standing(node)} == {w.partition("@")[0] for w in before}
+
+
+def test_a_new_policy_comes_into_force_as_tenants_let_it(make_node: NodeMaker) -> None:
+    rule = 'version = 1\n[[device]]\nmatch.index = 0\nmode = "mig"\nmig.layout = ["{}"]\n'
+    node = make_node(policy=rule.format("all-1g.18gb"))
+    node.start()
+    assert len(standing(node)) == 7
+    held = allocate(node, "1g.18gb")
+    (node.folder / "etc" / "vgpud.toml").write_text(rule.format("7g.141gb"))
+    with client(node) as calls:
+        calls.reload_policy()
+    eventually(lambda: standing(node) == {place(held)}, "only what is held stays")
+    release(node, held.id)
+    eventually(lambda: standing(node) == {"7g.141gb@0"}, "the rest follows when it is released")
+
+
+def test_unmanaged_hands_the_device_back(make_node: NodeMaker) -> None:
+    node = make_node(policy='version = 1\n[[device]]\nmode = "mig"\nmig.layout = ["all-balanced"]\n')
+    node.start()
+    assert standing(node) == BALANCED
+    (node.folder / "etc" / "vgpud.toml").write_text('version = 1\n[[device]]\nmode = "unmanaged"\n')
+    with client(node) as calls:
+        calls.reload_policy()
+    eventually(lambda: not device(node).current, "instances and MIG mode are as they were before vgpud")
+    assert nvml(node, "print(n.nvmlDeviceGetMigMode(h))") == "[0, 0]"
+
+
+@pytest.mark.parametrize(("foreign", "lent", "removed"), [("keep", 0, 0), ("lend", 1, 0), ("remove", 0, 1)])
+def test_instances_of_others(make_node: NodeMaker, foreign: str, lent: int, removed: int) -> None:
+    node = make_node(policy=f'version = 1\n[[device]]\nmode = "mig"\nmig.foreign = "{foreign}"\n')
+    nvml(node, "n.nvmlDeviceSetMigMode(h, 1)")
+    make_by_hand(node, profile=14, start=0, size=2, compute=1)
+    node.start()
+    (theirs,) = device(node).instances
+    assert (theirs.own, theirs.profile_name) == (False, "2g.35gb")
+    held = allocate(node, "2g.35gb")
+    assert (place(held) == "2g.35gb@0") == bool(lent)
+    release(node, held.id)
+    assert standing(node) == {"2g.35gb@0"}, "what others made stays, lent or not"
+    if removed:
+        assert place(allocate(node, "4g.71gb")) == "4g.71gb@0"
+    else:
+        with pytest.raises(VgpuError) as full:
+            allocate(node, "4g.71gb")
+        assert full.value.code is ErrorCode.NO_CAPACITY
+        assert any("made by someone else" in line for line in full.value.details)
+    node.kill()
+    node.start()
+    assert ("2g.35gb@0" in standing(node)) != bool(removed)
+
+
+def test_an_instance_emptied_by_hand_is_made_whole_for_the_next_tenant(node: DemoNode) -> None:
+    node.start()
+    apply(node, "1g.18gb@6")
+    nvml(
+        node,
+        "g = (n.c_nvmlGpuInstance_t * 8)()\nc = ctypes.c_uint(0)\n"
+        "n.nvmlDeviceGetGpuInstances(h, 19, g, ctypes.byref(c))\n"
+        "k = (n.c_nvmlComputeInstance_t * 8)()\n"
+        "n.nvmlGpuInstanceGetComputeInstances(g[0], 0, k, ctypes.byref(c))\n"
+        "n.nvmlComputeInstanceDestroy(k[0])",
+    )
+    held = allocate(node, "1g.18gb")
+    assert place(held) == "1g.18gb@6"
+    assert held.slices[0].mig.uuid.startswith("MIG-")
+
+
+def test_ampere_waits_for_a_reset_which_is_never_done_unasked(make_node: NodeMaker) -> None:
+    node = make_node("a100x8")
+    node.start()
+    with pytest.raises(VgpuError) as due:
+        apply(node, "all-balanced")
+    assert due.value.code is ErrorCode.RESET_NEEDED
+    assert "mig.reset" in due.value.sentence
+    shown = device(node)
+    assert (shown.current, shown.pending, shown.origin) == (False, False, ""), "the request was taken back"
+
+
+def test_ampere_is_reset_when_the_policy_allows_it(make_node: NodeMaker) -> None:
+    node = make_node("a100x8", policy='version = 1\n[[device]]\nmode = "mig"\nmig.reset = true\n')
+    tools = node.folder / "tools"
+    tools.mkdir()
+    program = tools / "nvidia-smi"
+    program.write_text(
+        '#!/bin/sh\n[ "$1 $2" = "--gpu-reset -i" ] || exit 1\n'
+        f'exec {BUILD}/bin/vgpu-sim reset --state "$VGPU_SIM_STATE" 0\n'
+    )
+    program.chmod(0o755)
+    node.environment["PATH"] = f"{tools}:{node.environment['PATH']}"
+    node.start()
+    apply(node, "all-balanced")
+    assert len(standing(node)) == 4
+
+
+def test_defrag_moves_idle_instances_only(make_node: NodeMaker) -> None:
+    node = make_node(policy='version = 1\n[[device]]\nmode = "mig"\nmig.dynamic = true\n')
+    node.start()
+    apply(node, "1g.18gb@0 1g.18gb@6")
+    held = allocate(node, "1g.18gb")
+    request = pb.MigRequest(defrag=pb.Selector(indices=[0]))
+    with client(node) as calls:
+        changes = list(calls.plan_mig(request).changes)
+        touched = {f"{c.profile_name}@{c.placement.start}" for c in changes if c.kind == "destroy"}
+        assert place(held) not in touched
+        done = calls.apply_mig(request)
+        assert list(done.changes) == changes
+        assert not calls.plan_mig(request).changes, "there is nothing left to gain"
+    assert place(held) in standing(node)
+    assert len(standing(node)) == 2

@@ -1,0 +1,202 @@
+"""The verbs of `vgpuctl mig`."""
+
+import threading
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from vgpud.api import status
+from vgpud.api.client import Client
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.ctl import mig_parted, mig_tables
+from vgpud.ctl.connect import connect
+from vgpud.ctl.document import plain
+from vgpud.ctl.fail import exit_code_of, print_error
+from vgpud.ctl.request import selector_of
+from vgpud.ctl.terminal import Terminal, View
+from vgpud.model.errors import ErrorCode, Exit, VgpuError
+
+# what NVIDIA's drivers were seen to take for one instance, with room
+STEP_SECONDS = 15.0
+
+
+def ls(arguments: Namespace, terminal: Terminal) -> int:
+    with connect(arguments) as client:
+        devices = _chosen(client, arguments)
+    document = {"items": [plain(device) for device in devices]}
+    names = [uuid for device in devices for instance in device.instances for uuid in instance.uuids]
+    tables = [mig_tables.devices(devices), mig_tables.instances(devices)]
+    terminal.show(View("MigList", document, names, [table for table in tables if table.rows]))
+    if not devices:
+        terminal.say("no device of this node can be partitioned by MIG")
+    return Exit.OK.value
+
+
+def plan(arguments: Namespace, terminal: Terminal) -> int:
+    """Exit code of the refusal that apply would meet, or 0."""
+    with connect(arguments) as client:
+        reply = client.plan_mig(_request(client, arguments))
+    return _show_plan(reply, terminal, "MigPlan")
+
+
+def apply(arguments: Namespace, terminal: Terminal) -> int:
+    with connect(arguments) as client:
+        request = _request(client, arguments)
+    return _apply(request, arguments, terminal)
+
+
+def check(arguments: Namespace, terminal: Terminal) -> int:
+    """`vgpuctl mig assert`: Exit.DIFFERS unless every device has its layout already."""
+    with connect(arguments) as client:
+        reply = client.plan_mig(_request(client, arguments))
+    differs = bool(reply.changes) or reply.HasField("refusal")
+    document = {"holds": not differs, **plain(reply)}
+    if terminal.is_machine:
+        terminal.show(View("MigAssertion", document, [], []))
+    elif differs:
+        terminal.say(f"the layout differs: {_difference(reply)}")
+    else:
+        terminal.say("the layout is as asked")
+    return Exit.DIFFERS.value if differs else Exit.OK.value
+
+
+def _difference(reply: pb.MigPlanReply) -> str:
+    if reply.HasField("refusal"):
+        return reply.refusal.sentence
+    first = mig_tables.change_words(reply.changes[0])
+    more = f", and {len(reply.changes) - 1} more" if len(reply.changes) > 1 else ""
+    return f"apply would {first} on device {reply.changes[0].device_index}{more}"
+
+
+def defrag(arguments: Namespace, terminal: Terminal) -> int:
+    request = pb.MigRequest(defrag=selector_of(arguments.device or [], ""))
+    if not arguments.dry_run:
+        return _apply(request, arguments, terminal)
+    with connect(arguments) as client:
+        reply = client.plan_mig(request)
+    return _show_plan(reply, terminal, "MigPlan")
+
+
+def export(arguments: Namespace, terminal: Terminal) -> int:
+    import yaml
+
+    with connect(arguments) as client:
+        written = mig_parted.written(_chosen(client, arguments), arguments.config or "current")
+    if terminal.is_machine:
+        terminal.show(View("MigParted", written, [], []))
+    else:
+        print(yaml.safe_dump(written, sort_keys=False), end="", flush=True)
+    return Exit.OK.value
+
+
+def import_(arguments: Namespace, terminal: Terminal) -> int:
+    name, entries = mig_parted.read(arguments.file, arguments.config)
+    with connect(arguments) as client:
+        devices = list(client.list_mig().devices)
+    found = mig_parted.layouts(entries, devices)
+    if not found:
+        raise VgpuError(
+            ErrorCode.NO_SUCH_DEVICE,
+            f"no device of this node is meant by {name} of {arguments.file}",
+            "see 'vgpuctl mig ls' for what there is",
+        )
+    if terminal.is_machine:
+        items = [{"deviceUuid": uuid, "layout": list(words)} for uuid, words in found.items()]
+        terminal.show(View("MigImport", {"config": name, "items": items}, [], []))
+    else:
+        print(_policy(arguments.file, name, found, devices), end="", flush=True)
+    return Exit.OK.value
+
+
+def _policy(file: str, config: str, found: dict[str, tuple[str, ...]], devices: list[pb.MigDevice]) -> str:
+    import json
+
+    index = {device.device_uuid: device.device_index for device in devices}
+    lines = [f"# {config} of {json.dumps(file)}", "version = 1"]
+    for uuid, words in found.items():
+        mode = "auto" if words == (mig_parted.OFF,) else "mig"
+        layout = ", ".join(json.dumps(word) for word in words)
+        lines += ["", "[[device]]", f'match.uuid = "{uuid}"  # device {index[uuid]}']
+        lines += [f'mode = "{mode}"', f"mig.layout = [{layout}]"]
+    return "\n".join(lines) + "\n"
+
+
+def _chosen(client: Client, arguments: Namespace) -> list[pb.MigDevice]:
+    """Raises VgpuError(NO_SUCH_DEVICE) for a --device that is none of those that MIG can partition."""
+    devices = list(client.list_mig().devices)
+    for named in arguments.device or []:
+        if not any(named in (str(d.device_index), d.device_uuid) for d in devices):
+            raise VgpuError(
+                ErrorCode.NO_SUCH_DEVICE,
+                f"device {named!r} is none of the {len(devices)} that MIG can partition",
+                "see 'vgpuctl mig ls'",
+            )
+    wanted = set(arguments.device or [])
+    return [d for d in devices if not wanted or wanted & {str(d.device_index), d.device_uuid}]
+
+
+def _request(client: Client, arguments: Namespace) -> pb.MigRequest:
+    """What the command line or its file asks for. Raises VgpuError(BAD_REQUEST) for both or neither."""
+    if bool(arguments.layout) == bool(arguments.file):
+        raise VgpuError(
+            ErrorCode.BAD_REQUEST,
+            "a layout is needed, on the command line or by --file",
+            "as in 'vgpuctl mig plan 3g.71gb@4 1g.18gb*2', or 'vgpuctl mig plan all-balanced'",
+        )
+    if arguments.layout:
+        selector = selector_of(arguments.device or [], "")
+        return pb.MigRequest(targets=[pb.MigTarget(selector=selector, layout=arguments.layout)])
+    _, entries = mig_parted.read(arguments.file, arguments.config)
+    found = mig_parted.layouts(entries, _chosen(client, arguments))
+    targets = [
+        pb.MigTarget(selector=pb.Selector(uuids=[uuid]), layout=words) for uuid, words in found.items()
+    ]
+    return pb.MigRequest(targets=targets)
+
+
+def _show_plan(reply: pb.MigPlanReply, terminal: Terminal, kind: str) -> int:
+    names = [change.device_uuid for change in reply.changes]
+    table = mig_tables.changes(reply.changes)
+    terminal.show(View(kind, plain(reply), names, [table] if table.rows else []))
+    if reply.HasField("refusal"):
+        refusal = status.error(reply.refusal)
+        print_error(refusal, terminal)
+        return exit_code_of(refusal)
+    if not reply.changes:
+        terminal.say("nothing to change")
+    return Exit.OK.value
+
+
+def _apply(request: pb.MigRequest, arguments: Namespace, terminal: Terminal) -> int:
+    with connect(arguments) as client:
+        steps = len(client.plan_mig(request).changes)
+    patient = Namespace(**{**vars(arguments), "timeout": max(arguments.timeout, STEP_SECONDS * (steps + 1))})
+    try:
+        with _progress(arguments, terminal), connect(patient) as client:
+            reply = client.apply_mig(request)
+    except (VgpuError, KeyboardInterrupt) as error:
+        if not isinstance(error, VgpuError) or error.code in (ErrorCode.DEADLINE, ErrorCode.STOPPING):
+            terminal.say("vgpud goes on with it: see 'vgpuctl mig ls'")
+        raise
+    return _show_plan(reply, terminal, "MigApplied")
+
+
+@contextmanager
+def _progress(arguments: Namespace, terminal: Terminal) -> Iterator[None]:
+    """Says the daemon's events about devices while the body runs."""
+    with connect(arguments) as client:
+        events = client.watch()
+
+        def follow() -> None:
+            with suppress(VgpuError, ValueError):
+                for event in events:
+                    if event.kind == "device_changed":
+                        terminal.say(event.sentence)
+
+        follower = threading.Thread(target=follow, daemon=True)
+        follower.start()
+        try:
+            yield
+        finally:
+            client.close()  # ends the stream, and the thread with it
+            follower.join(timeout=2)

@@ -1,0 +1,153 @@
+"""Configurations of NVIDIA's mig-parted, `version: v1` (NVIDIA/mig-parted, README and examples/config.yaml).
+
+A file has named configurations; each is a list of entries, and an entry says for some devices
+whether MIG is on and how many of which profile there shall be. Where several entries name one
+device, the last one holds, as it does when mig-parted applies them one after the other.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.model.errors import ErrorCode, VgpuError
+
+VERSION = "v1"
+OFF, NONE = "off", "none"
+_ENTRY_KEYS = {"devices", "device-filter", "mig-enabled", "mig-devices"}
+
+
+class Entry(NamedTuple):
+    """`indices` and `pci_ids` are None where all devices are meant."""
+
+    indices: frozenset[int] | None
+    pci_ids: frozenset[int] | None
+    layout: tuple[str, ...]
+
+    def covers(self, device: pb.MigDevice) -> bool:
+        return (self.indices is None or device.device_index in self.indices) and (
+            self.pci_ids is None or device.pci_device_id in self.pci_ids
+        )
+
+
+def read(name: str, config: str | None) -> tuple[str, tuple[Entry, ...]]:
+    """One configuration of a file, with its name. Raises VgpuError(BAD_REQUEST): what is wrong where."""
+    import yaml
+
+    try:
+        data = yaml.safe_load(Path(name).read_text())
+    except OSError as error:
+        raise _bad(f"{name} cannot be read: {(error.strerror or str(error)).lower()}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise _bad(f"{name} is not YAML: {str(error).splitlines()[0]}") from None
+    configs = _configs(name, data)
+    chosen = _chosen(name, configs, config)
+    return chosen, tuple(_entry(f"{name}: {chosen}[{i}]", raw) for i, raw in enumerate(configs[chosen]))
+
+
+def _configs(name: str, data: Any) -> Mapping[str, list[Any]]:  # noqa: ANN401
+    if not isinstance(data, dict) or data.get("version") != VERSION:
+        version = data.get("version") if isinstance(data, dict) else None
+        raise _bad(f"{name}: version is {version!r}, and {VERSION!r} is what is known")
+    configs = data.get("mig-configs")
+    if not isinstance(configs, dict) or not configs:
+        raise _bad(f"{name} has no mig-configs")
+    for key, entries in configs.items():
+        if not isinstance(entries, list) or not entries:
+            raise _bad(f"{name}: {key} is not a list of entries")
+    return {str(key): entries for key, entries in configs.items()}
+
+
+def _chosen(name: str, configs: Mapping[str, Any], config: str | None) -> str:
+    if config is None and len(configs) == 1:
+        return next(iter(configs))
+    if config is None or config not in configs:
+        asked = "none is named" if config is None else f"there is no {config!r}"
+        names = ", ".join(list(configs)[:12]) + (" and more" if len(configs) > 12 else "")
+        raise VgpuError(
+            ErrorCode.BAD_REQUEST,
+            f"{name} has {len(configs)} configurations and {asked}",
+            f"--config takes one of {names}",
+        )
+    return config
+
+
+def _entry(where: str, raw: Any) -> Entry:  # noqa: ANN401
+    if not isinstance(raw, dict):
+        raise _bad(f"{where} is not a table")
+    unknown = sorted(str(key) for key in raw.keys() - _ENTRY_KEYS)
+    if unknown:
+        raise _bad(f"{where} has the unknown key {unknown[0]!r}")
+    if not isinstance(raw.get("mig-enabled"), bool):
+        raise _bad(f"{where}: mig-enabled is {raw.get('mig-enabled')!r}, not true or false")
+    wanted = raw.get("mig-devices") or {}
+    if not raw["mig-enabled"] and wanted:
+        raise _bad(f"{where} has mig-devices with MIG disabled")
+    layout = _layout(where, wanted) if raw["mig-enabled"] else (OFF,)
+    return Entry(_indices(where, raw.get("devices")), _pci_ids(where, raw.get("device-filter")), layout)
+
+
+def _layout(where: str, wanted: Any) -> tuple[str, ...]:  # noqa: ANN401
+    if not isinstance(wanted, dict):
+        raise _bad(f"{where}: mig-devices is not a table of profiles and numbers")
+    words = []
+    for profile, count in wanted.items():
+        if type(count) is not int or not 0 <= count < 100:
+            raise _bad(f"{where}: {count!r} of {profile!r} is not a number of instances")
+        if "c." in str(profile):
+            raise VgpuError(
+                ErrorCode.UNSUPPORTED,
+                f"{where}: {profile!r} divides a GPU instance among compute instances, which vgpud does not",
+                "use profiles of whole GPU instances",
+            )
+        if count:
+            words.append(f"{profile}*{count}")
+    return tuple(words) or (NONE,)
+
+
+def _indices(where: str, devices: Any) -> frozenset[int] | None:  # noqa: ANN401
+    if devices == "all":
+        return None
+    if isinstance(devices, list) and all(type(index) is int and index >= 0 for index in devices):
+        return frozenset(devices)
+    raise _bad(f"{where}: devices is {devices!r}, neither all nor a list of indices")
+
+
+def _pci_ids(where: str, given: Any) -> frozenset[int] | None:  # noqa: ANN401
+    if given is None:
+        return None
+    texts = given if isinstance(given, list) else [given]
+    try:
+        return frozenset(int(str(text), 16) for text in texts)
+    except ValueError:
+        raise _bad(f"{where}: device-filter {given!r} is not made of PCI ids such as 0x233510DE") from None
+
+
+def layouts(entries: Sequence[Entry], devices: Iterable[pb.MigDevice]) -> dict[str, tuple[str, ...]]:
+    """What each device shall have, by UUID; a device that no entry covers is left out."""
+    found: dict[str, tuple[str, ...]] = {}
+    for device in devices:
+        for entry in entries:
+            if entry.covers(device):
+                found[device.device_uuid] = entry.layout
+    return found
+
+
+def written(devices: Iterable[pb.MigDevice], config: str) -> dict[str, Any]:
+    """What stands on the devices as a file of one configuration; the format has no places."""
+    groups: dict[tuple[tuple[str, int], ...] | None, list[int]] = {}
+    for device in devices:
+        names = Counter(i.profile_name for i in device.instances if i.HasField("gpu_instance_id"))
+        groups.setdefault(tuple(sorted(names.items())) if device.current else None, []).append(
+            device.device_index
+        )
+    entries: list[dict[str, Any]] = []
+    for held, indices in groups.items():
+        entry: dict[str, Any] = {"devices": indices, "mig-enabled": held is not None}
+        entries.append(entry | ({} if held is None else {"mig-devices": dict(held)}))
+    return {"version": VERSION, "mig-configs": {config: entries}}
+
+
+def _bad(sentence: str) -> VgpuError:
+    return VgpuError(ErrorCode.BAD_REQUEST, sentence, "see the example in docs/mig.md")
