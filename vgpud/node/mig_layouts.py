@@ -6,7 +6,7 @@ agree with what is on record.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -318,7 +318,16 @@ class MigLayouts:
             do, why = (Do.CREATE, "has it") if step.create else (Do.DESTROY, "does not have it")
             reason = f"the layout wanted {why}, nobody holds it"
             made.append(MigStep(do, device.uuid, reason, names[step.key[0]], step.key))
-        return tuple(made)
+        return (*made, *self._halves(device, pool.own & layout, names))
+
+    def _halves(
+        self, device: Device, keys: frozenset[SlotKey], names: Mapping[int, str]
+    ) -> Iterator[MigStep]:
+        """GPU instances of ours that were cut off before their compute instance, or emptied by hand."""
+        for instance in device.mig.instances:
+            key = (instance.profile_id, instance.placement)
+            if key in keys and not instance.compute_instances:
+                yield MigStep(Do.CREATE, device.uuid, "it has no compute instance", names[key[0]], key)
 
     def _spare(self, device: Device) -> tuple[MigStep, ...]:
         """With no layout wanted: what is ours, idle and held by nobody."""

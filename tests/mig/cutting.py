@@ -1,0 +1,207 @@
+"""MIG layouts in process, over a card in memory, cut at any point as kill -9 would cut them.
+
+What survives a cut is the card and what was written durably; all else is made anew.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tests.planner.cards import H200_PROFILES, h200
+from vgpud.model.device import ComputeInstance, DeviceProcess, GpuInstance, Mig, Node, Placement
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.event import Event, EventKind
+from vgpud.model.mig_view import MigTarget
+from vgpud.model.tenancy import Mode, Selector
+from vgpud.modes.base import Paths
+from vgpud.modes.mig import MigMode, Wish
+from vgpud.node.book import Book
+from vgpud.node.hub import Hub
+from vgpud.node.inventory import Inventory
+from vgpud.node.mig_layouts import MigLayouts, Surroundings
+from vgpud.node.transitions import Transitions
+from vgpud.planner.geometry import SlotKey, table_for
+from vgpud.planner.layouts import spell
+from vgpud.policy.model import Policy
+
+UUID = "GPU-0"
+TABLE = table_for(H200_PROFILES)
+PATHS = Paths(Path("/nowhere"), Path("/nowhere"), Path("/nowhere"), Path("/nowhere"))
+
+
+class Cut(BaseException):
+    """kill -9: nothing after it runs, no except clause of vgpud catches it."""
+
+
+@dataclass
+class Scissors:
+    """Cuts at the `at`-th point that is passed; None never. Counts the points."""
+
+    at: int | None = None
+    passed: int = 0
+
+    def point(self) -> None:
+        self.passed += 1
+        if self.passed == self.at:
+            raise Cut
+
+
+@dataclass
+class Card:
+    """A card and NVML's door to it. A GPU instance may be without its compute instance."""
+
+    mode: bool = False
+    instances: dict[int, GpuInstance] = field(default_factory=dict)
+    processes_on: dict[SlotKey, int] = field(default_factory=dict)
+    refuse: set[SlotKey] = field(default_factory=set)  # creations that fail
+    scissors: Scissors = field(default_factory=Scissors)
+    made: int = 0
+    touched: list[SlotKey] = field(default_factory=list)
+
+    def snapshot(self) -> Node:
+        listed = tuple(sorted(self.instances.values(), key=lambda i: i.id)) if self.mode else ()
+        mig = Mig(True, self.mode, self.mode, H200_PROFILES, listed)
+        return Node(devices=(replace(h200(0), mig=mig, processes=self.processes(UUID)),))
+
+    def processes(self, uuid: str) -> tuple[DeviceProcess, ...]:
+        ids = {(i.profile_id, i.placement): i.id for i in self.instances.values()}
+        return tuple(
+            DeviceProcess(pid, None, "compute", ids[key])
+            for key, pid in self.processes_on.items()
+            if key in ids
+        )
+
+    def gpu_instances(self, uuid: str) -> tuple[GpuInstance, ...]:
+        return tuple(self.instances.values())
+
+    def set_mig_mode(self, uuid: str, enabled: bool) -> bool:
+        assert enabled or not self.instances, "MIG mode went off under instances"
+        self.scissors.point()
+        self.mode = enabled
+        self.scissors.point()
+        return True
+
+    def create_gpu_instance(self, uuid: str, profile_id: int, placement: Placement) -> GpuInstance:
+        key = (profile_id, placement)
+        self.scissors.point()
+        if key in self.refuse:
+            raise VgpuError(ErrorCode.NVML_FAILED, "told to fail")
+        now = TABLE.state((i.profile_id, i.placement) for i in self.instances.values())
+        assert self.mode, "an instance was made with MIG mode off"
+        assert TABLE.free_after[now] >> TABLE.number[key] & 1, f"no room for {key} beside {TABLE.keys(now)}"
+        self.made += 1
+        self.instances[self.made] = GpuInstance(self.made, profile_id, placement, ())
+        self.touched.append(key)
+        self.scissors.point()  # between the GPU instance and its compute instance
+        whole = replace(
+            self.instances[self.made], compute_instances=(ComputeInstance(0, 0, f"MIG-{self.made}"),)
+        )
+        self.instances[self.made] = whole
+        self.scissors.point()
+        return whole
+
+    def destroy_gpu_instance(self, uuid: str, gpu_instance_id: int) -> None:
+        instance = self.instances[gpu_instance_id]
+        key = (instance.profile_id, instance.placement)
+        if key in self.processes_on:
+            raise VgpuError(ErrorCode.DEVICE_IN_USE, f"pid {self.processes_on[key]} is on it")
+        self.scissors.point()
+        self.instances[gpu_instance_id] = replace(instance, compute_instances=())
+        self.scissors.point()  # between the compute instance and its GPU instance
+        del self.instances[gpu_instance_id]
+        self.touched.append(key)
+        self.scissors.point()
+
+    def place(self, keys: Iterable[SlotKey]) -> None:
+        """Whole instances that are simply there."""
+        self.mode = True
+        for profile_id, placement in keys:
+            self.made += 1
+            compute = (ComputeInstance(0, 0, f"MIG-{self.made}"),)
+            self.instances[self.made] = GpuInstance(self.made, profile_id, placement, compute)
+
+    def keys(self) -> set[SlotKey]:
+        return {(i.profile_id, i.placement) for i in self.instances.values()}
+
+
+@dataclass
+class Disk:
+    """What was written durably; each write is a point at which the daemon may be cut, before and after."""
+
+    originals: dict[tuple[str, str], str] = field(default_factory=dict)
+    scissors: Scissors = field(default_factory=Scissors)
+
+    async def remember(self, device_uuid: str, key: str, value: str) -> None:
+        self.scissors.point()
+        self.originals.setdefault((device_uuid, key), value)
+        self.scissors.point()
+
+    def recall(self, device_uuid: str, key: str) -> str | None:
+        return self.originals.get((device_uuid, key))
+
+    def keys(self, device_uuid: str) -> tuple[str, ...]:
+        return tuple(key for uuid, key in self.originals if uuid == device_uuid)
+
+    async def drop(self, device_uuid: str, key: str) -> None:
+        self.scissors.point()
+        self.originals.pop((device_uuid, key), None)
+        self.scissors.point()
+
+
+class NoLedger:
+    async def event(self, kind: EventKind, subject: str, sentence: str) -> Event:
+        return Event(0, kind, subject, sentence, 0)
+
+    async def events_after(self, revision: int) -> tuple[Event, ...]:
+        return ()
+
+
+class Node1:
+    """A daemon's MIG parts over one card and one disk, as after a start."""
+
+    def __init__(self, card: Card, disk: Disk, rule: dict[str, Any] | None = None) -> None:
+        self.card, self.disk, self.book = card, disk, Book()
+        self.inventory = Inventory(card)  # type: ignore[arg-type]
+        policy = Policy.model_validate({"device": [{"mode": "mig", **(rule or {})}]})
+        loaded = SimpleNamespace(policy=policy)
+        self.mig = MigMode(card, disk, PATHS, self._wish)  # type: ignore[arg-type]
+        transitions = Transitions(
+            {Mode.MIG: self.mig}, self.inventory, lambda uuid: bool(self.book.slices_on(uuid))
+        )
+        ledger = NoLedger()
+        self.layouts = MigLayouts(
+            Surroundings(
+                self.mig,
+                self.inventory,
+                self.book,
+                transitions,
+                ledger,  # type: ignore[arg-type]
+                Hub(ledger.events_after),
+                lambda: loaded,  # type: ignore[arg-type,return-value]
+                lambda point: card.scissors.point(),
+            )
+        )
+
+    def _wish(self, device_uuid: str) -> Wish:
+        return self.layouts.pools.wish(device_uuid)
+
+    def start(self) -> None:
+        """What a start does for MIG where nothing is allocated: see node/recover.py."""
+        asyncio.run(self._start())
+
+    async def _start(self) -> None:
+        await self.inventory.refresh()
+        for place in sorted(self.layouts.own_instances()):
+            await self.layouts.remove(place)
+        await self.layouts.converge()
+
+    def apply(self, *words: str) -> None:
+        target = MigTarget(Selector(), tuple(words) or ("none",))
+        asyncio.run(self.layouts.apply((target,)))
+
+
+def words_of(state: int) -> tuple[str, ...]:
+    return spell(TABLE, TABLE.keys(state))

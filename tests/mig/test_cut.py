@@ -1,0 +1,130 @@
+"""Layouts cut by kill -9 at every point: the next start ends where it was going, or where it was."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.mig.cutting import TABLE, Card, Cut, Disk, Node1, Scissors, words_of
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.planner.geometry import SlotKey
+
+STATES = sorted(TABLE.free_after)
+PAIRS = 60
+
+
+def keys(state: int) -> set[SlotKey]:
+    return set(TABLE.keys(state))
+
+
+def laid_out(state: int) -> tuple[Card, Disk]:
+    """A card that has this layout, applied."""
+    card, disk = Card(), Disk()
+    Node1(card, disk).apply(*words_of(state))
+    assert card.keys() == keys(state)
+    card.touched.clear()
+    return card, disk
+
+
+def cut(card: Card, disk: Disk, at: int | None) -> Scissors:
+    card.scissors = disk.scissors = Scissors(at)
+    return card.scissors
+
+
+@pytest.mark.parametrize("seed", range(PAIRS))
+def test_every_prefix_of_a_plan_converges(seed: int) -> None:
+    """From one random layout to another, cut at each point in turn; and the start after it cut too."""
+    draw = random.Random(seed)
+    before, after = draw.choice(STATES), draw.choice(STATES)
+    at = 0
+    while True:
+        at += 1
+        card, disk = laid_out(before)
+        cut(card, disk, at)
+        try:
+            Node1(card, disk).apply(*words_of(after))
+        except Cut:
+            pass
+        else:
+            break  # there is no such point any more: the plan has run through
+        cut(card, disk, draw.randint(1, 12))
+        try:
+            Node1(card, disk).start()
+        except Cut:
+            cut(card, disk, None)
+            Node1(card, disk).start()
+        ended = card.keys()
+        assert ended in (keys(before), keys(after)), f"half-way after a cut at point {at}"
+        assert all(i.compute_instances for i in card.instances.values())
+        own = Node1(card, disk).mig.records.own("GPU-0")
+        assert own == ended, "what is on record is what stands"
+    assert card.keys() == keys(after)
+    assert at > 3
+
+
+def test_a_transition_touches_what_it_must_and_nothing_else() -> None:
+    draw = random.Random(1)
+    for _ in range(60):
+        before, after = draw.choice(STATES), draw.choice(STATES)
+        card, disk = laid_out(before)
+        Node1(card, disk).apply(*words_of(after))
+        assert sorted(card.touched) == sorted(keys(before) ^ keys(after))
+
+
+@given(st.sampled_from(STATES), st.sampled_from(STATES), st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_step_that_fails_brings_the_old_layout_back(before: int, after: int, data: st.DataObject) -> None:
+    new = sorted(keys(after) - keys(before))
+    if not new:
+        return
+    card, disk = laid_out(before)
+    card.refuse = {data.draw(st.sampled_from(new))}
+    node = Node1(card, disk)
+    with pytest.raises(VgpuError) as failed:
+        node.apply(*words_of(after))
+    assert failed.value.code is ErrorCode.NVML_FAILED
+    assert card.keys() == keys(before)
+    assert node.mig.records.own("GPU-0") == keys(before)
+    Node1(card, disk).start()
+    assert card.keys() == keys(before)
+
+
+@given(st.sampled_from(STATES), st.sampled_from(STATES), st.data())
+@settings(max_examples=100, deadline=None)
+def test_what_is_in_use_or_of_others_is_never_touched(before: int, after: int, data: st.DataObject) -> None:
+    card, disk = Card(), Disk()
+    card.place(keys(before))
+    busy = data.draw(st.sets(st.sampled_from(sorted(keys(before))))) if before else set()
+    card.processes_on = {key: 100 + n for n, key in enumerate(sorted(busy))}
+    for key in sorted(keys(before)):
+        if data.draw(st.booleans()):
+            disk.originals["GPU-0", f"mig_instance {key[0]}@{key[1].start}:{key[1].size}"] = "absent"
+    own = Node1(card, disk).mig.records.own("GPU-0")
+    try:
+        Node1(card, disk).apply(*words_of(after))
+    except VgpuError as refused:
+        assert refused.code is ErrorCode.DEVICE_IN_USE
+        assert card.keys() == keys(before), "a refusal changes nothing"
+        assert (keys(before) - own | busy) - keys(after), "somebody was in the way"
+        return
+    assert card.keys() == keys(after)
+    assert keys(before) - own | busy <= keys(after)
+
+
+def test_a_reboot_brings_the_layout_back_and_drops_the_rest() -> None:
+    card, disk = laid_out(TABLE.state(key for key in keys(STATES[-1])))
+    wanted = card.keys()
+    card.instances.clear()
+    card.mode = False
+    Node1(card, disk).start()
+    assert card.keys() == wanted
+    Node1(card, disk).apply("auto")
+    assert (card.keys(), card.mode) == (set(), False)
+    assert not disk.originals, "nothing of vgpud is left on record"
+
+
+def test_a_record_without_an_instance_is_dropped_at_the_start() -> None:
+    card, disk = Card(mode=True), Disk({("GPU-0", "mig_instance 19@6:1"): "absent"})
+    Node1(card, disk).start()
+    assert not disk.originals
