@@ -42,6 +42,7 @@ from vgpud.units import Units, choose_units
 log = structlog.get_logger("vgpud")
 
 _STOP_SECONDS = 10.0
+_DESCRIPTORS = 524_288  # as the units have it
 
 
 class Daemon:
@@ -159,9 +160,13 @@ def make_folders(settings: Settings) -> None:
 
 
 def raise_file_limit() -> None:
-    """A bound tenant and a connection cost a descriptor each; the usual soft limit is 1024."""
+    """A tenant costs vgpud and the arbiter, which inherits this, up to three descriptors each."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    wanted = max(hard, _DESCRIPTORS)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, wanted))
+    except (PermissionError, ValueError):  # above our own limit only with CAP_SYS_RESOURCE, below nr_open
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def serve(settings: Settings) -> None:
