@@ -12,6 +12,7 @@
 static int epoll_fd = -1;
 static int spare_fd = -1; /* given up for a moment when the descriptor table is full */
 static struct source *dead_list;
+static void (*after_batch)(void);
 
 int loop_open(void)
 {
@@ -47,6 +48,11 @@ static void bury(void)
     }
 }
 
+void loop_after(void (*after)(void))
+{
+    after_batch = after;
+}
+
 int loop_run(void)
 {
     struct epoll_event events[BATCH];
@@ -60,6 +66,8 @@ int loop_run(void)
                 source->ready(source, events[i].events);
         }
         bury();
+        if (after_batch != NULL)
+            after_batch();
     }
 }
 

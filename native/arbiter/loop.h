@@ -19,6 +19,9 @@ int loop_add(struct source *source, uint32_t events);
 /* Closes the descriptor at once; destroy runs when no event of this batch can still point at it. */
 void loop_remove(struct source *source);
 
+/* Called after each batch of events. */
+void loop_after(void (*after)(void));
+
 /* Serves for ever; returns -errno only if epoll itself fails. */
 int loop_run(void);
 

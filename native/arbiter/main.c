@@ -24,6 +24,7 @@
 #include "control.h"
 #include "loop.h"
 #include "served.h"
+#include "turns.h"
 
 enum { EXIT_USAGE = 2, EXIT_RUNNING = 3 };
 
@@ -87,6 +88,8 @@ static int start(const char *run_dir)
         return EXIT_RUNNING;
     }
     int error = loop_open();
+    if (error == 0)
+        error = turns_open();
     if (error != 0)
         return fail("cannot open an event loop", error);
     lease_scan(leases_fd);

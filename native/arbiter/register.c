@@ -8,11 +8,13 @@
 
 #include "page.h"
 #include "process.h"
+#include "turns.h"
 
 #define CONNECTIONS_MAX (2 * VGPU_MAX_SLOTS) /* of one lease; forked children may hold old ones open */
 
 void connection_close(struct connection *connection)
 {
+    turns_leave(connection);
     struct connection **link = &connection->lease->connections;
     while (*link != NULL && *link != connection)
         link = &(*link)->next;
@@ -85,9 +87,18 @@ static void connection_ready(struct source *source, uint32_t events)
         page_sweep(lease->usage_fd); /* exec and close-everything drop the lock but not the process */
         return;
     }
+    if (request.kind == VGPU_MSG_WANT || request.kind == VGPU_MSG_DONE) {
+        if (request.version != VGPU_LEASE_VERSION || !turns_message(connection, &request))
+            connection_close(connection);
+        return;
+    }
     struct vgpu_message reply = answer(lease, peer.pid, &request);
-    if (send(source->fd, &reply, sizeof(reply), MSG_DONTWAIT | MSG_NOSIGNAL) != (ssize_t)sizeof(reply))
+    if (send(source->fd, &reply, sizeof(reply), MSG_DONTWAIT | MSG_NOSIGNAL) != (ssize_t)sizeof(reply)) {
         connection_close(connection);
+    } else if (reply.kind == VGPU_MSG_WELCOME) {
+        turns_lease_add(lease); /* its limits may not have been readable before */
+        turns_join(connection);
+    }
 }
 
 void register_accept(struct source *source, uint32_t events)

@@ -15,6 +15,7 @@
 #include "page.h"
 #include "process.h"
 #include "register.h"
+#include "turns.h"
 
 static struct lease *leases;
 
@@ -85,6 +86,7 @@ static void lease_close(struct lease *lease)
         process_forget(lease->processes);
     while (lease->connections != NULL)
         connection_close(lease->connections);
+    turns_lease_remove(lease);
     struct lease **link = &leases;
     while (*link != lease)
         link = &(*link)->next;
@@ -126,8 +128,10 @@ static bool same_folder(int folder_fd, const struct lease *lease)
 static int lease_add_folder(int folder_fd, const char *id)
 {
     struct lease *lease = lease_find(id);
-    if (lease != NULL && same_folder(folder_fd, lease))
+    if (lease != NULL && same_folder(folder_fd, lease)) {
+        turns_lease_refresh(lease);
         return 0;
+    }
     if (lease != NULL)
         lease_close(lease);
     lease = calloc(1, sizeof(*lease));
@@ -143,6 +147,7 @@ static int lease_add_folder(int folder_fd, const char *id)
     }
     lease->next = leases;
     leases = lease;
+    turns_lease_add(lease);
     page_sweep(lease->usage_fd);
     process_adopt_all(lease);
     return 0;

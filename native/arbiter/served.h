@@ -7,6 +7,7 @@
 
 #include "lease.h"
 #include "loop.h"
+#include "sched.h"
 
 struct lease;
 
@@ -24,6 +25,8 @@ struct connection {
     struct source socket;
     struct lease *lease;
     struct connection *next;
+    struct sched_member member;
+    bool joined; /* the member is the lease's */
 };
 
 struct lease {
@@ -34,6 +37,9 @@ struct lease {
     uint32_t connection_count;
     int limits_fd;
     int usage_fd;
+    struct sched_tenant tenant;
+    bool schedules; /* the tenant is known to sched */
+    uint64_t generation; /* of the limits that sched knows */
     char id[VGPU_ID_BYTES];
 };
 

@@ -49,15 +49,23 @@ static void limits(void)
     FIELD("DEVICE_LIMITS", vgpu_device_limits, "SHARE", share);
     FIELD("DEVICE_LIMITS", vgpu_device_limits, "SHARE_POLICY", share_policy);
     FIELD("DEVICE_LIMITS", vgpu_device_limits, "PRIORITY", priority);
+    FIELD("DEVICE_LIMITS", vgpu_device_limits, "QUANTUM_US", quantum_us);
 }
 
 static void usage(void)
 {
     SIZE("USAGE", vgpu_usage);
     FIELD("USAGE", vgpu_usage, "SLOT_HIGH", slot_high);
-    FIELD("USAGE", vgpu_usage, "GATE", gate);
     FIELD("USAGE", vgpu_usage, "RETIRED", retired);
     FIELD("USAGE", vgpu_usage, "SLOTS", slots);
+    FIELD("USAGE", vgpu_usage, "COMPUTE", compute);
+    SIZE("COMPUTE", vgpu_compute);
+    FIELD("COMPUTE", vgpu_compute, "GRANTED_NS", granted_ns);
+    FIELD("COMPUTE", vgpu_compute, "USED_NS", used_ns);
+    FIELD("COMPUTE", vgpu_compute, "WAITED_NS", waited_ns);
+    FIELD("COMPUTE", vgpu_compute, "OVERRUN_NS", overrun_ns);
+    FIELD("COMPUTE", vgpu_compute, "TURNS", turns);
+    FIELD("COMPUTE", vgpu_compute, "BYPASSES", bypasses);
     SIZE("SLOT", vgpu_slot);
     FIELD("SLOT", vgpu_slot, "PID", pid);
     FIELD("SLOT", vgpu_slot, "START_NS", start_ns);

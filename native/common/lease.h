@@ -57,7 +57,7 @@ struct vgpu_device_limits {
     uint32_t share;        /* hundredths of a percent, 1..10000 */
     uint32_t share_policy; /* enum vgpu_share_policy */
     int32_t priority;      /* higher goes first */
-    uint32_t reserved;
+    uint32_t quantum_us;   /* no turn on the device is longer while this tenant is present; 0: as the shares want */
 };
 
 /*
@@ -77,9 +77,9 @@ struct vgpu_limits {
 
 /* Memory of one process on one device, by kind. Each word is written by its own process only. */
 struct vgpu_slot_device {
-    uint64_t used_bytes;    /* granted to API allocations, rounded as the driver rounds */
-    uint64_t claim_bytes;   /* reservations not yet granted or refused, see account.h */
-    uint64_t context_bytes; /* contexts, modules, local memory, as learnt from the driver */
+    uint64_t used_bytes;    /* held by API allocations, in the driver's pages */
+    uint64_t claim_bytes;   /* claimed by calls that are in the driver now, see account.h */
+    uint64_t context_bytes; /* contexts, modules, local memory, streams, as learnt from the driver */
     uint64_t peak_bytes;
     uint64_t refusals_limit; /* refused: over this lease's limit */
     uint64_t refusals_card;  /* refused by the driver: the card itself is full */
@@ -99,15 +99,27 @@ struct vgpu_slot {
     struct vgpu_slot_device devices[VGPU_MAX_DEVICES];
 };
 
+/* Compute time of the whole lease on one device; written by the arbiter only. Times in nanoseconds. */
+struct vgpu_compute {
+    uint64_t granted_ns;  /* length of the turns given */
+    uint64_t used_ns;     /* from the grant until the device was given back */
+    uint64_t waited_ns;   /* wanted the device and did not have it */
+    uint64_t overrun_ns;  /* held beyond the end of a turn */
+    uint64_t turns;
+    uint64_t bypasses;    /* turns whose end did not come within the drain bound: the next was let in beside */
+    uint64_t reserved[2];
+};
+
 /* The `usage` file. */
 struct vgpu_usage {
     uint32_t magic;
     uint32_t version;
     uint32_t slot_high; /* slots at or above this index have never been used */
-    uint32_t gate[VGPU_MAX_DEVICES]; /* futex words for compute quanta; 0 is open */
+    uint32_t context_mib[VGPU_MAX_DEVICES]; /* what a context took when one was last measured; 0: none was */
     uint32_t reserved[13];
     struct vgpu_slot_device retired[VGPU_MAX_DEVICES]; /* counters of processes that ended; arbiter's */
     struct vgpu_slot slots[VGPU_MAX_SLOTS];
+    struct vgpu_compute compute[VGPU_MAX_DEVICES];
 };
 
 /* Messages on arbiter.sock (SEQPACKET, one struct a packet). */
@@ -115,6 +127,11 @@ enum vgpu_message_kind {
     VGPU_MSG_REGISTER = 1, /* tenant -> arbiter; slot = the slot whose lock the sender holds */
     VGPU_MSG_WELCOME = 2,  /* arbiter -> tenant; owner = word for the slot, value = host pid */
     VGPU_MSG_REFUSED = 3,  /* arbiter -> tenant; value: errno (ESHUTDOWN: the lease is closed) */
+    /* Compute turns, on a registered connection; `turn` is filled in. */
+    VGPU_MSG_WANT = 4,   /* tenant -> arbiter: work waits; turn.devices: bits of the devices it is for */
+    VGPU_MSG_DONE = 5,   /* tenant -> arbiter: nothing of turn.number is left on the device; turn.flags: MORE */
+    VGPU_MSG_GRANT = 6,  /* arbiter -> tenant: launch now */
+    VGPU_MSG_REVOKE = 7, /* arbiter -> tenant: launch no more, and say DONE when nothing is left */
     /* control socket, root only */
     VGPU_MSG_ADD = 16,    /* vgpud -> arbiter: serve this lease */
     VGPU_MSG_REMOVE = 17, /* vgpud -> arbiter: stop serving it and forget it */
@@ -126,13 +143,32 @@ enum vgpu_message_kind {
 
 #define VGPU_NO_SLOT 0xffffffffu /* no slot: not registered */
 
+/* A turn on the devices. Lengths, not points in time: the two ends may be in different time namespaces. */
+enum vgpu_turn_flags {
+    VGPU_TURN_FREE = 1,  /* nobody else is there: launch without pacing until revoked */
+    VGPU_TURN_WATCH = 2, /* give the devices back as soon as nothing is left to do */
+    VGPU_TURN_MORE = 4,  /* in DONE: launches are waiting at the gate */
+};
+#define VGPU_TURN_OPEN_ENDED UINT64_MAX
+
+struct vgpu_turn {
+    uint64_t number;
+    uint64_t length_ns; /* from the receipt of GRANT; VGPU_TURN_OPEN_ENDED: until revoked */
+    uint64_t window_ns; /* most device time to have in flight */
+    uint32_t flags;     /* enum vgpu_turn_flags */
+    uint32_t devices;
+};
+
 struct vgpu_message {
     uint32_t kind;
     uint32_t version;
     uint32_t slot;
     uint32_t owner;
     int64_t value;
-    char allocation[VGPU_ID_BYTES];
+    union {
+        char allocation[VGPU_ID_BYTES];
+        struct vgpu_turn turn;
+    };
 };
 
 /* Answer to VGPU_MSG_LIST: host pids of the lease's live registered processes. */
@@ -146,5 +182,7 @@ _Static_assert(offsetof(struct vgpu_limits, devices) == 88, "ABI");
 _Static_assert(sizeof(struct vgpu_slot_device) == 64, "one cache line a device");
 _Static_assert(offsetof(struct vgpu_slot, devices) == 64, "device words stay on their own cache lines");
 _Static_assert(offsetof(struct vgpu_usage, retired) == 128, "ABI");
+_Static_assert(sizeof(struct vgpu_message) == 24 + VGPU_ID_BYTES, "ABI");
+_Static_assert(sizeof(struct vgpu_compute) == 64, "one cache line a device");
 
 #endif

@@ -7,11 +7,14 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
+
+#include "gate.h"
 
 #define RETRY_MS_MIN 20
 #define RETRY_MS_MAX 100
@@ -83,34 +86,60 @@ static int register_once(void)
     return 0;
 }
 
-/* Waits, for as long as it takes, until the arbiter is gone. It sends nothing in this version. */
-static void wait_until_gone(int fd)
+/* Waits `ns` (negative: for as long as it takes) for the line; true: it can be read, or is broken. */
+static bool wait_for_line(int fd, int64_t ns)
 {
     struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
-    char byte;
-    while (poll(&poll_fd, 1, -1) >= 0 || errno == EINTR) {
-        if ((poll_fd.revents & (POLLNVAL | POLLERR)) || !still_ours(fd))
+    struct timespec wait = {.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
+    return ppoll(&poll_fd, fd >= 0 ? 1 : 0, ns >= 0 ? &wait : NULL, NULL) > 0;
+}
+
+/* Serves the gate until the arbiter is gone. */
+static void serve(int fd)
+{
+    struct vgpu_message message;
+    vgpu_gate_linked();
+    for (;;) {
+        if (!wait_for_line(fd, vgpu_gate_tick()))
+            continue;
+        if (!still_ours(fd))
             break;
-        if (recv(fd, &byte, sizeof(byte), MSG_DONTWAIT) == 0)
+        ssize_t size = recv(fd, &message, sizeof(message), MSG_DONTWAIT);
+        if (size == (ssize_t)sizeof(message))
+            vgpu_gate_message(&message);
+        else if (size >= 0 || (errno != EAGAIN && errno != EINTR))
             break;
     }
     __atomic_store_n(&line.fd, -1, __ATOMIC_SEQ_CST);
+    vgpu_gate_unlinked();
     if (still_ours(fd))
         close(fd);
+}
+
+/* Keeps the gate by itself for so long, until it is time to look for the arbiter again. */
+static void live_alone(int64_t ns)
+{
+    while (ns > 0) {
+        int64_t wait = vgpu_gate_tick();
+        wait = wait < 0 || wait > ns ? ns : wait;
+        wait_for_line(-1, wait);
+        ns -= wait > 1000 ? wait : 1000;
+    }
 }
 
 static void *keep(void *unused)
 {
     int pause_ms = RETRY_MS_MIN;
     (void)unused;
+    prctl(PR_SET_TIMERSLACK, 1000UL); /* of this thread: turns end on time */
     for (;;) {
         int fd = __atomic_load_n(&line.fd, __ATOMIC_SEQ_CST);
         if (fd >= 0) {
-            wait_until_gone(fd);
+            serve(fd);
             pause_ms = RETRY_MS_MIN;
         }
         if (register_once() != 0) {
-            poll(NULL, 0, pause_ms);
+            live_alone((int64_t)pause_ms * 1000000);
             pause_ms = pause_ms * 2 < RETRY_MS_MAX ? pause_ms * 2 : RETRY_MS_MAX;
         }
     }
@@ -149,12 +178,28 @@ int vgpu_link_start(const char *folder, struct vgpu_usage *usage, uint32_t slot)
     set_address(folder);
     line.usage = usage;
     line.slot = slot;
-    if (line.address.sun_path[0] == '\0')
-        return 0;
-    if (register_once() == -ESHUTDOWN)
+    vgpu_gate_start(folder, usage, slot);
+    int error = line.address.sun_path[0] != '\0' ? register_once() : -ENAMETOOLONG;
+    if (error == -ESHUTDOWN)
         return -ESHUTDOWN;
+    if (error != 0)
+        vgpu_gate_unlinked();
     start_thread();
     return 0;
+}
+
+bool vgpu_link_send(const struct vgpu_message *message)
+{
+    int fd = __atomic_load_n(&line.fd, __ATOMIC_SEQ_CST);
+    return fd >= 0 && still_ours(fd) &&
+           send(fd, message, sizeof(*message), MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof(*message);
+}
+
+void vgpu_link_hang_up(void)
+{
+    int fd = __atomic_load_n(&line.fd, __ATOMIC_SEQ_CST);
+    if (fd >= 0 && still_ours(fd))
+        shutdown(fd, SHUT_RDWR);
 }
 
 int vgpu_link_up(void)
@@ -170,6 +215,7 @@ int32_t vgpu_link_host_pid(void)
 
 void vgpu_link_reset_after_fork(void)
 {
+    vgpu_gate_reset();
     if (line.fd >= 0 && still_ours(line.fd))
         close(line.fd);
     line.fd = -1;

@@ -5,6 +5,7 @@
 #ifndef VGPU_LINK_H
 #define VGPU_LINK_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "lease.h"
@@ -16,6 +17,12 @@
  */
 #define VGPU_LINK_WAIT_MS 200
 int vgpu_link_start(const char *folder, struct vgpu_usage *usage, uint32_t slot);
+
+/* Sends to the arbiter without waiting; false: there is none, or it does not read. */
+bool vgpu_link_send(const struct vgpu_message *message);
+
+/* Ends the line; its thread registers anew. For an arbiter that has gone silent. */
+void vgpu_link_hang_up(void);
 
 /* Is an arbiter there now? */
 int vgpu_link_up(void);

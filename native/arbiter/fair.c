@@ -1,0 +1,176 @@
+#include "fair.h"
+
+/* A tenant with share s in rounds of R ms is off by up to s(1-s)R in a window: rounds are as long as
+ * keeps that near 6 ms, which is 2.4 points of a 250 ms window. */
+#define DEVIATION_NS 6e6
+#define ROUND_MAX_NS 80e6
+#define QUANTUM_MIN_NS 500e3
+#define ACTIVE_NS 100000000ull /* a tenant that held the device so lately still counts in the weights */
+#define WINDOW_MIN_NS 100e3
+#define WINDOW_MAX_NS 2e6
+#define NONE_SHARE_MIN 0.01
+
+bool fair_present(const struct sched_place *place)
+{
+    return place->tenant->members != NULL;
+}
+
+bool fair_active(const struct sched_place *place, uint64_t now)
+{
+    const struct sched_tenant *tenant = place->tenant;
+    if (!fair_present(place))
+        return false;
+    return tenant->held != 0 || tenant->wanted != 0 ||
+           (tenant->last_held != 0 && now - tenant->last_held < ACTIVE_NS);
+}
+
+static double asked(const struct sched_place *place)
+{
+    return place->limits.share / (double)VGPU_SHARE_ALL;
+}
+
+bool fair_is_hard(const struct sched_place *place)
+{
+    return place->limits.policy == VGPU_SHARE_HARD && place->limits.share < VGPU_SHARE_ALL;
+}
+
+static double clamp(double value, double low, double high)
+{
+    return value < low ? low : value > high ? high : value;
+}
+
+static double weight(const struct sched_place *place)
+{
+    return place->limits.policy == VGPU_SHARE_NONE ? place->device->none_weight : asked(place);
+}
+
+double fair_share(const struct sched_place *place)
+{
+    double mine = weight(place);
+    double all = place->device->weights;
+    if (fair_is_hard(place) && all <= 1)
+        return mine;
+    return all > mine ? mine / all : 1;
+}
+
+/* Shortest wish of those present, in nanoseconds, or 0. */
+static double wished_quantum(const struct sched_device *device)
+{
+    double shortest = 0;
+    for (const struct sched_place *p = device->places; p != NULL; p = p->next)
+        if (fair_present(p) && p->limits.quantum_us != 0) {
+            double wish = p->limits.quantum_us * 1e3;
+            shortest = shortest == 0 || wish < shortest ? wish : shortest;
+        }
+    return shortest;
+}
+
+/* Weights of the active places; those without a limit divide what the others leave. */
+static void weigh(struct sched_device *device, uint64_t now)
+{
+    double limited = 0;
+    unsigned unlimited = 0;
+    device->active = 0;
+    for (const struct sched_place *p = device->places; p != NULL; p = p->next) {
+        if (!fair_active(p, now))
+            continue;
+        device->active++;
+        if (p->limits.policy == VGPU_SHARE_NONE)
+            unlimited++;
+        else
+            limited += asked(p);
+    }
+    device->none_weight = clamp(unlimited > 0 ? (1 - limited) / unlimited : 1, NONE_SHARE_MIN, 1);
+    device->weights = limited + unlimited * device->none_weight;
+}
+
+static double round_length(const struct sched_device *device, uint64_t now)
+{
+    double length = ROUND_MAX_NS;
+    double largest = 0;
+    for (const struct sched_place *p = device->places; p != NULL; p = p->next) {
+        if (!fair_active(p, now))
+            continue;
+        double s = fair_share(p);
+        largest = s > largest ? s : largest;
+        s = clamp(s, 0.02, 0.98);
+        length = clamp(DEVIATION_NS / (s * (1 - s)), 0, length);
+    }
+    double wish = wished_quantum(device);
+    return wish > 0 && largest * length > wish ? wish / largest : length;
+}
+
+double fair_quantum(const struct sched_place *place)
+{
+    double length = fair_share(place) * place->device->round_ns;
+    return length > QUANTUM_MIN_NS ? length : QUANTUM_MIN_NS;
+}
+
+/* What a place may have saved up at most: one turn's worth, so that alone it is never above its share for
+ * longer than a round. */
+static double most_tokens(const struct sched_place *place)
+{
+    double share = asked(place);
+    return fair_quantum(place) * (1 - share) + QUANTUM_MIN_NS * share;
+}
+
+double fair_threshold(const struct sched_place *place, bool contended)
+{
+    return fair_quantum(place) * (1 - asked(place)) * (contended ? 0.5 : 1);
+}
+
+void fair_refresh(struct sched_device *device, uint64_t now)
+{
+    uint64_t passed = now > device->refreshed_at ? now - device->refreshed_at : 0;
+    device->refreshed_at = now;
+    weigh(device, now);
+    device->round_ns = round_length(device, now);
+    for (struct sched_place *p = device->places; p != NULL; p = p->next) {
+        double most = most_tokens(p);
+        p->tokens_ns += asked(p) * (double)passed;
+        if (p->tokens_ns > most)
+            p->tokens_ns = most;
+    }
+}
+
+uint64_t fair_window(const struct sched_device *device, uint64_t now)
+{
+    double shortest = 8 * WINDOW_MAX_NS;
+    for (const struct sched_place *p = device->places; p != NULL; p = p->next)
+        if (fair_active(p, now)) {
+            double quantum = fair_quantum(p);
+            shortest = quantum < shortest ? quantum : shortest;
+        }
+    return (uint64_t)clamp(shortest / 8, WINDOW_MIN_NS, WINDOW_MAX_NS);
+}
+
+static double least_vtime(const struct sched_place *but, uint64_t now)
+{
+    double least = -1;
+    for (const struct sched_place *p = but->device->places; p != NULL; p = p->next)
+        if (p != but && fair_active(p, now) && (least < 0 || p->vtime_ns < least))
+            least = p->vtime_ns;
+    return least;
+}
+
+void fair_charge(struct sched_place *place, uint64_t used_ns, uint64_t now)
+{
+    double share = fair_share(place);
+    double most_debt = asked(place) * (double)SCHED_DEBT_WAIT_NS;
+    place->count.used_ns += used_ns;
+    place->tokens_ns -= (double)used_ns;
+    if (place->tokens_ns < -most_debt)
+        place->tokens_ns = -most_debt;
+    place->vtime_ns += (double)used_ns / (share > 0 ? share : 1);
+    double least = least_vtime(place, now);
+    if (least >= 0 && place->vtime_ns > least + (double)SCHED_DEBT_WAIT_NS)
+        place->vtime_ns = least + (double)SCHED_DEBT_WAIT_NS;
+}
+
+void fair_wake(struct sched_place *place, uint64_t now)
+{
+    double least = least_vtime(place, now);
+    double credit = ROUND_MAX_NS / 2;
+    if (least >= 0 && place->vtime_ns < least - credit)
+        place->vtime_ns = least - credit;
+}

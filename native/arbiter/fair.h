@@ -1,0 +1,38 @@
+/* fair.h: the arithmetic of shares on one device: weights, lengths of turns, tokens, virtual time. */
+#ifndef ARBITER_FAIR_H
+#define ARBITER_FAIR_H
+
+#include "sched.h"
+
+/* Does the tenant of this place take part now: has it members? */
+bool fair_present(const struct sched_place *place);
+
+/* Does the place compete for turns: wants, holds, or held a moment ago? */
+bool fair_active(const struct sched_place *place, uint64_t now);
+
+bool fair_is_hard(const struct sched_place *place);
+
+/* Takes stock of a device: who is active, how long a round is; earns tokens for the time since the last
+ * call. What the functions below say is as of then. */
+void fair_refresh(struct sched_device *device, uint64_t now);
+
+/* Part of the device that the place is entitled to, 0 to 1; `none` shares what the others leave. */
+double fair_share(const struct sched_place *place);
+
+/* Nanoseconds that the place may hold the device at a time while others want it. */
+double fair_quantum(const struct sched_place *place);
+
+/* Most device time in flight for a holder of this device: what a revoked tenant still has to drain. */
+uint64_t fair_window(const struct sched_device *device, uint64_t now);
+
+/* Charges device time that was held; the debt stays within what SCHED_DEBT_WAIT_NS pays back. */
+void fair_charge(struct sched_place *place, uint64_t used_ns, uint64_t now);
+
+/* A place that comes back from idling does not keep time that it did not ask for. */
+void fair_wake(struct sched_place *place, uint64_t now);
+
+/* Tokens that a `hard` place needs before its next turn: a full turn's worth, or half of one if others want
+ * the device, so that it is not left idle for a tenant that overran a little. */
+double fair_threshold(const struct sched_place *place, bool contended);
+
+#endif

@@ -1,0 +1,534 @@
+#include "sched.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "fair.h"
+
+#define LENGTH_MIN_NS 200e3
+
+static struct sched_device *devices;
+static struct sched_tenant *tenants;
+static uint64_t last_turn;
+
+const struct sched_device *sched_devices(void)
+{
+    return devices;
+}
+
+/* --- who is where */
+
+static struct sched_device *device_get(const char *uuid)
+{
+    struct sched_device *device = devices;
+    while (device != NULL && strncmp(device->uuid, uuid, sizeof(device->uuid)) != 0)
+        device = device->next;
+    if (device != NULL || (device = calloc(1, sizeof(*device))) == NULL)
+        return device;
+    memcpy(device->uuid, uuid, sizeof(device->uuid));
+    device->none_weight = 1;
+    device->next = devices;
+    devices = device;
+    return device;
+}
+
+static void place_remove(struct sched_place *place)
+{
+    struct sched_device *device = place->device;
+    struct sched_place **link = &device->places;
+    while (*link != place)
+        link = &(*link)->next;
+    *link = place->next;
+    free(place);
+    if (device->places != NULL)
+        return;
+    struct sched_device **at = &devices;
+    while (*at != device)
+        at = &(*at)->next;
+    *at = device->next;
+    free(device);
+}
+
+static void remove_places(struct sched_tenant *tenant)
+{
+    for (uint32_t d = 0; d < tenant->device_count; d++)
+        if (tenant->places[d] != NULL)
+            place_remove(tenant->places[d]);
+}
+
+bool sched_tenant_add(struct sched_tenant *tenant, uint32_t device_count, const char (*uuids)[VGPU_UUID_BYTES])
+{
+    memset(tenant, 0, sizeof(*tenant));
+    for (uint32_t d = 0; d < device_count; d++) {
+        struct sched_place *place = calloc(1, sizeof(*place));
+        struct sched_device *device = place != NULL ? device_get(uuids[d]) : NULL;
+        if (device == NULL) {
+            free(place);
+            remove_places(tenant);
+            return false;
+        }
+        *place = (struct sched_place){.device = device, .tenant = tenant, .next = device->places};
+        place->limits.share = VGPU_SHARE_ALL;
+        device->places = place;
+        tenant->places[d] = place;
+        tenant->device_count = d + 1;
+    }
+    tenant->next = tenants;
+    tenants = tenant;
+    return true;
+}
+
+void sched_set_limits(struct sched_tenant *tenant, uint32_t ordinal, const struct sched_limits *limits)
+{
+    tenant->places[ordinal]->limits = *limits;
+}
+
+void sched_member_add(struct sched_tenant *tenant, struct sched_member *member)
+{
+    *member = (struct sched_member){.tenant = tenant, .next = tenant->members};
+    tenant->members = member;
+}
+
+static bool any(const struct sched_tenant *tenant, enum sched_member_state state)
+{
+    for (const struct sched_member *m = tenant->members; m != NULL; m = m->next)
+        if (m->state == state)
+            return true;
+    return false;
+}
+
+/* --- turns */
+
+#define EACH_HELD(tenant, d) \
+    for (uint32_t d = 0; d < (tenant)->device_count; d++) \
+        if (((tenant)->held >> d & 1) != 0)
+
+#define EACH_WANTED(tenant, d) \
+    for (uint32_t d = 0; d < (tenant)->device_count; d++) \
+        if (((tenant)->wanted >> d & 1) != 0)
+
+/* Gives back what the tenant holds and charges it. */
+static void turn_over(struct sched_tenant *tenant, uint64_t now)
+{
+    uint64_t used = now - tenant->granted_at;
+    EACH_HELD(tenant, d) {
+        struct sched_place *place = tenant->places[d];
+        place->device->busy--;
+        if (place->device->managed) {
+            fair_charge(place, used, now);
+            if (tenant->ends_at != SCHED_NEVER && now > tenant->ends_at)
+                place->count.overrun_ns += now - tenant->ends_at;
+        }
+    }
+    tenant->held = 0;
+    tenant->free_running = false;
+    tenant->stopping = false;
+    tenant->last_held = now;
+    if (tenant->wanted != 0)
+        tenant->waits_since = now;
+}
+
+static void unreserve(const struct sched_tenant *tenant)
+{
+    for (uint32_t d = 0; d < tenant->device_count; d++)
+        if (tenant->places[d]->device->reserved == tenant)
+            tenant->places[d]->device->reserved = NULL;
+}
+
+static void wants_nothing(struct sched_tenant *tenant)
+{
+    tenant->wanted = 0;
+    unreserve(tenant);
+}
+
+static bool any_waits(const struct sched_tenant *tenant)
+{
+    for (const struct sched_member *m = tenant->members; m != NULL; m = m->next)
+        if (m->state == SCHED_WAITING || (m->state == SCHED_LATE && m->wants))
+            return true;
+    return false;
+}
+
+/* What ran beside others after a bypass is charged, too. */
+static void settle_late(struct sched_tenant *tenant, uint64_t now)
+{
+    for (uint32_t d = 0; d < tenant->device_count; d++)
+        if ((tenant->late >> d & 1) != 0)
+            fair_charge(tenant->places[d], now - tenant->late_since, now);
+    tenant->late = 0;
+}
+
+/* After a member left a state: is the turn over, does anybody still wait? */
+static void member_left(struct sched_tenant *tenant, uint64_t now)
+{
+    if (!any_waits(tenant))
+        wants_nothing(tenant);
+    if (!any(tenant, SCHED_LATE))
+        settle_late(tenant, now);
+    if (!any(tenant, SCHED_RUNNING) && tenant->held != 0) {
+        tenant->bypasses = 0;
+        turn_over(tenant, now);
+    }
+}
+
+void sched_member_remove(struct sched_member *member, uint64_t now)
+{
+    struct sched_tenant *tenant = member->tenant;
+    struct sched_member **link = &tenant->members;
+    while (*link != member)
+        link = &(*link)->next;
+    *link = member->next;
+    member_left(tenant, now);
+}
+
+void sched_tenant_remove(struct sched_tenant *tenant, uint64_t now)
+{
+    while (tenant->members != NULL)
+        sched_member_remove(tenant->members, now);
+    struct sched_tenant **link = &tenants;
+    while (*link != tenant)
+        link = &(*link)->next;
+    *link = tenant->next;
+    remove_places(tenant);
+}
+
+static void say(struct sched_member *member, const struct sched_tenant *tenant, uint64_t now)
+{
+    struct vgpu_turn turn = {.number = tenant->turn, .devices = tenant->held, .window_ns = UINT64_MAX};
+    turn.length_ns = tenant->ends_at == SCHED_NEVER ? VGPU_TURN_OPEN_ENDED
+                                                    : (tenant->ends_at > now ? tenant->ends_at - now : 0);
+    turn.flags = tenant->free_running ? VGPU_TURN_FREE : 0;
+    if (!tenant->free_running && !tenant->open_ended)
+        turn.flags |= VGPU_TURN_WATCH;
+    EACH_HELD(tenant, d) {
+        uint64_t window = fair_window(tenant->places[d]->device, now);
+        turn.window_ns = window < turn.window_ns ? window : turn.window_ns;
+    }
+    member->state = SCHED_RUNNING;
+    member->wants = false;
+    member->turn = tenant->turn;
+    sched_say_grant(member, &turn);
+}
+
+static void note_waiting(struct sched_tenant *tenant, uint64_t now)
+{
+    if (tenant->wanted == 0) {
+        tenant->waits_since = now;
+        for (uint32_t d = 0; d < tenant->device_count; d++) {
+            fair_refresh(tenant->places[d]->device, now);
+            fair_wake(tenant->places[d], now);
+        }
+    }
+}
+
+void sched_want(struct sched_member *member, uint32_t wanted, uint64_t now)
+{
+    struct sched_tenant *tenant = member->tenant;
+    wanted &= (1u << tenant->device_count) - 1;
+    if (wanted == 0)
+        wanted = (1u << tenant->device_count) - 1; /* it could not tell: all of its devices */
+    member->wants = member->state == SCHED_RUNNING || member->state == SCHED_LATE;
+    if (member->state == SCHED_RUNNING)
+        return; /* its DONE will come, and say whether it still wants */
+    if (tenant->held != 0 && !tenant->stopping && (wanted & ~tenant->held) == 0) {
+        say(member, tenant, now); /* it joins the turn of its tenant */
+        return;
+    }
+    note_waiting(tenant, now);
+    tenant->wanted |= wanted;
+    if (member->state == SCHED_IDLE)
+        member->state = SCHED_WAITING;
+}
+
+void sched_done(struct sched_member *member, uint64_t turn, bool more, uint64_t now)
+{
+    struct sched_tenant *tenant = member->tenant;
+    if ((member->state != SCHED_RUNNING && member->state != SCHED_LATE) || turn != member->turn)
+        return;
+    if (more) {
+        uint32_t same = tenant->held | tenant->late;
+        if (tenant->wanted == 0)
+            tenant->waits_since = now;
+        tenant->wanted |= same != 0 ? same : (1u << tenant->device_count) - 1;
+    }
+    member->state = more ? SCHED_WAITING : SCHED_IDLE;
+    member->wants = false;
+    member_left(tenant, now);
+}
+
+/* --- decisions */
+
+static bool others_want(const struct sched_tenant *tenant, uint32_t bits)
+{
+    for (uint32_t d = 0; d < tenant->device_count; d++)
+        if ((bits >> d & 1) != 0)
+            for (const struct sched_place *p = tenant->places[d]->device->places; p != NULL; p = p->next)
+                if (p->tenant != tenant && p->tenant->wanted != 0 && p->tenant->held == 0)
+                    for (uint32_t o = 0; o < p->tenant->device_count; o++)
+                        if (p->tenant->places[o] == p && (p->tenant->wanted >> o & 1) != 0)
+                            return true;
+    return false;
+}
+
+static void grant(struct sched_tenant *tenant, bool free_running, uint64_t now)
+{
+    double length = -1; /* open-ended */
+    double quantum = 0;
+    tenant->held = tenant->wanted;
+    bool contended = others_want(tenant, tenant->held);
+    EACH_HELD(tenant, d) {
+        struct sched_place *place = tenant->places[d];
+        double most = fair_quantum(place);
+        if (quantum == 0 || most < quantum)
+            quantum = most;
+        if (fair_is_hard(place) && !free_running) {
+            double share = place->limits.share / (double)VGPU_SHARE_ALL;
+            double left = place->tokens_ns / (1 - share);
+            left = contended && left > most ? most : left;
+            left = left > LENGTH_MIN_NS ? left : LENGTH_MIN_NS;
+            length = length < 0 || left < length ? left : length;
+        }
+        place->device->busy++;
+        place->count.turns++;
+        place->count.waited_ns += now - tenant->waits_since;
+    }
+    if (length < 0 && contended && !free_running)
+        length = quantum;
+    tenant->free_running = free_running;
+    tenant->open_ended = length < 0;
+    tenant->stopping = false;
+    settle_late(tenant, now);
+    tenant->turn = ++last_turn;
+    tenant->granted_at = now;
+    tenant->quantum_ns = (uint64_t)quantum;
+    tenant->ends_at = length < 0 ? SCHED_NEVER : now + (uint64_t)length;
+    EACH_HELD(tenant, d)
+        tenant->places[d]->count.granted_ns += (uint64_t)(length < 0 ? 0 : length);
+    wants_nothing(tenant);
+    for (struct sched_member *m = tenant->members; m != NULL; m = m->next)
+        if (m->state == SCHED_WAITING || (m->state == SCHED_LATE && m->wants))
+            say(m, tenant, now);
+}
+
+static void stop(struct sched_tenant *tenant, uint64_t now)
+{
+    tenant->stopping = true;
+    tenant->open_ended = false;
+    tenant->ends_at = now;
+    for (struct sched_member *m = tenant->members; m != NULL; m = m->next)
+        if (m->state == SCHED_RUNNING)
+            sched_say_revoke(m);
+}
+
+/* The bound has passed: the next is let in beside what still runs. Its members are not waited for in
+ * later turns; one whose launches wait at its gate gets them all the same, as what still runs may be
+ * waiting for just these launches. */
+static void bypass(struct sched_tenant *tenant, uint64_t now)
+{
+    EACH_HELD(tenant, d)
+        tenant->places[d]->count.bypasses++;
+    uint32_t bits = tenant->held;
+    tenant->bypasses++;
+    turn_over(tenant, now);
+    tenant->late |= bits;
+    tenant->late_since = now;
+    for (struct sched_member *m = tenant->members; m != NULL; m = m->next) {
+        if (m->state == SCHED_RUNNING)
+            m->state = SCHED_LATE;
+        if (m->state == SCHED_LATE && m->wants) {
+            note_waiting(tenant, now);
+            tenant->wanted |= bits;
+        }
+    }
+}
+
+static uint64_t drain_ends(const struct sched_tenant *tenant)
+{
+    uint64_t bound = tenant->bypasses > 0 ? SCHED_DRAIN_BOUND_NS / 4 : SCHED_DRAIN_BOUND_NS;
+    return tenant->ends_at == SCHED_NEVER ? SCHED_NEVER : tenant->ends_at + bound;
+}
+
+/* Managed: somebody is under a limit that matters here. */
+static bool must_manage(const struct sched_device *device)
+{
+    unsigned present = 0;
+    bool limited = false;
+    for (const struct sched_place *p = device->places; p != NULL; p = p->next) {
+        if (!fair_present(p))
+            continue;
+        present++;
+        limited |= p->limits.policy != VGPU_SHARE_NONE;
+        if (fair_is_hard(p))
+            return true;
+    }
+    return limited && present > 1;
+}
+
+static bool all_managed(const struct sched_tenant *tenant, uint32_t bits, bool as)
+{
+    for (uint32_t d = 0; d < tenant->device_count; d++)
+        if ((bits >> d & 1) != 0 && tenant->places[d]->device->managed != as)
+            return false;
+    return true;
+}
+
+/* Does anybody else compete on a device that the tenant wants? */
+static bool others_active(const struct sched_tenant *tenant)
+{
+    EACH_WANTED(tenant, d)
+        if (tenant->places[d]->device->active > 1)
+            return true;
+    return false;
+}
+
+/* 0: eligible now; else how long its `hard` share makes it wait. */
+static uint64_t must_wait(const struct sched_tenant *tenant)
+{
+    double longest = 0;
+    bool contended = others_active(tenant);
+    EACH_WANTED(tenant, d) {
+        const struct sched_place *place = tenant->places[d];
+        double lacks = fair_threshold(place, contended) - place->tokens_ns;
+        if (!fair_is_hard(place) || lacks <= 0)
+            continue;
+        double wait = lacks * VGPU_SHARE_ALL / place->limits.share;
+        longest = wait > longest ? wait : longest;
+    }
+    return longest > 0 ? (uint64_t)longest + 1 : 0;
+}
+
+static bool waits(const struct sched_place *place)
+{
+    const struct sched_tenant *tenant = place->tenant;
+    if (tenant->wanted == 0 || tenant->held != 0)
+        return false;
+    EACH_WANTED(tenant, d)
+        if (tenant->places[d] == place)
+            return true;
+    return false;
+}
+
+static int32_t rank(const struct sched_place *place)
+{
+    return place->tokens_ns > 0 || place->limits.priority < 0 ? place->limits.priority : 0;
+}
+
+static bool before(const struct sched_place *a, const struct sched_place *b)
+{
+    if (rank(a) != rank(b))
+        return rank(a) > rank(b);
+    return a->vtime_ns != b->vtime_ns ? a->vtime_ns < b->vtime_ns
+                                      : a->tenant->waits_since < b->tenant->waits_since;
+}
+
+/* Who is to have this device next, of those that may; NULL: nobody. */
+static struct sched_place *best(const struct sched_device *device)
+{
+    struct sched_place *found = NULL;
+    for (struct sched_place *p = device->places; p != NULL; p = p->next) {
+        if (!waits(p) || must_wait(p->tenant) > 0)
+            continue;
+        bool taken = false; /* another tenant has reserved one of the devices that this one wants */
+        const struct sched_tenant *tenant = p->tenant;
+        EACH_WANTED(tenant, d) {
+            const struct sched_tenant *other = tenant->places[d]->device->reserved;
+            taken |= other != NULL && other != tenant;
+        }
+        if (!taken && (found == NULL || before(p, found)))
+            found = p;
+    }
+    return found;
+}
+
+static void try_device(struct sched_device *device, uint64_t now)
+{
+    if (!device->managed || device->busy > 0)
+        return;
+    struct sched_place *place = best(device);
+    if (place == NULL)
+        return;
+    struct sched_tenant *tenant = place->tenant;
+    bool free = true;
+    EACH_WANTED(tenant, d) {
+        tenant->places[d]->device->reserved = tenant;
+        free &= tenant->places[d]->device->busy == 0 || !tenant->places[d]->device->managed;
+    }
+    if (free)
+        grant(tenant, false, now);
+}
+
+/* Holders that have to make room: on a device that came under management, or for somebody else. */
+static void make_room(struct sched_tenant *tenant, uint64_t now)
+{
+    bool expired = now >= tenant->granted_at + tenant->quantum_ns;
+    bool go = tenant->free_running && !all_managed(tenant, tenant->held, false);
+    EACH_HELD(tenant, d) {
+        const struct sched_place *mine = tenant->places[d];
+        const struct sched_place *next = mine->device->managed ? best(mine->device) : NULL;
+        go |= tenant->open_ended && !tenant->free_running && fair_is_hard(mine);
+        if (next == NULL || tenant->free_running)
+            continue;
+        go |= tenant->open_ended && expired;
+        go |= next->limits.priority > mine->limits.priority && next->tokens_ns >= fair_threshold(next, true);
+    }
+    if (go)
+        stop(tenant, now);
+}
+
+/* The others have left: the holder may go on without pacing. */
+static void set_free(struct sched_tenant *tenant, uint64_t now)
+{
+    tenant->free_running = true;
+    for (struct sched_member *m = tenant->members; m != NULL; m = m->next)
+        if (m->state == SCHED_RUNNING)
+            say(m, tenant, now);
+}
+
+static void look_at(struct sched_tenant *tenant, uint64_t now)
+{
+    if (tenant->held == 0) {
+        if (tenant->wanted != 0 && all_managed(tenant, tenant->wanted, false))
+            grant(tenant, true, now);
+        return;
+    }
+    if (now >= drain_ends(tenant))
+        bypass(tenant, now);
+    else if (tenant->open_ended && !tenant->free_running && all_managed(tenant, tenant->held, false))
+        set_free(tenant, now);
+    else if (!tenant->stopping)
+        make_room(tenant, now);
+}
+
+static uint64_t earlier(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* When this tenant needs a look without any message coming in. */
+static uint64_t next_look(const struct sched_tenant *tenant, uint64_t now)
+{
+    if (tenant->held == 0) {
+        uint64_t wait = tenant->wanted != 0 ? must_wait(tenant) : 0;
+        return wait > 0 ? now + wait : SCHED_NEVER;
+    }
+    if (tenant->ends_at != SCHED_NEVER)
+        return drain_ends(tenant);
+    uint64_t expires = tenant->granted_at + tenant->quantum_ns;
+    return !tenant->free_running && others_want(tenant, tenant->held) && expires > now ? expires : SCHED_NEVER;
+}
+
+uint64_t sched_run(uint64_t now)
+{
+    uint64_t next = SCHED_NEVER;
+    for (struct sched_device *device = devices; device != NULL; device = device->next) {
+        fair_refresh(device, now);
+        device->managed = must_manage(device);
+    }
+    for (struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next)
+        look_at(tenant, now);
+    for (struct sched_device *device = devices; device != NULL; device = device->next)
+        try_device(device, now);
+    for (const struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next)
+        next = earlier(next, next_look(tenant, now));
+    return next;
+}

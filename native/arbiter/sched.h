@@ -1,0 +1,120 @@
+/*
+ * sched.h: who computes next. Pure: no I/O and no clock; time comes in as nanoseconds, and what is to be
+ * said to tenants goes out through two functions that the caller provides (turns.c, or a test).
+ *
+ * A tenant (a lease) has a place on each of its devices, and members (its registered processes). At
+ * most one tenant holds a managed device at a time, all its members together; a tenant that wants
+ * several devices gets them together. A device is managed while somebody on it is under a limit that
+ * matters: one `hard` tenant, or two tenants of which one has a share.
+ */
+#ifndef ARBITER_SCHED_H
+#define ARBITER_SCHED_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "lease.h"
+
+#define SCHED_NEVER UINT64_MAX
+/* After a turn's end; then the next tenant is let in beside. A quarter of it for who needed it just before. */
+#define SCHED_DRAIN_BOUND_NS 100000000ull
+#define SCHED_DEBT_WAIT_NS 1000000000ull  /* longest wait that the debt of one long kernel can cost */
+
+struct sched_limits {
+    uint32_t share; /* hundredths of a percent */
+    uint32_t policy; /* enum vgpu_share_policy */
+    int32_t priority;
+    uint32_t quantum_us; /* 0: no wish */
+};
+
+struct sched_tenant;
+
+struct sched_device {
+    char uuid[VGPU_UUID_BYTES];
+    struct sched_device *next;
+    struct sched_place *places;
+    struct sched_tenant *reserved; /* it wants several devices and gets this one next */
+    uint32_t busy;                 /* tenants that hold the device */
+    bool managed;
+    /* as of the last fair_refresh */
+    uint64_t refreshed_at;
+    uint32_t active;    /* places that compete */
+    double weights;     /* of all active places; 1 is the whole device */
+    double none_weight; /* of an active place without a limit */
+    double round_ns;
+};
+
+/* A tenant on a device. */
+struct sched_place {
+    struct sched_device *device;
+    struct sched_tenant *tenant;
+    struct sched_place *next; /* on the device */
+    struct sched_limits limits;
+    double tokens_ns; /* device time that its share has earned and it has not used; negative: debt */
+    double vtime_ns;  /* device time used, divided by the weight */
+    struct vgpu_compute count;
+};
+
+enum sched_member_state {
+    SCHED_IDLE,
+    SCHED_WAITING, /* wants a grant */
+    SCHED_RUNNING, /* was granted, and has not said DONE */
+    SCHED_LATE,    /* its turn was bypassed, and it has not said DONE */
+};
+
+struct sched_member {
+    struct sched_tenant *tenant;
+    struct sched_member *next;
+    enum sched_member_state state;
+    bool wants; /* while RUNNING or LATE: launches wait at its gate already */
+    uint64_t turn;
+};
+
+struct sched_tenant {
+    struct sched_tenant *next;
+    struct sched_place *places[VGPU_MAX_DEVICES]; /* by ordinal in the lease */
+    uint32_t device_count;
+    struct sched_member *members;
+    uint32_t wanted; /* devices, as bits */
+    uint32_t held;   /* devices, as bits; 0: holds none */
+    bool free_running;
+    bool stopping;   /* revoked, or its turn is over */
+    bool open_ended; /* lent until somebody else can use it */
+    uint32_t late;     /* devices that it was bypassed on, as bits, while members are LATE */
+    uint32_t bypasses; /* in a row */
+    uint64_t late_since;
+    uint64_t turn;
+    uint64_t granted_at;
+    uint64_t quantum_ns; /* what it may keep in the face of others */
+    uint64_t ends_at;    /* SCHED_NEVER while open-ended */
+    uint64_t waits_since;
+    uint64_t last_held;
+};
+
+/* A new tenant without members. False: out of memory. */
+bool sched_tenant_add(struct sched_tenant *tenant, uint32_t device_count, const char (*uuids)[VGPU_UUID_BYTES]);
+void sched_tenant_remove(struct sched_tenant *tenant, uint64_t now);
+
+/* New limits of one place; takes effect with the next sched_run. */
+void sched_set_limits(struct sched_tenant *tenant, uint32_t ordinal, const struct sched_limits *limits);
+
+void sched_member_add(struct sched_tenant *tenant, struct sched_member *member);
+void sched_member_remove(struct sched_member *member, uint64_t now);
+
+/* A member has launches waiting for these devices (bits; bits beyond the lease are ignored). */
+void sched_want(struct sched_member *member, uint32_t devices, uint64_t now);
+
+/* A member gave its turn back. Stale turn numbers are ignored. */
+void sched_done(struct sched_member *member, uint64_t turn, bool more, uint64_t now);
+
+/* Grants, revokes and bypasses what is due. Returns when to call again, at the latest. */
+uint64_t sched_run(uint64_t now);
+
+/* Provided by the caller; neither may call back into sched. */
+void sched_say_grant(struct sched_member *member, const struct vgpu_turn *turn);
+void sched_say_revoke(struct sched_member *member);
+
+/* For tests: the devices that are known. */
+const struct sched_device *sched_devices(void);
+
+#endif

@@ -1,0 +1,22 @@
+/* turns.h: compute turns over the tenants' connections: what comes in goes to sched, and its answers go out. */
+#ifndef ARBITER_TURNS_H
+#define ARBITER_TURNS_H
+
+#include "served.h"
+
+/* Opens the timer. 0 or -errno. */
+int turns_open(void);
+
+/* A lease came, is changed, or goes. A lease whose limits cannot be read takes no part. */
+void turns_lease_add(struct lease *lease);
+void turns_lease_refresh(struct lease *lease);
+void turns_lease_remove(struct lease *lease);
+
+/* The connection's process is registered; its connection ends. Both may come again. */
+void turns_join(struct connection *connection);
+void turns_leave(struct connection *connection);
+
+/* WANT or DONE of a connection. False: the connection is of no use and is to be closed. */
+bool turns_message(struct connection *connection, const struct vgpu_message *message);
+
+#endif

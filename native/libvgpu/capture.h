@@ -1,0 +1,21 @@
+/* capture.h: streams of this process that are being captured. */
+#ifndef VGPU_CAPTURE_H
+#define VGPU_CAPTURE_H
+
+#include <stdbool.h>
+
+#include "cuda_api.h"
+
+/* Is any capture under way? Calls that would break one are avoided meanwhile. */
+bool vgpu_capture_any(void);
+
+/* Is this stream being captured? */
+bool vgpu_capture_on(CUstream stream, int per_thread);
+
+/* This thread's calls to the driver do not count as unsafe for captures of other threads, between the two. */
+CUstreamCaptureMode vgpu_capture_relax(void);
+void vgpu_capture_restore(CUstreamCaptureMode before);
+
+void vgpu_capture_reset(void);
+
+#endif

@@ -1,0 +1,25 @@
+/*
+ * duty.h: the share that a process keeps to by itself while there is no arbiter. Time is cut into periods
+ * at the same points for every process of the node, and each may launch in the first part of a period,
+ * so that several processes of one tenant use the same part and not one after the other.
+ */
+#ifndef VGPU_DUTY_H
+#define VGPU_DUTY_H
+
+#include <stdint.h>
+
+#define VGPU_DUTY_PERIOD_NS 40000000u
+
+struct vgpu_duty {
+    uint64_t period; /* of the last look */
+    double debt_ns;  /* overrun that is still to be paid back */
+};
+
+/* Length in nanoseconds of the turn that may begin now; 0: not now, and *wait_ns says how long. `share` is
+ * 0 to 1. */
+uint64_t vgpu_duty_turn(struct vgpu_duty *duty, double share, uint64_t now_ns, uint64_t *wait_ns);
+
+/* A turn ended this much too late. */
+void vgpu_duty_overrun(struct vgpu_duty *duty, uint64_t overrun_ns);
+
+#endif

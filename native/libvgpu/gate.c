@@ -1,0 +1,448 @@
+#include "gate.h"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "arbiter_link.h"
+#include "capture.h"
+#include "drain.h"
+#include "duty.h"
+#include "lease_open.h"
+#include "limits.h"
+#include "pace.h"
+#include "tenant.h"
+
+#define FREE_BATCH 4096u        /* launches between two looks while nobody limits them */
+#define WATCH_NS 500000         /* between two looks for idleness */
+#define DRAIN_POLL_NS 30000     /* between two looks at a drain that takes long */
+#define DRAIN_SPIN_NS 3000000u  /* how long a drain is looked at without pause */
+#define SILENCE_NS 3000000000u  /* an arbiter that leaves a wish unanswered for so long is taken for gone */
+#define PACE_WAIT_MAX_NS 100000000u /* what is in flight may wait for the very launch that is held back */
+#define DUTY_WINDOW_NS 2000000u
+#define SLEEP_ABOVE_NS 300000u
+
+enum state { CLOSED, OPEN, FREE };
+
+struct vgpu_gate_words vgpu_gate;
+
+static struct {
+    pthread_mutex_t lock;
+    enum state state; /* read without the lock by those who wait in between */
+    bool linked;
+    bool held;        /* a turn is ours until nothing of it is left on the device */
+    bool wanted;      /* WANT was said, or DONE with MORE */
+    bool fresh;       /* nothing was launched in this turn yet */
+    struct vgpu_turn turn;
+    uint64_t ends_at; /* UINT64_MAX: open-ended */
+    uint64_t closed_at;
+    uint64_t wanted_at;
+    uint64_t seen_count; /* for idleness and the counters */
+    uint32_t waiting;    /* threads at the gate */
+    uint32_t epoch;      /* futex: moves when the state does */
+    bool draining;       /* a drain was begun for this turn */
+    bool watching;       /* a drain was begun to see whether the process idles */
+    struct vgpu_duty duty;
+    const struct vgpu_limits *limits;
+    double share; /* as own_share last said */
+    struct vgpu_usage *usage;
+    uint32_t slot;
+    uint64_t counted;
+} gate = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static pthread_mutex_t one_drains = PTHREAD_MUTEX_INITIALIZER; /* thread at a time */
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static void pause_ns(uint64_t ns)
+{
+    struct timespec pause = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+    nanosleep(&pause, NULL);
+}
+
+static enum state state_now(void)
+{
+    return __atomic_load_n(&gate.state, __ATOMIC_ACQUIRE);
+}
+
+/* --- below: with the lock held */
+
+static void set_state(enum state state)
+{
+    if (state == CLOSED || state == FREE)
+        __atomic_store_n(&vgpu_gate.allow, state == FREE ? vgpu_gate.count + FREE_BATCH : 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&gate.state, state, __ATOMIC_RELEASE);
+    __atomic_add_fetch(&gate.epoch, 1, __ATOMIC_SEQ_CST);
+    if (state != CLOSED && gate.waiting > 0)
+        syscall(SYS_futex, &gate.epoch, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+}
+
+static void close_gate(uint64_t now)
+{
+    set_state(CLOSED);
+    gate.closed_at = now;
+    gate.draining = false;
+    gate.watching = false;
+}
+
+static void open_turn(const struct vgpu_turn *turn, uint64_t now)
+{
+    gate.turn = *turn;
+    gate.ends_at = turn->length_ns == VGPU_TURN_OPEN_ENDED ? UINT64_MAX : now + turn->length_ns;
+    gate.held = true;
+    gate.wanted = false;
+    gate.fresh = true;
+    gate.draining = false;
+    gate.watching = false;
+    gate.seen_count = vgpu_gate.count;
+    __atomic_store_n(&vgpu_gate.allow, 0, __ATOMIC_SEQ_CST);
+    set_state((turn->flags & VGPU_TURN_FREE) != 0 ? FREE : OPEN);
+}
+
+static void note_launches(void)
+{
+    uint64_t count = __atomic_load_n(&vgpu_gate.count, __ATOMIC_RELAXED);
+    uint64_t *launches = &gate.usage->slots[gate.slot].devices[0].launches;
+    __atomic_fetch_add(launches, count - gate.counted, __ATOMIC_RELAXED);
+    gate.counted = count;
+}
+
+static void send_message(uint32_t kind, uint32_t flags)
+{
+    struct vgpu_message message = {.kind = kind, .version = VGPU_LEASE_VERSION, .slot = gate.slot};
+    message.turn = (struct vgpu_turn){.number = gate.turn.number, .flags = flags, .devices = vgpu_pace_devices()};
+    vgpu_link_send(&message); /* a line that broke is noticed by its thread */
+}
+
+static void want(uint64_t now)
+{
+    if (gate.wanted || !gate.linked)
+        return;
+    gate.wanted = true;
+    gate.wanted_at = now;
+    send_message(VGPU_MSG_WANT, 0);
+}
+
+static void give_back(uint64_t now)
+{
+    bool more = gate.waiting > 0;
+    gate.held = false;
+    note_launches();
+    if (gate.linked) {
+        gate.wanted = more;
+        gate.wanted_at = now;
+        send_message(VGPU_MSG_DONE, more ? VGPU_TURN_MORE : 0);
+    } else if (gate.ends_at != UINT64_MAX && now > gate.ends_at) {
+        vgpu_duty_overrun(&gate.duty, now - gate.ends_at);
+    }
+}
+
+/* Least share of the devices under a limit, 0 to 1; negative: no device is under one. */
+static double own_share(void)
+{
+    struct vgpu_limits now;
+    double least = -1;
+    if (gate.limits == NULL || vgpu_limits_read(gate.limits, &now) != 0)
+        return gate.share; /* fail static */
+    for (unsigned d = 0; d < now.device_count; d++) {
+        double share = now.devices[d].share / (double)VGPU_SHARE_ALL;
+        if (now.devices[d].share_policy != VGPU_SHARE_NONE && (least < 0 || share < least))
+            least = share;
+    }
+    gate.share = least;
+    return least;
+}
+
+/* --- below: without the lock */
+
+/* One step of waiting until nothing is left on the device. True: it was given back. */
+static bool drain_step(void)
+{
+    bool done = false;
+    if (pthread_mutex_trylock(&one_drains) != 0)
+        return false;
+    pthread_mutex_lock(&gate.lock);
+    bool due = gate.held && gate.state == CLOSED;
+    bool begin = due && !gate.draining;
+    uint64_t turn = gate.turn.number;
+    gate.draining |= begin;
+    pthread_mutex_unlock(&gate.lock);
+    if (begin)
+        vgpu_drain_begin();
+    if (due && vgpu_drain_done()) {
+        pthread_mutex_lock(&gate.lock);
+        done = gate.held && gate.state == CLOSED && gate.draining && gate.turn.number == turn;
+        if (done)
+            give_back(now_ns());
+        pthread_mutex_unlock(&gate.lock);
+    }
+    pthread_mutex_unlock(&one_drains);
+    return done;
+}
+
+static void sleep_at_gate(uint32_t epoch)
+{
+    struct timespec most = {.tv_sec = 1};
+    syscall(SYS_futex, &gate.epoch, FUTEX_WAIT_PRIVATE, epoch, &most, NULL, 0);
+    pthread_mutex_lock(&gate.lock);
+    bool silent = gate.state == CLOSED && gate.linked && gate.wanted && now_ns() - gate.wanted_at > SILENCE_NS;
+    pthread_mutex_unlock(&gate.lock);
+    if (silent)
+        vgpu_link_hang_up();
+}
+
+/* Until the gate is not closed. */
+static void wait_for_turn(void)
+{
+    pthread_mutex_lock(&gate.lock);
+    uint64_t began = now_ns();
+    gate.waiting++;
+    while (gate.state == CLOSED) {
+        uint64_t now = now_ns();
+        bool draining = gate.held;
+        uint32_t epoch = gate.epoch;
+        bool spin = draining && now - gate.closed_at < DRAIN_SPIN_NS;
+        want(now);
+        pthread_mutex_unlock(&gate.lock);
+        if (!draining)
+            sleep_at_gate(epoch);
+        else if (!drain_step() && spin)
+            sched_yield();
+        else if (!spin)
+            pause_ns(DRAIN_POLL_NS);
+        pthread_mutex_lock(&gate.lock);
+    }
+    gate.waiting--;
+    uint64_t *throttled = &gate.usage->slots[gate.slot].devices[0].throttled_ns;
+    __atomic_fetch_add(throttled, now_ns() - began, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&gate.lock);
+}
+
+/* With the gate open: true, if the launch may go. */
+static bool pace(CUstream stream, int per_thread)
+{
+    uint64_t began = now_ns();
+    for (;;) {
+        uint64_t batch;
+        uint64_t wait;
+        uint64_t now = now_ns();
+        pthread_mutex_lock(&gate.lock);
+        bool open = gate.state == OPEN;
+        struct vgpu_turn turn = gate.turn;
+        bool first = gate.fresh;
+        uint64_t left = gate.ends_at == UINT64_MAX ? UINT64_MAX : gate.ends_at > now ? gate.ends_at - now : 0;
+        pthread_mutex_unlock(&gate.lock);
+        if (!open)
+            return false;
+        enum vgpu_pace answer = vgpu_pace(stream, per_thread, turn.window_ns, left, first, &batch, &wait);
+        if (answer == VGPU_PACE_WAIT && now - began < PACE_WAIT_MAX_NS) {
+            if (wait > SLEEP_ABOVE_NS)
+                pause_ns(wait / 2);
+            else
+                sched_yield();
+            continue;
+        }
+        pthread_mutex_lock(&gate.lock);
+        bool same = gate.state == OPEN && gate.turn.number == turn.number;
+        if (same && answer == VGPU_PACE_STOP)
+            close_gate(now);
+        else if (same) {
+            gate.fresh = false;
+            __atomic_store_n(&vgpu_gate.allow, vgpu_gate.count + batch, __ATOMIC_SEQ_CST);
+        }
+        pthread_mutex_unlock(&gate.lock);
+        return same && answer != VGPU_PACE_STOP;
+    }
+}
+
+CUresult vgpu_gate_look(CUstream stream, int per_thread)
+{
+    bool limited;
+    CUresult result = vgpu_tenant_enter(&limited);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!limited) {
+        __atomic_store_n(&vgpu_gate.allow, UINT64_MAX, __ATOMIC_RELAXED);
+        return CUDA_SUCCESS;
+    }
+    if (vgpu_capture_on(stream, per_thread))
+        return CUDA_SUCCESS;
+    vgpu_pace_touch(stream, per_thread);
+    for (;;) {
+        enum state state = state_now();
+        if (state == FREE) {
+            pthread_mutex_lock(&gate.lock);
+            note_launches();
+            if (gate.state == FREE)
+                __atomic_store_n(&vgpu_gate.allow, vgpu_gate.count + FREE_BATCH, __ATOMIC_SEQ_CST);
+            pthread_mutex_unlock(&gate.lock);
+            return CUDA_SUCCESS;
+        }
+        if (state == OPEN && pace(stream, per_thread))
+            return CUDA_SUCCESS;
+        if (state_now() == CLOSED)
+            wait_for_turn();
+    }
+}
+
+void vgpu_gate_launched(CUstream stream, int per_thread)
+{
+    vgpu_pace_mark_after(stream, per_thread);
+}
+
+/* --- the link thread's */
+
+void vgpu_gate_start(const char *folder, struct vgpu_usage *usage, uint32_t slot)
+{
+    char path[VGPU_LEASE_PATH_MAX + 16];
+    snprintf(path, sizeof(path), "%s/%s", folder, VGPU_LIMITS_FILE);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    void *limits = fd >= 0 ? mmap(NULL, sizeof(struct vgpu_limits), PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
+    if (fd >= 0)
+        close(fd);
+    gate.limits = limits != MAP_FAILED ? limits : NULL;
+    gate.usage = usage;
+    gate.slot = slot;
+    gate.share = -1;
+}
+
+void vgpu_gate_linked(void)
+{
+    pthread_mutex_lock(&gate.lock);
+    gate.linked = true;
+    gate.wanted = false;
+    if (gate.state != CLOSED)
+        close_gate(now_ns());
+    gate.held = false; /* what still runs of a turn that no arbiter gave is drained beside the next holder */
+    if (gate.waiting > 0)
+        want(now_ns());
+    pthread_mutex_unlock(&gate.lock);
+}
+
+void vgpu_gate_unlinked(void)
+{
+    pthread_mutex_lock(&gate.lock);
+    gate.linked = false;
+    gate.wanted = false;
+    if (own_share() < 0)
+        set_state(FREE);
+    else if (gate.state != CLOSED)
+        close_gate(now_ns());
+    pthread_mutex_unlock(&gate.lock);
+}
+
+void vgpu_gate_message(const struct vgpu_message *message)
+{
+    uint64_t now = now_ns();
+    pthread_mutex_lock(&gate.lock);
+    if (message->kind == VGPU_MSG_GRANT)
+        open_turn(&message->turn, now);
+    else if (message->kind == VGPU_MSG_REVOKE && gate.held && message->turn.number == gate.turn.number) {
+        if (gate.state != CLOSED)
+            close_gate(now);
+        gate.ends_at = now;
+    }
+    pthread_mutex_unlock(&gate.lock);
+}
+
+/* In an open turn that is to be given back when the process idles: has it launched since the last look,
+ * and if not, has everything run? */
+static void watch(void)
+{
+    pthread_mutex_lock(&gate.lock);
+    bool quiet = gate.state == OPEN && vgpu_gate.count == gate.seen_count && gate.waiting == 0;
+    bool begin = quiet && !gate.watching;
+    gate.seen_count = vgpu_gate.count;
+    gate.watching = quiet;
+    pthread_mutex_unlock(&gate.lock);
+    if (begin)
+        vgpu_drain_begin();
+    if (!quiet || !vgpu_drain_done())
+        return;
+    pthread_mutex_lock(&gate.lock);
+    if (gate.state == OPEN && gate.watching && gate.held) {
+        close_gate(now_ns());
+        if (vgpu_gate.count == gate.seen_count) /* else something slipped in: it is drained as any other */
+            give_back(now_ns());
+    }
+    pthread_mutex_unlock(&gate.lock);
+}
+
+/* Nobody answers: with threads at the gate, is it time for a turn of our own? */
+static int64_t own_turn(uint64_t now)
+{
+    uint64_t wait = VGPU_DUTY_PERIOD_NS;
+    pthread_mutex_lock(&gate.lock);
+    if (gate.state == FREE && own_share() >= 0)
+        close_gate(now);
+    if (gate.waiting > 0 && !gate.held && gate.state == CLOSED) {
+        double share = own_share();
+        uint64_t length = share < 0 ? 0 : vgpu_duty_turn(&gate.duty, share, now, &wait);
+        struct vgpu_turn turn = {.number = gate.turn.number + 1, .length_ns = length, .window_ns = DUTY_WINDOW_NS};
+        turn.flags = share < 0 ? VGPU_TURN_FREE : VGPU_TURN_WATCH;
+        if (share < 0)
+            turn.length_ns = VGPU_TURN_OPEN_ENDED;
+        if (turn.length_ns > 0) {
+            open_turn(&turn, now);
+            wait = 0;
+        }
+    }
+    pthread_mutex_unlock(&gate.lock);
+    return (int64_t)wait;
+}
+
+int64_t vgpu_gate_tick(void)
+{
+    uint64_t now = now_ns();
+    pthread_mutex_lock(&gate.lock);
+    if (gate.state == OPEN && gate.ends_at != UINT64_MAX && now >= gate.ends_at)
+        close_gate(now);
+    enum state state = gate.state;
+    bool held = gate.held;
+    bool watches = state == OPEN && (gate.turn.flags & VGPU_TURN_WATCH) != 0;
+    bool alone = !gate.linked;
+    uint64_t ends_at = gate.ends_at;
+    bool helped = gate.waiting > 0;
+    uint64_t closed_for = now - gate.closed_at;
+    pthread_mutex_unlock(&gate.lock);
+    if (held && state == CLOSED) {
+        if (drain_step())
+            return 0;
+        return helped ? 1000000 : closed_for < DRAIN_SPIN_NS ? 5000 : DRAIN_POLL_NS;
+    }
+    if (watches)
+        watch();
+    if (state == OPEN && ends_at != UINT64_MAX) {
+        int64_t left = ends_at > now ? (int64_t)(ends_at - now) : 0;
+        return watches && left > WATCH_NS ? WATCH_NS : left;
+    }
+    if (alone && state != OPEN)
+        return own_turn(now);
+    return -1;
+}
+
+void vgpu_gate_reset(void)
+{
+    if (gate.limits != NULL)
+        munmap((void *)gate.limits, sizeof(struct vgpu_limits));
+    memset(&gate, 0, sizeof(gate));
+    vgpu_pace_reset();
+    vgpu_drain_thread_reset();
+    vgpu_capture_reset();
+    pthread_mutex_init(&gate.lock, NULL);
+    pthread_mutex_init(&one_drains, NULL);
+    __atomic_store_n(&vgpu_gate.allow, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&vgpu_gate.count, 0, __ATOMIC_SEQ_CST);
+}

@@ -1,0 +1,274 @@
+#include "pace.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#include "capture.h"
+#include "device.h"
+#include "drain.h"
+#include "functions.h"
+#include "gate.h"
+#include "tenant.h"
+
+#define RING 32u          /* markers of one context in flight */
+#define DEPTH_MIN 2u      /* launches in flight, however long they are */
+#define BATCH_MAX 2048u
+#define LONG_BATCH 2u     /* batches up to this get a marker behind, too: long launches are measured each */
+#define WAIT_MIN_NS 2000u
+
+struct flow {
+    CUcontext context; /* NULL: free */
+    int device;        /* index in the lease, or VGPU_NOT_IN_LEASE */
+    CUevent ring[RING];
+    uint64_t counts[RING]; /* launches before the marker */
+    uint32_t made;         /* events that exist */
+    uint32_t head;         /* next to record */
+    uint32_t tail;         /* oldest that has not run; tail == head: none */
+    uint64_t run;          /* launches known to have run */
+    double unit_ns;        /* device time of one launch of weight 1; 0: not known yet */
+    CUevent drain;
+    bool used;             /* launched to since the last drain */
+    enum vgpu_drain_state draining;
+};
+
+static struct flow flows[VGPU_CONTEXTS_MAX];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static __thread bool mark_after;
+
+void vgpu_pace_reset(void)
+{
+    memset(flows, 0, sizeof(flows));
+    pthread_mutex_init(&lock, NULL);
+}
+
+static bool is_default(CUstream stream)
+{
+    return stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+}
+
+static CUcontext context_of(CUstream stream, int per_thread)
+{
+    CUcontext context = NULL;
+    if (!is_default(stream)) {
+        CUresult result = per_thread ? CALL(cuStreamGetCtx_ptsz, stream, &context)
+                                     : CALL(cuStreamGetCtx, stream, &context);
+        if (result == CUDA_SUCCESS)
+            return context;
+    }
+    return CALL(cuCtxGetCurrent, &context) == CUDA_SUCCESS ? context : NULL;
+}
+
+static struct flow *flow_find(CUcontext context)
+{
+    for (unsigned i = 0; i < VGPU_CONTEXTS_MAX; i++)
+        if (flows[i].context == context)
+            return &flows[i];
+    return NULL;
+}
+
+static struct flow *flow_get(CUcontext context)
+{
+    CUdevice device;
+    struct flow *flow = context != NULL ? flow_find(context) : NULL;
+    if (flow != NULL || context == NULL || (flow = flow_find(NULL)) == NULL)
+        return flow;
+    memset(flow, 0, sizeof(*flow));
+    flow->context = context;
+    flow->device = vgpu_device_of_context(context, &device) == CUDA_SUCCESS ? vgpu_device_index(device)
+                                                                            : VGPU_NOT_IN_LEASE;
+    flow->run = __atomic_load_n(&vgpu_gate.count, __ATOMIC_RELAXED);
+    return flow;
+}
+
+static void learn(struct flow *flow, uint32_t from, uint32_t to)
+{
+    float ms;
+    uint64_t launches = flow->counts[to] - flow->counts[from];
+    if (launches == 0 || launches > flow->counts[to] ||
+        CALL(cuEventElapsedTime, &ms, flow->ring[from], flow->ring[to]) != CUDA_SUCCESS || ms < 0)
+        return;
+    double unit = (double)ms * 1e6 / (double)launches;
+    flow->unit_ns = flow->unit_ns == 0 ? unit : flow->unit_ns + (unit - flow->unit_ns) * 0.25;
+}
+
+/* Takes note of the markers that have run. An error counts as run: it must not close the gate for good. */
+static void reap(struct flow *flow)
+{
+    while (flow->tail != flow->head && CALL(cuEventQuery, flow->ring[flow->tail % RING]) != CUDA_ERROR_NOT_READY) {
+        uint32_t now = flow->tail % RING;
+        flow->run = flow->counts[now];
+        if (flow->tail > 0)
+            learn(flow, (flow->tail - 1) % RING, now);
+        flow->tail++;
+    }
+}
+
+static void record(struct flow *flow, CUstream stream, int per_thread, uint64_t count)
+{
+    uint32_t at = flow->head % RING;
+    if (flow->head - flow->tail >= RING - 1)
+        return; /* the slot before the oldest is still needed to measure it */
+    if (flow->made <= at) {
+        if (CALL(cuEventCreate, &flow->ring[at], CU_EVENT_DEFAULT) != CUDA_SUCCESS)
+            return;
+        flow->made = at + 1;
+    }
+    CUresult result = per_thread ? CALL(cuEventRecord_ptsz, flow->ring[at], stream)
+                                 : CALL(cuEventRecord, flow->ring[at], stream);
+    if (result != CUDA_SUCCESS)
+        return;
+    flow->counts[at] = count;
+    flow->head++;
+}
+
+static double at_most(double value, double most)
+{
+    return value < most ? value : most;
+}
+
+/* Called with the lock held and the markers reaped. `count`: launches before the one asked for. */
+static enum vgpu_pace decide(const struct flow *flow, uint64_t count, uint64_t window_ns, uint64_t left_ns, bool first,
+                             uint64_t *batch, uint64_t *wait_ns)
+{
+    double unit = flow->unit_ns;
+    bool known = unit > 0;
+    uint64_t waiting = flow->tail != flow->head && count > flow->run ? count - flow->run : 0;
+    double ahead = (double)waiting * unit;
+    double room = window_ns > DEPTH_MIN * unit ? (double)window_ns : DEPTH_MIN * unit;
+    *batch = 1;
+    /* half of what runs now has run, on average, and half of the next may overrun */
+    if (!first && known && left_ns != UINT64_MAX && (waiting > 0 ? ahead : unit / 2) > (double)left_ns)
+        return VGPU_PACE_STOP;
+    if (flow->tail != flow->head && (known ? ahead + unit > room : waiting >= DEPTH_MIN)) {
+        double most = known ? (double)(flow->counts[flow->tail % RING] - flow->run) * unit : 0;
+        *wait_ns = (uint64_t)at_most(most, ahead - room / 2 > 0 ? ahead - room / 2 : WAIT_MIN_NS);
+        return VGPU_PACE_WAIT;
+    }
+    if (known) {
+        double more = at_most((room - ahead) / 2, left_ns == UINT64_MAX ? room : (double)left_ns - ahead);
+        double launches = unit > 0 ? more / unit : 1;
+        *batch = launches < 1 ? 1 : (uint64_t)at_most(launches, BATCH_MAX);
+    }
+    return VGPU_PACE_GO;
+}
+
+enum vgpu_pace vgpu_pace(CUstream stream, int per_thread, uint64_t window_ns, uint64_t left_ns, bool first,
+                         uint64_t *batch, uint64_t *wait_ns)
+{
+    enum vgpu_pace answer = VGPU_PACE_GO;
+    bool capturing = vgpu_capture_any();
+    CUstreamCaptureMode mode = capturing ? vgpu_capture_relax() : CU_STREAM_CAPTURE_MODE_GLOBAL;
+    *batch = 1;
+    *wait_ns = 0;
+    pthread_mutex_lock(&lock);
+    struct flow *flow = flow_get(context_of(stream, per_thread));
+    if (flow != NULL) {
+        uint64_t count = __atomic_load_n(&vgpu_gate.count, __ATOMIC_RELAXED) - 1;
+        uint32_t last = (flow->head - 1) % RING;
+        flow->used = true;
+        if (flow->tail == flow->head || flow->counts[last] < count) /* not again after a wait */
+            record(flow, stream, per_thread, count);
+        reap(flow);
+        answer = decide(flow, count, window_ns, left_ns, first, batch, wait_ns);
+        mark_after = answer == VGPU_PACE_GO && *batch <= LONG_BATCH;
+    }
+    pthread_mutex_unlock(&lock);
+    if (capturing)
+        vgpu_capture_restore(mode);
+    return answer;
+}
+
+void vgpu_pace_mark_after(CUstream stream, int per_thread)
+{
+    if (!mark_after)
+        return;
+    mark_after = false;
+    pthread_mutex_lock(&lock);
+    struct flow *flow = flow_find(context_of(stream, per_thread));
+    if (flow != NULL && flow->context != NULL)
+        record(flow, stream, per_thread, __atomic_load_n(&vgpu_gate.count, __ATOMIC_RELAXED));
+    pthread_mutex_unlock(&lock);
+}
+
+void vgpu_pace_touch(CUstream stream, int per_thread)
+{
+    pthread_mutex_lock(&lock);
+    struct flow *flow = flow_get(context_of(stream, per_thread));
+    if (flow != NULL)
+        flow->used = true;
+    pthread_mutex_unlock(&lock);
+}
+
+uint32_t vgpu_pace_devices(void)
+{
+    uint32_t devices = 0;
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < VGPU_CONTEXTS_MAX; i++)
+        if (flows[i].context != NULL && flows[i].device != VGPU_NOT_IN_LEASE)
+            devices |= 1u << flows[i].device;
+    pthread_mutex_unlock(&lock);
+    return devices;
+}
+
+static void begin_one(struct flow *flow)
+{
+    CUcontext popped;
+    flow->draining = VGPU_DRAIN_BY_MARKERS;
+    if (vgpu_capture_any()) /* recording a context breaks its captures */
+        return;
+    if (REAL(cuCtxRecordEvent) == NULL) {
+        flow->draining = VGPU_DRAIN_BY_THREAD;
+        vgpu_drain_thread_ask(flow->context);
+        return;
+    }
+    if (CALL(cuCtxPushCurrent_v2, flow->context) != CUDA_SUCCESS)
+        return;
+    if ((flow->drain != NULL || CALL(cuEventCreate, &flow->drain, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS) &&
+        CALL(cuCtxRecordEvent, flow->context, flow->drain) == CUDA_SUCCESS)
+        flow->draining = VGPU_DRAIN_BY_EVENT;
+    CALL(cuCtxPopCurrent_v2, &popped);
+}
+
+void vgpu_drain_begin(void)
+{
+    CUstreamCaptureMode mode = vgpu_capture_relax();
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < VGPU_CONTEXTS_MAX; i++)
+        if (flows[i].context != NULL && flows[i].used)
+            begin_one(&flows[i]);
+    pthread_mutex_unlock(&lock);
+    vgpu_capture_restore(mode);
+}
+
+static bool done_one(struct flow *flow)
+{
+    reap(flow);
+    if (flow->draining == VGPU_DRAIN_BY_EVENT)
+        return CALL(cuEventQuery, flow->drain) != CUDA_ERROR_NOT_READY;
+    if (flow->draining == VGPU_DRAIN_BY_THREAD)
+        return vgpu_drain_thread_done(flow->context);
+    return flow->tail == flow->head;
+}
+
+bool vgpu_drain_done(void)
+{
+    bool done = true;
+    CUstreamCaptureMode mode = vgpu_capture_relax();
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < VGPU_CONTEXTS_MAX && done; i++)
+        done = flows[i].context == NULL || !flows[i].used || done_one(&flows[i]);
+    for (unsigned i = 0; i < VGPU_CONTEXTS_MAX && done; i++)
+        flows[i].used = false;
+    pthread_mutex_unlock(&lock);
+    vgpu_capture_restore(mode);
+    return done;
+}
+
+void vgpu_pace_forget(CUcontext context)
+{
+    pthread_mutex_lock(&lock);
+    struct flow *flow = context != NULL ? flow_find(context) : NULL;
+    if (flow != NULL)
+        memset(flow, 0, sizeof(*flow)); /* its events end with it */
+    pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,42 @@
+/*
+ * pace.h: how much work this process has in flight. Markers (events) are recorded on the streams that it
+ * launches to, about one for every half window of device time; they tell when launches have run and how
+ * long one takes, so that no more is in flight than can be drained soon.
+ */
+#ifndef VGPU_PACE_H
+#define VGPU_PACE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cuda_api.h"
+
+enum vgpu_pace { VGPU_PACE_GO, VGPU_PACE_WAIT, VGPU_PACE_STOP };
+
+/*
+ * Before a launch in an open turn that ends in `left_ns` (UINT64_MAX: open-ended). GO: *batch launches may
+ * follow without a look. WAIT: too much is in flight; look again after *wait_ns. STOP: what is in flight
+ * fills the rest of the turn. `first`: nothing was launched in this turn, so one launch goes whatever it takes.
+ */
+enum vgpu_pace vgpu_pace(CUstream stream, int per_thread, uint64_t window_ns, uint64_t left_ns, bool first,
+                         uint64_t *batch, uint64_t *wait_ns);
+
+/* After the launch: marks its end if launches are long. */
+void vgpu_pace_mark_after(CUstream stream, int per_thread);
+
+/* Takes note of the context that is launched to. */
+void vgpu_pace_touch(CUstream stream, int per_thread);
+
+/* Devices (bits of the lease) on which this process has launched. */
+uint32_t vgpu_pace_devices(void);
+
+/* Begins to wait for everything that was launched; then asks whether it has run. */
+void vgpu_drain_begin(void);
+bool vgpu_drain_done(void);
+
+/* The context is about to end. */
+void vgpu_pace_forget(CUcontext context);
+
+void vgpu_pace_reset(void);
+
+#endif

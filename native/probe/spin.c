@@ -1,0 +1,372 @@
+/*
+ * vgpu-spin: keeps a device busy with kernels of a known amount of work, and says how much was done when.
+ *
+ *   vgpu-spin --kernel-us D [--rate R] [--mode MODE] [--seconds S] [--report-ms W] [--begin-at NS] [--device N]
+ *     MODE: eager (default), graph (40 kernels each), cooperative, streams (4)
+ *     R: loop iterations in a microsecond, from a run with --calibrate on the idle device
+ *   vgpu-spin --kernel-us D --every-us P --burst K     a latency-sensitive client: K kernels every P, timed
+ *   vgpu-spin --calibrate                              measures R
+ *   vgpu-spin --cost                                   cuLaunchKernel through the process's symbol and the driver's own
+ * Work is loop iterations, not time: a kernel that shares the device takes longer, as real ones do.
+ * The kernels count themselves into host memory; a driver that only simulates them leaves that at zero, and
+ * then what was launched is counted. One JSON object a line.
+ */
+#include <dlfcn.h>
+#include <getopt.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define __CUDA_API_VERSION_INTERNAL
+#include <cuda.h>
+
+#include "objects.h"
+
+#define SPIN_SYMBOLS(X)                                                                                         \
+    X(cuInit) X(cuDeviceGet) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuCtxSynchronize)                 \
+    X(cuModuleLoadData) X(cuModuleGetFunction) X(cuMemHostAlloc) X(cuMemHostGetDevicePointer_v2)                \
+    X(cuMemAlloc_v2) X(cuMemsetD8_v2) X(cuStreamCreate) X(cuStreamSynchronize) X(cuEventCreate) X(cuEventRecord) \
+    X(cuEventSynchronize) X(cuEventElapsedTime) X(cuLaunchKernel) X(cuDeviceGetAttribute)
+#define SPIN_OPTIONAL(X)                                                                                        \
+    X(cuLaunchCooperativeKernel) X(cuStreamBeginCapture_v2) X(cuStreamEndCapture) X(cuGraphInstantiateWithFlags) \
+    X(cuGraphLaunch)
+
+static struct {
+#define MEMBER(name) __typeof__(&name) name;
+    SPIN_SYMBOLS(MEMBER) SPIN_OPTIONAL(MEMBER)
+} cu;
+
+enum { STREAMS = 4, GRAPH_KERNELS = 40, RING = 64, BLOCK = 256, IN_FLIGHT_US = 20000, COST_BLOCK = 100 };
+
+static struct {
+    double kernel_us, rate, seconds, report_ms, every_us;
+    uint64_t begin_at;
+    int device, burst;
+    const char *mode;
+    bool calibrate, cost;
+} want = {.kernel_us = 50, .rate = 400, .seconds = 2, .report_ms = 250, .burst = 1, .mode = "eager"};
+
+static struct {
+    CUfunction kernel;
+    CUstream streams[STREAMS];
+    CUgraphExec graph;
+    uint64_t iterations;
+    CUdeviceptr counter, host_device;
+    volatile uint64_t *host;
+    unsigned grid;
+    uint64_t launched; /* kernels */
+} run;
+
+static const char ptx[] =
+    ".version 6.0\n.target sm_50\n.address_size 64\n"
+    ".visible .entry spin(.param .u64 iterations, .param .u64 counter, .param .u64 host)\n{\n"
+    " .reg .pred %p, %q;\n .reg .u64 %n, %c, %h, %v;\n .reg .f32 %f;\n .reg .u32 %t, %b;\n"
+    " ld.param.u64 %n, [iterations];\n ld.param.u64 %c, [counter];\n ld.param.u64 %h, [host];\n"
+    " mov.u32 %t, %tid.x;\n mov.u32 %b, %ctaid.x;\n cvt.rn.f32.u32 %f, %t;\n"
+    "again:\n fma.rn.f32 %f, %f, 0f3F7FFFFF, 0f3F800001;\n sub.u64 %n, %n, 1;\n setp.gt.s64 %p, %n, 0;\n @%p bra again;\n"
+    " setp.eq.f32 %q, %f, 0f7F7FFFFF;\n @%q st.global.f32 [%c+8], %f;\n"
+    " or.b32 %t, %t, %b;\n setp.ne.u32 %p, %t, 0;\n @%p bra done;\n"
+    " atom.global.add.u64 %v, [%c], 1;\n add.u64 %v, %v, 1;\n st.volatile.global.u64 [%h], %v;\n"
+    "done:\n ret;\n}\n";
+
+static void check(CUresult result, const char *what)
+{
+    if (result == CUDA_SUCCESS)
+        return;
+    printf("{\"state\": \"error\", \"call\": \"%s\", \"result\": %d}\n", what, (int)result);
+    fflush(stdout);
+    exit(1);
+}
+#define DO(call) check(cu.call, #call)
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static void load(void)
+{
+    void *handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (handle == NULL) {
+        fprintf(stderr, "vgpu-spin: %s\n", dlerror());
+        exit(3);
+    }
+#define NEEDED(name)                                             \
+    if ((*(void **)&cu.name = dlsym(handle, #name)) == NULL) {    \
+        fprintf(stderr, "vgpu-spin: no %s\n", #name);             \
+        exit(3);                                                  \
+    }
+#define MAYBE(name) *(void **)&cu.name = dlsym(handle, #name);
+    SPIN_SYMBOLS(NEEDED)
+    SPIN_OPTIONAL(MAYBE)
+}
+
+static bool limiter_loaded(void)
+{
+    char line[4096];
+    bool found = false;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (maps != NULL && fgets(line, sizeof(line), maps) != NULL)
+        found |= strstr(line, "/libvgpu.so") != NULL;
+    if (maps != NULL)
+        fclose(maps);
+    return found;
+}
+
+static void launch(CUstream stream)
+{
+    void *parameters[] = {&run.iterations, &run.counter, &run.host_device};
+    if (strcmp(want.mode, "cooperative") == 0)
+        DO(cuLaunchCooperativeKernel(run.kernel, run.grid, 1, 1, BLOCK, 1, 1, 0, stream, parameters));
+    else
+        DO(cuLaunchKernel(run.kernel, run.grid, 1, 1, BLOCK, 1, 1, 0, stream, parameters, NULL));
+}
+
+static void open_device(void)
+{
+    CUcontext context;
+    CUdevice device;
+    CUmodule module;
+    int sms = 1;
+    void *host;
+    DO(cuInit(0));
+    DO(cuDeviceGet(&device, want.device));
+    DO(cuDevicePrimaryCtxRetain(&context, device));
+    DO(cuCtxSetCurrent(context));
+    DO(cuDeviceGetAttribute(&sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device));
+    DO(cuModuleLoadData(&module, ptx));
+    DO(cuModuleGetFunction(&run.kernel, module, "spin"));
+    DO(cuMemAlloc_v2(&run.counter, 64));
+    DO(cuMemsetD8_v2(run.counter, 0, 64));
+    DO(cuMemHostAlloc(&host, 64, CU_MEMHOSTALLOC_DEVICEMAP));
+    memset(host, 0, 64);
+    run.host = host;
+    DO(cuMemHostGetDevicePointer_v2(&run.host_device, host, 0));
+    for (int i = 0; i < STREAMS; i++)
+        DO(cuStreamCreate(&run.streams[i], CU_STREAM_NON_BLOCKING));
+    run.grid = (unsigned)sms * 8; /* eight blocks of 256 fill an SM of 2048 threads */
+    run.iterations = (uint64_t)(want.kernel_us * want.rate);
+    run.iterations = run.iterations > 0 ? run.iterations : 1;
+}
+
+static void make_graph(void)
+{
+    CUgraph graph;
+    DO(cuStreamBeginCapture_v2(run.streams[0], CU_STREAM_CAPTURE_MODE_GLOBAL));
+    for (int i = 0; i < GRAPH_KERNELS; i++)
+        launch(run.streams[0]);
+    DO(cuStreamEndCapture(run.streams[0], &graph));
+    DO(cuGraphInstantiateWithFlags(&run.graph, graph, 0));
+}
+
+/* One submission; returns how many kernels it stands for. */
+static unsigned submit(CUstream stream)
+{
+    if (run.graph != NULL)
+        DO(cuGraphLaunch(run.graph, stream));
+    else
+        launch(stream);
+    unsigned kernels = run.graph != NULL ? GRAPH_KERNELS : 1;
+    run.launched += kernels;
+    return kernels;
+}
+
+static uint64_t done(void)
+{
+    uint64_t counted = *run.host;
+    return counted > 0 ? counted : run.launched;
+}
+
+static void sleep_until(uint64_t at)
+{
+    struct timespec when = {.tv_sec = (time_t)(at / 1000000000u), .tv_nsec = (long)(at % 1000000000u)};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &when, NULL) != 0)
+        continue;
+}
+
+static void begin(void)
+{
+    DO(cuCtxSynchronize());
+    if (want.begin_at > now_ns())
+        sleep_until(want.begin_at);
+}
+
+/* Submits without pause, with some 20 ms of work in flight, and reports what was done in each window. */
+static int saturate(void)
+{
+    unsigned streams = strcmp(want.mode, "streams") == 0 ? STREAMS : 1;
+    double each_us = want.kernel_us * (run.graph != NULL ? GRAPH_KERNELS : 1);
+    unsigned chunk = (unsigned)(IN_FLIGHT_US / each_us / 4) + 1; /* submissions between two events */
+    CUevent ring[4];
+    for (int i = 0; i < 4; i++)
+        DO(cuEventCreate(&ring[i], CU_EVENT_DISABLE_TIMING));
+    begin();
+    uint64_t start = now_ns();
+    uint64_t end = start + (uint64_t)(want.seconds * 1e9);
+    uint64_t window = (uint64_t)(want.report_ms * 1e6);
+    uint64_t next = start + window;
+    uint64_t first = done();
+    printf("{\"state\": \"spun\", \"libvgpu\": %s, \"start_ns\": %llu, \"window_ms\": %g, \"windows\": [",
+           limiter_loaded() ? "true" : "false", (unsigned long long)start, want.report_ms);
+    uint64_t now = start;
+    const char *comma = "";
+    for (uint64_t i = 0; now < end; i++) {
+        if (i % chunk == 0) {
+            unsigned at = (unsigned)(i / chunk) % 4;
+            if (i / chunk >= 4)
+                DO(cuEventSynchronize(ring[at]));
+            DO(cuEventRecord(ring[at], run.streams[0]));
+        }
+        for (unsigned s = 0; s < streams; s++)
+            submit(run.streams[s]);
+        now = now_ns();
+        for (; now >= next && next <= end; next += window, comma = ", ")
+            printf("%s[%.3f, %llu]", comma, (double)(now - start) / 1e6, (unsigned long long)done());
+    }
+    uint64_t last = done();
+    double seconds = (double)(now - start) / 1e9;
+    DO(cuCtxSynchronize());
+    printf("], \"kernels\": %llu, \"seconds\": %.6f, \"per_second\": %.3f}\n", (unsigned long long)(last - first),
+           seconds, (double)(last - first) / seconds);
+    return 0;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a;
+    double y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static int latency(void)
+{
+    size_t most = (size_t)(want.seconds * 1e6 / want.every_us) + 2;
+    size_t count = 0;
+    double *times = calloc(most, sizeof(*times));
+    begin();
+    uint64_t start = now_ns();
+    for (uint64_t at = start; at < start + (uint64_t)(want.seconds * 1e9) && count < most; count++) {
+        uint64_t before = now_ns();
+        for (int i = 0; i < want.burst; i++)
+            submit(run.streams[0]);
+        DO(cuStreamSynchronize(run.streams[0]));
+        times[count] = (double)(now_ns() - before) / 1e3;
+        at += (uint64_t)(want.every_us * 1e3);
+        if (at > now_ns())
+            sleep_until(at);
+    }
+    qsort(times, count, sizeof(*times), by_value);
+    printf("{\"state\": \"latency\", \"libvgpu\": %s, \"count\": %zu, \"p50_us\": %.1f, \"p99_us\": %.1f, \"max_us\": %.1f}\n",
+           limiter_loaded() ? "true" : "false", count, times[count / 2], times[count * 99 / 100], times[count - 1]);
+    free(times);
+    return 0;
+}
+
+static int calibrate(void)
+{
+    CUevent from, to;
+    float ms = 0;
+    float best = 1e9f;
+    run.iterations = 2000000;
+    DO(cuEventCreate(&from, 0));
+    DO(cuEventCreate(&to, 0));
+    for (int i = 0; i < 8; i++) {
+        DO(cuEventRecord(from, run.streams[0]));
+        launch(run.streams[0]);
+        DO(cuEventRecord(to, run.streams[0]));
+        DO(cuEventSynchronize(to));
+        DO(cuEventElapsedTime(&ms, from, to));
+        best = ms < best ? ms : best;
+    }
+    printf("{\"state\": \"calibrated\", \"rate\": %.3f}\n", (double)run.iterations / ((double)best * 1e3));
+    return 0;
+}
+
+static int find_driver(const struct vgpu_object *object, void *found)
+{
+    void *symbol = vgpu_object_symbol(object, "cuLaunchKernel");
+    if (symbol != NULL && (void *)cu.cuLaunchKernel != symbol)
+        *(void **)found = symbol; /* the last in load order: libvgpu came first */
+    return 0;
+}
+
+static double block_ns(__typeof__(&cuLaunchKernel) function)
+{
+    void *parameters[] = {&run.iterations, &run.counter, &run.host_device};
+    uint64_t before = now_ns();
+    for (int i = 0; i < COST_BLOCK; i++)
+        check(function(run.kernel, 1, 1, 1, 32, 1, 1, 0, run.streams[0], parameters, NULL), "cuLaunchKernel");
+    double each = (double)(now_ns() - before) / COST_BLOCK;
+    DO(cuStreamSynchronize(run.streams[0]));
+    return each;
+}
+
+/* Alternating blocks in one process: differences between processes are larger than a hook's cost. */
+static int cost(void)
+{
+    enum { BLOCKS = 2000 };
+    static double ours[BLOCKS], driver[BLOCKS];
+    __typeof__(&cuLaunchKernel) real = NULL;
+    vgpu_objects_walk(find_driver, &real);
+    if (real == NULL)
+        real = cu.cuLaunchKernel; /* nothing is interposed: the noise of the method */
+    run.iterations = 1;
+    for (int i = 0; i < BLOCKS; i++) {
+        ours[i] = block_ns(cu.cuLaunchKernel);
+        driver[i] = block_ns(real);
+    }
+    qsort(ours, BLOCKS, sizeof(double), by_value);
+    qsort(driver, BLOCKS, sizeof(double), by_value);
+    printf("{\"state\": \"cost\", \"libvgpu\": %s, \"interposed\": %s, \"ours_min_ns\": %.1f, \"ours_median_ns\": %.1f, "
+           "\"driver_min_ns\": %.1f, \"driver_median_ns\": %.1f}\n",
+           limiter_loaded() ? "true" : "false", real != cu.cuLaunchKernel ? "true" : "false", ours[0],
+           ours[BLOCKS / 2], driver[0], driver[BLOCKS / 2]);
+    return 0;
+}
+
+static bool parse(int argc, char **argv)
+{
+    static const struct option names[] = {
+        {"kernel-us", 1, NULL, 'k'}, {"rate", 1, NULL, 'r'},     {"mode", 1, NULL, 'm'},  {"seconds", 1, NULL, 's'},
+        {"report-ms", 1, NULL, 'w'}, {"begin-at", 1, NULL, 'b'}, {"device", 1, NULL, 'd'}, {"every-us", 1, NULL, 'e'},
+        {"burst", 1, NULL, 'n'},     {"calibrate", 0, NULL, 'c'}, {"cost", 0, NULL, 'x'},  {0}};
+    for (int name; (name = getopt_long(argc, argv, "", names, NULL)) != -1;)
+        switch (name) {
+        case 'k': want.kernel_us = strtod(optarg, NULL); break;
+        case 'r': want.rate = strtod(optarg, NULL); break;
+        case 'm': want.mode = optarg; break;
+        case 's': want.seconds = strtod(optarg, NULL); break;
+        case 'w': want.report_ms = strtod(optarg, NULL); break;
+        case 'b': want.begin_at = strtoull(optarg, NULL, 10); break;
+        case 'd': want.device = atoi(optarg); break;
+        case 'e': want.every_us = strtod(optarg, NULL); break;
+        case 'n': want.burst = atoi(optarg); break;
+        case 'c': want.calibrate = true; break;
+        case 'x': want.cost = true; break;
+        default: return false;
+        }
+    return want.kernel_us > 0 && want.rate > 0 && want.report_ms > 0 && want.burst > 0 && optind == argc;
+}
+
+int main(int argc, char **argv)
+{
+    if (!parse(argc, argv)) {
+        fputs("usage: vgpu-spin --kernel-us D [OPTIONS] | --calibrate | --cost\n", stderr);
+        return 2;
+    }
+    load();
+    open_device();
+    if (want.calibrate)
+        return calibrate();
+    if (want.cost)
+        return cost();
+    if (strcmp(want.mode, "graph") == 0)
+        make_graph();
+    return want.every_us > 0 ? latency() : saturate();
+}
