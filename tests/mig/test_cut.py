@@ -11,7 +11,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.planner.geometry import SlotKey
 
 STATES = sorted(TABLE.free_after)
-PAIRS = 60
+PAIRS = 40
 
 
 def keys(state: int) -> set[SlotKey]:

@@ -1,0 +1,68 @@
+"""kill -9 of the real daemon in the middle of a layout, and of a request that moves idle instances."""
+
+import pytest
+
+from tests.demo.node import DemoNode
+from tests.e2e.conftest import NodeMaker
+from tests.e2e.support import client
+from tests.mig.world import allocate, apply, device, place, standing, target
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.model.errors import ErrorCode, VgpuError
+
+AFTER = {"3g.71gb@4", "2g.35gb@2", "1g.18gb@0"}
+POINTS = ["record-intent", "destroy-19@1", "create-9@4", "create-14@2"]
+
+
+def killed(node: DemoNode, error: VgpuError) -> None:
+    assert error.code is ErrorCode.UNREACHABLE
+    assert node.daemon is not None
+    assert node.daemon.wait(10) == -9
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_apply_killed_after_a_step_is_finished_by_the_next_start(node: DemoNode, point: str) -> None:
+    node.start()
+    apply(node, "1g.18gb@0 1g.18gb@1")
+    kept = device(node).instances[0].uuids[0]
+    node.stop()
+    node.start(fault_point=f"mig-apply.{point}")
+    with client(node) as calls, pytest.raises(VgpuError) as cut:
+        calls.apply_mig(target(" ".join(sorted(AFTER))))
+    killed(node, cut.value)
+    node.start()
+    assert standing(node) == AFTER
+    assert kept in {uuid for i in device(node).instances for uuid in i.uuids}, "what both have ran on"
+
+
+def test_a_start_that_is_killed_while_it_lays_out_begins_again(make_node: NodeMaker) -> None:
+    node = make_node(
+        policy='version = 1\n[[device]]\nmatch.index = 0\nmode = "mig"\nmig.layout = ["all-1g.18gb"]\n'
+    )
+    for start in range(3):
+        with pytest.raises(RuntimeError):
+            node.start(fault_point=f"mig-converge.create-19@{start}")
+    node.start()
+    assert len(standing(node)) == 7
+
+
+@pytest.mark.parametrize("point", ["clear-instance", "attach-0", "commit"])
+def test_a_request_that_moves_idle_instances_killed(make_node: NodeMaker, point: str) -> None:
+    node = make_node(policy='version = 1\n[[device]]\nmode = "mig"\nmig.dynamic = true\n')
+    node.start()
+    apply(node, "1g.18gb@0")
+    node.stop()
+    node.start(fault_point=f"allocate.{point}")
+    with pytest.raises(VgpuError) as cut:
+        allocate(node, "4g.71gb", request_id="r")
+    killed(node, cut.value)
+    node.start()
+    expected = {"4g.71gb@0"} if point == "commit" else {"1g.18gb@0"}
+    assert standing(node) == expected, "the idle one is back where it can be"
+    held = allocate(node, "4g.71gb", request_id="r")
+    assert place(held) == "4g.71gb@0"
+    with client(node) as calls:
+        calls.release(held.id)
+        steps = [
+            c.kind for c in calls.plan_mig(pb.MigRequest(targets=[pb.MigTarget(layout=["auto"])])).changes
+        ]
+    assert "create" not in steps
