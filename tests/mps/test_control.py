@@ -94,6 +94,15 @@ def test_a_server_that_does_not_take_a_limit_is_not_believed(
         control.limit(limits(2048, "50"))
 
 
+def test_a_server_that_reads_nothing_back_stops_nobody(
+    control: MpsControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default is in force and read back; a running server's silence is no refusal."""
+    (tmp_path / "servers").write_text("7\n")
+    monkeypatch.setenv("REFUSE_SERVER", "1")
+    control.limit(limits(2048, "50"))
+
+
 def test_terminate_believes_no_status(control: MpsControl) -> None:
     control.terminate_client(7, 100)
     with pytest.raises(VgpuError, match="Server 8 not found") as refused:

@@ -61,6 +61,10 @@ def memory(answer: str) -> str:
     return words[-1] if words else ""
 
 
+def is_memory(word: str) -> bool:
+    return re.fullmatch(r"[0-9]+[KMG]", word) is not None
+
+
 def memory_as_printed(mebibytes: int) -> str:
     """How the daemon prints a limit: whole GiB, floored, from 1 GiB up, and MiB below."""
     return f"{mebibytes // 1024}G" if mebibytes >= 1024 else f"{mebibytes}M"

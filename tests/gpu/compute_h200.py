@@ -1,0 +1,528 @@
+"""Compute shares on a real GPU, measured: `python -m tests.gpu.compute_h200 --build DIR --out FILE [SECTION ...]`.
+
+Every run starts its own arbiter, writes leases, and starts `vgpu-spin` processes: native ones to compare
+with, and tenants with libvgpu preloaded. A tenant says whether libvgpu is in its process, and the arbiter's
+count of its turns says whether it was armed: a figure without both is not used. Achieved percent are of the
+native rate of the same kernels. Figures go to FILE as JSON and to standard output as lines.
+"""
+
+import argparse
+import json
+import math
+import os
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from vgpud import lease_layout as layout
+from vgpud.lease import ArbiterClient, DeviceLimits, SharePolicy, update_limits, write_lease
+
+LEAD_SECONDS = 2.5  # contexts of all processes are there before the common start
+HARD, WORK_CONSERVING, NONE = SharePolicy.HARD, SharePolicy.WORK_CONSERVING, SharePolicy.NONE
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one process runs: kernels of `us` microseconds, in a mode of vgpu-spin."""
+
+    us: float
+    mode: str = "eager"
+    seconds: float = 3.0
+    report_ms: float = 250.0
+    extra: tuple[str, ...] = ()
+    delay: float = 0.0  # seconds behind the common start
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A lease and its processes; without a policy a native process."""
+
+    policy: SharePolicy | None
+    share: float  # percent
+    work: Work
+    processes: int = 1
+    priority: int = 0
+    quantum_us: int = 0
+
+
+@dataclass
+class Node:
+    """A run directory and its arbiter on device 0."""
+
+    build: Path
+    run_dir: Path
+    uuid: str
+    rate: float = 400.0
+    arbiter: "subprocess.Popen[bytes] | None" = None
+    count: int = 0
+    native: dict[tuple[float, str], float] = field(default_factory=dict)
+
+    @property
+    def client(self) -> ArbiterClient:
+        return ArbiterClient(self.run_dir / "arbiter" / "control.sock")
+
+    def start(self) -> None:
+        (self.run_dir / "leases").mkdir(parents=True, exist_ok=True)
+        command = [self.build / "bin" / "vgpu-arbiter", "--run-dir", self.run_dir, "--foreground"]
+        self.arbiter = subprocess.Popen(command)
+        while not self.client.ready():
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        assert self.arbiter is not None
+        self.arbiter.kill()
+        self.arbiter.wait()
+
+    def lease(self, tenant: Tenant) -> Path:
+        assert tenant.policy is not None
+        self.count += 1
+        name = f"t{self.count}"
+        folder = write_lease(
+            self.run_dir / "leases", name, [self.limits(tenant)], uid=os.getuid(), gid=os.getgid()
+        )
+        self.client.add(name)
+        return folder
+
+    def limits(self, tenant: Tenant) -> DeviceLimits:
+        assert tenant.policy is not None
+        return DeviceLimits(
+            self.uuid,
+            8 << 30,
+            int(tenant.share * 100),
+            tenant.policy,
+            tenant.priority,
+            quantum_us=tenant.quantum_us,
+        )
+
+    def spin(self, lease: Path | None, *words: str) -> "subprocess.Popen[str]":
+        env = dict(os.environ)
+        if lease is not None:
+            env |= {"LD_PRELOAD": str(self.build / "lib" / "libvgpu.so"), "VGPU_LEASE": str(lease)}
+        command = [str(self.build / "bin" / "vgpu-spin"), "--rate", str(self.rate), *words]
+        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+
+
+def spin_words(work: Work, begin: int) -> list[str]:
+    begin += int(work.delay * 1e9)
+    return [
+        *("--kernel-us", str(work.us), "--mode", work.mode, "--seconds", str(work.seconds)),
+        *("--report-ms", str(work.report_ms), "--begin-at", str(begin), *work.extra),
+    ]
+
+
+def answer(process: "subprocess.Popen[str]") -> Line:
+    out, _ = process.communicate(timeout=120)
+    line: Line = json.loads(out.strip().splitlines()[-1])
+    if line["state"] == "error" or process.returncode != 0:
+        raise RuntimeError(str(line))
+    return line
+
+
+def compute_counters(lease: Path) -> dict[str, int]:
+    raw = (lease / layout.USAGE_FILE).read_bytes()[layout.USAGE_COMPUTE :]
+    names = ("granted_ns", "used_ns", "waited_ns", "overrun_ns", "turns", "bypasses")
+    return dict(zip(names, struct.unpack_from("<6Q", raw), strict=True))
+
+
+def run(node: Node, tenants: Sequence[Tenant], lead: float = LEAD_SECONDS) -> list[Line]:
+    """Runs the tenants at once; a line each, summed over its processes, with `percent` of native."""
+    leases = [node.lease(t) if t.policy is not None else None for t in tenants]
+    begin = time.monotonic_ns() + int(lead * 1e9)
+    started = [
+        [node.spin(lease, *spin_words(t.work, begin)) for _ in range(t.processes)]
+        for t, lease in zip(tenants, leases, strict=True)
+    ]
+    lines = []
+    for tenant, lease, processes in zip(tenants, leases, started, strict=True):
+        parts = [answer(p) for p in processes]
+        line = parts[0]
+        if lease is not None:
+            line["counters"] = compute_counters(lease)
+            if not all(p["libvgpu"] for p in parts) or line["counters"]["turns"] == 0:
+                raise RuntimeError(f"the limiter was not armed: {line}")
+        if "per_second" in line:
+            line["per_second"] = sum(p["per_second"] for p in parts)
+            native = node.native.get((tenant.work.us, tenant.work.mode))
+            if native is not None:
+                line["percent"] = 100 * line["per_second"] / native
+                line["window_percent"] = windows(parts, native)
+        lines.append(line)
+    for lease in leases:
+        if lease is not None:
+            node.client.remove(lease.name)
+    return lines
+
+
+def windows(parts: Sequence[Line], native: float) -> list[float]:
+    """Percent of native in each report window, processes summed; the first window is the start and left out."""
+    sums: list[float] = []
+    for part in parts:
+        marks = part["windows"]
+        rates = [
+            100 * (b[1] - a[1]) / ((b[0] - a[0]) / 1e3) / native
+            for a, b in zip(marks, marks[1:], strict=False)
+        ]
+        sums = rates if not sums else [x + y for x, y in zip(sums, rates, strict=False)]
+    return [round(s, 2) for s in sums]
+
+
+def native_rate(node: Node, us: float, mode: str = "eager", seconds: float = 1.5) -> float:
+    if (us, mode) not in node.native:
+        line = run(node, [Tenant(None, 100, Work(us, mode, seconds))], lead=1.0)[0]
+        node.native[us, mode] = line["per_second"]
+    return node.native[us, mode]
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, math.ceil(part * len(ordered)) - 1)] if ordered else math.nan
+
+
+# --- sections: each returns its figures
+
+
+def cost(node: Node) -> Line:
+    """cuLaunchKernel, hooked against the driver's own function in one process."""
+    out: Line = {"native": answer(node.spin(None, "--cost"))}
+    for name, tenant in {
+        "alone": Tenant(NONE, 100, Work(5)),
+        "with another there": Tenant(WORK_CONSERVING, 50, Work(5)),
+    }.items():
+        other = Tenant(WORK_CONSERVING, 50, Work(5, seconds=0.1, extra=("--every-us", "30000000")))
+        begin = time.monotonic_ns() + 60_000_000_000
+        idle = node.spin(node.lease(other), *spin_words(other.work, begin)) if name != "alone" else None
+        time.sleep(2.0 if idle else 0)
+        out[name] = answer(node.spin(node.lease(tenant), "--cost"))
+        if idle is not None:
+            idle.kill()
+            idle.wait()
+    for name, line in out.items():
+        print("cost", name, json.dumps(line), flush=True)
+    return out
+
+
+def alone(node: Node, asked: Sequence[float], cases: Sequence[tuple[float, str, int]]) -> list[Line]:
+    """One tenant under `hard`."""
+    out = []
+    for us, mode, processes in cases:
+        native_rate(node, us, mode)
+        for share in asked:
+            seconds = 5.0 if us >= 20000 else 2.5
+            tenant = Tenant(HARD, share, Work(us, mode, seconds), processes)
+            line = run(node, [tenant], lead=1.0 + 0.3 * processes)[0]
+            got = {
+                "us": us,
+                "mode": mode,
+                "processes": processes,
+                "asked": share,
+                "got": round(line["percent"], 2),
+            }
+            off = [abs(w - share) for w in line["window_percent"]]
+            got |= {"window_p99_off": round(percentile(off, 0.99), 2), "counters": line["counters"]}
+            print("alone", json.dumps(got), flush=True)
+            out.append(got)
+    return out
+
+
+def jain(values: Sequence[float]) -> float:
+    return sum(values) ** 2 / (len(values) * sum(v * v for v in values))
+
+
+def together(
+    node: Node, us: float, weights: Sequence[float], policy: SharePolicy, mode: str = "eager"
+) -> Line:
+    """Several saturating tenants; `None` weights mean native processes that the driver slices."""
+    native_rate(node, us, mode)
+    total = sum(weights)
+    asked = [100 * w / total for w in weights]
+    tenants = [Tenant(policy, a, Work(us, mode, 4.0)) for a in asked]
+    ticks = arbiter_ticks(node)
+    lines = run(node, tenants, lead=2.0 + 0.2 * len(weights))
+    ticks = arbiter_ticks(node) - ticks
+    got = [line["percent"] for line in lines]
+    off = [abs(g / sum(got) * 100 / a - 1) * 100 for g, a in zip(got, asked, strict=True)]
+    out: Line = {
+        "us": us,
+        "mode": mode,
+        "policy": policy.name,
+        "asked": [round(a, 2) for a in asked],
+        "got": [round(g, 2) for g in got],
+        "total": round(sum(got), 2),
+        "worst_off_weight_percent": round(max(off), 2),
+        "jain": round(jain([g / a for g, a in zip(got, asked, strict=True)]), 5),
+        "window_p99_off": round(
+            percentile(
+                [abs(w - a) for line, a in zip(lines, asked, strict=True) for w in line["window_percent"]],
+                0.99,
+            ),
+            2,
+        ),
+        "arbiter_core_percent": round(100 * ticks / os.sysconf("SC_CLK_TCK") / 4.0, 2),
+        "bypasses": [line["counters"]["bypasses"] for line in lines],
+        "turns": [line["counters"]["turns"] for line in lines],
+    }
+    print("together", json.dumps(out), flush=True)
+    return out
+
+
+def sliced(node: Node, us: float) -> Line:
+    native_rate(node, us)
+    got = [line["percent"] for line in run(node, [Tenant(None, 0, Work(us, seconds=3.0))] * 2)]
+    print("sliced by the driver", us, got, flush=True)
+    return {"us": us, "got": got, "total": sum(got)}
+
+
+def arbiter_ticks(node: Node) -> int:
+    assert node.arbiter is not None
+    fields = Path(f"/proc/{node.arbiter.pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def lone(node: Node, cases: Sequence[tuple[float, str]]) -> list[Line]:
+    """A lone tenant without a limit, or work-conserving with another registered but idle."""
+    out = []
+    for us, mode in cases:
+        for name in ("none", "work-conserving, alone", "work-conserving, another idle"):
+            rates: list[float] = []
+            base: list[float] = []
+            for _ in range(2):  # alternating with native: clocks and temperature drift
+                base.append(run(node, [Tenant(None, 0, Work(us, mode, 1.5))], lead=1.0)[0]["per_second"])
+                tenants = [Tenant(NONE if name == "none" else WORK_CONSERVING, 50, Work(us, mode, 1.5))]
+                if name.endswith("idle"):
+                    tenants.append(
+                        Tenant(WORK_CONSERVING, 50, Work(us, seconds=0.01, extra=("--every-us", "1000")))
+                    )
+                rates.append(run(node, tenants, lead=1.5)[0]["per_second"])
+            got = {
+                "us": us,
+                "mode": mode,
+                "case": name,
+                "of_native": round(100 * statistics.mean(rates) / statistics.mean(base), 2),
+            }
+            print("lone", json.dumps(got), flush=True)
+            out.append(got)
+    return out
+
+
+def lending(node: Node) -> Line:
+    """Two work-conserving halves of which one comes 1 s later and stays 1 s: 10 ms windows of the other."""
+    native_rate(node, 200)
+    stays = Tenant(WORK_CONSERVING, 50, Work(200, seconds=3.2, report_ms=10))
+    comes = Tenant(WORK_CONSERVING, 50, Work(200, seconds=1.0, report_ms=10, delay=1.0))
+    lines = run(node, [stays, comes])
+    start = lines[0]["start_ns"]
+    came = (lines[1]["start_ns"] - start) / 1e6
+    left = came + 1000 * lines[1]["seconds"]
+    marks = lines[0]["windows"]
+    timeline = list(zip([m[0] for m in marks[1:]], lines[0]["window_percent"], strict=False))
+    lent = next((t for t, w in timeline if t > left and w > 95), math.nan) - left
+    first = lines[1]["windows"][0:6]
+    out: Line = {
+        "lent_after_ms": round(lent, 1),
+        "newcomer_first_windows": [[round(t, 1), n] for t, n in first],
+        "while_both": round(statistics.mean(w for t, w in timeline if came + 100 < t < left - 50), 2),
+        "before": round(statistics.mean(w for t, w in timeline if t < came - 20), 2),
+    }
+    print("lending", json.dumps(out), flush=True)
+    return out
+
+
+def change(node: Node) -> Line:
+    """90 -> 10 -> 90 percent of a hard tenant beside another with the rest; 20 ms windows."""
+    native_rate(node, 50)
+    tenant = Tenant(HARD, 90, Work(50, seconds=3.0, report_ms=20))
+    lease = node.lease(tenant)
+    begin = time.monotonic_ns() + int(1.5e9)
+    process = node.spin(lease, *spin_words(tenant.work, begin))
+    moments = []
+    for at, share in ((1.0, 10.0), (2.0, 90.0)):
+        time.sleep(max(0.0, (begin + at * 1e9 - time.monotonic_ns()) / 1e9))
+        update_limits(lease, [node.limits(replace(tenant, share=share))])
+        node.client.add(lease.name)
+        moments.append((time.monotonic_ns() - begin) / 1e6)
+    line = answer(process)
+    rates = windows([line], node.native[50, "eager"])
+    at = [m[0] for m in line["windows"]][1:]
+    offset = (line["start_ns"] - begin) / 1e6
+    out: Line = {
+        "timeline": [[round(t + offset), w] for t, w in zip(at, rates, strict=False)],
+        "changed_at_ms": moments,
+    }
+    for name, moment, until, share in (
+        ("to_10", moments[0], moments[1], 10.0),
+        ("to_90", moments[1], 3000.0, 90.0),
+    ):
+        after = [w for t, w in zip(at, rates, strict=False) if moment + 60 < t + offset < until]
+        out[name] = {"mean_from_40ms": round(statistics.mean(after), 2), "asked": share}
+    print("change", json.dumps({k: v for k, v in out.items() if k != "timeline"}), flush=True)
+    return out
+
+
+def latency(node: Node) -> Line:
+    """1 ms of work every 5 ms beside a saturating tenant with 200 us kernels."""
+    native_rate(node, 200)
+    client = Work(200, seconds=4.0, extra=("--every-us", "5000", "--burst", "5"))
+    solo = run(node, [Tenant(None, 0, client)], lead=1.0)[0]
+    out: Line = {"solo": solo}
+    for name, quantum, priority in (
+        ("no wish", 0, 0),
+        ("priority", 0, 1),
+        ("priority, 1 ms quanta", 1000, 1),
+    ):
+        lines = run(
+            node,
+            [
+                Tenant(WORK_CONSERVING, 30, client, 1, priority, quantum),
+                Tenant(WORK_CONSERVING, 70, Work(200, seconds=4.0)),
+            ],
+        )
+        got = {
+            "p50_us": lines[0]["p50_us"],
+            "p99_us": lines[0]["p99_us"],
+            "p99_of_solo": round(lines[0]["p99_us"] / solo["p99_us"], 3),
+            "other_percent": round(lines[1]["percent"], 2),
+            "counters": [line["counters"] for line in lines],
+        }
+        print("latency", name, json.dumps(got), flush=True)
+        out[name] = got
+    return out
+
+
+def orphaned(node: Node) -> Line:
+    """The arbiter dies under a hard tenant and comes back: windows of 100 ms."""
+    native_rate(node, 50)
+    tenant = Tenant(HARD, 25, Work(50, seconds=4.0, report_ms=100))
+    lease = node.lease(tenant)
+    begin = time.monotonic_ns() + int(1.5e9)
+    process = node.spin(lease, *spin_words(tenant.work, begin))
+    time.sleep(1.5 + 1.3)
+    node.kill()
+    time.sleep(1.3)
+    node.start()
+    line = answer(process)
+    rates = windows([line], node.native[50, "eager"])
+    out: Line = {
+        "windows_100ms": rates,
+        "worst": max(rates),
+        "least": min(rates),
+        "mean": round(statistics.mean(rates), 2),
+    }
+    print("orphaned", json.dumps(out), flush=True)
+    return out
+
+
+def idle(node: Node) -> Line:
+    """Wake-ups of the arbiter in 2 s with two registered tenants that do nothing."""
+    lazy = Work(50, seconds=1, extra=("--every-us", "30000000"))
+    begin = time.monotonic_ns() + 60_000_000_000
+    processes = [node.spin(node.lease(Tenant(HARD, 40, lazy)), *spin_words(lazy, begin)) for _ in range(2)]
+    time.sleep(3)
+    before = switches(node)
+    time.sleep(2)
+    woken = switches(node) - before
+    for process in processes:
+        process.kill()
+        process.wait()
+    print("idle wake-ups", woken, flush=True)
+    return {"wake_ups_in_2s": woken}
+
+
+def switches(node: Node) -> int:
+    assert node.arbiter is not None
+    for line in Path(f"/proc/{node.arbiter.pid}/status").read_text().splitlines():
+        if line.startswith("voluntary_ctxt_switches"):
+            return int(line.split()[1])
+    raise RuntimeError("no such line")
+
+
+@contextmanager
+def made(build: Path) -> Iterator[Node]:
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    uuid = os.environ.get("VGPU_BENCH_UUID", listed.split("UUID: ")[1].split(")")[0])
+    with tempfile.TemporaryDirectory() as folder:
+        node = Node(build, Path(folder), uuid)
+        node.start()
+        try:
+            if "VGPU_BENCH_RATE" not in os.environ:
+                rates = [answer(node.spin(None, "--calibrate"))["rate"] for _ in range(2)]
+                node.rate = max(rates)
+            yield node
+        finally:
+            assert node.arbiter is not None
+            node.arbiter.send_signal(signal.SIGKILL)
+
+
+EAGER = tuple((us, "eager", 1) for us in (5.0, 50.0, 1000.0, 20000.0))
+OTHERS = (
+    (50.0, "graph", 1),
+    (1000.0, "graph", 1),
+    (50.0, "cooperative", 1),
+    (1000.0, "cooperative", 1),
+    (50.0, "streams", 1),
+    (1000.0, "streams", 1),
+    (50.0, "eager", 4),
+    (1000.0, "eager", 4),
+)
+SECTIONS = {
+    "cost": cost,
+    "quick": lambda node: [alone(node, (25.0,), EAGER), together(node, 50.0, (25, 75), HARD)],
+    "alone": lambda node: alone(node, (5.0, 10.0, 25.0, 50.0, 75.0, 90.0), EAGER),
+    "modes": lambda node: alone(node, (25.0, 75.0), OTHERS),
+    "together": lambda node: [
+        together(node, us, weights, policy)
+        for us in (5.0, 50.0, 1000.0)
+        for weights, policy in (
+            ((10, 90), HARD),
+            ((25, 75), HARD),
+            ((25, 75), WORK_CONSERVING),
+            ((1, 2, 5), WORK_CONSERVING),
+            ((1,) * 8, WORK_CONSERVING),
+        )
+    ],
+    "long": lambda node: [together(node, 20000.0, (25, 75), WORK_CONSERVING)],
+    "sliced": lambda node: [sliced(node, us) for us in (50.0, 1000.0)],
+    "lone": lambda node: lone(node, ((5.0, "eager"), (50.0, "eager"), (50.0, "graph"))),
+    "lending": lending,
+    "change": change,
+    "latency": latency,
+    "orphaned": orphaned,
+    "idle": idle,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--build", type=Path, required=True, help="folder of the native build")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument(
+        "sections", nargs="*", choices=[*SECTIONS, []], help="all but 'quick', if none is named"
+    )
+    options = parser.parse_args()
+    figures: dict[str, object] = {}
+    with made(options.build) as node:
+        for name in options.sections or [s for s in SECTIONS if s != "quick"]:
+            began = time.monotonic()
+            try:
+                figures[name] = SECTIONS[name](node)
+            except (RuntimeError, subprocess.SubprocessError) as error:
+                figures[name] = {"failed": str(error)}
+                print(name, "FAILED", error, flush=True)
+            print(f"-- {name}: {time.monotonic() - began:.1f} s", flush=True)
+            figures["rate"] = node.rate
+            figures["native"] = {f"{us} us {mode}": rate for (us, mode), rate in node.native.items()}
+            options.out.write_text(json.dumps(figures, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
