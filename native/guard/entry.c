@@ -1,5 +1,6 @@
 /* The ways to cuInit: direct linking, dlsym, and cuGetProcAddress (which cudart uses). All end here. */
 #include <dlfcn.h>
+#include <link.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -39,15 +40,36 @@ struct search {
     void *found;
 };
 
-/* The driver's library, or libvgpu, which stands before it in its turn. */
+struct origin {
+    const void *address;
+    bool driver;
+};
+
+static int visit_origin(struct dl_phdr_info *info, size_t size, void *argument)
+{
+    struct origin *origin = argument;
+    bool holds = false;
+    (void)size;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *header = &info->dlpi_phdr[i];
+        uintptr_t start = info->dlpi_addr + header->p_vaddr;
+        holds |= header->p_type == PT_LOAD && (uintptr_t)origin->address - start < header->p_memsz;
+    }
+    if (!holds)
+        return 0;
+    const char *slash = strrchr(info->dlpi_name, '/');
+    const char *name = slash == NULL ? info->dlpi_name : slash + 1;
+    origin->driver = strncmp(name, "libcuda.so", 10) == 0 || strcmp(name, "libvgpu.so") == 0;
+    return 1;
+}
+
+/* Is it of the driver's library, or of libvgpu, which stands before it in its turn? Not by dladdr, whose
+ * version in today's C libraries those of older containers lack: the guard would not load there. */
 static bool is_driver(const void *address)
 {
-    Dl_info about;
-    if (dladdr(address, &about) == 0 || about.dli_fname == NULL)
-        return false;
-    const char *slash = strrchr(about.dli_fname, '/');
-    const char *name = slash == NULL ? about.dli_fname : slash + 1;
-    return strncmp(name, "libcuda.so", 10) == 0 || strcmp(name, "libvgpu.so") == 0;
+    struct origin origin = {.address = address};
+    dl_iterate_phdr(visit_origin, &origin);
+    return origin.driver;
 }
 
 static int visit(const struct vgpu_object *object, void *argument)

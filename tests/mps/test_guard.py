@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -224,6 +225,14 @@ def test_limits_that_cannot_be_read_are_no_licence(node: Node, tenant: Path, dam
     else:
         limits.write_text("" if damage == "empty" else "all of it\n")
     assert node.probe("hold", "1MiB", extra=env)[0] == REFUSED
+
+
+def test_it_loads_in_containers_with_old_c_libraries(guard: Path) -> None:
+    """One that does not load is skipped by ld.so with a warning: the gate would be open."""
+    shown = subprocess.run(["objdump", "-T", guard], capture_output=True, text=True, check=True).stdout
+    versions = {tuple(map(int, found.split("."))) for found in re.findall(r"GLIBC_([0-9.]+)", shown)}
+    assert versions
+    assert max(versions) <= (2, 17)
 
 
 def test_programs_without_cuda_are_left_alone(guard: Path) -> None:
