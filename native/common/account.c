@@ -2,8 +2,7 @@
 
 #include <sched.h>
 
-#define SPINS_MAX 256  /* sched_yield calls before an undecided request is refused */
-#define SPINS_POLITE 128 /* of these, how many wait for lower slots; one of them may be stopped or dead */
+#define SPINS_MAX 256 /* looks before an undecided request is refused */
 
 static uint64_t load(const uint64_t *word)
 {
@@ -42,42 +41,33 @@ static struct vgpu_slot_device *mine(struct vgpu_account *account, unsigned devi
     return &account->usage->slots[account->slot].devices[device];
 }
 
-uint64_t vgpu_account_sum(const struct vgpu_usage *usage, unsigned device)
+/* The words of a slot in the order in which bytes move between them: claims first, so that bytes that
+ * are being settled are seen twice rather than not at all. */
+static void sums(const struct vgpu_usage *usage, unsigned device, uint64_t *settled, uint64_t *claimed)
 {
     uint32_t high = slots_in_use(usage);
-    uint64_t sum = 0;
+    *settled = *claimed = 0;
     for (uint32_t i = 0; i < high; i++) {
         const struct vgpu_slot_device *d = &usage->slots[i].devices[device];
-        sum = plus(sum, plus(load(&d->used_bytes), load(&d->context_bytes)));
+        *claimed = plus(*claimed, load(&d->claim_bytes));
+        *settled = plus(*settled, plus(load(&d->used_bytes), load(&d->context_bytes)));
     }
-    return sum;
 }
 
-static uint64_t claims_below(const struct vgpu_usage *usage, unsigned device, uint32_t slot_end)
+uint64_t vgpu_account_sum(const struct vgpu_usage *usage, unsigned device)
 {
-    uint32_t high = slots_in_use(usage);
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i < high && i < slot_end; i++)
-        sum = plus(sum, load(&usage->slots[i].devices[device].claim_bytes));
-    return sum;
+    uint64_t settled;
+    uint64_t claimed;
+    sums(usage, device, &settled, &claimed);
+    return plus(settled, claimed);
 }
 
-static bool fits(uint64_t sum, uint64_t bytes, uint64_t limit)
+uint64_t vgpu_account_settled(const struct vgpu_usage *usage, unsigned device)
 {
-    return sum <= limit && bytes <= limit - sum;
-}
-
-/* Would the request fail even if everything that is in flight (its own claim aside) were undone? */
-static bool hopeless(struct vgpu_account *account, unsigned device, uint64_t bytes, uint64_t own_claim,
-                     uint64_t limit)
-{
-    /* Claims are looked at on both sides of the sum: one may start just before it or end just after. */
-    uint64_t before = claims_below(account->usage, device, VGPU_MAX_SLOTS);
-    uint64_t sum = vgpu_account_sum(account->usage, device);
-    uint64_t after = claims_below(account->usage, device, VGPU_MAX_SLOTS);
-    uint64_t in_flight = before > after ? before : after;
-    in_flight = in_flight > own_claim ? in_flight - own_claim : 0;
-    return !fits(sum > in_flight ? sum - in_flight : 0, bytes, limit);
+    uint64_t settled;
+    uint64_t claimed;
+    sums(usage, device, &settled, &claimed);
+    return settled;
 }
 
 static void note_peak(struct vgpu_slot_device *device)
@@ -92,48 +82,57 @@ static void note_peak(struct vgpu_slot_device *device)
 /* Adds, then looks: true if the sum with the bytes in it is within the limit, else nothing is kept. */
 static bool try_add(struct vgpu_account *account, unsigned device, uint64_t bytes, uint64_t limit)
 {
-    add(&mine(account, device)->used_bytes, bytes);
+    if (bytes > limit) /* also keeps the word itself from wrapping */
+        return false;
+    add(&mine(account, device)->claim_bytes, bytes);
     if (vgpu_account_sum(account->usage, device) <= limit)
         return true;
-    subtract(&mine(account, device)->used_bytes, bytes);
+    subtract(&mine(account, device)->claim_bytes, bytes);
     return false;
 }
 
+/* A request that only claims of others are in the way of waits for them, lower slots less long: of
+ * several that could fit alone the first to look again alone is granted. */
 static bool reserve_slowly(struct vgpu_account *account, unsigned device, uint64_t bytes, uint64_t limit)
 {
-    for (int spin = 0; spin < SPINS_MAX; spin++) {
-        if (fits(vgpu_account_sum(account->usage, device), bytes, limit)) {
-            bool polite = spin < SPINS_POLITE && claims_below(account->usage, device, account->slot) > 0;
-            if (!polite && try_add(account, device, bytes, limit))
-                return true;
-        } else if (hopeless(account, device, bytes, bytes, limit)) {
+    for (uint32_t spin = 0; spin < SPINS_MAX; spin++) {
+        uint64_t settled;
+        uint64_t claimed;
+        sums(account->usage, device, &settled, &claimed);
+        if (settled > limit || bytes > limit - settled)
             return false;
-        }
-        sched_yield();
+        if (plus(settled, claimed) <= limit - bytes && try_add(account, device, bytes, limit))
+            return true;
+        for (uint32_t wait = 0; wait <= account->slot % 8; wait++)
+            sched_yield();
     }
     return false;
 }
 
 bool vgpu_account_reserve(struct vgpu_account *account, unsigned device, uint64_t bytes, uint64_t limit)
 {
-    struct vgpu_slot_device *own = mine(account, device);
-    bool granted = false;
-    bool fits_now = fits(vgpu_account_sum(account->usage, device), bytes, limit);
-    if (fits_now || !hopeless(account, device, bytes, 0, limit)) {
-        add(&own->claim_bytes, bytes);
-        granted = fits_now && try_add(account, device, bytes, limit);
-        if (!granted) {
-            pthread_mutex_lock(&account->slow);
-            granted = reserve_slowly(account, device, bytes, limit);
-            pthread_mutex_unlock(&account->slow);
-        }
-        subtract(&own->claim_bytes, bytes);
-    }
-    if (granted)
-        note_peak(own);
-    else
-        __atomic_fetch_add(&own->refusals_limit, 1, __ATOMIC_RELAXED);
+    if (try_add(account, device, bytes, limit))
+        return true;
+    pthread_mutex_lock(&account->slow);
+    bool granted = reserve_slowly(account, device, bytes, limit);
+    pthread_mutex_unlock(&account->slow);
     return granted;
+}
+
+void vgpu_account_settle(struct vgpu_account *account, unsigned device, uint64_t reserved, uint64_t kept)
+{
+    struct vgpu_slot_device *own = mine(account, device);
+    if (kept > 0) {
+        add(&own->used_bytes, kept); /* before the claim goes: never uncounted */
+        note_peak(own);
+    }
+    subtract(&own->claim_bytes, reserved);
+}
+
+void vgpu_account_add(struct vgpu_account *account, unsigned device, uint64_t bytes)
+{
+    add(&mine(account, device)->used_bytes, bytes);
+    note_peak(mine(account, device));
 }
 
 void vgpu_account_release(struct vgpu_account *account, unsigned device, uint64_t bytes)
@@ -141,18 +140,15 @@ void vgpu_account_release(struct vgpu_account *account, unsigned device, uint64_
     subtract(&mine(account, device)->used_bytes, bytes);
 }
 
-void vgpu_account_to_context(struct vgpu_account *account, unsigned device, uint64_t bytes)
+void vgpu_account_set_context(struct vgpu_account *account, unsigned device, uint64_t bytes)
 {
-    struct vgpu_slot_device *own = mine(account, device);
-    add(&own->claim_bytes, bytes); /* the bytes count twice for a moment: others must not refuse on that */
-    add(&own->context_bytes, bytes);
-    subtract(&own->used_bytes, bytes);
-    subtract(&own->claim_bytes, bytes);
+    __atomic_store_n(&mine(account, device)->context_bytes, bytes, __ATOMIC_SEQ_CST);
+    note_peak(mine(account, device));
 }
 
-void vgpu_account_drop_context(struct vgpu_account *account, unsigned device)
+void vgpu_account_refused(struct vgpu_account *account, unsigned device)
 {
-    __atomic_store_n(&mine(account, device)->context_bytes, 0, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&mine(account, device)->refusals_limit, 1, __ATOMIC_RELAXED);
 }
 
 void vgpu_account_card_full(struct vgpu_account *account, unsigned device)

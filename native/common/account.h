@@ -5,14 +5,15 @@
  * a device is the sum over all slots; so a process that is killed at any instruction takes its whole
  * share with it when its slot is cleared, and there is no lock that a dead holder can keep.
  *
+ * Bytes are claimed before the driver is entered and settled after it: a claim counts in the total, and
+ * what the driver made of it moves to used_bytes (in that order, so it is never uncounted).
+ *
  * Why the limit holds: a reservation first adds its bytes to its own slot and then sums all slots,
  * both sequentially consistent. Of any set of reservations that were granted, the one whose add came
  * last saw all the others in its sum, and that sum was within the limit.
  *
- * claim_bytes marks reservations that are in flight. It only decides who waits: a request that does
- * not fit because of bytes that may be taken back in a moment spins (bounded) instead of being
- * refused, and among requests in the slow path the lowest slot goes first, so that of several that
- * could fit alone one is granted.
+ * A request that does not fit beside what is settled is refused at once. One that only claims stand in
+ * the way of (they may be taken back in a moment) looks again, a bounded number of times.
  */
 #ifndef VGPU_ACCOUNT_H
 #define VGPU_ACCOUNT_H
@@ -30,22 +31,29 @@ struct vgpu_account {
     pthread_mutex_t slow;
 };
 
-/* Bytes used on a device by all slots, contexts included; saturates at UINT64_MAX. */
+/* Bytes used on a device by all slots, contexts and claims included; saturates at UINT64_MAX. */
 uint64_t vgpu_account_sum(const struct vgpu_usage *usage, unsigned device);
 
-/* Grants `bytes` on a device if the sum stays within `limit` bytes; counts a refusal otherwise. */
+/* The same without claims. */
+uint64_t vgpu_account_settled(const struct vgpu_usage *usage, unsigned device);
+
+/* Claims `bytes` on a device if the sum stays within `limit` bytes. */
 bool vgpu_account_reserve(struct vgpu_account *account, unsigned device, uint64_t bytes, uint64_t limit);
 
-/* Gives bytes back; never goes below zero. */
+/* Ends a claim of `reserved` bytes; `kept` bytes of it (0: none) stay as used. */
+void vgpu_account_settle(struct vgpu_account *account, unsigned device, uint64_t reserved, uint64_t kept);
+
+/* Counts bytes that the driver holds already, whatever the limit. */
+void vgpu_account_add(struct vgpu_account *account, unsigned device, uint64_t bytes);
+
+/* Gives used bytes back; never goes below zero. */
 void vgpu_account_release(struct vgpu_account *account, unsigned device, uint64_t bytes);
 
-/* Turns granted bytes into context bytes (contexts, modules, local memory). */
-void vgpu_account_to_context(struct vgpu_account *account, unsigned device, uint64_t bytes);
+/* What the driver itself takes in this process: contexts, modules, local memory, streams. */
+void vgpu_account_set_context(struct vgpu_account *account, unsigned device, uint64_t bytes);
 
-/* Gives back all context bytes of this process on a device. */
-void vgpu_account_drop_context(struct vgpu_account *account, unsigned device);
-
-/* The driver itself had no memory left for bytes that the limit allowed. */
+/* A request was refused: over the limit; or by the driver, for bytes that the limit allowed. */
+void vgpu_account_refused(struct vgpu_account *account, unsigned device);
 void vgpu_account_card_full(struct vgpu_account *account, unsigned device);
 
 #endif

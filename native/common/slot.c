@@ -2,20 +2,24 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdbool.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
+#define CONTEXT_WAIT_MS 2000
+#define CONTEXT_LOOK_MS 2
+
+static int set_lock_at(int fd, off_t offset, short type)
+{
+    struct flock lock = {.l_type = type, .l_whence = SEEK_SET, .l_start = offset, .l_len = 1};
+    return fcntl(fd, F_SETLK, &lock) == 0 ? 0 : -errno;
+}
+
 static int set_lock(int fd, uint32_t slot, short type)
 {
-    struct flock lock = {
-        .l_type = type,
-        .l_whence = SEEK_SET,
-        .l_start = (off_t)(offsetof(struct vgpu_usage, slots) + slot * sizeof(struct vgpu_slot)),
-        .l_len = 1,
-    };
-    return fcntl(fd, F_SETLK, &lock) == 0 ? 0 : -errno;
+    return set_lock_at(fd, (off_t)(offsetof(struct vgpu_usage, slots) + slot * sizeof(struct vgpu_slot)), type);
 }
 
 /* The owner word goes last when a slot is given up and last when it is taken, so that a body
@@ -82,4 +86,19 @@ int vgpu_slot_clear_dead(int fd, struct vgpu_usage *usage, uint32_t own)
         cleared++;
     }
     return cleared;
+}
+
+bool vgpu_slot_lock_contexts(int fd)
+{
+    for (int waited = 0; waited < CONTEXT_WAIT_MS; waited += CONTEXT_LOOK_MS) {
+        if (set_lock_at(fd, offsetof(struct vgpu_usage, context_mib), F_WRLCK) == 0)
+            return true;
+        poll(NULL, 0, CONTEXT_LOOK_MS);
+    }
+    return false;
+}
+
+void vgpu_slot_unlock_contexts(int fd)
+{
+    set_lock_at(fd, offsetof(struct vgpu_usage, context_mib), F_UNLCK);
 }

@@ -1,23 +1,25 @@
 /*
- * array.c: CUDA arrays. The driver says an array's size only after the fact and only for some kinds, so
- * it is worked out from the descriptor: rows of 64-byte sectors, eight rows to a block, as the
- * block-linear layout has it. Formats that are not listed count 16 bytes a texel, the largest there is.
+ * array.c: CUDA arrays. The driver does not say an array's size, so it is worked out from the descriptor:
+ * rows of 64-byte sectors in blocks of eight rows. A flat array is padded to the next power of two of such
+ * blocks, 128 rows at most; one with depth to 8 rows and 16 layers (held against NVML on an H200, driver
+ * 580). Formats that are not listed count 16 bytes a texel, the largest there is. Arrays of up to 1 MiB
+ * share the driver's pages without showing an address: what they take is learnt.
  */
 #include "charge.h"
+#include "device.h"
 #include "functions.h"
+#include "learn.h"
+#include "tenant.h"
 
 #define SECTOR_BYTES 64u
 #define BLOCK_ROWS 8u
+#define FLAT_ROWS_MAX 128u
+#define DEEP_LAYERS 16u
 #define LARGEST_TEXEL_BYTES 16u
 
 static uint64_t times(uint64_t a, uint64_t b)
 {
     return b != 0 && a > UINT64_MAX / b ? UINT64_MAX : a * b;
-}
-
-static uint64_t round_up(uint64_t value, uint64_t unit)
-{
-    return value > UINT64_MAX - unit ? UINT64_MAX : (value + unit - 1) / unit * unit;
 }
 
 static uint64_t texel_bytes(CUarray_format format, unsigned channels)
@@ -39,12 +41,22 @@ static uint64_t texel_bytes(CUarray_format format, unsigned channels)
     }
 }
 
-/* One level of an array, in bytes. A height or depth of 0 stands for a lower dimension. */
-static uint64_t level_bytes(uint64_t width, uint64_t height, uint64_t depth, uint64_t texel)
+static uint64_t block_rows(uint64_t height)
 {
-    uint64_t row = round_up(times(width, texel), SECTOR_BYTES);
-    uint64_t rows = height > 1 ? round_up(height, BLOCK_ROWS) : 1;
-    return times(times(row, rows), depth > 1 ? depth : 1);
+    uint64_t rows = BLOCK_ROWS;
+    while (rows < height && rows < FLAT_ROWS_MAX)
+        rows *= 2;
+    return rows;
+}
+
+/* One level of an array, in bytes. A height or depth of 0 stands for a lower dimension. */
+static uint64_t level_bytes(uint64_t width, uint64_t height, uint64_t depth, uint64_t texel, bool layered)
+{
+    uint64_t row = vgpu_round(times(width, texel), SECTOR_BYTES);
+    bool deep = depth > 1 && !layered;
+    uint64_t rows = vgpu_round(height > 0 ? height : 1, deep ? BLOCK_ROWS : block_rows(height));
+    uint64_t layers = deep ? vgpu_round(depth, DEEP_LAYERS) : depth > 0 ? depth : 1;
+    return times(times(row, rows), layers);
 }
 
 static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels)
@@ -58,7 +70,7 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned level
     if (shape->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
         return 0; /* address space only: its memory comes by cuMemCreate */
     for (unsigned level = 0; level < levels && width > 0; level++) {
-        uint64_t bytes = level_bytes(width, height, depth, texel);
+        uint64_t bytes = level_bytes(width, height, depth, texel, layered);
         sum = sum > UINT64_MAX - bytes ? UINT64_MAX : sum + bytes;
         if (width <= 1 && height <= 1 && (layered || depth <= 1))
             break; /* the driver makes no more levels than that */
@@ -80,10 +92,17 @@ static CUDA_ARRAY3D_DESCRIPTOR shape_3d(size_t width, size_t height, size_t dept
                                      .Flags = flags};
 }
 
-static CUresult settle(struct vgpu_charge *charge, CUresult result, enum vgpu_kind kind, void *const *handle)
+static CUresult settle(struct vgpu_charge *charge, CUresult result, enum vgpu_kind kind, uint64_t bytes,
+                       void *const *handle)
 {
     bool keep;
-    struct vgpu_entry entry = {.kind = kind};
+    struct vgpu_entry entry = {.kind = (uint8_t)kind};
+    int device = charge->device;
+    bool learns = charge->active && result == CUDA_SUCCESS && bytes <= VGPU_SHARED_MAX;
+    if (learns && vgpu_learn(device, charge->bytes)) {
+        vgpu_charge_undo(charge, CUDA_SUCCESS);
+        return CUDA_SUCCESS;
+    }
     if (charge->active && result == CUDA_SUCCESS) {
         entry.key = (uint64_t)(uintptr_t)*handle;
         entry.owner = vgpu_charge_context();
@@ -96,21 +115,33 @@ static CUresult settle(struct vgpu_charge *charge, CUresult result, enum vgpu_ki
     return result;
 }
 
+/* A small array's memory was learnt, so that it is gone must be learnt too. */
+static void look_after(bool taken, CUresult result)
+{
+    CUdevice device;
+    bool limited;
+    if (!taken && result == CUDA_SUCCESS && vgpu_tenant_enter(&limited) == CUDA_SUCCESS && limited &&
+        vgpu_device_current(&device) == CUDA_SUCCESS && vgpu_device_index(device) != VGPU_NOT_IN_LEASE)
+        vgpu_learn_later(vgpu_device_index(device));
+}
+
 /* The descriptor may be NULL: the driver says what it thinks of that. */
 #define ARRAY_CREATE(symbol, descriptor, depth, flags)                                               \
     VGPU_EXPORT CUresult symbol(CUarray *pHandle, const descriptor *pAllocateArray)                  \
     {                                                                                                \
         struct vgpu_charge charge = {.active = false};                                               \
         const descriptor *shape = pAllocateArray;                                                    \
+        uint64_t bytes = 0;                                                                          \
         if (shape != NULL) {                                                                         \
             CUDA_ARRAY3D_DESCRIPTOR full =                                                           \
                 shape_3d(shape->Width, shape->Height, depth, shape->Format, shape->NumChannels, flags); \
-            CUresult refused = vgpu_charge_current(&charge, array_bytes(&full, 1));                  \
+            bytes = array_bytes(&full, 1);                                                           \
+            CUresult refused = vgpu_charge_current(&charge, bytes);                                  \
             if (refused != CUDA_SUCCESS)                                                             \
                 return refused;                                                                      \
         }                                                                                            \
         CUresult result = CALL(symbol, pHandle, pAllocateArray);                                     \
-        return settle(&charge, result, VGPU_KIND_ARRAY, (void *const *)pHandle);                     \
+        return settle(&charge, result, VGPU_KIND_ARRAY, bytes, (void *const *)pHandle);              \
     }
 
 ARRAY_CREATE(cuArrayCreate, CUDA_ARRAY_DESCRIPTOR_v1, 0, 0)
@@ -122,29 +153,33 @@ VGPU_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *pHandle, const CUD
                                             unsigned int numMipmapLevels)
 {
     struct vgpu_charge charge = {.active = false};
+    uint64_t bytes = 0;
     if (pMipmappedArrayDesc != NULL) {
-        CUresult refused = vgpu_charge_current(&charge, array_bytes(pMipmappedArrayDesc, numMipmapLevels));
+        bytes = array_bytes(pMipmappedArrayDesc, numMipmapLevels);
+        CUresult refused = vgpu_charge_current(&charge, bytes);
         if (refused != CUDA_SUCCESS)
             return refused;
     }
     CUresult result = CALL(cuMipmappedArrayCreate, pHandle, pMipmappedArrayDesc, numMipmapLevels);
-    return settle(&charge, result, VGPU_KIND_MIPMAP, (void *const *)pHandle);
+    return settle(&charge, result, VGPU_KIND_MIPMAP, bytes, (void *const *)pHandle);
 }
 
 VGPU_EXPORT CUresult cuArrayDestroy(CUarray hArray)
 {
     struct vgpu_entry entry;
-    bool taken = vgpu_table_take(VGPU_KIND_ARRAY, (uint64_t)(uintptr_t)hArray, &entry);
+    bool taken = vgpu_charge_take(VGPU_KIND_ARRAY, (uint64_t)(uintptr_t)hArray, &entry);
     CUresult result = CALL(cuArrayDestroy, hArray);
     vgpu_charge_freed(&entry, taken, result);
+    look_after(taken, result);
     return result;
 }
 
 VGPU_EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray hMipmappedArray)
 {
     struct vgpu_entry entry;
-    bool taken = vgpu_table_take(VGPU_KIND_MIPMAP, (uint64_t)(uintptr_t)hMipmappedArray, &entry);
+    bool taken = vgpu_charge_take(VGPU_KIND_MIPMAP, (uint64_t)(uintptr_t)hMipmappedArray, &entry);
     CUresult result = CALL(cuMipmappedArrayDestroy, hMipmappedArray);
     vgpu_charge_freed(&entry, taken, result);
+    look_after(taken, result);
     return result;
 }

@@ -1,23 +1,50 @@
 #include "charge.h"
 
+#include <pthread.h>
+
 #include "device.h"
 #include "functions.h"
+#include "graph.h"
+#include "learn.h"
+#include "pool.h"
 #include "tenant.h"
 
-uint64_t vgpu_round(uint64_t bytes)
+static pthread_mutex_t pages = PTHREAD_MUTEX_INITIALIZER; /* guards the counts of shared pages */
+
+uint64_t vgpu_round(uint64_t bytes, uint64_t unit)
 {
-    return bytes > UINT64_MAX - VGPU_ROUND_BYTES ? UINT64_MAX
-                                                 : (bytes + VGPU_ROUND_BYTES - 1) & ~(uint64_t)(VGPU_ROUND_BYTES - 1);
+    return bytes > UINT64_MAX - unit ? UINT64_MAX / unit * unit : (bytes + unit - 1) / unit * unit;
 }
 
-/* With the arbiter away, memory of processes that died since is given back here, before a refusal. */
+/* Before a refusal: memory that this process's pools hold without need goes back, as the driver does it
+ * on a full card; with the arbiter away, that of processes that died. */
 static bool reserve(int device, uint64_t bytes)
 {
     struct vgpu_account *account = vgpu_tenant_account();
     unsigned d = (unsigned)device;
-    if (vgpu_account_reserve(account, d, bytes, vgpu_tenant_limit(d)))
+    uint64_t limit = vgpu_tenant_limit(d);
+    if (vgpu_account_reserve(account, d, bytes, limit))
         return true;
-    return vgpu_tenant_reclaim() && vgpu_account_reserve(account, d, bytes, vgpu_tenant_limit(d));
+    if (bytes <= limit && vgpu_pool_give_back(device) && vgpu_account_reserve(account, d, bytes, limit))
+        return true;
+    if (vgpu_tenant_reclaim() && vgpu_account_reserve(account, d, bytes, limit))
+        return true;
+    vgpu_account_refused(account, d);
+    return false;
+}
+
+CUresult vgpu_charge_index(struct vgpu_charge *charge, int index, uint64_t bytes)
+{
+    charge->active = false;
+    charge->device = index;
+    if (charge->device == VGPU_NOT_IN_LEASE)
+        return CUDA_ERROR_NOT_PERMITTED;
+    vgpu_learn_if_stale(index);
+    charge->bytes = vgpu_round(bytes, VGPU_PAGE_BYTES);
+    if (!reserve(charge->device, charge->bytes))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    charge->active = true;
+    return CUDA_SUCCESS;
 }
 
 CUresult vgpu_charge_device(struct vgpu_charge *charge, CUdevice device, uint64_t bytes)
@@ -27,22 +54,10 @@ CUresult vgpu_charge_device(struct vgpu_charge *charge, CUdevice device, uint64_
     CUresult result = vgpu_tenant_enter(&limited);
     if (result != CUDA_SUCCESS || !limited)
         return result;
-    charge->device = vgpu_device_index(device);
-    if (charge->device == VGPU_NOT_IN_LEASE)
-        return CUDA_ERROR_NOT_PERMITTED;
-    charge->bytes = vgpu_round(bytes);
-    if (!reserve(charge->device, charge->bytes))
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    charge->active = true;
-    return CUDA_SUCCESS;
+    return vgpu_charge_index(charge, vgpu_device_index(device), bytes);
 }
 
 CUresult vgpu_charge_current(struct vgpu_charge *charge, uint64_t bytes)
-{
-    return vgpu_charge_stream(charge, NULL, 0, bytes);
-}
-
-CUresult vgpu_charge_stream(struct vgpu_charge *charge, CUstream stream, int per_thread, uint64_t bytes)
 {
     CUdevice device;
     bool limited;
@@ -50,20 +65,20 @@ CUresult vgpu_charge_stream(struct vgpu_charge *charge, CUstream stream, int per
     CUresult result = vgpu_tenant_enter(&limited);
     if (result != CUDA_SUCCESS || !limited)
         return result;
-    if (vgpu_device_of_stream(stream, per_thread, &device) != CUDA_SUCCESS)
+    if (vgpu_device_current(&device) != CUDA_SUCCESS)
         return CUDA_SUCCESS;
-    return vgpu_charge_device(charge, device, bytes);
+    return vgpu_charge_index(charge, vgpu_device_index(device), bytes);
 }
 
 bool vgpu_charge_resize(struct vgpu_charge *charge, uint64_t bytes)
 {
-    uint64_t wanted = vgpu_round(bytes);
+    uint64_t wanted = vgpu_round(bytes, VGPU_PAGE_BYTES);
     if (!charge->active)
         return true;
     if (wanted > charge->bytes && !reserve(charge->device, wanted - charge->bytes))
         return false;
     if (wanted < charge->bytes)
-        vgpu_account_release(vgpu_tenant_account(), (unsigned)charge->device, charge->bytes - wanted);
+        vgpu_account_settle(vgpu_tenant_account(), (unsigned)charge->device, charge->bytes - wanted, 0);
     charge->bytes = wanted;
     return true;
 }
@@ -72,9 +87,17 @@ void vgpu_charge_undo(struct vgpu_charge *charge, CUresult result)
 {
     if (!charge->active)
         return;
-    vgpu_account_release(vgpu_tenant_account(), (unsigned)charge->device, charge->bytes);
+    vgpu_account_settle(vgpu_tenant_account(), (unsigned)charge->device, charge->bytes, 0);
     if (result == CUDA_ERROR_OUT_OF_MEMORY)
         vgpu_account_card_full(vgpu_tenant_account(), (unsigned)charge->device);
+    charge->active = false;
+}
+
+/* Settles a claim for `kept` bytes. */
+static void settle(struct vgpu_charge *charge, uint64_t kept)
+{
+    vgpu_account_settle(vgpu_tenant_account(), (unsigned)charge->device, charge->bytes, kept);
+    vgpu_learn_changed();
     charge->active = false;
 }
 
@@ -89,12 +112,66 @@ CUresult vgpu_charge_settle(struct vgpu_charge *charge, CUresult result, const s
     }
     struct vgpu_entry stored = *entry;
     stored.bytes = charge->bytes;
-    stored.device = charge->device;
-    if (vgpu_table_put(&stored))
-        return CUDA_SUCCESS;
-    vgpu_charge_undo(charge, CUDA_SUCCESS);
-    *keep = false;
-    return CUDA_ERROR_OUT_OF_MEMORY;
+    stored.device = (int8_t)charge->device;
+    *keep = vgpu_table_put(&stored);
+    settle(charge, *keep ? stored.bytes : 0);
+    return *keep ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* One more, or one less, small allocation in the page of `pointer`. Returns the bytes that the page
+ * then newly takes, or gives back; UINT64_MAX: no memory to remember it. */
+static uint64_t hold_page(uint64_t pointer, int device, void *owner)
+{
+    struct vgpu_entry page;
+    pthread_mutex_lock(&pages);
+    bool known = vgpu_table_get(VGPU_KIND_PAGE, pointer / VGPU_PAGE_BYTES, &page);
+    if (!known)
+        page = (struct vgpu_entry){.kind = VGPU_KIND_PAGE, .key = pointer / VGPU_PAGE_BYTES, .bytes = VGPU_PAGE_BYTES,
+                                   .owner = owner, .device = (int8_t)device};
+    page.count++;
+    bool stored = vgpu_table_put(&page);
+    pthread_mutex_unlock(&pages);
+    if (!stored)
+        return UINT64_MAX;
+    return known ? 0 : VGPU_PAGE_BYTES;
+}
+
+static uint64_t drop_page(uint64_t pointer)
+{
+    struct vgpu_entry page;
+    uint64_t freed = 0;
+    pthread_mutex_lock(&pages);
+    if (vgpu_table_take(VGPU_KIND_PAGE, pointer / VGPU_PAGE_BYTES, &page)) {
+        if (--page.count > 0)
+            vgpu_table_put(&page);
+        else
+            freed = page.bytes;
+    }
+    pthread_mutex_unlock(&pages);
+    return freed;
+}
+
+CUresult vgpu_charge_pointer(struct vgpu_charge *charge, CUresult result, enum vgpu_kind kind, uint64_t pointer,
+                             uint64_t bytes, bool *keep)
+{
+    struct vgpu_entry entry = {.kind = (uint8_t)kind, .key = pointer, .bytes = charge->bytes,
+                               .device = (int8_t)charge->device};
+    *keep = true;
+    if (!charge->active || result != CUDA_SUCCESS)
+        return vgpu_charge_settle(charge, result, &entry, keep);
+    uint64_t kept = charge->bytes;
+    entry.owner = vgpu_charge_context();
+    if (kind == VGPU_KIND_POINTER && bytes <= VGPU_SHARED_MAX) {
+        entry.bytes = bytes; /* below a page: the page carries the charge */
+        kept = hold_page(pointer, charge->device, entry.owner);
+    }
+    *keep = kept != UINT64_MAX && vgpu_table_put(&entry);
+    if (!*keep && kept != UINT64_MAX && entry.bytes < VGPU_PAGE_BYTES)
+        drop_page(pointer);
+    if (kind == VGPU_KIND_MANAGED && *keep)
+        vgpu_learn_unseen(charge->device, (int64_t)kept);
+    settle(charge, *keep ? kept : 0);
+    return *keep ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 void *vgpu_charge_context(void)
@@ -103,23 +180,46 @@ void *vgpu_charge_context(void)
     return CALL(cuCtxGetCurrent, &context) == CUDA_SUCCESS ? (void *)context : NULL;
 }
 
+bool vgpu_charge_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry)
+{
+    if (!vgpu_table_take(kind, key, entry))
+        return false;
+    vgpu_learn_free_begins();
+    return true;
+}
+
+static void give_back(const struct vgpu_entry *entry)
+{
+    uint64_t bytes = entry->bytes;
+    if (entry->kind == VGPU_KIND_POINTER && bytes < VGPU_PAGE_BYTES)
+        bytes = drop_page(entry->key);
+    if (entry->kind == VGPU_KIND_MANAGED)
+        vgpu_learn_unseen(entry->device, -(int64_t)bytes);
+    if (bytes > 0)
+        vgpu_account_release(vgpu_tenant_account(), (unsigned)entry->device, bytes);
+}
+
 void vgpu_charge_freed(const struct vgpu_entry *entry, bool taken, CUresult result)
 {
     if (!taken)
         return;
     if (result == CUDA_SUCCESS)
-        vgpu_account_release(vgpu_tenant_account(), (unsigned)entry->device, entry->bytes);
+        give_back(entry);
     else
         vgpu_table_put(entry);
+    vgpu_learn_free_ends();
 }
 
+/* Shared pages are entries of their own here, so small pointers give nothing back themselves. */
 static bool ends_with_context(const struct vgpu_entry *entry, void *context)
 {
-    bool ends = entry->owner == context && (entry->kind == VGPU_KIND_POINTER || entry->kind == VGPU_KIND_ARRAY ||
-                                            entry->kind == VGPU_KIND_MIPMAP);
-    if (ends)
+    if (entry->owner != context || entry->kind < VGPU_KIND_POINTER || entry->kind > VGPU_KIND_MIPMAP)
+        return false;
+    if (entry->kind == VGPU_KIND_MANAGED)
+        vgpu_learn_unseen(entry->device, -(int64_t)entry->bytes);
+    if (entry->kind != VGPU_KIND_POINTER || entry->bytes >= VGPU_PAGE_BYTES)
         vgpu_account_release(vgpu_tenant_account(), (unsigned)entry->device, entry->bytes);
-    return ends;
+    return true;
 }
 
 void vgpu_charge_end_context(CUcontext context)
@@ -130,5 +230,9 @@ void vgpu_charge_end_context(CUcontext context)
 
 void vgpu_charge_reset(void)
 {
+    pthread_mutex_init(&pages, NULL);
     vgpu_table_reset();
+    vgpu_pool_reset();
+    vgpu_graph_reset();
+    vgpu_learn_reset();
 }

@@ -19,24 +19,28 @@ struct vgpu_charge {
     uint64_t bytes;
 };
 
-/* Bytes that one allocation takes at least: the driver's alignment of every pointer that it returns. */
-#define VGPU_ROUND_BYTES 512u
-uint64_t vgpu_round(uint64_t bytes);
+/* The driver takes memory from the card in pages of 2 MiB. A request above 1 MiB has pages of its own;
+ * smaller ones share a page, which goes back with the last of them (measured on an H200, driver 580). */
+#define VGPU_PAGE_BYTES (2u << 20)
+#define VGPU_SHARED_MAX (1u << 20)
+uint64_t vgpu_round(uint64_t bytes, uint64_t unit);
 
 /*
- * Reserves rounded `bytes` on a CUDA device, on the current context's, or on a stream's. Returns
- * CUDA_SUCCESS; CUDA_ERROR_OUT_OF_MEMORY over the limit (the driver is not entered);
- * CUDA_ERROR_NOT_PERMITTED for a device that is not in the lease; or an error of vgpu_tenant_enter. If the
- * device cannot be told (no current context), nothing is charged and the driver will say so.
+ * Claims `bytes` in whole pages on a CUDA device, or on the current context's. Returns CUDA_SUCCESS;
+ * CUDA_ERROR_OUT_OF_MEMORY over the limit (the driver is not entered); CUDA_ERROR_NOT_PERMITTED for a
+ * device that is not in the lease; or an error of vgpu_tenant_enter. If the device cannot be told (no
+ * current context), nothing is charged and the driver will say so.
  */
 CUresult vgpu_charge_device(struct vgpu_charge *charge, CUdevice device, uint64_t bytes);
 CUresult vgpu_charge_current(struct vgpu_charge *charge, uint64_t bytes);
-CUresult vgpu_charge_stream(struct vgpu_charge *charge, CUstream stream, int per_thread, uint64_t bytes);
+
+/* As vgpu_charge_device for an index in the lease, after vgpu_tenant_enter said limited. */
+CUresult vgpu_charge_index(struct vgpu_charge *charge, int index, uint64_t bytes);
 
 /* Makes an active charge larger or smaller; false (and the old size) if the limit is in the way. */
 bool vgpu_charge_resize(struct vgpu_charge *charge, uint64_t bytes);
 
-/* Gives the reservation back; counts a full card if that is what the driver said. */
+/* Gives the claim back; counts a full card if that is what the driver said. */
 void vgpu_charge_undo(struct vgpu_charge *charge, CUresult result);
 
 /*
@@ -46,10 +50,15 @@ void vgpu_charge_undo(struct vgpu_charge *charge, CUresult result);
  */
 CUresult vgpu_charge_settle(struct vgpu_charge *charge, CUresult result, const struct vgpu_entry *entry, bool *keep);
 
+/* The same for memory at `pointer` in the current context, of `bytes` as asked for. */
+CUresult vgpu_charge_pointer(struct vgpu_charge *charge, CUresult result, enum vgpu_kind kind, uint64_t pointer,
+                             uint64_t bytes, bool *keep);
+
 /* The current context as an entry's owner. */
 void *vgpu_charge_context(void);
 
-/* After the driver freed (or refused to free) what `entry` stood for. */
+/* Around the driver's freeing of what the table knows: takes the entry, and settles with the answer. */
+bool vgpu_charge_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry);
 void vgpu_charge_freed(const struct vgpu_entry *entry, bool taken, CUresult result);
 
 /* A context ended: what was allocated in it is gone. */

@@ -1,10 +1,10 @@
 /*
- * context.c: contexts take device memory that no call names (about 520 MiB on an H200). What NVML says
- * the process holds beyond what it asked for, just after a context came to be, is charged as context
- * bytes. Where NVML cannot say (a missing library, a figure it does not have), nothing is charged.
+ * context.c: contexts take device memory that no call names (518 MiB on an H200). What NVML says the
+ * process holds beyond what it asked for, just after a context came to be, is charged as context bytes.
  *
- * Before the driver is entered, the largest figure that a process of this lease has learnt is reserved,
- * so that a second process's context does not pass the limit even for the moment until it is measured.
+ * Before the driver is entered, what a context took in this lease before is claimed. While no process has
+ * learnt that yet they come one after another, so that the limit is passed by one context at most, which
+ * is then taken down again.
  */
 #include <pthread.h>
 #include <string.h>
@@ -13,7 +13,8 @@
 #include "context.h"
 #include "device.h"
 #include "functions.h"
-#include "process_memory.h"
+#include "learn.h"
+#include "pool.h"
 #include "tenant.h"
 
 struct device_contexts {
@@ -31,51 +32,70 @@ void vgpu_context_reset(void)
     pthread_mutex_init(&creation, NULL);
 }
 
+/* What a context takes on the device, as a process of this lease found; 0: nobody has yet. */
 static uint64_t learnt(unsigned device)
 {
-    const struct vgpu_usage *usage = vgpu_tenant_account()->usage;
-    uint64_t most = 0;
-    for (uint32_t i = 0; i < VGPU_MAX_SLOTS; i++) {
-        uint64_t bytes = __atomic_load_n(&usage->slots[i].devices[device].context_bytes, __ATOMIC_RELAXED);
-        most = bytes > most ? bytes : most;
-    }
-    return most;
+    return (uint64_t)__atomic_load_n(&vgpu_tenant_account()->usage->context_mib[device], __ATOMIC_RELAXED) << 20;
 }
 
-/* What this process has been charged on the device, contexts included. */
-static uint64_t charged(unsigned device)
+static void note_learnt(unsigned device, uint64_t bytes)
+{
+    uint64_t mib = (bytes + (1u << 20) - 1) >> 20;
+    if (bytes > 0 && mib <= UINT32_MAX)
+        __atomic_store_n(&vgpu_tenant_account()->usage->context_mib[device], (uint32_t)mib, __ATOMIC_RELAXED);
+}
+
+static uint64_t context_bytes(unsigned device)
 {
     const struct vgpu_account *account = vgpu_tenant_account();
-    const struct vgpu_slot_device *own = &account->usage->slots[account->slot].devices[device];
-    return __atomic_load_n(&own->used_bytes, __ATOMIC_SEQ_CST) +
-           __atomic_load_n(&own->context_bytes, __ATOMIC_SEQ_CST);
+    return __atomic_load_n(&account->usage->slots[account->slot].devices[device].context_bytes, __ATOMIC_SEQ_CST);
 }
 
-/* Reserves for one more context. Called with `creation` held. */
-static CUresult begin(struct vgpu_charge *charge, CUdevice device)
+/* One context that is about to be made. */
+struct creation {
+    struct vgpu_charge charge;
+    uint64_t before; /* context bytes of this process until then */
+    bool alone;      /* holds the lease's lock: the first context of all */
+};
+
+/* Claims for one more context. Called with `creation` held. */
+static CUresult begin(struct creation *made, CUdevice device)
 {
-    CUresult result = vgpu_charge_device(charge, device, 0);
-    if (result != CUDA_SUCCESS || !charge->active)
+    bool limited;
+    *made = (struct creation){.charge.active = false};
+    CUresult result = vgpu_tenant_enter(&limited);
+    if (result != CUDA_SUCCESS || !limited)
         return result;
-    if (contexts[charge->device].live == 0 && !vgpu_charge_resize(charge, learnt((unsigned)charge->device))) {
-        vgpu_charge_undo(charge, CUDA_SUCCESS);
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    return CUDA_SUCCESS;
+    int index = vgpu_device_index(device);
+    if (index == VGPU_NOT_IN_LEASE)
+        return CUDA_ERROR_NOT_PERMITTED;
+    if (learnt((unsigned)index) == 0)
+        made->alone = vgpu_tenant_lock_contexts();
+    result = vgpu_charge_index(&made->charge, index, learnt((unsigned)index));
+    made->before = context_bytes((unsigned)index);
+    if (result != CUDA_SUCCESS && made->alone)
+        vgpu_tenant_unlock_contexts();
+    return result;
 }
 
-/* Settles for what the new context really takes; false: that passes the limit, so it must go again. */
-static bool measure(struct vgpu_charge *charge)
+/* Settles for what the new context really takes; false: that passes the limit, so it must go again. Where
+ * nothing can be learnt, what others have learnt stands in. */
+static bool measure(struct creation *made)
 {
+    struct vgpu_charge *charge = &made->charge;
     unsigned device = (unsigned)charge->device;
-    uint64_t held;
-    if (vgpu_process_memory(vgpu_tenant_uuid(device), &held)) {
-        uint64_t before = charged(device) - charge->bytes;
-        if (!vgpu_charge_resize(charge, held > before ? held - before : 0))
-            return false;
-    }
-    vgpu_account_to_context(vgpu_tenant_account(), device, charge->bytes);
-    return true;
+    if (vgpu_learn(charge->device, charge->bytes))
+        note_learnt(device, context_bytes(device) > made->before ? context_bytes(device) - made->before : 0);
+    else
+        vgpu_account_set_context(vgpu_tenant_account(), device, context_bytes(device) + charge->bytes);
+    vgpu_charge_undo(charge, CUDA_SUCCESS);
+    return vgpu_learn_within_limit((int)device);
+}
+
+static void done(const struct creation *made)
+{
+    if (made->alone)
+        vgpu_tenant_unlock_contexts();
 }
 
 static void ended(int device, CUcontext context)
@@ -83,35 +103,39 @@ static void ended(int device, CUcontext context)
     vgpu_charge_end_context(context);
     if (contexts[device].live > 0)
         contexts[device].live--;
+    vgpu_pool_settle_all(device);
     if (contexts[device].live == 0)
-        vgpu_account_drop_context(vgpu_tenant_account(), (unsigned)device);
+        vgpu_account_set_context(vgpu_tenant_account(), (unsigned)device, 0);
+    vgpu_learn_changed();
+    vgpu_learn_later(device);
 }
 
 /* After the driver's answer to a context's creation. Called with `creation` held. */
-static CUresult finish(struct vgpu_charge *charge, CUresult result, const CUcontext *context)
+static CUresult finish(struct creation *made, CUresult result, const CUcontext *context)
 {
-    if (!charge->active)
+    int device = made->charge.device;
+    if (!made->charge.active)
         return result;
     if (result != CUDA_SUCCESS) {
-        vgpu_charge_undo(charge, result);
-        return result;
-    }
-    if (!measure(charge)) {
+        vgpu_charge_undo(&made->charge, result);
+    } else if (!measure(made)) {
         CALL(cuCtxDestroy_v2, *context);
-        vgpu_charge_undo(charge, CUDA_SUCCESS);
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        vgpu_account_set_context(vgpu_tenant_account(), (unsigned)device, made->before);
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    } else {
+        contexts[device].live++;
     }
-    contexts[charge->device].live++;
+    done(made);
     return result;
 }
 
 #define CREATE_BODY(symbol, ...)                     \
     do {                                             \
-        struct vgpu_charge charge;                   \
+        struct creation made;                        \
         pthread_mutex_lock(&creation);               \
-        CUresult result = begin(&charge, dev);       \
+        CUresult result = begin(&made, dev);         \
         if (result == CUDA_SUCCESS)                  \
-            result = finish(&charge, CALL(symbol, __VA_ARGS__), pctx); \
+            result = finish(&made, CALL(symbol, __VA_ARGS__), pctx); \
         pthread_mutex_unlock(&creation);             \
         return result;                               \
     } while (0)
@@ -178,27 +202,30 @@ static CUresult retain_more(struct device_contexts *known, CUcontext *pctx, CUde
     return result;
 }
 
-static CUresult retain_first(struct vgpu_charge *charge, CUcontext *pctx, CUdevice dev)
+static CUresult retain_first(struct creation *made, CUcontext *pctx, CUdevice dev)
 {
     CUresult result = CALL(cuDevicePrimaryCtxRetain, pctx, dev);
-    if (!charge->active)
+    struct device_contexts *known = &contexts[made->charge.device];
+    if (!made->charge.active)
         return result;
-    if (result != CUDA_SUCCESS || !measure(charge)) {
-        if (result == CUDA_SUCCESS)
-            CALL(cuDevicePrimaryCtxRelease_v2, dev);
-        vgpu_charge_undo(charge, result);
-        return result != CUDA_SUCCESS ? result : CUDA_ERROR_OUT_OF_MEMORY;
+    if (result != CUDA_SUCCESS) {
+        vgpu_charge_undo(&made->charge, result);
+    } else if (!measure(made)) {
+        CALL(cuDevicePrimaryCtxRelease_v2, dev);
+        vgpu_account_set_context(vgpu_tenant_account(), (unsigned)made->charge.device, made->before);
+        result = CUDA_ERROR_OUT_OF_MEMORY;
+    } else {
+        known->live++;
+        known->primary = *pctx;
+        known->primary_refs++;
     }
-    struct device_contexts *known = &contexts[charge->device];
-    known->live++;
-    known->primary = *pctx;
-    known->primary_refs++;
-    return CUDA_SUCCESS;
+    done(made);
+    return result;
 }
 
 VGPU_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
 {
-    struct vgpu_charge charge;
+    struct creation made;
     bool limited;
     CUresult result = vgpu_tenant_enter(&limited);
     if (result != CUDA_SUCCESS)
@@ -208,9 +235,9 @@ VGPU_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
     if (device != VGPU_NOT_IN_LEASE && contexts[device].primary != NULL) {
         result = retain_more(&contexts[device], pctx, dev);
     } else {
-        result = begin(&charge, dev);
+        result = begin(&made, dev);
         if (result == CUDA_SUCCESS)
-            result = retain_first(&charge, pctx, dev);
+            result = retain_first(&made, pctx, dev);
     }
     pthread_mutex_unlock(&creation);
     return result;

@@ -42,6 +42,19 @@ int vgpu_device_index(CUdevice device)
     return known >= FIRST ? known - FIRST : VGPU_NOT_IN_LEASE;
 }
 
+/* The process sees one device only: nobody has to be asked which one. */
+static bool single(void)
+{
+    static int known; /* 0: not asked; 1: several; 2: one */
+    int count = 0;
+    int now = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (now == 0 && CALL(cuDeviceGetCount, &count) == CUDA_SUCCESS) {
+        now = count == 1 ? 2 : 1;
+        __atomic_store_n(&known, now, __ATOMIC_RELAXED);
+    }
+    return now == 2;
+}
+
 CUresult vgpu_device_current(CUdevice *device)
 {
     return CALL(cuCtxGetDevice, device);
@@ -64,6 +77,9 @@ CUresult vgpu_device_of_context(CUcontext context, CUdevice *device)
 CUresult vgpu_device_of_stream(CUstream stream, int per_thread, CUdevice *device)
 {
     CUcontext context = NULL;
+    *device = 0;
+    if (single())
+        return CUDA_SUCCESS;
     if (stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD)
         return vgpu_device_current(device);
     CUresult result = per_thread ? CALL(cuStreamGetCtx_ptsz, stream, &context) : CALL(cuStreamGetCtx, stream, &context);

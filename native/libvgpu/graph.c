@@ -1,34 +1,156 @@
-/* graph.c: memory allocation nodes, refused in this version (see hooks.def). */
+#include "graph.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "capture.h"
+#include "device.h"
 #include "functions.h"
+#include "learn.h"
+#include "pool.h"
 #include "tenant.h"
 
-static CUresult refusal(bool allocates)
+#define DEPTH_MAX 64 /* child graphs in child graphs */
+
+static uint32_t any_memory;  /* a graph of this process may allocate */
+static uint32_t trims;       /* a graph whose memory was given back adds it again */
+static uint64_t charged[VGPU_MAX_DEVICES];
+static CUdevice ordinals[VGPU_MAX_DEVICES]; /* plus 1; 0: no graph has allocated there */
+static pthread_mutex_t settling = PTHREAD_MUTEX_INITIALIZER;
+
+bool vgpu_graph_captures(CUstream stream, int per_thread)
 {
-    bool limited;
-    CUresult result = vgpu_tenant_enter(&limited);
-    return result == CUDA_SUCCESS && limited && allocates ? CUDA_ERROR_NOT_SUPPORTED : result;
+    if (!vgpu_capture_on(stream, per_thread))
+        return false;
+    __atomic_store_n(&any_memory, 1, __ATOMIC_RELAXED);
+    return true;
 }
 
-static bool allocates(const CUgraphNodeParams *parameters)
+bool vgpu_graph_settle(int device)
 {
-    return parameters != NULL && parameters->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC;
+    cuuint64_t held = 0;
+    CUdevice ordinal = __atomic_load_n(&ordinals[device], __ATOMIC_RELAXED) - 1;
+    if (ordinal < 0)
+        return true;
+    pthread_mutex_lock(&settling);
+    uint64_t before = charged[device];
+    if (CALL(cuDeviceGetGraphMemAttribute, ordinal, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, &held) != CUDA_SUCCESS)
+        held = before;
+    if (held > before)
+        vgpu_account_add(vgpu_tenant_account(), (unsigned)device, held - before);
+    else if (held < before)
+        vgpu_account_release(vgpu_tenant_account(), (unsigned)device, before - held);
+    charged[device] = held;
+    pthread_mutex_unlock(&settling);
+    if (held != before)
+        vgpu_learn_changed();
+    return held == before;
+}
+
+/* What one allocation node can add, and where. */
+static void add_node(CUgraphNode node, struct vgpu_entry *need)
+{
+    CUDA_MEM_ALLOC_NODE_PARAMS parameters;
+    if (CALL(cuGraphMemAllocNodeGetParams, node, &parameters) != CUDA_SUCCESS ||
+        parameters.poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return;
+    int device = vgpu_device_index(parameters.poolProps.location.id);
+    if (device == VGPU_NOT_IN_LEASE)
+        return;
+    ordinals[device] = parameters.poolProps.location.id + 1;
+    need->device = (int8_t)device;
+    need->bytes += vgpu_round(parameters.bytesize, VGPU_POOL_GRAIN);
+}
+
+static void add_graph(CUgraph graph, struct vgpu_entry *need, int depth)
+{
+    size_t count = 0;
+    if (depth > DEPTH_MAX || CALL(cuGraphGetNodes, graph, NULL, &count) != CUDA_SUCCESS || count == 0)
+        return;
+    CUgraphNode *nodes = calloc(count, sizeof(*nodes));
+    if (nodes == NULL || CALL(cuGraphGetNodes, graph, nodes, &count) != CUDA_SUCCESS)
+        count = 0;
+    for (size_t i = 0; i < count; i++) {
+        CUgraphNodeType type;
+        CUgraph child;
+        if (CALL(cuGraphNodeGetType, nodes[i], &type) != CUDA_SUCCESS)
+            continue;
+        if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+            add_node(nodes[i], need);
+        else if (type == CU_GRAPH_NODE_TYPE_GRAPH && CALL(cuGraphChildGraphNodeGetGraph, nodes[i], &child) == CUDA_SUCCESS)
+            add_graph(child, need, depth + 1);
+    }
+    free(nodes);
+}
+
+/* Remembers what an executable graph can add. Its memory may lie on several devices: all of it counts
+ * where the last node's is. */
+static CUresult instantiated(CUresult result, const CUgraphExec *exec, CUgraph graph)
+{
+    struct vgpu_entry need = {.kind = VGPU_KIND_GRAPH, .count = UINT32_MAX};
+    bool limited;
+    if (result != CUDA_SUCCESS || __atomic_load_n(&any_memory, __ATOMIC_RELAXED) == 0 ||
+        vgpu_tenant_enter(&limited) != CUDA_SUCCESS || !limited)
+        return result;
+    add_graph(graph, &need, 0);
+    need.key = (uint64_t)(uintptr_t)*exec;
+    if (need.bytes > 0)
+        vgpu_table_put(&need);
+    return result;
+}
+
+CUresult vgpu_graph_begin(struct vgpu_charge *charge, CUgraphExec exec)
+{
+    struct vgpu_entry need;
+    charge->active = false;
+    if (__atomic_load_n(&any_memory, __ATOMIC_RELAXED) == 0 ||
+        !vgpu_table_get(VGPU_KIND_GRAPH, (uint64_t)(uintptr_t)exec, &need))
+        return CUDA_SUCCESS;
+    bool resident = need.count == __atomic_load_n(&trims, __ATOMIC_RELAXED);
+    return vgpu_charge_index(charge, need.device, resident ? 0 : need.bytes);
+}
+
+CUresult vgpu_graph_end(struct vgpu_charge *charge, CUgraphExec exec, CUresult result)
+{
+    struct vgpu_entry need;
+    if (!charge->active)
+        return result;
+    vgpu_graph_settle(charge->device);
+    uint32_t now = __atomic_load_n(&trims, __ATOMIC_RELAXED);
+    if (result == CUDA_SUCCESS && vgpu_table_take(VGPU_KIND_GRAPH, (uint64_t)(uintptr_t)exec, &need)) {
+        need.count = now;
+        vgpu_table_put(&need);
+    }
+    vgpu_charge_undo(charge, result);
+    return result;
+}
+
+void vgpu_graph_reset(void)
+{
+    pthread_mutex_init(&settling, NULL);
+    memset(charged, 0, sizeof(charged));
+    memset(ordinals, 0, sizeof(ordinals));
+    any_memory = 0;
+}
+
+static void note_memory_node(const CUgraphNodeParams *parameters)
+{
+    if (parameters != NULL && parameters->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+        __atomic_store_n(&any_memory, 1, __ATOMIC_RELAXED);
 }
 
 VGPU_EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,
                                             size_t numDependencies, CUDA_MEM_ALLOC_NODE_PARAMS *nodeParams)
 {
-    CUresult refused = refusal(true);
-    if (refused != CUDA_SUCCESS)
-        return refused;
+    __atomic_store_n(&any_memory, 1, __ATOMIC_RELAXED);
     return CALL(cuGraphAddMemAllocNode, phGraphNode, hGraph, dependencies, numDependencies, nodeParams);
 }
 
 VGPU_EXPORT CUresult cuGraphAddNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,
                                     size_t numDependencies, CUgraphNodeParams *nodeParams)
 {
-    CUresult refused = refusal(allocates(nodeParams));
-    if (refused != CUDA_SUCCESS)
-        return refused;
+    note_memory_node(nodeParams);
     return CALL(cuGraphAddNode, phGraphNode, hGraph, dependencies, numDependencies, nodeParams);
 }
 
@@ -36,8 +158,69 @@ VGPU_EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph,
                                        const CUgraphEdgeData *dependencyData, size_t numDependencies,
                                        CUgraphNodeParams *nodeParams)
 {
-    CUresult refused = refusal(allocates(nodeParams));
-    if (refused != CUDA_SUCCESS)
-        return refused;
+    note_memory_node(nodeParams);
     return CALL(cuGraphAddNode_v2, phGraphNode, hGraph, dependencies, dependencyData, numDependencies, nodeParams);
+}
+
+VGPU_EXPORT CUresult cuGraphInstantiate(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode,
+                                        char *logBuffer, size_t bufferSize)
+{
+    return instantiated(CALL(cuGraphInstantiate, phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize), phGraphExec,
+                        hGraph);
+}
+
+VGPU_EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode,
+                                           char *logBuffer, size_t bufferSize)
+{
+    return instantiated(CALL(cuGraphInstantiate_v2, phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize),
+                        phGraphExec, hGraph);
+}
+
+VGPU_EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *phGraphExec, CUgraph hGraph, unsigned long long flags)
+{
+    return instantiated(CALL(cuGraphInstantiateWithFlags, phGraphExec, hGraph, flags), phGraphExec, hGraph);
+}
+
+/* May upload, and so allocate, at once: then the memory is found after the fact. */
+#define INSTANTIATE_WITH_PARAMS(symbol)                                                                       \
+    VGPU_EXPORT CUresult symbol(CUgraphExec *phGraphExec, CUgraph hGraph, CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams) \
+    {                                                                                                         \
+        CUresult result = instantiated(CALL(symbol, phGraphExec, hGraph, instantiateParams), phGraphExec, hGraph); \
+        for (int d = 0; result == CUDA_SUCCESS && d < (int)VGPU_MAX_DEVICES; d++)                             \
+            vgpu_graph_settle(d);                                                                             \
+        return result;                                                                                        \
+    }
+
+INSTANTIATE_WITH_PARAMS(cuGraphInstantiateWithParams)
+INSTANTIATE_WITH_PARAMS(cuGraphInstantiateWithParams_ptsz)
+
+VGPU_EXPORT CUresult cuGraphExecDestroy(CUgraphExec hGraphExec)
+{
+    struct vgpu_entry need;
+    if (__atomic_load_n(&any_memory, __ATOMIC_RELAXED) != 0)
+        vgpu_table_take(VGPU_KIND_GRAPH, (uint64_t)(uintptr_t)hGraphExec, &need);
+    return CALL(cuGraphExecDestroy, hGraphExec);
+}
+
+#define UPLOAD(symbol)                                                                \
+    VGPU_EXPORT CUresult symbol(CUgraphExec hGraphExec, CUstream hStream)             \
+    {                                                                                 \
+        struct vgpu_charge charge;                                                    \
+        CUresult result = vgpu_graph_begin(&charge, hGraphExec);                      \
+        if (result != CUDA_SUCCESS)                                                   \
+            return result;                                                            \
+        return vgpu_graph_end(&charge, hGraphExec, CALL(symbol, hGraphExec, hStream)); \
+    }
+
+UPLOAD(cuGraphUpload)
+UPLOAD(cuGraphUpload_ptsz)
+
+VGPU_EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
+{
+    bool limited;
+    __atomic_fetch_add(&trims, 1, __ATOMIC_RELAXED);
+    CUresult result = CALL(cuDeviceGraphMemTrim, device);
+    if (vgpu_tenant_enter(&limited) == CUDA_SUCCESS && limited && vgpu_device_index(device) != VGPU_NOT_IN_LEASE)
+        vgpu_graph_settle(vgpu_device_index(device));
+    return result;
 }

@@ -3,7 +3,7 @@
 #include "functions.h"
 
 /* The first version of these calls has 32-bit pointers and sizes; both are one shape otherwise. */
-#define ALLOC_BODY(symbol, free_symbol, pointer, bytes, ...)                                     \
+#define ALLOC_BODY(symbol, free_symbol, kind, pointer, bytes, ...)                               \
     do {                                                                                         \
         struct vgpu_charge charge;                                                               \
         bool keep;                                                                               \
@@ -11,12 +11,7 @@
         if (result != CUDA_SUCCESS)                                                              \
             return result;                                                                       \
         result = CALL(symbol, __VA_ARGS__);                                                      \
-        struct vgpu_entry entry = {.kind = VGPU_KIND_POINTER};                                   \
-        if (charge.active && result == CUDA_SUCCESS) {                                           \
-            entry.key = *(pointer);                                                              \
-            entry.owner = vgpu_charge_context();                                                 \
-        }                                                                                        \
-        result = vgpu_charge_settle(&charge, result, &entry, &keep);                             \
+        result = vgpu_charge_pointer(&charge, result, kind, result == CUDA_SUCCESS ? *(pointer) : 0, bytes, &keep); \
         if (!keep)                                                                               \
             CALL(free_symbol, *(pointer));                                                       \
         return result;                                                                           \
@@ -24,17 +19,17 @@
 
 VGPU_EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytesize)
 {
-    ALLOC_BODY(cuMemAlloc, cuMemFree, dptr, bytesize, dptr, bytesize);
+    ALLOC_BODY(cuMemAlloc, cuMemFree, VGPU_KIND_POINTER, dptr, bytesize, dptr, bytesize);
 }
 
 VGPU_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
 {
-    ALLOC_BODY(cuMemAlloc_v2, cuMemFree_v2, dptr, bytesize, dptr, bytesize);
+    ALLOC_BODY(cuMemAlloc_v2, cuMemFree_v2, VGPU_KIND_POINTER, dptr, bytesize, dptr, bytesize);
 }
 
 VGPU_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
 {
-    ALLOC_BODY(cuMemAllocManaged, cuMemFree_v2, dptr, bytesize, dptr, bytesize, flags);
+    ALLOC_BODY(cuMemAllocManaged, cuMemFree_v2, VGPU_KIND_MANAGED, dptr, bytesize, dptr, bytesize, flags);
 }
 
 /* The driver chooses the pitch: a guess at its alignment is reserved, the difference settled after. */
@@ -45,31 +40,21 @@ static uint64_t times(uint64_t a, uint64_t b)
     return b != 0 && a > UINT64_MAX / b ? UINT64_MAX : a * b;
 }
 
-static uint64_t pitch_guess(uint64_t width)
-{
-    return width > UINT64_MAX - PITCH_GUESS_BYTES ? UINT64_MAX
-                                                  : (width + PITCH_GUESS_BYTES - 1) / PITCH_GUESS_BYTES * PITCH_GUESS_BYTES;
-}
-
 #define PITCH_BODY(symbol, free_symbol)                                                          \
     do {                                                                                         \
         struct vgpu_charge charge;                                                               \
         bool keep;                                                                               \
-        CUresult result = vgpu_charge_current(&charge, times(pitch_guess(WidthInBytes), Height)); \
+        CUresult result = vgpu_charge_current(&charge, times(vgpu_round(WidthInBytes, PITCH_GUESS_BYTES), Height)); \
         if (result != CUDA_SUCCESS)                                                              \
             return result;                                                                       \
         result = CALL(symbol, dptr, pPitch, WidthInBytes, Height, ElementSizeBytes);             \
-        struct vgpu_entry entry = {.kind = VGPU_KIND_POINTER};                                   \
-        if (charge.active && result == CUDA_SUCCESS) {                                           \
-            entry.key = *dptr;                                                                   \
-            entry.owner = vgpu_charge_context();                                                 \
-            if (!vgpu_charge_resize(&charge, times(*pPitch, Height))) {                          \
-                CALL(free_symbol, *dptr);                                                        \
-                vgpu_charge_undo(&charge, CUDA_SUCCESS);                                         \
-                return CUDA_ERROR_OUT_OF_MEMORY;                                                 \
-            }                                                                                    \
+        uint64_t bytes = charge.active && result == CUDA_SUCCESS ? times(*pPitch, Height) : 0;  \
+        if (bytes > 0 && !vgpu_charge_resize(&charge, bytes)) {                                  \
+            CALL(free_symbol, *dptr);                                                            \
+            vgpu_charge_undo(&charge, CUDA_SUCCESS);                                             \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                     \
         }                                                                                        \
-        result = vgpu_charge_settle(&charge, result, &entry, &keep);                             \
+        result = vgpu_charge_pointer(&charge, result, VGPU_KIND_POINTER, bytes > 0 ? *dptr : 0, bytes, &keep); \
         if (!keep)                                                                               \
             CALL(free_symbol, *dptr);                                                            \
         return result;                                                                           \
@@ -87,11 +72,9 @@ VGPU_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_
     PITCH_BODY(cuMemAllocPitch_v2, cuMemFree_v2);
 }
 
-/* cuMemFree also takes what cuMemAllocAsync gave. */
 static bool take_pointer(uint64_t pointer, struct vgpu_entry *entry)
 {
-    return vgpu_table_take(VGPU_KIND_POINTER, pointer, entry) ||
-           vgpu_table_take(VGPU_KIND_STREAM_POINTER, pointer, entry);
+    return vgpu_charge_take(VGPU_KIND_POINTER, pointer, entry) || vgpu_charge_take(VGPU_KIND_MANAGED, pointer, entry);
 }
 
 VGPU_EXPORT CUresult cuMemFree(CUdeviceptr_v1 dptr)

@@ -1,75 +1,221 @@
 /*
- * pool.c: stream-ordered allocations and memory pools. First cut: the requests are charged, from the
- * call to the enqueued free. What a pool holds beyond live requests (its release threshold, rounding to
- * its blocks, a free that has not run yet) is not; hooks.def lists that as open.
+ * pool.c: stream-ordered allocations and memory pools. The most that a request can make its pool grow by
+ * is claimed before the driver is entered; afterwards the pool's own figure says what it did. So pointers
+ * need no entry of their own, and a free costs nothing.
  */
+#include "pool.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
 #include "charge.h"
 #include "device.h"
 #include "functions.h"
+#include "graph.h"
+#include "learn.h"
 #include "tenant.h"
 
-/* The wrappers know a pool's device from the call that gave it; -1 as device: host memory. */
-static void note_pool(CUmemoryPool pool, int cuda_device)
+struct pool {
+    CUmemoryPool handle;
+    int device;       /* index in the lease */
+    bool unseen;      /* managed: NVML does not show it with the process */
+    uint64_t charged; /* guarded by `mutex` for writing */
+    pthread_mutex_t mutex;
+    struct pool *next;
+};
+
+static struct pool *pools; /* guarded by `list` */
+static pthread_mutex_t list = PTHREAD_MUTEX_INITIALIZER;
+static struct pool *current[VGPU_MAX_DEVICES]; /* the pool that cuMemAllocAsync takes from; NULL: ask */
+static uint32_t holding;                       /* pools that have been charged anything since they were made */
+
+static uint64_t attribute(CUmemoryPool pool, CUmemPool_attribute which)
 {
-    struct vgpu_entry entry = {.kind = VGPU_KIND_POOL, .key = (uint64_t)(uintptr_t)pool, .device = cuda_device};
+    cuuint64_t value = 0;
+    return CALL(cuMemPoolGetAttribute, pool, which, &value) == CUDA_SUCCESS ? value : 0;
+}
+
+/* Charges the pool as it is now. True: nothing had changed. */
+static bool settle(struct pool *pool)
+{
+    struct vgpu_account *account = vgpu_tenant_account();
+    uint64_t reserved = attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+    if (reserved == __atomic_load_n(&pool->charged, __ATOMIC_RELAXED))
+        return true;
+    pthread_mutex_lock(&pool->mutex);
+    reserved = attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
+    uint64_t before = pool->charged;
+    if (reserved > before)
+        vgpu_account_add(account, (unsigned)pool->device, reserved - before);
+    else if (reserved < before)
+        vgpu_account_release(account, (unsigned)pool->device, before - reserved);
+    if (pool->unseen)
+        vgpu_learn_unseen(pool->device, (int64_t)(reserved - before));
+    if (before == 0 && reserved > 0)
+        __atomic_store_n(&holding, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&pool->charged, reserved, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&pool->mutex);
+    vgpu_learn_changed();
+    return false;
+}
+
+static struct pool *find(CUmemoryPool handle)
+{
+    struct vgpu_entry entry;
+    return vgpu_table_get(VGPU_KIND_POOL, (uint64_t)(uintptr_t)handle, &entry) ? entry.owner : NULL;
+}
+
+/* What is known of a pool, from now on; NULL: no memory for that, or not a device of the lease. */
+static struct pool *note(CUmemoryPool handle, int device, bool unseen)
+{
+    if (device == VGPU_NOT_IN_LEASE)
+        return NULL;
+    pthread_mutex_lock(&list);
+    struct pool *pool = find(handle);
+    if (pool == NULL && (pool = calloc(1, sizeof(*pool))) != NULL) {
+        *pool = (struct pool){.handle = handle, .device = device, .unseen = unseen, .next = pools};
+        pthread_mutex_init(&pool->mutex, NULL);
+        struct vgpu_entry entry = {.kind = VGPU_KIND_POOL, .key = (uint64_t)(uintptr_t)handle, .owner = pool};
+        if (vgpu_table_put(&entry)) {
+            pools = pool;
+        } else {
+            free(pool);
+            pool = NULL;
+        }
+    }
+    pthread_mutex_unlock(&list);
+    return pool;
+}
+
+/* The pool that a plain stream-ordered request on the device takes from. */
+static struct pool *current_pool(int device, CUdevice cuda_device)
+{
+    CUmemoryPool handle;
+    struct pool *pool = __atomic_load_n(&current[device], __ATOMIC_ACQUIRE);
+    if (pool == NULL && CALL(cuDeviceGetMemPool, &handle, cuda_device) == CUDA_SUCCESS) {
+        pool = note(handle, device, false);
+        __atomic_store_n(&current[device], pool, __ATOMIC_RELEASE);
+    }
+    return pool;
+}
+
+static bool settle_or_give_back(int device, bool trim)
+{
+    bool same = true;
+    pthread_mutex_lock(&list);
+    for (struct pool *pool = pools; pool != NULL; pool = pool->next) {
+        if (pool->device != device)
+            continue;
+        if (trim && attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) >
+                        attribute(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT))
+            CALL(cuMemPoolTrimTo, pool->handle, 0);
+        same = settle(pool) && same;
+    }
+    pthread_mutex_unlock(&list);
+    return same;
+}
+
+bool vgpu_pool_settle_all(int device)
+{
+    return settle_or_give_back(device, false);
+}
+
+bool vgpu_pool_give_back(int device)
+{
+    return __atomic_load_n(&holding, __ATOMIC_RELAXED) != 0 && !settle_or_give_back(device, true);
+}
+
+void vgpu_pool_synchronised(void)
+{
+    if (__atomic_load_n(&holding, __ATOMIC_RELAXED) == 0)
+        return;
+    pthread_mutex_lock(&list);
+    for (struct pool *pool = pools; pool != NULL; pool = pool->next)
+        settle(pool);
+    pthread_mutex_unlock(&list);
+}
+
+void vgpu_pool_reset(void)
+{
+    pthread_mutex_init(&list, NULL);
+    pools = NULL;
+    holding = 0;
+    memset(current, 0, sizeof(current));
+}
+
+/* What a stream-ordered request needs beside its claim. */
+struct request {
+    struct vgpu_charge charge;
+    struct pool *pool; /* NULL: not limited */
+};
+
+static CUresult claim(struct request *request, struct pool *pool, uint64_t bytes)
+{
+    if (pool == NULL)
+        return CUDA_SUCCESS;
+    CUresult result = vgpu_charge_index(&request->charge, pool->device, vgpu_round(bytes, VGPU_POOL_GRAIN));
+    if (result == CUDA_SUCCESS)
+        request->pool = pool;
+    return result;
+}
+
+/* While a stream is captured the request becomes a node of a graph: see graph.c. */
+static CUresult begin(struct request *request, CUstream stream, int per_thread, uint64_t bytes)
+{
+    CUdevice device;
     bool limited;
-    if (vgpu_tenant_enter(&limited) == CUDA_SUCCESS && limited)
-        vgpu_table_put(&entry);
+    CUresult result = vgpu_tenant_enter(&limited);
+    *request = (struct request){.pool = NULL};
+    if (result != CUDA_SUCCESS || !limited || vgpu_graph_captures(stream, per_thread) ||
+        vgpu_device_of_stream(stream, per_thread, &device) != CUDA_SUCCESS)
+        return result;
+    int index = vgpu_device_index(device);
+    return index == VGPU_NOT_IN_LEASE ? CUDA_ERROR_NOT_PERMITTED : claim(request, current_pool(index, device), bytes);
 }
 
-static int location_device(const CUmemLocation *location)
+static CUresult begin_from(struct request *request, CUmemoryPool pool, CUstream stream, int per_thread, uint64_t bytes)
 {
-    return location->type == CU_MEM_LOCATION_TYPE_DEVICE ? location->id : -1;
+    bool limited;
+    CUresult result = vgpu_tenant_enter(&limited);
+    *request = (struct request){.pool = NULL};
+    if (result != CUDA_SUCCESS || !limited || vgpu_graph_captures(stream, per_thread))
+        return result;
+    return claim(request, find(pool), bytes);
 }
 
-static CUresult charge_pool(struct vgpu_charge *charge, CUmemoryPool pool, CUstream stream, int per_thread,
-                            uint64_t bytes)
+static CUresult end(struct request *request, CUresult result)
 {
-    struct vgpu_entry known;
-    if (!vgpu_table_get(VGPU_KIND_POOL, (uint64_t)(uintptr_t)pool, &known))
-        return vgpu_charge_stream(charge, stream, per_thread, bytes);
-    charge->active = false;
-    return known.device < 0 ? CUDA_SUCCESS : vgpu_charge_device(charge, known.device, bytes);
-}
-
-static CUresult settle(struct vgpu_charge *charge, CUresult result, const CUdeviceptr *dptr, CUstream stream)
-{
-    bool keep;
-    struct vgpu_entry entry = {.kind = VGPU_KIND_STREAM_POINTER};
-    if (charge->active && result == CUDA_SUCCESS)
-        entry.key = *dptr;
-    result = vgpu_charge_settle(charge, result, &entry, &keep);
-    if (!keep)
-        CALL(cuMemFreeAsync, *dptr, stream);
+    if (request->pool == NULL)
+        return result;
+    if (result == CUDA_SUCCESS)
+        settle(request->pool);
+    vgpu_charge_undo(&request->charge, result);
     return result;
 }
 
 #define ALLOC_ASYNC(symbol, per_thread)                                                            \
     VGPU_EXPORT CUresult symbol(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)              \
     {                                                                                              \
-        struct vgpu_charge charge;                                                                 \
-        CUresult result = vgpu_charge_stream(&charge, hStream, per_thread, bytesize);              \
-        if (result != CUDA_SUCCESS)                                                                \
-            return result;                                                                         \
-        return settle(&charge, CALL(symbol, dptr, bytesize, hStream), dptr, hStream);              \
+        struct request request;                                                                    \
+        CUresult result = begin(&request, hStream, per_thread, bytesize);                          \
+        return result != CUDA_SUCCESS ? result : end(&request, CALL(symbol, dptr, bytesize, hStream)); \
     }
 
 #define ALLOC_FROM_POOL(symbol, per_thread)                                                        \
     VGPU_EXPORT CUresult symbol(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream) \
     {                                                                                              \
-        struct vgpu_charge charge;                                                                 \
-        CUresult result = charge_pool(&charge, pool, hStream, per_thread, bytesize);               \
-        if (result != CUDA_SUCCESS)                                                                \
-            return result;                                                                         \
-        return settle(&charge, CALL(symbol, dptr, bytesize, pool, hStream), dptr, hStream);        \
+        struct request request;                                                                    \
+        CUresult result = begin_from(&request, pool, hStream, per_thread, bytesize);               \
+        return result != CUDA_SUCCESS ? result : end(&request, CALL(symbol, dptr, bytesize, pool, hStream)); \
     }
 
+/* What cuMemAlloc gave may be freed in stream order too. */
 #define FREE_ASYNC(symbol)                                                                         \
     VGPU_EXPORT CUresult symbol(CUdeviceptr dptr, CUstream hStream)                                \
     {                                                                                              \
         struct vgpu_entry entry;                                                                   \
-        bool taken = vgpu_table_take(VGPU_KIND_STREAM_POINTER, dptr, &entry) ||                    \
-                     vgpu_table_take(VGPU_KIND_POINTER, dptr, &entry);                             \
+        bool taken = vgpu_charge_take(VGPU_KIND_POINTER, dptr, &entry);                            \
         CUresult result = CALL(symbol, dptr, hStream);                                             \
         vgpu_charge_freed(&entry, taken, result);                                                  \
         return result;                                                                             \
@@ -82,36 +228,99 @@ ALLOC_FROM_POOL(cuMemAllocFromPoolAsync_ptsz, 1)
 FREE_ASYNC(cuMemFreeAsync)
 FREE_ASYNC(cuMemFreeAsync_ptsz)
 
+/* A pool at a location; one in host memory is not limited. */
+static void note_at(CUmemoryPool pool, const CUmemLocation *location, CUmemAllocationType type)
+{
+    bool limited;
+    if (location->type == CU_MEM_LOCATION_TYPE_DEVICE && vgpu_tenant_enter(&limited) == CUDA_SUCCESS && limited)
+        note(pool, vgpu_device_index(location->id), type == CU_MEM_ALLOCATION_TYPE_MANAGED);
+}
+
+static void note_of_device(CUmemoryPool pool, CUdevice device)
+{
+    note_at(pool, &(CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}, CU_MEM_ALLOCATION_TYPE_PINNED);
+}
+
 VGPU_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps)
 {
     CUresult result = CALL(cuMemPoolCreate, pool, poolProps);
     if (result == CUDA_SUCCESS)
-        note_pool(*pool, location_device(&poolProps->location));
+        note_at(*pool, &poolProps->location, poolProps->allocType);
     return result;
 }
 
-VGPU_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
+static struct pool *forget(CUmemoryPool handle)
 {
     struct vgpu_entry entry;
-    vgpu_table_take(VGPU_KIND_POOL, (uint64_t)(uintptr_t)pool, &entry);
-    return CALL(cuMemPoolDestroy, pool);
+    if (!vgpu_table_take(VGPU_KIND_POOL, (uint64_t)(uintptr_t)handle, &entry))
+        return NULL;
+    struct pool **link = &pools;
+    while (*link != NULL && *link != entry.owner)
+        link = &(*link)->next;
+    if (*link != NULL)
+        *link = (*link)->next;
+    for (unsigned d = 0; d < VGPU_MAX_DEVICES; d++)
+        if (current[d] == entry.owner)
+            current[d] = NULL;
+    return entry.owner;
+}
+
+/* What was not freed before keeps its memory until it is: that is learnt. */
+VGPU_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
+{
+    pthread_mutex_lock(&list);
+    struct pool *known = find(pool);
+    CUresult result = CALL(cuMemPoolDestroy, pool);
+    if (known != NULL && result == CUDA_SUCCESS) {
+        forget(pool);
+        vgpu_account_release(vgpu_tenant_account(), (unsigned)known->device, known->charged);
+        if (known->unseen)
+            vgpu_learn_unseen(known->device, -(int64_t)known->charged);
+        vgpu_learn_changed();
+        vgpu_learn_later(known->device);
+        pthread_mutex_destroy(&known->mutex);
+        free(known);
+    }
+    pthread_mutex_unlock(&list);
+    return result;
+}
+
+static void settle_known(CUmemoryPool handle)
+{
+    pthread_mutex_lock(&list);
+    struct pool *pool = find(handle);
+    if (pool != NULL)
+        settle(pool);
+    pthread_mutex_unlock(&list);
+}
+
+VGPU_EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)
+{
+    CUresult result = CALL(cuMemPoolTrimTo, pool, minBytesToKeep);
+    settle_known(pool);
+    return result;
+}
+
+VGPU_EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)
+{
+    CUresult result = CALL(cuMemPoolSetAttribute, pool, attr, value);
+    settle_known(pool);
+    return result;
 }
 
 VGPU_EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev)
 {
     CUresult result = CALL(cuDeviceGetDefaultMemPool, pool_out, dev);
     if (result == CUDA_SUCCESS)
-        note_pool(*pool_out, dev);
+        note_of_device(*pool_out, dev);
     return result;
 }
 
 VGPU_EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)
 {
-    struct vgpu_entry known;
     CUresult result = CALL(cuDeviceGetMemPool, pool, dev);
-    /* the device's current pool may be one that the program made elsewhere: its true device is known */
-    if (result == CUDA_SUCCESS && !vgpu_table_get(VGPU_KIND_POOL, (uint64_t)(uintptr_t)*pool, &known))
-        note_pool(*pool, dev);
+    if (result == CUDA_SUCCESS)
+        note_of_device(*pool, dev);
     return result;
 }
 
@@ -119,15 +328,34 @@ VGPU_EXPORT CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocatio
 {
     CUresult result = CALL(cuMemGetDefaultMemPool, pool_out, location, type);
     if (result == CUDA_SUCCESS)
-        note_pool(*pool_out, location_device(location));
+        note_at(*pool_out, location, type);
     return result;
 }
 
 VGPU_EXPORT CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
 {
-    struct vgpu_entry known;
     CUresult result = CALL(cuMemGetMemPool, pool, location, type);
-    if (result == CUDA_SUCCESS && !vgpu_table_get(VGPU_KIND_POOL, (uint64_t)(uintptr_t)*pool, &known))
-        note_pool(*pool, location_device(location));
+    if (result == CUDA_SUCCESS)
+        note_at(*pool, location, type);
+    return result;
+}
+
+static void ask_again(void)
+{
+    for (unsigned d = 0; d < VGPU_MAX_DEVICES; d++)
+        __atomic_store_n(&current[d], NULL, __ATOMIC_RELEASE);
+}
+
+VGPU_EXPORT CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
+{
+    CUresult result = CALL(cuDeviceSetMemPool, dev, pool);
+    ask_again();
+    return result;
+}
+
+VGPU_EXPORT CUresult cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool)
+{
+    CUresult result = CALL(cuMemSetMemPool, location, type, pool);
+    ask_again();
     return result;
 }

@@ -1,24 +1,67 @@
 #include "process_memory.h"
 
-#include <stdlib.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
 #include <unistd.h>
 
-#include "functions.h"
 #include "arbiter_link.h"
+#include "functions.h"
+#include "tenant.h"
 
 #define PROCESSES_MAX 1024u /* on one device; more than a card can have contexts */
+#define STACK_BYTES (256 * 1024)
 
-/* NVML counts initialisations; this one is kept for the life of the process. */
+static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
+static bool ready; /* NVML counts initialisations; this one is kept for the life of the process */
+static nvmlDevice_t handles[VGPU_MAX_DEVICES];
+static nvmlProcessInfo_t processes[PROCESSES_MAX];
+
 static bool nvml_ready(void)
 {
-    static bool ready; /* set under context.c's `creation` */
+    pthread_mutex_lock(&starting);
     if (!ready)
         ready = vgpu_library_load(VGPU_NVML) && CALL_NVML(nvmlInit_v2) == NVML_SUCCESS;
-    return ready;
+    bool now = ready;
+    pthread_mutex_unlock(&starting);
+    return now;
+}
+
+static void *warm(void *unused)
+{
+    (void)unused;
+    nvml_ready();
+    return NULL;
+}
+
+void vgpu_process_memory_warm(void)
+{
+    pthread_attr_t attributes;
+    pthread_t thread;
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    if (pthread_attr_init(&attributes) != 0)
+        return;
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* the thread takes no signal of the program's */
+    (void)pthread_create(&thread, &attributes, warm, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+}
+
+static bool handle_of(unsigned device, nvmlDevice_t *handle)
+{
+    if (handles[device] == NULL &&
+        CALL_NVML(nvmlDeviceGetHandleByUUID, vgpu_tenant_uuid(device), &handles[device]) != NVML_SUCCESS)
+        return false;
+    *handle = handles[device];
+    return true;
 }
 
 /* NVML names processes by the pid of the namespace it answers in: the arbiter's word for it or our own. */
-static bool pick(const nvmlProcessInfo_t *processes, unsigned count, uint64_t *bytes)
+static bool pick(unsigned count, uint64_t *bytes)
 {
     const unsigned pids[] = {(unsigned)vgpu_link_host_pid(), (unsigned)getpid()};
     for (unsigned p = 0; p < 2; p++)
@@ -30,16 +73,18 @@ static bool pick(const nvmlProcessInfo_t *processes, unsigned count, uint64_t *b
     return false;
 }
 
-bool vgpu_process_memory(const char *uuid, uint64_t *bytes)
+bool vgpu_process_memory(unsigned device, uint64_t *bytes)
 {
-    nvmlDevice_t device;
+    nvmlDevice_t handle;
     unsigned count = PROCESSES_MAX;
-    if (!nvml_ready() || CALL_NVML(nvmlDeviceGetHandleByUUID, uuid, &device) != NVML_SUCCESS)
-        return false;
-    nvmlProcessInfo_t *processes = calloc(count, sizeof(*processes));
-    bool known = processes != NULL &&
-                 CALL_NVML(nvmlDeviceGetComputeRunningProcesses_v3, device, &count, processes) == NVML_SUCCESS &&
-                 pick(processes, count, bytes);
-    free(processes);
-    return known;
+    return nvml_ready() && handle_of(device, &handle) &&
+           CALL_NVML(nvmlDeviceGetComputeRunningProcesses_v3, handle, &count, processes) == NVML_SUCCESS &&
+           pick(count, bytes);
+}
+
+void vgpu_process_memory_reset(void)
+{
+    pthread_mutex_init(&starting, NULL);
+    ready = false;
+    memset(handles, 0, sizeof(handles));
 }

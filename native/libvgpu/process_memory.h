@@ -5,7 +5,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Bytes of device memory of this process on the device with this UUID; false if NVML cannot say. */
-bool vgpu_process_memory(const char *uuid, uint64_t *bytes);
+/* Bytes of device memory of this process on a device of the lease; false if NVML cannot say. Not
+ * thread-safe: the caller has a lock. */
+bool vgpu_process_memory(unsigned device, uint64_t *bytes);
+
+/* Starts NVML beside the caller, which is about to start the driver: both take long. */
+void vgpu_process_memory_warm(void);
+
+/* In a forked child: NVML is to be started anew. */
+void vgpu_process_memory_reset(void);
 
 #endif

@@ -12,20 +12,23 @@
 enum vgpu_kind {
     VGPU_KIND_NONE, /* an empty place */
     VGPU_KIND_POINTER,
-    VGPU_KIND_STREAM_POINTER, /* stream-ordered: belongs to a pool, not to a context */
+    VGPU_KIND_MANAGED, /* a pointer whose bytes NVML does not show with the process */
+    VGPU_KIND_PAGE,    /* a page that small allocations share; count: how many */
     VGPU_KIND_ARRAY,
     VGPU_KIND_MIPMAP,
     VGPU_KIND_HANDLE,  /* a cuMemCreate handle; owner: its block */
     VGPU_KIND_MAPPING, /* a cuMemMap address; owner: its block */
-    VGPU_KIND_POOL,    /* a memory pool; nothing is charged for it */
+    VGPU_KIND_POOL,    /* a memory pool; owner: what is known of it */
+    VGPU_KIND_GRAPH,   /* an executable graph that allocates; bytes: the most that it can add */
 };
 
 struct vgpu_entry {
     uint64_t key;
     uint64_t bytes;
-    void *owner; /* context whose end frees the memory, or a block */
-    uint32_t kind;
-    int32_t device; /* index in the lease */
+    void *owner; /* context whose end frees the memory, or what the kind says */
+    uint8_t kind;   /* enum vgpu_kind */
+    int8_t device;  /* index in the lease */
+    uint32_t count; /* of VGPU_KIND_PAGE */
 };
 
 /* All are thread-safe. put replaces an entry of the same kind and key; false: out of memory. */

@@ -12,8 +12,11 @@
 #include "device.h"
 #include "lease_open.h"
 #include "limits.h"
+#include "nvml_slice.h"
+#include "process_memory.h"
 #include "arbiter_link.h"
 #include "slot.h"
+#include "view.h"
 #include "vmm.h"
 
 enum phase { COLD, UNLIMITED, LIMITED };
@@ -106,6 +109,16 @@ bool vgpu_tenant_reclaim(void)
     return cleared > 0;
 }
 
+bool vgpu_tenant_lock_contexts(void)
+{
+    return vgpu_slot_lock_contexts(lease.usage_fd);
+}
+
+void vgpu_tenant_unlock_contexts(void)
+{
+    vgpu_slot_unlock_contexts(lease.usage_fd);
+}
+
 /* The child has none of the parent's contexts, slot or threads; it enters anew if it uses CUDA.
  * Locks may have been held by threads that are not here any more. */
 static void forget_in_child(void)
@@ -116,6 +129,9 @@ static void forget_in_child(void)
     vgpu_charge_reset();
     vgpu_context_reset();
     vgpu_vmm_reset();
+    vgpu_process_memory_reset();
+    vgpu_view_reset();
+    vgpu_nvml_reset();
     pthread_mutex_init(&entry, NULL);
     pthread_mutex_init(&account.slow, NULL);
     if (phase != LIMITED)
@@ -176,6 +192,7 @@ static CUresult enter_first(void)
     generation_seen = 1; /* odd, so never what a good page says: the first use looks */
     if (!fork_handler_set)
         fork_handler_set = pthread_atfork(NULL, NULL, forget_in_child) == 0;
+    vgpu_process_memory_warm();
     __atomic_store_n(&phase, LIMITED, __ATOMIC_RELEASE);
     return CUDA_SUCCESS;
 }

@@ -29,4 +29,8 @@ struct vgpu_account *vgpu_tenant_account(void);
 /* Clears the slots of dead processes if no arbiter is there to do it. True if any was cleared. */
 bool vgpu_tenant_reclaim(void);
 
+/* See vgpu_slot_lock_contexts. */
+bool vgpu_tenant_lock_contexts(void);
+void vgpu_tenant_unlock_contexts(void);
+
 #endif

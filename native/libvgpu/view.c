@@ -1,6 +1,13 @@
 /* view.c: what the tenant is told about its memory: the slice. */
+#include "view.h"
+
+#include <pthread.h>
+#include <time.h>
+
 #include "device.h"
 #include "functions.h"
+#include "learn.h"
+#include "pool.h"
 #include "tenant.h"
 
 VGPU_EXPORT CUresult cuInit(unsigned int flags)
@@ -42,13 +49,55 @@ static unsigned narrow(uint64_t bytes)
     return bytes > UINT32_MAX ? UINT32_MAX : (unsigned)bytes;
 }
 
+/* The card's own figures on a device, as the driver said them last. */
+struct card {
+    uint64_t at_ns; /* CLOCK_MONOTONIC; 0: never */
+    uint64_t total;
+    uint64_t free;
+};
+static struct card cards[VGPU_MAX_DEVICES];
+static pthread_mutex_t card_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+/* What the card has left matters only where more was promised than there is, and the driver takes 3 us to
+ * say it: the answer is good for a millisecond. False: the driver would not say. */
+#define CARD_FRESH_NS 1000000u
+
+static CUresult card_of(unsigned device, struct slice *slice)
+{
+    size_t free = 0;
+    size_t total = 0;
+    struct timespec now;
+    CUresult result = CUDA_SUCCESS;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    uint64_t now_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    pthread_mutex_lock(&card_mutex);
+    struct card *card = &cards[device];
+    if (card->at_ns == 0 || now_ns - card->at_ns > CARD_FRESH_NS) {
+        result = CALL(cuMemGetInfo_v2, &free, &total);
+        if (result == CUDA_SUCCESS)
+            *card = (struct card){.at_ns = now_ns, .total = total, .free = free};
+    }
+    *slice = (struct slice){.total = card->total, .free = card->free};
+    pthread_mutex_unlock(&card_mutex);
+    return result;
+}
+
+void vgpu_view_reset(void)
+{
+    pthread_mutex_init(&card_mutex, NULL);
+}
+
 VGPU_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
 {
-    CUresult result = CALL(cuMemGetInfo_v2, free, total);
-    int device = result == CUDA_SUCCESS ? limited_current() : VGPU_NOT_IN_LEASE;
-    if (device == VGPU_NOT_IN_LEASE)
+    struct slice card;
+    int device = limited_current();
+    if (device == VGPU_NOT_IN_LEASE || (free == NULL && total == NULL))
+        return CALL(cuMemGetInfo_v2, free, total);
+    CUresult result = card_of((unsigned)device, &card);
+    if (result != CUDA_SUCCESS)
         return result;
-    struct slice card = {.total = total != NULL ? *total : UINT64_MAX, .free = free != NULL ? *free : UINT64_MAX};
+    vgpu_learn_if_stale(device);
+    vgpu_pool_synchronised();
     struct slice slice = slice_of((unsigned)device, card);
     if (free != NULL)
         *free = slice.free;

@@ -7,6 +7,7 @@
 
 #include "charge.h"
 #include "functions.h"
+#include "learn.h"
 #include "tenant.h"
 #include "vmm.h"
 
@@ -30,6 +31,7 @@ static void let_go(struct block *block)
     if (block->handles > 0 || block->mappings > 0)
         return;
     vgpu_account_release(vgpu_tenant_account(), (unsigned)block->device, block->bytes);
+    vgpu_learn_changed();
     free(block);
 }
 
@@ -60,13 +62,13 @@ VGPU_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t si
     }
     *block = (struct block){.bytes = charge.bytes, .device = charge.device, .handles = 1};
     struct vgpu_entry entry = handle_entry(*handle, block);
-    if (!vgpu_table_put(&entry)) {
+    bool keep;
+    result = vgpu_charge_settle(&charge, result, &entry, &keep);
+    if (!keep) {
         CALL(cuMemRelease, *handle);
-        vgpu_charge_undo(&charge, CUDA_SUCCESS);
         free(block);
-        return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    return CUDA_SUCCESS;
+    return result;
 }
 
 /* The driver gives the same handle again for another reference: the block counts them, and the entry
@@ -75,6 +77,7 @@ VGPU_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
     struct vgpu_entry entry;
     pthread_mutex_lock(&blocks);
+    vgpu_learn_free_begins();
     bool known = vgpu_table_take(VGPU_KIND_HANDLE, handle, &entry);
     CUresult result = CALL(cuMemRelease, handle);
     if (known) {
@@ -85,6 +88,7 @@ VGPU_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
             vgpu_table_put(&entry);
         let_go(block);
     }
+    vgpu_learn_free_ends();
     pthread_mutex_unlock(&blocks);
     return result;
 }
@@ -125,6 +129,7 @@ VGPU_EXPORT CUresult cuMemUnmap(CUdeviceptr ptr, size_t size)
 {
     struct vgpu_entry mapping;
     pthread_mutex_lock(&blocks);
+    vgpu_learn_free_begins();
     CUresult result = CALL(cuMemUnmap, ptr, size);
     if (result == CUDA_SUCCESS) {
         CUdeviceptr at = ptr;
@@ -135,6 +140,7 @@ VGPU_EXPORT CUresult cuMemUnmap(CUdeviceptr ptr, size_t size)
             at += mapping.bytes;
         }
     }
+    vgpu_learn_free_ends();
     pthread_mutex_unlock(&blocks);
     return result;
 }

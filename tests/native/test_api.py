@@ -9,7 +9,7 @@ import pytest
 from tests.native.harness import CONTEXT_BYTES, GIB, LIBVGPU, PROBE, TEST_BUILD, Tenant
 
 CHECKS = ("ways-in", "proc-address", "plain", "async", "vmm", "array", "context", "card-full", "fork")
-CHECKS += ("signals", "nvml")
+CHECKS += ("signals", "nvml", "small", "pool", "graph", "driver", "processes")
 
 
 def sanitized() -> tuple[Path, ...]:

@@ -3,8 +3,8 @@
  * It is the oracle: with FAKE_STATE set, every byte that reaches the driver is counted, by device, in a
  * file shared by all processes, with the highest total ever seen. It has no limit but FAKE_CARD_BYTES.
  */
-#define __CUDA_API_VERSION_INTERNAL
-#include <cuda.h>
+#include "fake.h"
+
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -14,11 +14,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define API __attribute__((visibility("default")))
-#define DEVICES 2
-#define CONTEXT_BYTES (64ull << 20)
-#define CARD_BYTES (8ull << 30)
 #define RECORDS 65536
+#define PAGES 4096 /* that small allocations share */
+#define MAPPINGS 256
 
 struct state { /* read by the tests as unsigned 64-bit words */
     uint64_t now[DEVICES];
@@ -28,28 +26,48 @@ struct state { /* read by the tests as unsigned 64-bit words */
 
 struct record {
     uint64_t handle;
-    uint64_t bytes;
+    uint64_t bytes; /* of whole pages; 0: shares `page` */
+    struct page *page;
     int device;
+    int mappings; /* of a released handle they keep the memory */
+    unsigned char released;
+    unsigned char managed;
     unsigned char fill;
 };
+
+struct page {
+    uint64_t base; /* 0: not in use */
+    uint64_t next; /* offset of the next allocation */
+    int device;
+    int live;
+};
+
+static struct page pages[PAGES];
+static struct { uint64_t at, bytes, handle; } mappings[MAPPINGS];
+static uint64_t hidden_bytes[DEVICES]; /* managed memory: NVML does not show it */
 
 static struct state private_state;
 static struct state *state = &private_state;
 static struct record records[RECORDS];
 static uint64_t own_bytes[DEVICES];
-static uint64_t next_handle = 0x7f0000000000;
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t next_page = 0x7f0000000000;
+pthread_mutex_t fake_mutex = PTHREAD_MUTEX_INITIALIZER;
 static int ready;
 static unsigned primary_refs[DEVICES];
-static __thread CUcontext current;
+__thread CUcontext fake_current;
 static int contexts[DEVICES]; /* their addresses are the context handles */
 
-static int device_of(CUcontext context)
+int fake_device(void)
 {
-    return (int)((int *)context - contexts);
+    return (int)((int *)fake_current - contexts);
 }
 
-static void count(int device, uint64_t bytes)
+int fake_no_context(void)
+{
+    return !ready ? CUDA_ERROR_NOT_INITIALIZED : fake_current == NULL ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
+}
+
+void fake_count(int device, uint64_t bytes)
 {
     uint64_t now = __atomic_add_fetch(&state->now[device], bytes, __ATOMIC_SEQ_CST);
     uint64_t most = __atomic_load_n(&state->most[device], __ATOMIC_SEQ_CST);
@@ -59,7 +77,7 @@ static void count(int device, uint64_t bytes)
         continue;
 }
 
-static void uncount(int device, uint64_t bytes)
+void fake_uncount(int device, uint64_t bytes)
 {
     __atomic_sub_fetch(&state->now[device], bytes, __ATOMIC_SEQ_CST);
     own_bytes[device] -= bytes;
@@ -67,7 +85,7 @@ static void uncount(int device, uint64_t bytes)
 
 static struct record *find(uint64_t handle)
 {
-    for (uint64_t i = handle >> 12, n = 0; n < RECORDS; i++, n++) {
+    for (uint64_t i = handle >> 9, n = 0; n < RECORDS; i++, n++) {
         if (records[i % RECORDS].handle == handle)
             return &records[i % RECORDS];
     }
@@ -83,50 +101,107 @@ static void die_if_asked(void)
         raise(SIGKILL);
 }
 
-static CUresult make(int device, uint64_t bytes, uint64_t *handle)
+bool fake_has_room(int device, uint64_t bytes)
 {
     const char *card = getenv("FAKE_CARD_BYTES");
+    return own_bytes[device] + bytes <= (card != NULL ? strtoull(card, NULL, 10) : CARD_BYTES);
+}
+
+static struct record *new_record(uint64_t handle)
+{
+    for (uint64_t i = handle >> 9;; i++)
+        if (records[i % RECORDS].handle == 0) {
+            records[i % RECORDS] = (struct record){.handle = handle};
+            return &records[i % RECORDS];
+        }
+}
+
+/* Small allocations share pages of 2 MiB, as on a card. */
+static struct record *make_small(int device, uint64_t bytes)
+{
+    struct page *page = NULL;
+    for (int i = 0; i < PAGES && page == NULL; i++)
+        if (pages[i].base != 0 && pages[i].device == device && pages[i].next + bytes <= PAGE_BYTES)
+            page = &pages[i];
+    if (page == NULL) {
+        if (!fake_has_room(device, PAGE_BYTES))
+            return NULL;
+        for (int i = 0; i < PAGES && page == NULL; i++)
+            if (pages[i].base == 0)
+                page = &pages[i];
+        *page = (struct page){.base = next_page, .device = device};
+        next_page += PAGE_BYTES;
+        fake_count(device, PAGE_BYTES);
+    }
+    struct record *record = new_record(page->base + page->next);
+    record->page = page;
+    record->device = device;
+    page->next += (bytes + 511) & ~511ull;
+    page->live++;
+    return record;
+}
+
+static struct record *make_large(int device, uint64_t bytes)
+{
+    uint64_t whole = (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+    if (whole < bytes || !fake_has_room(device, whole))
+        return NULL;
+    struct record *record = new_record(next_page);
+    next_page += whole;
+    record->bytes = whole;
+    record->device = device;
+    fake_count(device, whole);
+    return record;
+}
+
+static CUresult make(int device, uint64_t bytes, uint64_t *handle)
+{
     if (bytes == 0 || handle == NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&mutex);
+    pthread_mutex_lock(&fake_mutex);
     state->calls++;
     die_if_asked();
-    CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-    if (own_bytes[device] + bytes <= (card != NULL ? strtoull(card, NULL, 10) : CARD_BYTES)) {
-        *handle = next_handle += 4096;
-        for (uint64_t i = *handle >> 12;; i++)
-            if (records[i % RECORDS].handle == 0) {
-                records[i % RECORDS] = (struct record){*handle, bytes, device, 0};
-                break;
-            }
-        count(device, bytes);
-        result = CUDA_SUCCESS;
+    struct record *record = bytes <= PAGE_BYTES / 2 ? make_small(device, bytes) : make_large(device, bytes);
+    if (record != NULL)
+        *handle = record->handle;
+    pthread_mutex_unlock(&fake_mutex);
+    return record != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* Called with the mutex held. */
+static void end_record(struct record *record)
+{
+    struct page *page = record->page;
+    if (record->managed)
+        hidden_bytes[record->device] -= record->bytes;
+    if (record->bytes > 0)
+        fake_uncount(record->device, record->bytes);
+    if (page != NULL && --page->live == 0) {
+        fake_uncount(page->device, PAGE_BYTES);
+        page->base = 0;
     }
-    pthread_mutex_unlock(&mutex);
-    return result;
+    record->handle = 0;
 }
 
 static CUresult drop(uint64_t handle)
 {
-    pthread_mutex_lock(&mutex);
+    pthread_mutex_lock(&fake_mutex);
     struct record *record = handle != 0 ? find(handle) : NULL;
+    if (record != NULL && record->released)
+        record = NULL;
     if (record != NULL) {
-        uncount(record->device, record->bytes);
-        record->handle = 0;
+        record->released = 1;
+        if (record->mappings == 0)
+            end_record(record);
     }
-    pthread_mutex_unlock(&mutex);
+    pthread_mutex_unlock(&fake_mutex);
     return record != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-#define NEED_CONTEXT                          \
-    if (!ready)                               \
-        return CUDA_ERROR_NOT_INITIALIZED;    \
-    if (current == NULL)                      \
-        return CUDA_ERROR_INVALID_CONTEXT;
-
+API uint64_t fake_cuda_process_bytes(int device); /* for fake_nvml.c */
 API uint64_t fake_cuda_process_bytes(int device)
 {
-    return own_bytes[device];
+    return own_bytes[device] - hidden_bytes[device];
 }
 
 API CUresult cuInit(unsigned int flags)
@@ -194,21 +269,19 @@ API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     if (getenv("FAKE_DIE_IN_CONTEXT") != NULL)
         raise(SIGKILL);
     if (primary_refs[device]++ == 0)
-        count(device, CONTEXT_BYTES);
+        fake_count(device, CONTEXT_BYTES);
     *context = (CUcontext)&contexts[device];
     return CUDA_SUCCESS;
 }
 
 static void end_primary(CUdevice device)
 {
-    pthread_mutex_lock(&mutex);
+    pthread_mutex_lock(&fake_mutex);
     for (int i = 0; i < RECORDS; i++)
-        if (records[i].handle != 0 && records[i].device == device) {
-            uncount(device, records[i].bytes);
-            records[i].handle = 0;
-        }
-    uncount(device, CONTEXT_BYTES);
-    pthread_mutex_unlock(&mutex);
+        if (records[i].handle != 0 && records[i].device == device)
+            end_record(&records[i]);
+    fake_uncount(device, CONTEXT_BYTES);
+    pthread_mutex_unlock(&fake_mutex);
 }
 
 API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
@@ -220,25 +293,24 @@ API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuCtxSetCurrent(CUcontext context) { current = context; return CUDA_SUCCESS; }
-API CUresult cuCtxGetCurrent(CUcontext *context) { *context = current; return CUDA_SUCCESS; }
-API CUresult cuCtxSynchronize(void) { return CUDA_SUCCESS; }
+API CUresult cuCtxSetCurrent(CUcontext context) { fake_current = context; return CUDA_SUCCESS; }
+API CUresult cuCtxGetCurrent(CUcontext *context) { *context = fake_current; return CUDA_SUCCESS; }
 
 API CUresult cuCtxGetDevice(CUdevice *device)
 {
     NEED_CONTEXT
-    *device = device_of(current);
+    *device = fake_device();
     return CUDA_SUCCESS;
 }
 
-API CUresult cuCtxPushCurrent_v2(CUcontext context) { current = context; return CUDA_SUCCESS; }
-API CUresult cuCtxPopCurrent_v2(CUcontext *context) { *context = current; current = NULL; return CUDA_SUCCESS; }
+API CUresult cuCtxPushCurrent_v2(CUcontext context) { fake_current = context; return CUDA_SUCCESS; }
+API CUresult cuCtxPopCurrent_v2(CUcontext *context) { *context = fake_current; fake_current = NULL; return CUDA_SUCCESS; }
 
 API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {
     NEED_CONTEXT
     if (free_bytes != NULL)
-        *free_bytes = CARD_BYTES - own_bytes[device_of(current)];
+        *free_bytes = CARD_BYTES - own_bytes[fake_device()];
     if (total != NULL)
         *total = CARD_BYTES;
     return CUDA_SUCCESS;
@@ -247,7 +319,7 @@ API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 API CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {
     NEED_CONTEXT
-    return make(device_of(current), bytes, (uint64_t *)pointer);
+    return make(fake_device(), bytes, (uint64_t *)pointer);
 }
 
 API CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes)
@@ -262,29 +334,31 @@ API CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t widt
     (void)element;
     NEED_CONTEXT
     *pitch = (width + 1023) & ~1023ul; /* coarser than the limiter's guess, so that it must adjust */
-    return make(device_of(current), *pitch * height, (uint64_t *)pointer);
+    return make(fake_device(), *pitch * height, (uint64_t *)pointer);
 }
 
 API CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
 {
     (void)flags;
-    return cuMemAlloc_v2(pointer, bytes);
+    NEED_CONTEXT
+    CUresult result = make(fake_device(), bytes <= PAGE_BYTES ? PAGE_BYTES : bytes, (uint64_t *)pointer);
+    if (result == CUDA_SUCCESS) {
+        pthread_mutex_lock(&fake_mutex);
+        find(*pointer)->managed = 1;
+        hidden_bytes[fake_device()] += find(*pointer)->bytes;
+        pthread_mutex_unlock(&fake_mutex);
+    }
+    return result;
 }
 
-API CUresult cuMemFree_v2(CUdeviceptr pointer) { return pointer == 0 ? CUDA_SUCCESS : drop(pointer); }
-
-#undef cuMemAllocAsync
-#undef cuMemFreeAsync
-API CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream)
+API CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
-    (void)stream;
-    return cuMemAlloc_v2(pointer, bytes);
+    return pointer == 0 || fake_pool_free(pointer) ? CUDA_SUCCESS : drop(pointer);
 }
 
-API CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
+CUresult fake_drop(uint64_t handle)
 {
-    (void)stream;
-    return drop(pointer);
+    return drop(handle);
 }
 
 API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop,
@@ -299,13 +373,33 @@ API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) { return drop(han
 API CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                       unsigned long long flags)
 {
-    (void)pointer, (void)bytes, (void)offset, (void)flags;
-    return find(handle) != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    (void)offset, (void)flags;
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&fake_mutex);
+    struct record *record = find(handle);
+    for (int i = 0; i < MAPPINGS && record != NULL && result != CUDA_SUCCESS; i++)
+        if (mappings[i].at == 0) {
+            mappings[i].at = pointer;
+            mappings[i].bytes = bytes;
+            mappings[i].handle = handle;
+            record->mappings++;
+            result = CUDA_SUCCESS;
+        }
+    pthread_mutex_unlock(&fake_mutex);
+    return result;
 }
 
 API CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
 {
-    (void)pointer, (void)bytes;
+    pthread_mutex_lock(&fake_mutex);
+    for (int i = 0; i < MAPPINGS; i++)
+        if (mappings[i].at >= pointer && mappings[i].at < pointer + bytes && mappings[i].at != 0) {
+            struct record *record = find(mappings[i].handle);
+            mappings[i].at = 0;
+            if (--record->mappings == 0 && record->released)
+                end_record(record);
+        }
+    pthread_mutex_unlock(&fake_mutex);
     return CUDA_SUCCESS;
 }
 
@@ -314,7 +408,7 @@ API CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *shape
     NEED_CONTEXT
     if (shape == NULL)
         return CUDA_ERROR_INVALID_VALUE;
-    return make(device_of(current), shape->Width * 4 * shape->NumChannels * (shape->Height ? shape->Height : 1),
+    return make(fake_device(), shape->Width * 4 * shape->NumChannels * (shape->Height ? shape->Height : 1),
                 (uint64_t *)array);
 }
 
@@ -339,28 +433,12 @@ API CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuModuleLoadData(CUmodule *module, const void *image) { *module = (CUmodule)image; return CUDA_SUCCESS; }
-
-API CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
-{
-    (void)name;
-    *function = (CUfunction)module;
-    return CUDA_SUCCESS;
-}
-
 #undef cuLaunchKernel
 API CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                             unsigned shared, CUstream stream, void **parameters, void **extra)
 {
     (void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz;
     (void)shared, (void)stream, (void)parameters, (void)extra;
-    return CUDA_SUCCESS;
-}
-
-API CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t number,
-                                    CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
-{
-    (void)node, (void)graph, (void)dependencies, (void)number, (void)parameters;
     return CUDA_SUCCESS;
 }
 
@@ -381,7 +459,7 @@ API CUresult cuGetProcAddress_v2(const char *symbol, void **address, int version
         {"cuMemAllocAsync", 11020, cuMemAllocAsync}, {"cuMemFreeAsync", 11020, cuMemFreeAsync},
         {"cuMemCreate", 10020, cuMemCreate}, {"cuMemRelease", 10020, cuMemRelease},
         {"cuArrayCreate", 3020, cuArrayCreate_v2}, {"cuArrayDestroy", 2000, cuArrayDestroy},
-        {"cuMemFree", 3020, cuMemFree_v2}, {"cuMemsetD8", 3020, cuMemsetD8_v2},
+        {"cuMemFree", 3020, cuMemFree_v2}, {"cuStreamSynchronize", 2000, cuStreamSynchronize}, {"cuMemsetD8", 3020, cuMemsetD8_v2},
         {"cuMemcpyDtoH", 3020, cuMemcpyDtoH_v2}, {"cuModuleLoadData", 2000, cuModuleLoadData},
         {"cuModuleGetFunction", 2000, cuModuleGetFunction}, {"cuLaunchKernel", 4000, cuLaunchKernel}};
     (void)flags;

@@ -52,8 +52,11 @@ static void *race(void *argument)
             vgpu_account_release(account, 0, held);
             held = 0;
         } else if (vgpu_account_reserve(account, 0, bytes, LIMIT)) {
-            held += bytes;
             CHECK(__atomic_add_fetch(&granted_total, bytes, __ATOMIC_SEQ_CST) <= LIMIT);
+            uint64_t kept = rand_r(&seed) % 4 == 0 ? bytes / 2 : bytes; /* the driver took less than was claimed */
+            __atomic_fetch_sub(&granted_total, bytes - kept, __ATOMIC_SEQ_CST);
+            vgpu_account_settle(account, 0, bytes, kept);
+            held += kept;
         }
     }
     __atomic_fetch_sub(&granted_total, held, __ATOMIC_SEQ_CST);
@@ -109,15 +112,19 @@ static void test_account_edges(void)
 {
     fresh_usage();
     CHECK(vgpu_account_reserve(&accounts[0], 1, LIMIT, LIMIT));
+    CHECK(!vgpu_account_reserve(&accounts[1], 1, 1, LIMIT)); /* a claim stands in the way for good */
+    vgpu_account_settle(&accounts[0], 1, LIMIT, LIMIT);
     CHECK(!vgpu_account_reserve(&accounts[1], 1, 1, LIMIT));
+    vgpu_account_refused(&accounts[1], 1);
     CHECK(usage->slots[1].devices[1].refusals_limit == 1);
     CHECK(!vgpu_account_reserve(&accounts[1], 1, UINT64_MAX, LIMIT));
     CHECK(!vgpu_account_reserve(&accounts[1], 1, 1, 0)); /* a closed lease */
-    vgpu_account_to_context(&accounts[0], 1, 400);
-    CHECK(vgpu_account_sum(usage, 1) == LIMIT && usage->slots[0].devices[1].context_bytes == 400);
+    vgpu_account_release(&accounts[0], 1, 400);
+    vgpu_account_set_context(&accounts[0], 1, 400);
+    CHECK(vgpu_account_sum(usage, 1) == LIMIT && vgpu_account_settled(usage, 1) == LIMIT);
     vgpu_account_release(&accounts[0], 1, 10 * LIMIT); /* never below zero */
     CHECK(vgpu_account_sum(usage, 1) == 400);
-    vgpu_account_drop_context(&accounts[0], 1);
+    vgpu_account_set_context(&accounts[0], 1, 0);
     CHECK(vgpu_account_sum(usage, 1) == 0 && usage->slots[0].devices[1].peak_bytes == LIMIT);
     usage->slots[3].devices[1].used_bytes = UINT64_MAX; /* a scribbled page refuses, and does not wrap */
     usage->slots[4].devices[1].used_bytes = UINT64_MAX;

@@ -1,0 +1,107 @@
+#include "learn.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#include "graph.h"
+#include "pool.h"
+#include "process_memory.h"
+#include "tenant.h"
+
+#define LOOKS_MAX 20 /* of about 10 us each, while other threads allocate */
+
+uint32_t vgpu_learn_stale;
+uint64_t vgpu_learn_changes;
+uint32_t vgpu_learn_freeing;
+
+static pthread_mutex_t looking = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t unseen[VGPU_MAX_DEVICES];
+
+struct state {
+    uint64_t changes;
+    uint64_t used;
+    bool quiet; /* no call is between its claim and its settlement, or freeing */
+};
+
+static struct state state_of(unsigned device, uint64_t claimed)
+{
+    const struct vgpu_account *account = vgpu_tenant_account();
+    const struct vgpu_slot_device *own = &account->usage->slots[account->slot].devices[device];
+    struct state state = {.changes = __atomic_load_n(&vgpu_learn_changes, __ATOMIC_SEQ_CST),
+                          .used = __atomic_load_n(&own->used_bytes, __ATOMIC_SEQ_CST)};
+    state.quiet = __atomic_load_n(&own->claim_bytes, __ATOMIC_SEQ_CST) == claimed &&
+                  __atomic_load_n(&vgpu_learn_freeing, __ATOMIC_SEQ_CST) == 0;
+    return state;
+}
+
+/* One look; false if the figures moved under it. *known is false if NVML cannot say. */
+static bool look(int device, uint64_t claimed, bool *known)
+{
+    uint64_t held;
+    vgpu_pool_settle_all(device);
+    vgpu_graph_settle(device);
+    struct state before = state_of((unsigned)device, claimed);
+    *known = vgpu_process_memory((unsigned)device, &held);
+    if (!*known)
+        return true;
+    bool same = vgpu_pool_settle_all(device) && vgpu_graph_settle(device);
+    struct state after = state_of((unsigned)device, claimed);
+    if (!same || !before.quiet || !after.quiet || before.changes != after.changes || before.used != after.used)
+        return false;
+    uint64_t hidden = __atomic_load_n(&unseen[device], __ATOMIC_SEQ_CST);
+    uint64_t seen = after.used > hidden ? after.used - hidden : 0;
+    vgpu_account_set_context(vgpu_tenant_account(), (unsigned)device, held > seen ? held - seen : 0);
+    return true;
+}
+
+/* Called with `looking` held. */
+static bool look_often(int device, uint64_t claimed, int looks)
+{
+    bool known = false;
+    bool done = false;
+    __atomic_fetch_and(&vgpu_learn_stale, ~(1u << device), __ATOMIC_SEQ_CST);
+    for (int i = 0; i < looks && !done; i++)
+        done = look(device, claimed, &known);
+    if (!done)
+        vgpu_learn_later(device);
+    return done && known;
+}
+
+bool vgpu_learn(int device, uint64_t claimed)
+{
+    pthread_mutex_lock(&looking);
+    bool learnt = look_often(device, claimed, LOOKS_MAX);
+    pthread_mutex_unlock(&looking);
+    return learnt;
+}
+
+void vgpu_learn_once(int device)
+{
+    if (pthread_mutex_trylock(&looking) != 0)
+        return;
+    look_often(device, 0, 1);
+    pthread_mutex_unlock(&looking);
+}
+
+void vgpu_learn_later(int device)
+{
+    __atomic_fetch_or(&vgpu_learn_stale, 1u << device, __ATOMIC_SEQ_CST);
+}
+
+bool vgpu_learn_within_limit(int device)
+{
+    return vgpu_account_settled(vgpu_tenant_account()->usage, (unsigned)device) <= vgpu_tenant_limit((unsigned)device);
+}
+
+void vgpu_learn_unseen(int device, int64_t bytes)
+{
+    __atomic_fetch_add(&unseen[device], (uint64_t)bytes, __ATOMIC_SEQ_CST);
+}
+
+void vgpu_learn_reset(void)
+{
+    pthread_mutex_init(&looking, NULL);
+    memset(unseen, 0, sizeof(unseen));
+    vgpu_learn_stale = 0;
+    vgpu_learn_freeing = 0;
+}

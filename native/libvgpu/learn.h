@@ -1,0 +1,57 @@
+/*
+ * learn.h: what the driver takes that no call names (contexts, modules, local memory, streams). It is the
+ * difference between what NVML says this process holds and what the calls it made account for, and is
+ * kept in the slot's context_bytes. Where NVML cannot say, nothing is learnt and nothing is charged.
+ *
+ * One look costs about 10 us (H200, driver 580), so it is taken when something happened that makes such
+ * memory, never on every call.
+ */
+#ifndef VGPU_LEARN_H
+#define VGPU_LEARN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Looks now, with `claimed` bytes of this process being claims of the caller's own. False: NVML cannot say,
+ * or other threads allocated all the while; then the next allocation looks again. */
+bool vgpu_learn(int device, uint64_t claimed);
+
+/* Looks once, unless another thread does. */
+void vgpu_learn_once(int device);
+
+/* Something happened that makes the driver take memory now or soon: the next allocation looks first. */
+void vgpu_learn_later(int device);
+
+extern uint32_t vgpu_learn_stale; /* a bit a device */
+static inline void vgpu_learn_if_stale(int device)
+{
+    if (__builtin_expect((__atomic_load_n(&vgpu_learn_stale, __ATOMIC_RELAXED) >> device & 1) != 0, 0))
+        vgpu_learn_once(device);
+}
+
+/* Is the tenant within its limit on the device now? */
+bool vgpu_learn_within_limit(int device);
+
+/* Bytes that are charged but that NVML does not show with this process (managed memory). */
+void vgpu_learn_unseen(int device, int64_t bytes);
+
+/* The figures of this process changed, or are about to: a look that overlaps does not count. */
+extern uint64_t vgpu_learn_changes;
+extern uint32_t vgpu_learn_freeing;
+static inline void vgpu_learn_changed(void)
+{
+    __atomic_fetch_add(&vgpu_learn_changes, 1, __ATOMIC_SEQ_CST);
+}
+static inline void vgpu_learn_free_begins(void)
+{
+    __atomic_fetch_add(&vgpu_learn_freeing, 1, __ATOMIC_SEQ_CST);
+}
+static inline void vgpu_learn_free_ends(void)
+{
+    vgpu_learn_changed();
+    __atomic_fetch_sub(&vgpu_learn_freeing, 1, __ATOMIC_SEQ_CST);
+}
+
+void vgpu_learn_reset(void);
+
+#endif

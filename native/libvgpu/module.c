@@ -1,0 +1,204 @@
+/*
+ * module.c: code and what it brings: globals, the heap and buffers of device functions, local memory.
+ *
+ * A module's memory is known when it is loaded: one that passes the limit is unloaded again. Local memory
+ * is a pool of each context, as large as the most demanding function that ran needs on every thread that
+ * fits on the device at once: 16 KiB a thread are 4.2 GiB on an H200. The driver makes it larger at the
+ * launch, where nothing can be refused any more; so it is made larger when the function is looked up,
+ * through the same limit that the driver itself moves (CU_LIMIT_STACK_SIZE).
+ */
+#include "capture.h"
+#include "charge.h"
+#include "device.h"
+#include "functions.h"
+#include "learn.h"
+#include "tenant.h"
+
+/* Index in the lease of the current context's device, or VGPU_NOT_IN_LEASE. */
+static int limited_device(CUdevice *device)
+{
+    bool limited;
+    if (vgpu_tenant_enter(&limited) != CUDA_SUCCESS || !limited || vgpu_device_current(device) != CUDA_SUCCESS)
+        return VGPU_NOT_IN_LEASE;
+    return vgpu_device_index(*device);
+}
+
+/* After a call that made the driver take memory: false if that passed the limit. Code that is loaded lazily
+ * comes later, so the next allocation looks again. */
+static bool fits(CUresult result)
+{
+    CUdevice device;
+    int index = result == CUDA_SUCCESS ? limited_device(&device) : VGPU_NOT_IN_LEASE;
+    if (index == VGPU_NOT_IN_LEASE || !vgpu_learn(index, 0))
+        return true;
+    vgpu_learn_later(index);
+    return vgpu_learn_within_limit(index);
+}
+
+static void look_later(CUresult result)
+{
+    CUdevice device;
+    int index = result == CUDA_SUCCESS ? limited_device(&device) : VGPU_NOT_IN_LEASE;
+    if (index != VGPU_NOT_IN_LEASE)
+        vgpu_learn_later(index);
+}
+
+static CUresult loaded(CUresult result, const CUmodule *module)
+{
+    if (fits(result))
+        return result;
+    CALL(cuModuleUnload, *module);
+    look_later(CUDA_SUCCESS);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult loaded_library(CUresult result, const CUlibrary *library)
+{
+    if (fits(result))
+        return result;
+    CALL(cuLibraryUnload, *library);
+    look_later(CUDA_SUCCESS);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+VGPU_EXPORT CUresult cuModuleLoad(CUmodule *module, const char *fname)
+{
+    return loaded(CALL(cuModuleLoad, module, fname), module);
+}
+
+VGPU_EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image)
+{
+    return loaded(CALL(cuModuleLoadData, module, image), module);
+}
+
+VGPU_EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int numOptions,
+                                        CUjit_option *options, void **optionValues)
+{
+    return loaded(CALL(cuModuleLoadDataEx, module, image, numOptions, options, optionValues), module);
+}
+
+VGPU_EXPORT CUresult cuModuleLoadFatBinary(CUmodule *module, const void *fatCubin)
+{
+    return loaded(CALL(cuModuleLoadFatBinary, module, fatCubin), module);
+}
+
+VGPU_EXPORT CUresult cuModuleUnload(CUmodule hmod)
+{
+    CUresult result = CALL(cuModuleUnload, hmod);
+    look_later(result);
+    return result;
+}
+
+VGPU_EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jitOptions,
+                                       void **jitOptionsValues, unsigned int numJitOptions,
+                                       CUlibraryOption *libraryOptions, void **libraryOptionValues,
+                                       unsigned int numLibraryOptions)
+{
+    return loaded_library(CALL(cuLibraryLoadData, library, code, jitOptions, jitOptionsValues, numJitOptions,
+                               libraryOptions, libraryOptionValues, numLibraryOptions),
+                          library);
+}
+
+VGPU_EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *fileName, CUjit_option *jitOptions,
+                                           void **jitOptionsValues, unsigned int numJitOptions,
+                                           CUlibraryOption *libraryOptions, void **libraryOptionValues,
+                                           unsigned int numLibraryOptions)
+{
+    return loaded_library(CALL(cuLibraryLoadFromFile, library, fileName, jitOptions, jitOptionsValues,
+                               numJitOptions, libraryOptions, libraryOptionValues, numLibraryOptions),
+                          library);
+}
+
+VGPU_EXPORT CUresult cuLibraryUnload(CUlibrary library)
+{
+    CUresult result = CALL(cuLibraryUnload, library);
+    look_later(result);
+    return result;
+}
+
+/* Threads that a device runs at once: what local memory is made for; 0 if the driver does not say. */
+static uint64_t resident_threads(CUdevice device)
+{
+    int a_processor = 0;
+    int processors = 0;
+    if (CALL(cuDeviceGetAttribute, &a_processor, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, device) !=
+            CUDA_SUCCESS ||
+        CALL(cuDeviceGetAttribute, &processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) != CUDA_SUCCESS ||
+        a_processor < 0 || processors < 0)
+        return 0;
+    return (uint64_t)a_processor * (uint64_t)processors;
+}
+
+static CUresult grow_local(int index, CUdevice device, size_t from, size_t to)
+{
+    struct vgpu_charge charge;
+    CUresult result = vgpu_charge_index(&charge, index, (to - from) * resident_threads(device));
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = CALL(cuCtxSetLimit, CU_LIMIT_STACK_SIZE, to);
+    vgpu_learn(index, charge.bytes);
+    vgpu_charge_undo(&charge, result);
+    return result;
+}
+
+/* While any capture is under way a change of limits would spoil it: then the launch does it, and it is learnt. */
+static CUresult looked_up(CUresult result, CUresult asked, int local_bytes)
+{
+    CUdevice device;
+    size_t now;
+    int index = result == CUDA_SUCCESS ? limited_device(&device) : VGPU_NOT_IN_LEASE;
+    if (index == VGPU_NOT_IN_LEASE)
+        return result;
+    vgpu_learn_later(index); /* the launch may load the code */
+    if (asked != CUDA_SUCCESS || local_bytes <= 0 || vgpu_capture_any() ||
+        CALL(cuCtxGetLimit, &now, CU_LIMIT_STACK_SIZE) != CUDA_SUCCESS || (size_t)local_bytes <= now)
+        return result;
+    return grow_local(index, device, now, (size_t)local_bytes) == CUDA_ERROR_OUT_OF_MEMORY ? CUDA_ERROR_OUT_OF_MEMORY
+                                                                                            : result;
+}
+
+VGPU_EXPORT CUresult cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const char *name)
+{
+    int local_bytes = 0;
+    CUresult result = CALL(cuModuleGetFunction, hfunc, hmod, name);
+    if (result != CUDA_SUCCESS)
+        return result;
+    CUresult asked = CALL(cuFuncGetAttribute, &local_bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, *hfunc);
+    return looked_up(result, asked, local_bytes);
+}
+
+VGPU_EXPORT CUresult cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel)
+{
+    int local_bytes = 0;
+    CUresult result = CALL(cuKernelGetFunction, pFunc, kernel);
+    if (result != CUDA_SUCCESS)
+        return result;
+    CUresult asked = CALL(cuFuncGetAttribute, &local_bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, *pFunc);
+    return looked_up(result, asked, local_bytes);
+}
+
+VGPU_EXPORT CUresult cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, const char *name)
+{
+    CUdevice device;
+    int local_bytes = 0;
+    CUresult result = CALL(cuLibraryGetKernel, pKernel, library, name);
+    if (result != CUDA_SUCCESS || limited_device(&device) == VGPU_NOT_IN_LEASE)
+        return result;
+    CUresult asked = CALL(cuKernelGetAttribute, &local_bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, *pKernel, device);
+    return looked_up(result, asked, local_bytes);
+}
+
+/* The stack is made larger or smaller at once; the other limits count when a module that uses them is loaded. */
+VGPU_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
+{
+    CUdevice device;
+    size_t now;
+    int index = limited_device(&device);
+    if (index == VGPU_NOT_IN_LEASE)
+        return CALL(cuCtxSetLimit, limit, value);
+    if (limit == CU_LIMIT_STACK_SIZE && CALL(cuCtxGetLimit, &now, limit) == CUDA_SUCCESS && value > now)
+        return grow_local(index, device, now, value);
+    CUresult result = CALL(cuCtxSetLimit, limit, value);
+    vgpu_learn(index, 0);
+    return result;
+}

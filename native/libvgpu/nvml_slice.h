@@ -1,0 +1,24 @@
+/* nvml_slice.h: the lease as NVML's wrappers see it. A program that only looks (nvidia-smi) never calls
+ * cuInit, so this reads the lease by itself, claims no slot and registers nowhere. */
+#ifndef VGPU_NVML_SLICE_H
+#define VGPU_NVML_SLICE_H
+
+#include <stdbool.h>
+
+#include "cuda_api.h"
+#include "lease_open.h"
+
+/* The lease of this process, mapped; NULL if it has none. usage is NULL if this user may not read it. */
+const struct vgpu_lease_view *vgpu_nvml_lease(void);
+
+/* Index in the lease of a device or MIG device by its UUID, and its memory limit; -1: not in the lease. */
+int vgpu_nvml_index(nvmlDevice_t device, uint64_t *limit_bytes);
+
+/* Pids of the live processes of the lease, as the caller's pid namespace names them, with the memory of
+ * each on the device `index`. Returns how many there are, of which at most `most` are given. */
+unsigned vgpu_nvml_processes(int index, nvmlProcessInfo_t *processes, unsigned most);
+
+/* In a forked child: a thread that is not here may have held the lock. */
+void vgpu_nvml_reset(void);
+
+#endif

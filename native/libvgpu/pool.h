@@ -1,0 +1,25 @@
+/*
+ * pool.h: memory pools. A pool's charge is what the driver says it has reserved on the card, which is
+ * what NVML sees: live requests, what it keeps for later, and the rounding to its blocks.
+ */
+#ifndef VGPU_POOL_H
+#define VGPU_POOL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* A pool grows by 32 MiB blocks, by no more than the request needs (measured on an H200, driver 580). */
+#define VGPU_POOL_GRAIN (32u << 20)
+
+/* Charges all pools on a device (index in the lease) as they are now. True: nothing had changed. */
+bool vgpu_pool_settle_all(int device);
+
+/* Makes the pools on a device give back what nothing uses. True: something came back. */
+bool vgpu_pool_give_back(int device);
+
+/* After a synchronisation: pools give memory back then. Costs one load unless a pool holds memory. */
+void vgpu_pool_synchronised(void);
+
+void vgpu_pool_reset(void);
+
+#endif

@@ -1,0 +1,34 @@
+/* fake.h: what the parts of the fake driver share. */
+#ifndef FAKE_H
+#define FAKE_H
+
+#define __CUDA_API_VERSION_INTERNAL
+#include <cuda.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define API __attribute__((visibility("default")))
+#define DEVICES 2
+#define CONTEXT_BYTES (64ull << 20)
+#define CARD_BYTES (8ull << 30)
+#define PAGE_BYTES (2ull << 20)
+
+extern pthread_mutex_t fake_mutex;
+extern __thread CUcontext fake_current;
+
+int fake_device(void);     /* of the current context */
+int fake_no_context(void); /* CUDA_SUCCESS if there is one */
+#define NEED_CONTEXT                             \
+    if (fake_no_context() != CUDA_SUCCESS)       \
+        return (CUresult)fake_no_context();
+
+/* Bytes that reach the card; called with the mutex held. */
+void fake_count(int device, uint64_t bytes);
+void fake_uncount(int device, uint64_t bytes);
+bool fake_has_room(int device, uint64_t bytes);
+
+CUresult fake_drop(uint64_t handle);
+bool fake_pool_free(CUdeviceptr pointer); /* false: not a pool's */
+
+#endif
