@@ -44,6 +44,7 @@ class DeviceLimits:
     share_hundredths: int = layout.SHARE_ALL
     share_policy: SharePolicy = SharePolicy.NONE
     priority: int = 0
+    quantum_us: int = 0  # 0: no wish
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def _pack_device(device: DeviceLimits) -> bytes:
         device.share_hundredths,
         device.share_policy,
         device.priority,
-        0,
+        device.quantum_us,
     )
     return body.ljust(layout.DEVICE_LIMITS_SIZE, b"\0")
 
@@ -334,8 +335,8 @@ def _parse_limits(raw: bytes) -> Limits:
 
 def _read_device(raw: bytes, index: int) -> DeviceLimits:
     at = layout.LIMITS_DEVICES + index * layout.DEVICE_LIMITS_SIZE
-    memory, share, policy, priority = struct.unpack_from("<QIIi", raw, at + layout.DEVICE_LIMITS_MEMORY_BYTES)
-    return DeviceLimits(_text(raw[at : at + layout.UUID_BYTES]), memory, share, SharePolicy(policy), priority)
+    memory, share, policy, priority, quantum = struct.unpack_from("<QIIiI", raw, at + layout.DEVICE_LIMITS_MEMORY_BYTES)
+    return DeviceLimits(_text(raw[at : at + layout.UUID_BYTES]), memory, share, SharePolicy(policy), priority, quantum)
 
 
 def read_usage(folder: Path) -> Usage:

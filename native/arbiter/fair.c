@@ -119,20 +119,6 @@ double fair_threshold(const struct sched_place *place, bool contended)
     return fair_quantum(place) * (1 - asked(place)) * (contended ? 0.5 : 1);
 }
 
-void fair_refresh(struct sched_device *device, uint64_t now)
-{
-    uint64_t passed = now > device->refreshed_at ? now - device->refreshed_at : 0;
-    device->refreshed_at = now;
-    weigh(device, now);
-    device->round_ns = round_length(device, now);
-    for (struct sched_place *p = device->places; p != NULL; p = p->next) {
-        double most = most_tokens(p);
-        p->tokens_ns += asked(p) * (double)passed;
-        if (p->tokens_ns > most)
-            p->tokens_ns = most;
-    }
-}
-
 uint64_t fair_window(const struct sched_device *device, uint64_t now)
 {
     double shortest = 8 * WINDOW_MAX_NS;
@@ -165,6 +151,25 @@ void fair_charge(struct sched_place *place, uint64_t used_ns, uint64_t now)
     double least = least_vtime(place, now);
     if (least >= 0 && place->vtime_ns > least + (double)SCHED_DEBT_WAIT_NS)
         place->vtime_ns = least + (double)SCHED_DEBT_WAIT_NS;
+}
+
+void fair_refresh(struct sched_device *device, uint64_t now)
+{
+    uint64_t passed = now > device->refreshed_at ? now - device->refreshed_at : 0;
+    device->refreshed_at = now;
+    weigh(device, now);
+    device->round_ns = round_length(device, now);
+    for (struct sched_place *p = device->places; p != NULL; p = p->next) {
+        if (p->holding && now > p->charged_until) {
+            if (device->managed)
+                fair_charge(p, now - p->charged_until, now);
+            p->charged_until = now;
+        }
+        double most = most_tokens(p);
+        p->tokens_ns += asked(p) * (double)passed;
+        if (p->tokens_ns > most)
+            p->tokens_ns = most;
+    }
 }
 
 void fair_wake(struct sched_place *place, uint64_t now)

@@ -12,8 +12,8 @@ bool fair_active(const struct sched_place *place, uint64_t now);
 
 bool fair_is_hard(const struct sched_place *place);
 
-/* Takes stock of a device: who is active, how long a round is; earns tokens for the time since the last
- * call. What the functions below say is as of then. */
+/* Takes stock of a device: who is active, how long a round is; charges who holds it, and earns tokens for
+ * the time since the last call. What the functions below say is as of then. */
 void fair_refresh(struct sched_device *device, uint64_t now);
 
 /* Part of the device that the place is entitled to, 0 to 1; `none` shares what the others leave. */

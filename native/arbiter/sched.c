@@ -110,15 +110,13 @@ static bool any(const struct sched_tenant *tenant, enum sched_member_state state
 /* Gives back what the tenant holds and charges it. */
 static void turn_over(struct sched_tenant *tenant, uint64_t now)
 {
-    uint64_t used = now - tenant->granted_at;
     EACH_HELD(tenant, d) {
         struct sched_place *place = tenant->places[d];
+        fair_refresh(place->device, now);
+        place->holding = false;
         place->device->busy--;
-        if (place->device->managed) {
-            fair_charge(place, used, now);
-            if (tenant->ends_at != SCHED_NEVER && now > tenant->ends_at)
-                place->count.overrun_ns += now - tenant->ends_at;
-        }
+        if (place->device->managed && tenant->ends_at != SCHED_NEVER && now > tenant->ends_at)
+            place->count.overrun_ns += now - tenant->ends_at;
     }
     tenant->held = 0;
     tenant->free_running = false;
@@ -288,6 +286,8 @@ static void grant(struct sched_tenant *tenant, bool free_running, uint64_t now)
             left = left > LENGTH_MIN_NS ? left : LENGTH_MIN_NS;
             length = length < 0 || left < length ? left : length;
         }
+        place->holding = true;
+        place->charged_until = now;
         place->device->busy++;
         place->count.turns++;
         place->count.waited_ns += now - tenant->waits_since;

@@ -50,6 +50,8 @@ struct sched_place {
     struct sched_tenant *tenant;
     struct sched_place *next; /* on the device */
     struct sched_limits limits;
+    bool holding;
+    uint64_t charged_until; /* while holding */
     double tokens_ns; /* device time that its share has earned and it has not used; negative: debt */
     double vtime_ns;  /* device time used, divided by the weight */
     struct vgpu_compute count;
