@@ -214,3 +214,45 @@ def test_its_refusals_are_seen(real: Watched) -> None:
         assert real.says("get_default_client_priority") == "1"
 
     play(work)
+
+
+FAULTY = """#!/bin/sh
+[ "$1" = -f ] && exec sleep 600
+[ "$1" = -v ] && exit 0
+# the commands that it knows: get_server_status set_default_device_pinned_mem_limit
+read verb a b
+case "$verb" in
+get_server_list) cat "$D/servers" ;;
+get_server_status) cat "$D/state" ;;
+shutdown_server) echo "$a $b" >>"$D/ended"; : >"$D/servers" ;;
+get_default_active_thread_percentage) echo 33.3 ;;
+get_default_device_pinned_mem_limit) echo 2G ;;
+get_active_thread_percentage) echo 33.3 ;;
+get_device_pinned_mem_limit) echo 2G ;;
+esac
+"""
+
+
+def test_a_fault_is_seen_said_once_and_ended(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = short_folder / "control"
+    program.write_text(FAULTY)
+    program.chmod(0o755)
+    monkeypatch.setenv("D", str(short_folder))
+    (short_folder / "servers").write_text("7\n")
+    (short_folder / "state").write_text("ACTIVE\n")
+    made = watched(str(program), short_folder / "r", MpsRules(check_seconds=0.2, hang_seconds=1))
+
+    async def work() -> None:
+        await made.supervisor.up()
+        assert made.notices == []
+        (short_folder / "state").write_text("FAULT\n")
+        await until((short_folder / "ended").exists, "the server was not ended")
+        await until(lambda: len(made.notices) >= 2, "it was not said")
+        assert (short_folder / "ended").read_text() == "7 -f\n"
+        assert [notice.split(" in FAULT")[0] for notice in made.notices] == [
+            "MPS server 7 is",
+            "MPS server 7 stays",
+        ]
+        await made.supervisor.down()
+
+    play(work)

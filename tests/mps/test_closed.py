@@ -1,0 +1,85 @@
+"""Devices that are closed to a request: the planner's part, and who may come to an MPS device."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.node.world import device
+from vgpud.model.device import Node
+from vgpud.model.errors import ErrorCode
+from vgpud.model.quantity import GIB, Percent
+from vgpud.model.tenancy import Allocation, Isolation, Mode, Owner, Request, Slice, State
+from vgpud.modes.base import Paths
+from vgpud.modes.mps import MpsMode, MpsRules, MpsWorld, Users
+from vgpud.modes.mps.features import Features
+from vgpud.planner.choose import choose
+from vgpud.policy.model import Policy
+
+NODE = Node(devices=(device(0), device(1)))
+REQUEST = Request("r", Owner(1, 1), GIB, Percent(1000), isolation=Isolation.COMPUTE)
+
+
+def test_a_closed_device_is_passed_over_with_its_reason() -> None:
+    decision = choose(REQUEST, NODE, Policy(), {}, closed={"GPU-00000000": "it is drained"})
+    assert [part.device_uuid for part in decision.slices] == ["GPU-00000001"]
+    assert decision.reasons[0].sentence == "it is drained"
+
+
+def test_all_closed_is_no_capacity_and_not_impossible() -> None:
+    shut = {one.uuid: "it is drained" for one in NODE.devices}
+    refusal = choose(REQUEST, NODE, Policy(), {}, closed=shut).refusal
+    assert refusal is not None
+    assert refusal.code is ErrorCode.NO_CAPACITY
+    assert all("it is drained" in line for line in refusal.details)
+
+
+def test_what_can_never_be_is_said_before_what_is_closed() -> None:
+    asked = replace(REQUEST, memory_bytes=800 * GIB)
+    shut = {one.uuid: "it is drained" for one in NODE.devices}
+    refusal = choose(asked, NODE, Policy(), {}, closed=shut).refusal
+    assert refusal is not None
+    assert refusal.code is ErrorCode.IMPOSSIBLE
+
+
+def held(name: str, uid: int) -> Allocation:
+    part = Slice("GPU-00000000", Mode.MPS, GIB, Percent(1000))
+    return Allocation(name, replace(REQUEST, id=name, owner=Owner(uid, uid)), State.ACTIVE, (part,))
+
+
+Closed = Callable[..., str | None]
+
+
+@pytest.fixture
+def closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Closed:
+    def ask(uid: int, *allocations: Allocation, rules: MpsRules | None = None, but: str = "") -> str | None:
+        def nothing(*_: object) -> None:
+            return None
+
+        world = MpsWorld(lambda _: allocations, lambda _: rules or MpsRules(), nothing, nothing, None)  # type: ignore[arg-type]
+        paths = Paths(tmp_path, tmp_path, tmp_path, tmp_path)
+        mode = MpsMode(None, None, world, paths)  # type: ignore[arg-type]
+        monkeypatch.setattr(mode, "features", Features)
+        return mode.closed_to(uid, device(0), but)
+
+    return ask
+
+
+def test_who_may_come(closed: Closed) -> None:
+    assert closed(1) is None
+    assert closed(1, held("a", 1)) is None
+    assert closed(2, held("a", 1), held("b", 3)) == (
+        "its MPS server serves uid 1, 3, and uid 2 would wait until all their programs end"
+    )
+    assert closed(2, held("a", 2), held("mine", 3), but="mine") is None
+    assert closed(2, held("a", 1), rules=MpsRules(users=Users.QUEUE)) is None
+    assert closed(2, held("a", 1), rules=MpsRules(users=Users.MULTI)), "this daemon is not multi-user"
+
+
+def test_the_client_limit_of_the_driver_is_kept(closed: Closed) -> None:
+    many = [held(str(number), 1) for number in range(12)]
+    assert closed(1, *many[:11], rules=MpsRules(processes_per_tenant=4)) is None
+    assert closed(1, *many, rules=MpsRules(processes_per_tenant=4)) == (
+        "its MPS server takes 48 processes, and 12 tenants may have 4 each"
+    )
