@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -30,6 +30,7 @@ from vgpud.model.view import DeviceView, NodeDescription, ReloadReport, SliceUse
 from vgpud.modes.base import Effector
 from vgpud.modes.mig import MigMode
 from vgpud.node.book import Book, check_same_request
+from vgpud.node.checks import check_owner, check_resizable, settled
 from vgpud.node.drains import Drains
 from vgpud.node.execute import Executor, FaultHook, new_event
 from vgpud.node.hub import Hub
@@ -44,6 +45,7 @@ from vgpud.planner.resize import resize_slices
 from vgpud.planner.steps import allocate_steps, release_steps
 from vgpud.policy.load import LoadedPolicy
 
+T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 _RELEASED_REMEMBERED = 10_000
@@ -91,7 +93,8 @@ class NodeKeeper:
         parts.inventory.health_changed = self._health_changed
         self._allocating: dict[str, tuple[Request, asyncio.Task[Allocation]]] = {}
         self._releasing: dict[str, asyncio.Task[None]] = {}
-        self._ending: dict[str, asyncio.Task[None]] = {}  # releases nobody asked for: a bound process ended
+        self._changing: dict[str, asyncio.Task[Any]] = {}  # resizes and repairs, which a release waits for
+        self._ending: dict[str, asyncio.Task[bool]] = {}  # releases nobody asked for: a bound process ended
         self._detached: dict[str, Allocation] = {}  # releases that have only to be written down
         self._released: deque[str] = deque(maxlen=_RELEASED_REMEMBERED)
         self._background: set[asyncio.Task[None]] = set()
@@ -120,7 +123,7 @@ class NodeKeeper:
             return await asyncio.shield(task)
         existing = self._book.by_request(request)
         if existing is not None:
-            return _settled(existing)
+            return settled(existing)
         task = asyncio.ensure_future(self._allocate(request))
         self._allocating[request.id] = request, task
         task.add_done_callback(lambda _: self._allocating.pop(request.id, None))
@@ -160,10 +163,8 @@ class NodeKeeper:
 
     async def _undo(self, allocation_id: str) -> None:
         """Leaves nothing of an allocation that failed half-way; what cannot be undone now is retried."""
-        allocation = replace(self._book.get(allocation_id), state=State.RELEASING)
-        self._book.replace(allocation)
         try:
-            await self._dismantle(allocation)
+            await self._begin_release(allocation_id)
         except VgpuError as error:
             log.warning("undo failed, will retry", allocation=allocation_id, why=str(error))
             self.spawn(self._release_when_possible(allocation_id))
@@ -174,7 +175,7 @@ class NodeKeeper:
         decision = self._decide(request)
         if decision[0].refusal is None:
             return decision
-        leaving = {*self._releasing.values(), *self._ending.values()}
+        leaving: set[asyncio.Task[Any]] = {*self._releasing.values(), *self._ending.values()}
         if leaving:  # what is in the way may be on its way out
             await asyncio.wait(leaving, timeout=_SETTLE_SECONDS)
         await self._inventory.refresh()
@@ -202,30 +203,50 @@ class NodeKeeper:
         if allocation_id not in self._book and allocation_id in self._released:
             return True
         allocation = self._book.get(allocation_id)
-        _check_owner(allocation, caller)
-        await self._release(allocation, force)
-        return False
+        check_owner(allocation, caller)
+        return await self._release(allocation, force)
 
-    async def _release(self, allocation: Allocation, force: bool) -> None:
+    async def _release(self, allocation: Allocation, force: bool) -> bool:
+        """True if somebody else's release ended first."""
         if allocation.state is State.ALLOCATING:
             raise VgpuError(
                 ErrorCode.ALLOCATION_BUSY,
                 f"allocation {allocation.id} is still being made",
                 "try again in a moment",
             )
-        running = self._releasing.get(allocation.id)
-        if running is None:
-            if not force:
-                await self._check_tenants_gone(allocation)
-            running = self._releasing.get(allocation.id)
-        if running is None:
-            before = self._book.get(allocation.id)
-            releasing = replace(before, state=State.RELEASING)
-            self._book.replace(releasing)
-            running = asyncio.ensure_future(self._dismantle(releasing, before))
-            self._releasing[allocation.id] = running
-            running.add_done_callback(lambda _: self._releasing.pop(allocation.id, None))
-        await asyncio.shield(running)
+        if allocation.id not in self._releasing and not force:
+            await self._check_tenants_gone(allocation)
+        await self._settle(allocation.id)
+        if allocation.id not in self._book:
+            return True
+        await asyncio.shield(self._begin_release(allocation.id))
+        return False
+
+    def _begin_release(self, allocation_id: str) -> asyncio.Task[None]:
+        """The one release of this allocation that is under way."""
+        running = self._releasing.get(allocation_id)
+        if running is not None:
+            return running
+        before = self._book.get(allocation_id)
+        releasing = replace(before, state=State.RELEASING)
+        self._book.replace(releasing)
+        # one that was never committed has no state to go back to
+        stays = releasing if before.state is State.ALLOCATING else before
+        running = asyncio.ensure_future(self._dismantle(releasing, stays))
+        self._releasing[allocation_id] = running
+        running.add_done_callback(lambda _: self._releasing.pop(allocation_id, None))
+        return running
+
+    async def _settle(self, allocation_id: str) -> None:
+        """Waits until nothing changes the allocation."""
+        while (changing := self._changing.get(allocation_id)) is not None:
+            await asyncio.wait((changing,))
+
+    def _begin_change(self, allocation_id: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.ensure_future(work)
+        self._changing[allocation_id] = task
+        task.add_done_callback(lambda _: self._changing.pop(allocation_id, None))
+        return task
 
     async def _check_tenants_gone(self, allocation: Allocation) -> None:
         for part in allocation.slices:
@@ -239,13 +260,13 @@ class NodeKeeper:
                     "end them first, or release with --force: their limits then drop to nothing new",
                 )
 
-    async def _dismantle(self, allocation: Allocation, before: Allocation | None = None) -> None:
+    async def _dismantle(self, allocation: Allocation, before: Allocation) -> None:
         """`before` is what it stays if the intent cannot be recorded."""
         steps = release_steps(allocation, self._book.use)
         try:
             await self._executor.run("release", allocation, steps[:1])
         except VgpuError:
-            self._book.replace(before or allocation)
+            self._book.replace(before)
             raise
         await self._executor.run("release", allocation, steps[1:-1])
         self._detached[allocation.id] = allocation
@@ -273,9 +294,7 @@ class NodeKeeper:
 
     async def dismantle(self, allocation_id: str) -> None:
         """At start: takes away what an intent left behind, without asking for tenants."""
-        allocation = replace(self._book.get(allocation_id), state=State.RELEASING)
-        self._book.replace(allocation)
-        await self._dismantle(allocation)
+        await asyncio.shield(self._begin_release(allocation_id))
 
     def release_later(self, allocation_id: str) -> None:
         """As soon as no process runs in it."""
@@ -283,14 +302,21 @@ class NodeKeeper:
 
     async def run_steps(self, verb: str, allocation_id: str, steps: Sequence[Step]) -> None:
         """Runs a plan on a held allocation, and tells watchers what came of it."""
+        await self._settle(allocation_id)
+        if self._book.get(allocation_id).state is not State.RELEASING:
+            await asyncio.shield(
+                self._begin_change(allocation_id, self._run_steps(verb, allocation_id, steps))
+            )
+
+    async def _run_steps(self, verb: str, allocation_id: str, steps: Sequence[Step]) -> None:
         allocation, event = await self._executor.run(verb, self._book.get(allocation_id), steps)
         if event is not None:
             self.hub.publish(event, allocation)
 
     def busy(self) -> frozenset[str]:
-        """Allocations that are being made or released right now."""
+        """Allocations that are being made, changed or released right now."""
         making = {a.id for a in self._book if a.request.id in self._allocating}
-        return frozenset(making | set(self._releasing))
+        return frozenset(making | set(self._releasing) | set(self._changing))
 
     def _lifetime_ended(self, allocation_id: str) -> None:
         if allocation_id in self._book:
@@ -318,14 +344,21 @@ class NodeKeeper:
     ) -> Allocation:
         """Changes the limits of a running tenant; all slices get the same."""
         allocation = self._book.get(allocation_id)
-        _check_owner(allocation, caller)
-        allocation = _settled(allocation)
+        check_owner(allocation, caller)
+        # one whose last resize could not be recorded to its end can be resized again
+        if allocation_id in self._changing or allocation.state is not State.RESIZING:
+            check_resizable(allocation)
         slices = resize_slices(allocation, memory_bytes, share, self._inventory.node, self._book.use)
-        if slices == allocation.slices:
+        if slices == allocation.slices and allocation.state is State.ACTIVE:
             return allocation
         changed = replace(allocation, slices=slices, state=State.RESIZING)
-        self._book.replace(changed)
-        return await asyncio.shield(self._carry_out_resize(allocation, changed))
+        # what it gives up is nobody else's until that is on record
+        both = zip(slices, allocation.slices, strict=True)
+        held = tuple(replace(new, memory_bytes=max(new.memory_bytes, old.memory_bytes)) for new, old in both)
+        self._book.replace(replace(changed, slices=held))
+        return await asyncio.shield(
+            self._begin_change(allocation_id, self._carry_out_resize(allocation, changed))
+        )
 
     async def _carry_out_resize(self, before: Allocation, changed: Allocation) -> Allocation:
         try:
@@ -334,15 +367,37 @@ class NodeKeeper:
             self._book.replace(before)
             raise
         self._parts.fault("resize.record-intent")
-        return await self.finish_resize(changed)
+        try:
+            await self._put_in_force(changed)
+        except VgpuError as error:
+            await self._keep_size(before, error)
+            raise
+        return await self._end_resize(changed, "resized")
 
-    async def finish_resize(self, changed: Allocation) -> Allocation:
-        """Puts recorded new limits in force; also what a start does that finds them recorded."""
+    async def finish_resize(self, changed: Allocation) -> None:
+        """At start: puts recorded new limits in force."""
+
+        async def finish() -> None:
+            await self._put_in_force(changed)
+            await self._end_resize(changed, "resized")
+
+        await asyncio.shield(self._begin_change(changed.id, finish()))
+
+    async def _put_in_force(self, changed: Allocation) -> None:
         await self._parts.effectors[changed.slices[0].mode].resize(changed)
         self._parts.fault("resize.apply")
-        sentence = f"allocation {changed.id}: resized"
-        event = new_event(EventKind.ALLOCATION_RESIZED, changed.id, sentence)
-        active = await self._ledger.commit(replace(changed, state=State.ACTIVE), event)
+
+    async def _keep_size(self, before: Allocation, why: VgpuError) -> None:
+        with suppress(VgpuError):  # in case the new limits came into force in part
+            await self._parts.effectors[before.slices[0].mode].resize(before)
+        try:
+            await self._end_resize(before, f"not resized, {why.sentence}")
+        except VgpuError as error:
+            log.error("a resize stays open", allocation=before.id, why=str(error))
+
+    async def _end_resize(self, outcome: Allocation, sentence: str) -> Allocation:
+        event = new_event(EventKind.ALLOCATION_RESIZED, outcome.id, f"allocation {outcome.id}: {sentence}")
+        active = await self._ledger.commit(replace(outcome, state=State.ACTIVE), event)
         self._book.replace(active)
         self.hub.publish(replace(event, revision=active.revision), active)
         return active
@@ -477,53 +532,49 @@ class NodeKeeper:
     async def fail_allocations(self, device_uuid: str, sentence: str) -> None:
         """Marks what is held on a device that is gone; its owners release it."""
         for allocation in tuple(self._book):
-            on_device = any(part.device_uuid == device_uuid for part in allocation.slices)
-            if not on_device or allocation.state is not State.ACTIVE:
-                continue
-            await self.mark_failed(allocation, sentence)
+            if any(part.device_uuid == device_uuid for part in allocation.slices):
+                await self.mark_failed(allocation.id, sentence)
 
-    async def mark_failed(self, allocation: Allocation, sentence: str) -> None:
+    async def mark_failed(self, allocation_id: str, sentence: str) -> None:
         """It stays in the books, with the reason, until its owner releases it."""
-        event = new_event(
-            EventKind.ALLOCATION_FAILED, allocation.id, f"allocation {allocation.id}: {sentence}"
-        )
-        failed = await self._ledger.commit(replace(allocation, state=State.FAILED, failure=sentence), event)
-        self._book.replace(failed)
+        await self._settle(allocation_id)
+        if allocation_id not in self._book:
+            return
+        held = self._book.get(allocation_id)
+        if held.state not in (State.ACTIVE, State.RESIZING):
+            return
+        text = f"allocation {allocation_id}: {sentence}"
+        event = new_event(EventKind.ALLOCATION_FAILED, allocation_id, text)
+        try:
+            failed = await self._ledger.commit(replace(held, state=State.FAILED, failure=sentence), event)
+        except VgpuError as error:
+            log.error("failure not recorded", allocation=allocation_id, why=str(error))
+            return
+        if (
+            allocation_id in self._book and self._book.get(allocation_id) is held
+        ):  # else its release began meanwhile
+            self._book.replace(failed)
         self.hub.publish(replace(event, revision=failed.revision), failed)
-        log.warning("allocation failed", allocation=allocation.id, why=sentence)
+        log.warning("allocation failed", allocation=allocation_id, why=sentence)
 
     # --- the end
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        task.add_done_callback(self._background_ended)
+
+    def _background_ended(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("background work failed", why=str(error), exc_info=error)
 
     async def close(self) -> None:
         """Waits for allocations and releases under way; tenants stay as they are."""
         under_way = [*(task for _, task in self._allocating.values()), *self._releasing.values()]
+        under_way += self._changing.values()
         await asyncio.gather(*under_way, return_exceptions=True)
         for task in self._background:
             task.cancel()
         self.lifetimes.close()
         self.hub.close()
-
-
-def _check_owner(allocation: Allocation, caller: Caller) -> None:
-    if not caller.may_touch(allocation.request.owner.uid):
-        raise VgpuError(
-            ErrorCode.NOT_OWNER,
-            f"allocation {allocation.id} belongs to uid {allocation.request.owner.uid}, "
-            f"and the caller is uid {caller.uid}",
-            "ask its owner, or root by the admin socket",
-        )
-
-
-def _settled(allocation: Allocation) -> Allocation:
-    if allocation.state in (State.ACTIVE, State.FAILED):
-        return allocation
-    raise VgpuError(
-        ErrorCode.ALLOCATION_BUSY,
-        f"allocation {allocation.id} is {allocation.state.value} at this moment",
-        "try again in a moment",
-    )

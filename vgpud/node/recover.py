@@ -48,7 +48,10 @@ async def recover(keeper: NodeKeeper, parts: Parts, state: LedgerState, start: S
     keeper.hub.revision = await parts.ledger.set_boot_id(start.boot_id)
     for allocation in tuple(parts.book):
         if allocation.state is State.RESIZING:
-            await keeper.finish_resize(allocation)
+            try:
+                await keeper.finish_resize(allocation)
+            except VgpuError as error:  # its owner can resize it again, or release it
+                log.error("resize not finished", allocation=allocation.id, why=str(error))
         keeper.lifetimes.watch(allocation.id, allocation.request.lifetime)
 
 
@@ -142,6 +145,6 @@ async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -
             if keeper.mig is not None and action.instance is not None:
                 await keeper.mig.remove(action.instance)
         case ActionKind.MARK_FAILED:
-            await keeper.mark_failed(parts.book.get(action.subject), action.reason)
+            await keeper.mark_failed(action.subject, action.reason)
         case ActionKind.REPAIR:
             await keeper.run_steps("repair", action.subject, repair_steps(parts.book.get(action.subject)))

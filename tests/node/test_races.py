@@ -1,0 +1,350 @@
+"""What happens between two awaits of the same allocation: nothing is lost, and no state is a trap."""
+
+import asyncio
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.node.test_lifetimes import of
+from tests.node.world import ALICE, FakeGateway, World, request, world
+from vgpud.model.device import Node
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import GIB
+from vgpud.model.tenancy import Mode, State
+from vgpud.node.lifetimes import Lifetimes, has_ended, start_ticks
+from vgpud.node.recover import Start, recover
+from vgpud.units import Running
+
+
+def one_device() -> FakeGateway:
+    return FakeGateway(Node(devices=FakeGateway().node.devices[:1]))
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came about")
+
+
+def full() -> VgpuError:
+    return VgpuError(ErrorCode.LEDGER_FULL, "the disk is full", "make room")
+
+
+# --- resize
+
+
+def test_a_resize_that_cannot_be_put_in_force_leaves_the_old_size(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            held = await w.keeper.allocate(request("r"))
+            w.effectors[Mode.PRELOAD].fail = {"resize"}
+            with pytest.raises(VgpuError, match="resize was told to fail"):
+                await w.keeper.resize(held.id, ALICE, 40 * GIB, None)
+            now = w.keeper.get(held.id)
+            assert (now.state, now.slices) == (State.ACTIVE, held.slices)
+            on_record = (await w.parts.ledger.load()).allocations[0]
+            assert (on_record.state, on_record.slices) == (State.ACTIVE, held.slices)
+            w.effectors[Mode.PRELOAD].fail = set()
+            assert (await w.keeper.resize(held.id, ALICE, 40 * GIB, None)).state is State.ACTIVE
+
+    asyncio.run(work())
+
+
+def test_a_resize_whose_end_was_not_recorded_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            held = await w.keeper.allocate(request("r"))
+
+            async def no_room(*_: object, **__: object) -> None:
+                raise full()
+
+            with monkeypatch.context() as patched:
+                patched.setattr(w.parts.ledger, "commit", no_room)
+                with pytest.raises(VgpuError, match="disk is full"):
+                    await w.keeper.resize(held.id, ALICE, 40 * GIB, None)
+            again = await w.keeper.resize(held.id, ALICE, 40 * GIB, None)
+            assert (again.state, again.slices[0].memory_bytes) == (State.ACTIVE, 40 * GIB)
+            assert (await w.parts.ledger.load()).allocations[0].state is State.ACTIVE
+
+    asyncio.run(work())
+
+
+def test_a_release_waits_for_a_resize_that_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            held = await w.keeper.allocate(request("r"))
+            gate = asyncio.Event()
+            preload = w.effectors[Mode.PRELOAD]
+            plain = preload.resize
+
+            async def slow(allocation: object) -> None:
+                await gate.wait()
+                assert preload.attached, "resized what was detached already"
+                await plain(allocation)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(preload, "resize", slow)
+            resizing = asyncio.ensure_future(w.keeper.resize(held.id, ALICE, 8 * GIB, None))
+            await until(lambda: w.keeper.get(held.id).state is State.RESIZING)
+            releasing = asyncio.ensure_future(w.keeper.release(held.id, ALICE, force=True))
+            await asyncio.sleep(0.05)
+            gate.set()
+            assert (await resizing).slices[0].memory_bytes == 8 * GIB
+            assert await releasing is False
+            assert w.is_empty()
+            assert (await w.parts.ledger.load()).allocations == ()
+
+    asyncio.run(work())
+
+
+def test_room_that_a_failed_shrink_gave_up_was_given_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with world(tmp_path, one_device()) as w:
+            held = await w.keeper.allocate(request("a", gib=80))
+            gate = asyncio.Event()
+            plain = w.parts.ledger.intent
+
+            async def fails(allocation: object, **_: object) -> None:
+                if allocation.id != held.id:  # type: ignore[attr-defined]
+                    return await plain(allocation)  # type: ignore[arg-type]
+                await gate.wait()
+                raise full()
+
+            monkeypatch.setattr(w.parts.ledger, "intent", fails)
+            shrink = asyncio.ensure_future(w.keeper.resize(held.id, ALICE, 10 * GIB, None))
+            await until(lambda: w.keeper.get(held.id).state is State.RESIZING)
+            with pytest.raises(VgpuError) as refused:
+                await w.keeper.allocate(request("b", gib=60))
+            assert refused.value.code is ErrorCode.NO_CAPACITY
+            gate.set()
+            with pytest.raises(VgpuError, match="disk is full"):
+                await shrink
+            assert w.parts.book.use_of(held.slices[0].device_uuid).memory_bytes == 80 * GIB
+
+    asyncio.run(work())
+
+
+# --- release
+
+
+def test_two_releases_at_once_are_one(tmp_path: Path) -> None:
+    """The second one's look at the tenants may end when the allocation is gone."""
+
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            held = await w.keeper.allocate(request("r"))
+            preload = w.effectors[Mode.PRELOAD]
+            gates = [asyncio.Event(), asyncio.Event()]
+            waiting = iter(gates)
+
+            async def tenants(*_: object) -> tuple[int, ...]:
+                await next(waiting).wait()
+                return ()
+
+            preload.tenants = tenants  # type: ignore[method-assign,assignment]
+            first = asyncio.ensure_future(w.keeper.release(held.id, ALICE, force=False))
+            second = asyncio.ensure_future(w.keeper.release(held.id, ALICE, force=False))
+            await asyncio.sleep(0.01)
+            gates[0].set()
+            assert await first is False
+            gates[1].set()
+            assert await second is True
+
+    asyncio.run(work())
+
+
+def test_a_release_during_an_undo_is_the_same_work(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            preload = w.effectors[Mode.PRELOAD]
+            preload.fail = {"attach"}
+            preload.detach_gate = asyncio.Event()
+            making = asyncio.ensure_future(w.keeper.allocate(request("r")))
+            await until(lambda: any(a.state is State.RELEASING for a in w.parts.book))
+            (name,) = (a.id for a in w.parts.book)
+            releasing = asyncio.ensure_future(w.keeper.release(name, ALICE, force=True))
+            await asyncio.sleep(0.01)
+            preload.detach_gate.set()
+            assert await releasing is False
+            with pytest.raises(VgpuError, match="attach was told to fail"):
+                await making
+            assert preload.calls.count("detach") == 1
+            assert w.is_empty()
+
+    asyncio.run(work())
+
+
+# --- failures of devices
+
+
+async def two_on_one_device(w: World) -> tuple[str, str]:
+    first = await w.keeper.allocate(request("a"))
+    second = await w.keeper.allocate(request("b"))
+    assert first.slices[0].device_uuid == second.slices[0].device_uuid
+    return first.id, second.id
+
+
+def test_a_release_while_a_device_fails_stops_nothing_else_from_failing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with world(tmp_path, one_device()) as w:
+            first, second = await two_on_one_device(w)
+            uuid = w.keeper.get(first).slices[0].device_uuid
+            plain = w.parts.ledger.commit
+            gate = asyncio.Event()
+
+            async def slow(*words: object, **_: object) -> object:
+                await gate.wait()
+                return await plain(*words)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(w.parts.ledger, "commit", slow)
+            failing = asyncio.ensure_future(w.keeper.fail_allocations(uuid, "device 0 is lost"))
+            await asyncio.sleep(0.01)
+            await w.keeper.release(first, ALICE, force=True)
+            gate.set()
+            await failing
+            assert first not in w.parts.book
+            assert w.keeper.get(second).state is State.FAILED
+
+    asyncio.run(work())
+
+
+def test_a_failure_does_not_take_a_release_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second allocation's release begins while the first one's failure is being written."""
+
+    async def work() -> None:
+        async with world(tmp_path, one_device()) as w:
+            first, second = await two_on_one_device(w)
+            uuid = w.keeper.get(first).slices[0].device_uuid
+            plain = w.parts.ledger.commit
+            gate = asyncio.Event()
+
+            async def slow(*words: object, **_: object) -> object:
+                await gate.wait()
+                return await plain(*words)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(w.parts.ledger, "commit", slow)
+            failing = asyncio.ensure_future(w.keeper.fail_allocations(uuid, "device 0 is lost"))
+            await asyncio.sleep(0.01)
+            w.effectors[Mode.PRELOAD].fail = {"detach"}
+            with pytest.raises(VgpuError, match="told to fail"):
+                await w.keeper.release(second, ALICE, force=True)
+            gate.set()
+            await failing
+            assert w.keeper.get(first).state is State.FAILED
+            assert w.keeper.get(second).state is State.RELEASING
+            states = {a.id: a.state for a in (await w.parts.ledger.load()).allocations}
+            assert states == {first: State.FAILED, second: State.RELEASING}
+
+    asyncio.run(work())
+
+
+# --- bound processes
+
+
+NAMELESS = (
+    "import ctypes, sys; ctypes.CDLL(None).prctl(15, b'\\xff\\xfe) Z'); print(flush=True); sys.stdin.read()"
+)
+
+
+def test_a_process_may_have_any_name(tmp_path: Path) -> None:
+    """PR_SET_NAME takes any bytes, and /proc/PID/stat shows them (proc(5))."""
+    tenant = subprocess.Popen([sys.executable, "-c", NAMELESS], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert tenant.stdout is not None
+    tenant.stdout.readline()
+    try:
+        assert start_ticks(tenant.pid)
+        assert not has_ended(tenant.pid)
+
+        async def work() -> None:
+            async with world(tmp_path) as w:
+                held = await w.keeper.allocate(request("r", lifetime=of(tenant.pid)))
+                await asyncio.sleep(0.05)
+                assert w.keeper.get(held.id).state is State.ACTIVE
+                tenant.kill()
+                await until(w.is_empty)
+
+        asyncio.run(work())
+    finally:
+        tenant.kill()
+        tenant.communicate()
+
+
+def test_want_of_descriptors_is_not_the_end_of_a_process() -> None:
+    async def work() -> None:
+        told: list[str] = []
+        lifetimes = Lifetimes(told.append)
+        sleeper = subprocess.Popen(["sleep", "60"])
+        bound = of(sleeper.pid)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            lifetimes.watch("a", bound)
+            await asyncio.sleep(0.05)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert told == []
+        sleeper.kill()
+        await until(lambda: told == ["a"])
+        sleeper.wait()
+        lifetimes.close()
+
+    asyncio.run(work())
+
+
+# --- start
+
+
+def test_a_resize_that_cannot_be_finished_stops_no_start(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            held = await w.keeper.allocate(request("r"))
+            await w.parts.ledger.intent(replace(held, state=State.RESIZING))
+        async with world(tmp_path) as w:
+            state = await w.parts.ledger.load()
+            w.effectors[Mode.PRELOAD].fail = {"resize", "attach"}
+            await recover(w.keeper, w.parts, state, Start(NoUnits(), tmp_path, "boot"))  # type: ignore[arg-type]
+            assert w.keeper.get(held.id).state is State.RESIZING
+            w.effectors[Mode.PRELOAD].fail = set()
+            again = await w.keeper.resize(held.id, ALICE, 8 * GIB, None)
+            assert (again.state, again.slices[0].memory_bytes) == (State.ACTIVE, 8 * GIB)
+            await w.keeper.release(held.id, ALICE, force=False)
+            assert w.is_empty()
+
+    asyncio.run(work())
+
+
+class NoUnits:
+    """No helper runs."""
+
+    def list(self, prefix: str = "") -> tuple[Running, ...]:
+        return ()
+
+    def running(self, name: str) -> Running | None:
+        return None
+
+
+def test_a_failed_allocation_is_not_made_well_by_a_resize(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            held = await w.keeper.allocate(request("r"))
+            await w.keeper.mark_failed(held.id, "device 0 is lost")
+            with pytest.raises(VgpuError, match="has failed: device 0 is lost") as refused:
+                await w.keeper.resize(held.id, ALICE, 8 * GIB, None)
+            assert refused.value.code is ErrorCode.UNSUPPORTED
+            assert w.keeper.get(held.id).state is State.FAILED
+
+    asyncio.run(work())
