@@ -3,6 +3,7 @@
 import random
 import time
 from collections import defaultdict
+from dataclasses import replace
 from statistics import mean
 
 from tests.bench.common import Report, latency_row
@@ -130,6 +131,11 @@ def _decision(report: Report) -> None:
     states = [table.layout((), use[f"GPU-{i}"].mig if f"GPU-{i}" in use else ()) for i in range(8)]
     ids = [PROFILES[0], PROFILES[2], PROFILES[3]]
 
+    def anew(number: int) -> object:
+        """A node like this one, seen for the first time."""
+        fresh = node_of(*(replace(device) for device in node.devices))
+        return choose(asked[number % 3], fresh, AUTO, use)
+
     def scan(profile_id: int) -> object:
         """Every free place of every device, tried and weighed anew."""
         options = []
@@ -149,8 +155,17 @@ def _decision(report: Report) -> None:
         ]
         return min(found)
 
+    changes = [used_mig((19, 6), (14, 4)), used_mig((9, 4)), used_mig((5, 0)), used_mig((19, 6))]
+
+    def changed(number: int) -> object:
+        """As in life: the last allocation changed one device, and the others are as they were."""
+        use[f"GPU-{number % 8}"] = changes[(number + number // 8) % 4]
+        return choose(asked[number % 3], node, AUTO, use)
+
     for name, work in (
-        ("decision on 8 devices, with reasons for each", lambda n: choose(asked[n % 3], node, AUTO, use)),
+        ("decision on 8 devices, none changed", lambda n: choose(asked[n % 3], node, AUTO, use)),
+        ("decision on 8 devices, one changed", changed),
+        ("decision on 8 devices, all judged anew (baseline)", anew),
         ("the place alone, by table", lambda n: places(ids[n % 3])),
         ("the place alone, by scanning (baseline)", lambda n: scan(ids[n % 3])),
     ):

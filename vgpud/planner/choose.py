@@ -4,19 +4,22 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from vgpud.model.device import Node
-from vgpud.model.errors import VgpuError
+from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Decision, Reason, Request
 from vgpud.planner.judge import judge
 from vgpud.planner.locality import nearest
+from vgpud.planner.memory import Memory, Reasons
 from vgpud.planner.pool import NO_POOL, Pool
 from vgpud.planner.refuse import refuse
-from vgpud.planner.select import selector_error, selects
+from vgpud.planner.select import ANY, selector_error, selects
 from vgpud.planner.terms import all_terms
 from vgpud.planner.use import EMPTY, DeviceUse
-from vgpud.planner.verdict import Fit, Seat, Unfit, Verdict, busy
+from vgpud.planner.verdict import Fit, Seat, Unfit, Verdict
 from vgpud.planner.wanted import FIRST_CUT, ModeAbilities, Wanted, wanted
 from vgpud.planner.words import listed
 from vgpud.policy.model import Policy
+
+_memory = Memory(judge)
 
 
 def choose(
@@ -39,17 +42,21 @@ def choose(
         want = wanted(request, abilities)
     except VgpuError as bad:
         return _refused_unseen(node, bad)
-    selected = tuple(device for device in node.devices if selects(request.selector, device))
-    error = selector_error(request.selector, node, selected)
-    if error is not None:
-        return _refused_unseen(node, error)
+    selected = node.devices
+    if request.selector != ANY or not selected:
+        selected = tuple(device for device in node.devices if selects(request.selector, device))
+        error = selector_error(request.selector, node, selected)
+        if error is not None:
+            return _refused_unseen(node, error)
     spread = policy.planner.strategy == "spread"
     terms = all_terms(policy, node)
+    verdict_on = _memory.of(want, spread)
     verdicts = {
         device.uuid: _unless_closed(
-            Seat(device, terms[device.uuid], use.get(device.uuid, EMPTY), pools.get(device.uuid, NO_POOL)),
+            verdict_on(
+                Seat(device, terms[device.uuid], use.get(device.uuid, EMPTY), pools.get(device.uuid, NO_POOL))
+            ),
             want,
-            spread,
             closed.get(device.uuid),
         )
         for device in selected
@@ -58,8 +65,7 @@ def choose(
     outdone = _outdone(want, taken)
     uuids = {fit.device.uuid for fit in taken}
     reasons = tuple(
-        _reason(device.uuid, verdicts.get(device.uuid), device.uuid in uuids, outdone)
-        for device in node.devices
+        [_reason_for(d.uuid, verdicts.get(d.uuid), d.uuid in uuids, outdone) for d in node.devices]
     )
     if taken:
         return Decision(
@@ -70,11 +76,10 @@ def choose(
     return Decision(reasons=reasons, refusal=refuse(want, tuple(verdicts.values()), _details(node, reasons)))
 
 
-def _unless_closed(seat: Seat, want: Wanted, spread: bool, why: str | None) -> Verdict:
-    verdict = judge(seat, want, spread)
+def _unless_closed(verdict: Verdict, want: Wanted, why: str | None) -> Verdict:
     if why is None or (isinstance(verdict, Unfit) and not verdict.busy):
         return verdict
-    return busy(seat, verdict.mode or want.modes[0], why)
+    return Unfit(verdict.device, verdict.mode or want.modes[0], True, ErrorCode.NO_CAPACITY, why)
 
 
 def _take(node: Node, want: Wanted, verdicts: tuple[Verdict, ...]) -> tuple[Fit, ...]:
@@ -103,12 +108,19 @@ def _outdone(want: Wanted, taken: tuple[Fit, ...]) -> str:
     return f"devices {numbers} in mode {taken[0].mode} lie nearer to each other or fit better"
 
 
-def _reason(uuid: str, verdict: Verdict | None, taken: bool, outdone: str) -> Reason:
+def _reason_for(uuid: str, verdict: Verdict | None, taken: bool, outdone: str) -> Reason:
     if verdict is None:
         return Reason(uuid, False, None, "the request's selector leaves it out")
+    return _reasons.of(uuid, verdict, taken, outdone)
+
+
+def _reason(uuid: str, verdict: Verdict, taken: bool, outdone: str) -> Reason:
     if taken or isinstance(verdict, Unfit):
         return Reason(uuid, taken, verdict.mode, verdict.sentence)
     return Reason(uuid, False, verdict.mode, f"it fits ({verdict.sentence}), but {outdone}")
+
+
+_reasons = Reasons(_reason)
 
 
 def _details(node: Node, reasons: tuple[Reason, ...]) -> tuple[str, ...]:

@@ -6,12 +6,13 @@ from vgpud.model.errors import ErrorCode
 from vgpud.model.tenancy import MigMove, MigSlice, Mode, Slice
 from vgpud.planner.geometry import Place, SlotKey, Table, table_for
 from vgpud.planner.pool import Stock, stock_of
-from vgpud.planner.terms import Offer, bare_name
+from vgpud.planner.terms import Offer, Terms, bare_name
 from vgpud.planner.transitions import between, make_room
 from vgpud.planner.verdict import Fit, Room, Seat, Unfit, Verdict, busy, never
 from vgpud.planner.wanted import Wanted
 from vgpud.planner.words import counted, listed, shown_bytes
 
+_REMEMBERED = 64
 _MOVE_COST = 1000  # more than any place is worth: a device where nothing moves comes first
 
 
@@ -24,7 +25,7 @@ class _Choice(NamedTuple):
 
 def fit_mig(seat: Seat, want: Wanted, spread: bool) -> Verdict:
     """The smallest profile that serves and has a place, where it spoils the fewest other places."""
-    serving = _serving(seat, want)
+    serving = _serving_remembered(seat, want)
     if isinstance(serving, Unfit):
         return serving
     shut = _mode_shut(seat)
@@ -46,6 +47,8 @@ def fit_mig(seat: Seat, want: Wanted, spread: bool) -> Verdict:
 
 def _ready(table: Table, stock: Stock, offer: Offer) -> _Choice | None:
     """An idle instance that is there: taking it changes nothing on the card."""
+    if not stock.ready:
+        return None
     keys = [key for key in table.keys(stock.ready) if key[0] == offer.profile.id]
     if not keys:
         return None
@@ -113,6 +116,25 @@ def _rank(seat: Seat, choice: _Choice, spread: bool) -> tuple[int, ...]:
     if spread:
         return (memory, -place.worth, place.cost)
     return (int(seat.claims_free_card), memory, place.cost, place.worth)
+
+
+# what serves depends on the device's terms and the request alone, and both stay: by identity, as table_for
+_serving_known: dict[int, tuple[Terms, dict[Wanted, tuple[Offer, ...]]]] = {}
+
+
+def _serving_remembered(seat: Seat, want: Wanted) -> tuple[Offer, ...] | Unfit:
+    known = _serving_known.get(id(seat.terms))
+    if known is None or known[0] is not seat.terms or len(known[1]) >= _REMEMBERED:
+        if len(_serving_known) >= _REMEMBERED:
+            _serving_known.clear()
+        known = _serving_known[id(seat.terms)] = (seat.terms, {})
+    offers = known[1].get(want)
+    if offers is not None:
+        return offers
+    found = _serving(seat, want)
+    if not isinstance(found, Unfit):  # a refusal speaks of the device, which changes
+        known[1][want] = found
+    return found
 
 
 def _serving(seat: Seat, want: Wanted) -> tuple[Offer, ...] | Unfit:

@@ -40,21 +40,19 @@ class Stock(NamedTuple):
 
 def stock_of(table: Table, device: Device, held: tuple[MigSlice, ...], pool: Pool) -> Stock:
     """What stands on a device (or shall, by its layout), and what of it is free."""
-    used = {process.gpu_instance_id for process in device.processes}
-    there = {(i.profile_id, i.placement): i.id in used for i in device.mig.instances}
-    mine = {(part.profile_id, part.placement) for part in held}
     layout = table.layout(device.mig.instances, held)
-    ready = pinned = 0
-    for key, number in table.number.items():
-        bit = 1 << number
-        if key in mine or there.get(key, False):
-            pinned |= bit
-        elif key in there:
+    held_slots = pinned = table.layout((), held).slots if device.mig.instances else layout.slots
+    ready = 0
+    if pool.layout:
+        ready = table.state(pool.layout & table.number.keys()) & table.free(layout)
+    if device.mig.instances:
+        used = {process.gpu_instance_id for process in device.processes}
+        for instance in device.mig.instances:
+            key = (instance.profile_id, instance.placement)
+            bit = 1 << table.number[key] if key in table.number else 0
             own = key in pool.own
-            if own or pool.foreign == "lend":
-                ready |= bit
-            if not own and pool.foreign != "remove":
+            if instance.id in used or (not own and pool.foreign != "remove"):
                 pinned |= bit
-        elif pool.layout is not None and key in pool.layout and table.free(layout) & bit:
-            ready |= bit
-    return Stock(layout, ready, pinned)
+            if instance.id not in used and (own or pool.foreign == "lend"):
+                ready |= bit
+    return Stock(layout, ready & ~held_slots, pinned)

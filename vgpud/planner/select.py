@@ -9,6 +9,8 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Selector
 from vgpud.planner.words import listed
 
+ANY = Selector()
+
 
 def selects(selector: Selector, device: Device) -> bool:
     return (
