@@ -158,11 +158,16 @@ def test_a_dead_control_daemon_is_said_shut_and_brought_back(make: NodeMaker) ->
     eventually(lambda: control_pid_or_none(node) not in (None, first), "it was not brought back")
     eventually(lambda: any("MPS is back" in s for s in told(node, before)), "watchers were not told")
     assert sum("died and took its clients along" in s for s in told(node, before)) == 2
+    eventually(lambda: f'"{tenant.process.pid}"' in lost_clients(node), "the log does not say whom it took")
     tenant.process.kill()
     tenant.process.communicate()
     fresh = share(node, 4, 20)
     assert filled(node, fresh) < 4 * GIB
     release(node, held.id, other.id, fresh.id, force=True)
+
+
+def lost_clients(node: DemoNode) -> str:
+    return "".join(line for line in node.log.read_text().splitlines() if "MPS clients lost" in line)
 
 
 def control_pid_or_none(node: DemoNode) -> int | None:
@@ -250,6 +255,8 @@ def test_the_policy_lets_a_second_user_in(make: NodeMaker, users: str) -> None:
     with client(node) as calls:
         (daemon,) = calls.list_mps().daemons
     assert daemon.multi_user == (users == "multi")
+    waits = "programs of uid 1001 wait while any of uid 1000 run"
+    eventually(lambda: (waits in node.log.read_text()) == (users == "queue"), "who waits was not said")
 
 
 def test_what_operators_see_and_end(make: NodeMaker) -> None:

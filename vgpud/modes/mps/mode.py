@@ -8,6 +8,8 @@ each process a part of them, and refuses cuInit when no daemon answers (native/g
 import asyncio
 from pathlib import Path
 
+import structlog
+
 from vgpud.hardware.gateway import Gateway
 from vgpud.hardware.nodes import device_nodes
 from vgpud.model.device import ComputeMode, Device, DeviceProcess
@@ -24,6 +26,8 @@ from vgpud.modes.mps.rules import Limits, MpsWorld, Users
 from vgpud.modes.mps.supervisor import Charge, Supervisor, unit_name
 from vgpud.units import Units
 
+log = structlog.get_logger(__name__)
+
 ORIGINAL_KEY = "compute_mode"
 _HELD = (State.ACTIVE, State.FAILED, State.RESIZING)
 
@@ -37,6 +41,7 @@ class MpsMode:
         self._world = world
         self._paths = paths
         self._supervisors: dict[str, Supervisor] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
     # --- the effector's protocol
 
@@ -75,6 +80,7 @@ class MpsMode:
                 "name another device, or set mps.users to 'multi' or 'queue' in the policy",
             )
         rules = self._world.rules_for(part.device_uuid)
+        self._say_who_waits(allocation, device)
         await self._supervisor(part.device_uuid).limit()
         tenant = tenant_folder(self._paths.run_dir, allocation.id)
         owner = allocation.request.owner
@@ -92,8 +98,12 @@ class MpsMode:
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:
         remove_tenant(tenant_folder(self._paths.run_dir, allocation.id))
-        if self._world.slices_on(part.device_uuid):
+        if not self._world.slices_on(part.device_uuid):
+            return
+        try:
             await self._supervisor(part.device_uuid).limit()
+        except VgpuError as error:  # a release waits for no daemon: the checks see to one that hangs
+            log.warning("limits stay those of a larger tenant", device=part.device_uuid, why=str(error))
 
     async def unapply(self, device_uuid: str) -> None:
         await self._supervisor(device_uuid).down()
@@ -123,11 +133,27 @@ class MpsMode:
                 f"its MPS server takes {most} processes, and {len(others)} tenants may have "
                 f"{rules.processes_per_tenant} each"
             )
-        uids = {a.request.owner.uid for a in others} - {uid}
-        if not uids or rules.users is Users.QUEUE or self._is_multi_user(device.uuid):
+        uids = self._other_users(uid, device.uuid, but)
+        if not uids or rules.users is Users.QUEUE:
             return None
-        names = ", ".join(str(other) for other in sorted(uids))
+        names = ", ".join(map(str, uids))
         return f"its MPS server serves uid {names}, and uid {uid} would wait until all their programs end"
+
+    def _say_who_waits(self, allocation: Allocation, device: Device) -> None:
+        uid = allocation.request.owner.uid
+        others = self._other_users(uid, device.uuid, allocation.id)
+        if others:
+            names = ", ".join(map(str, others))
+            self._world.notice(
+                device.uuid, f"programs of uid {uid} wait while any of uid {names} run: one user at a time"
+            )
+
+    def _other_users(self, uid: int, device_uuid: str, but: str) -> tuple[int, ...]:
+        """Those whose programs keep this one's waiting; nobody under a server for all."""
+        if self._is_multi_user(device_uuid):
+            return ()
+        owners = {a.request.owner.uid for a in self._world.allocations_on(device_uuid) if a.id != but}
+        return tuple(sorted(owners - {uid}))
 
     def _is_multi_user(self, device_uuid: str) -> bool:
         supervisor = self._supervisors.get(device_uuid)
@@ -185,11 +211,27 @@ class MpsMode:
                 features=self.features,
                 rules=lambda: world.rules_for(device_uuid),
                 limits=lambda: Limits.largest(world.slices_on(device_uuid)),
-                died=lambda sentence: world.died(device_uuid, sentence),
+                died=lambda sentence: self._died(device_uuid, sentence),
                 notice=lambda sentence: world.notice(device_uuid, sentence),
             )
             found = self._supervisors[device_uuid] = Supervisor(charge, self._units)
         return found
+
+    def _died(self, device_uuid: str, sentence: str) -> None:
+        self._world.died(device_uuid, sentence)
+        task = asyncio.ensure_future(self._log_lost(device_uuid))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _log_lost(self, device_uuid: str) -> None:
+        """The clients that the daemon took along, as long as NVML still lists them."""
+        try:
+            processes = await asyncio.to_thread(self._gateway.processes, device_uuid)
+        except VgpuError as error:
+            log.warning("who was lost cannot be said", device=device_uuid, why=str(error))
+            return
+        lost = {p.pid: allocation_of(p.pid) for p in processes if p.kind != "graphics"}
+        log.error("MPS clients lost", device=device_uuid, allocation_by_pid=lost)
 
     async def _close_compute_mode(self, device: Device) -> None:
         """EXCLUSIVE_PROCESS: a program that comes past MPS gets no context at all, guard or not."""
