@@ -1,6 +1,7 @@
 """CDI specs: what runtimes take, written whole or not at all."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,3 +91,20 @@ def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(VgpuError, match="cannot be written"):
         cdi.write_spec(tmp_path / "file", allocation())
     cdi.remove_spec(tmp_path / "file", "a1")
+
+
+def test_what_a_write_that_was_cut_left_is_cleared(tmp_path: Path) -> None:
+    path = cdi.write_spec(tmp_path, allocation())
+    (tmp_path / f".{path.name}.tmp").write_text("{")
+    (tmp_path / ".others.json.tmp").write_text("{")
+    assert cdi.list_specs(tmp_path) == {"abc123"}
+    assert {entry.name for entry in tmp_path.iterdir()} == {path.name, ".others.json.tmp"}
+
+
+def test_others_can_read_specs_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        path = cdi.write_spec(tmp_path / "cdi", allocation())
+    finally:
+        os.umask(before)
+    assert (path.parent.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o755, 0o644)

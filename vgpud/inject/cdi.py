@@ -107,6 +107,7 @@ def write_spec(folder: Path, allocation: Allocation) -> Path:
             descriptor = os.open(temporary, _WRITE_NEW, 0o644)
         except FileNotFoundError:
             folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o755)
             descriptor = os.open(temporary, _WRITE_NEW, 0o644)
         with os.fdopen(descriptor, "w+", encoding="utf-8") as file:
             os.fchmod(descriptor, 0o644)  # whatever the umask
@@ -141,7 +142,10 @@ def remove_spec(folder: Path, allocation_id: str) -> None:
 
 
 def list_specs(folder: Path) -> frozenset[str]:
-    """The allocation ids that have a spec in the folder."""
+    """The allocation ids that have a spec in the folder. What an interrupted write left is removed here."""
+    for left in folder.glob(f".{_PREFIX}*.json.tmp"):
+        with suppress(OSError):
+            left.unlink()
     return frozenset(
         path.name.removeprefix(_PREFIX).removesuffix(".json") for path in folder.glob(f"{_PREFIX}*.json")
     )
