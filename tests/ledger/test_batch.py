@@ -185,3 +185,40 @@ def test_a_caller_that_leaves_does_not_disturb_the_others(tmp_path: Path) -> Non
             assert len((await ledger.load()).allocations) == 20
 
     asyncio.run(work())
+
+
+def test_a_writer_that_fails_lets_nobody_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rollback that fails as well, or no memory: the callers are told, and the next ones are served."""
+
+    async def work() -> None:
+        async with await Ledger.open(ledger_path(tmp_path)) as ledger:
+            with monkeypatch.context() as broken:
+
+                def run(*_: object) -> None:
+                    raise sqlite3.OperationalError("disk I/O error")
+
+                broken.setattr(Committer, "run", run)
+                with pytest.raises(VgpuError, match="disk I/O error") as failed:
+                    await asyncio.wait_for(ledger.intent(allocation(0)), 5)
+                assert failed.value.code is ErrorCode.LEDGER_FAILED
+            await asyncio.wait_for(ledger.intent(allocation(1)), 5)
+
+    asyncio.run(work())
+
+
+def test_a_large_batch_needs_no_folder_for_temporary_files(bench: Bench) -> None:
+    """Under ProtectSystem=strict there is none. SQLite's keep the name etilqs until they are removed."""
+    bench.committer.run([bench.intent(number) for number in range(64)])
+    seen: set[str] = set()
+
+    def look(tables: Tables) -> None:
+        seen.update(str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink())
+        tables.begin(encode_allocation(allocation(9999)))
+
+    def rewrite(tables: Tables) -> None:
+        bench.connection.execute("UPDATE allocations SET request = request || printf('%20000c', 'x')")
+
+    jobs = [bench.job(rewrite), bench.job(rewrite), bench.job(look)]
+    bench.committer.run(jobs)
+    assert [job.error for job in jobs] == [None] * 3
+    assert not any("etilqs" in name for name in seen)

@@ -94,6 +94,12 @@ class Committer:
         except sqlite3.Error:
             self._roll_back(mark)
 
+    def fail(self, jobs: Sequence[Job], error: Exception) -> None:
+        """For what `run` cannot cope with: nobody must wait for an answer that does not come."""
+        for job in jobs:
+            job.error = faults.failed(self._path, f"its writer failed: {error}")
+            job.error.__cause__ = error
+
     def close(self) -> None:
         self._db.close()
 

@@ -138,6 +138,8 @@ def _open(path: Path) -> sqlite3.Connection:
     connection = _connect(f"{path.absolute().as_uri()}?mode=rw")
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA synchronous = FULL")
+    # a service that may write its own folders only has nowhere to put SQLite's temporary files
+    connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA journal_mode = WAL")
     return connection
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import queue
+import sqlite3
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from vgpud.ledger.batch import Committer, Durability, Job, Operation
@@ -48,12 +50,16 @@ class Writer:
         unpruned = _PRUNE_EVERY
         last = self._committer.tables.revision
         while batch := self._gather():
-            self._committer.run(batch)
+            try:
+                self._committer.run(batch)
+            except Exception as error:  # the next batch may fare better
+                self._committer.fail(batch, error)
             self._hand_over(batch)
             unpruned += self._committer.tables.revision - last
             last = self._committer.tables.revision
             if unpruned >= _PRUNE_EVERY:
-                self._committer.prune()
+                with suppress(sqlite3.Error):
+                    self._committer.prune()
                 unpruned = 0
         self._committer.close()
 
