@@ -47,19 +47,19 @@ class Inventory:
         """A snapshot no older than that; concurrent callers share one. A failure is never kept."""
         if self._error is None and time.monotonic() - self._taken <= max_age_seconds:
             return
-        if self._running is not None and max_age_seconds > 0:
+        if self._running is not None:
             await asyncio.shield(self._running)
-            return
-        if self._running is not None:  # it may have begun before the change the caller knows of
-            await asyncio.shield(self._running)
-        task = asyncio.ensure_future(self._take())
-        self._running = task
-        task.add_done_callback(self._ended)
-        await asyncio.shield(task)
+            if max_age_seconds > 0:
+                return
+            # that one may have begun before the change the caller knows of; of all who waited for it,
+            # the first begins the next one, and the others share it
+        if self._running is None:
+            self._running = asyncio.ensure_future(self._take())
+            self._running.add_done_callback(self._ended)
+        await asyncio.shield(self._running)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if self._running is task:
-            self._running = None
+    def _ended(self, _: asyncio.Task[None]) -> None:
+        self._running = None
 
     async def _take(self) -> None:
         try:
