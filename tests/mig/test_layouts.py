@@ -1,5 +1,7 @@
 """Layouts through the whole daemon, on a simulated node."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.demo.node import BUILD, DemoNode
@@ -195,3 +197,65 @@ def test_defrag_moves_idle_instances_only(make_node: NodeMaker) -> None:
         assert not calls.plan_mig(request).changes, "there is nothing left to gain"
     assert place(held) in standing(node)
     assert len(standing(node)) == 2
+
+
+def capability_nodes(node: DemoNode, allocation: str) -> set[str]:
+    with client(node) as calls:
+        nodes = calls.get_allocation(allocation).edits.device_nodes
+    return {n.path for n in nodes if "nvidia-caps" in n.path}
+
+
+def test_edits_are_the_two_capability_nodes_of_the_instance_also_after_it_is_made_anew(
+    node: DemoNode,
+) -> None:
+    """Other ids after a reboot: the nodes of the old ones would be another tenant's instance."""
+    node.start()
+    filler = allocate(node, "1g.18gb")
+    held = allocate(node, "2g.35gb")
+    before = capability_nodes(node, held.id)
+    assert len(before) == 2
+    release(node, filler.id)
+    gi = held.slices[0].mig.gpu_instance_id
+    # destroyed and made again behind vgpud's back, with another one first so that ids differ
+    nvml(
+        node,
+        "import time\n"
+        f"old = n.nvmlDeviceGetGpuInstanceById(h, {gi})\n"
+        "c = ctypes.c_uint(0)\nk = (n.c_nvmlComputeInstance_t * 8)()\n"
+        "n.nvmlGpuInstanceGetComputeInstances(old, 1, k, ctypes.byref(c))\n"
+        "n.nvmlComputeInstanceDestroy(k[0])\nn.nvmlGpuInstanceDestroy(old)\n",
+    )
+    spec = node.folder / "cdi" / f"vgpud.io-vgpu_{held.id}.json"
+    spec.write_text(spec.read_text().replace("nvidia-cap", "stale-cap"))
+    node.kill()
+    node.start()
+    after = capability_nodes(node, held.id)
+    assert len(after) == 2
+    text = spec.read_text()
+    assert "stale-cap" not in text
+    assert all(path in text for path in after)
+    assert text.count("nvidia-caps/") == 2
+    assert place(held) in standing(node)
+
+
+def test_a_driver_that_numbers_its_nodes_anew_gets_a_new_spec(node: DemoNode) -> None:
+    node.start()
+    held = allocate(node, "1g.18gb")
+    before = capability_nodes(node, held.id)
+    host = node.environment["VGPUD_HOST_ROOT"]
+    changed = 0
+    for access in Path(host).rglob("access"):
+        text = access.read_text()
+        if "DeviceFileMinor" in text:
+            number = int(text.split("DeviceFileMinor:")[1].split()[0])
+            access.write_text(text.replace(f"DeviceFileMinor: {number}", f"DeviceFileMinor: {number + 1000}"))
+            changed += 1
+    assert changed >= 2
+    node.kill()
+    node.start()
+    after = capability_nodes(node, held.id)
+    assert len(after) == 2
+    assert not after & before
+    spec = (node.folder / "cdi" / f"vgpud.io-vgpu_{held.id}.json").read_text()
+    assert all(path in spec for path in after)
+    assert not any(f'"{path}"' in spec for path in before)

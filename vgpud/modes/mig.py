@@ -208,6 +208,22 @@ class MigMode:
         completed = replace(allocation, slices=tuple(done if s is part else s for s in allocation.slices))
         return done, Edits(env=cuda_env(completed), device_nodes=nodes)
 
+    async def is_stale(self, allocation: Allocation, part: Slice, device: Device) -> bool:
+        """Do a slice's ids, or the device nodes given out for it, differ from what they are now?
+
+        Capability nodes get their numbers from the driver, which may be another one than before.
+        """
+        place = _place(part)
+        instance = await self._find(part.device_uuid, (place.profile_id, place.placement))
+        if instance is None or not instance.compute_instances:
+            return False  # that is a repair's to find
+        compute = instance.compute_instances[0]
+        now = (instance.id, compute.id, compute.uuid)
+        if now != (place.gpu_instance_id, place.compute_instance_id, place.uuid):
+            return True
+        given = allocation.edits.device_nodes
+        return any(n not in given for n in device_nodes(device, place, self._paths.host_root))
+
     async def resize(self, allocation: Allocation) -> None:
         raise VgpuError(
             ErrorCode.UNSUPPORTED,

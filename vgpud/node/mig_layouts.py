@@ -16,7 +16,7 @@ from vgpud.model.device import Device, Health
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import EventKind
 from vgpud.model.mig_view import MigChange, MigDevice, MigPlan, MigTarget
-from vgpud.model.tenancy import Mode, Reason, Selector
+from vgpud.model.tenancy import Allocation, Mode, Reason, Selector, State
 from vgpud.modes.mig import MigMode
 from vgpud.modes.mig_records import Applied, Key
 from vgpud.node.book import Book
@@ -253,6 +253,26 @@ class MigLayouts:
         self._hub.publish(event)
 
     # --- agree
+
+    async def stale(self) -> tuple[str, ...]:
+        """Allocations whose edits name what an instance no longer is: another driver, or made anew."""
+        found = []
+        for allocation in tuple(self._book):
+            if allocation.state is State.ACTIVE and await self._is_stale(allocation):
+                found.append(allocation.id)
+        return tuple(found)
+
+    async def _is_stale(self, allocation: Allocation) -> bool:
+        for part in allocation.slices:
+            device = self._inventory.node.device(part.device_uuid)
+            if part.mode is not Mode.MIG or device is None:
+                continue
+            try:
+                if await self._mig.is_stale(allocation, part, device):
+                    return True
+            except VgpuError as error:
+                log.warning("edits not checked", allocation=allocation.id, why=str(error))
+        return False
 
     async def converge(self) -> None:
         """Brings every device to what is wanted of it, as far as its tenants let it."""

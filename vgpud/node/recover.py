@@ -14,7 +14,7 @@ from vgpud.inject import cdi
 from vgpud.lease import list_leases, remove_lease
 from vgpud.ledger import LedgerState
 from vgpud.model.errors import VgpuError
-from vgpud.model.tenancy import Allocation, Mode, State
+from vgpud.model.tenancy import Allocation, Edits, Mode, State
 from vgpud.modes.mps import unit_name
 from vgpud.node.keeper import NodeKeeper, Parts
 from vgpud.node.lifetimes import is_alive
@@ -78,6 +78,12 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
         except VgpuError as error:
             log.error("reconcile failed", action=action.kind.value, subject=action.subject, why=str(error))
     if keeper.mig is not None:
+        for name in await keeper.mig.stale():
+            if name not in busy:
+                log.info(
+                    "reconcile", action="renew", subject=name, why="the driver's nodes are other ones now"
+                )
+                await _repair(keeper, parts, name)
         await keeper.mig.converge()
 
 
@@ -147,4 +153,11 @@ async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -
         case ActionKind.MARK_FAILED:
             await keeper.mark_failed(action.subject, action.reason)
         case ActionKind.REPAIR:
-            await keeper.run_steps("repair", action.subject, repair_steps(parts.book.get(action.subject)))
+            await _repair(keeper, parts, action.subject)
+
+
+async def _repair(keeper: NodeKeeper, parts: Parts, allocation_id: str) -> None:
+    """With edits from nothing: a node of an instance as it was before must not stay among them."""
+    allocation = replace(parts.book.get(allocation_id), edits=Edits())
+    parts.book.replace(allocation)
+    await keeper.run_steps("repair", allocation_id, repair_steps(allocation))
