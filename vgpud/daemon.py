@@ -150,7 +150,9 @@ def make_folders(settings: Settings) -> None:
     wanted = ((settings.run_dir, 0o755), (settings.run_dir / "leases", 0o755), (settings.state_dir, 0o700))
     for folder, mode in wanted:
         try:
-            folder.mkdir(mode=mode, parents=True, exist_ok=True)
+            if not folder.is_dir():
+                folder.mkdir(parents=True)
+                folder.chmod(mode)  # whatever the umask: tenants pass through to their leases
         except OSError as error:
             raise VgpuError(
                 ErrorCode.LEDGER_READ_ONLY if folder == settings.state_dir else ErrorCode.BAD_SETTING,

@@ -136,3 +136,21 @@ def test_a_member_runs_a_program_under_its_limit(node: DemoNode) -> None:
     assert filled["result"] == "CUDA_ERROR_OUT_OF_MEMORY"
     assert 0 < int(filled["total_bytes"]) <= 1 << 30
     eventually(lambda: states(node) == {}, "its allocation goes with it")
+
+
+def test_tenants_reach_their_leases_whatever_the_umask_of_the_daemon(make_node: NodeMaker) -> None:
+    """systemd starts vgpud with UMask=0077."""
+    node = make_node()
+    node.environment["VGPUD_GROUP"] = GROUP.gr_name
+    del node.environment["VGPUD_SOCKET"]
+    _open_up(Path(node.environment["VGPU_SIM_STATE"]))
+    before = os.umask(0o077)
+    try:
+        node.start()
+    finally:
+        os.umask(before)
+    for isolation in ("quota", "compute"):
+        asked = ("--isolation", isolation, "--memory", "1GiB", "--device", "0")
+        ran = call(node, ALICE, "run", *asked, "--", PROBE, "info", member=True)
+        assert ran.returncode == 0, (isolation, ran.stdout, ran.stderr)
+    assert node.stop() == 0
