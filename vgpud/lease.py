@@ -222,10 +222,11 @@ def update_limits(folder: Path, devices: Sequence[DeviceLimits]) -> None:
 
 def close_lease(folder: Path) -> None:
     """From now on nothing new is granted; what tenants hold stays until they free it. A lease that is
-    gone is closed already."""
-    if not folder.exists():
+    gone is closed already, and one whose limits are not valid can only be removed."""
+    try:
+        held = read_limits(folder)
+    except VgpuError:
         return
-    held = read_limits(folder)
     try:
         _rewrite(folder, _pack_body(held.allocation, layout.LEASE_CLOSED, held.devices))
     except OSError as error:
@@ -335,8 +336,12 @@ def _parse_limits(raw: bytes) -> Limits:
 
 def _read_device(raw: bytes, index: int) -> DeviceLimits:
     at = layout.LIMITS_DEVICES + index * layout.DEVICE_LIMITS_SIZE
-    memory, share, policy, priority, quantum = struct.unpack_from("<QIIiI", raw, at + layout.DEVICE_LIMITS_MEMORY_BYTES)
-    return DeviceLimits(_text(raw[at : at + layout.UUID_BYTES]), memory, share, SharePolicy(policy), priority, quantum)
+    memory, share, policy, priority, quantum = struct.unpack_from(
+        "<QIIiI", raw, at + layout.DEVICE_LIMITS_MEMORY_BYTES
+    )
+    return DeviceLimits(
+        _text(raw[at : at + layout.UUID_BYTES]), memory, share, SharePolicy(policy), priority, quantum
+    )
 
 
 def read_usage(folder: Path) -> Usage:

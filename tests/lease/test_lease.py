@@ -160,3 +160,13 @@ def test_no_arbiter_is_a_numbered_error(tmp_path: Path) -> None:
     with pytest.raises(VgpuError) as refused:
         client.add("a1")
     assert refused.value.code is ErrorCode.HELPER_FAILED
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0" * 64, struct.pack("<II", layout.MAGIC, layout.VERSION + 1)])
+def test_a_damaged_lease_can_be_closed_and_removed(tmp_path: Path, damage: bytes) -> None:
+    """Else its allocation could never be released: an upgrade may change the version."""
+    folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
+    (folder / layout.LIMITS_FILE).write_bytes(damage)
+    close_lease(folder)
+    remove_lease(tmp_path, "a1")
+    assert list_leases(tmp_path) == frozenset()
