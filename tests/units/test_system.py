@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +32,8 @@ stop)
 kill)
     kill -KILL "$(cat "$unit.pid")" ;;
 show)
+    while [ -e hold ]; do sleep 0.01; done
+    [ -e refuses ] && exit 1
     pid=$(cat "$unit.pid" 2>/dev/null || echo 0)
     if kill -0 "$pid" 2>/dev/null && [ "$pid" != 0 ]; then state=active; else state=inactive pid=0; fi
     echo "MainPID=$pid"
@@ -163,3 +166,35 @@ def test_systemd_is_chosen_only_where_it_started_this_very_process(
     monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getpid()))
     assert chosen() is SystemdUnits
     assert isinstance(choose_units(tmp_path, booted=tmp_path / "absent"), ChildUnits)
+
+
+@pytest.mark.parametrize("taken_back", [False, True])
+def test_a_notice_does_not_wait_for_systemd(
+    units: SystemdUnits, systemd: Path, monkeypatch: pytest.MonkeyPatch, taken_back: bool
+) -> None:
+    """It is asked while it is busy, then it fails to answer, and then the helper ends."""
+    monkeypatch.setattr("vgpud.units.system._LOOK_AGAIN_SECONDS", 0.01)
+    running = units.start(UnitSpec(NAME, ("x",)))
+    (systemd / "hold").touch()
+    release = threading.Timer(3, (systemd / "hold").unlink)
+    release.start()
+
+    async def work() -> None:
+        told: list[str] = []
+        forget = units.on_exit(NAME, told.append)
+        assert (systemd / "hold").exists(), "the event loop waited for systemd"
+        (systemd / "refuses").touch()
+        release.cancel()
+        (systemd / "hold").unlink()
+        await asyncio.sleep(0.2)
+        assert told == [], "no answer is not the end of the helper"
+        (systemd / "refuses").unlink()
+        await asyncio.sleep(0.2)
+        if taken_back:
+            forget()
+        os.kill(running.pid, signal.SIGKILL)
+        for _ in range(100 if not taken_back else 20):
+            await asyncio.sleep(0.01)
+        assert told == ([] if taken_back else [NAME])
+
+    asyncio.run(work())

@@ -4,6 +4,7 @@ A unit NAME.service must exist (a template serves NAME = PREFIX@INSTANCE) and ha
 `EnvironmentFile=-RUN_DIR/units/NAME.env`; `UnitSpec.argv` is what its ExecStart says.
 """
 
+import asyncio
 import signal
 import subprocess
 import threading
@@ -16,6 +17,7 @@ from vgpud.units.process import PidFd, Running, has_exited, open_pidfd, read_sta
 
 _COMMAND_SECONDS = 90.0  # more than systemd's own limit for a start job
 _KILL_SECONDS = 10.0
+_LOOK_AGAIN_SECONDS = 1.0
 _DONE = frozenset({0})
 _GONE = frozenset({0, 5})  # 5: the unit is not loaded
 _UP = frozenset({"active", "reloading"})
@@ -86,8 +88,28 @@ class SystemdUnits:
         return tuple(running for running in found if running is not None)
 
     def on_exit(self, name: str, callback: Callable[[str], None]) -> Callable[[], None]:
-        """See Units.on_exit. Blocks for one `systemctl show`."""
-        return watch_exit(self.running(name), name, callback)
+        """See Units.on_exit. systemd is asked in a thread: it may be busy for seconds."""
+        loop = asyncio.get_running_loop()
+        undo: list[Callable[[], None]] = []  # what there is to take back; empty once it was
+
+        def look() -> None:
+            loop.run_in_executor(None, self.running, name).add_done_callback(looked)
+
+        def looked(answer: asyncio.Future[Running | None]) -> None:
+            if not undo or answer.cancelled():
+                return
+            if answer.exception() is not None:  # it says nothing of the helper
+                undo[:] = [loop.call_later(_LOOK_AGAIN_SECONDS, look).cancel]
+            else:
+                undo[:] = [watch_exit(answer.result(), name, callback)]
+
+        def take_back() -> None:
+            while undo:
+                undo.pop()()
+
+        undo.append(lambda: None)
+        look()
+        return take_back
 
     def _environment(self, name: str) -> Path:
         return self._folder / f"{check_name(name)}.env"
