@@ -53,16 +53,17 @@ double fair_share(const struct sched_place *place)
     return all > mine ? mine / all : 1;
 }
 
-/* Shortest wish of those present, in nanoseconds, or 0. */
-static double wished_quantum(const struct sched_device *device)
+static void find_wish(struct sched_device *device)
 {
-    double shortest = 0;
-    for (const struct sched_place *p = device->places; p != NULL; p = p->next)
-        if (fair_present(p) && p->limits.quantum_us != 0) {
-            double wish = p->limits.quantum_us * 1e3;
-            shortest = shortest == 0 || wish < shortest ? wish : shortest;
+    device->wisher = NULL;
+    device->wish_ns = 0;
+    for (const struct sched_place *p = device->places; p != NULL; p = p->next) {
+        double wish = p->limits.quantum_us * 1e3;
+        if (fair_present(p) && wish > 0 && (device->wisher == NULL || wish < device->wish_ns)) {
+            device->wisher = p;
+            device->wish_ns = wish;
         }
-    return shortest;
+    }
 }
 
 /* Weights of the active places; those without a limit divide what the others leave. */
@@ -87,22 +88,22 @@ static void weigh(struct sched_device *device, uint64_t now)
 static double round_length(const struct sched_device *device, uint64_t now)
 {
     double length = ROUND_MAX_NS;
-    double largest = 0;
     for (const struct sched_place *p = device->places; p != NULL; p = p->next) {
         if (!fair_active(p, now))
             continue;
         double s = fair_share(p);
-        largest = s > largest ? s : largest;
         s = clamp(s, 0.02, 0.98);
         length = clamp(DEVIATION_NS / (s * (1 - s)), 0, length);
     }
-    double wish = wished_quantum(device);
-    return wish > 0 && largest * length > wish ? wish / largest : length;
+    return length;
 }
 
 double fair_quantum(const struct sched_place *place)
 {
-    double length = fair_share(place) * place->device->round_ns;
+    const struct sched_device *device = place->device;
+    double length = fair_share(place) * device->round_ns;
+    if (device->wisher != NULL && device->wisher != place && length > device->wish_ns)
+        length = device->wish_ns;
     return length > QUANTUM_MIN_NS ? length : QUANTUM_MIN_NS;
 }
 
@@ -158,6 +159,7 @@ void fair_refresh(struct sched_device *device, uint64_t now)
     uint64_t passed = now > device->refreshed_at ? now - device->refreshed_at : 0;
     device->refreshed_at = now;
     weigh(device, now);
+    find_wish(device);
     device->round_ns = round_length(device, now);
     for (struct sched_place *p = device->places; p != NULL; p = p->next) {
         if (p->holding && now > p->charged_until) {
@@ -170,6 +172,14 @@ void fair_refresh(struct sched_device *device, uint64_t now)
         if (p->tokens_ns > most)
             p->tokens_ns = most;
     }
+}
+
+void fair_refund(struct sched_place *place, uint64_t idle_ns)
+{
+    double share = fair_share(place);
+    place->tokens_ns += (double)idle_ns;
+    place->vtime_ns -= (double)idle_ns / (share > 0 ? share : 1);
+    place->count.used_ns -= idle_ns < place->count.used_ns ? idle_ns : place->count.used_ns;
 }
 
 void fair_wake(struct sched_place *place, uint64_t now)

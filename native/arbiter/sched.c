@@ -6,6 +6,8 @@
 #include "fair.h"
 
 #define LENGTH_MIN_NS 200e3
+#define IDLE_MAX_NS 1000000u /* more than this of a turn's end is not believed to have been idle */
+#define WINDOW_LENT_NS 4000000u /* nobody waits: what is in flight may be more */
 
 static struct sched_device *devices;
 static struct sched_tenant *tenants;
@@ -113,12 +115,15 @@ static void turn_over(struct sched_tenant *tenant, uint64_t now)
     EACH_HELD(tenant, d) {
         struct sched_place *place = tenant->places[d];
         fair_refresh(place->device, now);
+        if (place->device->managed)
+            fair_refund(place, tenant->idle_ns < now - tenant->granted_at ? tenant->idle_ns : now - tenant->granted_at);
         place->holding = false;
         place->device->busy--;
         if (place->device->managed && tenant->ends_at != SCHED_NEVER && now > tenant->ends_at)
             place->count.overrun_ns += now - tenant->ends_at;
     }
     tenant->held = 0;
+    tenant->idle_ns = 0;
     tenant->free_running = false;
     tenant->stopping = false;
     tenant->last_held = now;
@@ -199,7 +204,12 @@ static void say(struct sched_member *member, const struct sched_tenant *tenant, 
     if (!tenant->free_running && !tenant->open_ended)
         turn.flags |= VGPU_TURN_WATCH;
     EACH_HELD(tenant, d) {
-        uint64_t window = fair_window(tenant->places[d]->device, now);
+        const struct sched_device *device = tenant->places[d]->device;
+        if (device->wisher != NULL && device->wisher != tenant->places[d])
+            turn.flags |= VGPU_TURN_SHORT;
+        uint64_t window = fair_window(device, now);
+        if (tenant->open_ended && device->wisher == NULL)
+            window = WINDOW_LENT_NS;
         turn.window_ns = window < turn.window_ns ? window : turn.window_ns;
     }
     member->state = SCHED_RUNNING;
@@ -238,10 +248,11 @@ void sched_want(struct sched_member *member, uint32_t wanted, uint64_t now)
         member->state = SCHED_WAITING;
 }
 
-void sched_done(struct sched_member *member, uint64_t turn, bool more, uint64_t now)
+void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint64_t now)
 {
+    bool more = (turn->flags & VGPU_TURN_MORE) != 0;
     struct sched_tenant *tenant = member->tenant;
-    if ((member->state != SCHED_RUNNING && member->state != SCHED_LATE) || turn != member->turn)
+    if ((member->state != SCHED_RUNNING && member->state != SCHED_LATE) || turn->number != member->turn)
         return;
     if (more) {
         uint32_t same = tenant->held | tenant->late;
@@ -251,6 +262,7 @@ void sched_done(struct sched_member *member, uint64_t turn, bool more, uint64_t 
     }
     member->state = more ? SCHED_WAITING : SCHED_IDLE;
     member->wants = false;
+    tenant->idle_ns = turn->length_ns < IDLE_MAX_NS ? turn->length_ns : IDLE_MAX_NS;
     member_left(tenant, now);
 }
 

@@ -42,6 +42,8 @@ struct sched_device {
     double weights;     /* of all active places; 1 is the whole device */
     double none_weight; /* of an active place without a limit */
     double round_ns;
+    double wish_ns;     /* shortest quantum that somebody present asks of the others; 0: none */
+    const struct sched_place *wisher;
 };
 
 /* A tenant on a device. */
@@ -91,6 +93,7 @@ struct sched_tenant {
     uint64_t ends_at;    /* SCHED_NEVER while open-ended */
     uint64_t waits_since;
     uint64_t last_held;
+    uint64_t idle_ns; /* of the member that gave back last */
 };
 
 /* A new tenant without members. False: out of memory. */
@@ -106,8 +109,9 @@ void sched_member_remove(struct sched_member *member, uint64_t now);
 /* A member has launches waiting for these devices (bits; bits beyond the lease are ignored). */
 void sched_want(struct sched_member *member, uint32_t devices, uint64_t now);
 
-/* A member gave its turn back. Stale turn numbers are ignored. */
-void sched_done(struct sched_member *member, uint64_t turn, bool more, uint64_t now);
+/* A member gave its turn back: number, MORE, and how long it idled at its end (believed up to a bound, as it
+ * is when the member says that it runs nothing). Stale turn numbers are ignored. */
+void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint64_t now);
 
 /* Grants, revokes and bypasses what is due. Returns when to call again, at the latest. */
 uint64_t sched_run(uint64_t now);

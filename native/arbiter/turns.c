@@ -161,7 +161,7 @@ bool turns_message(struct connection *connection, const struct vgpu_message *mes
     if (message->kind == VGPU_MSG_WANT) {
         sched_want(&connection->member, turn->devices, now_ns());
     } else {
-        sched_done(&connection->member, turn->number, (turn->flags & VGPU_TURN_MORE) != 0, now_ns());
+        sched_done(&connection->member, turn, now_ns());
         publish(connection->lease);
     }
     stale = true;

@@ -57,7 +57,7 @@ struct vgpu_device_limits {
     uint32_t share;        /* hundredths of a percent, 1..10000 */
     uint32_t share_policy; /* enum vgpu_share_policy */
     int32_t priority;      /* higher goes first */
-    uint32_t quantum_us;   /* no turn on the device is longer while this tenant is present; 0: as the shares want */
+    uint32_t quantum_us;   /* no other tenant's turn is longer while this one is present; 0: as the shares want */
 };
 
 /*
@@ -148,12 +148,13 @@ enum vgpu_turn_flags {
     VGPU_TURN_FREE = 1,  /* nobody else is there: launch without pacing until revoked */
     VGPU_TURN_WATCH = 2, /* give the devices back as soon as nothing is left to do */
     VGPU_TURN_MORE = 4,  /* in DONE: launches are waiting at the gate */
+    VGPU_TURN_SHORT = 8, /* somebody asked for short quanta: one long launch in flight at a time */
 };
 #define VGPU_TURN_OPEN_ENDED UINT64_MAX
 
 struct vgpu_turn {
     uint64_t number;
-    uint64_t length_ns; /* from the receipt of GRANT; VGPU_TURN_OPEN_ENDED: until revoked */
+    uint64_t length_ns; /* GRANT: from its receipt; VGPU_TURN_OPEN_ENDED: until revoked. DONE: idle at its end */
     uint64_t window_ns; /* most device time to have in flight */
     uint32_t flags;     /* enum vgpu_turn_flags */
     uint32_t devices;

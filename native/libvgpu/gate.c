@@ -21,7 +21,7 @@
 #include "tenant.h"
 
 #define FREE_BATCH 4096u        /* launches between two looks while nobody limits them */
-#define WATCH_NS 500000         /* between two looks for idleness */
+#define WATCH_NS 250000         /* between two looks for idleness */
 #define DRAIN_POLL_NS 30000     /* between two looks at a drain that takes long */
 #define DRAIN_SPIN_NS 3000000u  /* how long a drain is looked at without pause */
 #define SILENCE_NS 3000000000u  /* an arbiter that leaves a wish unanswered for so long is taken for gone */
@@ -44,6 +44,8 @@ static struct {
     uint64_t ends_at; /* UINT64_MAX: open-ended */
     uint64_t closed_at;
     uint64_t wanted_at;
+    uint64_t seen_at;    /* time of the last look */
+    uint64_t idle_ns;    /* at the end of the turn */
     uint64_t seen_count; /* for idleness and the counters */
     uint32_t waiting;    /* threads at the gate */
     uint32_t epoch;      /* futex: moves when the state does */
@@ -107,6 +109,8 @@ static void open_turn(const struct vgpu_turn *turn, uint64_t now)
     gate.draining = false;
     gate.watching = false;
     gate.seen_count = vgpu_gate.count;
+    gate.seen_at = now;
+    gate.idle_ns = 0;
     __atomic_store_n(&vgpu_gate.allow, 0, __ATOMIC_SEQ_CST);
     set_state((turn->flags & VGPU_TURN_FREE) != 0 ? FREE : OPEN);
 }
@@ -119,10 +123,11 @@ static void note_launches(void)
     gate.counted = count;
 }
 
-static void send_message(uint32_t kind, uint32_t flags)
+static void send_message(uint32_t kind, uint32_t flags, uint64_t length_ns)
 {
     struct vgpu_message message = {.kind = kind, .version = VGPU_LEASE_VERSION, .slot = gate.slot};
-    message.turn = (struct vgpu_turn){.number = gate.turn.number, .flags = flags, .devices = vgpu_pace_devices()};
+    message.turn = (struct vgpu_turn){
+        .number = gate.turn.number, .length_ns = length_ns, .flags = flags, .devices = vgpu_pace_devices()};
     vgpu_link_send(&message); /* a line that broke is noticed by its thread */
 }
 
@@ -132,7 +137,7 @@ static void want(uint64_t now)
         return;
     gate.wanted = true;
     gate.wanted_at = now;
-    send_message(VGPU_MSG_WANT, 0);
+    send_message(VGPU_MSG_WANT, 0, 0);
 }
 
 static void give_back(uint64_t now)
@@ -143,7 +148,7 @@ static void give_back(uint64_t now)
     if (gate.linked) {
         gate.wanted = more;
         gate.wanted_at = now;
-        send_message(VGPU_MSG_DONE, more ? VGPU_TURN_MORE : 0);
+        send_message(VGPU_MSG_DONE, more ? VGPU_TURN_MORE : 0, gate.idle_ns);
     } else if (gate.ends_at != UINT64_MAX && now > gate.ends_at) {
         vgpu_duty_overrun(&gate.duty, now - gate.ends_at);
     }
@@ -246,7 +251,7 @@ static bool pace(CUstream stream, int per_thread)
         pthread_mutex_unlock(&gate.lock);
         if (!open)
             return false;
-        enum vgpu_pace answer = vgpu_pace(stream, per_thread, turn.window_ns, left, first, &batch, &wait);
+        enum vgpu_pace answer = vgpu_pace(stream, per_thread, &turn, left, first, &batch, &wait);
         if (answer == VGPU_PACE_WAIT && now - began < PACE_WAIT_MAX_NS) {
             if (wait > SLEEP_ABOVE_NS)
                 pause_ns(wait / 2);
@@ -364,6 +369,9 @@ static void watch(void)
     pthread_mutex_lock(&gate.lock);
     bool quiet = gate.state == OPEN && vgpu_gate.count == gate.seen_count && gate.waiting == 0;
     bool begin = quiet && !gate.watching;
+    uint64_t now = now_ns();
+    uint64_t since = gate.seen_at;
+    gate.seen_at = quiet ? gate.seen_at : now;
     gate.seen_count = vgpu_gate.count;
     gate.watching = quiet;
     pthread_mutex_unlock(&gate.lock);
@@ -374,8 +382,10 @@ static void watch(void)
     pthread_mutex_lock(&gate.lock);
     if (gate.state == OPEN && gate.watching && gate.held) {
         close_gate(now_ns());
-        if (vgpu_gate.count == gate.seen_count) /* else something slipped in: it is drained as any other */
-            give_back(now_ns());
+        if (vgpu_gate.count == gate.seen_count) { /* else something slipped in: it is drained as any other */
+            gate.idle_ns = begin ? (now - since) / 2 : WATCH_NS / 2; /* it ended somewhere in between */
+            give_back(now);
+        }
     }
     pthread_mutex_unlock(&gate.lock);
 }

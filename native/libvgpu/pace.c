@@ -24,6 +24,7 @@ struct flow {
     uint32_t made;         /* events that exist */
     uint32_t head;         /* next to record */
     uint32_t tail;         /* oldest that has not run; tail == head: none */
+    uint32_t barrier;      /* first marker since the device was last idle: times before it say nothing */
     uint64_t run;          /* launches known to have run */
     double unit_ns;        /* device time of one launch of weight 1; 0: not known yet */
     CUevent drain;
@@ -97,7 +98,7 @@ static void reap(struct flow *flow)
     while (flow->tail != flow->head && CALL(cuEventQuery, flow->ring[flow->tail % RING]) != CUDA_ERROR_NOT_READY) {
         uint32_t now = flow->tail % RING;
         flow->run = flow->counts[now];
-        if (flow->tail > 0)
+        if (flow->tail > flow->barrier)
             learn(flow, (flow->tail - 1) % RING, now);
         flow->tail++;
     }
@@ -127,14 +128,15 @@ static double at_most(double value, double most)
 }
 
 /* Called with the lock held and the markers reaped. `count`: launches before the one asked for. */
-static enum vgpu_pace decide(const struct flow *flow, uint64_t count, uint64_t window_ns, uint64_t left_ns, bool first,
+static enum vgpu_pace decide(const struct flow *flow, uint64_t count, const struct vgpu_turn *turn, uint64_t left_ns, bool first,
                              uint64_t *batch, uint64_t *wait_ns)
 {
     double unit = flow->unit_ns;
     bool known = unit > 0;
     uint64_t waiting = flow->tail != flow->head && count > flow->run ? count - flow->run : 0;
     double ahead = (double)waiting * unit;
-    double room = window_ns > DEPTH_MIN * unit ? (double)window_ns : DEPTH_MIN * unit;
+    double deep = (turn->flags & VGPU_TURN_SHORT) != 0 ? unit : DEPTH_MIN * unit;
+    double room = (double)turn->window_ns > deep ? (double)turn->window_ns : deep;
     *batch = 1;
     /* half of what runs now has run, on average, and half of the next may overrun */
     if (!first && known && left_ns != UINT64_MAX && (waiting > 0 ? ahead : unit / 2) > (double)left_ns)
@@ -152,7 +154,7 @@ static enum vgpu_pace decide(const struct flow *flow, uint64_t count, uint64_t w
     return VGPU_PACE_GO;
 }
 
-enum vgpu_pace vgpu_pace(CUstream stream, int per_thread, uint64_t window_ns, uint64_t left_ns, bool first,
+enum vgpu_pace vgpu_pace(CUstream stream, int per_thread, const struct vgpu_turn *turn, uint64_t left_ns, bool first,
                          uint64_t *batch, uint64_t *wait_ns)
 {
     enum vgpu_pace answer = VGPU_PACE_GO;
@@ -169,7 +171,7 @@ enum vgpu_pace vgpu_pace(CUstream stream, int per_thread, uint64_t window_ns, ui
         if (flow->tail == flow->head || flow->counts[last] < count) /* not again after a wait */
             record(flow, stream, per_thread, count);
         reap(flow);
-        answer = decide(flow, count, window_ns, left_ns, first, batch, wait_ns);
+        answer = decide(flow, count, turn, left_ns, first, batch, wait_ns);
         mark_after = answer == VGPU_PACE_GO && *batch <= LONG_BATCH;
     }
     pthread_mutex_unlock(&lock);
@@ -257,8 +259,10 @@ bool vgpu_drain_done(void)
     pthread_mutex_lock(&lock);
     for (unsigned i = 0; i < VGPU_CONTEXTS_MAX && done; i++)
         done = flows[i].context == NULL || !flows[i].used || done_one(&flows[i]);
-    for (unsigned i = 0; i < VGPU_CONTEXTS_MAX && done; i++)
+    for (unsigned i = 0; i < VGPU_CONTEXTS_MAX && done; i++) {
         flows[i].used = false;
+        flows[i].barrier = flows[i].head;
+    }
     pthread_mutex_unlock(&lock);
     vgpu_capture_restore(mode);
     return done;

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "cuda_api.h"
+#include "lease.h"
 
 enum vgpu_pace { VGPU_PACE_GO, VGPU_PACE_WAIT, VGPU_PACE_STOP };
 
@@ -18,7 +19,7 @@ enum vgpu_pace { VGPU_PACE_GO, VGPU_PACE_WAIT, VGPU_PACE_STOP };
  * follow without a look. WAIT: too much is in flight; look again after *wait_ns. STOP: what is in flight
  * fills the rest of the turn. `first`: nothing was launched in this turn, so one launch goes whatever it takes.
  */
-enum vgpu_pace vgpu_pace(CUstream stream, int per_thread, uint64_t window_ns, uint64_t left_ns, bool first,
+enum vgpu_pace vgpu_pace(CUstream stream, int per_thread, const struct vgpu_turn *turn, uint64_t left_ns, bool first,
                          uint64_t *batch, uint64_t *wait_ns);
 
 /* After the launch: marks its end if launches are long. */

@@ -13,6 +13,7 @@
  */
 #include <dlfcn.h>
 #include <getopt.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -173,14 +174,14 @@ static unsigned submit(CUstream stream)
     else
         launch(stream);
     unsigned kernels = run.graph != NULL ? GRAPH_KERNELS : 1;
-    run.launched += kernels;
+    __atomic_fetch_add(&run.launched, kernels, __ATOMIC_RELAXED);
     return kernels;
 }
 
 static uint64_t done(void)
 {
     uint64_t counted = *run.host;
-    return counted > 0 ? counted : run.launched;
+    return counted > 0 ? counted : __atomic_load_n(&run.launched, __ATOMIC_RELAXED);
 }
 
 static void sleep_until(uint64_t at)
@@ -188,6 +189,29 @@ static void sleep_until(uint64_t at)
     struct timespec when = {.tv_sec = (time_t)(at / 1000000000u), .tv_nsec = (long)(at % 1000000000u)};
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &when, NULL) != 0)
         continue;
+}
+
+/* What was done at the end of each window, whatever the launching thread waits for. */
+static struct {
+    uint64_t start, window;
+    unsigned count;
+    struct {
+        uint64_t at, done;
+    } marks[4096];
+    bool over;
+} report;
+
+static void *report_windows(void *unused)
+{
+    (void)unused;
+    while (report.count < sizeof(report.marks) / sizeof(report.marks[0])) {
+        sleep_until(report.start + (report.count + 1) * report.window);
+        if (__atomic_load_n(&report.over, __ATOMIC_ACQUIRE))
+            break;
+        report.marks[report.count].at = now_ns();
+        report.marks[report.count++].done = done();
+    }
+    return NULL;
 }
 
 static void begin(void)
@@ -209,13 +233,14 @@ static int saturate(void)
     begin();
     uint64_t start = now_ns();
     uint64_t end = start + (uint64_t)(want.seconds * 1e9);
-    uint64_t window = (uint64_t)(want.report_ms * 1e6);
-    uint64_t next = start + window;
+    pthread_t reporter;
+    report.start = start;
+    report.window = (uint64_t)(want.report_ms * 1e6);
+    pthread_create(&reporter, NULL, report_windows, NULL);
     uint64_t first = done();
     printf("{\"state\": \"spun\", \"libvgpu\": %s, \"start_ns\": %llu, \"window_ms\": %g, \"windows\": [",
            limiter_loaded() ? "true" : "false", (unsigned long long)start, want.report_ms);
     uint64_t now = start;
-    const char *comma = "";
     for (uint64_t i = 0; now < end; i++) {
         if (i % chunk == 0) {
             unsigned at = (unsigned)(i / chunk) % 4;
@@ -226,12 +251,15 @@ static int saturate(void)
         for (unsigned s = 0; s < streams; s++)
             submit(run.streams[s]);
         now = now_ns();
-        for (; now >= next && next <= end; next += window, comma = ", ")
-            printf("%s[%.3f, %llu]", comma, (double)(now - start) / 1e6, (unsigned long long)done());
     }
+    __atomic_store_n(&report.over, true, __ATOMIC_RELEASE);
     uint64_t last = done();
     double seconds = (double)(now - start) / 1e9;
     DO(cuCtxSynchronize());
+    pthread_join(reporter, NULL);
+    for (unsigned i = 0; i < report.count; i++)
+        printf("%s[%.3f, %llu]", i > 0 ? ", " : "", (double)(report.marks[i].at - start) / 1e6,
+               (unsigned long long)report.marks[i].done);
     printf("], \"kernels\": %llu, \"seconds\": %.6f, \"per_second\": %.3f}\n", (unsigned long long)(last - first),
            seconds, (double)(last - first) / seconds);
     return 0;
