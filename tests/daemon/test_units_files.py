@@ -1,0 +1,63 @@
+"""The unit files: sound for systemd, closed as far as they can be, open where vgpud needs it."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from vgpud.settings import load_settings
+
+UNITS = Path(__file__).resolve().parents[2] / "systemd"
+needs_systemd = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
+)
+
+
+def words(unit: str, key: str) -> list[str]:
+    lines = (UNITS / unit).read_text().splitlines()
+    return [word for line in lines if line.startswith(f"{key}=") for word in line.partition("=")[2].split()]
+
+
+@needs_systemd
+def test_systemd_finds_nothing_wrong() -> None:
+    files = sorted(str(path) for path in UNITS.iterdir())
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *files], capture_output=True, text=True, check=False
+    )
+    # what the package installs is not there
+    wrong = [line for line in done.stderr.splitlines() if "is not executable" not in line]
+    assert [line for line in wrong if "vgpu" in line] == []
+
+
+@needs_systemd
+@pytest.mark.parametrize(("unit", "most"), [("vgpud.service", 4.0), ("vgpud-arbiter.service", 4.0)])
+def test_exposure(unit: str, most: float) -> None:
+    """As `systemd-analyze security` counts: 0 is closed, 10 is open."""
+    argv = ["systemd-analyze", "security", "--offline=true", "--no-pager", f"--threshold={most * 10:.0f}"]
+    done = subprocess.run([*argv, str(UNITS / unit)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-200:] + done.stderr[-200:]
+
+
+def test_every_folder_that_is_written_is_made_by_systemd() -> None:
+    """A ReadWritePaths= that is not there keeps the service from starting (systemd.exec(5))."""
+    settings = load_settings()
+    made = {f"/run/{name}" for name in words("vgpud.service", "RuntimeDirectory")}
+    made |= {f"/var/lib/{name}" for name in words("vgpud.service", "StateDirectory")}
+    needed = (settings.run_dir, settings.state_dir, settings.cdi_dir)
+    assert {str(path).replace("/var/run/", "/run/") for path in needed} <= made
+    writable = words("vgpud.service", "ReadWritePaths")
+    assert [path for path in writable if not path.startswith("-")] == []
+
+
+def test_what_outlives_vgpud_is_kept_and_not_killed() -> None:
+    assert words("vgpud.service", "RuntimeDirectoryPreserve") == ["yes"]
+    assert words("vgpud-arbiter.service", "RuntimeDirectoryPreserve") == ["yes"]
+    assert words("vgpud.service", "KillMode") == ["process"]
+    for helper in ("vgpud-arbiter.service", "vgpud-mps@.service"):
+        for key in ("BindsTo", "PartOf", "Requires"):
+            assert words(helper, key) == []
+
+
+def test_it_comes_back_however_often_it_is_killed() -> None:
+    assert words("vgpud.service", "StartLimitIntervalSec") == ["0"]
