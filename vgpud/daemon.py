@@ -177,28 +177,37 @@ async def serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, daemon.stopping.set)
+    hung_up = asyncio.Event()  # from the start on: unhandled, SIGHUP would end us
+    loop.add_signal_handler(signal.SIGHUP, hung_up.set)
     async with daemon.running() as keeper:
         # ten thousand recovered allocations live as long as we do: no collection need walk them
         gc.freeze()
         gc.enable()
         server = Server(keeper, public_sockets(settings.run_dir, settings.group, os.environ))
         await server.start()
-        loop.add_signal_handler(signal.SIGHUP, lambda: asyncio.ensure_future(reload(keeper)))
         watcher = watch_devices(daemon, keeper, loop)
-        heart = asyncio.ensure_future(heartbeat(keeper))
+        lasting = [asyncio.ensure_future(one) for one in (heartbeat(keeper), reload(keeper, hung_up))]
         sd.notify("READY=1", f"STATUS={keeper.describe().status}")
         log.info("ready", status=keeper.describe().status, version=__version__)
         try:
             await daemon.stopping.wait()
         finally:
             sd.notify("STOPPING=1")
-            heart.cancel()
+            for one in lasting:
+                one.cancel()
             watcher()
             await server.stop(_STOP_SECONDS)
     log.info("stopped")
 
 
-async def reload(keeper: NodeKeeper) -> None:
+async def reload(keeper: NodeKeeper, hung_up: asyncio.Event) -> None:
+    """Each time; what comes during a reload is one more."""
+    while await hung_up.wait():
+        hung_up.clear()
+        await reload_once(keeper)
+
+
+async def reload_once(keeper: NodeKeeper) -> None:
     try:
         report = await keeper.reload_policy(dry_run=False)
     except VgpuError as error:

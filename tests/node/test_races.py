@@ -4,6 +4,7 @@ import asyncio
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from tests.node.test_lifetimes import of
-from tests.node.world import ALICE, FakeGateway, World, request, world
+from tests.node.world import ALICE, FakeGateway, World, policy_of, request, world
 from vgpud.model.device import Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Mode, State
 from vgpud.node.lifetimes import Lifetimes, has_ended, start_ticks
 from vgpud.node.recover import Start, recover
+from vgpud.policy.load import LoadedPolicy
 from vgpud.units import Running
 
 
@@ -346,5 +348,31 @@ def test_a_failed_allocation_is_not_made_well_by_a_resize(tmp_path: Path) -> Non
                 await w.keeper.resize(held.id, ALICE, 8 * GIB, None)
             assert refused.value.code is ErrorCode.UNSUPPORTED
             assert w.keeper.get(held.id).state is State.FAILED
+
+    asyncio.run(work())
+
+
+# --- policy
+
+
+def test_of_two_reloads_at_once_the_later_one_stays(tmp_path: Path) -> None:
+    """A slow disk: the first one's files were read before the second one's."""
+
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            older = policy_of(tmp_path, 'version = 1\n[[device]]\nmode = "mps"\n')()
+            newer = policy_of(tmp_path, 'version = 1\n[[device]]\nmode = "preload"\n')()
+            reads = iter(((0.2, older), (0.0, newer)))
+
+            def read() -> LoadedPolicy:
+                pause, read = next(reads)
+                time.sleep(pause)
+                return read
+
+            object.__setattr__(w.parts, "load_policy", read)
+            first = asyncio.ensure_future(w.keeper.reload_policy(dry_run=False))
+            await asyncio.sleep(0.05)
+            await asyncio.gather(first, w.keeper.reload_policy(dry_run=False))
+            assert w.keeper.policy() is newer
 
     asyncio.run(work())

@@ -98,6 +98,7 @@ class NodeKeeper:
         self._detached: dict[str, Allocation] = {}  # releases that have only to be written down
         self._released: deque[str] = deque(maxlen=_RELEASED_REMEMBERED)
         self._background: set[asyncio.Task[None]] = set()
+        self._reloading = asyncio.Lock()
         self._started = time.monotonic()
 
     def _mig_layouts(self) -> MigLayouts | None:
@@ -472,6 +473,10 @@ class NodeKeeper:
 
     async def reload_policy(self, dry_run: bool) -> ReloadReport:
         """All or nothing: raises VgpuError(BAD_POLICY) and keeps the old policy if the files are wrong."""
+        async with self._reloading:  # of two that come at once the later one stays
+            return await self._reload_policy(dry_run)
+
+    async def _reload_policy(self, dry_run: bool) -> ReloadReport:
         fresh = await asyncio.to_thread(self._parts.load_policy)
         report = reload_report(self._policy, fresh, self._inventory.node, self._book.use)
         if dry_run or not report.changed:
