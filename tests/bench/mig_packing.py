@@ -7,7 +7,17 @@ from dataclasses import replace
 from statistics import mean
 
 from tests.bench.common import Report, latency_row
-from tests.bench.mig_replay import MIXES, PROFILES, Choose, arrivals, baselines, ours, reference, replay
+from tests.bench.mig_replay import (
+    MIXES,
+    PROFILES,
+    Choose,
+    arrivals,
+    baselines,
+    best_on_one_card,
+    ours,
+    reference,
+    replay,
+)
 from tests.planner.cards import (
     A30_PROFILES,
     AUTO,
@@ -29,6 +39,7 @@ CARDS = (1, 4, 8)
 def run(seeds: int = 10, count: int = 1000) -> Report:
     report = Report("mig-packing")
     _packing(report, seeds, count)
+    _one_card(report, seeds, count)
     _offline(report)
     _transitions(report)
     _times(report)
@@ -64,6 +75,23 @@ def _packing(report: Report, seeds: int, count: int) -> None:
         ]
         note = ", ".join(groups) + (f"; {mean(moved[name]) * 100:.2f} % moved" if policies[name][1] else "")
         report.value(f"accepted work, {name}", mean(ratios[name, "mean"]) * 100, "% of repacking", note)
+
+
+def _one_card(report: Report, seeds: int, count: int) -> None:
+    """What is to be had on one card without moving anything: the optimum, which knows mix and load."""
+    table = Table(H200_WITHOUT_ME)
+    best: list[float] = []
+    mine: list[float] = []
+    for mix in MIXES:
+        for load in LOADS:
+            optimum = best_on_one_card(table, mix, load)
+            for seed in range(seeds):
+                trace = arrivals(table, mix, load, 1, seed, count)
+                work = reference(table, trace, 1)
+                best.append(replay(table, trace, 1, optimum).work / work)
+                mine.append(replay(table, trace, 1, ours).work / work)
+    note = f"ours {mean(mine) * 100:.2f} %"
+    report.value("accepted work on one card, the optimum", mean(best) * 100, "% of repacking", note)
 
 
 def _offline(report: Report) -> None:

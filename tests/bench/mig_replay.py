@@ -208,3 +208,50 @@ def baselines(table: Table, seed: int = 0) -> dict[str, Choose]:
         "lowest place": on_fullest_card(lambda slots: min(slots, key=start)),
         "the driver's order": on_fullest_card(lambda slots: max(slots, key=start)),
     }
+
+
+def best_on_one_card(table: Table, mix: str, load: float, sweeps: int = 3000) -> Choose:
+    """The best policy in the long run on one card, of those that take all that fits and move nothing.
+
+    Relative value iteration over all layouts of the uniformised chain (Puterman, Markov Decision
+    Processes, 8.5), for the very mix and load of the replay, which a real planner cannot know.
+    """
+    parts, slices = MIXES[mix], slices_of(table)
+    total = sum(parts)
+    mean = sum(part * slices[p] for part, p in zip(parts, PROFILES, strict=True)) / total
+    rate = load * table.compute_slices / mean
+    numbers = {state: n for n, state in enumerate(table.free_after)}
+    slots = {p: [i for i, (q, _) in enumerate(table.slots) if q.id == p] for p in PROFILES}
+    chances = [rate * part / total for part in parts]
+    moves = [
+        (
+            [
+                (chance, slices[p], [numbers[state | 1 << i] for i in slots[p] if free >> i & 1])
+                for chance, p in zip(chances, PROFILES, strict=True)
+            ],
+            [numbers[state & ~(1 << i)] for i in bits(state)],
+        )
+        for state, free in table.free_after.items()
+    ]
+    events = rate + table.compute_slices
+    value = [0.0] * len(numbers)
+    for _ in range(sweeps):
+        fresh = []
+        for n, (coming, leaving) in enumerate(moves):
+            worth, rest = 0.0, events - len(leaving)
+            for chance, gain, places in coming:
+                if places:
+                    worth += chance * (gain + max(value[m] for m in places))
+                    rest -= chance
+            fresh.append((worth + sum(value[m] for m in leaving) + rest * value[n]) / events)
+        base = fresh[numbers[0]]
+        change = max(abs(a - base - b) for a, b in zip(fresh, value, strict=True))
+        value = [worth - base for worth in fresh]
+        if change < 1e-5:
+            break
+
+    def choose(node: Cards, profile_id: int) -> Spot | None:
+        spots = node.free_spots(profile_id)
+        return max(spots, key=lambda s: value[numbers[node.states[s[0]] | 1 << s[1]]], default=None)
+
+    return choose
