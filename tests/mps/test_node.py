@@ -1,5 +1,6 @@
 """MPS on a whole vgpud with a simulated node: sizes, deaths, restarts, users, draining, operators."""
 
+import contextlib
 import json
 import os
 import signal
@@ -212,6 +213,41 @@ def test_no_program_ever_starts_without_limits(make: NodeMaker) -> None:
     }
 
 
+def test_a_control_daemon_that_died_while_vgpud_was_away(make: NodeMaker) -> None:
+    """Nobody shuts the door then, so the guard alone stands between the tenant and a whole card."""
+    node = make(policy=QUICK)
+    node.start()
+    held = share(node, 2, 40)
+    tenant = holding(node, held)
+    first = control_pid(node)
+    node.kill()
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: not is_alive(first), "it did not die")
+    tenant.process.kill()
+    tenant.process.communicate()
+    assert result(node, held) == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+    node.start()
+    eventually(lambda: control_pid_or_none(node) not in (None, first), "it was not brought back")
+    assert GIB < filled(node, held) < 2 * GIB
+
+
+def test_vgpud_killed_anywhere_while_it_brings_mps_up(make: NodeMaker) -> None:
+    """A daemon that was started and not opened yet is taken up, or done away with."""
+    for point in ("allocate.apply-mode", "allocate.attach-0", "allocate.commit"):
+        node = make(policy=QUICK)
+        with contextlib.suppress(RuntimeError, VgpuError):
+            node.start(fault_point=point)
+            share(node, 2, 40, request_id="one")
+        assert node.daemon is not None
+        node.daemon.wait(timeout=20)
+        node.start()
+        held = share(node, 2, 40, request_id="one")
+        assert GIB < filled(node, held) < 2 * GIB
+        assert len(helper_pids(node, "vgpud-mps@")) == 1
+        release(node, held.id)
+        assert helper_pids(node, "vgpud-mps@") == {}
+
+
 def test_a_released_allocation_starts_nothing_more(make: NodeMaker) -> None:
     node = make(policy=QUICK)
     node.start()
@@ -340,6 +376,7 @@ def test_edits_name_nothing_of_other_tenants(make: NodeMaker) -> None:
         "/dev/shm",
     }
     assert all(path.exists() for path in sources.values())
-    assert {m.container_path: m.read_only for m in one.edits.mounts}["/run/vgpu/mps-tenant/limits"]
+    read_only = {m.container_path for m in one.edits.mounts if m.read_only}
+    assert read_only == {"/run/vgpu/mps", "/run/vgpu/mps-tenant/limits", "/run/vgpu/libvgpu-guard.so"}
     assert not list(sources["/run/vgpu/mps"].glob("**/*log*/*"))
     assert (BUILD / "lib" / "libvgpu-guard.so").exists()

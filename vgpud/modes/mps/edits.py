@@ -29,7 +29,11 @@ def mps_edits(
     rules: MpsRules,
     nodes: tuple[DeviceNode, ...],
 ) -> Edits:
-    """The pipe folder is mounted whole: a new life of the daemon is a new folder in it."""
+    """The pipe folder is mounted whole: a new life of the daemon is a new folder in it.
+
+    Read-only is no hindrance to connect(2) (tried with NVIDIA's daemon), and keeps a container's root
+    from unlinking what its neighbours need.
+    """
     mebibytes, percent = part_of_process(part, rules.processes_per_tenant)
     priority = (("CUDA_MPS_CLIENT_PRIORITY", "1"),) if rules.below_normal else ()
     return Edits(
@@ -48,7 +52,7 @@ def mps_edits(
             ("LD_PRELOAD", str(guard)),
         ),
         mounts=(
-            Mount(str(folder.pipes), CONTAINER_PIPES, read_only=False),
+            Mount(str(folder.pipes), CONTAINER_PIPES),
             Mount(str(tenant), CONTAINER_TENANT, read_only=False),
             # the container's root is not the node's: limits stay read-only to it too
             Mount(str(tenant / "limits"), f"{CONTAINER_TENANT}/limits"),
