@@ -13,10 +13,10 @@ import pytest
 
 from tests.node.test_lifetimes import of
 from tests.node.world import ALICE, FakeGateway, World, policy_of, request, world
-from vgpud.model.device import Node
+from vgpud.model.device import Health, Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
-from vgpud.model.tenancy import Mode, State
+from vgpud.model.tenancy import Allocation, Isolation, Mode, State
 from vgpud.node.lifetimes import Lifetimes, has_ended, start_ticks
 from vgpud.node.recover import Start, recover
 from vgpud.policy.load import LoadedPolicy
@@ -250,6 +250,55 @@ def test_a_failure_does_not_take_a_release_back(tmp_path: Path, monkeypatch: pyt
             assert w.keeper.get(second).state is State.RELEASING
             states = {a.id: a.state for a in (await w.parts.ledger.load()).allocations}
             assert states == {first: State.FAILED, second: State.RELEASING}
+
+    asyncio.run(work())
+
+
+def test_a_device_that_is_lost_while_it_is_given_fails_what_is_given(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with world(tmp_path, one_device()) as w:
+            w.effectors[Mode.PRELOAD].gate = asyncio.Event()
+            making = asyncio.ensure_future(w.keeper.allocate(request("r")))
+            await until(lambda: any(w.parts.book))
+            (device,) = w.gateway.node.devices
+            w.gateway.node = Node(devices=(replace(device, health=Health.LOST),))
+            await w.parts.inventory.refresh()
+            await asyncio.sleep(0.02)
+            w.effectors[Mode.PRELOAD].gate.set()
+            held = await making
+            await until(lambda: w.keeper.get(held.id).state is State.FAILED)
+
+    asyncio.run(work())
+
+
+def test_a_mode_left_on_for_one_who_did_not_come_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one leaves while a newcomer is booked, whose intent then cannot be recorded."""
+
+    async def work() -> None:
+        async with world(tmp_path, one_device()) as w:
+            mps = w.effectors[Mode.MPS]
+            ask = {"isolation": Isolation.COMPUTE}
+            last = await w.keeper.allocate(request("a", **ask))
+            gate = asyncio.Event()
+            plain = w.parts.ledger.intent
+
+            async def fails(allocation: Allocation, **_: object) -> None:
+                if allocation.id == last.id:
+                    return await plain(allocation)
+                await gate.wait()
+                raise full()
+
+            monkeypatch.setattr(w.parts.ledger, "intent", fails)
+            newcomer = asyncio.ensure_future(w.keeper.allocate(request("b", **ask)))
+            await until(lambda: len(w.parts.book) == 2)
+            await w.keeper.release(last.id, ALICE, force=False)
+            assert mps.applied
+            gate.set()
+            with pytest.raises(VgpuError, match="disk is full"):
+                await newcomer
+            assert w.is_empty()
 
     asyncio.run(work())
 

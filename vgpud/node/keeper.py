@@ -150,6 +150,8 @@ class NodeKeeper:
             await self._executor.run("allocate", allocation, steps[:1])
         except BaseException:
             self._book.remove(allocation.id)  # the intent is not on record, so nothing was changed
+            for uuid, mode in {part.device_uuid: part.mode for part in allocation.slices}.items():
+                await self._parts.transitions.abandon(uuid, mode)
             raise
         try:
             allocation, event = await self._executor.run("allocate", allocation, steps[1:])
@@ -515,6 +517,8 @@ class NodeKeeper:
         kind = EventKind.DEVICE_LOST if lost else EventKind.DEVICE_CHANGED
         self.hub.publish(await self._ledger.event(kind, device.uuid, sentence))
         if lost:
+            making = [task for _, task in self._allocating.values()]  # perhaps on this device
+            await asyncio.gather(*making, return_exceptions=True)
             await self.fail_allocations(device.uuid, f"device {device.index} is lost")
 
     def helper_died(self, device_uuid: str, sentence: str) -> None:

@@ -71,6 +71,11 @@ class Transitions:
             if mode is Mode.MIG:
                 await self._inventory.refresh()
 
+    async def abandon(self, device_uuid: str, mode: Mode) -> None:
+        """For one who did not come after all: others may have left the device in the mode for it."""
+        if self._applied.get(device_uuid) is mode:
+            await self.release(device_uuid, mode)
+
     def assume(self, device_uuid: str, mode: Mode) -> None:
         """At start: the device is found to be in this mode already."""
         self._applied[device_uuid] = mode
