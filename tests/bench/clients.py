@@ -43,9 +43,7 @@ async def echoes(socket: Path, clients: int, calls: int) -> Row:
 
 
 def _request(name: str) -> pb.AllocateRequest:
-    return pb.AllocateRequest(
-        request_id=name, memory_bytes=MEMORY_BYTES, isolation="quota", label="bench"
-    )
+    return pb.AllocateRequest(request_id=name, memory_bytes=MEMORY_BYTES, isolation="quota", label="bench")
 
 
 class Tenants:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tests.demo.node import ROOT, DemoNode
 
-
 POLICY = """version = 1
 [[device]]
 mode = "auto"
