@@ -1,10 +1,9 @@
 /* Event sets: Xid errors and MIG configuration changes. */
 #include <stdlib.h>
-#include <time.h>
 
 #include "internal.h"
 
-#define POLL_NS 2000000L
+#define LONGEST_SLEEP_NS UINT64_C(1000000000) /* then look whether NVML was shut down */
 
 struct nvmlEventSet_st {
     unsigned long long types[SIM_MAX_DEVICES];
@@ -75,15 +74,17 @@ nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data,
     if (set == NULL || data == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
     uint64_t end = sim_now_ns() + (uint64_t)timeout_ms * 1000000;
-    while (!take(s, set, data)) {
+    for (;;) {
+        uint32_t seen = atomic_load(&s->event_wake);
+        if (take(s, set, data))
+            return NVML_SUCCESS;
         if (nv_state() == NULL)
             return NVML_ERROR_UNINITIALIZED;
-        if (sim_now_ns() >= end)
+        uint64_t now = sim_now_ns();
+        if (now >= end)
             return NVML_ERROR_TIMEOUT;
-        struct timespec pause = {0, POLL_NS};
-        nanosleep(&pause, NULL);
+        sim_event_sleep(s, seen, end - now < LONGEST_SLEEP_NS ? end - now : LONGEST_SLEEP_NS);
     }
-    return NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlEventSetWait(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout_ms)

@@ -314,6 +314,31 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
     return NVML_ERROR_NOT_FOUND;
 }
 
+nvmlReturn_t nvmlDeviceGetHandleByUUIDV(const nvmlUUID_t *uuid, nvmlDevice_t *device)
+{
+    char text[NVML_DEVICE_UUID_V2_BUFFER_SIZE];
+    const unsigned char *b;
+    if (uuid == NULL || device == NULL)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    if (uuid->version != nvmlUUID_v1)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    if (uuid->type == NVML_UUID_TYPE_ASCII)
+        return nvmlDeviceGetHandleByUUID(uuid->value.str, device);
+    if (uuid->type != NVML_UUID_TYPE_BINARY)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    b = uuid->value.bytes;
+    const char *const kinds[] = {"GPU", "MIG"};
+    for (int i = 0; i < 2; i++) {
+        snprintf(text, sizeof(text),
+                 "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", kinds[i],
+                 b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12],
+                 b[13], b[14], b[15]);
+        if (nvmlDeviceGetHandleByUUID(text, device) == NVML_SUCCESS)
+            return NVML_SUCCESS;
+    }
+    return NVML_ERROR_NOT_FOUND;
+}
+
 nvmlReturn_t nvmlDeviceGetHandleBySerial(const char *serial, nvmlDevice_t *device)
 {
     struct sim_state *s;

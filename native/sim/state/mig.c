@@ -324,11 +324,3 @@ void sim_reboot(struct sim_state *s)
     }
     s->boot_count++;
 }
-
-void sim_post_event(struct sim_state *s, uint32_t device, int gi, int ci, uint64_t type,
-                    uint64_t data)
-{
-    uint64_t sequence = s->next_event;
-    s->events[sequence % SIM_MAX_EVENTS] = (struct sim_event){sequence, type, data, device, gi, ci};
-    __atomic_store_n(&s->next_event, sequence + 1, __ATOMIC_RELEASE);
-}

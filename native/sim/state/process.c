@@ -43,6 +43,7 @@ uint64_t sim_start_ticks(uint32_t pid, char *run_state)
 void sim_proc_release(struct sim_state *s, struct sim_proc *p)
 {
     uint32_t index = (uint32_t)(p - s->procs);
+    sim_account_end(s, p);
     for (uint32_t i = 0; i < SIM_MAX_USES; i++) {
         if (p->uses[i].used) {
             sim_engine_forget(s, index * SIM_MAX_USES + i, &p->uses[i]);

@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC UINT64_C(0x314d495355504756) /* "VGPUSIM1" */
-#define SIM_LAYOUT_VERSION 1u
+#define SIM_LAYOUT_VERSION 2u
 #define SIM_ENV_STATE "VGPU_SIM_STATE"
 #define SIM_NONE (-1)
 #define SIM_PAGE_BYTES (UINT64_C(2) << 20) /* device memory is charged in 2 MiB pages */
@@ -33,6 +33,7 @@ enum {
     SIM_MAX_ACTIVE = 256,
     SIM_MAX_FAULTS = 32,
     SIM_MAX_EVENTS = 64,
+    SIM_MAX_ACCOUNTS = 4000, /* NVML's accounting buffer */
     SIM_SEGMENTS = 16,
     SIM_BUCKETS = 16,
 };
@@ -117,6 +118,12 @@ struct sim_gi {
     struct sim_ci cis[SIM_MAX_CIS];
 };
 
+/* What is remembered of a process that ended while accounting was on. */
+struct sim_account {
+    uint32_t pid, gpu_percent;
+    uint64_t peak_bytes, started_us, lasted_ms;
+};
+
 struct sim_device {
     /* fixed by the profile */
     char name[96], uuid[48], serial[32], vbios[32], board_part[64], gpu_part[32];
@@ -141,6 +148,8 @@ struct sim_device {
     uint32_t compute_mode, persistence, accounting, mig_current, mig_pending;
     uint32_t lost; /* fallen off the bus */
     uint64_t hidden_bytes; /* fault: memory that nobody holds and nobody can have */
+    uint64_t account_count; /* ever ended; the last SIM_MAX_ACCOUNTS are kept */
+    struct sim_account accounts[SIM_MAX_ACCOUNTS];
     struct sim_gi gis[SIM_MAX_GIS];
     pthread_mutex_t engine_lock;
     struct sim_engine whole;
@@ -172,6 +181,7 @@ struct sim_state {
     uint64_t boot_count, next_event;
     _Atomic uint64_t sweep_ns, sweep_cost_ns;
     _Atomic uint32_t fault_count;
+    _Atomic uint32_t event_wake; /* a futex: changes with every event */
     _Atomic uint32_t proc_high; /* entries at or above were never used */
     struct sim_fault faults[SIM_MAX_FAULTS];
     struct sim_event events[SIM_MAX_EVENTS];
@@ -240,6 +250,9 @@ void sim_device_reset(struct sim_state *s, uint32_t device);
 void sim_reboot(struct sim_state *s);
 void sim_post_event(struct sim_state *s, uint32_t device, int gi, int ci, uint64_t type,
                     uint64_t data);
+void sim_event_sleep(struct sim_state *s, uint32_t seen, uint64_t most_ns); /* while event_wake is seen */
+void sim_account_end(struct sim_state *s, const struct sim_proc *p);
+struct sim_account sim_account_of(const struct sim_proc *p, const struct sim_use *u);
 
 /* hosttree.c: <state>.root/proc/driver/nvidia and friends */
 void sim_tree_write(struct sim_state *s);

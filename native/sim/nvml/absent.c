@@ -1,0 +1,25 @@
+/* The rest of NVML's functions: a program finds each of them, and hears that this card has no such thing.
+ * They differ only in what their first argument is, and answer before they look at any other; so this
+ * file leaves nvml.h out, and declares them by that argument alone. */
+#include "absent.h"
+
+#define DEVICE(name)                                                                               \
+    int name(const void *device);                                                                  \
+    int name(const void *device)                                                                   \
+    {                                                                                              \
+        return nv_absent_of_device(#name, device);                                                 \
+    }
+#define INSTANCE(name)                                                                             \
+    int name(const void *instance);                                                                \
+    int name(const void *instance)                                                                 \
+    {                                                                                              \
+        return nv_absent_of_instance(#name, instance);                                             \
+    }
+#define SYSTEM(name)                                                                               \
+    int name(void);                                                                                \
+    int name(void)                                                                                 \
+    {                                                                                              \
+        return nv_absent_of_system(#name);                                                         \
+    }
+
+#include "absent.def"

@@ -1,0 +1,225 @@
+"""Programs that we did not write take the simulated node for real: nvidia-smi 535 and 550, nvitop, gpustat,
+and every query of nvidia-ml-py. They are fetched once (tests/sim/outside.py) and never committed."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.sim import outside
+from tests.sim.tenant import Tenant
+from tests.simnode import ROOT, SimNode
+
+Make = Callable[..., SimNode]
+Smi = Callable[..., subprocess.CompletedProcess[str]]
+
+#: What one H200 (driver 580.159.04, MIG mode off) printed for `nvidia-smi mig -lgip; nvidia-smi mig -lgipp`.
+CARD = (Path(__file__).parent / "data" / "h200_mig_profiles.txt").read_text().split("\n\n")
+
+
+def fetched(branch: str) -> Path:
+    program = outside.nvidia_smi(branch)
+    if program is None:
+        pytest.skip(f"nvidia-smi {branch} cannot be fetched: {outside.why.get('nvidia-smi')}")
+    return program
+
+
+@pytest.fixture(scope="session")
+def tools() -> Path:
+    folder = outside.python_tools()
+    if folder is None:
+        pytest.skip(f"nvitop and gpustat cannot be fetched: {outside.why.get('python-tools')}")
+    return folder
+
+
+@pytest.fixture
+def node(sim_node: Make) -> SimNode:
+    return sim_node()
+
+
+def run(branch: str, node: SimNode, words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    return node.run([str(fetched(branch)), *words.split()], check=check)
+
+
+BRANCHES = pytest.mark.parametrize("branch", ["535", "550"])
+
+
+@BRANCHES
+def test_lists_and_queries(node: SimNode, branch: str) -> None:
+    devices = node.dump()["devices"]
+    lines = run(branch, node, "-L").stdout.splitlines()
+    assert lines == [f"GPU {d['index']}: {d['name']} (UUID: {d['uuid']})" for d in devices]
+    text = run(branch, node, "-q").stdout
+    assert "Function Not Found" not in text and "Unknown Error" not in text
+    assert text.count("Product Name") == 8 and "GSP Firmware Version" in text
+    log = ElementTree.fromstring(run(branch, node, "-q -x").stdout)
+    assert [g.findtext("uuid") for g in log.findall("gpu")] == [d["uuid"] for d in devices]
+    assert {g.findtext("mig_mode/current_mig") for g in log.findall("gpu")} == {"Disabled"}
+    assert {g.findtext("fb_memory_usage/total") for g in log.findall("gpu")} == {"143771 MiB"}
+    rows = [r.split("\t") for r in run(branch, node, "topo -m").stdout.splitlines() if r.startswith("GPU")]
+    assert len(rows) == 8
+    for i, row in enumerate(rows):
+        assert [c.strip() for c in row[1:9]] == ["X" if i == j else "NV18" for j in range(8)]
+
+
+@BRANCHES
+def test_the_summary_shows_a_tenant(node: SimNode, branch: str) -> None:
+    tenant = Tenant(node)
+    assert tenant.say("alloc 100") == "ok"
+    pid = str(tenant.process.pid)
+    table = run(branch, node, "-i 0").stdout
+    assert pid in table and "626MiB" in table
+    asked = run(branch, node, "--query-compute-apps=pid,used_memory --format=csv,noheader").stdout
+    assert asked.strip() == f"{pid}, 626 MiB"
+    assert pid in run(branch, node, "pmon -c 1 -i 0").stdout
+    rows = [r.split() for r in run(branch, node, "dmon -c 2 -i 0").stdout.splitlines() if r[:1] != "#"]
+    assert len(rows) == 2 and all(r[0] == "0" for r in rows)
+
+
+@BRANCHES
+def test_compute_mode(node: SimNode, branch: str) -> None:
+    assert "to EXCLUSIVE_PROCESS" in run(branch, node, "-c 3 -i 2").stdout
+    assert node.dump()["devices"][2]["compute_mode"] == 3
+    run(branch, node, "-c DEFAULT -i 2")
+    assert node.dump()["devices"][2]["compute_mode"] == 0
+
+
+def instances(node: SimNode) -> list[tuple[int, int, int]]:
+    found = node.dump()["devices"][0]["gpu_instances"]
+    return sorted((g["profile_id"], g["start"], len(g["compute_instances"])) for g in found)
+
+
+@BRANCHES
+def test_mig_from_the_mode_to_the_last_instance(node: SimNode, branch: str) -> None:
+    assert "Enabled MIG Mode" in run(branch, node, "-i 0 -mig 1").stdout
+    # the biggest first: the driver fills from the high end (NVIDIA's MIG user guide)
+    made = run(branch, node, "mig -i 0 -cgi 9,14,19").stdout
+    assert made.count("Successfully created GPU instance") == 3
+    assert instances(node) == [(9, 4, 0), (14, 2, 0), (19, 1, 0)]
+    assert run(branch, node, "mig -i 0 -cci").stdout.count("Successfully created compute instance") == 3
+    assert [n for _, _, n in instances(node)] == [1, 1, 1]
+    listed = run(branch, node, "-L").stdout
+    assert listed.count("MIG 3g.71gb") == listed.count("MIG 2g.35gb") == listed.count("MIG 1g.18gb") == 1
+    assert "3g.71gb" in run(branch, node, "mig -lgi").stdout
+    assert "2g.35gb" in run(branch, node, "mig -lci").stdout
+    refused = run(branch, node, "mig -i 0 -cgi 0", check=False)
+    assert refused.returncode != 0 and "Insufficient Resources" in refused.stdout
+    assert run(branch, node, "mig -i 0 -dgi", check=False).returncode != 0  # compute instances are there
+    run(branch, node, "mig -i 0 -dci")
+    run(branch, node, "mig -i 0 -dgi")
+    assert instances(node) == []
+    assert "Disabled MIG Mode" in run(branch, node, "-i 0 -mig 0").stdout
+
+
+def body(text: str) -> list[str]:
+    """Rows with runs of spaces and rules as one: branch 580 made the name column two wider."""
+    return [" ".join(line.replace("-", "").replace("=", "").split()) for line in text.splitlines()]
+
+
+def test_profiles_print_as_on_the_card(sim_node: Make) -> None:
+    node = sim_node("h200x1")
+    assert body(run("550", node, "mig -lgip").stdout) == body(CARD[0])
+    assert run("550", node, "mig -lgipp").stdout.split("\n")[:7] == CARD[1].split("\n")[:7]
+
+
+def test_535_lists_profiles_once_mig_is_on(sim_node: Make) -> None:
+    """Before branch 550 nvidia-smi itself refuses to list profiles of a card without MIG mode."""
+    node = sim_node("h200x1")
+    refused = run("535", node, "mig -lgip", check=False)
+    assert refused.returncode == 6 and "No MIG-enabled devices found" in refused.stdout
+    run("535", node, "-mig 1")
+    assert body(run("535", node, "mig -lgip").stdout) == body(CARD[0])
+    assert run("535", node, "mig -lgipp").stdout.split("\n")[:7] == CARD[1].split("\n")[:7]
+
+
+def test_nvitop_and_gpustat(node: SimNode, tools: Path) -> None:
+    tenant = Tenant(node)
+    tenant.say("alloc 100")
+    env = {"PYTHONPATH": str(tools), "TERM": "xterm", "COLUMNS": "100", "LINES": "60"}
+    seen = node.run([sys.executable, "-m", "nvitop", "-1"], env).stdout
+    assert "580.159.04" in seen and "626.0MiB" in seen and str(tenant.process.pid) in seen
+    found = json.loads(node.run([sys.executable, "-m", "gpustat", "--json"], env).stdout)
+    assert len(found["gpus"]) == 8
+    assert [p["pid"] for p in found["gpus"][0]["processes"]] == [tenant.process.pid]
+    assert found["gpus"][0]["memory.used"] == 626
+
+
+def test_every_function_that_nvidia_ml_py_looks_up_is_there(node: SimNode) -> None:
+    """All of them: a program never meets FUNCTION_NOT_FOUND, and a query of a device has NVML's answer."""
+    import re
+
+    import pynvml
+
+    assert pynvml.__file__ is not None
+    text = Path(pynvml.__file__).read_text()
+    names = sorted(set(re.findall(r"_nvmlGetFunctionPointer\(['\"](nvml\w+)['\"]\)", text)))
+    assert len(names) > 300
+    library = ctypes.CDLL(str(node.build / "sim/lib/libnvidia-ml.so.1"))
+    assert [n for n in names if not hasattr(library, n)] == []
+
+
+QUERIES = """
+import inspect, json, pynvml as n
+n.nvmlInit()
+h = n.nvmlDeviceGetHandleByIndex(0)
+good, codes = 0, {}
+for name, f in sorted(vars(n).items()):
+    if not name.startswith(("nvmlDeviceGet", "nvmlDeviceIs", "nvmlSystemGet")) or not inspect.isfunction(f):
+        continue
+    required = [p for p in inspect.signature(f).parameters.values() if p.default is p.empty]
+    if len(required) > 1 or (required and not name.startswith("nvmlDevice")):
+        continue
+    if required and required[0].name not in ("handle", "device"):
+        continue
+    try:
+        f(*([h] if required else []))
+        good += 1
+    except n.NVMLError as e:
+        codes.setdefault(e.value, []).append(name)
+print(json.dumps([good, codes]))
+"""
+
+
+def test_every_plain_query_of_nvidia_ml_py_is_answered(node: SimNode) -> None:
+    good, codes = json.loads(node.python(QUERIES))
+    assert good > 75
+    # 3: this card has no such thing. Nothing else, above all not 13 (no such function) or 999
+    assert {int(c) for c in codes} <= {3}, codes
+
+
+def test_accounting_outlives_the_process(node: SimNode) -> None:
+    ask = """
+import json, pynvml as n
+n.nvmlInit()
+h = n.nvmlDeviceGetHandleByIndex(0)
+{}
+print(json.dumps(out))
+"""
+    on = "out = [n.nvmlDeviceSetAccountingMode(h, 1), n.nvmlDeviceGetAccountingMode(h)]"
+    assert json.loads(node.python(ask.format(on))) == [None, 1]
+    tenant = Tenant(node)
+    tenant.say("alloc 1000")
+    tenant.say("launch 10 1000")
+    tenant.say("sync")
+    stats = """
+pids = n.nvmlDeviceGetAccountingPids(h)
+out = [list(pids)] + [[s.maxMemoryUsage >> 20, s.isRunning, s.time > 0] for s in (n.nvmlDeviceGetAccountingStats(h, p) for p in pids)]
+"""
+    pid = tenant.process.pid
+    assert json.loads(node.python(ask.format(stats))) == [[pid], [1526, 1, False]]
+    tenant.kill()
+    assert json.loads(node.python(ask.format(stats))) == [[pid], [1526, 0, True]]
+    gone = "n.nvmlDeviceClearAccountingPids(h)\nout = list(n.nvmlDeviceGetAccountingPids(h))"
+    assert json.loads(node.python(ask.format(gone))) == []
+
+
+def test_the_tools_are_not_committed() -> None:
+    done = subprocess.run(["git", "ls-files", "build"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == ""
