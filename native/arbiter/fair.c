@@ -122,13 +122,13 @@ double fair_threshold(const struct sched_place *place, bool contended)
 
 uint64_t fair_window(const struct sched_device *device, uint64_t now)
 {
-    double shortest = 8 * WINDOW_MAX_NS;
+    double shortest = 4 * WINDOW_MAX_NS;
     for (const struct sched_place *p = device->places; p != NULL; p = p->next)
         if (fair_active(p, now)) {
             double quantum = fair_quantum(p);
             shortest = quantum < shortest ? quantum : shortest;
         }
-    return (uint64_t)clamp(shortest / 8, WINDOW_MIN_NS, WINDOW_MAX_NS);
+    return (uint64_t)clamp(shortest / 4, WINDOW_MIN_NS, WINDOW_MAX_NS);
 }
 
 static double least_vtime(const struct sched_place *but, uint64_t now)

@@ -6,6 +6,7 @@
 #include "fair.h"
 
 #define LENGTH_MIN_NS 200e3
+#define PREEMPT_TOKENS_NS 300e3
 #define IDLE_MAX_NS 1000000u /* more than this of a turn's end is not believed to have been idle */
 #define WINDOW_LENT_NS 4000000u /* nobody waits: what is in flight may be more */
 
@@ -82,7 +83,9 @@ bool sched_tenant_add(struct sched_tenant *tenant, uint32_t device_count, const 
 
 void sched_set_limits(struct sched_tenant *tenant, uint32_t ordinal, const struct sched_limits *limits)
 {
-    tenant->places[ordinal]->limits = *limits;
+    struct sched_place *place = tenant->places[ordinal];
+    tenant->changed |= place->limits.share != limits->share || place->limits.policy != limits->policy;
+    place->limits = *limits;
 }
 
 void sched_member_add(struct sched_tenant *tenant, struct sched_member *member)
@@ -314,6 +317,7 @@ static void grant(struct sched_tenant *tenant, bool free_running, uint64_t now)
     tenant->granted_at = now;
     tenant->quantum_ns = (uint64_t)quantum;
     tenant->ends_at = length < 0 ? SCHED_NEVER : now + (uint64_t)length;
+    tenant->changed = false;
     EACH_HELD(tenant, d)
         tenant->places[d]->count.granted_ns += (uint64_t)(length < 0 ? 0 : length);
     wants_nothing(tenant);
@@ -473,7 +477,7 @@ static void try_device(struct sched_device *device, uint64_t now)
 static void make_room(struct sched_tenant *tenant, uint64_t now)
 {
     bool expired = now >= tenant->granted_at + tenant->quantum_ns;
-    bool go = tenant->free_running && !all_managed(tenant, tenant->held, false);
+    bool go = tenant->free_running ? !all_managed(tenant, tenant->held, false) : tenant->changed;
     EACH_HELD(tenant, d) {
         const struct sched_place *mine = tenant->places[d];
         const struct sched_place *next = mine->device->managed ? best(mine->device) : NULL;
@@ -481,7 +485,7 @@ static void make_room(struct sched_tenant *tenant, uint64_t now)
         if (next == NULL || tenant->free_running)
             continue;
         go |= tenant->open_ended && expired;
-        go |= next->limits.priority > mine->limits.priority && next->tokens_ns >= fair_threshold(next, true);
+        go |= next->limits.priority > mine->limits.priority && next->tokens_ns >= PREEMPT_TOKENS_NS;
     }
     if (go)
         stop(tenant, now);
@@ -496,9 +500,20 @@ static void set_free(struct sched_tenant *tenant, uint64_t now)
             say(m, tenant, now);
 }
 
+/* After a change of limits: the debt of a long turn under a large share would take seconds to pay under a
+ * small one. */
+static void forgive(struct sched_tenant *tenant)
+{
+    for (uint32_t d = 0; d < tenant->device_count && tenant->changed; d++)
+        if (tenant->places[d]->tokens_ns < 0)
+            tenant->places[d]->tokens_ns = 0;
+    tenant->changed = false;
+}
+
 static void look_at(struct sched_tenant *tenant, uint64_t now)
 {
     if (tenant->held == 0) {
+        forgive(tenant);
         if (tenant->wanted != 0 && all_managed(tenant, tenant->wanted, false))
             grant(tenant, true, now);
         return;

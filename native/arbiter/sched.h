@@ -82,6 +82,7 @@ struct sched_tenant {
     uint32_t wanted; /* devices, as bits */
     uint32_t held;   /* devices, as bits; 0: holds none */
     bool free_running;
+    bool changed;    /* its limits are new: what it used under the old ones is forgiven */
     bool stopping;   /* revoked, or its turn is over */
     bool open_ended; /* lent until somebody else can use it */
     uint32_t late;     /* devices that it was bypassed on, as bits, while members are LATE */

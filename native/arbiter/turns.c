@@ -12,9 +12,11 @@
 #include "limits.h"
 
 #define READ_TRIES 8
+#define TRANSIT_MAX_NS 2000000u /* more is not time on the way but another time namespace */
 
 static struct source timer;
 static uint64_t armed_for = SCHED_NEVER;
+static struct lease *touched; /* its counters have changed */
 static bool stale; /* something happened since sched last ran */
 
 static uint64_t now_ns(void)
@@ -37,12 +39,25 @@ static void arm(uint64_t at)
     armed_for = at;
 }
 
+/* The page belongs to the tenant: written for whoever wants to read it, never read back. */
+static void publish(const struct lease *lease)
+{
+    struct vgpu_compute count[VGPU_MAX_DEVICES];
+    uint32_t devices = lease->tenant.device_count;
+    for (uint32_t d = 0; d < devices; d++)
+        count[d] = lease->tenant.places[d]->count;
+    (void)!pwrite(lease->usage_fd, count, devices * sizeof(count[0]), (off_t)offsetof(struct vgpu_usage, compute));
+}
+
 static void run_if_stale(void)
 {
     if (!stale)
         return;
     stale = false;
     arm(sched_run(now_ns()));
+    if (touched != NULL)
+        publish(touched);
+    touched = NULL;
 }
 
 static void timer_ready(struct source *source, uint32_t events)
@@ -121,6 +136,7 @@ void turns_lease_remove(struct lease *lease)
         return;
     sched_tenant_remove(&lease->tenant, now_ns());
     lease->schedules = false;
+    touched = touched == lease ? NULL : touched;
     stale = true;
 }
 
@@ -142,16 +158,6 @@ void turns_leave(struct connection *connection)
     stale = true;
 }
 
-/* The page belongs to the tenant: written for whoever wants to read it, never read back. */
-static void publish(const struct lease *lease)
-{
-    struct vgpu_compute count[VGPU_MAX_DEVICES];
-    uint32_t devices = lease->tenant.device_count;
-    for (uint32_t d = 0; d < devices; d++)
-        count[d] = lease->tenant.places[d]->count;
-    (void)!pwrite(lease->usage_fd, count, devices * sizeof(count[0]), (off_t)offsetof(struct vgpu_usage, compute));
-}
-
 bool turns_message(struct connection *connection, const struct vgpu_message *message)
 {
     const struct vgpu_turn *turn = &message->turn;
@@ -161,9 +167,15 @@ bool turns_message(struct connection *connection, const struct vgpu_message *mes
     if (message->kind == VGPU_MSG_WANT) {
         sched_want(&connection->member, turn->devices, now_ns());
     } else {
-        sched_done(&connection->member, turn, now_ns());
-        publish(connection->lease);
+        struct vgpu_turn over = *turn;
+        uint64_t now = now_ns();
+        if (now > turn->sent_ns && now - turn->sent_ns < TRANSIT_MAX_NS)
+            over.length_ns += now - turn->sent_ns;
+        sched_done(&connection->member, &over, now);
     }
+    if (touched != NULL && touched != connection->lease)
+        publish(touched);
+    touched = connection->lease;
     stale = true;
     return true;
 }
@@ -184,6 +196,7 @@ static void say(struct sched_member *member, const struct vgpu_message *message)
 void sched_say_grant(struct sched_member *member, const struct vgpu_turn *turn)
 {
     struct vgpu_message message = {.kind = VGPU_MSG_GRANT, .version = VGPU_LEASE_VERSION, .turn = *turn};
+    message.turn.sent_ns = now_ns();
     say(member, &message);
 }
 

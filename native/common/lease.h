@@ -158,6 +158,7 @@ struct vgpu_turn {
     uint64_t window_ns; /* most device time to have in flight */
     uint32_t flags;     /* enum vgpu_turn_flags */
     uint32_t devices;
+    uint64_t sent_ns;   /* the sender's CLOCK_MONOTONIC: time on the way is nobody's use of a device */
 };
 
 struct vgpu_message {

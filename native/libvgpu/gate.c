@@ -26,6 +26,7 @@
 #define DRAIN_SPIN_NS 3000000u  /* how long a drain is looked at without pause */
 #define SILENCE_NS 3000000000u  /* an arbiter that leaves a wish unanswered for so long is taken for gone */
 #define PACE_WAIT_MAX_NS 100000000u /* what is in flight may wait for the very launch that is held back */
+#define TRANSIT_MAX_NS 2000000u  /* more is not time on the way but another time namespace */
 #define DUTY_WINDOW_NS 2000000u
 #define SLEEP_ABOVE_NS 300000u
 
@@ -45,7 +46,8 @@ static struct {
     uint64_t closed_at;
     uint64_t wanted_at;
     uint64_t seen_at;    /* time of the last look */
-    uint64_t idle_ns;    /* at the end of the turn */
+    uint64_t idle_ns;    /* at the begin and the end of the turn */
+    uint64_t granted_at;
     uint64_t seen_count; /* for idleness and the counters */
     uint32_t waiting;    /* threads at the gate */
     uint32_t epoch;      /* futex: moves when the state does */
@@ -111,6 +113,7 @@ static void open_turn(const struct vgpu_turn *turn, uint64_t now)
     gate.seen_count = vgpu_gate.count;
     gate.seen_at = now;
     gate.idle_ns = 0;
+    gate.granted_at = turn->sent_ns < now && now - turn->sent_ns < TRANSIT_MAX_NS ? turn->sent_ns : now;
     __atomic_store_n(&vgpu_gate.allow, 0, __ATOMIC_SEQ_CST);
     set_state((turn->flags & VGPU_TURN_FREE) != 0 ? FREE : OPEN);
 }
@@ -128,6 +131,7 @@ static void send_message(uint32_t kind, uint32_t flags, uint64_t length_ns)
     struct vgpu_message message = {.kind = kind, .version = VGPU_LEASE_VERSION, .slot = gate.slot};
     message.turn = (struct vgpu_turn){
         .number = gate.turn.number, .length_ns = length_ns, .flags = flags, .devices = vgpu_pace_devices()};
+    message.turn.sent_ns = now_ns();
     vgpu_link_send(&message); /* a line that broke is noticed by its thread */
 }
 
@@ -264,6 +268,8 @@ static bool pace(CUstream stream, int per_thread)
         if (same && answer == VGPU_PACE_STOP)
             close_gate(now);
         else if (same) {
+            if (gate.fresh)
+                gate.idle_ns = now > gate.granted_at ? now - gate.granted_at : 0;
             gate.fresh = false;
             __atomic_store_n(&vgpu_gate.allow, vgpu_gate.count + batch, __ATOMIC_SEQ_CST);
         }
@@ -383,7 +389,7 @@ static void watch(void)
     if (gate.state == OPEN && gate.watching && gate.held) {
         close_gate(now_ns());
         if (vgpu_gate.count == gate.seen_count) { /* else something slipped in: it is drained as any other */
-            gate.idle_ns = begin ? (now - since) / 2 : WATCH_NS / 2; /* it ended somewhere in between */
+            gate.idle_ns += begin ? (now - since) / 2 : WATCH_NS / 2; /* it ended somewhere in between */
             give_back(now);
         }
     }

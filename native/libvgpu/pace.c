@@ -13,7 +13,7 @@
 #define RING 32u          /* markers of one context in flight */
 #define DEPTH_MIN 2u      /* launches in flight, however long they are */
 #define BATCH_MAX 2048u
-#define LONG_BATCH 2u     /* batches up to this get a marker behind, too: long launches are measured each */
+#define LONG_BATCH 1u     /* batches up to this get a marker behind, too: long launches are measured each */
 #define WAIT_MIN_NS 2000u
 
 struct flow {
@@ -141,15 +141,14 @@ static enum vgpu_pace decide(const struct flow *flow, uint64_t count, const stru
     /* half of what runs now has run, on average, and half of the next may overrun */
     if (!first && known && left_ns != UINT64_MAX && (waiting > 0 ? ahead : unit / 2) > (double)left_ns)
         return VGPU_PACE_STOP;
-    if (flow->tail != flow->head && (known ? ahead + unit > room : waiting >= DEPTH_MIN)) {
-        double most = known ? (double)(flow->counts[flow->tail % RING] - flow->run) * unit : 0;
-        *wait_ns = (uint64_t)at_most(most, ahead - room / 2 > 0 ? ahead - room / 2 : WAIT_MIN_NS);
+    /* Refilled when half of it has run, not launch by launch: each marker costs the device some microseconds. */
+    if (flow->tail != flow->head && (known ? ahead > room / 2 : waiting >= DEPTH_MIN)) {
+        *wait_ns = known ? (uint64_t)(ahead - room / 2) : WAIT_MIN_NS;
         return VGPU_PACE_WAIT;
     }
     if (known) {
-        double more = at_most((room - ahead) / 2, left_ns == UINT64_MAX ? room : (double)left_ns - ahead);
-        double launches = unit > 0 ? more / unit : 1;
-        *batch = launches < 1 ? 1 : (uint64_t)at_most(launches, BATCH_MAX);
+        double more = at_most(room / 2, left_ns == UINT64_MAX ? room : (double)left_ns - ahead);
+        *batch = more < unit ? 1 : (uint64_t)at_most(more / unit, BATCH_MAX);
     }
     return VGPU_PACE_GO;
 }

@@ -44,7 +44,7 @@ static struct {
 enum { STREAMS = 4, GRAPH_KERNELS = 40, RING = 64, BLOCK = 256, IN_FLIGHT_US = 20000, COST_BLOCK = 100 };
 
 static struct {
-    double kernel_us, rate, seconds, report_ms, every_us;
+    double kernel_us, rate, seconds, report_ms, every_us, linger_ms;
     uint64_t begin_at;
     int device, burst;
     const char *mode;
@@ -363,7 +363,7 @@ static bool parse(int argc, char **argv)
     static const struct option names[] = {
         {"kernel-us", 1, NULL, 'k'}, {"rate", 1, NULL, 'r'},     {"mode", 1, NULL, 'm'},  {"seconds", 1, NULL, 's'},
         {"report-ms", 1, NULL, 'w'}, {"begin-at", 1, NULL, 'b'}, {"device", 1, NULL, 'd'}, {"every-us", 1, NULL, 'e'},
-        {"burst", 1, NULL, 'n'},     {"calibrate", 0, NULL, 'c'}, {"cost", 0, NULL, 'x'},  {0}};
+        {"burst", 1, NULL, 'n'},     {"calibrate", 0, NULL, 'c'}, {"cost", 0, NULL, 'x'}, {"linger-ms", 1, NULL, 'l'},  {0}};
     for (int name; (name = getopt_long(argc, argv, "", names, NULL)) != -1;)
         switch (name) {
         case 'k': want.kernel_us = strtod(optarg, NULL); break;
@@ -375,6 +375,7 @@ static bool parse(int argc, char **argv)
         case 'd': want.device = atoi(optarg); break;
         case 'e': want.every_us = strtod(optarg, NULL); break;
         case 'n': want.burst = atoi(optarg); break;
+        case 'l': want.linger_ms = strtod(optarg, NULL); break;
         case 'c': want.calibrate = true; break;
         case 'x': want.cost = true; break;
         default: return false;
@@ -396,5 +397,8 @@ int main(int argc, char **argv)
         return cost();
     if (strcmp(want.mode, "graph") == 0)
         make_graph();
-    return want.every_us > 0 ? latency() : saturate();
+    int status = want.every_us > 0 ? latency() : saturate();
+    fflush(stdout);
+    usleep((useconds_t)(want.linger_ms * 1000)); /* the end of a context would be seen by the others */
+    return status;
 }

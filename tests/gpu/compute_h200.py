@@ -318,7 +318,7 @@ def lending(node: Node) -> Line:
     """Two work-conserving halves of which one comes 1 s later and stays 1 s: 10 ms windows of the other."""
     native_rate(node, 200)
     stays = Tenant(WORK_CONSERVING, 50, Work(200, seconds=3.2, report_ms=10))
-    comes = Tenant(WORK_CONSERVING, 50, Work(200, seconds=1.0, report_ms=10, delay=1.0))
+    comes = Tenant(WORK_CONSERVING, 50, Work(200, seconds=1.0, report_ms=10, delay=1.0, extra=("--linger-ms", "2000")))
     lines = run(node, [stays, comes])
     start = lines[0]["start_ns"]
     came = (lines[1]["start_ns"] - start) / 1e6
