@@ -28,7 +28,7 @@ fetch() { # branch suite component
   find "$work/usr" -type f \( -name nvidia-cuda-mps-control -o -name nvidia-cuda-mps-server \) \
     -exec cp {} "$folder/$branch.new/" \;
   chmod 755 "$folder/$branch.new"/*
-  rm -rf "$folder/$branch" "$work"
+  rm -rf "${folder:?}/$branch" "$work"
   mv "$folder/$branch.new" "$folder/$branch"
 }
 
