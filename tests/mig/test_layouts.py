@@ -259,3 +259,45 @@ def test_a_driver_that_numbers_its_nodes_anew_gets_a_new_spec(node: DemoNode) ->
     spec = (node.folder / "cdi" / f"vgpud.io-vgpu_{held.id}.json").read_text()
     assert all(path in spec for path in after)
     assert not any(f'"{path}"' in spec for path in before)
+
+
+def test_the_policy_is_asked_first(make_node: NodeMaker) -> None:
+    node = make_node(
+        policy="""version = 1
+[[device]]
+match.index = 0
+mode = "unmanaged"
+[[device]]
+match.index = 1
+mode = "mps"
+[[device]]
+match.index = 2
+mode = "mig"
+mig.change_mode = false
+[[device]]
+match.index = 3
+mode = "auto"
+[[device]]
+mode = "unmanaged"
+"""
+    )
+    node.start()
+    for index in (0, 1, 2):
+        with pytest.raises(VgpuError) as denied:
+            apply(node, "all-balanced", index)
+        assert denied.value.code is ErrorCode.DENIED_BY_POLICY
+        assert not device(node, index).current
+    apply(node, "all-balanced", 3)
+    with client(node) as calls:
+        every = pb.MigRequest(targets=[pb.MigTarget(layout=["auto"])])
+        touched = {c.device_index for c in calls.plan_mig(every).changes}
+    assert touched == {3}, "devices that are not for MIG are left out where none is named"
+
+
+def test_mig_mode_switched_off_by_hand_comes_back(node: DemoNode) -> None:
+    node.start()
+    apply(node, "none")
+    nvml(node, "n.nvmlDeviceSetMigMode(h, 0)")
+    assert not device(node).current
+    apply(node, "1g.18gb@6")
+    assert standing(node) == {"1g.18gb@6"}

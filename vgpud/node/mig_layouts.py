@@ -107,7 +107,9 @@ class MigLayouts:
         for target in targets:
             for device in self._selected(target.selector):
                 use = self._book.use_of(device.uuid)
-                found[device.uuid] = plan_device(device, use, self.pools.pool(device), target.layout)
+                plan = plan_device(device, use, self.pools.pool(device), target.layout)
+                self._check_policy(plan)
+                found[device.uuid] = plan
         return tuple(sorted(found.values(), key=lambda plan: plan.device.index))
 
     def _selected(self, selector: Selector) -> list[Device]:
@@ -116,8 +118,23 @@ class MigLayouts:
         error = selector_error(selector, node, chosen)
         if error is not None:
             raise error
-        named = selector.uuids or selector.indices
-        return [d for d in chosen if named or (d.mig.capable and d.mig.profiles)]
+        if selector.uuids or selector.indices:
+            return list(chosen)
+        mine = (d for d in chosen if self.pools.rule(d).allows(Mode.MIG))
+        return [d for d in mine if d.mig.capable and d.mig.profiles]
+
+    def _check_policy(self, plan: DevicePlan) -> None:
+        """Raises VgpuError(DENIED_BY_POLICY) for what the policy lets nobody do."""
+        rule, index = self.pools.rule(plan.device), plan.device.index
+        if not rule.allows(Mode.MIG):
+            why = f"the policy gives device {index} the mode {rule.mode}"
+        elif not self.pools.settings(plan.device).change_mode and any(
+            step.do in (Do.ENABLE, Do.DISABLE) for step in plan.steps
+        ):
+            why = f"the policy does not let MIG mode of device {index} be switched (mig.change_mode)"
+        else:
+            return
+        raise VgpuError(ErrorCode.DENIED_BY_POLICY, why, "change the policy, or name another device")
 
     def defrag_plans(self, selector: Selector) -> tuple[DevicePlan, ...]:
         devices = [d for d in self._selected(selector) if d.mig.current]
@@ -219,6 +236,7 @@ class MigLayouts:
     async def _do(self, step: MigStep) -> None:
         uuid = step.device_uuid
         if step.do is Do.ENABLE:
+            self._transitions.lost(uuid)  # it may have been switched off behind vgpud's back
             await self._transitions.ensure(uuid, Mode.MIG)
         elif step.do in (Do.DISABLE, Do.RELEASE):
             await self._leave_mig(uuid, off=step.do is Do.DISABLE)
