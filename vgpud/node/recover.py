@@ -4,6 +4,7 @@ What to do is decided by planner.reconcile, which is pure. A start that is cut a
 begins anew with what it then finds.
 """
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,6 +61,8 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
 
     What is being made or released at this moment is left to those who do it.
     """
+    # systemd may take its time, and we may be serving
+    units = await asyncio.to_thread(start.units.list, unit_name(""))
     busy = keeper.busy()
     # a resize that was cut is an allocation of the new size; what is missing of it is repaired first
     meant = [
@@ -68,9 +71,10 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
         if a.id not in busy
     ]
     own_instances = frozenset() if keeper.mig is None else keeper.mig.own_instances()
-    observed = observe(parts, start, meant, busy, boot_changed, own_instances)
+    daemons = frozenset(unit.name for unit in units)
+    observed = observe(parts, start, meant, busy, boot_changed, daemons, own_instances)
     actions = reconcile(meant, observed)
-    await _assume_modes(parts, tuple(parts.book), start.units)
+    await _assume_modes(parts, [a for a in parts.book if a.id not in busy], daemons)
     for action in actions:
         log.info("reconcile", action=action.kind.value, subject=action.subject, why=action.reason)
         try:
@@ -93,16 +97,19 @@ def observe(
     allocations: Iterable[Allocation],
     busy: frozenset[str],
     boot_changed: bool,
+    daemons: frozenset[str],
     own_instances: frozenset[InstancePlace] = frozenset(),
 ) -> Observed:
-    """What is there, beside the ledger, less what belongs to allocations in `busy`."""
+    """What is there, beside the ledger, less what belongs to allocations in `busy`.
+
+    `daemons` are the names of the MPS units that run.
+    """
     node = parts.inventory.node
-    running = {unit.name for unit in start.units.list(unit_name(""))}
     return Observed(
         node=node,
         leases=list_leases(start.run_dir / "leases") - busy,
         specs=cdi.list_specs(parts.cdi_dir) - busy,
-        mps_daemons=frozenset(d.uuid for d in node.devices if unit_name(d.uuid) in running),
+        mps_daemons=frozenset(d.uuid for d in node.devices if unit_name(d.uuid) in daemons),
         dead_lifetimes=frozenset(
             a.id for a in allocations if a.request.lifetime.pid and not is_alive(a.request.lifetime)
         ),
@@ -111,7 +118,7 @@ def observe(
     )
 
 
-async def _assume_modes(parts: Parts, allocations: Iterable[Allocation], units: Units) -> None:
+async def _assume_modes(parts: Parts, allocations: Iterable[Allocation], daemons: frozenset[str]) -> None:
     """A device whose mode still stands is not put into it again; a missing helper is started anew."""
     seen: set[str] = set()
     for allocation in allocations:
@@ -126,7 +133,7 @@ async def _assume_modes(parts: Parts, allocations: Iterable[Allocation], units: 
                 Mode.PRELOAD: True,
                 Mode.EXCLUSIVE: True,
                 Mode.MIG: device.mig.current,
-                Mode.MPS: units.running(unit_name(device.uuid)) is not None,
+                Mode.MPS: unit_name(device.uuid) in daemons,
             }
             if stands.get(part.mode, False):
                 parts.transitions.assume(part.device_uuid, part.mode)
