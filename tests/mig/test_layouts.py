@@ -301,3 +301,33 @@ def test_mig_mode_switched_off_by_hand_comes_back(node: DemoNode) -> None:
     assert not device(node).current
     apply(node, "1g.18gb@6")
     assert standing(node) == {"1g.18gb@6"}
+
+
+@pytest.mark.parametrize("profile", ["h200x8", "a100x8", "mixed"])
+def test_every_card_of_a_node_gets_each_of_its_profiles_somewhere(make_node: NodeMaker, profile: str) -> None:
+    """Geometry is what the driver lists: 7- and 4-slice cards, +me and the other variants."""
+    node = make_node(profile, policy='version = 1\n[[device]]\nmode = "mig"\nmig.reset = true\n')
+    tools = node.folder / "tools"
+    tools.mkdir()
+    (tools / "nvidia-smi").write_text(
+        "#!/bin/sh\nfor i in 0 1 2 3 4 5 6 7; do\n"
+        f'{BUILD}/bin/vgpu-sim reset --state "$VGPU_SIM_STATE" $i 2>/dev/null\n'
+        "done; exit 0\n"
+    )
+    (tools / "nvidia-smi").chmod(0o755)
+    node.environment["PATH"] = f"{tools}:{node.environment['PATH']}"
+    node.start()
+    with client(node) as calls:
+        cards = list(calls.list_mig().devices)
+        assert cards
+        seen: set[str] = set()
+        for card in cards:
+            if card.name in seen:
+                continue
+            seen.add(card.name)
+            for free in card.free:
+                words = f"all-{free.profile_name}"
+                calls.apply_mig(target(words, card.device_index))
+                assert len(standing(node, card.device_index)) >= 1, words
+            calls.apply_mig(target("all-balanced", card.device_index))
+            assert len(standing(node, card.device_index)) >= 3

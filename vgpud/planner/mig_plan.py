@@ -83,7 +83,7 @@ def plan_device(device: Device, use: DeviceUse, pool: Pool, words: Sequence[str]
         return DevicePlan(device, blockers=target.pinned)
     return DevicePlan(
         device,
-        steps=(*_enable(device), *_changes(device, table, stock.layout.slots, target, "the layout")),
+        steps=(*_enable(device), *_changes(device, table, stock.layout.slots, target)),
         layout=frozenset(table.keys(target)),
     )
 
@@ -105,7 +105,9 @@ def plan_defrag(device: Device, use: DeviceUse, pool: Pool) -> DevicePlan:
         kept = pool.layout - frozenset(table.keys(moved.destroy))
         layout = kept | frozenset(table.keys(moved.create))
     return DevicePlan(
-        device, steps=tuple(_changes(device, table, stock.layout.slots, target, why)), layout=layout
+        device,
+        steps=tuple(_changes(device, table, stock.layout.slots, target, f"it moves, which makes {why}")),
+        layout=layout,
     )
 
 
@@ -128,16 +130,15 @@ def _enable(device: Device) -> tuple[MigStep, ...]:
     return (MigStep(Do.ENABLE, device.uuid, "MIG mode is off"),)
 
 
-def _changes(device: Device, table: Table, now: int, target: int, why: str) -> list[MigStep]:
+def _changes(device: Device, table: Table, now: int, target: int, why: str = "") -> list[MigStep]:
+    """Steps with `why` as the reason of each; without it, what the layout says of the place."""
     names = {profile.id: bare_name(profile.name) for profile in table.profiles}
     made = []
     for step in steps(table, between(now, target)):
         place = f"at memory slice {step.key[1].start}"
-        reason = f"{why} has it {place}" if step.create else f"{why} has nothing like it {place}"
-        if why != "the layout":
-            reason = f"it moves, which makes {why}"
+        said = f"the layout has it {place}" if step.create else f"the layout has nothing like it {place}"
         do = Do.CREATE if step.create else Do.DESTROY
-        made.append(MigStep(do, device.uuid, reason, names[step.key[0]], step.key))
+        made.append(MigStep(do, device.uuid, why or said, names[step.key[0]], step.key))
     return made
 
 
@@ -149,7 +150,7 @@ def _to_off(device: Device, use: DeviceUse, table: Table, stock: Stock) -> Devic
     if stock.layout.blocked:
         sentence = f"device {device.index} has an instance that its table of profiles does not list"
         return DevicePlan(device, off=True, obstacle=sentence)
-    going = _changes(device, table, stock.layout.slots, 0, "the layout")
+    going = _changes(device, table, stock.layout.slots, 0)
     switch = (MigStep(Do.DISABLE, device.uuid, "MIG mode is on"),) if device.mig.current else ()
     return DevicePlan(device, steps=(*going, *switch), off=True)
 
