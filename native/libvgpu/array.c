@@ -92,6 +92,18 @@ static CUDA_ARRAY3D_DESCRIPTOR shape_3d(size_t width, size_t height, size_t dept
                                      .Flags = flags};
 }
 
+/* The driver's layout of odd shapes is not known to the page, so every array is looked after; a small
+ * one's memory was learnt, and that it is gone must be learnt too. */
+static CUresult looked_after(CUresult result)
+{
+    CUdevice device;
+    bool limited;
+    if (result == CUDA_SUCCESS && vgpu_tenant_enter(&limited) == CUDA_SUCCESS && limited &&
+        vgpu_device_current(&device) == CUDA_SUCCESS && vgpu_device_index(device) != VGPU_NOT_IN_LEASE)
+        vgpu_learn_later(vgpu_device_index(device));
+    return result;
+}
+
 static CUresult settle(struct vgpu_charge *charge, CUresult result, enum vgpu_kind kind, uint64_t bytes,
                        void *const *handle)
 {
@@ -108,21 +120,12 @@ static CUresult settle(struct vgpu_charge *charge, CUresult result, enum vgpu_ki
         entry.owner = vgpu_charge_context();
     }
     result = vgpu_charge_settle(charge, result, &entry, &keep);
+    looked_after(result);
     if (!keep && kind == VGPU_KIND_ARRAY)
         CALL(cuArrayDestroy, (CUarray)*handle);
     else if (!keep)
         CALL(cuMipmappedArrayDestroy, (CUmipmappedArray)*handle);
     return result;
-}
-
-/* A small array's memory was learnt, so that it is gone must be learnt too. */
-static void look_after(bool taken, CUresult result)
-{
-    CUdevice device;
-    bool limited;
-    if (!taken && result == CUDA_SUCCESS && vgpu_tenant_enter(&limited) == CUDA_SUCCESS && limited &&
-        vgpu_device_current(&device) == CUDA_SUCCESS && vgpu_device_index(device) != VGPU_NOT_IN_LEASE)
-        vgpu_learn_later(vgpu_device_index(device));
 }
 
 /* The descriptor may be NULL: the driver says what it thinks of that. */
@@ -170,8 +173,7 @@ VGPU_EXPORT CUresult cuArrayDestroy(CUarray hArray)
     bool taken = vgpu_charge_take(VGPU_KIND_ARRAY, (uint64_t)(uintptr_t)hArray, &entry);
     CUresult result = CALL(cuArrayDestroy, hArray);
     vgpu_charge_freed(&entry, taken, result);
-    look_after(taken, result);
-    return result;
+    return looked_after(result);
 }
 
 VGPU_EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray hMipmappedArray)
@@ -180,6 +182,5 @@ VGPU_EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray hMipmappedArray)
     bool taken = vgpu_charge_take(VGPU_KIND_MIPMAP, (uint64_t)(uintptr_t)hMipmappedArray, &entry);
     CUresult result = CALL(cuMipmappedArrayDestroy, hMipmappedArray);
     vgpu_charge_freed(&entry, taken, result);
-    look_after(taken, result);
-    return result;
+    return looked_after(result);
 }

@@ -11,11 +11,6 @@
 
 static pthread_mutex_t pages = PTHREAD_MUTEX_INITIALIZER; /* guards the counts of shared pages */
 
-uint64_t vgpu_round(uint64_t bytes, uint64_t unit)
-{
-    return bytes > UINT64_MAX - unit ? UINT64_MAX / unit * unit : (bytes + unit - 1) / unit * unit;
-}
-
 /* Before a refusal: memory that this process's pools hold without need goes back, as the driver does it
  * on a full card; with the arbiter away, that of processes that died. */
 static bool reserve(int device, uint64_t bytes)

@@ -23,7 +23,10 @@ struct vgpu_charge {
  * smaller ones share a page, which goes back with the last of them (measured on an H200, driver 580). */
 #define VGPU_PAGE_BYTES (2u << 20)
 #define VGPU_SHARED_MAX (1u << 20)
-uint64_t vgpu_round(uint64_t bytes, uint64_t unit);
+static inline uint64_t vgpu_round(uint64_t bytes, uint64_t unit) /* up to whole units; a constant unit costs no division */
+{
+    return bytes > UINT64_MAX - unit ? UINT64_MAX / unit * unit : (bytes + unit - 1) / unit * unit;
+}
 
 /*
  * Claims `bytes` in whole pages on a CUDA device, or on the current context's. Returns CUDA_SUCCESS;

@@ -35,20 +35,20 @@ static bool fits(CUresult result)
     return vgpu_learn_within_limit(index);
 }
 
-static void look_later(CUresult result)
+static CUresult unloaded(CUresult result)
 {
     CUdevice device;
     int index = result == CUDA_SUCCESS ? limited_device(&device) : VGPU_NOT_IN_LEASE;
     if (index != VGPU_NOT_IN_LEASE)
-        vgpu_learn_later(index);
+        vgpu_learn(index, 0);
+    return result;
 }
 
 static CUresult loaded(CUresult result, const CUmodule *module)
 {
     if (fits(result))
         return result;
-    CALL(cuModuleUnload, *module);
-    look_later(CUDA_SUCCESS);
+    unloaded(CALL(cuModuleUnload, *module));
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -56,8 +56,7 @@ static CUresult loaded_library(CUresult result, const CUlibrary *library)
 {
     if (fits(result))
         return result;
-    CALL(cuLibraryUnload, *library);
-    look_later(CUDA_SUCCESS);
+    unloaded(CALL(cuLibraryUnload, *library));
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -84,9 +83,7 @@ VGPU_EXPORT CUresult cuModuleLoadFatBinary(CUmodule *module, const void *fatCubi
 
 VGPU_EXPORT CUresult cuModuleUnload(CUmodule hmod)
 {
-    CUresult result = CALL(cuModuleUnload, hmod);
-    look_later(result);
-    return result;
+    return unloaded(CALL(cuModuleUnload, hmod));
 }
 
 VGPU_EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jitOptions,
@@ -111,9 +108,7 @@ VGPU_EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *fileN
 
 VGPU_EXPORT CUresult cuLibraryUnload(CUlibrary library)
 {
-    CUresult result = CALL(cuLibraryUnload, library);
-    look_later(result);
-    return result;
+    return unloaded(CALL(cuLibraryUnload, library));
 }
 
 /* Threads that a device runs at once: what local memory is made for; 0 if the driver does not say. */

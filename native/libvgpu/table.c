@@ -68,7 +68,7 @@ static void empty(struct shard *shard, uint64_t i)
         }
     }
     shard->places[hole].kind = VGPU_KIND_NONE;
-    shard->count--;
+    __atomic_store_n(&shard->count, shard->count - 1, __ATOMIC_RELAXED);
 }
 
 bool vgpu_table_put(const struct vgpu_entry *entry)
@@ -80,7 +80,8 @@ bool vgpu_table_put(const struct vgpu_entry *entry)
         stored = grow(shard);
     if (stored) {
         uint64_t i = find(shard, entry->kind, entry->key);
-        shard->count += shard->places[i].kind == VGPU_KIND_NONE;
+        if (shard->places[i].kind == VGPU_KIND_NONE)
+            __atomic_store_n(&shard->count, shard->count + 1, __ATOMIC_RELAXED);
         shard->places[i] = *entry;
     }
     pthread_mutex_unlock(&shard->mutex);
@@ -91,6 +92,8 @@ static bool look_up(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry,
 {
     struct shard *shard = shard_of(hash(kind, key));
     bool found = false;
+    if (__atomic_load_n(&shard->count, __ATOMIC_RELAXED) == 0) /* what this thread knows of was put before */
+        return false;
     pthread_mutex_lock(&shard->mutex);
     if (shard->count > 0) {
         uint64_t i = find(shard, kind, key);

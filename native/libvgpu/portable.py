@@ -1,0 +1,63 @@
+"""libvgpu.so for containers with an old C library, or another processor: `python native/libvgpu/portable.py`.
+
+    portable.py --out FOLDER [--machine x86_64 | aarch64] [--glibc 2.17] [--include FOLDER ...]
+
+Compiles with Zig's C compiler (`pip install ziglang`), which links against the symbol versions of any
+glibc from 2.17 on, and then reads the result's own version table: a symbol from later is an error.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+FLAGS = "-std=gnu11 -O2 -g -DNDEBUG -D_GNU_SOURCE -fPIC -fvisibility=hidden -fno-sanitize=all -Wall -Wextra".split()
+LINK = "-shared -Wl,-soname,libvgpu.so -Wl,-z,defs -Wl,-z,now -Wl,-z,relro -Wl,-z,nodelete -Wl,-Bsymbolic".split()
+
+
+def sources() -> list[Path]:
+    own = [path for path in sorted(HERE.glob("*.c")) if path.name != "hooks_doc.c"]
+    common = HERE.parent / "common"
+    return own + [path for path in sorted(common.glob("*.c")) if path.name != "layout.c"]
+
+
+def versions(library: Path) -> set[tuple[int, ...]]:
+    """The glibc versions that a shared object asks for."""
+    done = subprocess.run(["readelf", "-VW", library], capture_output=True, text=True, check=True)
+    return {tuple(map(int, text.split("."))) for text in re.findall(r"GLIBC_([\d.]+)", done.stdout)}
+
+
+def build(out: Path, machine: str, glibc: str, includes: list[Path]) -> Path:
+    out.mkdir(parents=True, exist_ok=True)
+    library = out / "libvgpu.so"
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-gnu.{glibc}", *FLAGS]
+    command += [f"-isystem{folder}" for folder in includes]
+    command += [f"-iquote{HERE}", f"-iquote{HERE.parent / 'common'}", *map(str, sources())]
+    subprocess.run([*command, *LINK, "-lpthread", "-ldl", "-o", str(library)], check=True)
+    return library
+
+
+def nvidia_headers() -> list[Path]:
+    import nvidia
+
+    (root,) = (Path(folder) for folder in nvidia.__path__)
+    return [root / "cu13" / "include", root / "nvml_dev" / "include"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--machine", choices=("x86_64", "aarch64"), default="x86_64")
+    parser.add_argument("--glibc", default="2.17")
+    parser.add_argument("--include", type=Path, action="append", help="where cuda.h and nvml.h are")
+    options = parser.parse_args()
+    library = build(options.out, options.machine, options.glibc, options.include or nvidia_headers())
+    newest = max(versions(library), default=(0,))
+    print(f"{library}: asks for glibc {'.'.join(map(str, newest))}")
+    return int(newest > tuple(map(int, options.glibc.split("."))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

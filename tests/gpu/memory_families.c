@@ -1,0 +1,301 @@
+/*
+ * memory_families.c: every way to take device memory, for the ledger's exactness.
+ *
+ *   memory_families fill FAMILY    32 MiB pieces until refused; says how much, then waits for a line
+ *   memory_families walk SEED      steps through everything; after each step says what, and waits for a line
+ *   memory_families race SEED SECONDS   random operations of all families; says how many
+ */
+#define _GNU_SOURCE
+#include <cuda.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define MIB (1ull << 20)
+#define PIECES 4096
+
+static CUcontext context;
+static CUstream stream;
+static unsigned long long managed_bytes; /* NVML does not show managed memory with the process */
+
+static void fail(const char *what, CUresult result)
+{
+    fprintf(stderr, "%s: %d\n", what, result);
+    exit(1);
+}
+#define CHECK(call)                             \
+    do {                                        \
+        CUresult result_ = (call);              \
+        if (result_ != CUDA_SUCCESS)            \
+            fail(#call, result_);               \
+    } while (0)
+
+static void checkpoint(const char *what)
+{
+    char line[64];
+    printf("{\"at\": \"%s\", \"managed_bytes\": %llu}\n", what, managed_bytes);
+    fflush(stdout);
+    if (fgets(line, sizeof(line), stdin) == NULL)
+        exit(0);
+}
+
+struct piece {
+    int family;
+    size_t bytes;
+    CUdeviceptr pointer;
+    CUarray array;
+    CUmipmappedArray mipmap;
+    CUmemGenericAllocationHandle handle;
+    CUgraph graph;
+    CUgraphExec exec;
+};
+
+static const char *const families[] = {"alloc", "pitch", "managed", "vmm",   "async",
+                                       "pool",  "array", "array3d", "mipmap", "graph"};
+enum { ALLOC, PITCH, MANAGED, VMM, ASYNC, POOL, ARRAY, ARRAY3D, MIPMAP, GRAPH, FAMILIES };
+static CUmemoryPool own_pool;
+
+static const CUmemLocation here = {.type = CU_MEM_LOCATION_TYPE_DEVICE};
+
+static CUresult make_graph(struct piece *piece)
+{
+    CUDA_MEM_ALLOC_NODE_PARAMS parameters;
+    CUgraphNode node;
+    memset(&parameters, 0, sizeof(parameters));
+    parameters.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    parameters.poolProps.location = here;
+    parameters.bytesize = piece->bytes;
+    CHECK(cuGraphCreate(&piece->graph, 0));
+    CHECK(cuGraphAddMemAllocNode(&node, piece->graph, NULL, 0, &parameters));
+    piece->pointer = parameters.dptr;
+    CHECK(cuGraphInstantiateWithFlags(&piece->exec, piece->graph, 0));
+    CUresult result = cuGraphLaunch(piece->exec, stream);
+    if (result != CUDA_SUCCESS) {
+        CHECK(cuGraphExecDestroy(piece->exec));
+        CHECK(cuGraphDestroy(piece->graph));
+    }
+    return result;
+}
+
+static CUresult make(struct piece *piece, int family, size_t bytes)
+{
+    size_t pitch;
+    CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = here};
+    CUDA_ARRAY_DESCRIPTOR flat = {bytes / 16384 > 0 ? 4096 : bytes / 4 + 1, bytes / 16384, CU_AD_FORMAT_FLOAT, 1};
+    CUDA_ARRAY3D_DESCRIPTOR deep = {256, 256, bytes / (256 * 256 * 4) + 1, CU_AD_FORMAT_FLOAT, 1, 0};
+    CUDA_ARRAY3D_DESCRIPTOR levels = {2048, bytes / 2 / (2048 * 4) + 1, 0, CU_AD_FORMAT_FLOAT, 1, 0};
+    piece->family = family;
+    piece->bytes = bytes;
+    switch (family) {
+    case ALLOC:
+        return cuMemAlloc(&piece->pointer, bytes);
+    case PITCH:
+        return cuMemAllocPitch(&piece->pointer, &pitch, 65536, (bytes + 65535) / 65536, 4);
+    case MANAGED:
+        return cuMemAllocManaged(&piece->pointer, bytes, CU_MEM_ATTACH_GLOBAL);
+    case VMM:
+        piece->bytes = (bytes + 2 * MIB - 1) / (2 * MIB) * (2 * MIB);
+        return cuMemCreate(&piece->handle, piece->bytes, &properties, 0);
+    case ASYNC:
+        return cuMemAllocAsync(&piece->pointer, bytes, stream);
+    case POOL:
+        return cuMemAllocFromPoolAsync(&piece->pointer, bytes, own_pool, stream);
+    case ARRAY:
+        return cuArrayCreate(&piece->array, &flat);
+    case ARRAY3D:
+        return cuArray3DCreate(&piece->array, &deep);
+    case MIPMAP:
+        return cuMipmappedArrayCreate(&piece->mipmap, &levels, 12);
+    default:
+        return make_graph(piece);
+    }
+}
+
+static void drop(struct piece *piece)
+{
+    switch (piece->family) {
+    case VMM:
+        CHECK(cuMemRelease(piece->handle));
+        break;
+    case ASYNC:
+    case POOL:
+        CHECK(cuMemFreeAsync(piece->pointer, stream));
+        break;
+    case ARRAY:
+    case ARRAY3D:
+        CHECK(cuArrayDestroy(piece->array));
+        break;
+    case MIPMAP:
+        CHECK(cuMipmappedArrayDestroy(piece->mipmap));
+        break;
+    case GRAPH:
+        CHECK(cuMemFreeAsync(piece->pointer, stream));
+        CHECK(cuStreamSynchronize(stream));
+        CHECK(cuGraphExecDestroy(piece->exec));
+        CHECK(cuGraphDestroy(piece->graph));
+        CHECK(cuDeviceGraphMemTrim(0));
+        break;
+    default:
+        CHECK(cuMemFree(piece->pointer));
+    }
+    piece->family = -1;
+}
+
+static void begin(void)
+{
+    CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = here};
+    CHECK(cuInit(0));
+    CHECK(cuDevicePrimaryCtxRetain(&context, 0));
+    CHECK(cuCtxSetCurrent(context));
+    CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CHECK(cuMemPoolCreate(&own_pool, &properties));
+}
+
+static void fill(const char *name)
+{
+    static struct piece pieces[PIECES];
+    int family = 0;
+    int count = 0;
+    CUresult result = CUDA_SUCCESS;
+    while (family < FAMILIES && strcmp(families[family], name) != 0)
+        family++;
+    begin();
+    while (count < PIECES && (result = make(&pieces[count], family, 32 * MIB)) == CUDA_SUCCESS)
+        count++;
+    if (family == MANAGED)
+        managed_bytes = (unsigned long long)count * 32 * MIB;
+    printf("{\"family\": \"%s\", \"total_mib\": %d, \"result\": %d}\n", name, count * 32, result);
+    checkpoint(name);
+    for (int i = 0; i < count; i++)
+        drop(&pieces[i]);
+    CHECK(cuCtxSynchronize());
+    managed_bytes = 0;
+    checkpoint("freed");
+}
+
+/* 16 KiB of local memory a thread, and 64 MiB of globals. */
+static const char *const module_text =
+    ".version 6.0\n.target sm_50\n.address_size 64\n.global .align 8 .b8 big[67108864];\n"
+    ".visible .entry k(.param .u64 p){ .local .align 16 .b8 l[16384]; .reg .u64 %a,%b,%c; .reg .u32 %t; "
+    "cvta.local.u64 %a, l; mov.u32 %t,%tid.x; cvt.u64.u32 %b,%t; and.b64 %b,%b,4095; add.u64 %a,%a,%b; "
+    "st.u8 [%a],%t; ld.u8 %t,[%a]; ld.param.u64 %c,[p]; cvta.to.global.u64 %c,%c; st.global.u32 [%c],%t; ret; }\n";
+
+static void walk_driver(void)
+{
+    CUmodule module;
+    CUfunction kernel;
+    CUstream streams[64];
+    CUdeviceptr pointer;
+    void *arguments[] = {&pointer};
+    CHECK(cuMemAlloc(&pointer, 4));
+    checkpoint("4 bytes");
+    CHECK(cuModuleLoadData(&module, module_text));
+    checkpoint("module with 64 MiB of globals");
+    CUresult result = cuModuleGetFunction(&kernel, module, "k");
+    checkpoint(result == CUDA_SUCCESS ? "function with 16 KiB of local memory" : "function refused");
+    if (result == CUDA_SUCCESS) {
+        CHECK(cuLaunchKernel(kernel, 132, 1, 1, 256, 1, 1, 0, stream, arguments, NULL));
+        CHECK(cuCtxSynchronize());
+        checkpoint("launched");
+        CHECK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 1024));
+        checkpoint("small stack again");
+    }
+    CHECK(cuModuleUnload(module));
+    CHECK(cuMemFree(pointer));
+    checkpoint("unloaded");
+    for (int i = 0; i < 64; i++)
+        CHECK(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING));
+    checkpoint("64 streams");
+    for (int i = 0; i < 64; i++)
+        CHECK(cuStreamDestroy(streams[i]));
+    checkpoint("streams destroyed");
+}
+
+static size_t random_size(unsigned *seed)
+{
+    static const size_t most[] = {4096, 300000, 3 * MIB, 40 * MIB};
+    return 1 + (size_t)rand_r(seed) % most[rand_r(seed) % 4];
+}
+
+/* One random operation; true unless it was refused. */
+static int random_step(struct piece *pieces, int count, unsigned *seed, int with_managed)
+{
+    struct piece *piece = &pieces[rand_r(seed) % (unsigned)count];
+    if (piece->family >= 0) {
+        if (piece->family == MANAGED)
+            managed_bytes -= (piece->bytes + 2 * MIB - 1) / (2 * MIB) * (2 * MIB);
+        drop(piece);
+        return 1;
+    }
+    int family = rand_r(seed) % FAMILIES;
+    if (!with_managed && (family == MANAGED || family == GRAPH))
+        family = ALLOC;
+    CUresult result = make(piece, family, random_size(seed));
+    if (result != CUDA_SUCCESS) {
+        piece->family = -1;
+        if (result != CUDA_ERROR_OUT_OF_MEMORY)
+            fail(families[family], result);
+        return 0;
+    }
+    if (family == MANAGED)
+        managed_bytes += (piece->bytes + 2 * MIB - 1) / (2 * MIB) * (2 * MIB);
+    return 1;
+}
+
+static void walk(unsigned seed)
+{
+    static struct piece pieces[200];
+    char name[64];
+    begin();
+    checkpoint("context, stream, pool");
+    walk_driver();
+    for (int i = 0; i < 200; i++)
+        pieces[i].family = -1;
+    for (int round = 0; round < 60; round++) {
+        for (int i = 0; i < 25; i++)
+            random_step(pieces, 200, &seed, 1);
+        CHECK(cuStreamSynchronize(stream));
+        snprintf(name, sizeof(name), "random %d", (round + 1) * 25);
+        checkpoint(name);
+    }
+    for (int i = 0; i < 200; i++)
+        if (pieces[i].family >= 0)
+            drop(&pieces[i]);
+    CHECK(cuCtxSynchronize());
+    managed_bytes = 0;
+    checkpoint("all freed");
+}
+
+static void race(unsigned seed, double seconds)
+{
+    static struct piece pieces[64];
+    struct timespec start;
+    struct timespec now;
+    unsigned long long done = 0;
+    unsigned long long refused = 0;
+    begin();
+    for (int i = 0; i < 64; i++)
+        pieces[i].family = -1;
+    checkpoint("ready");
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    do {
+        for (int i = 0; i < 20; i++, done++)
+            refused += !random_step(pieces, 64, &seed, 0);
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    } while ((double)(now.tv_sec - start.tv_sec) < seconds);
+    printf("{\"operations\": %llu, \"refused\": %llu}\n", done, refused);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 3 && strcmp(argv[1], "fill") == 0)
+        fill(argv[2]);
+    else if (argc == 3 && strcmp(argv[1], "walk") == 0)
+        walk((unsigned)atoi(argv[2]));
+    else if (argc == 4 && strcmp(argv[1], "race") == 0)
+        race((unsigned)atoi(argv[2]), atof(argv[3]));
+    else
+        return 2;
+    return 0;
+}

@@ -1,0 +1,21 @@
+"""One Triton kernel; Triton reads its source, so it has a file of its own."""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _kernel(x: Any, y: Any, out: Any, count: Any, block: tl.constexpr) -> None:
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    inside = at < count
+    tl.store(out + at, tl.load(x + at, mask=inside) + tl.load(y + at, mask=inside), mask=inside)
+
+
+def add(x: Any, y: Any) -> Any:
+    """x + y, one-dimensional CUDA tensors of one length."""
+    out = torch.empty_like(x)
+    _kernel[(triton.cdiv(x.numel(), 1024),)](x, y, out, x.numel(), block=1024)
+    return out
