@@ -1,9 +1,11 @@
 """The guard in a tenant's process: never past a control daemon that is not there, never past the share."""
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -38,9 +40,17 @@ class Node:
         self.pipe.mkdir(exist_ok=True)
         self.daemon = self.sim.start([program, "-f"], self.env)
         end = time.monotonic() + 20
-        while not (self.pipe / "control").exists():
+        while not self.accepts():
             assert time.monotonic() < end
             time.sleep(0.01)
+
+    def accepts(self) -> bool:
+        """A socket is there a moment before anybody listens at it."""
+        for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM):
+            with socket.socket(socket.AF_UNIX, kind) as one, contextlib.suppress(OSError):
+                one.connect(str(self.pipe / "control"))
+                return True
+        return False
 
     def kill_daemon(self) -> None:
         assert self.daemon is not None
