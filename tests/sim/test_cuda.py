@@ -348,7 +348,7 @@ out = [look(b"cuMemAlloc", 12000), look(b"cuMemAlloc_v2", 12000), look(b"cuMemAl
             [0, 0, "cuCtxCreate_v2"],
             [0, 0, "cuCtxCreate_v4"],
         ],
-        *[[0, 0, "cuDeviceGetUuid"], [0, 0, "cuDeviceGetUuid_v2"], [1], [1], NOT_FOUND, NOT_SUPPORTED],
+        *[[0, 0, "cuDeviceGetUuid"], [0, 0, "cuDeviceGetUuid_v2"], [0], [1], NOT_FOUND, NOT_SUPPORTED],
     ]
 
 

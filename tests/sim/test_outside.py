@@ -210,7 +210,8 @@ print(json.dumps(out))
     tenant.say("sync")
     stats = """
 pids = n.nvmlDeviceGetAccountingPids(h)
-out = [list(pids)] + [[s.maxMemoryUsage >> 20, s.isRunning, s.time > 0] for s in (n.nvmlDeviceGetAccountingStats(h, p) for p in pids)]
+stats = [n.nvmlDeviceGetAccountingStats(h, p) for p in pids]
+out = [list(pids)] + [[s.maxMemoryUsage >> 20, s.isRunning, s.time > 0] for s in stats]
 """
     pid = tenant.process.pid
     assert json.loads(node.python(ask.format(stats))) == [[pid], [1526, 1, False]]

@@ -158,7 +158,10 @@ CUresult cu_capture_end(CUstream stream, CUgraph *graph)
 {
     struct cu_capture *c = cu_capture_find(stream);
     CU_CHECK(c != NULL, CUDA_ERROR_ILLEGAL_STATE);
-    CU_CHECK(c->origin == state_of(stream), CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+    if (c->origin != state_of(stream)) {
+        c->invalid = true;
+        return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+    }
     CU_CHECK(c->mode == CU_STREAM_CAPTURE_MODE_RELAXED || pthread_equal(c->thread, pthread_self()),
              CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
     CUresult result = verdict(c);
@@ -195,22 +198,35 @@ CUresult cu_capture_refuse(CUstream stream)
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
-/* The legacy stream waits for every blocking stream: not for one that only captures. */
-CUresult cu_capture_implicit(CUcontext ctx)
+/* Ends captures of the context's streams, or only of those that wait for the legacy stream. */
+static bool invalidate(CUcontext ctx, bool all)
 {
-    CUresult result = CUDA_SUCCESS;
+    bool hit = false;
+    if (atomic_load_explicit(&cu_captures, memory_order_relaxed) == 0)
+        return false;
     cu_lock();
     for (struct cu_capture *c = g_captures; c != NULL; c = c->next) {
         for (size_t i = 0; i < c->stream_count; i++) {
-            CUstream s = c->streams[i];
-            if (s->ctx != ctx || (s->flags & CU_STREAM_NON_BLOCKING) != 0)
+            const struct CUstream_st *s = c->streams[i];
+            if (s->ctx != ctx || (!all && (s->flags & CU_STREAM_NON_BLOCKING) != 0))
                 continue;
-            c->invalid = true;
-            result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+            c->invalid = hit = true;
         }
     }
     cu_unlock();
-    return result;
+    return hit;
+}
+
+/* The legacy stream waits for every blocking stream: not for one that only captures. */
+CUresult cu_capture_implicit(CUcontext ctx)
+{
+    return invalidate(ctx, false) ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
+}
+
+/* Waiting for a context waits for every stream of it, whatever the modes are. */
+CUresult cu_capture_whole(CUcontext ctx)
+{
+    return invalidate(ctx, true) ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
 }
 
 /* Calls that may wait for the device: forbidden as the capture's and the thread's modes say. */

@@ -342,6 +342,7 @@ CUresult cuCtxGetApiVersion(CUcontext ctx, unsigned int *version)
 
 static CUresult synchronize(CUcontext ctx)
 {
+    CU_TRY(cu_capture_whole(ctx));
     CU_TRY(cu_capture_unsafe());
     CU_TRY(cu_wait(ctx, ctx->position));
     cu_pending_resolve(ctx);

@@ -165,7 +165,9 @@ CUresult cuDeviceGetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute attribu
     CUmemoryPool pool = cu_pool_of_graphs(dev);
     cu_unlock();
     CU_CHECK(pool != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    const uint64_t values[] = {pool->used, pool->used_high, pool->reserved, pool->reserved_high};
+    /* Used is what graphs are bound to, live or not (measured on an H200: all that is reserved). */
+    const uint64_t values[] = {pool->reserved, pool->reserved_high, pool->reserved,
+                               pool->reserved_high};
     CU_CHECK((size_t)attribute < sizeof(values) / sizeof(values[0]), CUDA_ERROR_INVALID_VALUE);
     *(cuuint64_t *)value = values[attribute];
     return CUDA_SUCCESS;
@@ -178,9 +180,9 @@ CUresult cuDeviceSetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute attribu
     cu_lock();
     CUmemoryPool pool = cu_pool_of_graphs(dev);
     CUresult result = pool == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
-    if (pool != NULL && attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH)
-        pool->used_high = pool->used;
-    else if (pool != NULL && attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH)
+    bool high = attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH ||
+                attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH;
+    if (pool != NULL && high)
         pool->reserved_high = pool->reserved;
     else
         result = CUDA_ERROR_INVALID_VALUE;

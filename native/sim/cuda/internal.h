@@ -194,6 +194,7 @@ extern _Atomic uint32_t cu_captures;
 struct cu_capture *cu_capture_find(CUstream stream); /* that the stream is part of; NULL */
 CUresult cu_capture_refuse(CUstream stream);   /* of a call that no capture can hold */
 CUresult cu_capture_implicit(CUcontext ctx);   /* of a use of the legacy stream */
+CUresult cu_capture_whole(CUcontext ctx);      /* of a wait for all of the context */
 CUresult cu_capture_unsafe(void);              /* of a call that may wait for the device */
 CUresult cu_capture_record(CUevent event, CUstream stream);
 CUresult cu_capture_wait(CUstream stream, CUevent event);

@@ -2,6 +2,8 @@
  * charged; freed memory beyond it goes back at once (on a card: at the next synchronisation). */
 #include "internal.h"
 
+#define CHUNK (UINT64_C(32) << 20)
+
 static CUmemoryPool g_pools;
 
 static bool is_pool(CUmemoryPool pool)
@@ -35,18 +37,24 @@ CUresult cu_pool_of_device(int ordinal, CUmemoryPool *pool)
     return *pool == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
+/* A pool takes and gives back chunks (measured on an H200: 32 MiB). */
+static uint64_t round_chunk(uint64_t bytes)
+{
+    return bytes > UINT64_MAX - CHUNK ? UINT64_MAX : (bytes + CHUNK - 1) / CHUNK * CHUNK;
+}
+
 CUmemoryPool cu_pool_of_graphs(int ordinal)
 {
     struct cu_device *d = &cu.devices[ordinal];
     if (d->graph_pool == NULL && (d->graph_pool = new_pool(ordinal, true)) != NULL)
-        d->graph_pool->threshold = UINT64_MAX / 2; /* kept until it is trimmed */
+        d->graph_pool->threshold = UINT64_MAX; /* kept until it is trimmed */
     return d->graph_pool;
 }
 
 CUresult cu_pool_charge(CUmemoryPool pool, uint64_t bytes)
 {
     if (pool->used + bytes > pool->reserved) {
-        uint64_t more = pool->used + bytes - pool->reserved;
+        uint64_t more = round_chunk(pool->used + bytes) - pool->reserved;
         CU_TRY(cu_charge(pool->ordinal, SIM_POOL, more));
         pool->reserved += more;
     }
@@ -60,7 +68,7 @@ CUresult cu_pool_charge(CUmemoryPool pool, uint64_t bytes)
 
 void cu_pool_trim(CUmemoryPool pool, uint64_t keep)
 {
-    uint64_t floor = pool->used > keep ? pool->used : cu_round_page(keep);
+    uint64_t floor = round_chunk(pool->used > keep ? pool->used : keep);
     if (pool->reserved <= floor)
         return;
     cu_uncharge(pool->ordinal, SIM_POOL, pool->reserved - floor);

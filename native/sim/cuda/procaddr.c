@@ -40,7 +40,7 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, c
     const cuuint64_t known =
         CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
     bool too_new;
-    CU_CHECK(symbol != NULL && function != NULL && (flags & ~known) == 0 && flags != known,
+    CU_CHECK(symbol != NULL && function != NULL && (flags & ~known) == 0,
              CUDA_ERROR_INVALID_VALUE);
     const struct entry *e = find(symbol, version, &too_new);
     bool per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;

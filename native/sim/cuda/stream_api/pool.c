@@ -57,7 +57,10 @@ CUresult PTSZ(cuMemAllocAsync)(CUdeviceptr *out, size_t size, CUstream stream)
 {
     CUcontext ctx;
     CU_TRY(enter_stream("cuMemAllocAsync", stream, &ctx));
-    CU_CHECK(out != NULL && size > 0, CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(out != NULL, CUDA_ERROR_INVALID_VALUE);
+    *out = 0;
+    if (size == 0) /* as the driver: nothing, and no error */
+        return CUDA_SUCCESS;
     return allocate(out, size, NULL, ctx, own(stream));
 }
 
@@ -76,7 +79,7 @@ CUresult PTSZ(cuMemFreeAsync)(CUdeviceptr p, CUstream stream)
     CUcontext ctx;
     CU_TRY(enter_stream("cuMemFreeAsync", stream, &ctx));
     if (p == 0)
-        return CUDA_ERROR_INVALID_VALUE;
+        return CUDA_SUCCESS;
     if (cu_capture_find(own(stream)) != NULL)
         return capture_free(p, own(stream));
     cu_lock();
