@@ -29,6 +29,14 @@ static double asked(const struct sched_place *place)
     return place->limits.share / (double)VGPU_SHARE_ALL;
 }
 
+bool fair_outranked(const struct sched_place *place)
+{
+    for (const struct sched_place *p = place->device->places; p != NULL; p = p->next)
+        if (p->limits.priority > place->limits.priority && fair_present(p))
+            return true;
+    return false;
+}
+
 bool fair_is_hard(const struct sched_place *place)
 {
     return place->limits.policy == VGPU_SHARE_HARD && place->limits.share < VGPU_SHARE_ALL;
@@ -174,12 +182,13 @@ void fair_refresh(struct sched_device *device, uint64_t now)
     }
 }
 
-void fair_refund(struct sched_place *place, uint64_t idle_ns)
+void fair_refund(struct sched_place *place, int64_t idle_ns)
 {
     double share = fair_share(place);
     place->tokens_ns += (double)idle_ns;
     place->vtime_ns -= (double)idle_ns / (share > 0 ? share : 1);
-    place->count.used_ns -= idle_ns < place->count.used_ns ? idle_ns : place->count.used_ns;
+    int64_t used = (int64_t)place->count.used_ns - idle_ns;
+    place->count.used_ns = used > 0 ? (uint64_t)used : 0;
 }
 
 void fair_wake(struct sched_place *place, uint64_t now)

@@ -7,7 +7,8 @@
 
 #define LENGTH_MIN_NS 200e3
 #define PREEMPT_TOKENS_NS 300e3
-#define IDLE_MAX_NS 1000000u /* more than this of a turn's end is not believed to have been idle */
+#define IDLE_MAX_NS 2000000 /* more of a turn than this is not believed to have been idle */
+#define WINDOW_SHORT_NS 100000u
 #define WINDOW_LENT_NS 4000000u /* nobody waits: what is in flight may be more */
 
 static struct sched_device *devices;
@@ -118,8 +119,9 @@ static void turn_over(struct sched_tenant *tenant, uint64_t now)
     EACH_HELD(tenant, d) {
         struct sched_place *place = tenant->places[d];
         fair_refresh(place->device, now);
+        int64_t held = (int64_t)(now - tenant->granted_at);
         if (place->device->managed)
-            fair_refund(place, tenant->idle_ns < now - tenant->granted_at ? tenant->idle_ns : now - tenant->granted_at);
+            fair_refund(place, tenant->idle_ns < held ? tenant->idle_ns : held);
         place->holding = false;
         place->device->busy--;
         if (place->device->managed && tenant->ends_at != SCHED_NEVER && now > tenant->ends_at)
@@ -198,6 +200,18 @@ void sched_tenant_remove(struct sched_tenant *tenant, uint64_t now)
     remove_places(tenant);
 }
 
+static bool others_want(const struct sched_tenant *tenant, uint32_t bits)
+{
+    for (uint32_t d = 0; d < tenant->device_count; d++)
+        if ((bits >> d & 1) != 0)
+            for (const struct sched_place *p = tenant->places[d]->device->places; p != NULL; p = p->next)
+                if (p->tenant != tenant && p->tenant->wanted != 0 && p->tenant->held == 0)
+                    for (uint32_t o = 0; o < p->tenant->device_count; o++)
+                        if (p->tenant->places[o] == p && (p->tenant->wanted >> o & 1) != 0)
+                            return true;
+    return false;
+}
+
 static void say(struct sched_member *member, const struct sched_tenant *tenant, uint64_t now)
 {
     struct vgpu_turn turn = {.number = tenant->turn, .devices = tenant->held, .window_ns = UINT64_MAX};
@@ -205,14 +219,14 @@ static void say(struct sched_member *member, const struct sched_tenant *tenant, 
                                                     : (tenant->ends_at > now ? tenant->ends_at - now : 0);
     turn.flags = tenant->free_running ? VGPU_TURN_FREE : 0;
     if (!tenant->free_running && !tenant->open_ended)
-        turn.flags |= VGPU_TURN_WATCH;
+        turn.flags |= VGPU_TURN_WATCH | (others_want(tenant, tenant->held) ? VGPU_TURN_NEXT : 0);
     EACH_HELD(tenant, d) {
         const struct sched_device *device = tenant->places[d]->device;
-        if (device->wisher != NULL && device->wisher != tenant->places[d])
-            turn.flags |= VGPU_TURN_SHORT;
-        uint64_t window = fair_window(device, now);
-        if (tenant->open_ended && device->wisher == NULL)
-            window = WINDOW_LENT_NS;
+        bool is_short = (device->wisher != NULL && device->wisher != tenant->places[d]) ||
+                        fair_outranked(tenant->places[d]);
+        uint64_t window = is_short ? WINDOW_SHORT_NS
+                          : tenant->open_ended ? WINDOW_LENT_NS : fair_window(device, now);
+        turn.flags |= is_short ? VGPU_TURN_SHORT : 0;
         turn.window_ns = window < turn.window_ns ? window : turn.window_ns;
     }
     member->state = SCHED_RUNNING;
@@ -265,23 +279,12 @@ void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint6
     }
     member->state = more ? SCHED_WAITING : SCHED_IDLE;
     member->wants = false;
-    tenant->idle_ns = turn->length_ns < IDLE_MAX_NS ? turn->length_ns : IDLE_MAX_NS;
+    int64_t idle = (int64_t)turn->length_ns;
+    tenant->idle_ns = idle > IDLE_MAX_NS ? IDLE_MAX_NS : idle < -IDLE_MAX_NS ? -IDLE_MAX_NS : idle;
     member_left(tenant, now);
 }
 
 /* --- decisions */
-
-static bool others_want(const struct sched_tenant *tenant, uint32_t bits)
-{
-    for (uint32_t d = 0; d < tenant->device_count; d++)
-        if ((bits >> d & 1) != 0)
-            for (const struct sched_place *p = tenant->places[d]->device->places; p != NULL; p = p->next)
-                if (p->tenant != tenant && p->tenant->wanted != 0 && p->tenant->held == 0)
-                    for (uint32_t o = 0; o < p->tenant->device_count; o++)
-                        if (p->tenant->places[o] == p && (p->tenant->wanted >> o & 1) != 0)
-                            return true;
-    return false;
-}
 
 static void grant(struct sched_tenant *tenant, bool free_running, uint64_t now)
 {

@@ -39,6 +39,8 @@ struct lease {
     int usage_fd;
     struct sched_tenant tenant;
     bool schedules; /* the tenant is known to sched */
+    bool touched;   /* its counters are to be published */
+    struct lease *touched_next;
     uint64_t generation; /* of the limits that sched knows */
     char id[VGPU_ID_BYTES];
 };

@@ -16,7 +16,7 @@
 
 static struct source timer;
 static uint64_t armed_for = SCHED_NEVER;
-static struct lease *touched; /* its counters have changed */
+static struct lease *touched; /* their counters have changed */
 static bool stale; /* something happened since sched last ran */
 
 static uint64_t now_ns(void)
@@ -49,14 +49,36 @@ static void publish(const struct lease *lease)
     (void)!pwrite(lease->usage_fd, count, devices * sizeof(count[0]), (off_t)offsetof(struct vgpu_usage, compute));
 }
 
+static void touch(struct lease *lease)
+{
+    if (lease->touched)
+        return;
+    lease->touched = true;
+    lease->touched_next = touched;
+    touched = lease;
+}
+
+static void untouch(struct lease *lease)
+{
+    struct lease **link = &touched;
+    while (*link != NULL && *link != lease)
+        link = &(*link)->touched_next;
+    if (*link != NULL)
+        *link = lease->touched_next;
+    lease->touched = false;
+}
+
 static void run_if_stale(void)
 {
     if (!stale)
         return;
     stale = false;
     arm(sched_run(now_ns()));
-    if (touched != NULL)
-        publish(touched);
+    for (struct lease *lease = touched, *next; lease != NULL; lease = next) {
+        next = lease->touched_next;
+        lease->touched = false;
+        publish(lease);
+    }
     touched = NULL;
 }
 
@@ -136,7 +158,7 @@ void turns_lease_remove(struct lease *lease)
         return;
     sched_tenant_remove(&lease->tenant, now_ns());
     lease->schedules = false;
-    touched = touched == lease ? NULL : touched;
+    untouch(lease);
     stale = true;
 }
 
@@ -173,9 +195,7 @@ bool turns_message(struct connection *connection, const struct vgpu_message *mes
             over.length_ns += now - turn->sent_ns;
         sched_done(&connection->member, &over, now);
     }
-    if (touched != NULL && touched != connection->lease)
-        publish(touched);
-    touched = connection->lease;
+    touch(connection->lease);
     stale = true;
     return true;
 }

@@ -21,6 +21,7 @@
 #include "tenant.h"
 
 #define FREE_BATCH 4096u        /* launches between two looks while nobody limits them */
+#define LEAD_NS 250000u         /* the next holder needs so long from our DONE to its first kernel */
 #define WATCH_NS 250000         /* between two looks for idleness */
 #define DRAIN_POLL_NS 30000     /* between two looks at a drain that takes long */
 #define DRAIN_SPIN_NS 3000000u  /* how long a drain is looked at without pause */
@@ -46,7 +47,7 @@ static struct {
     uint64_t closed_at;
     uint64_t wanted_at;
     uint64_t seen_at;    /* time of the last look */
-    uint64_t idle_ns;    /* at the begin and the end of the turn */
+    int64_t idle_ns;     /* of the turn; negative: something still runs at its end */
     uint64_t granted_at;
     uint64_t seen_count; /* for idleness and the counters */
     uint32_t waiting;    /* threads at the gate */
@@ -126,11 +127,11 @@ static void note_launches(void)
     gate.counted = count;
 }
 
-static void send_message(uint32_t kind, uint32_t flags, uint64_t length_ns)
+static void send_message(uint32_t kind, uint32_t flags, int64_t idle_ns)
 {
     struct vgpu_message message = {.kind = kind, .version = VGPU_LEASE_VERSION, .slot = gate.slot};
     message.turn = (struct vgpu_turn){
-        .number = gate.turn.number, .length_ns = length_ns, .flags = flags, .devices = vgpu_pace_devices()};
+        .number = gate.turn.number, .length_ns = (uint64_t)idle_ns, .flags = flags, .devices = vgpu_pace_devices()};
     message.turn.sent_ns = now_ns();
     vgpu_link_send(&message); /* a line that broke is noticed by its thread */
 }
@@ -185,14 +186,18 @@ static bool drain_step(void)
     pthread_mutex_lock(&gate.lock);
     bool due = gate.held && gate.state == CLOSED;
     bool begin = due && !gate.draining;
+    bool next = (gate.turn.flags & VGPU_TURN_NEXT) != 0;
     uint64_t turn = gate.turn.number;
     gate.draining |= begin;
     pthread_mutex_unlock(&gate.lock);
     if (begin)
         vgpu_drain_begin();
-    if (due && vgpu_drain_done()) {
+    uint64_t left = next ? vgpu_drain_left() : UINT64_MAX;
+    if (due && (left < LEAD_NS || vgpu_drain_done())) {
         pthread_mutex_lock(&gate.lock);
         done = gate.held && gate.state == CLOSED && gate.draining && gate.turn.number == turn;
+        if (done && left < LEAD_NS)
+            gate.idle_ns -= (int64_t)left;
         if (done)
             give_back(now_ns());
         pthread_mutex_unlock(&gate.lock);
@@ -268,8 +273,9 @@ static bool pace(CUstream stream, int per_thread)
         if (same && answer == VGPU_PACE_STOP)
             close_gate(now);
         else if (same) {
+            now = now_ns();
             if (gate.fresh)
-                gate.idle_ns = now > gate.granted_at ? now - gate.granted_at : 0;
+                gate.idle_ns = now > gate.granted_at ? (int64_t)(now - gate.granted_at) : 0;
             gate.fresh = false;
             __atomic_store_n(&vgpu_gate.allow, vgpu_gate.count + batch, __ATOMIC_SEQ_CST);
         }
@@ -389,7 +395,7 @@ static void watch(void)
     if (gate.state == OPEN && gate.watching && gate.held) {
         close_gate(now_ns());
         if (vgpu_gate.count == gate.seen_count) { /* else something slipped in: it is drained as any other */
-            gate.idle_ns += begin ? (now - since) / 2 : WATCH_NS / 2; /* it ended somewhere in between */
+            gate.idle_ns += (int64_t)(begin ? (now - since) / 2 : WATCH_NS / 2); /* it ended somewhere in between */
             give_back(now);
         }
     }

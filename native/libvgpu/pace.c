@@ -1,7 +1,9 @@
 #include "pace.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <string.h>
+#include <time.h>
 
 #include "capture.h"
 #include "device.h"
@@ -15,6 +17,7 @@
 #define BATCH_MAX 2048u
 #define LONG_BATCH 1u     /* batches up to this get a marker behind, too: long launches are measured each */
 #define WAIT_MIN_NS 2000u
+#define ARRIVE_MAX_NS 500000u
 
 struct flow {
     CUcontext context; /* NULL: free */
@@ -26,6 +29,7 @@ struct flow {
     uint32_t tail;         /* oldest that has not run; tail == head: none */
     uint32_t barrier;      /* first marker since the device was last idle: times before it say nothing */
     uint64_t run;          /* launches known to have run */
+    uint64_t run_seen;     /* when, CLOCK_MONOTONIC nanoseconds */
     double unit_ns;        /* device time of one launch of weight 1; 0: not known yet */
     CUevent drain;
     bool used;             /* launched to since the last drain */
@@ -81,6 +85,13 @@ static struct flow *flow_get(CUcontext context)
     return flow;
 }
 
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
 static void learn(struct flow *flow, uint32_t from, uint32_t to)
 {
     float ms;
@@ -98,6 +109,7 @@ static void reap(struct flow *flow)
     while (flow->tail != flow->head && CALL(cuEventQuery, flow->ring[flow->tail % RING]) != CUDA_ERROR_NOT_READY) {
         uint32_t now = flow->tail % RING;
         flow->run = flow->counts[now];
+        flow->run_seen = now_ns();
         if (flow->tail > flow->barrier)
             learn(flow, (flow->tail - 1) % RING, now);
         flow->tail++;
@@ -153,6 +165,17 @@ static enum vgpu_pace decide(const struct flow *flow, uint64_t count, const stru
     return VGPU_PACE_GO;
 }
 
+/* Before the first launch of a turn: the device may still have to come to this context from another. What
+ * that takes is nobody's use of it, so it is waited out (the marker has run when it is over). */
+static void arrive(struct flow *flow)
+{
+    uint64_t until = now_ns() + ARRIVE_MAX_NS;
+    while (flow->tail != flow->head && now_ns() < until) {
+        sched_yield();
+        reap(flow);
+    }
+}
+
 enum vgpu_pace vgpu_pace(CUstream stream, int per_thread, const struct vgpu_turn *turn, uint64_t left_ns, bool first,
                          uint64_t *batch, uint64_t *wait_ns)
 {
@@ -170,6 +193,8 @@ enum vgpu_pace vgpu_pace(CUstream stream, int per_thread, const struct vgpu_turn
         if (flow->tail == flow->head || flow->counts[last] < count) /* not again after a wait */
             record(flow, stream, per_thread, count);
         reap(flow);
+        if (first)
+            arrive(flow);
         answer = decide(flow, count, turn, left_ns, first, batch, wait_ns);
         mark_after = answer == VGPU_PACE_GO && *batch <= LONG_BATCH;
     }
@@ -239,6 +264,30 @@ void vgpu_drain_begin(void)
             begin_one(&flows[i]);
     pthread_mutex_unlock(&lock);
     vgpu_capture_restore(mode);
+}
+
+/* Of one flow, from the last marker that was seen to run. */
+static uint64_t left_of(struct flow *flow)
+{
+    reap(flow);
+    if (flow->tail == flow->head || flow->unit_ns <= 0)
+        return UINT64_MAX; /* no marker is left behind what still runs */
+    double ahead = (double)(flow->counts[(flow->head - 1) % RING] - flow->run) * flow->unit_ns;
+    double passed = (double)(now_ns() - flow->run_seen);
+    return passed < ahead ? (uint64_t)(ahead - passed) : UINT64_MAX; /* late: no guess is as good as a look */
+}
+
+uint64_t vgpu_drain_left(void)
+{
+    uint64_t most = 0;
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < VGPU_CONTEXTS_MAX; i++)
+        if (flows[i].context != NULL && flows[i].used) {
+            uint64_t left = left_of(&flows[i]);
+            most = left > most ? left : most;
+        }
+    pthread_mutex_unlock(&lock);
+    return most > 0 ? most : UINT64_MAX;
 }
 
 static bool done_one(struct flow *flow)

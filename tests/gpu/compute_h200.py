@@ -476,6 +476,11 @@ OTHERS = (
 SECTIONS = {
     "cost": cost,
     "quick": lambda node: [alone(node, (25.0,), EAGER), together(node, 50.0, (25, 75), HARD)],
+    "pairs": lambda node: [
+        together(node, 50.0, (25, 75), HARD),
+        together(node, 1000.0, (25, 75), WORK_CONSERVING),
+        together(node, 50.0, (1,) * 8, WORK_CONSERVING),
+    ],
     "alone": lambda node: alone(node, (5.0, 10.0, 25.0, 50.0, 75.0, 90.0), EAGER),
     "modes": lambda node: alone(node, (25.0, 75.0), OTHERS),
     "together": lambda node: [
@@ -505,12 +510,12 @@ def main() -> int:
     parser.add_argument("--build", type=Path, required=True, help="folder of the native build")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument(
-        "sections", nargs="*", choices=[*SECTIONS, []], help="all but 'quick', if none is named"
+        "sections", nargs="*", choices=[*SECTIONS, []], help="all but 'quick' and 'pairs', if none is named"
     )
     options = parser.parse_args()
     figures: dict[str, object] = {}
     with made(options.build) as node:
-        for name in options.sections or [s for s in SECTIONS if s != "quick"]:
+        for name in options.sections or [s for s in SECTIONS if s not in ("quick", "pairs")]:
             began = time.monotonic()
             try:
                 figures[name] = SECTIONS[name](node)

@@ -1,0 +1,126 @@
+"""The arbiter's compute turns: a simulated card, real processes."""
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.native.harness import build_tests
+from tests.simnode import SimNode, build_dir
+from vgpud import lease_layout as layout
+from vgpud.lease import ArbiterClient, DeviceLimits, SharePolicy, update_limits, write_lease
+
+KERNEL_US = 1000
+GIB = 1 << 30
+UUIDS = "import pynvml as n; n.nvmlInit(); print([n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(i)) for i in (0, 1)])"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built() -> None:
+    build_tests()
+
+
+@dataclass
+class Card:
+    """A simulated card, an arbiter, and tenants whose kernels of 1 ms occupy the card's engine."""
+
+    sim: SimNode
+    run_dir: Path
+    uuids: tuple[str, ...]
+    arbiter: "subprocess.Popen[bytes] | None" = None
+    processes: "list[subprocess.Popen[str]]" = field(default_factory=list)
+
+    @property
+    def client(self) -> ArbiterClient:
+        return ArbiterClient(self.run_dir / "arbiter" / "control.sock")
+
+    def start_arbiter(self) -> None:
+        command = [self.sim.build / "bin" / "vgpu-arbiter", "--run-dir", self.run_dir, "--foreground"]
+        self.arbiter = subprocess.Popen(command)
+        deadline = time.monotonic() + 10
+        while not self.client.ready():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def kill_arbiter(self) -> None:
+        assert self.arbiter is not None
+        self.arbiter.kill()
+        self.arbiter.wait()
+
+    def limits(self, policy: SharePolicy, share: float, devices: int = 1) -> list[DeviceLimits]:
+        return [DeviceLimits(uuid, 8 * GIB, int(share * 100), policy) for uuid in self.uuids[:devices]]
+
+    def lease(self, name: str, policy: SharePolicy, share: float, devices: int = 1) -> Path:
+        limits = self.limits(policy, share, devices)
+        folder = write_lease(self.run_dir / "leases", name, limits, uid=os.getuid(), gid=os.getgid())
+        if self.arbiter is not None:
+            self.client.add(name)
+        return folder
+
+    def change(self, lease: Path, policy: SharePolicy, share: float) -> None:
+        update_limits(lease, self.limits(policy, share))
+        self.client.add(lease.name)
+
+    def spin(self, lease: Path, seconds: float, *words: str) -> "subprocess.Popen[str]":
+        env = {
+            "LD_PRELOAD": str(self.sim.build / "lib" / "libvgpu.so"),
+            "VGPU_LEASE": str(lease),
+            "VGPU_SIM_KERNEL_US": str(KERNEL_US),
+        }
+        command = [str(self.sim.build / "bin" / "vgpu-spin"), "--kernel-us", str(KERNEL_US)]
+        command += ["--seconds", str(seconds), *words]
+        process = subprocess.Popen(
+            command, env=self.sim.environment(env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.processes.append(process)
+        return process
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+        if self.arbiter is not None:
+            self.kill_arbiter()
+
+
+def percent(process: "subprocess.Popen[str]") -> float:
+    """Of the card's time, by the kernels that the process got through."""
+    line = answer(process)
+    assert line["libvgpu"] is True
+    return float(line["per_second"]) * KERNEL_US / 1e4
+
+
+def answer(process: "subprocess.Popen[str]") -> dict[str, Any]:
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 0, out + error
+    line: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
+    return line
+
+
+def counters(lease: Path) -> dict[str, int]:
+    raw = (lease / layout.USAGE_FILE).read_bytes()[layout.USAGE_COMPUTE :]
+    names = ("granted_ns", "used_ns", "waited_ns", "overrun_ns", "turns", "bypasses")
+    return dict(zip(names, struct.unpack_from("<6Q", raw), strict=True))
+
+
+@pytest.fixture
+def card() -> Iterator[Card]:
+    folder = Path(tempfile.mkdtemp())  # short: the socket's path must fit
+    (folder / "run" / "leases").mkdir(parents=True)
+    sim = SimNode(folder / "state", build_dir(), "h200x8")
+    sim.sim("create", "--profile", "h200x8", "--seed", "")
+    made = Card(sim, folder / "run", tuple(json.loads(sim.python(UUIDS).replace("'", '"'))))
+    made.start_arbiter()
+    yield made
+    made.end()
+    sim.stop()
+    shutil.rmtree(folder)
