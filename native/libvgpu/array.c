@@ -2,8 +2,8 @@
  * array.c: CUDA arrays. The driver does not say an array's size, so it is worked out from the descriptor:
  * rows of 64-byte sectors in blocks of eight rows. A flat array is padded to the next power of two of such
  * blocks, 128 rows at most; one with depth to 8 rows and 16 layers (held against NVML on an H200, driver
- * 580). Formats that are not listed count 16 bytes a texel, the largest there is. Arrays of up to 1 MiB
- * share the driver's pages without showing an address: what they take is learnt.
+ * 580). Formats that are not listed count 16 bytes a texel, the largest there is. That is what is claimed,
+ * with something to spare; what an array really took is learnt.
  */
 #include "charge.h"
 #include "device.h"
@@ -92,39 +92,54 @@ static CUDA_ARRAY3D_DESCRIPTOR shape_3d(size_t width, size_t height, size_t dept
                                      .Flags = flags};
 }
 
-/* The driver's layout of odd shapes is not known to the page, so every array is looked after; a small
- * one's memory was learnt, and that it is gone must be learnt too. */
-static CUresult looked_after(CUresult result)
+/* What is claimed for an array of `bytes`: all but plain shapes may take somewhat more than worked out. */
+static uint64_t claim_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels, uint64_t bytes)
 {
-    CUdevice device;
-    bool limited;
-    if (result == CUDA_SUCCESS && vgpu_tenant_enter(&limited) == CUDA_SUCCESS && limited &&
-        vgpu_device_current(&device) == CUDA_SUCCESS && vgpu_device_index(device) != VGPU_NOT_IN_LEASE)
-        vgpu_learn_later(vgpu_device_index(device));
-    return result;
+    uint64_t row = times(shape->Width, texel_bytes(shape->Format, shape->NumChannels));
+    bool plain = levels == 1 && shape->Depth <= 1 && row % SECTOR_BYTES == 0 && shape->Height % FLAT_ROWS_MAX == 0;
+    if (plain || bytes == 0 || bytes > UINT64_MAX / 2)
+        return bytes;
+    return bytes + bytes / 4 + 2 * VGPU_PAGE_BYTES;
 }
 
+static CUresult destroy(enum vgpu_kind kind, void *handle)
+{
+    return kind == VGPU_KIND_ARRAY ? CALL(cuArrayDestroy, (CUarray)handle)
+                                   : CALL(cuMipmappedArrayDestroy, (CUmipmappedArray)handle);
+}
+
+/* What the array took is learnt; where that cannot be, it is charged as worked out. */
 static CUresult settle(struct vgpu_charge *charge, CUresult result, enum vgpu_kind kind, uint64_t bytes,
                        void *const *handle)
 {
     bool keep;
     struct vgpu_entry entry = {.kind = (uint8_t)kind};
-    int device = charge->device;
-    bool learns = charge->active && result == CUDA_SUCCESS && bytes <= VGPU_SHARED_MAX;
-    if (learns && vgpu_learn(device, charge->bytes)) {
+    if (!charge->active || result != CUDA_SUCCESS)
+        return vgpu_charge_settle(charge, result, &entry, &keep);
+    if (vgpu_learn(charge->device, charge->bytes)) {
         vgpu_charge_undo(charge, CUDA_SUCCESS);
         return CUDA_SUCCESS;
     }
-    if (charge->active && result == CUDA_SUCCESS) {
-        entry.key = (uint64_t)(uintptr_t)*handle;
-        entry.owner = vgpu_charge_context();
-    }
+    entry.key = (uint64_t)(uintptr_t)*handle;
+    entry.owner = vgpu_charge_context();
+    vgpu_charge_resize(charge, bytes);
     result = vgpu_charge_settle(charge, result, &entry, &keep);
-    looked_after(result);
-    if (!keep && kind == VGPU_KIND_ARRAY)
-        CALL(cuArrayDestroy, (CUarray)*handle);
-    else if (!keep)
-        CALL(cuMipmappedArrayDestroy, (CUmipmappedArray)*handle);
+    if (!keep)
+        destroy(kind, *handle);
+    return result;
+}
+
+static CUresult destroyed(enum vgpu_kind kind, void *handle)
+{
+    struct vgpu_entry entry;
+    CUdevice device;
+    bool limited;
+    bool taken = vgpu_charge_take(kind, (uint64_t)(uintptr_t)handle, &entry);
+    CUresult result = destroy(kind, handle);
+    vgpu_charge_freed(&entry, taken, result);
+    if (!taken && result == CUDA_SUCCESS && vgpu_tenant_enter(&limited) == CUDA_SUCCESS && limited &&
+        vgpu_device_current(&device) == CUDA_SUCCESS && vgpu_device_index(device) != VGPU_NOT_IN_LEASE)
+        vgpu_learn(vgpu_device_index(device), 0);
     return result;
 }
 
@@ -139,7 +154,7 @@ static CUresult settle(struct vgpu_charge *charge, CUresult result, enum vgpu_ki
             CUDA_ARRAY3D_DESCRIPTOR full =                                                           \
                 shape_3d(shape->Width, shape->Height, depth, shape->Format, shape->NumChannels, flags); \
             bytes = array_bytes(&full, 1);                                                           \
-            CUresult refused = vgpu_charge_current(&charge, bytes);                                  \
+            CUresult refused = vgpu_charge_current(&charge, claim_bytes(&full, 1, bytes));           \
             if (refused != CUDA_SUCCESS)                                                             \
                 return refused;                                                                      \
         }                                                                                            \
@@ -159,7 +174,7 @@ VGPU_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *pHandle, const CUD
     uint64_t bytes = 0;
     if (pMipmappedArrayDesc != NULL) {
         bytes = array_bytes(pMipmappedArrayDesc, numMipmapLevels);
-        CUresult refused = vgpu_charge_current(&charge, bytes);
+        CUresult refused = vgpu_charge_current(&charge, claim_bytes(pMipmappedArrayDesc, numMipmapLevels, bytes));
         if (refused != CUDA_SUCCESS)
             return refused;
     }
@@ -169,18 +184,10 @@ VGPU_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *pHandle, const CUD
 
 VGPU_EXPORT CUresult cuArrayDestroy(CUarray hArray)
 {
-    struct vgpu_entry entry;
-    bool taken = vgpu_charge_take(VGPU_KIND_ARRAY, (uint64_t)(uintptr_t)hArray, &entry);
-    CUresult result = CALL(cuArrayDestroy, hArray);
-    vgpu_charge_freed(&entry, taken, result);
-    return looked_after(result);
+    return destroyed(VGPU_KIND_ARRAY, hArray);
 }
 
 VGPU_EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray hMipmappedArray)
 {
-    struct vgpu_entry entry;
-    bool taken = vgpu_charge_take(VGPU_KIND_MIPMAP, (uint64_t)(uintptr_t)hMipmappedArray, &entry);
-    CUresult result = CALL(cuMipmappedArrayDestroy, hMipmappedArray);
-    vgpu_charge_freed(&entry, taken, result);
-    return looked_after(result);
+    return destroyed(VGPU_KIND_MIPMAP, hMipmappedArray);
 }

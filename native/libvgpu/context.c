@@ -15,6 +15,7 @@
 #include "functions.h"
 #include "learn.h"
 #include "pool.h"
+#include "process_memory.h"
 #include "tenant.h"
 
 struct device_contexts {
@@ -78,16 +79,20 @@ static CUresult begin(struct creation *made, CUdevice device)
     return result;
 }
 
-/* Settles for what the new context really takes; false: that passes the limit, so it must go again. Where
- * nothing can be learnt, what others have learnt stands in. */
+/* Settles for what the new context really takes; false: that passes the limit, so it must go again. What
+ * others have learnt stands in until NVML has started, which takes some milliseconds, or where it cannot say. */
 static bool measure(struct creation *made)
 {
     struct vgpu_charge *charge = &made->charge;
     unsigned device = (unsigned)charge->device;
-    if (vgpu_learn(charge->device, charge->bytes))
+    bool wait = charge->bytes == 0 || vgpu_process_memory_ready();
+    if (wait && vgpu_learn(charge->device, charge->bytes)) {
         note_learnt(device, context_bytes(device) > made->before ? context_bytes(device) - made->before : 0);
-    else
+    } else {
         vgpu_account_set_context(vgpu_tenant_account(), device, context_bytes(device) + charge->bytes);
+        vgpu_process_memory_warm();
+        vgpu_learn_later((int)device);
+    }
     vgpu_charge_undo(charge, CUDA_SUCCESS);
     return vgpu_learn_within_limit((int)device);
 }

@@ -77,7 +77,7 @@ bool vgpu_learn(int device, uint64_t claimed)
 
 void vgpu_learn_once(int device)
 {
-    if (pthread_mutex_trylock(&looking) != 0)
+    if (!vgpu_process_memory_ready() || pthread_mutex_trylock(&looking) != 0)
         return;
     look_often(device, 0, 1);
     pthread_mutex_unlock(&looking);

@@ -20,11 +20,16 @@ static nvmlProcessInfo_t processes[PROCESSES_MAX];
 static bool nvml_ready(void)
 {
     pthread_mutex_lock(&starting);
-    if (!ready)
-        ready = vgpu_library_load(VGPU_NVML) && CALL_NVML(nvmlInit_v2) == NVML_SUCCESS;
+    if (!ready && vgpu_library_load(VGPU_NVML) && CALL_NVML(nvmlInit_v2) == NVML_SUCCESS)
+        __atomic_store_n(&ready, true, __ATOMIC_RELEASE);
     bool now = ready;
     pthread_mutex_unlock(&starting);
     return now;
+}
+
+bool vgpu_process_memory_ready(void)
+{
+    return __atomic_load_n(&ready, __ATOMIC_ACQUIRE);
 }
 
 static void *warm(void *unused)

@@ -9,8 +9,11 @@
  * thread-safe: the caller has a lock. */
 bool vgpu_process_memory(unsigned device, uint64_t *bytes);
 
-/* Starts NVML beside the caller, which is about to start the driver: both take long. */
+/* Starts NVML beside the caller: it takes some milliseconds. */
 void vgpu_process_memory_warm(void);
+
+/* Has it started? Else a look would wait for it. */
+bool vgpu_process_memory_ready(void);
 
 /* In a forked child: NVML is to be started anew. */
 void vgpu_process_memory_reset(void);

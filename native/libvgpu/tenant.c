@@ -192,7 +192,11 @@ static CUresult enter_first(void)
     generation_seen = 1; /* odd, so never what a good page says: the first use looks */
     if (!fork_handler_set)
         fork_handler_set = pthread_atfork(NULL, NULL, forget_in_child) == 0;
-    vgpu_process_memory_warm();
+    for (unsigned d = 0; d < lease.first.device_count; d++)
+        if (lease.usage->context_mib[d] == 0) { /* the first process here will wait for NVML: hide its start */
+            vgpu_process_memory_warm();
+            break;
+        }
     __atomic_store_n(&phase, LIMITED, __ATOMIC_RELEASE);
     return CUDA_SUCCESS;
 }
