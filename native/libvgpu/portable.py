@@ -13,8 +13,10 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-FLAGS = "-std=gnu11 -O2 -g -DNDEBUG -D_GNU_SOURCE -fPIC -fvisibility=hidden -fno-sanitize=all -Wall -Wextra".split()
-LINK = "-shared -Wl,-soname,libvgpu.so -Wl,-z,defs -Wl,-z,now -Wl,-z,relro -Wl,-z,nodelete -Wl,-Bsymbolic".split()
+FLAGS = ["-std=gnu11", "-O2", "-g", "-DNDEBUG", "-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden"]
+FLAGS += ["-fno-sanitize=all", "-Wall", "-Wextra"]
+LINK = ["-shared", "-Wl,-soname,libvgpu.so", "-Wl,-z,defs", "-Wl,-z,now", "-Wl,-z,relro", "-Wl,-z,nodelete"]
+LINK += ["-Wl,-Bsymbolic"]
 
 
 def sources() -> list[Path]:
@@ -25,7 +27,7 @@ def sources() -> list[Path]:
 
 def versions(library: Path) -> set[tuple[int, ...]]:
     """The glibc versions that a shared object asks for."""
-    done = subprocess.run(["readelf", "-VW", library], capture_output=True, text=True, check=True)
+    done = subprocess.run(["readelf", "-VW", library], capture_output=True, text=True, check=True)  # noqa: S607
     return {tuple(map(int, text.split("."))) for text in re.findall(r"GLIBC_([\d.]+)", done.stdout)}
 
 
@@ -47,7 +49,7 @@ def nvidia_headers() -> list[Path]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--machine", choices=("x86_64", "aarch64"), default="x86_64")
     parser.add_argument("--glibc", default="2.17")
@@ -55,7 +57,7 @@ def main() -> int:
     options = parser.parse_args()
     library = build(options.out, options.machine, options.glibc, options.include or nvidia_headers())
     newest = max(versions(library), default=(0,))
-    print(f"{library}: asks for glibc {'.'.join(map(str, newest))}")
+    sys.stdout.write(f"{library}: asks for glibc {'.'.join(map(str, newest))}\n")
     return int(newest > tuple(map(int, options.glibc.split("."))))
 
 

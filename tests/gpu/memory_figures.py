@@ -2,8 +2,8 @@
 
     python -m tests.gpu.memory_figures --libvgpu SO --arbiter PROGRAM --out FOLDER [PART ...]
 
-Parts: calls start families ledger race views programs. Each writes FOLDER/PART.json. Needs a free GPU,
-cc and cuda.h, and no root. The C programs beside this file are built in FOLDER. The card's settings stay as they are.
+Parts: calls start families ledger race views programs. Each writes FOLDER/PART.json. Needs a free GPU, cc
+and cuda.h, and no root. The C programs beside this file are built in FOLDER. No setting is changed.
 """
 
 import argparse
@@ -191,7 +191,7 @@ def families(bench: Bench) -> Any:
         lease = bench.lease(f"fill-{family}", GIB)
         process = bench.start(lease, bench.program("memory_families"), "fill", family)
         said = _step(process)
-        row = {"said": said[0] if said else None}
+        row: dict[str, Any] = {"said": said[0] if said else None}
         if said:
             row |= {"full": _checkpoint(bench, lease, process, said[-1])}
             row["refusals_limit"] = read_usage(lease).device(0).refusals_limit

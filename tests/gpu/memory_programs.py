@@ -38,7 +38,8 @@ def _train(torch: Any, step: Callable[[Any], Any], model: Any, data: Any) -> lis
 
 def _torch_until_out_of_memory(torch: Any) -> Outcome:
     free, total = torch.cuda.mem_get_info()
-    held, error = [], ""
+    held: list[Any] = []
+    error = ""
     try:
         while True:
             held.append(torch.empty(256 << 20, dtype=torch.uint8, device="cuda"))
@@ -102,7 +103,7 @@ def jax_train(exhaust: bool) -> Outcome:
         losses.append(float(loss))
     result: Outcome = {"numbers": losses}
     if exhaust:
-        held = []
+        held: list[Any] = []
         try:
             while len(held) < 1000:
                 held.append(jnp.ones((64 << 20,), dtype=jnp.float32).block_until_ready())
@@ -113,7 +114,7 @@ def jax_train(exhaust: bool) -> Outcome:
 
 
 def cupy_arrays(exhaust: bool) -> Outcome:
-    import cupy
+    import cupy  # type: ignore[import-not-found,unused-ignore]
 
     rng = cupy.random.default_rng(3)
     a = rng.standard_normal((1024, 1024))
@@ -124,7 +125,7 @@ def cupy_arrays(exhaust: bool) -> Outcome:
     result: Outcome = {"numbers": numbers}
     free, total = cupy.cuda.runtime.memGetInfo()
     if exhaust:
-        held = []
+        held: list[Any] = []
         try:
             while len(held) < 1000:
                 held.append(cupy.empty(256 << 20, dtype=cupy.uint8))
@@ -135,7 +136,7 @@ def cupy_arrays(exhaust: bool) -> Outcome:
 
 
 def cupy_async(exhaust: bool) -> Outcome:
-    import cupy
+    import cupy  # type: ignore[import-not-found,unused-ignore]
 
     cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool().malloc)
     return cupy_arrays(exhaust)

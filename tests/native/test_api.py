@@ -8,7 +8,17 @@ import pytest
 
 from tests.native.harness import CONTEXT_BYTES, GIB, LIBVGPU, PROBE, TEST_BUILD, Tenant
 
-CHECKS = ("ways-in", "proc-address", "plain", "async", "vmm", "array", "context", "card-full", "fork")
+CHECKS: tuple[str, ...] = (
+    "ways-in",
+    "proc-address",
+    "plain",
+    "async",
+    "vmm",
+    "array",
+    "context",
+    "card-full",
+    "fork",
+)
 CHECKS += ("signals", "nvml", "small", "pool", "graph", "driver", "processes")
 
 

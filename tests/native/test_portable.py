@@ -1,4 +1,4 @@
-"""libvgpu for old C libraries and for the other processor: builds, and asks for nothing newer than glibc 2.17."""
+"""libvgpu for old C libraries and the other processor: builds, and asks for no glibc after 2.17."""
 
 import importlib.util
 import subprocess
@@ -13,7 +13,8 @@ from tests.native.harness import ROOT
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="needs Zig: pip install ziglang")
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_portable_build(tmp_path: Path, machine: str) -> None:
-    command = [sys.executable, ROOT / "native/libvgpu/portable.py", "--machine", machine, "--out", tmp_path]
+    script = ROOT / "native/libvgpu/portable.py"
+    command = [sys.executable, str(script), "--machine", machine, "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     header = subprocess.run(
