@@ -42,7 +42,7 @@ def build(out: Path, machine: str, glibc: str, includes: list[Path]) -> Path:
 
 
 def nvidia_headers() -> list[Path]:
-    import nvidia
+    import nvidia  # type: ignore[import-untyped,unused-ignore]
 
     (root,) = (Path(folder) for folder in nvidia.__path__)
     return [root / "cu13" / "include", root / "nvml_dev" / "include"]

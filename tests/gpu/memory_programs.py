@@ -14,7 +14,7 @@ Outcome = dict[str, Any]
 
 
 def _torch_model() -> tuple[Any, Any, Any]:
-    import torch
+    import torch  # type: ignore[import-not-found,unused-ignore]
 
     torch.manual_seed(7)
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -86,8 +86,8 @@ def torch_graphs(exhaust: bool) -> Outcome:
 
 
 def jax_train(exhaust: bool) -> Outcome:
-    import jax
-    import jax.numpy as jnp
+    import jax  # type: ignore[import-not-found,unused-ignore]
+    import jax.numpy as jnp  # type: ignore[import-not-found,unused-ignore]
 
     weights = jax.random.normal(jax.random.PRNGKey(1), (512, 512)) * 0.05
     data = jax.random.normal(jax.random.PRNGKey(2), (256, 512))
@@ -143,7 +143,7 @@ def cupy_async(exhaust: bool) -> Outcome:
 
 
 def triton_kernel(exhaust: bool) -> Outcome:
-    import torch
+    import torch  # type: ignore[import-not-found,unused-ignore]
 
     from tests.gpu.triton_add import add
 

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import torch
-import triton
-import triton.language as tl
+import torch  # type: ignore[import-not-found,unused-ignore]
+import triton  # type: ignore[import-not-found,unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _kernel(x, y, out, count, block: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001,ANN202
     at = tl.program_id(0) * block + tl.arange(0, block)
     inside = at < count
