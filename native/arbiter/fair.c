@@ -4,6 +4,8 @@
  * keeps that near 6 ms, which is 2.4 points of a 250 ms window. */
 #define DEVIATION_NS 6e6
 #define ROUND_MAX_NS 80e6
+#define SHARED_ROUND_NS 40e6 /* a tenant's part of a round */
+#define SHARED_ROUND_MAX_NS 160e6
 #define QUANTUM_MIN_NS 500e3
 #define ACTIVE_NS 100000000ull /* a tenant that held the device so lately still counts in the weights */
 #define WINDOW_MIN_NS 100e3
@@ -96,6 +98,8 @@ static void weigh(struct sched_device *device, uint64_t now)
 static double round_length(const struct sched_device *device, uint64_t now)
 {
     double length = ROUND_MAX_NS;
+    if (device->active > 1) /* each handover costs half a millisecond or so, whatever the round */
+        return clamp(SHARED_ROUND_NS * device->active, 0, SHARED_ROUND_MAX_NS);
     for (const struct sched_place *p = device->places; p != NULL; p = p->next) {
         if (!fair_active(p, now))
             continue;
@@ -182,13 +186,12 @@ void fair_refresh(struct sched_device *device, uint64_t now)
     }
 }
 
-void fair_refund(struct sched_place *place, int64_t idle_ns)
+void fair_refund(struct sched_place *place, uint64_t idle_ns)
 {
     double share = fair_share(place);
     place->tokens_ns += (double)idle_ns;
     place->vtime_ns -= (double)idle_ns / (share > 0 ? share : 1);
-    int64_t used = (int64_t)place->count.used_ns - idle_ns;
-    place->count.used_ns = used > 0 ? (uint64_t)used : 0;
+    place->count.used_ns -= idle_ns < place->count.used_ns ? idle_ns : place->count.used_ns;
 }
 
 void fair_wake(struct sched_place *place, uint64_t now)

@@ -31,8 +31,8 @@ uint64_t fair_window(const struct sched_device *device, uint64_t now);
 /* Charges device time that was held; the debt stays within what SCHED_DEBT_WAIT_NS pays back. */
 void fair_charge(struct sched_place *place, uint64_t used_ns, uint64_t now);
 
-/* Takes back the charge for time of a turn in which nothing ran; negative: charges what will still run. */
-void fair_refund(struct sched_place *place, int64_t idle_ns);
+/* Takes back the charge for time of a turn in which nothing ran. */
+void fair_refund(struct sched_place *place, uint64_t idle_ns);
 
 /* A place that comes back from idling does not keep time that it did not ask for. */
 void fair_wake(struct sched_place *place, uint64_t now);

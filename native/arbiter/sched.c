@@ -5,9 +5,8 @@
 
 #include "fair.h"
 
-#define LENGTH_MIN_NS 200e3
 #define PREEMPT_TOKENS_NS 300e3
-#define IDLE_MAX_NS 2000000 /* more of a turn than this is not believed to have been idle */
+#define IDLE_MAX_NS 2000000u /* more of a turn than this is not believed to have been idle */
 #define WINDOW_SHORT_NS 100000u
 #define WINDOW_LENT_NS 4000000u /* nobody waits: what is in flight may be more */
 
@@ -119,7 +118,7 @@ static void turn_over(struct sched_tenant *tenant, uint64_t now)
     EACH_HELD(tenant, d) {
         struct sched_place *place = tenant->places[d];
         fair_refresh(place->device, now);
-        int64_t held = (int64_t)(now - tenant->granted_at);
+        uint64_t held = now - tenant->granted_at;
         if (place->device->managed)
             fair_refund(place, tenant->idle_ns < held ? tenant->idle_ns : held);
         place->holding = false;
@@ -219,7 +218,7 @@ static void say(struct sched_member *member, const struct sched_tenant *tenant, 
                                                     : (tenant->ends_at > now ? tenant->ends_at - now : 0);
     turn.flags = tenant->free_running ? VGPU_TURN_FREE : 0;
     if (!tenant->free_running && !tenant->open_ended)
-        turn.flags |= VGPU_TURN_WATCH | (others_want(tenant, tenant->held) ? VGPU_TURN_NEXT : 0);
+        turn.flags |= VGPU_TURN_WATCH;
     EACH_HELD(tenant, d) {
         const struct sched_device *device = tenant->places[d]->device;
         bool is_short = (device->wisher != NULL && device->wisher != tenant->places[d]) ||
@@ -279,8 +278,7 @@ void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint6
     }
     member->state = more ? SCHED_WAITING : SCHED_IDLE;
     member->wants = false;
-    int64_t idle = (int64_t)turn->length_ns;
-    tenant->idle_ns = idle > IDLE_MAX_NS ? IDLE_MAX_NS : idle < -IDLE_MAX_NS ? -IDLE_MAX_NS : idle;
+    tenant->idle_ns = turn->length_ns < IDLE_MAX_NS ? turn->length_ns : IDLE_MAX_NS;
     member_left(tenant, now);
 }
 
@@ -298,11 +296,7 @@ static void grant(struct sched_tenant *tenant, bool free_running, uint64_t now)
         if (quantum == 0 || most < quantum)
             quantum = most;
         if (fair_is_hard(place) && !free_running) {
-            double share = place->limits.share / (double)VGPU_SHARE_ALL;
-            double left = place->tokens_ns / (1 - share);
-            left = contended && left > most ? most : left;
-            left = left > LENGTH_MIN_NS ? left : LENGTH_MIN_NS;
-            length = length < 0 || left < length ? left : length;
+            length = length < 0 || most < length ? most : length;
         }
         place->holding = true;
         place->charged_until = now;

@@ -94,7 +94,7 @@ struct sched_tenant {
     uint64_t ends_at;    /* SCHED_NEVER while open-ended */
     uint64_t waits_since;
     uint64_t last_held;
-    int64_t idle_ns; /* of the member that gave back last */
+    uint64_t idle_ns; /* of the member that gave back last */
 };
 
 /* A new tenant without members. False: out of memory. */

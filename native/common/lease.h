@@ -149,14 +149,13 @@ enum vgpu_turn_flags {
     VGPU_TURN_WATCH = 2, /* give the devices back as soon as nothing is left to do */
     VGPU_TURN_MORE = 4,  /* in DONE: launches are waiting at the gate */
     VGPU_TURN_SHORT = 8, /* somebody must not wait: one long launch in flight at a time */
-    VGPU_TURN_NEXT = 16, /* somebody waits: DONE may be said a moment before the device is idle */
 };
 #define VGPU_TURN_OPEN_ENDED UINT64_MAX
 
 struct vgpu_turn {
     uint64_t number;
     uint64_t length_ns; /* GRANT: from its receipt; VGPU_TURN_OPEN_ENDED: until revoked. DONE: of it, how long
-                         * nothing of the tenant ran, as int64_t: negative if something will still run */
+                         * nothing of the tenant ran */
     uint64_t window_ns; /* most device time to have in flight */
     uint32_t flags;     /* enum vgpu_turn_flags */
     uint32_t devices;

@@ -21,7 +21,6 @@
 #include "tenant.h"
 
 #define FREE_BATCH 4096u        /* launches between two looks while nobody limits them */
-#define LEAD_NS 250000u         /* the next holder needs so long from our DONE to its first kernel */
 #define WATCH_NS 250000         /* between two looks for idleness */
 #define DRAIN_POLL_NS 30000     /* between two looks at a drain that takes long */
 #define DRAIN_SPIN_NS 3000000u  /* how long a drain is looked at without pause */
@@ -47,7 +46,7 @@ static struct {
     uint64_t closed_at;
     uint64_t wanted_at;
     uint64_t seen_at;    /* time of the last look */
-    int64_t idle_ns;     /* of the turn; negative: something still runs at its end */
+    int64_t idle_ns;     /* of the turn */
     uint64_t granted_at;
     uint64_t seen_count; /* for idleness and the counters */
     uint32_t waiting;    /* threads at the gate */
@@ -186,18 +185,14 @@ static bool drain_step(void)
     pthread_mutex_lock(&gate.lock);
     bool due = gate.held && gate.state == CLOSED;
     bool begin = due && !gate.draining;
-    bool next = (gate.turn.flags & VGPU_TURN_NEXT) != 0;
     uint64_t turn = gate.turn.number;
     gate.draining |= begin;
     pthread_mutex_unlock(&gate.lock);
     if (begin)
         vgpu_drain_begin();
-    uint64_t left = next ? vgpu_drain_left() : UINT64_MAX;
-    if (due && (left < LEAD_NS || vgpu_drain_done())) {
+    if (due && vgpu_drain_done()) {
         pthread_mutex_lock(&gate.lock);
         done = gate.held && gate.state == CLOSED && gate.draining && gate.turn.number == turn;
-        if (done && left < LEAD_NS)
-            gate.idle_ns -= (int64_t)left;
         if (done)
             give_back(now_ns());
         pthread_mutex_unlock(&gate.lock);

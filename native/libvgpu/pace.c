@@ -29,7 +29,6 @@ struct flow {
     uint32_t tail;         /* oldest that has not run; tail == head: none */
     uint32_t barrier;      /* first marker since the device was last idle: times before it say nothing */
     uint64_t run;          /* launches known to have run */
-    uint64_t run_seen;     /* when, CLOCK_MONOTONIC nanoseconds */
     double unit_ns;        /* device time of one launch of weight 1; 0: not known yet */
     CUevent drain;
     bool used;             /* launched to since the last drain */
@@ -109,8 +108,7 @@ static void reap(struct flow *flow)
     while (flow->tail != flow->head && CALL(cuEventQuery, flow->ring[flow->tail % RING]) != CUDA_ERROR_NOT_READY) {
         uint32_t now = flow->tail % RING;
         flow->run = flow->counts[now];
-        flow->run_seen = now_ns();
-        if (flow->tail > flow->barrier)
+        if ((int32_t)(flow->tail - flow->barrier) > 0)
             learn(flow, (flow->tail - 1) % RING, now);
         flow->tail++;
     }
@@ -266,30 +264,6 @@ void vgpu_drain_begin(void)
     vgpu_capture_restore(mode);
 }
 
-/* Of one flow, from the last marker that was seen to run. */
-static uint64_t left_of(struct flow *flow)
-{
-    reap(flow);
-    if (flow->tail == flow->head || flow->unit_ns <= 0)
-        return UINT64_MAX; /* no marker is left behind what still runs */
-    double ahead = (double)(flow->counts[(flow->head - 1) % RING] - flow->run) * flow->unit_ns;
-    double passed = (double)(now_ns() - flow->run_seen);
-    return passed < ahead ? (uint64_t)(ahead - passed) : UINT64_MAX; /* late: no guess is as good as a look */
-}
-
-uint64_t vgpu_drain_left(void)
-{
-    uint64_t most = 0;
-    pthread_mutex_lock(&lock);
-    for (unsigned i = 0; i < VGPU_CONTEXTS_MAX; i++)
-        if (flows[i].context != NULL && flows[i].used) {
-            uint64_t left = left_of(&flows[i]);
-            most = left > most ? left : most;
-        }
-    pthread_mutex_unlock(&lock);
-    return most > 0 ? most : UINT64_MAX;
-}
-
 static bool done_one(struct flow *flow)
 {
     reap(flow);
@@ -309,7 +283,7 @@ bool vgpu_drain_done(void)
         done = flows[i].context == NULL || !flows[i].used || done_one(&flows[i]);
     for (unsigned i = 0; i < VGPU_CONTEXTS_MAX && done; i++) {
         flows[i].used = false;
-        flows[i].barrier = flows[i].head;
+        flows[i].barrier = flows[i].head + 1; /* the first may have come while the device was on its way */
     }
     pthread_mutex_unlock(&lock);
     vgpu_capture_restore(mode);

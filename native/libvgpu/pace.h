@@ -35,9 +35,6 @@ uint32_t vgpu_pace_devices(void);
 void vgpu_drain_begin(void);
 bool vgpu_drain_done(void);
 
-/* Device time that what was launched still needs, by what launches took lately; UINT64_MAX: not known. */
-uint64_t vgpu_drain_left(void);
-
 /* The context is about to end. */
 void vgpu_pace_forget(CUcontext context);
 

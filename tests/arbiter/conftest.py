@@ -21,7 +21,10 @@ from vgpud.lease import ArbiterClient, DeviceLimits, SharePolicy, update_limits,
 
 KERNEL_US = 1000
 GIB = 1 << 30
-UUIDS = "import pynvml as n; n.nvmlInit(); print([n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(i)) for i in (0, 1)])"
+UUIDS = (
+    "import pynvml as n; n.nvmlInit(); "
+    "print([n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(i)) for i in (0, 1)])"
+)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,6 +1,9 @@
-"""Shares on a simulated card. Bounds are wide: the machine is small and busy, and exactness is measured on
-a real card (tests/gpu/compute_h200.py). What must hold here is who gets more than whom, and that caps are caps."""
+"""Shares on a simulated card. Bounds are wide: the machine is small and busy.
 
+Exactness is measured on a real card (tests/gpu/compute_h200.py). What must hold here is who gets more than
+whom, and that caps are caps."""
+
+import itertools
 import os
 import random
 import signal
@@ -57,11 +60,13 @@ def test_without_limits_nobody_is_scheduled(card: Card) -> None:
 
 def test_a_change_of_share_takes_effect_in_a_running_tenant(card: Card) -> None:
     lease = card.lease("a", HARD, 90)
-    process = card.spin(lease, 2.4, "--report-ms", "200", "--begin-at", str(time.monotonic_ns() + 1_000_000_000))
+    process = card.spin(
+        lease, 2.4, "--report-ms", "200", "--begin-at", str(time.monotonic_ns() + 1_000_000_000)
+    )
     time.sleep(1.0 + 1.2)
     card.change(lease, HARD, 10)
     marks = answer(process)["windows"]
-    done = [b[1] - a[1] for a, b in zip(marks, marks[1:], strict=False)]
+    done = [b[1] - a[1] for a, b in itertools.pairwise(marks)]
     assert sum(done[-4:]) < 0.4 * sum(done[:4])
 
 
@@ -91,13 +96,15 @@ def test_a_stopped_holder_is_bypassed(card: Card) -> None:
 
 def test_limits_hold_without_the_arbiter_and_when_it_is_back(card: Card) -> None:
     lease = card.lease("a", HARD, 25)
-    process = card.spin(lease, 3.0, "--report-ms", "250", "--begin-at", str(time.monotonic_ns() + 800_000_000))
+    process = card.spin(
+        lease, 3.0, "--report-ms", "250", "--begin-at", str(time.monotonic_ns() + 800_000_000)
+    )
     time.sleep(0.8 + 0.8)
     card.kill_arbiter()
     time.sleep(1.0)
     card.start_arbiter()
     marks = answer(process)["windows"]
-    done = [b[1] - a[1] for a, b in zip(marks, marks[1:], strict=False)]
+    done = [b[1] - a[1] for a, b in itertools.pairwise(marks)]
     assert max(done) < 125  # of 250 at full speed: no window was unlimited
     assert min(done[2:]) > 5  # none hung
 
@@ -115,7 +122,8 @@ def test_a_tenant_of_two_devices_is_not_deadlocked_by_another(card: Card) -> Non
     single = card.lease("c", CONSERVING, 50)
     processes = [card.spin(lease, 1.5, "--device", d) for lease in leases for d in ("0", "1")]
     processes.append(card.spin(single, 1.5))
-    assert all(percent(p) > 4 for p in processes)
+    shares = [percent(p) for p in processes]
+    assert min(shares) > 4, shares
 
 
 def message(kind: int, turn: int, flags: int, devices: int) -> bytes:
@@ -134,7 +142,14 @@ def test_noise_about_turns_does_no_harm(card: Card) -> None:
     for _ in range(400):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
             line.connect(str(noisy / layout.ARBITER_SOCKET))
-            line.send(message(dice.choice((WANT, DONE, 6, 7)), dice.randrange(2**64), dice.randrange(2**32), dice.randrange(2**32)))
+            line.send(
+                message(
+                    dice.choice((WANT, DONE, 6, 7)),
+                    dice.randrange(2**64),
+                    dice.randrange(2**32),
+                    dice.randrange(2**32),
+                )
+            )
     assert 15 < percent(process) < 46
     assert card.client.ready()
 

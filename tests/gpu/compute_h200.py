@@ -1,4 +1,4 @@
-"""Compute shares on a real GPU, measured: `python -m tests.gpu.compute_h200 --build DIR --out FILE [SECTION ...]`.
+"""Compute shares on a real GPU: `python -m tests.gpu.compute_h200 --build DIR --out FILE [SECTION ...]`.
 
 Every run starts its own arbiter, writes leases, and starts `vgpu-spin` processes: native ones to compare
 with, and tenants with libvgpu preloaded. A tenant says whether libvgpu is in its process, and the arbiter's
@@ -7,6 +7,7 @@ native rate of the same kernels. Figures go to FILE as JSON and to standard outp
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -164,14 +165,11 @@ def run(node: Node, tenants: Sequence[Tenant], lead: float = LEAD_SECONDS) -> li
 
 
 def windows(parts: Sequence[Line], native: float) -> list[float]:
-    """Percent of native in each report window, processes summed; the first window is the start and left out."""
+    """Percent of native in each report window, summed over processes, without the first: the start."""
     sums: list[float] = []
     for part in parts:
         marks = part["windows"]
-        rates = [
-            100 * (b[1] - a[1]) / ((b[0] - a[0]) / 1e3) / native
-            for a, b in zip(marks, marks[1:], strict=False)
-        ]
+        rates = [100 * (b[1] - a[1]) / ((b[0] - a[0]) / 1e3) / native for a, b in itertools.pairwise(marks)]
         sums = rates if not sums else [x + y for x, y in zip(sums, rates, strict=False)]
     return [round(s, 2) for s in sums]
 
@@ -318,7 +316,9 @@ def lending(node: Node) -> Line:
     """Two work-conserving halves of which one comes 1 s later and stays 1 s: 10 ms windows of the other."""
     native_rate(node, 200)
     stays = Tenant(WORK_CONSERVING, 50, Work(200, seconds=3.2, report_ms=10))
-    comes = Tenant(WORK_CONSERVING, 50, Work(200, seconds=1.0, report_ms=10, delay=1.0, extra=("--linger-ms", "2000")))
+    comes = Tenant(
+        WORK_CONSERVING, 50, Work(200, seconds=1.0, report_ms=10, delay=1.0, extra=("--linger-ms", "2000"))
+    )
     lines = run(node, [stays, comes])
     start = lines[0]["start_ns"]
     came = (lines[1]["start_ns"] - start) / 1e6

@@ -34,7 +34,17 @@ TOP = {"daemon", "__main__", "__init__"}
 
 # the pure middle: no clock, no files, no processes, no NVML
 PURE = ("model", "planner")
-IMPURE_MODULES = {"os", "time", "socket", "subprocess", "sqlite3", "asyncio", "threading", "pynvml", "pathlib"}
+IMPURE_MODULES = {
+    "os",
+    "time",
+    "socket",
+    "subprocess",
+    "sqlite3",
+    "asyncio",
+    "threading",
+    "pynvml",
+    "pathlib",
+}
 
 
 def modules() -> list[Path]:
@@ -84,7 +94,7 @@ def test_module_sizes() -> None:
     sizes = {path: len(path.read_text().splitlines()) for path in modules()}
     assert {str(p): n for p, n in sizes.items() if n > 600} == {}
     assert statistics.median(sizes.values()) <= 200
-    native = [p for p in (ROOT / "native").rglob("*.[ch]")]
+    native = list((ROOT / "native").rglob("*.[ch]"))
     assert {str(p): n for p in native if (n := len(p.read_text().splitlines())) > 600} == {}
 
 
