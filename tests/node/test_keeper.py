@@ -11,7 +11,7 @@ from vgpud.model.device import Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import EventKind
 from vgpud.model.quantity import GIB
-from vgpud.model.tenancy import Isolation, Mode, State
+from vgpud.model.tenancy import Isolation, Mode, Owner, State
 
 
 def test_allocate_then_release_leaves_nothing(tmp_path: Path) -> None:
@@ -57,6 +57,22 @@ def test_a_request_id_with_another_body_is_refused(tmp_path: Path, during: bool)
             if (gate := w.effectors[Mode.PRELOAD].gate) is not None:
                 gate.set()
             assert (await first).slices[0].memory_bytes == 4 * GIB
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_request_id_belongs_to_its_user(tmp_path: Path, at_once: bool) -> None:
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            asked = [request("r", owner=Owner(uid, uid), gib=4) for uid in (1000, 1001)]
+            if at_once:
+                held = await asyncio.gather(*map(w.keeper.allocate, asked))
+            else:
+                held = [await w.keeper.allocate(one) for one in asked]
+            assert held[0].id != held[1].id
+            assert [await w.keeper.allocate(one) for one in asked] == held
+            assert len((await w.parts.ledger.load()).allocations) == 2
 
     asyncio.run(work())
 

@@ -16,7 +16,7 @@ MIGRATIONS: tuple[Migration, ...] = (
         "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID",
         """CREATE TABLE allocations (
             id TEXT NOT NULL UNIQUE,
-            request_id TEXT NOT NULL UNIQUE,
+            request_id TEXT NOT NULL,
             request_digest TEXT NOT NULL, -- SHA-256 of the request without the process it is bound to
             owner_uid INTEGER NOT NULL,
             owner_gid INTEGER NOT NULL,
@@ -27,7 +27,8 @@ MIGRATIONS: tuple[Migration, ...] = (
             revision INTEGER NOT NULL,
             slices TEXT NOT NULL,
             edits TEXT NOT NULL,
-            failure TEXT NOT NULL
+            failure TEXT NOT NULL,
+            UNIQUE (owner_uid, request_id) -- nobody can take the ids that another user will want
         ) STRICT""",
         """CREATE TABLE originals (
             device_uuid TEXT NOT NULL,

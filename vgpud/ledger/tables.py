@@ -153,7 +153,9 @@ class Tables:
         return self.revision
 
     def _taken(self, row: AllocationRow, error: sqlite3.IntegrityError) -> VgpuError:
-        holder = self._one("SELECT id FROM allocations WHERE request_id = ?", row.request_id)
+        holder = self._one(
+            "SELECT id FROM allocations WHERE owner_uid = ? AND request_id = ?", row.owner_uid, row.request_id
+        )
         if holder is None:
             return VgpuError(ErrorCode.BUG, f"allocation {row.id!r} cannot be begun: {error}")
         return VgpuError(

@@ -11,11 +11,18 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, Lifetime, Request, Slice, State
 from vgpud.planner.use import EMPTY, DeviceUse
 
+RequestKey = tuple[int, str]
+
+
+def request_key(request: Request) -> RequestKey:
+    """Owner's uid and request id: nobody can take the ids that another user will want."""
+    return request.owner.uid, request.id
+
 
 class Book:
     def __init__(self) -> None:
         self._by_id: dict[str, Allocation] = {}
-        self._by_request: dict[str, str] = {}
+        self._by_request: dict[RequestKey, str] = {}
         self._use: dict[str, DeviceUse] = {}
 
     def __len__(self) -> int:
@@ -37,7 +44,7 @@ class Book:
 
     def add(self, allocation: Allocation) -> None:
         self._by_id[allocation.id] = allocation
-        self._by_request[allocation.request.id] = allocation.id
+        self._by_request[request_key(allocation.request)] = allocation.id
         for part in allocation.slices:
             self._use[part.device_uuid] = self.use_of(part.device_uuid).with_slice(part)
 
@@ -45,7 +52,7 @@ class Book:
         allocation = self._by_id.pop(allocation_id, None)
         if allocation is None:
             return
-        self._by_request.pop(allocation.request.id, None)
+        self._by_request.pop(request_key(allocation.request), None)
         for part in allocation.slices:
             left = self.use_of(part.device_uuid).without_slice(part)
             if left.count:
@@ -78,7 +85,7 @@ class Book:
 
         Raises VgpuError(REQUEST_ID_REUSED) if the id was used for another request.
         """
-        found = self._by_request.get(request.id)
+        found = self._by_request.get(request_key(request))
         if found is None:
             return None
         allocation = self._by_id[found]

@@ -29,7 +29,7 @@ from vgpud.model.tenancy import Allocation, Decision, Mode, Request, State
 from vgpud.model.view import DeviceView, NodeDescription, ReloadReport, SliceUse
 from vgpud.modes.base import Effector
 from vgpud.modes.mig import MigMode
-from vgpud.node.book import Book, check_same_request
+from vgpud.node.book import Book, RequestKey, check_same_request, request_key
 from vgpud.node.checks import check_owner, check_resizable, settled
 from vgpud.node.drains import Drains
 from vgpud.node.execute import Executor, FaultHook, new_event
@@ -91,7 +91,7 @@ class NodeKeeper:
         self.mig = self._mig_layouts()
         self.lifetimes = Lifetimes(self._lifetime_ended)
         parts.inventory.health_changed = self._health_changed
-        self._allocating: dict[str, tuple[Request, asyncio.Task[Allocation]]] = {}
+        self._allocating: dict[RequestKey, tuple[Request, asyncio.Task[Allocation]]] = {}
         self._releasing: dict[str, asyncio.Task[None]] = {}
         self._changing: dict[str, asyncio.Task[Any]] = {}  # resizes and repairs, which a release waits for
         self._ending: dict[str, asyncio.Task[bool]] = {}  # releases nobody asked for: a bound process ended
@@ -117,7 +117,8 @@ class NodeKeeper:
 
     async def allocate(self, request: Request) -> Allocation:
         """Idempotent by request id; runs on to its end even if the caller goes away."""
-        under_way = self._allocating.get(request.id)
+        key = request_key(request)
+        under_way = self._allocating.get(key)
         if under_way is not None:
             first, task = under_way
             check_same_request(first, request)
@@ -126,8 +127,8 @@ class NodeKeeper:
         if existing is not None:
             return settled(existing)
         task = asyncio.ensure_future(self._allocate(request))
-        self._allocating[request.id] = request, task
-        task.add_done_callback(lambda _: self._allocating.pop(request.id, None))
+        self._allocating[key] = request, task
+        task.add_done_callback(lambda _: self._allocating.pop(key, None))
         return await asyncio.shield(task)
 
     async def _allocate(self, request: Request) -> Allocation:
@@ -318,7 +319,7 @@ class NodeKeeper:
 
     def busy(self) -> frozenset[str]:
         """Allocations that are being made, changed or released right now."""
-        making = {a.id for a in self._book if a.request.id in self._allocating}
+        making = {a.id for a in self._book if request_key(a.request) in self._allocating}
         return frozenset(making | set(self._releasing) | set(self._changing))
 
     def _lifetime_ended(self, allocation_id: str) -> None:
