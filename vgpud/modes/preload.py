@@ -38,6 +38,8 @@ ARBITER_UNIT = "vgpud-arbiter"
 # libvgpu tries every 100 ms (RETRY_MS_MAX in arbiter_link.c) to reach an arbiter that is gone
 _REGISTER_SECONDS = 0.25
 _RESTART_SECONDS = 0.2  # so that one that dies at once is not started without end
+# an arbiter that is well answers in some ten microseconds, less than handing the order to a thread takes
+_AT_ONCE_SECONDS = 0.002
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -49,7 +51,9 @@ class Preload:
     def __init__(self, units: Units, paths: Paths) -> None:
         self._units = units
         self._paths = paths
-        self._arbiter = ArbiterClient(paths.run_dir / "arbiter" / "control.sock")
+        socket = paths.run_dir / "arbiter" / "control.sock"
+        self._arbiter = ArbiterClient(socket)
+        self._arbiter_at_once = ArbiterClient(socket, _AT_ONCE_SECONDS)
         self._starting = asyncio.Lock()
         self._notice: Callable[[], None] | None = None
         self._restart: asyncio.Future[None] | None = None
@@ -106,15 +110,24 @@ class Preload:
             else:
                 return
 
-    async def _order(self, order: Callable[[str], T], allocation_id: str) -> T:
+    async def _order(self, order: Callable[[ArbiterClient, str], T], allocation_id: str) -> T:
         """Carried out by the arbiter, which is started again first if it has just died."""
         try:
-            return await asyncio.to_thread(order, allocation_id)
+            return await self._order_once(order, allocation_id)
         except VgpuError as error:
             if error.code is not ErrorCode.HELPER_FAILED:
                 raise
         await self.ensure_arbiter()
-        return await asyncio.to_thread(order, allocation_id)
+        return await self._order_once(order, allocation_id)
+
+    async def _order_once(self, order: Callable[[ArbiterClient, str], T], allocation_id: str) -> T:
+        """Orders can be given twice. The event loop waits for the first answer, but hardly any time."""
+        try:
+            return order(self._arbiter_at_once, allocation_id)
+        except VgpuError as error:
+            if error.code is not ErrorCode.HELPER_TIMEOUT:
+                raise
+        return await asyncio.to_thread(order, self._arbiter, allocation_id)
 
     async def resume(self, device: Device) -> None:
         """The arbiter may have died with nobody to start it again."""
@@ -125,7 +138,7 @@ class Preload:
         lease = write_lease(
             self._paths.leases, allocation.id, limits_of(allocation), uid=owner.uid, gid=owner.gid
         )
-        await self._order(self._arbiter.add, allocation.id)
+        await self._order(ArbiterClient.add, allocation.id)
         nodes = device_nodes(device, None, self._paths.host_root)
         return part, self._edits(allocation, lease).merged(Edits(device_nodes=nodes))
 
@@ -147,7 +160,7 @@ class Preload:
     async def detach(self, allocation: Allocation, part: Slice) -> None:
         close_lease(self._paths.leases / allocation.id)
         with suppress(VgpuError):  # an arbiter that is away reads at its start what leases there are
-            await asyncio.to_thread(self._arbiter.remove, allocation.id)
+            await self._order_once(ArbiterClient.remove, allocation.id)
         remove_lease(self._paths.leases, allocation.id)
 
     async def unapply(self, device_uuid: str) -> None:
@@ -170,7 +183,7 @@ class Preload:
     async def tenants(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
         async with self._starting:  # an arbiter that has just started knows no processes yet
             pass
-        return await self._order(self._arbiter.list, allocation.id)
+        return await self._order(ArbiterClient.list, allocation.id)
 
 
 def limits_of(allocation: Allocation) -> tuple[DeviceLimits, ...]:
