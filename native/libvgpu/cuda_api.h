@@ -8,6 +8,9 @@
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
 #include <nvml.h>
 
+/* In no header of NVIDIA's. */
+nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *name);
+
 #define VGPU_EXPORT __attribute__((visibility("default")))
 
 #endif

@@ -9,9 +9,10 @@
 #include <unistd.h>
 
 #include "limits.h"
+#include "standalone.h"
 
 /* Sets view->folder. 1: there is a lease; 0: none; -errno: it cannot be told. */
-static int find_folder(struct vgpu_lease_view *view)
+static int find_folder(struct vgpu_lease_view *view, bool computes)
 {
     struct stat about;
     if (lstat(VGPU_LEASE_MOUNT, &about) == 0) {
@@ -22,7 +23,7 @@ static int find_folder(struct vgpu_lease_view *view)
         return -errno;
     const char *path = getenv(VGPU_LEASE_ENV);
     if (path == NULL || path[0] == '\0')
-        return 0;
+        return vgpu_standalone_lease(view, computes);
     size_t length = strlen(path);
     if (path[0] != '/' || length >= sizeof(view->folder) - sizeof(VGPU_ARBITER_SOCKET) - 1)
         return -EINVAL;
@@ -86,19 +87,20 @@ static int open_usage(struct vgpu_lease_view *view)
     return 0;
 }
 
-int vgpu_lease_open(struct vgpu_lease_view *view, int need_usage)
+int vgpu_lease_open(struct vgpu_lease_view *view, bool computes)
 {
+    view->wrong[0] = '\0';
     view->limits = NULL;
     view->usage = NULL;
     view->usage_fd = -1;
-    int found = find_folder(view);
+    int found = find_folder(view, computes);
     if (found != 1)
         return found;
     int error = open_limits(view);
     if (error != 0)
         return error;
     error = open_usage(view);
-    if (error != 0 && need_usage) {
+    if (error != 0 && computes) {
         munmap((void *)view->limits, sizeof(struct vgpu_limits));
         return error;
     }

@@ -2,6 +2,8 @@
 #ifndef VGPU_LEASE_OPEN_H
 #define VGPU_LEASE_OPEN_H
 
+#include <stdbool.h>
+
 #include "lease.h"
 
 #define VGPU_LEASE_PATH_MAX 4096
@@ -13,13 +15,15 @@ struct vgpu_lease_view {
     struct vgpu_usage *usage;
     int usage_fd; /* open for the life of the process: it carries the slot's lock */
     struct vgpu_limits first;
+    char wrong[128]; /* what is wrong, where more can be said than the errno does */
 };
 
 /*
- * Looks for a lease at VGPU_LEASE_MOUNT, then where VGPU_LEASE_ENV points. Returns 1: found and
- * mapped; 0: this process has none; -errno: there is one, but it cannot be read or is not valid.
- * A `usage` that this user may not write is an error only with `need_usage`.
+ * Looks for a lease at VGPU_LEASE_MOUNT, then where VGPU_LEASE_ENV points, and last for variables that ask
+ * for limits without one (standalone.h). Returns 1: found and mapped; 0: this process has none; -errno: there
+ * is one, but it cannot be read or is not valid; -EAGAIN: it cannot be told yet.
+ * `computes`: the process is about to use CUDA, so it must be able to write `usage`.
  */
-int vgpu_lease_open(struct vgpu_lease_view *view, int need_usage);
+int vgpu_lease_open(struct vgpu_lease_view *view, bool computes);
 
 #endif

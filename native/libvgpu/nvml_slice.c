@@ -1,5 +1,6 @@
 #include "nvml_slice.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <string.h>
@@ -21,8 +22,9 @@ const struct vgpu_lease_view *vgpu_nvml_lease(void)
     int now = __atomic_load_n(&state, __ATOMIC_ACQUIRE);
     if (now == UNKNOWN) {
         pthread_mutex_lock(&opening);
-        if (state == UNKNOWN)
-            __atomic_store_n(&state, vgpu_lease_open(&view, 0) == 1 ? PRESENT : ABSENT, __ATOMIC_RELEASE);
+        int found = state == UNKNOWN ? vgpu_lease_open(&view, false) : -EAGAIN;
+        if (found != -EAGAIN) /* NVML may be asked for its table before it is initialised */
+            __atomic_store_n(&state, found == 1 ? PRESENT : ABSENT, __ATOMIC_RELEASE);
         now = state;
         pthread_mutex_unlock(&opening);
     }

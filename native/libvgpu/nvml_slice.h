@@ -20,5 +20,6 @@ unsigned vgpu_nvml_processes(int index, nvmlProcessInfo_t *processes, unsigned m
 
 /* In a forked child: a thread that is not here may have held the lock. */
 void vgpu_nvml_reset(void);
+void vgpu_nvml_export_reset(void);
 
 #endif

@@ -66,8 +66,10 @@ static bool handle_of(unsigned device, nvmlDevice_t *handle)
 }
 
 /* NVML names processes by the pid of the namespace it answers in: the arbiter's word for it or our own. */
-static bool pick(unsigned count, uint64_t *bytes)
+static bool pick(nvmlReturn_t answer, unsigned count, uint64_t *bytes)
 {
+    if (answer != NVML_SUCCESS)
+        return false;
     const unsigned pids[] = {(unsigned)vgpu_link_host_pid(), (unsigned)getpid()};
     for (unsigned p = 0; p < 2; p++)
         for (unsigned i = 0; i < count; i++)
@@ -82,9 +84,14 @@ bool vgpu_process_memory(unsigned device, uint64_t *bytes)
 {
     nvmlDevice_t handle;
     unsigned count = PROCESSES_MAX;
-    return nvml_ready() && handle_of(device, &handle) &&
-           CALL_NVML(nvmlDeviceGetComputeRunningProcesses_v3, handle, &count, processes) == NVML_SUCCESS &&
-           pick(count, bytes);
+    if (!nvml_ready() || !handle_of(device, &handle))
+        return false;
+    nvmlReturn_t answer = CALL_NVML(nvmlDeviceGetComputeRunningProcesses_v3, handle, &count, processes);
+    if (pick(answer, count, bytes))
+        return true;
+    count = PROCESSES_MAX; /* a client of MPS is listed apart */
+    answer = CALL_NVML(nvmlDeviceGetMPSComputeRunningProcesses_v3, handle, &count, processes);
+    return pick(answer, count, bytes);
 }
 
 void vgpu_process_memory_reset(void)

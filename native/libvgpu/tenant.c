@@ -132,6 +132,7 @@ static void forget_in_child(void)
     vgpu_process_memory_reset();
     vgpu_view_reset();
     vgpu_nvml_reset();
+    vgpu_nvml_export_reset();
     pthread_mutex_init(&entry, NULL);
     pthread_mutex_init(&account.slow, NULL);
     if (phase != LIMITED)
@@ -174,9 +175,11 @@ static CUresult join(void)
 
 static CUresult enter_first(void)
 {
-    int found = vgpu_lease_open(&lease, 1);
+    int found = vgpu_lease_open(&lease, true);
+    if (found == -ENODEV)
+        return CUDA_ERROR_NO_DEVICE;
     if (found < 0) {
-        complain("the lease cannot be used", -found);
+        complain(lease.wrong[0] != '\0' ? lease.wrong : "the lease cannot be used", -found);
         return CUDA_ERROR_OPERATING_SYSTEM;
     }
     if (found == 0) {

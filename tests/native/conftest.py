@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from tests.native.harness import GIB, UUIDS, build_tests
+from tests.simnode import sim_node  # noqa: F401
 from vgpud.lease import DeviceLimits, write_lease
 
 

@@ -1,0 +1,30 @@
+/*
+ * hami_limits.h: the limits that HAMi's variables ask for, so that its users can move over. They count only
+ * where there is no lease, and are read strictly: a value that is not an amount is an error, never "no limit".
+ *
+ *   CUDA_DEVICE_MEMORY_LIMIT, CUDA_DEVICE_MEMORY_LIMIT_<i>   bytes, or whole k, m, g (1024s), as in 3000m
+ *   CUDA_DEVICE_SM_LIMIT, CUDA_DEVICE_SM_LIMIT_<i>           percent of the compute time, 1 to 100; 0: no limit
+ *   GPU_CORE_UTILIZATION_POLICY                              DEFAULT, FORCE; DISABLE: no compute limit
+ *
+ * <i> is the device as the process counts it (CUDA's ordinal); a variable with a number goes before the one without.
+ */
+#ifndef VGPU_HAMI_LIMITS_H
+#define VGPU_HAMI_LIMITS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "lease.h"
+
+struct vgpu_hami_limits {
+    uint64_t memory_bytes[VGPU_MAX_DEVICES]; /* 0: not limited */
+    uint32_t share[VGPU_MAX_DEVICES];        /* hundredths of a percent; 0: not limited */
+};
+
+/* Is the environment (as environ(7) has it) asking for limits in HAMi's way at all? */
+bool vgpu_hami_asked(char *const *environment);
+
+/* Reads them. NULL, or the variable that is wrong, as NAME=VALUE. */
+const char *vgpu_hami_read(char *const *environment, struct vgpu_hami_limits *limits);
+
+#endif

@@ -1,0 +1,145 @@
+"""HAMi's variables: limits with no daemon, read strictly, and no more than noise where there is a lease."""
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.native.harness import CONTEXT_BYTES, GIB, MIB, PROBE, Tenant
+from tests.simnode import SimNode
+
+MEMORY = "CUDA_DEVICE_MEMORY_LIMIT"
+SHARE = "CUDA_DEVICE_SM_LIMIT"
+
+
+@pytest.fixture
+def scope() -> Iterator[dict[str, str]]:
+    """Limits that only this test's processes share; what they leave in shared memory goes."""
+    before = set(Path("/dev/shm").glob("vgpu-*"))
+    yield {"CUDA_DEVICE_MEMORY_SHARED_CACHE": f"/none/{uuid.uuid4()}.cache"}
+    for folder in set(Path("/dev/shm").glob(f"vgpu-{os.geteuid()}-*")) - before:
+        shutil.rmtree(folder)
+
+
+def info(tenant: Tenant, device: int = 0, **env: str) -> dict[str, Any]:
+    done = tenant.run(PROBE, "--device", str(device), "info", **env)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    line: dict[str, Any] = json.loads(done.stdout)
+    return line
+
+
+@pytest.mark.parametrize(
+    ("value", "limit"),
+    [("1073741824", GIB), ("1048576k", GIB), ("1048576K", GIB), ("300m", 300 * MIB), ("2G", 2 * GIB)],
+)
+def test_an_amount_is_a_limit(scope: dict[str, str], value: str, limit: int) -> None:
+    seen = info(Tenant(None), **scope, **{MEMORY: value})
+    assert (seen["total_bytes"], seen["free_bytes"]) == (limit, limit - CONTEXT_BYTES)
+
+
+def test_it_is_enforced(scope: dict[str, str]) -> None:
+    done = Tenant(None).run(PROBE, "fill", "--piece", "32MiB", **scope, **{MEMORY: "1g"})
+    assert json.loads(done.stdout)["total_bytes"] == GIB - CONTEXT_BYTES
+
+
+WRONG = ["", "0", "0m", "abc", "1.5g", "-1", "-1m", "+1g", " 1g", "1g ", "1gb", "1t", "0x10", "1,5g"]
+WRONG += ["18446744073709551616", "99999999999999999999g", "1125899906842625", "1048577g"]
+
+
+@pytest.mark.parametrize("variable", [MEMORY, f"{MEMORY}_0", f"{MEMORY}_7"])
+def test_what_is_no_amount_is_refused_at_the_door(variable: str) -> None:
+    for value in WRONG:
+        done = Tenant(None).run(PROBE, "info", **{variable: value})
+        assert json.loads(done.stdout)["result"] == "CUDA_ERROR_OPERATING_SYSTEM", value
+        assert f"{variable}={value} is not a limit" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        (SHARE, "101"),
+        (SHARE, "-5"),
+        (SHARE, "50%"),
+        (SHARE, ""),
+        (f"{SHARE}_1", "x"),
+        (f"{SHARE}_16", "10"),
+        (f"{MEMORY}_16", "1g"),
+        (f"{MEMORY}_", "1g"),
+        (f"{MEMORY}_a", "1g"),
+        (f"{MEMORY}_-1", "1g"),
+        ("GPU_CORE_UTILIZATION_POLICY", "sometimes"),
+    ],
+)
+def test_other_wrong_values(variable: str, value: str) -> None:
+    done = Tenant(None).run(PROBE, "info", **{MEMORY: "1g", variable: value})
+    assert done.returncode == 5
+    assert f"{variable}={value} is not a limit" in done.stderr
+
+
+def test_each_device_has_its_own(scope: dict[str, str]) -> None:
+    env = scope | {MEMORY: "1g", f"{MEMORY}_1": "300m", f"{SHARE}_0": "100", SHARE: "0"}
+    assert info(Tenant(None), 0, **env)["total_bytes"] == GIB
+    assert info(Tenant(None), 1, **env)["total_bytes"] == 300 * MIB
+
+
+def test_a_device_without_a_limit_is_whole(scope: dict[str, str]) -> None:
+    env = scope | {f"{MEMORY}_1": "300m"}
+    assert info(Tenant(None), 0, **env)["total_bytes"] == 8 * GIB
+
+
+def test_processes_share_the_limit_and_the_dead_give_back(scope: dict[str, str]) -> None:
+    env = scope | {MEMORY: "1g"}
+    process = Tenant(None).start(PROBE, "hold", "256MiB", "--then-wait-on-stdin", **env)
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["state"] == "held"
+    assert info(Tenant(None), **env)["free_bytes"] == GIB - 256 * MIB - 2 * CONTEXT_BYTES
+    process.kill()
+    process.communicate()
+    filled = Tenant(None).run(PROBE, "fill", "--piece", "32MiB", **env)
+    assert json.loads(filled.stdout)["total_bytes"] == GIB - CONTEXT_BYTES
+
+
+def test_what_somebody_else_put_in_the_way_is_refused(scope: dict[str, str]) -> None:
+    env = scope | {MEMORY: "1g"}
+    before = set(Path("/dev/shm").glob("vgpu-*"))
+    info(Tenant(None), **env)
+    (folder,) = set(Path("/dev/shm").glob("vgpu-*")) - before
+    folder.chmod(0o777)
+    done = Tenant(None).run(PROBE, "info", **env)
+    assert done.returncode == 5 and f"{folder} cannot be used" in done.stderr
+
+
+def test_with_a_lease_they_are_ignored(lease: Path) -> None:
+    for value in ("100m", "abc"):
+        seen = info(Tenant(lease), **{MEMORY: value, SHARE: "5"})
+        assert seen["total_bytes"] == GIB
+
+
+def test_nothing_switches_libvgpu_off(lease: Path) -> None:
+    off = {"VGPU_DISABLE": "1", "CUDA_DISABLE_CONTROL": "true"}
+    assert info(Tenant(lease), **off)["total_bytes"] == GIB
+
+
+def test_nvml_tells_the_same_story(sim_node: Any, scope: dict[str, str]) -> None:
+    """By CUDA_VISIBLE_DEVICES the first device is the node's second."""
+    node: SimNode = sim_node("h200x8")
+    uuids = [device["uuid"] for device in node.dump()["devices"]]
+    query = (
+        "import pynvml as n; n.nvmlInit();"
+        "print([n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(i)).total >> 20 for i in (0, 1)])"
+    )
+    libvgpu = str(Tenant(None).libvgpu[0])
+    for visible in ("1,0", f"{uuids[1]},{uuids[0]}", f"{uuids[1][:12]},0"):
+        env = scope | {
+            "LD_PRELOAD": libvgpu,
+            "CUDA_VISIBLE_DEVICES": visible,
+            f"{MEMORY}_0": "1g",
+            f"{MEMORY}_1": "2g",
+        }
+        assert node.python(query, env).strip() == "[2048, 1024]"

@@ -1,0 +1,108 @@
+"""Inside a slice every tool tells the slice's story: nvidia-smi's private lists, nvitop, NVML, the driver.
+
+The programs are real (tests/sim/outside.py fetches them), the node is simulated.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.native.harness import GIB, LIBVGPU, MIB, PROBE
+from tests.sim import outside
+from tests.simnode import SimNode
+from vgpud.lease import DeviceLimits, write_lease
+
+Make = Callable[..., SimNode]
+CONTEXT_BYTES = 526 * MIB  # of the simulated H200
+
+
+class Slices:
+    """Two tenants on one simulated card, each with one process that holds memory."""
+
+    def __init__(self, node: SimNode, folder: Path) -> None:
+        self.node = node
+        self.uuid = node.dump()["devices"][0]["uuid"]
+        self.leases = {
+            name: write_lease(folder, name, [DeviceLimits(self.uuid, size)], 0, 0)
+            for name, size in (("one", 4 * GIB), ("two", 8 * GIB))
+        }
+        self.pids = {name: self._hold(name, size) for name, size in (("one", 100), ("two", 200))}
+
+    def env(self, name: str) -> dict[str, str]:
+        return {"LD_PRELOAD": str(LIBVGPU), "VGPU_LEASE": str(self.leases[name])}
+
+    def _hold(self, name: str, mib: int) -> int:
+        process = self.node.start([str(PROBE), "hold", f"{mib}MiB", "--then-wait-on-stdin"], self.env(name))
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["state"] == "held"
+        return process.pid
+
+    def run(self, name: str, *argv: str, **env: str) -> "subprocess.CompletedProcess[str]":
+        return self.node.run(list(argv), self.env(name) | env)
+
+
+@pytest.fixture
+def slices(sim_node: Make, tmp_path: Path) -> Slices:
+    (tmp_path / "leases").mkdir()
+    return Slices(sim_node("h200x1"), tmp_path / "leases")
+
+
+@pytest.mark.parametrize("branch", ["535", "550"])
+def test_nvidia_smi_shows_the_slice_alone(slices: Slices, branch: str) -> None:
+    program = outside.nvidia_smi(branch)
+    if program is None:
+        pytest.skip(f"nvidia-smi {branch} cannot be fetched: {outside.why.get('nvidia-smi')}")
+    for name, total, used in (("one", 4096, 626), ("two", 8192, 726)):
+        own, other = slices.pids[name], slices.pids["two" if name == "one" else "one"]
+        table = slices.run(name, str(program)).stdout
+        assert re.search(rf" {used}MiB / +{total}MiB ", table), table
+        assert f" {own} " in table and f" {other} " not in table
+        rows = slices.run(
+            name, str(program), "--query-compute-apps=pid,used_memory", "--format=csv,noheader"
+        ).stdout
+        assert rows.strip() == f"{own}, {used} MiB"
+        log = ElementTree.fromstring(slices.run(name, str(program), "-q", "-x").stdout)
+        assert [e.text for e in log.iter("pid")] == [str(own)]
+        assert next(e.text for e in log.iter("process_name"))
+        memory = log.find("gpu/fb_memory_usage")
+        assert memory is not None
+        assert memory.findtext("total") == f"{total} MiB" and memory.findtext("used") == f"{used} MiB"
+
+
+def test_outside_of_slices_nvidia_smi_shows_all(slices: Slices) -> None:
+    program = outside.nvidia_smi("550")
+    if program is None:
+        pytest.skip(f"nvidia-smi cannot be fetched: {outside.why.get('nvidia-smi')}")
+    done = slices.node.run(
+        [str(program), "--query-compute-apps=pid", "--format=csv,noheader"], {"LD_PRELOAD": str(LIBVGPU)}
+    )
+    assert sorted(map(int, done.stdout.split())) == sorted(slices.pids.values())
+
+
+NVITOP = """
+from nvitop import Device
+d = Device(0)
+print([d.memory_total() >> 20, d.memory_used() >> 20, d.memory_free() >> 20, sorted(d.processes())])
+"""
+
+
+def test_nvitop(slices: Slices) -> None:
+    folder = outside.python_tools()
+    if folder is None:
+        pytest.skip(f"nvitop cannot be fetched: {outside.why.get('python-tools')}")
+    done = slices.run("one", sys.executable, "-c", NVITOP, PYTHONPATH=str(folder))
+    assert json.loads(done.stdout) == [4096, 626, 4096 - 626, [slices.pids["one"]]]
+
+
+def test_driver_and_nvml_agree(slices: Slices) -> None:
+    """One look more is a process with a context of its own."""
+    line = json.loads(slices.run("two", str(PROBE), "info").stdout)
+    used = 200 * MIB + 2 * CONTEXT_BYTES
+    assert (line["total_bytes"], line["device_total_bytes"]) == (8 * GIB, 8 * GIB)
+    assert line["free_bytes"] == 8 * GIB - used
