@@ -37,7 +37,7 @@ CUresult cu_charge(int ordinal, enum sim_kind kind, uint64_t bytes)
     struct cu_device *d = &cu.devices[ordinal];
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
     CU_CHECK(d->use != NULL, CUDA_ERROR_INVALID_CONTEXT);
-    sim_lock(cu.s);
+    cu_sim_lock();
     if (fits(d, kind, bytes)) {
         d->use->bytes[kind] += bytes;
         uint64_t now = sim_use_bytes(d->use);
@@ -54,7 +54,7 @@ void cu_uncharge(int ordinal, enum sim_kind kind, uint64_t bytes)
     struct sim_use *u = cu.devices[ordinal].use;
     if (u == NULL)
         return;
-    sim_lock(cu.s);
+    cu_sim_lock();
     u->bytes[kind] -= bytes < u->bytes[kind] ? bytes : u->bytes[kind];
     sim_unlock(cu.s);
 }

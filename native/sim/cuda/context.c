@@ -34,7 +34,7 @@ static bool may_enter(const struct cu_device *d)
     uint32_t high = atomic_load(&cu.s->proc_high);
     for (uint32_t i = 0; i < high; i++) {
         struct sim_proc *p = &cu.s->procs[i];
-        for (uint32_t j = 0; atomic_load(&p->used) && p != cu.proc && j < SIM_MAX_USES; j++) {
+        for (uint32_t j = 0; sim_proc_holds(p) && p != cu.proc && j < SIM_MAX_USES; j++) {
             const struct sim_use *u = &p->uses[j];
             if (u->used && u->contexts > 0 && u->device == d->device && u->gi == d->gi &&
                 !(u->mps && cu.mps))
@@ -46,9 +46,7 @@ static bool may_enter(const struct cu_device *d)
 
 static CUresult claim_use(struct cu_device *d)
 {
-    if (cu.proc == NULL)
-        cu.proc = sim_proc_self(cu.s);
-    if (cu.proc == NULL || !may_enter(d))
+    if (!may_enter(d))
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
     if (d->use == NULL)
         d->use = sim_use_get(cu.proc, d->device, d->gi, d->ci);
@@ -83,7 +81,7 @@ static CUresult create(CUdevice dev, unsigned int flags, bool primary, CUcontext
     CU_CHECK(!cu_sim_device(dev)->lost, CUDA_ERROR_UNKNOWN);
     if (d->gi != SIM_NONE && !cu_sim_device(dev)->gis[d->gi].cis[d->ci].used)
         return CUDA_ERROR_DEVICE_UNAVAILABLE; /* destroyed since cuInit */
-    sim_lock(cu.s);
+    cu_sim_lock();
     CUresult result = claim_use(d);
     sim_unlock(cu.s);
     CU_TRY(result);

@@ -32,7 +32,7 @@ CUresult cuDeviceGetName(char *name, int length, CUdevice dev)
     return CUDA_SUCCESS;
 }
 
-static void parse_uuid(const char *text, CUuuid *uuid)
+void cu_parse_uuid(const char *text, CUuuid *uuid)
 {
     int n = 0;
     for (const char *p = text + 4; *p != '\0' && n < 16;) {
@@ -53,7 +53,7 @@ CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
 {
     CU_TRY(cu_enter_device("cuDeviceGetUuid", dev));
     CU_CHECK(uuid != NULL, CUDA_ERROR_INVALID_VALUE);
-    parse_uuid(cu_sim_device(dev)->uuid, uuid);
+    cu_parse_uuid(cu_sim_device(dev)->uuid, uuid);
     return CUDA_SUCCESS;
 }
 
@@ -66,7 +66,7 @@ CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice dev)
     if (d->gi == SIM_NONE)
         return cuDeviceGetUuid(uuid, dev);
     sim_mig_uuid(cu_sim_device(dev), (uint32_t)d->gi, (uint32_t)d->ci, text);
-    parse_uuid(text, uuid);
+    cu_parse_uuid(text, uuid);
     return CUDA_SUCCESS;
 }
 

@@ -44,6 +44,11 @@ static CUresult start(void)
     if (cu.device_count == 0)
         return CUDA_ERROR_NO_DEVICE;
     CU_TRY(cu_mps_connect());
+    sim_lock(s);
+    cu.proc = sim_proc_self(s);
+    sim_unlock(s);
+    CU_CHECK(cu.proc != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    cu.boot = __atomic_load_n(&s->boot_count, __ATOMIC_RELAXED);
     pthread_atfork(NULL, NULL, after_fork);
     return CUDA_SUCCESS;
 }
@@ -65,10 +70,46 @@ CUresult cuInit(unsigned int flags)
     return result;
 }
 
+CUresult cu_gate(void)
+{
+    for (;;) {
+        uint32_t gate = atomic_load_explicit(&cu.proc->gate, memory_order_acquire);
+        if (gate == atomic_load_explicit(&cu.gate_seen, memory_order_relaxed))
+            return CUDA_SUCCESS;
+        if (sim_gate_of(gate) == SIM_FAILED)
+            return CUDA_ERROR_UNKNOWN;
+        if (sim_gate_of(gate) != SIM_RUNNING) {
+            sim_gate_wait(cu.proc);
+            continue;
+        }
+        for (int i = 0; i < cu.device_count; i++) /* several threads may: they write the same */
+            cu.devices[i].device = cu.proc->card_of[cu.devices[i].card];
+        atomic_store_explicit(&cu.gate_seen, gate, memory_order_relaxed);
+    }
+}
+
+void cu_sim_lock(void)
+{
+    sim_lock(cu.s);
+    while (sim_gate_shut(cu.proc)) {
+        sim_unlock(cu.s);
+        cu_gate();
+        sim_lock(cu.s);
+    }
+}
+
 CUresult cu_enter(const char *function)
+{
+    CU_TRY(cu_enter_locked_out(function));
+    return cu_gate();
+}
+
+CUresult cu_enter_locked_out(const char *function)
 {
     if (atomic_load_explicit(&g_state, memory_order_acquire) != 1)
         return CUDA_ERROR_NOT_INITIALIZED;
+    if (__atomic_load_n(&cu.s->boot_count, __ATOMIC_RELAXED) != cu.boot)
+        return CUDA_ERROR_DEINITIALIZED; /* the node has rebooted under this process */
     int broken = atomic_load_explicit(&cu.mps_fault, memory_order_relaxed);
     if (broken != 0)
         return (CUresult)broken;

@@ -37,7 +37,8 @@ enum cu_magic {
 
 /* One CUDA ordinal: a card, or one MIG compute instance of it. */
 struct cu_device {
-    uint32_t device;
+    uint32_t card;           /* as it was found at cuInit */
+    _Atomic uint32_t device; /* where its work is done: a restore may have moved it */
     int gi, ci;
     struct sim_use *use; /* in the shared state; NULL until this process has a context there */
     CUcontext primary;
@@ -98,6 +99,8 @@ struct cu_block {
 struct cu_process {
     struct sim_state *s;
     struct sim_proc *proc;
+    uint64_t boot;              /* of the node, when this process came; after the next it is no more */
+    _Atomic uint32_t gate_seen; /* the value of proc->gate that this process last went through */
     pthread_mutex_t lock; /* guards everything below, and the registries of each family */
     int device_count;
     struct cu_device devices[CU_MAX_ORDINALS];
@@ -114,8 +117,12 @@ extern struct cu_process cu;
 CUresult cu_enter(const char *function);                     /* initialised, not faulted */
 CUresult cu_enter_device(const char *function, CUdevice dev); /* and dev is an ordinal */
 CUresult cu_enter_context(const char *function, CUcontext *ctx); /* and a context is current */
+CUresult cu_enter_locked_out(const char *function); /* as cu_enter, for calls that a lock does not hold */
+CUresult cu_gate(void); /* waits while this process is locked; learns where a restore has put it */
+void cu_sim_lock(void); /* sim_lock, when this process is not locked */
 void cu_lock(void);
 void cu_unlock(void);
+void cu_parse_uuid(const char *text, CUuuid *uuid); /* device.c: "GPU-..." or "MIG-..." */
 struct sim_device *cu_sim_device(int ordinal);
 uint32_t cu_sm_count(int ordinal); /* of the card or the instance, before MPS */
 CUresult cu_find_devices(void);    /* visible.c: fills cu.devices by CUDA_VISIBLE_DEVICES */

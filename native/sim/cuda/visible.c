@@ -11,7 +11,8 @@ static void add(uint32_t device, int gi, int ci)
         if (cu.devices[i].device == device && cu.devices[i].gi == gi && cu.devices[i].ci == ci)
             return;
     if (cu.device_count < CU_MAX_ORDINALS)
-        cu.devices[cu.device_count++] = (struct cu_device){.device = device, .gi = gi, .ci = ci};
+        cu.devices[cu.device_count++] =
+            (struct cu_device){.card = device, .device = device, .gi = gi, .ci = ci};
 }
 
 typedef bool (*instance_visitor)(uint32_t device, uint32_t gi, uint32_t ci, const char *word);

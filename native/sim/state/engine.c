@@ -175,6 +175,12 @@ double sim_engine_submit(struct sim_state *s, struct sim_proc *p, struct sim_use
     struct sim_device *d = &s->devices[u->device];
     uint32_t ref = (uint32_t)((p - s->procs) * SIM_MAX_USES + (u - p->uses));
     sim_engine_lock(d);
+    while (sim_gate_shut(p)) { /* suspended since this call began; it may come back elsewhere */
+        sim_engine_unlock(d);
+        sim_gate_wait(p);
+        d = &s->devices[u->device];
+        sim_engine_lock(d);
+    }
     struct sim_engine *e = sim_engine_of(d, u->gi, u->ci);
     sim_engine_advance(s, d, e);
     struct sim_queue *q = &u->queue;

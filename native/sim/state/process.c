@@ -113,6 +113,10 @@ struct sim_proc *sim_proc_self(struct sim_state *s)
         return NULL;
     for (uint32_t i = 0; i < SIM_MAX_USES; i++)
         p->uses[i].used = 0;
+    for (uint32_t i = 0; i < SIM_MAX_DEVICES; i++)
+        p->card_of[i] = p->suspended_card_of[i] = (uint8_t)i;
+    p->restore_broken = p->cannot_suspend = 0;
+    atomic_store(&p->gate, SIM_RUNNING);
     p->pid = pid;
     p->start_ticks = ticks;
     p->first_seen_us = sim_wall_us();
@@ -121,6 +125,20 @@ struct sim_proc *sim_proc_self(struct sim_state *s)
         atomic_store(&s->proc_high, index + 1);
     atomic_store(&p->used, 1);
     return p;
+}
+
+struct sim_proc *sim_proc_find(struct sim_state *s, uint32_t pid)
+{
+    uint32_t high = atomic_load(&s->proc_high);
+    for (uint32_t i = 0; pid != 0 && i < high; i++)
+        if (atomic_load(&s->procs[i].used) && s->procs[i].pid == pid)
+            return is_gone(&s->procs[i], true) ? NULL : &s->procs[i];
+    return NULL;
+}
+
+bool sim_proc_holds(const struct sim_proc *p)
+{
+    return atomic_load(&p->used) && sim_gate_of(atomic_load(&p->gate)) != SIM_CHECKPOINTED;
 }
 
 struct sim_use *sim_use_find(struct sim_proc *p, uint32_t device, int gi, int ci)
@@ -165,7 +183,7 @@ uint64_t sim_used_bytes(struct sim_state *s, uint32_t device, int gi)
     uint32_t high = atomic_load(&s->proc_high);
     for (uint32_t i = 0; i < high; i++) {
         struct sim_proc *p = &s->procs[i];
-        if (!atomic_load(&p->used))
+        if (!sim_proc_holds(p))
             continue;
         for (uint32_t j = 0; j < SIM_MAX_USES; j++) {
             const struct sim_use *u = &p->uses[j];
@@ -191,7 +209,7 @@ bool sim_in_use(struct sim_state *s, uint32_t device, int gi, int ci)
     uint32_t high = atomic_load(&s->proc_high);
     for (uint32_t i = 0; i < high; i++) {
         struct sim_proc *p = &s->procs[i];
-        if (!atomic_load(&p->used))
+        if (!sim_proc_holds(p))
             continue;
         for (uint32_t j = 0; j < SIM_MAX_USES; j++) {
             const struct sim_use *u = &p->uses[j];

@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC UINT64_C(0x314d495355504756) /* "VGPUSIM1" */
-#define SIM_LAYOUT_VERSION 2u
+#define SIM_LAYOUT_VERSION 3u
 #define SIM_ENV_STATE "VGPU_SIM_STATE"
 #define SIM_NONE (-1)
 #define SIM_PAGE_BYTES (UINT64_C(2) << 20) /* device memory is charged in 2 MiB pages */
@@ -78,6 +78,7 @@ struct sim_queue {
 struct sim_use {
     uint32_t used;
     uint32_t device;
+    uint32_t suspended_device; /* where it was when its process was checkpointed */
     int32_t gi, ci; /* SIM_NONE outside MIG */
     uint32_t contexts;
     uint32_t mps;            /* through an MPS server */
@@ -87,8 +88,16 @@ struct sim_use {
     struct sim_queue queue; /* guarded by the device's engine lock */
 };
 
+/* CUprocessState, in the low bits of sim_proc.gate; the rest counts the moves to other devices. */
+enum sim_gate { SIM_RUNNING, SIM_LOCKED, SIM_CHECKPOINTED, SIM_FAILED, SIM_GATE_STATES };
+
 struct sim_proc {
     _Atomic uint32_t used;
+    _Atomic uint32_t gate; /* a futex: those whom it holds wait for its next value */
+    uint32_t restore_broken; /* a restore ran out of memory: none succeeds any more */
+    uint32_t cannot_suspend; /* holds memory that other processes share */
+    uint8_t card_of[SIM_MAX_DEVICES]; /* where each card's work of this process is done now */
+    uint8_t suspended_card_of[SIM_MAX_DEVICES]; /* and was, when it was checkpointed */
     uint32_t pid;
     uint64_t start_ticks; /* field 22 of /proc/PID/stat: tells a reused pid */
     uint64_t first_seen_us;
@@ -215,6 +224,22 @@ uint64_t sim_use_bytes(const struct sim_use *u); /* on the device: managed memor
 uint64_t sim_used_bytes(struct sim_state *s, uint32_t device, int gi); /* gi SIM_NONE: all */
 uint64_t sim_capacity_bytes(const struct sim_state *s, uint32_t device, int gi);
 bool sim_in_use(struct sim_state *s, uint32_t device, int gi, int ci);
+struct sim_proc *sim_proc_find(struct sim_state *s, uint32_t pid); /* of a living process; NULL */
+bool sim_proc_holds(const struct sim_proc *p); /* alive, and its memory is on the devices */
+
+/* checkpoint.c: a process is locked, taken off its devices, and brought back. Returns are CUresult
+ * values; the state changes by one store, so a caller killed half-way leaves the old or the new. */
+int sim_checkpoint_lock(struct sim_state *s, uint32_t pid, uint32_t most_ms); /* 0: no limit */
+int sim_checkpoint_save(struct sim_state *s, uint32_t pid);
+int sim_checkpoint_unlock(struct sim_state *s, uint32_t pid);
+/* `card_of`, when not NULL, says for each card where its work goes: SIM_MAX_DEVICES: not named. */
+int sim_checkpoint_restore(struct sim_state *s, uint32_t pid, const uint8_t *card_of);
+bool sim_gate_shut(const struct sim_proc *p);
+void sim_gate_wait(struct sim_proc *p); /* while it is shut */
+static inline enum sim_gate sim_gate_of(uint32_t gate)
+{
+    return (enum sim_gate)(gate % SIM_GATE_STATES);
+}
 
 /* engine.c: who computes when */
 struct sim_engine *sim_engine_of(struct sim_device *d, int gi, int ci);

@@ -92,7 +92,9 @@ void sim_dump(struct sim_state *s)
         const struct sim_proc *p = &s->procs[i];
         if (!atomic_load(&p->used))
             continue;
-        printf("%s{\"pid\":%u,\"uses\":[", comma, p->pid);
+        static const char *const gates[] = {"running", "locked", "checkpointed", "failed"};
+        printf("%s{\"pid\":%u,\"state\":\"%s\",\"uses\":[", comma, p->pid,
+               gates[sim_gate_of(atomic_load(&p->gate))]);
         print_uses(s, p);
         printf("]}");
         comma = ",";

@@ -1,0 +1,221 @@
+/* Suspending a process from outside: lock, checkpoint, restore, unlock.
+ *
+ * Device memory is the process's own memory here, so nothing is moved: a checkpointed process's entry is
+ * left out of every sum (sim_proc_holds), and a restore asks whether it fits again. The process itself waits
+ * at its next driver call, or in the middle of one before it takes memory or gives work.
+ *
+ * Outside facts: states and results from NVIDIA's driver API manual; what is refused, and the process that no
+ * restore brings back after one ran out of memory, from the issues and the manual of NVIDIA/cuda-checkpoint.
+ */
+#include <cuda.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "state.h"
+
+enum { BRANCH_OF_CHECKPOINTS = 570, BRANCH_OF_MOVES = 580 };
+#define LOOK_NS 200000 /* how often a lock looks whether the work given so far is done */
+
+static void set_gate(struct sim_proc *p, enum sim_gate to, bool moved)
+{
+    uint32_t now = atomic_load(&p->gate);
+    uint32_t next = now - now % SIM_GATE_STATES + (uint32_t)to + (moved ? SIM_GATE_STATES : 0);
+    atomic_store(&p->gate, next);
+    syscall(SYS_futex, &p->gate, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+bool sim_gate_shut(const struct sim_proc *p)
+{
+    enum sim_gate gate = sim_gate_of(atomic_load_explicit(&p->gate, memory_order_acquire));
+    return gate == SIM_LOCKED || gate == SIM_CHECKPOINTED;
+}
+
+void sim_gate_wait(struct sim_proc *p)
+{
+    while (sim_gate_shut(p)) {
+        uint32_t seen = atomic_load(&p->gate);
+        struct timespec t = {0, 50000000}; /* whoever changed it may have died before the wake */
+        if (sim_gate_of(seen) != SIM_RUNNING)
+            syscall(SYS_futex, &p->gate, FUTEX_WAIT, seen, &t, NULL, 0);
+    }
+}
+
+/* The process with this pid, in state `wanted`, or why not. The caller holds sim_lock. */
+static int find(struct sim_state *s, uint32_t pid, enum sim_gate wanted, struct sim_proc **out)
+{
+    struct sim_proc *p = sim_proc_find(s, pid);
+    if (p == NULL)
+        return CUDA_ERROR_INVALID_VALUE;
+    *out = p;
+    return sim_gate_of(atomic_load(&p->gate)) == wanted ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
+}
+
+static bool any_mps(const struct sim_proc *p)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < SIM_MAX_USES; i++)
+        any = any || (p->uses[i].used && p->uses[i].mps);
+    return any;
+}
+
+static bool is_idle(struct sim_state *s, struct sim_proc *p)
+{
+    for (uint32_t i = 0; i < SIM_MAX_USES; i++) {
+        struct sim_use *u = &p->uses[i];
+        if (u->used && !sim_engine_reached(s, u, u->queue.submitted, NULL))
+            return false;
+    }
+    return true;
+}
+
+int sim_checkpoint_lock(struct sim_state *s, uint32_t pid, uint32_t most_ms)
+{
+    struct sim_proc *p = NULL;
+    uint64_t end = sim_now_ns() + (uint64_t)most_ms * 1000000;
+    sim_lock(s);
+    int result = find(s, pid, SIM_RUNNING, &p);
+    if (result == CUDA_SUCCESS && (atoi(s->driver_version) < BRANCH_OF_CHECKPOINTS || any_mps(p)))
+        result = CUDA_ERROR_NOT_SUPPORTED;
+    if (result == CUDA_SUCCESS)
+        set_gate(p, SIM_LOCKED, false); /* from here on it can add neither memory nor work */
+    while (result == CUDA_SUCCESS && !is_idle(s, p)) {
+        sim_unlock(s);
+        nanosleep(&(struct timespec){0, LOOK_NS}, NULL);
+        sim_lock(s);
+        result = find(s, pid, SIM_LOCKED, &p); /* it may have been killed */
+        if (result == CUDA_SUCCESS && most_ms != 0 && sim_now_ns() >= end) {
+            set_gate(p, SIM_RUNNING, false);
+            result = CUDA_ERROR_NOT_READY;
+        }
+    }
+    sim_unlock(s);
+    return result;
+}
+
+static bool has_managed(const struct sim_proc *p)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < SIM_MAX_USES; i++)
+        any = any || (p->uses[i].used && p->uses[i].bytes[SIM_MANAGED] > 0);
+    return any;
+}
+
+int sim_checkpoint_save(struct sim_state *s, uint32_t pid)
+{
+    struct sim_proc *p = NULL;
+    sim_lock(s);
+    int result = find(s, pid, SIM_LOCKED, &p);
+    if (result == CUDA_SUCCESS && !is_idle(s, p))
+        result = CUDA_ERROR_ILLEGAL_STATE; /* the lock has not returned yet */
+    if (result == CUDA_SUCCESS && (has_managed(p) || p->cannot_suspend)) {
+        set_gate(p, SIM_FAILED, false); /* the driver does not put right what it has begun */
+        result = CUDA_ERROR_NOT_SUPPORTED;
+    }
+    if (result == CUDA_SUCCESS) {
+        memcpy(p->suspended_card_of, p->card_of, sizeof(p->card_of));
+        for (uint32_t i = 0; i < SIM_MAX_USES; i++)
+            p->uses[i].suspended_device = p->uses[i].device;
+        set_gate(p, SIM_CHECKPOINTED, false);
+    }
+    sim_unlock(s);
+    return result;
+}
+
+/* Where card `from` goes; every card that holds something of the process must be named, and go to one
+ * of the same kind that no other of its cards goes to. */
+static int check_moves(const struct sim_state *s, const struct sim_proc *p, const uint8_t *card_of)
+{
+    uint32_t taken = 0;
+    for (uint32_t i = 0; i < SIM_MAX_DEVICES; i++) {
+        if (card_of[i] >= SIM_MAX_DEVICES)
+            continue;
+        uint32_t bit = 1u << card_of[i];
+        if (i >= s->device_count || card_of[i] >= s->device_count || (taken & bit) ||
+            strcmp(s->devices[i].name, s->devices[card_of[i]].name) != 0)
+            return CUDA_ERROR_INVALID_VALUE;
+        taken |= bit;
+    }
+    for (uint32_t i = 0; i < SIM_MAX_USES; i++) {
+        const struct sim_use *u = &p->uses[i];
+        if (u->used && u->contexts > 0 &&
+            (card_of[u->suspended_device] >= SIM_MAX_DEVICES || u->gi != SIM_NONE))
+            return CUDA_ERROR_INVALID_VALUE;
+    }
+    return atoi(s->driver_version) < BRANCH_OF_MOVES ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+}
+
+static uint32_t moved_to(const uint8_t *card_of, uint32_t card)
+{
+    return card_of == NULL || card_of[card] >= SIM_MAX_DEVICES ? card : card_of[card];
+}
+
+/* Nothing of the process is on any device now, so its parts are asked for one after the other. */
+static int check_room(struct sim_state *s, const struct sim_proc *p)
+{
+    for (uint32_t i = 0; i < SIM_MAX_USES; i++) {
+        const struct sim_use *u = &p->uses[i];
+        if (!u->used || u->contexts == 0)
+            continue;
+        const struct sim_device *d = &s->devices[u->device];
+        if (d->lost || d->compute_mode == CU_COMPUTEMODE_PROHIBITED ||
+            (d->compute_mode != CU_COMPUTEMODE_DEFAULT && sim_in_use(s, u->device, u->gi, SIM_NONE)) ||
+            (u->gi == SIM_NONE ? d->mig_current != 0 : !d->gis[u->gi].cis[u->ci].used))
+            return CUDA_ERROR_DEVICE_UNAVAILABLE;
+        uint64_t bytes = 0;
+        for (uint32_t j = 0; j < SIM_MAX_USES; j++) /* two instances may share one GPU instance */
+            if (p->uses[j].used && p->uses[j].device == u->device && p->uses[j].gi == u->gi)
+                bytes += sim_use_bytes(&p->uses[j]);
+        uint64_t capacity = sim_capacity_bytes(s, u->device, u->gi);
+        if (bytes > capacity || sim_used_bytes(s, u->device, u->gi) > capacity - bytes)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return CUDA_SUCCESS;
+}
+
+static void place(struct sim_proc *p, const uint8_t *card_of)
+{
+    for (uint32_t i = 0; i < SIM_MAX_DEVICES; i++)
+        p->card_of[i] = (uint8_t)moved_to(card_of, p->suspended_card_of[i]);
+    for (uint32_t i = 0; i < SIM_MAX_USES; i++)
+        if (p->uses[i].used)
+            p->uses[i].device = moved_to(card_of, p->uses[i].suspended_device);
+}
+
+int sim_checkpoint_restore(struct sim_state *s, uint32_t pid, const uint8_t *card_of)
+{
+    struct sim_proc *p = NULL;
+    sim_lock(s);
+    sim_sweep(s);
+    int result = find(s, pid, SIM_CHECKPOINTED, &p);
+    if (result == CUDA_SUCCESS && p->restore_broken)
+        result = CUDA_ERROR_OPERATING_SYSTEM;
+    if (result == CUDA_SUCCESS && card_of != NULL)
+        result = check_moves(s, p, card_of);
+    if (result == CUDA_SUCCESS) {
+        place(p, card_of); /* while nothing counts it; a caller killed here may ask again */
+        result = check_room(s, p);
+        if (result == CUDA_SUCCESS)
+            set_gate(p, SIM_LOCKED, card_of != NULL);
+        else
+            place(p, NULL);
+        p->restore_broken = result == CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    sim_unlock(s);
+    return result;
+}
+
+int sim_checkpoint_unlock(struct sim_state *s, uint32_t pid)
+{
+    struct sim_proc *p = NULL;
+    sim_lock(s);
+    int result = find(s, pid, SIM_LOCKED, &p);
+    if (result == CUDA_SUCCESS)
+        set_gate(p, SIM_RUNNING, false);
+    sim_unlock(s);
+    return result;
+}

@@ -1,0 +1,277 @@
+"""Suspending a process from outside: cuCheckpointProcess*, as NVIDIA's manual has it."""
+
+# ruff: noqa: E501 - the snippets are programs; broken lines read worse
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from tests.sim.tenant import Tenant
+from tests.simnode import SimNode
+
+Make = Callable[..., SimNode]
+MIB = 1 << 20
+CONTEXT_MIB = 526
+BAD_VALUE, NO_MEMORY, NOT_INITIALIZED, UNAVAILABLE = 1, 2, 3, 46
+SYSTEM, ILLEGAL, NOT_READY, NOT_SUPPORTED = 304, 401, 600, 801
+
+
+class Controller:
+    """A process that calls cuCheckpointProcess*: `call("Lock", pid)` gives the CUresult."""
+
+    CODE = """
+import ctypes as c, sys, uuid
+u = c.CDLL("libcuda.so.1")
+class Lock(c.Structure):
+    _fields_ = [("ms", c.c_uint), ("rest", c.c_char * 60)]
+class Restore(c.Structure):
+    _fields_ = [("pairs", c.c_void_p), ("count", c.c_uint), ("rest", c.c_char * 52)]
+print(u.cuInit(0), flush=True)
+for line in sys.stdin:
+    verb, pid, *more = line.split()
+    call = getattr(u, "cuCheckpointProcess" + verb)
+    state, args = c.c_int(-1), None
+    if verb == "GetState":
+        code = call(int(pid), c.byref(state))
+        print(code if code else ["running", "locked", "checkpointed", "failed"][state.value], flush=True)
+        continue
+    if verb == "Lock" and more:
+        args = c.byref(Lock(int(more[0])))
+    if verb == "Restore" and more:
+        raw = b"".join(uuid.UUID(w[4:]).bytes for w in more)
+        array = c.create_string_buffer(raw, len(raw))
+        args = c.byref(Restore(c.addressof(array), len(raw) // 32))
+    print(call(int(pid), args), flush=True)
+"""
+
+    def __init__(self, node: SimNode) -> None:
+        self.process = node.start([sys.executable, "-c", self.CODE])
+        assert self._read() == "0"
+
+    def _read(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def call(self, verb: str, pid: int, *more: object) -> int:
+        return int(self.say(verb, pid, *more))
+
+    def state(self, pid: int) -> str:
+        return self.say("GetState", pid)
+
+    def say(self, *words: object) -> str:
+        assert self.process.stdin is not None
+        self.process.stdin.write(" ".join(map(str, words)) + "\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def suspend(self, pid: int) -> list[int]:
+        return [self.call("Lock", pid), self.call("Checkpoint", pid)]
+
+    def resume(self, pid: int, *more: object) -> list[int]:
+        return [self.call("Restore", pid, *more), self.call("Unlock", pid)]
+
+
+def used_mib(node: SimNode) -> list[int]:
+    return [d["memory_used"] // MIB for d in node.dump()["devices"]]
+
+
+def test_a_suspended_process_holds_nothing_and_goes_on_where_it_was(sim_node: Make) -> None:
+    node = sim_node("h200x1")
+    tenant, control = Tenant(node), Controller(node)
+    pid = tenant.process.pid
+    assert tenant.say("alloc 1000") == "ok"
+    assert tenant.say("write 4242") == "ok"
+    assert control.state(pid) == "running"
+    assert control.suspend(pid) == [0, 0]
+    assert control.state(pid) == "checkpointed"
+    assert used_mib(node) == [0]
+    lists = "import pynvml as n; n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0); print(len(n.nvmlDeviceGetComputeRunningProcesses(h)))"
+    assert node.python(lists).strip() == "0"
+    other = Tenant(node)
+    assert other.say("alloc 142000") == "ok"  # all that it has given back
+    other.kill()
+    assert tenant.process.stdin is not None
+    tenant.process.stdin.write("read\n")  # waits for the restore
+    tenant.process.stdin.flush()
+    assert control.resume(pid) == [0, 0]
+    assert tenant._read() == "4242"
+    assert used_mib(node) == [CONTEXT_MIB + 1000]
+    assert [tenant.say("launch 3 10"), tenant.say("sync"), tenant.say("alloc 1")] == ["ok"] * 3
+
+
+def test_each_step_wants_the_state_before_it(sim_node: Make) -> None:
+    node = sim_node("h200x1")
+    tenant, control = Tenant(node), Controller(node)
+    pid = tenant.process.pid
+    assert [control.call(v, pid) for v in ("Checkpoint", "Restore", "Unlock")] == [ILLEGAL] * 3
+    assert control.call("Lock", pid) == 0
+    assert [control.call(v, pid) for v in ("Lock", "Restore")] == [ILLEGAL] * 2
+    assert used_mib(node) == [CONTEXT_MIB]
+    assert control.call("Checkpoint", pid) == 0
+    assert [control.call(v, pid) for v in ("Lock", "Checkpoint", "Unlock")] == [ILLEGAL] * 3
+    assert control.resume(pid) == [0, 0]
+    assert control.call("Unlock", pid) == ILLEGAL
+    assert control.call("Lock", 1 << 30) == BAD_VALUE
+    assert control.say("GetState", 1) == str(BAD_VALUE)  # alive, and no user of CUDA
+
+
+def test_a_lock_waits_for_the_work_or_gives_up(sim_node: Make) -> None:
+    node = sim_node("h200x1")
+    tenant, control = Tenant(node), Controller(node)
+    pid = tenant.process.pid
+    assert tenant.say("launch 20 500000") == "ok"  # ten seconds
+    assert control.call("Lock", pid, 20) == NOT_READY
+    assert control.state(pid) == "running"
+    other = Tenant(node)
+    assert other.say("launch 3 10000") == "ok"
+    assert control.call("Lock", other.process.pid) == 0
+    (mine,) = [p for p in node.dump()["processes"] if p["pid"] == other.process.pid]
+    assert mine["uses"][0]["done_ns"] == mine["uses"][0]["submitted_ns"] > 0
+
+
+def test_a_restore_without_room_leaves_a_process_that_none_brings_back(sim_node: Make) -> None:
+    """NVIDIA/cuda-checkpoint issue 44, driver 580.95.05."""
+    node = sim_node("t4x1")
+    tenant, control = Tenant(node), Controller(node)
+    pid = tenant.process.pid
+    tenant.say("alloc 8000")
+    assert control.suspend(pid) == [0, 0]
+    other = Tenant(node)
+    other.say("alloc 9000")
+    assert control.call("Restore", pid) == NO_MEMORY
+    assert control.state(pid) == "checkpointed"
+    other.kill()
+    assert [control.call("Restore", pid), control.call("Unlock", pid)] == [SYSTEM, ILLEGAL]
+    tenant.kill()
+    assert used_mib(node) == [0]
+
+
+def test_a_process_comes_back_on_other_cards(sim_node: Make) -> None:
+    node = sim_node("h200x8")
+    uuids = [d["uuid"] for d in node.dump()["devices"]]
+    tenant, control = Tenant(node, {"CUDA_VISIBLE_DEVICES": "0,1"}), Controller(node)
+    pid = tenant.process.pid
+    tenant.say("alloc 1000")
+    tenant.say("write 7")
+    for old, new in ((0, 1), (1, 5), (5, 0)):
+        assert control.suspend(pid) == [0, 0]
+        assert (
+            control.call("Restore", pid, uuids[(old + 1) % 8], uuids[new]) == BAD_VALUE
+        )  # its card is not named
+        assert control.resume(pid, uuids[old], uuids[new]) == [0, 0]
+        assert used_mib(node) == [(CONTEXT_MIB + 1000) * (i == new) for i in range(8)]
+        assert [tenant.say("read"), tenant.say("launch 2 100"), tenant.say("sync")] == ["7", "ok", "ok"]
+        assert tenant.say("bus") == f"{[0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF][new]}"
+    assert tenant.say("alloc 500") == "ok"
+    assert used_mib(node)[0] == CONTEXT_MIB + 1500
+
+
+def test_a_card_of_another_kind_or_in_use_is_refused(sim_node: Make) -> None:
+    node = sim_node("mixed")
+    devices = node.dump()["devices"]
+    other = next(d for d in devices if d["name"] != devices[0]["name"])
+    tenant, control = Tenant(node), Controller(node)
+    pid = tenant.process.pid
+    assert control.suspend(pid) == [0, 0]
+    assert control.call("Restore", pid, devices[0]["uuid"], other["uuid"]) == BAD_VALUE
+    mode = "import pynvml as n; n.nvmlInit(); n.nvmlDeviceSetComputeMode(n.nvmlDeviceGetHandleByIndex(0), {})"
+    node.python(mode.format(3))
+    second = Tenant(node)
+    assert second.first.startswith("ready")
+    assert control.call("Restore", pid) == UNAVAILABLE
+    second.kill()
+    assert control.resume(pid) == [0, 0]
+
+
+@pytest.mark.parametrize("driver", ["565.57.01", "575.57.08"])
+def test_older_drivers(sim_node: Make, driver: str) -> None:
+    node = sim_node("h200x8")
+    node.sim("driver", driver)
+    uuids = [d["uuid"] for d in node.dump()["devices"]]
+    tenant, control = Tenant(node), Controller(node)
+    pid = tenant.process.pid
+    if driver < "570":
+        assert control.call("Lock", pid) == NOT_SUPPORTED
+        return
+    assert control.suspend(pid) == [0, 0]
+    assert control.call("Restore", pid, uuids[0], uuids[1]) == NOT_SUPPORTED
+    assert control.resume(pid) == [0, 0]
+
+
+def test_managed_memory_fails_the_process(sim_node: Make) -> None:
+    node = sim_node("h200x1")
+    tenant, control = Tenant(node), Controller(node)
+    pid = tenant.process.pid
+    assert tenant.say("managed 10") == "ok"
+    assert control.suspend(pid) == [0, NOT_SUPPORTED]
+    assert control.state(pid) == "failed"
+    assert tenant.say("sync") == "error 999"
+    tenant.kill()
+    assert used_mib(node) == [0]
+
+
+def test_a_killed_controller_leaves_what_another_can_end(sim_node: Make) -> None:
+    """kill -9 of the one that suspends, at any moment: the state is one of the four, and goes on from there."""
+    node = sim_node("h200x1")
+    tenant = Tenant(node)
+    pid = tenant.process.pid
+    tenant.say("alloc 100")
+    choose = random.Random(3)
+    for _ in range(12):
+        one = Controller(node)
+        assert one.process.stdin is not None
+        one.process.stdin.write(f"Lock {pid}\nCheckpoint {pid}\nRestore {pid}\nUnlock {pid}\n" * 40)
+        one.process.stdin.flush()
+        for _ in range(choose.randrange(120)):
+            one._read()
+        one.process.send_signal(signal.SIGKILL)
+        one.process.wait()
+        two = Controller(node)
+        state = two.state(pid)
+        if state == "checkpointed":
+            assert used_mib(node) == [0]
+            assert two.call("Restore", pid) == 0
+        if state != "running":
+            assert two.call("Unlock", pid) == 0
+        assert used_mib(node) == [CONTEXT_MIB + 100]
+        assert [tenant.say("alloc 1"), tenant.say("free"), tenant.say("sync")] == ["ok"] * 3
+        two.process.kill()
+
+
+def test_suspended_and_killed_at_random(sim_node: Make) -> None:
+    """Suspend, resume, move and kill in any order: sums add up after every step."""
+    node = sim_node("h200x8")
+    uuids = [d["uuid"] for d in node.dump()["devices"]]
+    control, choose = Controller(node), random.Random(11)
+    tenants = [Tenant(node, {"CUDA_VISIBLE_DEVICES": "0"}) for _ in range(3)]
+    card, held, out = [0] * 3, [0] * 3, [False] * 3
+    for _ in range(60):
+        i = choose.randrange(3)
+        pid = tenants[i].process.pid
+        what = choose.choice(["suspend", "resume", "move", "alloc", "kill"])
+        if what == "kill" and choose.random() < 0.3:
+            tenants[i].kill()
+            tenants[i] = Tenant(node, {"CUDA_VISIBLE_DEVICES": "0"})
+            card[i], held[i], out[i] = 0, 0, False
+        elif what == "alloc" and not out[i]:
+            assert tenants[i].say("alloc 16") == "ok"
+            held[i] += 16
+        elif what == "suspend" and not out[i]:
+            assert control.suspend(pid) == [0, 0]
+            out[i] = True
+        elif what == "resume" and out[i]:
+            assert control.resume(pid) == [0, 0]
+            out[i] = False
+        elif what == "move" and out[i]:
+            to = choose.randrange(8)
+            assert control.resume(pid, uuids[card[i]], uuids[to]) == [0, 0]
+            card[i], out[i] = to, False
+        want = [sum(CONTEXT_MIB + held[j] for j in range(3) if card[j] == d and not out[j]) for d in range(8)]
+        assert used_mib(node) == want
+    states = {p["pid"]: p["state"] for p in node.dump()["processes"]}
+    assert [states[t.process.pid] for t in tenants] == ["checkpointed" if o else "running" for o in out]
