@@ -30,7 +30,8 @@ from vgpud.model.view import DeviceView, NodeDescription, ReloadReport, SliceUse
 from vgpud.modes.base import Effector
 from vgpud.modes.mig import MigMode
 from vgpud.node.book import Book, RequestKey, check_same_request, request_key
-from vgpud.node.checks import check_owner, check_resizable, settled
+from vgpud.node.changes import Changes
+from vgpud.node.checks import check_owner, settled
 from vgpud.node.drains import Drains
 from vgpud.node.execute import Executor, FaultHook, new_event
 from vgpud.node.hub import Hub
@@ -39,9 +40,9 @@ from vgpud.node.lifetimes import Lifetimes, has_ended
 from vgpud.node.mig_layouts import MigLayouts, Surroundings
 from vgpud.node.operations import Operations
 from vgpud.node.policies import reload_report
+from vgpud.node.resizes import Resizes
 from vgpud.node.transitions import Transitions
 from vgpud.planner.choose import choose
-from vgpud.planner.resize import resize_slices
 from vgpud.planner.steps import allocate_steps, release_steps
 from vgpud.policy.load import LoadedPolicy
 
@@ -90,10 +91,13 @@ class NodeKeeper:
         self.hub = Hub(parts.ledger.events_after)
         self.mig = self._mig_layouts()
         self.lifetimes = Lifetimes(self._lifetime_ended)
+        self._changes = Changes()
+        self.resizes = Resizes(
+            parts.book, parts.ledger, parts.inventory, parts.effectors, self.hub, self._changes, parts.fault
+        )
         parts.inventory.health_changed = self._health_changed
         self._allocating: dict[RequestKey, tuple[Request, asyncio.Task[Allocation]]] = {}
         self._releasing: dict[str, asyncio.Task[None]] = {}
-        self._changing: dict[str, asyncio.Task[Any]] = {}  # resizes and repairs, which a release waits for
         self._ending: dict[str, asyncio.Task[bool]] = {}  # releases nobody asked for: a bound process ended
         self._detached: dict[str, Allocation] = {}  # releases that have only to be written down
         self._released: deque[str] = deque(maxlen=_RELEASED_REMEMBERED)
@@ -220,7 +224,7 @@ class NodeKeeper:
             )
         if allocation.id not in self._releasing and not force:
             await self._check_tenants_gone(allocation)
-        await self._settle(allocation.id)
+        await self._changes.settle(allocation.id)
         if allocation.id not in self._book:
             return True
         await asyncio.shield(self._begin_release(allocation.id))
@@ -240,17 +244,6 @@ class NodeKeeper:
         self._releasing[allocation_id] = running
         running.add_done_callback(lambda _: self._releasing.pop(allocation_id, None))
         return running
-
-    async def _settle(self, allocation_id: str) -> None:
-        """Waits until nothing changes the allocation."""
-        while (changing := self._changing.get(allocation_id)) is not None:
-            await asyncio.wait((changing,))
-
-    def _begin_change(self, allocation_id: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.ensure_future(work)
-        self._changing[allocation_id] = task
-        task.add_done_callback(lambda _: self._changing.pop(allocation_id, None))
-        return task
 
     async def _check_tenants_gone(self, allocation: Allocation) -> None:
         for part in allocation.slices:
@@ -306,10 +299,10 @@ class NodeKeeper:
 
     async def run_steps(self, verb: str, allocation_id: str, steps: Sequence[Step]) -> None:
         """Runs a plan on a held allocation, and tells watchers what came of it."""
-        await self._settle(allocation_id)
+        await self._changes.settle(allocation_id)
         if self._book.get(allocation_id).state is not State.RELEASING:
             await asyncio.shield(
-                self._begin_change(allocation_id, self._run_steps(verb, allocation_id, steps))
+                self._changes.begin(allocation_id, self._run_steps(verb, allocation_id, steps))
             )
 
     async def _run_steps(self, verb: str, allocation_id: str, steps: Sequence[Step]) -> None:
@@ -320,7 +313,7 @@ class NodeKeeper:
     def busy(self) -> frozenset[str]:
         """Allocations that are being made, changed or released right now."""
         making = {a.id for a in self._book if request_key(a.request) in self._allocating}
-        return frozenset(making | set(self._releasing) | set(self._changing))
+        return frozenset(making | set(self._releasing) | self._changes.running)
 
     def _lifetime_ended(self, allocation_id: str) -> None:
         if allocation_id in self._book:
@@ -349,62 +342,7 @@ class NodeKeeper:
         """Changes the limits of a running tenant; all slices get the same."""
         allocation = self._book.get(allocation_id)
         check_owner(allocation, caller)
-        # one whose last resize could not be recorded to its end can be resized again
-        if allocation_id in self._changing or allocation.state is not State.RESIZING:
-            check_resizable(allocation)
-        slices = resize_slices(allocation, memory_bytes, share, self._inventory.node, self._book.use)
-        if slices == allocation.slices and allocation.state is State.ACTIVE:
-            return allocation
-        changed = replace(allocation, slices=slices, state=State.RESIZING)
-        # what it gives up is nobody else's until that is on record
-        both = zip(slices, allocation.slices, strict=True)
-        held = tuple(replace(new, memory_bytes=max(new.memory_bytes, old.memory_bytes)) for new, old in both)
-        self._book.replace(replace(changed, slices=held))
-        return await asyncio.shield(
-            self._begin_change(allocation_id, self._carry_out_resize(allocation, changed))
-        )
-
-    async def _carry_out_resize(self, before: Allocation, changed: Allocation) -> Allocation:
-        try:
-            await self._ledger.intent(changed)
-        except VgpuError:
-            self._book.replace(before)
-            raise
-        self._parts.fault("resize.record-intent")
-        try:
-            await self._put_in_force(changed)
-        except VgpuError as error:
-            await self._keep_size(before, error)
-            raise
-        return await self._end_resize(changed, "resized")
-
-    async def finish_resize(self, changed: Allocation) -> None:
-        """At start: puts recorded new limits in force."""
-
-        async def finish() -> None:
-            await self._put_in_force(changed)
-            await self._end_resize(changed, "resized")
-
-        await asyncio.shield(self._begin_change(changed.id, finish()))
-
-    async def _put_in_force(self, changed: Allocation) -> None:
-        await self._parts.effectors[changed.slices[0].mode].resize(changed)
-        self._parts.fault("resize.apply")
-
-    async def _keep_size(self, before: Allocation, why: VgpuError) -> None:
-        with suppress(VgpuError):  # in case the new limits came into force in part
-            await self._parts.effectors[before.slices[0].mode].resize(before)
-        try:
-            await self._end_resize(before, f"not resized, {why.sentence}")
-        except VgpuError as error:
-            log.error("a resize stays open", allocation=before.id, why=str(error))
-
-    async def _end_resize(self, outcome: Allocation, sentence: str) -> Allocation:
-        event = new_event(EventKind.ALLOCATION_RESIZED, outcome.id, f"allocation {outcome.id}: {sentence}")
-        active = await self._ledger.commit(replace(outcome, state=State.ACTIVE), event)
-        self._book.replace(active)
-        self.hub.publish(replace(event, revision=active.revision), active)
-        return active
+        return await self.resizes.resize(allocation, memory_bytes, share)
 
     # --- reading
 
@@ -547,7 +485,7 @@ class NodeKeeper:
 
     async def mark_failed(self, allocation_id: str, sentence: str) -> None:
         """It stays in the books, with the reason, until its owner releases it."""
-        await self._settle(allocation_id)
+        await self._changes.settle(allocation_id)
         if allocation_id not in self._book:
             return
         held = self._book.get(allocation_id)
@@ -582,8 +520,8 @@ class NodeKeeper:
     async def close(self) -> None:
         """Waits for allocations and releases under way; tenants stay as they are."""
         under_way = [*(task for _, task in self._allocating.values()), *self._releasing.values()]
-        under_way += self._changing.values()
         await asyncio.gather(*under_way, return_exceptions=True)
+        await self._changes.close()
         for task in self._background:
             task.cancel()
         self.lifetimes.close()

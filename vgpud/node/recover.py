@@ -50,7 +50,7 @@ async def recover(keeper: NodeKeeper, parts: Parts, state: LedgerState, start: S
     for allocation in tuple(parts.book):
         if allocation.state is State.RESIZING:
             try:
-                await keeper.finish_resize(allocation)
+                await keeper.resizes.finish(allocation)
             except VgpuError as error:  # its owner can resize it again, or release it
                 log.error("resize not finished", allocation=allocation.id, why=str(error))
         keeper.lifetimes.watch(allocation.id, allocation.request.lifetime)

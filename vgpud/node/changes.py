@@ -1,0 +1,36 @@
+"""What changes allocations while they are held: resizes and repairs, one at a time for each."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Changes:
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
+
+    def __contains__(self, allocation_id: str) -> bool:
+        return allocation_id in self._tasks
+
+    @property
+    def running(self) -> frozenset[str]:
+        """Ids of the allocations that are being changed."""
+        return frozenset(self._tasks)
+
+    def begin(self, allocation_id: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Runs on even if its caller goes away; a release waits for it."""
+        task = asyncio.ensure_future(work)
+        self._tasks[allocation_id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(allocation_id, None))
+        return task
+
+    async def settle(self, allocation_id: str) -> None:
+        """Waits until nothing changes the allocation."""
+        while (task := self._tasks.get(allocation_id)) is not None:
+            await asyncio.wait((task,))
+
+    async def close(self) -> None:
+        """Waits for all that is under way."""
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)

@@ -1,0 +1,103 @@
+"""New limits for running tenants: on record, then in force, or the old ones again."""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+import structlog
+
+from vgpud.ledger import Ledger
+from vgpud.model.errors import VgpuError
+from vgpud.model.event import EventKind
+from vgpud.model.quantity import Percent
+from vgpud.model.tenancy import Allocation, Mode, State
+from vgpud.modes.base import Effector
+from vgpud.node.book import Book
+from vgpud.node.changes import Changes
+from vgpud.node.checks import check_resizable
+from vgpud.node.execute import FaultHook, new_event
+from vgpud.node.hub import Hub
+from vgpud.node.inventory import Inventory
+from vgpud.planner.resize import resize_slices
+
+log = structlog.get_logger(__name__)
+
+
+class Resizes:
+    def __init__(
+        self,
+        book: Book,
+        ledger: Ledger,
+        inventory: Inventory,
+        effectors: Mapping[Mode, Effector],
+        hub: Hub,
+        changes: Changes,
+        fault: FaultHook,
+    ) -> None:
+        self._book = book
+        self._ledger = ledger
+        self._inventory = inventory
+        self._effectors = effectors
+        self._hub = hub
+        self._changes = changes
+        self._fault = fault
+
+    async def resize(
+        self, allocation: Allocation, memory_bytes: int | None, share: Percent | None
+    ) -> Allocation:
+        """Raises VgpuError; then the old limits are in force, or the resize is ended at the next start."""
+        # one whose last resize could not be recorded to its end can be resized again
+        if allocation.id in self._changes or allocation.state is not State.RESIZING:
+            check_resizable(allocation)
+        slices = resize_slices(allocation, memory_bytes, share, self._inventory.node, self._book.use)
+        if slices == allocation.slices and allocation.state is State.ACTIVE:
+            return allocation
+        changed = replace(allocation, slices=slices, state=State.RESIZING)
+        # what it gives up is nobody else's until that is on record
+        both = zip(slices, allocation.slices, strict=True)
+        held = tuple(replace(new, memory_bytes=max(new.memory_bytes, old.memory_bytes)) for new, old in both)
+        self._book.replace(replace(changed, slices=held))
+        return await asyncio.shield(self._changes.begin(allocation.id, self._carry_out(allocation, changed)))
+
+    async def finish(self, changed: Allocation) -> None:
+        """At start: puts recorded new limits in force."""
+
+        async def finish() -> None:
+            await self._put_in_force(changed)
+            await self._end(changed, "resized")
+
+        await asyncio.shield(self._changes.begin(changed.id, finish()))
+
+    async def _carry_out(self, before: Allocation, changed: Allocation) -> Allocation:
+        try:
+            await self._ledger.intent(changed)
+        except VgpuError:
+            self._book.replace(before)
+            raise
+        self._fault("resize.record-intent")
+        try:
+            await self._put_in_force(changed)
+        except VgpuError as error:
+            await self._keep_size(before, error)
+            raise
+        return await self._end(changed, "resized")
+
+    async def _put_in_force(self, changed: Allocation) -> None:
+        await self._effectors[changed.slices[0].mode].resize(changed)
+        self._fault("resize.apply")
+
+    async def _keep_size(self, before: Allocation, why: VgpuError) -> None:
+        with suppress(VgpuError):  # in case the new limits came into force in part
+            await self._effectors[before.slices[0].mode].resize(before)
+        try:
+            await self._end(before, f"not resized, {why.sentence}")
+        except VgpuError as error:
+            log.error("a resize stays open", allocation=before.id, why=str(error))
+
+    async def _end(self, outcome: Allocation, sentence: str) -> Allocation:
+        event = new_event(EventKind.ALLOCATION_RESIZED, outcome.id, f"allocation {outcome.id}: {sentence}")
+        active = await self._ledger.commit(replace(outcome, state=State.ACTIVE), event)
+        self._book.replace(active)
+        self._hub.publish(replace(event, revision=active.revision), active)
+        return active
