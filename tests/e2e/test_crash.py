@@ -99,6 +99,8 @@ def test_release_cut_after_every_step(node: DemoNode, mode: str) -> None:
         was_cut(node, cut.value)
         node.start()
         assert world(node) == NOTHING, point
+        with client(node) as calls:  # as one does who heard no answer
+            assert calls.release(held.id).already_released, point
         node.stop()
 
 

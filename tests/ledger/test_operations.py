@@ -67,6 +67,7 @@ def test_an_allocation_from_intent_to_the_end(tmp_path: Path) -> None:
         told = await ledger.forget("a1", event("a1", EventKind.ALLOCATION_RELEASED))
         assert told is not None and told.revision == 2
         assert await ledger.forget("a1", event("a1")) is None
+        assert (await ledger.load()).released == ("a1",)
 
     state = after(tmp_path, forget)
     assert (state.allocations, state.revision) == ((), 2)

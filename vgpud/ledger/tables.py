@@ -44,12 +44,16 @@ class Original:
 
 @dataclass(frozen=True, slots=True)
 class LedgerState:
-    """All that a start needs; `boot_id` is "" until one was set."""
+    """All that a start needs; `boot_id` is "" until one was set.
+
+    `released` are the ids of allocations that are gone, as far as events are kept, oldest first.
+    """
 
     allocations: tuple[Allocation, ...]
     originals: tuple[Original, ...]
     revision: int
     boot_id: str
+    released: tuple[str, ...] = ()
 
 
 class Tables:
@@ -65,11 +69,16 @@ class Tables:
         with collector_paused():
             allocations = tuple([decode_allocation(AllocationRow(*row)) for row in rows])
         originals = self._db.execute("SELECT device_uuid, key, value FROM originals").fetchall()
+        released = self._db.execute(
+            "SELECT subject FROM events WHERE kind = ? ORDER BY revision",
+            (EventKind.ALLOCATION_RELEASED.value,),
+        ).fetchall()
         return LedgerState(
             allocations=allocations,
             originals=tuple([Original(*row) for row in originals]),
             revision=self.revision,
             boot_id=self._meta("boot_id", ""),
+            released=tuple([subject for (subject,) in released]),
         )
 
     def begin(self, row: AllocationRow) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -100,7 +100,7 @@ class NodeKeeper:
         self._releasing: dict[str, asyncio.Task[None]] = {}
         self._ending: dict[str, asyncio.Task[bool]] = {}  # releases nobody asked for: a bound process ended
         self._detached: dict[str, Allocation] = {}  # releases that have only to be written down
-        self._released: deque[str] = deque(maxlen=_RELEASED_REMEMBERED)
+        self._released: deque[str] = deque(maxlen=_RELEASED_REMEMBERED)  # newest last
         self._background: set[asyncio.Task[None]] = set()
         self._reloading = asyncio.Lock()
         self._started = time.monotonic()
@@ -213,6 +213,10 @@ class NodeKeeper:
         allocation = self._book.get(allocation_id)
         check_owner(allocation, caller)
         return await self._release(allocation, force)
+
+    def remember_released(self, ids: Iterable[str]) -> None:
+        """At start: whoever heard no answer to a release may ask again."""
+        self._released.extend(ids)
 
     async def _release(self, allocation: Allocation, force: bool) -> bool:
         """True if somebody else's release ended first."""

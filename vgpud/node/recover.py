@@ -44,6 +44,7 @@ async def recover(keeper: NodeKeeper, parts: Parts, state: LedgerState, start: S
     for allocation in state.allocations:
         parts.book.add(allocation)
     keeper.hub.revision = state.revision
+    keeper.remember_released(state.released)
     await agree(keeper, parts, start, bool(state.boot_id) and state.boot_id != start.boot_id)
     # after the actions: a start that is cut before must find again that there was a reboot
     keeper.hub.revision = await parts.ledger.set_boot_id(start.boot_id)
