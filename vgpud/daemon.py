@@ -127,7 +127,7 @@ class Daemon:
 
     def _stop_helpers(self) -> None:
         """With nothing allocated no tenant can miss them, and a stopped vgpud leaves nothing running."""
-        names = [unit_name(device.uuid) for device in self.inventory.node.devices]
+        names = [unit.name for unit in self.units.list(unit_name(""))]
         for name in (ARBITER_UNIT, *names):
             if self.units.running(name) is not None:
                 self.units.stop(name, 5.0)

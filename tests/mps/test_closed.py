@@ -61,7 +61,7 @@ def closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Closed:
         paths = Paths(tmp_path, tmp_path, tmp_path, tmp_path)
         mode = MpsMode(None, None, world, paths)  # type: ignore[arg-type]
         monkeypatch.setattr(mode, "features", Features)
-        return mode.closed_to(uid, device(0), but)
+        return mode.closed_to(uid, device(0), device(0).uuid, but)
 
     return ask
 

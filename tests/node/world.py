@@ -74,7 +74,7 @@ class Remembering:
         self._called("apply")
         self.applied.add(device.uuid)
 
-    async def resume(self, device: Device) -> None:
+    async def resume(self, device: Device, part: Slice) -> None:
         self._called("resume")
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:

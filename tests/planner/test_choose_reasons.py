@@ -137,7 +137,7 @@ def refused(
             AUTO,
             EMPTY,
             ErrorCode.UNSUPPORTED,
-            "MIG mode is on, and mode exclusive on top of MIG is not done yet",
+            "MIG mode is on, so it is given by instances only",
             id="mig-on",
         ),
         pytest.param(
@@ -415,8 +415,8 @@ def test_reason_and_number(
             "a whole device was asked together with a memory limit or a share",
         ),
         (
-            request(isolation=COMPUTE, mig_profile="1g.18gb"),
-            "MIG profile '1g.18gb' was asked with isolation compute",
+            request(isolation=WHOLE_DEVICE, mig_profile="1g.18gb"),
+            "MIG profile '1g.18gb' was asked with isolation device",
         ),
     ],
 )

@@ -273,7 +273,7 @@ def test_orphans_go_and_instances_of_others_stay() -> None:
     assert world.reconcile() == (
         Action(ActionKind.REMOVE_SPEC, "y", "no allocation has this id"),
         Action(ActionKind.REMOVE_LEASE, "x", "no allocation has this id"),
-        Action(ActionKind.STOP_MPS, "GPU-2", "no allocation is in mode mps on the device"),
+        Action(ActionKind.STOP_MPS, "GPU-2", "no allocation is in mode mps there"),
         Action(ActionKind.REMOVE_INSTANCE, "GPU-1", "it is on record and does not exist", gone),
         Action(ActionKind.REMOVE_INSTANCE, "GPU-1", "no allocation holds it", mine),
     )

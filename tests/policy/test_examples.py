@@ -102,6 +102,7 @@ def test_with_all_comment_signs_off_it_loads_and_shows_the_defaults(tmp_path: Pa
     assert rule.mig.layout == ("all-balanced",)  # its default, no layout, cannot be written down
     assert rule.mig.dynamic is False
     assert rule.mig.foreign == default.settings_mig().foreign
+    assert rule.mig.on_top == default.settings_mig().on_top
     assert rule.mig.reset == default.settings_mig().reset
     assert all(value is not None for value in dict(rule.match).values())
 

@@ -78,6 +78,7 @@ def test_every_effective_key_has_its_origin(etc: Etc) -> None:
         "device[0].mode": "etc/vgpud.toml:7",
         "device[0].mig.change_mode": "built-in",
         "device[0].mig.foreign": "built-in",
+        "device[0].mig.on_top": "built-in",
         "device[0].mig.reset": "built-in",
         "device[1].mode": "etc/vgpud.toml:11",
         "device[1].mps.max_tenants": "etc/vgpud.toml:13",

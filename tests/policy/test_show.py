@@ -53,6 +53,7 @@ def test_every_effective_key_with_its_value_and_origin(etc: Etc) -> None:
         ("device[0].mig.profiles", '["1g.18gb", "2g.35gb"]', "etc/vgpud.toml:6"),
         ("device[0].mig.change_mode", "true", "built-in"),
         ("device[0].mig.foreign", '"keep"', "built-in"),
+        ("device[0].mig.on_top", "[]", "built-in"),
         ("device[0].mig.reset", "false", "built-in"),
         ("device[1].mode", '"exclusive"', "etc/vgpud.toml:9"),
     ]

@@ -26,7 +26,10 @@ class MigProcess:
 
 @dataclass(frozen=True, slots=True)
 class MigInstance:
-    """`gpu_instance_id` is None for one of the layout that does not stand yet."""
+    """`gpu_instance_id` is None for one of the layout that does not stand yet.
+
+    `allocation_id` names all that share the instance, separated by ", ".
+    """
 
     profile_id: int
     profile_name: str

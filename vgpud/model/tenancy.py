@@ -103,7 +103,7 @@ class Slice:
     """The part of one device that an allocation holds.
 
     `memory_bytes` is what the slice takes of the device's usable memory (whole card: all of it).
-    `share` is None where compute is not limited.
+    `share` is None where compute is not limited; on top of a MIG instance it is of the instance.
     """
 
     device_uuid: str
@@ -111,6 +111,21 @@ class Slice:
     memory_bytes: int
     share: Percent | None = None
     mig: MigSlice | None = None
+
+    @property
+    def device_mode(self) -> Mode:
+        """What its device is in: MIG for any part of an instance, however the instance is shared."""
+        return self.mode if self.mig is None else Mode.MIG
+
+    @property
+    def is_on_top(self) -> bool:
+        """Is it a part of a MIG instance, which others may share?"""
+        return self.mig is not None and self.mode is not Mode.MIG
+
+    @property
+    def target(self) -> str:
+        """CUDA's and NVML's name of what it lies on: the device, or its MIG device, "" until there is one."""
+        return self.device_uuid if self.mig is None else self.mig.uuid
 
 
 class State(StrEnum):

@@ -60,8 +60,8 @@ class Effector(Protocol):
         """Puts an idle device into this mode."""
         ...
 
-    async def resume(self, device: Device) -> None:
-        """At start, on a device found in this mode: takes up what vgpud does for it while it runs."""
+    async def resume(self, device: Device, part: Slice) -> None:
+        """At start, for a slice found in this mode: takes up what vgpud does for it while it runs."""
         ...
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
@@ -87,8 +87,3 @@ class Effector(Protocol):
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
         """What the slice uses now."""
         ...
-
-
-def visible_devices(part: Slice) -> str:
-    """CUDA's and NVML's name for a slice: its MIG device, or the device."""
-    return part.mig.uuid if part.mig is not None else part.device_uuid

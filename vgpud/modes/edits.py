@@ -1,7 +1,6 @@
 """Edits that several modes share."""
 
 from vgpud.model.tenancy import Allocation
-from vgpud.modes.base import visible_devices
 
 
 def cuda_env(allocation: Allocation) -> tuple[tuple[str, str], ...]:
@@ -11,7 +10,7 @@ def cuda_env(allocation: Allocation) -> tuple[tuple[str, str], ...]:
     names the slices that are known; the last one names all. NVIDIA_VISIBLE_DEVICES=void keeps
     NVIDIA's own container runtime from adding devices (container toolkit documentation).
     """
-    names = [name for name in map(visible_devices, allocation.slices) if name]
+    names = [part.target for part in allocation.slices if part.target]
     return (
         ("CUDA_VISIBLE_DEVICES", ",".join(names)),
         ("NVIDIA_VISIBLE_DEVICES", "void"),

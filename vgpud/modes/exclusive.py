@@ -25,7 +25,7 @@ class Exclusive:
     async def apply(self, device: Device) -> None:
         return None
 
-    async def resume(self, device: Device) -> None:
+    async def resume(self, device: Device, part: Slice) -> None:
         return None
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:

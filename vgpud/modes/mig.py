@@ -109,7 +109,7 @@ class MigMode:
         await asyncio.to_thread(self._gateway.set_mig_mode, device_uuid, not enabled)
         return False
 
-    async def resume(self, device: Device) -> None:
+    async def resume(self, device: Device, part: Slice) -> None:
         return None
 
     async def unapply(self, device_uuid: str) -> None:

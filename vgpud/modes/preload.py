@@ -27,7 +27,7 @@ from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, Edits, Mode, Mount, Slice
 from vgpud.model.view import SliceUse
-from vgpud.modes.base import Paths, visible_devices
+from vgpud.modes.base import Paths
 from vgpud.modes.edits import cuda_env
 from vgpud.units import Units, UnitSpec
 
@@ -129,17 +129,18 @@ class Preload:
                 raise
         return await asyncio.to_thread(order, self._arbiter, allocation_id)
 
-    async def resume(self, device: Device) -> None:
+    async def resume(self, device: Device, part: Slice) -> None:
         """The arbiter may have died with nobody to start it again."""
         await self.ensure_arbiter()
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
+        await self.ensure_arbiter()  # on top of a MIG instance no `apply` came before
         owner = allocation.request.owner
         lease = write_lease(
             self._paths.leases, allocation.id, limits_of(allocation), uid=owner.uid, gid=owner.gid
         )
         await self._order(ArbiterClient.add, allocation.id)
-        nodes = device_nodes(device, None, self._paths.host_root)
+        nodes = device_nodes(device, part.mig, self._paths.host_root)
         return part, self._edits(allocation, lease).merged(Edits(device_nodes=nodes))
 
     def _edits(self, allocation: Allocation, lease: Path) -> Edits:
@@ -168,7 +169,7 @@ class Preload:
 
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
         usage = read_usage(self._paths.leases / allocation.id)
-        ordinal = [visible_devices(s) for s in allocation.slices].index(visible_devices(part))
+        ordinal = [s.target for s in allocation.slices].index(part.target)
         meter = usage.device(ordinal)
         return SliceUse(
             device_uuid=part.device_uuid,
@@ -190,7 +191,7 @@ def limits_of(allocation: Allocation) -> tuple[DeviceLimits, ...]:
     """The lease's view of an allocation: one entry a slice, in order."""
     return tuple(
         DeviceLimits(
-            uuid=visible_devices(part),
+            uuid=part.target,
             memory_bytes=part.memory_bytes,
             share_hundredths=part.share.hundredths if part.share else 10000,
             share_policy=SharePolicy.HARD if part.share else SharePolicy.NONE,

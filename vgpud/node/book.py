@@ -97,6 +97,11 @@ class Book:
         staying = (a for a in self._by_id.values() if a.state is not State.RELEASING)
         return tuple(a for a in staying if any(p.device_uuid == device_uuid for p in a.slices))
 
+    def allocations_at(self, target: str) -> tuple[Allocation, ...]:
+        """Those that stay on a device, or on a MIG device."""
+        staying = (a for a in self._by_id.values() if a.state is not State.RELEASING)
+        return tuple(a for a in staying if any(p.target == target for p in a.slices))
+
     def slices_on(self, device_uuid: str) -> tuple[Slice, ...]:
         """Those that stay: what is being released no longer counts."""
         staying = (a for a in self._by_id.values() if a.state is not State.RELEASING)

@@ -18,6 +18,7 @@ from vgpud.modes.base import Effector
 from vgpud.modes.mig import MigMode
 from vgpud.node.book import Book
 from vgpud.node.inventory import Inventory
+from vgpud.node.stack import Stack
 from vgpud.node.transitions import Transitions, lost_is_left
 
 FaultHook = Callable[[str], None]
@@ -39,6 +40,7 @@ class Executor:
         self._inventory = inventory
         self._transitions = transitions
         self._effectors = effectors
+        self._stack = Stack(book, effectors)
         self._cdi_dir = cdi_dir
         self._fault = fault
 
@@ -90,23 +92,25 @@ class Executor:
         await self._inventory.refresh()
 
     async def _attach(self, allocation: Allocation, part: Slice) -> Allocation:
-        await self._transitions.ensure(part.device_uuid, part.mode)
+        await self._transitions.ensure(part.device_uuid, part.device_mode)
         device = self._inventory.device(part.device_uuid)
-        done, edits = await self._effectors[part.mode].attach(allocation, part, device)
+        attach = self._stack.attach if part.is_on_top else self._effectors[part.mode].attach
+        done, edits = await attach(allocation, part, device)
         attached = replace(
             allocation,
             slices=tuple(done if s is part else s for s in allocation.slices),
             edits=allocation.edits.merged(edits),
         )
         self._book.replace(attached)
-        if part.mode is Mode.MIG:
+        if part.mig is not None:
             await self._inventory.refresh()
         return attached
 
     async def _detach(self, allocation: Allocation, part: Slice) -> None:
         with lost_is_left():
-            await self._effectors[part.mode].detach(allocation, part)
-        if part.mode is Mode.MIG:
+            detach = self._stack.detach if part.is_on_top else self._effectors[part.mode].detach
+            await detach(allocation, part)
+        if part.mig is not None:
             await self._inventory.refresh()
 
     async def _commit(self, allocation: Allocation) -> tuple[Allocation, Event]:

@@ -155,7 +155,7 @@ class NodeKeeper:
             await self._executor.run("allocate", allocation, steps[:1])
         except BaseException:
             self._book.remove(allocation.id)  # the intent is not on record, so nothing was changed
-            for uuid, mode in {part.device_uuid: part.mode for part in allocation.slices}.items():
+            for uuid, mode in {part.device_uuid: part.device_mode for part in allocation.slices}.items():
                 await self._parts.transitions.abandon(uuid, mode)
             raise
         try:
@@ -282,14 +282,14 @@ class NodeKeeper:
         if event is not None:
             self.hub.publish(event, allocation)
         if self.mig is not None:
-            for uuid in {part.device_uuid for part in allocation.slices if part.mode is Mode.MIG}:
+            for uuid in {part.device_uuid for part in allocation.slices if part.mig is not None}:
                 self.spawn(self.mig.converge_device(uuid))  # what had to wait for it
         log.info("released", allocation=allocation.id, uid=allocation.request.owner.uid)
 
     async def _leave_modes(self, allocation: Allocation) -> None:
         """Of allocations that leave a device together none was the last when its release was planned."""
         leaving = [part.device_uuid for a in self._detached.values() for part in a.slices]
-        for uuid, mode in {part.device_uuid: part.mode for part in allocation.slices}.items():
+        for uuid, mode in {part.device_uuid: part.device_mode for part in allocation.slices}.items():
             if self._book.use_of(uuid).count == leaving.count(uuid):
                 await self._parts.transitions.release(uuid, mode)
 
@@ -482,9 +482,9 @@ class NodeKeeper:
         self.hub.publish(await self._ledger.event(EventKind.DEVICE_CHANGED, device_uuid, text))
 
     async def fail_allocations(self, device_uuid: str, sentence: str) -> None:
-        """Marks what is held on a device that is gone; its owners release it."""
+        """Marks what is held on a device, or MIG device, that is gone; its owners release it."""
         for allocation in tuple(self._book):
-            if any(part.device_uuid == device_uuid for part in allocation.slices):
+            if any(device_uuid in (part.device_uuid, part.target) for part in allocation.slices):
                 await self.mark_failed(allocation.id, sentence)
 
     async def mark_failed(self, allocation_id: str, sentence: str) -> None:

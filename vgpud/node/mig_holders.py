@@ -6,7 +6,6 @@ from pathlib import Path
 from vgpud.hardware.holders import command, owner_uid
 from vgpud.model.device import Device, Placement
 from vgpud.model.mig_view import MigDevice, MigFree, MigInstance, MigProcess
-from vgpud.model.tenancy import Allocation
 from vgpud.node.book import Book
 from vgpud.node.mig_pools import Pools
 from vgpud.planner import layouts
@@ -34,8 +33,9 @@ class Holders:
             held = f" of allocation {instance.allocation_id}" if instance.allocation_id else ""
             return f"{what}{held} is in use by {who}{more}"
         if instance.allocation_id:
-            owner = self._book.get(instance.allocation_id).request.owner.uid
-            return f"{what} is held by allocation {instance.allocation_id} of user {_user(owner)}"
+            owners = (self._book.get(name).request.owner.uid for name in instance.allocation_id.split(", "))
+            users = ", ".join(dict.fromkeys(map(_user, owners)))
+            return f"{what} is held by allocation {instance.allocation_id} of user {users}"
         return f"{what} is idle" if instance.own else f"{what} was made by someone else"
 
     def device(self, device: Device) -> MigDevice:
@@ -80,19 +80,21 @@ class Holders:
                     uuids=() if there is None else tuple(c.uuid for c in there.compute_instances if c.uuid),
                     own=key in pool.own,
                     in_layout=pool.layout is not None and key in pool.layout,
-                    allocation_id=holding[key].id if key in holding else "",
+                    allocation_id=", ".join(holding.get(key, ())),
                     processes=() if there is None else self._processes(device, there.id),
                 )
             )
         return tuple(found)
 
-    def _holding(self, device: Device) -> dict[tuple[int, Placement], Allocation]:
-        return {
-            (part.mig.profile_id, part.mig.placement): allocation
-            for allocation in self._book
-            for part in allocation.slices
-            if part.device_uuid == device.uuid and part.mig is not None
-        }
+    def _holding(self, device: Device) -> dict[tuple[int, Placement], list[str]]:
+        """Ids of allocations: several where they share an instance."""
+        found: dict[tuple[int, Placement], list[str]] = {}
+        for allocation in self._book:
+            for part in allocation.slices:
+                if part.device_uuid == device.uuid and part.mig is not None:
+                    key = (part.mig.profile_id, part.mig.placement)
+                    found.setdefault(key, []).append(allocation.id)
+        return found
 
     def _processes(self, device: Device, gpu_instance_id: int) -> tuple[MigProcess, ...]:
         pids = sorted({p.pid for p in device.processes if p.gpu_instance_id == gpu_instance_id})

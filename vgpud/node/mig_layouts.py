@@ -283,7 +283,7 @@ class MigLayouts:
     async def _is_stale(self, allocation: Allocation) -> bool:
         for part in allocation.slices:
             device = self._inventory.node.device(part.device_uuid)
-            if part.mode is not Mode.MIG or device is None:
+            if part.mig is None or device is None:
                 continue
             try:
                 if await self._mig.is_stale(allocation, part, device):

@@ -42,4 +42,4 @@ def mps_world(
         if held is not None:
             held.device_notice(device_uuid, sentence)
 
-    return MpsWorld(book.allocations_on, rules_for, died, notice, originals)
+    return MpsWorld(book.allocations_at, rules_for, died, notice, originals)

@@ -1,6 +1,7 @@
 """What operators do to devices: look at MPS, end a client, drain; and what that closes to requests."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterator, Mapping
 
 import structlog
 
@@ -12,6 +13,7 @@ from vgpud.modes.mps import MpsMode
 from vgpud.node.book import Book
 from vgpud.node.drains import Drains
 from vgpud.node.inventory import Inventory
+from vgpud.planner.use import DeviceUse
 
 log = structlog.get_logger(__name__)
 
@@ -29,22 +31,23 @@ class Operations:
         return device_uuid in self._drains
 
     def closed(self, request: Request) -> dict[str, str]:
-        """Devices that take no request like this one now, with the reason of each."""
+        """Devices and MIG devices that take no request like this one now, with the reason of each."""
         uuids = [device.uuid for device in self._inventory.node.devices]
         shut = dict.fromkeys(self._drains.of(uuids), "it is drained")
         mps = self._effectors.get(Mode.MPS)
         if isinstance(mps, MpsMode) and request.isolation in (None, Isolation.COMPUTE):
             for device in self._inventory.node.devices:
-                held = self._book.use_of(device.uuid).mode is Mode.MPS
-                why = mps.closed_to(request.owner.uid, device) if held else None
-                if why is not None:
-                    shut.setdefault(device.uuid, why)
+                for target in _mps_targets(device.uuid, self._book.use_of(device.uuid)):
+                    why = mps.closed_to(request.owner.uid, device, target)
+                    if why is not None:
+                        shut.setdefault(target, why)
         return shut
 
     async def mps(self) -> tuple[MpsDaemon, ...]:
         mode = self._mps()
-        found = [await mode.report(device) for device in self._inventory.node.devices]
-        return tuple(daemon for daemon in found if daemon is not None)
+        # at once: those that do not answer are waited for together
+        found = await asyncio.gather(*(mode.report(device) for device in self._inventory.node.devices))
+        return tuple(daemon for daemons in found for daemon in daemons)
 
     async def terminate(self, device_uuid: str, pid: int) -> None:
         await self._mps().terminate(self._inventory.device(device_uuid), pid)
@@ -66,3 +69,13 @@ class Operations:
         if not isinstance(mode, MpsMode):
             raise VgpuError(ErrorCode.UNSUPPORTED, "this node has no mode mps", "see 'vgpuctl status'")
         return mode
+
+
+def _mps_targets(device_uuid: str, use: DeviceUse) -> Iterator[str]:
+    """Where on a device MPS serves somebody: the device, or those of its MIG devices."""
+    if use.mode is Mode.MPS:
+        yield device_uuid
+    for mig in use.mig:
+        shared = use.instance((mig.profile_id, mig.placement))
+        if shared is not None and shared.mode is Mode.MPS and mig.uuid:
+            yield mig.uuid

@@ -110,7 +110,7 @@ def observe(
         node=node,
         leases=list_leases(start.run_dir / "leases") - busy,
         specs=cdi.list_specs(parts.cdi_dir) - busy,
-        mps_daemons=frozenset(d.uuid for d in node.devices if unit_name(d.uuid) in daemons),
+        mps_daemons=frozenset(name.removeprefix(unit_name("")) for name in daemons),
         dead_lifetimes=frozenset(
             a.id for a in allocations if a.request.lifetime.pid and not is_alive(a.request.lifetime)
         ),
@@ -121,24 +121,22 @@ def observe(
 
 async def _assume_modes(parts: Parts, allocations: Iterable[Allocation], daemons: frozenset[str]) -> None:
     """A device whose mode still stands is not put into it again; a missing helper is started anew."""
-    seen: set[str] = set()
-    for allocation in allocations:
-        for part in allocation.slices:
-            if part.device_uuid in seen:
-                continue
-            seen.add(part.device_uuid)
-            device = parts.inventory.node.device(part.device_uuid)
-            if device is None:
-                continue
-            stands = {
-                Mode.PRELOAD: True,
-                Mode.EXCLUSIVE: True,
-                Mode.MIG: device.mig.current,
-                Mode.MPS: unit_name(device.uuid) in daemons,
-            }
-            if stands.get(part.mode, False):
-                parts.transitions.assume(part.device_uuid, part.mode)
-                await parts.effectors[part.mode].resume(device)
+    seen: set[tuple[str, Mode]] = set()
+    for part in (part for allocation in allocations for part in allocation.slices):
+        device = parts.inventory.node.device(part.device_uuid)
+        if device is None or (part.target, part.mode) in seen:
+            continue
+        seen.add((part.target, part.mode))
+        stands = {
+            Mode.PRELOAD: True,
+            Mode.EXCLUSIVE: True,
+            Mode.MIG: device.mig.current,
+            Mode.MPS: unit_name(part.target) in daemons,
+        }
+        if stands.get(part.device_mode, False):
+            parts.transitions.assume(part.device_uuid, part.device_mode)
+        if stands.get(part.mode, False):
+            await parts.effectors[part.mode].resume(device, part)
 
 
 async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -> None:
@@ -152,7 +150,7 @@ async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -
         case ActionKind.REMOVE_LEASE:
             remove_lease(start.run_dir / "leases", action.subject)
         case ActionKind.STOP_MPS:
-            if not parts.book.use_of(action.subject).count:
+            if not any(part.target == action.subject for a in parts.book for part in a.slices):
                 # also puts back what was changed on the device for it
                 await parts.effectors[Mode.MPS].unapply(action.subject)
         case ActionKind.REMOVE_INSTANCE:

@@ -35,7 +35,7 @@ def choose(
 
     `use` is what is allocated on each device, by uuid; a device that is not in it holds nothing.
     `pools` is what is known of its MIG instances; without it they are all someone else's.
-    `closed` are devices that take no request like this one now, each with the reason.
+    `closed` are devices, and MIG devices, that take no request like this one now, each with the reason.
     The same arguments always give the same decision. Reasons are in the order of `node.devices`.
     """
     try:
@@ -51,10 +51,17 @@ def choose(
     spread = policy.planner.strategy == "spread"
     terms = all_terms(policy, node)
     verdict_on = _memory.of(want, spread)
+    shut = frozenset(uuid for uuid in closed if uuid not in terms) if closed else frozenset()
     verdicts = {
         device.uuid: _unless_closed(
             verdict_on(
-                Seat(device, terms[device.uuid], use.get(device.uuid, EMPTY), pools.get(device.uuid, NO_POOL))
+                Seat(
+                    device,
+                    terms[device.uuid],
+                    use.get(device.uuid, EMPTY),
+                    pools.get(device.uuid, NO_POOL),
+                    shut,
+                )
             ),
             want,
             closed.get(device.uuid),

@@ -16,7 +16,9 @@ _REMEMBERED = 64
 _MOVE_COST = 1000  # more than any place is worth: a device where nothing moves comes first
 
 
-class _Choice(NamedTuple):
+class Choice(NamedTuple):
+    """Where an instance for somebody is, or may be made."""
+
     offer: Offer
     place: Place
     how: str
@@ -25,27 +27,33 @@ class _Choice(NamedTuple):
 
 def fit_mig(seat: Seat, want: Wanted, spread: bool) -> Verdict:
     """The smallest profile that serves and has a place, where it spoils the fewest other places."""
-    serving = _serving_remembered(seat, want)
+    serving = serving_offers(seat, want)
     if isinstance(serving, Unfit):
         return serving
-    shut = _mode_shut(seat)
+    shut = mode_shut(seat)
     if shut is not None:
         return shut
     device = seat.device
     table = table_for(device.mig.profiles)
     stock = stock_of(table, device, seat.use.mig, seat.pool)
+    choice = find_instance(seat, table, stock, serving)
+    return full(seat, serving, table, stock) if choice is None else _fit(seat, choice, spread)
+
+
+def find_instance(seat: Seat, table: Table, stock: Stock, serving: tuple[Offer, ...]) -> Choice | None:
+    """One that is idle, or a place for a new one, of the first profile that has any."""
     for offer in serving:
         choice = _ready(table, stock, offer) or _new(seat, table, stock, offer)
         if choice is not None:
-            return _fit(seat, choice, spread)
+            return choice
     for offer in serving:
         choice = _after_moves(seat, table, stock, offer)
         if choice is not None:
-            return _fit(seat, choice, spread)
-    return _full(seat, serving, table, stock)
+            return choice
+    return None
 
 
-def _ready(table: Table, stock: Stock, offer: Offer) -> _Choice | None:
+def _ready(table: Table, stock: Stock, offer: Offer) -> Choice | None:
     """An idle instance that is there: taking it changes nothing on the card."""
     if not stock.ready:
         return None
@@ -54,20 +62,20 @@ def _ready(table: Table, stock: Stock, offer: Offer) -> _Choice | None:
         return None
     left = table.free(stock.layout)
     place = Place(keys[0][1], 0, left.bit_count(), 0, table.worth(left))
-    return _Choice(offer, place, "where an idle one stands")
+    return Choice(offer, place, "where an idle one stands")
 
 
-def _new(seat: Seat, table: Table, stock: Stock, offer: Offer) -> _Choice | None:
+def _new(seat: Seat, table: Table, stock: Stock, offer: Offer) -> Choice | None:
     """A free place, if the layout of the device may grow."""
     if not seat.pool.dynamic:
         return None
     place = table.best_place(stock.layout, offer.profile.id)
     if place is None:
         return None
-    return _Choice(offer, place, f"which leaves {place.left} of {place.left + place.destroyed} places")
+    return Choice(offer, place, f"which leaves {place.left} of {place.left + place.destroyed} places")
 
 
-def _after_moves(seat: Seat, table: Table, stock: Stock, offer: Offer) -> _Choice | None:
+def _after_moves(seat: Seat, table: Table, stock: Stock, offer: Offer) -> Choice | None:
     """The place that there is once idle instances have gone elsewhere; the fewest that will do."""
     if not seat.pool.dynamic or stock.pinned == stock.layout.slots:
         return None
@@ -83,7 +91,7 @@ def _after_moves(seat: Seat, table: Table, stock: Stock, offer: Offer) -> _Choic
     left = table.free_after[target]
     cost = _MOVE_COST * len(moves)
     place = Place(new[1], 0, left.bit_count(), cost, table.worth(left))
-    return _Choice(offer, place, f"once {counted(len(moves), 'idle instance')} made room", moves)
+    return Choice(offer, place, f"once {counted(len(moves), 'idle instance')} made room", moves)
 
 
 def _move(uuid: str, key: SlotKey, names: dict[int, str], coming: list[SlotKey]) -> MigMove:
@@ -94,7 +102,7 @@ def _move(uuid: str, key: SlotKey, names: dict[int, str], coming: list[SlotKey])
     return MigMove(uuid, key[0], names[key[0]], key[1], None if again is None else again[1])
 
 
-def _fit(seat: Seat, choice: _Choice, spread: bool) -> Fit:
+def _fit(seat: Seat, choice: Choice, spread: bool) -> Fit:
     device, offer, place = seat.device, choice.offer, choice.place
     mig = MigSlice(offer.profile.id, offer.name, place.placement)
     return Fit(
@@ -110,7 +118,7 @@ def _fit(seat: Seat, choice: _Choice, spread: bool) -> Fit:
     )
 
 
-def _rank(seat: Seat, choice: _Choice, spread: bool) -> tuple[int, ...]:
+def _rank(seat: Seat, choice: Choice, spread: bool) -> tuple[int, ...]:
     """Pack: a device already given to MIG, the least waste, the fewest places spoilt, the fullest."""
     memory, place = choice.offer.memory_bytes, choice.place
     if spread:
@@ -122,7 +130,8 @@ def _rank(seat: Seat, choice: _Choice, spread: bool) -> tuple[int, ...]:
 _serving_known: dict[int, tuple[Terms, dict[Wanted, tuple[Offer, ...]]]] = {}
 
 
-def _serving_remembered(seat: Seat, want: Wanted) -> tuple[Offer, ...] | Unfit:
+def serving_offers(seat: Seat, want: Wanted) -> tuple[Offer, ...] | Unfit:
+    """The profiles that the policy allows and that are large enough, smallest first."""
     known = _serving_known.get(id(seat.terms))
     if known is None or known[0] is not seat.terms or len(known[1]) >= _REMEMBERED:
         if len(_serving_known) >= _REMEMBERED:
@@ -138,7 +147,6 @@ def _serving_remembered(seat: Seat, want: Wanted) -> tuple[Offer, ...] | Unfit:
 
 
 def _serving(seat: Seat, want: Wanted) -> tuple[Offer, ...] | Unfit:
-    """The profiles that the policy allows and that are large enough, smallest first."""
     offers = seat.terms.offers
     if not seat.device.mig.capable:
         return never(seat, Mode.MIG, ErrorCode.UNSUPPORTED, "the device has no MIG")
@@ -199,7 +207,7 @@ def _too_small(seat: Seat, want: Wanted, offers: tuple[Offer, ...]) -> Unfit:
     )
 
 
-def _mode_shut(seat: Seat) -> Unfit | None:
+def mode_shut(seat: Seat) -> Unfit | None:
     """Why MIG mode can not be had now, where it is off."""
     device = seat.device
     if device.mig.current:
@@ -218,7 +226,7 @@ def _mode_shut(seat: Seat) -> Unfit | None:
     return None
 
 
-def _full(seat: Seat, serving: tuple[Offer, ...], table: Table, stock: Stock) -> Unfit:
+def full(seat: Seat, serving: tuple[Offer, ...], table: Table, stock: Stock) -> Unfit:
     free_ids = {key[0] for key in table.keys(stock.ready)}
     if seat.pool.dynamic:
         free_ids |= {profile.id for profile in table.free_profiles(stock.layout)}

@@ -5,6 +5,7 @@ from vgpud.model.errors import ErrorCode
 from vgpud.model.tenancy import Mode
 from vgpud.planner.fit_exclusive import fit_exclusive
 from vgpud.planner.fit_mig import fit_mig
+from vgpud.planner.fit_on_top import fit_on_top
 from vgpud.planner.fit_shared import fit_shared
 from vgpud.planner.use import EMPTY
 from vgpud.planner.verdict import Seat, Unfit, Verdict, busy, never
@@ -19,13 +20,40 @@ def judge(seat: Seat, want: Wanted, spread: bool) -> Verdict:
     closed = _closed(seat)
     if closed is not None:
         return closed
+    top = _mode_on_top(seat, want)
+    if top is not None:
+        return fit_on_top(seat, top, want, spread)
     mode = _mode(seat, want)
     if isinstance(mode, Unfit):
         return _unless_never(seat, mode, want)
-    if seat.device.mig.current and mode is not Mode.MIG:
-        sentence = f"MIG mode is on, and mode {mode} on top of MIG is not done yet"
-        return never(seat, mode, ErrorCode.UNSUPPORTED, sentence)
+    if mode is not Mode.MIG and (seat.device.mig.current or want.profile):
+        return _whole_only(seat, mode)
     return _fit(seat, mode, want, spread)
+
+
+def _mode_on_top(seat: Seat, want: Wanted) -> Mode | None:
+    """The mode in which the request gets a part of a MIG instance here, if it is to have one.
+
+    On a device that is in MIG mode, or is to be by the policy or by the request's profile.
+    """
+    terms, held = seat.terms, seat.use.mode
+    if not terms.mig_on_top or held not in (None, Mode.MIG) or terms.fixed not in (None, Mode.MIG):
+        return None
+    if not (seat.device.mig.current or terms.fixed or held or want.profile):
+        return None
+    first = next((mode for mode in want.modes if mode is Mode.MIG or mode in terms.mig_on_top), None)
+    return None if first is Mode.MIG else first
+
+
+def _whole_only(seat: Seat, mode: Mode) -> Unfit:
+    """Why a device with MIG mode on, or for a request that names a profile, gives nothing in `mode`."""
+    if not seat.device.mig.capable:
+        sentence = f"mode {mode} was asked on a MIG instance, and the device has no MIG"
+        return never(seat, mode, ErrorCode.UNSUPPORTED, sentence)
+    if mode is Mode.EXCLUSIVE:
+        return never(seat, mode, ErrorCode.UNSUPPORTED, "MIG mode is on, so it is given by instances only")
+    sentence = f"mode {mode} on top of its MIG instances is not allowed by the policy (mig.on_top)"
+    return never(seat, mode, ErrorCode.DENIED_BY_POLICY, sentence)
 
 
 def _fit(seat: Seat, mode: Mode, want: Wanted, spread: bool) -> Verdict:

@@ -71,4 +71,10 @@ class Reasons:
 
 
 def _same(a: Seat, b: Seat) -> bool:
-    return a.device is b.device and a.use is b.use and a.pool is b.pool and a.terms is b.terms
+    return (
+        a.device is b.device
+        and a.use is b.use
+        and a.pool is b.pool
+        and a.terms is b.terms
+        and a.shut == b.shut
+    )

@@ -41,7 +41,8 @@ class Observed:
 
     `node` without devices means that NVML does not answer. `dead_lifetimes` are allocations bound
     to a process that is gone. `own_instances` are the MIG instances that the ledger recorded as
-    made by vgpud, whether or not they exist; others are never touched.
+    made by vgpud, whether or not they exist; others are never touched. `mps_daemons` are the uuids of
+    the devices and MIG devices that have one.
     """
 
     node: Node
@@ -77,7 +78,7 @@ class _World:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """`subject` is an allocation's id; for STOP_MPS and REMOVE_INSTANCE a device's uuid."""
+    """`subject` is an allocation's id; for REMOVE_INSTANCE a device's uuid, for STOP_MPS its target."""
 
     kind: ActionKind
     subject: str
@@ -183,8 +184,8 @@ def _missing(allocation: Allocation, world: _World) -> tuple[str, ...]:
     if needs_lease(allocation) and allocation.id not in observed.leases:
         missing.append("lease")
     for piece in allocation.slices:
-        if piece.mode is Mode.MPS and piece.device_uuid not in observed.mps_daemons:
-            missing.append(f"MPS daemon on device {piece.device_uuid}")
+        if piece.mode is Mode.MPS and piece.target not in observed.mps_daemons:
+            missing.append(f"MPS daemon on {_where(piece)}")
         place = _place(piece)
         if place is not None and not world.has(place):
             missing.append(f"MIG instance on device {piece.device_uuid}")
@@ -202,9 +203,9 @@ def _orphans(kept: list[Allocation], gone: list[Allocation], world: _World) -> I
     for name in sorted(observed.leases - leased - gone_ids):
         why = "its allocation has no preload slice" if name in kept_ids else "no allocation has this id"
         yield Action(ActionKind.REMOVE_LEASE, name, why)
-    served = _mps_devices(kept) | _mps_devices(gone)
+    served = _mps_targets(kept) | _mps_targets(gone)
     for uuid in sorted(observed.mps_daemons - served):
-        yield Action(ActionKind.STOP_MPS, uuid, "no allocation is in mode mps on the device")
+        yield Action(ActionKind.STOP_MPS, uuid, "no allocation is in mode mps there")
     for place in sorted(observed.own_instances - _places(kept) - _places(gone)):
         if world.answers(place.device_uuid):
             why = "no allocation holds it" if world.has(place) else "it is on record and does not exist"
@@ -215,12 +216,15 @@ def _of(allocation: Allocation, kind: ActionKind, reason: str) -> Action:
     return Action(kind, allocation.id, reason)
 
 
-def _mps_devices(allocations: Iterable[Allocation]) -> set[str]:
+def _where(piece: Slice) -> str:
+    if piece.mig is None:
+        return f"device {piece.device_uuid}"
+    return f"the MIG instance at memory slice {piece.mig.placement.start} of device {piece.device_uuid}"
+
+
+def _mps_targets(allocations: Iterable[Allocation]) -> set[str]:
     return {
-        piece.device_uuid
-        for allocation in allocations
-        for piece in allocation.slices
-        if piece.mode is Mode.MPS
+        piece.target for allocation in allocations for piece in allocation.slices if piece.mode is Mode.MPS
     }
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from vgpud.model.device import Node
+from vgpud.model.device import Device, Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import WHOLE, Percent, check_bytes
 from vgpud.model.tenancy import Allocation, Mode, Slice
@@ -64,14 +64,26 @@ def _resized(
             f"device {part.device_uuid} of allocation {allocation.id} is not there",
             "see 'vgpuctl devices'",
         )
-    others = use.get(part.device_uuid, EMPTY).memory_bytes - part.memory_bytes
-    free = device.memory_usable_bytes - others
+    usable, used = _room(device, part, use.get(part.device_uuid, EMPTY))
+    free = usable - (used - part.memory_bytes)
     if wanted > free:
         raise VgpuError(
             ErrorCode.NO_CAPACITY,
             f"{shown_bytes(wanted)} does not fit on device {device.index}: the other allocations leave "
-            f"{shown_bytes(free)} of {shown_bytes(device.memory_usable_bytes)}",
+            f"{shown_bytes(free)} of {shown_bytes(usable)}",
             f"ask for at most {shown_bytes(free)}",
         )
     limited = part.share if share is None else (None if share == WHOLE else share)
     return replace(part, memory_bytes=wanted, share=limited)
+
+
+def _room(device: Device, part: Slice, use: DeviceUse) -> tuple[int, int]:
+    """What the slice's device, or its MIG instance, has to share, and what of it is given."""
+    if part.mig is None:
+        return device.memory_usable_bytes, use.memory_bytes
+    profile = device.mig.profile(part.mig.profile_id)
+    shared = use.instance((part.mig.profile_id, part.mig.placement))
+    usable = part.memory_bytes if profile is None else profile.memory_bytes
+    return min(
+        usable, device.memory_usable_bytes
+    ), part.memory_bytes if shared is None else shared.memory_bytes

@@ -96,5 +96,6 @@ def _apply(piece: Slice, reason: str) -> Step:
 
 
 def _step(kind: StepKind, piece: Slice, reason: str, ordinal: int | None = None) -> Step:
-    mode: Mode = piece.mode
+    of_device = kind in (StepKind.APPLY_MODE, StepKind.UNAPPLY_MODE)
+    mode: Mode = piece.device_mode if of_device else piece.mode
     return Step(kind, reason, device_uuid=piece.device_uuid, mode=mode, slice_ordinal=ordinal)

@@ -29,6 +29,7 @@ class Terms(NamedTuple):
     mps_tenants: int
     mps_share_hundredths: int
     mig_change_mode: bool
+    mig_on_top: tuple[Mode, ...]
     offers: tuple[Offer, ...]
 
     def tenants(self, mode: Mode) -> int:
@@ -48,6 +49,7 @@ def terms_of(device: Device, rule: DeviceRule) -> Terms:
         mps_tenants=mps.max_tenants,
         mps_share_hundredths=round(mps.overcommit_percent * 100),
         mig_change_mode=mig.change_mode,
+        mig_on_top=tuple(Mode(name) for name in mig.on_top),
         offers=_offers(device, mig.profiles),
     )
 

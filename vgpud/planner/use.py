@@ -3,8 +3,30 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from vgpud.model.device import Placement
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, MigSlice, Mode, Slice
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceUse:
+    """The slices on top of one MIG instance, summed as those of a device; `mode` is preload or mps."""
+
+    place: tuple[int, Placement]  # profile id and placement
+    mode: Mode
+    memory_bytes: int = 0
+    share_hundredths: int = 0
+    count: int = 0
+
+    def changed(self, piece: Slice, by: int) -> "InstanceUse":
+        """With `piece` once more (1) or once less (-1)."""
+        return InstanceUse(
+            self.place,
+            self.mode,
+            self.memory_bytes + by * piece.memory_bytes,
+            self.share_hundredths + by * _hundredths(piece),
+            self.count + by,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +34,8 @@ class DeviceUse:
     """The slices on one device, summed. `mode` is None exactly while `count` is 0.
 
     `share_hundredths` (hundredths of a percent) sums the shares that were asked for; a slice whose
-    compute is not limited adds nothing to it. `mig` holds at most one entry per compute slice.
+    compute is not limited adds nothing to it. `mig` holds at most one entry per compute slice; `shared`
+    says which of those instances are divided further, and how far.
     """
 
     mode: Mode | None = None
@@ -20,40 +43,58 @@ class DeviceUse:
     share_hundredths: int = 0
     count: int = 0
     mig: tuple[MigSlice, ...] = ()
+    shared: tuple[InstanceUse, ...] = ()
 
     def with_slice(self, piece: Slice) -> "DeviceUse":
         """This and one slice more; raises VgpuError(BUG) if the device is in another mode."""
-        if self.mode not in (None, piece.mode):
-            raise VgpuError(
-                ErrorCode.BUG,
-                f"a slice in mode {piece.mode} was added to device {piece.device_uuid} in mode {self.mode}",
-                "report this with the journal of vgpud",
-            )
+        if self.mode not in (None, piece.device_mode):
+            raise _bug(f"a slice in mode {piece.mode} was added to device {piece.device_uuid} in {self.mode}")
         return DeviceUse(
-            mode=piece.mode,
+            mode=piece.device_mode,
             memory_bytes=self.memory_bytes + piece.memory_bytes,
             share_hundredths=self.share_hundredths + _hundredths(piece),
             count=self.count + 1,
-            mig=self.mig if piece.mig is None else (*self.mig, piece.mig),
+            mig=self.mig if piece.mig is None else (*self._others(piece), piece.mig),
+            shared=self._shared(piece, 1) if piece.is_on_top else self.shared,
         )
 
     def without_slice(self, piece: Slice) -> "DeviceUse":
         """This less one slice that is in it; raises VgpuError(BUG) if it cannot be in it."""
-        if self.mode is not piece.mode or self.count < 1:
-            raise VgpuError(
-                ErrorCode.BUG,
-                f"device {piece.device_uuid} does not hold the slice in mode {piece.mode} taken off it",
-                "report this with the journal of vgpud",
+        if self.mode is not piece.device_mode or self.count < 1:
+            raise _bug(
+                f"device {piece.device_uuid} does not hold the slice in mode {piece.mode} taken off it"
             )
         if self.count == 1:
             return EMPTY
+        shared = self._shared(piece, -1) if piece.is_on_top else self.shared
+        stays = any(one.place == _place(piece) for one in shared)
         return DeviceUse(
             mode=self.mode,
             memory_bytes=self.memory_bytes - piece.memory_bytes,
             share_hundredths=self.share_hundredths - _hundredths(piece),
             count=self.count - 1,
-            mig=self.mig if piece.mig is None else _without(self.mig, piece.mig),
+            mig=self.mig if piece.mig is None or stays else _without(self.mig, piece.mig),
+            shared=shared,
         )
+
+    def instance(self, place: tuple[int, Placement]) -> InstanceUse | None:
+        """What lies on top of the instance there; None where nothing does."""
+        return next((one for one in self.shared if one.place == place), None)
+
+    def _others(self, piece: Slice) -> tuple[MigSlice, ...]:
+        """The instances held beside that of a slice that may share it."""
+        if piece.mig is None or not piece.is_on_top:
+            return self.mig
+        return _without(self.mig, piece.mig)
+
+    def _shared(self, piece: Slice, by: int) -> tuple[InstanceUse, ...]:
+        place = _place(piece)
+        now = self.instance(place) or InstanceUse(place, piece.mode)
+        changed = now.changed(piece, by)
+        if now.mode is not piece.mode or changed.count < 0:
+            raise _bug(f"an instance of {piece.device_uuid} in mode {now.mode} has no slice in {piece.mode}")
+        rest = tuple(one for one in self.shared if one.place != place)
+        return (*rest, changed) if changed.count else rest
 
 
 EMPTY = DeviceUse()
@@ -66,6 +107,14 @@ def use_of(allocations: Iterable[Allocation]) -> dict[str, DeviceUse]:
         for piece in allocation.slices:
             use[piece.device_uuid] = use.get(piece.device_uuid, EMPTY).with_slice(piece)
     return use
+
+
+def _bug(sentence: str) -> VgpuError:
+    return VgpuError(ErrorCode.BUG, sentence, "report this with the journal of vgpud")
+
+
+def _place(piece: Slice) -> tuple[int, Placement]:
+    return (-1, Placement(0, 0)) if piece.mig is None else (piece.mig.profile_id, piece.mig.placement)
 
 
 def _hundredths(piece: Slice) -> int:

@@ -11,12 +11,16 @@ from vgpud.planner.use import DeviceUse
 
 
 class Seat(NamedTuple):
-    """A device with what the policy says of it and what is allocated on it."""
+    """A device with what the policy says of it and what is allocated on it.
+
+    `shut` are the uuids of MIG devices of the node that take no request like this one now.
+    """
 
     device: Device
     terms: Terms
     use: DeviceUse
     pool: Pool = NO_POOL
+    shut: frozenset[str] = frozenset()
 
     @property
     def claims_free_card(self) -> bool:

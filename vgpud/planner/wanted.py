@@ -81,7 +81,7 @@ def _modes(request: Request, abilities: ModeAbilities) -> tuple[Mode, ...]:
 
 def _check_isolation(request: Request) -> None:
     isolation = request.isolation
-    if request.mig_profile and isolation not in (None, Isolation.HARDWARE):
+    if request.mig_profile and isolation is Isolation.DEVICE:
         raise _bad(
             f"MIG profile {request.mig_profile!r} was asked with isolation {isolation}",
             f"leave the profile out, or ask for isolation {Isolation.HARDWARE}",

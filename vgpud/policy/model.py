@@ -140,6 +140,9 @@ MigLayout = Annotated[
 ]
 
 
+OnTop = Annotated[tuple[Literal["preload", "mps"], ...], Field(strict=False, max_length=2)]
+
+
 class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -249,6 +252,11 @@ class MigSettings(_Table):
         description="instances that someone else made: keep them, lend them to tenants, or remove idle ones "
         "that are in the way",
     )
+    on_top: OnTop = Field(
+        (),
+        description="modes in which tenants may have a part of an instance: preload, mps, or both; left out, "
+        "instances are given whole only",
+    )
     reset: bool = Field(
         False,
         description="whether an idle device may be reset where a change of MIG mode needs it (Ampere)",
@@ -267,10 +275,15 @@ class ExclusiveSettings(_Table):
 ModeOrAuto = Literal["auto", "mig", "mps", "preload", "exclusive", "unmanaged"]
 
 
+def modes_of(settings: str) -> list[str]:
+    """The modes of rules in which a table of settings may stand; preload and mps sit on top of mig too."""
+    return ["auto", settings, *(["mig"] if settings in ("preload", "mps") else [])]
+
+
 def _settings_fit_mode(schema: dict[str, Any]) -> None:
     """Tells editors what rules.py checks: settings stand only under their own mode, or auto."""
     schema["allOf"] = [
-        {"if": {"required": [name]}, "then": {"properties": {"mode": {"enum": ["auto", name]}}}}
+        {"if": {"required": [name]}, "then": {"properties": {"mode": {"enum": modes_of(name)}}}}
         for name in MODES_WITH_SETTINGS
     ]
 

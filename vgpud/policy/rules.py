@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from vgpud.model.quantity import format_bytes
 from vgpud.policy.locate import KeyPath, spell
-from vgpud.policy.model import MAX_RULES, MODES_WITH_SETTINGS, Match
+from vgpud.policy.model import MAX_RULES, MODES_WITH_SETTINGS, Match, modes_of
 from vgpud.policy.origin import Origin, Problem
 
 # nvmlDeviceGetUUID of a physical GPU, as nvidia-smi -L prints it
@@ -89,7 +89,7 @@ def _settings_of_another_mode(rule: _Rule, where: Where) -> Iterator[Problem]:
     if rule.mode == "auto" or not isinstance(rule.mode, str):
         return
     for name in MODES_WITH_SETTINGS:
-        if name in rule.raw and name != rule.mode:
+        if name in rule.raw and rule.mode not in modes_of(name):
             yield _problem(
                 (*rule.path, name),
                 where,

@@ -1,4 +1,4 @@
-"""The effector of mode `mps`: one supervised control daemon a device, tenants of any size on it.
+"""The effector of mode `mps`: one supervised control daemon a device or MIG device, tenants of any size.
 
 A client may only lower what the daemon grants, and the daemon grants what its largest tenant holds; in
 between, the guard in each tenant's process takes the tenant's own limits from a file of root's, hands
@@ -6,6 +6,7 @@ each process a part of them, and refuses cuInit when no daemon answers (native/g
 """
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -46,33 +47,39 @@ class MpsMode:
     # --- the effector's protocol
 
     async def verify(self, device: Device) -> str | None:
-        if not device.mps_capable:
-            return "it does not support MPS"
-        rules = self._world.rules_for(device.uuid)
-        if not self._guard.exists() and not rules.exclusive_process:
-            return f"{self._guard} is missing, so a tenant could run past a dead control daemon"
-        if not self.features().memory_limits:
-            return f"{self._paths.mps_control} is missing, or too old to limit memory (before 11.5)"
+        unable = self._unable(device, self._world.rules_for(device.uuid).exclusive_process)
+        if unable is not None:
+            return unable
         held = any(a.state in _HELD for a in self._world.allocations_on(device.uuid))
         if held or await asyncio.to_thread(self._units.running, unit_name(device.uuid)) is not None:
             return None
         return await foreign_processes(self._gateway, device)
 
+    def _unable(self, device: Device, closed_by_driver: bool) -> str | None:
+        """What is missing for MPS; `closed_by_driver`: EXCLUSIVE_PROCESS keeps programs from passing it."""
+        if not device.mps_capable:
+            return "it does not support MPS"
+        if not self._guard.exists() and not closed_by_driver:
+            return f"{self._guard} is missing, so a tenant could run past a dead control daemon"
+        if not self.features().memory_limits:
+            return f"{self._paths.mps_control} is missing, or too old to limit memory (before 11.5)"
+        return None
+
     async def apply(self, device: Device) -> None:
         await self._close_compute_mode(device)
-        await self._supervisor(device.uuid).up()
+        await self._supervisor(device.uuid, device.uuid).up()
 
-    async def resume(self, device: Device) -> None:
+    async def resume(self, device: Device, part: Slice) -> None:
         """A daemon that does not answer is still watched: the checks decide what becomes of it."""
-        supervisor = self._supervisor(device.uuid)
+        supervisor = self._supervisor(part.target, device.uuid)
         try:
             await supervisor.up()
         except VgpuError as error:
-            self._world.notice(device.uuid, str(error))
+            self._world.notice(part.target, str(error))
             supervisor.watch()
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
-        refusal = self.closed_to(allocation.request.owner.uid, device, allocation.id)
+        refusal = self.closed_to(allocation.request.owner.uid, device, part.target, allocation.id)
         if refusal is not None:
             raise VgpuError(
                 ErrorCode.DENIED_BY_POLICY,
@@ -80,14 +87,28 @@ class MpsMode:
                 "name another device, or set mps.users to 'multi' or 'queue' in the policy",
             )
         rules = self._world.rules_for(part.device_uuid)
-        self._say_who_waits(allocation, device)
-        await self._supervisor(part.device_uuid).limit()
+        self._say_who_waits(allocation, part.target)
+        supervisor = self._supervisor(part.target, part.device_uuid)
+        if part.is_on_top:  # nothing puts an instance into the mode before
+            await self._up_on_top(device, supervisor)
+        await supervisor.limit()
         tenant = tenant_folder(self._paths.run_dir, allocation.id)
         owner = allocation.request.owner
         write_tenant(tenant, part, rules.processes_per_tenant, owner.uid, owner.gid)
-        nodes = device_nodes(device, None, self._paths.host_root)
-        folder = DeviceFolder.of(self._paths.run_dir, part.device_uuid)
+        nodes = device_nodes(device, part.mig, self._paths.host_root)
+        folder = DeviceFolder.of(self._paths.run_dir, part.target)
         return part, mps_edits(allocation, part, folder, tenant, self._guard, rules, nodes)
+
+    async def _up_on_top(self, device: Device, supervisor: Supervisor) -> None:
+        """Compute modes are a card's, so on an instance the guard alone closes the way past MPS."""
+        unable = self._unable(device, closed_by_driver=False)
+        if unable is not None:
+            raise VgpuError(
+                ErrorCode.UNSUPPORTED,
+                f"no MPS on an instance of device {device.index}: {unable}",
+                "install what is missing, or ask for isolation quota",
+            )
+        await supervisor.up()
 
     async def resize(self, allocation: Allocation) -> None:
         raise VgpuError(
@@ -98,15 +119,18 @@ class MpsMode:
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:
         remove_tenant(tenant_folder(self._paths.run_dir, allocation.id))
-        if not self._world.slices_on(part.device_uuid):
+        if not self._world.slices_on(part.target):
+            if part.is_on_top and part.target:
+                await self.unapply(part.target)
             return
         try:
-            await self._supervisor(part.device_uuid).limit()
+            await self._supervisor(part.target, part.device_uuid).limit()
         except VgpuError as error:  # a release waits for no daemon: the checks see to one that hangs
-            log.warning("limits stay those of a larger tenant", device=part.device_uuid, why=str(error))
+            log.warning("limits stay those of a larger tenant", device=part.target, why=str(error))
 
     async def unapply(self, device_uuid: str) -> None:
-        await self._supervisor(device_uuid).down()
+        """Of a device, or of a MIG device."""
+        await self._supervisor(device_uuid, device_uuid).down()
         await self._restore_compute_mode(device_uuid)
         self._supervisors.pop(device_uuid, None)
 
@@ -123,40 +147,53 @@ class MpsMode:
 
     # --- who may come
 
-    def closed_to(self, uid: int, device: Device, but: str = "") -> str | None:
-        """Why this uid is not to have a share of the device now; `but` is an allocation left out."""
-        others = [a for a in self._world.allocations_on(device.uuid) if a.id != but]
+    def closed_to(self, uid: int, device: Device, target: str, but: str = "") -> str | None:
+        """Why this uid is not to have a share there now; `but` is an allocation left out."""
+        others = [a for a in self._world.allocations_on(target) if a.id != but]
         rules = self._world.rules_for(device.uuid)
-        most = self.features().client_limit(device.compute_capability)
+        most = self._client_limit(device, target)
         if (len(others) + 1) * rules.processes_per_tenant > most:
             return (
                 f"its MPS server takes {most} processes, and {len(others)} tenants may have "
                 f"{rules.processes_per_tenant} each"
             )
-        uids = self._other_users(uid, device.uuid, but)
+        uids = self._other_users(uid, target, but)
         if not uids or rules.users is Users.QUEUE:
             return None
         names = ", ".join(map(str, uids))
         return f"its MPS server serves uid {names}, and uid {uid} would wait until all their programs end"
 
-    def _say_who_waits(self, allocation: Allocation, device: Device) -> None:
+    def _client_limit(self, device: Device, target: str) -> int:
+        """In a MIG device it goes down with the compute instance (MPS guide, "client limits")."""
+        most = self.features().client_limit(device.compute_capability)
+        if target == device.uuid:
+            return most
+        slices = {p.id: p.slice_count for p in device.mig.profiles}
+        of_instance = (
+            slices.get(instance.profile_id, 1)
+            for instance in device.mig.instances
+            if any(compute.uuid == target for compute in instance.compute_instances)
+        )
+        return max(most * next(of_instance, 1) // max(slices.values(), default=1), 1)
+
+    def _say_who_waits(self, allocation: Allocation, target: str) -> None:
         uid = allocation.request.owner.uid
-        others = self._other_users(uid, device.uuid, allocation.id)
+        others = self._other_users(uid, target, allocation.id)
         if others:
             names = ", ".join(map(str, others))
             self._world.notice(
-                device.uuid, f"programs of uid {uid} wait while any of uid {names} run: one user at a time"
+                target, f"programs of uid {uid} wait while any of uid {names} run: one user at a time"
             )
 
-    def _other_users(self, uid: int, device_uuid: str, but: str) -> tuple[int, ...]:
+    def _other_users(self, uid: int, target: str, but: str) -> tuple[int, ...]:
         """Those whose programs keep this one's waiting; nobody under a server for all."""
-        if self._is_multi_user(device_uuid):
+        if self._is_multi_user(target):
             return ()
-        owners = {a.request.owner.uid for a in self._world.allocations_on(device_uuid) if a.id != but}
+        owners = {a.request.owner.uid for a in self._world.allocations_on(target) if a.id != but}
         return tuple(sorted(owners - {uid}))
 
-    def _is_multi_user(self, device_uuid: str) -> bool:
-        supervisor = self._supervisors.get(device_uuid)
+    def _is_multi_user(self, target: str) -> bool:
+        supervisor = self._supervisors.get(target)
         return supervisor is not None and supervisor.multi_user
 
     # --- for operators
@@ -164,14 +201,22 @@ class MpsMode:
     def features(self) -> Features:
         return probe(self._paths.mps_control)
 
-    async def report(self, device: Device) -> MpsDaemon | None:
-        """None for a device without a control daemon."""
-        running = await asyncio.to_thread(self._units.running, unit_name(device.uuid))
+    async def report(self, device: Device) -> tuple[MpsDaemon, ...]:
+        """The control daemons of the device and of its MIG devices."""
+        found = await asyncio.gather(*(self._report(device, target) for target in self._targets(device)))
+        return tuple(daemon for daemon in found if daemon is not None)
+
+    def _targets(self, device: Device) -> tuple[str, ...]:
+        on_top = (t for t, s in self._supervisors.items() if s.charge.owner_uuid == device.uuid)
+        return tuple(dict.fromkeys((device.uuid, *on_top)))
+
+    async def _report(self, device: Device, target: str) -> MpsDaemon | None:
+        running = await asyncio.to_thread(self._units.running, unit_name(target))
         if running is None:
             return None
-        supervisor = self._supervisor(device.uuid)
+        supervisor = self._supervisor(target, device.uuid)
         processes = await asyncio.to_thread(self._gateway.processes, device.uuid)
-        return await asyncio.to_thread(
+        said = await asyncio.to_thread(
             report,
             device,
             running.pid,
@@ -180,19 +225,26 @@ class MpsMode:
             processes,
             supervisor.multi_user,
         )
+        return replace(said, device_uuid=target, client_limit=self._client_limit(device, target))
 
     async def terminate(self, device: Device, pid: int) -> None:
         """Ends one client without harm to the others. Raises VgpuError: NO_SUCH_CLIENT, MPS_REFUSED."""
-        control = self._supervisor(device.uuid).control()
-        listed = await asyncio.to_thread(control.clients)
-        client = next((c for c in listed if c.pid == pid), None)
-        if client is None:
-            raise VgpuError(
-                ErrorCode.NO_SUCH_CLIENT,
-                f"no MPS client with pid {pid} among the {len(listed)} on device {device.index}",
-                "see 'vgpuctl mps ls'",
-            )
-        await asyncio.to_thread(control.terminate_client, client.server_pid, pid)
+        seen = 0
+        for target in self._targets(device):
+            if await asyncio.to_thread(self._units.running, unit_name(target)) is None:
+                continue
+            control = self._supervisor(target, device.uuid).control()
+            listed = await asyncio.to_thread(control.clients)
+            client = next((c for c in listed if c.pid == pid), None)
+            if client is not None:
+                await asyncio.to_thread(control.terminate_client, client.server_pid, pid)
+                return
+            seen += len(listed)
+        raise VgpuError(
+            ErrorCode.NO_SUCH_CLIENT,
+            f"no MPS client with pid {pid} among the {seen} on device {device.index}",
+            "see 'vgpuctl mps ls'",
+        )
 
     # --- parts
 
@@ -200,37 +252,40 @@ class MpsMode:
     def _guard(self) -> Path:
         return self._paths.libvgpu.with_name("libvgpu-guard.so")
 
-    def _supervisor(self, device_uuid: str) -> Supervisor:
-        found = self._supervisors.get(device_uuid)
+    def _supervisor(self, target: str, device_uuid: str) -> Supervisor:
+        found = self._supervisors.get(target)
         if found is None:
             world = self._world
             charge = Charge(
-                device_uuid=device_uuid,
+                device_uuid=target,
+                owner_uuid=device_uuid,
                 program=self._paths.mps_control,
-                folder=DeviceFolder.of(self._paths.run_dir, device_uuid),
+                folder=DeviceFolder.of(self._paths.run_dir, target),
                 features=self.features,
                 rules=lambda: world.rules_for(device_uuid),
-                limits=lambda: Limits.largest(world.slices_on(device_uuid)),
-                died=lambda sentence: self._died(device_uuid, sentence),
-                notice=lambda sentence: world.notice(device_uuid, sentence),
+                limits=lambda: Limits.largest(world.slices_on(target)),
+                died=lambda sentence: self._died(target, device_uuid, sentence),
+                notice=lambda sentence: world.notice(target, sentence),
             )
-            found = self._supervisors[device_uuid] = Supervisor(charge, self._units)
+            found = self._supervisors[target] = Supervisor(charge, self._units)
         return found
 
-    def _died(self, device_uuid: str, sentence: str) -> None:
-        self._world.died(device_uuid, sentence)
-        task = asyncio.ensure_future(self._log_lost(device_uuid))
+    def _died(self, target: str, device_uuid: str, sentence: str) -> None:
+        held = frozenset(a.id for a in self._world.allocations_on(target))
+        self._world.died(target, sentence)
+        task = asyncio.ensure_future(self._log_lost(device_uuid, held))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _log_lost(self, device_uuid: str) -> None:
+    async def _log_lost(self, device_uuid: str, held: frozenset[str]) -> None:
         """The clients that the daemon took along, as long as NVML still lists them."""
         try:
             processes = await asyncio.to_thread(self._gateway.processes, device_uuid)
         except VgpuError as error:
             log.warning("who was lost cannot be said", device=device_uuid, why=str(error))
             return
-        lost = {p.pid: allocation_of(p.pid) for p in processes if p.kind != "graphics"}
+        named = {p.pid: allocation_of(p.pid) for p in processes if p.kind != "graphics"}
+        lost = {pid: name for pid, name in named.items() if name in held}
         log.error("MPS clients lost", device=device_uuid, allocation_by_pid=lost)
 
     async def _close_compute_mode(self, device: Device) -> None:

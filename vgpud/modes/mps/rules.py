@@ -49,7 +49,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class MpsWorld:
-    """`died` and `notice` are called in the event loop, with a device's uuid and a sentence."""
+    """`died` and `notice` are called in the event loop, with a target and a sentence.
+
+    A target is the uuid of what a daemon serves: a device, or a MIG device.
+    """
 
     allocations_on: Callable[[str], Iterable[Allocation]]
     rules_for: Callable[[str], MpsRules]
@@ -57,10 +60,10 @@ class MpsWorld:
     notice: Callable[[str, str], None]
     originals: Originals
 
-    def slices_on(self, device_uuid: str) -> tuple[Slice, ...]:
+    def slices_on(self, target: str) -> tuple[Slice, ...]:
         return tuple(
             part
-            for allocation in self.allocations_on(device_uuid)
+            for allocation in self.allocations_on(target)
             for part in allocation.slices
-            if part.device_uuid == device_uuid and part.mode is Mode.MPS
+            if part.target == target and part.mode is Mode.MPS
         )

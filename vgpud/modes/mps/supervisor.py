@@ -41,7 +41,10 @@ def unit_name(device_uuid: str) -> str:
 
 @dataclass(frozen=True)
 class Charge:
-    """What a supervisor is charged with; the callables are asked anew each time."""
+    """What a supervisor is charged with; the callables are asked anew each time.
+
+    `device_uuid` is what the daemon serves: a device, or a MIG device, of the device `owner_uuid`.
+    """
 
     device_uuid: str
     program: str
@@ -52,6 +55,7 @@ class Charge:
     died: Callable[[str], None]
     notice: Callable[[str], None]
     answer_seconds: float = 5.0
+    owner_uuid: str = ""
 
 
 @dataclass

@@ -1,0 +1,136 @@
+"""Does a quota (preload) or a spatial share (mps) fit on a MIG instance?
+
+An instance is asked as a card is (fit_shared), with what it has for what the card has. One that others
+of the mode are on already comes first, then an idle one, then a place for a new one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from vgpud.model.device import Device, Mig
+from vgpud.model.tenancy import MigMove, MigSlice, Mode
+from vgpud.planner.fit_mig import find_instance, full, mode_shut, serving_offers
+from vgpud.planner.fit_shared import fit_shared
+from vgpud.planner.geometry import SlotKey, table_for
+from vgpud.planner.pool import stock_of
+from vgpud.planner.terms import Offer
+from vgpud.planner.use import EMPTY, DeviceUse, InstanceUse
+from vgpud.planner.verdict import NO_ROOM, Fit, Seat, Unfit, Verdict, busy
+from vgpud.planner.wanted import Wanted
+from vgpud.planner.words import counted
+
+
+class _Instance(NamedTuple):
+    offer: Offer
+    mig: MigSlice
+    use: DeviceUse
+
+
+def fit_on_top(seat: Seat, mode: Mode, want: Wanted, spread: bool) -> Verdict:
+    """`mode` is preload or mps. A share is of the instance, not of the card."""
+    serving = serving_offers(seat, want if want.share is None else replace(want, share=None))
+    if isinstance(serving, Unfit):
+        return serving._replace(mode=mode)
+    shared = [_fit(seat, instance, mode, want, spread) for instance in _shared(seat, mode, serving)]
+    fits = [verdict for verdict in shared if isinstance(verdict, Fit)]
+    if fits:
+        return min(fits, key=lambda fit: fit.rank)
+    fresh = _fresh(seat, mode, want, serving, spread)
+    if isinstance(fresh, Fit) or not fresh.busy or not shared:
+        return fresh
+    return _full(seat, mode, [v for v in shared if isinstance(v, Unfit)], fresh)
+
+
+def _shared(seat: Seat, mode: Mode, serving: tuple[Offer, ...]) -> Iterator[_Instance]:
+    """The instances that slices of this mode are on, less those that are shut to the request."""
+    offers = {offer.profile.id: offer for offer in serving}
+    for mig in seat.use.mig:
+        use = seat.use.instance((mig.profile_id, mig.placement))
+        offer = offers.get(mig.profile_id)
+        if use is not None and use.mode is mode and offer is not None and mig.uuid not in seat.shut:
+            yield _Instance(offer, mig, _as_use(use))
+
+
+def _as_use(use: InstanceUse) -> DeviceUse:
+    return DeviceUse(use.mode, use.memory_bytes, use.share_hundredths, use.count)
+
+
+def _as_device(device: Device, instance: _Instance) -> Device:
+    """The instance as a card of its own, with the processes that run in it."""
+    return replace(
+        device,
+        memory_total_bytes=instance.offer.memory_bytes,
+        memory_reserved_bytes=0,
+        sm_count=instance.offer.profile.sm_count,
+        mig=Mig(),
+        processes=tuple(p for p in device.processes if p.gpu_instance_id in _ids(device, _key(instance.mig))),
+    )
+
+
+def _key(mig: MigSlice) -> SlotKey:
+    return mig.profile_id, mig.placement
+
+
+def _ids(device: Device, key: SlotKey) -> set[int]:
+    return {i.id for i in device.mig.instances if (i.profile_id, i.placement) == key}
+
+
+def _fit(
+    seat: Seat,
+    instance: _Instance,
+    mode: Mode,
+    want: Wanted,
+    spread: bool,
+    how: str = "",
+    moves: tuple[MigMove, ...] = (),
+) -> Verdict:
+    asked = seat._replace(device=_as_device(seat.device, instance), use=instance.use)
+    verdict = fit_shared(asked, mode, want, spread)
+    if isinstance(verdict, Unfit):
+        return verdict._replace(device=seat.device)
+    place = f"{instance.offer.name} at memory slice {instance.mig.placement.start}"
+    beside = how or f"beside {counted(instance.use.count, 'other')}"
+    return verdict._replace(
+        device=seat.device,
+        piece=replace(verdict.piece, mig=instance.mig),
+        # an instance that is given to the mode already comes first, as a card would
+        rank=verdict.rank if spread else (int(not instance.use.count), *verdict.rank[1:]),
+        sentence=f"{verdict.sentence}, on the MIG instance {place}, {beside}",
+        moves=moves,
+    )
+
+
+def _fresh(seat: Seat, mode: Mode, want: Wanted, serving: tuple[Offer, ...], spread: bool) -> Fit | Unfit:
+    """On an instance that nobody holds yet: one that is idle, or one that is made for it."""
+    shut = mode_shut(seat)
+    if shut is not None:
+        return shut._replace(mode=mode)
+    table = table_for(seat.device.mig.profiles)
+    stock = stock_of(table, seat.device, seat.use.mig, seat.pool)
+    able: list[Offer] = []
+    never: Unfit | None = None
+    for offer in serving:  # what the smallest cannot hold beside its context a larger one may
+        probe = _Instance(offer, MigSlice(offer.profile.id, offer.name, offer.profile.placements[0]), EMPTY)
+        verdict = fit_shared(
+            seat._replace(device=_as_device(seat.device, probe), use=EMPTY), mode, want, spread
+        )
+        if isinstance(verdict, Unfit):
+            never = never or verdict._replace(device=seat.device)
+        else:
+            able.append(offer)
+    if not able:
+        assert never is not None
+        return never
+    choice = find_instance(seat, table, stock, tuple(able))
+    if choice is None:
+        return full(seat, tuple(able), table, stock)._replace(mode=mode, room=NO_ROOM)
+    mig = MigSlice(choice.offer.profile.id, choice.offer.name, choice.place.placement)
+    return _fit(seat, _Instance(choice.offer, mig, EMPTY), mode, want, spread, choice.how, choice.moves)
+
+
+def _full(seat: Seat, mode: Mode, shared: list[Unfit], fresh: Unfit) -> Unfit:
+    """The instance with most left speaks for those that are shared."""
+    best = max(shared, key=lambda unfit: unfit.room[:2])
+    sentence = f"on its {counted(len(shared), 'shared MIG instance')}: {best.sentence}; {fresh.sentence}"
+    return busy(seat, mode, sentence, best.room)
