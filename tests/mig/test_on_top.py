@@ -1,4 +1,4 @@
-"""Several tenants in one MIG instance, by preload and by mps, through the whole daemon on a simulated node."""
+"""Several tenants in one MIG instance, by preload and by mps: the whole daemon on a simulated node."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def place(held: pb.Allocation) -> str:
 def fill(node: DemoNode, held: pb.Allocation) -> dict[str, Any]:
     """A program of the tenant's that takes all the memory it gets; what it got."""
     done = subprocess.run(
-        [PROBE, "fill", "--piece", str(512 * MIB)],
+        [PROBE, "fill", "--piece", str(256 * MIB)],
         env={**node.environment, **held.edits.env, **held.edits.host_env},
         capture_output=True,
         text=True,
