@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import structlog
 import uvloop
@@ -17,8 +17,10 @@ import uvloop
 from vgpud import __version__, logs, sd
 from vgpud.hardware.events import DeviceEvent, watch_events
 from vgpud.hardware.gateway import Gateway
+from vgpud.http.doors import Doors
 from vgpud.ledger import Ledger, LedgerState
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
+from vgpud.model.journal import Message
 from vgpud.model.tenancy import Mode
 from vgpud.modes.base import Effector, Paths
 from vgpud.modes.exclusive import Exclusive
@@ -30,6 +32,7 @@ from vgpud.node.drains import Drains
 from vgpud.node.inventory import Inventory
 from vgpud.node.keeper import NodeKeeper, Parts
 from vgpud.node.mps_world import mps_world
+from vgpud.node.observe import observe
 from vgpud.node.originals import LedgerOriginals
 from vgpud.node.recover import Start, agree, recover
 from vgpud.node.transitions import Transitions
@@ -185,10 +188,13 @@ async def serve(settings: Settings) -> None:
         gc.enable()
         server = Server(keeper, public_sockets(settings.run_dir, settings.group, os.environ))
         await server.start()
+        doors = Doors(settings.run_dir, lambda: observe(keeper))
+        await doors.start(keeper.policy().policy)
+        keeper.policies.preparing.append(doors.prepare)
         watcher = watch_devices(daemon, keeper, loop)
         lasting = [asyncio.ensure_future(one) for one in (heartbeat(keeper), reload(keeper, hung_up))]
         sd.notify("READY=1", f"STATUS={keeper.describe().status}")
-        log.info("ready", status=keeper.describe().status, version=__version__)
+        log.info("ready", message_id=Message.READY, status=keeper.describe().status, version=__version__)
         try:
             await daemon.stopping.wait()
         finally:
@@ -196,8 +202,9 @@ async def serve(settings: Settings) -> None:
             for one in lasting:
                 one.cancel()
             watcher()
+            doors.close()
             await server.stop(_STOP_SECONDS)
-    log.info("stopped")
+    log.info("stopped", message_id=Message.STOPPED)
 
 
 async def reload(keeper: NodeKeeper, hung_up: asyncio.Event) -> None:
@@ -208,13 +215,9 @@ async def reload(keeper: NodeKeeper, hung_up: asyncio.Event) -> None:
 
 
 async def reload_once(keeper: NodeKeeper) -> None:
-    try:
-        report = await keeper.reload_policy(dry_run=False)
-    except VgpuError as error:
-        log.error("policy not reloaded", why=str(error), details=error.details)
-    else:
+    with suppress(VgpuError):  # the keeper has said what is wrong
+        await keeper.reload_policy(dry_run=False)
         sd.notify(f"STATUS={keeper.describe().status}")
-        log.info("reload", changed=report.changed, done=report.done, waiting=report.waiting)
 
 
 def watch_devices(daemon: Daemon, keeper: NodeKeeper, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:

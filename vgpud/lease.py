@@ -396,6 +396,68 @@ def _read_meter(raw: bytes, at: int) -> Meter:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseMeter:
+    """One device of a whole lease: memory of the live processes, counters of all there ever were."""
+
+    processes: int
+    memory: Meter
+    compute_used_ns: int
+    compute_waited_ns: int
+
+
+_METER = struct.Struct("<8Q")
+_COMPUTE = struct.Struct("<3Q")
+
+
+def read_meters(folder: Path, device_count: int) -> tuple[LeaseMeter, ...]:
+    """What `read_usage` and `Usage.device` tell of the first devices, and their compute time, for a
+    hundredth of the work: only what is in use is read. Clamped as there.
+
+    Raises VgpuError LEASE_FAILED if the lease itself is gone.
+    """
+    try:
+        fd = os.open(folder / layout.USAGE_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            head = os.pread(fd, layout.USAGE_SLOTS, 0).ljust(layout.USAGE_SLOTS, b"\0")
+            (high,) = struct.unpack_from("<I", head, layout.USAGE_SLOT_HIGH)
+            length = min(high, layout.MAX_SLOTS) * layout.SLOT_SIZE
+            slots = os.pread(fd, length, layout.USAGE_SLOTS).ljust(length, b"\0")
+            size = device_count * layout.COMPUTE_SIZE
+            compute = os.pread(fd, size, layout.USAGE_COMPUTE).ljust(size, b"\0")
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise _failed(f"read the use of lease {folder.name}", error) from error
+    held = [at for at in range(0, length, layout.SLOT_SIZE) if slots[at : at + 4] != b"\0\0\0\0"]
+    return tuple(_lease_meter(head, slots, compute, held, device) for device in range(device_count))
+
+
+def _lease_meter(head: bytes, slots: bytes, compute: bytes, held: list[int], device: int) -> LeaseMeter:
+    at = device * layout.SLOT_DEVICE_SIZE
+    past = _METER.unpack_from(head, layout.USAGE_RETIRED + at)
+    live = [_METER.unpack_from(slots, slot + layout.SLOT_DEVICES + at) for slot in held]
+
+    def words(offset: int, most: int) -> list[int]:
+        return [min(int(one[offset // 8]), most) for one in live]
+
+    def counter(offset: int) -> int:
+        return min(sum(words(offset, _COUNT_MAX)) + int(past[offset // 8]), _COUNT_MAX)
+
+    peak = layout.SLOT_DEVICE_PEAK_BYTES
+    memory = Meter(
+        used_bytes=sum(words(layout.SLOT_DEVICE_USED_BYTES, _BYTES_MAX)),
+        context_bytes=sum(words(layout.SLOT_DEVICE_CONTEXT_BYTES, _BYTES_MAX)),
+        peak_bytes=max([*words(peak, _BYTES_MAX), min(past[peak // 8], _BYTES_MAX)]),
+        refusals_limit=counter(layout.SLOT_DEVICE_REFUSALS_LIMIT),
+        refusals_card=counter(layout.SLOT_DEVICE_REFUSALS_CARD),
+        launches=counter(layout.SLOT_DEVICE_LAUNCHES),
+        throttled_ns=counter(layout.SLOT_DEVICE_THROTTLED_NS),
+    )
+    _, used_ns, waited_ns = _COMPUTE.unpack_from(compute, device * layout.COMPUTE_SIZE)
+    return LeaseMeter(len(held), memory, min(used_ns, _COUNT_MAX), min(waited_ns, _COUNT_MAX))
+
+
 # --- the arbiter
 
 

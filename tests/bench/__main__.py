@@ -8,16 +8,17 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import grpc_bench, ledger, mig_packing
+from tests.bench import grpc_bench, ledger, mig_packing, operate
 from tests.bench.common import HEAD, Report
 from tests.demo.node import BUILD
 
 BENCHES: dict[str, Callable[[argparse.Namespace], Report]] = {
     "ledger": lambda arguments: ledger.run(arguments.calls),
     "mig-packing": lambda arguments: mig_packing.run(),
+    "operate": lambda arguments: operate.run(),
     "grpc": lambda arguments: grpc_bench.run(arguments.calls, arguments.idle_seconds),
 }
-_NEED_A_NODE = {"grpc"}
+_NEED_A_NODE = {"grpc", "operate"}
 
 
 def parse() -> argparse.Namespace:

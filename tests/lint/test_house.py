@@ -25,6 +25,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "modes": {"hardware", "lease", "units", "model"},
     "node": {"modes", "inject", "planner", "policy", "hardware", "ledger", "lease", "units", "model"},
     "serve": {"node", "api", "inject", "model", "policy"},
+    "metrics": {"model"},
+    "http": {"metrics", "model", "policy"},
     "ctl": {"api", "model", "policy"},
     "sd": set(),
     "logs": {"sd"},

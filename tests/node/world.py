@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 from vgpud.ledger import Ledger
 from vgpud.model.caller import Caller, Door
@@ -12,7 +13,7 @@ from vgpud.model.device import Device, Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Allocation, Edits, Isolation, Lifetime, Mode, Owner, Request, Slice
-from vgpud.model.view import SliceUse
+from vgpud.model.view import SliceMeter, SliceUse, Vitals
 from vgpud.node.book import Book
 from vgpud.node.inventory import Inventory
 from vgpud.node.keeper import NodeKeeper, Parts
@@ -41,6 +42,11 @@ class FakeGateway:
     node: Node = field(default_factory=lambda: Node(devices=(device(0), device(1))))
     error: VgpuError | None = None
     snapshots: int = 0
+    vitals_of: dict[str, Vitals] = field(default_factory=dict)
+    nvml: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(refusals={}))
+
+    def vitals(self, uuid: str) -> Vitals:
+        return self.vitals_of.get(uuid, Vitals())
 
     def snapshot(self) -> Node:
         self.snapshots += 1
@@ -106,6 +112,10 @@ class Remembering:
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
         self._called("use")
         return SliceUse(part.device_uuid, 1, 0, 0, 0, 0, self.pids)
+
+    def meters(self, allocation: Allocation, devices: Sequence[Device]) -> tuple[SliceMeter, ...]:
+        self._called("meters")
+        return tuple(SliceMeter(part.device_uuid, 1, len(self.pids)) for part in allocation.slices)
 
 
 @dataclass

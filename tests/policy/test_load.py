@@ -89,6 +89,9 @@ def test_every_effective_key_has_its_origin(etc: Etc) -> None:
         "device[1].mps.client_priority": "built-in",
         "device[1].mps.check_seconds": "built-in",
         "device[1].mps.hang_seconds": "built-in",
+        "metrics.listen": "built-in",
+        "http.listen": "built-in",
+        "quota": "built-in",
     }
 
 

@@ -56,6 +56,9 @@ def test_every_effective_key_with_its_value_and_origin(etc: Etc) -> None:
         ("device[0].mig.on_top", "[]", "built-in"),
         ("device[0].mig.reset", "false", "built-in"),
         ("device[1].mode", '"exclusive"', "etc/vgpud.toml:9"),
+        ("metrics.listen", '""', "built-in"),
+        ("http.listen", '""', "built-in"),
+        ("quota", "[]", "built-in"),
     ]
 
 
@@ -64,6 +67,9 @@ def test_without_rules_it_says_so(etc: Etc) -> None:
         ("version", "1", "built-in"),
         ("planner.strategy", '"pack"', "built-in"),
         ("device", "[]", "built-in"),
+        ("metrics.listen", '""', "built-in"),
+        ("http.listen", '""', "built-in"),
+        ("quota", "[]", "built-in"),
     ]
 
 

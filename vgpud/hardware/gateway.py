@@ -23,7 +23,7 @@ from vgpud.hardware.nvml import (
     Nvml,
     NvmlRefusal,
 )
-from vgpud.hardware.read import Reader, Static, read_memory, read_processes
+from vgpud.hardware.read import Reader, Static, read_memory, read_processes, read_vitals
 from vgpud.hardware.topology import read_links
 from vgpud.hardware.workers import Workers
 from vgpud.model.device import (
@@ -37,6 +37,7 @@ from vgpud.model.device import (
     Placement,
 )
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.view import Vitals
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -237,6 +238,10 @@ class Gateway:
     def processes(self, uuid: str) -> tuple[DeviceProcess, ...]:
         """Raises VgpuError also: NO_SUCH_DEVICE, GPU_LOST."""
         return self._on_device(uuid, lambda: read_processes(self.nvml, self._handle(uuid)))
+
+    def vitals(self, uuid: str) -> Vitals:
+        """Raises VgpuError also: NO_SUCH_DEVICE, GPU_LOST."""
+        return self._on_device(uuid, lambda: read_vitals(self.nvml, self._handle(uuid)))
 
     def gpu_instances(self, uuid: str) -> tuple[GpuInstance, ...]:
         """The GPU instances that exist now. Raises VgpuError also: NO_SUCH_DEVICE, GPU_LOST."""

@@ -3,6 +3,7 @@
 Status codes are those of nvml.h, nvmlReturn_t.
 """
 
+from collections import Counter
 from types import ModuleType
 from typing import Any
 
@@ -136,6 +137,7 @@ class Nvml:
 
     def __init__(self, binding: ModuleType) -> None:
         self.binding = binding
+        self.refusals: Counter[int] = Counter()  # by status; what a card or driver lacks does not count
         self._told: set[tuple[str, int]] = set()
 
     def call(self, name: str, *args: object) -> Any:  # noqa: ANN401  # the binding is untyped
@@ -160,6 +162,8 @@ class Nvml:
         try:
             value = function(*args)
         except self.binding.NVMLError as error:
+            if error.value not in _EXPECTED and error.value != TIMEOUT:
+                self.refusals[int(error.value)] += 1
             raise NvmlRefusal(error.value, name, str(error)) from None
         except UnicodeDecodeError:  # the binding decodes some texts itself, strictly
             raise NvmlRefusal(UNKNOWN, name, "text that is not UTF-8") from None

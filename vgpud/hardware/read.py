@@ -15,6 +15,7 @@ from vgpud.model.device import (
     MigProfile,
     Virtualisation,
 )
+from vgpud.model.view import Vitals
 
 # nvml.h nvmlComputeMode_t and nvmlGpuVirtualizationMode_t
 COMPUTE_MODES: dict[int, ComputeMode] = {
@@ -34,6 +35,7 @@ _NO_INSTANCE = 0xFFFFFFFF  # nvml.h: gpuInstanceId of a process outside MIG
 _MEMORY_V2 = 0x02000028  # nvmlMemory_v2: size of the struct, and 2 in the top byte
 _MPS_SINCE = (3, 5)  # CUDA MPS documentation, "Limitations"
 _NODE_SCOPE = 0  # NVML_AFFINITY_SCOPE_NODE
+_TEMPERATURE_GPU = 0  # nvml.h nvmlTemperatureSensors_t
 _NODE_WORDS = 16  # room for 1024 NUMA nodes
 
 
@@ -137,6 +139,16 @@ def read_memory(nvml: Nvml, handle: Handle) -> Memory:
     if info is not None:
         return Memory(int(info.total), 0, int(info.used))
     return Memory()
+
+
+def read_vitals(nvml: Nvml, handle: Handle) -> Vitals:
+    utilisation = nvml.call("nvmlDeviceGetUtilizationRates", handle)
+    return Vitals(
+        temperature_celsius=nvml.call("nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU),
+        power_milliwatts=nvml.call("nvmlDeviceGetPowerUsage", handle),
+        power_limit_milliwatts=nvml.call("nvmlDeviceGetEnforcedPowerLimit", handle),
+        busy_percent=None if utilisation is None else int(utilisation.gpu),
+    )
 
 
 def _read_mig(nvml: Nvml, handle: Handle, mode: list[int] | None, profiles: tuple[MigProfile, ...]) -> Mig:

@@ -1,5 +1,6 @@
 """What callers are shown of devices and slices beside the snapshots themselves."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vgpud.model.device import Device, Node
@@ -30,6 +31,42 @@ class SliceUse:
     refusals_limit: int
     refusals_card: int
     pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """A device's sensors at one moment; None where NVML does not say (MIG devices have no utilisation)."""
+
+    temperature_celsius: int | None = None
+    power_milliwatts: int | None = None
+    power_limit_milliwatts: int | None = None
+    busy_percent: int | None = None  # of the last sampling period, some kernel ran
+
+
+@dataclass(frozen=True, slots=True)
+class SliceMeter:
+    """What a slice uses and has used, cheap enough to be read for every slice each second.
+
+    Counters start with the allocation. None means that the slice's mode has no such meter.
+    """
+
+    device_uuid: str
+    memory_used_bytes: int
+    processes: int
+    memory_peak_bytes: int | None = None
+    refusals_limit: int | None = None
+    refusals_card: int | None = None
+    throttled_ns: int | None = None  # launches held back
+    compute_used_ns: int | None = None  # held the device
+    compute_waited_ns: int | None = None  # wanted the device and did not have it
+
+
+@dataclass(frozen=True, slots=True)
+class Metered:
+    """Sensors by device uuid, meters by allocation id (in the order of its slices)."""
+
+    vitals: Mapping[str, Vitals]
+    meters: Mapping[str, tuple[SliceMeter, ...]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,14 @@
 Every call is idempotent: a plan that was cut by a crash is run again from its start, or undone.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from vgpud.model.device import Device
 from vgpud.model.tenancy import Allocation, Edits, Mode, Slice
-from vgpud.model.view import SliceUse
+from vgpud.model.view import SliceMeter, SliceUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,4 +87,8 @@ class Effector(Protocol):
 
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
         """What the slice uses now."""
+        ...
+
+    def meters(self, allocation: Allocation, devices: Sequence[Device]) -> tuple[SliceMeter, ...]:
+        """One a slice, in order: `devices` are the snapshot's. Asks neither NVML nor a helper."""
         ...

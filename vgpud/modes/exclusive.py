@@ -1,13 +1,15 @@
 """Mode `exclusive`: one tenant has the whole card, with nothing of ours in its process."""
 
+from collections.abc import Sequence
+
 from vgpud.hardware.gateway import Gateway
 from vgpud.hardware.nodes import device_nodes
 from vgpud.model.device import Device, DeviceProcess
 from vgpud.model.tenancy import Allocation, Edits, Mode, Slice
-from vgpud.model.view import SliceUse
+from vgpud.model.view import SliceMeter, SliceUse
 from vgpud.modes.base import Paths
 from vgpud.modes.edits import cuda_env
-from vgpud.modes.gpu_use import foreign_processes, pids_of, slice_processes, use_of
+from vgpud.modes.gpu_use import foreign_processes, meter_of, pids_of, slice_processes, use_of
 
 
 class Exclusive:
@@ -43,6 +45,10 @@ class Exclusive:
 
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
         return use_of(part, await self._processes(allocation, part))
+
+    def meters(self, allocation: Allocation, devices: Sequence[Device]) -> tuple[SliceMeter, ...]:
+        pairs = zip(allocation.slices, devices, strict=True)
+        return tuple(meter_of(part, device.processes) for part, device in pairs)
 
     async def tenants(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
         return pids_of(await self._processes(allocation, part))

@@ -1,13 +1,15 @@
 """What NVML says of a device's processes, for the modes that keep no meter of their own."""
 
 import asyncio
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from vgpud.hardware.gateway import Gateway
 from vgpud.model.device import Device, DeviceProcess
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Slice
-from vgpud.model.view import SliceUse
+from vgpud.model.view import SliceMeter, SliceUse
 
 
 async def slice_processes(gateway: Gateway, part: Slice) -> tuple[DeviceProcess, ...]:
@@ -21,6 +23,14 @@ async def slice_processes(gateway: Gateway, part: Slice) -> tuple[DeviceProcess,
     if part.mig is None:
         return processes
     return tuple(p for p in processes if p.gpu_instance_id == part.mig.gpu_instance_id)
+
+
+def meter_of(part: Slice, processes: Iterable[DeviceProcess]) -> SliceMeter:
+    """Of the processes that a snapshot lists on the slice's device, those that are the slice's."""
+    own = [p for p in processes if part.mig is None or p.gpu_instance_id == part.mig.gpu_instance_id]
+    return SliceMeter(
+        part.device_uuid, sum(p.memory_bytes or 0 for p in own), processes=len({p.pid for p in own})
+    )
 
 
 def pids_of(processes: tuple[DeviceProcess, ...]) -> tuple[int, ...]:
@@ -48,6 +58,22 @@ def allocation_of(pid: int) -> str | None:
         return None
     prefix = b"VGPU_ALLOCATION="
     return next((e[len(prefix) :].decode(errors="replace") for e in entries if e.startswith(prefix)), None)
+
+
+class AllocationNames:
+    """`allocation_of`, remembered for a second: a pass over all tenants asks each process once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, str | None] = {}
+        self._since = 0.0
+
+    def of(self, pid: int) -> str | None:
+        now = time.monotonic()
+        if now - self._since > 1.0:
+            self._known, self._since = {}, now
+        if pid not in self._known:
+            self._known[pid] = allocation_of(pid)
+        return self._known[pid]
 
 
 async def foreign_processes(gateway: Gateway, device: Device) -> str | None:

@@ -6,7 +6,7 @@ before it changes (mig_records.py); what vgpud did not make it does not destroy,
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -18,10 +18,10 @@ from vgpud.hardware.reset import reset_device
 from vgpud.model.device import Device, DeviceProcess, GpuInstance
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, Edits, MigSlice, Mode, Slice
-from vgpud.model.view import SliceUse
+from vgpud.model.view import SliceMeter, SliceUse
 from vgpud.modes.base import Originals, Paths
 from vgpud.modes.edits import cuda_env
-from vgpud.modes.gpu_use import pids_of, slice_processes, use_of
+from vgpud.modes.gpu_use import meter_of, pids_of, slice_processes, use_of
 from vgpud.modes.mig_records import Key, MigRecords
 
 log = structlog.get_logger(__name__)
@@ -241,6 +241,10 @@ class MigMode:
 
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
         return use_of(part, await self._processes(allocation, part))
+
+    def meters(self, allocation: Allocation, devices: Sequence[Device]) -> tuple[SliceMeter, ...]:
+        pairs = zip(allocation.slices, devices, strict=True)
+        return tuple(meter_of(part, device.processes) for part, device in pairs)
 
     async def tenants(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
         return pids_of(await self._processes(allocation, part))

@@ -5,7 +5,7 @@ second finds it there. The arbiter registers the tenant's processes and outlives
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -18,6 +18,7 @@ from vgpud.lease import (
     DeviceLimits,
     SharePolicy,
     close_lease,
+    read_meters,
     read_usage,
     remove_lease,
     update_limits,
@@ -26,7 +27,7 @@ from vgpud.lease import (
 from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, Edits, Mode, Mount, Slice
-from vgpud.model.view import SliceUse
+from vgpud.model.view import SliceMeter, SliceUse
 from vgpud.modes.base import Paths
 from vgpud.modes.edits import cuda_env
 from vgpud.units import Units, UnitSpec
@@ -179,6 +180,23 @@ class Preload:
             refusals_limit=meter.refusals_limit,
             refusals_card=meter.refusals_card,
             pids=await self.tenants(allocation, part),
+        )
+
+    def meters(self, allocation: Allocation, devices: Sequence[Device]) -> tuple[SliceMeter, ...]:
+        read = read_meters(self._paths.leases / allocation.id, len(allocation.slices))
+        return tuple(
+            SliceMeter(
+                device_uuid=part.device_uuid,
+                memory_used_bytes=meter.memory.used_bytes + meter.memory.context_bytes,
+                processes=meter.processes,
+                memory_peak_bytes=meter.memory.peak_bytes,
+                refusals_limit=meter.memory.refusals_limit,
+                refusals_card=meter.memory.refusals_card,
+                throttled_ns=meter.memory.throttled_ns,
+                compute_used_ns=meter.compute_used_ns,
+                compute_waited_ns=meter.compute_waited_ns,
+            )
+            for part, meter in zip(allocation.slices, read, strict=True)
         )
 
     async def tenants(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import islice
 
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event
@@ -20,6 +21,14 @@ class Hub:
         self._watchers: set[asyncio.Queue[Item | None]] = set()
         self._recent: deque[Item] = deque(maxlen=_QUEUE)
         self.revision = 0  # of the last event known of
+
+    @property
+    def watchers(self) -> int:
+        return len(self._watchers)
+
+    def latest(self, count: int) -> tuple[Event, ...]:
+        """Of this daemon's life, oldest first."""
+        return tuple(event for event, _ in islice(reversed(self._recent), count))[::-1]
 
     def publish(self, event: Event, allocation: Allocation | None = None) -> None:
         item = (event, allocation)

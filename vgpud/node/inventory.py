@@ -2,11 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from vgpud.hardware.gateway import Gateway
 from vgpud.model.device import Device, Health, Node
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.view import Vitals
 
 
 class Inventory:
@@ -32,6 +34,11 @@ class Inventory:
         """Why the last snapshot failed, if it did; `node` is then the last good one's devices, marked."""
         return self._error
 
+    @property
+    def nvml_errors(self) -> Mapping[int, int]:
+        """Calls that failed, by NVML's status."""
+        return self._gateway.nvml.refusals
+
     def device(self, uuid: str) -> Device:
         """Raises VgpuError(NO_SUCH_DEVICE)."""
         found = self._node.device(uuid)
@@ -41,6 +48,18 @@ class Inventory:
                 f"no device {uuid} among the {len(self._node.devices)} of this node",
                 "see 'vgpuctl devices'",
             )
+        return found
+
+    async def vitals(self) -> dict[str, Vitals]:
+        """Of the devices that answer; without what NVML says of the others."""
+        return await asyncio.to_thread(self._vitals)
+
+    def _vitals(self) -> dict[str, Vitals]:
+        found = {}
+        for device in self._node.devices:
+            if device.health is Health.OK:
+                with suppress(VgpuError):  # lost since the snapshot, or too slow just now
+                    found[device.uuid] = self._gateway.vitals(device.uuid)
         return found
 
     async def refresh(self, max_age_seconds: float = 0.0) -> None:

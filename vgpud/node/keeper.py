@@ -25,10 +25,11 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event, EventKind
 from vgpud.model.plan import Step, StepKind
 from vgpud.model.quantity import Percent
-from vgpud.model.tenancy import Allocation, Decision, Mode, Request, State
+from vgpud.model.tenancy import Allocation, Decision, Mode, Request, Slice, State
 from vgpud.model.view import DeviceView, NodeDescription, ReloadReport, SliceUse
 from vgpud.modes.base import Effector
 from vgpud.modes.mig import MigMode
+from vgpud.node.account import Account
 from vgpud.node.book import Book, RequestKey, check_same_request, request_key
 from vgpud.node.changes import Changes
 from vgpud.node.checks import check_owner, settled
@@ -37,12 +38,14 @@ from vgpud.node.execute import Executor, FaultHook, new_event
 from vgpud.node.hub import Hub
 from vgpud.node.inventory import Inventory
 from vgpud.node.lifetimes import Lifetimes, has_ended
+from vgpud.node.meters import Meters
 from vgpud.node.mig_layouts import MigLayouts, Surroundings
 from vgpud.node.operations import Operations
-from vgpud.node.policies import reload_report
+from vgpud.node.policies import Policies, reload_report
 from vgpud.node.resizes import Resizes
 from vgpud.node.transitions import Transitions
 from vgpud.planner.choose import choose
+from vgpud.planner.quota import over_quota
 from vgpud.planner.steps import allocate_steps, release_steps
 from vgpud.policy.load import LoadedPolicy
 
@@ -77,7 +80,6 @@ class NodeKeeper:
         self._book = parts.book
         self._ledger = parts.ledger
         self._inventory = parts.inventory
-        self._policy = policy
         self._executor = Executor(
             parts.book,
             parts.ledger,
@@ -91,10 +93,16 @@ class NodeKeeper:
         self.hub = Hub(parts.ledger.events_after)
         self.mig = self._mig_layouts()
         self.lifetimes = Lifetimes(self._lifetime_ended)
+        self.account = Account()
+        self.policies = Policies(policy, self._load_policy, self._reload_report, self.account)
+        self.policies.changed.append(lambda old, new: self._policy_changed())
+        self.meters = Meters(parts.book, parts.inventory, parts.effectors)
         self._changes = Changes()
         self.resizes = Resizes(
             parts.book, parts.ledger, parts.inventory, parts.effectors, self.hub, self._changes, parts.fault
         )
+        self.resizes.check = self._check_quota
+        self.resizes.ended = self.account.resized
         parts.inventory.health_changed = self._health_changed
         self._allocating: dict[RequestKey, tuple[Request, asyncio.Task[Allocation]]] = {}
         self._releasing: dict[str, asyncio.Task[None]] = {}
@@ -102,7 +110,6 @@ class NodeKeeper:
         self._detached: dict[str, Allocation] = {}  # releases that have only to be written down
         self._released: deque[str] = deque(maxlen=_RELEASED_REMEMBERED)  # newest last
         self._background: set[asyncio.Task[None]] = set()
-        self._reloading = asyncio.Lock()
         self._started = time.monotonic()
 
     def _mig_layouts(self) -> MigLayouts | None:
@@ -138,7 +145,7 @@ class NodeKeeper:
     async def _allocate(self, request: Request) -> Allocation:
         decision, steps = await self.plan(request)
         if decision.refusal is not None:
-            log.info("refused", request=request.id, uid=request.owner.uid, why=str(decision.refusal))
+            self.account.refused(request, decision.refusal)
             if self.mig is not None:
                 raise self.mig.explained(decision.refusal, decision.reasons)
             raise decision.refusal
@@ -166,7 +173,7 @@ class NodeKeeper:
         self.lifetimes.watch(allocation.id, request.lifetime)
         if event is not None:
             self.hub.publish(event, allocation)
-        log.info("allocated", allocation=allocation.id, uid=request.owner.uid, request=request.id)
+        self.account.allocated(allocation)
         return allocation
 
     async def _undo(self, allocation_id: str) -> None:
@@ -195,11 +202,14 @@ class NodeKeeper:
         decision = choose(
             request,
             self._inventory.node,
-            self._policy.policy,
+            self.policies.current.policy,
             self._book.use,
             closed=self.operations.closed(request),
             pools={} if self.mig is None else self.mig.pools.pools(),
         )
+        if decision.refusal is None:
+            refusal = over_quota(self.policy().policy, request.owner, self._book, decision.slices)
+            decision = decision if refusal is None else Decision(reasons=decision.reasons, refusal=refusal)
         if decision.refusal is not None:
             return decision, ()
         return decision, allocate_steps(decision.slices, self._book.use, decision.moves)
@@ -284,7 +294,7 @@ class NodeKeeper:
         if self.mig is not None:
             for uuid in {part.device_uuid for part in allocation.slices if part.mig is not None}:
                 self.spawn(self.mig.converge_device(uuid))  # what had to wait for it
-        log.info("released", allocation=allocation.id, uid=allocation.request.owner.uid)
+        self.account.released(allocation)
 
     async def _leave_modes(self, allocation: Allocation) -> None:
         """Of allocations that leave a device together none was the last when its release was planned."""
@@ -348,6 +358,11 @@ class NodeKeeper:
         check_owner(allocation, caller)
         return await self.resizes.resize(allocation, memory_bytes, share)
 
+    def _check_quota(self, changed: Allocation, slices: tuple[Slice, ...]) -> None:
+        over = over_quota(self.policy().policy, changed.request.owner, self._book, slices, changed.id)
+        if over is not None:
+            raise over
+
     # --- reading
 
     def get(self, allocation_id: str) -> Allocation:
@@ -378,7 +393,7 @@ class NodeKeeper:
             views.append(
                 DeviceView(
                     device=device,
-                    policy_mode=self._policy.policy.rule_for(device).mode,
+                    policy_mode=self.policies.current.policy.rule_for(device).mode,
                     mode=use.mode,
                     memory_allocated_bytes=use.memory_bytes,
                     share_allocated_hundredths=use.share_hundredths,
@@ -401,9 +416,9 @@ class NodeKeeper:
             node=self._inventory.node,
             allocation_count=len(self._book),
             revision=self.hub.revision,
-            policy_digest=self._policy.digest,
+            policy_digest=self.policies.current.digest,
             status=f"{len(devices)} devices{simulated}, {len(self._book)} allocations, "
-            f"policy {self._policy.digest[:8]}",
+            f"policy {self.policies.current.digest[:8]}",
             uptime_seconds=time.monotonic() - self._started,
             hardware_error=str(error) if error is not None else "",
         )
@@ -414,27 +429,21 @@ class NodeKeeper:
     # --- policy
 
     def policy(self) -> LoadedPolicy:
-        return self._policy
+        return self.policies.current
 
     async def reload_policy(self, dry_run: bool) -> ReloadReport:
         """All or nothing: raises VgpuError(BAD_POLICY) and keeps the old policy if the files are wrong."""
-        async with self._reloading:  # of two that come at once the later one stays
-            return await self._reload_policy(dry_run)
+        return await self.policies.reload(dry_run, self._ledger, self.hub)
 
-    async def _reload_policy(self, dry_run: bool) -> ReloadReport:
-        fresh = await asyncio.to_thread(self._parts.load_policy)
-        report = reload_report(self._policy, fresh, self._inventory.node, self._book.use)
-        if dry_run or not report.changed:
-            return report
-        self._policy = fresh
+    def _load_policy(self) -> LoadedPolicy:
+        return self._parts.load_policy()
+
+    def _reload_report(self, old: LoadedPolicy, new: LoadedPolicy) -> ReloadReport:
+        return reload_report(old, new, self._inventory.node, self._book.use)
+
+    def _policy_changed(self) -> None:
         if self.mig is not None:
             self.spawn(self.mig.converge())
-        event = await self._ledger.event(
-            EventKind.POLICY_RELOADED, fresh.digest, f"policy {fresh.digest[:8]} is in force"
-        )
-        self.hub.publish(event)
-        log.info("policy reloaded", digest=fresh.digest, done=report.done, waiting=report.waiting)
-        return report
 
     # --- what happens to devices
 
@@ -507,7 +516,7 @@ class NodeKeeper:
         ):  # else its release began meanwhile
             self._book.replace(failed)
         self.hub.publish(replace(event, revision=failed.revision), failed)
-        log.warning("allocation failed", allocation=allocation_id, why=sentence)
+        self.account.failed(failed, sentence)
 
     # --- the end
 

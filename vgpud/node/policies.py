@@ -1,11 +1,75 @@
-"""What changing the policy under a running node means, device by device."""
+"""The policy in force, and what changing it under a running node means, device by device."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 
+from vgpud.ledger import Ledger
 from vgpud.model.device import Node
+from vgpud.model.errors import VgpuError
+from vgpud.model.event import EventKind
 from vgpud.model.view import ReloadReport
+from vgpud.node.account import Account
+from vgpud.node.hub import Hub
 from vgpud.planner.use import EMPTY, DeviceUse
 from vgpud.policy.load import LoadedPolicy
+from vgpud.policy.model import Policy
+
+
+class Policies:
+    """All or nothing: a reload that finds a mistake anywhere leaves what is in force as it is."""
+
+    def __init__(
+        self,
+        first: LoadedPolicy,
+        load: Callable[[], LoadedPolicy],
+        report: Callable[[LoadedPolicy, LoadedPolicy], ReloadReport],
+        account: Account,
+    ) -> None:
+        self.current = first
+        self._load = load
+        self._report = report
+        self._account = account
+        self._reloading = asyncio.Lock()
+        # before: makes ready what may fail, or raises VgpuError; then keeps it (True) or undoes it
+        self.preparing: list[Callable[[Policy], Awaitable[Callable[[bool], None]]]] = []
+        # called with the old and the new one when another policy has come into force
+        self.changed: list[Callable[[LoadedPolicy, LoadedPolicy], None]] = []
+
+    async def reload(self, dry_run: bool, ledger: Ledger, hub: Hub) -> ReloadReport:
+        """Raises VgpuError(BAD_POLICY). Of two that come at once the later one stays."""
+        async with self._reloading:
+            try:
+                fresh = await asyncio.to_thread(self._load)
+            except VgpuError as error:
+                if not dry_run:
+                    self._account.reload_failed(error)
+                raise
+            report = self._report(self.current, fresh)
+            if dry_run:
+                return report
+            if report.changed:
+                await self._prepare(fresh.policy)
+                old, self.current = self.current, fresh
+                for tell in self.changed:
+                    tell(old, fresh)
+                sentence = f"policy {fresh.digest[:8]} is in force"
+                hub.publish(await ledger.event(EventKind.POLICY_RELOADED, fresh.digest, sentence))
+            self._account.reloaded(report)
+            return report
+
+    async def _prepare(self, policy: Policy) -> None:
+        """All are ready for the new policy, or all are as they were."""
+        ready: list[Callable[[bool], None]] = []
+        try:
+            for prepare in self.preparing:
+                ready.append(await prepare(policy))
+        except VgpuError as error:
+            for decide in ready:
+                decide(False)
+            self._account.reload_failed(error)
+            raise
+        for decide in ready:
+            decide(True)
 
 
 def reload_report(

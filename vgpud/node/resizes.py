@@ -1,7 +1,7 @@
 """New limits for running tenants: on record, then in force, or the old ones again."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from vgpud.ledger import Ledger
 from vgpud.model.errors import VgpuError
 from vgpud.model.event import EventKind
 from vgpud.model.quantity import Percent
-from vgpud.model.tenancy import Allocation, Mode, State
+from vgpud.model.tenancy import Allocation, Mode, Slice, State
 from vgpud.modes.base import Effector
 from vgpud.node.book import Book
 from vgpud.node.changes import Changes
@@ -42,6 +42,10 @@ class Resizes:
         self._hub = hub
         self._changes = changes
         self._fault = fault
+        # raises VgpuError where the owner may not hold these slices
+        self.check: Callable[[Allocation, tuple[Slice, ...]], None] = lambda allocation, slices: None
+        # called with what came of each, and a sentence
+        self.ended: Callable[[Allocation, str], None] = lambda allocation, sentence: None
 
     async def resize(
         self, allocation: Allocation, memory_bytes: int | None, share: Percent | None
@@ -53,6 +57,7 @@ class Resizes:
         slices = resize_slices(allocation, memory_bytes, share, self._inventory.node, self._book.use)
         if slices == allocation.slices and allocation.state is State.ACTIVE:
             return allocation
+        self.check(allocation, slices)
         changed = replace(allocation, slices=slices, state=State.RESIZING)
         # what it gives up is nobody else's until that is on record
         both = zip(slices, allocation.slices, strict=True)
@@ -100,4 +105,5 @@ class Resizes:
         active = await self._ledger.commit(replace(outcome, state=State.ACTIVE), event)
         self._book.replace(active)
         self._hub.publish(replace(event, revision=active.revision), active)
+        self.ended(active, sentence)
         return active

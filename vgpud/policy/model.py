@@ -6,6 +6,7 @@ here are plain data: nothing in this room looks at a device except `Match.covers
 
 import re
 from fnmatch import fnmatchcase
+from ipaddress import ip_address
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -325,6 +326,70 @@ class PlannerSettings(_Table):
     )
 
 
+def _listen(value: str) -> str:
+    """Only this host's own addresses: what is served has no lock on it."""
+    host, colon, port = value.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    try:
+        loopback = ip_address(bare).is_loopback and (host == bare) != (":" in bare)
+    except ValueError:
+        loopback = False
+    if value and not (colon and loopback and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise wrong(
+            f"{value!r} is not a loopback address with a port",
+            'write it as in "127.0.0.1:9436" or "[::1]:9436"; for others put a proxy with a login in front',
+        )
+    return value
+
+
+Listen = Annotated[
+    str,
+    Field(max_length=64),
+    AfterValidator(_listen),
+    WithJsonSchema({"type": "string", "pattern": r"^((127(\.[0-9]{1,3}){3}|\[::1\]):[0-9]{1,5})?$"}),
+]
+
+
+class MetricsSettings(_Table):
+    """Figures for Prometheus; they are always to be had on the Unix socket metrics.sock."""
+
+    listen: Listen = Field("", description="also by TCP at this loopback address; empty: not")
+
+
+class HttpSettings(_Table):
+    """The status page, read-only."""
+
+    listen: Listen = Field("", description="serve it by TCP at this loopback address; empty: not at all")
+
+
+Ids = Annotated[
+    tuple[Annotated[int, Field(ge=0, lt=2**32 - 1)], ...],
+    Field(strict=False, max_length=MAX_RULES),
+]
+
+
+class QuotaRule(_Table):
+    """One [[quota]] table; the first one that covers a user says what all its allocations may add up to."""
+
+    uids: Ids = Field((), description="the users, by number: what a name means differs between hosts")
+    gids: Ids = Field((), description="users whose allocations have this group")
+    max_allocations: int | None = Field(None, ge=0, le=1_000_000, description="at one time")
+    max_devices: int | None = Field(None, ge=0, le=1024, description="slices on all devices together")
+    max_memory: MemoryBytes | None = Field(None, description="of all slices together")
+    max_cores: float | None = Field(
+        None,
+        ge=0.0,
+        le=102_400.0,
+        description="percent of a device, of all slices together; one without a limit counts as 100",
+    )
+
+    def covers(self, uid: int, gid: int) -> bool:
+        """A rule that names nobody covers everybody but root, whom agents of the node run as."""
+        if not self.uids and not self.gids:
+            return uid != 0
+        return uid in self.uids or gid in self.gids
+
+
 class Policy(_Table):
     """The policy of a node."""
 
@@ -337,15 +402,30 @@ class Policy(_Table):
         description="rules in order: the first whose match covers a device gives its mode",
     )
 
+    metrics: MetricsSettings = Field(default_factory=MetricsSettings, description="figures for Prometheus")
+    http: HttpSettings = Field(default_factory=HttpSettings, description="the status page")
+    quota: tuple[QuotaRule, ...] = Field(
+        (),
+        strict=False,
+        max_length=MAX_RULES,
+        description="quotas in order: the first that covers a user counts; without one, there is none",
+    )
+
     def rule_for(self, device: Device) -> DeviceRule:
         """The first rule that covers the device; without one, mode "auto"."""
         return next((rule for rule in self.device if rule.match.covers(device)), DeviceRule())
+
+    def quota_of(self, uid: int, gid: int) -> QuotaRule | None:
+        return next((rule for rule in self.quota if rule.covers(uid, gid)), None)
 
 
 # every table by its name in TOML, array numbers left out
 TABLES: dict[str, type[BaseModel]] = {
     "": Policy,
     "planner": PlannerSettings,
+    "metrics": MetricsSettings,
+    "http": HttpSettings,
+    "quota": QuotaRule,
     "device": DeviceRule,
     "device.match": Match,
     "device.preload": PreloadSettings,

@@ -6,6 +6,7 @@ each process a part of them, and refuses cuInit when no daemon answers (native/g
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +17,17 @@ from vgpud.hardware.nodes import device_nodes
 from vgpud.model.device import ComputeMode, Device, DeviceProcess
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, Edits, Mode, Slice, State
-from vgpud.model.view import MpsDaemon, SliceUse
+from vgpud.model.view import MpsDaemon, SliceMeter, SliceUse
 from vgpud.modes.base import Paths
-from vgpud.modes.gpu_use import allocation_of, foreign_processes, pids_of, slice_processes, use_of
+from vgpud.modes.gpu_use import (
+    AllocationNames,
+    allocation_of,
+    foreign_processes,
+    meter_of,
+    pids_of,
+    slice_processes,
+    use_of,
+)
 from vgpud.modes.mps.edits import mps_edits
 from vgpud.modes.mps.features import Features, probe
 from vgpud.modes.mps.folders import DeviceFolder, remove_tenant, tenant_folder, write_tenant
@@ -43,6 +52,7 @@ class MpsMode:
         self._paths = paths
         self._supervisors: dict[str, Supervisor] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._names = AllocationNames()
 
     # --- the effector's protocol
 
@@ -136,6 +146,13 @@ class MpsMode:
 
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
         return use_of(part, await self._processes(allocation, part))
+
+    def meters(self, allocation: Allocation, devices: Sequence[Device]) -> tuple[SliceMeter, ...]:
+        pairs = zip(allocation.slices, devices, strict=True)
+        return tuple(
+            meter_of(part, (p for p in device.processes if self._names.of(p.pid) == allocation.id))
+            for part, device in pairs
+        )
 
     async def tenants(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
         return pids_of(await self._processes(allocation, part))

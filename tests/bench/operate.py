@@ -1,0 +1,90 @@
+"""What it costs to look: a scrape, the status page, and vgpuctl's listings."""
+
+import http.client
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.bench.common import Report, latency_row
+from tests.bench.node import BenchNode
+from tests.demo.node import ROOT
+from vgpud.api.client import Client
+from vgpud.api.gen import vgpud_pb2 as pb
+
+FEW, MANY = 200, 1000
+SCRAPES = 60
+
+
+def run() -> Report:
+    report = Report("operate")
+    with _node() as node, Client(node.run_dir / "admin.sock") as client:
+        _allocate(client, FEW)
+        report.value("devices", len(client.list_devices().devices), "")
+        _scrapes(report, node, FEW)
+        _allocate(client, MANY - FEW)
+        _scrapes(report, node, MANY)
+        for verb in ("ls",):
+            _verb(report, node, verb)
+    return report
+
+
+@contextmanager
+def _node() -> Iterator[BenchNode]:
+    node = BenchNode()
+    try:
+        node.until_ready()
+        yield node
+    finally:
+        node.end()
+
+
+def _allocate(client: Client, count: int) -> None:
+    for _ in range(count):
+        client.allocate(pb.AllocateRequest(memory_bytes=512 * 2**20, isolation="quota", label="bench"))
+
+
+def scrape(path: Path) -> bytes:
+    connection = http.client.HTTPConnection("localhost", timeout=30)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.connect(str(path))
+    connection.request("GET", "/metrics")
+    body = connection.getresponse().read()
+    connection.close()
+    return body
+
+
+def _scrapes(report: Report, node: BenchNode, allocations: int) -> None:
+    """Once a second is what Prometheus would do at its quickest: nothing is still fresh then."""
+    path = node.run_dir / "metrics.sock"
+    size = len(scrape(path))
+    seconds = []
+    cpu = 0.0
+    for _ in range(SCRAPES):
+        time.sleep(0.55)
+        before = node.cpu_seconds()
+        began = time.perf_counter()
+        scrape(path)
+        seconds.append(time.perf_counter() - began)
+        cpu += node.cpu_seconds() - before
+    report.add(latency_row(f"scrape, {allocations} allocations", seconds, note=f"{size / 1024:.0f} KiB"))
+    share = cpu / SCRAPES * 100
+    report.value(f"one a second, {allocations} allocations", share, "% of a core")
+
+
+def _verb(report: Report, node: BenchNode, verb: str) -> None:
+    seconds = []
+    for _ in range(10):
+        began = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "vgpud.ctl", *verb.split()],
+            env=node.environment,
+            cwd=ROOT,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        seconds.append(time.perf_counter() - began)
+    report.add(latency_row(f"vgpuctl {verb}, {MANY} allocations", seconds))

@@ -1,0 +1,115 @@
+"""What operators see of a whole daemon: figures, the page, quotas, and a reload that is all or nothing."""
+
+import http.client
+import socket
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.demo.node import DemoNode
+from tests.e2e.conftest import NodeMaker
+
+POLICY = """version = 1
+[http]
+listen = "127.0.0.1:{port}"
+[[quota]]
+uids = [{uid}]
+max_memory = "10GiB"
+max_allocations = 3
+[[device]]
+mode = "auto"
+"""
+OTHER = 4242
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def figures(node: DemoNode) -> dict[str, list[tuple[dict[str, str], float]]]:
+    connection = http.client.HTTPConnection("localhost", timeout=10)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.connect(str(node.run_dir / "metrics.sock"))
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def page(port: int) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", "/")
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
+
+
+@pytest.fixture(scope="module")
+def ports() -> tuple[int, int]:
+    return free_port(), free_port()
+
+
+@pytest.fixture(scope="module")
+def node(make_shared_node: NodeMaker, ports: tuple[int, int]) -> DemoNode:
+    made = make_shared_node(policy=POLICY.format(port=ports[0], uid=OTHER))
+    made.start()
+    return made
+
+
+def rewrite(node: DemoNode, text: str) -> None:
+    Path(node.environment["VGPUD_CONFIG"]).write_text(text)
+
+
+def test_figures_and_page_tell_what_is_held(node: DemoNode, ports: tuple[int, int]) -> None:
+    held = node.ctl("alloc", "--memory", "4GiB", "--cores", "25", "--isolation", "compute").stdout.strip()
+    found = figures(node)
+    assert found["vgpud_allocations"][1] == ({"state": "active"}, 1)
+    (labels, limit) = found["vgpud_allocation_memory_limit_bytes"][0]
+    assert (labels["allocation"], labels["uid"], limit) == (held, "0", 4 * 2**30)
+    assert found["vgpud_allocation_compute_limit_ratio"][0][1] == 0.25
+    assert found["vgpud_simulated"][0][1] == 1
+    assert len(found["vgpud_gpu_temperature_celsius"]) == 8
+    status, html = page(ports[0])
+    assert status == 200
+    assert held in html
+    node.ctl("release", held)
+
+
+def test_a_quota_holds_and_is_counted(node: DemoNode) -> None:
+    other = ("--owner", f"{OTHER}:{OTHER}", "--isolation", "quota")
+    first = node.ctl("alloc", "--memory", "6GiB", *other).stdout.strip()
+    refused = node.ctl("alloc", "--memory", "6GiB", *other, check=False)
+    assert refused.returncode == 34
+    assert f"uid {OTHER} would hold 12GiB, and its quota is 10GiB (E204)" in refused.stderr
+    planned = node.ctl("plan", "--memory", "6GiB", *other, check=False)
+    assert planned.returncode == 34
+    grown = node.ctl("resize", first, "--memory", "11GiB", check=False)
+    assert grown.returncode == 34
+    assert "would hold 11GiB" in grown.stderr
+    node.ctl("resize", first, "--memory", "10GiB")
+    refusals = {have["reason"]: count for have, count in figures(node)["vgpud_allocations_refused_total"]}
+    assert refusals == {"OVER_QUOTA": 1}  # a plan and a resize are no requests
+    node.ctl("release", first)
+
+
+def test_a_reload_is_all_or_nothing(node: DemoNode, ports: tuple[int, int]) -> None:
+    """An address that is taken is an error of the whole policy, like a mistake in a file."""
+    before = node.ctl_json("policy", "show")["digest"]
+    with socket.create_server(("127.0.0.1", ports[1])):
+        rewrite(node, POLICY.format(port=ports[1], uid=OTHER + 1))
+        refused = node.ctl("policy", "reload", check=False)
+    assert refused.returncode == 78
+    assert f"cannot listen on 127.0.0.1:{ports[1]}" in refused.stderr
+    assert node.ctl_json("policy", "show")["digest"] == before
+    assert page(ports[0])[0] == 200
+    assert figures(node)["vgpud_config_last_reload_successful"] == [({}, 0)]
+    node.ctl("policy", "reload")
+    assert page(ports[1])[0] == 200
+    with pytest.raises(ConnectionRefusedError):
+        page(ports[0])
+    assert figures(node)["vgpud_config_last_reload_successful"] == [({}, 1)]

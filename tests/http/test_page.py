@@ -1,0 +1,102 @@
+"""The page: nothing from elsewhere, nothing unescaped, bars to scale; and a browser that takes it."""
+
+import asyncio
+import re
+import shutil
+import subprocess
+from base64 import b64encode
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from tests.http.test_server import free_port, observe, policy
+from tests.metrics.samples import NODE, observation
+from vgpud.http.bars import WIDTH, device_bar
+from vgpud.http.doors import Doors
+from vgpud.http.page import CONTENT_SECURITY_POLICY, page
+from vgpud.model.view import NodeDescription
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+def test_nothing_comes_from_elsewhere() -> None:
+    html = page(observation(), "node1")
+    assert not re.search(r"https?:|//|<script|<img|<link|<iframe|\son\w+=|\sstyle=|url\(|@import", html)
+
+
+def test_the_style_is_the_one_that_the_policy_names() -> None:
+    style = re.search(r"<style>(.*)</style>", page(observation(), "node1"), re.DOTALL)
+    assert style is not None
+    digest = b64encode(sha256(style[1].encode()).digest()).decode()
+    assert f"style-src 'sha256-{digest}'" in CONTENT_SECURITY_POLICY
+    assert "default-src 'none'" in CONTENT_SECURITY_POLICY
+    assert "unsafe" not in CONTENT_SECURITY_POLICY
+
+
+def test_words_of_others_are_escaped() -> None:
+    html = page(observation(), "<h1>host")
+    for raw in ("<script", "<h1>host", "off the bus <b>", "allocation <made>", 'NVIDIA "H200"'):
+        assert raw not in html
+    assert "off the bus &lt;b&gt;" in html
+    assert "SIMULATED" in html
+
+
+def test_mig_instances_are_drawn_to_scale() -> None:
+    """Slots 0 and 4..7 of 8: an eighth at the left, and the right half."""
+    seen = observation()
+    bar = device_bar(seen.devices[1], seen)
+    drawn = re.findall(r"<rect class=(\w+) x=([\d.]+) width=([\d.]+)", bar)
+    assert drawn[0] == ("idle", "0.0", f"{WIDTH / 8:.1f}")
+    assert drawn[1][1:] == (f"{WIDTH / 2:.1f}", f"{WIDTH / 2:.1f}")
+    assert drawn[1][0].startswith("c")
+    assert "allocation bbbb00000001" in bar
+
+
+def test_quotas_are_drawn_to_scale_with_what_they_use() -> None:
+    seen = observation()
+    bar = device_bar(seen.devices[0], seen)
+    (width,) = re.findall(r"<rect class=c\d x=0.0 width=([\d.]+)", bar)
+    assert float(width) == pytest.approx(WIDTH * 4 / 141, abs=0.1)
+    (used,) = re.findall(r"<rect class=used x=0.0 y=\d+ width=([\d.]+)", bar)
+    assert float(used) == pytest.approx(float(width) * 3 / 4, abs=0.1)
+
+
+def test_a_lost_device_and_no_hardware_are_shown() -> None:
+    seen = observation()
+    assert "class=lost" in device_bar(seen.devices[2], seen)
+    described = NodeDescription(NODE, 0, 1, "", "0 devices", 1.0, "the nvidia kernel driver is not loaded")
+    bare = page(replace(seen, described=described, devices=(), allocations=(), events=()), "node1")
+    assert "the nvidia kernel driver is not loaded" in bare
+
+
+def test_a_browser_draws_it_without_a_complaint(tmp_path: Path) -> None:
+    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if browser is None:
+        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
+    port = free_port()
+    (tmp_path / "private").mkdir()
+
+    async def run() -> tuple[str, str]:
+        doors = Doors(tmp_path, observe)
+        await doors.start(policy(page=port))
+        try:
+            process = await asyncio.create_subprocess_exec(
+                browser,
+                *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+                *("--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"),
+                f"http://127.0.0.1:{port}/",
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            out, err = await asyncio.wait_for(process.communicate(), 60)
+        finally:
+            doors.close()
+        return out.decode(), err.decode()
+
+    dom, log = asyncio.run(run())
+    assert "<h2>Devices</h2>" in dom
+    assert dom.count("<svg") == 3 + 2
+    assert "Content Security Policy" not in log
+    assert "CONSOLE" not in log

@@ -1,0 +1,200 @@
+"""HTTP from the outside: what is answered, what is not, and what a rude peer gets."""
+
+import asyncio
+import socket
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tests.metrics.samples import observation
+from vgpud.http import server as http
+from vgpud.http.doors import Doors
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.observation import Observation
+from vgpud.policy.model import HttpSettings, MetricsSettings, Policy
+
+
+async def observe() -> Observation:
+    return observation()
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def policy(page: int | None = None, figures: int | None = None) -> Policy:
+    def listen(port: int | None) -> str:
+        return "" if port is None else f"127.0.0.1:{port}"
+
+    return Policy(http=HttpSettings(listen=listen(page)), metrics=MetricsSettings(listen=listen(figures)))
+
+
+def with_doors(folder: Path, first: Policy, work: Callable[[Doors], Awaitable[None]]) -> None:
+    (folder / "private").mkdir()
+
+    async def run() -> None:
+        doors = Doors(folder, observe)
+        await doors.start(first)
+        try:
+            await work(doors)
+        finally:
+            doors.close()
+
+    asyncio.run(run())
+
+
+async def say(words: bytes, port: int | None = None, path: Path | None = None) -> bytes:
+    if path is not None:
+        reader, writer = await asyncio.open_unix_connection(str(path))
+    else:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(words)
+    answer = await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+    return answer
+
+
+def get(path: str, host: str = "localhost") -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: {host}\r\nAccept: */*\r\n\r\n".encode()
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+def test_the_unix_socket_is_anybodys_and_has_figures_only(tmp_path: Path) -> None:
+    async def work(_: Doors) -> None:
+        path = tmp_path / "metrics.sock"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666
+        answer = await say(get("/metrics", "whatever"), path=path)
+        assert status(answer) == 200
+        assert b"Content-Type: text/plain; version=0.0.4" in answer
+        assert b"vgpud_build_info{" in answer
+        assert status(await say(get("/"), path=path)) == 404
+
+    with_doors(tmp_path, policy(), work)
+    assert not (tmp_path / "metrics.sock").exists()
+
+
+def test_what_is_answered(tmp_path: Path) -> None:
+    port = free_port()
+
+    async def work(_: Doors) -> None:
+        assert b"text/html" in await say(get("/"), port)
+        assert b"vgpud_build_info{" in await say(get("/metrics?x=1", f"127.0.0.1:{port}"), port)
+        assert status(await say(get("/nowhere"), port)) == 404
+        assert status(await say(get("/", "[::1]:80"), port)) == 200
+        assert status(await say(get("/").replace(b"GET", b"POST"), port)) == 405
+        assert status(await say(b"hello\r\n\r\n", port)) == 400
+        assert status(await say(b"GET http://x/ HTTP/1.1\r\nHost: localhost\r\n\r\n", port)) == 400
+        head = await say(get("/").replace(b"GET", b"HEAD"), port)
+        assert status(head) == 200
+        assert head.endswith(b"\r\n\r\n")
+
+    with_doors(tmp_path, policy(page=port), work)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", ""])
+def test_a_strangers_name_for_this_host_gets_nothing(tmp_path: Path, host: str) -> None:
+    port = free_port()
+
+    async def work(_: Doors) -> None:
+        answer = await say(get("/", host), port)
+        assert status(answer) == 421
+        assert b"NVIDIA" not in answer
+        assert status(await say(b"GET / HTTP/1.1\r\nAccept: */*\r\n\r\n", port)) == 421
+
+    with_doors(tmp_path, policy(page=port), work)
+
+
+def test_slow_and_talkative_peers_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "PEER_SECONDS", 0.2)
+    port = free_port()
+
+    async def work(_: Doors) -> None:
+        assert await say(b"GET / HT", port) == b""  # ends when the daemon closes, not we
+        try:
+            answer = await say(b"GET / HTTP/1.1\r\nX: " + b"y" * 4 * http.MAX_HEAD_BYTES, port)
+        except ConnectionError:
+            answer = b""
+        assert answer == b""
+        monkeypatch.setattr(http, "MAX_CONNECTIONS", 2)
+        monkeypatch.setattr(http, "PEER_SECONDS", 20)
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        try:
+            answer = await say(get("/"), port)
+        except ConnectionError:
+            answer = b""
+        assert answer == b""
+        for _, writer in held:
+            writer.close()
+
+    with_doors(tmp_path, policy(page=port), work)
+
+
+def test_a_page_that_fails_says_nothing_of_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async def broken() -> http.Response:
+            raise RuntimeError("secret")
+
+        one = socket.socket(socket.AF_UNIX)
+        one.bind(str(tmp_path / "s"))
+        server = http.Server({"/": broken}, only_loopback=False)
+        listening = await asyncio.start_unix_server(server.connected, sock=one)
+        answer = await say(get("/"), path=tmp_path / "s")
+        listening.close()
+        assert status(answer) == 500
+        assert b"secret" not in answer
+
+    asyncio.run(work())
+
+
+def test_a_new_policy_moves_the_page(tmp_path: Path) -> None:
+    first, second = free_port(), free_port()
+
+    async def work(doors: Doors) -> None:
+        # the same address may change from figures to page
+        (await doors.prepare(policy(page=first, figures=second)))(True)
+        assert b"text/html" in await say(get("/"), first)
+        assert status(await say(get("/"), second)) == 404
+        assert status(await say(get("/metrics"), second)) == 200
+        (await doors.prepare(policy(page=second)))(True)
+        assert b"text/html" in await say(get("/"), second)
+        with pytest.raises(ConnectionRefusedError):
+            await say(get("/"), first)
+        undo = await doors.prepare(policy(page=first))
+        undo(False)
+        assert b"text/html" in await say(get("/"), second)
+        with pytest.raises(ConnectionRefusedError):
+            await say(get("/"), first)
+
+    with_doors(tmp_path, policy(figures=first), work)
+
+
+def test_an_address_that_is_taken_changes_nothing(tmp_path: Path) -> None:
+    mine, other = free_port(), free_port()
+
+    async def work(doors: Doors) -> None:
+        with socket.create_server(("127.0.0.1", other)) as _:
+            with pytest.raises(VgpuError) as refused:
+                await doors.prepare(policy(page=other))
+            assert refused.value.code is ErrorCode.BAD_SETTING
+            assert str(other) in refused.value.sentence
+        assert status(await say(get("/"), mine)) == 200
+
+    with_doors(tmp_path, policy(page=mine), work)
+
+
+def test_a_start_goes_on_without_a_taken_address(tmp_path: Path) -> None:
+    port = free_port()
+
+    async def work(_: Doors) -> None:
+        assert status(await say(get("/metrics"), path=tmp_path / "metrics.sock")) == 200
+
+    with socket.create_server(("127.0.0.1", port)):
+        with_doors(tmp_path, policy(page=port), work)

@@ -1,0 +1,103 @@
+"""What Prometheus is given: names frozen, values right, and the format as its own parser reads it."""
+
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.metrics.samples import A, B, C, observation
+from vgpud.metrics import families
+from vgpud.metrics.render import render
+from vgpud.model.quantity import GIB
+
+GOLDEN = Path(__file__).parent / "golden" / "names.txt"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return render(observation())
+
+
+def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def test_names_types_and_labels_are_frozen() -> None:
+    """A dashboard somewhere depends on each: change the golden file only to add to it."""
+    now = [f"{f.name} {f.kind} {','.join(f.labels)}".strip() for f in families.ALL]
+    assert now == GOLDEN.read_text().splitlines()
+
+
+def test_names_are_as_prometheus_asks() -> None:
+    for family in families.ALL:
+        assert family.name.startswith(("vgpud_", "process_"))
+        assert (family.kind == "counter") == family.name.endswith("_total")
+        units = ("_mib", "_percent", "_milliseconds", "_ms", "_mhz", "_milliwatts")
+        assert not family.name.removesuffix("_total").endswith(units)
+        assert not {"pid", "command"} & set(family.labels)
+
+
+def test_the_official_parser_reads_every_family(text: str) -> None:
+    read = {family.name: family for family in text_string_to_metric_families(text)}
+    assert set(read) == {
+        f.name.removesuffix("_total") if f.kind == "counter" else f.name for f in families.ALL
+    }
+    for family in families.ALL:
+        name = family.name.removesuffix("_total") if family.kind == "counter" else family.name
+        for sample in read[name].samples:
+            assert set(sample.labels) == set(family.labels) or family.kind == "histogram"
+
+
+def test_every_family_has_a_sample_where_there_is_something_to_tell(text: str) -> None:
+    assert {f.name for f in families.ALL if f"\n{f.name}" not in text} == set()
+
+
+def test_values_in_base_units(text: str) -> None:
+    found = samples(text)
+
+    def one(name: str, **labels: str) -> float:
+        (value,) = [v for have, v in found[name] if labels.items() <= have.items()]
+        return value
+
+    assert one("vgpud_allocation_memory_limit_bytes", allocation="aaaa00000001") == 4 * GIB
+    assert one("vgpud_allocation_memory_peak_bytes", gpu_uuid=A) == 3 * GIB + 1
+    assert one("vgpud_allocation_compute_limit_ratio", uid="1000") == 0.125
+    assert one("vgpud_allocation_throttled_seconds_total", gpu_uuid=A) == 2.5
+    assert one("vgpud_allocation_compute_seconds_total", gpu_uuid=A) == 1
+    assert one("vgpud_allocation_memory_refused_total", gpu_uuid=A, cause="limit") == 5
+    assert one("vgpud_gpu_power_watts", gpu_uuid=A) == 250.5
+    assert one("vgpud_gpu_busy_ratio", gpu_uuid=A) == 0.87
+    assert one("vgpud_gpu_healthy", gpu_uuid=C) == 0
+    assert one("vgpud_gpu_drained", gpu_uuid=B) == 1
+    assert one("vgpud_gpu_mode", gpu_uuid=C, mode="idle") == 1
+    assert one("vgpud_allocations", state="failed") == 1
+    assert one("vgpud_allocations", state="allocating") == 0
+    assert one("vgpud_allocations_refused_total", reason="NO_CAPACITY") == 3
+    assert one("vgpud_simulated") == 1
+    assert one("vgpud_allocation_duration_seconds_bucket", le="0.005") == 1
+    assert one("vgpud_allocation_duration_seconds_bucket", le="30.0") == 1
+    assert one("vgpud_allocation_duration_seconds_bucket", le="+Inf") == 2
+    assert one("vgpud_allocation_duration_seconds_count") == 2
+
+
+def test_what_is_not_known_is_left_out_not_zero(text: str) -> None:
+    found = samples(text)
+    assert [have["gpu_uuid"] for have, _ in found["vgpud_gpu_busy_ratio"]] == [A]
+    assert {have["gpu_uuid"] for have, _ in found["vgpud_gpu_temperature_celsius"]} == {A, B}
+    assert [have["gpu_uuid"] for have, _ in found["vgpud_allocation_memory_peak_bytes"]] == [A]
+    assert [have["gpu_uuid"] for have, _ in found["vgpud_allocation_compute_limit_ratio"]] == [A]
+
+
+def test_a_label_of_a_tenant_cannot_break_the_text(text: str) -> None:
+    (info,) = [have for have, _ in samples(text)["vgpud_allocation_info"] if have["uid"] == "1000"]
+    assert info["label"] == '<script>alert("1")</script>\n\\'
+
+
+def test_every_metric_is_in_the_manual() -> None:
+    manual = (ROOT / "docs" / "metrics.md").read_text()
+    assert {f.name for f in families.ALL if f"`{f.name}`" not in manual} == set()

@@ -1,0 +1,1 @@
+"""What is served by HTTP, all of it read-only: figures for Prometheus, and the status page."""

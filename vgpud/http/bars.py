@@ -1,0 +1,126 @@
+"""Devices as bars, drawn to scale: memory slices under MIG, bytes otherwise."""
+
+from collections.abc import Iterator
+from html import escape
+from typing import NamedTuple
+from zlib import crc32
+
+from vgpud.model.device import Device, Health
+from vgpud.model.observation import Observation
+from vgpud.model.quantity import show_bytes
+from vgpud.model.tenancy import Allocation, MigSlice, Slice
+from vgpud.model.view import DeviceView
+
+WIDTH, HEIGHT = 1000, 40
+_COLOURS = 8
+_CHARACTER = 6.2  # about, of the font in the style sheet
+_SLIM = 28.0  # narrower, and nothing can be written into it
+
+
+class Part(NamedTuple):
+    """`at` and `size` in the bar's own unit; `used` is the part of it in use, from 0 to 1."""
+
+    at: float
+    size: float
+    style: str
+    text: str
+    title: str
+    used: float = 0.0
+
+
+def device_bar(view: DeviceView, seen: Observation) -> str:
+    """An SVG of the device; a lost one is all one colour."""
+    device = view.device
+    if device.health is not Health.OK:
+        return _svg([Part(0, 1, "lost", device.health.value, device.health_reason)], 1, 0)
+    slots = memory_slots(device)
+    if device.mig.current and slots:
+        return _svg(list(_instances(device, seen)), slots, slots)
+    total = max(1, device.memory_usable_bytes)
+    return _svg(list(_slices(device, seen)), total, 0)
+
+
+def memory_slots(device: Device) -> int:
+    """Memory slices of the card: where the last placement of any profile ends."""
+    ends = [place.start + place.size for profile in device.mig.profiles for place in profile.placements]
+    return max(ends, default=0)
+
+
+def _held(device: Device, seen: Observation) -> Iterator[tuple[Allocation, Slice, float]]:
+    for allocation in sorted(seen.allocations, key=lambda a: (a.created_unix_ns, a.id)):
+        meters = seen.metered.meters.get(allocation.id, ())
+        for at, part in enumerate(allocation.slices):
+            if part.device_uuid == device.uuid:
+                used = meters[at].memory_used_bytes if at < len(meters) else 0
+                yield allocation, part, min(1.0, used / max(1, part.memory_bytes))
+
+
+def _instances(device: Device, seen: Observation) -> Iterator[Part]:
+    held = {_key(part.mig): (a, used) for a, part, used in _held(device, seen) if part.mig is not None}
+    for instance in device.mig.instances:
+        profile = device.mig.profile(instance.profile_id)
+        name = profile.name if profile is not None else f"profile {instance.profile_id}"
+        place = instance.placement
+        owner = held.get((instance.profile_id, place.start))
+        where = f"{name} at memory slice {place.start}, {place.size} wide"
+        if owner is None:
+            yield Part(place.start, place.size, "idle", name, f"{where}, idle")
+        else:
+            allocation, used = owner
+            title = f"{where}, allocation {allocation.id}"
+            yield Part(place.start, place.size, _colour(allocation), name, title, used)
+
+
+def _key(mig: MigSlice) -> tuple[int, int]:
+    return mig.profile_id, mig.placement.start
+
+
+def _slices(device: Device, seen: Observation) -> Iterator[Part]:
+    at = 0
+    for allocation, part, used in _held(device, seen):
+        text = f"{show_bytes(part.memory_bytes)}{f' {part.share}' if part.share is not None else ''}"
+        title = f"allocation {allocation.id}, uid {allocation.request.owner.uid}, {text}"
+        yield Part(at, part.memory_bytes, _colour(allocation), allocation.request.label or text, title, used)
+        at += part.memory_bytes
+
+
+def _colour(allocation: Allocation) -> str:
+    return f"c{crc32(allocation.id.encode()) % _COLOURS}"
+
+
+def _svg(parts: list[Part], total: float, grid: int) -> str:
+    scale = WIDTH / total
+    drawn = [f"<rect class=room width={WIDTH} height={HEIGHT} />"]
+    drawn += [_line(WIDTH * i / grid) for i in range(1, grid)]  # what lies on it covers it
+    for part in parts:
+        x, width = part.at * scale, part.size * scale
+        drawn.append(f"<g><title>{escape(part.title)}</title>{_rectangle(part.style, x, width, HEIGHT)}")
+        if part.used:
+            drawn.append(
+                f"<rect class=used x={x:.1f} y={HEIGHT - 6} width={width * part.used:.1f} height=6 />"
+            )
+        room = int((width - 8) / _CHARACTER)
+        if width >= _SLIM and room > 2:
+            shown = part.text if len(part.text) <= room else part.text[: room - 1] + "…"
+            drawn.append(f"<text x={x + 5:.1f} y=22>{escape(shown)}</text>")
+        drawn.append("</g>")
+    edges = {round(end * scale, 1) for part in parts for end in (part.at, part.at + part.size)}
+    drawn += [_line(x) for x in sorted(edges) if 0 < x < WIDTH]
+    return f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role=img>{''.join(drawn)}</svg>"
+
+
+def _line(x: float) -> str:
+    return f"<line class=line x1={x:.1f} x2={x:.1f} y1=0 y2={HEIGHT} />"
+
+
+def _rectangle(style: str, x: float, width: float, height: float) -> str:
+    return f"<rect class={style} x={x:.1f} width={width:.1f} height={height} />"
+
+
+def use_bar(used: int, limit: int) -> str:
+    """Of a tenant's memory; full is full, however far above."""
+    width = 120 * min(1.0, used / max(1, limit))
+    return (
+        "<svg viewBox='0 0 120 12' role=img><rect class=room width=120 height=12 />"
+        f"<rect class=c0 width={width:.1f} height=12 /></svg>"
+    )

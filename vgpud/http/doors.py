@@ -1,0 +1,145 @@
+"""Where HTTP is listened for: metrics.sock always, and the loopback addresses that the policy names."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from vgpud.http.page import CONTENT_SECURITY_POLICY, page
+from vgpud.http.server import MAX_HEAD_BYTES, Page, Response, Server
+from vgpud.metrics.exposition import CONTENT_TYPE
+from vgpud.metrics.render import render
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.observation import Observation
+from vgpud.policy.model import Policy
+
+log = structlog.get_logger(__name__)
+
+SOCKET_NAME = "metrics.sock"
+_BACKLOG = 64
+_HIDDEN = "metrics.new"
+
+
+@dataclass(frozen=True, slots=True)
+class _Door:
+    server: asyncio.Server
+    pages: dict[str, Page]
+
+
+class Doors:
+    """`observe` gathers what is shown. The addresses of a new policy are bound before it comes into force."""
+
+    def __init__(self, run_dir: Path, observe: Callable[[], Awaitable[Observation]]) -> None:
+        self._run_dir = run_dir
+        self._observe = observe
+        self._unix: asyncio.Server | None = None
+        self._tcp: dict[str, _Door] = {}  # by address
+
+    async def start(self, policy: Policy) -> None:
+        """Raises VgpuError(BAD_SETTING) if metrics.sock cannot be made."""
+        pages = {"/metrics": self._metrics}
+        hidden = self._run_dir / "private" / _HIDDEN  # made out of sight, so that its mode is right at once
+        hidden.unlink(missing_ok=True)
+        one = socket.socket(socket.AF_UNIX)
+        try:
+            one.bind(str(hidden))
+            hidden.chmod(0o666)
+            one.listen(_BACKLOG)
+            hidden.rename(self._run_dir / SOCKET_NAME)
+        except OSError as error:
+            one.close()
+            raise _cannot(str(self._run_dir / SOCKET_NAME), error) from None
+        self._unix = await asyncio.start_unix_server(
+            Server(pages, only_loopback=False).connected, sock=one, limit=MAX_HEAD_BYTES
+        )
+        try:
+            (await self.prepare(policy))(True)
+        except VgpuError as error:  # a page that cannot be shown must not keep a node from serving
+            log.error("not served by HTTP", why=str(error), hint=error.hint)
+
+    async def prepare(self, policy: Policy) -> Callable[[bool], None]:
+        """Binds what `policy` adds; what comes back keeps it (True) and drops the rest, or undoes it.
+
+        Raises VgpuError(BAD_SETTING) for an address that cannot be had; nothing has changed then.
+        """
+        wanted = wanted_addresses(policy)
+        made: dict[str, _Door] = {}
+        for address in wanted.keys() - self._tcp.keys():
+            try:
+                made[address] = await self._listen(address)
+            except VgpuError:
+                for door in made.values():
+                    door.server.close()
+                raise
+
+        def decide(keep: bool) -> None:
+            if keep:
+                self._tcp |= made
+            gone = self._tcp.keys() - wanted.keys() if keep else made.keys()
+            for address in tuple(gone):
+                (self._tcp.pop(address) if keep else made[address]).server.close()
+            if keep:
+                for address, with_page in wanted.items():
+                    self._furnish(self._tcp[address], with_page)
+
+        return decide
+
+    def _furnish(self, door: "_Door", with_page: bool) -> None:
+        door.pages["/metrics"] = self._metrics
+        if with_page:
+            door.pages["/"] = self._page
+        else:
+            door.pages.pop("/", None)
+
+    async def _listen(self, address: str) -> "_Door":
+        host, _, port = address.rpartition(":")
+        bare = host.removeprefix("[").removesuffix("]")
+        family = socket.AF_INET6 if ":" in bare else socket.AF_INET
+        try:
+            one = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            raise _cannot(address, error) from None
+        try:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind((bare, int(port)))
+            one.listen(_BACKLOG)
+        except OSError as error:
+            one.close()
+            raise _cannot(address, error) from None
+        log.info("serving by HTTP", address=address)
+        pages: dict[str, Page] = {}
+        answer = Server(pages, only_loopback=True).connected
+        return _Door(await asyncio.start_server(answer, sock=one, limit=MAX_HEAD_BYTES), pages)
+
+    def close(self) -> None:
+        for door in self._tcp.values():
+            door.server.close()
+        if self._unix is not None:
+            self._unix.close()
+            (self._run_dir / SOCKET_NAME).unlink(missing_ok=True)
+
+    async def _metrics(self) -> Response:
+        return Response(render(await self._observe()).encode(), CONTENT_TYPE)
+
+    async def _page(self) -> Response:
+        html = page(await self._observe(), os.uname().nodename)
+        headers = {"Content-Security-Policy": CONTENT_SECURITY_POLICY, "Referrer-Policy": "no-referrer"}
+        return Response(html.encode(), "text/html; charset=utf-8", headers=headers)
+
+
+def wanted_addresses(policy: Policy) -> dict[str, bool]:
+    """By address: is the page there, or the figures alone?"""
+    wanted = {policy.metrics.listen: False, policy.http.listen: True}
+    return {address: with_page for address, with_page in wanted.items() if address}
+
+
+def _cannot(address: str, error: OSError) -> VgpuError:
+    hint = "name another address in [http] or [metrics] of the policy"
+    if error.errno in (97, 1, 13):  # EAFNOSUPPORT, EPERM, EACCES: the unit's RestrictAddressFamilies=
+        hint = "let the unit use TCP: systemctl edit vgpud, RestrictAddressFamilies=AF_INET AF_INET6"
+    why = (error.strerror or str(error)).lower()
+    return VgpuError(ErrorCode.BAD_SETTING, f"cannot listen on {address}: {why}", hint)

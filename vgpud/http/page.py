@@ -1,0 +1,168 @@
+"""The status page: one document, no script, no asset of its own or of others."""
+
+from base64 import b64encode
+from datetime import UTC, datetime
+from hashlib import sha256
+from html import escape
+
+from vgpud.http.bars import device_bar, use_bar
+from vgpud.model.device import Health
+from vgpud.model.observation import Observation
+from vgpud.model.quantity import show_bytes
+from vgpud.model.tenancy import Allocation, Slice
+from vgpud.model.view import DeviceView, SliceMeter, Vitals
+
+REFRESH_SECONDS = 5
+_EVENTS = 20
+_NO_VITALS = Vitals()
+
+STYLE = """
+body{font:14px/1.45 system-ui,sans-serif;margin:1.5rem auto;max-width:75rem;padding:0 1rem;
+background:#fff;color:#1c2024}
+h1{font-size:1.35rem;margin:0 0 .25rem}h2{font-size:1.05rem;margin:1.6rem 0 .5rem}
+p{margin:.2rem 0}.dim{color:#5d6670}.bad{color:#b3261e;font-weight:600}
+.sim{background:#fff3c4;border:1px solid #d9b430;padding:.4rem .7rem;border-radius:.3rem}
+.card{margin:.7rem 0 1rem}.card svg{width:100%;height:auto;display:block;margin-top:.2rem}
+table{border-collapse:collapse;width:100%}th{text-align:left;font-weight:600;color:#5d6670}
+th,td{padding:.25rem .7rem .25rem 0;border-bottom:1px solid #e3e6e9;vertical-align:middle}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}code{font-size:.92em}
+td svg{width:120px;height:12px;vertical-align:middle}
+svg text{font:11px system-ui,sans-serif;fill:#1c2024}
+.room{fill:#eef0f2}.line{stroke:#fff;stroke-width:2}.idle{fill:#cfd5da}.lost{fill:#f3c9c6}
+.c0{fill:#9cc9ee}.c1{fill:#f6c28b}.c2{fill:#a9d9a4}.c3{fill:#d3b5e5}.c4{fill:#f2aeb5}
+.c5{fill:#b9dfdc}.c6{fill:#e5d58a}.c7{fill:#c9c2f0}.used{fill:#1c2024;opacity:.28}
+@media(prefers-color-scheme:dark){body{background:#15181b;color:#e4e7ea}th,.dim{color:#9aa4ad}
+.room{fill:#2a2f34}.line{stroke:#15181b}.sim{background:#4a3d08}th,td{border-color:#30363c}
+.idle{fill:#444c54}svg text{fill:#101214}svg .on-room{fill:#e4e7ea}.bad{color:#ff8a80}}
+"""
+
+CONTENT_SECURITY_POLICY = (
+    f"default-src 'none'; style-src 'sha256-{b64encode(sha256(STYLE.encode()).digest()).decode()}'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def page(seen: Observation, hostname: str) -> str:
+    """The document; every text of others is escaped."""
+    vitals = seen.metered.vitals
+    by_id = {allocation.id: allocation for allocation in seen.allocations}
+    devices = "".join(_device(view, vitals.get(view.device.uuid, _NO_VITALS), seen) for view in seen.devices)
+    rows = "".join(_tenant(by_id[name], seen) for name in sorted(by_id))
+    return (
+        "<!doctype html><html lang=en><head><meta charset=utf-8>"
+        f"<meta http-equiv=refresh content={REFRESH_SECONDS}>"
+        "<meta name=viewport content='width=device-width,initial-scale=1'>"
+        f"<title>vgpud on {escape(hostname)}</title><style>{STYLE}</style></head><body>"
+        f"{_head(seen, hostname)}<h2>Devices</h2>{devices or '<p class=dim>none</p>'}"
+        f"<h2>Tenants</h2>{_tenants(rows)}<h2>Events</h2>{_events(seen)}</body></html>\n"
+    )
+
+
+def _head(seen: Observation, hostname: str) -> str:
+    described = seen.described
+    node = described.node
+    lines = [f"<h1>vgpud on {escape(hostname)}</h1>"]
+    if node.simulated:
+        lines.append("<p class=sim>SIMULATED: no real GPU is behind this daemon</p>")
+    if described.hardware_error:
+        lines.append(f"<p class=bad>{escape(described.hardware_error)}</p>")
+    facts = f"{described.status} · vgpud {seen.version} · driver {node.driver_version or 'none'}"
+    lines.append(f"<p class=dim>{escape(facts)} · {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC</p>")
+    return "".join(lines)
+
+
+def _device(view: DeviceView, vitals: Vitals, seen: Observation) -> str:
+    device = view.device
+    mode = "idle" if view.mode is None else view.mode.value
+    usable = show_bytes(max(0, device.memory_usable_bytes))
+    facts = [
+        mode + (", drained" if view.drained else ""),
+        f"{show_bytes(view.memory_allocated_bytes)} of {usable} allocated",
+        f"{show_bytes(device.memory_used_bytes)} used",
+    ]
+    if vitals.busy_percent is not None:
+        facts.append(f"{vitals.busy_percent}% busy")
+    if vitals.temperature_celsius is not None:
+        facts.append(f"{vitals.temperature_celsius} °C")
+    if vitals.power_milliwatts is not None:
+        facts.append(f"{vitals.power_milliwatts // 1000} W")
+    bad = ""
+    if device.health is not Health.OK:
+        bad = f" <span class=bad>{device.health.value}: {escape(device.health_reason)}</span>"
+    return (
+        f"<section class=card><b>{device.index}</b> {escape(device.name)} "
+        f"<code class=dim>{escape(device.uuid)}</code> "
+        f"<span class=dim>{escape(' · '.join(facts))}</span>{bad}"
+        f"{device_bar(view, seen)}</section>"
+    )
+
+
+def _tenants(rows: str) -> str:
+    if not rows:
+        return "<p class=dim>none</p>"
+    heads = "".join(
+        f"<th{' class=n' if right else ''}>{text}</th>"
+        for text, right in (
+            ("Allocation", False),
+            ("Owner", False),
+            ("State", False),
+            ("Mode", False),
+            ("Device", True),
+            ("Memory", False),
+            ("Share", True),
+            ("Waited", True),
+            ("Refused", True),
+            ("Processes", True),
+            ("Label", False),
+        )
+    )
+    return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _tenant(allocation: Allocation, seen: Observation) -> str:
+    meters = seen.metered.meters.get(allocation.id, ())
+    rows = []
+    for at, part in enumerate(allocation.slices):
+        rows.append(_slice(allocation, part, meters[at] if at < len(meters) else None, seen))
+    return "".join(rows)
+
+
+def _slice(allocation: Allocation, part: Slice, meter: SliceMeter | None, seen: Observation) -> str:
+    device = seen.described.node.device(part.device_uuid)
+    memory = show_bytes(part.memory_bytes)
+    if meter is not None:
+        used = meter.memory_used_bytes
+        memory = f"{use_bar(used, part.memory_bytes)} {show_bytes(used)} / {memory}"
+    waited = meter.compute_waited_ns if meter is not None else None
+    refused = (meter.refusals_limit, meter.refusals_card) if meter is not None else (None, None)
+    known = [count for count in refused if count is not None]
+    mode = part.mode.value if part.mig is None else f"{part.mode.value} {part.mig.profile_name}"
+    state = allocation.state.value
+    cells = (
+        ("", f"<code>{escape(allocation.id)}</code>"),
+        ("", f"uid {allocation.request.owner.uid}"),
+        ("bad" if allocation.failure else "", escape(f"{state} {allocation.failure}".strip())),
+        ("", escape(mode)),
+        ("n", str(device.index) if device is not None else "?"),
+        ("", memory),
+        ("n", str(part.share) if part.share is not None else ""),
+        ("n", f"{waited / 1e9:.1f} s" if waited else ""),
+        ("n", str(sum(known)) if known else ""),
+        ("n", str(meter.processes) if meter is not None else ""),
+        ("", escape(allocation.request.label)),
+    )
+    shown = "".join(
+        f"<td class='{style}'>{text}</td>" if style else f"<td>{text}</td>" for style, text in cells
+    )
+    return f"<tr>{shown}</tr>"
+
+
+def _events(seen: Observation) -> str:
+    latest = seen.events[-_EVENTS:][::-1]
+    rows = "".join(
+        f"<tr><td class=n>{event.revision}</td>"
+        f"<td>{datetime.fromtimestamp(event.unix_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S}</td>"
+        f"<td>{escape(event.kind.value)}</td><td>{escape(event.sentence)}</td></tr>"
+        for event in latest
+    )
+    return f"<table><tbody>{rows}</tbody></table>" if rows else "<p class=dim>none since the start</p>"

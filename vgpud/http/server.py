@@ -1,0 +1,98 @@
+"""As much of HTTP/1.1 (RFC 9112) as a scrape and a page need: one bodiless GET or HEAD a connection.
+
+A dependency for this would be a hundred times its size. What a peer may do is bounded: the bytes of its
+head, the seconds it takes over them, and how many there are at once.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+MAX_HEAD_BYTES = 8192
+PEER_SECONDS = 5.0
+MAX_CONNECTIONS = 64
+
+_REQUEST = re.compile(rb"([A-Z]{1,16}) (/[!-~]{0,2000}) HTTP/1\.[01]")
+_HOST = re.compile(rb"\r\nhost:[ \t]*([!-~]*)[ \t]*\r\n", re.IGNORECASE)
+# a name that a stranger's page could have made to point here is none of these (DNS rebinding)
+_LOOPBACK = re.compile(rb"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])(:[0-9]{1,5})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+    status: HTTPStatus = HTTPStatus.OK
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Page = Callable[[], Awaitable[Response]]
+
+
+def _plain(status: HTTPStatus) -> Response:
+    return Response(f"{status.value} {status.phrase}\n".encode(), status=status)
+
+
+class Server:
+    """Answers `pages` by path; `only_loopback` looks at the Host header as well (for TCP)."""
+
+    def __init__(self, pages: Mapping[str, Page], only_loopback: bool) -> None:
+        self._pages = pages
+        self._only_loopback = only_loopback
+        self._connections = 0
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """For asyncio.start_server."""
+        self._connections += 1
+        try:
+            if self._connections > MAX_CONNECTIONS:
+                return
+            async with asyncio.timeout(PEER_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
+            response = await self._answer(head)
+            async with asyncio.timeout(PEER_SECONDS):
+                writer.write(_encoded(response, with_body=not head.startswith(b"HEAD ")))
+                await writer.drain()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # a peer that went away, is too slow, or talks too much
+        finally:
+            self._connections -= 1
+            writer.close()
+
+    async def _answer(self, head: bytes) -> Response:
+        request = _REQUEST.fullmatch(head.partition(b"\r\n")[0])
+        if request is None:
+            return _plain(HTTPStatus.BAD_REQUEST)
+        host = _HOST.search(head)
+        if self._only_loopback and (host is None or not _LOOPBACK.fullmatch(host[1])):
+            return _plain(HTTPStatus.MISDIRECTED_REQUEST)
+        if request[1] not in (b"GET", b"HEAD"):
+            return _plain(HTTPStatus.METHOD_NOT_ALLOWED)
+        page = self._pages.get(request[2].partition(b"?")[0].decode("ascii"))
+        if page is None:
+            return _plain(HTTPStatus.NOT_FOUND)
+        try:
+            return await page()
+        except Exception:
+            log.exception("a page failed, this is a bug", path=request[2].decode("ascii"))
+            return _plain(HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def _encoded(response: Response, with_body: bool) -> bytes:
+    headers = {
+        "Content-Type": response.content_type,
+        "Content-Length": str(len(response.body)),
+        "Connection": "close",
+        "Cache-Control": "no-store",
+        "X-Content-Type-Options": "nosniff",
+        **response.headers,
+    }
+    lines = [f"HTTP/1.1 {response.status.value} {response.status.phrase}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + (response.body if with_body else b"")

@@ -1,0 +1,1 @@
+"""The daemon's figures as Prometheus reads them."""

@@ -1,0 +1,47 @@
+"""The text format of Prometheus, version 0.0.4.
+
+https://prometheus.io/docs/instrumenting/exposition_formats/. Written here, not by prometheus-client:
+that one takes 11 to 17 ms for the 2200 samples of 200 allocations, more than the 1 % of a core that a
+scrape a second may cost; this takes 2. The tests read what it writes with prometheus-client's parser.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+class Family(NamedTuple):
+    """One metric: its name, type (gauge, counter, histogram), text of help and label names."""
+
+    name: str
+    kind: str
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+def label(text: str) -> str:
+    """A label's value, escaped."""
+    return text.translate(_ESCAPES) if '"' in text or "\\" in text or "\n" in text else text
+
+
+def number(value: float) -> str:
+    """Whole numbers exactly, others by the shortest text that reads back the same."""
+    return str(value) if isinstance(value, int) else repr(float(value))
+
+
+def labelled(pairs: Mapping[str, str]) -> str:
+    inner = ",".join(f'{name}="{label(value)}"' for name, value in pairs.items())
+    return f"{{{inner}}}" if inner else ""
+
+
+def write(families: Iterable[tuple[Family, Iterable[tuple[str, float]]]]) -> str:
+    """Each family with its samples: (what follows the name, value). One without samples still shows."""
+    lines: list[str] = []
+    for family, samples in families:
+        name = family.name
+        lines.append(f"# HELP {name} {family.help}\n# TYPE {name} {family.kind}\n")
+        lines += [f"{name}{suffix} {number(value)}\n" for suffix, value in samples]
+    return "".join(lines)

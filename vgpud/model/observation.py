@@ -1,0 +1,36 @@
+"""Everything that operators are shown, at one moment."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vgpud.model.event import Event
+from vgpud.model.tally import Tally
+from vgpud.model.tenancy import Allocation
+from vgpud.model.view import DeviceView, Metered, NodeDescription
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFigures:
+    """The daemon's own use of the host, as /proc has it."""
+
+    resident_bytes: int = 0
+    cpu_seconds: float = 0.0
+    open_descriptors: int = 0
+    start_unix_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Observation:
+    """`nvml_errors` counts refused calls by NVML's status number; `events` are the latest, oldest first."""
+
+    version: str
+    described: NodeDescription
+    devices: tuple[DeviceView, ...]
+    allocations: tuple[Allocation, ...]
+    metered: Metered
+    tally: Tally
+    nvml_errors: Mapping[int, int]
+    process: ProcessFigures
+    watchers: int
+    events: tuple[Event, ...] = ()
+    collect_seconds: float = 0.0

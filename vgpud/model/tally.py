@@ -1,0 +1,28 @@
+"""What has happened since the daemon started, in numbers."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+# upper bounds in seconds: a preload slice takes milliseconds, a MIG instance under load ten seconds
+BUCKETS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+@dataclass
+class Tally:
+    """Counters of one daemon; `made_buckets` counts by BUCKETS_SECONDS, not cumulated."""
+
+    made: Counter[str] = field(default_factory=Counter)  # allocations, by mode
+    refused: Counter[str] = field(default_factory=Counter)  # requests, by the error's name
+    released: int = 0
+    resized: int = 0
+    failed: int = 0
+    made_seconds: float = 0.0
+    made_buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_SECONDS) + 1))
+    reload_succeeded: bool = True
+    reload_unix_seconds: float = 0.0  # of the last success; the start counts
+
+    def took(self, seconds: float) -> None:
+        """An allocation was made in so long."""
+        at = next((i for i, bound in enumerate(BUCKETS_SECONDS) if seconds <= bound), len(BUCKETS_SECONDS))
+        self.made_buckets[at] += 1
+        self.made_seconds += seconds

@@ -1,0 +1,118 @@
+"""One canonical line for each decision, and the counters that go with it."""
+
+import time
+from collections import Counter
+
+import structlog
+
+from vgpud.model.errors import VgpuError
+from vgpud.model.journal import Message
+from vgpud.model.tally import Tally
+from vgpud.model.tenancy import Allocation, Request
+from vgpud.model.view import ReloadReport
+
+log = structlog.get_logger("vgpud.decision")
+
+
+class Account:
+    def __init__(self) -> None:
+        self.tally = Tally(reload_unix_seconds=time.time())
+
+    def allocated(self, allocation: Allocation) -> None:
+        seconds = max(0.0, (time.time_ns() - allocation.created_unix_ns) / 1e9)
+        self.tally.made[allocation.slices[0].mode.value] += 1
+        self.tally.took(seconds)
+        log.info(
+            "allocated",
+            message_id=Message.ALLOCATED,
+            **_asked(allocation.request),
+            **_held(allocation),
+            seconds=round(seconds, 4),
+        )
+
+    def refused(self, request: Request, refusal: VgpuError) -> None:
+        self.tally.refused[refusal.code.name] += 1
+        log.info(
+            "refused",
+            message_id=Message.REFUSED,
+            **_asked(request),
+            reason=refusal.code.name,
+            error=refusal.code.number,
+            why=refusal.sentence,
+        )
+
+    def released(self, allocation: Allocation) -> None:
+        self.tally.released += 1
+        held_seconds = max(0.0, (time.time_ns() - allocation.created_unix_ns) / 1e9)
+        log.info(
+            "released",
+            message_id=Message.RELEASED,
+            **_held(allocation),
+            uid=allocation.request.owner.uid,
+            held_seconds=round(held_seconds, 1),
+        )
+
+    def resized(self, allocation: Allocation, sentence: str) -> None:
+        self.tally.resized += 1
+        log.info(
+            "resized",
+            message_id=Message.RESIZED,
+            **_held(allocation),
+            uid=allocation.request.owner.uid,
+            why=sentence,
+        )
+
+    def failed(self, allocation: Allocation, sentence: str) -> None:
+        self.tally.failed += 1
+        log.warning(
+            "allocation failed",
+            message_id=Message.ALLOCATION_FAILED,
+            **_held(allocation),
+            uid=allocation.request.owner.uid,
+            why=sentence,
+        )
+
+    def reloaded(self, report: ReloadReport) -> None:
+        self.tally.reload_succeeded = True
+        self.tally.reload_unix_seconds = time.time()
+        log.info(
+            "policy reloaded",
+            message_id=Message.POLICY_RELOADED,
+            digest=report.digest,
+            changed=report.changed,
+            done=report.done,
+            waiting=report.waiting,
+        )
+
+    def reload_failed(self, failure: VgpuError) -> None:
+        self.tally.reload_succeeded = False
+        log.error(
+            "policy not reloaded",
+            message_id=Message.POLICY_REJECTED,
+            why=str(failure),
+            details=failure.details,
+        )
+
+
+def _asked(request: Request) -> dict[str, object]:
+    wanted = {
+        "uid": request.owner.uid,
+        "request": request.id,
+        "memory_asked_bytes": request.memory_bytes,
+        "share_asked": None if request.share is None else str(request.share),
+        "isolation": request.isolation,
+        "profile": request.mig_profile or None,
+        "count": request.count if request.count > 1 else None,
+        "label": request.label or None,
+    }
+    return {key: value for key, value in wanted.items() if value is not None}
+
+
+def _held(allocation: Allocation) -> dict[str, object]:
+    modes = Counter(part.mode.value for part in allocation.slices)
+    return {
+        "allocation": allocation.id,
+        "mode": ",".join(modes),
+        "gpu_uuid": ",".join(part.device_uuid for part in allocation.slices),
+        "memory_bytes": sum(part.memory_bytes for part in allocation.slices),
+    }

@@ -1,0 +1,72 @@
+"""Sensors and meters of everything at once, shared by all who look within the same half second."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+import structlog
+
+from vgpud.model.errors import VgpuError
+from vgpud.model.tenancy import Allocation, Mode, State
+from vgpud.model.view import Metered, SliceMeter, Vitals
+from vgpud.modes.base import Effector
+from vgpud.node.book import Book
+from vgpud.node.inventory import Inventory
+
+log = structlog.get_logger(__name__)
+
+_SHARED_SECONDS = 0.5
+_SENSOR_SECONDS = 5.0  # heat and power change slowly, and each question goes to the driver
+_METERED = (State.ACTIVE, State.RESIZING, State.FAILED)
+
+
+class Meters:
+    def __init__(self, book: Book, inventory: Inventory, effectors: Mapping[Mode, Effector]) -> None:
+        self._book = book
+        self._inventory = inventory
+        self._effectors = effectors
+        self._last = Metered({}, {})
+        self._taken = float("-inf")  # monotonic seconds
+        self._vitals: dict[str, Vitals] = {}
+        self._vitals_taken = float("-inf")
+        self._running: asyncio.Task[None] | None = None
+
+    async def read(self) -> Metered:
+        """Never fails: what cannot be read is left out. The snapshot is brought up to date before."""
+        if time.monotonic() - self._taken > _SHARED_SECONDS:
+            if self._running is None:
+                self._running = asyncio.ensure_future(self._take())
+                self._running.add_done_callback(self._ended)
+            await asyncio.shield(self._running)
+        return self._last
+
+    @property
+    def nvml_errors(self) -> Mapping[int, int]:
+        return self._inventory.nvml_errors
+
+    def _ended(self, _: asyncio.Task[None]) -> None:
+        self._running = None
+
+    async def _take(self) -> None:
+        await self._inventory.refresh(_SHARED_SECONDS)
+        if time.monotonic() - self._vitals_taken > _SENSOR_SECONDS:
+            self._vitals = await self._inventory.vitals()
+            self._vitals_taken = time.monotonic()
+        held = [a for a in self._book if a.state in _METERED]
+        meters = await asyncio.to_thread(self._read_all, held)
+        self._last = Metered(dict(self._vitals), meters)
+        self._taken = time.monotonic()
+
+    def _read_all(self, held: list[Allocation]) -> dict[str, tuple[SliceMeter, ...]]:
+        node = self._inventory.node
+        known = {device.uuid: device for device in node.devices}
+        found = {}
+        for allocation in held:
+            devices = [known[part.device_uuid] for part in allocation.slices if part.device_uuid in known]
+            if len(devices) < len(allocation.slices):
+                continue
+            try:
+                found[allocation.id] = self._effectors[allocation.slices[0].mode].meters(allocation, devices)
+            except VgpuError as error:  # released meanwhile, say
+                log.debug("no meters", allocation=allocation.id, why=str(error))
+        return found

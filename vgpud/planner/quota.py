@@ -1,0 +1,49 @@
+"""What one user may hold in all: a pure sum over what it holds, against the policy's first matching quota."""
+
+from collections.abc import Iterable
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import show_bytes
+from vgpud.model.tenancy import Allocation, Owner, Slice, State
+from vgpud.planner.words import counted
+from vgpud.policy.model import Policy
+
+_WHOLE_HUNDREDTHS = 10_000
+
+
+def over_quota(
+    policy: Policy, owner: Owner, held: Iterable[Allocation], wanted: tuple[Slice, ...], instead_of: str = ""
+) -> VgpuError | None:
+    """Why `owner` may not hold `wanted` as well (in the place of allocation `instead_of`), or None."""
+    rule = policy.quota_of(owner.uid, owner.gid)
+    if rule is None:
+        return None
+    own = [a for a in held if a.request.owner.uid == owner.uid and a.state is not State.RELEASING]
+    before = [a for a in own if a.id != instead_of]
+    slices = [*(part for a in before for part in a.slices), *wanted]
+    if rule.max_allocations is not None and len(before) + 1 > rule.max_allocations:
+        have, most = counted(len(before), "allocation"), rule.max_allocations
+        return _refusal(owner, f"holds {have} of the {most} that its quota allows")
+    if rule.max_devices is not None and len(slices) > rule.max_devices:
+        return _refusal(
+            owner, f"would hold {counted(len(slices), 'slice')}, and its quota is {rule.max_devices}"
+        )
+    memory = sum(part.memory_bytes for part in slices)
+    if rule.max_memory is not None and memory > rule.max_memory:
+        return _refusal(
+            owner, f"would hold {show_bytes(memory)}, and its quota is {show_bytes(rule.max_memory)}"
+        )
+    hundredths = sum(_WHOLE_HUNDREDTHS if s.share is None else s.share.hundredths for s in slices)
+    if rule.max_cores is not None and hundredths > rule.max_cores * 100:
+        return _refusal(
+            owner, f"would hold {hundredths / 100:g}% of a device, and its quota is {rule.max_cores:g}%"
+        )
+    return None
+
+
+def _refusal(owner: Owner, what: str) -> VgpuError:
+    return VgpuError(
+        ErrorCode.OVER_QUOTA,
+        f"uid {owner.uid} {what}",
+        "release what is not needed ('vgpuctl ls'), or ask for less; 'vgpuctl policy show' has the quotas",
+    )
