@@ -109,6 +109,16 @@ static void one_launch(const struct api *api)
     CHECK(api->launch(function, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL));
 }
 
+static CUmemoryPool pool;
+
+/* Not hooked: what the hook of a stream-ordered allocation asks the driver. */
+static void one_attribute(const struct api *api)
+{
+    cuuint64_t bytes;
+    (void)api;
+    CHECK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes));
+}
+
 static int by_size(const void *a, const void *b)
 {
     double x = *(const double *)a;
@@ -170,6 +180,8 @@ static void calls(void)
     compare("alloc_free_512B", one_small, 60);
     CHECK(cuMemAllocAsync(&keep, MIB, stream)); /* the pool stays as it is */
     compare("alloc_free_async_1MiB", one_async, 1000);
+    CHECK(cuDeviceGetDefaultMemPool(&pool, 0));
+    compare("pool_attribute", one_attribute, 1000);
     compare("mem_get_info", one_info, 300);
     refusal();
     for (int i = 0; i < MANY; i++)

@@ -1,16 +1,16 @@
 /*
  * memory_families.c: every way to take device memory, for the ledger's exactness.
  *
- *   memory_families fill FAMILY    32 MiB pieces until refused; says how much, then waits for a line
+ *   memory_families fill FAMILY [MIB [COUNT]]   pieces of 32 or MIB MiB until refused, or COUNT of them; says how
+ *                                  much, then waits for a line
  *   memory_families walk SEED      steps through everything; after each step says what, and waits for a line
- *   memory_families race SEED SECONDS   random operations of all families; says how many
+ *   memory_families race SEED COUNT     random operations of all families; says how many were refused
  */
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define MIB (1ull << 20)
 #define PIECES 4096
@@ -152,7 +152,7 @@ static void begin(void)
     CHECK(cuMemPoolCreate(&own_pool, &properties));
 }
 
-static void fill(const char *name)
+static void fill(const char *name, size_t piece_bytes, int most)
 {
     static struct piece pieces[PIECES];
     int family = 0;
@@ -161,11 +161,11 @@ static void fill(const char *name)
     while (family < FAMILIES && strcmp(families[family], name) != 0)
         family++;
     begin();
-    while (count < PIECES && (result = make(&pieces[count], family, 32 * MIB)) == CUDA_SUCCESS)
+    while (count < most && (result = make(&pieces[count], family, piece_bytes)) == CUDA_SUCCESS)
         count++;
     if (family == MANAGED)
-        managed_bytes = (unsigned long long)count * 32 * MIB;
-    printf("{\"family\": \"%s\", \"total_mib\": %d, \"result\": %d}\n", name, count * 32, result);
+        managed_bytes = (unsigned long long)count * piece_bytes;
+    printf("{\"family\": \"%s\", \"total_mib\": %llu, \"result\": %d}\n", name, count * piece_bytes / MIB, result);
     checkpoint(name);
     for (int i = 0; i < count; i++)
         drop(&pieces[i]);
@@ -267,34 +267,33 @@ static void walk(unsigned seed)
     checkpoint("all freed");
 }
 
-static void race(unsigned seed, double seconds)
+static void race(unsigned seed, long operations)
 {
     static struct piece pieces[64];
-    struct timespec start;
-    struct timespec now;
-    unsigned long long done = 0;
     unsigned long long refused = 0;
     begin();
     for (int i = 0; i < 64; i++)
         pieces[i].family = -1;
     checkpoint("ready");
-    clock_gettime(CLOCK_MONOTONIC, &start);
-    do {
-        for (int i = 0; i < 20; i++, done++)
-            refused += !random_step(pieces, 64, &seed, 0);
-        clock_gettime(CLOCK_MONOTONIC, &now);
-    } while ((double)(now.tv_sec - start.tv_sec) < seconds);
-    printf("{\"operations\": %llu, \"refused\": %llu}\n", done, refused);
+    for (long i = 0; i < operations; i++)
+        refused += !random_step(pieces, 64, &seed, 0);
+    printf("{\"operations\": %ld, \"refused\": %llu}\n", operations, refused);
+}
+
+static int pieces_of(const char *text)
+{
+    int count = atoi(text);
+    return count > 0 && count < PIECES ? count : PIECES;
 }
 
 int main(int argc, char **argv)
 {
-    if (argc == 3 && strcmp(argv[1], "fill") == 0)
-        fill(argv[2]);
+    if (argc >= 3 && strcmp(argv[1], "fill") == 0)
+        fill(argv[2], argc > 3 ? (size_t)atoi(argv[3]) * MIB : 32 * MIB, argc > 4 ? pieces_of(argv[4]) : PIECES);
     else if (argc == 3 && strcmp(argv[1], "walk") == 0)
         walk((unsigned)atoi(argv[2]));
     else if (argc == 4 && strcmp(argv[1], "race") == 0)
-        race((unsigned)atoi(argv[2]), atof(argv[3]));
+        race((unsigned)atoi(argv[2]), atol(argv[3]));
     else
         return 2;
     return 0;
