@@ -114,12 +114,12 @@ def test_one_device_that_hangs(impatient: DemoNode) -> None:
     simulate(node, "fault", "hang", "--function", "nvmlDevice*", "--device", "0")
     with client(node) as calls:
         sick, *others = calls.list_devices().devices
-        assert sick.health == "failed"
+        assert sick.health == "silent"
         assert "within 2 s" in sick.health_reason
         assert {device.health for device in others} == {"ok"}
     with pytest.raises(VgpuError) as refused:
         quota(node)
-    assert refused.value.code in (ErrorCode.GPU_LOST, ErrorCode.NVML_TIMEOUT), refused.value
+    assert refused.value.code is ErrorCode.NVML_TIMEOUT, refused.value
     other = quota(node, selector=pb.Selector(indices=[1]))
     release(node, other.id)
     assert states(node)[held.id] in ("active", "failed")

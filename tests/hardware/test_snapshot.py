@@ -1,6 +1,7 @@
 """Snapshots: what NVML answers becomes a Node, whatever of it is missing, lost or hanging."""
 
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -243,17 +244,32 @@ def test_a_device_that_needs_a_reset_has_failed(nvml: FakeNvml, gateway: Gateway
     assert "reset" in device.health_reason
 
 
+def test_several_that_hang_are_waited_for_together() -> None:
+    nvml = FakeNvml(8)
+    gateway = Gateway(deadline_seconds=1.0, binding=nvml)
+    gateway.snapshot()
+    free = threading.Event()
+    for index in range(len(nvml.gpus)):
+        nvml.hangs["nvmlDeviceGetMemoryInfo", index] = free
+    began = time.monotonic()
+    devices = gateway.snapshot().devices
+    seconds = time.monotonic() - began
+    free.set()
+    assert {device.health for device in devices} == {Health.SILENT}
+    assert seconds < len(devices) * 1.0, "one after the other would take this long at least"
+
+
 def test_one_hanging_device_is_marked_and_asked_again_only_once_it_answers(nvml: FakeNvml) -> None:
     gateway = Gateway(deadline_seconds=1.0, binding=nvml)
     before = gateway.snapshot()
     free = nvml.hangs["nvmlDeviceGetMemoryInfo", 0] = threading.Event()
     node = gateway.snapshot()
-    assert node.devices[0].health is Health.FAILED
+    assert node.devices[0].health is Health.SILENT
     assert "nvmlDeviceGetMemoryInfo" in node.devices[0].health_reason
     assert node.devices[0].name == "NVIDIA H200"
     assert node.devices[1] == before.devices[1]
     nvml.calls.clear()
-    assert gateway.snapshot().devices[0].health is Health.FAILED
+    assert gateway.snapshot().devices[0].health is Health.SILENT
     assert nvml.calls.count("nvmlDeviceGetMemoryInfo") == 1  # of the other device
     nvml.hangs.clear()
     free.set()

@@ -61,6 +61,15 @@ def refused(
         ),
         pytest.param(
             SMALL,
+            h200(0, health=Health.SILENT, health_reason="no answer within 5 s"),
+            AUTO,
+            EMPTY,
+            ErrorCode.NVML_TIMEOUT,
+            "the device is silent: no answer within 5 s",
+            id="silent",
+        ),
+        pytest.param(
+            SMALL,
             h200(0, health=Health.FAILED),
             AUTO,
             EMPTY,

@@ -6,7 +6,7 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl import words
 from vgpud.ctl.table import Column, Table
 
-HEALTH_STYLES = {"lost": "red", "failed": "red"}
+HEALTH_STYLES = {"lost": "red", "failed": "red", "silent": "red"}
 STATE_STYLES = {"failed": "red", "allocating": "yellow", "releasing": "yellow"}
 TAKEN_STYLES = {"yes": "green"}
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -165,8 +166,7 @@ class Gateway:
         statics: dict[str, Static] = {}
         read: list[Device] = []
         unwell: list[_Unwell] = []
-        for index in range(system.device_count):
-            answer = self._read_index(index, system, known)
+        for answer in self._read_all(system, known):
             if isinstance(answer, _Unwell):
                 unwell.append(answer)
                 continue
@@ -192,6 +192,18 @@ class Gateway:
             cuda_version=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
             device_count=int(self.nvml.demand("nvmlDeviceGetCount")),
         )
+
+    def _read_all(self, system: _System, known: _Known) -> list[tuple[Device, Static] | _Unwell]:
+        """In order; from one on that does not answer all at once, so that n of them do not take n deadlines."""
+        rest = list(range(system.device_count))
+        found: list[tuple[Device, Static] | _Unwell] = []
+        while rest:
+            answer = self._read_index(rest.pop(0), system, known)
+            found.append(answer)
+            if isinstance(answer, _Unwell) and answer.error.code is ErrorCode.NVML_TIMEOUT and rest:
+                with ThreadPoolExecutor(len(rest), "snapshot") as pool:
+                    return found + list(pool.map(lambda index: self._read_index(index, system, known), rest))
+        return found
 
     def _read_index(self, index: int, system: _System, known: _Known) -> tuple[Device, Static] | _Unwell:
         subject = next((d.uuid for d in known.devices.values() if d.index == index), f"gpu {index}")
@@ -320,7 +332,8 @@ def _marked(unwell: list[_Unwell], read: list[Device], known: _Known) -> list[De
         )
         device = last or Device(uuid=one.uuid or f"unknown-gpu-{one.index}", index=one.index)
         lost = isinstance(one.error, NvmlRefusal) and one.error.status == GPU_IS_LOST
-        health = Health.LOST if lost else Health.FAILED
+        silent = one.error.code is ErrorCode.NVML_TIMEOUT
+        health = Health.LOST if lost else Health.SILENT if silent else Health.FAILED
         if device.health is not health:
             log.error("device-unwell", uuid=device.uuid, health=health.value, reason=one.error.sentence)
         marked.append(

@@ -27,6 +27,7 @@ class Virtualisation(StrEnum):
 class Health(StrEnum):
     OK = "ok"
     LOST = "lost"  # NVML answers GPU_IS_LOST: only a reset or a reboot brings it back
+    SILENT = "silent"  # NVML does not answer about it in time
     FAILED = "failed"  # NVML answers something else that keeps it from being used
 
 

@@ -69,7 +69,8 @@ def _closed(seat: Seat) -> Unfit | None:
     device = seat.device
     if device.health is not Health.OK:
         why = f": {device.health_reason}" if device.health_reason else ""
-        return never(seat, None, ErrorCode.GPU_LOST, f"the device is {device.health}{why}")
+        code = ErrorCode.NVML_TIMEOUT if device.health is Health.SILENT else ErrorCode.GPU_LOST
+        return never(seat, None, code, f"the device is {device.health}{why}")
     if seat.terms.fixed is Mode.UNMANAGED:
         return never(seat, None, ErrorCode.DENIED_BY_POLICY, "the policy leaves it unmanaged")
     if device.virtualisation in _HOSTS_MACHINES:

@@ -65,7 +65,7 @@ class _World:
     @property
     def has_unread_devices(self) -> bool:
         """One that does not answer may be any that is missed: its uuid may not be known."""
-        return any(device.health is Health.FAILED for device in self.devices.values())
+        return any(device.health in (Health.FAILED, Health.SILENT) for device in self.devices.values())
 
     def has(self, place: InstancePlace) -> bool:
         return place in self.instances.get(place.device_uuid, ())

@@ -18,6 +18,7 @@ _GRAVITY = (
     ErrorCode.UNSUPPORTED,
     ErrorCode.DENIED_BY_POLICY,
     ErrorCode.RESET_NEEDED,
+    ErrorCode.NVML_TIMEOUT,
     ErrorCode.GPU_LOST,
 )
 _Left = tuple[Room, Device]
@@ -88,8 +89,8 @@ def _too_many(
     want: Wanted, able: int, selected: int, nevers: tuple[Unfit, ...], details: tuple[str, ...]
 ) -> VgpuError:
     causes = {unfit.code for unfit in nevers}
-    # a card that is lost or waits for a reset comes back: the request is not impossible for ever
-    passing = causes & {ErrorCode.GPU_LOST, ErrorCode.RESET_NEEDED}
+    # a card that is lost, silent or waits for a reset comes back: the request is not impossible for ever
+    passing = causes & {ErrorCode.GPU_LOST, ErrorCode.NVML_TIMEOUT, ErrorCode.RESET_NEEDED}
     code = next((c for c in _GRAVITY if c in passing), ErrorCode.IMPOSSIBLE)
     return VgpuError(
         code,
@@ -118,6 +119,7 @@ def _impossible(want: Wanted, nevers: tuple[Unfit, ...], details: tuple[str, ...
 _HINTS = {
     ErrorCode.DENIED_BY_POLICY: "ask for what the policy allows ('vgpuctl policy show'), or change it",
     ErrorCode.RESET_NEEDED: "reset the device or reboot the node when nobody uses it",
+    ErrorCode.NVML_TIMEOUT: "wait until its driver answers again; a reset of the gpu or a reboot clears it",
     ErrorCode.GPU_LOST: "reset the device or reboot the node, its log says what happened",
 }
 
