@@ -194,7 +194,7 @@ class Gateway:
         )
 
     def _read_all(self, system: _System, known: _Known) -> list[tuple[Device, Static] | _Unwell]:
-        """In order; from one on that does not answer all at once, so that n of them do not take n deadlines."""
+        """In order; from one that does not answer on all at once: n of them do not take n deadlines."""
         rest = list(range(system.device_count))
         found: list[tuple[Device, Static] | _Unwell] = []
         while rest:
