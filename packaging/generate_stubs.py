@@ -1,7 +1,7 @@
-"""Generates vgpud/api/gen/ from vgpud/api/vgpud.proto, typed, with the grpcio-tools at hand.
+"""Generates vgpud/api/gen/ from the .proto files of vgpud/api/, typed, with the grpcio-tools at hand.
 
 Generated code checks the protobuf runtime's version, so it is made where it will run and is never
-committed.
+committed. The kubelet's protocols, of vgpud/api/kubelet/, become vgpud.api.gen.kubelet.
 """
 
 import subprocess
@@ -12,8 +12,8 @@ from pathlib import Path
 
 def generate(root: Path) -> Path:
     """Writes the stubs below `root`; raises subprocess.CalledProcessError with protoc's words shown."""
-    out = root / "vgpud" / "api" / "gen"
-    out.mkdir(exist_ok=True)
+    sources, out = root / "vgpud" / "api", root / "vgpud" / "api" / "gen"
+    (out / "kubelet").mkdir(parents=True, exist_ok=True)
     arguments = [
         "-Ivgpud/api/gen=vgpud/api",  # so that the stubs import each other as vgpud.api.gen
         "--python_out=.",
@@ -21,14 +21,16 @@ def generate(root: Path) -> Path:
     ]
     if find_spec("mypy_protobuf") is not None:
         arguments += ["--mypy_out=quiet:.", "--mypy_grpc_out=quiet:."]
+    protos = [f"vgpud/api/gen/{p.relative_to(sources)}" for p in sorted(sources.rglob("*.proto"))]
     environment = {"PATH": str(Path(sys.executable).parent) + ":/usr/bin:/bin"}
     subprocess.run(
-        [sys.executable, "-m", "grpc_tools.protoc", *arguments, "vgpud/api/gen/vgpud.proto"],
+        [sys.executable, "-m", "grpc_tools.protoc", *arguments, *protos],
         cwd=root,
         check=True,
         env=environment,
     )
-    (out / "__init__.py").write_text('"""Generated from vgpud.proto; see packaging/generate_stubs.py."""\n')
+    (out / "__init__.py").write_text('"""Generated from vgpud/api; see packaging/generate_stubs.py."""\n')
+    (out / "kubelet" / "__init__.py").write_text('"""Generated: what vgpud and the kubelet say."""\n')
     return out
 
 

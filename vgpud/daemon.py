@@ -35,8 +35,10 @@ from vgpud.node.mps_world import mps_world
 from vgpud.node.observe import observe
 from vgpud.node.originals import LedgerOriginals
 from vgpud.node.recover import Start, agree, recover
+from vgpud.node.room import Room
 from vgpud.node.transitions import Transitions
 from vgpud.policy.load import LoadedPolicy, load
+from vgpud.serve.kubelet.door import Kubelet, KubeletDoor
 from vgpud.serve.server import Server
 from vgpud.serve.sockets import claim, public_sockets
 from vgpud.settings import Settings, load_settings
@@ -192,7 +194,8 @@ async def serve(settings: Settings) -> None:
         await doors.start(keeper.policy().policy)
         keeper.policies.preparing.append(doors.prepare)
         watcher = watch_devices(daemon, keeper, loop)
-        lasting = [asyncio.ensure_future(one) for one in (heartbeat(keeper), reload(keeper, hung_up))]
+        work = (heartbeat(keeper), reload(keeper, hung_up), kubelet_door(daemon, keeper).run())
+        lasting = [asyncio.ensure_future(one) for one in work]
         sd.notify("READY=1", f"STATUS={keeper.describe().status}")
         log.info("ready", message_id=Message.READY, status=keeper.describe().status, version=__version__)
         try:
@@ -201,10 +204,18 @@ async def serve(settings: Settings) -> None:
             sd.notify("STOPPING=1")
             for one in lasting:
                 one.cancel()
+            await asyncio.gather(*lasting, return_exceptions=True)
             watcher()
             doors.close()
             await server.stop(_STOP_SECONDS)
     log.info("stopped", message_id=Message.STOPPED)
+
+
+def kubelet_door(daemon: Daemon, keeper: NodeKeeper) -> KubeletDoor:
+    """Closed until the policy names a resource and there is a kubelet."""
+    room = Room(keeper, daemon.inventory, daemon.book)
+    settings = daemon.settings
+    return KubeletDoor(keeper, room, Kubelet(settings.kubelet_dir), settings.state_dir)
 
 
 async def reload(keeper: NodeKeeper, hung_up: asyncio.Event) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from vgpud import lease_layout as layout
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.tenancy import ANYONE
 
 # No card has a pebibyte: a figure above is not a measurement, and sums of clamped ones cannot wrap.
 _BYTES_MAX = 1 << 50
@@ -158,8 +159,8 @@ def _write_locked(fd: int, body: bytes) -> None:
 
 
 def write_lease(root: Path, allocation: str, devices: Sequence[DeviceLimits], uid: int, gid: int) -> Path:
-    """Makes the folder root/allocation, whole or not at all; the tenant is uid:gid. A lease that is
-    there already keeps its files (a tenant may have them mapped) and gets these limits.
+    """Makes the folder root/allocation, whole or not at all; the tenant is uid:gid, or ANYONE. A lease
+    that is there already keeps its files (a tenant may have them mapped) and gets these limits.
 
     Raises VgpuError LEASE_FAILED if the file system refuses.
     """
@@ -190,7 +191,9 @@ def _fill(draft: Path, body: bytes, uid: int, gid: int) -> None:
     try:
         os.ftruncate(fd, layout.USAGE_SIZE)
         os.pwrite(fd, struct.pack("<II", layout.MAGIC, layout.VERSION), 0)
-        if (uid, gid) != (os.geteuid(), os.getegid()):
+        if uid == ANYONE:
+            os.fchmod(fd, 0o666)  # it harms none but the container that it is mounted into
+        elif (uid, gid) != (os.geteuid(), os.getegid()):
             os.fchown(fd, uid, gid)
     finally:
         os.close(fd)

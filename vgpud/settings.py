@@ -27,6 +27,7 @@ class Settings(BaseSettings):
     group: str = Field("vgpu", description="group that may allocate; empty: the daemon's own group")
     log_level: str = Field("info", description="debug, info, warning or error")
     nvml_deadline_seconds: float = Field(10.0, gt=0, description="a single NVML call may take this long")
+    kubelet_dir: Path = Field(Path("/var/lib/kubelet"), description="the kubelet's root folder")
     mps_control: str = Field("nvidia-cuda-mps-control", description="NVIDIA's MPS control daemon")
     fault_point: str = Field("", description="tests only: the daemon kills itself after this step")
 

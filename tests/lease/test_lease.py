@@ -24,6 +24,7 @@ from vgpud.lease import (
     write_lease,
 )
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.tenancy import ANYONE
 
 DEVICES = (
     DeviceLimits(UUIDS[0], 4 * GIB, 2500, SharePolicy.HARD, 3),
@@ -66,6 +67,13 @@ def test_updates_are_in_place_and_even(tmp_path: Path) -> None:
     assert (folder / "limits").stat().st_ino == inode
     assert limits.generation % 2 == 0
     assert limits.generation > 2
+
+
+def test_a_tenant_of_unknown_uid_can_write_its_usage_and_nothing_else(tmp_path: Path) -> None:
+    folder = write_lease(tmp_path, "a1", DEVICES, ANYONE, ANYONE)
+    modes = {name: stat.S_IMODE((folder / name).stat().st_mode) for name in ("limits", "usage")}
+    assert modes == {"limits": 0o644, "usage": 0o666}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
 
 
 def test_an_update_that_died_is_gone_over(tmp_path: Path) -> None:

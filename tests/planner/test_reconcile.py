@@ -185,6 +185,12 @@ def there(**changes: object) -> World:
             "the reboot took its CDI file and lease",
         ),
         (
+            replace(held(QUOTA_SLICE), request=replace(request(), id="kubelet/1")),
+            there(rebooted=True, leases=set(), specs=set()),
+            ActionKind.REPAIR,
+            "of what it holds was missing: CDI file and lease",
+        ),
+        (
             held(QUOTA_SLICE),
             there(lost={"GPU-0"}),
             ActionKind.MARK_FAILED,

@@ -12,12 +12,11 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.mig_view import MigTarget
 from vgpud.model.quantity import Percent, check_bytes
-from vgpud.model.tenancy import Isolation, Lifetime, Owner, Request, Selector
+from vgpud.model.tenancy import ANYONE, Isolation, Lifetime, Owner, Request, Selector
 
 MAX_ID_CHARACTERS = 128
 MAX_TEXT_CHARACTERS = 256
 MAX_COUNT = 64  # devices of one node, and so slices of one allocation
-_NO_UID = 2**32 - 1  # (uid_t)-1 means "no change" to chown(2) and setuid(2); nobody has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +59,8 @@ def named_owner(asked: pb.AllocateRequest) -> Owner | None:
         return None
     if not (asked.HasField("owner_uid") and asked.HasField("owner_gid")):
         raise _bad("owner_uid and owner_gid belong together, one is missing", "give both or neither")
-    if _NO_UID in (asked.owner_uid, asked.owner_gid):
-        raise _bad(f"{_NO_UID} is nobody's uid or gid", "give the uid and gid of the tenant")
+    if ANYONE in (asked.owner_uid, asked.owner_gid):  # means "no change" to chown(2) and setuid(2)
+        raise _bad(f"{ANYONE} is nobody's uid or gid", "give the uid and gid of the tenant")
     return Owner(asked.owner_uid, asked.owner_gid)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl.document import rfc3339
 from vgpud.model.quantity import show_bytes
+from vgpud.model.tenancy import ANYONE
 
 _AGES = ((86400, "d"), (3600, "h"), (60, "m"))
 
@@ -49,6 +50,8 @@ def duration(seconds: float) -> str:
 
 def user(uid: int) -> str:
     """The login name, or the number where this host has none for it."""
+    if uid == ANYONE:
+        return "any"
     try:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OverflowError):

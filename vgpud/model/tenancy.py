@@ -35,6 +35,14 @@ MODE_OF: dict[Isolation, Mode] = {
 }
 
 
+# (uid_t)-1, which is nobody's: the owner of what a pod holds, whose programs may run as any user
+ANYONE = 2**32 - 1
+
+# the request ids of what the kubelet asked for: by its device plugin API, and for a DRA claim
+KUBELET_PREFIX = "kubelet/"
+CLAIM_PREFIX = "claim/"
+
+
 @dataclass(frozen=True, slots=True)
 class Owner:
     """Who holds an allocation, as the kernel named the caller."""
@@ -84,6 +92,11 @@ class Request:
         if self.isolation is not None:
             return self.isolation is Isolation.DEVICE
         return self.memory_bytes is None and self.share is None and not self.mig_profile
+
+    @property
+    def outlives_reboot(self) -> bool:
+        """The kubelet starts its pods again after a reboot with what it was told before, and asks nobody."""
+        return self.id.startswith((KUBELET_PREFIX, CLAIM_PREFIX))
 
 
 @dataclass(frozen=True, slots=True)

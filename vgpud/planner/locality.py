@@ -33,6 +33,33 @@ def nearest(node: Node, fits: Sequence[Fit], count: int) -> tuple[Fit, ...]:
     return tuple(fits[i] for i in chosen)
 
 
+def nearest_devices(node: Node, uuids: Sequence[str], must: Sequence[str], count: int) -> tuple[str, ...]:
+    """`count` of `uuids` that lie near each other, grown from `must`, or from the best of them all.
+
+    The order of `uuids` decides between equals.
+    """
+    numa = {device.uuid: device.numa_node for device in node.devices}
+
+    def cost(uuid: str, chosen: Sequence[str]) -> tuple[int, int]:
+        far = sum(_DISTANCE[node.links.get((uuid, other), Link.UNKNOWN)] for other in chosen)
+        return int(bool(chosen) and numa.get(uuid) not in {numa.get(other) for other in chosen}), far
+
+    def grown(seed: Sequence[str]) -> tuple[tuple[int, int], tuple[str, ...]]:
+        chosen, nodes, distance = list(seed), 0, 0
+        while len(chosen) < count:
+            left = [uuid for uuid in uuids if uuid not in chosen]
+            if not left:
+                break
+            best = min(left, key=lambda uuid: cost(uuid, chosen))
+            other_node, far = cost(best, chosen)
+            nodes, distance = nodes + other_node, distance + far
+            chosen.append(best)
+        return (nodes, distance), tuple(chosen)
+
+    seeds: list[tuple[str, ...]] = [tuple(must)] if must else [(uuid,) for uuid in uuids]
+    return min((grown(seed) for seed in seeds), key=lambda found: found[0], default=((0, 0), ()))[1]
+
+
 def _key(fits: Sequence[Fit], distances: _Matrix, chosen: tuple[int, ...]) -> _Key:
     """Positions in `fits` stand for how good the fits are, and make the order total."""
     return (

@@ -14,10 +14,12 @@ def effective(policy: Policy) -> dict[str, Any]:
     """`policy` as plain JSON values, quantities as text such as "4GiB".
 
     A rule has the settings of each mode that it allows. Keys that restrict nothing (a match key, or
-    MIG profiles, that are not given) are left out. What comes out is itself a valid policy.
+    MIG profiles, that are not given) are left out, and so are doors that are not open. What comes out
+    is itself a valid policy.
     """
     filled = policy.model_copy(update={"device": tuple(_filled(rule) for rule in policy.device)})
-    return filled.model_dump(mode="json", exclude_none=True)
+    unserved = set() if policy.kubelet.resource else {"kubelet"}
+    return filled.model_dump(mode="json", exclude_none=True, exclude=unserved)
 
 
 def digest(policy: Policy) -> str:

@@ -1,29 +1,19 @@
 """The typed policy: what an administrator allows on each device.
 
 Quantities are written as in "4GiB"; every key is checked, unknown ones are refused. The values
-here are plain data: nothing in this room looks at a device except `Match.covers`.
+here are plain data: nothing in this room looks at a device except `Match.covers` (fields.py).
 """
 
 import re
-from fnmatch import fnmatchcase
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    WithJsonSchema,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from vgpud.model.device import Device
-from vgpud.model.errors import VgpuError
-from vgpud.model.quantity import MAX_BYTES, UNITS, check_bytes, format_bytes, parse_bytes
-from vgpud.model.tenancy import Mode
+from vgpud.model.tenancy import ANYONE, Mode
+from vgpud.policy.fields import Match, MemoryBytes, Table, wrong
+from vgpud.policy.kubelet import KubeletResource, KubeletSettings
 
 # the modes that have a settings table of their own in a [[device]] rule
 MODES_WITH_SETTINGS = ("preload", "mps", "mig", "exclusive")
@@ -42,30 +32,12 @@ _LAYOUT_WORD = (
 _LAYOUT_WHOLE = r"^(all-balanced|none|off|all-[1-9][0-9]*g\.[1-9][0-9]*gb([+-][a-z]+(\.[a-z]+)*)?)$"
 
 
-def wrong(sentence: str, hint: str) -> PydanticCustomError:
-    """A validation error with our own words; policy/problems.py takes them out of its context."""
-    return PydanticCustomError("vgpud", "{sentence}", {"sentence": sentence, "hint": hint})
-
-
 def _version(value: object) -> object:
     # a literal alone would take true and 1.0 for 1
     if type(value) is not int or value != 1:
         shown = value if type(value) is int and abs(value) < 10**9 else "given here"
         raise wrong(f"version {shown} is not known to this vgpud", "write version = 1")
     return value
-
-
-def _bytes(value: object) -> int:
-    try:
-        if isinstance(value, str):
-            return parse_bytes(value)
-        if isinstance(value, int) and not isinstance(value, bool):
-            return check_bytes(value)
-    except VgpuError as error:
-        raise wrong(error.sentence, error.hint) from None
-    raise wrong(
-        "an amount of memory is text with a unit, or a whole number of bytes", 'write it as in "4GiB"'
-    )
 
 
 def _profiles(value: tuple[str, ...]) -> tuple[str, ...]:
@@ -92,20 +64,6 @@ def _layout(value: tuple[str, ...]) -> tuple[str, ...]:
             )
     return value
 
-
-MemoryBytes = Annotated[
-    int,
-    BeforeValidator(_bytes),
-    PlainSerializer(format_bytes, return_type=str, when_used="json"),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "pattern": rf"^ *[0-9]+(\.[0-9]+)? *({'|'.join(UNITS)}) *$"},
-                {"type": "integer", "minimum": 1, "maximum": MAX_BYTES},
-            ]
-        }
-    ),
-]
 
 Profiles = Annotated[
     # TOML arrays arrive as lists, which strict mode would not take for a tuple
@@ -144,46 +102,13 @@ MigLayout = Annotated[
 OnTop = Annotated[tuple[Literal["preload", "mps"], ...], Field(strict=False, max_length=2)]
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class Match(_Table):
-    """All keys that are given must hold; an empty match covers every device."""
-
-    uuid: str | None = Field(
-        None, min_length=1, description="the device's NVML UUID, whole, as nvidia-smi -L prints it"
-    )
-    index: int | None = Field(
-        None, ge=0, description="NVML's index; a UUID is safer, for an index can change at a reboot"
-    )
-    name: str | None = Field(
-        None, min_length=1, description='shell pattern on the product name, as in "NVIDIA H200*"; case counts'
-    )
-    memory_min: MemoryBytes | None = Field(None, description="the device's total memory is at least this")
-    memory_max: MemoryBytes | None = Field(None, description="the device's total memory is at most this")
-    mig_capable: bool | None = Field(None, description="whether MIG can partition the device")
-
-    def covers(self, device: Device) -> bool:
-        return all(
-            (
-                self.uuid is None or self.uuid == device.uuid,
-                self.index is None or self.index == device.index,
-                self.name is None or fnmatchcase(device.name, self.name),
-                self.memory_min is None or device.memory_total_bytes >= self.memory_min,
-                self.memory_max is None or device.memory_total_bytes <= self.memory_max,
-                self.mig_capable is None or device.mig.capable == self.mig_capable,
-            )
-        )
-
-
-class PreloadSettings(_Table):
+class PreloadSettings(Table):
     """Mode preload: libvgpu holds each tenant to its memory and its share of time."""
 
     max_tenants: int = Field(64, ge=1, le=1024, description="allocations on one device at one time")
 
 
-class MpsSettings(_Table):
+class MpsSettings(Table):
     """Mode mps: one NVIDIA MPS control daemon per device."""
 
     max_tenants: int = Field(
@@ -231,7 +156,7 @@ class MpsSettings(_Table):
     )
 
 
-class MigSettings(_Table):
+class MigSettings(Table):
     """Mode mig: one GPU instance per slice."""
 
     profiles: Profiles | None = Field(
@@ -269,7 +194,7 @@ class MigSettings(_Table):
         return self.layout is None if self.dynamic is None else self.dynamic
 
 
-class ExclusiveSettings(_Table):
+class ExclusiveSettings(Table):
     """Mode exclusive: whole devices; nothing to set so far."""
 
 
@@ -289,7 +214,7 @@ def _settings_fit_mode(schema: dict[str, Any]) -> None:
     ]
 
 
-class DeviceRule(_Table):
+class DeviceRule(Table):
     """One [[device]] table; the first rule whose match covers a device gives its mode."""
 
     model_config = ConfigDict(json_schema_extra=_settings_fit_mode)
@@ -318,7 +243,7 @@ class DeviceRule(_Table):
         return mode is not Mode.UNMANAGED and self.mode in ("auto", mode.value)
 
 
-class PlannerSettings(_Table):
+class PlannerSettings(Table):
     """How a device is chosen among those that fit."""
 
     strategy: Literal["pack", "spread"] = Field(
@@ -350,13 +275,13 @@ Listen = Annotated[
 ]
 
 
-class MetricsSettings(_Table):
+class MetricsSettings(Table):
     """Figures for Prometheus; they are always to be had on the Unix socket metrics.sock."""
 
     listen: Listen = Field("", description="also by TCP at this loopback address; empty: not")
 
 
-class HttpSettings(_Table):
+class HttpSettings(Table):
     """The status page, read-only."""
 
     listen: Listen = Field("", description="serve it by TCP at this loopback address; empty: not at all")
@@ -368,7 +293,7 @@ Ids = Annotated[
 ]
 
 
-class QuotaRule(_Table):
+class QuotaRule(Table):
     """One [[quota]] table; the first one that covers a user says what all its allocations may add up to."""
 
     uids: Ids = Field((), description="the users, by number: what a name means differs between hosts")
@@ -384,13 +309,13 @@ class QuotaRule(_Table):
     )
 
     def covers(self, uid: int, gid: int) -> bool:
-        """A rule that names nobody covers everybody but root, whom agents of the node run as."""
+        """A rule that names nobody covers everybody but root, whom agents of the node run as, and pods."""
         if not self.uids and not self.gids:
-            return uid != 0
+            return uid not in (0, ANYONE)
         return uid in self.uids or gid in self.gids
 
 
-class Policy(_Table):
+class Policy(Table):
     """The policy of a node."""
 
     version: Annotated[Literal[1], BeforeValidator(_version)] = Field(1, description="of this format")
@@ -401,7 +326,6 @@ class Policy(_Table):
         max_length=MAX_RULES,
         description="rules in order: the first whose match covers a device gives its mode",
     )
-
     metrics: MetricsSettings = Field(default_factory=MetricsSettings, description="figures for Prometheus")
     http: HttpSettings = Field(default_factory=HttpSettings, description="the status page")
     quota: tuple[QuotaRule, ...] = Field(
@@ -409,6 +333,9 @@ class Policy(_Table):
         strict=False,
         max_length=MAX_RULES,
         description="quotas in order: the first that covers a user counts; without one, there is none",
+    )
+    kubelet: KubeletSettings = Field(
+        default_factory=KubeletSettings, description="resources for pods, by the kubelet's device plugin API"
     )
 
     def rule_for(self, device: Device) -> DeviceRule:
@@ -432,4 +359,7 @@ TABLES: dict[str, type[BaseModel]] = {
     "device.mps": MpsSettings,
     "device.mig": MigSettings,
     "device.exclusive": ExclusiveSettings,
+    "kubelet": KubeletSettings,
+    "kubelet.resource": KubeletResource,
+    "kubelet.resource.match": Match,
 }

@@ -12,8 +12,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from vgpud.model.quantity import format_bytes
+from vgpud.policy.fields import Match
 from vgpud.policy.locate import KeyPath, spell
-from vgpud.policy.model import MAX_RULES, MODES_WITH_SETTINGS, Match, modes_of
+from vgpud.policy.model import MAX_RULES, MODES_WITH_SETTINGS, modes_of
 from vgpud.policy.origin import Origin, Problem
 
 # nvmlDeviceGetUUID of a physical GPU, as nvidia-smi -L prints it

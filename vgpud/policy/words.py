@@ -31,6 +31,8 @@ def explain(error: ErrorDetails) -> tuple[str, str]:
         return str(context["sentence"]), str(context["hint"])
     if kind == "extra_forbidden":
         return "is not a key that vgpud knows", _hint_for_key(path)
+    if kind == "missing":
+        return "is missing", "it has no default: write it"
     if kind == "literal_error":
         return _not_a_choice(value, re.findall(r"'([^']*)'", str(context["expected"])))
     if kind in _WANTED:
@@ -71,8 +73,8 @@ def _impossible(kind: str, value: object, context: Mapping[str, Any]) -> tuple[s
 
 def _wrong_type(kind: str, path: KeyPath, value: object) -> tuple[str, str]:
     wanted, hint = _WANTED[kind]
-    if path == ("device",):
-        wanted, hint = "an array of tables", "write [[device]], with two brackets"
+    if path in (("device",), ("kubelet", "resource")):
+        wanted, hint = "an array of tables", f"write {_header(_table_name(path))}, with two brackets"
     elif kind == "model_type":
         hint = f"write {_header(_table_name(path))} and its keys below"
     elif kind == "bool_type" and not isinstance(value, str):
@@ -90,6 +92,8 @@ def _hint_for_key(path: KeyPath) -> str:
     key, table = str(path[-1]), _table_name(path[:-1])
     here = TABLES[table].model_fields
     elsewhere = [name for name, model in TABLES.items() if key in model.model_fields]
+    root = table.partition(".")[0]
+    elsewhere = [name for name in elsewhere if name.partition(".")[0] == root] or elsewhere
     if elsewhere:
         return f"it belongs {' or '.join(_place(name) for name in elsewhere)}"
     close = _closest(key, here)
@@ -116,4 +120,4 @@ def _place(table: str) -> str:
 
 
 def _header(table: str) -> str:
-    return "[[device]]" if table == "device" else f"[{table}]"
+    return f"[[{table}]]" if table in ("device", "kubelet.resource") else f"[{table}]"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import MIB, WHOLE
-from vgpud.model.tenancy import Slice
+from vgpud.model.tenancy import ANYONE, Slice
 
 _MAX_PATH_BYTES = 90  # of 108 (unix(7)), less the longest name in it: /control_privileged
 
@@ -124,9 +124,9 @@ def write_tenant(folder: Path, part: Slice, processes: int, uid: int, gid: int) 
         fresh.replace(folder / "limits")
         slots = os.open(folder / "slots", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            if os.geteuid() == 0:
+            if os.geteuid() == 0 and uid != ANYONE:
                 os.fchown(slots, uid, gid)
-            os.fchmod(slots, 0o600)
+            os.fchmod(slots, 0o666 if uid == ANYONE else 0o600)
         finally:
             os.close(slots)
     except OSError as error:

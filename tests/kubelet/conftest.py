@@ -1,0 +1,96 @@
+"""A keeper in process, its kubelet door, and a kubelet that speaks to it over real sockets."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.kubelet.double import PATIENCE_SECONDS, Kubelet
+from tests.node.world import FakeGateway, World, world
+from vgpud.model.tenancy import Allocation
+from vgpud.node.room import Room
+from vgpud.serve.kubelet.door import Kubelet as Sockets
+from vgpud.serve.kubelet.door import KubeletDoor, Pace
+
+FAST = Pace(look=0.02, settle=0.005, unwatched=0.3, retry=0.05)
+MEMORY = """version = 1
+[kubelet]
+check_seconds = 0.2
+release_seconds = 1
+[[kubelet.resource]]
+name = "vgpud.io/memory-gib"
+kind = "memory"
+"""
+
+
+@dataclass
+class Node:
+    """A node of a cluster: vgpud's keeper and door, and the kubelet."""
+
+    world: World
+    kubelet: Kubelet
+    folder: Path
+    door: KubeletDoor | None = None
+    task: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        room = Room(self.world.keeper, self.world.parts.inventory, self.world.parts.book)
+        self.door = KubeletDoor(
+            self.world.keeper, room, Sockets(self.kubelet.root), self.folder / "state", FAST
+        )
+        self.task = asyncio.ensure_future(self.door.run())
+
+    async def close(self) -> None:
+        """As if vgpud were gone."""
+        assert self.task is not None
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+
+    @property
+    def allocations(self) -> tuple[Allocation, ...]:
+        return self.world.keeper.list()[0]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not condition():
+                await asyncio.sleep(0.02)
+
+    async def policy(self, text: str) -> None:
+        (self.folder / "vgpud.toml").write_text(text)
+        await self.world.keeper.reload_policy(dry_run=False)
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose sockets have short paths."""
+    folder = Path(tempfile.mkdtemp(prefix="vgk-"))
+    (folder / "state").mkdir()
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@asynccontextmanager
+async def node_in(
+    folder: Path, policy: str = MEMORY, gateway: FakeGateway | None = None
+) -> AsyncIterator[Node]:
+    async with world(folder, gateway) as made:
+        kubelet = Kubelet(folder / "kubelet")
+        node = Node(made, kubelet, folder)
+        await node.policy(policy)
+        await kubelet.start()
+        node.open()
+        try:
+            yield node
+        finally:
+            await node.close()
+            await kubelet.stop()
+
+
+def run(work: Awaitable[None]) -> None:
+    asyncio.run(work)  # type: ignore[arg-type]

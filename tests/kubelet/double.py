@@ -1,0 +1,247 @@
+"""A kubelet, as far as a device plugin sees one: its sockets, its device manager, its manners.
+
+From the published protocol and what the kubelet's device manager does: it empties its folder when it
+starts, keeps its own accounts of ids (with a checkpoint that outlives it), asks for advice and mostly
+takes it, gives the ids of an init container again to the containers after it, never says whose ids it
+asks for, and never says that a pod has ended.
+"""
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from vgpud.api.gen.kubelet import deviceplugin_v1beta1_pb2 as dp
+from vgpud.api.gen.kubelet import podresources_v1_pb2 as pr
+
+PATIENCE_SECONDS = 30.0
+
+
+def encode(message: Any) -> bytes:
+    return bytes(message.SerializeToString())
+
+
+@dataclass
+class Endpoint:
+    """A registered plugin, with the last list that it sent."""
+
+    resource: str
+    channel: grpc.aio.Channel
+    devices: dict[str, dp.Device] = field(default_factory=dict)
+    lists: int = 0
+    ended: bool = False
+    watch: asyncio.Task[None] | None = None
+
+    def call(self, method: str, request: Any, reply: Any, **options: Any) -> Any:
+        return self.channel.unary_unary(
+            f"/v1beta1.DevicePlugin/{method}",
+            request_serializer=encode,
+            response_deserializer=reply.FromString,
+        )(request, **options)
+
+    @property
+    def healthy(self) -> set[str]:
+        return {name for name, device in self.devices.items() if device.health == "Healthy"}
+
+
+class AdmissionError(Exception):
+    """What a pod shows as UnexpectedAdmissionError."""
+
+
+class Kubelet:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.plugins = root / "device-plugins"
+        self.pod_resources = root / "pod-resources"
+        for folder in (self.plugins, self.pod_resources):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.endpoints: dict[str, Endpoint] = {}
+        self.registrations: list[dp.RegisterRequest] = []
+        # by pod, container and resource: the checkpoint
+        self.held: dict[tuple[str, str, str], set[str]] = {}
+        self.refuse = ""  # a reason to refuse registrations with
+        self.listing_fails = False
+        self.listing_empty = False  # as after a start, before the pods are known
+        self.takes_advice = True
+        self._servers: list[grpc.aio.Server] = []
+        self._news = asyncio.Condition()
+
+    # --- life
+
+    async def start(self) -> None:
+        for entry in self.plugins.iterdir():  # it empties its folder, and forgets its plugins
+            entry.unlink()
+        register = grpc.unary_unary_rpc_method_handler(
+            self._register, dp.RegisterRequest.FromString, response_serializer=encode
+        )
+        listing = grpc.unary_unary_rpc_method_handler(
+            self._list, pr.ListPodResourcesRequest.FromString, response_serializer=encode
+        )
+        await self._listen(self.plugins / "kubelet.sock", "v1beta1.Registration", {"Register": register})
+        await self._listen(self.pod_resources / "kubelet.sock", "v1.PodResourcesLister", {"List": listing})
+
+    async def _listen(self, path: Path, service: str, methods: dict[str, Any]) -> None:
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+        server.add_insecure_port(f"unix:{path}")
+        await server.start()
+        self._servers.append(server)
+
+    async def stop(self) -> None:
+        for endpoint in self.endpoints.values():
+            await self._forget(endpoint)
+        self.endpoints = {}
+        for server in self._servers:
+            await server.stop(0)
+        self._servers = []
+
+    async def restart(self) -> None:
+        await self.stop()
+        await self.start()
+
+    async def remove_folder(self) -> None:
+        """As an administrator may, to start afresh."""
+        await self.stop()
+        shutil.rmtree(self.plugins)
+        await asyncio.sleep(0.1)
+        self.plugins.mkdir()
+        await self.start()
+
+    async def _forget(self, endpoint: Endpoint) -> None:
+        if endpoint.watch is not None:
+            endpoint.watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await endpoint.watch
+        await endpoint.channel.close()
+
+    # --- its services
+
+    async def _register(self, asked: dp.RegisterRequest, context: Any) -> dp.Empty:
+        self.registrations.append(asked)
+        if self.refuse:
+            await context.abort(grpc.StatusCode.UNKNOWN, self.refuse)
+        assert asked.version == "v1beta1"
+        assert "/" not in asked.endpoint
+        old = self.endpoints.pop(asked.resource_name, None)
+        if old is not None:
+            await self._forget(old)
+        channel = grpc.aio.insecure_channel(f"unix:{self.plugins / asked.endpoint}")
+        endpoint = Endpoint(asked.resource_name, channel)
+        # it dials, and asks for the options, before it has answered
+        options = await endpoint.call("GetDevicePluginOptions", dp.Empty(), dp.DevicePluginOptions)
+        assert options == asked.options
+        endpoint.watch = asyncio.ensure_future(self._watch(endpoint))
+        self.endpoints[asked.resource_name] = endpoint
+        return dp.Empty()
+
+    async def _watch(self, endpoint: Endpoint) -> None:
+        stream = endpoint.channel.unary_stream(
+            "/v1beta1.DevicePlugin/ListAndWatch",
+            request_serializer=encode,
+            response_deserializer=dp.ListAndWatchResponse.FromString,
+        )(dp.Empty())
+        try:
+            async for reply in stream:
+                endpoint.devices = {device.ID: device for device in reply.devices}
+                endpoint.lists += 1
+                async with self._news:
+                    self._news.notify_all()
+        except grpc.aio.AioRpcError:
+            endpoint.ended = True
+            for device in endpoint.devices.values():
+                device.health = "Unhealthy"
+        async with self._news:
+            self._news.notify_all()
+
+    async def _list(self, _: Any, context: Any) -> pr.ListPodResourcesResponse:
+        if self.listing_fails:
+            await context.abort(grpc.StatusCode.INTERNAL, "not today")
+        pods: dict[str, pr.PodResources] = {}
+        held = {} if self.listing_empty else self.held
+        for (pod, container, resource), ids in held.items():
+            namespace, name = pod.split("/")
+            told = pods.setdefault(pod, pr.PodResources(name=name, namespace=namespace))
+            one = told.containers.add(name=container)
+            for name in sorted(ids):  # as it may be split by NUMA node
+                one.devices.add(resource_name=resource, device_ids=[name])
+        return pr.ListPodResourcesResponse(pod_resources=pods.values())
+
+    # --- its device manager
+
+    async def wait(self, condition: Callable[[], bool]) -> None:
+        async with self._news, asyncio.timeout(PATIENCE_SECONDS):
+            while not condition():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._news.wait(), 0.05)
+
+    async def healthy(self, resource: str, count: int) -> set[str]:
+        """Waits until so many ids of a resource are healthy."""
+        await self.wait(lambda: resource in self.endpoints and self._count(resource) == count)
+        return self.endpoints[resource].healthy
+
+    def _count(self, resource: str) -> int:
+        return len(self.endpoints[resource].healthy)
+
+    def in_use(self, resource: str) -> set[str]:
+        return {name for (_, _, of), ids in self.held.items() if of == resource for name in ids}
+
+    async def admit(
+        self,
+        pod: str,
+        resource: str,
+        count: int,
+        container: str = "main",
+        reusable: Collection[str] = (),
+        among: Callable[[str], bool] = lambda _: True,
+    ) -> dp.ContainerAllocateResponse:
+        """Gives a container of a pod so many; raises AdmissionError with the plugin's words."""
+        endpoint = self.endpoints[resource]
+        taken = self.in_use(resource) - set(reusable)
+        free = sorted(name for name in endpoint.healthy - taken if among(name))
+        if len(free) < count:
+            raise AdmissionError(f"requested {count}, available {len(free)}")
+        chosen = sorted(reusable)[:count]
+        if self.takes_advice and len(chosen) < count:
+            asked = dp.PreferredAllocationRequest()
+            asked.container_requests.add(
+                available_deviceIDs=free, must_include_deviceIDs=chosen, allocation_size=count
+            )
+            advice = await endpoint.call(
+                "GetPreferredAllocation", asked, dp.PreferredAllocationResponse, timeout=PATIENCE_SECONDS
+            )
+            advised = [n for n in advice.container_responses[0].deviceIDs if n in free and n not in chosen]
+            chosen += advised[: count - len(chosen)]
+        chosen += [name for name in free if name not in chosen][: count - len(chosen)]
+        answer = await self.allocate(resource, chosen)
+        self.held[pod, container, resource] = set(chosen)
+        return answer
+
+    async def allocate(self, resource: str, ids: Collection[str]) -> dp.ContainerAllocateResponse:
+        request = dp.AllocateRequest()
+        request.container_requests.add(devices_ids=ids)
+        try:
+            reply = await self.endpoints[resource].call("Allocate", request, dp.AllocateResponse)
+        except grpc.aio.AioRpcError as error:
+            raise AdmissionError(error.details()) from None
+        (answer,) = reply.container_responses
+        assert isinstance(answer, dp.ContainerAllocateResponse)
+        return answer
+
+    def end(self, pod: str) -> None:
+        """The pod is gone; the plugin is not told."""
+        self.held = {key: ids for key, ids in self.held.items() if key[0] != pod}
+
+
+@contextlib.asynccontextmanager
+async def kubelet(root: Path) -> AsyncIterator[Kubelet]:
+    made = Kubelet(root)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()

@@ -1,0 +1,132 @@
+"""The whole daemon on a simulated node, with a kubelet beside it."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.demo.node import DemoNode
+from tests.e2e.conftest import NodeMaker, node_maker
+from tests.kubelet.conftest import run
+from tests.kubelet.double import AdmissionError, kubelet
+
+POLICY = """version = 1
+[[device]]
+match = { index = 0 }
+mode = "mig"
+[[device]]
+mode = "preload"
+
+[kubelet]
+check_seconds = 0.5
+release_seconds = 1
+[[kubelet.resource]]
+name = "nvidia.com/mig-{profile}"
+kind = "mig"
+profiles = ["1g.18gb", "3g.71gb"]
+[[kubelet.resource]]
+name = "vgpud.io/memory-gib"
+kind = "memory"
+[[kubelet.resource]]
+name = "vgpud.io/half"
+kind = "part"
+parts = 2
+"""
+UNITS = "vgpud.io/memory-gib"
+
+
+@pytest.fixture
+def make_node(tmp_path: Path) -> Iterator[NodeMaker]:
+    with node_maker(tmp_path) as make:
+        yield make
+
+
+def started(make_node: NodeMaker) -> DemoNode:
+    node = make_node("h200x8", POLICY)
+    node.environment["VGPUD_KUBELET_DIR"] = str(node.folder / "k")
+    node.start()
+    return node
+
+
+def spec_of(node: DemoNode, name: str) -> dict[str, Any]:
+    path = node.folder / "cdi" / f"vgpud.io-vgpu_{name.partition('=')[2]}.json"
+    spec: dict[str, Any] = json.loads(path.read_text())
+    return spec
+
+
+async def held_on(node: DemoNode) -> list[Any]:
+    listed = await asyncio.to_thread(node.ctl_json, "ls")
+    return list(listed["items"])
+
+
+async def leaves_nothing(node: DemoNode) -> None:
+    async with asyncio.timeout(30):
+        while await held_on(node):
+            await asyncio.sleep(0.2)
+    assert list((node.folder / "cdi").glob("*.json")) == []
+    assert list((node.run_dir / "leases").iterdir()) == []
+
+
+def test_pods_on_mig_and_memory_through_the_end_of_vgpud(make_node: NodeMaker) -> None:
+    node = started(make_node)
+
+    async def story() -> None:
+        async with kubelet(node.folder / "k") as k:
+            await k.healthy("nvidia.com/mig-1g.18gb", 7)
+            await k.healthy("nvidia.com/mig-3g.71gb", 2)
+            all_units = await k.healthy(UNITS, 7 * 139)
+            small = await k.admit("a/small", "nvidia.com/mig-1g.18gb", 1)
+            await k.healthy("nvidia.com/mig-3g.71gb", 1)
+            with pytest.raises(AdmissionError, match=r"instances 1g\.18gb of one card"):
+                await k.admit("a/two", "nvidia.com/mig-1g.18gb", 2)
+            held = await k.admit("a/memory", UNITS, 7)
+            env = spec_of(node, held.cdi_devices[0].name)["devices"][0]["containerEdits"]["env"]
+            assert any(entry.startswith("CUDA_VISIBLE_DEVICES=GPU-") for entry in env)
+            mounts = spec_of(node, held.cdi_devices[0].name)["devices"][0]["containerEdits"]["mounts"]
+            usage = next(m["hostPath"] for m in mounts if m["containerPath"].endswith("/usage"))
+            assert Path(usage).stat().st_mode & 0o777 == 0o666, "a pod's user is not known"
+            await k.healthy("vgpud.io/half", 13)
+            mig = json.dumps(spec_of(node, small.cdi_devices[0].name))
+            assert "CUDA_VISIBLE_DEVICES=MIG-" in mig
+
+            await asyncio.to_thread(node.kill)
+            await k.wait(lambda: all(endpoint.ended for endpoint in k.endpoints.values()))
+            await k.restart()
+            await asyncio.to_thread(node.start)
+            assert await k.healthy(UNITS, len(all_units)) >= k.in_use(UNITS)
+            await k.healthy("nvidia.com/mig-1g.18gb", 7)
+            assert json.dumps(spec_of(node, small.cdi_devices[0].name)) == mig
+            assert len(await held_on(node)) == 2
+            k.end("a/small")
+            k.end("a/memory")
+            await leaves_nothing(node)
+
+    run(story())
+    assert node.stop() == 0
+
+
+@pytest.mark.parametrize("point", ["allocate.record-intent", "allocate.attach-0", "allocate.commit"])
+def test_killed_in_the_midst_of_allocate(make_node: NodeMaker, point: str) -> None:
+    node = make_node("h200x8", POLICY)
+    node.environment["VGPUD_KUBELET_DIR"] = str(node.folder / "k")
+    node.start(fault_point=point)
+
+    async def story() -> None:
+        async with kubelet(node.folder / "k") as k:
+            await k.healthy(UNITS, 7 * 139)
+            with pytest.raises(AdmissionError):
+                await k.admit("a/cut", UNITS, 3)
+            assert node.daemon is not None
+            node.daemon.wait(30)
+            await asyncio.to_thread(node.start)
+            await k.healthy(UNITS, 7 * 139)
+            again = await k.admit("a/cut", UNITS, 3)
+            assert again.cdi_devices
+            assert len(await held_on(node)) == 1
+            k.end("a/cut")
+            await leaves_nothing(node)
+
+    run(story())

@@ -1,0 +1,273 @@
+"""A kubelet's bad manners, and vgpud's end in the middle of it: no leaks, and nothing taken from a pod."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import grpc
+import pytest
+
+from tests.kubelet.conftest import MEMORY, Node, node_in, run
+from tests.kubelet.double import AdmissionError
+from vgpud.api.gen.kubelet import deviceplugin_v1beta1_pb2 as dp
+from vgpud.model.quantity import GIB
+from vgpud.model.tenancy import Mode
+
+UNITS = "vgpud.io/memory-gib"
+SLOW = MEMORY.replace("release_seconds = 1", "release_seconds = 3600")
+
+
+def gib(node: Node) -> list[int]:
+    return sorted(a.slices[0].memory_bytes // GIB for a in node.allocations)
+
+
+def test_a_kubelet_that_restarts_finds_everything_again(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/one", UNITS, 5)
+            for again in (node.kubelet.restart, node.kubelet.remove_folder, node.kubelet.restart):
+                await again()
+                healthy = await node.kubelet.healthy(UNITS, 160)
+                assert node.kubelet.in_use(UNITS) <= healthy
+            await node.kubelet.admit("a/two", UNITS, 6)
+            assert gib(node) == [5, 6]
+
+    run(story())
+
+
+def test_a_kubelet_that_does_not_know_its_pods_yet_takes_nothing_from_them(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short, SLOW.replace("check_seconds = 0.2", "check_seconds = 3600")) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/one", UNITS, 5)
+            now = 0.0
+            allocator = node.door.allocator
+            allocator.clock = lambda: now
+            await allocator.check(60)
+            assert [hold.pod for hold in allocator.holds] == ["a/one/main"]
+            node.kubelet.listing_empty = True
+            await node.kubelet.restart()
+            await allocator.check(60)
+            now = 59.0
+            await allocator.check(60)
+            node.kubelet.listing_fails = True  # says nothing of pods, however long
+            now = 1000.0
+            await allocator.check(60)
+            node.kubelet.listing_fails = False
+            await allocator.check(60)  # and what was counted before it does not count on
+            now = 1059.0
+            await allocator.check(60)
+            assert gib(node) == [5]
+            node.kubelet.listing_empty = False  # the pod is seen again: it begins anew
+            await allocator.check(60)
+            node.kubelet.end("a/one")
+            now = 1060.0
+            await allocator.check(60)
+            assert gib(node) == [5]
+            node.world.effectors[Mode.PRELOAD].pids = (1,)
+            now = 1120.0
+            await allocator.check(60)
+            assert gib(node) == [5]  # its processes still run
+            node.world.effectors[Mode.PRELOAD].pids = ()
+            await allocator.check(60)
+            assert node.world.is_empty()
+            assert not list(allocator.holds)
+
+    run(story())
+
+
+def test_the_same_call_twice_is_one_allocation(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short, SLOW) as node:
+            ids = sorted(await node.kubelet.healthy(UNITS, 160))[:4]
+            first, second, third = await asyncio.gather(
+                *(node.kubelet.allocate(UNITS, order) for order in (ids, ids[::-1], ids))
+            )
+            assert first == second == third
+            assert gib(node) == [4]
+            with pytest.raises(AdmissionError, match="twice"):
+                await node.kubelet.allocate(UNITS, [*ids, ids[0]])
+            with pytest.raises(AdmissionError, match="no ids"):
+                await node.kubelet.allocate(UNITS, [])
+
+    run(story())
+
+
+def test_a_new_pod_with_the_ids_of_one_that_has_gone(short: Path) -> None:
+    """Its end was not noticed yet: the new pod gets an allocation of its own all the same."""
+
+    async def story() -> None:
+        async with node_in(short, SLOW) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            old = await node.kubelet.admit("a/old", UNITS, 4)
+            await node.until(lambda: all(hold.pod for hold in node.door.allocator.holds))
+            ids = node.kubelet.in_use(UNITS)
+            node.kubelet.end("a/old")
+            new = await node.kubelet.admit("a/new", UNITS, 4, among=lambda name: name in ids)
+            assert old.cdi_devices != new.cdi_devices
+            assert gib(node) == [4]
+            node.kubelet.end("a/new")
+            # and some of them, before any list named the pod
+            await node.kubelet.admit("a/third", UNITS, 2, among=lambda name: name in ids)
+            assert gib(node) == [2]
+
+    run(story())
+
+
+def test_processes_of_the_pod_before_are_waited_for(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short, SLOW) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/old", UNITS, 4)
+            await node.until(lambda: all(hold.pod for hold in node.door.allocator.holds))
+            ids = node.kubelet.in_use(UNITS)
+            node.kubelet.end("a/old")
+            alive = node.world.effectors[Mode.PRELOAD]
+            alive.pids = (1,)
+            asyncio.get_running_loop().call_later(0.5, setattr, alive, "pids", ())
+            await node.kubelet.admit("a/new", UNITS, 4, among=lambda name: name in ids)
+            assert alive.calls.count("detach") == 1
+            assert gib(node) == [4]
+
+    run(story())
+
+
+def test_containers_of_one_pod_share_what_overlaps(short: Path) -> None:
+    """The kubelet gives an init container's ids again to the containers after it."""
+
+    async def story() -> None:
+        async with node_in(short, SLOW) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            init = await node.kubelet.admit("a/b", UNITS, 2, container="init")
+            ids = node.kubelet.in_use(UNITS)
+            uuid = next(iter(ids)).partition("::")[0]
+            main = await node.kubelet.admit(
+                "a/b", UNITS, 5, reusable=ids, among=lambda name: name.startswith(uuid)
+            )
+            assert init.cdi_devices == main.cdi_devices
+            assert gib(node) == [5]
+            less = await node.kubelet.admit("a/b", UNITS, 1, container="last", reusable=ids)
+            assert less.cdi_devices == main.cdi_devices
+            assert gib(node) == [5]
+            node.kubelet.listing_fails = True
+            with pytest.raises(AdmissionError, match="does not say for which pods"):
+                await node.kubelet.allocate(UNITS, [*ids, f"{uuid}::79"])
+
+    run(story())
+
+
+def test_what_the_kubelet_forgot_in_mid_call_is_released(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short) as node:
+            ids = sorted(await node.kubelet.healthy(UNITS, 160))[:3]
+            gate = asyncio.Event()
+            node.world.effectors[Mode.PRELOAD].gate = gate
+            asked = dp.AllocateRequest()
+            asked.container_requests.add(devices_ids=ids)
+            call = node.kubelet.endpoints[UNITS].call("Allocate", asked, dp.AllocateResponse)
+            await node.until(lambda: len(node.allocations) == 1)
+            call.cancel()
+            await node.kubelet.restart()
+            gate.set()
+            await node.kubelet.healthy(UNITS, 160)
+            await node.until(lambda: not node.allocations)
+            await node.until(lambda: not list(node.door.allocator.holds))
+            assert node.world.is_empty()
+
+    run(story())
+
+
+def test_vgpud_goes_and_comes_while_pods_run(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/one", UNITS, 5)
+            for lost in (False, True):  # the file of what is held, too
+                await node.close()
+                await node.kubelet.wait(lambda: node.kubelet.endpoints[UNITS].ended)
+                assert not node.kubelet.endpoints[UNITS].healthy
+                if lost:
+                    (short / "state" / "kubelet.json").write_text("{")
+                node.open()
+                healthy = await node.kubelet.healthy(UNITS, 160)
+                assert node.kubelet.in_use(UNITS) <= healthy
+                await node.until(
+                    lambda: all(hold.pod for hold in node.door.allocator.holds) and gib(node) == [5]
+                )
+            await node.until(lambda: len(list(node.door.allocator.holds)) == 1)
+            node.kubelet.end("a/one")
+            await node.until(lambda: not node.allocations)
+
+    run(story())
+
+
+def test_a_failed_attempt_leaves_nothing(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short, SLOW) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            node.world.effectors[Mode.PRELOAD].fail = {"attach"}
+            with pytest.raises(AdmissionError, match=r"attach was told to fail \(E601\)"):
+                await node.kubelet.admit("a/one", UNITS, 5)
+            assert node.world.is_empty()
+            assert not list(node.door.allocator.holds)
+            node.world.effectors[Mode.PRELOAD].fail = set()
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/one", UNITS, 5)
+
+    run(story())
+
+
+def test_a_kubelet_that_refuses_or_stops_listening_is_asked_again(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            node.kubelet.refuse = "resource is taken"
+            await node.kubelet.restart()
+            before = len(node.kubelet.registrations)
+            await node.until(lambda: len(node.kubelet.registrations) > before + 2)
+            node.kubelet.refuse = ""
+            await node.kubelet.healthy(UNITS, 160)
+            endpoint = node.kubelet.endpoints[UNITS]
+            assert endpoint.watch is not None
+            endpoint.watch.cancel()
+            await node.until(lambda: node.kubelet.endpoints.get(UNITS) is not endpoint)
+            await node.kubelet.healthy(UNITS, 160)
+
+    run(story())
+
+
+def test_two_streams_at_once_both_hear_of_changes(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            endpoint = node.kubelet.endpoints[UNITS]
+            other = asyncio.ensure_future(node.kubelet._watch(endpoint))
+            await node.until(lambda: endpoint.lists == 2)
+            await node.world.keeper.operations.drain(node.world.gateway.node.devices[0].uuid, True)
+            await node.until(lambda: endpoint.lists >= 4 and len(endpoint.healthy) == 80)
+            other.cancel()
+            with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+                await other
+
+    run(story())
+
+
+def test_a_kubelet_that_hangs_holds_nothing_up(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.stop()
+            (short / "kubelet" / "pod-resources" / "kubelet.sock").unlink(missing_ok=True)
+            silent = await asyncio.start_unix_server(
+                lambda reader, writer: None, short / "kubelet" / "device-plugins" / "kubelet.sock"
+            )
+            await node.world.keeper.devices()
+            assert node.task is not None
+            assert not node.task.done()
+            silent.close()
+            (short / "kubelet" / "device-plugins" / "kubelet.sock").unlink(missing_ok=True)
+            await node.kubelet.start()
+            await node.kubelet.healthy(UNITS, 160)
+
+    run(story())

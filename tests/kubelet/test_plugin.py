@@ -1,0 +1,202 @@
+"""The device plugin, seen from the kubelet: a double plays its side over real sockets."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.kubelet.conftest import MEMORY, node_in, run
+from tests.kubelet.double import AdmissionError
+from tests.node.world import FakeGateway, device, request
+from vgpud.model.device import Health, Node
+from vgpud.model.quantity import GIB
+from vgpud.model.tenancy import Mode
+
+UNITS = "vgpud.io/memory-gib"
+CARDS = """version = 1
+[kubelet]
+check_seconds = 0.2
+[[kubelet.resource]]
+name = "vgpud.io/gpu"
+kind = "card"
+[[kubelet.resource]]
+name = "vgpud.io/quarter"
+kind = "part"
+parts = 4
+"""
+
+
+def four_cards() -> FakeGateway:
+    cards = tuple(replace(device(i, 16), numa_node=i // 2) for i in range(4))
+    return FakeGateway(node=Node(devices=cards))
+
+
+def test_a_pod_gets_memory_of_one_card_and_gives_it_back(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short) as node:
+            kubelet = node.kubelet
+            assert len(await kubelet.healthy(UNITS, 160)) == 160
+            answer = await kubelet.admit("default/train", UNITS, 7)
+            (held,) = node.allocations
+            assert [d.name for d in answer.cdi_devices] == [held.cdi_name]
+            assert node.world.specs() == [f"vgpud.io-vgpu_{held.id}.json"]
+            assert not answer.envs and not answer.mounts and not answer.devices
+            assert sum(part.memory_bytes for part in held.slices) == 7 * GIB
+            assert held.slices[0].mode is Mode.PRELOAD
+            await node.until(lambda: any(h.pod == "default/train/main" for h in node.door.allocator.holds))
+            kubelet.end("default/train")
+            await node.until(lambda: not node.allocations)
+            assert node.world.is_empty()
+            await kubelet.healthy(UNITS, 160)
+
+    run(story())
+
+
+def test_units_taken_by_others_are_not_healthy(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            taken = await node.world.keeper.allocate(request("by-hand", gib=50))
+            healthy = await node.kubelet.healthy(UNITS, 110)
+            uuid = taken.slices[0].device_uuid
+            assert sum(name.startswith(uuid) for name in healthy) == 30
+            with pytest.raises(AdmissionError, match="available 30"):
+                await node.kubelet.admit("a/b", UNITS, 31, among=lambda name: name.startswith(uuid))
+            # what pods hold stays healthy, however full the card is
+            await node.kubelet.admit("a/b", UNITS, 30, among=lambda name: name.startswith(uuid))
+            await node.kubelet.wait(
+                lambda: node.kubelet.in_use(UNITS) <= node.kubelet.endpoints[UNITS].healthy
+            )
+            await node.kubelet.healthy(UNITS, 110)
+
+    run(story())
+
+
+def test_one_containers_units_come_from_one_card_and_pack(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            for pod, units in (("a/one", 50), ("a/two", 60), ("a/three", 15)):
+                await node.kubelet.admit(pod, UNITS, units)
+            used = sorted(u.memory_bytes // GIB for u in node.world.parts.book.use.values())
+            assert used == [50, 75]  # 15 went where 20 were left, and not where 30 were
+            # the scheduler sees 35, and no card has 33
+            with pytest.raises(AdmissionError, match=r"33 of .* came from 2 cards .*across"):
+                await node.kubelet.admit("a/four", UNITS, 33)
+            assert len(node.allocations) == 3
+
+    run(story())
+
+
+def test_units_of_two_cards_are_an_aggregate_by_policy(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short, MEMORY + 'across = "even"\n') as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/big", UNITS, 120)
+            (held,) = node.allocations
+            assert [part.memory_bytes // GIB for part in held.slices] == [60, 60]
+
+    run(story())
+
+
+def test_several_resources_on_the_same_cards(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short, CARDS, four_cards()) as node:
+            kubelet = node.kubelet
+            await kubelet.healthy("vgpud.io/gpu", 4)
+            await kubelet.healthy("vgpud.io/quarter", 16)
+            await kubelet.admit("a/two", "vgpud.io/gpu", 2)
+            (held,) = node.allocations
+            nodes = {
+                kubelet.endpoints["vgpud.io/gpu"].devices[p.device_uuid].topology.nodes[0].ID
+                for p in held.slices
+            }
+            assert len(nodes) == 1, "two cards of different NUMA nodes, where two of one were free"
+            await kubelet.healthy("vgpud.io/quarter", 8)
+            await kubelet.admit("a/half", "vgpud.io/quarter", 2)
+            await kubelet.healthy("vgpud.io/gpu", 3)
+            part = next(a for a in node.allocations if a.slices[0].mode is Mode.PRELOAD)
+            assert part.slices[0].memory_bytes == 8 * GIB
+
+    run(story())
+
+
+def test_a_sick_card_takes_its_units_along_and_brings_them_back(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            well = node.world.gateway.node
+            await node.kubelet.admit("a/b", UNITS, 1)
+            sick = replace(well.devices[0], health=Health.FAILED)
+            node.world.gateway.node = replace(well, devices=(sick, well.devices[1]))
+            await node.kubelet.healthy(UNITS, 80)
+            node.world.gateway.node = well
+            await node.kubelet.healthy(UNITS, 160)
+
+    run(story())
+
+
+def test_a_drained_card_offers_nothing_more(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/b", UNITS, 3)
+            uuid = node.allocations[0].slices[0].device_uuid
+            await node.world.keeper.operations.drain(uuid, True)
+            await node.kubelet.healthy(UNITS, 83)
+
+    run(story())
+
+
+def test_the_policy_changes_under_a_running_kubelet(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short, CARDS) as node:
+            await node.kubelet.healthy("vgpud.io/gpu", 2)
+            await node.policy(MEMORY)
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.wait(lambda: node.kubelet.endpoints["vgpud.io/gpu"].ended)
+            await node.policy(MEMORY + 'unit = "2GiB"\n')
+            await node.kubelet.healthy(UNITS, 80)
+
+    run(story())
+
+
+def test_edits_for_kubelets_without_cdi(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short, MEMORY.replace("[kubelet]", '[kubelet]\ninject = "edits"')) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            answer = await node.kubelet.admit("a/b", UNITS, 2)
+            assert not answer.cdi_devices
+            assert answer.envs["CUDA_VISIBLE_DEVICES"] == node.allocations[0].slices[0].device_uuid
+
+    run(story())
+
+
+def test_a_thousand_ids_and_names_of_63_characters(short: Path) -> None:
+    async def story() -> None:
+        cards = tuple(device(i, 126) for i in range(8))
+        long = replace(cards[0], uuid="GPU-" + "a" * 70)
+        gateway = FakeGateway(node=Node(devices=(long, *cards[1:])))
+        async with node_in(short, gateway=gateway) as node:
+            await node.kubelet.healthy(UNITS, 1008)
+            names = node.kubelet.endpoints[UNITS].devices
+            assert max(map(len, names)) <= 63
+            answers = [await node.kubelet.admit(f"a/p{i}", UNITS, 126) for i in range(8)]
+            assert len({a.cdi_devices[0].name for a in answers}) == 8
+            with pytest.raises(AdmissionError, match="is not an id of"):
+                await node.kubelet.allocate(UNITS, ["x" * 63])
+
+    run(story())
+
+
+def test_no_kubelet_no_folder_no_harm(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.stop()
+            (short / "kubelet").rename(short / "gone")
+            await asyncio.sleep(0.2)
+            assert node.task is not None and not node.task.done()
+
+    run(story())

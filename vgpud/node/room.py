@@ -1,0 +1,92 @@
+"""How many more of a request would fit now: what the doors tell of capacity that is still to be had."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Protocol
+
+from vgpud.model.device import Device
+from vgpud.model.errors import ErrorCode
+from vgpud.model.tenancy import Request, Selector
+from vgpud.node.book import Book
+from vgpud.node.inventory import Inventory
+from vgpud.node.mig_pools import Pools
+from vgpud.node.operations import Operations
+from vgpud.planner.choose import choose
+from vgpud.planner.locality import nearest_devices
+from vgpud.planner.terms import bare_name
+from vgpud.planner.use import EMPTY
+from vgpud.policy.model import Policy
+
+# waiting for these to change is in vain
+_NEVER = (ErrorCode.DENIED_BY_POLICY, ErrorCode.UNSUPPORTED, ErrorCode.IMPOSSIBLE)
+
+
+class _Layouts(Protocol):
+    @property
+    def pools(self) -> Pools: ...
+
+
+class _InForce(Protocol):
+    @property
+    def policy(self) -> Policy: ...
+
+
+class _Node(Protocol):
+    """What is asked of the keeper."""
+
+    @property
+    def mig(self) -> _Layouts | None: ...
+    @property
+    def operations(self) -> Operations: ...
+    def policy(self) -> _InForce: ...
+
+
+class Room:
+    """Asks the planner, changes nothing."""
+
+    def __init__(self, keeper: _Node, inventory: Inventory, book: Book) -> None:
+        self._keeper = keeper
+        self._inventory = inventory
+        self._book = book
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        return self._inventory.node.devices
+
+    def more(self, one: Request, device_uuid: str, most: int) -> int | None:
+        """How many allocations like `one` fit on the device beside what is there, up to `most`.
+
+        None where it will never serve one, whatever is released.
+        """
+        node, use = self._inventory.node, dict(self._book.use)
+        pools = {} if self._keeper.mig is None else self._keeper.mig.pools.pools()
+        closed = self._keeper.operations.closed(one)
+        asked = replace(one, count=1, selector=Selector(uuids=(device_uuid,)))
+        policy = self._keeper.policy().policy
+        for found in range(most):
+            decision = choose(asked, node, policy, use, pools=pools, closed=closed)
+            if decision.refusal is not None:
+                return None if not found and decision.refusal.code in _NEVER else found
+            if decision.moves:  # one fits once idle instances made room; what then fits is not known yet
+                return found + 1
+            piece = decision.slices[0]
+            use[device_uuid] = use.get(device_uuid, EMPTY).with_slice(piece)
+        return most
+
+    def units(self, one: Request, device_uuid: str, unit_bytes: int) -> int | None:
+        """How many times `unit_bytes` of memory can still be had on the device; None as `more`."""
+        fits = self.more(one, device_uuid, 1)
+        if not fits:
+            return fits
+        device = self._inventory.device(device_uuid)
+        free = device.memory_usable_bytes - self._book.use_of(device_uuid).memory_bytes
+        return free // unit_bytes
+
+    def nearest(self, device_uuids: tuple[str, ...], must: tuple[str, ...], count: int) -> tuple[str, ...]:
+        """The `count` devices of these that lie nearest to each other, `must` among them."""
+        return nearest_devices(self._inventory.node, device_uuids, must, count)
+
+    def profiles(self, device: Device) -> Mapping[str, int]:
+        """The MIG profiles of a device by their bare names, and how many of each it can hold."""
+        return MappingProxyType({bare_name(p.name): p.instance_count for p in device.mig.profiles})

@@ -1,0 +1,264 @@
+"""The kubelet's door as a whole: which resources there are, how much of each is left, and who listens.
+
+A kubelet that starts empties its folder and forgets its plugins; a new kubelet.sock is how one notices.
+The folder is looked at, not watched: it may be removed and made anew, and on many nodes it never comes.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import structlog
+
+from vgpud.model.device import Device
+from vgpud.model.errors import VgpuError
+from vgpud.model.tenancy import Allocation
+from vgpud.node.room import Room
+from vgpud.policy.kubelet import KubeletSettings
+from vgpud.serve.keeper import Keeper
+from vgpud.serve.kubelet.allocator import Allocator
+from vgpud.serve.kubelet.holds import Holds
+from vgpud.serve.kubelet.plugin import KUBELET_SOCKET, Plugin
+from vgpud.serve.kubelet.pods import Pods
+from vgpud.serve.kubelet.prefer import preferred
+from vgpud.serve.kubelet.resources import Resource, Share, offered, one_of, resources_of, shares, unit_bytes
+
+log = structlog.get_logger(__name__)
+
+_NAME_CHARACTERS = 40  # of a socket's name, whose whole path has room for 107
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds; tests go faster."""
+
+    look: float = 1.0  # at the kubelet's socket
+    settle: float = 0.05  # between a change and the list that tells of it, for more may follow
+    unwatched: float = 10.0  # a registration that nobody listens to is made again
+    retry: float = 5.0  # after a kubelet that refused
+
+
+@dataclass(frozen=True, slots=True)
+class Kubelet:
+    """Where a kubelet with this root folder has its sockets (its --root-dir)."""
+
+    root: Path
+
+    @property
+    def plugins(self) -> Path:
+        return self.root / "device-plugins"
+
+    @property
+    def socket(self) -> Path:
+        return self.plugins / KUBELET_SOCKET
+
+    @property
+    def pod_resources(self) -> Path:
+        return self.root / "pod-resources" / KUBELET_SOCKET
+
+    def life(self) -> tuple[int, int] | None:
+        """Unlike any other life of this kubelet; None while there is none."""
+        try:
+            found = self.socket.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_ctime_ns
+
+
+class KubeletDoor:
+    """`run` serves until it is cancelled. Nothing happens while the policy names no resource."""
+
+    def __init__(
+        self, keeper: Keeper, room: Room, kubelet: Kubelet, state_dir: Path, pace: Pace | None = None
+    ) -> None:
+        self._keeper = keeper
+        self._room = room
+        self._kubelet = kubelet
+        self._pace = pace or Pace()
+        self._plugins: dict[str, Plugin] = {}
+        self._dirty = asyncio.Event()
+        self._served: tuple[int, int] | None = None
+        self._complained: dict[str, str] = {}
+        self._retry_at: dict[str, float] = {}
+        self.allocator = Allocator(
+            keeper,
+            Holds(state_dir / "kubelet.json"),
+            Pods(kubelet.pod_resources),
+            lambda: room.devices,
+            self._dirty.set,
+        )
+
+    async def run(self) -> None:
+        work = (self._listen, self._tell, self._serve, self._check)
+        tasks = [asyncio.ensure_future(self._forever(one)) for one in work]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for plugin in self._plugins.values():
+                await plugin.stop()
+
+    async def _forever(self, work: Callable[[], Awaitable[None]]) -> None:
+        """A bug in one of them must not end the others, or the daemon."""
+        while True:
+            try:
+                await work()
+            except Exception:
+                log.exception("the kubelet's door failed, this is a bug", work=work.__name__)
+            await asyncio.sleep(self._pace.retry)
+
+    # --- what plugins ask
+
+    @property
+    def by_cdi(self) -> bool:
+        return self._settings.inject == "cdi"
+
+    async def allocate(self, resource: Resource, ids: Sequence[str]) -> Allocation:
+        return await self.allocator.allocate(resource, ids)
+
+    def prefer(
+        self, resource: Resource, available: Sequence[str], must: Sequence[str], size: int
+    ) -> tuple[str, ...]:
+        spread = self._keeper.policy().policy.planner.strategy == "spread"
+        devices = self._room.devices
+        return preferred(resource, devices, available, must, size, spread, self._room.nearest)
+
+    # --- the lists
+
+    @property
+    def _settings(self) -> KubeletSettings:
+        return self._keeper.policy().policy.kubelet
+
+    async def _listen(self) -> None:
+        """Whatever happens on the node may change what is left."""
+        while True:
+            try:
+                async for _ in self._keeper.subscribe(None):
+                    self._dirty.set()
+            except VgpuError as error:
+                log.debug("events of the node are lost", why=str(error))
+            self._dirty.set()
+            await asyncio.sleep(self._pace.look)
+
+    async def _tell(self) -> None:
+        while True:
+            self._dirty.clear()
+            await self._renew()
+            try:
+                await asyncio.wait_for(self._dirty.wait(), self._settings.check_seconds)
+            except TimeoutError:
+                continue
+            await asyncio.sleep(self._pace.settle)
+
+    async def _renew(self) -> None:
+        """Makes plugins and lists agree with the policy, the cards, and what is held."""
+        settings = self._settings
+        if settings.resource:
+            try:
+                await self._keeper.devices()  # a snapshot of now
+            except VgpuError as error:
+                self._complain("devices", str(error))
+                return
+        devices = self._room.devices
+        wanted = {r.name: r for r in resources_of(settings, devices, self._room.profiles)}
+        for name in [name for name in self._plugins if name not in wanted]:
+            await self._plugins.pop(name).stop()
+        for name, resource in wanted.items():
+            plugin = self._plugins.get(name)
+            if plugin is None or plugin.resource != resource:
+                if plugin is not None:
+                    await plugin.stop()
+                plugin = Plugin(resource, self._kubelet.plugins / socket_name(name), self)
+            # the list is there before anybody can ask for it
+            await plugin.update(self._shares(resource, devices))
+            self._plugins[name] = plugin
+
+    def _shares(self, resource: Resource, devices: Sequence[Device]) -> tuple[Share, ...]:
+        held: set[str] = set()
+        for hold in self.allocator.holds.of(resource.name):
+            held |= hold.ids
+        found: list[Share] = []
+        for device in devices:
+            count = offered(resource, device, self._room.profiles(device))
+            if count:
+                found += self._shares_of(resource, device, count, held)
+        return tuple(found)
+
+    def _shares_of(
+        self, resource: Resource, device: Device, count: int, held: Collection[str]
+    ) -> tuple[Share, ...]:
+        """None of a card that will never serve it, unless some are held."""
+        one = one_of(resource, device)
+        if resource.kind == "memory":
+            free = self._room.units(one, device.uuid, unit_bytes(resource, device))
+        else:
+            free = self._room.more(one, device.uuid, count)
+        listed = shares(resource, device, count, free or 0, held)
+        if free is None and not any(share.id in held for share in listed):
+            return ()
+        return listed
+
+    # --- the kubelet
+
+    async def _serve(self) -> None:
+        while True:
+            life = self._kubelet.life() if self._plugins else None
+            if life != self._served:
+                self._served = life
+                self._retry_at.clear()
+                for plugin in self._plugins.values():
+                    plugin.registered = False
+            if life is not None:
+                for plugin in tuple(self._plugins.values()):
+                    await self._present(plugin)
+            await asyncio.sleep(self._pace.look)
+
+    async def _present(self, plugin: Plugin) -> None:
+        """Served and registered, or the next look tries again."""
+        name, now = plugin.resource.name, asyncio.get_running_loop().time()
+        if plugin.unwatched(self._pace.unwatched):
+            log.warning("the kubelet does not listen any more, registering again", resource=name)
+            plugin.registered = False
+        if plugin.registered and plugin.serving:
+            return
+        if now < self._retry_at.get(name, 0.0):
+            return
+        try:
+            if not plugin.serving:
+                await plugin.start()
+            await plugin.register(self._kubelet.socket)
+        except VgpuError as error:
+            self._retry_at[name] = now + self._pace.retry
+            self._complain(name, str(error))
+        else:
+            self._complained.pop(name, None)
+
+    async def _check(self) -> None:
+        """Only while a kubelet is there that knows us: before that its lists say nothing of us."""
+        while True:
+            await asyncio.sleep(self._settings.check_seconds)
+            if self._kubelet.life() is None or not any(p.registered for p in self._plugins.values()):
+                continue
+            try:
+                await self.allocator.check(self._settings.release_seconds)
+            except VgpuError as error:
+                self._complain("check", str(error))
+
+    def _complain(self, about: str, why: str) -> None:
+        """Once for each reason."""
+        if self._complained.get(about) != why:
+            self._complained[about] = why
+            log.warning("kubelet", about=about, why=why)
+
+
+def socket_name(resource: str) -> str:
+    """A file name that tells people the resource, and is no other resource's."""
+    plain = re.sub(r"[^A-Za-z0-9.-]", "_", resource)
+    if plain == resource and len(plain) <= _NAME_CHARACTERS:
+        return f"vgpud-{plain}.sock"
+    return f"vgpud-{plain[:_NAME_CHARACTERS]}-{sha256(resource.encode()).hexdigest()[:8]}.sock"

@@ -1,0 +1,120 @@
+"""Which ids of which resource an allocation stands for: what the kubelet gave out, and to which pod.
+
+Kept in a file beside the ledger, which knows nothing of ids: written whole before an allocation is
+made, so that no allocation of the kubelet's is ever without. An entry without an allocation is harmless.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from vgpud.model.errors import ErrorCode, VgpuError
+
+log = structlog.get_logger(__name__)
+
+_VERSION = 1
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """`pod` is "namespace/pod/container" of the first container seen with it, "" before that."""
+
+    request_id: str
+    resource: str
+    ids: frozenset[str]
+    pod: str = ""
+
+
+class Holds:
+    """For one caller at a time. What changes it raises VgpuError(LEDGER_FAILED) if the file cannot be
+    written, and changes nothing then.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held = _read(path)
+
+    def __iter__(self) -> Iterator[Hold]:
+        return iter(tuple(self._held.values()))
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._held
+
+    async def put(self, hold: Hold) -> None:
+        if self._held.get(hold.request_id) != hold:
+            await self._write({**self._held, hold.request_id: hold})
+
+    async def bind(self, hold: Hold, pod: str) -> Hold:
+        """Names the pod, if none was named before."""
+        named = hold if hold.pod else replace(hold, pod=pod)
+        await self.put(named)
+        return named
+
+    async def drop(self, request_id: str) -> None:
+        if request_id in self._held:
+            await self._write({name: hold for name, hold in self._held.items() if name != request_id})
+
+    def of(self, resource: str) -> tuple[Hold, ...]:
+        return tuple(hold for hold in self._held.values() if hold.resource == resource)
+
+    def overlapping(self, resource: str, ids: Collection[str]) -> tuple[Hold, ...]:
+        return tuple(hold for hold in self.of(resource) if not hold.ids.isdisjoint(ids))
+
+    async def _write(self, held: dict[str, Hold]) -> None:
+        await asyncio.to_thread(self._store, held)
+        self._held = held
+
+    def _store(self, held: dict[str, Hold]) -> None:
+        body = {"version": _VERSION, "holds": [_plain(hold) for hold in held.values()]}
+        draft = self._path.with_suffix(".new")
+        try:
+            fd = os.open(draft, _WRITE, 0o600)
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                json.dump(body, file)
+                file.flush()
+                os.fsync(fd)
+            draft.replace(self._path)
+        except OSError as error:
+            raise VgpuError(
+                ErrorCode.LEDGER_FAILED,
+                f"{self._path} cannot be written: {error.strerror}",
+                "check its folder's rights and free space",
+            ) from None
+
+
+def _plain(hold: Hold) -> dict[str, Any]:
+    return {
+        "request_id": hold.request_id,
+        "resource": hold.resource,
+        "ids": sorted(hold.ids),
+        "pod": hold.pod,
+    }
+
+
+def _read(path: Path) -> dict[str, Hold]:
+    """A file that cannot be read is as none: PodResources tells again who holds what."""
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+        holds = [_hold(entry) for entry in body["holds"]] if body["version"] == _VERSION else []
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("cannot read what the kubelet holds, it will be asked", file=str(path), why=str(error))
+        return {}
+    return {hold.request_id: hold for hold in holds}
+
+
+def _hold(entry: dict[str, Any]) -> Hold:
+    return Hold(
+        str(entry["request_id"]),
+        str(entry["resource"]),
+        frozenset(str(name) for name in entry["ids"]),
+        str(entry["pod"]),
+    )

@@ -1,0 +1,226 @@
+"""What the node's GPUs are to the kubelet: names, and for each name the ids that it hands out. Pure.
+
+An id stands for an amount on a card, never for a place on it: "GPU-...::5" is one of the parts of that
+card, not the sixth. Ids have at most 63 characters, as the protocol wants; a card's UUID has 40.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+from vgpud.model.device import Device, Health
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import MIB, Percent
+from vgpud.model.tenancy import ANYONE, KUBELET_PREFIX, Isolation, Owner, Request, Selector
+from vgpud.policy.kubelet import KubeletResource, KubeletSettings
+
+_STEM = 40  # leaves room for the number in the 63 characters of an id
+_GRAIN_BYTES = 2 * MIB  # as the planner cuts cards
+_MARK = "::"
+_ISOLATION = {"quota": Isolation.QUOTA, "compute": Isolation.COMPUTE}
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A name that pods may ask for; `profile` is the MIG profile of one of kind mig."""
+
+    name: str
+    rule: KubeletResource
+    profile: str = ""
+
+    @property
+    def kind(self) -> str:
+        return self.rule.kind
+
+    @property
+    def divisible(self) -> bool:
+        """Is more of it a larger piece, not more pieces?"""
+        return self.kind in ("part", "memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One id as the kubelet sees it; `numa_node` is None where the card has none."""
+
+    id: str
+    healthy: bool
+    numa_node: int | None = None
+
+
+def resources_of(
+    settings: KubeletSettings, devices: Iterable[Device], profiles: Callable[[Device], Collection[str]]
+) -> tuple[Resource, ...]:
+    """One for each name: those of kind mig have one for each profile, of the policy or else of the cards."""
+    cards = tuple(devices)
+    found: dict[str, Resource] = {}
+    for rule in settings.resource:
+        if rule.kind != "mig":
+            found.setdefault(rule.name, Resource(rule.name, rule))
+            continue
+        names = rule.profiles or dict.fromkeys(
+            name for card in cards if rule.match.covers(card) for name in profiles(card)
+        )
+        for profile in names:
+            name = rule.name_of(profile)
+            found.setdefault(name, Resource(name, rule, profile))
+    return tuple(found.values())
+
+
+def offered(resource: Resource, device: Device, profiles: Mapping[str, int]) -> int:
+    """How many ids the card has, whatever is taken of it."""
+    if not resource.rule.match.covers(device):
+        return 0
+    match resource.kind:
+        case "card":
+            return 1
+        case "mig":
+            return profiles.get(resource.profile, 0)
+        case "part":
+            return resource.rule.parts or 0
+    return device.memory_usable_bytes // resource.rule.unit_bytes
+
+
+def share_id(resource: Resource, device_uuid: str, number: int) -> str:
+    stem = _stem(device_uuid)
+    return stem if resource.kind == "card" else f"{stem}{_MARK}{number}"
+
+
+def _stem(device_uuid: str) -> str:
+    """The UUID, or a digest of one that is too long for the protocol, which no real one is."""
+    if len(device_uuid) <= _STEM:
+        return device_uuid
+    return "GPU-" + sha256(device_uuid.encode()).hexdigest()[: _STEM - 4]
+
+
+def shares(
+    resource: Resource, device: Device, count: int, free: int, held: Collection[str]
+) -> tuple[Share, ...]:
+    """The card's ids: those held are healthy as long as the card is, of the others as many as are free."""
+    well = device.health is Health.OK
+    found = []
+    for number in range(count):
+        name = share_id(resource, device.uuid, number)
+        if name in held:
+            healthy = well
+        else:
+            healthy = well and free > 0
+            free -= healthy
+        found.append(Share(name, healthy, device.numa_node))
+    return tuple(found)
+
+
+def request_id(resource_name: str, ids: Iterable[str]) -> str:
+    """The same for the same ids, in whatever order: a call that comes again finds what it began."""
+    text = "\n".join((resource_name, *sorted(ids)))
+    return f"{KUBELET_PREFIX}{sha256(text.encode()).hexdigest()[:40]}"
+
+
+def request_of(resource: Resource, ids: Collection[str], devices: Sequence[Device], name: str) -> Request:
+    """What a container with these ids asks for, under the request id `name`.
+
+    Raises VgpuError: NO_SUCH_DEVICE for an id that is none of the resource, BAD_REQUEST for ids that
+    cannot be one allocation.
+    """
+    counts = _by_card(resource, ids, devices)
+    cards = [device for device in devices if counts[device.uuid]]
+    base = Request(
+        id=name,
+        owner=Owner(ANYONE, ANYONE),
+        count=len(cards),
+        selector=Selector(uuids=tuple(card.uuid for card in cards)),
+        label=f"{resource.name} x{len(ids)}"[:256],
+    )
+    if resource.kind == "card":
+        return replace(base, isolation=Isolation.DEVICE)
+    if resource.kind == "mig":
+        _refuse_two_on_one_card(resource, counts)
+        return replace(base, isolation=Isolation.HARDWARE, mig_profile=resource.profile)
+    _refuse_uneven(resource, counts, cards)
+    units = counts[cards[0].uuid]
+    amounts = {unit_bytes(resource, card) * units for card in cards}
+    if len(amounts) > 1:
+        raise _bad(
+            f"{len(ids)} of {resource.name} lie on {len(cards)} cards of different sizes",
+            "restrict the resource to like cards with [kubelet.resource.match]",
+        )
+    share = _compute_of(resource, cards[0], units)
+    return replace(
+        base, isolation=_ISOLATION[resource.rule.isolation], memory_bytes=amounts.pop(), share=share
+    )
+
+
+def one_of(resource: Resource, device: Device) -> Request:
+    """What the least that can be had of it on the card would ask for."""
+    number = share_id(resource, device.uuid, 0)
+    return request_of(resource, (number,), (device,), request_id(resource.name, (number,)))
+
+
+def unit_bytes(resource: Resource, device: Device) -> int:
+    """The memory of one part or unit on this card."""
+    if resource.kind == "memory":
+        return resource.rule.unit_bytes
+    part = device.memory_usable_bytes // (resource.rule.parts or 1)
+    return max(part // _GRAIN_BYTES * _GRAIN_BYTES, _GRAIN_BYTES)
+
+
+def card_of(resource: Resource, name: str, devices: Iterable[Device]) -> Device | None:
+    """The card that an id is of."""
+    stem, mark, number = name.partition(_MARK)
+    if (resource.kind == "card") == bool(mark) or (mark and not number.isdecimal()):
+        return None
+    return next((device for device in devices if _stem(device.uuid) == stem), None)
+
+
+def _by_card(resource: Resource, ids: Collection[str], devices: Sequence[Device]) -> Counter[str]:
+    if not ids:
+        raise _bad(f"no ids of {resource.name} are named", "this is the kubelet's to do")
+    counts: Counter[str] = Counter()
+    for name in ids:
+        card = card_of(resource, name, devices)
+        if card is None:
+            raise VgpuError(
+                ErrorCode.NO_SUCH_DEVICE,
+                f"{name[:80]!r} is not an id of {resource.name} on the {len(devices)} devices of this node",
+                "a card or the policy may have changed: see 'vgpuctl devices'",
+            )
+        counts[card.uuid] += 1
+    return counts
+
+
+def _refuse_two_on_one_card(resource: Resource, counts: Counter[str]) -> None:
+    if max(counts.values()) > 1:
+        raise _bad(
+            f"{max(counts.values())} instances {resource.profile} of one card were given to one container",
+            "a CUDA program uses one MIG device: ask for 1, or for a larger profile",
+        )
+
+
+def _refuse_uneven(resource: Resource, counts: Counter[str], cards: Sequence[Device]) -> None:
+    if len(cards) == 1:
+        return
+    taken = ", ".join(f"{counts[card.uuid]} of device {card.index}" for card in cards)
+    if resource.rule.across == "refuse":
+        raise _bad(
+            f"{sum(counts.values())} of {resource.name} came from {len(cards)} cards ({taken}), and a "
+            "container's must come from one",
+            'ask for less, or set across = "even"; DRA places them rightly',
+        )
+    if len(set(counts.values())) > 1:
+        raise _bad(
+            f"{sum(counts.values())} of {resource.name} came unevenly from {len(cards)} cards ({taken})",
+            "ask for a number that the cards can share evenly; DRA places them rightly",
+        )
+
+
+def _compute_of(resource: Resource, card: Device, units: int) -> Percent | None:
+    if not resource.rule.limit_compute:
+        return None
+    part = unit_bytes(resource, card) * units * 10000 // max(card.memory_usable_bytes, 1)
+    if resource.kind == "part":
+        part = units * 10000 // (resource.rule.parts or 1)
+    return Percent(min(max(part, 1), 10000))
+
+
+def _bad(sentence: str, hint: str) -> VgpuError:
+    return VgpuError(ErrorCode.BAD_REQUEST, sentence, hint)

@@ -1,0 +1,94 @@
+"""gRPC as the kubelet speaks it on Unix sockets: small calls both ways, errors as text for a pod's events."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+from urllib.parse import quote
+
+import grpc
+import structlog
+from google.protobuf.message import Message
+
+from vgpud.model.errors import ErrorCode, VgpuError
+
+log = structlog.get_logger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Reply = TypeVar("Reply", bound=Message)
+
+_MAX_BYTES = 64 * 1024 * 1024  # a thousand pods with a thousand ids each
+_OPTIONS = (
+    ("grpc.max_receive_message_length", _MAX_BYTES),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.so_reuseport", 0),
+)
+
+
+def server() -> grpc.aio.Server:
+    return grpc.aio.server(options=_OPTIONS)
+
+
+def bind(running: grpc.aio.Server, path: Path) -> None:
+    """Raises VgpuError(BAD_SETTING) where there cannot be a socket of this name."""
+    try:
+        running.add_insecure_port(f"unix:{quote(str(path))}")
+    except RuntimeError as error:
+        raise VgpuError(
+            ErrorCode.BAD_SETTING,
+            f"cannot listen on {path}: {error}",
+            "check the rights of the kubelet's folder, and VGPUD_KUBELET_DIR",
+        ) from None
+
+
+def answering(
+    name: str, request: type[Message], work: Callable[[Any], Awaitable[Message]]
+) -> "grpc.RpcMethodHandler[Any, Any]":
+    """One request, one answer; a VgpuError becomes the status and its words the message."""
+
+    async def call(asked: Any, context: Context) -> Message:  # noqa: ANN401
+        try:
+            return await work(asked)
+        except VgpuError as error:
+            log.warning("refused the kubelet", call=name, why=str(error), details=error.details)
+            failure = error
+        except Exception:
+            log.exception("a call of the kubelet failed, this is a bug", call=name)
+            failure = VgpuError(ErrorCode.BUG, f"vgpud failed on {name}, a bug in it", "see its journal")
+        return await refuse(context, failure)
+
+    return grpc.unary_unary_rpc_method_handler(
+        call,
+        request_deserializer=request.FromString,
+        response_serializer=lambda message: message.SerializeToString(),
+    )
+
+
+async def refuse(context: Context, error: VgpuError) -> NoReturn:
+    await context.abort(getattr(grpc.StatusCode, error.code.status), words(error))
+
+
+def words(error: VgpuError) -> str:
+    """One line: what is wrong, and what to do."""
+    return f"{error}; {error.hint}" if error.hint else str(error)
+
+
+async def ask(
+    socket: Path, method: str, request: Message, reply: type[Reply], timeout_seconds: float
+) -> Reply:
+    """One call by a connection of its own. Raises VgpuError(UNREACHABLE) with what the kubelet said."""
+    options = (*_OPTIONS, ("grpc.default_authority", "localhost"))
+    async with grpc.aio.insecure_channel(f"unix:{quote(str(socket))}", options=options) as channel:
+        call: Callable[..., Awaitable[Reply]] = channel.unary_unary(
+            method,
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=reply.FromString,
+        )
+        try:
+            return await call(request, timeout=timeout_seconds)
+        except grpc.aio.AioRpcError as error:
+            raise VgpuError(
+                ErrorCode.UNREACHABLE,
+                f"{socket} answers {error.code().name.lower()}: {error.details()}",
+                "see the kubelet's journal",
+            ) from None
