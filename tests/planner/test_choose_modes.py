@@ -3,6 +3,7 @@
 import pytest
 
 from vgpud.model.device import DeviceProcess, Placement
+from vgpud.model.errors import ErrorCode
 from vgpud.model.quantity import GIB, MIB, Percent
 from vgpud.model.tenancy import MigSlice, Mode, Request, Slice
 from vgpud.planner.choose import choose
@@ -164,6 +165,26 @@ def test_overcommit_lets_shares_pass_a_whole_card() -> None:
     use = {"GPU-0": used(Mode.MPS, GIB, GIB, share=5000)}
     assert choose(request(memory=GIB, share=50), NODE, rules, use).slices
     assert choose(request(memory=GIB, share=50.01), NODE, rules, use).refusal
+
+
+def test_overcommit_lets_memory_limits_pass_the_card() -> None:
+    rules = policy({"mode": "preload", "preload": {"memory_overcommit": 1.5}})
+    use = {"GPU-0": used(Mode.PRELOAD, H200_USABLE)}
+    half = H200_USABLE // 2 // GIB * GIB
+    decision = choose(request(memory=half), NODE, rules, use)
+    assert decision.slices == (Slice("GPU-0", Mode.PRELOAD, half),)
+    assert choose(request(memory=half), NODE, policy({"mode": "preload"}), use).refusal
+    refusal = choose(request(memory=half + GIB), NODE, rules, use).refusal
+    assert refusal is not None and refusal.code is ErrorCode.NO_CAPACITY
+    # one tenant never gets more than there is
+    refusal = choose(request(memory=H200_USABLE + 1), NODE, rules, {}).refusal
+    assert refusal is not None and refusal.code is ErrorCode.IMPOSSIBLE
+
+
+def test_overcommit_is_of_preload_alone() -> None:
+    rules = policy({"mode": "auto", "preload": {"memory_overcommit": 2.0}})
+    use = {"GPU-0": used(Mode.MPS, H200_USABLE - GIB)}
+    assert choose(request(memory=2 * GIB, isolation=COMPUTE), NODE, rules, use).refusal
 
 
 def test_mps_without_a_share_adds_nothing_to_the_sum_of_shares() -> None:

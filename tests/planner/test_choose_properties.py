@@ -59,7 +59,10 @@ def policies(draw: st.DrawFn) -> Policy:
                 "max_tenants": draw(st.integers(1, 6)),
                 "overcommit_percent": draw(st.sampled_from([100.0, 150.0])),
             },
-            "preload": {"max_tenants": draw(st.integers(1, 6))},
+            "preload": {
+                "max_tenants": draw(st.integers(1, 6)),
+                "memory_overcommit": draw(st.sampled_from([1.0, 1.5, 4.0])),
+            },
         }
         for i in range(draw(st.integers(0, 5)))
     ]
@@ -108,7 +111,9 @@ def check_device(device: Device, slices: list[Slice], rules: Policy) -> None:
         assert len(keys) == len(slices) == len(set(keys))
         assert legal(device.mig.profiles, frozenset[tuple[int, Placement]](keys))
         return
-    assert sum(piece.memory_bytes for piece in slices) <= device.memory_usable_bytes
+    assert all(piece.memory_bytes <= device.memory_usable_bytes for piece in slices)
+    factor = rule_.settings_preload().memory_overcommit if mode is Mode.PRELOAD else 1
+    assert sum(piece.memory_bytes for piece in slices) <= device.memory_usable_bytes * factor
     if mode is Mode.MPS:
         total = sum(piece.share.hundredths for piece in slices if piece.share is not None)
         assert total <= rule_.settings_mps().overcommit_percent * 100

@@ -11,7 +11,7 @@ from vgpud.planner.resize import resize_slices
 from vgpud.planner.use import use_of
 from vgpud.planner.wanted import ModeAbilities
 
-from .cards import H200_USABLE, h200_node, request
+from .cards import AUTO, H200_USABLE, h200_node, policy, request
 
 NODE = h200_node(2)
 PIECES = (Slice("GPU-0", Mode.PRELOAD, 4 * GIB), Slice("GPU-1", Mode.PRELOAD, 4 * GIB))
@@ -22,13 +22,13 @@ USE = use_of([MINE, OTHER])
 
 def refused(memory: int | None, share: Percent | None = None, mine: Allocation = MINE) -> VgpuError:
     with pytest.raises(VgpuError) as caught:
-        resize_slices(mine, memory, share, NODE, USE)
+        resize_slices(mine, memory, share, NODE, USE, AUTO)
     return caught.value
 
 
 @pytest.mark.parametrize("memory", [1, 4 * GIB, H200_USABLE - 100 * GIB])
 def test_every_slice_gets_the_new_memory(memory: int) -> None:
-    made = resize_slices(MINE, memory, None, NODE, USE)
+    made = resize_slices(MINE, memory, None, NODE, USE, AUTO)
     assert made == tuple(replace(piece, memory_bytes=memory) for piece in PIECES)
 
 
@@ -40,13 +40,13 @@ def test_the_fullest_device_bounds_all_slices() -> None:
 
 def test_a_whole_share_lifts_a_limit() -> None:
     limited = replace(MINE, slices=tuple(replace(p, share=Percent(2500)) for p in PIECES))
-    assert all(p.share is None for p in resize_slices(limited, None, WHOLE, NODE, USE))
+    assert all(p.share is None for p in resize_slices(limited, None, WHOLE, NODE, USE, AUTO))
 
 
 def test_a_share_is_refused_until_preload_holds_one() -> None:
     assert refused(None, Percent(3000)).code is ErrorCode.UNSUPPORTED
     able = ModeAbilities(preload_share=True)
-    made = resize_slices(MINE, None, Percent(3000), NODE, USE, able)
+    made = resize_slices(MINE, None, Percent(3000), NODE, USE, AUTO, able)
     assert [piece.share for piece in made] == [Percent(3000)] * 2
 
 
@@ -61,3 +61,27 @@ def test_nothing_to_change_and_no_such_device_are_errors() -> None:
     assert refused(0).code is ErrorCode.BAD_QUANTITY
     gone = replace(MINE, slices=(Slice("GPU-9", Mode.PRELOAD, GIB),))
     assert refused(GIB, mine=gone).code is ErrorCode.NO_SUCH_DEVICE
+
+
+def test_overcommit_counts_what_the_policy_allows() -> None:
+    """The card has 139.8 GiB to share; half as much again may be promised, but to nobody more than there is."""
+    half_more = policy({"mode": "preload", "preload": {"memory_overcommit": 1.5}})
+    room = H200_USABLE * 150 // 100 - 100 * GIB
+    made = resize_slices(MINE, room, None, NODE, USE, half_more)
+    assert {piece.memory_bytes for piece in made} == {room}
+    for nbytes, rules in (
+        (room + 1, half_more),
+        (H200_USABLE + 1, policy({"preload": {"memory_overcommit": 9.0}})),
+    ):
+        with pytest.raises(VgpuError) as caught:
+            resize_slices(MINE, nbytes, None, NODE, USE, rules)
+        assert caught.value.code is ErrorCode.NO_CAPACITY
+
+
+def test_less_is_always_possible() -> None:
+    """Also where the policy allowed more when the others came."""
+    crowded = use_of([MINE, OTHER, replace(OTHER, id="c")])
+    made = resize_slices(MINE, 3 * GIB, None, NODE, crowded, AUTO)
+    assert {piece.memory_bytes for piece in made} == {3 * GIB}
+    with pytest.raises(VgpuError, match=r"leave 0B of 139\.8GiB"):
+        resize_slices(MINE, 5 * GIB, None, NODE, crowded, AUTO)

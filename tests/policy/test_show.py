@@ -42,6 +42,7 @@ def test_every_effective_key_with_its_value_and_origin(etc: Etc) -> None:
         ("device[0].match.memory_max", '"78125000KiB"', "etc/vgpud.toml:4"),
         ("device[0].mode", '"auto"', "built-in"),
         ("device[0].preload.max_tenants", "64", "built-in"),
+        ("device[0].preload.memory_overcommit", "1.0", "built-in"),
         ("device[0].mps.max_tenants", "16", "built-in"),
         ("device[0].mps.overcommit_percent", "100.0", "built-in"),
         ("device[0].mps.users", '"same"', "built-in"),

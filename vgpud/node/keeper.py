@@ -99,7 +99,14 @@ class NodeKeeper:
         self.meters = Meters(parts.book, parts.inventory, parts.effectors)
         self._changes = Changes()
         self.resizes = Resizes(
-            parts.book, parts.ledger, parts.inventory, parts.effectors, self.hub, self._changes, parts.fault
+            parts.book,
+            parts.ledger,
+            parts.inventory,
+            parts.effectors,
+            self.hub,
+            self._changes,
+            lambda: self.policies.current.policy,
+            parts.fault,
         )
         self.resizes.check = self._check_quota
         self.resizes.ended = self.account.resized

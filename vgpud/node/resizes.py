@@ -20,6 +20,7 @@ from vgpud.node.execute import FaultHook, new_event
 from vgpud.node.hub import Hub
 from vgpud.node.inventory import Inventory
 from vgpud.planner.resize import resize_slices
+from vgpud.policy.model import Policy
 
 log = structlog.get_logger(__name__)
 
@@ -33,6 +34,7 @@ class Resizes:
         effectors: Mapping[Mode, Effector],
         hub: Hub,
         changes: Changes,
+        policy: Callable[[], Policy],
         fault: FaultHook,
     ) -> None:
         self._book = book
@@ -41,6 +43,7 @@ class Resizes:
         self._effectors = effectors
         self._hub = hub
         self._changes = changes
+        self._policy = policy
         self._fault = fault
         # raises VgpuError where the owner may not hold these slices
         self.check: Callable[[Allocation, tuple[Slice, ...]], None] = lambda allocation, slices: None
@@ -54,7 +57,9 @@ class Resizes:
         # one whose last resize could not be recorded to its end can be resized again
         if allocation.id in self._changes or allocation.state is not State.RESIZING:
             check_resizable(allocation)
-        slices = resize_slices(allocation, memory_bytes, share, self._inventory.node, self._book.use)
+        slices = resize_slices(
+            allocation, memory_bytes, share, self._inventory.node, self._book.use, self._policy()
+        )
         if slices == allocation.slices and allocation.state is State.ACTIVE:
             return allocation
         self.check(allocation, slices)

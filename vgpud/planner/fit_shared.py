@@ -12,12 +12,12 @@ GRAIN_BYTES = 2 * MIB
 
 
 def fit_shared(seat: Seat, mode: Mode, want: Wanted, spread: bool) -> Verdict:
-    """`mode` is preload or mps. Memory is never promised twice; shares as far as the policy allows."""
+    """`mode` is preload or mps. Memory and shares are promised twice only as far as the policy allows."""
     memory = _memory_bytes(seat, want)
     unfit = _never(seat, mode, want, memory) or _busy(seat, mode, want, memory)
     if unfit is not None:
         return unfit
-    left = seat.memory_free_bytes - memory
+    left = seat.memory_free_bytes(mode) - memory
     share = None if mode is Mode.PRELOAD and not want.limits_compute else want.share
     return Fit(
         device=seat.device,
@@ -76,10 +76,11 @@ def _busy(seat: Seat, mode: Mode, want: Wanted, memory: int) -> Unfit | None:
             who = counted(len(others), "process")
             return busy(seat, mode, f"{who} of others would be shut out by MPS (pid {others[0].pid})")
     share_left = seat.terms.share_hundredths(mode) - use.share_hundredths
-    room = Room(seat.memory_free_bytes, min(share_left, 10000))
-    if memory > seat.memory_free_bytes:
-        asked, free = shown_apart(memory, seat.memory_free_bytes)
-        usable = shown_bytes(device.memory_usable_bytes)
+    memory_left = max(seat.memory_free_bytes(mode), 0)
+    room = Room(min(memory_left, device.memory_usable_bytes), min(share_left, 10000))
+    if memory > memory_left:
+        asked, free = shown_apart(memory, memory_left)
+        usable = shown_bytes(seat.terms.memory_bytes(mode, device.memory_usable_bytes))
         return busy(seat, mode, f"{asked} does not fit in the {free} free of {usable}", room)
     if want.limits_compute or mode is Mode.MPS:
         asked_hundredths = 0 if want.share is None else want.share.hundredths
@@ -98,7 +99,7 @@ def _rank(seat: Seat, left_bytes: int, spread: bool) -> tuple[int, ...]:
 
 
 def _sentence(seat: Seat, mode: Mode, want: Wanted, memory: int, share: Percent | None) -> str:
-    free = shown_bytes(seat.memory_free_bytes)
+    free = shown_bytes(seat.memory_free_bytes(mode))
     amount = shown_bytes(memory)
     if want.memory_bytes is None:
         amount += " (in proportion to the share)"

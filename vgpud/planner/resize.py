@@ -7,9 +7,11 @@ from vgpud.model.device import Device, Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import WHOLE, Percent, check_bytes
 from vgpud.model.tenancy import Allocation, Mode, Slice
+from vgpud.planner.terms import Terms, all_terms
 from vgpud.planner.use import EMPTY, DeviceUse
 from vgpud.planner.wanted import FIRST_CUT, ModeAbilities
 from vgpud.planner.words import shown_bytes
+from vgpud.policy.model import Policy
 
 
 def resize_slices(
@@ -18,6 +20,7 @@ def resize_slices(
     share: Percent | None,
     node: Node,
     use: Mapping[str, DeviceUse],
+    policy: Policy,
     abilities: ModeAbilities = FIRST_CUT,
 ) -> tuple[Slice, ...]:
     """The slices with the new size, the same for each; None leaves a figure as it is.
@@ -39,7 +42,10 @@ def resize_slices(
             f"mode preload does not hold a tenant to a compute share of {share} yet",
             "ask for isolation compute, or leave the share out",
         )
-    return tuple(_resized(allocation, part, memory_bytes, share, node, use) for part in allocation.slices)
+    terms = all_terms(policy, node)
+    return tuple(
+        _resized(allocation, part, memory_bytes, share, node, use, terms) for part in allocation.slices
+    )
 
 
 def _resized(
@@ -49,6 +55,7 @@ def _resized(
     share: Percent | None,
     node: Node,
     use: Mapping[str, DeviceUse],
+    terms: Mapping[str, Terms],
 ) -> Slice:
     if part.mode is not Mode.PRELOAD:
         raise VgpuError(
@@ -65,13 +72,14 @@ def _resized(
             "see 'vgpuctl devices'",
         )
     usable, used = _room(device, part, use.get(part.device_uuid, EMPTY))
-    free = usable - (used - part.memory_bytes)
-    if wanted > free:
+    given = terms[device.uuid].memory_bytes(Mode.PRELOAD, usable)
+    free = min(usable, given - (used - part.memory_bytes))
+    if wanted > max(free, part.memory_bytes):
         raise VgpuError(
             ErrorCode.NO_CAPACITY,
             f"{shown_bytes(wanted)} does not fit on device {device.index}: the other allocations leave "
-            f"{shown_bytes(free)} of {shown_bytes(usable)}",
-            f"ask for at most {shown_bytes(free)}",
+            f"{shown_bytes(max(free, 0))} of {shown_bytes(given)}",
+            f"ask for at most {shown_bytes(max(free, part.memory_bytes))}",
         )
     limited = part.share if share is None else (None if share == WHOLE else share)
     return replace(part, memory_bytes=wanted, share=limited)

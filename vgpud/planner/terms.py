@@ -26,6 +26,7 @@ class Terms(NamedTuple):
 
     fixed: Mode | None
     preload_tenants: int
+    preload_memory_hundredths: int
     mps_tenants: int
     mps_share_hundredths: int
     mig_change_mode: bool
@@ -35,6 +36,10 @@ class Terms(NamedTuple):
     def tenants(self, mode: Mode) -> int:
         """How many allocations may be on the device at one time in preload or mps."""
         return self.mps_tenants if mode is Mode.MPS else self.preload_tenants
+
+    def memory_bytes(self, mode: Mode, usable_bytes: int) -> int:
+        """What the memory of all tenants may come to in preload or mps, of that much to share."""
+        return usable_bytes * self.preload_memory_hundredths // 100 if mode is Mode.PRELOAD else usable_bytes
 
     def share_hundredths(self, mode: Mode) -> int:
         """What all shares on the device may come to in preload or mps."""
@@ -46,6 +51,7 @@ def terms_of(device: Device, rule: DeviceRule) -> Terms:
     return Terms(
         fixed=None if rule.mode == "auto" else Mode(rule.mode),
         preload_tenants=rule.settings_preload().max_tenants,
+        preload_memory_hundredths=round(rule.settings_preload().memory_overcommit * 100),
         mps_tenants=mps.max_tenants,
         mps_share_hundredths=round(mps.overcommit_percent * 100),
         mig_change_mode=mig.change_mode,

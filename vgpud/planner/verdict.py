@@ -27,9 +27,9 @@ class Seat(NamedTuple):
         """Would a slice here take a card away from the requests of other modes?"""
         return self.terms.fixed is None and self.use.count == 0
 
-    @property
-    def memory_free_bytes(self) -> int:
-        return self.device.memory_usable_bytes - self.use.memory_bytes
+    def memory_free_bytes(self, mode: Mode) -> int:
+        """What may still be given in preload or mps; below zero where the policy allowed more before."""
+        return self.terms.memory_bytes(mode, self.device.memory_usable_bytes) - self.use.memory_bytes
 
 
 class Fit(NamedTuple):

@@ -106,6 +106,13 @@ class PreloadSettings(Table):
     """Mode preload: libvgpu holds each tenant to its memory and its share of time."""
 
     max_tenants: int = Field(64, ge=1, le=1024, description="allocations on one device at one time")
+    memory_overcommit: float = Field(
+        1.0,
+        ge=1.0,
+        le=10.0,
+        description="how many times the device's memory the limits of all tenants may add up to; above 1 the "
+        "card itself can be full, and a tenant then meets an out-of-memory error below its limit",
+    )
 
 
 class MpsSettings(Table):
