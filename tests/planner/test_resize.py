@@ -64,7 +64,7 @@ def test_nothing_to_change_and_no_such_device_are_errors() -> None:
 
 
 def test_overcommit_counts_what_the_policy_allows() -> None:
-    """The card has 139.8 GiB to share; half as much again may be promised, but to nobody more than there is."""
+    """Half as much again as the card has may be promised, but to nobody more than there is."""
     half_more = policy({"mode": "preload", "preload": {"memory_overcommit": 1.5}})
     room = H200_USABLE * 150 // 100 - 100 * GIB
     made = resize_slices(MINE, room, None, NODE, USE, half_more)
