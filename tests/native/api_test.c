@@ -328,7 +328,7 @@ static void check_fork(void)
         uint64_t left = free_bytes();
         CHECK(left <= LIMIT - CONTEXT - 100 * MIB);
         CHECK(cuMemAlloc_v2(&own, 50 * MIB) == CUDA_SUCCESS && free_bytes() == left - 50 * MIB);
-        CHECK(cuMemFree_v2(pointer) == CUDA_SUCCESS); /* not an allocation of this process: nothing given back */
+        CHECK(cuMemFree_v2(pointer) != CUDA_SUCCESS); /* not an allocation of this process: nothing given back */
         CHECK(free_bytes() == left - 50 * MIB);
         exit(0);
     }

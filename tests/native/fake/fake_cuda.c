@@ -204,6 +204,19 @@ API uint64_t fake_cuda_process_bytes(int device)
     return own_bytes[device] - hidden_bytes[device];
 }
 
+/* A child has no driver state: neither contexts nor allocations are its own. */
+static void forget(void)
+{
+    ready = 0;
+    fake_current = NULL;
+    memset(primary_refs, 0, sizeof(primary_refs));
+    memset(own_bytes, 0, sizeof(own_bytes));
+    memset(hidden_bytes, 0, sizeof(hidden_bytes));
+    memset(records, 0, sizeof(records));
+    memset(pages, 0, sizeof(pages));
+    pthread_mutex_init(&fake_mutex, NULL);
+}
+
 API CUresult cuInit(unsigned int flags)
 {
     const char *path = getenv("FAKE_STATE");
@@ -217,6 +230,8 @@ API CUresult cuInit(unsigned int flags)
             return CUDA_ERROR_UNKNOWN;
         state = mapped;
     }
+    if (!ready)
+        pthread_atfork(NULL, NULL, forget);
     ready = 1;
     return CUDA_SUCCESS;
 }
