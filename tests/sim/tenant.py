@@ -28,6 +28,25 @@ class Tenant:
         self.process.stdin.flush()
         return self._read()
 
+    def do(self, code: str) -> str:
+        """Run one line of Python in it; what it sets `out` to."""
+        return self.say(f"do {code}")
+
+    def write(self, value: int) -> str:
+        """A number at the start of the newest allocation."""
+        return self.do(
+            f"cu('cuMemcpyHtoD_v2', c.c_uint64(pointers[-1]), c.byref(c.c_int({value})), c.c_size_t(4))"
+        )
+
+    #: Reads it back.
+    READ = (
+        "b = c.c_int(); cu('cuMemcpyDtoH_v2', c.byref(b), c.c_uint64(pointers[-1]), c.c_size_t(4)); "
+        "out = b.value"
+    )
+
+    def read(self) -> str:
+        return self.do(self.READ)
+
     def kill(self) -> None:
         """kill -9, and wait until it is gone."""
         self.process.kill()

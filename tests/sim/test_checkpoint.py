@@ -85,7 +85,7 @@ def test_a_suspended_process_holds_nothing_and_goes_on_where_it_was(sim_node: Ma
     tenant, control = Tenant(node), Controller(node)
     pid = tenant.process.pid
     assert tenant.say("alloc 1000") == "ok"
-    assert tenant.say("write 4242") == "ok"
+    assert tenant.write(4242) == "ok"
     assert control.state(pid) == "running"
     assert control.suspend(pid) == [0, 0]
     assert control.state(pid) == "checkpointed"
@@ -96,7 +96,7 @@ def test_a_suspended_process_holds_nothing_and_goes_on_where_it_was(sim_node: Ma
     assert other.say("alloc 142000") == "ok"  # all that it has given back
     other.kill()
     assert tenant.process.stdin is not None
-    tenant.process.stdin.write("read\n")  # waits for the restore
+    tenant.process.stdin.write(f"do {Tenant.READ}\n")  # waits for the restore
     tenant.process.stdin.flush()
     assert control.resume(pid) == [0, 0]
     assert tenant._read() == "4242"
@@ -157,7 +157,7 @@ def test_a_process_comes_back_on_other_cards(sim_node: Make) -> None:
     tenant, control = Tenant(node, {"CUDA_VISIBLE_DEVICES": "0,1"}), Controller(node)
     pid = tenant.process.pid
     tenant.say("alloc 1000")
-    tenant.say("write 7")
+    tenant.write(7)
     for old, new in ((0, 1), (1, 5), (5, 0)):
         assert control.suspend(pid) == [0, 0]
         assert (
@@ -165,8 +165,11 @@ def test_a_process_comes_back_on_other_cards(sim_node: Make) -> None:
         )  # its card is not named
         assert control.resume(pid, uuids[old], uuids[new]) == [0, 0]
         assert used_mib(node) == [(CONTEXT_MIB + 1000) * (i == new) for i in range(8)]
-        assert [tenant.say("read"), tenant.say("launch 2 100"), tenant.say("sync")] == ["7", "ok", "ok"]
-        assert tenant.say("bus") == f"{[0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF][new]}"
+        assert [tenant.read(), tenant.say("launch 2 100"), tenant.say("sync")] == ["7", "ok", "ok"]
+        assert (
+            tenant.do("out = cu.integer('cuDeviceGetAttribute', 33, 0)")
+            == f"{[0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF][new]}"
+        )
     assert tenant.say("alloc 500") == "ok"
     assert used_mib(node)[0] == CONTEXT_MIB + 1500
 
@@ -207,7 +210,7 @@ def test_managed_memory_fails_the_process(sim_node: Make) -> None:
     node = sim_node("h200x1")
     tenant, control = Tenant(node), Controller(node)
     pid = tenant.process.pid
-    assert tenant.say("managed 10") == "ok"
+    assert tenant.do("cu('cuMemAllocManaged', c.byref(c.c_uint64()), c.c_size_t(10 << 20), 1)") == "ok"
     assert control.suspend(pid) == [0, NOT_SUPPORTED]
     assert control.state(pid) == "failed"
     assert tenant.say("sync") == "error 999"

@@ -1,11 +1,13 @@
 /* Device addresses and what lies behind them.
  *
- * Device memory is host memory that costs nothing until touched: one reservation of addresses, cut
- * into 2 MiB pages. A request above 1 MiB has its own pages; smaller ones share a page cut into
+ * Device memory is host memory that costs nothing until touched: one reservation of addresses over one
+ * sparse file in memory, so that another process can map a piece of it (ipc.c), cut into 2 MiB pages. A request above 1 MiB has its own pages; smaller ones share a page cut into
  * equal slots (a slab), as the driver does. Everything is found by page number, so a lookup costs
  * the same with one allocation or a hundred thousand.
  */
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "internal.h"
 
@@ -35,6 +37,7 @@ struct hole {
 };
 
 static char *g_base;
+static int g_file = -1; /* -1: this process may have no file of that size, and shares nothing */
 static uint64_t g_size;
 static uint64_t g_next; /* bytes ever handed out */
 static struct page *g_pages;
@@ -47,6 +50,19 @@ static void *reserve(uint64_t bytes)
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                    -1, 0);
     return p == MAP_FAILED ? NULL : p;
+}
+
+static int new_file(uint64_t bytes)
+{
+    struct rlimit most;
+    if (getrlimit(RLIMIT_FSIZE, &most) != 0 || most.rlim_cur < bytes) /* else SIGXFSZ */
+        return -1;
+    int fd = memfd_create("vgpu-sim-device-memory", MFD_CLOEXEC);
+    if (fd >= 0 && ftruncate(fd, (off_t)bytes) != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
 }
 
 static bool start(void)
@@ -64,7 +80,29 @@ static bool start(void)
     g_size = size;
     g_pages = pages;
     g_base = (char *)(((uintptr_t)p + PAGE - 1) / PAGE * PAGE);
+    g_file = new_file(size);
+    if (g_file >= 0 && mmap(g_base, size, PROT_READ | PROT_WRITE,
+                            MAP_SHARED | MAP_NORESERVE | MAP_FIXED, g_file, 0) == MAP_FAILED) {
+        close(g_file);
+        g_file = -1;
+    }
     return true;
+}
+
+void cu_arena_restore(CUdeviceptr p, uint64_t bytes)
+{
+    if (g_file >= 0)
+        mmap((void *)p, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, g_file,
+             (off_t)(p - (CUdeviceptr)g_base));
+    else
+        mmap((void *)p, bytes, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+}
+
+int cu_arena_file(CUdeviceptr p, uint64_t *offset)
+{
+    *offset = p - (CUdeviceptr)g_base;
+    return g_file;
 }
 
 bool cu_in_arena(CUdeviceptr p)
@@ -103,7 +141,7 @@ CUdeviceptr cu_arena_take(uint64_t bytes)
 
 void cu_arena_give(CUdeviceptr p, uint64_t bytes)
 {
-    madvise((void *)p, bytes, MADV_DONTNEED); /* the next owner reads zeroes */
+    madvise((void *)p, bytes, g_file >= 0 ? MADV_REMOVE : MADV_DONTNEED); /* the next reads zeroes */
     struct hole **at = &g_holes;
     while (*at != NULL && (*at)->base + (*at)->bytes < p)
         at = &(*at)->next;
@@ -204,6 +242,8 @@ static void free_small(struct slab *s, struct cu_block *b)
     int ordinal = b->ordinal;
     uint32_t class = class_of(s->class_bytes), i = (uint32_t)(b - s->blocks);
     struct slab **head = &g_room[ordinal][class];
+    if (cu.shared_memories > 0)
+        cu_ipc_forget(b->base);
     b->size = 0;
     if (i < s->scan)
         s->scan = i;
@@ -240,7 +280,7 @@ static CUresult alloc_large(CUcontext ctx, enum sim_kind kind, CUmemoryPool pool
     CU_TRY(charge_block(ctx, kind, pool, bytes));
     struct cu_block *b = calloc(1, sizeof(*b));
     CUdeviceptr base = b == NULL ? 0 : cu_arena_take(bytes);
-    struct cu_block block = {base, size, kind, ctx->ordinal, ctx, pool, ++cu.next_id, NULL};
+    struct cu_block block = {base, size, kind, ctx->ordinal, ctx, pool, ++cu.next_id, NULL, false};
     if (base == 0) {
         uncharge_block(&block, bytes);
         free(b);
@@ -264,9 +304,27 @@ CUresult cu_block_place(CUcontext ctx, CUmemoryPool pool, struct cu_graph_memory
         free(b);
         return result;
     }
-    *b = (struct cu_block){base, size, SIM_POOL, ctx->ordinal, ctx, pool, ++cu.next_id, memory};
+    *b = (struct cu_block){base, size, SIM_POOL, ctx->ordinal, ctx, pool, ++cu.next_id, memory, false};
     for (uint64_t at = 0; at < bytes; at += PAGE)
         page_of(base + at)->block = b;
+    return CUDA_SUCCESS;
+}
+
+CUresult cu_block_import(CUcontext ctx, int fd, uint64_t offset, size_t size, CUdeviceptr *out)
+{
+    uint64_t inside = offset % PAGE, bytes = cu_round_page(inside + size);
+    struct cu_block *b = start() ? calloc(1, sizeof(*b)) : NULL;
+    CUdeviceptr base = b == NULL ? 0 : cu_arena_take(bytes);
+    if (base == 0 || mmap((void *)base, bytes, PROT_READ | PROT_WRITE,
+                          MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd,
+                          (off_t)(offset - inside)) == MAP_FAILED) {
+        free(b);
+        return CUDA_ERROR_MAP_FAILED;
+    }
+    *b = (struct cu_block){base + inside, size, SIM_PLAIN, ctx->ordinal, ctx, NULL, ++cu.next_id, NULL, true};
+    for (uint64_t at = 0; at < bytes; at += PAGE)
+        page_of(base + at)->block = b;
+    *out = b->base;
     return CUDA_SUCCESS;
 }
 
@@ -293,21 +351,32 @@ struct cu_block *cu_block_at(CUdeviceptr p)
 
 static void free_large(struct cu_block *b)
 {
-    uint64_t bytes = cu_round_page(b->size);
+    CUdeviceptr base = b->base - b->base % PAGE;
+    uint64_t bytes = cu_round_page(b->base - base + b->size);
     for (uint64_t at = 0; at < bytes; at += PAGE)
-        page_of(b->base + at)->block = NULL;
+        page_of(base + at)->block = NULL;
+    if (b->imported)
+        cu_arena_restore(base, bytes);
     if (b->memory != NULL)
         cu_graph_memory_freed(b->memory);
     else
-        cu_arena_give(b->base, bytes);
-    uncharge_block(b, bytes);
+        cu_arena_give(base, bytes);
+    if (cu.shared_memories > 0)
+        cu_ipc_forget(b->base);
+    if (!b->imported)
+        uncharge_block(b, bytes);
     free(b);
+}
+
+void cu_block_close(struct cu_block *b)
+{
+    free_large(b);
 }
 
 CUresult cu_free(CUdeviceptr p)
 {
     struct cu_block *b = cu_block_at(p);
-    if (b == NULL || b->base != p)
+    if (b == NULL || b->base != p || b->imported)
         return CUDA_ERROR_INVALID_VALUE;
     struct slab *s = page_of(p)->slab;
     if (s != NULL)

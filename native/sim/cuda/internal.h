@@ -80,6 +80,8 @@ struct CUevent_st {
     bool recorded, resolved;
     double position;
     uint64_t recorded_ns, at_ns;
+    struct sim_shared_event *shared; /* known to other processes; NULL */
+    unsigned long long shared_id;
     unsigned long long capture_id; /* recorded in this capture; 0: in none */
     CUgraphNode *captured;
     size_t captured_count;
@@ -94,6 +96,7 @@ struct cu_block {
     CUmemoryPool pool;
     unsigned long long id;
     struct cu_graph_memory *memory; /* whose addresses these are, when they are a graph's */
+    bool imported; /* memory of another process, charged to it alone */
 };
 
 struct cu_process {
@@ -106,6 +109,7 @@ struct cu_process {
     struct cu_device devices[CU_MAX_ORDINALS];
     unsigned long long next_id;
     double kernel_us; /* 0: what the profile says */
+    int shared_memories; /* that keep the process from being suspended */
     bool mps;
     _Atomic int mps_fault; /* 0, or the CUresult that every call now gives */
     double mps_fraction;
@@ -158,12 +162,27 @@ struct cu_block *cu_block_at(CUdeviceptr p); /* that holds p; NULL */
 bool cu_in_arena(CUdeviceptr p);
 CUdeviceptr cu_arena_take(uint64_t bytes); /* whole pages, aligned to 2 MiB; 0: no addresses left */
 void cu_arena_give(CUdeviceptr p, uint64_t bytes);
+void cu_arena_restore(CUdeviceptr p, uint64_t bytes); /* after something else was mapped there */
+int cu_arena_file(CUdeviceptr p, uint64_t *offset); /* behind p; -1: none */
+CUresult cu_block_import(CUcontext ctx, int fd, uint64_t offset, size_t size, CUdeviceptr *out);
+void cu_block_close(struct cu_block *b); /* of an imported block */
 /* Lays a block on addresses that a graph's allocation node holds. */
 CUresult cu_block_place(CUcontext ctx, CUmemoryPool pool, struct cu_graph_memory *memory,
                         CUdeviceptr base, size_t size);
 void cu_graph_memory_freed(struct cu_graph_memory *memory); /* graph_memory.c: the block is gone */
 void cu_free_of_context(CUcontext ctx);
 void cu_free_of_pool(CUmemoryPool pool);
+
+/* ipc.c */
+void cu_ipc_forget(CUdeviceptr p);  /* the block there is gone. The caller holds cu_lock. */
+void cu_cannot_suspend(int change); /* memory that other processes share came or went */
+
+/* ipc_event.c: an event that other processes know */
+void cu_shared_record(CUevent e);
+bool cu_shared_elsewhere(CUevent e); /* recorded last by another process */
+bool cu_shared_reached(CUevent e);
+void cu_shared_wait(CUevent e);
+void cu_shared_leave(CUevent e);
 
 /* vmm.c */
 bool cu_vmm_covers(CUdeviceptr p, size_t size);

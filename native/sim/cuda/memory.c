@@ -180,28 +180,3 @@ CUresult cuMemAdvise(CUdeviceptr p, size_t size, CUmem_advise advice, CUdevice d
 {
     return cuMemAdvise_v2(p, size, advice, (CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = dev});
 }
-
-/* Memory of other processes is not shared between simulated processes. */
-CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr p)
-{
-    (void)handle;
-    (void)p;
-    CU_TRY(cu_enter("cuIpcGetMemHandle"));
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle handle, unsigned int flags)
-{
-    (void)p;
-    (void)handle;
-    (void)flags;
-    CU_TRY(cu_enter("cuIpcOpenMemHandle_v2"));
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-CUresult cuIpcCloseMemHandle(CUdeviceptr p)
-{
-    (void)p;
-    CU_TRY(cu_enter("cuIpcCloseMemHandle"));
-    return CUDA_ERROR_NOT_SUPPORTED;
-}

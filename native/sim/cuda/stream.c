@@ -107,6 +107,8 @@ CUresult cuEventCreate(CUevent *out, unsigned int flags)
     CUcontext ctx;
     CU_TRY(cu_enter_context("cuEventCreate", &ctx));
     CU_CHECK(out != NULL && flags <= 7, CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK((flags & CU_EVENT_INTERPROCESS) == 0 || (flags & CU_EVENT_DISABLE_TIMING) != 0,
+             CUDA_ERROR_INVALID_VALUE);
     CUevent e = calloc(1, sizeof(*e));
     CU_CHECK(e != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     e->magic = CU_EVENT;
@@ -175,6 +177,8 @@ CUresult cu_event_record(CUevent event, CUstream stream)
     event->recorded = true;
     event->resolved = false;
     cu_pending_add(ctx, event);
+    if (event->shared != NULL)
+        cu_shared_record(event);
     return CUDA_SUCCESS;
 }
 
@@ -183,7 +187,9 @@ CUresult cu_event_wait(CUevent event, CUstream stream)
     CUcontext ctx;
     double position;
     CU_TRY(cu_stream_resolve(stream, &ctx, &position));
-    if (event->recorded && event->ctx == ctx && event->position > position)
+    if (event->shared != NULL && cu_shared_elsewhere(event))
+        cu_shared_wait(event);
+    else if (event->recorded && event->ctx == ctx && event->position > position)
         cu_stream_advance(stream, ctx, event->position);
     return CUDA_SUCCESS;
 }
@@ -196,6 +202,8 @@ CUresult cuEventDestroy_v2(CUevent e)
     forget_pending(e);
     cu_capture_leave_event(e);
     cu_unlock();
+    if (e->shared != NULL)
+        cu_shared_leave(e);
     e->magic = CU_DEAD;
     free(e);
     return CUDA_SUCCESS;
@@ -218,6 +226,8 @@ CUresult cuEventQuery(CUevent e)
 {
     CU_TRY(enter_event("cuEventQuery", e));
     CU_TRY(cu_capture_event(e));
+    if (e->shared != NULL && cu_shared_elsewhere(e))
+        return cu_shared_reached(e) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
     return !e->recorded || resolve(e) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -225,6 +235,10 @@ CUresult cuEventSynchronize(CUevent e)
 {
     CU_TRY(enter_event("cuEventSynchronize", e));
     CU_TRY(cu_capture_event(e));
+    if (e->shared != NULL && cu_shared_elsewhere(e)) {
+        cu_shared_wait(e);
+        return CUDA_SUCCESS;
+    }
     if (!e->recorded)
         return CUDA_SUCCESS;
     CU_TRY(cu_wait(e->ctx, e->position));

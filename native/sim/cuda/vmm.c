@@ -1,15 +1,27 @@
 /* Virtual memory management: physical handles, address ranges, and mapping one into the other. All
  * physical memory of the process lives in one sparse file, so that neighbouring mappings are one
- * mapping to the kernel. */
+ * mapping to the kernel; what may be given to other processes has a file of its own, which is what they are
+ * given. Its last page says what it is. It stays charged to the process that made it, and to it alone. */
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "internal.h"
 
+#define SHARE_MAGIC UINT64_C(0x3152414853554756)
+
+struct share { /* after the memory, in a file of its own */
+    uint64_t magic, size;
+    CUmemAllocationProp prop;
+};
+
 struct physical {
     CUmemGenericAllocationHandle id;
     uint64_t size, offset;
+    int file; /* of its own; -1: in the common one */
+    bool imported;
+    bool shared; /* imported, or exported: keeps the process from being suspended */
     uint32_t refs, maps;
     int ordinal; /* -1: host memory */
     CUmemAllocationProp prop;
@@ -101,26 +113,46 @@ CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocatio
     return CUDA_SUCCESS;
 }
 
-static CUresult create_locked(struct physical *p, const CUmemAllocationProp *prop, uint64_t size)
+static bool find_place(struct physical *p, const CUmemAllocationProp *prop, uint64_t size)
 {
+    struct share share = {.magic = SHARE_MAGIC, .size = size, .prop = *prop};
+    bool own = (prop->requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0;
+    if (own) {
+        p->file = memfd_create("vgpu-sim-shared-memory", MFD_CLOEXEC);
+        return p->file >= 0 && pwrite(p->file, &share, sizeof(share), (off_t)size) == sizeof(share);
+    }
     if (g_file < 0)
         g_file = memfd_create("vgpu-sim-device-memory", MFD_CLOEXEC);
     if (g_file < 0 || ftruncate(g_file, (off_t)(g_file_end + size)) != 0)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    if (p->ordinal >= 0) {
-        if (cu.devices[p->ordinal].use == NULL)
-            return CUDA_ERROR_INVALID_CONTEXT;
-        CU_TRY(cu_charge(p->ordinal, SIM_VMM, size));
-    }
+        return false;
     p->offset = g_file_end;
     g_file_end += size;
+    return true;
+}
+
+static void keep(struct physical *p, const CUmemAllocationProp *prop, uint64_t size)
+{
     p->id = ++cu.next_id;
     p->size = size;
     p->refs = 1;
     p->prop = *prop;
     p->next = g_physical;
     g_physical = p;
-    return CUDA_SUCCESS;
+}
+
+static CUresult create_locked(struct physical *p, const CUmemAllocationProp *prop, uint64_t size)
+{
+    if (p->ordinal >= 0) {
+        CU_CHECK(cu.devices[p->ordinal].use != NULL, CUDA_ERROR_INVALID_CONTEXT);
+        CU_TRY(cu_charge(p->ordinal, SIM_VMM, size));
+    }
+    if (find_place(p, prop, size)) {
+        keep(p, prop, size);
+        return CUDA_SUCCESS;
+    }
+    if (p->ordinal >= 0)
+        cu_uncharge(p->ordinal, SIM_VMM, size);
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
@@ -131,9 +163,12 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
     CU_TRY(check_prop(prop, &ordinal));
     CU_CHECK(handle != NULL && flags == 0 && size > 0 && size % SIM_PAGE_BYTES == 0,
              CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK((prop->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0,
+             CUDA_ERROR_NOT_SUPPORTED);
     struct physical *p = calloc(1, sizeof(*p));
     CU_CHECK(p != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     p->ordinal = ordinal;
+    p->file = -1;
     cu_lock();
     CUresult result = create_locked(p, prop, size);
     if (result == CUDA_SUCCESS)
@@ -149,8 +184,13 @@ static void drop_if_unused(struct physical **at)
     struct physical *p = *at;
     if (p->refs > 0 || p->maps > 0)
         return;
-    fallocate(g_file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->offset, (off_t)p->size);
-    if (p->ordinal >= 0)
+    if (p->file >= 0)
+        close(p->file);
+    else
+        fallocate(g_file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)p->offset, (off_t)p->size);
+    if (p->shared)
+        cu_cannot_suspend(-1);
+    if (p->ordinal >= 0 && !p->imported)
         cu_uncharge(p->ordinal, SIM_VMM, p->size);
     *at = p->next;
     free(p);
@@ -238,7 +278,7 @@ static CUresult map_locked(CUdeviceptr p, size_t size, CUmemGenericAllocationHan
     struct mapping *m = calloc(1, sizeof(*m));
     CU_CHECK(m != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     if (mmap((void *)p, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE,
-             g_file, (off_t)memory->offset) == MAP_FAILED) {
+             memory->file >= 0 ? memory->file : g_file, (off_t)memory->offset) == MAP_FAILED) {
         free(m);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -270,8 +310,7 @@ CUresult cuMemUnmap(CUdeviceptr p, size_t size)
             at = &m->next;
             continue;
         }
-        mmap((void *)m->base, m->size, PROT_READ | PROT_WRITE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+        cu_arena_restore(m->base, m->size);
         *at = m->next;
         m->memory->maps--;
         drop_if_unused(find_physical(m->memory->id));
@@ -339,20 +378,58 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
 CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
                                       CUmemAllocationHandleType type, unsigned long long flags)
 {
-    (void)out;
-    (void)handle;
-    (void)type;
-    (void)flags;
     CU_TRY(cu_enter("cuMemExportToShareableHandle"));
-    return CUDA_ERROR_NOT_SUPPORTED;
+    CU_CHECK(out != NULL && flags == 0 && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+             CUDA_ERROR_INVALID_VALUE);
+    CUresult result = CUDA_ERROR_INVALID_VALUE; /* no handle, or none that was made for this */
+    cu_lock();
+    struct physical *p = *find_physical(handle);
+    if (p != NULL && p->file >= 0) {
+        int fd = fcntl(p->file, F_DUPFD_CLOEXEC, 0);
+        result = fd < 0 ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
+        if (fd >= 0) {
+            *(int *)out = fd;
+            cu_cannot_suspend(p->shared ? 0 : 1);
+            p->shared = true;
+        }
+    }
+    cu_unlock();
+    return result;
+}
+
+/* What was exported; false: the descriptor is no such file. */
+static bool read_share(int fd, struct share *share)
+{
+    struct stat file;
+    off_t at;
+    if (fstat(fd, &file) != 0 || file.st_size < (off_t)sizeof(*share))
+        return false;
+    at = file.st_size - (off_t)sizeof(*share);
+    return pread(fd, share, sizeof(*share), at) == sizeof(*share) && share->magic == SHARE_MAGIC &&
+           share->size == (uint64_t)at;
 }
 
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *handle,
                                         CUmemAllocationHandleType type)
 {
-    (void)out;
-    (void)handle;
-    (void)type;
+    struct share share;
     CU_TRY(cu_enter("cuMemImportFromShareableHandle"));
-    return CUDA_ERROR_NOT_SUPPORTED;
+    CU_CHECK(out != NULL && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+             CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(read_share((int)(intptr_t)handle, &share), CUDA_ERROR_INVALID_VALUE);
+    struct physical *p = calloc(1, sizeof(*p));
+    CU_CHECK(p != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    p->file = fcntl((int)(intptr_t)handle, F_DUPFD_CLOEXEC, 0);
+    if (p->file < 0) {
+        free(p);
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    }
+    p->imported = p->shared = true;
+    cu_lock();
+    p->ordinal = share.prop.location.id < cu.device_count ? share.prop.location.id : 0;
+    keep(p, &share.prop, share.size);
+    cu_cannot_suspend(1);
+    *out = p->id;
+    cu_unlock();
+    return CUDA_SUCCESS;
 }

@@ -33,6 +33,7 @@ enum {
     SIM_MAX_ACTIVE = 256,
     SIM_MAX_FAULTS = 32,
     SIM_MAX_EVENTS = 64,
+    SIM_MAX_SHARED_EVENTS = 256,
     SIM_MAX_ACCOUNTS = 4000, /* NVML's accounting buffer */
     SIM_SEGMENTS = 16,
     SIM_BUCKETS = 16,
@@ -174,6 +175,14 @@ struct sim_fault {
     uint32_t delay_us;
 };
 
+/* A CUDA event that other processes know by a handle: whose queue it was last recorded in, and where. */
+struct sim_shared_event {
+    _Atomic uint32_t used;
+    uint32_t owner_pid, proc, use;
+    uint64_t id, owner_ticks, proc_ticks;
+    double position; /* negative: never recorded */
+};
+
 struct sim_event {
     uint64_t sequence, type, data;
     uint32_t device;
@@ -194,6 +203,8 @@ struct sim_state {
     _Atomic uint32_t proc_high; /* entries at or above were never used */
     struct sim_fault faults[SIM_MAX_FAULTS];
     struct sim_event events[SIM_MAX_EVENTS];
+    struct sim_shared_event shared_events[SIM_MAX_SHARED_EVENTS];
+    uint64_t next_shared_event;
     uint8_t links[SIM_MAX_DEVICES][SIM_MAX_DEVICES];    /* NVLinks between two devices */
     uint8_t topology[SIM_MAX_DEVICES][SIM_MAX_DEVICES]; /* nvmlGpuTopologyLevel_t */
     struct sim_device devices[SIM_MAX_DEVICES];
