@@ -8,8 +8,9 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import structlog
 import uvloop
@@ -18,6 +19,9 @@ from vgpud import __version__, logs, sd
 from vgpud.hardware.events import DeviceEvent, watch_events
 from vgpud.hardware.gateway import Gateway
 from vgpud.http.doors import Doors
+from vgpud.inject.driver import find_driver
+from vgpud.inject.hooks import HookProgram
+from vgpud.inject.specs import Specs
 from vgpud.ledger import Ledger, LedgerState
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
 from vgpud.model.journal import Message
@@ -28,6 +32,9 @@ from vgpud.modes.mig import MigMode, Wish
 from vgpud.modes.mps import MpsMode, unit_name
 from vgpud.modes.preload import ARBITER_UNIT, Preload
 from vgpud.node.book import Book
+from vgpud.node.cdi_watch import CdiWatch
+from vgpud.node.cgroups import cgroup_of
+from vgpud.node.containers import Containers
 from vgpud.node.drains import Drains
 from vgpud.node.inventory import Inventory
 from vgpud.node.keeper import NodeKeeper, Parts
@@ -39,8 +46,9 @@ from vgpud.node.room import Room
 from vgpud.node.transitions import Transitions
 from vgpud.policy.load import LoadedPolicy, load
 from vgpud.serve.kubelet.door import Kubelet, KubeletDoor
+from vgpud.serve.runtime import RuntimeDoor
 from vgpud.serve.server import Server
-from vgpud.serve.sockets import claim, public_sockets
+from vgpud.serve.sockets import claim, public_sockets, runtime_socket
 from vgpud.settings import Settings, load_settings
 from vgpud.units import Units, choose_units
 
@@ -59,8 +67,11 @@ class Daemon:
         self.inventory = Inventory(self.gateway)
         self.book = Book()
         self.units: Units = choose_units(settings.run_dir)
+        self.specs = Specs(settings.cdi_dir, HookProgram(settings.hook, settings.run_dir))
         self.stopping = asyncio.Event()
         self.keeper: NodeKeeper | None = None
+        self.containers: Containers | None = None
+        self.cdi_watch: CdiWatch | None = None
         self.claim: int | None = None  # a descriptor that is held to the end
 
     def load_policy(self) -> LoadedPolicy:
@@ -97,7 +108,11 @@ class Daemon:
         make_folders(self.settings)
         async with await Ledger.open(self.settings.state_dir / "ledger.db") as ledger:
             self.claim = claim(self.settings.run_dir)
-            state, _ = await asyncio.gather(ledger.load(), self.inventory.refresh())
+            state, _, self.specs.driver = await asyncio.gather(
+                ledger.load(),
+                self.inventory.refresh(),
+                asyncio.to_thread(find_driver, self.settings.host_root),
+            )
             keeper, parts = self._assemble(ledger, state, policy)
             if self.inventory.error is not None:
                 log.warning("no hardware", why=str(self.inventory.error))
@@ -106,7 +121,13 @@ class Daemon:
             self.keeper = keeper
             start = Start(self.units, self.settings.run_dir, sd.boot_id())
             await recover(keeper, parts, state, start)
-            self.inventory.came_back = lambda: keeper.spawn(agree(keeper, parts, start, boot_changed=False))
+
+            def agree_again() -> Coroutine[Any, Any, None]:
+                return agree(keeper, parts, start, boot_changed=False)
+
+            self.inventory.came_back = lambda: keeper.spawn(agree_again())
+            self.containers = Containers(keeper, parts)
+            self.cdi_watch = CdiWatch(keeper, parts, self.settings.host_root, agree_again)
             try:
                 yield keeper
             finally:
@@ -123,7 +144,7 @@ class Daemon:
             book=self.book,
             transitions=Transitions(effectors, self.inventory, lambda uuid: bool(self.book.slices_on(uuid))),
             effectors=effectors,
-            cdi_dir=self.settings.cdi_dir,
+            specs=self.specs,
             load_policy=self.load_policy,
             fault=fault_hook(self.settings.fault_point),
             drains=Drains(originals),
@@ -190,11 +211,21 @@ async def serve(settings: Settings) -> None:
         gc.enable()
         server = Server(keeper, public_sockets(settings.run_dir, settings.group, os.environ))
         await server.start()
+        assert daemon.containers is not None
+        assert daemon.cdi_watch is not None
         doors = Doors(settings.run_dir, lambda: observe(keeper))
         await doors.start(keeper.policy().policy)
         keeper.policies.preparing.append(doors.prepare)
+        listener = runtime_socket(settings.run_dir, settings.group)
+        runtimes = RuntimeDoor(daemon.containers, settings.run_dir, listener, cgroup_of)
+        runtimes.start()
         watcher = watch_devices(daemon, keeper, loop)
-        work = (heartbeat(keeper), reload(keeper, hung_up), kubelet_door(daemon, keeper).run())
+        work = (
+            heartbeat(keeper),
+            reload(keeper, hung_up),
+            kubelet_door(daemon, keeper).run(),
+            daemon.cdi_watch.run(),
+        )
         lasting = [asyncio.ensure_future(one) for one in work]
         sd.notify("READY=1", f"STATUS={keeper.describe().status}")
         log.info("ready", message_id=Message.READY, status=keeper.describe().status, version=__version__)
@@ -207,7 +238,7 @@ async def serve(settings: Settings) -> None:
             await asyncio.gather(*lasting, return_exceptions=True)
             watcher()
             doors.close()
-            await server.stop(_STOP_SECONDS)
+            await asyncio.gather(server.stop(_STOP_SECONDS), runtimes.stop(_STOP_SECONDS))
     log.info("stopped", message_id=Message.STOPPED)
 
 

@@ -24,6 +24,7 @@ class Settings(BaseSettings):
     host_root: Path = Field(Path("/"), description="root below which /dev and /proc of the driver are read")
     lib_dir: Path = Field(_INSTALLED_LIBRARIES, description="holds libvgpu.so")
     arbiter: Path = Field(_INSTALLED_LIBRARIES / "vgpu-arbiter", description="the arbiter program")
+    hook: Path = Field(_INSTALLED_LIBRARIES / "vgpu-hook", description="the program behind containers' hooks")
     group: str = Field("vgpu", description="group that may allocate; empty: the daemon's own group")
     log_level: str = Field("info", description="debug, info, warning or error")
     nvml_deadline_seconds: float = Field(10.0, gt=0, description="a single NVML call may take this long")

@@ -38,6 +38,7 @@ class DemoNode:
             "VGPUD_CONFIG": str(config),
             "VGPUD_LIB_DIR": str(BUILD / "lib"),
             "VGPUD_ARBITER": str(BUILD / "bin" / "vgpu-arbiter"),
+            "VGPUD_HOOK": str(BUILD / "bin" / "vgpu-hook"),
             "VGPUD_GROUP": "",
             "VGPUD_SOCKET": str(self.run_dir / "admin.sock"),
         }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+from vgpud.inject.specs import Specs
 from vgpud.ledger import Ledger
 from vgpud.model.caller import Caller, Door
 from vgpud.model.device import Device, Node
@@ -161,7 +162,7 @@ async def world(folder: Path, gateway: FakeGateway | None = None) -> AsyncIterat
             book=book,
             transitions=Transitions(effectors, inventory, lambda u: bool(book.slices_on(u))),
             effectors=effectors,
-            cdi_dir=folder / "cdi",
+            specs=Specs(folder / "cdi"),
             load_policy=loader,
             fault=lambda point: None,
         )

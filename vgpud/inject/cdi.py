@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vgpud.inject.driver import DriverFiles
+from vgpud.inject.hooks import PRELOAD, HookProgram
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, DeviceNode, Mount
 
@@ -22,23 +24,34 @@ _PREFIX = "vgpud.io-vgpu_"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*[A-Za-z0-9]")
 _WRITE_NEW = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _TOP_KEYS = {"cdiVersion", "kind", "devices"}
-_EDIT_KEYS = {"env", "deviceNodes", "mounts"}
+_EDIT_KEYS = {"env", "deviceNodes", "mounts", "hooks"}
+_HOOK_NAMES = {"prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"}
+_NO_DRIVER = DriverFiles()
 
 
 def spec_path(folder: Path, allocation_id: str) -> Path:
     return folder / f"{_PREFIX}{allocation_id}.json"
 
 
-def build_spec(allocation: Allocation) -> dict[str, Any]:
-    """The spec as plain JSON data."""
+def build_spec(
+    allocation: Allocation, driver: DriverFiles = _NO_DRIVER, hook: HookProgram | None = None
+) -> dict[str, Any]:
+    """The spec as plain JSON data.
+
+    With a hook program, what is to be preloaded goes into the container's /etc/ld.so.preload beside what
+    the image has there; without one into LD_PRELOAD, in place of the image's.
+    """
     edits = allocation.edits
+    hooks = [*driver.hooks]
+    if hook is not None:
+        hooks += [{"hookName": "createContainer", **one} for one in hook.in_container(edits, driver)]
     body: dict[str, Any] = {}
-    if edits.env:
-        body["env"] = [f"{key}={value}" for key, value in edits.env]
-    if edits.device_nodes:
-        body["deviceNodes"] = [_node(node) for node in edits.device_nodes]
-    if edits.mounts:
-        body["mounts"] = [_mount(mount) for mount in edits.mounts]
+    env = [f"{key}={value}" for key, value in edits.env if hook is None or key != PRELOAD]
+    nodes = [_node(node) for node in edits.device_nodes if node.major is not None and node.minor is not None]
+    mounts = [_mount(mount) for mount in driver.mounts + edits.mounts]
+    for key, entries in (("env", env), ("deviceNodes", nodes), ("mounts", mounts), ("hooks", hooks)):
+        if entries:
+            body[key] = entries
     return {
         # a name that starts with a digit needs 0.5.0; nothing used here needs more
         "cdiVersion": "0.5.0" if allocation.id[:1].isdigit() else "0.3.0",
@@ -47,11 +60,20 @@ def build_spec(allocation: Allocation) -> dict[str, Any]:
     }
 
 
+def spec_text(allocation: Allocation, driver: DriverFiles, hook: HookProgram | None) -> str:
+    """The file's content."""
+    return json.dumps(build_spec(allocation, driver, hook))
+
+
 def _node(node: DeviceNode) -> dict[str, Any]:
-    entry: dict[str, Any] = {"path": node.path, "permissions": node.permissions}
-    if node.major is not None and node.minor is not None:
-        entry |= {"type": "c", "major": node.major, "minor": node.minor}
-    return entry
+    """With its numbers, so that the host's node need not be there."""
+    return {
+        "path": node.path,
+        "type": "c",
+        "major": node.major,
+        "minor": node.minor,
+        "permissions": node.permissions,
+    }
 
 
 def _mount(mount: Mount) -> dict[str, Any]:
@@ -94,14 +116,24 @@ def _edit_problems(edits: Mapping[str, Any]) -> list[str]:
         for mount in edits.get("mounts", ())
         if not (mount.get("hostPath") and mount.get("containerPath"))
     ]
+    problems += [f"bad hook {hook!r}" for hook in edits.get("hooks", ()) if not _is_hook(hook)]
     return problems
 
 
-def write_spec(folder: Path, allocation: Allocation) -> Path:
+def _is_hook(hook: Mapping[str, Any]) -> bool:
+    return hook.get("hookName") in _HOOK_NAMES and str(hook.get("path", "")).startswith("/")
+
+
+def write_spec(
+    folder: Path,
+    allocation: Allocation,
+    driver: DriverFiles = _NO_DRIVER,
+    hook: HookProgram | None = None,
+) -> Path:
     """Writes the allocation's spec, reads it back, and checks it. Raises VgpuError(CDI_FAILED)."""
     path = spec_path(folder, allocation.id)
     temporary = folder / f".{path.name}.tmp"  # runtimes read *.json and *.yaml only
-    text = json.dumps(build_spec(allocation))
+    text = spec_text(allocation, driver, hook)
     try:
         try:
             descriptor = os.open(temporary, _WRITE_NEW, 0o644)

@@ -77,6 +77,11 @@ class Ledger:
             ErrorCode.BUG, f"an intent cannot have state {allocation.state.value}: allocation {allocation.id}"
         )
 
+    async def rebind(self, allocation: Allocation, *, durability: Durability = Durability.PROCESS) -> None:
+        """Write the process that an allocation ends with; raises VgpuError(NO_SUCH_ALLOCATION)."""
+        request = encode_allocation(allocation).request
+        await self._do(lambda tables: tables.rebind(allocation.id, request), durability)
+
     async def commit(
         self, allocation: Allocation, event: Event, *, durability: Durability = Durability.PROCESS
     ) -> Allocation:

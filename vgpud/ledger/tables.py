@@ -93,6 +93,11 @@ class Tables:
         if done.rowcount == 0:
             raise _missing(allocation_id)
 
+    def rebind(self, allocation_id: str, request: str) -> None:
+        done = self._db.execute("UPDATE allocations SET request = ? WHERE id = ?", (request, allocation_id))
+        if done.rowcount == 0:
+            raise _missing(allocation_id)
+
     def commit(self, allocation_id: str, outcome: Outcome, event: Event) -> int:
         """The revision given to the allocation and to the event."""
         done = self._db.execute(_UPDATE, (*outcome, self.revision + 1, allocation_id))

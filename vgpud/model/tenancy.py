@@ -55,11 +55,13 @@ class Owner:
 class Lifetime:
     """The process whose end releases the allocation; pid 0 means that only Release does.
 
-    `start_ticks` is field 22 of /proc/PID/stat (proc(5)), which tells a reused pid apart.
+    `start_ticks` is field 22 of /proc/PID/stat (proc(5)), which tells a reused pid apart. `cgroup` is the
+    group of a container whose init the process is: its other processes are waited for too.
     """
 
     pid: int = 0
     start_ticks: int = 0
+    cgroup: str = ""
 
 
 @dataclass(frozen=True, slots=True)

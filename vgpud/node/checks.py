@@ -1,8 +1,11 @@
 """May this caller change this allocation, and may it be changed now? All raise VgpuError."""
 
+from collections.abc import Iterable
+
 from vgpud.model.caller import Caller
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, State
+from vgpud.node.lifetimes import has_ended
 
 
 def check_owner(allocation: Allocation, caller: Caller) -> None:
@@ -32,3 +35,15 @@ def settled(allocation: Allocation) -> Allocation:
         f"allocation {allocation.id} is {allocation.state.value} at this moment",
         "try again in a moment",
     )
+
+
+def check_ended(allocation_id: str, listed: Iterable[int]) -> None:
+    """Raises VgpuError(TENANT_ALIVE) if one of these processes runs."""
+    pids = [pid for pid in listed if not has_ended(pid)]
+    if pids:
+        named = ", ".join(str(pid) for pid in pids[:8])
+        raise VgpuError(
+            ErrorCode.TENANT_ALIVE,
+            f"{len(pids)} processes still run in allocation {allocation_id} (pid {named})",
+            "end them first, or release with --force: their limits then drop to nothing new",
+        )

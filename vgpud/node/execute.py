@@ -7,9 +7,8 @@ its next start wherever that was.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from vgpud.inject import cdi
+from vgpud.inject.specs import Specs
 from vgpud.ledger import Ledger
 from vgpud.model.event import Event, EventKind
 from vgpud.model.plan import Step, StepKind
@@ -32,7 +31,7 @@ class Executor:
         inventory: Inventory,
         transitions: Transitions,
         effectors: Mapping[Mode, Effector],
-        cdi_dir: Path,
+        specs: Specs,
         fault: FaultHook,
     ) -> None:
         self._book = book
@@ -41,7 +40,7 @@ class Executor:
         self._transitions = transitions
         self._effectors = effectors
         self._stack = Stack(book, effectors)
-        self._cdi_dir = cdi_dir
+        self._specs = specs
         self._fault = fault
 
     async def run(
@@ -68,9 +67,9 @@ class Executor:
             case StepKind.DETACH:
                 await self._detach(allocation, _part(allocation, step))
             case StepKind.WRITE_SPEC:
-                cdi.write_spec(self._cdi_dir, allocation)
+                self._specs.write(allocation)
             case StepKind.REMOVE_SPEC:
-                cdi.remove_spec(self._cdi_dir, allocation.id)
+                self._specs.remove(allocation.id)
             case StepKind.COMMIT:
                 return await self._commit(allocation)
             case StepKind.FORGET:

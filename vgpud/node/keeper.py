@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
 
 from vgpud.hardware.events import DeviceEvent
+from vgpud.inject.specs import Specs
 from vgpud.ledger import Ledger
 from vgpud.model.caller import Caller
 from vgpud.model.device import Device, Health
@@ -31,13 +31,14 @@ from vgpud.modes.base import Effector
 from vgpud.modes.mig import MigMode
 from vgpud.node.account import Account
 from vgpud.node.book import Book, RequestKey, check_same_request, request_key
+from vgpud.node.cgroups import processes_in
 from vgpud.node.changes import Changes
-from vgpud.node.checks import check_owner, settled
+from vgpud.node.checks import check_ended, check_owner, settled
 from vgpud.node.drains import Drains
 from vgpud.node.execute import Executor, FaultHook, new_event
 from vgpud.node.hub import Hub
 from vgpud.node.inventory import Inventory
-from vgpud.node.lifetimes import Lifetimes, has_ended
+from vgpud.node.lifetimes import Lifetimes
 from vgpud.node.meters import Meters
 from vgpud.node.mig_layouts import MigLayouts, Surroundings
 from vgpud.node.operations import Operations
@@ -68,7 +69,7 @@ class Parts:
     book: Book
     transitions: Transitions
     effectors: Mapping[Mode, Effector]
-    cdi_dir: Path
+    specs: Specs
     load_policy: Callable[[], LoadedPolicy]
     fault: FaultHook
     drains: Drains = field(default_factory=Drains)
@@ -86,7 +87,7 @@ class NodeKeeper:
             parts.inventory,
             parts.transitions,
             parts.effectors,
-            parts.cdi_dir,
+            parts.specs,
             parts.fault,
         )
         self.operations = Operations(parts.book, parts.inventory, parts.effectors, parts.drains)
@@ -268,15 +269,8 @@ class NodeKeeper:
 
     async def _check_tenants_gone(self, allocation: Allocation) -> None:
         for part in allocation.slices:
-            listed = await self._parts.effectors[part.mode].tenants(allocation, part)
-            pids = [pid for pid in listed if not has_ended(pid)]
-            if pids:
-                named = ", ".join(str(pid) for pid in pids[:8])
-                raise VgpuError(
-                    ErrorCode.TENANT_ALIVE,
-                    f"{len(pids)} processes still run in allocation {allocation.id} (pid {named})",
-                    "end them first, or release with --force: their limits then drop to nothing new",
-                )
+            check_ended(allocation.id, await self._parts.effectors[part.mode].tenants(allocation, part))
+        check_ended(allocation.id, processes_in(allocation.request.lifetime.cgroup))
 
     async def _dismantle(self, allocation: Allocation, before: Allocation) -> None:
         """`before` is what it stays if the intent cannot be recorded."""
@@ -320,11 +314,13 @@ class NodeKeeper:
 
     async def run_steps(self, verb: str, allocation_id: str, steps: Sequence[Step]) -> None:
         """Runs a plan on a held allocation, and tells watchers what came of it."""
+        await self.change(allocation_id, lambda: self._run_steps(verb, allocation_id, steps))
+
+    async def change(self, allocation_id: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Does `work` while nothing else changes the allocation; not on one that is being released."""
         await self._changes.settle(allocation_id)
         if self._book.get(allocation_id).state is not State.RELEASING:
-            await asyncio.shield(
-                self._changes.begin(allocation_id, self._run_steps(verb, allocation_id, steps))
-            )
+            await asyncio.shield(self._changes.begin(allocation_id, work()))
 
     async def _run_steps(self, verb: str, allocation_id: str, steps: Sequence[Step]) -> None:
         allocation, event = await self._executor.run(verb, self._book.get(allocation_id), steps)

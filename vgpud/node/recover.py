@@ -11,7 +11,6 @@ from pathlib import Path
 
 import structlog
 
-from vgpud.inject import cdi
 from vgpud.lease import list_leases, remove_lease
 from vgpud.ledger import LedgerState
 from vgpud.model.errors import VgpuError
@@ -88,7 +87,7 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
                 log.info(
                     "reconcile", action="renew", subject=name, why="the driver's nodes are other ones now"
                 )
-                await _repair(keeper, parts, name)
+                await repair(keeper, parts, name)
         await keeper.mig.converge()
 
 
@@ -109,7 +108,7 @@ def observe(
     return Observed(
         node=node,
         leases=list_leases(start.run_dir / "leases") - busy,
-        specs=cdi.list_specs(parts.cdi_dir) - busy,
+        specs=parts.specs.list() - busy,
         mps_daemons=frozenset(name.removeprefix(unit_name("")) for name in daemons),
         dead_lifetimes=frozenset(
             a.id for a in allocations if a.request.lifetime.pid and not is_alive(a.request.lifetime)
@@ -146,7 +145,7 @@ async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -
         case ActionKind.RELEASE:
             keeper.release_later(action.subject)
         case ActionKind.REMOVE_SPEC:
-            cdi.remove_spec(parts.cdi_dir, action.subject)
+            parts.specs.remove(action.subject)
         case ActionKind.REMOVE_LEASE:
             remove_lease(start.run_dir / "leases", action.subject)
         case ActionKind.STOP_MPS:
@@ -159,10 +158,10 @@ async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -
         case ActionKind.MARK_FAILED:
             await keeper.mark_failed(action.subject, action.reason)
         case ActionKind.REPAIR:
-            await _repair(keeper, parts, action.subject)
+            await repair(keeper, parts, action.subject)
 
 
-async def _repair(keeper: NodeKeeper, parts: Parts, allocation_id: str) -> None:
+async def repair(keeper: NodeKeeper, parts: Parts, allocation_id: str) -> None:
     """With edits from nothing: a node of an instance as it was before must not stay among them."""
     allocation = replace(parts.book.get(allocation_id), edits=Edits())
     parts.book.replace(allocation)

@@ -16,6 +16,7 @@ from vgpud.serve.permissions import SOCKET_NAMES
 _MODES: dict[Door, int] = {Door.READ: 0o666, Door.TENANT: 0o660, Door.ADMIN: 0o600}
 # FileDescriptorName= of the socket units
 _DESCRIPTOR_NAMES: dict[str, Door] = {"ro": Door.READ, "tenant": Door.TENANT, "admin": Door.ADMIN}
+RUNTIME_NAME = "runtime.sock"
 _FIRST_PASSED = 3  # SD_LISTEN_FDS_START, sd_listen_fds(3)
 _PATH_BYTES = 107  # sun_path of unix(7) less its final zero
 _BACKLOG = 1024
@@ -112,6 +113,14 @@ def _open_sockets(run_dir: Path, group: str) -> dict[Door, socket.socket]:
             made.close()
         raise
     return opened
+
+
+def runtime_socket(run_dir: Path, group: str) -> socket.socket:
+    """Listens on runtime.sock, for container runtimes of root and of `group`; always our own.
+
+    Raises VgpuError(BAD_SETTING). A name that an earlier daemon left is taken over.
+    """
+    return _listen(private_folder(run_dir), run_dir / RUNTIME_NAME, _MODES[Door.TENANT], _gid(group))
 
 
 def _listen(folder: Path, path: Path, mode: int, gid: int) -> socket.socket:

@@ -1,0 +1,214 @@
+/* vgpu-runtime: an OCI runtime that asks vgpud for what a container wants of the GPUs, and then becomes
+ * runc or crun. A container that wants nothing costs one look at its config.json. */
+#include <errno.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "door.h"
+#include "files.h"
+#include "refuse.h"
+
+#define DEFAULT_PATH "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+#define ORIGINAL ".vgpud-original" /* vgpu-hook puts it back when the container is gone */
+
+struct invocation {
+    const char *run_dir, *runtime; /* our own flags */
+    const char *command, *id, *bundle, *config;
+    struct vgpu_log log;
+};
+
+/* Flags whose value may be the next word: of runc 1.x and crun 1.x, before and after the command. */
+static const char *const valued[] = {"root",     "log",        "log-format",     "log-level", "criu",
+                                     "rootless", "bundle",     "b",              "config",    "f",
+                                     "pid-file", "preserve-fds", "console-socket", "cgroup-manager"};
+
+static bool is_valued(const char *name, size_t length)
+{
+    for (size_t i = 0; i < sizeof(valued) / sizeof(valued[0]); i++)
+        if (strlen(valued[i]) == length && strncmp(valued[i], name, length) == 0)
+            return true;
+    return false;
+}
+
+static bool is(const char *name, size_t length, const char *other)
+{
+    return strlen(other) == length && strncmp(name, other, length) == 0;
+}
+
+static void take_flag(struct invocation *asked, const char *name, size_t length, const char *value)
+{
+    if (is(name, length, "bundle") || is(name, length, "b"))
+        asked->bundle = value;
+    else if (is(name, length, "config") || is(name, length, "f"))
+        asked->config = value;
+    else if (is(name, length, "log"))
+        asked->log.path = value;
+    else if (is(name, length, "log-format"))
+        asked->log.json = strcmp(value, "json") == 0;
+}
+
+/* Reads the command line, and takes our own flags out of it; argv stays as the runtime shall have it. */
+static void parse(int argc, char **argv, struct invocation *asked)
+{
+    int kept = 1;
+    for (int i = 1; i < argc; i++) {
+        char *word = argv[i];
+        if (strncmp(word, "--vgpu-run-dir=", 15) == 0) {
+            asked->run_dir = word + 15;
+            continue;
+        }
+        if (strncmp(word, "--vgpu-runtime=", 15) == 0) {
+            asked->runtime = word + 15;
+            continue;
+        }
+        argv[kept++] = word;
+        if (word[0] != '-' || word[1] == '\0') {
+            *(asked->command == NULL ? &asked->command : &asked->id) = word;
+            continue;
+        }
+        const char *name = word + strspn(word, "-");
+        size_t length = strcspn(name, "=");
+        const char *value = name[length] == '=' ? name + length + 1 : NULL;
+        if (value == NULL && is_valued(name, length) && i + 1 < argc)
+            value = argv[kept++] = argv[++i];
+        if (value != NULL)
+            take_flag(asked, name, length, value);
+    }
+    argv[kept] = NULL;
+}
+
+static bool is_ourselves(const char *path)
+{
+    struct stat ours, other;
+    return stat("/proc/self/exe", &ours) == 0 && stat(path, &other) == 0 && ours.st_dev == other.st_dev &&
+           ours.st_ino == other.st_ino;
+}
+
+static bool is_runtime(const char *path)
+{
+    return access(path, X_OK) == 0 && !is_ourselves(path);
+}
+
+/* Where a runtime of this name is; a name with a slash is a path. */
+static bool find_named(const char *name, char out[PATH_MAX])
+{
+    const char *folders = getenv("PATH");
+    if (strchr(name, '/') != NULL)
+        return snprintf(out, PATH_MAX, "%s", name) < PATH_MAX && is_runtime(out);
+    if (folders == NULL || folders[0] == '\0')
+        folders = DEFAULT_PATH;
+    while (*folders != '\0') {
+        int length = (int)strcspn(folders, ":");
+        if (length > 0 && snprintf(out, PATH_MAX, "%.*s/%s", length, folders, name) < PATH_MAX && is_runtime(out))
+            return true;
+        folders += length + (folders[length] == ':');
+    }
+    return false;
+}
+
+static bool find_runtime(const struct invocation *asked, char out[PATH_MAX])
+{
+    const char *named = asked->runtime != NULL ? asked->runtime : getenv("VGPU_OCI_RUNTIME");
+    if (named != NULL && named[0] != '\0')
+        return find_named(named, out);
+    return find_named("runc", out) || find_named("crun", out);
+}
+
+static bool may_ask(const char *config, size_t length)
+{
+    return memmem(config, length, "VGPU_", 5) != NULL || memmem(config, length, "vgpud.io", 8) != NULL;
+}
+
+/* The config.json before it was edited for an earlier container of this bundle, or else `config`. */
+static char *unedited(const char *path, char *config, size_t *length)
+{
+    char original[PATH_MAX];
+    size_t found_length;
+    if (memmem(config, *length, "\"vgpud.io/prepared\"", 19) == NULL ||
+        snprintf(original, sizeof(original), "%s" ORIGINAL, path) >= (int)sizeof(original))
+        return config;
+    char *found = vgpu_read_file(original, &found_length);
+    if (found == NULL)
+        return config;
+    free(config);
+    *length = found_length;
+    return found;
+}
+
+static int put_in_force(const char *path, const char *before, size_t before_length, const char *after,
+                        size_t after_length)
+{
+    char original[PATH_MAX];
+    if (snprintf(original, sizeof(original), "%s" ORIGINAL, path) >= (int)sizeof(original)) {
+        errno = ENAMETOOLONG;
+        return -1;
+    }
+    if (vgpu_replace_file(original, before, before_length) != 0)
+        return -1;
+    return vgpu_replace_file(path, after, after_length);
+}
+
+/* Edits the container's config.json by vgpud's word; false: the container is not to start, and why is said. */
+static bool prepare(const struct invocation *asked)
+{
+    char path[PATH_MAX], text[PATH_MAX + 128];
+    size_t length, reply_length;
+    char *reply = NULL;
+    if (asked->config != NULL)
+        snprintf(path, sizeof(path), "%s", asked->config);
+    else
+        snprintf(path, sizeof(path), "%s/config.json", asked->bundle != NULL ? asked->bundle : ".");
+    char *config = vgpu_read_file(path, &length);
+    if (config == NULL || !may_ask(config, length)) {
+        free(config); /* one that cannot be read is the runtime's to complain of */
+        return true;
+    }
+    config = unedited(path, config, &length);
+    struct vgpu_door_call call = {.run_dir = asked->run_dir,
+                                  .verb = VGPU_DOOR_PREPARE,
+                                  .id = asked->id != NULL ? asked->id : "",
+                                  .body = config,
+                                  .body_length = length,
+                                  .pidfd = -1,
+                                  .patience_s = VGPU_PATIENCE_S};
+    int status = vgpu_door_call(&call, &reply, &reply_length);
+    bool goes_on = status == VGPU_DOOR_UNCHANGED || status == VGPU_DOOR_DONE;
+    if (status == -1)
+        vgpu_refuse_absent(&asked->log, asked->run_dir);
+    else if (!goes_on)
+        vgpu_refuse(&asked->log, reply);
+    if (status == VGPU_DOOR_DONE && put_in_force(path, config, length, reply, reply_length) != 0) {
+        snprintf(text, sizeof(text), "cannot write %s: %s (E605)", path, strerror(errno));
+        vgpu_refuse(&asked->log, text);
+        goes_on = false;
+    }
+    free(reply);
+    free(config);
+    return goes_on;
+}
+
+int main(int argc, char **argv)
+{
+    const char *run_dir = getenv("VGPUD_RUN_DIR");
+    struct invocation asked = {.run_dir = run_dir != NULL && run_dir[0] != '\0' ? run_dir : VGPU_RUN_DIR,
+                               .log = {.program = "vgpu-runtime"}};
+    char runtime[PATH_MAX];
+    parse(argc, argv, &asked);
+    if (!find_runtime(&asked, runtime)) {
+        vgpu_refuse(&asked.log, "there is no OCI runtime to call (E106)\n"
+                                "hint: install runc or crun, or name one in --vgpu-runtime or VGPU_OCI_RUNTIME");
+        return 127;
+    }
+    bool makes = asked.command != NULL && (strcmp(asked.command, "create") == 0 || strcmp(asked.command, "run") == 0);
+    if (makes && !prepare(&asked))
+        return 1;
+    argv[0] = runtime;
+    execv(runtime, argv);
+    fprintf(stderr, "vgpu-runtime: cannot run %s: %s\n", runtime, strerror(errno));
+    return 126;
+}

@@ -1,0 +1,22 @@
+/* refuse.h: why a container is not started, where those who started it will read it. */
+#ifndef VGPU_RUNTIME_REFUSE_H
+#define VGPU_RUNTIME_REFUSE_H
+
+#include <stdbool.h>
+
+#define VGPU_RUN_DIR "/run/vgpud"
+#define VGPU_PATIENCE_S 10.0 /* a vgpud that is being restarted is back by then */
+
+struct vgpu_log {
+    const char *program;
+    const char *path; /* as runc's --log; NULL: standard error only */
+    bool json;        /* as runc's --log-format */
+};
+
+/* Writes the text to standard error and to the log, as runc would; a second line is a hint. */
+void vgpu_refuse(const struct vgpu_log *log, const char *text);
+
+/* The same, for a vgpud that did not answer (errno). */
+void vgpu_refuse_absent(const struct vgpu_log *log, const char *run_dir);
+
+#endif

@@ -1,0 +1,181 @@
+#include "rootfs.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "files.h"
+
+enum { PLACE_MAX = 64 };
+#define PRELOAD "ld.so.preload"
+
+/* A path that leads to what the descriptor is, and not to what may now lie over it. */
+static const char *place(int fd, char out[PLACE_MAX])
+{
+    snprintf(out, PLACE_MAX, "/proc/self/fd/%d", fd);
+    return out;
+}
+
+static int open_folder(int parent, const char *name)
+{
+    return openat(parent, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+}
+
+/* A folder below `root` by names that are no links; -1 with errno. */
+static int open_below(const char *root, const char *path)
+{
+    char copy[4096], *rest = NULL;
+    int fd = open(root, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || snprintf(copy, sizeof(copy), "%s", path) >= (int)sizeof(copy))
+        return -1;
+    for (char *name = strtok_r(copy, "/", &rest); name != NULL && fd >= 0; name = strtok_r(NULL, "/", &rest)) {
+        int next = strcmp(name, "..") == 0 ? -1 : open_folder(fd, name);
+        close(fd);
+        fd = next;
+    }
+    return fd;
+}
+
+static int bind_over(int source, int target)
+{
+    char from[PLACE_MAX], to[PLACE_MAX];
+    return mount(place(source, from), place(target, to), NULL, MS_BIND, NULL);
+}
+
+/* Through a descriptor that was opened after the mount, or else it is the file below that is meant. */
+static int make_read_only(int folder, const char *name)
+{
+    char at[PLACE_MAX];
+    int fd = openat(folder, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    int done = mount(NULL, place(fd, at), NULL, MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV, NULL);
+    close(fd);
+    return done;
+}
+
+static int write_merged(int folder, const char *library, const char *image, size_t image_length)
+{
+    int fd = openat(folder, PRELOAD, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+    if (fd < 0)
+        return -1;
+    bool whole = dprintf(fd, "%s\n", library) > 0 &&
+                 write(fd, image, image_length) == (ssize_t)image_length && fchmod(fd, 0644) == 0;
+    if (whole)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+/* The merged file lives on a tmpfs of its own that nobody can reach any more, so the image stays as it is
+ * and there is nothing to clear away. Over the image's file with it. */
+static int put_merged(const char *root, int etc, int target, const char *library, const char *image, size_t length)
+{
+    char at[PLACE_MAX];
+    if (mount("vgpud", place(etc, at), "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=1m,mode=0755") != 0)
+        return -1;
+    int cover = open_below(root, "etc"); /* what now lies over it */
+    int merged = cover < 0 ? -1 : open(place(cover, at), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int file = merged < 0 ? -1 : write_merged(merged, library, image, length);
+    int failed = file < 0 || bind_over(file, target) != 0;
+    int error = errno;
+    if (file >= 0)
+        close(file);
+    if (merged >= 0)
+        close(merged);
+    if (cover >= 0) {
+        failed |= umount2(place(cover, at), MNT_DETACH) != 0;
+        close(cover);
+    }
+    errno = error;
+    return failed ? -1 : 0;
+}
+
+int vgpu_preload(const char *root, const char *library)
+{
+    size_t length = 0;
+    int etc = open_below(root, "etc");
+    if (etc < 0) {
+        int top = open_below(root, "");
+        if (top >= 0 && mkdirat(top, "etc", 0755) == 0)
+            etc = open_folder(top, "etc");
+        close(top);
+    }
+    int target = etc < 0 ? -1 : openat(etc, PRELOAD, O_RDONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
+    if (target < 0)
+        return -1;
+    char *image = vgpu_read_fd(target, &length);
+    int failed = image == NULL || put_merged(root, etc, target, library, image, length) != 0 ||
+                 make_read_only(etc, PRELOAD) != 0;
+    int error = errno;
+    free(image);
+    close(target);
+    close(etc);
+    errno = error;
+    return failed ? -1 : 0;
+}
+
+/* Where the image's C library is, there it looks for others too. */
+static int open_default(const char *root, char name[PLACE_MAX])
+{
+    static const char *const folders[] = {"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64",
+                                          "lib/x86_64-linux-gnu",     "lib/aarch64-linux-gnu",     "lib64"};
+    for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++) {
+        int fd = open_below(root, folders[i]);
+        if (fd >= 0 && faccessat(fd, "libc.so.6", F_OK, AT_SYMLINK_NOFOLLOW) == 0) {
+            snprintf(name, PLACE_MAX, "/%s", folders[i]);
+            return fd;
+        }
+        if (fd >= 0)
+            close(fd);
+    }
+    return -1;
+}
+
+static bool is_driver(const char *name)
+{
+    return strstr(name, ".so") != NULL && (strncmp(name, "libcuda", 7) == 0 || strncmp(name, "libnv", 5) == 0);
+}
+
+/* What lies over a name in `from` also over the same name in `to`; read-only, as it is there. */
+static int show(int from, int to, const char *name)
+{
+    int source = openat(from, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    int target = openat(to, name, O_RDONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0755);
+    int failed = source < 0 || target < 0 || bind_over(source, target) != 0;
+    int error = errno;
+    if (source >= 0)
+        close(source);
+    if (target >= 0)
+        close(target);
+    errno = error;
+    return failed ? -1 : 0;
+}
+
+int vgpu_libraries(const char *root, const char *folder)
+{
+    char name[PLACE_MAX], at[PLACE_MAX];
+    int to = open_default(root, name);
+    int from = to < 0 || strcmp(name, folder) == 0 ? -1 : open_below(root, folder);
+    int failed = 0;
+    DIR *listing = from < 0 ? NULL : opendir(place(from, at));
+    for (struct dirent *entry; !failed && listing != NULL && (entry = readdir(listing)) != NULL;)
+        if (is_driver(entry->d_name))
+            failed = show(from, to, entry->d_name);
+    int error = errno;
+    if (listing != NULL)
+        closedir(listing);
+    if (from >= 0)
+        close(from);
+    if (to >= 0)
+        close(to);
+    errno = error;
+    return failed;
+}

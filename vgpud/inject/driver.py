@@ -1,0 +1,159 @@
+"""The driver's libraries and programs, as a container needs them.
+
+Through `nvidia-ctk cdi generate` where NVIDIA's container toolkit is there; else by our own search. What
+belongs to the driver is told as the toolkit does (NVIDIA/nvidia-container-toolkit, pkg/nvcdi): the files
+named lib*.so.VERSION beside libcuda.so.VERSION, the links to them, five programs, the GSP firmware.
+A link is shown as a mount of its own, so no hook has to make it.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from vgpud.model.tenancy import Edits, Mount
+
+log = structlog.get_logger(__name__)
+
+_CUDA = "libcuda.so.1"
+_PROGRAMS = (
+    "nvidia-smi",
+    "nvidia-debugdump",
+    "nvidia-persistenced",
+    "nvidia-cuda-mps-control",
+    "nvidia-cuda-mps-server",
+)
+_SECONDS = 20
+_VERSIONED = re.compile(r"libcuda\.so\.(\d+(?:\.\d+)+)")
+_CACHE = Path("/etc/ld.so.cache")
+_FIRMWARE = (Path("/lib/firmware/nvidia"), Path("/usr/lib/firmware/nvidia"))
+# tenants of mode mps have pipes of their own, others none
+_MPS_PIPES = "nvidia-mps"
+
+
+@dataclass(frozen=True)
+class DriverFiles:
+    """Mounts, and hooks in CDI's form ({hookName, path, args, env}), that bring a driver into a container."""
+
+    mounts: tuple[Mount, ...] = ()
+    hooks: tuple[Mapping[str, Any], ...] = ()
+    by_toolkit: bool = False
+
+    @property
+    def edits(self) -> Edits:
+        return Edits(mounts=self.mounts)
+
+    @property
+    def own_folder(self) -> Path | None:
+        """Where the libraries are, if no hook of the toolkit tells the container's loader of it."""
+        if self.by_toolkit:
+            return None
+        paths = (Path(mount.container_path) for mount in self.mounts)
+        return next((path.parent for path in paths if path.name == _CUDA), None)
+
+
+def find_driver(host_root: Path = Path("/")) -> DriverFiles:
+    """Everything that can be found; nothing where there is no driver. Runs a program or two: takes time."""
+    toolkit = shutil.which("nvidia-ctk")
+    if toolkit is not None:
+        try:
+            return _by_toolkit(toolkit)
+        except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
+            log.warning("nvidia-ctk gives no CDI spec, looking for the driver's files here", why=str(error))
+    libcuda = _find_libcuda()
+    if libcuda is None:
+        return DriverFiles()
+    version = _VERSIONED.fullmatch(libcuda.resolve().name)
+    files = _libraries(libcuda, version[1] if version else None)
+    programs = (shutil.which(name) for name in _PROGRAMS)
+    mounts = [
+        *files,
+        *(Mount(path, f"/usr/bin/{Path(path).name}") for path in programs if path),
+        *(_firmware(version[1]) if version else ()),
+    ]
+    return DriverFiles(tuple(mounts))
+
+
+def driver_mark(host_root: Path = Path("/")) -> tuple[object, ...]:
+    """Differs when the driver's files may be other ones than before; a few calls of stat(2)."""
+    version = host_root / "proc/driver/nvidia/version"
+    try:
+        text = version.read_bytes()
+    except OSError:
+        text = b""
+    return (_mark(_CACHE), text, *(_mark(folder / _CUDA) for folder in _library_path()))
+
+
+def _mark(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _library_path() -> list[Path]:
+    """As ld.so(8) searches: the daemon itself finds libnvidia-ml there."""
+    return [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+
+
+def _find_libcuda() -> Path | None:
+    for folder in _library_path():
+        if (folder / _CUDA).exists():
+            return folder.resolve() / _CUDA
+    ldconfig = shutil.which("ldconfig", path=f"{os.environ.get('PATH', '')}:/sbin:/usr/sbin")
+    if ldconfig is None:
+        return None
+    listed = subprocess.run(
+        [ldconfig, "-p"], capture_output=True, text=True, check=False, timeout=_SECONDS
+    ).stdout
+    machine = "x86-64" if os.uname().machine == "x86_64" else "AArch64"
+    for line in listed.splitlines():
+        name, _, rest = line.strip().partition(" ")
+        if name == _CUDA and machine in rest:
+            found = Path(rest.rpartition("=> ")[2])
+            return found.parent.resolve() / _CUDA
+    return None
+
+
+def _libraries(libcuda: Path, version: str | None) -> list[Mount]:
+    """Each library under its own name and under that of every link to it, in libcuda's folder."""
+    folder = libcuda.parent
+    if version is None:  # the simulated node's have no versions in their names
+        wanted = {path.resolve() for path in (libcuda, folder / "libnvidia-ml.so.1") if path.exists()}
+    else:
+        wanted = {path.resolve() for path in folder.glob(f"lib*.so.{version}")}
+    names = sorted(path for path in folder.glob("lib*.so*") if path.resolve() in wanted)
+    return [Mount(str(path.resolve()), str(path)) for path in names]
+
+
+def _firmware(version: str) -> Iterable[Mount]:
+    for folder in _FIRMWARE:
+        found = sorted((folder / version).glob("gsp*.bin"))
+        if found:
+            return [Mount(str(path), str(path)) for path in found]
+    return ()
+
+
+def _by_toolkit(program: str) -> DriverFiles:
+    done = subprocess.run(
+        [program, "--quiet", "cdi", "generate", "--format=json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=_SECONDS,
+    )
+    edits = json.loads(done.stdout)["containerEdits"]
+    mounts = tuple(
+        Mount(mount["hostPath"], mount["containerPath"])
+        for mount in edits.get("mounts") or ()
+        if _MPS_PIPES not in mount["hostPath"]
+    )
+    return DriverFiles(mounts, tuple(edits.get("hooks") or ()), by_toolkit=True)

@@ -1,0 +1,94 @@
+"""Edits to an OCI config.json (Open Container Initiative, runtime-spec 1.0.2 and 1.1): pure, JSON in, JSON out."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from vgpud.inject.driver import DriverFiles
+from vgpud.inject.hooks import PRELOAD, HookProgram
+from vgpud.inject.wish import PREPARED
+from vgpud.model.tenancy import DeviceNode, Edits, Mount
+
+_OPEN_TO_ALL = 0o666  # the cgroup's rule and the driver decide, as with NVIDIA's own nodes
+
+
+def edited(
+    config: Mapping[str, Any], allocation_id: str, edits: Edits, driver: DriverFiles, hook: HookProgram
+) -> dict[str, Any]:
+    """The same container under an allocation, which it binds to its init and ends when it is gone."""
+    after = copy.deepcopy(dict(config))
+    process = after.setdefault("process", {})
+    environment = {key: value for key, value in edits.env if key != PRELOAD}
+    process["env"] = _with_environment(process.get("env") or [], environment)
+    linux = after.setdefault("linux", {})
+    nodes = [node for node in edits.device_nodes if node.major is not None and node.minor is not None]
+    linux["devices"] = _with_nodes(linux.get("devices") or [], nodes)
+    resources = linux.setdefault("resources", {})
+    resources["devices"] = [*(resources.get("devices") or []), *(_rule(node) for node in nodes)]
+    after["mounts"] = _with_mounts(after.get("mounts") or [], driver.mounts + edits.mounts)
+    after["hooks"] = _with_hooks(after.get("hooks") or {}, allocation_id, edits, driver, hook)
+    after["annotations"] = {**(after.get("annotations") or {}), PREPARED: allocation_id}
+    return after
+
+
+def _with_environment(before: list[str], ours: Mapping[str, str]) -> list[str]:
+    kept = [entry for entry in before if entry.partition("=")[0] not in ours]
+    return [*kept, *(f"{key}={value}" for key, value in ours.items())]
+
+
+def _with_nodes(before: list[dict[str, Any]], nodes: list[DeviceNode]) -> list[dict[str, Any]]:
+    paths = {node.path for node in nodes}
+    kept = [entry for entry in before if entry.get("path") not in paths]
+    return [*kept, *(_node(node) for node in nodes)]
+
+
+def _node(node: DeviceNode) -> dict[str, Any]:
+    return {
+        "path": node.path,
+        "type": "c",
+        "major": node.major,
+        "minor": node.minor,
+        "fileMode": _OPEN_TO_ALL,
+        "uid": 0,
+        "gid": 0,
+    }
+
+
+def _rule(node: DeviceNode) -> dict[str, Any]:
+    return {
+        "allow": True,
+        "type": "c",
+        "major": node.major,
+        "minor": node.minor,
+        "access": node.permissions,
+    }
+
+
+def _with_mounts(before: list[dict[str, Any]], mounts: tuple[Mount, ...]) -> list[dict[str, Any]]:
+    """Ours last, so that no tmpfs on /run hides them; in place of others at the same path."""
+    places = {mount.container_path for mount in mounts}
+    kept = [entry for entry in before if entry.get("destination") not in places]
+    return [*kept, *(_mount(mount) for mount in sorted(mounts, key=lambda m: m.container_path.count("/")))]
+
+
+def _mount(mount: Mount) -> dict[str, Any]:
+    return {
+        "destination": mount.container_path,
+        "type": "bind",
+        "source": mount.host_path,
+        "options": ["ro" if mount.read_only else "rw", "nosuid", "nodev", "rbind"],
+    }
+
+
+def _with_hooks(
+    before: Mapping[str, Any], allocation_id: str, edits: Edits, driver: DriverFiles, hook: HookProgram
+) -> dict[str, Any]:
+    after = {stage: list(entries or []) for stage, entries in before.items()}
+    for given in driver.hooks:
+        entry = {key: value for key, value in given.items() if key != "hookName"}
+        after.setdefault(given["hookName"], []).append(entry)
+    for stage, word in (("createRuntime", "bind"), ("poststop", "end")):
+        after.setdefault(stage, []).append(hook.oci(word, allocation_id))
+    for entry in hook.in_container(edits, driver):
+        after.setdefault("createContainer", []).append(entry)
+    return after

@@ -1,0 +1,181 @@
+"""What a container's config.json asks for, in its annotations or its environment.
+
+The keys are those of vgpuctl's options: annotation "vgpud.io/memory", variable VGPU_MEMORY, and so on.
+An annotation is the word of who starts the container and stands above the environment, which may be
+the image's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import Percent, parse_bytes
+from vgpud.model.tenancy import Isolation, Owner, Request, Selector
+
+PREFIX = "vgpud.io/"
+PREPARED = f"{PREFIX}prepared"  # vgpud's own, in a config.json that it has edited
+#: A key, and whether it alone asks for something.
+KEYS = {
+    "memory": True,
+    "cores": True,
+    "count": True,
+    "isolation": True,
+    "profile": True,
+    "device": True,
+    "device-name": True,
+    "label": False,
+}
+_MAX_COUNT = 64
+_MAX_ID_CHARACTERS = 100  # of a request id's 128
+_MAX_TEXT_CHARACTERS = 256
+# a pod's pause container has the pod's annotations (containerd, CRI-O)
+_SANDBOX = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
+_HELD = "VGPU_ALLOCATION"  # set by the edits of an allocation: its CDI device was asked for by name
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked for; `request` makes it one of the node's requests."""
+
+    memory_bytes: int | None = None
+    share: Percent | None = None
+    count: int = 1
+    isolation: Isolation | None = None
+    mig_profile: str = ""
+    selector: Selector = field(default_factory=Selector)
+    label: str = ""
+
+    def request(self, request_id: str, owner: Owner, **more: Any) -> Request:  # noqa: ANN401
+        return Request(
+            id=request_id[:_MAX_ID_CHARACTERS],
+            owner=owner,
+            memory_bytes=self.memory_bytes,
+            share=self.share,
+            count=self.count,
+            isolation=self.isolation,
+            mig_profile=self.mig_profile,
+            selector=self.selector,
+            label=self.label,
+            **more,
+        )
+
+
+def wish_of(config: Mapping[str, Any]) -> Wish | None:
+    """None where nothing is asked for. Raises VgpuError: BAD_QUANTITY, BAD_PERCENT, BAD_REQUEST."""
+    annotations = _table(config, "annotations")
+    environment = environment_of(config)
+    if "sandbox" in (annotations.get(name) for name in _SANDBOX) or environment.get(_HELD):
+        return None
+    words = _words(annotations, environment)
+    if not any(KEYS[key] for key in words):
+        return None
+    return Wish(
+        memory_bytes=parse_bytes(words["memory"]) if "memory" in words else None,
+        share=Percent.parse(words["cores"]) if "cores" in words else None,
+        count=_count(words.get("count", "1")),
+        isolation=_isolation(words.get("isolation")),
+        mig_profile=_text("profile", words.get("profile", "")),
+        selector=_selector(words.get("device", ""), words.get("device-name", "")),
+        label=_text("label", words.get("label", "")),
+    )
+
+
+def owner_of(config: Mapping[str, Any]) -> Owner:
+    """The user that the container's process is on the host: what it is within, through its id mappings."""
+    user = _table(_table(config, "process"), "user")
+    linux = _table(config, "linux")
+    uid, gid = (_number(user.get(key, 0), f"process.user.{key}") for key in ("uid", "gid"))
+    return Owner(_mapped(uid, linux.get("uidMappings")), _mapped(gid, linux.get("gidMappings")))
+
+
+def environment_of(config: Mapping[str, Any]) -> dict[str, str]:
+    entries = _table(config, "process").get("env") or []
+    if not isinstance(entries, list):
+        raise _bad("process.env of config.json is not a list", "give the runtime a valid config.json")
+    pairs = (str(entry).partition("=") for entry in entries)
+    return {name: value for name, _, value in pairs}
+
+
+def _words(annotations: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
+    """By key; what is set to nothing is not set. A misspelt annotation is no annotation without a limit."""
+    words = {}
+    for name, value in annotations.items():
+        if not name.startswith(PREFIX) or name == PREPARED:
+            continue
+        key = name.removeprefix(PREFIX)
+        if key not in KEYS:
+            near = get_close_matches(key, KEYS, n=1)
+            known = f"did you mean {PREFIX}{near[0]}" if near else f"{PREFIX} goes with {', '.join(KEYS)}"
+            raise _bad(f"unknown annotation {name!r}", known)
+        words[key] = str(value).strip()
+    for key in KEYS:
+        value = environment.get(f"VGPU_{key.upper().replace('-', '_')}", "")
+        words.setdefault(key, value.strip())
+    return {key: value for key, value in words.items() if value}
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MAX_COUNT):
+        raise _bad(f"count {text[:32]!r} is not a number of devices from 1 to {_MAX_COUNT}", "as in count 2")
+    return int(text)
+
+
+def _isolation(word: str | None) -> Isolation | None:
+    if word is None:
+        return None
+    try:
+        return Isolation(word)
+    except ValueError:
+        words = ", ".join(isolation.value for isolation in Isolation)
+        raise _bad(f"isolation {word[:32]!r} is not known", f"use one of {words}, or leave it out") from None
+
+
+def _selector(devices: str, name_glob: str) -> Selector:
+    """Digits are an index, anything else a UUID, as for vgpuctl."""
+    names = [name for name in (_text("device", part.strip()) for part in devices.split(",")) if name]
+    if len(names) > _MAX_COUNT:
+        raise _bad(f"{len(names)} devices are named, at most {_MAX_COUNT} are taken", "name fewer")
+    indices = tuple(int(name) for name in names if _is_index(name))
+    uuids = tuple(name for name in names if not _is_index(name))
+    return Selector(uuids=uuids, indices=indices, name_glob=_text("device-name", name_glob))
+
+
+def _is_index(name: str) -> bool:
+    return name.isascii() and name.isdigit() and len(name) < 10
+
+
+def _text(key: str, value: str) -> str:
+    if len(value) > _MAX_TEXT_CHARACTERS or not value.isprintable():
+        raise _bad(
+            f"{key} has {len(value)} characters, or some that cannot be printed",
+            f"use up to {_MAX_TEXT_CHARACTERS} printable ones",
+        )
+    return value
+
+
+def _table(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = parent.get(key) or {}
+    if not isinstance(found, dict):
+        raise _bad(f"{key} of config.json is not an object", "give the runtime a valid config.json")
+    return found
+
+
+def _mapped(number: int, mappings: Sequence[Mapping[str, Any]] | None) -> int:
+    """Runtime specification, "User namespace mappings"; one that is not mapped is left as it is."""
+    for mapping in mappings or ():
+        first, size = int(mapping["containerID"]), int(mapping["size"])
+        if first <= number < first + size:
+            return int(mapping["hostID"]) + number - first
+    return number
+
+
+def _number(value: object, field_name: str) -> int:
+    if type(value) is not int or not 0 <= value < 2**32 - 1:
+        raise _bad(f"{field_name} of config.json is {value!r}", "give the runtime a valid config.json")
+    return value
+
+
+def _bad(sentence: str, hint: str) -> VgpuError:
+    return VgpuError(ErrorCode.BAD_REQUEST, sentence, hint)

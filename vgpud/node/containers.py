@@ -1,0 +1,59 @@
+"""Allocations that live as long as a container.
+
+Until the container's init is there, its allocation is bound to the process that starts it: a runtime
+that fails or crashes in between takes the allocation with it. All methods raise VgpuError.
+"""
+
+from dataclasses import replace
+
+from vgpud.inject.specs import Specs
+from vgpud.model.caller import Caller
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.tenancy import Allocation, Lifetime, Request, State
+from vgpud.node.checks import check_owner
+from vgpud.node.keeper import NodeKeeper, Parts
+
+
+class Containers:
+    def __init__(self, keeper: NodeKeeper, parts: Parts) -> None:
+        self._keeper = keeper
+        self._parts = parts
+
+    @property
+    def specs(self) -> Specs:
+        return self._parts.specs
+
+    async def start(self, request: Request) -> Allocation:
+        """For a container that is about to be made by the process of `request.lifetime`."""
+        return await self._keeper.allocate(request)
+
+    async def bind(self, allocation_id: str, caller: Caller, lifetime: Lifetime) -> None:
+        """It ends with this process, the container's init, from here on; durably."""
+        check_owner(self._parts.book.get(allocation_id), caller)
+        await self._keeper.change(allocation_id, lambda: self._bind(allocation_id, lifetime))
+        held = self._parts.book.get(allocation_id)
+        if held.request.lifetime != lifetime:
+            raise VgpuError(
+                ErrorCode.ALLOCATION_BUSY,
+                f"allocation {allocation_id} is {held.state.value}, no container can be bound to it",
+                "start the container anew",
+            )
+
+    async def _bind(self, allocation_id: str, lifetime: Lifetime) -> None:
+        if self._parts.book.get(allocation_id).state is not State.ACTIVE:
+            return
+        await self._parts.ledger.rebind(_bound(self._parts.book.get(allocation_id), lifetime))
+        self._parts.book.replace(_bound(self._parts.book.get(allocation_id), lifetime))
+        self._keeper.lifetimes.forget(allocation_id)
+        self._keeper.lifetimes.watch(allocation_id, lifetime)
+
+    def end(self, allocation_id: str, caller: Caller) -> None:
+        """The runtime says that the container is gone; it is released once its last process is."""
+        if allocation_id not in self._parts.book:
+            return
+        check_owner(self._parts.book.get(allocation_id), caller)
+        self._keeper.release_later(allocation_id)
+
+
+def _bound(allocation: Allocation, lifetime: Lifetime) -> Allocation:
+    return replace(allocation, request=replace(allocation.request, lifetime=lifetime))

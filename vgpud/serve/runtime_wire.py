@@ -1,0 +1,107 @@
+"""What goes over runtime.sock: native/runtime/door.h is the contract, and says what each message means."""
+
+import asyncio
+import os
+import re
+import socket
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from vgpud.model.errors import ErrorCode, VgpuError
+
+MAGIC = 0x54524756
+REQUEST = struct.Struct("=5I")
+REPLY = struct.Struct("=3I")
+FOR_PARENT = 1
+MAX_ID_BYTES = 4096
+MAX_BODY_BYTES = 16 << 20
+_CHUNK_BYTES = 1 << 18
+_PID = re.compile(rb"^Pid:\s*(-?\d+)$", re.MULTILINE)
+
+
+class Verb(IntEnum):
+    PREPARE = 1
+    BIND = 2
+    END = 3
+
+
+class Status(IntEnum):
+    DONE = 0
+    UNCHANGED = 1
+    REFUSED = 2
+
+
+@dataclass(frozen=True)
+class Message:
+    """`pid` is what the pidfd beside it names in this pid namespace; 0 if there was none."""
+
+    verb: Verb
+    for_parent: bool
+    id: str
+    body: bytes
+    pid: int
+
+
+async def receive(connection: socket.socket) -> Message:
+    """Raises VgpuError(BAD_REQUEST), or OSError where the peer goes away."""
+    head, pid = await _head(connection)
+    magic, verb, flags, id_length, body_length = REQUEST.unpack(head)
+    if magic != MAGIC or verb not in set(Verb) or id_length > MAX_ID_BYTES or body_length > MAX_BODY_BYTES:
+        raise VgpuError(
+            ErrorCode.BAD_REQUEST,
+            f"a message of verb {verb} with {body_length} bytes is none that vgpud takes",
+            "use vgpu-runtime and vgpu-hook of vgpud's own version",
+        )
+    name = await _exactly(connection, id_length)
+    body = await _exactly(connection, body_length)
+    return Message(Verb(verb), bool(flags & FOR_PARENT), name.decode(errors="replace"), body, pid)
+
+
+async def _head(connection: socket.socket) -> tuple[bytes, int]:
+    await _readable(connection)
+    head, descriptors, _, _ = socket.recv_fds(connection, REQUEST.size, 1, socket.MSG_CMSG_CLOEXEC)
+    try:
+        pid = _pid_of(descriptors[0]) if descriptors else 0
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    return head + await _exactly(connection, REQUEST.size - len(head)), pid
+
+
+def _pid_of(pidfd: int) -> int:
+    """Of this pid namespace (pidfd_open(2), proc(5)): 0 for one outside of it, and for no pidfd."""
+    try:
+        found = _PID.search(Path(f"/proc/self/fdinfo/{pidfd}").read_bytes())
+    except OSError:
+        return 0
+    return max(0, int(found[1])) if found else 0
+
+
+async def _readable(connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(connection.fileno(), ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(connection.fileno())
+
+
+async def _exactly(connection: socket.socket, length: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    parts = []
+    while length > 0:
+        part = await loop.sock_recv(connection, min(length, _CHUNK_BYTES))
+        if not part:
+            raise ConnectionResetError("the peer went away within a message")
+        parts.append(part)
+        length -= len(part)
+    return b"".join(parts)
+
+
+async def reply(connection: socket.socket, status: Status, body: bytes = b"") -> None:
+    """Raises OSError where the peer is gone."""
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(connection, REPLY.pack(MAGIC, status, len(body)) + body)
