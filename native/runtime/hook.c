@@ -3,6 +3,7 @@
  *   bind ALLOCATION       createRuntime     the allocation ends with the container's init from here on
  *   container             createContainer   --preload=PATH and --libraries=FOLDER in the container's root
  *   end ALLOCATION        poststop          the container is gone
+ *   refuse TEXT           createRuntime     the container is not to start, and why
  *   precreate             precreate         (Podman's) config.json from standard input, edited, to standard output
  *
  * --run-dir=FOLDER says where vgpud is. It is linked statically: hooks are given the container's environment by some
@@ -191,8 +192,8 @@ int main(int argc, char **argv)
     struct hook hook = {.run_dir = VGPU_RUN_DIR};
     size_t length;
     if (!parse(argc, argv, &hook)) {
-        vgpu_refuse(&to_stderr, "use: vgpu-hook [--run-dir=FOLDER] bind ALLOCATION | end ALLOCATION | precreate |"
-                                " container [--preload=PATH] [--libraries=FOLDER] (E103)");
+        vgpu_refuse(&to_stderr, "use: vgpu-hook [--run-dir=FOLDER] bind ALLOCATION | end ALLOCATION | refuse TEXT |"
+                                " precreate | container [--preload=PATH] [--libraries=FOLDER] (E103)");
         return WRONG_USE;
     }
     char *input = vgpu_read_fd(STDIN_FILENO, &length);
@@ -202,6 +203,10 @@ int main(int argc, char **argv)
         return precreate(&hook, input, length);
     if (strcmp(hook.command, "container") == 0)
         return in_container(&hook, input);
+    if (hook.allocation != NULL && strcmp(hook.command, "refuse") == 0) {
+        vgpu_refuse(&to_stderr, hook.allocation);
+        return FAILED;
+    }
     if (hook.allocation != NULL && strcmp(hook.command, "bind") == 0)
         return bind_init(&hook, input);
     if (hook.allocation != NULL && strcmp(hook.command, "end") == 0)

@@ -38,7 +38,8 @@ def test_a_written_spec_says_what_the_edits_say(tmp_path: Path) -> None:
         "major": 195,
         "minor": 0,
     }
-    assert edits["deviceNodes"][1] == {"path": "/dev/nvidiactl", "permissions": "rw"}
+    # a runtime refuses a container for a node that it cannot find
+    assert len(edits["deviceNodes"]) == 1
     assert [m["options"][0] for m in edits["mounts"]] == ["rw", "ro"]
     assert path.stat().st_mode & 0o777 == 0o644
 

@@ -1,4 +1,4 @@
-"""Edits to an OCI config.json (Open Container Initiative, runtime-spec 1.0.2 and 1.1): pure, JSON in, JSON out."""
+"""Edits to an OCI config.json (Open Container Initiative, runtime-spec 1.0.2 and 1.1), JSON in, JSON out."""
 
 import copy
 from collections.abc import Mapping
@@ -28,6 +28,15 @@ def edited(
     after["mounts"] = _with_mounts(after.get("mounts") or [], driver.mounts + edits.mounts)
     after["hooks"] = _with_hooks(after.get("hooks") or {}, allocation_id, edits, driver, hook)
     after["annotations"] = {**(after.get("annotations") or {}), PREPARED: allocation_id}
+    return after
+
+
+def refused(config: Mapping[str, Any], text: str, hook: HookProgram) -> dict[str, Any]:
+    """A container that its runtime will not start, and says why: Podman does not show its hooks' words."""
+    after = copy.deepcopy(dict(config))
+    hooks = dict(after.get("hooks") or {})
+    hooks["createRuntime"] = [hook.oci("refuse", text), *(hooks.get("createRuntime") or [])]
+    after["hooks"] = hooks
     return after
 
 

@@ -5,7 +5,7 @@ An annotation is the word of who starts the container and stands above the envir
 the image's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
@@ -162,12 +162,17 @@ def _table(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found
 
 
-def _mapped(number: int, mappings: Sequence[Mapping[str, Any]] | None) -> int:
+def _mapped(number: int, mappings: Any) -> int:  # noqa: ANN401 - JSON
     """Runtime specification, "User namespace mappings"; one that is not mapped is left as it is."""
-    for mapping in mappings or ():
-        first, size = int(mapping["containerID"]), int(mapping["size"])
-        if first <= number < first + size:
-            return int(mapping["hostID"]) + number - first
+    try:
+        for mapping in mappings or ():
+            first, size = int(mapping["containerID"]), int(mapping["size"])
+            if first <= number < first + size:
+                return int(mapping["hostID"]) + number - first
+    except (KeyError, TypeError, ValueError):
+        raise _bad(
+            "the id mappings of config.json are wrong", "give the runtime a valid config.json"
+        ) from None
     return number
 
 

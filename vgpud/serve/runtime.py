@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import structlog
 
 from vgpud.inject.hooks import HookProgram
-from vgpud.inject.oci import edited
+from vgpud.inject.oci import edited, refused
 from vgpud.inject.specs import Specs
 from vgpud.inject.wish import Wish, owner_of, wish_of
 from vgpud.model.caller import Caller, Door
@@ -133,6 +133,19 @@ class RuntimeDoor:
 
     async def _prepare(self, caller: Caller, message: Message) -> tuple[Status, bytes]:
         config = _parsed(message.body)
+        try:
+            return await self._prepared(caller, message, config)
+        except VgpuError as error:
+            hook = self._containers.specs.hook
+            if not message.for_parent or hook is None:
+                raise
+            # Podman tells nobody what its precreate hooks say, but does tell what its runtime says
+            log.info("container refused", why=str(error))
+            return Status.DONE, json.dumps(refused(config, _told(error).decode(), hook)).encode()
+
+    async def _prepared(
+        self, caller: Caller, message: Message, config: dict[str, Any]
+    ) -> tuple[Status, bytes]:
         wish = wish_of(config)
         if wish is None:
             return Status.UNCHANGED, b""

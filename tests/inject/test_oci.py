@@ -1,0 +1,75 @@
+"""Edits of config.json: what is added, in which order, and that all else stays as it was."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.inject.test_specs import DRIVER, EDITS_OF_ANY_SHAPE, HOOK
+from vgpud.inject.driver import DriverFiles
+from vgpud.inject.oci import edited
+from vgpud.model.tenancy import DeviceNode, Edits, Mount
+
+EDITS = Edits(
+    env=(("CUDA_VISIBLE_DEVICES", "GPU-1"), ("LD_PRELOAD", "/run/vgpu/libvgpu.so")),
+    mounts=(
+        Mount("/leases/a1/usage", "/run/vgpu/lease/usage", False),
+        Mount("/leases/a1", "/run/vgpu/lease"),
+    ),
+    device_nodes=(DeviceNode("/dev/nvidia0", 195, 0), DeviceNode("/dev/nvidia-uvm")),
+)
+CONFIG: dict[str, Any] = {
+    "ociVersion": "1.0.2",
+    "process": {"args": ["sh"], "env": ["PATH=/bin", "CUDA_VISIBLE_DEVICES=7", "LD_PRELOAD=/image/own.so"]},
+    "root": {"path": "rootfs"},
+    "mounts": [{"destination": "/run", "type": "tmpfs", "source": "tmpfs"}],
+    "hooks": {"poststop": [{"path": "/bin/other"}]},
+    "linux": {"resources": {"devices": [{"allow": False, "access": "rwm"}]}, "namespaces": []},
+}
+
+
+def test_what_is_added() -> None:
+    after = edited(CONFIG, "a1", EDITS, DriverFiles(), HOOK)
+    assert after["process"]["env"] == ["PATH=/bin", "LD_PRELOAD=/image/own.so", "CUDA_VISIBLE_DEVICES=GPU-1"]
+    (device,) = after["linux"]["devices"]
+    assert (device["path"], device["type"], device["major"], device["minor"]) == ("/dev/nvidia0", "c", 195, 0)
+    # the rule that closes all devices stays before those that open ours
+    assert [rule["allow"] for rule in after["linux"]["resources"]["devices"]] == [False, True]
+    assert after["annotations"] == {"vgpud.io/prepared": "a1"}
+
+
+def test_mounts_come_last_and_outer_ones_first() -> None:
+    """A tmpfs on /run must not hide them, nor the lease's folder its usage file."""
+    places = [m["destination"] for m in edited(CONFIG, "a1", EDITS, DriverFiles(), HOOK)["mounts"]]
+    assert places == ["/run", "/run/vgpu/lease", "/run/vgpu/lease/usage"]
+
+
+def test_hooks_follow_those_that_are_there() -> None:
+    after = edited(CONFIG, "a1", EDITS, DRIVER, HOOK)["hooks"]
+    assert [hook["path"] for hook in after["poststop"]] == ["/bin/other", str(HOOK.path)]
+    assert after["createRuntime"][0]["args"][-2:] == ["bind", "a1"]
+    assert after["poststop"][1]["args"][-2:] == ["end", "a1"]
+    toolkit, ours = after["createContainer"]
+    assert toolkit == {"path": "/usr/bin/nvidia-cdi-hook", "args": ["x"]}
+    # its own libraries' folder is shown to the loader by our hook, the toolkit's by the toolkit's
+    assert ours["args"][2:] == ["container", "--preload=/run/vgpu/libvgpu.so", "--libraries=/usr/lib64"]
+
+
+@given(EDITS_OF_ANY_SHAPE, st.sampled_from([DriverFiles(), DRIVER]))
+def test_the_rest_stays_and_the_original_too(edits: Edits, driver: DriverFiles) -> None:
+    before = copy.deepcopy(CONFIG)
+    after = edited(CONFIG, "a1", edits, driver, HOOK)
+    assert before == CONFIG
+    for key in ("ociVersion", "root"):
+        assert after[key] == CONFIG[key]
+    assert after["process"]["args"] == ["sh"] and after["linux"]["namespaces"] == []
+    names = [entry.partition("=")[0] for entry in after["process"]["env"]]
+    assert len(names) == len(set(names))
+
+
+def test_an_empty_config_gets_all() -> None:
+    after = edited({}, "a1", EDITS, DriverFiles(), HOOK)
+    assert Path(after["mounts"][0]["source"]) == Path("/leases/a1")
+    assert edited(after, "a2", EDITS, DriverFiles(), HOOK)["annotations"] == {"vgpud.io/prepared": "a2"}

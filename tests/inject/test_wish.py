@@ -1,0 +1,119 @@
+"""What containers ask for, from annotations and environment."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vgpud.inject.wish import KEYS, Wish, owner_of, wish_of
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import GIB, Percent
+from vgpud.model.tenancy import Isolation, Owner, Selector
+
+
+def container(annotations: dict[str, Any] | None = None, env: list[str] | None = None) -> dict[str, Any]:
+    return {"annotations": annotations, "process": {"env": env or ["PATH=/bin"], "user": {}}}
+
+
+def test_every_word_by_annotation_and_by_environment() -> None:
+    words = {
+        "memory": "8GiB",
+        "cores": "30",
+        "count": "2",
+        "isolation": "quota",
+        "profile": "1g.18gb",
+        "device": "0, GPU-12",
+        "device-name": "*H200*",
+        "label": "train",
+    }
+    assert words.keys() == KEYS.keys()
+    expected = Wish(
+        memory_bytes=8 * GIB,
+        share=Percent(3000),
+        count=2,
+        isolation=Isolation.QUOTA,
+        mig_profile="1g.18gb",
+        selector=Selector(uuids=("GPU-12",), indices=(0,), name_glob="*H200*"),
+        label="train",
+    )
+    assert wish_of(container({f"vgpud.io/{key}": value for key, value in words.items()})) == expected
+    env = [f"VGPU_{key.upper().replace('-', '_')}={value}" for key, value in words.items()]
+    assert wish_of(container(env=env)) == expected
+
+
+@pytest.mark.parametrize(
+    "asks_nothing",
+    [
+        {},
+        {"process": None, "annotations": None},
+        container(),
+        container(env=["VGPU_MEMORY=", "VGPU_LEASE=/x", "VGPU_SIM_STATE=/y", "MY_VGPU_MEMORY=1GiB", "X"]),
+        container({"vgpud.io/label": "no more than a name"}),
+        container({"vgpud.io/prepared": "a1", "other.io/memory": "1GiB"}),
+        # its CDI device was asked for by name
+        container(env=["VGPU_ALLOCATION=a1", "VGPU_MEMORY=1GiB"]),
+        # the pause container of a pod
+        container({"vgpud.io/memory": "1GiB", "io.kubernetes.cri.container-type": "sandbox"}),
+        container({"vgpud.io/memory": "1GiB", "io.kubernetes.cri-o.ContainerType": "sandbox"}),
+    ],
+)
+def test_no_request(asks_nothing: dict[str, Any]) -> None:
+    assert wish_of(asks_nothing) is None
+
+
+def test_who_starts_a_container_stands_above_its_image() -> None:
+    found = wish_of(container({"vgpud.io/memory": "1GiB"}, ["VGPU_MEMORY=100GiB", "VGPU_CORES=30"]))
+    assert found is not None
+    assert (found.memory_bytes, found.share) == (GIB, Percent(3000))
+
+
+@pytest.mark.parametrize(
+    ("config", "code", "said"),
+    [
+        (container({"vgpud.io/memroy": "1GiB"}), ErrorCode.BAD_REQUEST, "unknown annotation"),
+        (container({"vgpud.io/memory": "0m"}), ErrorCode.BAD_QUANTITY, "bad amount"),
+        (container(env=["VGPU_MEMORY=-1GiB"]), ErrorCode.BAD_QUANTITY, "bad amount"),
+        (container(env=["VGPU_CORES=0"]), ErrorCode.BAD_PERCENT, "bad share"),
+        (container(env=["VGPU_COUNT=0"]), ErrorCode.BAD_REQUEST, "count"),
+        (container(env=["VGPU_COUNT=65"]), ErrorCode.BAD_REQUEST, "count"),
+        (container(env=["VGPU_ISOLATION=strong"]), ErrorCode.BAD_REQUEST, "isolation"),
+        (container(env=["VGPU_DEVICE=" + ",".join("9" * 65)]), ErrorCode.BAD_REQUEST, "65 devices"),
+        (container(env=["VGPU_PROFILE=1g\x07"]), ErrorCode.BAD_REQUEST, "profile"),
+        ({"annotations": ["vgpud.io/memory"]}, ErrorCode.BAD_REQUEST, "not an object"),
+        ({"process": {"env": "VGPU_MEMORY=1GiB"}}, ErrorCode.BAD_REQUEST, "not a list"),
+    ],
+)
+def test_a_limit_that_cannot_be_read_is_refused(config: dict[str, Any], code: ErrorCode, said: str) -> None:
+    with pytest.raises(VgpuError, match=said) as refused:
+        wish_of(config)
+    assert refused.value.code is code
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    st.fixed_dictionaries({}, optional=dict.fromkeys(("annotations", "process", "linux"), JSON))
+    | st.fixed_dictionaries({"linux": st.fixed_dictionaries({"uidMappings": JSON, "gidMappings": JSON})})
+)
+def test_no_config_is_a_bug(config: dict[str, Any]) -> None:
+    for ask in (wish_of, owner_of):
+        try:
+            ask(config)
+        except VgpuError as refused:
+            assert refused.code is ErrorCode.BAD_REQUEST
+
+
+def test_the_owner_is_who_the_process_is_on_the_host() -> None:
+    user = {"uid": 1000, "gid": 100}
+    config: dict[str, Any] = {"process": {"user": user}}
+    assert owner_of(config) == Owner(1000, 100)
+    mapping = [{"containerID": 0, "hostID": 200000, "size": 65536}]
+    config["linux"] = {"uidMappings": mapping, "gidMappings": mapping}
+    assert owner_of(config) == Owner(201000, 200100)
+    assert owner_of({}) == Owner(0, 0)

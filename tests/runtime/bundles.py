@@ -1,0 +1,85 @@
+"""Bundles for runc itself: a container without an engine around it."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tests.demo.node import BUILD
+
+FRONT = BUILD / "bin" / "vgpu-runtime"
+NAMESPACES = ("mount", "pid", "ipc", "uts", "network")
+
+
+def config(rootfs: Path, *command: str, env: tuple[str, ...] = (), host_pids: bool = False) -> dict[str, Any]:
+    """A config.json of root in namespaces of its own, but for the host's pids where wanted."""
+    proc: dict[str, Any] = {"destination": "/proc", "type": "proc", "source": "proc"}
+    if host_pids:  # a new proc file system would need a pid namespace of its own
+        proc = {"destination": "/proc", "type": "bind", "source": "/proc", "options": ["rbind"]}
+    namespaces = [n for n in NAMESPACES if not (host_pids and n == "pid")]
+    return {
+        "ociVersion": "1.0.2",
+        "process": {
+            "user": {"uid": 0, "gid": 0},
+            "args": list(command),
+            "cwd": "/",
+            "env": ["PATH=/usr/bin:/bin", *env],
+            "noNewPrivileges": True,
+        },
+        "root": {"path": str(rootfs), "readonly": False},
+        # runc makes nodes in /dev: not in the root file system that tests share
+        "mounts": [proc, {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"}],
+        "linux": {"namespaces": [{"type": n} for n in namespaces]},
+    }
+
+
+class Runc:
+    """runc with a state folder of its own, called by vgpu-runtime unless `plain`."""
+
+    def __init__(self, root: Path, run_dir: Path, *more: str) -> None:
+        self.root = root
+        self._made: list[str] = []
+        self._front = [str(FRONT), f"--vgpu-run-dir={run_dir}", *more, "--root", str(root / "state")]
+
+    def bundle(self, name: str, spec: dict[str, Any]) -> Path:
+        folder = self.root / name
+        folder.mkdir(parents=True, exist_ok=True)
+        spec["linux"]["cgroupsPath"] = f"/vgpud-test/{os.getpid()}-{self.root.name}-{name}"
+        (folder / "config.json").write_text(json.dumps(spec))
+        return folder
+
+    def command(self, *words: str) -> list[str]:
+        return [*self._front, *words]
+
+    def call(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """With no pipes to hold: a container that stays would hold them open."""
+        with (self.root / "output").open("w+") as output:
+            done = subprocess.run(
+                self.command(*words),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                timeout=60,
+                check=False,
+            )
+            output.seek(0)
+            said = output.read()
+        if check:
+            assert done.returncode == 0, f"runc {' '.join(words)}: {said}"
+        return subprocess.CompletedProcess(done.args, done.returncode, said, "")
+
+    def run(self, name: str, spec: dict[str, Any]) -> int:
+        """A container that stays; the pid of its init."""
+        folder = self.bundle(name, spec)
+        self._made.append(name)
+        pid_file = folder / "pid"
+        self.call("run", "--detach", "--bundle", str(folder), "--pid-file", str(pid_file), name)
+        return int(pid_file.read_text())
+
+    def clear(self) -> None:
+        for name in self._made:
+            self.delete(name)
+
+    def delete(self, name: str) -> None:
+        self.call("delete", "--force", name, check=False)

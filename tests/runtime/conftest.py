@@ -1,0 +1,124 @@
+"""Real container engines, which need root, over a vgpud on a simulated node."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.demo.node import BUILD, DemoNode
+from tests.e2e.conftest import node_maker
+from tests.e2e.support import eventually, states
+from tests.runtime.rootfs import add, libraries, make_rootfs
+from tests.sim import outside
+
+FRONT = BUILD / "bin" / "vgpu-runtime"
+HOOK = BUILD / "bin" / "vgpu-hook"
+# what this user's session may have less of than Podman's defaults
+LIMITS = ("--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
+
+
+def need(*programs: str) -> None:
+    """Skips where a program is missing, or we are not root."""
+    if os.geteuid() != 0:
+        pytest.skip("containers are started as root")
+    for program in programs:
+        if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
+            pytest.skip(f"{program} is not installed")
+
+
+@pytest.fixture(scope="session")
+def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With nvidia-smi where it can be had."""
+    smi = outside.nvidia_smi("550")
+    folder = make_rootfs(tmp_path_factory.mktemp("root") / "fs", *([smi] if smi else []))
+    for library in libraries(BUILD / "lib" / "libvgpu.so"):
+        add(folder, library)
+    return folder
+
+
+@dataclass
+class Podman:
+    node: DemoNode
+    rootfs: Path
+    runtime: tuple[str, ...]
+    names: list[str] = field(default_factory=list)
+
+    def command(self, *words: str) -> list[str]:
+        return ["podman", *self.runtime, *words]
+
+    def call(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(self.command(*words), capture_output=True, text=True, timeout=120, check=False)
+        if check:
+            assert done.returncode == 0, f"podman {' '.join(words)}: {done.stdout}{done.stderr}"
+        return done
+
+    def run(self, *words: str, command: str = "true", check: bool = True) -> subprocess.CompletedProcess[str]:
+        """A container from its start to its end; `words` are options of podman run."""
+        state = self.node.environment["VGPU_SIM_STATE"]
+        inside = (f"--volume={state}:{state}", f"--env=VGPU_SIM_STATE={state}")
+        options = (*LIMITS, *inside, *words)
+        if "--detach" not in words:
+            options = ("--rm", *options)
+        return self.call("run", *options, "--rootfs", str(self.rootfs), "sh", "-c", command, check=check)
+
+    def start(self, name: str, *words: str, command: str = "sleep 600") -> int:
+        """A container that stays; the pid of its init."""
+        self.names.append(name)
+        self.run("--detach", f"--name={name}", *words, command=command)
+        return self.pid(name)
+
+    def pid(self, name: str) -> int:
+        return int(self.call("inspect", "--format={{.State.Pid}}", name).stdout)
+
+    def clear(self) -> None:
+        for name in self.names:
+            self.call("rm", "--force", "--time=0", name, check=False)
+
+
+@pytest.fixture(scope="module")
+def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoNode]:
+    with node_maker(tmp_path_factory.mktemp("node")) as make:
+        node = make("h200x1")
+        node.start()
+        yield node
+
+
+def podman_with(node: DemoNode, rootfs: Path, *runtime: str) -> Podman:
+    """Skips where Podman cannot run a container at all."""
+    need("podman", "runc", "conmon")
+    plain = Podman(node, rootfs, ("--runtime=runc",)).run(check=False)
+    if plain.returncode != 0:
+        pytest.skip(f"podman runs no container here: {plain.stderr.strip()}")
+    return Podman(node, rootfs, runtime)
+
+
+@pytest.fixture
+def podman(shared_node: DemoNode, rootfs: Path) -> Iterator[Podman]:
+    """By vgpu-runtime; every test leaves the node empty."""
+    made = podman_with(
+        shared_node, rootfs, f"--runtime={FRONT}", f"--runtime-flag=vgpu-run-dir={shared_node.run_dir}"
+    )
+    yield made
+    made.clear()
+    left_nothing(shared_node)
+
+
+def left_nothing(node: DemoNode) -> None:
+    """No allocation, lease or spec is left, soon after the last container has gone."""
+    eventually(lambda: not states(node), "all allocations are released")
+    assert leftovers(node) == {}
+
+
+def leftovers(node: DemoNode) -> dict[str, Any]:
+    mounts = Path("/proc/self/mounts").read_text().splitlines()
+    found = {
+        "leases": [path.name for path in (node.run_dir / "leases").iterdir()],
+        "specs": [path.name for path in (node.folder / "cdi").glob("*")],
+        "mounts": [line for line in mounts if "/run/vgpu" in line],
+    }
+    return {kind: what for kind, what in found.items() if what}

@@ -1,0 +1,176 @@
+"""vgpu-runtime before a runtime that only says what it was given: nothing of its command line is lost."""
+
+import json
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.demo.node import BUILD
+from tests.runtime.door import FakeDoor
+from vgpud.serve.runtime_wire import Status
+
+FRONT = BUILD / "bin" / "vgpu-runtime"
+ASKS = json.dumps({"annotations": {"vgpud.io/memory": "1GiB"}, "root": {"path": "rootfs"}})
+EDITED = json.dumps({"edited": True, "annotations": {"vgpud.io/prepared": "a1"}})
+
+
+@pytest.fixture
+def runtime(tmp_path: Path) -> Path:
+    """Prints its arguments, one a line; ends with 7."""
+    program = tmp_path / "runc"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\nexit 7\n')
+    program.chmod(0o755)
+    return program
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    (folder / "config.json").write_text(ASKS)
+    (folder / "config.json").chmod(0o640)
+    return folder
+
+
+def front(
+    runtime: Path, run_dir: Path, *words: str, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [FRONT, f"--vgpu-run-dir={run_dir}", f"--vgpu-runtime={runtime}", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=cwd,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("--version",),
+        ("features",),
+        ("--root", "/r", "state", "c1"),
+        ("kill", "create", "9"),
+        ("--systemd-cgroup", "--log=/l", "start", "c1"),
+        ("exec", "--process", "/p.json", "c1"),
+    ],
+)
+def test_all_else_goes_through(runtime: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = front(runtime, tmp_path / "no-vgpud", *words)
+    assert (done.returncode, done.stderr) == (7, "")
+    assert done.stdout.splitlines() == list(words or ("",))
+
+
+def test_a_container_that_asks_for_nothing_asks_nobody(runtime: Path, bundle: Path, tmp_path: Path) -> None:
+    (bundle / "config.json").write_text('{"process": {"env": ["PATH=/bin"]}}')
+    done = front(runtime, tmp_path / "no-vgpud", "create", "--bundle", str(bundle), "c1")
+    assert (done.returncode, done.stderr) == (7, "")
+    assert list(bundle.iterdir()) == [bundle / "config.json"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--root", "/r", "--log-format", "json", "create", "--bundle", "B", "--pid-file", "/p", "c1"),
+        ("create", "-b", "B", "--console-socket=/s", "--no-pivot", "c1"),
+        ("run", "--bundle=B", "--preserve-fds", "3", "c1"),
+        ("-systemd-cgroup", "run", "-bundle", "B", "--keep", "c1"),
+        ("run", "-d", "c1"),
+        ("run", "--config", "B/config.json", "c1"),
+    ],
+)
+def test_the_bundle_is_edited_and_the_runtime_called_as_it_was(
+    runtime: Path, bundle: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    words = tuple(
+        word.replace("B", str(bundle)) if word.startswith(("B", "--bundle=")) else word for word in words
+    )
+    with FakeDoor(tmp_path / "run", [(Status.DONE, EDITED.encode())]) as door:
+        done = front(runtime, door.run_dir, *words, cwd=bundle)
+    assert (done.returncode, done.stderr) == (7, "")
+    assert done.stdout.splitlines() == list(words)
+    (asked,) = door.heard
+    assert (asked.verb, asked.flags, asked.id, asked.body.decode()) == (1, 0, "c1", ASKS)
+    config = bundle / "config.json"
+    assert config.read_text() == EDITED and config.stat().st_mode & 0o777 == 0o640
+    assert (bundle / "config.json.vgpud-original").read_text() == ASKS
+
+
+def test_a_bundle_that_is_used_again_is_asked_for_as_it_was(
+    runtime: Path, bundle: Path, tmp_path: Path
+) -> None:
+    """Or the second container would carry the edits of the first, whose allocation is gone."""
+    with FakeDoor(tmp_path / "run", [(Status.DONE, EDITED.encode())]) as door:
+        for name in ("c1", "c2"):
+            front(runtime, door.run_dir, "run", name, cwd=bundle)
+    assert [(asked.id, asked.body.decode()) for asked in door.heard] == [("c1", ASKS), ("c2", ASKS)]
+
+
+def test_nothing_asked_for_after_all(runtime: Path, bundle: Path, tmp_path: Path) -> None:
+    with FakeDoor(tmp_path / "run", [(Status.UNCHANGED, b"")]) as door:
+        assert front(runtime, door.run_dir, "run", "c1", cwd=bundle).returncode == 7
+    assert (bundle / "config.json").read_text() == ASKS
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_a_refusal_is_said_where_it_is_read(runtime: Path, bundle: Path, tmp_path: Path, style: str) -> None:
+    """On standard error for Podman, in runc's log for containerd; and the runtime is not called."""
+    said = 'only 1GiB is free on "device 0" (E401)\nhint: ask for less'
+    log = tmp_path / "log"
+    log.write_text("before\n")
+    with FakeDoor(tmp_path / "run", [(Status.REFUSED, said.encode())]) as door:
+        words = ("--log", str(log), f"--log-format={style}", "create", "-b", str(bundle), "c1")
+        done = front(runtime, door.run_dir, *words)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"vgpu-runtime: {said}\n"
+    before, line = log.read_text().splitlines()
+    assert before == "before"
+    if style == "json":
+        assert json.loads(line)["msg"] == f"vgpu-runtime: {said}" and json.loads(line)["level"] == "error"
+    else:
+        assert "level=error" in line and "E401" in line
+    assert (bundle / "config.json").read_text() == ASKS
+
+
+def test_a_daemon_that_is_being_restarted_is_waited_for(runtime: Path, bundle: Path, tmp_path: Path) -> None:
+    results: list[subprocess.CompletedProcess[str]] = []
+    run_dir = tmp_path / "run"
+    waiting = threading.Thread(
+        target=lambda: results.append(front(runtime, run_dir, "run", "c1", cwd=bundle))
+    )
+    waiting.start()
+    # it hangs up in the middle once, as a daemon that is killed does
+    with FakeDoor(run_dir, [None, (Status.DONE, EDITED.encode())]):
+        waiting.join(60)
+    assert results[0].returncode == 7 and (bundle / "config.json").read_text() == EDITED
+
+
+def test_the_runtime_is_never_itself(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "runc").symlink_to(FRONT)
+    done = subprocess.run(
+        [FRONT, "--version"],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 127 and "no OCI runtime" in done.stderr
+
+
+def test_the_runtime_is_found_by_path_and_by_name(runtime: Path, tmp_path: Path) -> None:
+    crun = tmp_path / "other" / "crun"
+    crun.parent.mkdir()
+    crun.write_text("#!/bin/sh\necho crun\n")
+    crun.chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{crun.parent}:{os.environ['PATH']}"}
+    done = subprocess.run([FRONT, "x"], env=path, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "x\n"
+    named = {**path, "VGPU_OCI_RUNTIME": "crun"}
+    done = subprocess.run([FRONT, "x"], env=named, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "crun\n"

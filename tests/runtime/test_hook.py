@@ -1,0 +1,145 @@
+"""vgpu-hook with states and configs of the test's making."""
+
+import ctypes
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.demo.node import BUILD, ROOT
+from tests.runtime.door import FakeDoor
+from vgpud.serve.runtime_wire import Status
+
+HOOK = BUILD / "bin" / "vgpu-hook"
+
+
+def hook(run_dir: Path, state: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [HOOK, f"--run-dir={run_dir}", *words],
+        input=state,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_the_programs_load_nothing() -> None:
+    """An image's LD_PRELOAD must not get into a hook, which runs as root outside of the container."""
+    for program in (HOOK, BUILD / "bin" / "vgpu-runtime"):
+        assert b"/ld-linux" not in program.read_bytes()
+
+
+def test_bind_sends_the_inits_pidfd(tmp_path: Path) -> None:
+    with (
+        subprocess.Popen(["sleep", "60"]) as init,
+        FakeDoor(tmp_path / "run", [(Status.DONE, b"")]) as door,
+    ):
+        state = json.dumps({"id": "c1", "pid": init.pid, "bundle": "/b"})
+        done = hook(door.run_dir, state, "bind", "a1")
+        init.kill()
+    assert (done.returncode, done.stderr) == (0, "")
+    (heard,) = door.heard
+    assert (heard.verb, heard.id, heard.pidfd_links) == (2, "a1", ["anon_inode:[pidfd]"])
+
+
+@pytest.mark.parametrize("state", ["", "{", "[]", "{}", '{"pid": "7"}', '{"pid": 0}', '{"pid": -1}'])
+def test_a_state_without_an_init_stops_the_container(tmp_path: Path, state: str) -> None:
+    done = hook(tmp_path, state, "bind", "a1")
+    assert done.returncode == 1 and "cannot be watched" in done.stderr
+
+
+def test_a_refused_bind_stops_the_container(tmp_path: Path) -> None:
+    with FakeDoor(tmp_path / "run", [(Status.REFUSED, b"it is gone (E301)")]) as door:
+        done = hook(door.run_dir, '{"pid": 1}', "bind", "a1")
+    assert done.returncode == 1 and done.stderr == "vgpu-hook: it is gone (E301)\n"
+
+
+def test_end_puts_the_bundle_back_and_never_fails(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("edited")
+    (tmp_path / "config.json.vgpud-original").write_text("original")
+    done = hook(tmp_path / "no-vgpud", json.dumps({"bundle": str(tmp_path)}), "end", "a1")
+    assert done.returncode == 0
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["original"]
+
+
+def test_precreate_edits_what_comes_by(tmp_path: Path) -> None:
+    asks = '{"process": {"env": ["VGPU_MEMORY=1GiB"]}}'
+    with FakeDoor(tmp_path / "run", [(Status.DONE, b'{"edited": 1}')]) as door:
+        assert hook(door.run_dir, asks, "precreate").stdout == '{"edited": 1}'
+    (heard,) = door.heard
+    assert (heard.verb, heard.flags, heard.body.decode()) == (1, 1, asks)
+    plain = '{"process": {"env": []}}'
+    assert hook(tmp_path / "no-vgpud", plain, "precreate").stdout == plain
+    with FakeDoor(tmp_path / "run", [(Status.REFUSED, b"no (E401)")]) as door:
+        refused = hook(door.run_dir, asks, "precreate")
+    assert (refused.returncode, refused.stdout) == (1, "") and "E401" in refused.stderr
+
+
+@pytest.mark.parametrize("words", [(), ("--what", "bind"), ("bind",), ("bind", "a", "b"), ("dance", "a1")])
+def test_wrong_use_is_said(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = hook(tmp_path, "{}", *words)
+    assert done.returncode != 0 and done.stderr.startswith("vgpu-hook: ")
+
+
+# --- json_text.c, against Python's own reader
+
+
+@pytest.fixture(scope="module")
+def member(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], str | None]:
+    """The string at a key of a text, as the C code reads it."""
+    library = tmp_path_factory.mktemp("json") / "json_text.so"
+    source = ROOT / "native" / "runtime" / "json_text.c"
+    subprocess.run(["cc", "-std=gnu11", "-shared", "-fPIC", "-o", library, source], check=True)
+    read = ctypes.CDLL(str(library))
+    read.vgpu_json_member.restype = ctypes.c_void_p
+    read.vgpu_json_member.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+    read.vgpu_json_string.restype = ctypes.c_long
+    read.vgpu_json_string.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t]
+
+    def ask(text: str, key: str) -> str | None:
+        held = ctypes.create_string_buffer(text.encode())
+        found = read.vgpu_json_member(ctypes.cast(held, ctypes.c_char_p), key.encode())
+        room = ctypes.create_string_buffer(4096)
+        if not found or read.vgpu_json_string(found, room, len(room)) < 0:
+            return None
+        return room.value.decode()
+
+    return ask
+
+
+TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(TEXTS, VALUES, max_size=5), TEXTS, TEXTS, st.booleans(), st.sampled_from([None, 1]))
+def test_json_is_read_as_python_reads_it(
+    member: Callable[[str, str], str | None],
+    rest: dict[str, Any],
+    key: str,
+    value: str,
+    ascii_only: bool,
+    indent: int | None,
+) -> None:
+    text = json.dumps({**rest, key: value}, ensure_ascii=ascii_only, indent=indent)
+    assert member(text, key) == value
+    for name, other in rest.items():
+        if name != key:
+            assert member(text, name) == (other if isinstance(other, str) else None)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text('{}[]":,\\ u0aé', max_size=40))
+def test_what_is_no_json_is_survived(member: Callable[[str, str], str | None], text: str) -> None:
+    found = member(text, "a")
+    assert found is None or isinstance(found, str)

@@ -1,0 +1,170 @@
+"""Podman with runc by vgpu-runtime, by CDI and by a hook: what a container sees, and what is left of it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.demo.node import DemoNode
+from tests.e2e.support import quota, release, states
+from tests.runtime.conftest import HOOK, LIMITS, Podman, left_nothing, podman_with
+from tests.sim import outside
+
+pytestmark = pytest.mark.root
+ASKS = "--annotation=vgpud.io/memory=8GiB"
+SMI = "nvidia-smi --query-gpu=memory.total --format=csv,noheader"
+
+
+def need_smi() -> None:
+    if outside.nvidia_smi("550") is None:
+        pytest.skip(f"nvidia-smi cannot be fetched: {outside.why.get('nvidia-smi')}")
+
+
+def test_nvidia_smi_inside_shows_the_slice(podman: Podman) -> None:
+    need_smi()
+    assert podman.run(ASKS, command=SMI).stdout.strip() == "8192 MiB"
+    assert podman.run("--env=VGPU_MEMORY=2GiB", command=SMI).stdout.strip() == "2048 MiB"
+
+
+def test_no_environment_gets_round_the_limit(podman: Podman) -> None:
+    """As after ssh or su: libvgpu comes by /etc/ld.so.preload."""
+    need_smi()
+    state = podman.node.environment["VGPU_SIM_STATE"]
+    done = podman.run(ASKS, command=f"env -i VGPU_SIM_STATE={state} /usr/bin/{SMI}")
+    assert done.stdout.strip() == "8192 MiB"
+
+
+def test_the_environment_names_the_slice(podman: Podman) -> None:
+    shown = podman.run(ASKS, command="env").stdout
+    assert re.search(r"^VGPU_ALLOCATION=[0-9a-f]{12}$", shown, re.MULTILINE)
+    assert "LD_PRELOAD" not in shown
+
+
+def test_the_images_own_preloads_stay(podman: Podman, rootfs: Path) -> None:
+    own = rootfs / "etc" / "ld.so.preload"
+    own.unlink(missing_ok=True)
+    own.write_text("/usr/lib/x86_64-linux-gnu/libc.so.6\n")
+    try:
+        shown = podman.run(ASKS, command="cat /etc/ld.so.preload").stdout
+        assert own.read_text() == "/usr/lib/x86_64-linux-gnu/libc.so.6\n", "the image itself was changed"
+    finally:
+        own.unlink()
+    assert shown.splitlines() == ["/run/vgpu/libvgpu.so", "/usr/lib/x86_64-linux-gnu/libc.so.6"]
+
+
+def test_a_refusal_reaches_whoever_ran_it(podman: Podman) -> None:
+    done = podman.run("--annotation=vgpud.io/memory=1000GiB", check=False)
+    assert done.returncode != 0
+    assert "no device can hold 1000GiB" in done.stderr and "E402" in done.stderr
+    assert "hint: ask for at most" in done.stderr
+
+
+def test_a_container_that_asks_for_nothing_is_left_alone(podman: Podman) -> None:
+    shown = podman.run(command="env; cat /proc/self/mounts").stdout
+    assert "VGPU_ALLOCATION" not in shown and "/run/vgpu" not in shown
+
+
+def test_it_holds_while_its_init_lives(podman: Podman) -> None:
+    pid = podman.start("vgpud-test-life", ASKS)
+    (name,) = states(podman.node)
+    with_pid = podman.node.ctl_json("show", name)
+    assert str(pid) in json.dumps(with_pid), "bound to the container's init"
+    os.kill(pid, signal.SIGKILL)
+    left_nothing(podman.node)
+
+
+def test_the_same_container_again(podman: Podman) -> None:
+    podman.start("vgpud-test-again", ASKS)
+    before = set(states(podman.node))
+    podman.call("restart", "--time=0", "vgpud-test-again")
+    after = set(states(podman.node)) - before
+    assert len(after) == 1, "its second life holds an allocation of its own"
+    podman.call("rm", "--force", "--time=0", "vgpud-test-again")
+    left_nothing(podman.node)
+
+
+@pytest.mark.parametrize("end", ["ended", "killed"])
+def test_a_runtime_that_fails_leaks_nothing(
+    podman: Podman, shared_node: DemoNode, tmp_path: Path, end: str
+) -> None:
+    """After the allocation, before the container is."""
+    runtime = tmp_path / "runc"
+    runtime.write_text("#!/bin/sh\n" + {"ended": "echo broken >&2; exit 9\n", "killed": "kill -9 $$\n"}[end])
+    runtime.chmod(0o755)
+    podman.runtime = (*podman.runtime, f"--runtime-flag=vgpu-runtime={runtime}")
+    assert podman.run(ASKS, check=False).returncode != 0
+    left_nothing(shared_node)
+
+
+def test_the_daemon_may_be_away(podman: Podman, shared_node: DemoNode) -> None:
+    """A container started while vgpud restarts waits for it; one that ends meanwhile is noticed later."""
+    pid = podman.start("vgpud-test-away", ASKS)
+    shared_node.kill()
+    os.kill(pid, signal.SIGKILL)
+    command = podman.command("run", "--rm", *LIMITS, ASKS, "--rootfs", str(podman.rootfs), "sh", "-c", ":")
+    with subprocess.Popen(command) as waiting:
+        shared_node.start()
+        assert waiting.wait(60) == 0
+    podman.call("rm", "--force", "--time=0", "vgpud-test-away")
+    left_nothing(shared_node)
+
+
+# --- CDI
+
+
+@pytest.fixture
+def by_cdi(shared_node: DemoNode, rootfs: Path) -> Iterator[Podman]:
+    """Podman reads the specs in a folder of its own here, so the system's stays as it is."""
+    made = podman_with(shared_node, rootfs, "--runtime=runc")
+    system = Path("/var/run/cdi")
+    links = []
+
+    def link() -> None:
+        system.mkdir(parents=True, exist_ok=True)
+        for spec in (shared_node.folder / "cdi").glob("*.json"):
+            place = system / spec.name
+            if not place.is_symlink():
+                place.symlink_to(spec)
+                links.append(place)
+
+    made.link = link  # type: ignore[attr-defined]
+    yield made
+    for place in links:
+        place.unlink(missing_ok=True)
+    made.clear()
+
+
+def test_podman_takes_the_spec(by_cdi: Podman, shared_node: DemoNode) -> None:
+    need_smi()
+    held = quota(shared_node, 3)
+    by_cdi.link()  # type: ignore[attr-defined]
+    done = by_cdi.run(f"--device={held.cdi_name}", command=f"{SMI}; cat /etc/ld.so.preload")
+    assert done.stdout.splitlines()[:2] == ["3072 MiB", "/run/vgpu/libvgpu.so"]
+    release(shared_node, held.id)
+    left_nothing(shared_node)
+
+
+# --- hooks.d
+
+
+def test_podman_by_its_hook(shared_node: DemoNode, rootfs: Path, tmp_path: Path) -> None:
+    """hooks.d, stage precreate: no other runtime has to be named."""
+    need_smi()
+    example = json.loads((HOOK.parents[3] / "configs/oci/vgpud-hook.json").read_text())
+    example["hook"]["path"] = str(HOOK)
+    example["hook"]["args"] = ["vgpu-hook", f"--run-dir={shared_node.run_dir}", "precreate"]
+    (tmp_path / "vgpud-hook.json").write_text(json.dumps(example))
+    podman = podman_with(shared_node, rootfs, "--runtime=runc", f"--hooks-dir={tmp_path}")
+    assert podman.run(ASKS, command=SMI).stdout.strip() == "8192 MiB"
+    refused = podman.run("--env=VGPU_MEMORY=1000GiB", check=False)
+    assert refused.returncode != 0 and "E402" in refused.stderr
+    pid = podman.start("vgpud-test-hook", ASKS)
+    assert len(states(shared_node)) == 1, "it outlives podman run --detach"
+    os.kill(pid, signal.SIGKILL)
+    left_nothing(shared_node)
+    podman.clear()

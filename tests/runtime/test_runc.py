@@ -1,0 +1,93 @@
+"""runc by vgpu-runtime, with nobody else to clear up: what a bare container holds, and for how long."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.demo.node import DemoNode
+from tests.e2e.support import eventually, is_alive, states
+from tests.runtime.bundles import Runc, config
+from tests.runtime.conftest import left_nothing, need
+from tests.runtime.rootfs import make_rootfs
+
+pytestmark = pytest.mark.root
+ENV = ("VGPU_MEMORY=8GiB",)
+
+
+@pytest.fixture
+def runc(shared_node: DemoNode, tmp_path: Path) -> Iterator[Runc]:
+    need("runc")
+    made = Runc(tmp_path, shared_node.run_dir)
+    plain = made.call("--version", check=False)
+    if plain.returncode != 0:
+        pytest.skip(f"runc does not run here: {plain.stdout}")
+    yield made
+    made.clear()
+    left_nothing(shared_node)
+
+
+def test_a_life(runc: Runc, shared_node: DemoNode, rootfs: Path) -> None:
+    runc.run("life", config(rootfs, "sleep", "600", env=ENV))
+    (name,) = states(shared_node)
+    assert shared_node.ctl_json("show", name)["label"] == "life"
+    spec = (runc.root / "life" / "config.json").read_text()
+    assert f'"vgpud.io/prepared": "{name}"' in spec
+    runc.delete("life")
+    left_nothing(shared_node)
+    after = (runc.root / "life" / "config.json").read_text()
+    assert "prepared" not in after, "the bundle is as it was"
+    runc.run("life", config(rootfs, "sleep", "600", env=ENV))
+    assert len(states(shared_node)) == 1 and name not in states(shared_node)
+    runc.delete("life")
+
+
+def test_processes_that_outlive_the_init_keep_it(runc: Runc, shared_node: DemoNode, rootfs: Path) -> None:
+    """With the host's pid namespace they may: its cgroup has them."""
+    command = "sleep 601 & echo $! >/tmp/child; exec sleep 600"
+    spec = config(rootfs, "sh", "-c", command, env=ENV, host_pids=True)
+    (rootfs / "tmp" / "child").unlink(missing_ok=True)
+    init = runc.run("cgroup", spec)
+    eventually((rootfs / "tmp" / "child").exists, "the second process runs")
+    child = int((rootfs / "tmp" / "child").read_text())
+    os.kill(init, signal.SIGKILL)
+    eventually(lambda: not is_alive(init), "init ends")
+    (name,) = states(shared_node)
+    refused = shared_node.ctl("release", name, check=False)
+    assert refused.returncode != 0 and f"pid {child}" in refused.stderr
+    os.kill(child, signal.SIGKILL)
+    left_nothing(shared_node)
+    runc.delete("cgroup")
+
+
+def test_a_container_of_another_user(runc: Runc, shared_node: DemoNode, rootfs: Path) -> None:
+    """Who the process is on the host owns the allocation, so it can write to its lease."""
+    spec = config(rootfs, "sleep", "600", env=ENV)
+    spec["process"]["user"] = {"uid": 12345, "gid": 12346}
+    runc.run("user", spec)
+    (name,) = states(shared_node)
+    usage = (shared_node.run_dir / "leases" / name / "usage").stat()
+    assert (usage.st_uid, usage.st_gid) == (12345, 12346)
+    runc.delete("user")
+
+
+def test_a_create_that_fails_after_the_hook(runc: Runc, shared_node: DemoNode, rootfs: Path) -> None:
+    """The init was bound already, and ends with the failed creation."""
+    spec = config(rootfs, "no-such-program", env=ENV)
+    folder = runc.bundle("fails", spec)
+    done = runc.call("run", "--bundle", str(folder), "fails", check=False)
+    assert done.returncode != 0 and "no-such-program" in done.stdout
+
+
+def test_an_image_that_leads_out_of_itself(runc: Runc, shared_node: DemoNode, tmp_path: Path) -> None:
+    """Its /etc is a link: what is merged must not be written to the host."""
+    trap, host = make_rootfs(tmp_path / "trap"), tmp_path / "host-etc"
+    host.mkdir()
+    (trap / "etc").rmdir()
+    (trap / "etc").symlink_to(host)
+    folder = runc.bundle("trap", config(trap, "sh", "-c", ":", env=ENV))
+    done = runc.call("run", "--bundle", str(folder), "trap", check=False)
+    assert done.returncode != 0 and "ld.so.preload cannot be merged" in done.stdout
+    assert list(host.iterdir()) == []
