@@ -2,7 +2,7 @@
 #ifndef ARBITER_FAIR_H
 #define ARBITER_FAIR_H
 
-#include "sched.h"
+#include "scheduler.h"
 
 /* Does the tenant of this place take part now: has it members? */
 bool fair_present(const struct sched_place *place);
@@ -33,6 +33,12 @@ void fair_charge(struct sched_place *place, uint64_t used_ns, uint64_t now);
 
 /* Takes back the charge for time of a turn in which nothing ran. */
 void fair_refund(struct sched_place *place, uint64_t idle_ns);
+
+/* Least virtual time of the active places; 0 without any. */
+double fair_least_vtime(const struct sched_device *device, uint64_t now);
+
+/* A tenant whose last process had gone, or that is new. */
+void fair_come_back(struct sched_place *place, uint64_t now);
 
 /* A place that comes back from idling does not keep time that it did not ask for. */
 void fair_wake(struct sched_place *place, uint64_t now);

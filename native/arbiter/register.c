@@ -87,7 +87,7 @@ static void connection_ready(struct source *source, uint32_t events)
         page_sweep(lease->usage_fd); /* exec and close-everything drop the lock but not the process */
         return;
     }
-    if (request.kind == VGPU_MSG_WANT || request.kind == VGPU_MSG_DONE) {
+    if (request.kind == VGPU_MSG_WANT || request.kind == VGPU_MSG_DONE || request.kind == VGPU_MSG_ENDING) {
         if (request.version != VGPU_LEASE_VERSION || !turns_message(connection, &request))
             connection_close(connection);
         return;

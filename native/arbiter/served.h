@@ -7,7 +7,7 @@
 
 #include "lease.h"
 #include "loop.h"
-#include "sched.h"
+#include "scheduler.h"
 
 struct lease;
 

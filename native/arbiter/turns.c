@@ -74,6 +74,7 @@ static void run_if_stale(void)
         return;
     stale = false;
     arm(sched_run(now_ns()));
+    loop_alert_until(sched_alert_until());
     for (struct lease *lease = touched, *next; lease != NULL; lease = next) {
         next = lease->touched_next;
         lease->touched = false;
@@ -166,7 +167,7 @@ void turns_join(struct connection *connection)
 {
     if (connection->joined || !connection->lease->schedules)
         return;
-    sched_member_add(&connection->lease->tenant, &connection->member);
+    sched_member_add(&connection->lease->tenant, &connection->member, now_ns());
     connection->joined = true;
     stale = true;
 }
@@ -186,13 +187,15 @@ bool turns_message(struct connection *connection, const struct vgpu_message *mes
     if (!connection->joined)
         return false;
     turns_lease_refresh(connection->lease);
+    uint64_t now = now_ns();
+    uint64_t transit = now > turn->sent_ns && now - turn->sent_ns < TRANSIT_MAX_NS ? now - turn->sent_ns : 0;
     if (message->kind == VGPU_MSG_WANT) {
-        sched_want(&connection->member, turn->devices, now_ns());
+        sched_want(&connection->member, turn->devices, now);
+    } else if (message->kind == VGPU_MSG_ENDING) {
+        sched_ending(&connection->member, turn->number, turn->length_ns > transit ? turn->length_ns - transit : 0, now);
     } else {
         struct vgpu_turn over = *turn;
-        uint64_t now = now_ns();
-        if (now > turn->sent_ns && now - turn->sent_ns < TRANSIT_MAX_NS)
-            over.length_ns += now - turn->sent_ns;
+        over.length_ns += transit;
         sched_done(&connection->member, &over, now);
     }
     touch(connection->lease);
@@ -217,6 +220,7 @@ void sched_say_grant(struct sched_member *member, const struct vgpu_turn *turn)
 {
     struct vgpu_message message = {.kind = VGPU_MSG_GRANT, .version = VGPU_LEASE_VERSION, .turn = *turn};
     message.turn.sent_ns = now_ns();
+    touch(connection_of(member)->lease); /* its counters moved, whoever's message it was */
     say(member, &message);
 }
 
@@ -224,5 +228,12 @@ void sched_say_revoke(struct sched_member *member)
 {
     struct vgpu_message message = {.kind = VGPU_MSG_REVOKE, .version = VGPU_LEASE_VERSION};
     message.turn.number = member->turn;
+    say(member, &message);
+}
+
+void sched_say_soon(struct sched_member *member, uint64_t in_ns)
+{
+    struct vgpu_message message = {.kind = VGPU_MSG_SOON, .version = VGPU_LEASE_VERSION};
+    message.turn.length_ns = in_ns;
     say(member, &message);
 }

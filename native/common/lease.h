@@ -132,6 +132,8 @@ enum vgpu_message_kind {
     VGPU_MSG_DONE = 5,   /* tenant -> arbiter: nothing of turn.number is left on the device; turn.flags: MORE */
     VGPU_MSG_GRANT = 6,  /* arbiter -> tenant: launch now */
     VGPU_MSG_REVOKE = 7, /* arbiter -> tenant: launch no more, and say DONE when nothing is left */
+    VGPU_MSG_ENDING = 8, /* tenant -> arbiter: launches no more in turn.number; idle in turn.length_ns or so */
+    VGPU_MSG_SOON = 9,   /* arbiter -> tenant: a GRANT is expected in turn.length_ns or so */
     /* control socket, root only */
     VGPU_MSG_ADD = 16,    /* vgpud -> arbiter: serve this lease */
     VGPU_MSG_REMOVE = 17, /* vgpud -> arbiter: stop serving it and forget it */
@@ -149,6 +151,7 @@ enum vgpu_turn_flags {
     VGPU_TURN_WATCH = 2, /* give the devices back as soon as nothing is left to do */
     VGPU_TURN_MORE = 4,  /* in DONE: launches are waiting at the gate */
     VGPU_TURN_SHORT = 8, /* somebody must not wait: one long launch in flight at a time */
+    VGPU_TURN_BRIEF = 16, /* with WATCH: this tenant wishes short turns, so idleness is looked for more often */
 };
 #define VGPU_TURN_OPEN_ENDED UINT64_MAX
 

@@ -30,6 +30,8 @@ static struct {
     int32_t host_pid;
 } line = {.fd = -1};
 
+static pthread_mutex_t reader = PTHREAD_MUTEX_INITIALIZER; /* messages are taken in one by one, in order */
+
 static bool still_ours(int fd)
 {
     struct stat about;
@@ -94,26 +96,50 @@ static bool wait_for_line(int fd, int64_t ns)
     return ppoll(&poll_fd, fd >= 0 ? 1 : 0, ns >= 0 ? &wait : NULL, NULL) > 0;
 }
 
+enum taken { TAKEN, NOTHING, BROKEN };
+
+/* With the reader's lock held. A grant that is only looked at stays for the line's thread: it has to wake. */
+static enum taken take_message(int fd, bool leave_grants)
+{
+    struct vgpu_message message;
+    if (!still_ours(fd))
+        return BROKEN;
+    ssize_t size = recv(fd, &message, sizeof(message), MSG_DONTWAIT | (leave_grants ? MSG_PEEK : 0));
+    if (size != (ssize_t)sizeof(message))
+        return size >= 0 || (errno != EAGAIN && errno != EINTR) ? BROKEN : NOTHING;
+    vgpu_gate_message(&message);
+    if (!leave_grants)
+        return TAKEN;
+    return message.kind != VGPU_MSG_GRANT && recv(fd, &message, sizeof(message), MSG_DONTWAIT) > 0 ? TAKEN : NOTHING;
+}
+
+void vgpu_link_poll(void)
+{
+    if (pthread_mutex_trylock(&reader) != 0)
+        return;
+    int fd = __atomic_load_n(&line.fd, __ATOMIC_SEQ_CST);
+    while (fd >= 0 && take_message(fd, true) == TAKEN)
+        continue; /* a line that broke is noticed by its thread */
+    pthread_mutex_unlock(&reader);
+}
+
 /* Serves the gate until the arbiter is gone. */
 static void serve(int fd)
 {
-    struct vgpu_message message;
     vgpu_gate_linked();
-    for (;;) {
+    for (enum taken taken = TAKEN; taken != BROKEN;) {
         if (!wait_for_line(fd, vgpu_gate_tick()))
             continue;
-        if (!still_ours(fd))
-            break;
-        ssize_t size = recv(fd, &message, sizeof(message), MSG_DONTWAIT);
-        if (size == (ssize_t)sizeof(message))
-            vgpu_gate_message(&message);
-        else if (size >= 0 || (errno != EAGAIN && errno != EINTR))
-            break;
+        pthread_mutex_lock(&reader);
+        taken = take_message(fd, false);
+        pthread_mutex_unlock(&reader);
     }
+    pthread_mutex_lock(&reader);
     __atomic_store_n(&line.fd, -1, __ATOMIC_SEQ_CST);
     vgpu_gate_unlinked();
     if (still_ours(fd))
         close(fd);
+    pthread_mutex_unlock(&reader);
 }
 
 /* Keeps the gate by itself for so long, until it is time to look for the arbiter again. */
@@ -215,6 +241,7 @@ int32_t vgpu_link_host_pid(void)
 
 void vgpu_link_reset_after_fork(void)
 {
+    pthread_mutex_init(&reader, NULL);
     vgpu_gate_reset();
     if (line.fd >= 0 && still_ours(line.fd))
         close(line.fd);

@@ -21,6 +21,9 @@ int vgpu_link_start(const char *folder, struct vgpu_usage *usage, uint32_t slot)
 /* Sends to the arbiter without waiting; false: there is none, or it does not read. */
 bool vgpu_link_send(const struct vgpu_message *message);
 
+/* Takes in what the arbiter has said, without waiting: for a thread that is awake while the line's own sleeps. */
+void vgpu_link_poll(void);
+
 /* Ends the line; its thread registers anew. For an arbiter that has gone silent. */
 void vgpu_link_hang_up(void);
 

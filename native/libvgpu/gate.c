@@ -22,6 +22,10 @@
 
 #define FREE_BATCH 4096u        /* launches between two looks while nobody limits them */
 #define WATCH_NS 250000         /* between two looks for idleness */
+#define WATCH_BRIEF_NS 80000    /* of a tenant that wishes short turns */
+#define SPIN_LEAD_NS 150000u    /* a thread that sleeps may come so late: it is awake before its turn is expected */
+#define SPIN_FOR_NS 1500000u    /* and sleeps again if the turn has not come so long after that */
+#define SPIN_WANT_NS 300000u    /* after asking: the device may be free */
 #define DRAIN_POLL_NS 30000     /* between two looks at a drain that takes long */
 #define DRAIN_SPIN_NS 3000000u  /* how long a drain is looked at without pause */
 #define SILENCE_NS 3000000000u  /* an arbiter that leaves a wish unanswered for so long is taken for gone */
@@ -48,9 +52,12 @@ static struct {
     uint64_t seen_at;    /* time of the last look */
     int64_t idle_ns;     /* of the turn */
     uint64_t granted_at;
+    uint64_t grant_sent_ns; /* of the last grant that was taken in */
     uint64_t seen_count; /* for idleness and the counters */
     uint32_t waiting;    /* threads at the gate */
     uint32_t epoch;      /* futex: moves when the state does */
+    uint64_t spin_from;  /* when a thread at the gate looks for the grant without sleeping */
+    uint64_t spin_until;
     bool draining;       /* a drain was begun for this turn */
     bool watching;       /* a drain was begun to see whether the process idles */
     struct vgpu_duty duty;
@@ -62,6 +69,7 @@ static struct {
 } gate = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static pthread_mutex_t one_drains = PTHREAD_MUTEX_INITIALIZER; /* thread at a time */
+static pthread_mutex_t one_spins = PTHREAD_MUTEX_INITIALIZER;
 
 static uint64_t now_ns(void)
 {
@@ -89,7 +97,7 @@ static void set_state(enum state state)
         __atomic_store_n(&vgpu_gate.allow, state == FREE ? vgpu_gate.count + FREE_BATCH : 0, __ATOMIC_SEQ_CST);
     __atomic_store_n(&gate.state, state, __ATOMIC_RELEASE);
     __atomic_add_fetch(&gate.epoch, 1, __ATOMIC_SEQ_CST);
-    if (state != CLOSED && gate.waiting > 0)
+    if (gate.waiting > 0)
         syscall(SYS_futex, &gate.epoch, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
 }
 
@@ -118,6 +126,14 @@ static void open_turn(const struct vgpu_turn *turn, uint64_t now)
     set_state((turn->flags & VGPU_TURN_FREE) != 0 ? FREE : OPEN);
 }
 
+/* The turn goes on, under other terms. */
+static void change_turn(const struct vgpu_turn *turn, uint64_t now)
+{
+    gate.turn = *turn;
+    gate.ends_at = turn->length_ns == VGPU_TURN_OPEN_ENDED ? UINT64_MAX : now + turn->length_ns;
+    set_state((turn->flags & VGPU_TURN_FREE) != 0 ? FREE : OPEN);
+}
+
 static void note_launches(void)
 {
     uint64_t count = __atomic_load_n(&vgpu_gate.count, __ATOMIC_RELAXED);
@@ -135,12 +151,22 @@ static void send_message(uint32_t kind, uint32_t flags, int64_t idle_ns)
     vgpu_link_send(&message); /* a line that broke is noticed by its thread */
 }
 
+/* The end of a turn that still has work on the device. */
+static void end_turn(uint64_t now)
+{
+    close_gate(now);
+    if (gate.linked && gate.held)
+        send_message(VGPU_MSG_ENDING, 0, (int64_t)vgpu_pace_ahead());
+}
+
 static void want(uint64_t now)
 {
     if (gate.wanted || !gate.linked)
         return;
     gate.wanted = true;
     gate.wanted_at = now;
+    gate.spin_from = now;
+    gate.spin_until = now + SPIN_WANT_NS;
     send_message(VGPU_MSG_WANT, 0, 0);
 }
 
@@ -201,15 +227,36 @@ static bool drain_step(void)
     return done;
 }
 
-static void sleep_at_gate(uint32_t epoch)
+static void sleep_at_gate(uint32_t epoch, uint64_t now, uint64_t until)
 {
-    struct timespec most = {.tv_sec = 1};
+    uint64_t ns = until > now && until - now < 1000000000u ? until - now : 1000000000u;
+    struct timespec most = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
     syscall(SYS_futex, &gate.epoch, FUTEX_WAIT_PRIVATE, epoch, &most, NULL, 0);
     pthread_mutex_lock(&gate.lock);
     bool silent = gate.state == CLOSED && gate.linked && gate.wanted && now_ns() - gate.wanted_at > SILENCE_NS;
     pthread_mutex_unlock(&gate.lock);
     if (silent)
         vgpu_link_hang_up();
+}
+
+/* The grant is about to come: nobody has to be woken for it. */
+static void spin_at_gate(uint32_t epoch, uint64_t until)
+{
+    while (__atomic_load_n(&gate.epoch, __ATOMIC_ACQUIRE) == epoch && now_ns() < until) {
+        vgpu_link_poll();
+        sched_yield();
+    }
+}
+
+/* Between two looks at a gate that is closed, without a turn. */
+static void pass_time(uint32_t epoch, uint64_t now, uint64_t spin_from, uint64_t spin_until)
+{
+    if (now < spin_from || now >= spin_until || pthread_mutex_trylock(&one_spins) != 0) {
+        sleep_at_gate(epoch, now, spin_from);
+        return;
+    }
+    spin_at_gate(epoch, spin_until);
+    pthread_mutex_unlock(&one_spins);
 }
 
 /* Until the gate is not closed. */
@@ -221,12 +268,14 @@ static void wait_for_turn(void)
     while (gate.state == CLOSED) {
         uint64_t now = now_ns();
         bool draining = gate.held;
-        uint32_t epoch = gate.epoch;
         bool spin = draining && now - gate.closed_at < DRAIN_SPIN_NS;
         want(now);
+        uint32_t epoch = gate.epoch;
+        uint64_t spin_from = gate.spin_from;
+        uint64_t spin_until = gate.spin_until;
         pthread_mutex_unlock(&gate.lock);
         if (!draining)
-            sleep_at_gate(epoch);
+            pass_time(epoch, now, spin_from, spin_until);
         else if (!drain_step() && spin)
             sched_yield();
         else if (!spin)
@@ -243,6 +292,8 @@ static void wait_for_turn(void)
 static bool pace(CUstream stream, int per_thread)
 {
     uint64_t began = now_ns();
+    if ((__atomic_load_n(&gate.turn.flags, __ATOMIC_RELAXED) & VGPU_TURN_SHORT) != 0)
+        vgpu_link_poll(); /* it may have been revoked */
     for (;;) {
         uint64_t batch;
         uint64_t wait;
@@ -261,12 +312,13 @@ static bool pace(CUstream stream, int per_thread)
                 pause_ns(wait / 2);
             else
                 sched_yield();
+            vgpu_link_poll();
             continue;
         }
         pthread_mutex_lock(&gate.lock);
         bool same = gate.state == OPEN && gate.turn.number == turn.number;
         if (same && answer == VGPU_PACE_STOP)
-            close_gate(now);
+            end_turn(now);
         else if (same) {
             now = now_ns();
             if (gate.fresh)
@@ -359,14 +411,28 @@ void vgpu_gate_message(const struct vgpu_message *message)
 {
     uint64_t now = now_ns();
     pthread_mutex_lock(&gate.lock);
-    if (message->kind == VGPU_MSG_GRANT)
-        open_turn(&message->turn, now);
-    else if (message->kind == VGPU_MSG_REVOKE && gate.held && message->turn.number == gate.turn.number) {
+    if (message->kind == VGPU_MSG_GRANT && message->turn.sent_ns != gate.grant_sent_ns) {
+        gate.grant_sent_ns = message->turn.sent_ns; /* the line's thread reads what another has looked at */
+        if (gate.state == OPEN && message->turn.number == gate.turn.number)
+            change_turn(&message->turn, now);
+        else
+            open_turn(&message->turn, now);
+    } else if (message->kind == VGPU_MSG_REVOKE && gate.held && message->turn.number == gate.turn.number) {
         if (gate.state != CLOSED)
-            close_gate(now);
+            end_turn(now);
         gate.ends_at = now;
+    } else if (message->kind == VGPU_MSG_SOON && !gate.held && gate.state == CLOSED) {
+        uint64_t in = message->turn.length_ns < 1000000000u ? message->turn.length_ns : 1000000000u;
+        gate.spin_from = now + (in > SPIN_LEAD_NS ? in - SPIN_LEAD_NS : 0);
+        gate.spin_until = now + in + SPIN_FOR_NS;
+        set_state(CLOSED); /* those who sleep have a new time to wake */
     }
     pthread_mutex_unlock(&gate.lock);
+}
+
+static int64_t watch_ns(void)
+{
+    return (gate.turn.flags & VGPU_TURN_BRIEF) != 0 ? WATCH_BRIEF_NS : WATCH_NS;
 }
 
 /* In an open turn that is to be given back when the process idles: has it launched since the last look,
@@ -390,7 +456,7 @@ static void watch(void)
     if (gate.state == OPEN && gate.watching && gate.held) {
         close_gate(now_ns());
         if (vgpu_gate.count == gate.seen_count) { /* else something slipped in: it is drained as any other */
-            gate.idle_ns += (int64_t)(begin ? (now - since) / 2 : WATCH_NS / 2); /* it ended somewhere in between */
+            gate.idle_ns += (int64_t)(begin ? (now - since) / 2 : (uint64_t)watch_ns() / 2); /* it ended somewhere in between */
             give_back(now);
         }
     }
@@ -425,7 +491,8 @@ int64_t vgpu_gate_tick(void)
     uint64_t now = now_ns();
     pthread_mutex_lock(&gate.lock);
     if (gate.state == OPEN && gate.ends_at != UINT64_MAX && now >= gate.ends_at)
-        close_gate(now);
+        end_turn(now);
+    int64_t look = watch_ns();
     enum state state = gate.state;
     bool held = gate.held;
     bool watches = state == OPEN && (gate.turn.flags & VGPU_TURN_WATCH) != 0;
@@ -443,7 +510,7 @@ int64_t vgpu_gate_tick(void)
         watch();
     if (state == OPEN && ends_at != UINT64_MAX) {
         int64_t left = ends_at > now ? (int64_t)(ends_at - now) : 0;
-        return watches && left > WATCH_NS ? WATCH_NS : left;
+        return watches && left > look ? look : left;
     }
     if (alone && state != OPEN)
         return own_turn(now);
@@ -460,6 +527,7 @@ void vgpu_gate_reset(void)
     vgpu_capture_reset();
     pthread_mutex_init(&gate.lock, NULL);
     pthread_mutex_init(&one_drains, NULL);
+    pthread_mutex_init(&one_spins, NULL);
     __atomic_store_n(&vgpu_gate.allow, 0, __ATOMIC_SEQ_CST);
     __atomic_store_n(&vgpu_gate.count, 0, __ATOMIC_SEQ_CST);
 }

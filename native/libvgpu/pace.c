@@ -29,6 +29,7 @@ struct flow {
     uint32_t tail;         /* oldest that has not run; tail == head: none */
     uint32_t barrier;      /* first marker since the device was last idle: times before it say nothing */
     uint64_t run;          /* launches known to have run */
+    uint64_t run_seen_ns;  /* when that was seen */
     double unit_ns;        /* device time of one launch of weight 1; 0: not known yet */
     CUevent drain;
     bool used;             /* launched to since the last drain */
@@ -38,6 +39,13 @@ struct flow {
 static struct flow flows[VGPU_CONTEXTS_MAX];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread bool mark_after;
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
 
 void vgpu_pace_reset(void)
 {
@@ -81,14 +89,8 @@ static struct flow *flow_get(CUcontext context)
     flow->device = vgpu_device_of_context(context, &device) == CUDA_SUCCESS ? vgpu_device_index(device)
                                                                             : VGPU_NOT_IN_LEASE;
     flow->run = __atomic_load_n(&vgpu_gate.count, __ATOMIC_RELAXED);
+    flow->run_seen_ns = now_ns();
     return flow;
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
 static void learn(struct flow *flow, uint32_t from, uint32_t to)
@@ -108,6 +110,7 @@ static void reap(struct flow *flow)
     while (flow->tail != flow->head && CALL(cuEventQuery, flow->ring[flow->tail % RING]) != CUDA_ERROR_NOT_READY) {
         uint32_t now = flow->tail % RING;
         flow->run = flow->counts[now];
+        flow->run_seen_ns = now_ns();
         if ((int32_t)(flow->tail - flow->barrier) > 0)
             learn(flow, (flow->tail - 1) % RING, now);
         flow->tail++;
@@ -232,6 +235,23 @@ uint32_t vgpu_pace_devices(void)
             devices |= 1u << flows[i].device;
     pthread_mutex_unlock(&lock);
     return devices;
+}
+
+uint64_t vgpu_pace_ahead(void)
+{
+    double most = 0;
+    uint64_t count = __atomic_load_n(&vgpu_gate.count, __ATOMIC_RELAXED);
+    pthread_mutex_lock(&lock);
+    uint64_t now = now_ns();
+    for (unsigned i = 0; i < VGPU_CONTEXTS_MAX; i++) {
+        const struct flow *flow = &flows[i];
+        if (flow->context == NULL || !flow->used || flow->tail == flow->head)
+            continue;
+        double ahead = (double)(count - flow->run) * flow->unit_ns - (double)(now - flow->run_seen_ns);
+        most = ahead > most ? ahead : most;
+    }
+    pthread_mutex_unlock(&lock);
+    return (uint64_t)most;
 }
 
 static void begin_one(struct flow *flow)

@@ -31,6 +31,9 @@ void vgpu_pace_touch(CUstream stream, int per_thread);
 /* Devices (bits of the lease) on which this process has launched. */
 uint32_t vgpu_pace_devices(void);
 
+/* Nanoseconds, as far as known, until what this process has in flight has run. */
+uint64_t vgpu_pace_ahead(void);
+
 /* Begins to wait for everything that was launched; then asks whether it has run. */
 void vgpu_drain_begin(void);
 bool vgpu_drain_done(void);

@@ -198,19 +198,23 @@ static struct {
     struct {
         uint64_t at, done;
     } marks[4096];
-    bool over;
+    uint64_t end, end_done; /* the end of the time asked for, and what was done then */
 } report;
 
 static void *report_windows(void *unused)
 {
     (void)unused;
-    while (report.count < sizeof(report.marks) / sizeof(report.marks[0])) {
-        sleep_until(report.start + (report.count + 1) * report.window);
-        if (__atomic_load_n(&report.over, __ATOMIC_ACQUIRE))
+    uint64_t end = report.end;
+    for (uint64_t at; (at = report.start + (report.count + 1) * report.window) <= end;) {
+        sleep_until(at);
+        if (report.count == sizeof(report.marks) / sizeof(report.marks[0]))
             break;
         report.marks[report.count].at = now_ns();
         report.marks[report.count++].done = done();
     }
+    sleep_until(end);
+    report.end = now_ns();
+    report.end_done = done();
     return NULL;
 }
 
@@ -236,6 +240,7 @@ static int saturate(void)
     pthread_t reporter;
     report.start = start;
     report.window = (uint64_t)(want.report_ms * 1e6);
+    report.end = end;
     pthread_create(&reporter, NULL, report_windows, NULL);
     uint64_t first = done();
     printf("{\"state\": \"spun\", \"libvgpu\": %s, \"start_ns\": %llu, \"window_ms\": %g, \"windows\": [",
@@ -252,11 +257,10 @@ static int saturate(void)
             submit(run.streams[s]);
         now = now_ns();
     }
-    __atomic_store_n(&report.over, true, __ATOMIC_RELEASE);
-    uint64_t last = done();
-    double seconds = (double)(now - start) / 1e9;
     DO(cuCtxSynchronize());
     pthread_join(reporter, NULL);
+    uint64_t last = report.end_done;
+    double seconds = (double)(report.end - start) / 1e9;
     for (unsigned i = 0; i < report.count; i++)
         printf("%s[%.3f, %llu]", i > 0 ? ", " : "", (double)(report.marks[i].at - start) / 1e6,
                (unsigned long long)report.marks[i].done);

@@ -123,6 +123,8 @@ def spin_words(work: Work, begin: int) -> list[str]:
 
 def answer(process: "subprocess.Popen[str]") -> Line:
     out, _ = process.communicate(timeout=120)
+    if not out.strip():
+        raise RuntimeError(f"{process.args!r} ended {process.returncode} without a word")
     line: Line = json.loads(out.strip().splitlines()[-1])
     if line["state"] == "error" or process.returncode != 0:
         raise RuntimeError(str(line))
@@ -244,9 +246,9 @@ def together(
     total = sum(weights)
     asked = [100 * w / total for w in weights]
     tenants = [Tenant(policy, a, Work(us, mode, 4.0)) for a in asked]
-    ticks = arbiter_ticks(node)
+    before = arbiter_ns(node)
     lines = run(node, tenants, lead=2.0 + 0.2 * len(weights))
-    ticks = arbiter_ticks(node) - ticks
+    spent = arbiter_ns(node) - before
     got = [line["percent"] for line in lines]
     off = [abs(g / sum(got) * 100 / a - 1) * 100 for g, a in zip(got, asked, strict=True)]
     out: Line = {
@@ -265,7 +267,7 @@ def together(
             ),
             2,
         ),
-        "arbiter_core_percent": round(100 * ticks / os.sysconf("SC_CLK_TCK") / 4.0, 2),
+        "arbiter_core_percent": round(100 * spent / 4e9, 2),
         "bypasses": [line["counters"]["bypasses"] for line in lines],
         "turns": [line["counters"]["turns"] for line in lines],
     }
@@ -280,10 +282,10 @@ def sliced(node: Node, us: float) -> Line:
     return {"us": us, "got": got, "total": sum(got)}
 
 
-def arbiter_ticks(node: Node) -> int:
+def arbiter_ns(node: Node) -> int:
+    """Time on a processor so far; /proc/PID/stat counts in ticks of 10 ms, which is too coarse."""
     assert node.arbiter is not None
-    fields = Path(f"/proc/{node.arbiter.pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return int(fields[11]) + int(fields[12])
+    return int(Path(f"/proc/{node.arbiter.pid}/schedstat").read_text().split()[0])
 
 
 def lone(node: Node, cases: Sequence[tuple[float, str]]) -> list[Line]:
@@ -315,9 +317,9 @@ def lone(node: Node, cases: Sequence[tuple[float, str]]) -> list[Line]:
 def lending(node: Node) -> Line:
     """Two work-conserving halves of which one comes 1 s later and stays 1 s: 10 ms windows of the other."""
     native_rate(node, 200)
-    stays = Tenant(WORK_CONSERVING, 50, Work(200, seconds=3.2, report_ms=10))
+    stays = Tenant(WORK_CONSERVING, 50, Work(200, seconds=3.2, report_ms=2))
     comes = Tenant(
-        WORK_CONSERVING, 50, Work(200, seconds=1.0, report_ms=10, delay=1.0, extra=("--linger-ms", "2000"))
+        WORK_CONSERVING, 50, Work(200, seconds=1.0, report_ms=2, delay=1.0, extra=("--linger-ms", "2000"))
     )
     lines = run(node, [stays, comes])
     start = lines[0]["start_ns"]
@@ -326,10 +328,12 @@ def lending(node: Node) -> Line:
     marks = lines[0]["windows"]
     timeline = list(zip([m[0] for m in marks[1:]], lines[0]["window_percent"], strict=False))
     lent = next((t for t, w in timeline if t > left and w > 95), math.nan) - left
-    first = lines[1]["windows"][0:6]
+    first = lines[1]["windows"][0]
+    began = next((t for t, done in lines[1]["windows"] if done > 0), math.nan)
     out: Line = {
         "lent_after_ms": round(lent, 1),
-        "newcomer_first_windows": [[round(t, 1), n] for t, n in first],
+        "newcomer_computes_after_ms": round(began, 1),
+        "in_windows_of_ms": round(first[0], 1),
         "while_both": round(statistics.mean(w for t, w in timeline if came + 100 < t < left - 50), 2),
         "before": round(statistics.mean(w for t, w in timeline if t < came - 20), 2),
     }

@@ -2,16 +2,18 @@
  * sched_model.c: the scheduler of turns against a model of tenants in virtual time, at random.
  *
  *   sched-model SEED STEPS
+ *   sched-model shares
  * Tenants with one to three devices come and go, launch and idle, answer late or never, die, and have their
  * limits changed. After every step: a managed device has at most one holder that was not bypassed; nobody
- * waits for a free device that he may have; no debt outgrows its bound. Exit status 0, or an abort.
+ * waits for a free device that he may have; no debt outgrows its bound. `shares`: tenants that always want
+ * more, each of whom must get its weight on each of its devices. Exit status 0, or an abort.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "fair.h"
-#include "sched.h"
+#include "scheduler.h"
 
 enum { DEVICES = 3, TENANTS = 9, MEMBERS = 3 };
 
@@ -59,6 +61,11 @@ void sched_say_revoke(struct sched_member *member)
     client_of(member)->revoked = true;
 }
 
+void sched_say_soon(struct sched_member *member, uint64_t in_ns)
+{
+    CHECK(member->state == SCHED_WAITING && in_ns <= 200000000000);
+}
+
 static unsigned dice(unsigned sides)
 {
     static uint64_t state;
@@ -93,7 +100,7 @@ static void change(unsigned t)
 static void client_step(unsigned t, struct client *client)
 {
     if (!client->there) {
-        sched_member_add(&nodes[t].tenant, &client->member);
+        sched_member_add(&nodes[t].tenant, &client->member, now);
         client->there = true;
     } else if (dice(200) == 0) {
         sched_member_remove(&client->member, now);
@@ -118,6 +125,15 @@ static void client_step(unsigned t, struct client *client)
     }
 }
 
+/* A tenant that wants several devices, one of which is busy. */
+static bool waits_elsewhere(const struct sched_tenant *tenant)
+{
+    for (uint32_t d = 0; d < tenant->device_count; d++)
+        if ((tenant->wanted >> d & 1) != 0 && tenant->places[d]->device->busy > 0)
+            return true;
+    return false;
+}
+
 static void check_device(const struct sched_device *device)
 {
     uint32_t holders = 0;
@@ -133,7 +149,7 @@ static void check_device(const struct sched_device *device)
     }
     CHECK(holders == device->busy);
     if (device->managed)
-        CHECK(!(somebody_may && holders == 0 && device->reserved == NULL));
+        CHECK(!(somebody_may && holders == 0) || (device->next_place != NULL && waits_elsewhere(device->next_place->tenant)));
 }
 
 /* From a managed start, with nothing running free: never two. */
@@ -177,8 +193,105 @@ static void check_liveness(void)
     }
 }
 
+/* --- shares */
+
+struct wish {
+    uint32_t first, count; /* devices */
+    uint32_t share, policy;
+    double least, most; /* of the time of a device that it shares with others */
+};
+
+static void join(unsigned t, const struct wish *wish)
+{
+    char uuids[DEVICES][VGPU_UUID_BYTES] = {{0}};
+    struct sched_limits limits = {wish->share, wish->policy, 0, 0};
+    for (unsigned d = 0; d < wish->count; d++)
+        snprintf(uuids[d], sizeof(uuids[d]), "GPU-%u", wish->first + d);
+    CHECK(sched_tenant_add(&nodes[t].tenant, wish->count, (const char (*)[VGPU_UUID_BYTES])uuids));
+    for (unsigned d = 0; d < wish->count; d++) {
+        struct client *client = &nodes[t].clients[d]; /* a process on each device */
+        memset(client, 0, sizeof(*client));
+        sched_set_limits(&nodes[t].tenant, d, &limits);
+        sched_member_add(&nodes[t].tenant, &client->member, now);
+        sched_want(&client->member, 1u << d, now);
+        client->there = true;
+    }
+    nodes[t].there = true;
+}
+
+/* Its turn is over, or was ended: it drains for some 100 us, and wants the next. */
+static void saturate(struct client *client)
+{
+    struct vgpu_turn done = client->turn;
+    bool over = client->revoked || now >= client->granted_at + client->turn.length_ns;
+    if (!client->there || !client->granted || !over)
+        return;
+    done.flags = VGPU_TURN_MORE;
+    done.length_ns = 0;
+    client->granted = false;
+    sched_done(&client->member, &done, now);
+}
+
+static void check_shares(const struct wish *wishes, unsigned count)
+{
+    const uint64_t length = 30000000000u;
+    uint64_t end = now + length;
+    for (unsigned t = 0; t < count; t++)
+        join(t, &wishes[t]);
+    for (; now < end; now += 100000) {
+        for (unsigned t = 0; t < count; t++)
+            for (unsigned c = 0; c < MEMBERS; c++)
+                saturate(&nodes[t].clients[c]);
+        sched_run(now);
+        check_exclusive();
+    }
+    for (unsigned t = 0; t < count; t++) {
+        uint32_t d = 0;
+        while (!nodes[t].tenant.places[d]->device->managed && d + 1 < wishes[t].count)
+            d++;
+        double got = (double)nodes[t].tenant.places[d]->count.used_ns / (double)length;
+        fprintf(stderr, "%s%.3f", t > 0 ? " " : "", got);
+        CHECK(got > wishes[t].least && got < wishes[t].most);
+    }
+    fprintf(stderr, "\n");
+    for (unsigned t = 0; t < count; t++)
+        sched_tenant_remove(&nodes[t].tenant, now);
+    CHECK(sched_devices() == NULL);
+    memset(nodes, 0, sizeof(nodes));
+}
+
+static int shares(void)
+{
+    enum { HARD = VGPU_SHARE_HARD, LENT = VGPU_SHARE_WORK_CONSERVING, NONE = VGPU_SHARE_NONE };
+    static const struct wish pairs_and_a_single[] = {
+        {0, 2, 5000, LENT, 0.32, 0.345}, {0, 2, 5000, LENT, 0.32, 0.345}, {0, 1, 5000, LENT, 0.32, 0.345}};
+    static const struct wish crossed[] = {{0, 2, 5000, LENT, 0.3, 0.36}, {1, 2, 5000, LENT, 0.3, 0.36},
+                                          {1, 1, 5000, LENT, 0.3, 0.36}, {2, 1, 5000, LENT, 0.3, 0.7}};
+    static const struct wish ring[] = {{0, 2, 5000, LENT, 0.3, 0.36}, {1, 2, 5000, LENT, 0.3, 0.36},
+                                       {0, 3, 5000, LENT, 0.3, 0.36}};
+    static const struct wish hard[] = {{0, 1, 2500, HARD, 0.245, 0.252}, {0, 1, 7500, HARD, 0.74, 0.752}};
+    static const struct wish alone[] = {{0, 1, 1000, HARD, 0.098, 0.102}};
+    static const struct wish mixed[] = {
+        {0, 1, 1000, HARD, 0.097, 0.102}, {0, 1, 3000, LENT, 0.29, 0.31}, {0, 1, 10000, NONE, 0.58, 0.62}};
+    static const struct wish eight[] = {{0, 1, 1000, LENT, 0.12, 0.13}, {0, 1, 1000, LENT, 0.12, 0.13},
+                                        {0, 1, 1000, LENT, 0.12, 0.13}, {0, 1, 1000, LENT, 0.12, 0.13},
+                                        {0, 1, 1000, LENT, 0.12, 0.13}, {0, 1, 1000, LENT, 0.12, 0.13},
+                                        {0, 1, 1000, LENT, 0.12, 0.13}, {0, 1, 1000, LENT, 0.12, 0.13}};
+#define COUNT(a) (sizeof(a) / sizeof((a)[0]))
+    check_shares(pairs_and_a_single, COUNT(pairs_and_a_single));
+    check_shares(crossed, COUNT(crossed));
+    check_shares(ring, COUNT(ring));
+    check_shares(hard, COUNT(hard));
+    check_shares(alone, COUNT(alone));
+    check_shares(mixed, COUNT(mixed));
+    check_shares(eight, COUNT(eight));
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
+    if (argc > 1 && strcmp(argv[1], "shares") == 0)
+        return shares();
     seed = argc > 1 ? (unsigned)atoi(argv[1]) : 1;
     long steps = argc > 2 ? atol(argv[2]) : 100000;
     uint64_t next = SCHED_NEVER;

@@ -1,9 +1,11 @@
-#include "sched.h"
+#include "scheduler.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "fair.h"
+#include "foresee.h"
+#include "order.h"
 
 #define PREEMPT_TOKENS_NS 300e3
 #define IDLE_MAX_NS 2000000u /* more of a turn than this is not believed to have been idle */
@@ -21,6 +23,11 @@ const struct sched_device *sched_devices(void)
 
 /* --- who is where */
 
+static uint64_t earlier(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 static struct sched_device *device_get(const char *uuid)
 {
     struct sched_device *device = devices;
@@ -35,17 +42,11 @@ static struct sched_device *device_get(const char *uuid)
     return device;
 }
 
-static void place_remove(struct sched_place *place)
+static void device_put(struct sched_device *device)
 {
-    struct sched_device *device = place->device;
-    struct sched_place **link = &device->places;
-    while (*link != place)
-        link = &(*link)->next;
-    *link = place->next;
-    free(place);
-    if (device->places != NULL)
-        return;
     struct sched_device **at = &devices;
+    if (--device->users > 0)
+        return;
     while (*at != device)
         at = &(*at)->next;
     *at = device->next;
@@ -54,9 +55,44 @@ static void place_remove(struct sched_place *place)
 
 static void remove_places(struct sched_tenant *tenant)
 {
-    for (uint32_t d = 0; d < tenant->device_count; d++)
-        if (tenant->places[d] != NULL)
-            place_remove(tenant->places[d]);
+    for (uint32_t d = 0; d < tenant->device_count; d++) {
+        device_put(tenant->places[d]->device);
+        free(tenant->places[d]);
+    }
+}
+
+/* Its first member is there. */
+static void attach(struct sched_tenant *tenant, uint64_t now)
+{
+    for (uint32_t d = 0; d < tenant->device_count; d++) {
+        struct sched_place *place = tenant->places[d];
+        place->next = place->device->places;
+        place->device->places = place;
+    }
+    tenant->next = tenants;
+    tenants = tenant;
+    for (uint32_t d = 0; d < tenant->device_count; d++) {
+        fair_refresh(tenant->places[d]->device, now);
+        fair_come_back(tenant->places[d], now);
+    }
+}
+
+/* Its last member has gone: who is not there costs nobody time. */
+static void detach(struct sched_tenant *tenant, uint64_t now)
+{
+    for (uint32_t d = 0; d < tenant->device_count; d++) {
+        struct sched_place *place = tenant->places[d];
+        struct sched_place **link = &place->device->places;
+        fair_refresh(place->device, now);
+        while (*link != place)
+            link = &(*link)->next;
+        *link = place->next;
+        place->left_at = now;
+    }
+    struct sched_tenant **link = &tenants;
+    while (*link != tenant)
+        link = &(*link)->next;
+    *link = tenant->next;
 }
 
 bool sched_tenant_add(struct sched_tenant *tenant, uint32_t device_count, const char (*uuids)[VGPU_UUID_BYTES])
@@ -68,16 +104,15 @@ bool sched_tenant_add(struct sched_tenant *tenant, uint32_t device_count, const 
         if (device == NULL) {
             free(place);
             remove_places(tenant);
+            tenant->device_count = 0;
             return false;
         }
-        *place = (struct sched_place){.device = device, .tenant = tenant, .next = device->places};
+        *place = (struct sched_place){.device = device, .tenant = tenant};
         place->limits.share = VGPU_SHARE_ALL;
-        device->places = place;
+        device->users++;
         tenant->places[d] = place;
         tenant->device_count = d + 1;
     }
-    tenant->next = tenants;
-    tenants = tenant;
     return true;
 }
 
@@ -88,10 +123,13 @@ void sched_set_limits(struct sched_tenant *tenant, uint32_t ordinal, const struc
     place->limits = *limits;
 }
 
-void sched_member_add(struct sched_tenant *tenant, struct sched_member *member)
+void sched_member_add(struct sched_tenant *tenant, struct sched_member *member, uint64_t now)
 {
+    bool first = tenant->members == NULL;
     *member = (struct sched_member){.tenant = tenant, .next = tenant->members};
     tenant->members = member;
+    if (first)
+        attach(tenant, now);
 }
 
 static bool any(const struct sched_tenant *tenant, enum sched_member_state state)
@@ -103,14 +141,6 @@ static bool any(const struct sched_tenant *tenant, enum sched_member_state state
 }
 
 /* --- turns */
-
-#define EACH_HELD(tenant, d) \
-    for (uint32_t d = 0; d < (tenant)->device_count; d++) \
-        if (((tenant)->held >> d & 1) != 0)
-
-#define EACH_WANTED(tenant, d) \
-    for (uint32_t d = 0; d < (tenant)->device_count; d++) \
-        if (((tenant)->wanted >> d & 1) != 0)
 
 /* Gives back what the tenant holds and charges it. */
 static void turn_over(struct sched_tenant *tenant, uint64_t now)
@@ -130,22 +160,15 @@ static void turn_over(struct sched_tenant *tenant, uint64_t now)
     tenant->idle_ns = 0;
     tenant->free_running = false;
     tenant->stopping = false;
+    tenant->drains_at = SCHED_NEVER;
     tenant->last_held = now;
     if (tenant->wanted != 0)
         tenant->waits_since = now;
 }
 
-static void unreserve(const struct sched_tenant *tenant)
+static bool single(const struct sched_tenant *tenant)
 {
-    for (uint32_t d = 0; d < tenant->device_count; d++)
-        if (tenant->places[d]->device->reserved == tenant)
-            tenant->places[d]->device->reserved = NULL;
-}
-
-static void wants_nothing(struct sched_tenant *tenant)
-{
-    tenant->wanted = 0;
-    unreserve(tenant);
+    return tenant->members != NULL && tenant->members->next == NULL;
 }
 
 static bool any_waits(const struct sched_tenant *tenant)
@@ -169,7 +192,7 @@ static void settle_late(struct sched_tenant *tenant, uint64_t now)
 static void member_left(struct sched_tenant *tenant, uint64_t now)
 {
     if (!any_waits(tenant))
-        wants_nothing(tenant);
+        tenant->wanted = 0;
     if (!any(tenant, SCHED_LATE))
         settle_late(tenant, now);
     if (!any(tenant, SCHED_RUNNING) && tenant->held != 0) {
@@ -186,16 +209,14 @@ void sched_member_remove(struct sched_member *member, uint64_t now)
         link = &(*link)->next;
     *link = member->next;
     member_left(tenant, now);
+    if (tenant->members == NULL)
+        detach(tenant, now);
 }
 
 void sched_tenant_remove(struct sched_tenant *tenant, uint64_t now)
 {
     while (tenant->members != NULL)
         sched_member_remove(tenant->members, now);
-    struct sched_tenant **link = &tenants;
-    while (*link != tenant)
-        link = &(*link)->next;
-    *link = tenant->next;
     remove_places(tenant);
 }
 
@@ -220,6 +241,7 @@ static void say(struct sched_member *member, const struct sched_tenant *tenant, 
     if (!tenant->free_running && !tenant->open_ended)
         turn.flags |= VGPU_TURN_WATCH;
     EACH_HELD(tenant, d) {
+        turn.flags |= tenant->places[d]->limits.quantum_us > 0 ? VGPU_TURN_BRIEF : 0;
         const struct sched_device *device = tenant->places[d]->device;
         bool is_short = (device->wisher != NULL && device->wisher != tenant->places[d]) ||
                         fair_outranked(tenant->places[d]);
@@ -314,10 +336,12 @@ static void grant(struct sched_tenant *tenant, bool free_running, uint64_t now)
     tenant->granted_at = now;
     tenant->quantum_ns = (uint64_t)quantum;
     tenant->ends_at = length < 0 ? SCHED_NEVER : now + (uint64_t)length;
+    tenant->drains_at = tenant->ends_at;
+    tenant->soon_at = 0;
     tenant->changed = false;
     EACH_HELD(tenant, d)
         tenant->places[d]->count.granted_ns += (uint64_t)(length < 0 ? 0 : length);
-    wants_nothing(tenant);
+    tenant->wanted = 0;
     for (struct sched_member *m = tenant->members; m != NULL; m = m->next)
         if (m->state == SCHED_WAITING || (m->state == SCHED_LATE && m->wants))
             say(m, tenant, now);
@@ -328,6 +352,7 @@ static void stop(struct sched_tenant *tenant, uint64_t now)
     tenant->stopping = true;
     tenant->open_ended = false;
     tenant->ends_at = now;
+    tenant->drains_at = now;
     for (struct sched_member *m = tenant->members; m != NULL; m = m->next)
         if (m->state == SCHED_RUNNING)
             sched_say_revoke(m);
@@ -385,116 +410,81 @@ static bool all_managed(const struct sched_tenant *tenant, uint32_t bits, bool a
     return true;
 }
 
-/* Does anybody else compete on a device that the tenant wants? */
-static bool others_active(const struct sched_tenant *tenant)
+/* Who is marked on all of the devices that it wants, and finds them free, gets them. */
+static bool try_device(const struct sched_device *device, uint64_t now)
 {
-    EACH_WANTED(tenant, d)
-        if (tenant->places[d]->device->active > 1)
-            return true;
-    return false;
-}
-
-/* 0: eligible now; else how long its `hard` share makes it wait. */
-static uint64_t must_wait(const struct sched_tenant *tenant)
-{
-    double longest = 0;
-    bool contended = others_active(tenant);
-    EACH_WANTED(tenant, d) {
-        const struct sched_place *place = tenant->places[d];
-        double lacks = fair_threshold(place, contended) - place->tokens_ns;
-        if (!fair_is_hard(place) || lacks <= 0)
-            continue;
-        double wait = lacks * VGPU_SHARE_ALL / place->limits.share;
-        longest = wait > longest ? wait : longest;
-    }
-    return longest > 0 ? (uint64_t)longest + 1 : 0;
-}
-
-static bool waits(const struct sched_place *place)
-{
-    const struct sched_tenant *tenant = place->tenant;
-    if (tenant->wanted == 0 || tenant->held != 0)
+    if (!device->managed || device->busy > 0 || device->next_place == NULL)
         return false;
+    struct sched_tenant *tenant = device->next_place->tenant;
     EACH_WANTED(tenant, d)
-        if (tenant->places[d] == place)
+        if (tenant->places[d]->device->managed && tenant->places[d]->device->busy > 0)
+            return false;
+    grant(tenant, false, now);
+    return true;
+}
+
+static bool try_devices(uint64_t now)
+{
+    order_mark(tenants, devices, now);
+    for (const struct sched_device *device = devices; device != NULL; device = device->next)
+        if (try_device(device, now))
             return true;
     return false;
 }
 
-static int32_t rank(const struct sched_place *place)
+static void say_again(struct sched_tenant *tenant, uint64_t now)
 {
-    return place->tokens_ns > 0 || place->limits.priority < 0 ? place->limits.priority : 0;
+    for (struct sched_member *m = tenant->members; m != NULL; m = m->next)
+        if (m->state == SCHED_RUNNING)
+            say(m, tenant, now);
 }
 
-static bool before(const struct sched_place *a, const struct sched_place *b)
+/* Somebody came: a turn that was lent without an end gets one, and is given back when it idles. */
+static void set_end(struct sched_tenant *tenant, uint64_t now)
 {
-    if (rank(a) != rank(b))
-        return rank(a) > rank(b);
-    return a->vtime_ns != b->vtime_ns ? a->vtime_ns < b->vtime_ns
-                                      : a->tenant->waits_since < b->tenant->waits_since;
-}
-
-/* Who is to have this device next, of those that may; NULL: nobody. */
-static struct sched_place *best(const struct sched_device *device)
-{
-    struct sched_place *found = NULL;
-    for (struct sched_place *p = device->places; p != NULL; p = p->next) {
-        if (!waits(p) || must_wait(p->tenant) > 0)
-            continue;
-        bool taken = false; /* another tenant has reserved one of the devices that this one wants */
-        const struct sched_tenant *tenant = p->tenant;
-        EACH_WANTED(tenant, d) {
-            const struct sched_tenant *other = tenant->places[d]->device->reserved;
-            taken |= other != NULL && other != tenant;
-        }
-        if (!taken && (found == NULL || before(p, found)))
-            found = p;
+    uint64_t least = UINT64_MAX;
+    EACH_HELD(tenant, d) {
+        uint64_t quantum = (uint64_t)fair_quantum(tenant->places[d]);
+        least = quantum < least ? quantum : least;
     }
-    return found;
-}
-
-static void try_device(struct sched_device *device, uint64_t now)
-{
-    if (!device->managed || device->busy > 0)
+    tenant->quantum_ns = least;
+    tenant->ends_at = tenant->granted_at + least;
+    if (tenant->ends_at <= now) {
+        stop(tenant, now);
         return;
-    struct sched_place *place = best(device);
-    if (place == NULL)
-        return;
-    struct sched_tenant *tenant = place->tenant;
-    bool free = true;
-    EACH_WANTED(tenant, d) {
-        tenant->places[d]->device->reserved = tenant;
-        free &= tenant->places[d]->device->busy == 0 || !tenant->places[d]->device->managed;
     }
-    if (free)
-        grant(tenant, false, now);
+    tenant->open_ended = false;
+    tenant->drains_at = tenant->ends_at;
+    EACH_HELD(tenant, d)
+        tenant->places[d]->count.granted_ns += least;
+    say_again(tenant, now);
 }
 
 /* Holders that have to make room: on a device that came under management, or for somebody else. */
 static void make_room(struct sched_tenant *tenant, uint64_t now)
 {
-    bool expired = now >= tenant->granted_at + tenant->quantum_ns;
     bool go = tenant->free_running ? !all_managed(tenant, tenant->held, false) : tenant->changed;
+    bool wanted = false;
     EACH_HELD(tenant, d) {
         const struct sched_place *mine = tenant->places[d];
-        const struct sched_place *next = mine->device->managed ? best(mine->device) : NULL;
+        const struct sched_place *next = mine->device->managed ? mine->device->next_place : NULL;
         go |= tenant->open_ended && !tenant->free_running && fair_is_hard(mine);
         if (next == NULL || tenant->free_running)
             continue;
-        go |= tenant->open_ended && expired;
+        wanted = true;
         go |= next->limits.priority > mine->limits.priority && next->tokens_ns >= PREEMPT_TOKENS_NS;
     }
     if (go)
         stop(tenant, now);
+    else if (wanted && tenant->open_ended)
+        set_end(tenant, now);
 }
 
 /* The others have left: the holder may go on without pacing. */
 static void set_free(struct sched_tenant *tenant, uint64_t now)
 {
     tenant->free_running = true;
-    for (struct sched_member *m = tenant->members; m != NULL; m = m->next)
-        if (m->state == SCHED_RUNNING)
-            say(m, tenant, now);
+    say_again(tenant, now);
 }
 
 /* After a change of limits: the debt of a long turn under a large share would take seconds to pay under a
@@ -523,22 +513,25 @@ static void look_at(struct sched_tenant *tenant, uint64_t now)
         make_room(tenant, now);
 }
 
-static uint64_t earlier(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* When this tenant needs a look without any message coming in. */
 static uint64_t next_look(const struct sched_tenant *tenant, uint64_t now)
 {
     if (tenant->held == 0) {
-        uint64_t wait = tenant->wanted != 0 ? must_wait(tenant) : 0;
+        uint64_t wait = tenant->wanted != 0 ? order_must_wait(tenant) : 0;
         return wait > 0 ? now + wait : SCHED_NEVER;
     }
-    if (tenant->ends_at != SCHED_NEVER)
-        return drain_ends(tenant);
-    uint64_t expires = tenant->granted_at + tenant->quantum_ns;
-    return !tenant->free_running && others_want(tenant, tenant->held) && expires > now ? expires : SCHED_NEVER;
+    return tenant->ends_at != SCHED_NEVER ? drain_ends(tenant) : SCHED_NEVER;
+}
+
+void sched_ending(struct sched_member *member, uint64_t number, uint64_t left_ns, uint64_t now)
+{
+    struct sched_tenant *tenant = member->tenant;
+    if (member->state != SCHED_RUNNING || number != member->turn)
+        return;
+    uint64_t at = now + (left_ns < SCHED_DRAIN_BOUND_NS ? left_ns : SCHED_DRAIN_BOUND_NS);
+    bool later = tenant->drains_at != SCHED_NEVER && tenant->drains_at > at && !single(tenant);
+    if (!later)
+        tenant->drains_at = at;
 }
 
 uint64_t sched_run(uint64_t now)
@@ -548,10 +541,12 @@ uint64_t sched_run(uint64_t now)
         fair_refresh(device, now);
         device->managed = must_manage(device);
     }
+    order_mark(tenants, devices, now);
     for (struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next)
         look_at(tenant, now);
-    for (struct sched_device *device = devices; device != NULL; device = device->next)
-        try_device(device, now);
+    while (try_devices(now))
+        continue;
+    next = foresee(devices, now);
     for (const struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next)
         next = earlier(next, next_look(tenant, now));
     return next;

@@ -1,5 +1,5 @@
 /*
- * sched.h: who computes next. Pure: no I/O and no clock; time comes in as nanoseconds, and what is to be
+ * scheduler.h: who computes next. Pure: no I/O and no clock; time comes in as nanoseconds, and what is to be
  * said to tenants goes out through two functions that the caller provides (turns.c, or a test).
  *
  * A tenant (a lease) has a place on each of its devices, and members (its registered processes). At
@@ -7,8 +7,8 @@
  * several devices gets them together. A device is managed while somebody on it is under a limit that
  * matters: one `hard` tenant, or two tenants of which one has a share.
  */
-#ifndef ARBITER_SCHED_H
-#define ARBITER_SCHED_H
+#ifndef ARBITER_SCHEDULER_H
+#define ARBITER_SCHEDULER_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -32,10 +32,12 @@ struct sched_tenant;
 struct sched_device {
     char uuid[VGPU_UUID_BYTES];
     struct sched_device *next;
-    struct sched_place *places;
-    struct sched_tenant *reserved; /* it wants several devices and gets this one next */
-    uint32_t busy;                 /* tenants that hold the device */
+    struct sched_place *places; /* of tenants that have members */
+    uint32_t users;             /* tenants, with members or without */
+    uint32_t busy;              /* tenants that hold the device */
     bool managed;
+    struct sched_place *next_place; /* who gets it next, see order.h */
+    double least_vtime_ns;          /* of the active places; as of the last order_mark */
     /* as of the last fair_refresh */
     uint64_t refreshed_at;
     uint32_t active;    /* places that compete */
@@ -54,6 +56,7 @@ struct sched_place {
     struct sched_limits limits;
     bool holding;
     uint64_t charged_until; /* while holding */
+    uint64_t left_at;       /* when its tenant's last member went; 0: it never had one */
     double tokens_ns; /* device time that its share has earned and it has not used; negative: debt */
     double vtime_ns;  /* device time used, divided by the weight */
     struct vgpu_compute count;
@@ -75,7 +78,10 @@ struct sched_member {
 };
 
 struct sched_tenant {
-    struct sched_tenant *next;
+    struct sched_tenant *next; /* of those that have members */
+    struct sched_tenant *next_waiting;
+    int32_t rank;              /* its place in the order: see order.c */
+    double ahead_ns;
     struct sched_place *places[VGPU_MAX_DEVICES]; /* by ordinal in the lease */
     uint32_t device_count;
     struct sched_member *members;
@@ -92,6 +98,8 @@ struct sched_tenant {
     uint64_t granted_at;
     uint64_t quantum_ns; /* what it may keep in the face of others */
     uint64_t ends_at;    /* SCHED_NEVER while open-ended */
+    uint64_t drains_at;  /* when the device is expected to be idle; SCHED_NEVER: not known */
+    uint64_t soon_at;    /* when its own next turn was last said to begin; 0: it was not said */
     uint64_t waits_since;
     uint64_t last_held;
     uint64_t idle_ns; /* of the member that gave back last */
@@ -104,7 +112,7 @@ void sched_tenant_remove(struct sched_tenant *tenant, uint64_t now);
 /* New limits of one place; takes effect with the next sched_run. */
 void sched_set_limits(struct sched_tenant *tenant, uint32_t ordinal, const struct sched_limits *limits);
 
-void sched_member_add(struct sched_tenant *tenant, struct sched_member *member);
+void sched_member_add(struct sched_tenant *tenant, struct sched_member *member, uint64_t now);
 void sched_member_remove(struct sched_member *member, uint64_t now);
 
 /* A member has launches waiting for these devices (bits; bits beyond the lease are ignored). */
@@ -114,12 +122,20 @@ void sched_want(struct sched_member *member, uint32_t devices, uint64_t now);
  * is when the member says that it runs nothing). Stale turn numbers are ignored. */
 void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint64_t now);
 
+/* A member launches no more in its turn, and expects the device to be idle in `left_ns`. */
+void sched_ending(struct sched_member *member, uint64_t number, uint64_t left_ns, uint64_t now);
+
 /* Grants, revokes and bypasses what is due. Returns when to call again, at the latest. */
 uint64_t sched_run(uint64_t now);
 
-/* Provided by the caller; neither may call back into sched. */
+/* Until when a hand-over is about to come, so that it pays to look without sleeping; 0: none is. As of the
+ * last sched_run. */
+uint64_t sched_alert_until(void);
+
+/* Provided by the caller; none may call back into the scheduler. */
 void sched_say_grant(struct sched_member *member, const struct vgpu_turn *turn);
 void sched_say_revoke(struct sched_member *member);
+void sched_say_soon(struct sched_member *member, uint64_t in_ns);
 
 /* For tests: the devices that are known. */
 const struct sched_device *sched_devices(void);

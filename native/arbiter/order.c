@@ -1,0 +1,89 @@
+#include "order.h"
+
+#include <stddef.h>
+
+#include "fair.h"
+
+/* Does anybody else compete on a device that the tenant wants? */
+static bool others_active(const struct sched_tenant *tenant)
+{
+    EACH_WANTED(tenant, d)
+        if (tenant->places[d]->device->active > 1)
+            return true;
+    return false;
+}
+
+uint64_t order_must_wait(const struct sched_tenant *tenant)
+{
+    double longest = 0;
+    bool contended = others_active(tenant);
+    EACH_WANTED(tenant, d) {
+        const struct sched_place *place = tenant->places[d];
+        double lacks = fair_threshold(place, contended) - place->tokens_ns;
+        if (!fair_is_hard(place) || lacks <= 0)
+            continue;
+        double wait = lacks * VGPU_SHARE_ALL / place->limits.share;
+        longest = wait > longest ? wait : longest;
+    }
+    return longest > 0 ? (uint64_t)longest + 1 : 0;
+}
+
+/* A priority counts while its share has not been used up. */
+static int32_t rank(const struct sched_place *place)
+{
+    return place->tokens_ns > 0 || place->limits.priority < 0 ? place->limits.priority : 0;
+}
+
+/* One number for a tenant, whatever its devices: with one for each device, two tenants of two devices could
+ * each be first on one. It is how far ahead of the hindmost the tenant is where it is furthest ahead. */
+static void place_in_order(struct sched_tenant *tenant)
+{
+    bool first = true;
+    EACH_WANTED(tenant, d) {
+        const struct sched_place *place = tenant->places[d];
+        double ahead = place->vtime_ns - place->device->least_vtime_ns;
+        if (first || rank(place) < tenant->rank)
+            tenant->rank = rank(place);
+        if (first || ahead > tenant->ahead_ns)
+            tenant->ahead_ns = ahead;
+        first = false;
+    }
+}
+
+static bool before(const struct sched_tenant *a, const struct sched_tenant *b)
+{
+    if (a->rank != b->rank)
+        return a->rank > b->rank;
+    return a->ahead_ns != b->ahead_ns ? a->ahead_ns < b->ahead_ns : a->waits_since < b->waits_since;
+}
+
+static void mark(struct sched_tenant *tenant)
+{
+    EACH_WANTED(tenant, d)
+        if (tenant->places[d]->device->managed && tenant->places[d]->device->next_place != NULL)
+            return;
+    EACH_WANTED(tenant, d)
+        if (tenant->places[d]->device->managed)
+            tenant->places[d]->device->next_place = tenant->places[d];
+}
+
+void order_mark(struct sched_tenant *tenants, struct sched_device *devices, uint64_t now)
+{
+    struct sched_tenant *waiting = NULL;
+    for (struct sched_device *device = devices; device != NULL; device = device->next) {
+        device->next_place = NULL;
+        device->least_vtime_ns = fair_least_vtime(device, now);
+    }
+    for (struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next) {
+        if (tenant->wanted == 0 || tenant->held != 0 || order_must_wait(tenant) > 0)
+            continue;
+        place_in_order(tenant);
+        struct sched_tenant **link = &waiting;
+        while (*link != NULL && !before(tenant, *link))
+            link = &(*link)->next_waiting;
+        tenant->next_waiting = *link;
+        *link = tenant;
+    }
+    for (; waiting != NULL; waiting = waiting->next_waiting)
+        mark(waiting);
+}
