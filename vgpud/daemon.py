@@ -85,14 +85,16 @@ class Daemon:
             arbiter=self.settings.arbiter,
             mps_control=self.settings.mps_control,
         )
+        preload = Preload(self.units, paths)
         return {
             Mode.EXCLUSIVE: Exclusive(self.gateway, paths),
-            Mode.PRELOAD: Preload(self.units, paths),
+            Mode.PRELOAD: preload,
             Mode.MPS: MpsMode(
                 self.gateway,
                 self.units,
                 mps_world(self.book, self.inventory, originals, lambda: self.keeper),
                 paths,
+                preload,
             ),
             Mode.MIG: MigMode(self.gateway, originals, paths, self._mig_wish),
         }

@@ -22,6 +22,12 @@ struct part {
     uint32_t memory_mib;
 };
 
+struct tenant {
+    struct part whole;
+    uint32_t processes;
+    bool pooled_memory; /* libvgpu holds all of them to one limit: none takes a part of it here */
+};
+
 static int g_file = -1;
 
 static bool lock_range(int file, short type, off_t start, off_t length)
@@ -42,8 +48,9 @@ static bool record_held(int file, int index)
 }
 
 /* What the other processes left of `whole`, and a free record, or -1. */
-static int measure(int file, const struct part *whole, struct part *left)
+static int measure(int file, const struct tenant *tenant, struct part *left)
 {
+    const struct part *whole = &tenant->whole;
     int index = -1;
     *left = *whole;
     for (int i = 0; i < RECORDS; i++) {
@@ -56,7 +63,8 @@ static int measure(int file, const struct part *whole, struct part *left)
             taken = *whole;
         left->share_hundredths -= taken.share_hundredths < left->share_hundredths ? taken.share_hundredths
                                                                                   : left->share_hundredths;
-        left->memory_mib -= taken.memory_mib < left->memory_mib ? taken.memory_mib : left->memory_mib;
+        if (!tenant->pooled_memory)
+            left->memory_mib -= taken.memory_mib < left->memory_mib ? taken.memory_mib : left->memory_mib;
     }
     return index;
 }
@@ -86,13 +94,14 @@ static uint32_t asked_share(void)
 }
 
 /* A process may ask for less than its even part, or for more as long as the tenant has it. */
-static struct part wanted(const struct part *whole, uint32_t processes)
+static struct part wanted(const struct tenant *tenant)
 {
+    const struct part *whole = &tenant->whole;
     struct part part = {asked_share(), asked_memory()};
     if (part.share_hundredths == 0 || part.share_hundredths > whole->share_hundredths)
-        part.share_hundredths = whole->share_hundredths / processes;
+        part.share_hundredths = whole->share_hundredths / tenant->processes;
     if (part.memory_mib == 0 || part.memory_mib > whole->memory_mib)
-        part.memory_mib = whole->memory_mib / processes;
+        part.memory_mib = whole->memory_mib / (tenant->pooled_memory ? 1 : tenant->processes);
     return part;
 }
 
@@ -113,16 +122,20 @@ static void set_environment(const struct part *part)
         set(MEMORY, text);
 }
 
-/* `limits` is written by vgpud: "HUNDREDTHS MIB PROCESSES" on one line. */
-static bool read_limits(const char *folder, struct part *whole, uint32_t *processes)
+/* `limits` is written by vgpud: "HUNDREDTHS MIB PROCESSES POOLED" on one line. */
+static bool read_limits(const char *folder, struct tenant *tenant)
 {
+    struct part *whole = &tenant->whole;
+    unsigned pooled = 0; /* not in the files of older vgpud */
     char path[512];
     snprintf(path, sizeof(path), "%s/limits", folder);
     FILE *file = fopen(path, "re");
     if (file == NULL)
         return false;
-    bool good = fscanf(file, "%u %u %u", &whole->share_hundredths, &whole->memory_mib, processes) == 3 &&
-                whole->share_hundredths > 0 && whole->memory_mib > 0 && *processes > 0;
+    bool good = fscanf(file, "%u %u %u %u", &whole->share_hundredths, &whole->memory_mib, &tenant->processes,
+                       &pooled) >= 3 &&
+                whole->share_hundredths > 0 && whole->memory_mib > 0 && tenant->processes > 0;
+    tenant->pooled_memory = pooled != 0;
     fclose(file);
     return good;
 }
@@ -132,12 +145,12 @@ static const char *tenant_folder(void)
     return access(GUARD_CONTAINER_TENANT, F_OK) == 0 ? GUARD_CONTAINER_TENANT : getenv("VGPU_MPS_TENANT");
 }
 
-static int take(int file, const struct part *whole, uint32_t processes)
+static int take(int file, const struct tenant *tenant)
 {
-    struct part left, part = wanted(whole, processes);
+    struct part left, part = wanted(tenant);
     if (!lock_range(file, F_WRLCK, ADMISSION_AT, 1))
         return GUARD_NO_MORE_CLIENTS;
-    int index = measure(file, whole, &left);
+    int index = measure(file, tenant, &left);
     bool fits = index >= 0 && part.share_hundredths > 0 && part.memory_mib > 0 &&
                 part.share_hundredths <= left.share_hundredths && part.memory_mib <= left.memory_mib;
     off_t at = index * (off_t)sizeof(part);
@@ -151,17 +164,16 @@ static int take(int file, const struct part *whole, uint32_t processes)
 
 int guard_admit(void)
 {
-    struct part whole;
-    uint32_t processes;
+    struct tenant tenant;
     char path[512];
     const char *folder = tenant_folder();
     if (folder == NULL)
         return GUARD_SUCCESS; /* nothing says what the tenant holds: MPS's own limits are all there is */
     snprintf(path, sizeof(path), "%s/slots", folder);
     guard_leave();
-    if (!read_limits(folder, &whole, &processes) || (g_file = open(path, O_RDWR | O_CLOEXEC)) < 0)
+    if (!read_limits(folder, &tenant) || (g_file = open(path, O_RDWR | O_CLOEXEC)) < 0)
         return GUARD_NO_CONNECTION; /* released, or not ours: no limits are no licence */
-    int result = take(g_file, &whole, processes);
+    int result = take(g_file, &tenant);
     if (result != GUARD_SUCCESS)
         guard_leave();
     return result;

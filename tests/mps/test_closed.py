@@ -59,7 +59,7 @@ def closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Closed:
 
         world = MpsWorld(lambda _: allocations, lambda _: rules or MpsRules(), nothing, nothing, None)  # type: ignore[arg-type]
         paths = Paths(tmp_path, tmp_path, tmp_path, tmp_path)
-        mode = MpsMode(None, None, world, paths)  # type: ignore[arg-type]
+        mode = MpsMode(None, None, world, paths, None)  # type: ignore[arg-type]
         monkeypatch.setattr(mode, "features", Features)
         return mode.closed_to(uid, device(0), device(0).uuid, but)
 

@@ -17,6 +17,7 @@ from tests.simnode import SimNode, sim_node  # noqa: F401
 from vgpud.model.quantity import MIB, Percent
 from vgpud.model.tenancy import Mode, Slice
 from vgpud.modes.mps.folders import write_tenant
+from vgpud.modes.mps.rules import MpsRules
 
 Make = Callable[..., SimNode]
 REFUSED = "CUDA_ERROR_MPS_CONNECTION_FAILED"
@@ -168,7 +169,7 @@ def tenant(short_folder: Path) -> Path:
 
 def hold_to(tenant: Path, mebibytes: int, percent: int, processes: int) -> dict[str, str]:
     part = Slice("GPU-0", Mode.MPS, mebibytes * MIB, Percent(percent * 100))
-    write_tenant(tenant, part, processes, os.getuid(), os.getgid())
+    write_tenant(tenant, part, MpsRules(processes_per_tenant=processes), os.getuid(), os.getgid())
     return {"VGPU_MPS_TENANT": str(tenant)}
 
 

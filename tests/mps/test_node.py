@@ -318,6 +318,28 @@ def test_what_operators_see_and_end(make: NodeMaker) -> None:
         tenant.process.communicate()
 
 
+def test_libvgpu_holds_all_processes_of_a_tenant_to_one_limit(make: NodeMaker) -> None:
+    """Whoever comes first may have all of it, which equal parts of MPS's own limit do not allow."""
+    node = make(policy=QUICK + 'processes_per_tenant = 4\nmemory = "libvgpu"\n')
+    node.start()
+    held, beside = share(node, 4, 40), share(node, 2, 40)
+    first = start(node, held, "hold", str(2 * GIB), "--then-wait-on-stdin")
+    assert first.line()["state"] == "held"
+    rest = filled(node, held)
+    assert GIB // 2 < rest < 2 * GIB, "with the first process's contexts they come to the limit"
+    assert GIB < filled(node, beside) <= 2 * GIB
+    shown = node.ctl_json("show", held.id)
+    assert int(shown["use"][0]["memoryUsedBytes"]) >= 2 * GIB
+    node.kill()
+    node.start()
+    assert states(node) == {held.id: "active", beside.id: "active"}
+    assert filled(node, held) == rest, "a restart changes nothing"
+    first.end()
+    assert filled(node, held) > 3 * GIB
+    release(node, held.id, beside.id)
+    assert not list((node.run_dir / "leases").iterdir())
+
+
 def test_a_drained_device_empties_and_stays_drained(make: NodeMaker) -> None:
     node = make(policy=QUICK)
     node.start()

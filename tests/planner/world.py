@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from vgpud.model.device import Device, GpuInstance, Health, Mig
 from vgpud.model.plan import Step, StepKind
 from vgpud.model.tenancy import Allocation, Mode, Slice, State
-from vgpud.planner.reconcile import Action, ActionKind, InstancePlace, Observed, needs_lease, reconcile
+from vgpud.planner.reconcile import Action, ActionKind, InstancePlace, Observed, reconcile
 from vgpud.planner.steps import allocate_steps, release_steps, repair_steps
 from vgpud.planner.use import use_of
 
@@ -162,14 +162,14 @@ class World:
         pieces = [piece for allocation in self.ledger.values() for piece in allocation.slices]
         places = {place_of(piece) for piece in pieces if piece.mig is not None}
         assert self.specs <= set(self.ledger)
-        assert self.leases <= {a.id for a in self.ledger.values() if needs_lease(a)}
+        assert self.leases <= {a.id for a in self.ledger.values() if a.has_lease}
         assert self.daemons <= {piece.device_uuid for piece in pieces if piece.mode is Mode.MPS}
         assert {p for p in self.instances if p.device_uuid in usable} <= places
         assert {p for p in self.records if p.device_uuid in usable} <= places
 
     def _check_real(self, allocation: Allocation, usable: set[str]) -> None:
         assert allocation.id in self.specs
-        assert not needs_lease(allocation) or allocation.id in self.leases
+        assert not allocation.has_lease or allocation.id in self.leases
         for piece in allocation.slices:
             assert piece.device_uuid in usable
             assert piece.mode is not Mode.MPS or piece.device_uuid in self.daemons

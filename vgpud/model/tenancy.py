@@ -227,6 +227,9 @@ class Edits:
         )
 
 
+LEASE_VARIABLE = "VGPU_LEASE"  # names a host process's lease folder (native/common/lease.h)
+
+
 @dataclass(frozen=True, slots=True)
 class Allocation:
     """What a tenant holds."""
@@ -240,6 +243,12 @@ class Allocation:
     created_unix_ns: int = 0
     revision: int = 0
     failure: str = ""
+
+    @property
+    def has_lease(self) -> bool:
+        """Is it held through a lease folder: in mode preload, or in mps with libvgpu for the memory?"""
+        preload = any(part.mode is Mode.PRELOAD for part in self.slices)
+        return preload or any(name == LEASE_VARIABLE for name, _ in self.edits.host_env)
 
     @property
     def cdi_name(self) -> str:

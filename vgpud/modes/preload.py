@@ -26,7 +26,7 @@ from vgpud.lease import (
 )
 from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.tenancy import Allocation, Edits, Mode, Mount, Slice
+from vgpud.model.tenancy import LEASE_VARIABLE, Allocation, Edits, Mode, Mount, Slice
 from vgpud.model.view import SliceMeter, SliceUse
 from vgpud.modes.base import Paths
 from vgpud.modes.edits import cuda_env
@@ -147,7 +147,7 @@ class Preload:
     def _edits(self, allocation: Allocation, lease: Path) -> Edits:
         return Edits(
             env=(*cuda_env(allocation), ("LD_PRELOAD", CONTAINER_LIBRARY)),
-            host_env=(("VGPU_LEASE", str(lease)), ("LD_PRELOAD", str(self._paths.libvgpu))),
+            host_env=((LEASE_VARIABLE, str(lease)), ("LD_PRELOAD", str(self._paths.libvgpu))),
             mounts=(
                 # root in a container would own the folder: it is to change nothing but the usage file
                 Mount(str(lease), CONTAINER_LEASE),
@@ -206,14 +206,15 @@ class Preload:
 
 
 def limits_of(allocation: Allocation) -> tuple[DeviceLimits, ...]:
-    """The lease's view of an allocation: one entry a slice, in order."""
+    """The lease's view of an allocation: one entry a slice, in order. Under MPS the share is MPS's."""
+    shares = [part.share if part.mode is Mode.PRELOAD else None for part in allocation.slices]
     return tuple(
         DeviceLimits(
             uuid=part.target,
             memory_bytes=part.memory_bytes,
-            share_hundredths=part.share.hundredths if part.share else 10000,
-            share_policy=SharePolicy.HARD if part.share else SharePolicy.NONE,
+            share_hundredths=share.hundredths if share else 10000,
+            share_policy=SharePolicy.HARD if share else SharePolicy.NONE,
             priority=0,
         )
-        for part in allocation.slices
+        for part, share in zip(allocation.slices, shares, strict=True)
     )

@@ -14,6 +14,7 @@ def rules_of(settings: MpsSettings) -> MpsRules:
     return MpsRules(
         users=Users(settings.users),
         processes_per_tenant=settings.processes_per_tenant,
+        pooled_memory=settings.memory == "libvgpu",
         exclusive_process=settings.exclusive_process,
         below_normal=settings.client_priority == "below-normal",
         check_seconds=settings.check_seconds,

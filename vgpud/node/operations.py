@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 import structlog
 
+from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Isolation, Mode, Request
 from vgpud.model.view import DrainView, MpsDaemon
@@ -50,8 +51,15 @@ class Operations:
         return tuple(daemon for daemons in found for daemon in daemons)
 
     async def terminate(self, device_uuid: str, pid: int) -> None:
-        await self._mps().terminate(self._inventory.device(device_uuid), pid)
+        await self._mps().terminate(self._owner_of(device_uuid), pid)
         log.warning("MPS client ended by an operator", device=device_uuid, pid=pid)
+
+    def _owner_of(self, target: str) -> Device:
+        """The device of a MIG device, or the device itself. Raises VgpuError(NO_SUCH_DEVICE)."""
+        for device in self._inventory.node.devices:
+            if any(compute.uuid == target for i in device.mig.instances for compute in i.compute_instances):
+                return device
+        return self._inventory.device(target)
 
     async def drain(self, device_uuid: str, drained: bool) -> DrainView:
         """Says at once what is left on the device; ask again to learn when it is idle."""

@@ -111,11 +111,6 @@ def reconcile(ledgered: Iterable[Allocation], observed: Observed) -> tuple[Actio
     return (*going, *_orphans(kept, gone, world), *keeping)
 
 
-def needs_lease(allocation: Allocation) -> bool:
-    """Is the allocation held through a lease folder?"""
-    return any(piece.mode is Mode.PRELOAD for piece in allocation.slices)
-
-
 def _going(allocation: Allocation, world: _World) -> Action | None:
     """Why an allocation goes, if it does."""
     if allocation.state is State.ALLOCATING:
@@ -183,7 +178,7 @@ def _missing(allocation: Allocation, world: _World) -> tuple[str, ...]:
     missing = []
     if allocation.id not in observed.specs:
         missing.append("CDI file")
-    if needs_lease(allocation) and allocation.id not in observed.leases:
+    if allocation.has_lease and allocation.id not in observed.leases:
         missing.append("lease")
     for piece in allocation.slices:
         if piece.mode is Mode.MPS and piece.target not in observed.mps_daemons:
@@ -201,7 +196,7 @@ def _orphans(kept: list[Allocation], gone: list[Allocation], world: _World) -> I
     kept_ids = {allocation.id for allocation in kept}
     for name in sorted(observed.specs - kept_ids - gone_ids):
         yield Action(ActionKind.REMOVE_SPEC, name, "no allocation has this id")
-    leased = {allocation.id for allocation in kept if needs_lease(allocation)}
+    leased = {allocation.id for allocation in kept if allocation.has_lease}
     for name in sorted(observed.leases - leased - gone_ids):
         why = "its allocation has no preload slice" if name in kept_ids else "no allocation has this id"
         yield Action(ActionKind.REMOVE_LEASE, name, why)

@@ -143,6 +143,11 @@ class MpsSettings(Table):
         description="into how many equal parts a tenant's share and memory are cut, one for each of its "
         "processes; a process that finds no part left is refused, so that all together hold to the share",
     )
+    memory: Literal["driver", "libvgpu"] = Field(
+        "driver",
+        description="who holds a tenant to its memory: driver limits each process, by an equal part where "
+        "several are allowed; libvgpu limits all processes of the tenant together, and to the byte",
+    )
     exclusive_process: bool = Field(
         False,
         description="set compute mode EXCLUSIVE_PROCESS while MPS is on the device, so that no program can "

@@ -14,10 +14,27 @@ CONTAINER_TENANT = "/run/vgpu/mps-tenant"
 CONTAINER_GUARD = "/run/vgpu/libvgpu-guard.so"
 
 
-def part_of_process(part: Slice, processes: int) -> tuple[int, float]:
-    """MiB and percent of one process, when so many share the slice; never more in sum than the slice."""
+def part_of_process(part: Slice, processes: int, pooled_memory: bool = False) -> tuple[int, float]:
+    """MiB and percent of one process, when so many share the slice; never more in sum than the slice.
+
+    With `pooled_memory` libvgpu keeps the sum, and each may have all of it.
+    """
     share = (part.share or WHOLE).hundredths // processes
-    return part.memory_bytes // MIB // processes, max(share, 1) / 100
+    mebibytes = part.memory_bytes // MIB
+    return mebibytes if pooled_memory else mebibytes // processes, max(share, 1) / 100
+
+
+def with_libvgpu(edits: Edits, lease: Edits) -> Edits:
+    """`lease` is mode preload's; the guard stands before libvgpu, and hands on to it."""
+
+    def both(guard: tuple[tuple[str, str], ...], libvgpu: tuple[tuple[str, str], ...]) -> tuple[str, str]:
+        return "LD_PRELOAD", f"{dict(guard)['LD_PRELOAD']}:{dict(libvgpu)['LD_PRELOAD']}"
+
+    stacked = Edits(
+        env=(both(edits.env, lease.env),),
+        host_env=(both(edits.host_env, lease.host_env),),
+    )
+    return edits.merged(lease).merged(stacked)
 
 
 def mps_edits(
@@ -34,7 +51,7 @@ def mps_edits(
     Read-only is no hindrance to connect(2) (tried with NVIDIA's daemon), and keeps a container's root
     from unlinking what its neighbours need.
     """
-    mebibytes, percent = part_of_process(part, rules.processes_per_tenant)
+    mebibytes, percent = part_of_process(part, rules.processes_per_tenant, rules.pooled_memory)
     priority = (("CUDA_MPS_CLIENT_PRIORITY", "1"),) if rules.below_normal else ()
     return Edits(
         env=(

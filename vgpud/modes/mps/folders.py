@@ -18,6 +18,7 @@ from pathlib import Path
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import MIB, WHOLE
 from vgpud.model.tenancy import ANYONE, Slice
+from vgpud.modes.mps.rules import MpsRules
 
 _MAX_PATH_BYTES = 90  # of 108 (unix(7)), less the longest name in it: /control_privileged
 
@@ -109,7 +110,7 @@ def tenant_folder(run_dir: Path, allocation_id: str) -> Path:
     return run_dir / "mps" / "t" / allocation_id
 
 
-def write_tenant(folder: Path, part: Slice, processes: int, uid: int, gid: int) -> None:
+def write_tenant(folder: Path, part: Slice, rules: MpsRules, uid: int, gid: int) -> None:
     """What native/guard/admission.c reads: `limits` for everybody's eyes, `slots` for the tenant's hands.
 
     Raises VgpuError(HELPER_FAILED).
@@ -119,7 +120,8 @@ def write_tenant(folder: Path, part: Slice, processes: int, uid: int, gid: int) 
         for parent in (folder.parent.parent, folder.parent, folder):
             _make(parent, 0o755)
         fresh = folder / "limits.new"
-        fresh.write_text(f"{share} {part.memory_bytes // MIB} {processes}\n")
+        words = (share, part.memory_bytes // MIB, rules.processes_per_tenant, int(rules.pooled_memory))
+        fresh.write_text(" ".join(map(str, words)) + "\n")
         fresh.chmod(0o644)
         fresh.replace(folder / "limits")
         slots = os.open(folder / "slots", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -18,7 +18,7 @@ from vgpud.model.device import ComputeMode, Device, DeviceProcess
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, Edits, Mode, Slice, State
 from vgpud.model.view import MpsDaemon, SliceMeter, SliceUse
-from vgpud.modes.base import Paths
+from vgpud.modes.base import Effector, Paths
 from vgpud.modes.gpu_use import (
     AllocationNames,
     allocation_of,
@@ -28,7 +28,7 @@ from vgpud.modes.gpu_use import (
     slice_processes,
     use_of,
 )
-from vgpud.modes.mps.edits import mps_edits
+from vgpud.modes.mps.edits import mps_edits, with_libvgpu
 from vgpud.modes.mps.features import Features, probe
 from vgpud.modes.mps.folders import DeviceFolder, remove_tenant, tenant_folder, write_tenant
 from vgpud.modes.mps.report import report
@@ -45,11 +45,15 @@ _HELD = (State.ACTIVE, State.FAILED, State.RESIZING)
 class MpsMode:
     mode = Mode.MPS
 
-    def __init__(self, gateway: Gateway, units: Units, world: MpsWorld, paths: Paths) -> None:
+    def __init__(
+        self, gateway: Gateway, units: Units, world: MpsWorld, paths: Paths, leases: Effector
+    ) -> None:
+        """`leases` is mode preload's effector, for tenants whose memory libvgpu holds."""
         self._gateway = gateway
         self._units = units
         self._world = world
         self._paths = paths
+        self._leases = leases
         self._supervisors: dict[str, Supervisor] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._names = AllocationNames()
@@ -104,10 +108,14 @@ class MpsMode:
         await supervisor.limit()
         tenant = tenant_folder(self._paths.run_dir, allocation.id)
         owner = allocation.request.owner
-        write_tenant(tenant, part, rules.processes_per_tenant, owner.uid, owner.gid)
+        write_tenant(tenant, part, rules, owner.uid, owner.gid)
         nodes = device_nodes(device, part.mig, self._paths.host_root)
         folder = DeviceFolder.of(self._paths.run_dir, part.target)
-        return part, mps_edits(allocation, part, folder, tenant, self._guard, rules, nodes)
+        edits = mps_edits(allocation, part, folder, tenant, self._guard, rules, nodes)
+        if rules.pooled_memory:
+            _, lease = await self._leases.attach(allocation, part, device)
+            edits = with_libvgpu(edits, lease)
+        return part, edits
 
     async def _up_on_top(self, device: Device, supervisor: Supervisor) -> None:
         """Compute modes are a card's, so on an instance the guard alone closes the way past MPS."""
@@ -129,6 +137,8 @@ class MpsMode:
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:
         remove_tenant(tenant_folder(self._paths.run_dir, allocation.id))
+        if (self._paths.leases / allocation.id).exists():  # even of one whose attaching was cut
+            await self._leases.detach(allocation, part)
         if not self._world.slices_on(part.target):
             if part.is_on_top and part.target:
                 await self.unapply(part.target)
@@ -145,6 +155,8 @@ class MpsMode:
         self._supervisors.pop(device_uuid, None)
 
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
+        if allocation.has_lease:
+            return await self._leases.use(allocation, part, device)
         return use_of(part, await self._processes(allocation, part))
 
     def meters(self, allocation: Allocation, devices: Sequence[Device]) -> tuple[SliceMeter, ...]:

@@ -23,6 +23,7 @@ class MpsRules:
 
     users: Users = Users.SAME
     processes_per_tenant: int = 1
+    pooled_memory: bool = False  # libvgpu holds all processes of a tenant to one limit
     exclusive_process: bool = False
     below_normal: bool = False  # client priority (a hint to the driver, 535 and later)
     check_seconds: float = 10.0
