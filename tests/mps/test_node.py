@@ -340,6 +340,19 @@ def test_libvgpu_holds_all_processes_of_a_tenant_to_one_limit(make: NodeMaker) -
     assert not list((node.run_dir / "leases").iterdir())
 
 
+def test_priority_is_the_allocations_own_or_the_policys(make: NodeMaker) -> None:
+    node = make(policy=QUICK + 'client_priority = "below-normal"\n')
+    node.start()
+    asked = {"": "1", "normal": "0", "below-normal": "1"}
+    for word, value in asked.items():
+        held = share(node, 1, 10, priority=word)
+        assert held.edits.env["CUDA_MPS_CLIENT_PRIORITY"] == value
+    for wrong in ({"isolation": "compute", "priority": "high"}, {"isolation": "quota", "priority": "normal"}):
+        with pytest.raises(VgpuError) as refused:
+            allocate(node, memory_bytes=GIB, **wrong)
+        assert refused.value.code is ErrorCode.BAD_REQUEST
+
+
 def test_a_drained_device_empties_and_stays_drained(make: NodeMaker) -> None:
     node = make(policy=QUICK)
     node.start()
@@ -355,6 +368,7 @@ def test_a_drained_device_empties_and_stays_drained(make: NodeMaker) -> None:
     node.start()
     release(node, held.id)
     idle = node.ctl("drain", "0")
+    assert "for the driver, drain device 1, 2, 3, 4, 5, 6, 7 too" in idle.stderr + idle.stdout
     assert "idle" in idle.stderr + idle.stdout
     assert node.ctl_json("devices")["items"][0]["drained"]
     node.ctl("undrain", "0")

@@ -12,7 +12,7 @@ from vgpud.model.quantity import GIB, MIB, Percent
 from vgpud.model.tenancy import Allocation, Isolation, Mode, Request, Selector, Slice, State
 from vgpud.planner.choose import choose
 from vgpud.planner.use import DeviceUse, use_of
-from vgpud.policy.model import Policy
+from vgpud.policy.model import DeviceRule, Policy
 
 from .cards import A30_PROFILES, OWNER, h200, node_of, policy
 from .test_geometry import legal
@@ -63,6 +63,7 @@ def policies(draw: st.DrawFn) -> Policy:
                 "max_tenants": draw(st.integers(1, 6)),
                 "memory_overcommit": draw(st.sampled_from([1.0, 1.5, 4.0])),
             },
+            "mig": {"on_top": draw(st.sampled_from([(), (), ("preload",), ("mps",), ("mps", "preload")]))},
         }
         for i in range(draw(st.integers(0, 5)))
     ]
@@ -95,7 +96,7 @@ def requests(draw: st.DrawFn) -> Request:
 
 def check_device(device: Device, slices: list[Slice], rules: Policy) -> None:
     """Nothing is promised twice on one device."""
-    modes = {piece.mode for piece in slices}
+    modes = {piece.device_mode for piece in slices}
     assert len(modes) <= 1
     mode = next(iter(modes), None)
     rule_ = rules.rule_for(device)
@@ -107,9 +108,7 @@ def check_device(device: Device, slices: list[Slice], rules: Policy) -> None:
     if mode is Mode.EXCLUSIVE:
         assert len(slices) == 1
     if mode is Mode.MIG:
-        keys = [(piece.mig.profile_id, piece.mig.placement) for piece in slices if piece.mig is not None]
-        assert len(keys) == len(slices) == len(set(keys))
-        assert legal(device.mig.profiles, frozenset[tuple[int, Placement]](keys))
+        check_instances(device, slices, rule_)
         return
     assert all(piece.memory_bytes <= device.memory_usable_bytes for piece in slices)
     factor = rule_.settings_preload().memory_overcommit if mode is Mode.PRELOAD else 1
@@ -120,6 +119,25 @@ def check_device(device: Device, slices: list[Slice], rules: Policy) -> None:
         assert len(slices) <= rule_.settings_mps().max_tenants
     if mode is Mode.PRELOAD:
         assert len(slices) <= rule_.settings_preload().max_tenants
+
+
+def check_instances(device: Device, slices: list[Slice], rule_: DeviceRule) -> None:
+    """Those given whole once each, those shared in one mode each and within what they have."""
+    keys = [(piece.mig.profile_id, piece.mig.placement) for piece in slices if piece.mig is not None]
+    assert len(keys) == len(slices)
+    assert legal(device.mig.profiles, frozenset[tuple[int, Placement]](keys))
+    for key in set(keys):
+        parts = [piece for piece, at in zip(slices, keys, strict=True) if at == key]
+        (mode,) = {piece.mode for piece in parts}
+        profile = next(p for p in device.mig.profiles if p.id == key[0])
+        factor = rule_.settings_preload().memory_overcommit if mode is Mode.PRELOAD else 1
+        assert sum(piece.memory_bytes for piece in parts) <= profile.memory_bytes * factor
+        if mode is Mode.MIG:
+            assert len(parts) == 1
+            continue
+        assert mode.value in rule_.settings_mig().on_top
+        settings = rule_.settings_mps() if mode is Mode.MPS else rule_.settings_preload()
+        assert len(parts) <= settings.max_tenants
 
 
 class Tenancy(RuleBasedStateMachine):
@@ -193,6 +211,7 @@ class Tenancy(RuleBasedStateMachine):
                 expected.count,
                 set(expected.mig),
             )
+            assert set(held.shared) == set(expected.shared)
 
 
 TestTenancy = Tenancy.TestCase

@@ -47,6 +47,7 @@ def test_every_effective_key_with_its_value_and_origin(etc: Etc) -> None:
         ("device[0].mps.overcommit_percent", "100.0", "built-in"),
         ("device[0].mps.users", '"same"', "built-in"),
         ("device[0].mps.processes_per_tenant", "1", "built-in"),
+        ("device[0].mps.memory", '"driver"', "built-in"),
         ("device[0].mps.exclusive_process", "false", "built-in"),
         ("device[0].mps.client_priority", '"normal"', "built-in"),
         ("device[0].mps.check_seconds", "10.0", "built-in"),

@@ -41,7 +41,14 @@ def request(asked: pb.AllocateRequest, request_id: str, owner: Owner, lifetime: 
         selector=selector(asked.selector) if asked.HasField("selector") else Selector(),
         label=text(asked.label, "label"),
         lifetime=lifetime,
+        priority=_priority(asked.priority),
     )
+
+
+def _priority(word: str) -> str:
+    if word not in ("", "normal", "below-normal"):
+        raise _bad(f"priority {word[:20]!r} is none", "write normal or below-normal, or leave it out")
+    return word
 
 
 def limits(asked: pb.ResizeRequest) -> Limits:

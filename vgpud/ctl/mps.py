@@ -128,9 +128,9 @@ def clients(reply: pb.ListMpsReply) -> Table:
 
 def drain(arguments: Namespace, terminal: Terminal) -> int:
     """Exit.DIFFERS while anything is left on the device: it is drained, and not idle yet."""
-    reply = _drain(arguments, terminal, undrain=False)
+    reply, others = _drain(arguments, terminal, undrain=False)
     if not terminal.is_machine and terminal.output != "name":
-        terminal.say(_left(reply))
+        terminal.say(_left(reply, others))
     return Exit.OK.value if reply.idle else Exit.DIFFERS.value
 
 
@@ -141,20 +141,28 @@ def undrain(arguments: Namespace, terminal: Terminal) -> int:
     return Exit.OK.value
 
 
-def _drain(arguments: Namespace, terminal: Terminal, undrain: bool) -> pb.DrainDeviceReply:
+def _drain(
+    arguments: Namespace, terminal: Terminal, undrain: bool
+) -> tuple[pb.DrainDeviceReply, list[pb.Device]]:
+    """The answer, and the other devices on which the driver may still be needed."""
     with connect(arguments) as client:
-        uuid = device_uuid(client.list_devices().devices, arguments.device)
+        devices = client.list_devices().devices
+        uuid = device_uuid(devices, arguments.device)
         reply = client.drain_device(uuid, undrain)
+    busy = (d for d in devices if not d.drained or d.allocation_count or d.processes)
     if terminal.is_machine or terminal.output == "name":
         terminal.show(View("Drain", plain(reply), [reply.device_uuid], []))
-    return reply
+    return reply, [device for device in busy if device.uuid != uuid]
 
 
-def _left(reply: pb.DrainDeviceReply) -> str:
+def _left(reply: pb.DrainDeviceReply, others: list[pb.Device]) -> str:
+    """The driver is the whole node's: it can be exchanged when every device is drained and idle."""
     if reply.idle:
-        return (
-            f"{reply.device_uuid} is drained and idle: restarting its helper or the driver ends nobody's work"
-        )
+        driver = "nor does restarting or upgrading the driver"
+        if others:
+            numbers = ", ".join(str(device.index) for device in others)
+            driver = f"for the driver, drain device {numbers} too"
+        return f"{reply.device_uuid} is drained and idle: restarting its helper ends nobody's work; {driver}"
     left = []
     if reply.allocation_ids:
         left.append(f"allocations {', '.join(reply.allocation_ids)}")

@@ -14,6 +14,7 @@ def request_of(arguments: Namespace) -> pb.AllocateRequest:
         isolation=arguments.isolation or "",
         mig_profile=arguments.profile or "",
         label=arguments.label or "",
+        priority=arguments.priority or "",
         selector=selector_of(arguments.device or [], arguments.device_name or ""),
     )
     if arguments.memory is not None:

@@ -53,6 +53,11 @@ WANTED = (
         metavar="UUID|INDEX",
         help="only this device; repeat to allow several",
     ),
+    argument(
+        "--priority",
+        choices=("normal", "below-normal"),
+        help="with --isolation compute: a hint to the driver; the policy's when left out",
+    ),
     argument("--device-name", metavar="GLOB", help="only devices whose product name matches"),
     argument("--label", metavar="TEXT", help="shown in listings"),
 )

@@ -87,6 +87,7 @@ class Request:
     selector: Selector = field(default_factory=Selector)
     label: str = ""  # free text of the caller, shown in listings
     lifetime: Lifetime = field(default_factory=Lifetime)
+    priority: str = ""  # "normal" or "below-normal", in mode mps; empty: the policy's
 
     @property
     def whole_device(self) -> bool:

@@ -22,13 +22,25 @@ def judge(seat: Seat, want: Wanted, spread: bool) -> Verdict:
         return closed
     top = _mode_on_top(seat, want)
     if top is not None:
-        return fit_on_top(seat, top, want, spread)
+        return _judge_on_top(seat, top, want, spread)
+    if want.profile and Mode.MIG not in want.modes:
+        return _whole_only(seat, want.modes[0])
     mode = _mode(seat, want)
     if isinstance(mode, Unfit):
         return _unless_never(seat, mode, want)
-    if mode is not Mode.MIG and (seat.device.mig.current or want.profile):
+    if mode is not Mode.MIG and seat.device.mig.current:
         return _whole_only(seat, mode)
     return _fit(seat, mode, want, spread)
+
+
+def _judge_on_top(seat: Seat, mode: Mode, want: Wanted, spread: bool) -> Verdict:
+    if seat.use.mode in (None, Mode.MIG):
+        return fit_on_top(seat, mode, want, spread)
+    idle = fit_on_top(seat._replace(use=EMPTY), mode, want, spread)
+    if isinstance(idle, Unfit) and not idle.busy:
+        return idle
+    holds = counted(seat.use.count, "allocation")
+    return busy(seat, mode, f"it is in mode {seat.use.mode} with {holds} and the request needs MIG")
 
 
 def _mode_on_top(seat: Seat, want: Wanted) -> Mode | None:
@@ -36,10 +48,10 @@ def _mode_on_top(seat: Seat, want: Wanted) -> Mode | None:
 
     On a device that is in MIG mode, or is to be by the policy or by the request's profile.
     """
-    terms, held = seat.terms, seat.use.mode
-    if not terms.mig_on_top or held not in (None, Mode.MIG) or terms.fixed not in (None, Mode.MIG):
+    terms = seat.terms
+    if not terms.mig_on_top or not seat.device.mig.capable or terms.fixed not in (None, Mode.MIG):
         return None
-    if not (seat.device.mig.current or terms.fixed or held or want.profile):
+    if not (seat.device.mig.current or terms.fixed or seat.use.mode is Mode.MIG or want.profile):
         return None
     first = next((mode for mode in want.modes if mode is Mode.MIG or mode in terms.mig_on_top), None)
     return None if first is Mode.MIG else first

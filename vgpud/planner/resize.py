@@ -92,6 +92,5 @@ def _room(device: Device, part: Slice, use: DeviceUse) -> tuple[int, int]:
     profile = device.mig.profile(part.mig.profile_id)
     shared = use.instance((part.mig.profile_id, part.mig.placement))
     usable = part.memory_bytes if profile is None else profile.memory_bytes
-    return min(
-        usable, device.memory_usable_bytes
-    ), part.memory_bytes if shared is None else shared.memory_bytes
+    used = part.memory_bytes if shared is None else shared.memory_bytes
+    return min(usable, device.memory_usable_bytes), used

@@ -86,6 +86,11 @@ def _check_isolation(request: Request) -> None:
             f"MIG profile {request.mig_profile!r} was asked with isolation {isolation}",
             f"leave the profile out, or ask for isolation {Isolation.HARDWARE}",
         )
+    if request.priority and isolation is not Isolation.COMPUTE:
+        raise _bad(
+            f"priority {request.priority} was asked with isolation {isolation or 'left out'}",
+            f"ask for isolation {Isolation.COMPUTE} (mode mps), or leave the priority out",
+        )
     divided = request.memory_bytes is not None or request.share not in (None, WHOLE)
     if isolation is Isolation.DEVICE and divided:
         raise _bad(

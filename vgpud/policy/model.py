@@ -154,7 +154,7 @@ class MpsSettings(Table):
         "come past MPS; what it was before is restored",
     )
     client_priority: Literal["normal", "below-normal"] = Field(
-        "normal", description="a hint to the driver, for all clients of the device"
+        "normal", description="a hint to the driver, for allocations that ask for no priority of their own"
     )
     check_seconds: float = Field(
         10.0, ge=0.2, le=3600.0, description="how often a control daemon is asked whether it answers"

@@ -52,7 +52,9 @@ def mps_edits(
     from unlinking what its neighbours need.
     """
     mebibytes, percent = part_of_process(part, rules.processes_per_tenant, rules.pooled_memory)
-    priority = (("CUDA_MPS_CLIENT_PRIORITY", "1"),) if rules.below_normal else ()
+    asked = allocation.request.priority or ("below-normal" if rules.below_normal else "")
+    # without the variable a client takes the daemon's default
+    priority = (("CUDA_MPS_CLIENT_PRIORITY", str(int(asked == "below-normal"))),) if asked else ()
     return Edits(
         env=(
             *cuda_env(allocation),
