@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.bench.common import Report, latency_row
 from tests.bench.node import BenchNode
-from tests.demo.node import ROOT
+from tests.demo.node import BUILD, ROOT
 from vgpud.api.client import Client
 from vgpud.api.gen import vgpud_pb2 as pb
 
@@ -27,7 +27,9 @@ def run() -> Report:
         _scrapes(report, node, FEW)
         _allocate(client, MANY - FEW)
         _scrapes(report, node, MANY)
-        for verb in ("ls",):
+        with _tenants(node, 8):
+            _verb(report, node, "ps", " and 8 processes")
+        for verb in ("ls", "top -1"):
             _verb(report, node, verb)
     return report
 
@@ -75,7 +77,20 @@ def _scrapes(report: Report, node: BenchNode, allocations: int) -> None:
     report.value(f"one a second, {allocations} allocations", share, "% of a core")
 
 
-def _verb(report: Report, node: BenchNode, verb: str) -> None:
+@contextmanager
+def _tenants(node: BenchNode, count: int) -> Iterator[None]:
+    command = [str(BUILD / "bin" / "vgpu-probe"), "hold", str(2**20), "--then-wait-on-stdin"]
+    started = [node.tenant(["--memory", "512MiB", "--isolation", "quota"], command) for _ in range(count)]
+    try:
+        for tenant in started:
+            tenant.line()
+        yield
+    finally:
+        for tenant in started:
+            tenant.end()
+
+
+def _verb(report: Report, node: BenchNode, verb: str, more: str = "") -> None:
     seconds = []
     for _ in range(10):
         began = time.perf_counter()
@@ -85,6 +100,7 @@ def _verb(report: Report, node: BenchNode, verb: str) -> None:
             cwd=ROOT,
             check=True,
             stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         seconds.append(time.perf_counter() - began)
-    report.add(latency_row(f"vgpuctl {verb}, {MANY} allocations", seconds))
+    report.add(latency_row(f"vgpuctl {verb}, {MANY} allocations{more}", seconds))

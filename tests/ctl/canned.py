@@ -204,3 +204,57 @@ def event(revision: int, sentence: str = "released") -> pb.Event:
         sentence=sentence,
         unix_ns=1_767_225_600_000_000_007,
     )
+
+
+def usage(used_ns: int = 0, waited_ns: int = 0, **meter: object) -> pb.UsageReply:
+    """Of `allocations`: the first metered by a lease, the second by NVML alone; the third device is mute."""
+    first, second = allocations().allocations
+    lease: dict[str, object] = {
+        "device_uuid": A,
+        "memory_used_bytes": 3 * GIB,
+        "processes": 2,
+        "memory_peak_bytes": 3 * GIB,
+        "refusals_limit": 1,
+        "refusals_card": 0,
+        "throttled_ns": 0,
+        "compute_used_ns": used_ns,
+        "compute_waited_ns": waited_ns,
+        **meter,
+    }
+    return pb.UsageReply(
+        devices=[
+            pb.DeviceVitals(device_uuid=A, temperature_celsius=41, power_milliwatts=250_000, busy_percent=87),
+            pb.DeviceVitals(device_uuid=B, temperature_celsius=30, power_milliwatts=76_000),
+        ],
+        allocations=[
+            pb.AllocationMeters(allocation_id=first.id, slices=[pb.SliceMeter(**lease)]),  # type: ignore[arg-type]
+            pb.AllocationMeters(
+                allocation_id=second.id, slices=[pb.SliceMeter(device_uuid=B, memory_used_bytes=GIB)]
+            ),
+        ],
+        revision=41,
+    )
+
+
+def processes() -> pb.ListProcessesReply:
+    return pb.ListProcessesReply(
+        processes=[
+            pb.NodeProcess(
+                pid=4242, uid=0, command="python", allocation_id="a1b2c3d4", device_uuid=A, memory_bytes=GIB
+            ),
+            pb.NodeProcess(pid=4343, command="", device_uuid=B, device_index=1),
+        ]
+    )
+
+
+def events() -> pb.ListEventsReply:
+    return pb.ListEventsReply(
+        events=[
+            pb.Event(
+                revision=40, kind="allocation_active", subject="a1b2c3d4", sentence="made", unix_ns=10**18
+            ),
+            pb.Event(
+                revision=41, kind="policy_reloaded", subject="5e0a", sentence="in force", unix_ns=10**18
+            ),
+        ]
+    )

@@ -24,6 +24,11 @@ METHODS = (
     "Plan",
     "GetPolicy",
     "ReloadPolicy",
+    "GetUsage",
+    "ListProcesses",
+    "ListEvents",
+    "ListMps",
+    "ListMig",
 )
 
 
@@ -44,6 +49,11 @@ class Daemon(VgpudServicer):
             "Plan": canned.plan(),
             "GetPolicy": canned.policy(),
             "ReloadPolicy": pb.ReloadPolicyReply(digest="5e0a"),
+            "GetUsage": canned.usage(),
+            "ListProcesses": canned.processes(),
+            "ListEvents": canned.events(),
+            "ListMps": pb.ListMpsReply(),
+            "ListMig": pb.ListMigReply(),
         }
         self.watches: list[Callable[[pb.WatchRequest], Iterator[pb.Event]]] = []
         self.server: grpc.Server | None = None

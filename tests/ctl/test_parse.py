@@ -141,7 +141,7 @@ REFUSED = [
     ("stats", "unknown verb 'stats'", "did you mean 'vgpuctl status'"),
     ("relese x", "unknown verb 'relese'", "did you mean 'vgpuctl release'"),
     ("xyzzy", "unknown verb 'xyzzy'", "one of status, devices"),
-    ("policy", "no verb given", "one of check, show, reload"),
+    ("policy", "no verb given", "one of check, show, diff, test, reload"),
     ("policy relaod", "unknown verb 'relaod'", "did you mean 'vgpuctl policy reload'"),
     ("-q", "required: VERB", "vgpuctl --help"),
     ("show", "required: ALLOCATION", "vgpuctl show --help"),

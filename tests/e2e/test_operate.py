@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.demo.node import DemoNode
+from tests.demo.node import BUILD, DemoNode
 from tests.e2e.conftest import NodeMaker
+from tests.e2e.support import eventually, simulate
 
 POLICY = """version = 1
 [http]
@@ -113,3 +114,46 @@ def test_a_reload_is_all_or_nothing(node: DemoNode, ports: tuple[int, int]) -> N
     with pytest.raises(ConnectionRefusedError):
         page(ports[0])
     assert figures(node)["vgpud_config_last_reload_successful"] == [({}, 1)]
+
+
+def test_a_tenants_process_is_found_from_every_side(node: DemoNode) -> None:
+    probe = str(BUILD / "bin" / "vgpu-probe")
+    options = ["--isolation", "quota", "--memory", "2GiB", "--label", "training"]
+    tenant = node.tenant(options, [probe, "hold", str(512 * 2**20), "--then-wait-on-stdin"])
+    try:
+        tenant.line()
+        pid = tenant.process.pid
+        (process,) = [p for p in node.ctl_json("ps")["items"] if p["pid"] == pid]
+        held = process["allocationId"]
+        assert process["command"] == "vgpu-probe"
+        assert process["memoryBytes"] >= 512 * 2**20
+        why = node.ctl_json("why", str(pid))
+        assert why["allocation"]["id"] == held
+        assert any("no share was asked for" in sentence for sentence in why["limits"])
+        (row,) = [row for row in node.ctl_json("top", "-1")["tenants"] if row["allocation"] == held]
+        assert row["memoryUsedBytes"] >= 512 * 2**20
+        assert row["processes"] == 1
+        assert row["label"] == "training"
+        (_, used) = next(s for s in figures(node)["vgpud_allocation_memory_used_bytes"])
+        assert used >= 512 * 2**20
+        assert node.ctl("doctor", check=False).returncode == 0
+        kinds = [event["type"] for event in node.ctl_json("events", "--last", "1")["items"]]
+        assert kinds == ["allocation_active"]
+    finally:
+        tenant.end()
+
+
+def test_a_lost_device_is_a_row_and_a_figure(make_node: NodeMaker) -> None:
+    """The others go on as if nothing was."""
+    node = make_node("h100x8")
+    node.start()
+    simulate(node, "fault", "gpu-lost", "--device", "3")
+    eventually(lambda: node.ctl_json("top", "-1")["devices"][3]["health"] == "lost", "device 3 is lost")
+    rows = node.ctl_json("top", "-1")["devices"]
+    assert [row["health"] for row in rows].count("ok") == 7
+    shown = node.ctl("top", "-1").stdout
+    assert "lost: " in shown
+    assert node.ctl("doctor", check=False).returncode == 37
+    well = {have["gpu"]: value for have, value in figures(node)["vgpud_gpu_healthy"]}
+    assert well == {str(i): float(i != 3) for i in range(8)}
+    node.ctl("alloc", "--memory", "4GiB", "--isolation", "quota")

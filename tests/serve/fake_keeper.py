@@ -27,12 +27,16 @@ from vgpud.model.tenancy import (
 from vgpud.model.view import (
     DeviceView,
     DrainView,
+    Metered,
     MpsClient,
     MpsDaemon,
     MpsServer,
     NodeDescription,
+    NodeProcess,
     ReloadReport,
+    SliceMeter,
     SliceUse,
+    Vitals,
 )
 from vgpud.policy.model import Policy
 
@@ -173,6 +177,23 @@ class FakeKeeper:
     async def devices(self) -> tuple[tuple[DeviceView, ...], int]:
         self._check()
         return (DeviceView(CARD, "auto", Mode.PRELOAD, 3 * GIB, 1234, 1),), len(self.events)
+
+    async def metered(self) -> Metered:
+        self._check()
+        return Metered(
+            {"GPU-1": Vitals(41, 250_000, None, 87)}, {"a1": (SliceMeter("GPU-1", 5, 1, 6, 1, 0, 7, 8, 9),)}
+        )
+
+    async def processes(self) -> tuple[NodeProcess, ...]:
+        self._check()
+        return (
+            NodeProcess(77, 1000, "python train.py", "a1", "GPU-1", 0, 5, "preload", "x"),
+            NodeProcess(78, None, "?", "", "GPU-1", 0, None),
+        )
+
+    async def last_events(self, count: int) -> tuple[Event, ...]:
+        self._check()
+        return tuple(self.events[-count:])
 
     async def look(self) -> None:
         self._check()

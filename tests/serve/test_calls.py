@@ -123,6 +123,9 @@ def test_errors_arrive_with_number_sentence_hint_and_details(live: Live, admin: 
         "ListMig": admin.list_mig,
         "PlanMig": lambda: admin.plan_mig(layout()),
         "ApplyMig": lambda: admin.apply_mig(layout()),
+        "GetUsage": admin.get_usage,
+        "ListProcesses": admin.list_processes,
+        "ListEvents": admin.list_events,
     }
     assert set(calls) == set(LEAST_DOOR)
     sent = VgpuError(ErrorCode.GPU_LOST, "GPU-1 is lost: xid 79", "reboot", ("GPU-1",))
@@ -312,3 +315,26 @@ def test_mig_plans_and_refusals_arrive(live: Live, admin: Client) -> None:
     with pytest.raises(VgpuError) as wordless:
         admin.plan_mig(pb.MigRequest(targets=[pb.MigTarget()]))
     assert wordless.value.code is ErrorCode.BAD_REQUEST
+
+
+def test_usage_tells_what_is_known_and_leaves_the_rest_unset(reader: Client) -> None:
+    usage = reader.get_usage()
+    (vitals,) = usage.devices
+    assert (vitals.temperature_celsius, vitals.power_milliwatts, vitals.busy_percent) == (41, 250_000, 87)
+    assert not vitals.HasField("power_limit_milliwatts")
+    (meters,) = usage.allocations
+    (meter,) = meters.slices
+    assert meters.allocation_id == "a1"
+    assert (meter.throttled_ns, meter.compute_used_ns, meter.compute_waited_ns) == (7, 8, 9)
+
+
+def test_a_command_is_for_its_own_user_and_the_administrator(reader: Client, admin: Client) -> None:
+    assert [p.command for p in admin.list_processes().processes] == ["python train.py", "?"]
+    shown = reader.list_processes().processes
+    assert [p.pid for p in shown] == [77, 78]
+    assert not shown[1].HasField("uid")
+    assert not shown[1].HasField("memory_bytes")
+
+
+def test_more_events_than_one_call_gets_are_refused(reader: Client) -> None:
+    assert code_of(lambda: reader.list_events(10_001)) is ErrorCode.BAD_REQUEST

@@ -143,6 +143,25 @@ class Client:
         reply: pb.PolicyReply = self._call("GetPolicy", pb.GetPolicyRequest())
         return reply
 
+    def get_usage(self) -> "pb.UsageReply":
+        from vgpud.api.gen import vgpud_pb2 as pb
+
+        reply: pb.UsageReply = self._call("GetUsage", pb.GetUsageRequest())
+        return reply
+
+    def list_processes(self) -> "pb.ListProcessesReply":
+        from vgpud.api.gen import vgpud_pb2 as pb
+
+        reply: pb.ListProcessesReply = self._call("ListProcesses", pb.ListProcessesRequest())
+        return reply
+
+    def list_events(self, last: int = 0) -> "pb.ListEventsReply":
+        """The latest that are kept, oldest first; 0 means 100 of them."""
+        from vgpud.api.gen import vgpud_pb2 as pb
+
+        reply: pb.ListEventsReply = self._call("ListEvents", pb.ListEventsRequest(last=last))
+        return reply
+
     def watch(self, after_revision: int | None = None) -> Iterator["pb.Event"]:
         """Events above `after_revision`, then live ones until the iterator is closed.
 

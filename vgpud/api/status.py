@@ -13,7 +13,6 @@ from google.protobuf.any_pb2 import Any
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # ships without stubs
 from grpc_status import rpc_status
 
-from vgpud.api import encode
 from vgpud.api.client import unreachable
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.errors import BY_NUMBER, ErrorCode, VgpuError
@@ -39,6 +38,8 @@ _HINTS: dict[ErrorCode, str] = {
 
 def to_status(failure: VgpuError) -> grpc.Status:
     """What a handler gives to `abort_with_status`."""
+    from vgpud.api import encode  # the daemon's side: vgpuctl needs not load it
+
     sent = encode.error(
         VgpuError(
             failure.code,

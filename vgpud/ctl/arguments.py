@@ -8,6 +8,8 @@ if TYPE_CHECKING:
 
 MAX_COUNT = 1024
 MAX_TIMEOUT_SECONDS = 3600.0
+MIN_DELAY_SECONDS = 0.1
+MAX_EVENTS = 10_000
 
 
 class Argument(NamedTuple):
@@ -56,6 +58,20 @@ def timeout(text: str) -> float:
     if not 0 < seconds <= MAX_TIMEOUT_SECONDS:
         raise ArgumentTypeError(f"{text!r} is not a number of seconds up to {MAX_TIMEOUT_SECONDS:g}")
     return seconds
+
+
+def delay(text: str) -> float:
+    """Seconds between two looks."""
+    seconds = timeout(text)
+    if seconds < MIN_DELAY_SECONDS:
+        raise ArgumentTypeError(f"{text!r} is less than {MIN_DELAY_SECONDS:g} seconds")
+    return seconds
+
+
+def last(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MAX_EVENTS:
+        raise ArgumentTypeError(f"{text!r} is not a number of events from 1 to {MAX_EVENTS}")
+    return int(text)
 
 
 def revision(text: str) -> int:

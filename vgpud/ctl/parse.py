@@ -101,7 +101,7 @@ def _choose(
 
 
 def _chooser(prog: str, entries: Iterable[Verb | Group]) -> Parser:
-    lines = "\n".join(f"  {entry.name:<10}{entry.help}" for entry in entries)
+    lines = "\n".join(f"  {entry.name:<12}{entry.help}" for entry in entries)
     parser = Parser(
         prog=prog,
         usage=f"{prog} [OPTIONS] VERB ...",

@@ -4,13 +4,16 @@ import json
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vgpud.ctl.connect import connect
 from vgpud.ctl.document import plain
 from vgpud.ctl.table import Column, Table, clean
 from vgpud.ctl.terminal import Terminal, View
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
+
+if TYPE_CHECKING:
+    from vgpud.policy.load import LoadedPolicy
 
 BUILT_IN = "built-in"
 
@@ -47,6 +50,35 @@ def reload(arguments: Namespace, terminal: Terminal) -> int:
     return Exit.DIFFERS.value if differs else Exit.OK.value
 
 
+def diff(arguments: Namespace, terminal: Terminal) -> int:
+    """Exit.DIFFERS when the files say something else than what is in force."""
+    from vgpud.policy.compare import compare
+    from vgpud.policy.effective import as_toml
+
+    now = _online(arguments)
+    if arguments.file:
+        new = _offline(arguments.file)
+    else:
+        from vgpud.ctl.policy_files import on_disk
+
+        new = _document(on_disk())
+    changes = compare(now["policy"], new["policy"])
+    lines = []
+    for key, before, after in changes:
+        for sign, value, origins in (("-", before, now["origins"]), ("+", after, new["origins"])):
+            if value is not None:
+                lines.append((sign, f"{key} = {as_toml(value)}", origins.get(key, BUILT_IN)))
+    document = {
+        "differs": bool(changes),
+        "changes": [{"key": key, "inForce": before, "onDisk": after} for key, before, after in changes],
+    }
+    columns = (Column("", styles={"-": "red", "+": "green"}), Column(""), Column(""))
+    terminal.show(View("PolicyDiff", document, [change.key for change in changes], [Table(columns, lines)]))
+    if not changes:
+        terminal.say(f"nothing differs, digest {now['digest'][:8]}")
+    return Exit.DIFFERS.value if changes else Exit.OK.value
+
+
 def _online(arguments: Namespace) -> dict[str, Any]:
     with connect(arguments) as client:
         reply = client.get_policy()
@@ -60,13 +92,17 @@ def _online(arguments: Namespace) -> dict[str, Any]:
 
 def _offline(name: str) -> dict[str, Any]:
     """The file by itself; raises VgpuError(BAD_POLICY) with a line of details per mistake."""
-    from vgpud.policy.effective import effective
     from vgpud.policy.show import check as check_file
 
     path = Path(name)
     if path.is_dir():
         raise VgpuError(ErrorCode.BAD_REQUEST, f"{name!r} is a directory", "name one TOML file")
-    loaded = check_file(path)
+    return _document(check_file(path))
+
+
+def _document(loaded: "LoadedPolicy") -> dict[str, Any]:
+    from vgpud.policy.effective import effective
+
     return {
         "digest": loaded.digest,
         "files": [str(file) for file in loaded.files],

@@ -136,7 +136,7 @@ VERBS: tuple[Verb | Group, ...] = (
     ),
     Group(
         "policy",
-        "check, show or reload the policy",
+        "check, show, compare, test or reload the policy",
         (
             Verb(
                 "check",
@@ -152,6 +152,27 @@ VERBS: tuple[Verb | Group, ...] = (
                     argument("--origin", action="store_true", help="say which file and line set each key"),
                     argument("--file", metavar="FILE", help="show this file instead; needs no daemon"),
                 ),
+            ),
+            Verb(
+                "diff",
+                "say what differs between the policy in force and the files",
+                "policy:diff",
+                (
+                    argument(
+                        "file", nargs="?", metavar="FILE", help="this file alone, not those of this host"
+                    ),
+                ),
+                details="Exits 0 when nothing differs and 1 when something does.",
+            ),
+            Verb(
+                "test",
+                "try cases against a policy, touching nothing",
+                "policy_cases:test",
+                (
+                    argument("cases", metavar="CASES", help="a TOML file of cases, see vgpuctl(1)"),
+                    argument("--file", metavar="FILE", help="this policy alone, not the files of this host"),
+                ),
+                details="Exits 1 when a case fails.",
             ),
             Verb(
                 "reload",
@@ -247,6 +268,74 @@ VERBS: tuple[Verb | Group, ...] = (
         details="Exits 0 when nothing is left, and 1 while something is; ask again.",
     ),
     Verb("undrain", "let a device take tenants again", "mps:undrain", (DEVICE,)),
+    Verb(
+        "top",
+        "watch devices and tenants live",
+        "top:top",
+        (
+            argument("-1", "--once", action="store_true", help="one look, then end"),
+            argument(
+                "-d",
+                "--delay",
+                type=kinds.delay,
+                default=2.0,
+                metavar="SECONDS",
+                help="between looks (default 2)",
+            ),
+            argument(
+                "--sort",
+                choices=("memory", "share", "waited", "refused", "device", "owner", "age"),
+                default="memory",
+                help="the order of the tenants (default memory)",
+            ),
+            argument(
+                "--filter", default="", metavar="TEXT", help="only tenants in whose line it occurs, gpu0 say"
+            ),
+            argument("--ascii", action="store_true", help="bars without block characters"),
+        ),
+        details="Keys: q quit, s sort, r reverse, / filter, j and k scroll. Into a pipe it looks once.",
+    ),
+    Verb("ps", "list processes, whose they are, and on which device", "ps:ps"),
+    Verb(
+        "why",
+        "say how an allocation or process got what it has, and what limits it now",
+        "why:why",
+        (argument("subject", metavar="ALLOCATION|PID", help="an allocation's id, or a process of one"),),
+        details="Exits 1 for a process that no allocation put there.",
+    ),
+    Verb(
+        "events",
+        "print the latest events",
+        "ps:events",
+        (argument("--last", type=kinds.last, default=100, metavar="N", help="so many (default 100)"),),
+    ),
+    Verb(
+        "doctor",
+        "check this host for vgpud, with a fix for each finding",
+        "doctor:doctor",
+        details="Needs no daemon to begin with. Exits 37 when a check has failed.",
+    ),
+    Verb(
+        "bug-report",
+        "write an archive to send with a bug report",
+        "bug_report:bug_report",
+        (
+            argument(
+                "--file",
+                metavar="FILE",
+                help="where to (default vgpud-bug-report-TIME.tar.gz here); - prints",
+            ),
+        ),
+        details="Names of hosts, users, labels, commands, addresses and serial numbers are taken out.",
+    ),
+    Verb(
+        "completion",
+        "print a shell's completion of vgpuctl",
+        "completion:completion",
+        (argument("shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh or fish"),),
+        outputs=("table",),
+        details='As in: eval "$(vgpuctl completion bash)"',
+    ),
     Verb(
         "watch",
         "print events as they happen",

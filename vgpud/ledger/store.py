@@ -124,6 +124,10 @@ class Ledger:
         """Kept events with a greater revision; raises VgpuError(BAD_REVISION) if some are gone."""
         return await self._do(lambda tables: tables.events_after(revision), Durability.PROCESS)
 
+    async def last_events(self, count: int) -> tuple[Event, ...]:
+        """The latest kept events, oldest first."""
+        return await self._do(lambda tables: tables.last_events(count), Durability.PROCESS)
+
     async def set_boot_id(self, boot_id: str) -> int:
         """Remember the boot; returns the last revision, which a new boot moves ahead."""
         return await self._do(lambda tables: tables.set_boot_id(boot_id), Durability.POWER)

@@ -141,6 +141,13 @@ class Tables:
         )
         return tuple([_event(row) for row in rows])
 
+    def last_events(self, count: int) -> tuple[Event, ...]:
+        rows = self._db.execute(
+            "SELECT revision, kind, subject, sentence, unix_ns FROM events ORDER BY revision DESC LIMIT ?",
+            (count,),
+        )
+        return tuple([_event(row) for row in rows])[::-1]
+
     def set_boot_id(self, boot_id: str) -> int:
         """The last revision, moved ahead of all that may have been given out before another boot."""
         known = self._meta("boot_id", "")

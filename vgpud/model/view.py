@@ -70,6 +70,21 @@ class Metered:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeProcess:
+    """A process on a device or in an allocation; `memory_bytes` is None where NVML lists none for it."""
+
+    pid: int
+    uid: int | None
+    command: str
+    allocation_id: str
+    device_uuid: str
+    device_index: int
+    memory_bytes: int | None
+    mode: str = ""  # of the allocation, as is the label
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ReloadReport:
     """What a policy reload did at once, and what waits until a device is drained."""
 

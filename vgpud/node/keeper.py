@@ -26,7 +26,7 @@ from vgpud.model.event import Event, EventKind
 from vgpud.model.plan import Step, StepKind
 from vgpud.model.quantity import Percent
 from vgpud.model.tenancy import Allocation, Decision, Mode, Request, Slice, State
-from vgpud.model.view import DeviceView, NodeDescription, ReloadReport, SliceUse
+from vgpud.model.view import DeviceView, Metered, NodeDescription, NodeProcess, ReloadReport, SliceUse
 from vgpud.modes.base import Effector
 from vgpud.modes.mig import MigMode
 from vgpud.node.account import Account
@@ -43,6 +43,7 @@ from vgpud.node.meters import Meters
 from vgpud.node.mig_layouts import MigLayouts, Surroundings
 from vgpud.node.operations import Operations
 from vgpud.node.policies import Policies, reload_report
+from vgpud.node.processes import Processes
 from vgpud.node.resizes import Resizes
 from vgpud.node.transitions import Transitions
 from vgpud.planner.choose import choose
@@ -56,6 +57,7 @@ log = structlog.get_logger(__name__)
 _RELEASED_REMEMBERED = 10_000
 _SNAPSHOT_SECONDS = 1.0  # listings and decisions may be this old
 _LOOK_SECONDS = 0.5  # a status answers, even while NVML does not
+_PROCESSES_SECONDS = 0.1  # so old may a listing of processes be
 _SETTLE_SECONDS = 2.0  # a refusal waits so long for releases that are under way
 _RETRY_SECONDS = 1.0  # while a dead tenant's children still run
 
@@ -98,6 +100,7 @@ class NodeKeeper:
         self.policies = Policies(policy, self._load_policy, self._reload_report, self.account)
         self.policies.changed.append(lambda old, new: self._policy_changed())
         self.meters = Meters(parts.book, parts.inventory, parts.effectors)
+        self._processes = Processes(parts.book, parts.inventory, parts.effectors)
         self._changes = Changes()
         self.resizes = Resizes(
             parts.book,
@@ -405,6 +408,15 @@ class NodeKeeper:
                 )
             )
         return tuple(views), self.hub.revision
+
+    async def metered(self) -> Metered:
+        return await self.meters.read()
+
+    async def processes(self) -> tuple[NodeProcess, ...]:
+        return await self._processes.listed(await self.meters.read(_PROCESSES_SECONDS))
+
+    async def last_events(self, count: int) -> tuple[Event, ...]:
+        return await self._ledger.last_events(count)
 
     async def look(self) -> None:
         """Brings `describe` and `plan` up to date, unless the hardware lets itself be waited for."""

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 import structlog
 
@@ -16,6 +17,8 @@ from vgpud.node.inventory import Inventory
 log = structlog.get_logger(__name__)
 
 _SHARED_SECONDS = 0.5
+_FRESH_SECONDS = 0.1
+_LOOK_SECONDS = 0.5  # so long is hardware waited for
 _SENSOR_SECONDS = 5.0  # heat and power change slowly, and each question goes to the driver
 _METERED = (State.ACTIVE, State.RESIZING, State.FAILED)
 
@@ -30,10 +33,12 @@ class Meters:
         self._vitals: dict[str, Vitals] = {}
         self._vitals_taken = float("-inf")
         self._running: asyncio.Task[None] | None = None
+        self._sensing: asyncio.Task[dict[str, Vitals]] | None = None
 
-    async def read(self) -> Metered:
-        """Never fails: what cannot be read is left out. The snapshot is brought up to date before."""
-        if time.monotonic() - self._taken > _SHARED_SECONDS:
+    async def read(self, max_age_seconds: float = _SHARED_SECONDS) -> Metered:
+        """Never fails, nor waits for hardware that hangs: what cannot be read is left out."""
+        oldest = time.monotonic() - max_age_seconds
+        while self._taken < oldest:
             if self._running is None:
                 self._running = asyncio.ensure_future(self._take())
                 self._running.add_done_callback(self._ended)
@@ -48,14 +53,24 @@ class Meters:
         self._running = None
 
     async def _take(self) -> None:
-        await self._inventory.refresh(_SHARED_SECONDS)
-        if time.monotonic() - self._vitals_taken > _SENSOR_SECONDS:
-            self._vitals = await self._inventory.vitals()
-            self._vitals_taken = time.monotonic()
+        began = time.monotonic()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._inventory.refresh(_FRESH_SECONDS), _LOOK_SECONDS)
+        await self._look_at_sensors()
         held = [a for a in self._book if a.state in _METERED]
         meters = await asyncio.to_thread(self._read_all, held)
         self._last = Metered(dict(self._vitals), meters)
-        self._taken = time.monotonic()
+        self._taken = began
+
+    async def _look_at_sensors(self) -> None:
+        if time.monotonic() - self._vitals_taken <= _SENSOR_SECONDS:
+            return
+        if self._sensing is None:
+            self._sensing = asyncio.ensure_future(self._inventory.vitals())
+        done, _ = await asyncio.wait((self._sensing,), timeout=_LOOK_SECONDS)
+        if done:  # else a driver that hangs is asked no second time meanwhile
+            self._vitals, self._sensing = self._sensing.result(), None
+            self._vitals_taken = time.monotonic()
 
     def _read_all(self, held: list[Allocation]) -> dict[str, tuple[SliceMeter, ...]]:
         node = self._inventory.node

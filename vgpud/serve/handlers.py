@@ -18,7 +18,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event
 from vgpud.model.tenancy import Allocation, Lifetime, Owner, Request
 from vgpud.policy.effective import effective
-from vgpud.serve import mig, operate
+from vgpud.serve import mig, operate, usage
 from vgpud.serve.keeper import Keeper
 from vgpud.serve.permissions import check_owner_override, may_see_edits
 
@@ -142,6 +142,9 @@ HANDLERS: dict[str, Handler] = {
     "ListMig": mig.list_mig,
     "PlanMig": mig.plan_mig,
     "ApplyMig": mig.apply_mig,
+    "GetUsage": usage.get_usage,
+    "ListProcesses": usage.list_processes,
+    "ListEvents": usage.list_events,
 }
 # these run on when the caller goes away
 CHANGING = frozenset(

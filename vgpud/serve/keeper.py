@@ -10,7 +10,16 @@ from vgpud.model.mig_view import MigDevice, MigPlan, MigTarget
 from vgpud.model.plan import Step
 from vgpud.model.quantity import Percent
 from vgpud.model.tenancy import Allocation, Decision, Request, Selector
-from vgpud.model.view import DeviceView, DrainView, MpsDaemon, NodeDescription, ReloadReport, SliceUse
+from vgpud.model.view import (
+    DeviceView,
+    DrainView,
+    Metered,
+    MpsDaemon,
+    NodeDescription,
+    NodeProcess,
+    ReloadReport,
+    SliceUse,
+)
 from vgpud.policy.model import Policy
 
 
@@ -86,6 +95,14 @@ class Keeper(Protocol):
 
     def subscribe(self, after_revision: int | None) -> AsyncIterator[tuple[Event, Allocation | None]]:
         """Listens from the first step of the iterator on; BAD_REVISION may come from that step."""
+        ...
+
+    async def metered(self) -> Metered: ...
+
+    async def processes(self) -> tuple[NodeProcess, ...]: ...
+
+    async def last_events(self, count: int) -> tuple[Event, ...]:
+        """Oldest first."""
         ...
 
     def policy(self) -> PolicyInForce: ...

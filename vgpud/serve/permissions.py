@@ -22,6 +22,9 @@ LEAST_DOOR: dict[str, Door] = {
     "ListMig": Door.READ,
     "PlanMig": Door.READ,
     "ApplyMig": Door.ADMIN,
+    "GetUsage": Door.READ,
+    "ListProcesses": Door.READ,
+    "ListEvents": Door.READ,
 }
 
 SOCKET_NAMES: dict[Door, str] = {

@@ -1,0 +1,354 @@
+"""The verbs for daily work: ps, why, events, doctor, bug-report, policy diff and test, completions."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.ctl import canned
+from tests.ctl.conftest import COMMAND, ROOT, Ctl, environment
+from tests.ctl.daemon import Daemon
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.ctl.completion import table
+from vgpud.ctl.redact import redact, without_private
+from vgpud.ctl.verbs import VERBS, Group
+from vgpud.ctl.why import limiting
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.policy.compare import Change, compare
+
+GIB = 2**30
+
+# --- ps and events
+
+
+def test_ps_names_the_tenant_and_those_outside(main: Ctl) -> None:
+    lines = main("ps").stdout.splitlines()
+    assert re.search(r"4242 +root +python +a1b2c3d4 +0 +1GiB", lines[1])
+    assert re.search(r"4343 +- +- +outside vgpud +1 +-", lines[2])
+    assert main("ps", "-o", "name").stdout.split() == ["4242", "4343"]
+    document = json.loads(main("ps", "-o", "json").stdout)
+    assert document["kind"] == "ProcessList"
+    assert document["items"][1]["memoryBytes"] is None
+
+
+def test_events(main: Ctl, daemon: Daemon) -> None:
+    done = main("events", "--last", "7")
+    assert daemon.requests("ListEvents")[0].last == 7
+    assert done.stdout.splitlines()[1].split("  ")[-1] == "in force"
+    assert [item["type"] for item in json.loads(main("events", "-o", "json").stdout)["items"]] == [
+        "allocation_active",
+        "policy_reloaded",
+    ]
+    assert main("events", "--last", "0").returncode == 2
+
+
+# --- why
+
+
+def held(part: pb.Slice, **more: object) -> pb.Allocation:
+    return pb.Allocation(id="a1", state="active", slices=[part], **more)  # type: ignore[arg-type]
+
+
+def sentences(allocation: pb.Allocation, now: pb.SliceMeter, before: pb.SliceMeter | None = None) -> str:
+    devices = {item.uuid: item for item in canned.devices("lost").devices}
+    return "\n".join(limiting(allocation, devices, [(now, before or now)], 2.0))
+
+
+def test_what_limits_memory() -> None:
+    part = pb.Slice(device_uuid=canned.A, mode="preload", memory_bytes=4 * GIB, share_percent=25)
+    said = sentences(held(part), pb.SliceMeter(memory_used_bytes=4 * GIB, refusals_limit=3, refusals_card=1))
+    assert "memory on device 0: 4GiB of 4GiB, it is full: give it more with 'vgpuctl resize'" in said
+    assert "memory was refused 3 times because it would have passed 4GiB" in said
+    assert "memory was refused 1 times because device 0 itself was full" in said
+    assert "compute on device 0: 25% of the time, in turns" in said
+    assert "full" not in sentences(held(part), pb.SliceMeter(memory_used_bytes=GIB))
+
+
+def test_what_limits_compute() -> None:
+    part = pb.Slice(device_uuid=canned.A, mode="preload", memory_bytes=4 * GIB, share_percent=25)
+    before = pb.SliceMeter(compute_used_ns=0, compute_waited_ns=0, throttled_ns=0)
+    now = pb.SliceMeter(compute_used_ns=5 * 10**8, compute_waited_ns=10**9, throttled_ns=2 * 10**8)
+    said = sentences(held(part), now, before)
+    assert "it had device 0 for 25% of the last 2 s" in said
+    assert "it waited 50% of that time for the turns of others on device 0" in said
+    assert "its launches were held back for 10% of that time to keep to 25%" in said
+    part.mode = "mps"
+    assert "at most 25% of the multiprocessors, by MPS" in sentences(held(part), now)
+    part.mode = "exclusive"
+    assert "the card is its own" in sentences(held(part), now)
+
+
+def test_what_has_failed_comes_first() -> None:
+    part = pb.Slice(device_uuid=canned.C, mode="preload", memory_bytes=GIB)
+    failed = held(part, failure="device 2 is lost")
+    failed.state = "failed"
+    said = sentences(failed, pb.SliceMeter()).splitlines()
+    assert said[0].startswith("it has failed: device 2 is lost; release it")
+    assert said[1].startswith("device 2 is lost: ")
+
+
+def test_why_finds_the_tenant_of_a_process(main: Ctl, daemon: Daemon) -> None:
+    gone = VgpuError(ErrorCode.NO_SUCH_ALLOCATION, "no allocation", "")
+    daemon.replies["GetAllocation"] = lambda asked: (
+        canned.used() if asked.allocation_id == "a1b2c3d4" else gone
+    )
+    done = main("why", "4242")
+    assert done.returncode == 0
+    assert "a1b2c3d4" in done.stdout
+    assert "WHAT LIMITS IT NOW" in done.stdout
+    outside = main("why", "4343")
+    assert outside.returncode == 1
+    assert f"process 4343 runs outside vgpud on {canned.B}" in outside.stdout
+    for nobody in ("999999", "no-such-id"):
+        assert main("why", nobody).returncode == 6
+
+
+# --- doctor and bug-report
+
+
+def test_doctor_without_a_daemon_tells_what_it_can(tmp_path: Path) -> None:
+    env = {
+        **environment(tmp_path / "none.sock"),
+        "VGPUD_RUN_DIR": str(tmp_path / "run"),
+        "VGPUD_STATE_DIR": str(tmp_path),
+        "VGPUD_LIB_DIR": str(tmp_path),
+        "VGPUD_GROUP": "",
+    }
+    done = subprocess.run(
+        (*COMMAND, "doctor", "-o", "json"), env=env, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 37
+    found = {item["check"]: item for item in json.loads(done.stdout)["items"]}
+    assert found["daemon"]["state"] == "failed"
+    assert found["run folder"]["state"] == "failed"
+    assert found["libvgpu"]["sentence"].startswith(f"{tmp_path}/libvgpu.so is missing")
+    for item in found.values():
+        assert item["fix"] or item["state"] in ("ok", "skipped"), item
+
+
+def test_doctor_finds_what_is_wrong(main: Ctl, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = daemon.socket.parent
+    for name, mode in (("ro.sock", 0o666), ("vgpud.sock", 0o666), ("admin.sock", 0o600)):
+        if not (folder / name).exists():
+            (folder / name).touch()
+        (folder / name).chmod(mode)
+    for path in ("leases/a1b2c3d4", "leases/stale", "cdi"):
+        (folder / path).mkdir(parents=True)
+    (folder / "cdi" / "vgpud.io-vgpu_gone.json").touch()
+    for name, value in (
+        ("RUN_DIR", folder),
+        ("STATE_DIR", folder),
+        ("CDI_DIR", folder / "cdi"),
+        ("GROUP", ""),
+    ):
+        monkeypatch.setenv(f"VGPUD_{name}", str(value))
+    daemon.replies["ListDevices"] = canned.devices("lost")
+    daemon.replies["GetNode"] = canned.node(simulated=True)
+    daemon.replies["ListEvents"] = pb.ListEventsReply(events=[pb.Event(unix_ns=2 * 10**18 * 4)])
+    done = main("doctor", "-o", "json")
+    assert done.returncode == 37
+    items = json.loads(done.stdout)["items"]
+
+    def state(check: str, words: str) -> str:
+        return next(item["state"] for item in items if item["check"] == check and words in item["sentence"])
+
+    assert state("sockets", "has mode 0666, wider than 0660") == "failed"
+    assert state("device 2", "it is lost") == "failed"
+    assert state("leases", "1 in") == "warning"
+    assert "stale" in next(item["sentence"] for item in items if item["check"] == "leases")
+    assert state("specs", "belong to no allocation (gone)") == "warning"
+    assert state("clock", "in the future") == "warning"
+    assert state("driver", "SIMULATED") == "warning"
+    assert state("outside", "process 4343 uses") == "warning"
+
+
+def test_a_bug_report_names_nobody(main: Ctl, daemon: Daemon, tmp_path: Path) -> None:
+    path = tmp_path / "report.tar.gz"
+    assert main("bug-report", "--file", str(path)).returncode == 0
+    assert path.stat().st_mode & 0o077 == 0
+    with tarfile.open(path) as archive:
+        parts = {
+            Path(entry.name).name: archive.extractfile(entry).read().decode()  # type: ignore[union-attr]
+            for entry in archive
+        }
+    assert {"versions.txt", "doctor.json", "devices.json", "allocations.json", "events.json"} <= set(parts)
+    assert canned.A in parts["devices.json"]
+    everything = "".join(parts.values())
+    host = os.uname().nodename
+    assert not re.search(rf"(?<![\w-]){re.escape(host)}(?![\w-])", everything) or len(host) < 2
+    for label in (item.label for item in canned.allocations().allocations if item.label):
+        assert f'"{label}"' not in everything
+    assert '"command": "python"' not in everything
+    assert "LD_PRELOAD" not in parts["allocations.json"]
+    again = main("bug-report", "--file", str(path))
+    assert again.returncode == 2  # never over what is there
+    assert "file exists" in again.stderr
+
+
+def test_redaction() -> None:
+    names = [("node1", "HOST"), ("node1.example.org", "HOST"), ("alice", "user1000")]
+    text = (
+        "node1.example.org node1 alice malice /home/alice/x 10.20.30.40 127.0.0.1 580.159.04 1.2.3.4.5 "
+        "aa:bb:cc:dd:ee:ff a.b@example.org\n    Serial Number : 1650524012345\n"
+    )
+    said = redact(text, names)
+    assert "HOST HOST user1000 malice /home/USER/x ADDRESS 127.0.0.1 580.159.04 1.2.3.4.5 MAC MAIL" in said
+    assert "Serial Number : REMOVED" in said
+    assert without_private({"label": "x", "items": [{"command": ""}], "n": 1}) == {
+        "label": "REMOVED",
+        "items": [{"command": ""}],
+        "n": 1,
+    }
+
+
+# --- policy diff and test
+
+
+def test_compare_tells_keys_that_come_go_and_change() -> None:
+    old = {"a": 1, "b": {"c": "x"}, "d": [{"e": 1}]}
+    new = {"a": 1, "b": {"c": "y"}, "d": [{"e": 1}, {"e": 2}]}
+    assert compare(old, new) == (Change("b.c", "x", "y"), Change("d[1].e", None, 2))
+    assert compare(new, old) == (Change("b.c", "y", "x"), Change("d[1].e", 2, None))
+    assert compare(old, old) == ()
+
+
+def test_policy_diff(main: Ctl, daemon: Daemon, tmp_path: Path) -> None:
+    from vgpud.policy.effective import effective
+    from vgpud.policy.model import Policy
+
+    daemon.replies["GetPolicy"] = pb.PolicyReply(json=json.dumps(effective(Policy())), digest="5e0a")
+    same = tmp_path / "same.toml"
+    same.write_text("version = 1\n")
+    assert main("policy", "diff", str(same)).returncode == 0
+    other = tmp_path / "other.toml"
+    other.write_text('version = 1\n[planner]\nstrategy = "spread"\n')
+    done = main("policy", "diff", str(other))
+    assert done.returncode == 1
+    assert re.search(r'^- +planner.strategy = "pack" +built-in$', done.stdout, re.MULTILINE)
+    assert re.search(r'^\+ +planner.strategy = "spread" +.*other.toml:3$', done.stdout, re.MULTILINE)
+    document = json.loads(main("policy", "diff", str(other), "-o", "json").stdout)
+    assert document["changes"] == [{"key": "planner.strategy", "inForce": "pack", "onDisk": "spread"}]
+
+
+POLICY = """version = 1
+[[quota]]
+uids = [1000]
+max_memory = "16GiB"
+[[device]]
+match = { index = 0 }
+mode = "preload"
+"""
+CASES = """
+[[case]]
+name = "a quota goes to device 0"
+request = { memory = "4GiB", uid = 7 }
+expect = { mode = "preload", devices = [0] }
+[[case]]
+name = "beside its neighbour"
+held = [{ memory = "100GiB", isolation = "quota", uid = 7 }]
+request = { memory = "30GiB", isolation = "quota", uid = 7 }
+expect = { devices = [0] }
+[[case]]
+name = "a user has a quota"
+held = [{ memory = "10GiB" }]
+request = { memory = "10GiB" }
+expect = { refused = "OVER_QUOTA" }
+[[case]]
+name = "expects what is not so"
+request = { memory = "4GiB", uid = 7 }
+expect = { mode = "mig" }
+"""
+
+
+def test_policy_cases(main: Ctl, tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text(POLICY)
+    (tmp_path / "devices.json").write_text(main("devices", "-o", "json").stdout)
+    cases = tmp_path / "cases.toml"
+    cases.write_text('[node]\ndevices = "devices.json"\n' + CASES)
+    done = main("policy", "test", str(cases), "--file", str(tmp_path / "policy.toml"))
+    assert done.returncode == 1, done.stderr
+    states = [line.split()[0] for line in done.stdout.splitlines()[1:]]
+    assert states == ["passed", "passed", "passed", "failed"]
+    assert "3 of 4 cases passed" in done.stderr
+    assert "OVER_QUOTA: uid 1000 would hold 20GiB, and its quota is 16GiB" in done.stdout
+    names = main("policy", "test", str(cases), "--file", str(tmp_path / "policy.toml"), "-o", "name")
+    assert names.stdout.splitlines() == ["expects what is not so"]
+    cases.write_text('[[case]]\nname = "x"\nrequest = { memroy = "4GiB" }\nexpect = {}\n')
+    bad = main("policy", "test", str(cases), "--file", str(tmp_path / "policy.toml"))
+    assert bad.returncode == 2
+    assert "case.0.request.memroy" in bad.stderr
+
+
+# --- completions
+
+
+def test_the_table_of_completions_is_the_table_of_verbs() -> None:
+    lines = {line.words for line in table()}
+    for entry in VERBS:
+        verbs = entry.verbs if isinstance(entry, Group) else ()
+        assert {(entry.name, verb.name) for verb in verbs} <= lines if verbs else (entry.name,) in lines
+
+
+def complete(script: Path, words: str, extra: str = "") -> list[str]:
+    """What bash offers for the last of `words`."""
+    program = f"""
+vgpuctl() {{ echo a1b2c3d4; {extra} }}
+source {script}
+COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+_vgpuctl
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True, timeout=20)
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("completion")
+    for shell in ("bash", "zsh", "fish"):
+        done = subprocess.run(
+            (*COMMAND, "completion", shell), env=environment(), capture_output=True, check=True, cwd=ROOT
+        )
+        (folder / shell).write_bytes(done.stdout)
+    return folder
+
+
+def test_bash_completes(scripts: Path) -> None:
+    bash = scripts / "bash"
+    assert {"top", "ps", "why", "policy", "mig"} <= set(complete(bash, "vgpuctl ''"))
+    assert complete(bash, "vgpuctl pol") == ["policy"]
+    assert complete(bash, "vgpuctl policy re") == ["reload"]
+    assert complete(bash, "vgpuctl -o json policy re") == ["reload"]
+    assert complete(bash, "vgpuctl alloc --isolation ha") == ["hardware"]
+    assert complete(bash, "vgpuctl alloc --mem") == ["--memory"]
+    assert complete(bash, "vgpuctl show ''") == ["a1b2c3d4"]
+    assert complete(bash, "vgpuctl release a1b2c3d4 ''") == ["a1b2c3d4"]
+    assert complete(bash, "vgpuctl ls -o y") == ["yaml"]
+    assert complete(bash, "vgpuctl completion f") == ["fish"]
+    assert complete(bash, "vgpuctl run -- py") == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_takes_its_script(scripts: Path, shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    words = ["-n", str(scripts / shell)]
+    done = subprocess.run([shell, *words], capture_output=True, text=True, check=False, timeout=20)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_fish_completes(scripts: Path) -> None:
+    if shutil.which("fish") is None:
+        pytest.skip("fish is not installed")
+    program = (
+        f"source {scripts / 'fish'}; complete -C 'vgpuctl policy re'; complete -C 'vgpuctl alloc --isol'"
+    )
+    done = subprocess.run(["fish", "-c", program], capture_output=True, text=True, check=True, timeout=20)
+    offered = [line.split("\t")[0] for line in done.stdout.splitlines()]
+    assert offered == ["reload", "--isolation"]

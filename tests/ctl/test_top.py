@@ -1,0 +1,211 @@
+"""`vgpuctl top`: rows from two looks, lines that fit, and the live display on a pseudo-terminal."""
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import termios
+import time
+
+import pytest
+
+from tests.ctl import canned
+from tests.ctl.conftest import COMMAND, Ctl, environment
+from tests.ctl.daemon import Daemon
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.ctl.table import width
+from vgpud.ctl.top_draw import DEVICE_HEADS, TENANT_HEADS, cut, device_cells, lines, plain, tenant_cells
+from vgpud.ctl.top_rows import SORTS, Look, TenantRow, chosen, device_rows, tenant_rows
+from vgpud.model.errors import ErrorCode, VgpuError
+
+GIB = 2**30
+PLACES = re.compile(r"\r+\n|\x1b\[[0-9;]*H")
+ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def look(seconds: float, used_ns: int = 0, waited_ns: int = 0, **meter: object) -> Look:
+    return Look(
+        seconds,
+        canned.devices().devices,
+        canned.allocations().allocations,
+        canned.usage(used_ns, waited_ns, **meter),
+    )
+
+
+def test_rates_are_between_two_looks() -> None:
+    rows = tenant_rows(look(12.0, 10**9, 4 * 10**8), look(10.0, 5 * 10**8), 0)
+    (row,) = [row for row in rows if row.allocation == "a1b2c3d4"]
+    assert row.share_used_percent == pytest.approx(25.0)
+    assert row.waited_percent == pytest.approx(20.0)
+    (other,) = [row for row in rows if row.allocation == "e5f6a7b8"]
+    assert other.share_used_percent is None  # its mode has no such meter
+    first = tenant_rows(look(12.0, 10**9), None, 0)
+    assert {row.share_used_percent for row in first} == {None}
+
+
+def test_a_counter_that_was_set_back_is_no_negative_share() -> None:
+    rows = tenant_rows(look(12.0, 0), look(10.0, 5 * 10**8), 0)
+    assert rows[0].share_used_percent == 0.0
+
+
+def test_a_lost_device_stays_a_row_with_the_reason() -> None:
+    lost = Look(0.0, canned.devices("lost").devices, [], pb.UsageReply())
+    cells = [device_cells(row, "#.") for row in device_rows(lost)]
+    text = lines(DEVICE_HEADS, cells, 300, plain)
+    assert len(text) == 4
+    assert "lost: " in text[3]
+    assert " -  " in text[3]  # no temperature
+
+
+ROW = TenantRow(
+    "a1",
+    "alice",
+    "0",
+    "preload",
+    "active",
+    3 * GIB,
+    4 * GIB,
+    None,
+    25.0,
+    20.0,
+    1.0,
+    2.0,
+    3,
+    1,
+    60.0,
+    "训练 job",
+)
+
+
+def test_sorting_and_filtering() -> None:
+    rows = [
+        ROW,
+        ROW._replace(allocation="b2", memory_used_bytes=GIB, device="10", waited_percent=50.0, owner="bob"),
+        ROW._replace(allocation="c3", memory_used_bytes=2 * GIB, device="2", refused=None, age_seconds=1.0),
+    ]
+
+    def order(sort: str, reverse: bool = False, text: str = "") -> list[str]:
+        return [row.allocation for row in chosen(rows, sort, reverse, text)]
+
+    assert order("memory") == ["a1", "c3", "b2"]
+    assert order("memory", reverse=True) == ["b2", "c3", "a1"]
+    assert order("device") == ["a1", "c3", "b2"]
+    assert order("waited")[0] == "b2"
+    assert order("age")[0] == "c3"
+    assert order("memory", text="GPU2") == ["c3"]
+    assert order("memory", text="BOB") == ["b2"]
+    assert order("memory", text="nothing") == []
+    assert {len(order(sort)) for sort in SORTS} == {3}
+
+
+@pytest.mark.parametrize("columns", [1, 7, 40, 80, 120, 400])
+def test_no_line_is_wider_than_the_terminal(columns: int) -> None:
+    drawn = lines(TENANT_HEADS, [tenant_cells(ROW, "█░")], columns, plain)
+    assert max(width(line) for line in drawn) <= columns
+    assert width(cut("训练训练", 3)) == 2
+
+
+def test_control_characters_of_tenants_do_not_reach_the_terminal() -> None:
+    evil = ROW._replace(label="\x1b]0;x\x07", owner="a\nb")
+    assert "\x1b" not in "".join(lines(TENANT_HEADS, [tenant_cells(evil, "#.")], 400, plain))
+
+
+def test_one_look(main: Ctl, daemon: Daemon) -> None:
+    done = main("top", "-1", "--filter", "a1b2")
+    assert done.returncode == 0
+    assert "a1b2c3d4" in done.stdout
+    assert "e5f6a7b8" not in done.stdout
+    assert "NVIDIA H200" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_without_hardware_it_says_why(main: Ctl, daemon: Daemon) -> None:
+    daemon.replies["GetNode"] = canned.node(hardware_error="the driver is not loaded")
+    done = main("top", "-1")
+    assert done.returncode == 0
+    assert "the driver is not loaded" in done.stdout
+
+
+class Live:
+    """vgpuctl top on a pseudo-terminal of 100 columns and 20 lines."""
+
+    def __init__(self, daemon: Daemon, *words: str) -> None:
+        self.ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 100, 0, 0))
+        self.before = termios.tcgetattr(theirs)
+        self.theirs = theirs
+        self.process = subprocess.Popen(
+            (*COMMAND, "top", "-d", "0.2", *words),
+            env={**environment(daemon.socket), "TERM": "xterm"},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+        )
+        self.text = ""
+
+    def until(self, wanted: str, since: int = 0) -> None:
+        end = time.monotonic() + 30
+        while wanted not in self.text[since:]:
+            assert time.monotonic() < end, f"{wanted!r} did not come: {self.text[-2000:]!r}"
+            ready, _, _ = select.select([self.ours], [], [], 0.5)
+            if ready:
+                self.text += os.read(self.ours, 65536).decode(errors="replace")
+
+    def press(self, keys: str) -> int:
+        os.write(self.ours, keys.encode())
+        return len(self.text)
+
+    def end(self) -> int:
+        os.write(self.ours, b"q")
+        end = time.monotonic() + 30
+        while self.process.poll() is None:
+            assert time.monotonic() < end, "it does not end"
+            if select.select([self.ours], [], [], 0.1)[0]:
+                self.text += os.read(self.ours, 65536).decode(errors="replace")
+        return self.process.returncode
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.ours)
+        os.close(self.theirs)
+
+
+def test_live_keys_a_restart_and_the_terminal_given_back(daemon: Daemon) -> None:
+    live = Live(daemon)
+    try:
+        live.until("by memory")
+        live.until("a1b2c3d4")
+        live.until("by share", live.press("s"))
+        live.until("reversed", live.press("r"))
+        live.until("filter: _", live.press("/"))
+        at = live.press("e5f6\r")
+        live.until("1 of ", at)
+        live.until("filter 'e5f6'", at)
+        daemon.stop()
+        live.until("waiting: ", len(live.text))
+        daemon.socket.unlink(missing_ok=True)
+        daemon.start()
+        live.until("1 of ", len(live.text))
+        assert live.end() == 0
+        assert live.text.rstrip().endswith("\x1b[?1049l")
+        assert termios.tcgetattr(live.theirs) == live.before
+    finally:
+        live.close()
+    drawn = [ANSI.sub("", line) for line in PLACES.split(live.text)]
+    assert max((width(line), line) for line in drawn)[0] <= 100
+
+
+def test_live_ends_with_an_error_and_a_whole_terminal(daemon: Daemon) -> None:
+    daemon.replies["ListDevices"] = VgpuError(ErrorCode.BUG, "broken", "")
+    live = Live(daemon)
+    try:
+        live.until("broken")
+        assert live.process.wait(30) == 70
+        assert termios.tcgetattr(live.theirs) == live.before
+    finally:
+        live.close()

@@ -1,0 +1,266 @@
+"""What `vgpuctl doctor` looks at on this host: each answers a finding with a fix, and raises nothing."""
+
+import grp
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from vgpud import __version__
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.model.device import Health
+from vgpud.model.tenancy import State
+
+OK, WARN, FAIL, SKIP = "ok", "warning", "failed", "skipped"
+_CDI_PREFIX = "vgpud.io-vgpu_"  # as inject/cdi.py names them
+_LEAST_FREE_BYTES = 64 * 2**20
+_LEAST_KERNEL = (5, 4)  # pidfd_open(2) is of 5.3
+_UNITS = ("vgpud.service", "vgpud.socket", "vgpud-ro.socket", "vgpud-admin.socket")
+
+
+class Finding(NamedTuple):
+    check: str
+    state: str
+    sentence: str
+    fix: str = ""
+
+
+class Host(NamedTuple):
+    """Where things lie, as the daemon's own settings have it (VGPUD_*)."""
+
+    run_dir: Path
+    state_dir: Path
+    cdi_dir: Path
+    lib_dir: Path
+    arbiter: Path
+    mps_control: str
+    group: str
+
+    @classmethod
+    def of(cls, environment: "os._Environ[str]") -> "Host":
+        lib = Path(environment.get("VGPUD_LIB_DIR", "/usr/lib/vgpud"))
+        return cls(
+            run_dir=Path(environment.get("VGPUD_RUN_DIR", "/run/vgpud")),
+            state_dir=Path(environment.get("VGPUD_STATE_DIR", "/var/lib/vgpud")),
+            cdi_dir=Path(environment.get("VGPUD_CDI_DIR", "/var/run/cdi")),
+            lib_dir=lib,
+            arbiter=Path(environment.get("VGPUD_ARBITER", lib / "vgpu-arbiter")),
+            mps_control=environment.get("VGPUD_MPS_CONTROL", "nvidia-cuda-mps-control"),
+            group=environment.get("VGPUD_GROUP", "vgpu"),
+        )
+
+
+class Node(NamedTuple):
+    """What the daemon says; None where it does not answer."""
+
+    node: pb.NodeReply
+    devices: list[pb.Device]
+    allocations: list[pb.Allocation]
+    processes: list[pb.NodeProcess]
+    events: list[pb.Event]
+
+
+def kernel() -> Iterator[Finding]:
+    release = os.uname().release
+    version = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit())
+    if version >= _LEAST_KERNEL:
+        yield Finding("kernel", OK, f"Linux {release}")
+    else:
+        yield Finding("kernel", FAIL, f"Linux {release} has no pidfd", "upgrade to Linux 5.4 or later")
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        why = (error.strerror or "").lower()
+        yield Finding("pidfd", FAIL, f"pidfd_open fails: {why}", "allow it in the seccomp profile")
+    if Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        yield Finding("cgroups", OK, "version 2")
+    else:
+        yield Finding("cgroups", WARN, "not version 2", "boot with systemd.unified_cgroup_hierarchy=1")
+
+
+def folders(host: Host) -> Iterator[Finding]:
+    if not host.run_dir.is_dir():
+        yield Finding(
+            "run folder", FAIL, f"{host.run_dir} is not there", "start vgpud: systemctl start vgpud"
+        )
+    for name, folder in (("run folder", host.run_dir), ("state folder", host.state_dir)):
+        try:
+            room = os.statvfs(folder)
+        except OSError:
+            continue  # told above, or not ours to see
+        free = room.f_bavail * room.f_frsize
+        if free < _LEAST_FREE_BYTES:
+            yield Finding(name, FAIL, f"{free // 2**20} MiB are free in {folder}", "make room there")
+        else:
+            yield Finding(name, OK, f"{free // 2**20} MiB are free in {folder}")
+
+
+def sockets(host: Host) -> Iterator[Finding]:
+    """Modes as they are meant; wider ones let in who should not come."""
+    for name, mode in (("ro.sock", 0o666), ("vgpud.sock", 0o660), ("admin.sock", 0o600)):
+        path = host.run_dir / name
+        try:
+            found = path.stat()
+        except OSError:
+            yield Finding("sockets", FAIL, f"{path} is not there", "start vgpud: systemctl start vgpud")
+            continue
+        wider = stat.S_IMODE(found.st_mode) & ~mode
+        if wider:
+            sentence = f"{path} has mode {stat.S_IMODE(found.st_mode):04o}, wider than {mode:04o}"
+            yield Finding("sockets", FAIL, sentence, f"chmod {mode:04o} {path}")
+        else:
+            yield Finding("sockets", OK, f"{name} {stat.S_IMODE(found.st_mode):04o}")
+    yield from _group(host)
+
+
+def _group(host: Host) -> Iterator[Finding]:
+    if not host.group:
+        return
+    try:
+        gid = grp.getgrnam(host.group).gr_gid
+    except KeyError:
+        fix = f"groupadd --system {host.group}, or install the package anew"
+        yield Finding("group", FAIL, f"there is no group {host.group}", fix)
+        return
+    if os.geteuid() != 0 and gid not in os.getgroups():
+        fix = f"usermod -aG {host.group} USER, then log in anew"
+        yield Finding("group", WARN, f"you are not in group {host.group}, so you can look only", fix)
+
+
+def programs(host: Host) -> Iterator[Finding]:
+    for name, path, need in (
+        ("libvgpu", host.lib_dir / "libvgpu.so", "mode preload"),
+        ("arbiter", host.arbiter, "mode preload"),
+    ):
+        if path.exists():
+            yield Finding(name, OK, str(path))
+        else:
+            yield Finding(
+                name, FAIL, f"{path} is missing, and {need} needs it", "install the package libvgpu"
+            )
+    control = shutil.which(host.mps_control)
+    if control:
+        yield Finding("mps", OK, control)
+    else:
+        fix = "install it with the driver (Debian: nvidia-cuda-mps)"
+        yield Finding("mps", WARN, f"{host.mps_control} is not in PATH, and mode mps needs it", fix)
+
+
+def units() -> Iterator[Finding]:
+    if not Path("/run/systemd/system").is_dir():
+        yield Finding("units", SKIP, "systemd does not run here")
+        return
+    for unit in _UNITS:
+        asked = ["systemctl", "is-active", unit]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+        state = done.stdout.strip() or "unknown"
+        if state == "active":
+            yield Finding("units", OK, f"{unit} is active")
+        else:
+            yield Finding(
+                "units", FAIL, f"{unit} is {state}", f"systemctl start {unit}; journalctl -u {unit}"
+            )
+
+
+def driver(node: pb.NodeReply) -> Iterator[Finding]:
+    if node.hardware_error:
+        yield Finding(
+            "driver", FAIL, node.hardware_error, "install or load the NVIDIA driver: modprobe nvidia"
+        )
+    elif node.simulated:
+        yield Finding("driver", WARN, "SIMULATED: no real GPU is behind this daemon", "unset VGPU_SIM_STATE")
+    else:
+        yield Finding("driver", OK, f"driver {node.driver_version}, CUDA {node.cuda_version}")
+        yield from _loaded_module(node.driver_version)
+    if node.vgpud_version == __version__:
+        yield Finding("version", OK, f"vgpud {node.vgpud_version}")
+    else:
+        sentence = f"vgpud is {node.vgpud_version} and vgpuctl {__version__}"
+        yield Finding("version", WARN, sentence, "restart vgpud after an upgrade: systemctl restart vgpud")
+
+
+def _loaded_module(version: str) -> Iterator[Finding]:
+    """proc's file names the loaded kernel module, NVML the library's own."""
+    try:
+        loaded = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
+    except (OSError, IndexError):
+        return
+    if version not in loaded:
+        sentence = f"the loaded kernel module is another than the library's {version}"
+        yield Finding("driver", FAIL, sentence, "reload the module, or reboot")
+
+
+def devices(found: Iterable[pb.Device]) -> Iterator[Finding]:
+    for item in found:
+        name = f"device {item.index}"
+        if item.health != Health.OK:
+            fix = "look for NVRM and Xid in 'journalctl -k'; nvidia-smi --gpu-reset, or reboot"
+            yield Finding(name, FAIL, f"it is {item.health}: {item.health_reason}", fix)
+        elif item.mig.current != item.mig.pending:
+            pending = "on" if item.mig.pending else "off"
+            fix = f"drain it ('vgpuctl drain {item.index}'), then nvidia-smi --gpu-reset -i {item.index}"
+            yield Finding(name, WARN, f"MIG mode becomes {pending} at its next reset", fix)
+        elif item.compute_mode == "prohibited":
+            fix = f"nvidia-smi -i {item.index} -c DEFAULT"
+            yield Finding(name, WARN, "its compute mode is prohibited, which lets no process use it", fix)
+        else:
+            drained = ", drained" if item.drained else ""
+            yield Finding(name, OK, f"{item.name}, {item.mode or 'idle'}{drained}")
+
+
+def tenants(node: Node) -> Iterator[Finding]:
+    failed = [item for item in node.allocations if item.state == State.FAILED]
+    for item in failed:
+        yield Finding(
+            "allocations", FAIL, f"{item.id} has failed: {item.failure}", f"vgpuctl release {item.id}"
+        )
+    outside = [item for item in node.processes if not item.allocation_id]
+    for process in outside:
+        sentence = f"process {process.pid} uses {process.device_uuid} outside vgpud"
+        yield Finding("outside", WARN, sentence, "end it, or let the policy leave the device unmanaged")
+    dead = [i for i in node.allocations if i.bound_pid and not Path(f"/proc/{i.bound_pid}").exists()]
+    for item in dead:
+        sentence = f"{item.id} is bound to process {item.bound_pid}, which is gone"
+        yield Finding("leaks", WARN, sentence, f"see what still runs in it: vgpuctl show {item.id}")
+    if not failed and not dead:
+        yield Finding("allocations", OK, f"{len(node.allocations)} held, none failed")
+
+
+def leftovers(host: Host, held: frozenset[str]) -> Iterator[Finding]:
+    """Specs and leases that no allocation owns: vgpud clears them at its start."""
+    specs = {
+        p.name.removeprefix(_CDI_PREFIX).removesuffix(".json")
+        for p in _glob(host.cdi_dir, f"{_CDI_PREFIX}*.json")
+    }
+    leases = {p.name for p in _glob(host.run_dir / "leases", "*") if not p.name.startswith(".")}
+    for what, names, folder in (
+        ("specs", specs, host.cdi_dir),
+        ("leases", leases, host.run_dir / "leases"),
+    ):
+        stale = sorted(names - held)
+        if stale:
+            shown = ", ".join(stale[:4]) + (" ..." if len(stale) > 4 else "")
+            sentence = f"{len(stale)} in {folder} belong to no allocation ({shown})"
+            yield Finding(what, WARN, sentence, "systemctl restart vgpud clears them; tenants run on")
+        else:
+            yield Finding(what, OK, f"{len(names)} in {folder}, all owned")
+
+
+def _glob(folder: Path, pattern: str) -> list[Path]:
+    try:
+        return list(folder.glob(pattern))
+    except OSError:
+        return []
+
+
+def clock(node: Node, now_unix_ns: int) -> Iterator[Finding]:
+    latest = max((item.unix_ns for item in node.events), default=0)
+    ahead = (latest - now_unix_ns) / 1e9
+    if ahead > 1:
+        sentence = f"the last event is {ahead:.0f} s in the future: the clock was set back"
+        yield Finding("clock", WARN, sentence, "see timedatectl; leases and turns do not depend on it")
+    else:
+        yield Finding("clock", OK, "no event is in the future")

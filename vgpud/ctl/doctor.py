@@ -1,0 +1,78 @@
+"""`vgpuctl doctor`: what is wrong with this host for vgpud, each with a fix."""
+
+import os
+import time
+from argparse import Namespace
+
+from vgpud.ctl import checks
+from vgpud.ctl.checks import FAIL, OK, WARN, Finding, Host, Node
+from vgpud.ctl.connect import connect
+from vgpud.ctl.table import Column, Table
+from vgpud.ctl.terminal import Terminal, View
+from vgpud.model.errors import Exit, VgpuError
+
+STYLES = {OK: "green", WARN: "yellow", FAIL: "red"}
+COLUMNS = (Column("STATE", styles=STYLES), Column("CHECK"), Column("WHAT"), Column("FIX"))
+
+
+def doctor(arguments: Namespace, terminal: Terminal) -> int:
+    """Exit.DEGRADED when a check has failed; a warning is no failure."""
+    found = examine(arguments)
+    shown = found if terminal.verbose or terminal.is_machine else [f for f in found if f.state != OK]
+    rows = [(item.state, item.check, item.sentence, item.fix) for item in shown]
+    document = {"items": [item._asdict() for item in found]}
+    terminal.show(View("Diagnosis", document, [item.check for item in shown], [Table(COLUMNS, rows)]))
+    count = {state: sum(item.state == state for item in found) for state in (OK, WARN, FAIL)}
+    terminal.say(f"{count[FAIL]} failed, {count[WARN]} warnings, {count[OK]} ok" + _more(terminal))
+    return Exit.DEGRADED.value if count[FAIL] else Exit.OK.value
+
+
+def _more(terminal: Terminal) -> str:
+    return "" if terminal.verbose else "; -v shows all"
+
+
+def examine(arguments: Namespace) -> list[Finding]:
+    """Every check that can be made, in the order in which one would repair."""
+    host = Host.of(os.environ)
+    found = [*checks.kernel(), *checks.folders(host), *checks.programs(host), *checks.units()]
+    found += checks.sockets(host)
+    try:
+        node = _ask(arguments)
+    except VgpuError as error:
+        return [*found, Finding("daemon", FAIL, error.sentence, error.hint)]
+    found.append(Finding("daemon", OK, node.node.status))
+    held = frozenset(item.id for item in node.allocations)
+    found += [*checks.driver(node.node), *checks.devices(node.devices), *checks.tenants(node)]
+    found += [*checks.leftovers(host, held), *checks.clock(node, time.time_ns())]
+    found.append(_policy(node.node.policy_digest))
+    return found
+
+
+def _ask(arguments: Namespace) -> Node:
+    with connect(arguments) as client:
+        node = client.get_node()
+        devices = [] if node.hardware_error else list(client.list_devices().devices)
+        return Node(
+            node,
+            devices,
+            list(client.list_allocations().allocations),
+            list(client.list_processes().processes),
+            list(client.list_events(1).events),
+        )
+
+
+def _policy(digest: str) -> Finding:
+    from vgpud.ctl.policy_files import on_disk
+
+    try:
+        loaded = on_disk()
+    except VgpuError as error:
+        return Finding("policy", FAIL, error.sentence, error.hint)
+    if loaded.digest == digest:
+        return Finding("policy", OK, f"{digest[:8]}, as on disk")
+    return Finding(
+        "policy",
+        WARN,
+        "the files say something else than what is in force",
+        "vgpuctl policy diff; policy reload",
+    )

@@ -1,0 +1,237 @@
+"""`vgpuctl policy test`: cases that say what a policy shall answer, tried without touching anything.
+
+[node]
+devices = "devices.json"      # of 'vgpuctl devices -o json'; left out: those of the running daemon
+
+[[case]]
+name = "a small quota packs beside its neighbour"
+held = [{ memory = "8GiB", isolation = "quota" }]
+request = { memory = "4GiB", isolation = "quota" }
+expect = { mode = "preload", devices = [0] }
+
+[[case]]
+name = "students get no more than 16GiB"
+request = { memory = "20GiB", uid = 1000 }
+expect = { refused = "OVER_QUOTA" }
+"""
+
+import json
+import tomllib
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.ctl.connect import connect
+from vgpud.ctl.table import Column, Table
+from vgpud.ctl.terminal import Terminal, View
+from vgpud.model.device import ComputeMode, Device, GpuInstance, Health, Mig, MigProfile, Node, Placement
+from vgpud.model.errors import ErrorCode, Exit, VgpuError
+from vgpud.model.quantity import Percent, parse_bytes
+from vgpud.model.tenancy import Allocation, Decision, Isolation, Owner, Request, Selector, State
+from vgpud.planner.choose import choose
+from vgpud.planner.quota import over_quota
+from vgpud.planner.use import use_of
+from vgpud.policy.model import Policy
+
+STATE_STYLES = {"passed": "green", "failed": "red"}
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Asked(_Table):
+    memory: str | None = None
+    cores: float | None = None
+    count: int = 1
+    isolation: Literal["hardware", "compute", "quota", "device"] | None = None
+    profile: str = ""
+    device: int | None = None
+    uid: int = 1000
+    gid: int = 1000
+
+    def request(self, name: str) -> Request:
+        """Raises VgpuError(BAD_QUANTITY or BAD_PERCENT)."""
+        return Request(
+            id=name,
+            owner=Owner(self.uid, self.gid),
+            memory_bytes=None if self.memory is None else parse_bytes(self.memory),
+            share=None if self.cores is None else Percent.from_float(self.cores),
+            count=self.count,
+            isolation=None if self.isolation is None else Isolation(self.isolation),
+            mig_profile=self.profile,
+            selector=Selector(indices=() if self.device is None else (self.device,)),
+        )
+
+
+class Expected(_Table):
+    mode: Literal["mig", "mps", "preload", "exclusive"] | None = None
+    devices: list[int] | None = None
+    refused: str | None = None
+
+
+class Case(_Table):
+    name: str
+    request: Asked
+    expect: Expected
+    held: list[Asked] = Field(default_factory=list)
+
+
+class NodeTable(_Table):
+    devices: str | None = None
+
+
+class Cases(_Table):
+    case: list[Case] = Field(min_length=1)
+    node: NodeTable = Field(default_factory=NodeTable)
+
+
+def test(arguments: Namespace, terminal: Terminal) -> int:
+    """Exit.DIFFERS when a case fails. Nothing is allocated, and the daemon's own tenants do not count."""
+    path = Path(arguments.cases)
+    cases = read(path)
+    node = _node(path, cases, arguments)
+    policy = _policy(arguments)
+    rows = []
+    for case in cases.case:
+        got = answer(policy, node, case)
+        passed = fits(case.expect, got, node)
+        rows.append(("passed" if passed else "failed", case.name, said(got, node)))
+    document = {"items": [{"state": row[0], "name": row[1], "answer": row[2]} for row in rows]}
+    columns = (Column("STATE", styles=STATE_STYLES), Column("CASE"), Column("ANSWER"))
+    failed = [row[1] for row in rows if row[0] == "failed"]
+    terminal.show(View("PolicyTest", document, failed, [Table(columns, rows)]))
+    terminal.say(f"{len(rows) - len(failed)} of {len(rows)} cases passed")
+    return Exit.DIFFERS.value if failed else Exit.OK.value
+
+
+def read(path: Path) -> Cases:
+    """Raises VgpuError(BAD_REQUEST), naming the case and the key."""
+    try:
+        return Cases.model_validate(tomllib.loads(path.read_text()))
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise VgpuError(ErrorCode.BAD_REQUEST, f"cannot read {path}: {why}", "name a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise VgpuError(ErrorCode.BAD_REQUEST, f"{path} is not TOML: {error}", "correct it") from None
+    except ValidationError as error:
+        details = tuple(
+            f"{'.'.join(str(part) for part in one['loc'])}: {one['msg'].lower()}" for one in error.errors()
+        )
+        raise VgpuError(
+            ErrorCode.BAD_REQUEST, f"{path}: {details[0]}", "see 'vgpuctl policy test --help'", details
+        ) from None
+
+
+def answer(policy: Policy, node: Node, case: Case) -> Decision:
+    """What the request meets when those in `held`, in their order, have been granted before."""
+    held: list[Allocation] = []
+    for number, before in enumerate(case.held):
+        decision = _decide(policy, node, before.request(f"held{number}"), held)
+        if decision.refusal is not None:
+            return decision
+        request = before.request(f"held{number}")
+        held.append(Allocation(request.id, request, State.ACTIVE, decision.slices))
+    return _decide(policy, node, case.request.request("case"), held)
+
+
+def _decide(policy: Policy, node: Node, request: Request, held: Sequence[Allocation]) -> Decision:
+    decision = choose(request, node, policy, use_of(held))
+    if decision.refusal is None:
+        over = over_quota(policy, request.owner, held, decision.slices)
+        if over is not None:
+            return Decision(reasons=decision.reasons, refusal=over)
+    return decision
+
+
+def fits(expected: Expected, got: Decision, node: Node) -> bool:
+    if got.refusal is not None or expected.refused is not None:
+        return got.refusal is not None and got.refusal.code.name == expected.refused
+    modes = {part.mode.value for part in got.slices}
+    return (expected.mode is None or modes == {expected.mode}) and (
+        expected.devices is None or sorted(_indices(got, node)) == sorted(expected.devices)
+    )
+
+
+def said(got: Decision, node: Node) -> str:
+    if got.refusal is not None:
+        return f"{got.refusal.code.name}: {got.refusal.sentence}"
+    modes = ", ".join(dict.fromkeys(part.mode.value for part in got.slices))
+    numbers = ", ".join(str(index) for index in _indices(got, node))
+    return f"mode {modes} on device {numbers}"
+
+
+def _indices(got: Decision, node: Node) -> list[int]:
+    known = {device.uuid: device.index for device in node.devices}
+    return [known[part.device_uuid] for part in got.slices]
+
+
+def _policy(arguments: Namespace) -> Policy:
+    """A file by itself, or what the files of this host make together."""
+    if arguments.file:
+        from vgpud.policy.show import check
+
+        return check(Path(arguments.file)).policy
+    from vgpud.ctl.policy_files import on_disk
+
+    return on_disk().policy
+
+
+def _node(path: Path, cases: Cases, arguments: Namespace) -> Node:
+    if cases.node.devices is None:
+        with connect(arguments) as client:
+            return Node(devices=tuple(device_of(item) for item in client.list_devices().devices))
+    from google.protobuf.json_format import ParseDict, ParseError
+
+    file = path.parent / cases.node.devices
+    try:
+        items: list[dict[str, Any]] = json.loads(file.read_text())["items"]
+        found = [ParseDict(item, pb.Device(), ignore_unknown_fields=True) for item in items]
+    except (OSError, ValueError, KeyError, TypeError, ParseError) as error:
+        raise VgpuError(
+            ErrorCode.BAD_REQUEST,
+            f"{file} is no list of devices: {error}",
+            "make it by 'vgpuctl devices -o json'",
+        ) from None
+    return Node(devices=tuple(device_of(item) for item in found))
+
+
+def device_of(item: pb.Device) -> Device:
+    """An idle and healthy one of its kind: cases are of what the policy says, not of the moment."""
+    major, _, minor = item.compute_capability.partition(".")
+    return Device(
+        uuid=item.uuid,
+        index=item.index,
+        name=item.name,
+        pci_bus_id=item.pci_bus_id,
+        memory_total_bytes=item.memory_total_bytes,
+        memory_reserved_bytes=item.memory_reserved_bytes,
+        sm_count=item.sm_count if item.HasField("sm_count") else None,
+        compute_capability=(int(major), int(minor)) if major and minor else None,
+        mig=_mig(item.mig),
+        compute_mode=ComputeMode.DEFAULT,
+        mps_capable=item.mps_capable,
+        numa_node=item.numa_node if item.HasField("numa_node") else None,
+        health=Health.OK,
+    )
+
+
+def _mig(item: pb.Mig) -> Mig:
+    instances: tuple[GpuInstance, ...] = ()
+    return Mig(item.capable, False, False, tuple(_profile(profile) for profile in item.profiles), instances)
+
+
+def _profile(item: pb.MigProfile) -> MigProfile:
+    return MigProfile(
+        item.id,
+        item.name,
+        item.slice_count,
+        item.instance_count,
+        item.sm_count,
+        item.memory_bytes,
+        tuple(Placement(place.start, place.size) for place in item.placements),
+    )

@@ -1,0 +1,69 @@
+"""`vgpuctl ps` and `vgpuctl events`: which process is whose, and what has happened."""
+
+from argparse import Namespace
+
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.ctl import words
+from vgpud.ctl.connect import connect
+from vgpud.ctl.document import plain
+from vgpud.ctl.table import Column, Table, clean
+from vgpud.ctl.terminal import Terminal, View
+from vgpud.model.errors import Exit
+
+COLUMNS = (
+    Column("PID", right=True),
+    Column("USER"),
+    Column("COMMAND"),
+    Column("ALLOCATION", styles={"outside vgpud": "yellow"}),
+    Column("GPU", right=True),
+    Column("MEMORY", right=True),
+    Column("MODE"),
+    Column("LABEL"),
+    Column("UUID", wide=True),
+)
+OUTSIDE = "outside vgpud"
+
+
+def ps(arguments: Namespace, terminal: Terminal) -> int:
+    """Process -> tenant -> device; also processes that no allocation put there."""
+    with connect(arguments) as client:
+        found = client.list_processes().processes
+    rows = [_row(item) for item in found]
+    document = {"items": [plain(item) for item in found]}
+    terminal.show(View("ProcessList", document, [str(item.pid) for item in found], [Table(COLUMNS, rows)]))
+    if not found and not terminal.is_machine:
+        terminal.say("no process runs on a device")
+    return Exit.OK.value
+
+
+def _row(item: pb.NodeProcess) -> tuple[str, ...]:
+    return (
+        str(item.pid),
+        words.user(item.uid) if item.HasField("uid") else "",
+        item.command,
+        item.allocation_id or OUTSIDE,
+        str(item.device_index),
+        words.memory(item.memory_bytes) if item.HasField("memory_bytes") else "",
+        item.mode,
+        item.label,
+        item.device_uuid,
+    )
+
+
+def events(arguments: Namespace, terminal: Terminal) -> int:
+    """The latest, oldest first; `vgpuctl watch --after REVISION` goes on from there."""
+    with connect(arguments) as client:
+        found = client.list_events(arguments.last).events
+    if terminal.is_machine or terminal.output == "name":
+        document = {"items": [_document(item) for item in found]}
+        terminal.show(View("EventList", document, [str(item.revision) for item in found], []))
+        return Exit.OK.value
+    for item in found:
+        moment = words.moment(item.unix_ns) or "-"
+        print("  ".join(clean(cell) for cell in (str(item.revision), moment, item.kind, item.sentence)))
+    return Exit.OK.value
+
+
+def _document(item: pb.Event) -> dict[str, object]:
+    document = plain(item)
+    return {"type": document.pop("kind"), **document}

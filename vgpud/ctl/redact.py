@@ -1,0 +1,41 @@
+"""Takes out of a text what a bug report need not tell: who, where, and what is run."""
+
+import re
+from collections.abc import Iterable
+
+_PATTERNS = (
+    (re.compile(r"\b[0-9a-f]{2}(:[0-9a-f]{2}){5}\b", re.IGNORECASE), "MAC"),
+    # a version has three dots too, so only what can be an address in a sentence
+    (
+        re.compile(
+            r"(?<![\w.])(?!127\.)(25[0-5]|2[0-4]\d|1?\d?\d)(\.(25[0-5]|2[0-4]\d|1?\d?\d)){3}(?![\w.])"
+        ),
+        "ADDRESS",
+    ),
+    (re.compile(r"[\w.+-]+@[\w-]+(\.[\w-]+)+"), "MAIL"),
+    (re.compile(r"(?im)^(\s*(serial number|board part number|asset tag)\s*[:=]\s*).*$"), r"\1REMOVED"),
+    (re.compile(r"/home/[^/\s:\"']+"), "/home/USER"),
+)
+_KEYS = {"label", "command", "edits", "env", "hostEnv", "hostname", "requestId", "request", "owner"}
+
+
+def redact(text: str, names: Iterable[tuple[str, str]]) -> str:
+    """`names` are (word, what to write in its place); whole words only, the longest first."""
+    for name, instead in sorted(names, key=lambda pair: -len(pair[0])):
+        if len(name) > 1:
+            text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", instead, text)
+    for pattern, instead in _PATTERNS:
+        text = pattern.sub(instead, text)
+    return text
+
+
+def without_private(value: object) -> object:
+    """A document with what tenants wrote and ran taken out; whether there was something still shows."""
+    if isinstance(value, dict):
+        return {
+            key: "REMOVED" if key in _KEYS and inner else without_private(inner)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list):
+        return [without_private(inner) for inner in value]
+    return value

@@ -1,0 +1,140 @@
+"""Rows of `vgpuctl top` as lines of a terminal: bars, colours by how full, never wider than it is."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from vgpud.ctl import words
+from vgpud.ctl.table import clean, width
+from vgpud.ctl.top_rows import DeviceRow, TenantRow
+
+BAR = 10
+_FULL, _NEARLY = 0.95, 0.8
+
+
+class Cell(NamedTuple):
+    text: str
+    style: str = ""
+    right: bool = False
+
+
+Paint = Callable[[str, str], str]
+
+
+def plain(text: str, style: str) -> str:
+    return text
+
+
+def bar(part: int, whole: int, blocks: str) -> Cell:
+    """`blocks` are a filled and an empty one."""
+    ratio = min(1.0, part / whole) if whole > 0 else 0.0
+    filled = round(ratio * BAR)
+    style = "red" if ratio >= _FULL else "yellow" if ratio >= _NEARLY else "green"
+    return Cell(blocks[0] * filled + blocks[1] * (BAR - filled), style if filled else "")
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}%"
+
+
+DEVICE_HEADS = (
+    "GPU",
+    "NAME",
+    "MODE",
+    "MEMORY",
+    "USED / ALL",
+    "GIVEN",
+    "SHARE",
+    "BUSY",
+    "TEMP",
+    "POWER",
+    "TENANTS",
+)
+TENANT_HEADS = (
+    *("ALLOCATION", "OWNER", "GPU", "MODE", "MEMORY", "USED / LIMIT", "PEAK", "SHARE", "ASKED"),
+    *("HELD BACK", "WAITED", "REFUSED", "PROCS", "AGE", "LABEL"),
+)
+_LEFT = {"NAME", "MODE", "MEMORY", "ALLOCATION", "OWNER", "LABEL", "USED / ALL", "USED / LIMIT"}
+
+
+def device_cells(row: DeviceRow, blocks: str) -> list[Cell]:
+    style = "" if row.health == "ok" else "red"
+    used = f"{words.memory(row.memory_used_bytes)} / {words.memory(row.memory_limit_bytes)}"
+    power = "-" if row.power_watts is None else f"{row.power_watts:.0f}W"
+    heat = "-" if row.temperature_celsius is None else f"{row.temperature_celsius}C"
+    mode = row.mode if row.health == "ok" else f"{row.health}: {row.reason}"[:48]
+    return [
+        Cell(str(row.index), style, right=True),
+        Cell(clean(row.name), style),
+        Cell(clean(mode), style),
+        bar(row.memory_used_bytes, row.memory_limit_bytes, blocks),
+        Cell(used),
+        Cell(words.memory(row.memory_allocated_bytes), right=True),
+        Cell(percent(row.share_allocated_percent), right=True),
+        Cell(percent(row.busy_percent), right=True),
+        Cell(heat, right=True),
+        Cell(power, right=True),
+        Cell(str(row.tenants), right=True),
+    ]
+
+
+def tenant_cells(row: TenantRow, blocks: str) -> list[Cell]:
+    used = f"{words.memory(row.memory_used_bytes)} / {words.memory(row.memory_limit_bytes)}"
+    mode = row.mode if row.state == "active" else f"{row.mode}, {row.state}"
+    return [
+        Cell(row.allocation),
+        Cell(clean(row.owner)),
+        Cell(row.device, right=True),
+        Cell(mode, "red" if row.state == "failed" else ""),
+        bar(row.memory_used_bytes, row.memory_limit_bytes, blocks),
+        Cell(used),
+        Cell("-" if row.memory_peak_bytes is None else words.memory(row.memory_peak_bytes), right=True),
+        Cell(percent(row.share_used_percent), right=True),
+        Cell(percent(row.share_asked_percent), right=True),
+        Cell(percent(row.throttled_percent), right=True),
+        Cell(percent(row.waited_percent), right=True),
+        Cell("-" if row.refused is None else str(row.refused), "red" if row.refused else "", right=True),
+        Cell(str(row.processes), right=True),
+        Cell(words.duration(row.age_seconds), right=True),
+        Cell(clean(row.label)),
+    ]
+
+
+def lines(heads: Sequence[str], rows: Sequence[Sequence[Cell]], columns: int, paint: Paint) -> list[str]:
+    """Aligned, and cut at `columns`; what has no room at the right is left out, never wrapped."""
+    table = [[Cell(head, "bold", head not in _LEFT) for head in heads], *rows]
+    widths = [max(width(row[at].text) for row in table) for at in range(len(heads))]
+    return [_line(row, widths, columns, paint) for row in table]
+
+
+def _line(row: Sequence[Cell], widths: Sequence[int], columns: int, paint: Paint) -> str:
+    left = columns
+    shown = []
+    for cell, size in zip(row, widths, strict=True):
+        if left <= 0:
+            break
+        blanks = " " * (size - width(cell.text))
+        text = cut(cell.text, left)
+        room = left - width(text)
+        if cell.right:
+            pad = blanks[:room]
+            shown.append(pad + paint(text, cell.style))
+        else:
+            pad = blanks[:room]
+            shown.append(paint(text, cell.style) + pad)
+        left -= width(text) + len(pad)
+        gap = "  "[: max(0, left)]
+        shown.append(gap)
+        left -= len(gap)
+    return "".join(shown).rstrip()
+
+
+def cut(text: str, columns: int) -> str:
+    """As much of `text` as has room in so many cells."""
+    if width(text) <= columns:
+        return text
+    kept = ""
+    for character in text:
+        if width(kept + character) > columns:
+            break
+        kept += character
+    return kept

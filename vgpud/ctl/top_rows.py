@@ -1,0 +1,175 @@
+"""What `vgpuctl top` shows, as values: pure, from two looks at a node and the time between them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.ctl import words
+
+SORTS = ("memory", "share", "waited", "refused", "device", "owner", "age")
+
+
+class Look(NamedTuple):
+    """One look at the node; `trouble` says why there are no devices, if so."""
+
+    moment_seconds: float
+    devices: Sequence[pb.Device]
+    allocations: Sequence[pb.Allocation]
+    usage: pb.UsageReply
+    simulated: bool = False
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRow:
+    """Percentages are of the whole device; None where it is not known."""
+
+    index: int
+    name: str
+    uuid: str
+    mode: str
+    memory_used_bytes: int
+    memory_limit_bytes: int
+    memory_allocated_bytes: int
+    share_allocated_percent: float
+    busy_percent: int | None
+    temperature_celsius: int | None
+    power_watts: float | None
+    tenants: int
+    health: str
+    reason: str
+
+
+class TenantRow(NamedTuple):
+    """A slice. Rates are between the two looks: per cent of that time."""
+
+    allocation: str
+    owner: str
+    device: str
+    mode: str
+    state: str
+    memory_used_bytes: int
+    memory_limit_bytes: int
+    memory_peak_bytes: int | None
+    share_asked_percent: float | None
+    share_used_percent: float | None
+    throttled_percent: float | None
+    waited_percent: float | None
+    refused: int | None
+    processes: int
+    age_seconds: float
+    label: str
+
+
+def device_rows(look: Look) -> list[DeviceRow]:
+    vitals = {item.device_uuid: item for item in look.usage.devices}
+    return [_device(item, vitals.get(item.uuid)) for item in look.devices]
+
+
+def _device(item: pb.Device, vitals: pb.DeviceVitals | None) -> DeviceRow:
+    def known(field: str) -> int | None:
+        return int(getattr(vitals, field)) if vitals is not None and vitals.HasField(field) else None  # type: ignore[arg-type]
+
+    power = known("power_milliwatts")
+    return DeviceRow(
+        index=item.index,
+        name=item.name,
+        uuid=item.uuid,
+        mode=(item.mode or "idle") + (", drained" if item.drained else ""),
+        memory_used_bytes=item.memory_used_bytes,
+        memory_limit_bytes=max(0, item.memory_total_bytes - item.memory_reserved_bytes),
+        memory_allocated_bytes=item.memory_allocated_bytes,
+        share_allocated_percent=item.share_allocated_percent,
+        busy_percent=known("busy_percent"),
+        temperature_celsius=known("temperature_celsius"),
+        power_watts=None if power is None else power / 1000,
+        tenants=item.allocation_count,
+        health=item.health,
+        reason=item.health_reason,
+    )
+
+
+def tenant_rows(look: Look, before: Look | None, now_unix_ns: int) -> list[TenantRow]:
+    indices = {item.uuid: str(item.index) for item in look.devices}
+    meters = _meters(look)
+    earlier = {} if before is None else _meters(before)
+    seconds = 0.0 if before is None else look.moment_seconds - before.moment_seconds
+    rows = []
+    for item in look.allocations:
+        for at, part in enumerate(item.slices):
+            meter = meters.get((item.id, at))
+            past = earlier.get((item.id, at))
+            device = indices.get(part.device_uuid, words.short_uuid(part.device_uuid))
+            rows.append(_tenant(item, part, device, (meter, past, seconds), now_unix_ns))
+    return rows
+
+
+def _meters(look: Look) -> dict[tuple[str, int], pb.SliceMeter]:
+    return {
+        (item.allocation_id, at): meter
+        for item in look.usage.allocations
+        for at, meter in enumerate(item.slices)
+    }
+
+
+def _tenant(
+    item: pb.Allocation,
+    part: pb.Slice,
+    device: str,
+    metered: tuple[pb.SliceMeter | None, pb.SliceMeter | None, float],
+    now_unix_ns: int,
+) -> TenantRow:
+    meter, past, seconds = metered
+
+    def rate(field: str) -> float | None:
+        if meter is None or past is None or seconds <= 0 or not meter.HasField(field):  # type: ignore[arg-type]
+            return None
+        return max(0.0, float(getattr(meter, field) - getattr(past, field)) / 1e7 / seconds)
+
+    refused = None
+    if meter is not None and meter.HasField("refusals_limit"):
+        refused = meter.refusals_limit + meter.refusals_card
+    peak = meter.memory_peak_bytes if meter is not None and meter.HasField("memory_peak_bytes") else None
+    return TenantRow(
+        allocation=item.id,
+        owner=words.user(item.owner_uid),
+        device=device,
+        mode=part.mode + (f" {words.mig_name(part)}" if part.HasField("mig") else ""),
+        state=item.state,
+        memory_used_bytes=meter.memory_used_bytes if meter is not None else 0,
+        memory_limit_bytes=part.memory_bytes,
+        memory_peak_bytes=peak,
+        share_asked_percent=part.share_percent if part.HasField("share_percent") else None,
+        share_used_percent=rate("compute_used_ns"),
+        throttled_percent=rate("throttled_ns"),
+        waited_percent=rate("compute_waited_ns"),
+        refused=refused,
+        processes=meter.processes if meter is not None else 0,
+        age_seconds=max(0.0, (now_unix_ns - item.created_unix_ns) / 1e9),
+        label=item.label,
+    )
+
+
+def chosen(rows: Iterable[TenantRow], sort: str, reverse: bool, text: str) -> list[TenantRow]:
+    """Those that `text` occurs in, in any letters; largest first, but smallest by device, owner, age."""
+    wanted = text.casefold()
+    kept = [row for row in rows if not wanted or wanted in _searched(row)]
+    names = {"device", "owner", "age"}
+    keys = {
+        "memory": lambda row: row.memory_used_bytes,
+        "share": lambda row: row.share_used_percent or row.share_asked_percent or 0.0,
+        "waited": lambda row: row.waited_percent or 0.0,
+        "refused": lambda row: row.refused or 0,
+        "device": lambda row: row.device.rjust(8),
+        "owner": lambda row: row.owner,
+        "age": lambda row: row.age_seconds,
+    }
+    kept.sort(key=lambda row: (row.age_seconds, row.allocation))
+    return sorted(kept, key=keys[sort], reverse=(sort not in names) != reverse)
+
+
+def _searched(row: TenantRow) -> str:
+    return " ".join(
+        (row.allocation, row.owner, f"gpu{row.device}", row.mode, row.state, row.label)
+    ).casefold()

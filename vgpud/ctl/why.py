@@ -1,0 +1,179 @@
+"""`vgpuctl why`: how an allocation, or the process of one, got what it has, and what holds it back now."""
+
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+
+from vgpud.api.client import Client
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.ctl import tables, words
+from vgpud.ctl.connect import connect
+from vgpud.ctl.document import plain
+from vgpud.ctl.table import Column, Table, facts
+from vgpud.ctl.terminal import Terminal, View
+from vgpud.ctl.top import SAMPLE_SECONDS
+from vgpud.model.device import Health
+from vgpud.model.errors import ErrorCode, Exit, VgpuError
+from vgpud.model.tenancy import Mode, State
+
+_NEARLY_FULL = 0.95
+_NOTICED_PERCENT = 1.0  # of the time
+
+
+def why(arguments: Namespace, terminal: Terminal) -> int:
+    """Exit.DIFFERS for a process that no allocation put there: nothing of vgpud limits it."""
+    with connect(arguments) as client:
+        found = _find(client, arguments.subject)
+        if isinstance(found, pb.NodeProcess):
+            return _outside(found, terminal)
+        devices = {item.uuid: item for item in client.list_devices().devices}
+        before = client.get_usage()
+        if any(part.mode == Mode.PRELOAD for part in found.slices):
+            time.sleep(SAMPLE_SECONDS)
+        now = client.get_usage()
+    meters = list(zip(_meters(now, found.id), _meters(before, found.id), strict=False))
+    limits = list(limiting(found, devices, meters, SAMPLE_SECONDS))
+    document = {
+        "allocation": plain(found),
+        "limits": limits,
+        "meters": [plain(meter) for meter, _ in meters],
+        "reasons": [plain(reason) for reason in found.reasons],
+    }
+    columns = (Column("WHAT LIMITS IT NOW"),)
+    shown = [
+        facts(_asked(found)),
+        tables.reasons(found.reasons),
+        Table(columns, [(sentence,) for sentence in limits]),
+    ]
+    terminal.show(View("Why", document, [found.id], [table for table in shown if table.rows]))
+    return Exit.OK.value
+
+
+def _find(client: Client, subject: str) -> pb.Allocation | pb.NodeProcess:
+    """An id, or a pid. Raises VgpuError(NO_SUCH_ALLOCATION) for one that is neither."""
+    try:
+        return client.get_allocation(subject)
+    except VgpuError as error:
+        if error.code is not ErrorCode.NO_SUCH_ALLOCATION or not (subject.isascii() and subject.isdigit()):
+            raise
+    processes = [item for item in client.list_processes().processes if item.pid == int(subject)]
+    held = next((item.allocation_id for item in processes if item.allocation_id), "")
+    if not held:
+        bound = [item.id for item in client.list_allocations().allocations if item.bound_pid == int(subject)]
+        held = bound[0] if bound else ""
+    if held:
+        return client.get_allocation(held)
+    if processes:
+        return processes[0]
+    raise VgpuError(
+        ErrorCode.NO_SUCH_ALLOCATION,
+        f"{subject} is neither an allocation nor a process on a device",
+        "see 'vgpuctl ls' and 'vgpuctl ps'",
+    )
+
+
+def _outside(process: pb.NodeProcess, terminal: Terminal) -> int:
+    sentence = (
+        f"process {process.pid} runs outside vgpud on {process.device_uuid}: nothing of vgpud limits it"
+    )
+    document = {"process": plain(process), "limits": [sentence]}
+    terminal.show(View("Why", document, [str(process.pid)], [Table((Column(""),), [(sentence,)])]))
+    return Exit.DIFFERS.value
+
+
+def _meters(usage: pb.UsageReply, allocation_id: str) -> Sequence[pb.SliceMeter]:
+    return next((item.slices for item in usage.allocations if item.allocation_id == allocation_id), [])
+
+
+def _asked(held: pb.Allocation) -> list[tuple[str, str]]:
+    return [
+        ("allocation", held.id),
+        ("owner", f"{words.user(held.owner_uid)} (uid {held.owner_uid})"),
+        ("state", held.state),
+        ("asked for", held.isolation or "what the policy chooses"),
+        ("label", held.label),
+        ("since", words.moment(held.created_unix_ns)),
+        ("ends with process", str(held.bound_pid or "")),
+    ]
+
+
+def limiting(
+    held: pb.Allocation,
+    devices: dict[str, pb.Device],
+    meters: Sequence[tuple[pb.SliceMeter, pb.SliceMeter]],
+    seconds: float,
+) -> Iterator[str]:
+    """A sentence for each thing that limits it, the pressing ones with what to do; never none."""
+    if held.state == State.FAILED:
+        yield f"it has failed: {held.failure}; release it and allocate anew"
+    for at, part in enumerate(held.slices):
+        device = devices.get(part.device_uuid)
+        name = "its device" if device is None else f"device {device.index}"
+        if device is not None and device.health != Health.OK:
+            yield f"{name} is {device.health}: {device.health_reason}"
+        yield from _memory(part, meters[at][0] if at < len(meters) else None, name)
+        yield from _compute(part, device, name)
+        if at < len(meters):
+            yield from _held_back(part, *meters[at], seconds, name)
+        if device is not None:
+            yield from _neighbours(device, name)
+
+
+def _memory(part: pb.Slice, meter: pb.SliceMeter | None, name: str) -> Iterator[str]:
+    limit = words.memory(part.memory_bytes)
+    if meter is None:
+        yield f"memory on {name}: at most {limit}"
+        return
+    used = words.memory(meter.memory_used_bytes)
+    full = meter.memory_used_bytes >= _NEARLY_FULL * part.memory_bytes
+    advice = ", it is full: give it more with 'vgpuctl resize', or use less" if full else ""
+    yield f"memory on {name}: {used} of {limit}{advice}"
+    if meter.refusals_limit:
+        yield f"memory was refused {meter.refusals_limit} times because it would have passed {limit}"
+    if meter.refusals_card:
+        yield f"memory was refused {meter.refusals_card} times because {name} itself was full"
+
+
+def _compute(part: pb.Slice, device: pb.Device | None, name: str) -> Iterator[str]:
+    if part.mode == Mode.MIG or part.HasField("mig"):
+        profile = _profile(device, part.mig.profile_id)
+        sms = "" if profile is None else f", {profile.sm_count} multiprocessors"
+        yield f"compute on {name}: the GPU instance {words.mig_name(part)}{sms}, by hardware"
+    elif part.mode == Mode.EXCLUSIVE:
+        yield f"compute on {name}: nothing, the card is its own"
+    elif not part.HasField("share_percent"):
+        yield f"compute on {name}: no share was asked for, so it takes what others leave"
+    elif part.mode == Mode.MPS:
+        yield f"compute on {name}: at most {words.share(part)} of the multiprocessors, by MPS"
+    else:
+        yield f"compute on {name}: {words.share(part)} of the time, in turns"
+
+
+def _profile(device: pb.Device | None, profile_id: int) -> pb.MigProfile | None:
+    known = [] if device is None else device.mig.profiles
+    return next((profile for profile in known if profile.id == profile_id), None)
+
+
+def _held_back(
+    part: pb.Slice, now: pb.SliceMeter, before: pb.SliceMeter, seconds: float, name: str
+) -> Iterator[str]:
+    waited = (now.compute_waited_ns - before.compute_waited_ns) / 1e7 / seconds
+    throttled = (now.throttled_ns - before.throttled_ns) / 1e7 / seconds
+    used = (now.compute_used_ns - before.compute_used_ns) / 1e7 / seconds
+    if used >= _NOTICED_PERCENT:
+        yield f"it had {name} for {used:.0f}% of the last {seconds:g} s"
+    if waited >= _NOTICED_PERCENT:
+        yield f"it waited {waited:.0f}% of that time for the turns of others on {name}"
+    if throttled >= _NOTICED_PERCENT:
+        share = words.share(part) or "its share"
+        yield f"its launches were held back for {throttled:.0f}% of that time to keep to {share}"
+
+
+def _neighbours(device: pb.Device, name: str) -> Iterator[str]:
+    others = device.allocation_count - 1
+    if others > 0:
+        noun = "allocation shares" if others == 1 else "allocations share"
+        share = words.percent(device.share_allocated_percent)
+        memory = words.memory(device.memory_allocated_bytes)
+        given = f"{share} of its compute and {memory} of its memory are given in all"
+        yield f"{others} other {noun} {name}: {given}"

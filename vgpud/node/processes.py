@@ -1,0 +1,85 @@
+"""Process -> allocation -> device, as NVML and the arbiter know them."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import structlog
+
+from vgpud.hardware.holders import command, owner_uid
+from vgpud.model.device import Device, DeviceProcess
+from vgpud.model.errors import VgpuError
+from vgpud.model.tenancy import Allocation, Mode, Slice
+from vgpud.model.view import Metered, NodeProcess
+from vgpud.modes.base import Effector
+from vgpud.node.book import Book
+from vgpud.node.inventory import Inventory
+
+log = structlog.get_logger(__name__)
+
+
+class Processes:
+    def __init__(
+        self,
+        book: Book,
+        inventory: Inventory,
+        effectors: Mapping[Mode, Effector],
+        host_root: Path = Path("/"),
+    ) -> None:
+        self._book = book
+        self._inventory = inventory
+        self._effectors = effectors
+        self._host_root = host_root
+
+    async def listed(self, metered: Metered) -> tuple[NodeProcess, ...]:
+        """By device and pid. Never fails: what cannot be asked just now is left out."""
+        pairs = [
+            (allocation, part)
+            for allocation in tuple(self._book)
+            if any(meter.processes for meter in metered.meters.get(allocation.id, ()))
+            for part in allocation.slices
+        ]
+        pids = await asyncio.gather(*(self._pids(allocation, part) for allocation, part in pairs))
+        return await asyncio.to_thread(self._described, pairs, pids)
+
+    async def _pids(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
+        try:
+            return await self._effectors[part.mode].tenants(allocation, part)
+        except VgpuError as error:
+            log.debug("no processes", allocation=allocation.id, why=str(error))
+            return ()
+
+    def _described(
+        self, pairs: list[tuple[Allocation, Slice]], pids: list[tuple[int, ...]]
+    ) -> tuple[NodeProcess, ...]:
+        devices = self._inventory.node.devices
+        memory = {(device.uuid, process.pid): process.memory_bytes for device, process in _listed(devices)}
+        owners: dict[tuple[str, int], tuple[Allocation, Slice]] = {}
+        for pair, found in zip(pairs, pids, strict=True):
+            for pid in found:
+                owners[pair[1].device_uuid, pid] = pair
+        order = {device.uuid: device.index for device in devices}
+        keys = sorted({*memory, *owners}, key=lambda key: (order.get(key[0], -1), key[1]))
+        return tuple(
+            self._process(uuid, pid, order.get(uuid, 0), memory.get((uuid, pid)), owners.get((uuid, pid)))
+            for uuid, pid in keys
+        )
+
+    def _process(
+        self, uuid: str, pid: int, index: int, memory: int | None, held: tuple[Allocation, Slice] | None
+    ) -> NodeProcess:
+        return NodeProcess(
+            pid=pid,
+            uid=owner_uid(pid, self._host_root),
+            command=command(pid, self._host_root),
+            allocation_id=held[0].id if held is not None else "",
+            device_uuid=uuid,
+            device_index=index,
+            memory_bytes=memory,
+            mode=held[1].mode.value if held is not None else "",
+            label=held[0].request.label if held is not None else "",
+        )
+
+
+def _listed(devices: tuple[Device, ...]) -> list[tuple[Device, DeviceProcess]]:
+    return [(device, process) for device in devices for process in device.processes]
