@@ -1,0 +1,87 @@
+"""Builds the packages: `./dev deb` runs this with the tree's own Python.
+
+    build.py [--out build/deb] [--system-compiler]
+
+The tree is copied to OUT/src with packaging/deb/debian at its top, and dpkg-buildpackage run there; the
+packages lie in OUT after. libvgpu.so is compiled by Zig for glibc 2.17, so that old containers load it (a
+library that cannot be preloaded is left out by the loader with no more than a warning, and the tenant without
+limits); with --system-compiler by this system's C compiler, against its own C library.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+ZIG_LOCK = HERE / "zig.lock"
+_LEFT_OUT = shutil.ignore_patterns(
+    ".git", ".venv", "build", "dist", "tests", "__pycache__", ".*_cache", ".hypothesis", "gen"
+)
+_LINES_SHOWN = 60
+
+
+def copy_tree(target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(ROOT, target, ignore=_LEFT_OUT, symlinks=True)
+    shutil.copytree(HERE / "debian", target / "debian")
+
+
+def zig(out: Path) -> str:
+    """A Python that has ziglang, pinned and hashed in zig.lock."""
+    folder = out / "zig"
+    wanted = ZIG_LOCK.read_text()
+    stamp = folder / "lock"
+    if not stamp.exists() or stamp.read_text() != wanted:
+        shutil.rmtree(folder, ignore_errors=True)
+        pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-deps"]
+        run([*pip, "--require-hashes", "-r", str(ZIG_LOCK), "--target", str(folder)])
+        stamp.write_text(wanted)
+    return f"env PYTHONPATH={folder} {sys.executable}"
+
+
+def run(command: list[str], **options: object) -> None:
+    subprocess.run(command, check=True, **options)  # type: ignore[call-overload]
+
+
+def build(out: Path, system_compiler: bool) -> int:
+    source, wheels, log = out / "src", out / "wheels", out / "build.log"
+    run([sys.executable, str(HERE / "wheels.py"), "--out", str(wheels)])
+    copy_tree(source)
+    for old in out.glob("*.deb"):
+        old.unlink()
+    environment = {
+        **os.environ,
+        "VGPU_PYTHON": sys.executable,
+        "VGPU_WHEELS": str(wheels),
+        "VGPU_ZIG": "" if system_compiler else zig(out),
+        # the tree's own tools must not come before the system's
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+    }
+    # what is needed of Build-Depends is what ./dev installs
+    command = ["dpkg-buildpackage", "-b", "-us", "-uc", "-d", "-j2"]
+    with log.open("wb") as output:
+        done = subprocess.run(command, cwd=source, env=environment, stdout=output, stderr=output, check=False)
+    if done.returncode != 0:
+        sys.stderr.write("\n".join(log.read_text(errors="replace").splitlines()[-_LINES_SHOWN:]) + "\n")
+        return 1
+    for path in sorted(out.glob("*.deb")):
+        sys.stdout.write(f"{path}\n")
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "deb")
+    parser.add_argument("--system-compiler", action="store_true")
+    options = parser.parse_args()
+    out: Path = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    return build(out, options.system_compiler)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""One build of the packages, and one machine that they are installed into, for all of these tests."""
+
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.packaging import debs as packages
+from tests.packaging.machine import Machine, NoBoot
+from tests.packaging.tools import WORK, debian_root, lacking
+
+
+@pytest.fixture(scope="session")
+def debs() -> Path:
+    """The folder of the packages, without libvgpu for old C libraries."""
+    if reason := lacking("dpkg-buildpackage", "dh"):
+        pytest.skip(reason)
+    return packages.build()
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A machine with the packages on it; `before` is what its file system held without them."""
+
+    machine: Machine
+    before: frozenset[str]
+    version: str
+    later: str
+    install_seconds: float
+
+
+#: What grows on a machine by itself, or is dpkg's and systemd's own record of what was.
+_NOISE = (
+    "/proc",
+    "/sys",
+    "/dev",
+    "/tmp",
+    "/debs",
+    "/var/log",
+    "/var/cache",
+    "/var/lib/dpkg",
+    "/var/lib/systemd",
+)
+_NOISE += ("/run/systemd", "/run/log", "/run/user", "/run/udev", "/run/host", "/home", "/etc/.pwd.lock")
+
+
+def listing(machine: Machine) -> frozenset[str]:
+    found = machine.shell(r"find / -mindepth 1 \( -path /proc -o -path /sys \) -prune -o -print")
+    return frozenset(line for line in found.splitlines() if not line.startswith(_NOISE))
+
+
+@pytest.fixture(scope="session")
+def installed(debs: Path) -> Iterator[Installed]:
+    if reason := lacking("debootstrap", "systemd-nspawn"):
+        pytest.skip(reason)
+    root = debian_root()
+    if isinstance(root, str):
+        pytest.skip(root)
+    folder = Path(tempfile.mkdtemp(prefix="machine-", dir=WORK))
+    shutil.rmtree(folder)
+    # as cp does: Python's copytree would read the device nodes
+    subprocess.run(["cp", "-a", "--reflink=auto", str(root), str(folder)], check=True)
+    seen = folder.with_name(f"{folder.name}-debs")
+    seen.mkdir()
+    for deb in debs.glob("*.deb"):
+        (seen / deb.name).hardlink_to(deb)
+    later = packages.as_later(debs, seen / "later")
+    try:
+        machine = Machine(folder, seen)
+    except NoBoot as error:
+        shutil.rmtree(seen)
+        pytest.skip(str(error))
+    try:
+        machine.shell("useradd -m alice; useradd -m bob")
+        before = listing(machine)
+        machine.shell("sync")  # the copy of the root is not what is timed
+        began = time.monotonic()
+        machine.shell("dpkg -i /debs/*.deb")
+        machine.eventually(
+            lambda: machine.unit("vgpud.service", "ActiveState") == "active", "vgpud.service is active"
+        )
+        seconds = time.monotonic() - began
+        machine.shell("usermod -a -G vgpu alice")
+        yield Installed(machine, before, packages.version(debs), later, seconds)
+    finally:
+        machine.stop()
+        shutil.rmtree(seen)

@@ -1,0 +1,90 @@
+"""A Debian that runs its own systemd, by systemd-nspawn, and commands inside it by nsenter."""
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+BOOT_SECONDS = 60
+COMMAND_SECONDS = 120
+
+
+class NoBoot(Exception):
+    """This system starts no machine, for a reason that is not ours."""
+
+
+class Machine:
+    """`folder` becomes the root of the machine; `debs` is seen in it as /debs. Raises NoBoot."""
+
+    def __init__(self, folder: Path, debs: Path) -> None:
+        self.root = folder
+        self.log = folder.with_suffix(".log")
+        options = ["--register=no", "--keep-unit", "--link-journal=no", "--private-network", "--console=pipe"]
+        command = ["systemd-nspawn", "--boot", "--quiet", f"--directory={folder}", f"--bind={debs}:/debs"]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, *options, "--hostname=node"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.leader = self._wait_for_boot()
+
+    def _wait_for_boot(self) -> int:
+        end = time.monotonic() + BOOT_SECONDS
+        while time.monotonic() < end and self.process.poll() is None:
+            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+            for pid in map(int, children.read_text().split()):
+                self.leader = pid
+                state = self.run("systemctl", "is-system-running", check=False).stdout.strip()
+                if state in ("running", "degraded"):
+                    return pid
+            time.sleep(0.2)
+        said = self.log.read_text(errors="replace").strip().splitlines()[-3:]
+        self.stop()
+        raise NoBoot(f"systemd-nspawn boots no machine here: {'; '.join(said) or 'it says nothing'}")
+
+    def run(
+        self, *words: str, user: str = "root", check: bool = True, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """A command inside, in a clean environment; with `check` its failure is the test's."""
+        as_user = [] if user == "root" else ["runuser", "-u", user, "--"]
+        path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        named = [f"{key}={value}" for key, value in (env or {}).items()]
+        inside = ["nsenter", "-t", str(self.leader), "-m", "-u", "-i", "-n", "-p", "-C", "--wdns=/", "--"]
+        command = [*inside, "env", "-i", path, "LC_ALL=C.UTF-8", *named, *as_user, *words]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False, errors="replace"
+        )
+        if check and done.returncode != 0:
+            raise AssertionError(f"{' '.join(words)} ended {done.returncode}:\n{done.stdout}{done.stderr}")
+        return done
+
+    def shell(self, script: str, check: bool = True) -> str:
+        return self.run("sh", "-ec", script, check=check).stdout.strip()
+
+    def unit(self, name: str, key: str) -> str:
+        """One property of a unit, as `systemctl show` has it."""
+        return self.run("systemctl", "show", "--value", "-p", key, name).stdout.strip()
+
+    def eventually(self, holds: Callable[[], object], what: str, seconds: float = 60) -> None:
+        """Waits until it holds; how long it takes is not what is tested."""
+        end = time.monotonic() + seconds
+        while not holds():
+            if time.monotonic() > end:
+                journal = self.run("journalctl", "-b", "--no-pager", "-n", "60", check=False).stdout
+                raise AssertionError(f"not within {seconds:g} s: {what}\n{journal}")
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """Whatever it does, it is gone after."""
+        self.process.kill()  # with it goes the namespace's first process, and so every other
+        self.process.wait()
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            shutil.rmtree(self.root, ignore_errors=True)
+            if not self.root.exists():
+                break
+            time.sleep(0.2)

@@ -1,0 +1,130 @@
+"""What is in the packages, before anything is installed."""
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.debs import NAMES, field, files, one
+from tests.simnode import ROOT
+from vgpud import __version__
+from vgpud.ledger.schema import MIGRATIONS
+
+pytestmark = [pytest.mark.root, pytest.mark.xdist_group("packaging")]
+DEBIAN = ROOT / "packaging" / "deb" / "debian"
+
+
+def test_one_version_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    changelog = (DEBIAN / "changelog").read_text().split("(", 1)[1].split(")", 1)[0]
+    assert (project, changelog) == (__version__, __version__)
+
+
+def test_lintian_finds_no_error(debs: Path) -> None:
+    """Where lintian is; every override says why."""
+    if shutil.which("lintian") is None:
+        pytest.skip("needs lintian: apt-get install lintian")
+    argv = ["lintian", "--allow-root", "--fail-on", "error", *(str(one(debs, name)) for name in NAMES)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "mismatched-override" not in done.stdout
+
+
+def test_the_environment_is_of_the_lock_and_has_no_tools(debs: Path) -> None:
+    names = files(one(debs, "vgpud"))
+    packages = {
+        match[1].lower()
+        for path in names
+        if (match := re.search(r"site-packages/([\w.]+)-[^/]*\.dist-info/$", path))
+    }
+    assert {"vgpud", "grpcio", "pydantic", "systemd_python", "uvloop"} <= packages
+    assert not packages & {
+        "pip",
+        "setuptools",
+        "pytest",
+        "hypothesis",
+        "ruff",
+        "mypy",
+        "grpcio_tools",
+        "hatchling",
+    }
+    assert any(path.endswith("vgpud/api/gen/vgpud_pb2_grpc.py") for path in names)
+    assert any(path.endswith("vgpud/lease_layout.py") for path in names)
+    modules = {p for p in names if "site-packages" in p and p.endswith(".py")}
+    compiled = {
+        re.sub(r"__pycache__/([^/]+)\.cpython-\d+\.pyc", r"\1.py", p) for p in names if p.endswith(".pyc")
+    }
+    assert modules - compiled == set()
+
+
+def test_nobody_but_root_can_change_them(debs: Path) -> None:
+    for name in NAMES:
+        writable = {
+            path for path, rights in files(one(debs, name)).items() if "w" in rights[4:] and rights[0] != "l"
+        }
+        assert writable == set()
+
+
+def test_the_library_lies_under_its_version(debs: Path) -> None:
+    deb = one(debs, "libvgpu")
+    version = field(deb, "Version")
+    paths = {path for path in files(deb) if "libvgpu" in Path(path.split(" ")[0]).name}
+    for name in ("libvgpu.so", "libvgpu-guard.so"):
+        assert [p for p in paths if re.fullmatch(rf"/usr/lib/[^/]+/vgpud/{re.escape(version)}/{name}", p)]
+        assert [
+            p
+            for p in paths
+            if re.fullmatch(rf"/usr/lib/[^/]+/vgpud/{name} -> {re.escape(version)}/{name}", p)
+        ]
+    assert field(deb, "Multi-Arch") == "same"
+    assert f"libvgpu (= {version})" in field(one(debs, "vgpud"), "Depends")
+
+
+def test_the_only_conffiles_are_the_policy(debs: Path) -> None:
+    shown = {name: conffiles(one(debs, name)) for name in NAMES}
+    assert shown == {"vgpud": ["/etc/vgpud/vgpud.toml"], "libvgpu": [], "vgpud-sim": []}
+
+
+def conffiles(deb: Path) -> list[str]:
+    done = subprocess.run(
+        ["dpkg-deb", "--info", str(deb), "conffiles"], capture_output=True, text=True, check=False
+    )
+    return done.stdout.split()
+
+
+def test_the_ledger_format_is_told_to_the_installer(debs: Path) -> None:
+    done = subprocess.run(
+        ["dpkg-deb", "--info", str(one(debs, "vgpud")), "preinst"], capture_output=True, text=True, check=True
+    )
+    assert f"\nKNOWN={len(MIGRATIONS)} " in done.stdout
+
+
+@pytest.mark.parametrize("unit", ["vgpud-arbiter.service", "vgpud-mps@"])
+def test_no_script_touches_what_tenants_live_by(debs: Path, unit: str) -> None:
+    """But a purge, which ends all."""
+    for script in ("preinst", "postinst", "prerm"):
+        done = subprocess.run(
+            ["dpkg-deb", "--info", str(one(debs, "vgpud")), script],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        acting = [line for line in done.stdout.splitlines() if unit in line and "list-units" not in line]
+        assert acting == [], script
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")
+def test_scripts_are_sound(tmp_path: Path) -> None:
+    scripts = [
+        path
+        for path in DEBIAN.iterdir()
+        if path.name.split(".")[1:2] in (["preinst"], ["prerm"], ["postinst"], ["postrm"], ["bug-script"])
+    ]
+    assert len(scripts) >= 6
+    done = subprocess.run(
+        ["shellcheck", "--shell=dash", *map(str, scripts)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,285 @@
+"""A Debian 12 with the packages on it, from the installation to the purge, on the simulated node.
+
+The tests share one machine and leave it as they found it; the last takes the packages off.
+"""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.packaging.conftest import Installed, listing
+from tests.packaging.machine import Machine
+
+pytestmark = [pytest.mark.root, pytest.mark.systemd, pytest.mark.xdist_group("packaging")]
+
+MIB = 1 << 20
+SIM = ("vgpu-sim", "run", "--state", "/run/vgpud-sim/node", "--")
+PROBE = "/usr/lib/vgpud-sim/bin/vgpu-probe"
+HELPERS = ("vgpud-arbiter.service", "vgpud-mps@*.service")
+
+
+@pytest.fixture
+def machine(installed: Installed) -> Machine:
+    return installed.machine
+
+
+def ctl(
+    machine: Machine, *words: str, user: str = "root", check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    return machine.run("vgpuctl", *words, user=user, check=check)
+
+
+def allocations(machine: Machine) -> dict[str, Any]:
+    items = json.loads(ctl(machine, "ls", "-o", "json").stdout)["items"]
+    return {item["id"]: item["slices"] for item in items}
+
+
+class Tenants:
+    """Programs of alice that hold memory on the simulated GPUs: one preload tenant, one MPS tenant."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.asked = {
+            "tenant-quota": ("--isolation", "quota", "--device", "0", "--memory", "1GiB"),
+            "tenant-mps": ("--isolation", "compute", "--device", "1", "--memory", "1GiB", "--cores", "50"),
+        }
+        machine.shell("rm -f /tmp/tenant-*")
+        for unit, asked in self.asked.items():
+            options = [
+                "--quiet",
+                f"--unit={unit}",
+                "--uid=alice",
+                f"--property=StandardOutput=file:/tmp/{unit}",
+            ]
+            hold = (PROBE, "hold", str(256 * MIB), "--seconds", "3600")
+            machine.run("systemd-run", *options, *SIM, "vgpuctl", "run", *asked, "--", *hold)
+        for unit in self.asked:
+            machine.eventually(
+                lambda u=unit: "total_bytes" in machine.shell(f"cat /tmp/{u}"), f"{unit} holds memory"
+            )
+        self.began = self.state()
+
+    def state(self) -> tuple[object, ...]:
+        """What must not change while they live: their processes, their helpers, what they hold."""
+        pids = tuple(self.machine.unit(f"{unit}.service", "MainPID") for unit in self.asked)
+        helpers = self.machine.shell(f"systemctl show -p Id,MainPID,NRestarts {HELPERS[0]} '{HELPERS[1]}'")
+        return pids, helpers, allocations(self.machine)
+
+    def probe_pid(self, unit: str) -> str:
+        """The program's process, below the one that put it on the simulated node."""
+        outer = self.machine.unit(f"{unit}.service", "MainPID")
+        return self.machine.shell(f"cat /proc/{outer}/task/{outer}/children")
+
+    def assert_undisturbed(self) -> None:
+        assert self.state() == self.began
+        for unit in self.asked:
+            assert self.machine.unit(f"{unit}.service", "ActiveState") == "active"
+
+    def end(self) -> None:
+        for unit in self.asked:
+            self.machine.run("systemctl", "stop", f"{unit}.service", check=False)
+            self.machine.run("systemctl", "reset-failed", f"{unit}.service", check=False)
+        self.machine.eventually(lambda: not allocations(self.machine), "nothing is allocated")
+
+
+@pytest.fixture
+def tenants(machine: Machine) -> Iterator[Tenants]:
+    made = Tenants(machine)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def main_pid(machine: Machine) -> str:
+    return machine.unit("vgpud.service", "MainPID")
+
+
+def ready_again(machine: Machine, old_pid: str) -> None:
+    def holds() -> bool:
+        return machine.unit("vgpud.service", "ActiveState") == "active" and main_pid(machine) not in (
+            "0",
+            old_pid,
+        )
+
+    machine.eventually(holds, "vgpud.service is up again")
+
+
+def test_it_serves_once_installed(installed: Installed) -> None:
+    machine = installed.machine
+    print(f"dpkg -i of the three packages to READY: {installed.install_seconds:.1f} s")
+    status = json.loads(ctl(machine, "status", "-o", "json").stdout)
+    assert (status["simulated"], status["deviceCount"]) == (True, 8)
+    assert "8 devices" in machine.unit("vgpud.service", "StatusText")
+    assert (
+        machine.run("systemctl", "is-enabled", "vgpud.service", "vgpud.socket").stdout.split()
+        == ["enabled"] * 2
+    )
+    assert machine.shell("systemctl list-units --failed --no-legend 'vgpud*'") == ""
+
+
+def test_the_sockets_are_of_those_who_may(machine: Machine) -> None:
+    shown = machine.shell("stat -c '%n %a %U:%G' /run/vgpud/*.sock").splitlines()
+    assert shown == [
+        "/run/vgpud/admin.sock 600 root:root",
+        "/run/vgpud/ro.sock 666 root:root",
+        "/run/vgpud/vgpud.sock 660 root:vgpu",
+    ]
+    for name in ("vgpud.socket", "vgpud-ro.socket", "vgpud-admin.socket"):
+        assert machine.unit(name, "ActiveState") == "active"
+
+
+def test_it_runs_as_closed_as_its_unit_says(machine: Machine) -> None:
+    shown = machine.shell(f"cat /proc/{main_pid(machine)}/status")
+    facts = dict(line.split(":\t", 1) for line in shown.splitlines() if ":\t" in line)
+    assert (facts["NoNewPrivs"], facts["Seccomp"], facts["Umask"]) == ("1", "2", "0077")
+    # linux/capability.h: SYS_ADMIN 21, SYS_PTRACE 19, MKNOD 27, KILL 5, CHOWN 0, FOWNER 3, DAC_OVERRIDE 1
+    assert int(facts["CapBnd"], 16) == sum(1 << bit for bit in (0, 1, 3, 5, 19, 21, 27))
+    done = machine.run("nsenter", "-t", main_pid(machine), "-m", "touch", "/usr/lib/vgpud/x", check=False)
+    assert "Read-only file system" in done.stderr
+
+
+def test_a_member_of_the_group_allocates_and_a_stranger_does_not(machine: Machine) -> None:
+    asked = ("alloc", "--isolation", "quota", "--memory", "1GiB", "-o", "name")
+    allocation = ctl(machine, *asked, user="alice").stdout.strip().split("/")[-1]
+    try:
+        assert allocation in allocations(machine)
+        refused = ctl(machine, *asked, user="bob", check=False)
+        assert refused.returncode == 4
+        assert allocation not in ctl(machine, "release", allocation, user="bob", check=False).stdout
+        assert allocation in allocations(machine)
+        assert ctl(machine, "status", user="bob").returncode == 0
+    finally:
+        ctl(machine, "release", allocation, user="alice")
+    assert allocations(machine) == {}
+
+
+def test_a_tenant_is_held_to_its_limit(machine: Machine) -> None:
+    command = [*SIM, "vgpuctl", "run", "--isolation", "quota", "--memory", "2GiB", "--"]
+    done = machine.run(*command, PROBE, "fill", "--piece", str(32 * MIB), user="alice")
+    filled = json.loads(done.stdout.splitlines()[-1])
+    assert filled["result"] == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert 0 < int(filled["total_bytes"]) <= 2048 * MIB
+
+
+def test_a_good_policy_is_reloaded_and_a_bad_one_refused(machine: Machine) -> None:
+    pid, before = main_pid(machine), json.loads(ctl(machine, "status", "-o", "json").stdout)
+    own = "/etc/vgpud/conf.d/50-test.toml"
+    try:
+        machine.shell(f"printf '[planner]\\nstrategy = \"spread\"\\n' >{own}")
+        machine.run("systemctl", "reload", "vgpud.service")
+        shown = ctl(machine, "policy", "show", "--origin").stdout
+        assert own in shown
+        machine.shell(f"printf '[planner]\\nstrategy = \"sideways\"\\n' >{own}")
+        refused = machine.run("systemctl", "reload", "vgpud.service", check=False)
+        assert refused.returncode != 0
+        # all or nothing: what was in force is, and the daemon is the same
+        status = json.loads(ctl(machine, "status", "-o", "json").stdout)
+        assert status["policyDigest"] != before["policyDigest"]
+        assert machine.unit("vgpud.service", "ActiveState") == "active"
+        assert "sideways" in machine.shell("journalctl -b -u vgpud.service -o cat --no-pager")
+    finally:
+        machine.shell(f"rm -f {own}; systemctl reload vgpud.service")
+    assert main_pid(machine) == pid
+
+
+def test_a_policy_that_is_wrong_at_the_start_is_not_tried_again(machine: Machine) -> None:
+    bad = "/etc/vgpud/conf.d/99-bad.toml"
+    machine.shell(f"printf 'nonsense = 1\\n' >{bad}; systemctl restart vgpud.service || true")
+    try:
+        assert machine.unit("vgpud.service", "ActiveState") == "failed"
+        assert machine.unit("vgpud.service", "ExecMainStatus") == "78"
+        assert "99-bad.toml" in machine.shell("journalctl -b -u vgpud.service -o cat --no-pager")
+    finally:
+        machine.shell(f"rm {bad}; systemctl reset-failed vgpud.service; systemctl start vgpud.service")
+
+
+def test_kill_9_disturbs_no_tenant(machine: Machine, tenants: Tenants) -> None:
+    pid = main_pid(machine)
+    machine.run("systemctl", "kill", "--signal=KILL", "--kill-who=main", "vgpud.service")
+    ready_again(machine, pid)
+    tenants.assert_undisturbed()
+
+
+def test_a_daemon_that_hangs_is_started_again(machine: Machine, tenants: Tenants) -> None:
+    """The watchdog, with less patience than the unit has."""
+    folder = "/run/systemd/system/vgpud.service.d"
+    machine.shell(f"mkdir -p {folder}; printf '[Service]\\nWatchdogSec=5s\\n' >{folder}/90-test.conf")
+    machine.shell("systemctl daemon-reload; systemctl restart vgpud.service")
+    try:
+        pid = main_pid(machine)
+        machine.run("systemctl", "kill", "--signal=STOP", "--kill-who=main", "vgpud.service")
+        ready_again(machine, pid)
+        tenants.assert_undisturbed()
+    finally:
+        machine.shell(f"rm {folder}/90-test.conf; systemctl daemon-reload; systemctl restart vgpud.service")
+
+
+def test_what_it_says_is_in_fields_of_the_journal(machine: Machine) -> None:
+    lines = machine.shell("journalctl -b -u vgpud.service -o json --no-pager").splitlines()
+    entries = [json.loads(line) for line in lines]
+    (ready, *_) = [entry for entry in entries if entry.get("MESSAGE") == "ready"]
+    assert ready["SYSLOG_IDENTIFIER"] == "vgpud"
+    assert "8 devices" in ready["VGPUD_STATUS"]
+    assert ready["PRIORITY"] == "6"
+
+
+def test_an_upgrade_disturbs_no_tenant(installed: Installed, tenants: Tenants) -> None:
+    machine = installed.machine
+    library = "/usr/lib/vgpud/libvgpu.so"
+    inode = machine.shell(f"stat -L -c %i {library}")
+    probe = tenants.probe_pid("tenant-quota")
+    sockets = [machine.unit(name, "ActiveEnterTimestamp") for name in ("vgpud.socket", "vgpud-ro.socket")]
+    pid = main_pid(machine)
+    machine.shell("echo '# mine' >>/etc/vgpud/vgpud.toml")
+    machine.shell("dpkg -i /debs/later/*.deb")
+    ready_again(machine, pid)
+    assert (
+        machine.shell("dpkg-query -W -f '${Version} ' vgpud libvgpu vgpud-sim").split()
+        == [installed.later] * 3
+    )
+    tenants.assert_undisturbed()
+    # the running tenant has the library that it started with, later ones the new file
+    assert machine.shell(f"stat -L -c %i {library}") != inode
+    assert f" {inode} " in machine.shell(f"grep libvgpu.so /proc/{probe}/maps")
+    assert sockets == [
+        machine.unit(name, "ActiveEnterTimestamp") for name in ("vgpud.socket", "vgpud-ro.socket")
+    ]
+    assert machine.shell("tail -n 1 /etc/vgpud/vgpud.toml") == "# mine"
+
+
+def test_an_older_version_is_refused_where_it_would_not_understand_the_ledger(installed: Installed) -> None:
+    machine = installed.machine
+    before = machine.shell("dpkg-query -W -f '${Version}' vgpud")
+    machine.run("systemctl", "stop", "vgpud.service", "vgpud.socket", "vgpud-ro.socket", "vgpud-admin.socket")
+    set_format = (
+        "import sqlite3, sys; sqlite3.connect('/var/lib/vgpud/ledger.db').execute('PRAGMA user_version=%d')"
+    )
+    known = machine.run("python3", "-c", "import sqlite3; print(sqlite3.connect('/var/lib/vgpud/ledger.db')"
+                        ".execute('PRAGMA user_version').fetchone()[0])").stdout.strip()  # fmt: skip
+    try:
+        machine.run("python3", "-c", set_format % 999)
+        done = machine.run("sh", "-c", "dpkg -i /debs/vgpud_*.deb", check=False)
+        assert done.returncode != 0
+        assert "ledger.db has format 999" in done.stderr
+        assert machine.shell("dpkg-query -W -f '${Version}' vgpud") == before
+    finally:
+        machine.run("python3", "-c", set_format % int(known))
+        machine.shell(
+            "systemctl reset-failed 'vgpud*'; systemctl start vgpud.socket vgpud-ro.socket vgpud-admin.socket"
+        )
+        machine.run("systemctl", "start", "vgpud.service")
+
+
+def test_remove_keeps_the_state_and_purge_leaves_nothing(installed: Installed) -> None:
+    """The last: afterwards there is no vgpud on the machine."""
+    machine = installed.machine
+    machine.shell("dpkg -r vgpud-sim vgpud libvgpu")
+    assert machine.shell("ls /var/lib/vgpud/ledger.db /etc/vgpud/vgpud.toml").split()
+    assert machine.shell("systemctl list-units --no-legend --all 'vgpud*' | grep -c running || true") == "0"
+    machine.shell("dpkg -P vgpud-sim vgpud libvgpu")
+    assert sorted(listing(machine) - installed.before) == []
+    assert "vgpu" not in machine.shell("cat /etc/group /etc/gshadow")

@@ -1,0 +1,60 @@
+"""What these tests need of the system, fetched where it can be; why not, where it cannot."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.sim.outside import archive
+from tests.simnode import ROOT
+
+#: Program -> Debian package.
+PROGRAMS = {
+    "dpkg-buildpackage": "dpkg-dev",
+    "dh": "debhelper",
+    "debootstrap": "debootstrap",
+    "systemd-nspawn": "systemd-container",
+}
+#: What the packages depend on, so that `dpkg -i` alone installs them, and what a machine boots with.
+INCLUDED = "systemd,systemd-sysv,dbus,python3,libstdc++6,udev"
+SUITE = "bookworm"
+FETCH_SECONDS = 400
+WORK = ROOT / "build" / "packaging"
+
+
+def lacking(*programs: str) -> str | None:
+    """Why the programs are not there, after an attempt to install them; None if they are."""
+    if os.geteuid() != 0:
+        return "needs root"
+    missing = [program for program in programs if shutil.which(program) is None]
+    if missing and shutil.which("apt-get") is not None:
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends"]
+        for command in (["apt-get", "update", "-qq"], [*install, *(PROGRAMS[name] for name in missing)]):
+            subprocess.run(command, env=environment, capture_output=True, check=False, timeout=FETCH_SECONDS)
+        missing = [program for program in programs if shutil.which(program) is None]
+    return f"needs {', '.join(missing)}, which apt-get could not install" if missing else None
+
+
+def debian_root() -> Path | str:
+    """A Debian 12 as debootstrap makes it, kept between runs; or why there is none."""
+    root = WORK / "root"
+    if root.is_dir():
+        return root
+    uri = archive()
+    if uri is None:
+        return "apt knows no Debian archive here"
+    fresh = WORK / "root.new"
+    shutil.rmtree(fresh, ignore_errors=True)
+    WORK.mkdir(parents=True, exist_ok=True)
+    words = ["debootstrap", "--variant=minbase", f"--include={INCLUDED}", SUITE, str(fresh), uri]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=FETCH_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"debootstrap did not end within {FETCH_SECONDS} s"
+    if done.returncode != 0:
+        return "debootstrap: " + (done.stdout.strip().splitlines() or ["failed"])[-1]
+    shutil.rmtree(fresh / "var" / "cache" / "apt")
+    (fresh / "var" / "cache" / "apt" / "archives" / "partial").mkdir(parents=True)
+    fresh.rename(root)
+    return root
