@@ -13,7 +13,11 @@ import sys
 from pathlib import Path
 
 _NOTES = {"direct_url.json", "REQUESTED", "INSTALLER"}
-_SOURCES = {".pyx", ".pxd", ".c", ".h"}
+_SOURCES = {".pyx", ".pxd", ".c", ".h", ".pyi", ".proto"}
+# A package costs its install a sync for each file, and of these two vgpud uses a small part: what rich and
+# structlog highlight is Python; of Google's API messages grpcio-status needs google.rpc.
+_LEXERS = {"__init__.py", "_mapping.py", "python.py", "special.py"}
+_MESSAGES = {"protobuf", "rpc", "_upb"}
 
 
 def make(staging: Path, prefix: Path, wheels: list[Path]) -> Path:
@@ -65,8 +69,15 @@ def tidy(home: Path) -> None:
             ".h",
         ):
             path.unlink()
-    for path in [p for p in home.rglob("tests") if p.is_dir()]:
+    for path in [p for p in home.rglob("*") if p.is_dir() and p.name in ("test", "tests", "testdata")]:
         shutil.rmtree(path)
+    (packages,) = home.glob("lib/python*/site-packages")
+    for path in (packages / "pygments" / "lexers").iterdir():
+        if path.name not in _LEXERS:
+            path.unlink()
+    for path in (packages / "google").iterdir():
+        if path.name not in _MESSAGES:
+            shutil.rmtree(path)
     for path in home.rglob("*"):
         if path.is_file() and not path.is_symlink():
             path.chmod(0o755 if path.parent == home / "bin" else 0o644)

@@ -121,6 +121,18 @@ def test_it_serves_once_installed(installed: Installed) -> None:
     assert machine.shell("systemctl list-units --failed --no-legend 'vgpud*'") == ""
 
 
+def test_every_module_can_be_loaded(machine: Machine) -> None:
+    """Of vgpud, and what it loads of others only when something is wrong."""
+    code = """
+import importlib, pkgutil, structlog.dev, rich.traceback, rich.syntax, vgpud
+rich.syntax.Syntax("x = 1", "python").highlight("x = 1")
+for module in pkgutil.walk_packages(vgpud.__path__, "vgpud."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+"""
+    machine.run("/usr/lib/vgpud/bin/python3", "-I", "-c", code)
+
+
 def test_the_sockets_are_of_those_who_may(machine: Machine) -> None:
     shown = machine.shell("stat -c '%n %a %U:%G' /run/vgpud/*.sock").splitlines()
     assert shown == [
