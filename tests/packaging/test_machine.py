@@ -134,11 +134,11 @@ for module in pkgutil.walk_packages(vgpud.__path__, "vgpud."):
 
 
 def test_the_sockets_are_of_those_who_may(machine: Machine) -> None:
-    shown = machine.shell("stat -c '%n %a %U:%G' /run/vgpud/*.sock").splitlines()
+    shown = machine.shell("cd /run/vgpud; stat -c '%n %a %U:%G' admin.sock ro.sock vgpud.sock").splitlines()
     assert shown == [
-        "/run/vgpud/admin.sock 600 root:root",
-        "/run/vgpud/ro.sock 666 root:root",
-        "/run/vgpud/vgpud.sock 660 root:vgpu",
+        "admin.sock 600 root:root",
+        "ro.sock 666 root:root",
+        "vgpud.sock 660 root:vgpu",
     ]
     for name in ("vgpud.socket", "vgpud-ro.socket", "vgpud-admin.socket"):
         assert machine.unit(name, "ActiveState") == "active"
