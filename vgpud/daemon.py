@@ -18,6 +18,7 @@ import uvloop
 from vgpud import __version__, logs, sd
 from vgpud.hardware.events import DeviceEvent, watch_events
 from vgpud.hardware.gateway import Gateway
+from vgpud.hardware.suspender import Suspender
 from vgpud.http.doors import Doors
 from vgpud.inject.driver import find_driver
 from vgpud.inject.hooks import HookProgram
@@ -149,6 +150,7 @@ class Daemon:
             specs=self.specs,
             load_policy=self.load_policy,
             fault=fault_hook(self.settings.fault_point),
+            suspender=Suspender(self.settings.suspender, self.settings.run_dir / "suspend.lock"),
             drains=Drains(originals),
         )
         return NodeKeeper(parts, policy), parts

@@ -25,6 +25,9 @@ class Settings(BaseSettings):
     lib_dir: Path = Field(_INSTALLED_LIBRARIES, description="holds libvgpu.so")
     arbiter: Path = Field(_INSTALLED_LIBRARIES / "vgpu-arbiter", description="the arbiter program")
     hook: Path = Field(_INSTALLED_LIBRARIES / "vgpu-hook", description="the program behind containers' hooks")
+    suspender: Path = Field(
+        _INSTALLED_LIBRARIES / "vgpu-suspend", description="the program that suspends processes"
+    )
     group: str = Field("vgpu", description="group that may allocate; empty: the daemon's own group")
     log_level: str = Field("info", description="debug, info, warning or error")
     nvml_deadline_seconds: float = Field(10.0, gt=0, description="a single NVML call may take this long")

@@ -39,6 +39,7 @@ class DemoNode:
             "VGPUD_LIB_DIR": str(BUILD / "lib"),
             "VGPUD_ARBITER": str(BUILD / "bin" / "vgpu-arbiter"),
             "VGPUD_HOOK": str(BUILD / "bin" / "vgpu-hook"),
+            "VGPUD_SUSPENDER": str(BUILD / "bin" / "vgpu-suspend"),
             "VGPUD_GROUP": "",
             "VGPUD_SOCKET": str(self.run_dir / "admin.sock"),
         }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+from vgpud.hardware.suspender import Suspender
 from vgpud.inject.specs import Specs
 from vgpud.ledger import Ledger
 from vgpud.model.caller import Caller, Door
@@ -165,6 +166,7 @@ async def world(folder: Path, gateway: FakeGateway | None = None) -> AsyncIterat
             specs=Specs(folder / "cdi"),
             load_policy=loader,
             fault=lambda point: None,
+            suspender=Suspender(Path("/usr/bin/false"), folder / "suspend.lock"),
         )
         keeper = NodeKeeper(parts, loader())
         yield World(keeper, parts, gateway, effectors, folder)

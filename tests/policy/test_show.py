@@ -18,6 +18,7 @@ from vgpud.policy.model import (
     MpsSettings,
     PlannerSettings,
     Policy,
+    PoolSettings,
     PreloadSettings,
 )
 from vgpud.policy.show import check, render_with_origins
@@ -37,6 +38,7 @@ def test_every_effective_key_with_its_value_and_origin(etc: Etc) -> None:
     assert rows == [
         ("version", "1", "etc/vgpud.toml:1"),
         ("planner.strategy", '"spread"', "lib/conf.d/10-vendor.toml:2"),
+        ("pool.host_memory_reserve", '"2GiB"', "built-in"),
         ("device[0].match.name", '"a\\"b"', "etc/vgpud.toml:4"),
         ("device[0].match.memory_min", '"1536MiB"', "etc/vgpud.toml:4"),
         ("device[0].match.memory_max", '"78125000KiB"', "etc/vgpud.toml:4"),
@@ -68,6 +70,7 @@ def test_without_rules_it_says_so(etc: Etc) -> None:
     assert [tuple(row) for row in render_with_origins(etc.load())] == [
         ("version", "1", "built-in"),
         ("planner.strategy", '"pack"', "built-in"),
+        ("pool.host_memory_reserve", '"2GiB"', "built-in"),
         ("device", "[]", "built-in"),
         ("metrics.listen", '""', "built-in"),
         ("http.listen", '""', "built-in"),
@@ -113,6 +116,7 @@ RULES = st.builds(
 POLICIES = st.builds(
     Policy,
     planner=st.builds(PlannerSettings, strategy=st.sampled_from(["pack", "spread"])),
+    pool=st.builds(PoolSettings, host_memory=st.none() | st.integers(1, 1 << 56)),
     device=st.lists(RULES, max_size=3).map(tuple),
 )
 

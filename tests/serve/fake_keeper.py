@@ -23,6 +23,7 @@ from vgpud.model.tenancy import (
     Selector,
     Slice,
     State,
+    SuspendedProcess,
 )
 from vgpud.model.view import (
     DeviceView,
@@ -148,6 +149,19 @@ class FakeKeeper:
         part = held.slices[0]
         part = replace(part, memory_bytes=memory_bytes or part.memory_bytes, share=share or part.share)
         self.held[allocation_id] = replace(held, slices=(part,))
+        return self.held[allocation_id]
+
+    async def suspend(self, allocation_id: str, caller: Caller) -> Allocation:
+        self._check()
+        process = SuspendedProcess(17, 4711, 1 << 30)
+        self.held[allocation_id] = replace(
+            self.get(allocation_id), state=State.SUSPENDED, suspended=(process,)
+        )
+        return self.held[allocation_id]
+
+    async def resume(self, allocation_id: str, caller: Caller) -> Allocation:
+        self._check()
+        self.held[allocation_id] = replace(self.get(allocation_id), state=State.ACTIVE, suspended=())
         return self.held[allocation_id]
 
     def get(self, allocation_id: str) -> Allocation:

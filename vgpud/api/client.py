@@ -213,6 +213,22 @@ class Client:
         reply: pb.Allocation = self._call("Resize", asked, Door.TENANT)
         return reply
 
+    def suspend(self, allocation_id: str) -> "pb.Allocation":
+        """The daemon goes on with it if this call is cut short."""
+        from vgpud.api.gen import vgpud_pb2 as pb
+
+        asked = pb.SuspendRequest(allocation_id=allocation_id)
+        reply: pb.Allocation = self._call("Suspend", asked, Door.TENANT)
+        return reply
+
+    def resume(self, allocation_id: str) -> "pb.Allocation":
+        """The daemon goes on with it if this call is cut short."""
+        from vgpud.api.gen import vgpud_pb2 as pb
+
+        asked = pb.ResumeRequest(allocation_id=allocation_id)
+        reply: pb.Allocation = self._call("Resume", asked, Door.TENANT)
+        return reply
+
     def reload_policy(self, dry_run: bool = False) -> "pb.ReloadPolicyReply":
         from vgpud.api.gen import vgpud_pb2 as pb
 

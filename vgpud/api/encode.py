@@ -115,6 +115,8 @@ def allocation(held: Allocation, *, with_edits: bool, use: Iterable[SliceUse] = 
         bound_pid=request.lifetime.pid,
         use=[slice_use(part) for part in use],
         isolation=request.isolation.value if request.isolation is not None else "",
+        suspended_pids=[process.pid for process in held.suspended],
+        suspended_bytes=sum(process.memory_bytes for process in held.suspended),
     )
 
 

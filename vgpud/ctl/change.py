@@ -5,7 +5,7 @@ from argparse import Namespace
 
 from vgpud.api import status
 from vgpud.api.gen import vgpud_pb2 as pb
-from vgpud.ctl import tables
+from vgpud.ctl import tables, words
 from vgpud.ctl.connect import connect
 from vgpud.ctl.document import plain
 from vgpud.ctl.environment import export_lines
@@ -60,6 +60,25 @@ def resize(arguments: Namespace, terminal: Terminal) -> int:
     share = None if arguments.cores is None else arguments.cores.value
     with connect(arguments) as client:
         allocation = client.resize(arguments.allocation, arguments.memory, share)
+    _show(allocation, terminal)
+    return Exit.OK.value
+
+
+def suspend(arguments: Namespace, terminal: Terminal) -> int:
+    with connect(arguments) as client:
+        allocation = client.suspend(arguments.allocation)
+    _show(allocation, terminal)
+    if not terminal.is_machine:
+        amount = words.memory(allocation.suspended_bytes)
+        terminal.say(
+            f"{len(allocation.suspended_pids)} processes wait, {amount} of device memory are on the host"
+        )
+    return Exit.OK.value
+
+
+def resume(arguments: Namespace, terminal: Terminal) -> int:
+    with connect(arguments) as client:
+        allocation = client.resume(arguments.allocation)
     _show(allocation, terminal)
     return Exit.OK.value
 

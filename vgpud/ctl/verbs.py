@@ -117,6 +117,15 @@ VERBS: tuple[Verb | Group, ...] = (
         ),
     ),
     Verb("resize", "change the limits of an allocation", "change:resize", (ALLOCATION, *LIMITS)),
+    Verb(
+        "suspend",
+        "take an allocation's memory off its devices until it is resumed",
+        "change:suspend",
+        (ALLOCATION,),
+        details="All its processes wait meanwhile, at their next CUDA call. 16 GiB take some ten seconds: "
+        "give a long --timeout. vgpud goes on if the call is cut short.",
+    ),
+    Verb("resume", "let a suspended allocation go on", "change:resume", (ALLOCATION,)),
     Verb("ls", "list the allocations", "read:ls"),
     Verb("show", "show one allocation and what it uses", "read:show", (ALLOCATION,)),
     Verb("explain", "say why an allocation got its devices", "read:explain", (ALLOCATION,)),

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple, cast
 
 from vgpud.ledger.shapes import Mismatch, Record, Shape, array_of, shape_of
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.tenancy import Allocation, Edits, Reason, Request, Slice, State
+from vgpud.model.tenancy import Allocation, Edits, Reason, Request, Slice, State, SuspendedProcess
 
 _REQUEST = cast(Record, shape_of(Request))
 _REASONS = array_of(shape_of(Reason))
 _SLICES = array_of(shape_of(Slice))
 _EDITS = shape_of(Edits)
+_SUSPENDED = array_of(shape_of(SuspendedProcess))
 _STATES = {state.value: state for state in State}
 # what a shape makes is a tree, so there is no circle to look for
 _dump = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
@@ -33,6 +34,7 @@ class Outcome(NamedTuple):
     slices: str  # JSON
     edits: str  # JSON
     failure: str
+    suspended: str  # JSON
 
 
 class AllocationRow(NamedTuple):
@@ -51,6 +53,7 @@ class AllocationRow(NamedTuple):
     slices: str  # JSON
     edits: str  # JSON
     failure: str
+    suspended: str  # JSON
 
 
 def encode_allocation(allocation: Allocation) -> AllocationRow:
@@ -71,6 +74,7 @@ def encode_allocation(allocation: Allocation) -> AllocationRow:
         slices=outcome.slices,
         edits=outcome.edits,
         failure=outcome.failure,
+        suspended=outcome.suspended,
     )
 
 
@@ -81,6 +85,7 @@ def encode_outcome(allocation: Allocation) -> Outcome:
         _dump(_encode(_SLICES, allocation.slices)),
         _dump(_encode(_EDITS, allocation.edits)),
         allocation.failure,
+        _dump(_encode(_SUSPENDED, allocation.suspended)),
     )
 
 
@@ -98,8 +103,8 @@ def decode_allocation(row: AllocationRow) -> Allocation:
 
 def _decode(row: AllocationRow) -> Allocation:
     # one call for all: the parser's own work is little beside what a call costs
-    texts = _parse(f"[{row.request},{row.reasons},{row.slices},{row.edits}]")
-    if len(texts) != 4:
+    texts = _parse(f"[{row.request},{row.reasons},{row.slices},{row.edits},{row.suspended}]")
+    if len(texts) != 5:
         raise Mismatch("its JSON is not what vgpud writes")
     request = cast(Request, _REQUEST.decode(texts[0]))
     if (request.id, request.owner.uid, request.owner.gid) != (row.request_id, row.owner_uid, row.owner_gid):
@@ -114,6 +119,7 @@ def _decode(row: AllocationRow) -> Allocation:
         created_unix_ns=row.created_unix_ns,
         revision=row.revision,
         failure=row.failure,
+        suspended=_SUSPENDED.decode(texts[4]),
     )
 
 

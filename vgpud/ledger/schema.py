@@ -23,11 +23,15 @@ MIGRATIONS: tuple[Migration, ...] = (
             created_unix_ns INTEGER NOT NULL,
             request TEXT NOT NULL, -- JSON, like reasons, slices and edits
             reasons TEXT NOT NULL,
-            state TEXT NOT NULL CHECK (state IN ('allocating', 'active', 'resizing', 'releasing', 'failed')),
+            state TEXT NOT NULL CHECK (state IN (
+                'allocating', 'active', 'resizing', 'suspending', 'suspended', 'resuming', 'releasing',
+                'failed'
+            )),
             revision INTEGER NOT NULL,
             slices TEXT NOT NULL,
             edits TEXT NOT NULL,
             failure TEXT NOT NULL,
+            suspended TEXT NOT NULL, -- JSON: processes that wait
             UNIQUE (owner_uid, request_id) -- nobody can take the ids that another user will want
         ) STRICT""",
         """CREATE TABLE originals (

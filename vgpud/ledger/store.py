@@ -18,6 +18,8 @@ from vgpud.model.event import Event, EventKind
 from vgpud.model.tenancy import Allocation, State
 
 T = TypeVar("T")
+# what is written down of an allocation that exists before it is done
+_INTENTS = (State.RESIZING, State.SUSPENDING, State.RESUMING, State.RELEASING)
 
 
 class Ledger:
@@ -64,13 +66,13 @@ class Ledger:
     async def intent(self, allocation: Allocation, *, durability: Durability = Durability.POWER) -> None:
         """Write down what is about to be done: an ALLOCATING row is new, the others exist.
 
-        Of a RESIZING or RELEASING allocation its state, slices, edits and failure are written.
+        Of an allocation that exists its state, slices, edits, failure and suspended are written.
         Raises VgpuError(REQUEST_ID_REUSED) or NO_SUCH_ALLOCATION.
         """
         if allocation.state is State.ALLOCATING:
             row = encode_allocation(allocation)
             return await self._do(lambda tables: tables.begin(row), durability)
-        if allocation.state in (State.RESIZING, State.RELEASING):
+        if allocation.state in _INTENTS:
             outcome = encode_outcome(allocation)
             return await self._do(lambda tables: tables.change(allocation.id, outcome), durability)
         raise VgpuError(
@@ -87,7 +89,7 @@ class Ledger:
     ) -> Allocation:
         """Write what an allocation has become; the next revision goes to it and to the event.
 
-        That is its state, slices, edits and failure; its request and reasons stay as the intent
+        That is its state, slices, edits, failure and suspended; its request and reasons stay as the intent
         wrote them. `event.revision` is not looked at. Raises VgpuError(NO_SUCH_ALLOCATION).
         """
         outcome = encode_outcome(allocation)

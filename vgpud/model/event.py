@@ -7,6 +7,8 @@ from enum import StrEnum
 class EventKind(StrEnum):
     ALLOCATION_ACTIVE = "allocation_active"
     ALLOCATION_RESIZED = "allocation_resized"
+    ALLOCATION_SUSPENDED = "allocation_suspended"
+    ALLOCATION_RESUMED = "allocation_resumed"
     ALLOCATION_RELEASED = "allocation_released"
     ALLOCATION_FAILED = "allocation_failed"
     DEVICE_CHANGED = "device_changed"

@@ -145,11 +145,15 @@ class Slice:
 
 
 class State(StrEnum):
-    """ALLOCATING, RESIZING and RELEASING are intents: a start undoes the first, finishes the others."""
+    """ALLOCATING, RESIZING, SUSPENDING, RESUMING and RELEASING are intents: a start undoes ALLOCATING and
+    SUSPENDING, and finishes the others."""
 
     ALLOCATING = "allocating"
     ACTIVE = "active"
     RESIZING = "resizing"  # the slices are the new ones; the tenant may still run under the old limits
+    SUSPENDING = "suspending"  # any of its processes may be locked or saved
+    SUSPENDED = "suspended"  # its processes wait, their device memory is on the host
+    RESUMING = "resuming"  # its room is taken again; any of its processes may still wait
     RELEASING = "releasing"
     FAILED = "failed"  # its device or helper is gone; release it
 
@@ -232,8 +236,18 @@ LEASE_VARIABLE = "VGPU_LEASE"  # names a host process's lease folder (native/com
 
 
 @dataclass(frozen=True, slots=True)
+class SuspendedProcess:
+    """A process that waits. The start time (field 22 of /proc/PID/stat, clock ticks) tells it from
+    another one of the same pid; `memory_bytes` is what it had on devices."""
+
+    pid: int
+    start_ticks: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Allocation:
-    """What a tenant holds."""
+    """What a tenant holds. `suspended` is empty unless its state has to do with suspending."""
 
     id: str
     request: Request
@@ -244,6 +258,7 @@ class Allocation:
     created_unix_ns: int = 0
     revision: int = 0
     failure: str = ""
+    suspended: tuple[SuspendedProcess, ...] = ()
 
     @property
     def has_lease(self) -> bool:

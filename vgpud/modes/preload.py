@@ -26,7 +26,7 @@ from vgpud.lease import (
 )
 from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.tenancy import LEASE_VARIABLE, Allocation, Edits, Mode, Mount, Slice
+from vgpud.model.tenancy import LEASE_VARIABLE, Allocation, Edits, Mode, Mount, Slice, State
 from vgpud.model.view import SliceMeter, SliceUse
 from vgpud.modes.base import Paths
 from vgpud.modes.edits import cuda_env
@@ -208,10 +208,11 @@ class Preload:
 def limits_of(allocation: Allocation) -> tuple[DeviceLimits, ...]:
     """The lease's view of an allocation: one entry a slice, in order. Under MPS the share is MPS's."""
     shares = [part.share if part.mode is Mode.PRELOAD else None for part in allocation.slices]
+    away = allocation.state is State.SUSPENDED
     return tuple(
         DeviceLimits(
             uuid=part.target,
-            memory_bytes=part.memory_bytes,
+            memory_bytes=1 if away else part.memory_bytes,  # no new memory, and 0 would be no limit
             share_hundredths=share.hundredths if share else 10000,
             share_policy=SharePolicy.HARD if share else SharePolicy.NONE,
             priority=0,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, Lifetime, Request, Slice, State
-from vgpud.planner.use import EMPTY, DeviceUse
+from vgpud.planner.use import EMPTY, DeviceUse, charged
 
 RequestKey = tuple[int, str]
 
@@ -45,7 +45,7 @@ class Book:
     def add(self, allocation: Allocation) -> None:
         self._by_id[allocation.id] = allocation
         self._by_request[request_key(allocation.request)] = allocation.id
-        for part in allocation.slices:
+        for part in charged(allocation):
             self._use[part.device_uuid] = self.use_of(part.device_uuid).with_slice(part)
 
     def remove(self, allocation_id: str) -> None:
@@ -53,7 +53,7 @@ class Book:
         if allocation is None:
             return
         self._by_request.pop(request_key(allocation.request), None)
-        for part in allocation.slices:
+        for part in charged(allocation):
             left = self.use_of(part.device_uuid).without_slice(part)
             if left.count:
                 self._use[part.device_uuid] = left
@@ -63,7 +63,7 @@ class Book:
     def replace(self, allocation: Allocation) -> None:
         """The same allocation, changed."""
         previous = self._by_id[allocation.id]
-        if previous.slices == allocation.slices:
+        if charged(previous) == charged(allocation):
             self._by_id[allocation.id] = allocation
             return
         self.remove(allocation.id)
@@ -95,7 +95,7 @@ class Book:
     def allocations_on(self, device_uuid: str) -> tuple[Allocation, ...]:
         """Those that stay: what is being released no longer counts."""
         staying = (a for a in self._by_id.values() if a.state is not State.RELEASING)
-        return tuple(a for a in staying if any(p.device_uuid == device_uuid for p in a.slices))
+        return tuple(a for a in staying if any(p.device_uuid == device_uuid for p in charged(a)))
 
     def allocations_at(self, target: str) -> tuple[Allocation, ...]:
         """Those that stay on a device, or on a MIG device."""
@@ -105,7 +105,7 @@ class Book:
     def slices_on(self, device_uuid: str) -> tuple[Slice, ...]:
         """Those that stay: what is being released no longer counts."""
         staying = (a for a in self._by_id.values() if a.state is not State.RELEASING)
-        return tuple(p for a in staying for p in a.slices if p.device_uuid == device_uuid)
+        return tuple(p for a in staying for p in charged(a) if p.device_uuid == device_uuid)
 
 
 def check_same_request(first: Request, second: Request) -> None:

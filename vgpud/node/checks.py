@@ -19,7 +19,13 @@ def check_owner(allocation: Allocation, caller: Caller) -> None:
 
 
 def check_resizable(allocation: Allocation) -> None:
-    if settled(allocation).state is State.FAILED:
+    if settled(allocation).state is State.SUSPENDED:
+        raise VgpuError(
+            ErrorCode.ALLOCATION_BUSY,
+            f"allocation {allocation.id} is suspended, with {len(allocation.suspended)} processes",
+            f"run 'vgpuctl resume {allocation.id}' first",
+        )
+    if allocation.state is State.FAILED:
         raise VgpuError(
             ErrorCode.UNSUPPORTED,
             f"allocation {allocation.id} has failed: {allocation.failure}",
@@ -28,7 +34,7 @@ def check_resizable(allocation: Allocation) -> None:
 
 
 def settled(allocation: Allocation) -> Allocation:
-    if allocation.state in (State.ACTIVE, State.FAILED):
+    if allocation.state in (State.ACTIVE, State.SUSPENDED, State.FAILED):
         return allocation
     raise VgpuError(
         ErrorCode.ALLOCATION_BUSY,

@@ -115,7 +115,9 @@ class Executor:
     async def _commit(self, allocation: Allocation) -> tuple[Allocation, Event]:
         sentence = f"{describe(allocation)} for uid {allocation.request.owner.uid}"
         event = new_event(EventKind.ALLOCATION_ACTIVE, allocation.id, sentence)
-        active = await self._ledger.commit(replace(allocation, state=State.ACTIVE), event)
+        # a repair may be of one that is suspended
+        state = State.SUSPENDED if allocation.state is State.SUSPENDED else State.ACTIVE
+        active = await self._ledger.commit(replace(allocation, state=state), event)
         self._book.replace(active)
         return active, replace(event, revision=active.revision)
 

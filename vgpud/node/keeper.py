@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import structlog
 
 from vgpud.hardware.events import DeviceEvent
+from vgpud.hardware.suspender import Suspender
 from vgpud.inject.specs import Specs
 from vgpud.ledger import Ledger
 from vgpud.model.caller import Caller
@@ -29,6 +30,7 @@ from vgpud.model.tenancy import Allocation, Decision, Mode, Request, Slice, Stat
 from vgpud.model.view import DeviceView, Metered, NodeDescription, NodeProcess, ReloadReport, SliceUse
 from vgpud.modes.base import Effector
 from vgpud.modes.mig import MigMode
+from vgpud.node import suspends
 from vgpud.node.account import Account
 from vgpud.node.book import Book, RequestKey, check_same_request, request_key
 from vgpud.node.cgroups import processes_in
@@ -36,6 +38,7 @@ from vgpud.node.changes import Changes
 from vgpud.node.checks import check_ended, check_owner, settled
 from vgpud.node.drains import Drains
 from vgpud.node.execute import Executor, FaultHook, new_event
+from vgpud.node.host import host_memory
 from vgpud.node.hub import Hub
 from vgpud.node.inventory import Inventory
 from vgpud.node.lifetimes import Lifetimes
@@ -45,6 +48,7 @@ from vgpud.node.operations import Operations
 from vgpud.node.policies import Policies, reload_report
 from vgpud.node.processes import Processes
 from vgpud.node.resizes import Resizes
+from vgpud.node.suspends import Suspends, waiting
 from vgpud.node.transitions import Transitions
 from vgpud.planner.choose import choose
 from vgpud.planner.quota import over_quota
@@ -74,6 +78,7 @@ class Parts:
     specs: Specs
     load_policy: Callable[[], LoadedPolicy]
     fault: FaultHook
+    suspender: Suspender
     drains: Drains = field(default_factory=Drains)
 
 
@@ -114,6 +119,20 @@ class NodeKeeper:
         )
         self.resizes.check = self._check_quota
         self.resizes.ended = self.account.resized
+        self.suspends = Suspends(
+            suspends.Surroundings(
+                parts.book,
+                parts.ledger,
+                parts.inventory,
+                parts.effectors,
+                self.hub,
+                self._changes,
+                parts.transitions,
+                parts.suspender,
+                lambda: host_memory(self.policy().policy.pool),
+                parts.fault,
+            )
+        )
         parts.inventory.health_changed = self._health_changed
         self._allocating: dict[RequestKey, tuple[Request, asyncio.Task[Allocation]]] = {}
         self._releasing: dict[str, asyncio.Task[None]] = {}
@@ -247,6 +266,13 @@ class NodeKeeper:
                 f"allocation {allocation.id} is still being made",
                 "try again in a moment",
             )
+        if waiting(allocation) and force:
+            raise VgpuError(
+                ErrorCode.TENANT_ALIVE,
+                f"allocation {allocation.id} is suspended with {len(waiting(allocation))} processes, which "
+                "nothing could wake any more",
+                "resume it first, or end its processes",
+            )
         if allocation.id not in self._releasing and not force:
             await self._check_tenants_gone(allocation)
         await self._changes.settle(allocation.id)
@@ -274,6 +300,7 @@ class NodeKeeper:
         for part in allocation.slices:
             check_ended(allocation.id, await self._parts.effectors[part.mode].tenants(allocation, part))
         check_ended(allocation.id, processes_in(allocation.request.lifetime.cgroup))
+        check_ended(allocation.id, [process.pid for process in waiting(allocation)])  # NVML does not see them
 
     async def _dismantle(self, allocation: Allocation, before: Allocation) -> None:
         """`before` is what it stays if the intent cannot be recorded."""
@@ -368,6 +395,19 @@ class NodeKeeper:
         over = over_quota(self.policy().policy, changed.request.owner, self._book, slices, changed.id)
         if over is not None:
             raise over
+
+    # --- suspend
+
+    async def suspend(self, allocation_id: str, caller: Caller) -> Allocation:
+        """Its device memory goes to the host, and its processes wait until it is resumed."""
+        allocation = self._book.get(allocation_id)
+        check_owner(allocation, caller)
+        return await self.suspends.suspend(allocation)
+
+    async def resume(self, allocation_id: str, caller: Caller) -> Allocation:
+        allocation = self._book.get(allocation_id)
+        check_owner(allocation, caller)
+        return await self.suspends.resume(allocation)
 
     # --- reading
 

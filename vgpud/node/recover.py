@@ -20,9 +20,12 @@ from vgpud.node.keeper import NodeKeeper, Parts
 from vgpud.node.lifetimes import is_alive
 from vgpud.planner.reconcile import Action, ActionKind, InstancePlace, Observed, reconcile
 from vgpud.planner.steps import repair_steps
+from vgpud.planner.use import charged
 from vgpud.units import Units
 
 log = structlog.get_logger(__name__)
+
+_CHANGING = (State.RESIZING, State.SUSPENDING, State.RESUMING)
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,19 @@ async def recover(keeper: NodeKeeper, parts: Parts, state: LedgerState, start: S
     # after the actions: a start that is cut before must find again that there was a reboot
     keeper.hub.revision = await parts.ledger.set_boot_id(start.boot_id)
     for allocation in tuple(parts.book):
-        if allocation.state is State.RESIZING:
-            try:
-                await keeper.resizes.finish(allocation)
-            except VgpuError as error:  # its owner can resize it again, or release it
-                log.error("resize not finished", allocation=allocation.id, why=str(error))
+        await _finish_change(keeper, allocation)
         keeper.lifetimes.watch(allocation.id, allocation.request.lifetime)
+
+
+async def _finish_change(keeper: NodeKeeper, allocation: Allocation) -> None:
+    """A resize, or a suspension, that was cut."""
+    try:
+        if allocation.state is State.RESIZING:
+            await keeper.resizes.finish(allocation)
+        elif allocation.state in _CHANGING or (allocation.state is State.ACTIVE and allocation.suspended):
+            await keeper.suspends.recover(allocation)  # a repair may have made it active in between
+    except VgpuError as error:  # its owner can ask again, or release it
+        log.error("not finished", allocation=allocation.id, state=allocation.state.value, why=str(error))
 
 
 async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bool) -> None:
@@ -66,9 +76,7 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
     busy = keeper.busy()
     # a resize that was cut is an allocation of the new size; what is missing of it is repaired first
     meant = [
-        replace(a, state=State.ACTIVE) if a.state is State.RESIZING else a
-        for a in parts.book
-        if a.id not in busy
+        replace(a, state=State.ACTIVE) if a.state in _CHANGING else a for a in parts.book if a.id not in busy
     ]
     own_instances = frozenset() if keeper.mig is None else keeper.mig.own_instances()
     daemons = frozenset(unit.name for unit in units)
@@ -121,7 +129,7 @@ def observe(
 async def _assume_modes(parts: Parts, allocations: Iterable[Allocation], daemons: frozenset[str]) -> None:
     """A device whose mode still stands is not put into it again; a missing helper is started anew."""
     seen: set[tuple[str, Mode]] = set()
-    for part in (part for allocation in allocations for part in allocation.slices):
+    for part in (part for allocation in allocations for part in charged(allocation)):
         device = parts.inventory.node.device(part.device_uuid)
         if device is None or (part.target, part.mode) in seen:
             continue

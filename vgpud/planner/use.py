@@ -1,11 +1,11 @@
 """What is allocated on each device, as the ledger counts it: pure sums, kept up slice by slice."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vgpud.model.device import Placement
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.tenancy import Allocation, MigSlice, Mode, Slice
+from vgpud.model.tenancy import Allocation, MigSlice, Mode, Slice, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +100,20 @@ class DeviceUse:
 EMPTY = DeviceUse()
 
 
+def charged(allocation: Allocation) -> tuple[Slice, ...]:
+    """The slices as they count on their devices. One that is suspended takes neither memory nor time; a
+    preload tenant keeps its device in its mode, a whole card is anybody's until its tenant comes back."""
+    if allocation.state is not State.SUSPENDED:
+        return allocation.slices
+    kept = (part for part in allocation.slices if part.mode is not Mode.EXCLUSIVE)
+    return tuple(replace(part, memory_bytes=0, share=None) for part in kept)
+
+
 def use_of(allocations: Iterable[Allocation]) -> dict[str, DeviceUse]:
     """The use of every device, by uuid, that these allocations hold slices on, whatever their state."""
     use: dict[str, DeviceUse] = {}
     for allocation in allocations:
-        for piece in allocation.slices:
+        for piece in charged(allocation):
             use[piece.device_uuid] = use.get(piece.device_uuid, EMPTY).with_slice(piece)
     return use
 

@@ -327,11 +327,24 @@ class QuotaRule(Table):
         return uid in self.uids or gid in self.gids
 
 
+class PoolSettings(Table):
+    """Suspended tenants: their device memory lies in the host's."""
+
+    host_memory: MemoryBytes | None = Field(
+        None,
+        description="the most that all suspended tenants may take of the host's; left out, no bound",
+    )
+    host_memory_reserve: MemoryBytes = Field(
+        2 << 30, description="what stays available on the host, whatever is suspended"
+    )
+
+
 class Policy(Table):
     """The policy of a node."""
 
     version: Annotated[Literal[1], BeforeValidator(_version)] = Field(1, description="of this format")
     planner: PlannerSettings = Field(default_factory=PlannerSettings, description="choosing among devices")
+    pool: PoolSettings = Field(default_factory=PoolSettings, description="suspending and resuming tenants")
     device: tuple[DeviceRule, ...] = Field(
         (),
         strict=False,
@@ -365,6 +378,7 @@ TABLES: dict[str, type[BaseModel]] = {
     "metrics": MetricsSettings,
     "http": HttpSettings,
     "quota": QuotaRule,
+    "pool": PoolSettings,
     "device": DeviceRule,
     "device.match": Match,
     "device.preload": PreloadSettings,

@@ -79,6 +79,16 @@ async def resize(keeper: Keeper, caller: Caller, asked: pb.ResizeRequest) -> pb.
     return encode.allocation(held, with_edits=_sees_edits(caller, held))
 
 
+async def suspend(keeper: Keeper, caller: Caller, asked: pb.SuspendRequest) -> pb.Allocation:
+    held = await keeper.suspend(decode.identifier(asked.allocation_id, "allocation_id"), caller)
+    return encode.allocation(held, with_edits=_sees_edits(caller, held))
+
+
+async def resume(keeper: Keeper, caller: Caller, asked: pb.ResumeRequest) -> pb.Allocation:
+    held = await keeper.resume(decode.identifier(asked.allocation_id, "allocation_id"), caller)
+    return encode.allocation(held, with_edits=_sees_edits(caller, held))
+
+
 async def get_allocation(keeper: Keeper, caller: Caller, asked: pb.GetAllocationRequest) -> pb.Allocation:
     held = keeper.get(decode.identifier(asked.allocation_id, "allocation_id"))
     use = await keeper.slice_use(held)
@@ -131,6 +141,8 @@ HANDLERS: dict[str, Handler] = {
     "Allocate": allocate,
     "Release": release,
     "Resize": resize,
+    "Suspend": suspend,
+    "Resume": resume,
     "GetAllocation": get_allocation,
     "ListAllocations": list_allocations,
     "Plan": plan,
@@ -148,5 +160,15 @@ HANDLERS: dict[str, Handler] = {
 }
 # these run on when the caller goes away
 CHANGING = frozenset(
-    {"Allocate", "Release", "Resize", "ReloadPolicy", "TerminateMpsClient", "DrainDevice", "ApplyMig"}
+    {
+        "Allocate",
+        "Release",
+        "Resize",
+        "Suspend",
+        "Resume",
+        "ReloadPolicy",
+        "TerminateMpsClient",
+        "DrainDevice",
+        "ApplyMig",
+    }
 )

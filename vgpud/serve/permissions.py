@@ -15,6 +15,8 @@ LEAST_DOOR: dict[str, Door] = {
     "Allocate": Door.TENANT,
     "Release": Door.TENANT,
     "Resize": Door.TENANT,
+    "Suspend": Door.TENANT,
+    "Resume": Door.TENANT,
     "ReloadPolicy": Door.ADMIN,
     "ListMps": Door.READ,
     "TerminateMpsClient": Door.ADMIN,

@@ -1,0 +1,115 @@
+/* vgpu-suspend LOCKFILE: suspends and resumes CUDA processes by pid, one order a line, one answer a line.
+ *
+ *   state PID | lock PID MILLISECONDS | save PID | restore PID [GPU-OLD GPU-NEW]... | unlock PID
+ *
+ * The answer is the driver's result as a number, its name, and the state of the process then (CUprocessState;
+ * -1: not known). The first line is "ready", or "error " and why nothing can be done. It ends with its input:
+ * the order under way is carried out first. The lock file keeps a second one waiting meanwhile, so whoever
+ * starts again after a crash sees processes in a state that stays. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "driver.h"
+
+#define WORDS_MAX (2 + 2 * DRIVER_PAIRS_MAX)
+
+static int split(char *line, char **words)
+{
+    int count = 0;
+    char *left = NULL;
+    for (char *word = strtok_r(line, " \n", &left); word != NULL; word = strtok_r(NULL, " \n", &left)) {
+        if (count == WORDS_MAX)
+            return 0;
+        words[count++] = word;
+    }
+    return count;
+}
+
+static bool number(const char *word, long most, long *value)
+{
+    char *end;
+    errno = 0;
+    *value = strtol(word, &end, 10);
+    return errno == 0 && *end == '\0' && end != word && *value >= 0 && *value <= most;
+}
+
+static CUresult restore(int pid, char **words, int count)
+{
+    CUcheckpointGpuPair pairs[DRIVER_PAIRS_MAX];
+    if (count % 2 != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (int i = 0; i < count / 2; i++)
+        if (!driver_uuid(words[2 * i], &pairs[i].oldUuid) || !driver_uuid(words[2 * i + 1], &pairs[i].newUuid))
+            return CUDA_ERROR_INVALID_VALUE;
+    return driver_restore(pid, pairs, (unsigned int)count / 2);
+}
+
+static CUresult carry_out(char **words, int count, int *pid)
+{
+    long value, milliseconds;
+    if (count < 2 || !number(words[1], 1 << 30, &value) || value == 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    *pid = (int)value;
+    if (strcmp(words[0], "lock") == 0 && count == 3 && number(words[2], 1 << 30, &milliseconds))
+        return driver_lock(*pid, (unsigned int)milliseconds);
+    if (strcmp(words[0], "restore") == 0)
+        return restore(*pid, words + 2, count - 2);
+    if (count == 2 && strcmp(words[0], "save") == 0)
+        return driver_save(*pid);
+    if (count == 2 && strcmp(words[0], "unlock") == 0)
+        return driver_unlock(*pid);
+    return count == 2 && strcmp(words[0], "state") == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static void answer(char *line)
+{
+    char *words[WORDS_MAX];
+    int pid = 0;
+    CUprocessState state;
+    CUresult result = carry_out(words, split(line, words), &pid);
+    CUresult known = pid == 0 ? CUDA_ERROR_INVALID_VALUE : driver_state(pid, &state);
+    if (result == CUDA_SUCCESS)
+        result = known;
+    printf("%d %s %d\n", (int)result, driver_name(result), known == CUDA_SUCCESS ? (int)state : -1);
+}
+
+static bool alone(const char *path)
+{
+    int descriptor = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (descriptor < 0)
+        return false;
+    while (flock(descriptor, LOCK_EX) != 0)
+        if (errno != EINTR)
+            return false;
+    return true; /* the lock goes with the process */
+}
+
+int main(int argc, char **argv)
+{
+    char *line = NULL;
+    size_t room = 0;
+    if (argc != 2) {
+        fprintf(stderr, "usage: vgpu-suspend LOCKFILE\n");
+        return 2;
+    }
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (!alone(argv[1])) {
+        printf("error the lock file cannot be taken: %s\n", strerror(errno));
+        return 1;
+    }
+    const char *why = driver_open();
+    if (why != NULL) {
+        printf("error %s\n", why);
+        return 1;
+    }
+    printf("ready\n");
+    while (getline(&line, &room, stdin) > 0)
+        answer(line);
+    free(line);
+    return 0;
+}

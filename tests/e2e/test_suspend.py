@@ -1,0 +1,299 @@
+"""Suspending tenants: their memory is free for others, and they go on as if nothing had been."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.demo.node import POLICY, DemoNode, Tenant
+from tests.e2e.conftest import NodeMaker
+from tests.e2e.support import GIB, MIB, allocate, client, eventually, quota, release, simulate, states
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.lease import read_limits
+from vgpud.model.errors import ErrorCode, VgpuError
+
+# holds 256 MiB with a pattern; for each line of input it says whether it still has it
+PROGRAM = """
+import ctypes as c, json, sys
+u = c.CDLL("libcuda.so.1")
+context, memory, back = c.c_void_p(), c.c_uint64(), (c.c_uint32 * 1024)()
+def call(name, *words):
+    code = getattr(u, name)(*words)
+    if code: sys.exit(f"{name}: {code}")
+size = int(sys.argv[1]) << 20
+call("cuInit", 0)
+call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
+call("cuCtxSetCurrent", context)
+call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(size))
+call("cuMemsetD32_v2", memory, c.c_uint(0x5eed), c.c_size_t(size // 4))
+print(json.dumps({"holds": size}), flush=True)
+for line in sys.stdin:
+    call("cuMemcpyDtoH_v2", back, c.c_uint64(memory.value + size - 4096), c.c_size_t(4096))
+    print(json.dumps({"whole": all(word == 0x5eed for word in back)}), flush=True)
+"""
+SIZE_MIB = 256
+BIG = 100 * GIB
+
+
+def holding(node: DemoNode, gib: int = 1, *options: str, size_mib: int = SIZE_MIB) -> tuple[Tenant, str]:
+    """A tenant that holds memory, and its allocation."""
+    before = states(node)
+    asked = options or ("--isolation", "quota", "--memory", f"{gib}GiB", "--device", "0")
+    tenant = node.tenant(list(asked), [sys.executable, "-c", PROGRAM, str(size_mib)])
+    tenant.line()
+    (new,) = states(node).keys() - before.keys()
+    return tenant, new
+
+
+def goes_on(tenant: Tenant) -> bool:
+    assert tenant.process.stdin is not None
+    tenant.process.stdin.write("\n")
+    tenant.process.stdin.flush()
+    return bool(tenant.line()["whole"])
+
+
+def used_mib(node: DemoNode, index: int = 0) -> int:
+    with client(node) as calls:
+        return int(calls.list_devices().devices[index].memory_used_bytes) // MIB
+
+
+def suspend(node: DemoNode, allocation: str) -> pb.Allocation:
+    with client(node) as calls:
+        return calls.suspend(allocation)
+
+
+def resume(node: DemoNode, allocation: str) -> pb.Allocation:
+    with client(node) as calls:
+        return calls.resume(allocation)
+
+
+def refusal(node: DemoNode, verb: str, allocation: str) -> VgpuError:
+    with client(node) as calls, pytest.raises(VgpuError) as refused:
+        getattr(calls, verb)(allocation)
+    return refused.value
+
+
+def end(node: DemoNode, tenant: Tenant, allocation: str) -> None:
+    assert tenant.end()[0] == 0
+    eventually(lambda: allocation not in states(node), "its allocation goes with it")
+
+
+@pytest.fixture(scope="module")
+def node(make_shared_node: NodeMaker) -> DemoNode:
+    node = make_shared_node()
+    node.start()
+    return node
+
+
+@pytest.fixture
+def cut_node(make_node: NodeMaker) -> Iterator[DemoNode]:
+    node = make_node()
+    yield node
+    node.stop()
+
+
+def test_its_memory_is_for_others_until_it_is_resumed(node: DemoNode) -> None:
+    tenant, name = holding(node, 100)
+    eventually(lambda: used_mib(node) > SIZE_MIB, "NVML shows its memory")
+    gone = suspend(node, name)
+    assert (gone.state, len(gone.suspended_pids)) == ("suspended", 1)
+    assert gone.suspended_bytes >= SIZE_MIB * MIB
+    eventually(lambda: used_mib(node) < SIZE_MIB, "NVML shows none of its memory")
+    other, second = holding(node, 100)
+    refused = refusal(node, "resume", name)
+    assert refused.code is ErrorCode.NO_CAPACITY
+    assert "other allocations leave" in refused.sentence
+    assert states(node)[name] == "suspended"
+    end(node, other, second)
+    assert resume(node, name).state == "active"
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+def test_it_waits_at_its_next_call(node: DemoNode) -> None:
+    tenant, name = holding(node)
+    suspend(node, name)
+    assert tenant.process.stdin is not None
+    tenant.process.stdin.write("\n")
+    tenant.process.stdin.flush()
+    assert suspend(node, name).state == "suspended"  # again: nothing changes
+    resume(node, name)
+    assert tenant.line()["whole"]
+    assert resume(node, name).state == "active"
+    end(node, tenant, name)
+
+
+def test_all_processes_of_a_tenant(node: DemoNode) -> None:
+    script = f'for i in 1 2 3; do "$0" -c "$1" {SIZE_MIB} <&0 & done; wait'
+    asked = ["--isolation", "quota", "--memory", "4GiB", "--device", "0"]
+    tenant = node.tenant(
+        asked, ["sh", "-c", f"exec 3<&0; {script.replace('<&0', '<&3')}", sys.executable, PROGRAM]
+    )
+    for _ in range(3):
+        tenant.line()
+    (name,) = states(node)
+    assert len(suspend(node, name).suspended_pids) == 3
+    eventually(lambda: used_mib(node) < SIZE_MIB, "NVML shows none of their memory")
+    assert resume(node, name).suspended_pids == []
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+def test_a_whole_card(node: DemoNode) -> None:
+    tenant, name = holding(node, 0, "--isolation", "device", "--device", "2")
+    suspend(node, name)
+    other = allocate(node, isolation="quota", memory_bytes=GIB, selector=pb.Selector(indices=[2]))
+    refused = refusal(node, "resume", name)
+    assert refused.code is ErrorCode.DEVICE_IN_USE
+    release(node, other.id)
+    resume(node, name)
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+@pytest.mark.parametrize("isolation", ["compute", "hardware"])
+def test_modes_that_cannot_be_suspended_say_so(node: DemoNode, isolation: str) -> None:
+    held = allocate(node, isolation=isolation, memory_bytes=GIB, selector=pb.Selector(indices=[4]))
+    refused = refusal(node, "suspend", held.id)
+    assert refused.code is ErrorCode.UNSUPPORTED
+    assert held.slices[0].mode in refused.sentence
+    assert states(node)[held.id] == "active"
+    release(node, held.id)
+
+
+def test_a_suspended_tenant_keeps_its_processes(node: DemoNode) -> None:
+    tenant, name = holding(node)
+    suspend(node, name)
+    with client(node) as calls:
+        for force in (False, True):
+            with pytest.raises(VgpuError) as refused:
+                calls.release(name, force)
+            assert refused.value.code is ErrorCode.TENANT_ALIVE
+        with pytest.raises(VgpuError) as busy:
+            calls.resize(name, memory_bytes=2 * GIB)
+        assert busy.value.code is ErrorCode.ALLOCATION_BUSY
+    tenant.process.kill()
+    eventually(lambda: name not in states(node), "it goes with its process")
+    tenant.end()
+
+
+def test_a_new_process_of_a_suspended_tenant_gets_no_memory(node: DemoNode) -> None:
+    held = quota(node, 4)
+    assert suspend(node, held.id).suspended_pids == []
+    assert read_limits(node.run_dir / "leases" / held.id).devices[0].memory_bytes == 1
+    resume(node, held.id)
+    assert read_limits(node.run_dir / "leases" / held.id).devices[0].memory_bytes == 4 * GIB
+    release(node, held.id)
+
+
+@pytest.mark.parametrize("function", ["cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint"])
+def test_a_suspension_that_fails_leaves_the_tenant_running(node: DemoNode, function: str) -> None:
+    tenant, name = holding(node)
+    simulate(node, "fault", "fail", "--function", function, "--code", "801", "--count", "1")
+    refused = refusal(node, "suspend", name)
+    assert refused.code is ErrorCode.SUSPEND_FAILED
+    assert "CUDA_ERROR_NOT_SUPPORTED" in refused.sentence
+    assert states(node)[name] == "active"
+    assert read_limits(node.run_dir / "leases" / name).devices[0].memory_bytes == GIB
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+def test_a_resumption_that_fails_leaves_it_suspended(node: DemoNode) -> None:
+    tenant, name = holding(node)
+    suspend(node, name)
+    simulate(
+        node, "fault", "fail", "--function", "cuCheckpointProcessRestore", "--code", "304", "--count", "1"
+    )
+    assert refusal(node, "resume", name).code is ErrorCode.SUSPEND_FAILED
+    assert states(node)[name] == "suspended"
+    resume(node, name)
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+def test_a_node_that_cannot_says_why(node: DemoNode) -> None:
+    held = quota(node)
+    simulate(node, "fault", "fail", "--function", "cuInit", "--code", "100")
+    refused = refusal(node, "suspend", held.id)
+    simulate(node, "fault", "clear")
+    assert refused.code is ErrorCode.UNSUPPORTED
+    assert "CUDA_ERROR_NO_DEVICE" in refused.sentence
+    release(node, held.id)
+
+
+def test_the_hosts_memory_is_bounded_by_policy(make_node: NodeMaker) -> None:
+    node = make_node(policy=f'{POLICY}\n[pool]\nhost_memory = "1GiB"\n')
+    node.start()
+    first, one = holding(node, 2, size_mib=300)
+    second, two = holding(node, 2, size_mib=300)
+    suspend(node, one)
+    refused = refusal(node, "suspend", two)
+    assert refused.code is ErrorCode.NO_CAPACITY
+    assert "pass the host memory of suspended tenants" in refused.sentence
+    assert goes_on(second)
+    resume(node, one)
+    end(node, first, one)
+    end(node, second, two)
+    node.stop()
+
+
+def test_kill_of_vgpud_leaves_a_suspended_tenant_suspended(cut_node: DemoNode) -> None:
+    node = cut_node
+    node.start()
+    tenant, name = holding(node, 100)
+    suspend(node, name)
+    node.kill()
+    node.start()
+    assert states(node) == {name: "suspended"}
+    other, second = holding(node, 100)
+    end(node, other, second)
+    resume(node, name)
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+@pytest.mark.parametrize("verb", ["suspend", "resume"])
+def test_cut_after_every_step(cut_node: DemoNode, verb: str) -> None:
+    node = cut_node
+    points = {
+        "suspend": ["record-intent", "lock-0", "save-0"],
+        "resume": ["record-intent", "restore-0", "unlock-0"],
+    }
+    for point in points[verb]:
+        node.start(fault_point=f"{verb}.{point}")
+        tenant, name = holding(node)
+        if verb == "resume":
+            suspend(node, name)
+        assert refusal(node, verb, name).code is ErrorCode.UNREACHABLE
+        assert node.daemon is not None
+        assert node.daemon.wait(10) == -signal.SIGKILL
+        node.start()
+        assert states(node) == {name: "active"}, point
+        assert read_limits(node.run_dir / "leases" / name).devices[0].memory_bytes == GIB, point
+        assert goes_on(tenant), point
+        end(node, tenant, name)
+        node.stop()
+
+
+def test_a_process_that_dies_while_it_is_suspended(node: DemoNode) -> None:
+    one = f'"$0" -c "$1" {SIZE_MIB} <&3'
+    script = f"exec 3<&0; {one} & echo '{{\"child\": '$!'}}'; {one}; wait"
+    asked = ["--isolation", "quota", "--memory", "4GiB", "--device", "0"]
+    tenant = node.tenant(asked, ["sh", "-c", script, sys.executable, PROGRAM])
+    child = next(line["child"] for line in (tenant.line() for _ in range(3)) if "child" in line)
+    (name,) = states(node)
+    eventually(lambda: used_mib(node) > 2 * SIZE_MIB, "both hold memory")
+    assert child in suspend(node, name).suspended_pids
+    os.kill(child, signal.SIGKILL)
+    eventually(lambda: not Path(f"/proc/{child}/task").exists() or _is_zombie(child), "it is gone")
+    assert resume(node, name).state == "active"
+    tenant.end()
+    eventually(lambda: name not in states(node), "its allocation goes with it")
+
+
+def _is_zombie(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"

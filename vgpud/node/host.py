@@ -1,0 +1,15 @@
+"""What the host has left for the memory of suspended tenants."""
+
+from pathlib import Path
+
+from vgpud.planner.suspend import HostMemory
+from vgpud.policy.model import PoolSettings
+
+_MEMINFO = Path("/proc/meminfo")
+
+
+def host_memory(pool: PoolSettings, meminfo: Path = _MEMINFO) -> HostMemory:
+    """MemAvailable as proc(5) has it, in kB of 1024 bytes, and the policy's bounds."""
+    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+    available = int(lines["MemAvailable"].split()[0]) * 1024
+    return HostMemory(available, pool.host_memory_reserve, pool.host_memory)

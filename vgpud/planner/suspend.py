@@ -1,0 +1,110 @@
+"""May a tenant be suspended, and is there room for it to come back? Pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from vgpud.model.device import Node
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.tenancy import Allocation, Mode, State
+from vgpud.planner.use import EMPTY, DeviceUse
+from vgpud.planner.words import shown_bytes
+
+SUSPENDABLE = (Mode.PRELOAD, Mode.EXCLUSIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """In bytes: what the host has left, what of it is to stay, and the most that all suspended
+    tenants may take together (None: no bound)."""
+
+    available_bytes: int
+    reserve_bytes: int
+    limit_bytes: int | None = None
+
+
+def check_mode(allocation: Allocation) -> None:
+    """Raises VgpuError(UNSUPPORTED)."""
+    for part in allocation.slices:
+        if part.mode not in SUSPENDABLE or part.mig is not None:
+            why = "the driver does not suspend MPS clients" if part.mode is Mode.MPS else "it lies on MIG"
+            raise VgpuError(
+                ErrorCode.UNSUPPORTED,
+                f"allocation {allocation.id} in mode {part.mode.value} cannot be suspended: {why}",
+                "allocate with isolation quota or device, on a device without MIG",
+            )
+
+
+def held_bytes(allocations: Iterable[Allocation]) -> int:
+    """What the suspended processes of all of them have on the host."""
+    return sum(process.memory_bytes for a in allocations for process in a.suspended)
+
+
+def check_host(wanted_bytes: int, held: int, host: HostMemory) -> None:
+    """Raises VgpuError(NO_CAPACITY). `held` is what is suspended already, in bytes."""
+    room = host.available_bytes - host.reserve_bytes
+    if wanted_bytes > room:
+        raise VgpuError(
+            ErrorCode.NO_CAPACITY,
+            f"its {shown_bytes(wanted_bytes)} of device memory do not fit into the host's: "
+            f"{shown_bytes(host.available_bytes)} are available, {shown_bytes(host.reserve_bytes)} stay free",
+            "free memory on the host, or lower pool.host_memory_reserve in the policy",
+        )
+    if host.limit_bytes is not None and held + wanted_bytes > host.limit_bytes:
+        raise VgpuError(
+            ErrorCode.NO_CAPACITY,
+            f"its {shown_bytes(wanted_bytes)} of device memory pass the host memory of suspended tenants: "
+            f"{shown_bytes(held)} of {shown_bytes(host.limit_bytes)} are taken",
+            "resume or release a suspended allocation, or raise pool.host_memory in the policy",
+        )
+
+
+def check_room(allocation: Allocation, node: Node, use: Mapping[str, DeviceUse]) -> None:
+    """Can it come back where it was? `use` counts what the others hold.
+
+    Raises VgpuError: NO_SUCH_DEVICE, NO_CAPACITY, DEVICE_IN_USE.
+    """
+    for part in allocation.slices:
+        device = node.device(part.device_uuid)
+        if device is None:
+            raise VgpuError(
+                ErrorCode.NO_SUCH_DEVICE,
+                f"device {part.device_uuid} of allocation {allocation.id} is not there",
+                "see 'vgpuctl devices'; the allocation stays suspended",
+            )
+        others = use.get(part.device_uuid, EMPTY)
+        if others.mode not in (None, part.mode) or (part.mode is Mode.EXCLUSIVE and others.count):
+            raise VgpuError(
+                ErrorCode.DEVICE_IN_USE,
+                f"device {device.index} is in mode {others.mode} with {others.count} allocations, and "
+                f"{allocation.id} needs it in mode {part.mode.value}",
+                "release them first; the allocation stays suspended",
+            )
+        free = device.memory_usable_bytes - others.memory_bytes
+        if part.mode is Mode.PRELOAD and part.memory_bytes > free:
+            raise VgpuError(
+                ErrorCode.NO_CAPACITY,
+                f"{shown_bytes(part.memory_bytes)} do not fit on device {device.index}: other allocations "
+                f"leave {shown_bytes(free)} of {shown_bytes(device.memory_usable_bytes)}",
+                "release, shrink or suspend another allocation there; this one stays suspended",
+            )
+
+
+def check_card(allocation: Allocation, node: Node) -> None:
+    """Has the card itself room? A restore that finds none leaves a process that no later one brings back
+    (NVIDIA/cuda-checkpoint issue 44). Raises VgpuError(NO_CAPACITY)."""
+    uuids = {part.device_uuid for part in allocation.slices}
+    wanted = sum(process.memory_bytes for process in allocation.suspended)
+    devices = [device for device in node.devices if device.uuid in uuids]
+    free = sum(d.memory_total_bytes - d.memory_reserved_bytes - d.memory_used_bytes for d in devices)
+    if wanted > free:
+        raise VgpuError(
+            ErrorCode.NO_CAPACITY,
+            f"{shown_bytes(wanted)} do not fit on the devices of allocation {allocation.id}: programs that "
+            f"vgpud did not start leave {shown_bytes(max(0, free))}",
+            "see 'vgpuctl devices' for who uses them; the allocation stays suspended",
+        )
+
+
+def is_away(allocation: Allocation) -> bool:
+    """Suspended: it holds nothing of its devices' memory and time."""
+    return allocation.state is State.SUSPENDED
