@@ -20,6 +20,9 @@ PROGRAM = """
 import ctypes as c, json, sys
 u = c.CDLL("libcuda.so.1")
 context, memory, back = c.c_void_p(), c.c_uint64(), (c.c_uint32 * 1024)()
+def say(**words):
+    sys.stdout.write(json.dumps(words) + "\\n")  # at once: others write too
+    sys.stdout.flush()
 def call(name, *words):
     code = getattr(u, name)(*words)
     if code: sys.exit(f"{name}: {code}")
@@ -29,10 +32,10 @@ call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
 call("cuCtxSetCurrent", context)
 call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(size))
 call("cuMemsetD32_v2", memory, c.c_uint(0x5eed), c.c_size_t(size // 4))
-print(json.dumps({"holds": size}), flush=True)
+say(holds=size)
 for line in sys.stdin:
     call("cuMemcpyDtoH_v2", back, c.c_uint64(memory.value + size - 4096), c.c_size_t(4096))
-    print(json.dumps({"whole": all(word == 0x5eed for word in back)}), flush=True)
+    say(whole=all(word == 0x5eed for word in back))
 """
 SIZE_MIB = 256
 BIG = 100 * GIB

@@ -121,8 +121,8 @@ class Suspender:
             # not asyncio's: that forks, and gRPC's threads do not outlive a fork (this is a vfork)
             return subprocess.Popen(
                 [str(self._program), str(self._lock)],
-                stdin=line,
-                stdout=line,
+                stdin=line.fileno(),
+                stdout=line.fileno(),
                 start_new_session=True,  # a Ctrl-C at vgpud's terminal is not for it
             )
         except OSError as error:
