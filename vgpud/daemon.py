@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -24,9 +25,10 @@ from vgpud.inject.driver import find_driver
 from vgpud.inject.hooks import HookProgram
 from vgpud.inject.specs import Specs
 from vgpud.ledger import Ledger, LedgerState
+from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
 from vgpud.model.journal import Message
-from vgpud.model.tenancy import Mode
+from vgpud.model.tenancy import Lifetime, Mode
 from vgpud.modes.base import Effector, Paths
 from vgpud.modes.exclusive import Exclusive
 from vgpud.modes.mig import MigMode, Wish
@@ -46,6 +48,7 @@ from vgpud.node.recover import Start, agree, recover
 from vgpud.node.room import Room
 from vgpud.node.transitions import Transitions
 from vgpud.policy.load import LoadedPolicy, load
+from vgpud.policy.model import DeviceRule, Policy
 from vgpud.serve.kubelet.door import Kubelet, KubeletDoor
 from vgpud.serve.runtime import RuntimeDoor
 from vgpud.serve.server import Server
@@ -74,6 +77,7 @@ class Daemon:
         self.containers: Containers | None = None
         self.cdi_watch: CdiWatch | None = None
         self.claim: int | None = None  # a descriptor that is held to the end
+        self.originals: LedgerOriginals | None = None
 
     def load_policy(self) -> LoadedPolicy:
         return load(self.settings.policy_paths())
@@ -140,6 +144,7 @@ class Daemon:
 
     def _assemble(self, ledger: Ledger, state: LedgerState, policy: LoadedPolicy) -> tuple[NodeKeeper, Parts]:
         originals = LedgerOriginals(ledger, state.originals)
+        self.originals = originals
         effectors = self.effectors(originals)
         parts = Parts(
             ledger=ledger,
@@ -246,6 +251,35 @@ async def serve(settings: Settings) -> None:
     log.info("stopped", message_id=Message.STOPPED)
 
 
+class Restorer(Daemon):
+    """Opens no door and manages nothing, so that all goes back to what it was before vgpud."""
+
+    def load_policy(self) -> LoadedPolicy:
+        unmanaged = Policy(device=(DeviceRule(mode="unmanaged"),))
+        return replace(super().load_policy(), policy=unmanaged)
+
+
+async def restore(settings: Settings) -> tuple[str, ...]:
+    """Releases what nobody uses, and puts back what vgpud changed on devices; answers what stays as it is.
+
+    For the removal of vgpud. Raises VgpuError, of which LEDGER_LOCKED says that a vgpud is running.
+    """
+    daemon = Restorer(settings)
+    left: list[str] = []
+    async with daemon.running() as keeper:
+        root = Caller(Door.ADMIN, os.geteuid(), os.getegid(), Lifetime())
+        for allocation in tuple(daemon.book):
+            try:
+                await keeper.release(allocation.id, root, force=False)
+            except VgpuError as error:
+                left.append(f"allocation {allocation.id}: {error.sentence}")
+        assert daemon.originals is not None
+        for device in daemon.inventory.node.devices:
+            await keeper.operations.hand_back(device.uuid)
+            left += [f"device {device.index}: {key.split()[0]}" for key in daemon.originals.keys(device.uuid)]
+    return tuple(left)
+
+
 def kubelet_door(daemon: Daemon, keeper: NodeKeeper) -> KubeletDoor:
     """Closed until the policy names a resource and there is a kubelet."""
     room = Room(keeper, daemon.inventory, daemon.book)
@@ -289,6 +323,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="vgpud", description="share this node's NVIDIA GPUs")
     parser.add_argument("--version", action="version", version=f"vgpud {__version__}")
     parser.add_argument("--check", action="store_true", help="check settings and policy, then leave")
+    parser.add_argument(
+        "--restore",
+        action="store_true",
+        help="with no vgpud running: release what nobody uses, put devices back as they were before vgpud, "
+        "and leave; for its removal",
+    )
     arguments = parser.parse_args()
     try:
         settings = load_settings()
@@ -297,6 +337,10 @@ def main() -> int:
             load(settings.policy_paths())
             return int(Exit.OK)
         raise_file_limit()
+        if arguments.restore:
+            left = asyncio.run(restore(settings))
+            sys.stderr.writelines(f"vgpud: not put back, {line}\n" for line in left)
+            return int(Exit.DIFFERS if left else Exit.OK)
         gc.disable()  # until what was recovered is set aside, in `serve`
         uvloop.run(serve(settings))
     except VgpuError as error:

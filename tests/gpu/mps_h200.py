@@ -451,6 +451,68 @@ def pytorch() -> None:
         say("pytorch", held=all(fine), tenants=found)
 
 
+def pooled() -> None:
+    """libvgpu on MPS: two processes of one tenant, of which either may have all, within one limit."""
+    with running(RULES + 'processes_per_tenant = 2\nmemory = "libvgpu"\n') as node:
+        held, beside = share(node, 4, 40), share(node, 8, 40)
+        alone = probe(node, held, "fill", "--piece", str(32 * MIB))
+        first = Program(node, held)
+        both = probe(node, held, "fill", "--piece", str(32 * MIB))
+        other = probe(node, beside, "fill", "--piece", str(32 * MIB))
+        with client(node) as calls:
+            use = calls.get_allocation(held.id).use[0]
+        totals = [int(found.get("total_bytes", -1)) for found in (alone, both, other)]
+        say(
+            "pooled",
+            held=3 * GIB < totals[0] < 4 * GIB
+            and 0 < totals[1] < totals[0]
+            and 7 * GIB < totals[2] < 8 * GIB,
+            ready=first.first,
+            filled_alone=totals[0],
+            filled_beside_a_context=totals[1],
+            other_tenant=totals[2],
+            results=[found.get("result") for found in (alone, both, other)],
+            used_bytes=use.memory_used_bytes,
+            refusals=use.refusals_limit,
+        )
+        first.end()
+
+
+def fault() -> None:
+    """A stray write of one tenant: what the other feels, what vgpud says, when the device serves again."""
+    with running() as node:
+        one, two = share(node, 4, 40), share(node, 4, 40)
+        stray, beside = Program(node, one), Program(node, two)
+        beside.work(seconds=4)
+        time.sleep(0.5)
+        stray.tell("fault")
+        said = stray.line()
+        seen = node.ctl("mps", "ls", check=False).stdout
+        felt = beside.line()
+        time.sleep(1.5)  # a check comes each second
+        shown = node.ctl("mps", "ls", check=False).stdout
+        newcomer = probe(node, one, "hold", "1MiB", seconds=10)
+        stray.end()
+        beside.end()
+        began, after = time.time(), {}
+        while time.time() - began < 15:
+            after = probe(node, one, "fill", "--piece", str(256 * MIB), seconds=10)
+            if int(after.get("total_bytes", 0)) > 0:
+                break
+        say(
+            "fault",
+            held=int(after.get("total_bytes", 0)) > 0,
+            stray=said,
+            beside=felt,
+            mps_ls_at_once=seen,
+            mps_ls_later=shown,
+            newcomer=newcomer.get("result", newcomer),
+            serves_again_after_seconds=time.time() - began,
+            states=states(node),
+            log=[line for line in node.log.read_text().splitlines() if "FAULT" in line][-4:],
+        )
+
+
 SCENES: tuple[Callable[[], None], ...] = (
     recorded,
     shares,
@@ -461,6 +523,8 @@ SCENES: tuple[Callable[[], None], ...] = (
     users,
     silent,
     pytorch,
+    pooled,
+    fault,
 )
 
 

@@ -1,6 +1,6 @@
 """A tenant's program for the measurements: the driver API by ctypes, driven line by line, no packages.
 
-One JSON object a line. On standard input: "work SECONDS BLOCKS ITERATIONS", "launch COUNT", "end".
+One JSON object a line. On standard input: "work SECONDS BLOCKS ITERATIONS", "launch COUNT", "fault", "end".
 """
 
 import ctypes
@@ -36,6 +36,15 @@ LOOP:
     @%p2 st.global.f32 [%rd1], %f1;
     ret;
 }
+.visible .entry stray(.param .u64 out, .param .u32 n)
+{
+    .reg .b32 %r<2>;
+    .reg .b64 %rd<2>;
+    ld.param.u64 %rd1, [out];
+    ld.param.u32 %r1, [n];
+    st.global.u32 [%rd1], %r1;
+    ret;
+}
 \0"""
 THREADS = 256
 
@@ -54,9 +63,9 @@ class Driver:
         self.check("cuDeviceGet", ctypes.byref(device), 0)
         self.check("cuCtxCreate_v2", ctypes.byref(self.context), 0, device)
         self.context_seconds = time.perf_counter() - began - self.init_seconds
-        module, self.kernel, self.out = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
-        self.check("cuModuleLoadData", ctypes.byref(module), PTX)
-        self.check("cuModuleGetFunction", ctypes.byref(self.kernel), module, b"work")
+        self.module, self.kernel, self.out = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
+        self.check("cuModuleLoadData", ctypes.byref(self.module), PTX)
+        self.check("cuModuleGetFunction", ctypes.byref(self.kernel), self.module, b"work")
         self.check("cuMemAlloc_v2", ctypes.byref(self.out), ctypes.c_size_t(256))
         count = ctypes.c_int()
         self.check("cuDeviceGetAttribute", ctypes.byref(count), 16, device)
@@ -86,6 +95,14 @@ class Driver:
         passed = time.perf_counter() - began
         say(state="worked", launches=launches, blocks_per_second=launches * blocks / passed)
 
+    def fault(self) -> None:
+        """Writes where nothing is: an error of this process alone without MPS, of all clients with it."""
+        self.check("cuModuleGetFunction", ctypes.byref(self.kernel), self.module, b"stray")
+        self.out = ctypes.c_uint64(0x1000)
+        self.launch(1, 1)
+        code = self.cuda.cuCtxSynchronize()
+        say(state="faulted", code=code, at=time.time())
+
     def launches(self, count: int) -> None:
         began = time.perf_counter()
         for _ in range(count):
@@ -107,6 +124,8 @@ def main() -> None:
         words = line.split()
         if words[:1] == ["work"]:
             driver.work(float(words[1]), int(words[2]), int(words[3]))
+        elif words[:1] == ["fault"]:
+            driver.fault()
         elif words[:1] == ["launch"]:
             driver.launches(int(words[1]))
         else:

@@ -1,12 +1,14 @@
 """Layouts through the whole daemon, on a simulated node."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.demo.node import BUILD, DemoNode
+from tests.demo.node import BUILD, POLICY, ROOT, DemoNode
 from tests.e2e.conftest import NodeMaker
-from tests.e2e.support import client, eventually, release, simulate
+from tests.e2e.support import PROBE, client, eventually, helper_pids, release, simulate
 from tests.mig.world import allocate, apply, device, make_by_hand, nvml, place, standing, target
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -113,6 +115,66 @@ def test_unmanaged_hands_the_device_back(make_node: NodeMaker) -> None:
         calls.reload_policy()
     eventually(lambda: not device(node).current, "instances and MIG mode are as they were before vgpud")
     assert nvml(node, "print(n.nvmlDeviceGetMigMode(h))") == "[0, 0]"
+
+
+def test_unmanaged_also_hands_back_what_an_administrator_applied(make_node: NodeMaker) -> None:
+    node = make_node()
+    node.start()
+    apply(node, "3g.71gb@4")
+    (node.folder / "etc" / "vgpud.toml").write_text('version = 1\n[[device]]\nmode = "unmanaged"\n')
+    with client(node) as calls:
+        calls.reload_policy()
+    eventually(lambda: not device(node).current, "nothing is wanted of an unmanaged device")
+
+
+def test_restore_puts_everything_back_for_a_removal(make_node: NodeMaker) -> None:
+    node = make_node(policy=POLICY + "[device.mps]\nexclusive_process = true\n")
+    node.start()
+    apply(node, "3g.71gb@4 1g.18gb*2")
+    allocate(node, "1g.18gb")
+    with client(node) as calls:
+        for index in (1, 2):
+            asked = pb.AllocateRequest(isolation="compute", memory_bytes=1 << 30, share_percent=10)
+            asked.selector.indices.append(index)
+            share = calls.allocate(asked)
+        calls.drain_device(share.slices[0].device_uuid, False)
+    tenant = subprocess.Popen(
+        [PROBE, "hold", "1MiB", "--then-wait-on-stdin"],
+        env={**node.environment, **share.edits.env, **share.edits.host_env},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert tenant.stdout is not None
+    assert b"held" in tenant.stdout.readline()
+    assert restore(node).returncode != 0, "not beside a vgpud that runs"
+    node.kill()
+    busy = restore(node)
+    assert busy.returncode == 1
+    assert share.id in busy.stderr
+    assert "device 2: compute_mode" in busy.stderr
+    assert "device 0" not in busy.stderr
+    assert "device 1" not in busy.stderr
+    modes = (
+        "print(n.nvmlDeviceGetMigMode(h), "
+        "[n.nvmlDeviceGetComputeMode(n.nvmlDeviceGetHandleByIndex(i)) for i in (1, 2)])"
+    )
+    assert nvml(node, modes) == "[0, 0] [0, 3]"
+    tenant.communicate()
+    done = restore(node)
+    assert (done.returncode, nvml(node, modes)) == (0, "[0, 0] [0, 0]"), done.stderr
+    assert not helper_pids(node)
+
+
+def restore(node: DemoNode) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "vgpud.daemon", "--restore"],
+        env=node.environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize(("foreign", "lent", "removed"), [("keep", 0, 0), ("lend", 1, 0), ("remove", 0, 1)])

@@ -6,6 +6,7 @@ import structlog
 
 from vgpud.model.device import Device
 from vgpud.model.errors import VgpuError
+from vgpud.model.tenancy import Mode
 from vgpud.modes.mig import Wish
 from vgpud.modes.mig_records import Applied, MigRecords
 from vgpud.node.book import Book
@@ -58,6 +59,8 @@ class Pools:
 
     def layout(self, device: Device) -> frozenset[SlotKey] | None:
         """The instances wanted; None where none are fixed."""
+        if self.rule(device).mode == Mode.UNMANAGED.value:
+            return None
         applied = self.applied(device.uuid)
         if applied is not None:
             return None if applied.off else applied.instances

@@ -10,10 +10,12 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Isolation, Mode, Request
 from vgpud.model.view import DrainView, MpsDaemon
 from vgpud.modes.base import Effector
+from vgpud.modes.mig import MigMode
 from vgpud.modes.mps import MpsMode
 from vgpud.node.book import Book
 from vgpud.node.drains import Drains
 from vgpud.node.inventory import Inventory
+from vgpud.node.transitions import lost_is_left
 from vgpud.planner.use import DeviceUse
 
 log = structlog.get_logger(__name__)
@@ -71,6 +73,18 @@ class Operations:
         held = tuple(a.id for a in self._book if any(p.device_uuid == device_uuid for p in a.slices))
         pids = tuple(sorted({process.pid for process in device.processes}))
         return DrainView(device_uuid, drained, held, pids)
+
+    async def hand_back(self, device_uuid: str) -> None:
+        """Forgets what was wanted of a device that nobody holds, and puts it back as it was before vgpud."""
+        if self._book.use_of(device_uuid).count:
+            return
+        mig, mps = self._effectors[Mode.MIG], self._effectors[Mode.MPS]
+        with lost_is_left():
+            if isinstance(mig, MigMode):
+                await mig.records.apply(device_uuid, None)
+                await mig.restore(device_uuid)
+            await mps.unapply(device_uuid)
+        await self._drains.put(device_uuid, False)
 
     def _mps(self) -> MpsMode:
         mode = self._effectors.get(Mode.MPS)
