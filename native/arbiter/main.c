@@ -21,6 +21,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "bound.h"
 #include "control.h"
 #include "loop.h"
 #include "served.h"
@@ -90,6 +91,8 @@ static int start(const char *run_dir)
     int error = loop_open();
     if (error == 0)
         error = turns_open();
+    if (error == 0 && bound_open() != 0)
+        fputs("vgpu-arbiter: the size of usage files is not watched\n", stderr);
     if (error != 0)
         return fail("cannot open an event loop", error);
     lease_scan(leases_fd);

@@ -12,6 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "bound.h"
 #include "page.h"
 #include "process.h"
 #include "register.h"
@@ -87,6 +88,7 @@ static void lease_close(struct lease *lease)
     while (lease->connections != NULL)
         connection_close(lease->connections);
     turns_lease_remove(lease);
+    bound_end(lease->watch);
     struct lease **link = &leases;
     while (*link != lease)
         link = &(*link)->next;
@@ -145,6 +147,7 @@ static int lease_add_folder(int folder_fd, const char *id)
         free(lease);
         return error;
     }
+    lease->watch = bound_begin(lease->usage_fd);
     lease->next = leases;
     leases = lease;
     turns_lease_add(lease);
@@ -170,6 +173,14 @@ int lease_remove(const char *id)
         return -ENOENT;
     lease_close(lease);
     return 0;
+}
+
+int lease_usage_by_watch(int watch)
+{
+    for (struct lease *lease = leases; lease != NULL; lease = lease->next)
+        if (lease->watch == watch)
+            return lease->usage_fd;
+    return -1;
 }
 
 int lease_list(const char *id, struct vgpu_process_list *list)

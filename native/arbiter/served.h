@@ -37,6 +37,7 @@ struct lease {
     uint32_t connection_count;
     int limits_fd;
     int usage_fd;
+    int watch; /* of usage_fd, see bound.h */
     struct sched_tenant tenant;
     bool schedules; /* the tenant is known to sched */
     bool touched;   /* its counters are to be published */
@@ -57,6 +58,9 @@ int lease_remove(const char *id);
 
 /* Fills `list`; 0 or -ENOENT. */
 int lease_list(const char *id, struct vgpu_process_list *list);
+
+/* The `usage` of the lease whose file has this watch (bound.h), or -1. */
+int lease_usage_by_watch(int watch);
 
 /* Serves everything under leases/ (at start). Returns how many could not be served. */
 int lease_scan(int leases_fd);

@@ -324,6 +324,32 @@ def test_a_scribbled_or_cut_usage_page(checked: Node) -> None:
     assert lease_used(lease.parent / "a2") == HELD
 
 
+def test_a_usage_page_that_grows_is_cut_back(checked: Node) -> None:
+    """Its file system is everybody's; what the tenant has in it stays, and its processes go on."""
+    lease = checked.lease()
+    process = checked.tenant(lease, *HOLD)
+    held_by(process)
+    usage = lease / "usage"
+    with usage.open("r+b") as grown:
+        grown.truncate(1 << 40)
+        eventually(lambda: usage.stat().st_size == layout.USAGE_SIZE)
+        for _ in range(20):
+            grown.seek(0, os.SEEK_END)
+            grown.write(bytes(1 << 20))
+            grown.flush()
+        eventually(lambda: usage.stat().st_size == layout.USAGE_SIZE)
+        os.posix_fallocate(grown.fileno(), 0, 64 << 20)
+        eventually(lambda: usage.stat().st_size == layout.USAGE_SIZE)
+    assert lease_used(lease) == HELD
+    checked.kill_arbiter()
+    with usage.open("r+b") as grown:
+        grown.truncate(1 << 30)
+    checked.start_arbiter()
+    eventually(lambda: usage.stat().st_size == layout.USAGE_SIZE)
+    process.communicate("")
+    eventually(lambda: lease_used(lease) == 0)
+
+
 def test_connections_beyond_the_bound_do_no_harm(checked: Node) -> None:
     sock = checked.lease() / layout.ARBITER_SOCKET
     lines = []

@@ -1,0 +1,81 @@
+/*
+ * stepkill.c: ends a process with SIGKILL at an instruction of libvgpu.
+ *
+ *   stepkill PID STEPS    steps the process until it is in libvgpu, then STEPS instructions of libvgpu further
+ *
+ * Prints the offset in libvgpu at which it ended. Exit: 3 if this process may not trace, 4 if the process did
+ * not come to libvgpu.
+ */
+#include <elf.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ptrace.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define STEPS_MAX 60000
+
+/* Where the code of libvgpu is in the process. */
+static int find_code(pid_t pid, uint64_t *start, uint64_t *end)
+{
+    char path[64];
+    char line[4096];
+    snprintf(path, sizeof(path), "/proc/%d/maps", pid);
+    FILE *maps = fopen(path, "r");
+    if (maps == NULL)
+        return 0;
+    int found = 0;
+    while (!found && fgets(line, sizeof(line), maps) != NULL)
+        found = strstr(line, " r-xp ") != NULL && strstr(line, "/libvgpu.so") != NULL &&
+                sscanf(line, "%" SCNx64 "-%" SCNx64, start, end) == 2;
+    fclose(maps);
+    return found;
+}
+
+static uint64_t instruction(pid_t pid)
+{
+#if defined(__x86_64__)
+    return (uint64_t)ptrace(PTRACE_PEEKUSER, pid, (void *)(16 * sizeof(long)), NULL); /* rip */
+#else
+    struct {
+        uint64_t x[31], sp, pc, state;
+    } registers;
+    struct iovec all = {&registers, sizeof(registers)};
+    return ptrace(PTRACE_GETREGSET, pid, (void *)NT_PRSTATUS, &all) == 0 ? registers.pc : 0;
+#endif
+}
+
+int main(int argc, char **argv)
+{
+    uint64_t start;
+    uint64_t end;
+    int status;
+    pid_t pid = argc == 3 ? atoi(argv[1]) : 0;
+    long left = argc == 3 ? atol(argv[2]) : 0;
+    if (pid <= 0 || !find_code(pid, &start, &end))
+        return 2;
+    alarm(30); /* a process that sleeps in a call is not stepped on */
+    if (ptrace(PTRACE_SEIZE, pid, NULL, NULL) != 0 || ptrace(PTRACE_INTERRUPT, pid, NULL, NULL) != 0)
+        return 3;
+    if (waitpid(pid, &status, __WALL) != pid || !WIFSTOPPED(status))
+        return 3;
+    for (long step = 0; step < STEPS_MAX; step++) {
+        uint64_t at = instruction(pid);
+        if (at >= start && at < end && left-- <= 0) {
+            kill(pid, SIGKILL);
+            waitpid(pid, &status, __WALL);
+            printf("%" PRIx64 "\n", at - start);
+            return 0;
+        }
+        if (ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL) != 0 || waitpid(pid, &status, __WALL) != pid)
+            return 4;
+        if (!WIFSTOPPED(status))
+            return 4;
+    }
+    kill(pid, SIGKILL);
+    return 4;
+}
