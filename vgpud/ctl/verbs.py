@@ -269,6 +269,34 @@ VERBS: tuple[Verb | Group, ...] = (
             ),
         ),
     ),
+    Group(
+        "convert",
+        "turn manifests for others into ours",
+        (
+            Verb(
+                "hami",
+                "Kubernetes manifests written for HAMi",
+                "hami:convert",
+                (
+                    argument("file", metavar="FILE", help="YAML, as for kubectl apply; - is standard input"),
+                    argument(
+                        "--to",
+                        choices=("runtime", "kubelet"),
+                        default="runtime",
+                        help="ask by the runtime class vgpu (default), or by extended resources",
+                    ),
+                    argument(
+                        "--card-memory",
+                        type=kinds.memory,
+                        metavar="SIZE",
+                        help="of the cards, for gpumem-percentage, as in 80GiB",
+                    ),
+                ),
+                outputs=("table",),
+                details="Prints the manifests; what has no counterpart is said on standard error.",
+            ),
+        ),
+    ),
     Verb(
         "drain",
         "let a device take no new tenants, and say what is left on it",

@@ -1,0 +1,14 @@
+"""The soak, short; `python -m tests.runtime.soak` is the long one."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.conftest import need
+from tests.runtime.soak import soak
+
+
+@pytest.mark.root
+def test_nothing_is_left_of_forty_containers(tmp_path: Path) -> None:
+    need("runc")
+    assert soak(tmp_path, starts=40, restart_every=10, seed=7) == {}

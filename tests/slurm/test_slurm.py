@@ -1,0 +1,64 @@
+"""Jobs of a real Slurm on one node, with our prolog, task prolog and epilog."""
+
+import os
+
+import pytest
+
+from tests.e2e.support import eventually, states
+from tests.slurm.conftest import Cluster, nobody
+
+pytestmark = pytest.mark.root
+
+
+def empty(cluster: Cluster) -> None:
+    eventually(lambda: not states(cluster.node), "the epilog gives the job's allocation back", 60)
+    eventually(lambda: not list((cluster.folder / "jobs").glob("*")), "nothing is kept of the job", 60)
+
+
+def test_a_jobs_tasks_are_under_its_allocation(cluster: Cluster) -> None:
+    done = cluster.run("srun", "--gres=vgpu_memory:8,vgpu_cores:30", "sh", "-c", "env; echo $SLURM_JOB_ID")
+    assert done.returncode == 0, done.stderr + cluster.logs()
+    shown = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    assert shown["VGPU_ALLOCATION"] and shown["CUDA_VISIBLE_DEVICES"].startswith("GPU-")
+    assert "libvgpu" in shown["LD_PRELOAD"]
+    empty(cluster)
+
+
+def test_it_belongs_to_the_jobs_user_and_is_named_by_the_job(cluster: Cluster) -> None:
+    uid = nobody()
+    job = cluster.run("sbatch", "--parsable", "--gres=vgpu_memory:8", "--output=/dev/null", "--wrap=sleep 60")
+    assert job.returncode == 0, job.stderr
+    number = job.stdout.strip()
+    eventually(lambda: states(cluster.node), "the prolog allocates", 60)
+    (name,) = states(cluster.node)
+    held = cluster.node.ctl_json("show", name)
+    assert (held["requestId"], held["label"]) == (f"slurm-{number}", f"slurm {number}")
+    assert held["slices"][0]["memoryBytes"] == 8 << 30
+    cluster.run("scancel", number)
+    empty(cluster)
+    done = cluster.run("srun", "--gres=vgpu_memory:1", "sh", "-c", "stat -c %u $VGPU_LEASE/usage", uid=uid)
+    assert (done.returncode, done.stdout.strip()) == (0, str(uid)), done.stderr + cluster.logs()
+    empty(cluster)
+
+
+def test_a_job_that_asks_for_nothing_gets_nothing(cluster: Cluster) -> None:
+    done = cluster.run("srun", "env")
+    assert done.returncode == 0 and "VGPU_ALLOCATION" not in done.stdout
+
+
+def test_a_refusal_is_told_to_the_job_and_drains_nothing(cluster: Cluster) -> None:
+    """vgpud has less than Slurm believes: somebody holds part of it outside of Slurm."""
+    outside = cluster.node.ctl("alloc", "--memory", "100GiB", "--isolation", "quota").stdout.strip()
+    done = cluster.run("srun", "--gres=vgpu_memory:100", "true")
+    assert done.returncode != 0
+    assert "E401" in done.stdout + done.stderr, done.stdout + done.stderr
+    cluster.node.ctl("release", outside)
+    eventually(lambda: cluster.run("sinfo", "-h", "-o", "%t").stdout.strip() == "idle", "idle again", 60)
+    empty(cluster)
+
+
+def test_the_scripts_can_be_run() -> None:
+    from tests.slurm.conftest import SCRIPTS
+
+    for name in ("prolog", "task-prolog", "epilog"):
+        assert os.access(SCRIPTS / name, os.X_OK)

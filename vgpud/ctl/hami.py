@@ -1,0 +1,213 @@
+"""`vgpuctl convert hami`: manifests written for HAMi as vgpud has them.
+
+HAMi's words: its documents "Global Config" (docs/config.md) and "Task requests and annotations" of
+version 2.x. Memory there is in MiB for each slice, cores in percent. What has no counterpart here is
+taken out and said, never dropped without a word; docs/hami.md has the table.
+"""
+
+import copy
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from vgpud.ctl.terminal import Terminal
+from vgpud.model.errors import ErrorCode, Exit, VgpuError
+from vgpud.model.quantity import GIB, MIB, format_bytes
+
+RUNTIME_CLASS = "vgpu"
+_COUNT, _MEMORY, _PERCENT, _CORES = (
+    f"nvidia.com/{word}" for word in ("gpu", "gpumem", "gpumem-percentage", "gpucores")
+)
+_PRIORITY = "nvidia.com/priority"
+_RESOURCES = (_COUNT, _MEMORY, _PERCENT, _CORES, _PRIORITY)
+_MODES = {"hami-core": "quota", "mig": "hardware", "mps": "compute"}
+_SCHEDULER = "hami-scheduler"
+_DROPPED_ANNOTATIONS = {
+    "nvidia.com/nouse-gputype": "keep pods off a type of card with nodeSelector or affinity",
+    "nvidia.com/nouse-gpuuuid": "close a card to new tenants with 'vgpuctl drain'",
+    "nvidia.com/numa-bind": "vgpud picks near cards by itself",
+    "hami.io/node-scheduler-policy": "nodes are chosen by the cluster's own scheduler",
+    "hami.io/gpu-scheduler-policy": "set planner.strategy in vgpud's policy",
+}
+_DROPPED_ENVIRONMENT = ("CUDA_DISABLE_CONTROL", "GPU_CORE_UTILIZATION_POLICY", "CUDA_TASK_PRIORITY")
+
+Json = dict[str, Any]
+Say = Callable[[str], None]
+
+
+class Want(NamedTuple):
+    """What one container asks HAMi for."""
+
+    slices: int
+    memory_bytes: int | None
+    cores: int | None
+
+
+def convert(arguments: Namespace, terminal: Terminal) -> int:
+    """Prints the manifests anew; notes go to standard error. Raises VgpuError(BAD_REQUEST)."""
+    import yaml
+
+    documents = _read(arguments.file)
+    for document in documents:
+        convert_document(document, arguments.to, arguments.card_memory, terminal.say)
+    print(yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True), end="")
+    return Exit.OK.value
+
+
+def _read(name: str) -> list[Any]:
+    import yaml
+
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text()
+        return list(yaml.safe_load_all(text))
+    except OSError as error:
+        raise _bad(f"{name} cannot be read: {(error.strerror or str(error)).lower()}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise _bad(f"{name} is not YAML: {str(error).splitlines()[0]}") from None
+
+
+def convert_document(document: Any, target: str, card_bytes: int | None, say: Say) -> None:  # noqa: ANN401
+    """One manifest, changed in place, whatever kind carries the pods; others stay as they are."""
+    for item in document.get("items") or [] if isinstance(document, dict) else []:
+        convert_document(item, target, card_bytes, say)
+    for metadata, spec in _pods(document):
+        _convert_pod(metadata, spec, target, card_bytes, say)
+
+
+def _pods(document: Any) -> Iterator[tuple[Json, Json]]:  # noqa: ANN401
+    """Metadata and spec of each pod or pod template."""
+    if not isinstance(document, dict):
+        return
+    spec = document.get("spec")
+    if not isinstance(spec, dict):
+        return
+    if isinstance(spec.get("containers"), list):
+        yield document.get("metadata") or {}, spec
+    for key in ("template", "jobTemplate"):
+        yield from _pods(spec.get(key))
+
+
+def _convert_pod(metadata: Json, spec: Json, target: str, card_bytes: int | None, say: Say) -> None:
+    name = metadata.get("name") or "a pod template"
+    annotations = metadata.get("annotations") or {}
+    containers = [*(spec.get("initContainers") or []), *spec["containers"]]
+    wanting = [(c, want) for c in containers if (want := _take_want(c, card_bytes)) is not None]
+    words = _take_annotations(annotations, name, say)
+    if "annotations" in metadata and not annotations:
+        del metadata["annotations"]
+    if spec.get("schedulerName") == _SCHEDULER:
+        del spec["schedulerName"]
+    for container, want in wanting:
+        place = f"{name}, container {container.get('name', '?')}"
+        if target == "runtime":
+            _ask_runtime(container, want, words)
+        else:
+            _ask_kubelet(container, want, words, place, say)
+        _take_environment(container, place, say)
+    if wanting and target == "runtime":
+        spec["runtimeClassName"] = RUNTIME_CLASS
+        say(f"{name}: the scheduler does not count what a runtime class hands out; see --to kubelet")
+
+
+def _take_want(container: Json, card_bytes: int | None) -> Want | None:
+    """Out of the container's resources; limits stand above requests, as for all extended resources."""
+    resources = container.get("resources") or {}
+    found: dict[str, int] = {}
+    for part in ("requests", "limits"):
+        table = resources.get(part) or {}
+        found |= {key: _number(key, table.pop(key)) for key in _RESOURCES if key in table}
+        if part in resources and not table:
+            del resources[part]
+    if "resources" in container and not resources:
+        del container["resources"]
+    if not found.keys() - {_PRIORITY}:
+        return None
+    memory = found[_MEMORY] * MIB if found.get(_MEMORY) else None
+    percent = found.get(_PERCENT, 0)
+    if memory is None and 0 < percent < 100:
+        if card_bytes is None:
+            raise VgpuError(
+                ErrorCode.BAD_REQUEST,
+                f"{_PERCENT}: {percent} is a part of a card whose size is not known",
+                "say it with --card-memory, as in --card-memory 80GiB",
+            )
+        memory = card_bytes * percent // 100 // MIB * MIB
+    cores = found.get(_CORES) or None
+    return Want(found.get(_COUNT) or 1, memory, cores)
+
+
+def _number(key: str, value: object) -> int:
+    text = str(value).strip()
+    if isinstance(value, bool) or not (text.isascii() and text.isdigit()):
+        raise _bad(f"{key} is {text!r}, which is no whole number")
+    return int(text)
+
+
+def _take_annotations(annotations: Json, name: str, say: Say) -> dict[str, str]:
+    """Words of ours, by key; HAMi's own go."""
+    words = {}
+    if "nvidia.com/use-gputype" in annotations:
+        types = [part.strip() for part in str(annotations.pop("nvidia.com/use-gputype")).split(",")]
+        words["DEVICE_NAME"] = f"*{types[0]}*"
+        if len(types) > 1:
+            say(f"{name}: of the types {', '.join(types)} only {types[0]} is kept; one pattern is taken")
+    if "nvidia.com/use-gpuuuid" in annotations:
+        words["DEVICE"] = str(annotations.pop("nvidia.com/use-gpuuuid")).replace(" ", "")
+    if "nvidia.com/vgpu-mode" in annotations:
+        mode = str(annotations.pop("nvidia.com/vgpu-mode"))
+        if mode not in _MODES:
+            raise _bad(f"nvidia.com/vgpu-mode is {mode!r}, none of {', '.join(_MODES)}")
+        words["ISOLATION"] = _MODES[mode]
+    for key, instead in _DROPPED_ANNOTATIONS.items():
+        if annotations.pop(key, None) is not None:
+            say(f"{name}: {key} is left out: {instead}")
+    return words
+
+
+def _take_environment(container: Json, place: str, say: Say) -> None:
+    entries = container.get("env") or []
+    for entry in [e for e in entries if e.get("name") in _DROPPED_ENVIRONMENT]:
+        entries.remove(entry)
+        say(f"{place}: {entry['name']} is left out: vgpud heeds no such variable")
+    if "env" in container and not entries:
+        del container["env"]
+
+
+def _ask_runtime(container: Json, want: Want, words: dict[str, str]) -> None:
+    """By environment, which vgpu-runtime reads: each container of a pod may ask for its own."""
+    asked = dict(words)
+    if want.memory_bytes is None and want.cores is None and "ISOLATION" not in asked:
+        asked["ISOLATION"] = "device"  # HAMi: all of a card's memory, no limit to its cores
+    if want.memory_bytes is not None:
+        asked["MEMORY"] = format_bytes(want.memory_bytes)
+    if want.cores is not None:
+        asked["CORES"] = str(want.cores)
+    if want.slices > 1:
+        asked["COUNT"] = str(want.slices)
+    env = copy.deepcopy(container.get("env") or [])
+    env += [{"name": f"VGPU_{key}", "value": value} for key, value in asked.items()]
+    container["env"] = env
+
+
+def _ask_kubelet(container: Json, want: Want, words: dict[str, str], place: str, say: Say) -> None:
+    """By extended resources of kinds memory (in GiB) and card, named as docs/kubernetes.md has them."""
+    if want.cores is not None:
+        say(f"{place}: {want.cores} cores are left out: extended resources have no second measure; see DRA")
+    for key in words:
+        say(f"{place}: the choice of {key.lower().replace('_', ' ')} is left out; use labels of nodes")
+    if want.memory_bytes is None:
+        name, amount = "vgpud.io/gpu", want.slices
+    else:
+        name, amount = "vgpud.io/memory-gib", -(-want.memory_bytes // GIB) * want.slices
+        if want.memory_bytes % GIB:
+            say(f"{place}: {format_bytes(want.memory_bytes)} is rounded up to whole GiB")
+        if want.slices > 1:
+            say(f'{place}: {want.slices} slices come from as many cards only with across = "even"')
+    limits = container.setdefault("resources", {}).setdefault("limits", {})
+    limits[name] = amount
+
+
+def _bad(sentence: str) -> VgpuError:
+    return VgpuError(ErrorCode.BAD_REQUEST, sentence, "give manifests as 'kubectl apply -f' takes them")
