@@ -116,16 +116,22 @@ def _allocation_row(item: pb.Allocation, now_ns: int) -> Sequence[str]:
 
 
 def slices(item: pb.Allocation) -> Table:
-    """The parts of one allocation with what each uses, where the daemon says so."""
+    """The parts of one allocation with what each uses, where the daemon says so.
+
+    What the driver takes for contexts and modules counts as used: USABLE is the limit less that. REFUSED
+    is what was asked beyond the limit, CARD-FULL what the limit allowed and the card did not have.
+    """
     columns = (
         Column("DEVICE"),
         Column("MODE"),
         Column("MIG"),
         Column("MEMORY", right=True),
+        Column("USABLE", right=True),
         Column("SHARE", right=True),
         Column("USED", right=True),
         Column("PEAK", right=True),
         Column("REFUSED", right=True),
+        Column("CARD-FULL", right=True),
         Column("PIDS"),
         Column("DRIVER", right=True, wide=True),
         Column("MIG-UUID", wide=True),
@@ -140,10 +146,12 @@ def _slice_row(part: pb.Slice, use: pb.SliceUse | None) -> Sequence[str]:
         part.mode,
         words.mig_name(part),
         words.memory(part.memory_bytes),
+        words.memory(max(part.memory_bytes - use.memory_driver_bytes, 0)) if use else "",
         words.share(part),
         words.memory(use.memory_used_bytes) if use else "",
         words.memory(use.memory_peak_bytes) if use else "",
-        str(use.refusals_limit + use.refusals_card) if use else "",
+        str(use.refusals_limit) if use else "",
+        str(use.refusals_card) if use else "",
         words.joined(str(pid) for pid in use.pids) if use else "",
         words.memory(use.memory_driver_bytes) if use else "",
         part.mig.uuid,
