@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import grpc_bench, ledger, mig_packing, operate
+from tests.bench import grpc_bench, ledger, mig_packing, operate, soak
 from tests.bench.common import HEAD, Report
 from tests.demo.node import BUILD
 
@@ -16,9 +16,10 @@ BENCHES: dict[str, Callable[[argparse.Namespace], Report]] = {
     "ledger": lambda arguments: ledger.run(arguments.calls),
     "mig-packing": lambda arguments: mig_packing.run(),
     "operate": lambda arguments: operate.run(),
+    "soak": lambda arguments: soak.run(arguments.cycles),
     "grpc": lambda arguments: grpc_bench.run(arguments.calls, arguments.idle_seconds),
 }
-_NEED_A_NODE = {"grpc", "operate"}
+_NEED_A_NODE = {"grpc", "operate", "soak"}
 
 
 def parse() -> argparse.Namespace:
@@ -28,6 +29,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--calls", type=int, default=1000, help="for one client; four times as many for many")
     parser.add_argument("--idle-seconds", type=float, default=60, help="to watch an idle daemon")
+    parser.add_argument("--cycles", type=int, default=2000, help="of the soak; a day's worth is 200000")
     parser.add_argument(
         "--real", action="store_true", help="on this machine's GPUs, not on the simulated node"
     )
