@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "http": {"metrics", "model", "policy"},
     "ctl": {"api", "model", "policy", "planner"},
     "sd": set(),
-    "logs": {"sd"},
+    "logs": {"sd", "model"},
     "settings": {"model", "policy"},
 }
 TOP = {"daemon", "__main__", "__init__"}

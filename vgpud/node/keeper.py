@@ -24,6 +24,7 @@ from vgpud.model.caller import Caller
 from vgpud.model.device import Device, Health
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event, EventKind
+from vgpud.model.journal import Message
 from vgpud.model.plan import Step, StepKind
 from vgpud.model.quantity import Percent
 from vgpud.model.tenancy import Allocation, Decision, Mode, Request, Slice, State
@@ -507,7 +508,13 @@ class NodeKeeper:
         self.spawn(self._device_event(event))
 
     async def _device_event(self, event: DeviceEvent) -> None:
-        log.warning("device event", device=event.uuid, xid=event.xid, why=event.sentence)
+        log.warning(
+            "device event",
+            message_id=Message.DEVICE_EVENT,
+            device=event.uuid,
+            xid=event.xid,
+            why=event.sentence,
+        )
         if event.uuid:  # where NVML cannot say which device it is, the snapshot does
             self.hub.publish(await self._ledger.event(EventKind.DEVICE_CHANGED, event.uuid, event.sentence))
         await self._inventory.refresh()
@@ -530,7 +537,7 @@ class NodeKeeper:
 
     def helper_died(self, device_uuid: str, sentence: str) -> None:
         """A helper whose end is its tenants' end: their allocations are marked at once."""
-        log.error("helper died", device=device_uuid, why=sentence)
+        log.error("helper died", message_id=Message.HELPER_DIED, device=device_uuid, why=sentence)
         self._parts.transitions.lost(device_uuid)
         self.spawn(self.fail_allocations(device_uuid, sentence))
 

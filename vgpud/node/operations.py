@@ -7,6 +7,7 @@ import structlog
 
 from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.journal import Message
 from vgpud.model.tenancy import Isolation, Mode, Request
 from vgpud.model.view import DrainView, MpsDaemon
 from vgpud.modes.base import Effector
@@ -69,7 +70,8 @@ class Operations:
         device = self._inventory.device(device_uuid)
         if drained != self.is_drained(device_uuid):
             await self._drains.put(device_uuid, drained)
-            log.info("drained" if drained else "undrained", device=device_uuid)
+            word = "drained" if drained else "undrained"
+            log.info(word, message_id=Message.DRAINED, device=device_uuid)
         held = tuple(a.id for a in self._book if any(p.device_uuid == device_uuid for p in a.slices))
         pids = tuple(sorted({process.pid for process in device.processes}))
         return DrainView(device_uuid, drained, held, pids)

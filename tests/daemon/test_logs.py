@@ -1,0 +1,122 @@
+"""Lines in the journal: fields, ids that a catalog explains, rate limits, and an audit trail."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import structlog
+
+from vgpud import logs
+from vgpud.model.journal import Message
+
+ROOT = Path(__file__).resolve().parents[2]
+CATALOG = ROOT / "systemd" / "vgpud.catalog"
+
+
+def entries() -> dict[str, str]:
+    found = re.split(r"^-- ([0-9a-f]{32})$", CATALOG.read_text(), flags=re.MULTILINE)
+    return dict(zip(found[1::2], found[2::2], strict=True))
+
+
+def test_a_line_becomes_fields_with_the_id_that_journalctl_knows() -> None:
+    event = {
+        "event": "refused",
+        "level": "info",
+        "message_id": Message.REFUSED,
+        "uid": 7,
+        "gpu_uuid": "GPU-1",
+    }
+    fields = logs.journal_fields(event)
+    assert fields["MESSAGE_ID"] == Message.REFUSED.value
+    assert fields["VGPUD_UID"] == "7"
+    assert fields["VGPUD_GPU_UUID"] == "GPU-1"
+    assert all(re.fullmatch(r"[A-Z][A-Z0-9_]*", name) for name in fields)
+
+
+def test_every_id_is_explained_and_no_other() -> None:
+    assert set(entries()) == {message.value for message in Message}
+    assert len({message.value for message in Message}) == len(Message)
+    for text in entries().values():
+        assert re.search(r"^Subject: .+$", text, re.MULTILINE)
+        assert "Defined-By: vgpud" in text
+        assert len(text.split("\n\n", 1)[1].strip()) > 30
+
+
+def test_the_catalog_names_only_fields_that_lines_have() -> None:
+    """A field that no line of vgpud's code gives would show as its own name."""
+    source = "".join(path.read_text() for path in (ROOT / "vgpud").rglob("*.py"))
+    named = set(re.findall(r"@VGPUD_([A-Z_]+)@", CATALOG.read_text()))
+    given = set(re.findall(r"\b([a-z_]+)=", source)) | set(re.findall(r'"([a-z_]+)":', source))
+    assert named
+    assert {name for name in named if name.lower() not in given} == set()
+
+
+def test_every_id_is_used() -> None:
+    source = "".join(path.read_text() for path in (ROOT / "vgpud").rglob("*.py"))
+    assert {message.name for message in Message if f"Message.{message.name}" not in source} == set()
+
+
+def test_the_manual_names_every_id() -> None:
+    manual = (ROOT / "docs" / "metrics.md").read_text()
+    assert {message.name for message in Message if f"`{message.value}`" not in manual} == set()
+
+
+def test_journalctl_takes_the_catalog(tmp_path: Path) -> None:
+    if shutil.which("journalctl") is None:
+        pytest.skip("journalctl is not here")
+    folder = tmp_path / "usr/lib/systemd/catalog"
+    folder.mkdir(parents=True)
+    (tmp_path / "var/lib/systemd/catalog").mkdir(parents=True)
+    shutil.copy(CATALOG, folder)
+    made = ["journalctl", f"--root={tmp_path}", "--update-catalog"]
+    subprocess.run(made, check=True, capture_output=True, timeout=30)
+    asked = ["journalctl", f"--root={tmp_path}", "--dump-catalog", Message.REFUSED.value]
+    shown = subprocess.run(asked, check=True, capture_output=True, text=True, timeout=30).stdout
+    assert "Subject: A request of uid @VGPUD_UID@ was refused" in shown
+
+
+# --- rate limits
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def kept(thin: logs.Thinned, count: int, **fields: object) -> list[dict[str, object]]:
+    found = []
+    for _ in range(count):
+        try:
+            found.append(dict(thin(None, "info", {"event": "refused", **fields})))
+        except structlog.DropEvent:
+            continue
+    return found
+
+
+def test_one_user_cannot_fill_the_journal_nor_silence_another() -> None:
+    clock = Clock()
+    thin = logs.Thinned(clock)
+    assert len(kept(thin, 5000, uid=1000)) == logs.LINES
+    assert len(kept(thin, 5, uid=1001)) == 5
+    clock.now += logs.SECONDS
+    (first,) = kept(thin, 1, uid=1000)
+    assert first["left_out"] == 5000 - logs.LINES
+    assert "left_out" not in kept(thin, 1, uid=1000)[0]
+
+
+def test_many_users_together_cannot_either() -> None:
+    clock = Clock()
+    thin = logs.Thinned(clock)
+    assert sum(len(kept(thin, 20, uid=uid)) for uid in range(10_000)) == 10 * logs.LINES
+    assert len(thin._windows) <= logs._FORGET_AT
+
+
+def test_what_was_changed_is_never_left_out() -> None:
+    thin = logs.Thinned(Clock())
+    audit = {"message_id": Message.AUDIT, "uid": 7}
+    assert len(kept(thin, 1000, outcome="done", **audit)) == 1000
+    assert len(kept(thin, 1000, outcome="OVER_QUOTA", **audit)) == logs.LINES

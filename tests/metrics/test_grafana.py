@@ -1,0 +1,127 @@
+"""The dashboard and the alerts: of metrics that exist, with labels that they have, as the tools take them."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vgpud.metrics import families
+
+ROOT = Path(__file__).resolve().parents[2]
+DASHBOARD = json.loads((ROOT / "configs" / "grafana" / "vgpud.json").read_text())
+PROMETHEUS = ROOT / "configs" / "prometheus"
+RULES = yaml.safe_load((PROMETHEUS / "vgpud.rules.yml").read_text())
+KNOWN = {f.name: set(f.labels) for f in families.ALL}
+HISTOGRAM = "vgpud_allocation_duration_seconds"
+OTHERS = {"instance", "job"}  # Prometheus's own
+
+
+def expressions() -> list[str]:
+    panels = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    return panels + [rule["expr"] for group in RULES["groups"] for rule in group["rules"]]
+
+
+def metrics(expression: str) -> set[str]:
+    return set(re.findall(r"\b(?:vgpud|process)_[a-z_]+\b", expression))
+
+
+def test_every_expression_is_of_metrics_that_exist() -> None:
+    for expression in expressions():
+        for name in metrics(expression):
+            assert name.removesuffix("_bucket") in KNOWN, expression
+
+
+def test_every_label_is_one_that_the_metric_has() -> None:
+    for expression in expressions():
+        for name, inner in re.findall(r"\b((?:vgpud|process)_[a-z_]+)\{([^}]*)\}", expression):
+            labels = set(re.findall(r"([a-z_]+)(?:=|!)", inner))
+            assert labels <= KNOWN[name.removesuffix("_bucket")] | OTHERS, expression
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            used = set(re.findall(r"{{(\w+)}}", target["legendFormat"])) - OTHERS
+            have = set().union(*(KNOWN[name.removesuffix("_bucket")] for name in metrics(target["expr"])))
+            assert used <= have, panel["title"]
+
+
+def test_the_dashboard_is_whole() -> None:
+    """What Grafana's own schema asks of schemaVersion 39: ids of their own, places that do not overlap."""
+    panels = DASHBOARD["panels"]
+    assert DASHBOARD["uid"] == "vgpud"
+    assert DASHBOARD["schemaVersion"] >= 36
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        taken |= cells
+        assert panel["type"] in {"timeseries", "stat"}
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert {target["refId"] for target in panel["targets"]} <= set("ABCD")
+        assert all(target["datasource"]["uid"] == "${datasource}" for target in panel["targets"])
+    assert {variable["name"] for variable in DASHBOARD["templating"]["list"]} == {"datasource", "instance"}
+
+
+def test_every_alert_says_what_to_do() -> None:
+    for group in RULES["groups"]:
+        for rule in group["rules"]:
+            assert rule["labels"]["severity"] in {"critical", "warning", "info"}
+            assert rule["annotations"]["summary"]
+            assert rule["annotations"]["description"].endswith(".")
+
+
+def test_promtool_takes_the_rules_and_their_tests_pass(tmp_path: Path) -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not here (Debian: prometheus)")
+    for name in ("vgpud.rules.yml", "vgpud.rules.test.yml"):
+        shutil.copy(PROMETHEUS / name, tmp_path)
+    for words in (["check", "rules", "vgpud.rules.yml"], ["test", "rules", "vgpud.rules.test.yml"]):
+        done = subprocess.run(
+            ["promtool", *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_takes_every_query_of_the_dashboard(tmp_path: Path) -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not here (Debian: prometheus)")
+    rules = [
+        {"record": f"dashboard:{number}", "expr": expression.replace("$instance", ".*")}
+        for number, expression in enumerate(expressions())
+    ]
+    (tmp_path / "all.yml").write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules}]}))
+    done = subprocess.run(
+        ["promtool", "check", "rules", "all.yml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_takes_the_figures(tmp_path: Path) -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not here (Debian: prometheus)")
+    from tests.metrics.samples import observation
+    from vgpud.metrics.render import render
+
+    done = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input=render(observation()),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
