@@ -21,7 +21,7 @@ from vgpud.hardware.suspender import Suspender
 from vgpud.inject.specs import Specs
 from vgpud.ledger import Ledger
 from vgpud.model.caller import Caller
-from vgpud.model.device import Device, Health
+from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event, EventKind
 from vgpud.model.journal import Message
@@ -45,6 +45,7 @@ from vgpud.node.inventory import Inventory
 from vgpud.node.lifetimes import Lifetimes
 from vgpud.node.meters import Meters
 from vgpud.node.mig_layouts import MigLayouts, Surroundings
+from vgpud.node.notices import Notices
 from vgpud.node.operations import Operations
 from vgpud.node.policies import Policies, reload_report
 from vgpud.node.processes import Processes
@@ -102,6 +103,7 @@ class NodeKeeper:
         self.hub = Hub(parts.ledger.events_after)
         self.mig = self._mig_layouts()
         self.lifetimes = Lifetimes(self._lifetime_ended)
+        self._notices = Notices(parts.ledger, self.hub, parts.inventory)
         self.account = Account()
         self.policies = Policies(policy, self._load_policy, self._reload_report, self.account)
         self.policies.changed.append(lambda old, new: self._policy_changed())
@@ -505,19 +507,7 @@ class NodeKeeper:
 
     def device_event(self, event: DeviceEvent) -> None:
         """An Xid, or a device off the bus."""
-        self.spawn(self._device_event(event))
-
-    async def _device_event(self, event: DeviceEvent) -> None:
-        log.warning(
-            "device event",
-            message_id=Message.DEVICE_EVENT,
-            device=event.uuid,
-            xid=event.xid,
-            why=event.sentence,
-        )
-        if event.uuid:  # where NVML cannot say which device it is, the snapshot does
-            self.hub.publish(await self._ledger.event(EventKind.DEVICE_CHANGED, event.uuid, event.sentence))
-        await self._inventory.refresh()
+        self.spawn(self._notices.event(event))
 
     def _health_changed(self, devices: tuple[Device, ...]) -> None:
         for device in devices:
@@ -525,12 +515,7 @@ class NodeKeeper:
 
     async def _tell_health(self, device: Device) -> None:
         """Watchers are told, and what is held on a lost device has failed."""
-        why = f": {device.health_reason}" if device.health_reason else ""
-        sentence = f"device {device.index} is {device.health.value}{why}"
-        lost = device.health is Health.LOST
-        kind = EventKind.DEVICE_LOST if lost else EventKind.DEVICE_CHANGED
-        self.hub.publish(await self._ledger.event(kind, device.uuid, sentence))
-        if lost:
+        if await self._notices.health(device):
             making = [task for _, task in self._allocating.values()]  # perhaps on this device
             await asyncio.gather(*making, return_exceptions=True)
             await self.fail_allocations(device.uuid, f"device {device.index} is lost")
@@ -543,14 +528,7 @@ class NodeKeeper:
 
     def device_notice(self, device_uuid: str, sentence: str) -> None:
         """Tells watchers what came about on a device."""
-        self.spawn(self._device_notice(device_uuid, sentence))
-
-    async def _device_notice(self, device_uuid: str, sentence: str) -> None:
-        device = self._inventory.node.device(device_uuid)
-        name = device_uuid if device is None else f"device {device.index}"
-        text = f"{name}: {sentence}"
-        log.warning("device notice", device=device_uuid, why=sentence)
-        self.hub.publish(await self._ledger.event(EventKind.DEVICE_CHANGED, device_uuid, text))
+        self.spawn(self._notices.notice(device_uuid, sentence))
 
     async def fail_allocations(self, device_uuid: str, sentence: str) -> None:
         """Marks what is held on a device, or MIG device, that is gone; its owners release it."""
