@@ -142,9 +142,10 @@ class Table:
         slot it touches.
         """
         slots = blocked = 0
-        keys: set[SlotKey] = {(held_slice.profile_id, held_slice.placement) for held_slice in held}
-        keys.update((instance.profile_id, instance.placement) for instance in instances)
-        for key in keys:
+        for key in (
+            *((one.profile_id, one.placement) for one in instances),
+            *((one.profile_id, one.placement) for one in held),
+        ):
             i = self.number.get(key)
             if i is None:
                 blocked |= self.overlapping(key[1])
