@@ -1,5 +1,6 @@
 """Layouts cut by kill -9 at every point: the next start ends where it was going, or where it was."""
 
+import asyncio
 import random
 
 import pytest
@@ -8,7 +9,9 @@ from hypothesis import strategies as st
 
 from tests.mig.cutting import TABLE, Card, Cut, Disk, Node1, Scissors, words_of
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.tenancy import Allocation, MigSlice, Mode, Owner, Request, Slice, State
 from vgpud.planner.geometry import SlotKey
+from vgpud.planner.reconcile import InstancePlace
 
 STATES = sorted(TABLE.free_after)
 PAIRS = 40
@@ -128,3 +131,23 @@ def test_a_record_without_an_instance_is_dropped_at_the_start() -> None:
     card, disk = Card(mode=True), Disk({("GPU-0", "mig_instance 19@6:1"): "absent"})
     Node1(card, disk).start()
     assert not disk.originals
+
+
+def test_an_instance_just_given_to_somebody_outlives_a_look_that_is_older() -> None:
+    """Ledger and world are also made to agree while requests are served."""
+    card, disk = Card(mode=True), Disk()
+    node = Node1(card, disk)
+    key = next(key for key in TABLE.number if key[0] == 19)
+    asyncio.run(node.mig.make("GPU-0", key))
+    orphans = node.layouts.own_instances() or frozenset({InstancePlace("GPU-0", *key)})
+    place = MigSlice(key[0], "1g.18gb", key[1])
+    request = Request(id="r", owner=Owner(1, 1))
+    part = Slice("GPU-0", Mode.MIG, 1 << 30, mig=place)
+    node.book.add(Allocation("a", request, State.ALLOCATING, (part,)))
+    for orphan in orphans:
+        asyncio.run(node.layouts.remove(orphan))
+    assert card.keys() == {key}
+    node.book.remove("a")
+    for orphan in orphans:
+        asyncio.run(node.layouts.remove(orphan))
+    assert not card.keys()

@@ -1,5 +1,6 @@
 """Several tenants in one MIG instance, by preload and by mps: the whole daemon on a simulated node."""
 
+import contextlib
 import json
 import os
 import signal
@@ -182,3 +183,37 @@ def test_mps_ls_shows_the_daemon_of_an_instance(node: DemoNode) -> None:
         (daemon,) = calls.list_mps().daemons
     assert daemon.device_uuid == share.slices[0].mig.uuid
     assert daemon.client_limit == 48 * 2 // 7
+
+
+@pytest.mark.parametrize("isolation", ["quota", "compute"])
+def test_an_allocation_that_is_cut_leaves_nothing(make_node: NodeMaker, isolation: str) -> None:
+    node = make_node(policy=POLICY)
+    node.start(fault_point="allocate.attach-0")
+    with contextlib.suppress(VgpuError):
+        part(node, isolation, index=1, share_percent=None if isolation == "quota" else 40.0)
+    assert node.daemon is not None
+    node.daemon.wait(30)
+    node.start()
+    assert states(node) == {}
+    eventually(lambda: not device(node, 1).current, "the instance and MIG mode are gone")
+    assert not helper_pids(node, "vgpud-mps@")
+    assert not list((node.run_dir / "leases").iterdir())
+
+
+@pytest.mark.parametrize("isolation", ["quota", "compute"])
+def test_a_release_that_is_cut_is_finished(make_node: NodeMaker, isolation: str) -> None:
+    node = make_node(policy=POLICY)
+    node.start(fault_point="release.detach-0")
+    share = None if isolation == "quota" else 40.0
+    stays, goes = (
+        part(node, isolation, share_percent=share),
+        part(node, isolation, index=1, share_percent=share),
+    )
+    with contextlib.suppress(VgpuError):
+        release(node, goes.id)
+    assert node.daemon is not None
+    node.daemon.wait(30)
+    node.start()
+    eventually(lambda: states(node) == {stays.id: "active"}, "one is gone and the other untouched")
+    eventually(lambda: not device(node, 1).current, "the instance and MIG mode are gone")
+    assert fill(node, stays)["total_bytes"] <= LIMIT

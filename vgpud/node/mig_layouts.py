@@ -96,7 +96,13 @@ class MigLayouts:
         )
 
     async def remove(self, place: InstancePlace) -> None:
-        """At start: an instance of ours that no allocation holds, or the record of one that is gone."""
+        """An instance of ours that no allocation holds, or the record of one that is gone.
+
+        Left alone if it was given to somebody since that was seen: it may just be made.
+        """
+        held = {(part.profile_id, part.placement) for part in self._book.use_of(place.device_uuid).mig}
+        if (place.profile_id, place.placement) in held:
+            return
         await self._mig.unmake(place.device_uuid, (place.profile_id, place.placement))
 
     # --- plan
