@@ -7,7 +7,7 @@
 
 /* Around the moment when a device is expected to be given back. Waking a sleeper takes as long as a whole
  * hand-over otherwise, on virtual machines above all. */
-#define ALERT_LEAD_NS 100000u
+#define ALERT_LEAD_NS 150000u
 #define ALERT_FOR_NS 250000u
 #define WISHER_ALERT_NS 10000000u
 #define SOON_STEP_NS 100000u /* a smaller change of the moment is not worth a message */

@@ -23,7 +23,7 @@
 #define FREE_BATCH 4096u        /* launches between two looks while nobody limits them */
 #define WATCH_NS 250000         /* between two looks for idleness */
 #define WATCH_BRIEF_NS 80000    /* of a tenant that wishes short turns */
-#define SPIN_LEAD_NS 150000u    /* a thread that sleeps may come so late: it is awake before its turn is expected */
+#define SPIN_LEAD_NS 400000u    /* a thread that sleeps may wake 200 us late, and a drain may be over early */
 #define SPIN_FOR_NS 1500000u    /* and sleeps again if the turn has not come so long after that */
 #define SPIN_WANT_NS 300000u    /* after asking: the device may be free */
 #define DRAIN_POLL_NS 30000     /* between two looks at a drain that takes long */
@@ -174,6 +174,7 @@ static void give_back(uint64_t now)
 {
     bool more = gate.waiting > 0;
     gate.held = false;
+    vgpu_pace_idle();
     note_launches();
     if (gate.linked) {
         gate.wanted = more;
@@ -331,7 +332,7 @@ static bool pace(CUstream stream, int per_thread)
     }
 }
 
-CUresult vgpu_gate_look(CUstream stream, int per_thread)
+static CUresult look(CUstream stream, int per_thread)
 {
     bool limited;
     CUresult result = vgpu_tenant_enter(&limited);
@@ -361,9 +362,19 @@ CUresult vgpu_gate_look(CUstream stream, int per_thread)
     }
 }
 
-void vgpu_gate_launched(CUstream stream, int per_thread)
+CUresult vgpu_gate_look(CUstream stream, int per_thread, uint64_t weight)
 {
-    vgpu_pace_mark_after(stream, per_thread);
+    __atomic_add_fetch(&vgpu_gate.asked, weight, __ATOMIC_SEQ_CST);
+    CUresult result = look(stream, per_thread);
+    if (result != CUDA_SUCCESS)
+        __atomic_sub_fetch(&vgpu_gate.asked, weight, __ATOMIC_SEQ_CST);
+    return result;
+}
+
+void vgpu_gate_launched(CUstream stream, int per_thread, uint64_t weight)
+{
+    vgpu_pace_mark_after(stream, per_thread, weight);
+    __atomic_sub_fetch(&vgpu_gate.asked, weight, __ATOMIC_SEQ_CST);
 }
 
 /* --- the link thread's */
@@ -440,7 +451,9 @@ static int64_t watch_ns(void)
 static void watch(void)
 {
     pthread_mutex_lock(&gate.lock);
-    bool quiet = gate.state == OPEN && vgpu_gate.count == gate.seen_count && gate.waiting == 0;
+    /* what waits in the pacing counts as launched, and is not */
+    bool asked = __atomic_load_n(&vgpu_gate.asked, __ATOMIC_SEQ_CST) > 0;
+    bool quiet = gate.state == OPEN && vgpu_gate.count == gate.seen_count && !asked;
     bool begin = quiet && !gate.watching;
     uint64_t now = now_ns();
     uint64_t since = gate.seen_at;
@@ -455,7 +468,8 @@ static void watch(void)
     pthread_mutex_lock(&gate.lock);
     if (gate.state == OPEN && gate.watching && gate.held) {
         close_gate(now_ns());
-        if (vgpu_gate.count == gate.seen_count) { /* else something slipped in: it is drained as any other */
+        asked = __atomic_load_n(&vgpu_gate.asked, __ATOMIC_SEQ_CST) > 0;
+        if (vgpu_gate.count == gate.seen_count && !asked) { /* else something slipped in: it is drained as any other */
             gate.idle_ns += (int64_t)(begin ? (now - since) / 2 : (uint64_t)watch_ns() / 2); /* it ended somewhere in between */
             give_back(now);
         }
@@ -530,4 +544,5 @@ void vgpu_gate_reset(void)
     pthread_mutex_init(&one_spins, NULL);
     __atomic_store_n(&vgpu_gate.allow, 0, __ATOMIC_SEQ_CST);
     __atomic_store_n(&vgpu_gate.count, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&vgpu_gate.asked, 0, __ATOMIC_SEQ_CST);
 }

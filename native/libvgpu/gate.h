@@ -18,6 +18,7 @@
 struct vgpu_gate_words {
     _Alignas(64) uint64_t count; /* launched so far, by weight */
     _Alignas(64) uint64_t allow; /* launches below this count need no look */
+    uint64_t asked;              /* of count: in vgpu_gate_look, or on their way from it to the driver */
 };
 extern struct vgpu_gate_words vgpu_gate;
 
@@ -27,12 +28,12 @@ static inline bool vgpu_gate_passes(uint64_t weight)
     return __builtin_expect(count < __atomic_load_n(&vgpu_gate.allow, __ATOMIC_RELAXED), 1);
 }
 
-/* The look: waits for a turn, paces, or finds out that this process is not limited. A stream that is
- * being captured is never delayed. An error of vgpu_tenant_enter means that nothing may run. */
-CUresult vgpu_gate_look(CUstream stream, int per_thread);
+/* The look at a launch of this weight: waits for a turn, paces, or finds out that this process is not limited.
+ * A stream that is being captured is never delayed. An error of vgpu_tenant_enter means that nothing may run. */
+CUresult vgpu_gate_look(CUstream stream, int per_thread, uint64_t weight);
 
 /* After the launch that vgpu_gate_look let through. */
-void vgpu_gate_launched(CUstream stream, int per_thread);
+void vgpu_gate_launched(CUstream stream, int per_thread, uint64_t weight);
 
 /* --- for the link thread */
 

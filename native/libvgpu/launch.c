@@ -10,11 +10,11 @@
     do {                                                                 \
         if (vgpu_gate_passes(weight))                                    \
             return CALL(symbol, __VA_ARGS__);                            \
-        CUresult result = vgpu_gate_look(stream, per_thread);            \
+        CUresult result = vgpu_gate_look(stream, per_thread, weight);\
         if (result != CUDA_SUCCESS)                                      \
             return result;                                               \
         result = CALL(symbol, __VA_ARGS__);                              \
-        vgpu_gate_launched(stream, per_thread);                          \
+        vgpu_gate_launched(stream, per_thread, weight);              \
         return result;                                                   \
     } while (0)
 

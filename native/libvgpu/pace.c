@@ -53,6 +53,13 @@ void vgpu_pace_reset(void)
     pthread_mutex_init(&lock, NULL);
 }
 
+/* Launches that have reached the driver, by weight. */
+static uint64_t launched(void)
+{
+    uint64_t asked = __atomic_load_n(&vgpu_gate.asked, __ATOMIC_SEQ_CST);
+    return __atomic_load_n(&vgpu_gate.count, __ATOMIC_SEQ_CST) - asked;
+}
+
 static bool is_default(CUstream stream)
 {
     return stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
@@ -88,7 +95,7 @@ static struct flow *flow_get(CUcontext context)
     flow->context = context;
     flow->device = vgpu_device_of_context(context, &device) == CUDA_SUCCESS ? vgpu_device_index(device)
                                                                             : VGPU_NOT_IN_LEASE;
-    flow->run = __atomic_load_n(&vgpu_gate.count, __ATOMIC_RELAXED);
+    flow->run = launched();
     flow->run_seen_ns = now_ns();
     return flow;
 }
@@ -148,11 +155,12 @@ static enum vgpu_pace decide(const struct flow *flow, uint64_t count, const stru
     bool known = unit > 0;
     uint64_t waiting = flow->tail != flow->head && count > flow->run ? count - flow->run : 0;
     double ahead = (double)waiting * unit;
+    double left = ahead - (double)(now_ns() - flow->run_seen_ns); /* the next marker has not run, but much before it has */
     double deep = (turn->flags & VGPU_TURN_SHORT) != 0 ? unit : DEPTH_MIN * unit;
     double room = (double)turn->window_ns > deep ? (double)turn->window_ns : deep;
     *batch = 1;
     /* half of what runs now has run, on average, and half of the next may overrun */
-    if (!first && known && left_ns != UINT64_MAX && (waiting > 0 ? ahead : unit / 2) > (double)left_ns)
+    if (!first && known && left_ns != UINT64_MAX && (waiting > 0 && left > unit / 2 ? left : unit / 2) > (double)left_ns)
         return VGPU_PACE_STOP;
     /* Refilled when half of it has run, not launch by launch: each marker costs the device some microseconds. */
     if (flow->tail != flow->head && (known ? ahead > room / 2 : waiting >= DEPTH_MIN)) {
@@ -188,7 +196,7 @@ enum vgpu_pace vgpu_pace(CUstream stream, int per_thread, const struct vgpu_turn
     pthread_mutex_lock(&lock);
     struct flow *flow = flow_get(context_of(stream, per_thread));
     if (flow != NULL) {
-        uint64_t count = __atomic_load_n(&vgpu_gate.count, __ATOMIC_RELAXED) - 1;
+        uint64_t count = launched();
         uint32_t last = (flow->head - 1) % RING;
         flow->used = true;
         if (flow->tail == flow->head || flow->counts[last] < count) /* not again after a wait */
@@ -205,7 +213,7 @@ enum vgpu_pace vgpu_pace(CUstream stream, int per_thread, const struct vgpu_turn
     return answer;
 }
 
-void vgpu_pace_mark_after(CUstream stream, int per_thread)
+void vgpu_pace_mark_after(CUstream stream, int per_thread, uint64_t weight)
 {
     if (!mark_after)
         return;
@@ -213,7 +221,7 @@ void vgpu_pace_mark_after(CUstream stream, int per_thread)
     pthread_mutex_lock(&lock);
     struct flow *flow = flow_find(context_of(stream, per_thread));
     if (flow != NULL && flow->context != NULL)
-        record(flow, stream, per_thread, __atomic_load_n(&vgpu_gate.count, __ATOMIC_RELAXED));
+        record(flow, stream, per_thread, launched() + weight);
     pthread_mutex_unlock(&lock);
 }
 
@@ -240,7 +248,7 @@ uint32_t vgpu_pace_devices(void)
 uint64_t vgpu_pace_ahead(void)
 {
     double most = 0;
-    uint64_t count = __atomic_load_n(&vgpu_gate.count, __ATOMIC_RELAXED);
+    uint64_t count = launched();
     pthread_mutex_lock(&lock);
     uint64_t now = now_ns();
     for (unsigned i = 0; i < VGPU_CONTEXTS_MAX; i++) {
@@ -301,13 +309,19 @@ bool vgpu_drain_done(void)
     pthread_mutex_lock(&lock);
     for (unsigned i = 0; i < VGPU_CONTEXTS_MAX && done; i++)
         done = flows[i].context == NULL || !flows[i].used || done_one(&flows[i]);
-    for (unsigned i = 0; i < VGPU_CONTEXTS_MAX && done; i++) {
+    pthread_mutex_unlock(&lock);
+    vgpu_capture_restore(mode);
+    return done;
+}
+
+void vgpu_pace_idle(void)
+{
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < VGPU_CONTEXTS_MAX; i++) {
         flows[i].used = false;
         flows[i].barrier = flows[i].head + 1; /* the first may have come while the device was on its way */
     }
     pthread_mutex_unlock(&lock);
-    vgpu_capture_restore(mode);
-    return done;
 }
 
 void vgpu_pace_forget(CUcontext context)

@@ -22,8 +22,8 @@ enum vgpu_pace { VGPU_PACE_GO, VGPU_PACE_WAIT, VGPU_PACE_STOP };
 enum vgpu_pace vgpu_pace(CUstream stream, int per_thread, const struct vgpu_turn *turn, uint64_t left_ns, bool first,
                          uint64_t *batch, uint64_t *wait_ns);
 
-/* After the launch: marks its end if launches are long. */
-void vgpu_pace_mark_after(CUstream stream, int per_thread);
+/* After the launch, which still counts as asked: marks its end if launches are long. */
+void vgpu_pace_mark_after(CUstream stream, int per_thread, uint64_t weight);
 
 /* Takes note of the context that is launched to. */
 void vgpu_pace_touch(CUstream stream, int per_thread);
@@ -37,6 +37,9 @@ uint64_t vgpu_pace_ahead(void);
 /* Begins to wait for everything that was launched; then asks whether it has run. */
 void vgpu_drain_begin(void);
 bool vgpu_drain_done(void);
+
+/* Everything has run, and the turn is over. */
+void vgpu_pace_idle(void);
 
 /* The context is about to end. */
 void vgpu_pace_forget(CUcontext context);
