@@ -49,6 +49,8 @@ from vgpud.node.room import Room
 from vgpud.node.transitions import Transitions
 from vgpud.policy.load import LoadedPolicy, load
 from vgpud.policy.model import DeviceRule, Policy
+from vgpud.serve.dra.api import ApiServer
+from vgpud.serve.dra.door import DraDoor
 from vgpud.serve.kubelet.door import Kubelet, KubeletDoor
 from vgpud.serve.runtime import RuntimeDoor
 from vgpud.serve.server import Server
@@ -234,6 +236,7 @@ async def serve(settings: Settings) -> None:
             reload(keeper, hung_up),
             kubelet_door(daemon, keeper).run(),
             daemon.cdi_watch.run(),
+            dra_door(daemon, keeper).run(),
         )
         lasting = [asyncio.ensure_future(one) for one in work]
         sd.notify("READY=1", f"STATUS={keeper.describe().status}")
@@ -285,6 +288,19 @@ def kubelet_door(daemon: Daemon, keeper: NodeKeeper) -> KubeletDoor:
     room = Room(keeper, daemon.inventory, daemon.book)
     settings = daemon.settings
     return KubeletDoor(keeper, room, Kubelet(settings.kubelet_dir), settings.state_dir)
+
+
+def dra_door(daemon: Daemon, keeper: NodeKeeper) -> DraDoor:
+    """Closed until the policy enables it."""
+    settings = daemon.settings
+    return DraDoor(
+        keeper,
+        Room(keeper, daemon.inventory, daemon.book),
+        settings.kubelet_dir,
+        settings.state_dir,
+        ApiServer(settings.kubeconfig),
+        settings.node,
+    )
 
 
 async def reload(keeper: NodeKeeper, hung_up: asyncio.Event) -> None:

@@ -1,6 +1,7 @@
 """The daemon's own knobs, from VGPUD_* environment variables; never policy, which is in TOML files."""
 
 import logging
+import socket
 from pathlib import Path
 
 from pydantic import Field, ValidationError
@@ -32,6 +33,10 @@ class Settings(BaseSettings):
     log_level: str = Field("info", description="debug, info, warning or error")
     nvml_deadline_seconds: float = Field(10.0, gt=0, description="a single NVML call may take this long")
     kubelet_dir: Path = Field(Path("/var/lib/kubelet"), description="the kubelet's root folder")
+    kubeconfig: Path = Field(
+        Path("/etc/kubernetes/vgpud.conf"), description="how the API server is reached, for dra"
+    )
+    node_name: str = Field("", description="the node's name in the cluster; empty: the host's name")
     mps_control: str = Field("nvidia-cuda-mps-control", description="NVIDIA's MPS control daemon")
     fault_point: str = Field("", description="tests only: the daemon kills itself after this step")
 
@@ -44,6 +49,11 @@ class Settings(BaseSettings):
             run_dir=self.run_dir / "conf.d",
             admin_dir=self.config.parent / "conf.d",
         )
+
+    @property
+    def node(self) -> str:
+        """As the kubelet names it where it is not told otherwise."""
+        return self.node_name or socket.gethostname().lower()
 
     @property
     def level(self) -> int:

@@ -197,3 +197,26 @@ def test_processes_of_others_do_not_shut_preload_out() -> None:
     assert choose(request(memory=GIB), node, AUTO, {}).slices
     graphics = node_of(h200(0, processes=(DeviceProcess(7, GIB, "graphics"),)))
     assert choose(request(memory=GIB, isolation=COMPUTE), graphics, AUTO, {}).slices
+
+
+@pytest.mark.parametrize("start", [0, 4])
+def test_a_profile_may_name_its_place(start: int) -> None:
+    piece = only(request(mig_profile=f"3g.71gb@{start}"))
+    assert piece.mig is not None
+    assert (piece.mig.profile_name, piece.mig.placement.start) == ("3g.71gb", start)
+
+
+@pytest.mark.parametrize("text", ["3g.71gb@", "@4", "3g.71gb@x", "3g.71gb@-1", "3g.71gb@444"])
+def test_a_place_that_is_none_is_refused(text: str) -> None:
+    refusal = choose(request(mig_profile=text), NODE, AUTO, {}).refusal
+    assert refusal is not None
+    assert "is not a MIG profile and a memory slice" in refusal.sentence
+
+
+def test_a_place_that_is_taken_or_is_not_there_is_refused() -> None:
+    taken = used_mig((9, 4))
+    for text, use in (("3g.71gb@4", taken), ("3g.71gb@1", EMPTY)):
+        decision = choose(request(mig_profile=text), NODE, AUTO, {"GPU-0": use})
+        assert decision.refusal is not None
+        assert "no place for 3g.71gb" in str(decision.refusal.details)
+    assert choose(request(mig_profile="3g.71gb@0"), NODE, AUTO, {"GPU-0": taken}).refusal is None

@@ -5,7 +5,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol
 
-from vgpud.model.device import Device
+from vgpud.model.device import Device, MigProfile, Placement
 from vgpud.model.errors import ErrorCode
 from vgpud.model.tenancy import Request, Selector
 from vgpud.node.book import Book
@@ -14,8 +14,10 @@ from vgpud.node.mig_pools import Pools
 from vgpud.node.operations import Operations
 from vgpud.planner.choose import choose
 from vgpud.planner.locality import nearest_devices
+from vgpud.planner.pool import NO_POOL
 from vgpud.planner.terms import bare_name
 from vgpud.planner.use import EMPTY
+from vgpud.planner.wanted import FIRST_CUT
 from vgpud.policy.model import Policy
 
 # waiting for these to change is in vain
@@ -86,6 +88,28 @@ class Room:
     def nearest(self, device_uuids: tuple[str, ...], must: tuple[str, ...], count: int) -> tuple[str, ...]:
         """The `count` devices of these that lie nearest to each other, `must` among them."""
         return nearest_devices(self._inventory.node, device_uuids, must, count)
+
+    def places(self, device: Device) -> tuple[tuple[MigProfile, str, tuple[Placement, ...]], ...]:
+        """The MIG profiles that requests may have there, by bare name, and where; empty without MIG.
+
+        On a card with a fixed layout only the places of that layout.
+        """
+        mig = self._keeper.mig
+        pool = NO_POOL if mig is None or not device.mig.capable else mig.pools.pool(device)
+        allowed = self._keeper.policy().policy.rule_for(device).settings_mig().profiles
+        found = []
+        for profile in device.mig.profiles:
+            name, at = bare_name(profile.name), profile.placements
+            if not pool.dynamic:
+                at = tuple(place for place in at if (profile.id, place) in (pool.layout or ()))
+            if at and (allowed is None or name in allowed):
+                found.append((profile, name, at))
+        return tuple(found)
+
+    @property
+    def limits_quota_compute(self) -> bool:
+        """Does libvgpu hold a tenant to a share of compute in this build?"""
+        return FIRST_CUT.preload_share
 
     def profiles(self, device: Device) -> Mapping[str, int]:
         """The MIG profiles of a device by their bare names, and how many of each it can hold."""

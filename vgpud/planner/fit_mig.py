@@ -36,12 +36,17 @@ def fit_mig(seat: Seat, want: Wanted, spread: bool) -> Verdict:
     device = seat.device
     table = table_for(device.mig.profiles)
     stock = stock_of(table, device, seat.use.mig, seat.pool)
-    choice = find_instance(seat, table, stock, serving)
+    choice = find_instance(seat, table, stock, serving, want.start)
     return full(seat, serving, table, stock) if choice is None else _fit(seat, choice, spread)
 
 
-def find_instance(seat: Seat, table: Table, stock: Stock, serving: tuple[Offer, ...]) -> Choice | None:
+def find_instance(
+    seat: Seat, table: Table, stock: Stock, serving: tuple[Offer, ...], start: int | None = None
+) -> Choice | None:
     """One that is idle, or a place for a new one, of the first profile that has any."""
+    if start is not None:
+        found = (_at(seat, table, stock, offer, start) for offer in serving)
+        return next((choice for choice in found if choice is not None), None)
     for offer in serving:
         choice = _ready(table, stock, offer) or _new(seat, table, stock, offer)
         if choice is not None:
@@ -73,6 +78,17 @@ def _new(seat: Seat, table: Table, stock: Stock, offer: Offer) -> Choice | None:
     if place is None:
         return None
     return Choice(offer, place, f"which leaves {place.left} of {place.left + place.destroyed} places")
+
+
+def _at(seat: Seat, table: Table, stock: Stock, offer: Offer, start: int) -> Choice | None:
+    """The instance at the place that was named: whoever named it reckons with the other places."""
+    slots = table.keys(stock.ready | (table.free(stock.layout) if seat.pool.dynamic else 0))
+    key = next((key for key in slots if key[0] == offer.profile.id and key[1].start == start), None)
+    if key is None:
+        return None
+    left = table.free(stock.layout)
+    place = Place(key[1], 0, left.bit_count(), 0, table.worth(left))
+    return Choice(offer, place, "as was asked")
 
 
 def _after_moves(seat: Seat, table: Table, stock: Stock, offer: Offer) -> Choice | None:

@@ -122,7 +122,7 @@ def _fresh(seat: Seat, mode: Mode, want: Wanted, serving: tuple[Offer, ...], spr
     if not able:
         assert never is not None
         return never
-    choice = find_instance(seat, table, stock, tuple(able))
+    choice = find_instance(seat, table, stock, tuple(able), want.start)
     if choice is None:
         return full(seat, tuple(able), table, stock)._replace(mode=mode, room=NO_ROOM)
     mig = MigSlice(choice.offer.profile.id, choice.offer.name, choice.place.placement)

@@ -21,7 +21,8 @@ FIRST_CUT = ModeAbilities()
 class Wanted:
     """A request, checked. `modes` are those that can serve it, best first.
 
-    `share` is None where compute need not be limited. `profile` is as the caller wrote it.
+    `share` is None where compute need not be limited. `profile` is as the caller wrote it, less the
+    memory slice that the instance is to start at: that is `start`, None for any.
     """
 
     modes: tuple[Mode, ...]
@@ -30,6 +31,7 @@ class Wanted:
     count: int
     profile: str
     abilities: ModeAbilities
+    start: int | None = None
 
     @property
     def limits_compute(self) -> bool:
@@ -53,14 +55,26 @@ def wanted(request: Request, abilities: ModeAbilities = FIRST_CUT) -> Wanted:
     if request.memory_bytes is not None:
         check_bytes(request.memory_bytes)
     _check_isolation(request)
+    profile, start = _place(request.mig_profile)
     return Wanted(
         modes=_modes(request, abilities),
         memory_bytes=request.memory_bytes,
         share=request.share,
         count=request.count,
-        profile=request.mig_profile,
+        profile=profile,
         abilities=abilities,
+        start=start,
     )
+
+
+def _place(text: str) -> tuple[str, int | None]:
+    """A profile may name its place as a layout does: 3g.71gb@4."""
+    profile, at, start = text.partition("@")
+    if not at:
+        return text, None
+    if not (profile.strip() and start.isascii() and start.isdecimal() and len(start) <= 2):
+        raise _bad(f"{text!r} is not a MIG profile and a memory slice", "write it as in 3g.71gb@4")
+    return profile, int(start)
 
 
 def _modes(request: Request, abilities: ModeAbilities) -> tuple[Mode, ...]:

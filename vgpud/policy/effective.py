@@ -18,7 +18,8 @@ def effective(policy: Policy) -> dict[str, Any]:
     is itself a valid policy.
     """
     filled = policy.model_copy(update={"device": tuple(_filled(rule) for rule in policy.device)})
-    unserved = set() if policy.kubelet.resource else {"kubelet"}
+    doors = {"kubelet": policy.kubelet.resource, "dra": policy.dra.enabled}
+    unserved = {name for name, is_open in doors.items() if not is_open}
     return filled.model_dump(mode="json", exclude_none=True, exclude=unserved)
 
 

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from vgpud.model.device import Device
 from vgpud.model.tenancy import ANYONE, Mode
+from vgpud.policy.dra import DraSettings
 from vgpud.policy.fields import Match, MemoryBytes, Table, wrong
 from vgpud.policy.kubelet import KubeletResource, KubeletSettings
 
@@ -362,6 +363,7 @@ class Policy(Table):
     kubelet: KubeletSettings = Field(
         default_factory=KubeletSettings, description="resources for pods, by the kubelet's device plugin API"
     )
+    dra: DraSettings = Field(default_factory=DraSettings, description="devices for the claims of pods")
 
     def rule_for(self, device: Device) -> DeviceRule:
         """The first rule that covers the device; without one, mode "auto"."""
@@ -388,4 +390,5 @@ TABLES: dict[str, type[BaseModel]] = {
     "kubelet": KubeletSettings,
     "kubelet.resource": KubeletResource,
     "kubelet.resource.match": Match,
+    "dra": DraSettings,
 }

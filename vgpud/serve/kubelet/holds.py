@@ -5,8 +5,6 @@ made, so that no allocation of the kubelet's is ever without. An entry without a
 """
 
 import asyncio
-import json
-import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,12 +12,11 @@ from typing import Any
 
 import structlog
 
-from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.serve.statefile import read_state, write_state
 
 log = structlog.get_logger(__name__)
 
 _VERSION = 1
-_WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,21 +69,7 @@ class Holds:
         self._held = held
 
     def _store(self, held: dict[str, Hold]) -> None:
-        body = {"version": _VERSION, "holds": [_plain(hold) for hold in held.values()]}
-        draft = self._path.with_suffix(".new")
-        try:
-            fd = os.open(draft, _WRITE, 0o600)
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                json.dump(body, file)
-                file.flush()
-                os.fsync(fd)
-            draft.replace(self._path)
-        except OSError as error:
-            raise VgpuError(
-                ErrorCode.LEDGER_FAILED,
-                f"{self._path} cannot be written: {error.strerror}",
-                "check its folder's rights and free space",
-            ) from None
+        write_state(self._path, {"version": _VERSION, "holds": [_plain(hold) for hold in held.values()]})
 
 
 def _plain(hold: Hold) -> dict[str, Any]:
@@ -101,11 +84,8 @@ def _plain(hold: Hold) -> dict[str, Any]:
 def _read(path: Path) -> dict[str, Hold]:
     """A file that cannot be read is as none: PodResources tells again who holds what."""
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
-        holds = [_hold(entry) for entry in body["holds"]] if body["version"] == _VERSION else []
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        holds = [_hold(entry) for entry in read_state(path, _VERSION).get("holds", ())]
+    except (KeyError, TypeError) as error:
         log.warning("cannot read what the kubelet holds, it will be asked", file=str(path), why=str(error))
         return {}
     return {hold.request_id: hold for hold in holds}

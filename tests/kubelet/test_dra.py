@@ -1,0 +1,472 @@
+"""Claims, seen from the kubelet: registration, prepare and unprepare over real sockets, in both versions."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import grpc
+import pytest
+
+from tests.kubelet.cluster import DRIVER, Cluster, HttpCluster, refusal
+from tests.kubelet.conftest import run
+from tests.kubelet.double import PATIENCE_SECONDS, encode
+from tests.node.world import ROOT, World, policy_of, world
+from vgpud.api.gen.kubelet import dra_v1_pb2, dra_v1beta1_pb2
+from vgpud.api.gen.kubelet import pluginregistration_v1_pb2 as registration
+from vgpud.model.device import Health
+from vgpud.model.quantity import GIB
+from vgpud.model.tenancy import ANYONE, Mode
+from vgpud.node.room import Room
+from vgpud.serve.dra.door import DraDoor, Pace
+
+POLICY = """version = 1
+[[device]]
+match = { index = 0 }
+mode = "preload"
+[[device]]
+mode = "mps"
+[dra]
+enabled = true
+check_seconds = 0.2
+"""
+FAST = Pace(look=0.02, settle=0.005, retry=0.05)
+VERSIONS = [dra_v1_pb2, dra_v1beta1_pb2]
+
+
+@dataclass
+class Dra:
+    world: World
+    cluster: Cluster
+    folder: Path
+    door: DraDoor | None = None
+    task: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        room = Room(self.world.keeper, self.world.parts.inventory, self.world.parts.book)
+        kubelet = self.folder / "k"
+        self.door = DraDoor(
+            self.world.keeper, room, kubelet, self.folder / "state", self.cluster, "node-1", FAST
+        )
+        self.task = asyncio.ensure_future(self.door.run())
+
+    async def close(self) -> None:
+        assert self.task is not None
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+
+    @property
+    def registrar(self) -> Path:
+        return self.folder / "k" / "plugins_registry" / f"{DRIVER}-reg.sock"
+
+    @property
+    def held(self) -> dict[str, Any]:
+        return {a.request.id: a for a in self.world.keeper.list()[0]}
+
+    async def until(self, condition: Any) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not condition():
+                await asyncio.sleep(0.02)
+
+    async def published(self, count: int = 2) -> None:
+        await self.until(lambda: len(self.cluster.pool()[0]) == count)
+
+    # --- as the kubelet
+
+    async def register(self) -> registration.PluginInfo:
+        """What its plugin watcher does with a socket that comes up."""
+        await self.until(self.registrar.exists)
+        info = await call(
+            self.registrar,
+            "pluginregistration.Registration/GetInfo",
+            registration.InfoRequest(),
+            registration.PluginInfo,
+        )
+        await call(
+            self.registrar,
+            "pluginregistration.Registration/NotifyRegistrationStatus",
+            registration.RegistrationStatus(plugin_registered=True),
+            registration.RegistrationStatusResponse,
+        )
+        assert isinstance(info, registration.PluginInfo)
+        return info
+
+    async def node(self, verb: str, claims: list[dict[str, Any]], version: ModuleType = dra_v1_pb2) -> Any:
+        info = await self.register()
+        package = version.DESCRIPTOR.package
+        asked = getattr(version, f"Node{verb}ResourcesRequest")()
+        for claim in claims:
+            about = claim["metadata"]
+            asked.claims.add(namespace=about["namespace"], name=about["name"], uid=about["uid"])
+        reply = getattr(version, f"Node{verb}ResourcesResponse")
+        found = await call(Path(info.endpoint), f"{package}.DRAPlugin/Node{verb}Resources", asked, reply)
+        assert set(found.claims) == {claim["metadata"]["uid"] for claim in claims}
+        return found.claims
+
+    async def prepare(self, claim: dict[str, Any], version: ModuleType = dra_v1_pb2) -> Any:
+        return (await self.node("Prepare", [claim], version))[claim["metadata"]["uid"]]
+
+    async def unprepare(self, claim: dict[str, Any], version: ModuleType = dra_v1_pb2) -> str:
+        error = (await self.node("Unprepare", [claim], version))[claim["metadata"]["uid"]].error
+        return str(error)
+
+
+async def call(socket: Path, method: str, request: Any, reply: Any) -> Any:
+    async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
+        made = channel.unary_unary(
+            f"/{method}", request_serializer=encode, response_deserializer=reply.FromString
+        )
+        return await made(request, timeout=PATIENCE_SECONDS)
+
+
+@asynccontextmanager
+async def dra_in(folder: Path, policy: str = POLICY, cluster: Cluster | None = None) -> AsyncIterator[Dra]:
+    (folder / "k" / "plugins_registry").mkdir(parents=True)
+    async with world(folder) as made:
+        policy_of(folder, policy)
+        await made.keeper.reload_policy(dry_run=False)
+        dra = Dra(made, cluster or Cluster(), folder)
+        dra.open()
+        try:
+            yield dra
+        finally:
+            await dra.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=["v1", "v1beta1"])
+def test_a_fraction_from_the_slice_to_the_container_and_back(short: Path, version: ModuleType) -> None:
+    async def story() -> None:
+        async with dra_in(short) as dra:
+            info = await dra.register()
+            assert (info.type, info.name) == ("DRAPlugin", DRIVER)
+            assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
+            await dra.published()
+            claim = dra.cluster.allocate("a", "quota", {"memory": "7Gi"})
+            assert claim is not None
+            uid = claim["metadata"]["uid"]
+            answer = await dra.prepare(claim, version)
+            assert not answer.error
+            allocation = dra.held[f"claim/{uid}"]
+            assert allocation.slices[0].memory_bytes == 7 * GIB
+            assert allocation.slices[0].mode is Mode.PRELOAD
+            assert allocation.request.owner.uid == ANYONE
+            (device,) = answer.devices
+            assert (list(device.request_names), device.pool_name) == (["gpu"], "node-1")
+            assert list(device.cdi_device_ids) == [allocation.cdi_name]
+            assert dra.world.specs() == [f"vgpud.io-vgpu_{allocation.id}.json"]
+            # once more, in either version, and without the API server: the same
+            dra.cluster.fail = 500
+            for again in VERSIONS:
+                same = await dra.prepare(claim, again)
+                assert encode(same) == encode(answer)
+            assert await dra.unprepare(claim, version) == ""
+            assert await dra.unprepare(claim, version) == ""
+            assert dra.world.is_empty()
+            dra.cluster.fail = 0
+
+    run(story())
+
+
+def test_memory_and_cores_of_mps_and_less_of_them_by_parameters(short: Path) -> None:
+    async def story() -> None:
+        async with dra_in(short) as dra:
+            await dra.published()
+            claim = dra.cluster.allocate("a", "compute", {"memory": "8Gi", "cores": "40"})
+            less = dra.cluster.allocate(
+                "b", "compute", {"memory": "8Gi", "cores": "40"}, config=[parameters(memory="2GiB", cores=10)]
+            )
+            none = dra.cluster.allocate("c", "compute", {"memory": "8Gi", "cores": "40"})
+            assert claim is not None
+            assert less is not None
+            assert none is None, "more cores than the card has"
+            assert not (await dra.prepare(claim)).error
+            assert not (await dra.prepare(less)).error
+            sizes = [(s.memory_bytes // GIB, str(s.share)) for a in dra.held.values() for s in a.slices]
+            assert sizes == [(8, "40%"), (2, "10%")]
+
+    run(story())
+
+
+def parameters(source: str = "FromClaim", **body: Any) -> dict[str, Any]:
+    whole = {"apiVersion": "vgpud.io/v1", "kind": "VgpuConfig", **body}
+    return {"source": source, "requests": [], "opaque": {"driver": DRIVER, "parameters": whole}}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (parameters(memory="70GiB"), "allocated were 7GiB (E103)"),
+        (parameters(memory="7G"), "'G' can mean 1000s or 1024s (E101)"),
+        (parameters(memory=7), "memory is 7, not text with a unit (E103)"),
+        (parameters(cores="30"), "cores is '30', not a number (E103)"),
+        (parameters(cores=0), "bad share 0: it must be from 0.01 to 100 (E102)"),
+        (parameters(gpus=1), "'gpus' is no parameter of a VgpuConfig (E103)"),
+        (parameters(kind="GpuConfig"), "parameters of vgpud.io/v1 GpuConfig are not known (E103)"),
+        ({"opaque": {"driver": DRIVER, "parameters": "x"}}, "the parameters are no object (E103)"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_parameters_that_are_not_obeyed_are_refused(short: Path, config: dict[str, Any], words: str) -> None:
+    async def story() -> None:
+        async with dra_in(short) as dra:
+            await dra.published()
+            # a class says something reasonable, which the claim's own words override
+            base = [parameters("FromClass", memory="1GiB")]
+            claim = dra.cluster.allocate("a", "quota", {"memory": "7Gi"}, config=[*base, config])
+            assert claim is not None
+            assert words in (await dra.prepare(claim)).error
+            assert dra.world.is_empty()
+            assert await dra.unprepare(claim) == ""
+
+    run(story())
+
+
+def test_claims_that_are_none_fail_by_themselves(short: Path) -> None:
+    async def story() -> None:
+        async with dra_in(short) as dra:
+            await dra.published()
+            good, other, gone, renewed = (
+                dra.cluster.allocate(name, "quota", {"memory": "1Gi"}) for name in ("a", "b", "c", "d")
+            )
+            assert good and other and gone and renewed
+            result = other["status"]["allocation"]["devices"]["results"][0]
+            result["device"] = "gpu-that-was-sold"
+            del dra.cluster.claims["ns", "c"]
+            asked = {"metadata": {**renewed["metadata"], "uid": "an-older-one"}}
+            answers = await dra.node("Prepare", [good, other, gone, asked, good])
+            errors = {uid: answer.error for uid, answer in answers.items()}
+            assert errors[good["metadata"]["uid"]] == ""
+            assert "is not published by this node any more (E302)" in errors[other["metadata"]["uid"]]
+            assert "404" in errors[gone["metadata"]["uid"]]
+            assert "has uid" in errors["an-older-one"]
+            assert len(dra.held) == 1
+
+    run(story())
+
+
+def test_claims_of_other_drivers_and_admin_access(short: Path) -> None:
+    async def story() -> None:
+        async with dra_in(short) as dra:
+            await dra.published()
+            claim = dra.cluster.allocate("a", "quota", {"memory": "1Gi"})
+            assert claim is not None
+            (result,) = claim["status"]["allocation"]["devices"]["results"]
+            result["driver"] = "nic.example.com"
+            answer = await dra.prepare(claim)
+            assert (answer.error, len(answer.devices)) == ("", 0)
+            result |= {"driver": DRIVER, "adminAccess": True}
+            assert "wants admin access" in (await dra.prepare(claim)).error
+            assert dra.world.is_empty()
+
+    run(story())
+
+
+def test_two_cards_of_one_request_are_one_allocation(short: Path) -> None:
+    async def story() -> None:
+        async with dra_in(short, 'version = 1\n[dra]\nenabled = true\nauto = "device"\n') as dra:
+            await dra.published()
+            claim = dra.cluster.allocate("a", "card", count=2)
+            assert claim is not None
+            answer = await dra.prepare(claim)
+            assert [len(device.cdi_device_ids) for device in answer.devices] == [1, 0]
+            (allocation,) = dra.held.values()
+            assert [part.mode for part in allocation.slices] == [Mode.EXCLUSIVE] * 2
+            await dra.published(2)  # what claims hold stays published: the scheduler knows of it
+
+    run(story())
+
+
+def test_two_requests_of_one_claim_are_two_allocations(short: Path) -> None:
+    async def story() -> None:
+        async with dra_in(short) as dra:
+            await dra.published()
+            claim = dra.cluster.allocate("a", "quota", {"memory": "1Gi"}, request="small/first")
+            more = dra.cluster.allocate("b", "quota", {"memory": "2Gi"}, request="large")
+            assert claim is not None
+            assert more is not None
+            results = claim["status"]["allocation"]["devices"]["results"]
+            results += more["status"]["allocation"]["devices"]["results"]
+            answer = await dra.prepare(claim)
+            assert sorted(name for d in answer.devices for name in d.request_names) == ["large", "small"]
+            uid = claim["metadata"]["uid"]
+            assert set(dra.held) == {f"claim/{uid}/small/first", f"claim/{uid}/large"}
+            assert await dra.unprepare(claim) == ""
+            assert dra.world.is_empty()
+
+    run(story())
+
+
+def test_what_fails_half_way_is_undone_and_can_be_tried_again(short: Path) -> None:
+    async def story() -> None:
+        async with dra_in(short) as dra:
+            await dra.published()
+            claim = dra.cluster.allocate("a", "quota", {"memory": "1Gi"})
+            assert claim is not None
+            dra.world.effectors[Mode.PRELOAD].fail = {"attach"}
+            assert "attach was told to fail (E601)" in (await dra.prepare(claim)).error
+            assert dra.world.is_empty()
+            dra.world.effectors[Mode.PRELOAD].fail = set()
+            assert not (await dra.prepare(claim)).error
+            # the card is lost and comes back: the claim is prepared anew
+            well = dra.world.gateway.node
+            lost = replace(well.devices[0], health=Health.LOST)
+            dra.world.gateway.node = replace(well, devices=(lost, well.devices[1]))
+            await dra.until(lambda: any(a.failure for a in dra.held.values()))
+            await dra.published(1)
+            dra.world.gateway.node = well
+            await dra.published(2)
+            assert not (await dra.prepare(claim)).error
+            assert not any(a.failure for a in dra.held.values())
+
+    run(story())
+
+
+def test_vgpud_goes_and_comes_between_prepare_and_unprepare(short: Path) -> None:
+    async def story() -> None:
+        async with dra_in(short) as dra:
+            await dra.published()
+            claim = dra.cluster.allocate("a", "quota", {"memory": "1Gi"})
+            assert claim is not None
+            first = await dra.prepare(claim)
+            for content in (None, "{"):  # the file may be lost, too
+                await dra.close()
+                if content is not None:
+                    (short / "state" / "claims.json").write_text(content)
+                dra.open()
+                again = await dra.prepare(claim)
+                assert encode(again) == encode(first)
+                assert len(dra.held) == 1
+            await dra.close()
+            (short / "state" / "claims.json").unlink()
+            dra.open()
+            assert await dra.unprepare(claim) == ""
+            assert dra.world.is_empty()
+
+    run(story())
+
+
+def test_a_call_that_is_cut_leaves_nothing_twice(short: Path) -> None:
+    async def story() -> None:
+        async with dra_in(short) as dra:
+            await dra.published()
+            claim = dra.cluster.allocate("a", "quota", {"memory": "1Gi"})
+            assert claim is not None
+            gate = dra.world.effectors[Mode.PRELOAD].gate = asyncio.Event()
+            cut = asyncio.ensure_future(dra.prepare(claim))
+            await dra.until(lambda: len(dra.held) == 1)
+            cut.cancel()
+            second = asyncio.ensure_future(dra.prepare(claim))
+            gate.set()
+            assert not (await second).error
+            assert len(dra.held) == 1
+            with suppress(asyncio.CancelledError):
+                await cut
+            assert await dra.unprepare(claim) == ""
+            assert dra.world.is_empty()
+
+    run(story())
+
+
+def test_processes_that_still_run_hold_up_unprepare(short: Path) -> None:
+    async def story() -> None:
+        async with dra_in(short) as dra:
+            await dra.published()
+            claim = dra.cluster.allocate("a", "quota", {"memory": "1Gi"})
+            assert claim is not None
+            await dra.prepare(claim)
+            dra.world.effectors[Mode.PRELOAD].pids = (1,)
+            assert "processes still run" in await dra.unprepare(claim)
+            assert len(dra.held) == 1
+            dra.world.effectors[Mode.PRELOAD].pids = ()
+            assert await dra.unprepare(claim) == ""
+            assert dra.world.is_empty()
+
+    run(story())
+
+
+def test_a_claim_that_was_deleted_by_force_leaks_nothing(short: Path) -> None:
+    async def story() -> None:
+        async with dra_in(short) as dra:
+            await dra.published()
+            claim = dra.cluster.allocate("a", "quota", {"memory": "1Gi"})
+            assert claim is not None
+            await dra.prepare(claim)
+            assert dra.door is not None
+            dra.cluster.fail = 503
+            await dra.door.preparer.check()
+            await dra.door.preparer.check()
+            assert len(dra.held) == 1, "an API server that is away says nothing of claims"
+            dra.cluster.fail = 0
+            del dra.cluster.claims["ns", "a"]
+            await dra.until(lambda: not dra.held)
+            assert dra.world.is_empty()
+
+    run(story())
+
+
+def test_sockets_that_are_removed_come_back(short: Path) -> None:
+    async def story() -> None:
+        async with dra_in(short) as dra:
+            first = await dra.register()
+            dra.registrar.unlink()
+            await dra.register()
+            Path(first.endpoint).unlink()
+            await dra.until(lambda: Path(first.endpoint).exists() and dra.registrar.exists())
+            await dra.register()
+
+    run(story())
+
+
+def test_it_opens_and_closes_with_the_policy(short: Path) -> None:
+    async def story() -> None:
+        async with dra_in(short, "version = 1\n") as dra:
+            await asyncio.sleep(0.1)
+            assert not dra.registrar.exists()
+            assert not dra.cluster.requests
+            policy_of(short, POLICY)
+            await dra.world.keeper.reload_policy(dry_run=False)
+            await dra.register()
+            await dra.published()
+            policy_of(short, "version = 1\n")
+            await dra.world.keeper.reload_policy(dry_run=False)
+            await dra.until(lambda: not dra.cluster.slices_by_name and not dra.registrar.exists())
+
+    run(story())
+
+
+def test_slices_come_back_whoever_removes_them(short: Path) -> None:
+    async def story() -> None:
+        async with dra_in(short) as dra:
+            await dra.published()
+            dra.cluster.slices_by_name.clear()
+            await dra.published()
+            dra.cluster.fail = 500
+            dra.cluster.slices_by_name.clear()
+            await dra.until(lambda: dra.cluster.requests[-3:] == ["list"] * 3)
+            dra.cluster.fail = 0
+            await dra.published()
+            taken = await dra.world.keeper.allocate(request_by_hand())
+            await dra.until(lambda: "73Gi" in str(dra.cluster.pool()))
+            await dra.world.keeper.release(taken.id, ROOT, force=False)
+            await dra.until(lambda: "73Gi" not in str(dra.cluster.pool()))
+
+    run(story())
+
+
+def request_by_hand() -> Any:
+    from tests.node.world import request
+    from vgpud.model.tenancy import Selector
+
+    return request("by-hand", gib=7, selector=Selector(indices=(0,)))
+
+
+def test_the_http_double_is_the_same_cluster() -> None:
+    cluster = Cluster()
+    served = HttpCluster(cluster)
+    assert '"server": "http://127.0.0.1:' in served.kubeconfig
+    served.close()
+    assert refusal(404, "x").status == 404

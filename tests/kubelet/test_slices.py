@@ -1,0 +1,240 @@
+"""ResourceSlices against the published shape; and whatever the scheduler gives by them, vgpud can give."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from tests.kubelet.cluster import Cluster
+from tests.planner.cards import h200_node
+from vgpud.model.device import Device, Health
+from vgpud.model.device import Node as Snapshot
+from vgpud.model.errors import VgpuError
+from vgpud.model.quantity import GIB
+from vgpud.model.tenancy import Allocation, Mode, Owner, Request, Slice, State
+from vgpud.planner.choose import choose
+from vgpud.planner.terms import bare_name
+from vgpud.planner.use import EMPTY, DeviceUse
+from vgpud.planner.wanted import ModeAbilities
+from vgpud.policy.model import Policy
+from vgpud.serve.dra.cards import card_name, cards_of, target_of
+from vgpud.serve.dra.claims import parts_of
+from vgpud.serve.dra.publisher import Publisher
+from vgpud.serve.dra.quantity import parse, show
+from vgpud.serve.dra.slices import DRIVER, Node, semantic, specs
+
+NODE = Node("node-1", "580.159.04", "13.0")
+
+
+def places(device: Device) -> Any:
+    return tuple((p, bare_name(p.name), p.placements) for p in device.mig.profiles)
+
+
+def policy_of(mode: str, auto: str = "quota") -> Policy:
+    return Policy.model_validate(
+        {"version": 1, "device": [{"mode": mode}], "dra": {"enabled": True, "auto": auto}}
+    )
+
+
+def publish(
+    cluster: Cluster, node: Snapshot, policy: Policy, allocations: tuple[Allocation, ...] = ()
+) -> Publisher:
+    cards = cards_of(node.devices, policy, places, allocations)
+    publisher = Publisher(cluster, "node-1")
+    asyncio.run(publisher.publish(lambda able: specs(NODE, cards, able, cores=True)))
+    return publisher
+
+
+@pytest.mark.parametrize("minor", [34, 36])
+@pytest.mark.parametrize("mode", ["mig", "mps", "preload", "exclusive", "auto", "unmanaged"])
+@pytest.mark.parametrize("count", [1, 8, 10])
+def test_slices_are_as_published(minor: int, mode: str, count: int) -> None:
+    cluster = Cluster(minor)
+    publish(cluster, h200_node(count), policy_of(mode))
+    devices, sets = cluster.pool()
+    expected = {"mig": count * len(places_of_one()), "unmanaged": 0}.get(mode, count)
+    assert len(devices) == expected
+    assert len(sets) == (count if mode == "mig" else 0)
+    assert {d["attributes"]["type"]["string"] for d in devices} <= {"mig", "quota", "compute", "card"}
+    owners = {o["uid"] for s in cluster.slices_by_name.values() for o in s["metadata"]["ownerReferences"]}
+    assert owners == {"uid-of-node-1"}
+
+
+def places_of_one() -> list[Any]:
+    (device,) = h200_node(1).devices
+    return [at for profile in device.mig.profiles for at in profile.placements]
+
+
+def test_nothing_is_written_while_nothing_changes_and_all_of_it_when_something_does() -> None:
+    cluster = Cluster()
+    node, policy = h200_node(4), policy_of("preload")
+    cards = cards_of(node.devices, policy, places, ())
+    publisher = Publisher(cluster, "node-1")
+
+    def build(able: Any) -> Any:
+        return specs(NODE, cards, able, cores=False)
+
+    asyncio.run(publisher.publish(build))
+    before = len(cluster.requests)
+    asyncio.run(publisher.publish(build))
+    assert cluster.requests[before:] == ["list"]
+    (only,) = cluster.slices_by_name.values()
+    assert only["spec"]["pool"]["generation"] == 1
+    cards = cards[:2]
+    asyncio.run(publisher.publish(build))
+    (only,) = cluster.slices_by_name.values()
+    assert (only["spec"]["pool"]["generation"], len(only["spec"]["devices"])) == (2, 2)
+    cluster.slices_by_name.clear()  # the kubelet wipes them when a plugin was away
+    asyncio.run(publisher.publish(build))
+    assert len(cluster.pool()[0]) == 2
+    asyncio.run(publisher.withdraw())
+    assert not cluster.slices_by_name
+
+
+def test_slices_of_other_drivers_and_nodes_are_left_alone() -> None:
+    cluster = Cluster()
+    foreign = {"driver": "other.io", "nodeName": "node-1", "pool": {"generation": 9}}
+    cluster.slices_by_name["x"] = {"metadata": {"name": "x"}, "spec": foreign}
+    publisher = publish(cluster, h200_node(1), policy_of("preload"))
+    asyncio.run(publisher.withdraw())
+    assert list(cluster.slices_by_name) == ["x"]
+
+
+def test_a_gate_that_is_off_costs_the_feature_and_never_correctness() -> None:
+    """The API server drops such fields without a word: partitions would overlap, capacity be endless."""
+    cluster = Cluster()
+    cluster.off = {"DRAPartitionableDevices"}
+    publish(cluster, h200_node(2), policy_of("mig"))
+    assert cluster.pool() == ([], {})
+    cluster.off = {"DRAConsumableCapacity"}
+    publish(cluster, h200_node(2), policy_of("preload"))
+    devices, _ = cluster.pool()
+    assert len(devices) == 2
+    assert all("requestPolicy" not in d["capacity"]["memory"] for d in devices)
+    assert cluster.allocate("a", "quota") and cluster.allocate("b", "quota")
+    assert cluster.allocate("c", "quota") is None
+
+
+def test_what_others_hold_is_not_published() -> None:
+    node = h200_node(3)
+    one, two, three = (d.uuid for d in node.devices)
+    sick = replace(node.devices[2], health=Health.LOST)
+    node = replace(node, devices=(*node.devices[:2], sick))
+    held = (
+        Allocation("a", Request("by-hand", Owner(0, 0)), State.ACTIVE, (Slice(one, Mode.PRELOAD, 40 * GIB),)),
+        Allocation("b", Request("x", Owner(0, 0)), State.ACTIVE, (Slice(two, Mode.EXCLUSIVE, 140 * GIB),)),
+        Allocation("c", Request("claim/u", Owner(0, 0)), State.ACTIVE, (Slice(one, Mode.PRELOAD, 50 * GIB),)),
+    )
+    cluster = Cluster()
+    publish(cluster, node, policy_of("auto"), held)
+    (device,) = cluster.pool()[0]
+    assert device["attributes"]["uuid"]["string"] == one
+    left = parse(device["capacity"]["memory"]["value"])
+    assert 0 <= node.devices[0].memory_usable_bytes - 40 * GIB - left < 2**21
+    assert device["capacity"]["tenants"]["value"] == "63"
+    assert three not in str(device)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("7Gi", 7 * GIB),
+        ("1.5Gi", 3 * GIB // 2),
+        ("10", 10),
+        ("100m", 1),
+        ("2e3", 2000),
+        ("1k", 1000),
+        ("0", 0),
+    ],
+)
+def test_quantities(text: str, value: int) -> None:
+    assert parse(text) == value
+    assert parse(show(value)) == value
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1GiB", "Gi", "1e999", "1" * 65, "0x10", "1 Gi"])
+def test_what_is_no_quantity(text: str) -> None:
+    with pytest.raises(VgpuError):
+        parse(text)
+
+
+def test_versions_are_semantic() -> None:
+    assert [semantic(t) for t in ("580.159.04", "13.0", "9", "", "x.1")] == [
+        "580.159.4",
+        "13.0.0",
+        "9.0.0",
+        "",
+        "",
+    ]
+
+
+# --- the property: a claim that the scheduler allocates by the slices is one that the planner grants
+
+ASKS = st.lists(
+    st.tuples(
+        st.sampled_from(["512Mi", "3Gi", "7Gi", "20Gi", "70Gi", "", "1"]),
+        st.sampled_from(["", "10", "33", "50", "100"]),
+        st.integers(0, 10_000),
+        st.booleans(),
+    ),
+    min_size=5,
+    max_size=25,
+)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    mode=st.sampled_from(["mig", "mps", "preload", "exclusive"]), asks=ASKS, minor=st.sampled_from([34, 36])
+)
+def test_what_the_scheduler_gives_can_be_had(mode: str, asks: list[Any], minor: int) -> None:
+    node, policy = h200_node(2), policy_of(mode)
+    kind = {"mig": "mig", "mps": "compute", "preload": "quota", "exclusive": "card"}[mode]
+    cluster = Cluster(minor)
+    publish(cluster, node, policy)
+    use: dict[str, DeviceUse] = {}
+    held: dict[str, tuple[Slice, ...]] = {}
+    for number, (memory, cores, pick, ends) in enumerate(asks):
+        if ends and held:
+            name = sorted(held)[pick % len(held)]
+            for piece in held.pop(name):
+                use[piece.device_uuid] = use[piece.device_uuid].without_slice(piece)
+            del cluster.claims["ns", name]
+            continue
+        capacity = {"memory": memory} if memory else {}
+        if cores and kind in ("compute", "quota"):
+            capacity["cores"] = cores
+        wanted = sorted(d["name"] for d in cluster.pool()[0])[pick % len(cluster.pool()[0])]
+        name = f"c{number}"
+        claim = cluster.allocate(name, kind, capacity, among=lambda d, w=wanted: d["name"] == w)
+        if claim is None:
+            continue
+        uid = claim["metadata"]["uid"]
+        parts = parts_of(claim, uid, "node-1", lambda n: target_of(n, node.devices, policy, places))
+        (part,) = parts
+        decision = choose(part.request, node, policy, use, ModeAbilities(preload_share=True))
+        assert decision.refusal is None, (decision.refusal, part)
+        for piece in decision.slices:
+            use[piece.device_uuid] = use.get(piece.device_uuid, EMPTY).with_slice(piece)
+            if piece.mig is not None:
+                assert part.results[0].device.endswith(f"-{piece.mig.placement.start}")
+        held[name] = decision.slices
+    event(f"{mode}: {min(len(held), 4)} or more held")
+
+
+def test_names_of_devices_are_labels_and_find_their_cards() -> None:
+    node, policy = h200_node(2), policy_of("mig")
+    odd = replace(node.devices[0], uuid="GPU-" + "F" * 80)
+    assert len(card_name(odd)) <= 63
+    cluster = Cluster()
+    publish(cluster, replace(node, devices=(odd, node.devices[1])), policy)
+    for device in cluster.pool()[0]:
+        target = target_of(device["name"], (odd, node.devices[1]), policy, places)
+        assert target is not None
+        assert target.place is not None
+        assert device["attributes"]["profile"]["string"] == target.place.name
+        assert device["attributes"]["uuid"]["string"] == target.device.uuid[:64]
+    assert target_of("gpu-unknown", node.devices, policy, places) is None
+    assert DRIVER.endswith("vgpud.io")

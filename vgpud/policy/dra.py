@@ -1,0 +1,26 @@
+"""[dra]: what the node's GPUs are to Kubernetes' dynamic resource allocation."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from vgpud.policy.fields import Table
+
+
+class DraSettings(Table):
+    """[dra]: cards are published as what their [[device]] rule makes of them."""
+
+    enabled: bool = Field(
+        False, description="whether cards are published to the cluster, and claims on them prepared"
+    )
+    auto: Literal["quota", "compute", "hardware", "device"] = Field(
+        "quota",
+        description="what cards of mode auto are published as: memory held by libvgpu, or by MPS, MIG "
+        "instances, or whole",
+    )
+    check_seconds: float = Field(
+        30.0,
+        ge=0.2,
+        le=3600.0,
+        description="how often it is looked whether the cluster still has what was published, and the claims",
+    )

@@ -1,0 +1,138 @@
+"""The API server, by the official Python client, which is imported only here and only when it is needed.
+
+Objects go to and fro as plain data, so that any version of the client that knows custom objects will
+do, whatever it knows of resource.k8s.io.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.serve.dra.slices import GROUP, VERSION, Json
+
+_TIMEOUT_SECONDS = 10.0
+_SLICES, _CLAIMS = "resourceslices", "resourceclaims"
+
+
+@dataclass(unsafe_hash=True)
+class Refusal(VgpuError):
+    """The API server's own no, with its HTTP status."""
+
+    status: int = 0
+
+
+class Api(Protocol):
+    """All raise VgpuError: UNREACHABLE, or a Refusal (CLUSTER_REFUSED)."""
+
+    async def minor(self) -> int:
+        """Of the server's version 1.x."""
+        ...
+
+    async def claim(self, namespace: str, name: str) -> Json: ...
+
+    async def node(self, name: str) -> Json: ...
+
+    async def slices(self, driver: str, node: str) -> list[Json]: ...
+
+    async def create_slice(self, body: Json) -> Json: ...
+
+    async def replace_slice(self, body: Json) -> Json: ...
+
+    async def delete_slice(self, name: str) -> None: ...
+
+
+def is_gone(error: VgpuError) -> bool:
+    return isinstance(error, Refusal) and error.status == 404
+
+
+class ApiServer:
+    def __init__(self, kubeconfig: Path) -> None:
+        self._kubeconfig = kubeconfig
+        self._client: Any = None
+
+    async def minor(self) -> int:
+        code = await self._call(lambda k: k.VersionApi(self._client).get_code)
+        digits = re.match(r"[0-9]+", code.minor)
+        return int(digits[0]) if digits else 0
+
+    async def claim(self, namespace: str, name: str) -> Json:
+        return await self._objects("get_namespaced_custom_object", namespace, _CLAIMS, name)
+
+    async def node(self, name: str) -> Json:
+        found = await self._call(lambda k: k.CoreV1Api(self._client).read_node, name)
+        return {"name": found.metadata.name, "uid": found.metadata.uid}
+
+    async def slices(self, driver: str, node: str) -> list[Json]:
+        selector = f"spec.driver={driver},spec.nodeName={node}"
+        listed = await self._objects("list_cluster_custom_object", _SLICES, field_selector=selector)
+        return list(listed["items"])
+
+    async def create_slice(self, body: Json) -> Json:
+        return await self._objects("create_cluster_custom_object", _SLICES, body)
+
+    async def replace_slice(self, body: Json) -> Json:
+        return await self._objects("replace_cluster_custom_object", _SLICES, body["metadata"]["name"], body)
+
+    async def delete_slice(self, name: str) -> None:
+        await self._objects("delete_cluster_custom_object", _SLICES, name)
+
+    async def _objects(self, method: str, *arguments: Any, **options: Any) -> Json:  # noqa: ANN401
+        answer: Json = await self._call(
+            lambda k: getattr(k.CustomObjectsApi(self._client), method), GROUP, VERSION, *arguments, **options
+        )
+        return answer
+
+    async def _call(self, pick: Callable[[Any], Any], *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        return await asyncio.to_thread(self._call_now, pick, arguments, options)
+
+    def _call_now(self, pick: Callable[[Any], Any], arguments: tuple[Any, ...], options: Json) -> Any:  # noqa: ANN401
+        kubernetes = self._connect()
+        try:
+            return pick(kubernetes)(*arguments, _request_timeout=_TIMEOUT_SECONDS, **options)
+        except kubernetes.ApiException as error:
+            raise _refused(error.status or 0, str(error.reason), str(error.body or "")) from None
+        except Exception as error:  # of urllib3, ssl, socket: the client wraps none of them
+            words = str(error).splitlines() or [type(error).__name__]
+            raise VgpuError(
+                ErrorCode.UNREACHABLE,
+                f"no answer from the API server: {words[0][:200]}",
+                "see the kubeconfig",
+            ) from None
+
+    def _connect(self) -> Any:  # noqa: ANN401
+        try:
+            from kubernetes import client, config
+        except ImportError:
+            raise VgpuError(
+                ErrorCode.UNSUPPORTED,
+                "dra is enabled and the Python package kubernetes is not installed",
+                "install vgpud[dra], or set dra.enabled = false",
+            ) from None
+        if self._client is None:
+            try:
+                self._client = config.new_client_from_config(config_file=str(self._kubeconfig))
+            except Exception as error:  # of yaml, of files, and the client's own ConfigException
+                raise VgpuError(
+                    ErrorCode.BAD_SETTING,
+                    f"{self._kubeconfig} is no kubeconfig that can be used: {str(error)[:200]}",
+                    "set VGPUD_KUBECONFIG to that of vgpud's service account",
+                ) from None
+        return client
+
+
+def _refused(status: int, reason: str, body: str) -> Refusal:
+    hints = {
+        401: "renew the token in vgpud's kubeconfig",
+        403: "apply configs/kubernetes/rbac.yaml",
+        404: "resource.k8s.io/v1 is there from Kubernetes 1.34 on",
+        409: "it is tried again",
+    }
+    said = " ".join(f"{reason} {body}".split())[:400]
+    sentence = f"the API server answers {status}: {said}"
+    return Refusal(
+        ErrorCode.CLUSTER_REFUSED, sentence, hints.get(status, "see the API server's log"), status=status
+    )

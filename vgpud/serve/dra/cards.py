@@ -1,0 +1,184 @@
+"""Each card as it is offered to the cluster: whole, by MIG places, or as memory to be shared. Pure.
+
+A device of a ResourceSlice is named after its card's UUID, which stays when cards are added or lost.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import sha256
+
+from vgpud.model.device import Device, Health, MigProfile, Placement
+from vgpud.model.tenancy import CLAIM_PREFIX, Allocation, Isolation, Mode, Slice
+from vgpud.policy.model import Policy
+
+_LABEL = 63  # characters of a DNS label
+
+
+class Form(StrEnum):
+    """The attribute `type` of a device."""
+
+    CARD = "card"
+    MIG = "mig"
+    QUOTA = "quota"
+    COMPUTE = "compute"
+
+    @property
+    def shared(self) -> bool:
+        return self in (Form.QUOTA, Form.COMPUTE)
+
+    @property
+    def isolation(self) -> Isolation:
+        return _ISOLATION[self]
+
+
+_ISOLATION = {
+    Form.CARD: Isolation.DEVICE,
+    Form.MIG: Isolation.HARDWARE,
+    Form.QUOTA: Isolation.QUOTA,
+    Form.COMPUTE: Isolation.COMPUTE,
+}
+_OF_MODE = {
+    "mig": Form.MIG,
+    "mps": Form.COMPUTE,
+    "preload": Form.QUOTA,
+    "exclusive": Form.CARD,
+}
+_OF_AUTO = {"quota": Form.QUOTA, "compute": Form.COMPUTE, "hardware": Form.MIG, "device": Form.CARD}
+_MODE = {Form.CARD: Mode.EXCLUSIVE, Form.MIG: Mode.MIG, Form.QUOTA: Mode.PRELOAD, Form.COMPUTE: Mode.MPS}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A MIG profile at one place of a card; `name` is the bare one, 1g.18gb."""
+
+    profile: MigProfile
+    name: str
+    at: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """`places` are those of a MIG card that are free of others' instances; `tenants` how many may share.
+
+    `memory_bytes` and `share_hundredths` are what claims can have in all: what others hold is not in them.
+    """
+
+    device: Device
+    form: Form
+    memory_bytes: int = 0
+    share_hundredths: int = 0
+    tenants: int = 0
+    places: tuple[Place, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the name of a published device stands for."""
+
+    device: Device
+    form: Form
+    place: Place | None = None
+
+
+Places = Callable[[Device], Iterable[tuple[MigProfile, str, tuple[Placement, ...]]]]
+
+
+def form_of(device: Device, policy: Policy) -> Form | None:
+    """None for a card that is left alone."""
+    mode = policy.rule_for(device).mode
+    if mode == "auto":
+        # one whose MIG mode is on gives nothing else
+        return Form.MIG if device.mig.current else _OF_AUTO[policy.dra.auto]
+    return _OF_MODE.get(mode)
+
+
+def cards_of(
+    devices: Iterable[Device],
+    policy: Policy,
+    places: Places,
+    allocations: Collection[Allocation],
+    closed: Collection[str] = (),
+) -> tuple[Card, ...]:
+    """The cards that can serve claims now; `closed` are the UUIDs of those that take nobody new.
+
+    What other doors gave away is taken off: the scheduler knows of claims alone.
+    """
+    held = [a for a in allocations if not a.request.id.startswith(CLAIM_PREFIX)]
+    found = []
+    for device in devices:
+        form = form_of(device, policy)
+        if form is None or device.health is not Health.OK or device.uuid in closed:
+            continue
+        others = [part for a in held for part in a.slices if part.device_uuid == device.uuid]
+        card = _card(device, form, policy, places, others)
+        if card is not None:
+            found.append(card)
+    return tuple(found)
+
+
+def _card(device: Device, form: Form, policy: Policy, places: Places, others: Sequence[Slice]) -> Card | None:
+    if any(part.mode is not _MODE[form] for part in others):
+        return None
+    rule = policy.rule_for(device)
+    if form is Form.CARD:
+        return None if others else Card(device, form, device.memory_usable_bytes)
+    if form is Form.MIG:
+        taken = [part.mig.placement for part in others if part.mig is not None]
+        free = tuple(place for place in all_places(device, places) if not _overlaps(place.at, taken))
+        return Card(device, form, places=free) if free else None
+    memory = device.memory_usable_bytes - sum(part.memory_bytes for part in others)
+    share = 10000 - sum(part.share.hundredths for part in others if part.share is not None)
+    tenants = rule.settings_preload().max_tenants
+    if form is Form.COMPUTE:
+        tenants = rule.settings_mps().max_tenants
+        share += round(rule.settings_mps().overcommit_percent * 100) - 10000
+    tenants -= len(others)
+    if memory <= 0 or tenants <= 0:
+        return None
+    return Card(device, form, memory, max(share, 0), tenants)
+
+
+def all_places(device: Device, places: Places) -> tuple[Place, ...]:
+    return tuple(Place(profile, name, at) for profile, name, starts in places(device) for at in starts)
+
+
+def _overlaps(at: Placement, taken: Iterable[Placement]) -> bool:
+    return any(at.start < other.start + other.size and other.start < at.start + at.size for other in taken)
+
+
+def card_name(device: Device) -> str:
+    """A DNS label: gpu- and the UUID."""
+    bare = re.sub(r"[^a-z0-9-]", "-", device.uuid.lower().removeprefix("gpu-")).strip("-")
+    if len(bare) > 36:
+        bare = sha256(bare.encode()).hexdigest()[:36]
+    return f"gpu-{bare}"
+
+
+def place_name(device: Device, place: Place) -> str:
+    """A DNS label: the card's, the profile, and the memory slice that it starts at."""
+    profile = re.sub(r"[^a-z0-9]+", "-", place.name.lower()).strip("-")
+    name = f"{card_name(device)}-mig-{profile}-{place.at.start}"
+    if len(name) <= _LABEL:
+        return name
+    digest = sha256(profile.encode()).hexdigest()[:8]
+    return f"{card_name(device)}-mig-{digest}-{place.at.start}"
+
+
+def target_of(name: str, devices: Iterable[Device], policy: Policy, places: Places) -> Target | None:
+    """What was published under this name, whatever has been taken since."""
+    for device in devices:
+        own = card_name(device)
+        if not name.startswith(own):
+            continue
+        form = form_of(device, policy)
+        if name == own and form is not None and form is not Form.MIG:
+            return Target(device, form)
+        for profile in device.mig.profiles if form is Form.MIG else ():
+            bare = next((n for p, n, _ in places(device) if p.id == profile.id), None)
+            for at in profile.placements if bare is not None else ():
+                place = Place(profile, bare or "", at)
+                if place_name(device, place) == name:
+                    return Target(device, form or Form.MIG, place)
+    return None

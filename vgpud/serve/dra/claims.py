@@ -1,0 +1,202 @@
+"""From a ResourceClaim that the scheduler allocated to the requests that it means. Pure.
+
+Each request of a claim becomes one allocation, on one or several cards alike; its id is the claim's
+uid, and the request's name where a claim has several. A container uses one request of a claim: the
+environment of two would contradict each other.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import Percent, format_bytes, show_bytes
+from vgpud.model.tenancy import ANYONE, CLAIM_PREFIX, Owner, Request, Selector
+from vgpud.serve.dra.cards import Form, Target
+from vgpud.serve.dra.parameters import Parameters, parameters_for
+from vgpud.serve.dra.quantity import parse
+from vgpud.serve.dra.slices import DRIVER
+
+Find = Callable[[str], Target | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One device that the scheduler gave to a request; `consumed` is empty for one that is not shared."""
+
+    request: str
+    pool: str
+    device: str
+    consumed: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One allocation to be, and what of the claim it is."""
+
+    request: Request
+    results: tuple[Result, ...]
+
+
+def parts_of(claim: Mapping[str, Any], uid: str, pool: str, find: Find) -> tuple[Part, ...]:
+    """The parts of a claim on this node's pool; none if it has nothing of ours.
+
+    Raises VgpuError: BAD_REQUEST, UNSUPPORTED, or NO_SUCH_DEVICE for a device that is not published any more.
+    """
+    metadata = claim.get("metadata") or {}
+    name = f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
+    if metadata.get("uid") != uid:
+        raise VgpuError(
+            ErrorCode.BAD_REQUEST,
+            f"claim {name} has uid {metadata.get('uid')} and not {uid}",
+            "it was deleted and made anew: the pod must be, too",
+        )
+    allocation = (claim.get("status") or {}).get("allocation")
+    if not allocation:
+        raise VgpuError(
+            ErrorCode.BAD_REQUEST, f"claim {name} is not allocated", "the scheduler does that first"
+        )
+    devices = allocation.get("devices") or {}
+    results = [_result(entry) for entry in devices.get("results") or () if entry.get("driver") == DRIVER]
+    by_request: dict[str, list[Result]] = {}
+    for result in results:
+        if result.pool != pool:
+            raise _bad(f"claim {name} has devices of pool {result.pool}, and this node is {pool}", "")
+        by_request.setdefault(result.request, []).append(result)
+    return tuple(
+        _part(
+            uid,
+            name,
+            list(own),
+            find,
+            parameters_for(devices.get("config") or (), key, DRIVER),
+            len(by_request),
+        )
+        for key, own in by_request.items()
+    )
+
+
+def _result(entry: Mapping[str, Any]) -> Result:
+    if entry.get("adminAccess"):
+        raise VgpuError(
+            ErrorCode.UNSUPPORTED,
+            f"request {entry.get('request')} wants admin access, which this driver does not give",
+            "leave adminAccess out; figures are to be had from vgpud's metrics",
+        )
+    consumed = {
+        str(key).rpartition("/")[2]: parse(str(value))
+        for key, value in (entry.get("consumedCapacity") or {}).items()
+        if str(key).rpartition("/")[0] in ("", DRIVER)
+    }
+    return Result(str(entry["request"]), str(entry["pool"]), str(entry["device"]), consumed)
+
+
+def _part(
+    uid: str, claim: str, results: Sequence[Result], find: Find, parameters: Parameters, requests: int
+) -> Part:
+    key = results[0].request
+    targets = [_target(result, find) for result in results]
+    forms = {target.form for target in targets}
+    if len(forms) > 1:
+        kinds = " and ".join(sorted(forms))
+        raise _bad(f"request {key} was given devices of type {kinds}", "use a DeviceClass of one type")
+    (form,) = forms
+    uuids = tuple(dict.fromkeys(target.device.uuid for target in targets))
+    if not form.shared and (parameters.memory_bytes is not None or parameters.share is not None):
+        raise _bad(
+            f"request {key} sets memory or cores of a device of type {form}, which has its own",
+            "leave them out, or use a class of shared cards",
+        )
+    name = f"{CLAIM_PREFIX}{uid}" if requests == 1 else f"{CLAIM_PREFIX}{uid}/{_short(key)}"
+    return Part(
+        Request(
+            id=name,
+            owner=Owner(ANYONE, ANYONE),
+            memory_bytes=_memory(key, results, targets, parameters) if form.shared else None,
+            share=_share(key, results, targets, parameters) if form.shared else None,
+            count=len(uuids),
+            isolation=form.isolation,
+            mig_profile=_profile(key, targets, uuids) if form is Form.MIG else "",
+            selector=Selector(uuids=uuids),
+            label=f"{claim} {key}"[:256],
+        ),
+        tuple(results),
+    )
+
+
+def _short(request: str) -> str:
+    """Request ids have at most 128 characters, of which a claim's uid takes 43."""
+    return request if len(request) <= 64 else sha256(request.encode()).hexdigest()[:40]
+
+
+def _target(result: Result, find: Find) -> Target:
+    target = find(result.device)
+    if target is None:
+        raise VgpuError(
+            ErrorCode.NO_SUCH_DEVICE,
+            f"device {result.device} of request {result.request} is not published by this node any more",
+            "a card or the policy changed since: delete the pod, so that it is scheduled anew",
+        )
+    return target
+
+
+def _profile(key: str, targets: Sequence[Target], uuids: Sequence[str]) -> str:
+    names = {f"{t.place.name}@{t.place.at.start}" for t in targets if t.place is not None}
+    if len(names) > 1 or len(uuids) < len(targets):
+        raise VgpuError(
+            ErrorCode.UNSUPPORTED,
+            f"request {key} was given {len(targets)} MIG instances, and a CUDA program uses one",
+            "ask for one instance in a request",
+        )
+    return names.pop()
+
+
+def _per_card(results: Sequence[Result], targets: Sequence[Target], capacity: str, missing: int) -> set[int]:
+    """How much of each card; several shares of one card are one larger share."""
+    sums: dict[str, int] = {}
+    for result, target in zip(results, targets, strict=True):
+        amount = result.consumed.get(capacity, missing)
+        sums[target.device.uuid] = sums.get(target.device.uuid, 0) + amount
+    return set(sums.values())
+
+
+def _memory(key: str, results: Sequence[Result], targets: Sequence[Target], parameters: Parameters) -> int:
+    """What the scheduler counted; less, if the claim says so. A cluster that counts nothing gives all."""
+    whole = min(target.device.memory_usable_bytes for target in targets)
+    if any("memory" not in result.consumed for result in results) and len(targets) > 1:
+        amounts = {parameters.memory_bytes or whole}
+    else:
+        amounts = _per_card(results, targets, "memory", whole)
+    if len(amounts) > 1:
+        listed = " and ".join(show_bytes(amount) for amount in sorted(amounts))
+        raise _bad(f"request {key} has {listed} of different cards", "ask for the same of each")
+    allocated = amounts.pop()
+    wanted = parameters.memory_bytes
+    if wanted is not None and wanted > allocated:
+        raise _bad(
+            f"request {key} sets memory to {format_bytes(wanted)}, allocated were {show_bytes(allocated)}",
+            "ask for it in capacity.requests, too",
+        )
+    return wanted or allocated
+
+
+def _share(
+    key: str, results: Sequence[Result], targets: Sequence[Target], parameters: Parameters
+) -> Percent | None:
+    counted = _per_card(results, targets, "cores", 0)
+    if len(counted) > 1:
+        raise _bad(f"request {key} has different cores of different cards", "ask for the same of each")
+    cores = min(counted.pop(), 100)
+    if parameters.share is None:
+        return Percent(cores * 100) if cores else None
+    if cores and parameters.share.hundredths > cores * 100:
+        raise _bad(
+            f"request {key} sets cores to {parameters.share}, and {cores}% were allocated to it",
+            "ask for it in capacity.requests, too",
+        )
+    return parameters.share
+
+
+def _bad(sentence: str, hint: str) -> VgpuError:
+    return VgpuError(ErrorCode.BAD_REQUEST, sentence, hint)

@@ -1,0 +1,165 @@
+"""The door of DRA as a whole: cards to the cluster, claims from the kubelet."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from vgpud.model.errors import VgpuError
+from vgpud.node.room import Room
+from vgpud.serve.dra.api import Api
+from vgpud.serve.dra.cards import Target, cards_of, target_of
+from vgpud.serve.dra.plugin import DraPlugin
+from vgpud.serve.dra.prepared import PreparedClaims
+from vgpud.serve.dra.preparer import Preparer
+from vgpud.serve.dra.publisher import Publisher
+from vgpud.serve.dra.slices import Cluster, Json, Node, specs
+from vgpud.serve.keeper import Keeper
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds; tests go faster."""
+
+    look: float = 1.0  # at our sockets
+    settle: float = 1.0  # between a change and the slices that tell of it, for more may follow
+    retry: float = 5.0  # after the API server failed us
+
+
+class DraDoor:
+    """`run` serves until it is cancelled. Nothing happens until the policy enables it."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        room: Room,
+        kubelet: Path,
+        state_dir: Path,
+        api: Api,
+        node: str,
+        pace: Pace | None = None,
+    ) -> None:
+        self._keeper = keeper
+        self._room = room
+        self._node = node
+        self._pace = pace or Pace()
+        self._dirty = asyncio.Event()
+        self._complained = ""
+        self.preparer = Preparer(keeper, api, PreparedClaims(state_dir / "claims.json"), node, self._find)
+        self.plugin = DraPlugin(kubelet, self.preparer)
+        self._kubelet = kubelet
+        self._publisher = Publisher(api, node)
+        self._published = False
+
+    async def run(self) -> None:
+        work = (self._listen, self._publish, self._serve, self._check)
+        tasks = [asyncio.ensure_future(self._forever(one)) for one in work]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.plugin.stop()
+
+    async def _forever(self, work: Callable[[], Awaitable[None]]) -> None:
+        """A bug in one of them must not end the others, or the daemon."""
+        while True:
+            try:
+                await work()
+            except Exception:
+                log.exception("the door of DRA failed, this is a bug", work=work.__name__)
+            await asyncio.sleep(self._pace.retry)
+
+    @property
+    def _enabled(self) -> bool:
+        return self._keeper.policy().policy.dra.enabled
+
+    def _find(self, name: str) -> Target | None:
+        return target_of(name, self._room.devices, self._keeper.policy().policy, self._room.places)
+
+    # --- to the cluster
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                async for _ in self._keeper.subscribe(None):
+                    self._dirty.set()
+            except VgpuError as error:
+                log.debug("events of the node are lost", why=str(error))
+            self._dirty.set()
+            await asyncio.sleep(self._pace.look)
+
+    async def _publish(self) -> None:
+        while True:
+            self._dirty.clear()
+            wait = self._keeper.policy().policy.dra.check_seconds
+            try:
+                await self._publish_once()
+                self._complained = ""
+            except VgpuError as error:
+                self._complain(str(error), error.hint)
+                wait = self._pace.retry
+            try:
+                await asyncio.wait_for(self._dirty.wait(), wait)
+            except TimeoutError:
+                continue
+            await asyncio.sleep(self._pace.settle)
+
+    async def _publish_once(self) -> None:
+        """Raises VgpuError."""
+        if not self._enabled:
+            if self._published:
+                await self._publisher.withdraw()
+                self._published = False
+            return
+        views, _ = await self._keeper.devices()
+        closed = frozenset(view.device.uuid for view in views if view.drained)
+        described = self._keeper.describe().node
+        node = Node(self._node, described.driver_version, described.cuda_version)
+        allocations, _ = self._keeper.list()
+        cards = cards_of(
+            self._room.devices, self._keeper.policy().policy, self._room.places, allocations, closed
+        )
+        cores = self._room.limits_quota_compute
+
+        def build(cluster: Cluster) -> tuple[Json, ...]:
+            return specs(node, cards, cluster, cores)
+
+        self._published = True
+        await self._publisher.publish(build)
+
+    # --- from the kubelet
+
+    async def _serve(self) -> None:
+        """Its folders may be emptied, or made anew; on many nodes they never come."""
+        while True:
+            if self._enabled and (self._kubelet / "plugins_registry").is_dir():
+                if not self.plugin.serving:
+                    try:
+                        await self.plugin.start()
+                    except VgpuError as error:
+                        self._complain(str(error), error.hint)
+            elif not self._enabled:
+                await self.plugin.stop()
+            await asyncio.sleep(self._pace.look)
+
+    async def _check(self) -> None:
+        looked = time.monotonic()
+        while True:
+            await asyncio.sleep(self._pace.look)
+            every = self._keeper.policy().policy.dra.check_seconds
+            if self._enabled and time.monotonic() - looked >= every:
+                looked = time.monotonic()
+                await self.preparer.check()
+
+    def _complain(self, why: str, hint: str) -> None:
+        """Once for each reason."""
+        if self._complained != why:
+            self._complained = why
+            log.warning("dra", why=why, hint=hint)

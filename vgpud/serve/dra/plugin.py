@@ -1,0 +1,160 @@
+"""The kubelet's side of DRA: how it gets to know us, and the claims that it wants prepared.
+
+One registration socket and one for the calls, in v1 and v1beta1 alike. Each claim of a call succeeds
+or fails by itself; a call may come again at any time, and nothing then happens twice.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+import structlog
+
+from vgpud.api.gen.kubelet import dra_v1_pb2, dra_v1beta1_pb2
+from vgpud.api.gen.kubelet import pluginregistration_v1_pb2 as registration
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.serve.dra.prepared import Answer
+from vgpud.serve.dra.slices import DRIVER
+from vgpud.serve.kubelet import wire
+
+log = structlog.get_logger(__name__)
+
+# the newest first, as the kubelet picks; its names for the services are not those on the wire
+VERSIONS = {"v1.DRAPlugin": dra_v1_pb2, "v1beta1.DRAPlugin": dra_v1beta1_pb2}
+
+
+class Behind(Protocol):
+    """What the plugin does with claims. Both raise VgpuError, and are idempotent."""
+
+    async def prepare(self, namespace: str, name: str, uid: str) -> tuple[Answer, ...]: ...
+
+    async def unprepare(self, uid: str) -> None: ...
+
+
+class DraPlugin:
+    """`kubelet` is its root folder."""
+
+    def __init__(self, kubelet: Path, behind: Behind) -> None:
+        self.registrar = kubelet / "plugins_registry" / f"{DRIVER}-reg.sock"
+        self.socket = kubelet / "plugins" / DRIVER / "dra.sock"
+        self._behind = behind
+        self._servers: list[grpc.aio.Server] = []
+
+    @property
+    def serving(self) -> bool:
+        return bool(self._servers) and self.socket.exists() and self.registrar.exists()
+
+    async def start(self) -> None:
+        """Raises VgpuError(BAD_SETTING) if there cannot be such sockets."""
+        await self.stop()
+        try:
+            self.socket.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        except OSError as error:
+            raise VgpuError(
+                ErrorCode.BAD_SETTING,
+                f"cannot make {self.socket.parent}: {error.strerror}",
+                "see configs/kubernetes/vgpud.service.d, and VGPUD_KUBELET_DIR",
+            ) from None
+        calls = wire.server()
+        for version in VERSIONS.values():
+            service = version.DESCRIPTOR.services_by_name["DRAPlugin"].full_name
+            calls.add_generic_rpc_handlers(
+                (grpc.method_handlers_generic_handler(service, self._calls(version)),)
+            )
+        wire.bind(calls, self.socket)
+        await calls.start()
+        self._servers.append(calls)
+        # last: the kubelet calls as soon as it sees this one
+        registrar = wire.server()
+        handlers = {
+            "GetInfo": wire.answering("GetInfo", registration.InfoRequest, self._info),
+            "NotifyRegistrationStatus": wire.answering(
+                "NotifyRegistrationStatus", registration.RegistrationStatus, self._status
+            ),
+        }
+        registrar.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("pluginregistration.Registration", handlers),)
+        )
+        wire.bind(registrar, self.registrar)
+        await registrar.start()
+        self._servers.append(registrar)
+
+    async def stop(self) -> None:
+        while self._servers:
+            await self._servers.pop().stop(0)
+
+    # --- registration
+
+    async def _info(self, _: registration.InfoRequest) -> registration.PluginInfo:
+        return registration.PluginInfo(
+            type="DRAPlugin", name=DRIVER, endpoint=str(self.socket), supported_versions=list(VERSIONS)
+        )
+
+    async def _status(self, told: registration.RegistrationStatus) -> registration.RegistrationStatusResponse:
+        if told.plugin_registered:
+            log.info("registered with the kubelet", driver=DRIVER)
+        else:
+            log.error("the kubelet does not take the driver", driver=DRIVER, why=told.error)
+        return registration.RegistrationStatusResponse()
+
+    # --- claims
+
+    def _calls(self, version: Any) -> dict[str, Any]:  # noqa: ANN401 - one of two generated modules
+        async def prepare(asked: Any) -> Any:  # noqa: ANN401
+            async def one(claim: Any) -> Any:  # noqa: ANN401
+                answers = await self._behind.prepare(claim.namespace, claim.name, claim.uid)
+                return version.NodePrepareResourceResponse(
+                    devices=[
+                        version.Device(
+                            request_names=[a.request],
+                            pool_name=a.pool,
+                            device_name=a.device,
+                            cdi_device_ids=a.cdi,
+                        )
+                        for a in answers
+                    ]
+                )
+
+            return version.NodePrepareResourcesResponse(
+                claims=await _each(asked.claims, one, version.NodePrepareResourceResponse)
+            )
+
+        async def unprepare(asked: Any) -> Any:  # noqa: ANN401
+            async def one(claim: Any) -> Any:  # noqa: ANN401
+                await self._behind.unprepare(claim.uid)
+                return version.NodeUnprepareResourceResponse()
+
+            return version.NodeUnprepareResourcesResponse(
+                claims=await _each(asked.claims, one, version.NodeUnprepareResourceResponse)
+            )
+
+        return {
+            "NodePrepareResources": wire.answering(
+                "NodePrepareResources", version.NodePrepareResourcesRequest, prepare
+            ),
+            "NodeUnprepareResources": wire.answering(
+                "NodeUnprepareResources", version.NodeUnprepareResourcesRequest, unprepare
+            ),
+        }
+
+
+async def _each(claims: Any, work: Callable[[Any], Awaitable[Any]], failed: Any) -> dict[str, Any]:  # noqa: ANN401
+    """By uid, each claim once: its answer, or the words of what is wrong with it."""
+
+    async def one(claim: Any) -> Any:  # noqa: ANN401
+        try:
+            return await work(claim)
+        except VgpuError as error:
+            log.warning(
+                "claim failed", claim=f"{claim.namespace}/{claim.name}", uid=claim.uid, why=str(error)
+            )
+            return failed(error=wire.words(error))
+        except Exception:
+            log.exception("a claim failed, this is a bug", uid=claim.uid)
+            return failed(error="vgpud failed on it, this is a bug (E901); see its journal")
+
+    by_uid = {claim.uid: claim for claim in claims}
+    answers = await asyncio.gather(*(one(claim) for claim in by_uid.values()))
+    return dict(zip(by_uid, answers, strict=True))

@@ -1,0 +1,241 @@
+"""ResourceSlices of resource.k8s.io/v1 as plain data: what the scheduler reckons with. Pure.
+
+Field names and limits: k8s.io/api/resource/v1 (types.go). MIG places of a card share counters, one for
+each memory slice and one for compute slices, as KEP-4815 has it; memory, cores and tenants of a card
+that is shared are consumable capacity, as KEP-5075 has it.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vgpud.model.quantity import MIB
+from vgpud.serve.dra.cards import Card, Form, Place, card_name, place_name
+from vgpud.serve.dra.quantity import show
+
+DRIVER = "gpu.vgpud.io"
+GROUP, VERSION = "resource.k8s.io", "v1"
+
+MAX_DEVICES = 128
+MAX_DEVICES_WITH_COUNTERS = 64
+MAX_COUNTER_SETS = 8
+_STRING = 64
+_STEP = 2 * MIB  # what libvgpu and the driver deal in; MPS takes whole MiB
+
+# NVML writes the domain with eight digits, Kubernetes with four
+_BUS = re.compile(r"(?:[0-9a-f]{4})?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What the API server can do, by its version and by what it kept of what it was sent.
+
+    Up to 1.34 counters stand in the slice of the devices that consume them, from 1.35 on in one of
+    their own; where the feature is off they are dropped without a word.
+    """
+
+    separate_counters: bool = True
+    keeps_counters: bool = True
+    keeps_sharing: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """`driver_version` and `cuda_version` as NVML writes them."""
+
+    name: str
+    driver_version: str = ""
+    cuda_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Devices, and the counters that they alone consume."""
+
+    devices: tuple[Json, ...]
+    counters: Json | None = None
+
+
+def specs(node: Node, cards: Iterable[Card], cluster: Cluster, cores: bool) -> tuple[Json, ...]:
+    """The `spec` of each slice of the node's pool, its generation left out; `cores`: quota limits them."""
+    groups = [group for card in cards if (group := _group(node, card, cluster, cores)) is not None]
+    bodies = [*_plain(groups), *(_separate(groups) if cluster.separate_counters else _together(groups))]
+    # a pool of nothing is one empty slice: that there are no devices is known, too
+    bodies = bodies or [{"devices": []}]
+    pool = {"name": node.name, "resourceSliceCount": len(bodies)}
+    return tuple({"driver": DRIVER, "nodeName": node.name, "pool": pool, **body} for body in bodies)
+
+
+def _plain(groups: Sequence[_Group]) -> Iterator[Json]:
+    devices = [device for group in groups if group.counters is None for device in group.devices]
+    for chunk in _chunks(devices, MAX_DEVICES):
+        yield {"devices": chunk}
+
+
+def _separate(groups: Sequence[_Group]) -> Iterator[Json]:
+    for sets in _chunks([g.counters for g in groups if g.counters is not None], MAX_COUNTER_SETS):
+        yield {"sharedCounters": sets}
+    devices = [device for group in groups if group.counters is not None for device in group.devices]
+    for chunk in _chunks(devices, MAX_DEVICES_WITH_COUNTERS):
+        yield {"devices": chunk}
+
+
+def _together(groups: Sequence[_Group]) -> Iterator[Json]:
+    """A card's devices and counters never part."""
+    body: Json = {"sharedCounters": [], "devices": []}
+    for group in groups:
+        if group.counters is None:
+            continue
+        full = len(body["devices"]) + len(group.devices) > MAX_DEVICES_WITH_COUNTERS
+        if body["devices"] and (full or len(body["sharedCounters"]) == MAX_COUNTER_SETS):
+            yield body
+            body = {"sharedCounters": [], "devices": []}
+        body["sharedCounters"].append(group.counters)
+        body["devices"] += group.devices
+    if body["devices"]:
+        yield body
+
+
+def _chunks(items: Sequence[Any], most: int) -> Iterator[list[Any]]:
+    for start in range(0, len(items), most):
+        yield list(items[start : start + most])
+
+
+# --- devices
+
+
+def _group(node: Node, card: Card, cluster: Cluster, cores: bool) -> _Group | None:
+    if card.form is Form.MIG:
+        return _mig(node, card, cluster)
+    if card.form is Form.CARD:
+        capacity = {"memory": {"value": show(card.memory_bytes)}, **_multiprocessors(card.device.sm_count)}
+        return _Group((_device(node, card, card_name(card.device), capacity),))
+    device = _device(node, card, card_name(card.device), _sharing(card, cluster, cores))
+    if cluster.keeps_sharing:
+        device["allowMultipleAllocations"] = True
+    return _Group((device,))
+
+
+def _sharing(card: Card, cluster: Cluster, cores: bool) -> Json:
+    """A claim that names no amount gets all the memory that is left for claims, and unlimited compute."""
+    memory = card.memory_bytes // _STEP * _STEP
+    if not cluster.keeps_sharing:
+        return {"memory": {"value": show(memory)}}
+    capacity: Json = {
+        "memory": {
+            "value": show(memory),
+            "requestPolicy": {
+                "default": show(memory),
+                "validRange": {"min": show(_STEP), "max": show(memory), "step": show(_STEP)},
+            },
+        },
+        "tenants": {
+            "value": str(card.tenants),
+            "requestPolicy": {"default": "1", "validValues": ["1"]},
+        },
+    }
+    share = card.share_hundredths // 100
+    if share and (cores or card.form is Form.COMPUTE):
+        capacity["cores"] = {
+            "value": str(share),
+            "requestPolicy": {
+                "default": "0",
+                "validRange": {"min": "0", "max": str(min(share, 100)), "step": "1"},
+            },
+        }
+    return capacity
+
+
+def _mig(node: Node, card: Card, cluster: Cluster) -> _Group | None:
+    """Places that do not overlap, as those of a fixed layout, need no counters."""
+    apart = not any(
+        a.at.start < b.at.start + b.at.size and b.at.start < a.at.start + a.at.size
+        for i, a in enumerate(card.places)
+        for b in card.places[i + 1 :]
+    )
+    if apart:
+        return _Group(tuple(_mig_device(node, card, place) for place in card.places))
+    if not cluster.keeps_counters:
+        return None  # the scheduler would hand out the same memory twice
+    name = card_name(card.device)
+    slices = range(max(place.at.start + place.at.size for place in card.places))
+    counters = {f"memory-slice-{i}": {"value": "1"} for i in slices}
+    counters["compute-slices"] = {"value": str(max(place.profile.slice_count for place in card.places))}
+    limited = _limited(card.places)
+    counters |= {_limit_name(place_name): {"value": str(most)} for place_name, most in limited.items()}
+    devices = []
+    for place in card.places:
+        consumed = {
+            f"memory-slice-{i}": {"value": "1"} for i in range(place.at.start, place.at.start + place.at.size)
+        }
+        consumed["compute-slices"] = {"value": str(place.profile.slice_count)}
+        if place.name in limited:
+            consumed[_limit_name(place.name)] = {"value": "1"}
+        device = _mig_device(node, card, place)
+        device["consumesCounters"] = [{"counterSet": name, "counters": consumed}]
+        devices.append(device)
+    return _Group(tuple(devices), {"name": name, "counters": counters})
+
+
+def _limited(places: Sequence[Place]) -> dict[str, int]:
+    """Profiles of which the card takes fewer than they have places: those with media engines, one."""
+    found = {}
+    for place in places:
+        starts = sum(other.name == place.name for other in places)
+        if place.profile.instance_count < starts:
+            found[place.name] = place.profile.instance_count
+    return found
+
+
+def _limit_name(profile: str) -> str:
+    return "most-" + re.sub(r"[^a-z0-9]+", "-", profile.lower()).strip("-")
+
+
+def _mig_device(node: Node, card: Card, place: Place) -> Json:
+    memory = min(place.profile.memory_bytes, card.device.memory_usable_bytes)
+    capacity = {"memory": {"value": show(memory)}, **_multiprocessors(place.profile.sm_count)}
+    device = _device(node, card, place_name(card.device, place), capacity)
+    device["attributes"]["profile"] = {"string": place.name[:_STRING]}
+    return device
+
+
+def _device(node: Node, card: Card, name: str, capacity: Json) -> Json:
+    return {"name": name, "attributes": _attributes(node, card), "capacity": capacity}
+
+
+def _multiprocessors(count: int | None) -> Json:
+    return {} if count is None else {"multiprocessors": {"value": str(count)}}
+
+
+def _attributes(node: Node, card: Card) -> Json:
+    device = card.device
+    found: Json = {
+        "type": {"string": card.form.value},
+        "uuid": {"string": device.uuid[:_STRING]},
+        "index": {"int": device.index},
+        "productName": {"string": device.name[:_STRING]},
+    }
+    if device.compute_capability is not None:
+        major, minor = device.compute_capability
+        found["cudaComputeCapability"] = {"version": f"{major}.{minor}.0"}
+    if device.numa_node is not None and device.numa_node >= 0:
+        found["numaNode"] = {"int": device.numa_node}
+    for key, text in (("driverVersion", node.driver_version), ("cudaDriverVersion", node.cuda_version)):
+        version = semantic(text)
+        if version:
+            found[key] = {"version": version}
+    bus = re.fullmatch(
+        r"(?:[0-9A-Fa-f]{4})?([0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])", device.pci_bus_id
+    )
+    if bus:
+        found["resource.kubernetes.io/pciBusID"] = {"string": bus[1]}
+    return found
+
+
+def semantic(text: str) -> str:
+    """As semver.org wants it: three numbers without leading zeros (580.159.04 is none); "" if hopeless."""
+    numbers = re.fullmatch(r"([0-9]+)(?:\.([0-9]+))?(?:\.([0-9]+))?", text.strip())
+    return "" if numbers is None else ".".join(str(int(number or 0)) for number in numbers.groups())
