@@ -108,7 +108,7 @@ def test_pods_on_mig_and_memory_through_the_end_of_vgpud(make_node: NodeMaker) -
     assert node.stop() == 0
 
 
-@pytest.mark.parametrize("point", ["allocate.record-intent", "allocate.attach-0", "allocate.commit"])
+@pytest.mark.parametrize("point", ["allocate.attach-0", "allocate.commit"])
 def test_killed_in_the_midst_of_allocate(make_node: NodeMaker, point: str) -> None:
     node = make_node("h200x8", POLICY)
     node.environment["VGPUD_KUBELET_DIR"] = str(node.folder / "k")

@@ -1,0 +1,100 @@
+"""The Kubernetes objects that we ship, as their APIs publish them: which fields there are, and of what type.
+
+Written by hand from the API reference; a field that is not here is one that nobody has read up on.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+Shape = Any  # a type, a list of one shape, a dict of shapes, or Map of one
+
+NAME = {"name": str}
+
+
+class Map:
+    """Any keys, values of one shape."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+
+
+META = {"name": str, "namespace": str, "labels": Map(str), "annotations": Map(str)}
+SELECTORS = [{"cel": {"expression": str}}]
+CAPACITY = {"requests": Map(str)}
+SUBREQUEST = {
+    "name": str,
+    "deviceClassName": str,
+    "selectors": SELECTORS,
+    "allocationMode": str,
+    "count": int,
+    "capacity": CAPACITY,
+}
+EXACTLY = {key: shape for key, shape in SUBREQUEST.items() if key != "name"} | {"adminAccess": bool}
+OPAQUE = {"driver": str, "parameters": Map(object)}
+CLAIM = {
+    "devices": {
+        "requests": [{"name": str, "exactly": EXACTLY, "firstAvailable": [SUBREQUEST]}],
+        "constraints": [{"requests": [str], "matchAttribute": str, "distinctAttribute": str}],
+        "config": [{"requests": [str], "opaque": OPAQUE}],
+    }
+}
+CONTAINER = {
+    "name": str,
+    "image": str,
+    "command": [str],
+    "resources": {"limits": Map(int), "claims": [{"name": str, "request": str}]},
+}
+POD = {
+    "restartPolicy": str,
+    "containers": [CONTAINER],
+    "initContainers": [CONTAINER],
+    "resourceClaims": [{"name": str, "resourceClaimTemplateName": str, "resourceClaimName": str}],
+}
+RULE = {"apiGroups": [str], "resources": [str], "verbs": [str]}
+SHAPES: dict[tuple[str, str], dict[str, Shape]] = {
+    ("v1", "Namespace"): {},
+    ("v1", "ServiceAccount"): {"automountServiceAccountToken": bool},
+    ("v1", "Secret"): {"type": str},
+    ("v1", "Pod"): {"spec": POD},
+    ("rbac.authorization.k8s.io/v1", "ClusterRole"): {"rules": [RULE]},
+    ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding"): {
+        "roleRef": {"apiGroup": str, "kind": str, "name": str},
+        "subjects": [{"kind": str, "name": str, "namespace": str}],
+    },
+    ("resource.k8s.io/v1", "DeviceClass"): {
+        "spec": {"selectors": SELECTORS, "config": [{"opaque": OPAQUE}], "extendedResourceName": str}
+    },
+    ("resource.k8s.io/v1", "ResourceClaim"): {"spec": CLAIM},
+    ("resource.k8s.io/v1", "ResourceClaimTemplate"): {"spec": {"metadata": META, "spec": CLAIM}},
+}
+
+
+def problems(document: Mapping[str, Any]) -> list[str]:
+    """What its API would not know, or not take, in an object."""
+    kind = (str(document.get("apiVersion")), str(document.get("kind")))
+    if kind not in SHAPES:
+        return [f"{kind} is not known"]
+    whole = {"apiVersion": str, "kind": str, "metadata": META, **SHAPES[kind]}
+    return [*_against(document, whole, kind[1]), *_missing(document)]
+
+
+def _missing(document: Mapping[str, Any]) -> list[str]:
+    return [] if (document.get("metadata") or {}).get("name") else ["no name"]
+
+
+def _against(value: Any, shape: Shape, path: str) -> list[str]:
+    if isinstance(shape, Map):
+        if not isinstance(value, Mapping):
+            return [f"{path} is no object"]
+        return [p for key, inner in value.items() for p in _against(inner, shape.shape, f"{path}.{key}")]
+    if isinstance(shape, dict):
+        if not isinstance(value, Mapping):
+            return [f"{path} is no object"]
+        unknown = [f"{path}.{key} is not known" for key in value.keys() - shape.keys()]
+        known = [key for key in value if key in shape]
+        return unknown + [p for key in known for p in _against(value[key], shape[key], f"{path}.{key}")]
+    if isinstance(shape, list):
+        if not isinstance(value, list):
+            return [f"{path} is no list"]
+        return [p for i, inner in enumerate(value) for p in _against(inner, shape[0], f"{path}[{i}]")]
+    return [] if isinstance(value, shape) else [f"{path} is {value!r}, not {shape.__name__}"]

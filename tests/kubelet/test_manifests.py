@@ -1,0 +1,139 @@
+"""The manifests that are shipped: known fields only, names that vgpud publishes, rights that it uses."""
+
+import configparser
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.kubelet.cluster import Cluster
+from tests.kubelet.shapes import problems
+from tests.kubelet.test_slices import policy_of, publish
+from tests.planner.cards import h200_node
+from vgpud.policy.kubelet import KubeletSettings
+from vgpud.serve.dra.parameters import parse
+from vgpud.serve.dra.quantity import parse as quantity
+from vgpud.serve.dra.slices import DRIVER
+from vgpud.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "configs" / "kubernetes"
+FILES = sorted(FOLDER.rglob("*.yaml"))
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return [document for document in yaml.safe_load_all(path.read_text()) if document is not None]
+
+
+def every(kind: str) -> list[dict[str, Any]]:
+    return [d for path in FILES for d in documents(path) if d["kind"] == kind]
+
+
+def devices() -> list[dict[str, Any]]:
+    """One of each type that vgpud publishes."""
+    found = []
+    for mode in ("mig", "mps", "preload", "exclusive"):
+        cluster = Cluster()
+        publish(cluster, h200_node(4), policy_of(mode))
+        found += cluster.pool()[0]
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_field_is_known(path: Path) -> None:
+    assert {d["metadata"].get("name"): problems(d) for d in documents(path) if problems(d)} == {}
+
+
+def test_the_shapes_know_what_is_wrong() -> None:
+    pod = next(d for d in every("Pod"))
+    container = {**pod["spec"]["containers"][0], "imagee": "x", "command": "nvidia-smi"}
+    broken = {**pod, "spec": {**pod["spec"], "containers": [container]}}
+    assert len(problems(broken)) == 2
+    assert problems({"apiVersion": "resource.k8s.io/v1beta1", "kind": "DeviceClass"})
+
+
+def test_expressions_name_what_is_published() -> None:
+    text = "\n".join(path.read_text() for path in FILES)
+    attributes = {name for device in devices() for name in device["attributes"]}
+    capacities = {name for device in devices() for name in device["capacity"]}
+    used = set(re.findall(r'device\.attributes\["gpu\.vgpud\.io"\]\.(\w+)', text))
+    used |= set(re.findall(r"matchAttribute: gpu\.vgpud\.io/(\w+)", text))
+    assert used
+    assert used <= attributes
+    assert set(re.findall(r'device\.capacity\["gpu\.vgpud\.io"\]\.(\w+)', text)) <= capacities
+
+
+def test_there_is_a_class_for_each_type_and_claims_use_them() -> None:
+    types = {device["attributes"]["type"]["string"] for device in devices()}
+    expressions = {
+        d["metadata"]["name"]: d["spec"]["selectors"][0]["cel"]["expression"] for d in every("DeviceClass")
+    }
+    of_class = {name: re.search(r'type == "(\w+)"', text)[1] for name, text in expressions.items()}  # type: ignore[index]
+    assert set(of_class.values()) == types
+    assert all(f'device.driver == "{DRIVER}"' in text for text in expressions.values())
+    for request in requests():
+        options = [request["exactly"]] if "exactly" in request else request["firstAvailable"]
+        for option in options:
+            kind = of_class[option["deviceClassName"]]
+            asked = option.get("capacity", {}).get("requests", {})
+            assert all(quantity(amount) > 0 for amount in asked.values())
+            fitting = [d for d in devices() if d["attributes"]["type"]["string"] == kind]
+            assert any(asked.keys() <= device["capacity"].keys() for device in fitting)
+
+
+def requests() -> list[dict[str, Any]]:
+    specs = [d["spec"] for d in every("ResourceClaim")]
+    specs += [d["spec"]["spec"] for d in every("ResourceClaimTemplate")]
+    return [request for spec in specs for request in spec["devices"]["requests"]]
+
+
+def test_opaque_parameters_are_taken() -> None:
+    configs = [
+        c for d in every("ResourceClaimTemplate") for c in d["spec"]["spec"]["devices"].get("config", ())
+    ]
+    assert configs
+    for config in configs:
+        assert config["opaque"]["driver"] == DRIVER
+        parse(config["opaque"]["parameters"])
+
+
+def test_the_role_has_the_rights_that_are_used_and_no_others() -> None:
+    """As vgpud/serve/dra/api.py calls; the methods of the official client name their verb."""
+    verbs = {"list": "list", "create": "create", "replace": "update", "delete": "delete", "get": "get"}
+    source = (ROOT / "vgpud/serve/dra/api.py").read_text()
+    calls = re.findall(r'_objects\(\s*"(\w+?)_\w+",[^)]*?_(SLICES|CLAIMS)', source)
+    used = {(f"resource{plural.lower()}", verbs[verb]) for verb, plural in calls} | {("nodes", "get")}
+    (role,) = every("ClusterRole")
+    granted = {(r, v) for rule in role["rules"] for r in rule["resources"] for v in rule["verbs"]}
+    assert granted == used
+    (binding,) = every("ClusterRoleBinding")
+    (account,) = every("ServiceAccount")
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert binding["subjects"][0]["name"] == account["metadata"]["name"]
+
+
+def test_the_examples_of_the_manual_are_a_policy_and_the_pods_ask_for_it() -> None:
+    manual = (ROOT / "docs/kubernetes.md").read_text()
+    found = re.findall(
+        r'\[\[kubelet\.resource\]\]\n    name = "(\S+)".*\n    kind = "(\w+)".*\n(    parts = 4)?', manual
+    )
+    rules = [{"name": name, "kind": kind} | ({"parts": 4} if parts else {}) for name, kind, parts in found]
+    settings = KubeletSettings.model_validate({"resource": rules})
+    assert [rule.kind for rule in settings.resource] == ["card", "mig", "part", "memory"]
+    names = {rule.name_of("1g.18gb") for rule in settings.resource}
+    asked = {
+        name
+        for pod in every("Pod")
+        for container in pod["spec"]["containers"]
+        for name in container["resources"].get("limits", {})
+    }
+    assert asked == names
+
+
+def test_the_drop_in_opens_what_is_needed() -> None:
+    parser = configparser.ConfigParser()
+    parser.read(FOLDER / "vgpud.service.d" / "50-kubernetes.conf")
+    assert parser["Service"]["ReadWritePaths"] == f"-{Settings().kubelet_dir}"
+    assert set(parser["Service"]["RestrictAddressFamilies"].split()) == {"AF_INET", "AF_INET6"}

@@ -1,0 +1,68 @@
+"""The official Python client against the double of the API server, over HTTP."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kubelet import official
+from tests.kubelet.cluster import Cluster, HttpCluster
+from tests.kubelet.test_slices import NODE, places, policy_of
+from tests.planner.cards import h200_node
+from tests.simnode import ROOT
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.serve.dra import slices
+from vgpud.serve.dra.api import ApiServer
+from vgpud.serve.dra.cards import cards_of
+
+
+def test_with_the_official_client(tmp_path: Path) -> None:
+    path = official.client()
+    if path is None:
+        pytest.skip(official.why)
+    cluster = Cluster()
+    cluster.claims["ns", "a"] = {"metadata": {"uid": "u-1"}}
+    served = HttpCluster(cluster)
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(served.kubeconfig)
+    cards = cards_of(h200_node(1).devices, policy_of("mig"), places, ())
+    specs = slices.specs(NODE, cards, slices.Cluster(), cores=True)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.kubelet.official_script", kubeconfig, json.dumps(specs)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": f"{path}:{ROOT}"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    finally:
+        served.close()
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert (said["minor"], said["left"], said["claim"]) == (36, "node-1-gpu.vgpud.io-0", "u-1")
+    assert said["missing"][:2] == [804, 404]
+    assert said["conflict"][:2] == [804, 409]
+    assert said["again"][:2] == [804, 409]
+    assert said["invalid"][:2] == [804, 422]
+    assert "colour" in said["invalid"][2]
+    assert said["no kubeconfig"][0] == 106
+    assert said["away"][0] == 801
+    assert not cluster.slices_by_name
+
+
+def test_without_the_official_client_it_says_so(tmp_path: Path) -> None:
+    try:
+        import kubernetes  # noqa: F401
+    except ImportError:
+        with pytest.raises(VgpuError) as refused:
+            asyncio.run(ApiServer(tmp_path / "x").minor())
+        assert refused.value.code is ErrorCode.UNSUPPORTED
+        assert "vgpud[dra]" in refused.value.hint
+    else:
+        pytest.skip("the package kubernetes is installed here")
