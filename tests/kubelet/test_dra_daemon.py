@@ -118,7 +118,7 @@ def test_placed_by_the_scheduler_and_had_where_it_said(
         found = held(node)
         assert list(found) == [claim_id(part)]
         spec = node.folder / "cdi" / f"vgpud.io-vgpu_{found[claim_id(part)]['id']}.json"
-        assert "LD_PRELOAD" in spec.read_text()
+        assert "libvgpu.so" in spec.read_text()
         # the upper half of a card first, which vgpud by itself would not take first
         upper = made.allocate("upper", "mig", among=lambda d: d["name"].endswith("mig-3g-71gb-4"))
         assert made.allocate("no", "mig", among=lambda d: d["name"].endswith("mig-1g-18gb-5")) is None
