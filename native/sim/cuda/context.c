@@ -34,7 +34,7 @@ static bool may_enter(const struct cu_device *d)
     uint32_t high = atomic_load(&cu.s->proc_high);
     for (uint32_t i = 0; i < high; i++) {
         struct sim_proc *p = &cu.s->procs[i];
-        for (uint32_t j = 0; sim_proc_holds(p) && p != cu.proc && j < SIM_MAX_USES; j++) {
+        for (uint32_t j = 0; sim_proc_holds(p) && p != cu.proc && j < SIM_MAX_USES && p->uses[j].used; j++) {
             const struct sim_use *u = &p->uses[j];
             if (u->used && u->contexts > 0 && u->device == d->device && u->gi == d->gi &&
                 !(u->mps && cu.mps))

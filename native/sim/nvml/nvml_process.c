@@ -29,7 +29,7 @@ static unsigned int collect(struct nv_call *c, enum list list, struct entry *out
     uint32_t high = atomic_load(&c->s->proc_high);
     for (uint32_t i = 0; i < high; i++) {
         struct sim_proc *p = &c->s->procs[i];
-        for (uint32_t j = 0; sim_proc_holds(p) && j < SIM_MAX_USES; j++) {
+        for (uint32_t j = 0; sim_proc_holds(p) && j < SIM_MAX_USES && p->uses[j].used; j++) {
             const struct sim_use *u = &p->uses[j];
             if (!wanted(c, u, list))
                 continue;

@@ -3,15 +3,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
+#include <linux/futex.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-/* kill(pid, 0) still finds a zombie, whose driver files are long closed; /proc tells, but costs
- * microseconds a process, so it is read at most this often (or 20 times its own cost). */
-#define DEEP_SWEEP_NS UINT64_C(2000000)
 
 /* Start time of pid in clock ticks since boot and its state letter; 0: no such process. */
 uint64_t sim_start_ticks(uint32_t pid, char *run_state)
@@ -54,42 +50,46 @@ void sim_proc_release(struct sim_state *s, struct sim_proc *p)
     atomic_store(&p->used, 0);
 }
 
-static bool is_gone(const struct sim_proc *p, bool deep)
+/* The word of a robust mutex holds its owner's thread until the kernel takes it out, at the owner's end: long
+ * before the process is a zombie, and without a system call for whoever asks. */
+static bool is_marked(const struct sim_state *s, uint32_t index)
 {
-    if (kill((pid_t)p->pid, 0) != 0 && errno == ESRCH)
-        return true;
-    if (!deep)
-        return false;
+    int word = __atomic_load_n(&s->alive[index].__data.__lock, __ATOMIC_ACQUIRE);
+    return ((uint32_t)word & FUTEX_TID_MASK) == 0;
+}
+
+/* Marked: the process ended, began another image, or goes on without the thread that claimed its entry. */
+static bool is_gone(const struct sim_state *s, uint32_t index)
+{
+    const struct sim_proc *p = &s->procs[index];
     char run_state = '?';
+    if (!is_marked(s, index))
+        return false;
     uint64_t ticks = sim_start_ticks(p->pid, &run_state);
     return ticks != p->start_ticks || run_state == 'Z' || run_state == 'X';
 }
 
 void sim_sweep(struct sim_state *s)
 {
-    uint64_t now = sim_now_ns();
-    uint64_t pause = 20 * atomic_load_explicit(&s->sweep_cost_ns, memory_order_relaxed);
-    if (pause < DEEP_SWEEP_NS)
-        pause = DEEP_SWEEP_NS;
-    bool deep = now - atomic_load_explicit(&s->sweep_ns, memory_order_relaxed) > pause;
-    uint32_t self = (uint32_t)getpid();
     uint32_t high = atomic_load(&s->proc_high);
-    for (uint32_t i = 0; i < high; i++) {
-        struct sim_proc *p = &s->procs[i];
-        if (atomic_load(&p->used) && p->pid != self && is_gone(p, deep))
-            sim_proc_release(s, p);
-    }
-    if (deep) {
-        atomic_store(&s->sweep_ns, now);
-        atomic_store(&s->sweep_cost_ns, sim_now_ns() - now);
-    }
+    for (uint32_t i = 0; i < high; i++)
+        if (atomic_load_explicit(&s->procs[i].used, memory_order_acquire) && is_gone(s, i))
+            sim_proc_release(s, &s->procs[i]);
 }
 
+/* A free entry, and its mutex with it: an entry taken from a living process (by a reboot) is no more free
+ * than before, and the mutex tells. */
 static struct sim_proc *find_free(struct sim_state *s)
 {
-    for (uint32_t i = 0; i < SIM_MAX_PROCS; i++)
-        if (!atomic_load(&s->procs[i].used))
+    for (uint32_t i = 0; i < SIM_MAX_PROCS; i++) {
+        if (atomic_load(&s->procs[i].used))
+            continue;
+        int got = pthread_mutex_trylock(&s->alive[i]);
+        if (got == EOWNERDEAD)
+            pthread_mutex_consistent(&s->alive[i]);
+        if (got == 0 || got == EOWNERDEAD)
             return &s->procs[i];
+    }
     return NULL;
 }
 
@@ -132,7 +132,7 @@ struct sim_proc *sim_proc_find(struct sim_state *s, uint32_t pid)
     uint32_t high = atomic_load(&s->proc_high);
     for (uint32_t i = 0; pid != 0 && i < high; i++)
         if (atomic_load(&s->procs[i].used) && s->procs[i].pid == pid)
-            return is_gone(&s->procs[i], true) ? NULL : &s->procs[i];
+            return is_gone(s, i) ? NULL : &s->procs[i];
     return NULL;
 }
 
@@ -185,9 +185,9 @@ uint64_t sim_used_bytes(struct sim_state *s, uint32_t device, int gi)
         struct sim_proc *p = &s->procs[i];
         if (!sim_proc_holds(p))
             continue;
-        for (uint32_t j = 0; j < SIM_MAX_USES; j++) {
+        for (uint32_t j = 0; j < SIM_MAX_USES && p->uses[j].used; j++) { /* taken in order */
             const struct sim_use *u = &p->uses[j];
-            if (u->used && u->device == device && (gi == SIM_NONE || u->gi == gi))
+            if (u->device == device && (gi == SIM_NONE || u->gi == gi))
                 sum += sim_use_bytes(u);
         }
     }
@@ -211,9 +211,9 @@ bool sim_in_use(struct sim_state *s, uint32_t device, int gi, int ci)
         struct sim_proc *p = &s->procs[i];
         if (!sim_proc_holds(p))
             continue;
-        for (uint32_t j = 0; j < SIM_MAX_USES; j++) {
+        for (uint32_t j = 0; j < SIM_MAX_USES && p->uses[j].used; j++) {
             const struct sim_use *u = &p->uses[j];
-            if (u->used && u->contexts > 0 && u->device == device &&
+            if (u->contexts > 0 && u->device == device &&
                 (gi == SIM_NONE || u->gi == gi) && (ci == SIM_NONE || u->ci == ci))
                 return true;
         }

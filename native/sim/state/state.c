@@ -103,6 +103,8 @@ struct sim_state *sim_create_path(const char *path)
     if (s == NULL)
         return NULL;
     init_mutex(&s->lock);
+    for (uint32_t i = 0; i < SIM_MAX_PROCS; i++)
+        init_mutex(&s->alive[i]);
     for (uint32_t i = 0; i < SIM_MAX_DEVICES; i++)
         init_mutex(&s->devices[i].engine_lock);
     s->size = sizeof(*s);

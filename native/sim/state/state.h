@@ -197,10 +197,12 @@ struct sim_state {
     char profile[64], driver_version[32], nvml_version[48];
     uint32_t cuda_version, caps_minor_base;
     uint64_t boot_count, next_event;
-    _Atomic uint64_t sweep_ns, sweep_cost_ns;
     _Atomic uint32_t fault_count;
     _Atomic uint32_t event_wake; /* a futex: changes with every event */
     _Atomic uint32_t proc_high; /* entries at or above were never used */
+    /* Held by the thread that claimed the entry, for as long as it lives: robust, so that the kernel itself
+     * marks the entries of the killed. Dense, for every query reads them all. */
+    pthread_mutex_t alive[SIM_MAX_PROCS];
     struct sim_fault faults[SIM_MAX_FAULTS];
     struct sim_event events[SIM_MAX_EVENTS];
     struct sim_shared_event shared_events[SIM_MAX_SHARED_EVENTS];
