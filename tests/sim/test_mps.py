@@ -113,13 +113,13 @@ def test_bad_values_change_nothing_and_say_nothing(mps: Mps) -> None:
         "1023M": "1023M",
         "1.5G": "1M",
         "-1M": "17179869183G",
-        "4194304K": "4G",
+        "4194304K": "4096G",
     }
     uuid = mps.node.dump()["devices"][0]["uuid"]
     mps.say(f"set_default_device_pinned_mem_limit {uuid} 2048M")
     assert (
         mps.say(f"get_default_device_pinned_mem_limit {uuid}", "get_default_device_pinned_mem_limit 0")[1]
-        == "2G\n4G\n"
+        == "2G\n4096G\n"
     )
     assert mps.say("set_default_client_priority 7") == (0, "Invalid priority value - must be 0 or 1!\n")
 
@@ -206,3 +206,43 @@ def test_it_wants_a_node_and_a_short_path(mps: Mps, tmp_path: Path) -> None:
     assert (silent.returncode, silent.stdout, silent.stderr) == (244, "", "")
     long_path = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / ("x" * 120))}
     assert mps.node.run([CONTROL, "-d"], long_path, check=False).returncode == 1
+
+
+SEEN = """
+import ctypes as c, json, uuid
+u = c.CDLL("libcuda.so.1")
+if code := u.cuInit(0):
+    print(json.dumps(code))
+else:
+    n = c.c_int(); u.cuDeviceGetCount(c.byref(n)); out = []
+    for i in range(n.value):
+        b = (c.c_char * 16)(); u.cuDeviceGetUuid_v2(b, i); out.append("GPU-" + str(uuid.UUID(bytes=bytes(b))))
+    print(json.dumps(out))
+"""
+
+
+def test_a_client_sees_what_its_daemon_sees(sim_node: Make, tmp_path: Path) -> None:
+    """The daemon's list restricts and renumbers; a client's own list counts what the daemon offers."""
+    node = sim_node()
+    uuids = [d["uuid"] for d in node.dump()["devices"]]
+    mps = Mps(node, tmp_path)
+    done = node.run([CONTROL, "-d"], {**mps.env, "CUDA_VISIBLE_DEVICES": f"{uuids[5]},2"}, check=False)
+    assert done.returncode == 0
+    try:
+        mps.say("set_default_device_pinned_mem_limit 1 1024M")  # the second of the daemon's: card 2
+        for own, seen in (
+            (None, [uuids[5], uuids[2]]),
+            ("1", [uuids[2]]),
+            ("1,0", [uuids[2], uuids[5]]),
+            (uuids[2], [uuids[2]]),
+            (f"{uuids[2]},{uuids[0]}", [uuids[2]]),
+            (uuids[0], 100),
+            ("2", 100),
+        ):
+            env = mps.env if own is None else {**mps.env, "CUDA_VISIBLE_DEVICES": own}
+            assert json.loads(node.python(SEEN, env)) == seen
+        tenant = mps.tenant(CUDA_VISIBLE_DEVICES="1")
+        assert [tenant.say("alloc 480"), tenant.say("alloc 32")] == ["ok", OUT_OF_MEMORY]
+        assert node.dump()["devices"][2]["memory_used"] > 0
+    finally:
+        mps.say("quit")

@@ -40,7 +40,7 @@ static CUresult start(void)
     const char *us = getenv("VGPU_SIM_KERNEL_US");
     if (us != NULL)
         cu.kernel_us = atof(us);
-    CU_TRY(cu_find_devices());
+    CU_TRY(cu_find_devices(NULL));
     if (cu.device_count == 0)
         return CUDA_ERROR_NO_DEVICE;
     CU_TRY(cu_mps_connect());

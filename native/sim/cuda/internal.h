@@ -129,7 +129,8 @@ void cu_unlock(void);
 void cu_parse_uuid(const char *text, CUuuid *uuid); /* device.c: "GPU-..." or "MIG-..." */
 struct sim_device *cu_sim_device(int ordinal);
 uint32_t cu_sm_count(int ordinal); /* of the card or the instance, before MPS */
-CUresult cu_find_devices(void);    /* visible.c: fills cu.devices by CUDA_VISIBLE_DEVICES */
+/* visible.c: fills cu.devices by CUDA_VISIBLE_DEVICES, out of those that an MPS daemon offers (NULL: all) */
+CUresult cu_find_devices(const char *offered);
 
 #define CU_TRY(expression)                                                                         \
     do {                                                                                           \

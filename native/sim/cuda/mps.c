@@ -1,6 +1,6 @@
 /* An MPS client: found at cuInit through CUDA_MPS_PIPE_DIRECTORY, or silently not there.
  *
- * The stand-in daemon (native/sim/mps) answers HELLO with one line of limits. The connection then lasts
+ * The stand-in daemon (native/sim/mps) answers HELLO with one line: share, devices, limits. The connection then lasts
  * as long as the process; when it closes, every call fails with CUDA_ERROR_MPS_RPC_FAILURE, as with
  * NVIDIA's daemon (measured). */
 #include <errno.h>
@@ -106,7 +106,7 @@ static void apply_environment(void)
 
 CUresult cu_mps_connect(void)
 {
-    char line[2048], hello[64];
+    char line[4096], devices[1024], hello[64];
     double percent;
     int used = 0, refusal;
     int fd = open_control();
@@ -121,13 +121,15 @@ CUresult cu_mps_connect(void)
         close(fd);
         return (CUresult)refusal;
     }
-    if (sscanf(line, "OK %lf %n", &percent, &used) != 1) {
+    if (sscanf(line, "OK %lf %1023s %n", &percent, devices, &used) != 2) {
         close(fd);
         return CUDA_ERROR_MPS_CONNECTION_FAILED;
     }
     g_socket = fd;
     cu.mps = true;
     cu.mps_fraction = percent / 100.0;
+    CU_TRY(cu_find_devices(strcmp(devices, "*") == 0 ? NULL : devices));
+    CU_CHECK(cu.device_count > 0, CUDA_ERROR_NO_DEVICE);
     apply_limits(line + used);
     apply_environment();
     return CUDA_SUCCESS;

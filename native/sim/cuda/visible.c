@@ -1,7 +1,8 @@
 /* Which devices this process sees: CUDA_VISIBLE_DEVICES, and the rules for MIG.
  *
  * With any compute instance on the node, CUDA sees no card without MIG; unasked it takes the first
- * instance, and from branch 570 on as many as are listed (NVIDIA's MIG guide).
+ * instance, and from branch 570 on as many as are listed (NVIDIA's MIG guide). A client of MPS sees what its daemon
+ * sees, numbered as that does; its own list counts those.
  */
 #include "internal.h"
 
@@ -116,18 +117,8 @@ static void keep_instances_only(void)
     cu.device_count = kept;
 }
 
-CUresult cu_find_devices(void)
+static void take_list(const char *list)
 {
-    const char *list = getenv("CUDA_VISIBLE_DEVICES");
-    cu.device_count = 0;
-    if (list == NULL) {
-        for (uint32_t i = 0; i < cu.s->device_count; i++)
-            take_card(i);
-        keep_instances_only();
-        if (cu.device_count > 0 && cu.devices[0].gi != SIM_NONE)
-            cu.device_count = 1;
-        return CUDA_SUCCESS;
-    }
     char text[2048];
     snprintf(text, sizeof(text), "%s", list);
     char *rest = text, *word;
@@ -137,6 +128,56 @@ CUresult cu_find_devices(void)
         if (!take_word(word))
             break; /* as the driver does: what follows a bad entry is not seen */
     }
+}
+
+static void take_all(void)
+{
+    for (uint32_t i = 0; i < cu.s->device_count; i++)
+        take_card(i);
     keep_instances_only();
+    if (cu.device_count > 0 && cu.devices[0].gi != SIM_NONE)
+        cu.device_count = 1;
+}
+
+/* Of the devices offered those that the process itself asks for, in its order. */
+static void choose(const struct cu_device *offered, int count, const char *list)
+{
+    char text[2048];
+    snprintf(text, sizeof(text), "%s", list);
+    char *rest = text, *word;
+    cu.device_count = 0;
+    while ((word = strsep(&rest, ",")) != NULL) {
+        unsigned long long index;
+        int before = cu.device_count;
+        if (sim_parse_unsigned(word, &index)) {
+            if (index < (unsigned)count)
+                add(offered[index].card, offered[index].gi, offered[index].ci);
+        } else if (take_word(word)) {
+            const struct cu_device *got = &cu.devices[cu.device_count - 1];
+            bool known = false;
+            for (int i = 0; i < count; i++)
+                known = known || (offered[i].card == got->card && offered[i].gi == got->gi &&
+                                  offered[i].ci == got->ci);
+            cu.device_count = known ? cu.device_count : before;
+        }
+        if (cu.device_count == before)
+            break;
+    }
+}
+
+CUresult cu_find_devices(const char *offered)
+{
+    const char *list = getenv("CUDA_VISIBLE_DEVICES");
+    cu.device_count = 0;
+    if (offered == NULL && list == NULL)
+        take_all();
+    else
+        take_list(offered != NULL ? offered : list);
+    keep_instances_only();
+    if (offered != NULL && list != NULL) {
+        static struct cu_device of_daemon[CU_MAX_ORDINALS];
+        memcpy(of_daemon, cu.devices, sizeof(of_daemon));
+        choose(of_daemon, cu.device_count, list);
+    }
     return CUDA_SUCCESS;
 }

@@ -31,12 +31,14 @@ static int connect_control(void)
 }
 
 /* A reply is its length on a line, and that many bytes. */
-static bool print_reply(FILE *from)
+static bool print_reply(FILE *from, bool *silent)
 {
     char head[32], buffer[1024];
     if (fgets(head, sizeof(head), from) == NULL)
         return false;
-    for (size_t left = strtoul(head, NULL, 10); left > 0;) {
+    size_t left = strtoul(head, NULL, 10);
+    *silent = left == 0;
+    while (left > 0) {
         size_t n = fread(buffer, 1, left < sizeof(buffer) ? left : sizeof(buffer), from);
         if (n == 0)
             return false;
@@ -59,12 +61,13 @@ int control_shell(void)
     while (fgets(line, sizeof(line), stdin) != NULL) {
         size_t n = strcspn(line, "\n");
         line[n] = '\n';
-        if (send(fd, line, n + 1, MSG_NOSIGNAL) < 0 || !print_reply(stream)) {
+        bool silent = false;
+        if (send(fd, line, n + 1, MSG_NOSIGNAL) < 0 || !print_reply(stream, &silent)) {
             fprintf(stderr, "Cannot find MPS control daemon process\n");
             fclose(stream);
             return 1;
         }
-        if (strncmp(line, "quit", 4) == 0) { /* returns when the daemon is gone */
+        if (strncmp(line, "quit", 4) == 0 && silent) { /* not refused: returns when the daemon is gone */
             while (read(fd, line, sizeof(line)) > 0)
                 continue;
             break;

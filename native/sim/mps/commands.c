@@ -22,17 +22,22 @@ __attribute__((format(printf, 2, 3))) static void say(struct reply *r, const cha
         r->used += (size_t)n < r->size - r->used ? (size_t)n : r->size - r->used - 1;
 }
 
+/* For whom: everybody, or the daemon's own user and root. The privileges of a command that names a server are
+ * asked for only when there is one. */
+enum right { ANYBODY, OWNER, OWNER_OF_SERVER };
+
 struct command {
     const char *name;
-    bool privileged;
+    enum right right;
     void (*run)(struct daemon *d, char **words, int count, struct reply *r);
 };
 
 static struct server *find_server(struct daemon *d, const char *word, struct reply *r)
 {
-    struct server *s = word == NULL ? NULL : server_by_pid(d, (pid_t)atol(word));
+    pid_t pid = word == NULL ? 0 : (pid_t)atol(word);
+    struct server *s = server_by_pid(d, pid);
     if (s == NULL)
-        say(r, "Server %s not found\n", word == NULL ? "" : word);
+        say(r, "Server %d not found\n", pid);
     return s;
 }
 
@@ -47,9 +52,10 @@ static void get_server_list(struct daemon *d, char **words, int count, struct re
 
 static void start_server(struct daemon *d, char **words, int count, struct reply *r)
 {
-    (void)r;
     if (count >= 3 && strcmp(words[1], "-uid") == 0)
         server_start(d, (uid_t)atol(words[2]));
+    else
+        say(r, "A user id (UID) is required to start a new server\n");
 }
 
 static void shutdown_server(struct daemon *d, char **words, int count, struct reply *r)
@@ -142,6 +148,8 @@ static void get_default_priority(struct daemon *d, char **words, int count, stru
 static void set_default_priority(struct daemon *d, char **words, int count, struct reply *r)
 {
     const char *text = count > 1 ? words[1] : "";
+    if (count < 2)
+        return;
     if (strcmp(text, "0") != 0 && strcmp(text, "1") != 0)
         say(r, "Invalid priority value - must be 0 or 1!\n");
     else
@@ -150,13 +158,20 @@ static void set_default_priority(struct daemon *d, char **words, int count, stru
 
 static void terminate_client(struct daemon *d, char **words, int count, struct reply *r)
 {
-    if (count > 2 && find_server(d, words[1], r) != NULL)
-        client_terminate(d, (pid_t)atol(words[1]), (pid_t)atol(words[2]));
+    pid_t server = count > 1 ? (pid_t)atol(words[1]) : 0;
+    if (find_server(d, count > 1 ? words[1] : NULL, r) == NULL)
+        say(r, "Server %d not found!\n1\n", server);
+    else if (count > 2)
+        client_terminate(d, server, (pid_t)atol(words[2]));
 }
 
 static void get_server_status(struct daemon *d, char **words, int count, struct reply *r)
 {
-    const struct server *s = find_server(d, count > 1 ? words[1] : NULL, r);
+    if (count < 2) {
+        say(r, "A server PID is required\n");
+        return;
+    }
+    const struct server *s = find_server(d, words[1], r);
     if (s != NULL)
         say(r, "%s\n", s->fault ? "FAULT" : "ACTIVE");
 }
@@ -177,15 +192,31 @@ static void print_device(struct daemon *d, pid_t pid, struct reply *r)
     say(r, "-");
 }
 
+static bool any_server(const struct daemon *d)
+{
+    bool any = false;
+    for (int i = 0; i < MPS_MAX_SERVERS; i++)
+        any = any || d->servers[i].pid != 0;
+    return any;
+}
+
 static void ps(struct daemon *d, char **words, int count, struct reply *r)
 {
     pid_t only = count > 2 && strcmp(words[1], "-p") == 0 ? (pid_t)atol(words[2]) : 0;
+    if (only != 0 && find_server(d, words[2], r) == NULL) {
+        say(r, "Server %d not found\n\n", only);
+        return;
+    }
+    if (!any_server(d)) {
+        say(r, "Server not found\n");
+        return;
+    }
     say(r, "PID       ID       SERVER    DEVICE                                    NAMESPACE    "
            "COMMAND\n");
     for (int i = 0; i < MPS_MAX_CONNECTIONS; i++) {
         const struct connection *c = &d->connections[i];
         char path[64], name[64] = "?";
-        if (c->peer != PEER_CLIENT || (only != 0 && c->pid != only))
+        if (c->peer != PEER_CLIENT || (only != 0 && c->server != only))
             continue;
         snprintf(path, sizeof(path), "/proc/%d/comm", c->pid);
         FILE *f = fopen(path, "re");
@@ -197,6 +228,19 @@ static void ps(struct daemon *d, char **words, int count, struct reply *r)
         say(r, "%-9d %-8d %-9d ", c->pid, i, c->server);
         print_device(d, c->pid, r);
         say(r, "  %d  %s\n", c->pid, name);
+    }
+}
+
+/* The layout of a line is not known: a device, and who uses it. */
+static void get_device_client_list(struct daemon *d, char **words, int count, struct reply *r)
+{
+    const struct server *only = count > 1 ? find_server(d, words[1], r) : NULL;
+    for (int i = 0; (count < 2 || only != NULL) && i < MPS_MAX_CONNECTIONS; i++) {
+        const struct connection *c = &d->connections[i];
+        if (c->peer != PEER_CLIENT || (only != NULL && c->server != only->pid))
+            continue;
+        print_device(d, c->pid, r);
+        say(r, " %d\n", c->pid);
     }
 }
 
@@ -218,25 +262,26 @@ static void quit(struct daemon *d, char **words, int count, struct reply *r)
 }
 
 static const struct command commands[] = {
-    {"get_server_list", false, get_server_list},
-    {"start_server", true, start_server},
-    {"shutdown_server", true, shutdown_server},
-    {"get_client_list", false, get_client_list},
-    {"get_default_active_thread_percentage", false, get_default_percentage},
-    {"set_default_active_thread_percentage", true, set_default_percentage},
-    {"get_active_thread_percentage", false, get_percentage},
-    {"set_active_thread_percentage", true, set_percentage},
-    {"get_default_device_pinned_mem_limit", false, get_default_memory},
-    {"set_default_device_pinned_mem_limit", true, set_default_memory},
-    {"get_device_pinned_mem_limit", false, get_memory},
-    {"set_device_pinned_mem_limit", true, set_memory},
-    {"get_default_client_priority", false, get_default_priority},
-    {"set_default_client_priority", true, set_default_priority},
-    {"terminate_client", true, terminate_client},
-    {"get_server_status", false, get_server_status},
-    {"ps", false, ps},
-    {"device_query", false, device_query},
-    {"quit", true, quit},
+    {"get_server_list", ANYBODY, get_server_list},
+    {"start_server", ANYBODY, start_server},
+    {"shutdown_server", OWNER_OF_SERVER, shutdown_server},
+    {"get_client_list", ANYBODY, get_client_list},
+    {"get_default_active_thread_percentage", ANYBODY, get_default_percentage},
+    {"set_default_active_thread_percentage", OWNER, set_default_percentage},
+    {"get_active_thread_percentage", ANYBODY, get_percentage},
+    {"set_active_thread_percentage", OWNER_OF_SERVER, set_percentage},
+    {"get_default_device_pinned_mem_limit", ANYBODY, get_default_memory},
+    {"set_default_device_pinned_mem_limit", OWNER, set_default_memory},
+    {"get_device_pinned_mem_limit", ANYBODY, get_memory},
+    {"set_device_pinned_mem_limit", OWNER_OF_SERVER, set_memory},
+    {"get_default_client_priority", ANYBODY, get_default_priority},
+    {"set_default_client_priority", OWNER, set_default_priority},
+    {"terminate_client", OWNER_OF_SERVER, terminate_client},
+    {"get_server_status", ANYBODY, get_server_status},
+    {"ps", ANYBODY, ps},
+    {"get_device_client_list", ANYBODY, get_device_client_list},
+    {"device_query", ANYBODY, device_query},
+    {"quit", OWNER, quit},
 };
 
 static int split(char *line, char **words, int most)
@@ -260,13 +305,18 @@ void command_run(struct daemon *d, const struct connection *from, char *line, ch
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
         if (strcmp(words[0], commands[i].name) != 0)
             continue;
-        if (!commands[i].privileged || from->uid == 0 || from->uid == geteuid())
+        bool owner = from->uid == 0 || from->uid == geteuid();
+        bool named = count > 1 && server_by_pid(d, (pid_t)atol(words[1])) != NULL;
+        if (owner || commands[i].right == ANYBODY || (commands[i].right == OWNER_OF_SERVER && !named))
             commands[i].run(d, words, count, &r);
         else if (strcmp(words[0], "quit") == 0)
             say(&r, "Not enough privilege to execute quit command\n");
         else
-            say(&r, "Insufficient privileges for UID %u\n", from->uid);
+            say(&r,
+                "Insufficient privileges for UID %u. Control deamon settings can only be modified by the user "
+                "started it or by the root user.\n",
+                from->uid);
         return;
     }
-    say(&r, "Unrecognized command \"%s\"\n", words[0]);
+    say(&r, "Unknown command \"%s\"\n", words[0]);
 }

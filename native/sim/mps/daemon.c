@@ -202,7 +202,7 @@ static int count_clients(const struct daemon *d, uid_t uid, bool others)
 /* One user at a time: another user's clients wait until the running ones are gone. */
 static void admit(struct daemon *d, struct connection *c)
 {
-    char limits[1536], line[2048];
+    char limits[1536], devices[1024], line[4096];
     if (!d->multiuser && count_clients(d, c->uid, true) > 0)
         return;
     if (count_clients(d, c->uid, false) >= MPS_MAX_CLIENTS) {
@@ -220,7 +220,8 @@ static void admit(struct daemon *d, struct connection *c)
         return;
     }
     limits_for_client(&s->limits, d->state, limits, sizeof(limits));
-    snprintf(line, sizeof(line), "OK %g %s\n", s->limits.thread_percentage, limits);
+    limits_devices(d->state, devices, sizeof(devices));
+    snprintf(line, sizeof(line), "OK %g %s %s\n", s->limits.thread_percentage, devices, limits);
     c->peer = PEER_CLIENT;
     c->server = s->pid;
     daemon_log(d, "NEW CLIENT %d from user %u: Server already exists", c->pid, c->uid);

@@ -18,26 +18,13 @@ void limits_set_percentage(struct limits *l, const char *text)
         l->thread_percentage = value;
 }
 
-/* Measured on 550: "1.5G" is 1 MiB, "-1M" wraps, a bare number is bytes; nothing is refused. */
+/* Measured on 550: "1.5G" is 1 MiB, "-1M" wraps, a bare number is MiB and so is one
+ * with any other letter than G, even K; nothing is refused. */
 static uint64_t parse_bytes(const char *text)
 {
     char *end;
     long long n = strtoll(text, &end, 10);
-    switch (*end) {
-    case '.':
-        return (uint64_t)n << 20;
-    case 'K':
-    case 'k':
-        return (uint64_t)n << 10;
-    case 'M':
-    case 'm':
-        return (uint64_t)n << 20;
-    case 'G':
-    case 'g':
-        return (uint64_t)n << 30;
-    default:
-        return (uint64_t)n;
-    }
+    return (uint64_t)n << (*end == 'G' || *end == 'g' ? 30 : 20);
 }
 
 void limits_set_memory(struct limits *l, const char *device, const char *text)
@@ -59,7 +46,7 @@ void limits_print_memory(const struct limits *l, const char *device, char *out, 
     out[0] = '\0';
     for (uint32_t i = 0; i < l->count; i++) {
         uint64_t mib = l->memory[i].bytes >> 20;
-        if (strcmp(l->memory[i].device, device) != 0)
+        if (strcmp(l->memory[i].device, device) != 0 || mib == 0) /* unlimited: nothing */
             continue;
         if (mib >= 1024)
             snprintf(out, size, "%lluG\n", (unsigned long long)(mib >> 10));
@@ -68,19 +55,12 @@ void limits_print_memory(const struct limits *l, const char *device, char *out, 
     }
 }
 
-/* The card that the daemon's CUDA_VISIBLE_DEVICES makes number `ordinal`. */
-static const char *visible_uuid(const struct sim_state *s, unsigned long long ordinal)
+/* The UUID of the card with that index or UUID prefix; an instance's name as it is. */
+static const char *uuid_of(const struct sim_state *s, const char *word)
 {
-    const char *list = getenv("CUDA_VISIBLE_DEVICES");
-    char text[2048];
-    if (list == NULL)
-        return ordinal < s->device_count ? s->devices[ordinal].uuid : NULL;
-    snprintf(text, sizeof(text), "%s", list);
-    char *rest = text, *word = NULL;
-    for (unsigned long long i = 0; i <= ordinal; i++)
-        if ((word = strsep(&rest, ",")) == NULL)
-            return NULL;
     unsigned long long index;
+    if (strncmp(word, "MIG-", 4) == 0)
+        return word;
     if (sim_parse_unsigned(word, &index))
         return index < s->device_count ? s->devices[index].uuid : NULL;
     for (uint32_t i = 0; i < s->device_count; i++)
@@ -89,16 +69,50 @@ static const char *visible_uuid(const struct sim_state *s, unsigned long long or
     return NULL;
 }
 
+/* The device that the daemon's CUDA_VISIBLE_DEVICES makes number `ordinal`; copies it to `out`. */
+static bool visible_uuid(const struct sim_state *s, unsigned long long ordinal, char *out, size_t size)
+{
+    const char *list = getenv("CUDA_VISIBLE_DEVICES"), *uuid = NULL;
+    char text[2048];
+    if (list == NULL) {
+        uuid = ordinal < s->device_count ? s->devices[ordinal].uuid : NULL;
+    } else {
+        snprintf(text, sizeof(text), "%s", list);
+        char *rest = text, *word = NULL;
+        for (unsigned long long i = 0; i <= ordinal; i++)
+            if ((word = strsep(&rest, ",")) == NULL)
+                return false;
+        uuid = uuid_of(s, word);
+    }
+    return uuid != NULL && snprintf(out, size, "%s", uuid) < (int)size;
+}
+
+void limits_devices(const struct sim_state *s, char *out, size_t size)
+{
+    size_t used = 0;
+    char uuid[96];
+    bool all = getenv("CUDA_VISIBLE_DEVICES") == NULL;
+    snprintf(out, size, all ? "*" : "");
+    for (unsigned long long i = 0; !all && visible_uuid(s, i, uuid, sizeof(uuid)); i++) {
+        int n = snprintf(out + used, size - used, "%s%s", used > 0 ? "," : "", uuid);
+        if (n < 0 || (size_t)n >= size - used)
+            break;
+        used += (size_t)n;
+    }
+    if (out[0] == '\0')
+        snprintf(out, size, "-");
+}
+
 void limits_for_client(const struct limits *l, const struct sim_state *s, char *out, size_t size)
 {
     size_t used = 0;
     out[0] = '\0';
     for (uint32_t i = 0; i < l->count; i++) {
         unsigned long long ordinal;
-        const char *uuid = l->memory[i].device;
-        if (sim_parse_unsigned(uuid, &ordinal))
-            uuid = visible_uuid(s, ordinal);
-        if (uuid == NULL || l->memory[i].bytes == 0)
+        char uuid[96];
+        snprintf(uuid, sizeof(uuid), "%s", l->memory[i].device);
+        if (l->memory[i].bytes == 0 ||
+            (sim_parse_unsigned(uuid, &ordinal) && !visible_uuid(s, ordinal, uuid, sizeof(uuid))))
             continue;
         int n = snprintf(out + used, size - used, "%s%s=%llu", used > 0 ? "," : "", uuid,
                          (unsigned long long)l->memory[i].bytes);

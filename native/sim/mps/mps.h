@@ -62,6 +62,8 @@ void limits_init(struct limits *l);
 void limits_set_percentage(struct limits *l, const char *text); /* a bad value changes nothing */
 void limits_set_memory(struct limits *l, const char *device, const char *text);
 void limits_print_memory(const struct limits *l, const char *device, char *out, size_t size);
+/* What clients may see: "*" (all), "-" (nothing), or UUIDs in the daemon's order. */
+void limits_devices(const struct sim_state *s, char *out, size_t size);
 /* "GPU-uuid=BYTES,..." for a client; ordinals count the devices that the daemon sees. */
 void limits_for_client(const struct limits *l, const struct sim_state *s, char *out, size_t size);
 
