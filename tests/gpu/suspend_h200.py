@@ -161,18 +161,19 @@ def exact(node: DemoNode) -> None:
 def room(node: DemoNode) -> None:
     one, first = tenant(node, 100, HOLD, "4")
     timed(node, "suspend", first)
-    two, _ = tenant(node, 100, HOLD, "60")
+    two, _ = tenant(node, 100, HOLD, "12")
     refused = ""
     try:
         timed(node, "resume", first)
     except VgpuError as error:
         refused = str(error)
-    both = whole(two)
+    second = whole(two)
     two.end()
     while len(states(node)) > 1:
         time.sleep(0.1)
     timed(node, "resume", first)
-    say("room", held=bool(refused) and both and whole(one), refused=refused)
+    first_again = whole(one)
+    say("room", held=bool(refused) and second and first_again, refused=refused, whole=(first_again, second))
     one.end()
 
 
