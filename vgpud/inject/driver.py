@@ -91,12 +91,13 @@ def driver_mark(host_root: Path = Path("/")) -> tuple[object, ...]:
     return (_mark(_CACHE), text, *(_mark(folder / _CUDA) for folder in _library_path()))
 
 
-def _mark(path: Path) -> tuple[int, int, int] | None:
+def _mark(path: Path) -> tuple[str, int, int, int] | None:
     try:
         status = path.stat()
+        name = os.path.realpath(path)
     except OSError:
         return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
+    return name, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _library_path() -> list[Path]:

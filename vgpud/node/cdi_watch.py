@@ -85,8 +85,8 @@ class CdiWatch:
     async def _renew(self, seen: _Mark, now: _Mark) -> None:
         if now.driver != seen.driver:
             self._parts.specs.driver = await asyncio.to_thread(find_driver, self._host_root)
-            await self._keeper.look()
             log.info("the driver's files changed, CDI specs are written anew")
+        await self._parts.inventory.refresh()
         if now.numbers != seen.numbers:
             for name in self._held():
                 await repair(self._keeper, self._parts, name)

@@ -1,0 +1,132 @@
+"""CDI specs stay true while the daemon runs: what makes one stale is seen, and soon."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.demo.node import DemoNode
+from tests.e2e.conftest import NodeMaker
+from tests.e2e.support import allocate, client, eventually, quota, release
+
+
+@pytest.fixture
+def node(make_node: NodeMaker) -> DemoNode:
+    """With a driver of its own: a copy of the simulator's, which the test may replace."""
+    node = make_node("h100x8")
+    folder = node.folder / "driver"
+    folder.mkdir()
+    for library in Path(node.environment["LD_LIBRARY_PATH"].split(":")[0]).iterdir():
+        shutil.copy(library, folder / library.name, follow_symlinks=False)
+    node.environment["LD_LIBRARY_PATH"] = str(folder)
+    return node
+
+
+def spec_file(node: DemoNode, name: str) -> Path:
+    return node.folder / "cdi" / f"vgpud.io-vgpu_{name}.json"
+
+
+def edits(node: DemoNode, name: str) -> dict[str, Any]:
+    """Empty while there is none."""
+    try:
+        (device,) = json.loads(spec_file(node, name).read_text())["devices"]
+    except FileNotFoundError:
+        return {}
+    found: dict[str, Any] = device["containerEdits"]
+    return found
+
+
+def mounted(node: DemoNode, name: str) -> set[str]:
+    return {Path(mount["containerPath"]).name for mount in edits(node, name).get("mounts", ())}
+
+
+def test_a_spec_that_somebody_removed_comes_back(node: DemoNode) -> None:
+    node.start()
+    held = quota(node)
+    for file in (node.folder / "cdi").iterdir():
+        file.unlink()
+    eventually(lambda: edits(node, held.id), "the spec is written again")
+    shutil.rmtree(node.folder / "cdi")
+    eventually(lambda: edits(node, held.id), "with its folder")
+
+
+def test_a_spec_that_nobody_holds_goes(node: DemoNode) -> None:
+    node.start()
+    held = quota(node)
+    shutil.copy(spec_file(node, held.id), spec_file(node, "deadbeef0000"))
+    eventually(lambda: not spec_file(node, "deadbeef0000").exists(), "an orphan is removed")
+    assert edits(node, held.id)
+    release(node, held.id)
+    assert not spec_file(node, held.id).exists()
+
+
+def test_another_driver(node: DemoNode) -> None:
+    """An upgrade under a running daemon: its new files are in the specs of what is held already."""
+    node.start()
+    held = quota(node)
+    assert "libcuda.so.1" in mounted(node, held.id) and "libcuda.so.590.10" not in mounted(node, held.id)
+    folder = node.folder / "driver"
+    for name in ("libcuda", "libnvidia-ml"):
+        (folder / f"{name}.so.1").rename(folder / f"{name}.so.590.10")
+        (folder / f"{name}.so.1").symlink_to(f"{name}.so.590.10")
+    eventually(lambda: "libcuda.so.590.10" in mounted(node, held.id), "the new files are in the spec")
+
+
+def test_another_driver_while_no_daemon_ran(node: DemoNode) -> None:
+    node.start()
+    held = quota(node)
+    node.kill()
+    folder = node.folder / "driver"
+    (folder / "libcuda.so.1").rename(folder / "libcuda.so.590.10")
+    (folder / "libcuda.so.1").symlink_to("libcuda.so.590.10")
+    node.start()
+    eventually(lambda: "libcuda.so.590.10" in mounted(node, held.id), "the spec was written anew")
+
+
+def test_other_device_numbers(node: DemoNode) -> None:
+    """The driver's majors are the kernel's to choose, at each load."""
+    root = Path(node.environment["VGPUD_HOST_ROOT"])
+    node.start()
+    held = allocate(node, isolation="hardware", mig_profile="1g.10gb")
+    caps = {n["path"]: n["major"] for n in edits(node, held.id)["deviceNodes"] if "nvidia-cap" in n["path"]}
+    assert len(caps) == 2
+    devices = root / "proc" / "devices"
+    old = next(iter(caps.values()))
+    devices.write_text(devices.read_text().replace(f"{old} nvidia-caps", f"{old - 1} nvidia-caps"))
+
+    def renewed() -> bool:
+        nodes = edits(node, held.id).get("deviceNodes", ())
+        return {n["major"] for n in nodes if "nvidia-cap" in n["path"]} == {old - 1}
+
+    eventually(renewed, "the spec has the new numbers")
+
+
+DESTROY = """
+import pynvml as n
+n.nvmlInit()
+card = n.nvmlDeviceGetHandleByUUID({uuid!r})
+instance = n.nvmlDeviceGetGpuInstanceById(card, {gi})
+n.nvmlComputeInstanceDestroy(n.nvmlGpuInstanceGetComputeInstanceById(instance, {ci}))
+n.nvmlGpuInstanceDestroy(instance)
+"""
+
+
+def test_an_instance_that_went_by_other_hands(node: DemoNode) -> None:
+    """It is made again; a spec must not name one that is not there."""
+    node.start()
+    held = allocate(node, isolation="hardware", mig_profile="1g.10gb")
+    mig = held.slices[0].mig
+    code = DESTROY.format(uuid=held.slices[0].device_uuid, gi=mig.gpu_instance_id, ci=mig.compute_instance_id)
+    subprocess.run([sys.executable, "-c", code], env=node.environment, check=True, timeout=60)
+
+    def stands() -> bool:
+        with client(node) as calls:
+            (device,) = [d for d in calls.list_mig().devices if d.device_uuid == held.slices[0].device_uuid]
+            uuids = [uuid for instance in device.instances for uuid in instance.uuids]
+        return bool(uuids) and any(uuids[0] in entry for entry in edits(node, held.id)["env"])
+
+    eventually(stands, "the spec names an instance that is there")

@@ -1,0 +1,88 @@
+"""containerd's own shim by vgpu-runtime: `ctr run`, on a root file system, with no registry."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.demo.node import DemoNode
+from tests.e2e.support import eventually, states
+from tests.runtime.conftest import FRONT, left_nothing, need
+
+pytestmark = pytest.mark.root
+CONFIG = """
+version = 2
+root = "{folder}/root"
+state = "{folder}/state"
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
+[grpc]
+  address = "{folder}/containerd.sock"
+"""
+Ctr = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def ctr(shared_node: DemoNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ctr]:
+    need("containerd", "ctr", "runc", "containerd-shim-runc-v2")
+    folder = tmp_path_factory.mktemp("containerd")
+    (folder / "config.toml").write_text(CONFIG.format(folder=folder))
+    # the shim and its runtime have containerd's environment
+    environment = {**os.environ, "VGPUD_RUN_DIR": str(shared_node.run_dir)}
+    socket = folder / "containerd.sock"
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["ctr", "--address", str(socket), *words],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    with (folder / "log").open("wb") as log:
+        daemon = subprocess.Popen(
+            ["containerd", "-c", str(folder / "config.toml")], env=environment, stdout=log, stderr=log
+        )
+    try:
+        eventually(lambda: daemon.poll() is not None or call("version").returncode == 0, "containerd serves")
+        if daemon.poll() is not None:
+            pytest.skip(f"containerd does not start here: {(folder / 'log').read_text()[-500:]}")
+        yield call
+    finally:
+        call("task", "rm", "--force", "held")
+        daemon.terminate()
+        daemon.wait(20)
+
+
+def run(ctr: Ctr, rootfs: Path, name: str, *words: str, command: str) -> subprocess.CompletedProcess[str]:
+    options = ("--rootfs", "--runc-binary", str(FRONT), *words)
+    return ctr("run", *options, str(rootfs), name, "/usr/bin/sh", "-c", command)
+
+
+def test_a_container_has_its_slice(ctr: Ctr, shared_node: DemoNode, rootfs: Path) -> None:
+    command = "cat /etc/ld.so.preload; env"
+    done = run(ctr, rootfs, "env", "--rm", "--env=VGPU_MEMORY=8GiB", command=command)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("/run/vgpu/libvgpu.so\n") and "VGPU_ALLOCATION=" in done.stdout
+    left_nothing(shared_node)
+
+
+def test_a_refusal_reaches_the_caller(ctr: Ctr, shared_node: DemoNode, rootfs: Path) -> None:
+    """The shim reads it in the runtime's log."""
+    words = ("--rm", "--annotation=vgpud.io/memory=1000GiB")
+    done = run(ctr, rootfs, "refused", *words, command=":")
+    assert done.returncode != 0 and "E402" in done.stderr, done.stderr
+    left_nothing(shared_node)
+
+
+def test_a_container_that_is_killed(ctr: Ctr, shared_node: DemoNode, rootfs: Path) -> None:
+    words = ("--detach", "--annotation=vgpud.io/memory=8GiB")
+    done = run(ctr, rootfs, "held", *words, command="exec sleep 600")
+    assert done.returncode == 0, done.stderr
+    assert len(states(shared_node)) == 1
+    (line,) = [text for text in ctr("task", "ls").stdout.splitlines() if text.startswith("held")]
+    os.kill(int(line.split()[1]), signal.SIGKILL)
+    left_nothing(shared_node)
