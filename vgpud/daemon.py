@@ -8,10 +8,9 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any
 
 import structlog
 import uvloop
@@ -130,13 +129,9 @@ class Daemon:
             self.keeper = keeper
             start = Start(self.units, self.settings.run_dir, sd.boot_id())
             await recover(keeper, parts, state, start)
-
-            def agree_again() -> Coroutine[Any, Any, None]:
-                return agree(keeper, parts, start, boot_changed=False)
-
-            self.inventory.came_back = lambda: keeper.spawn(agree_again())
+            self.inventory.came_back = lambda: keeper.spawn(agree(keeper, parts, start, boot_changed=False))
             self.containers = Containers(keeper, parts)
-            self.cdi_watch = CdiWatch(keeper, parts, self.settings.host_root, agree_again)
+            self.cdi_watch = CdiWatch(keeper, parts, self.settings.host_root)
             try:
                 yield keeper
             finally:

@@ -6,15 +6,16 @@ costs some 50 microseconds; work is done only when they changed.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
 from vgpud.inject.driver import driver_mark, find_driver
+from vgpud.model.device import Health, Node
 from vgpud.model.errors import VgpuError
-from vgpud.model.tenancy import State
+from vgpud.model.tenancy import Slice, State
 from vgpud.node.keeper import NodeKeeper, Parts
 from vgpud.node.recover import repair
 
@@ -34,19 +35,10 @@ class _Mark(NamedTuple):
 
 
 class CdiWatch:
-    """`agree` makes ledger and world agree, as at a start."""
-
-    def __init__(
-        self,
-        keeper: NodeKeeper,
-        parts: Parts,
-        host_root: Path,
-        agree: Callable[[], Coroutine[Any, Any, None]],
-    ) -> None:
+    def __init__(self, keeper: NodeKeeper, parts: Parts, host_root: Path) -> None:
         self._keeper = keeper
         self._parts = parts
         self._host_root = host_root
-        self._agree = agree
 
     async def run(self) -> None:
         """For as long as the daemon serves."""
@@ -78,7 +70,9 @@ class CdiWatch:
         return _Mark(
             driver_mark(self._host_root),
             numbers,
-            tuple(sorted(str(path) for path in capabilities.glob("gpu*/mig/gi*/ci*"))),
+            tuple(
+                sorted(str(p) for level in ("", "/ci*") for p in capabilities.glob(f"gpu*/mig/gi*{level}"))
+            ),
             changed,
         )
 
@@ -86,26 +80,74 @@ class CdiWatch:
         if now.driver != seen.driver:
             self._parts.specs.driver = await asyncio.to_thread(find_driver, self._host_root)
             log.info("the driver's files changed, CDI specs are written anew")
-        await self._parts.inventory.refresh()
+        # an instance may have come and gone between two looks
+        moved = now.instances != seen.instances or self._lacks_nodes(now.instances)
+        if moved or now[:2] != seen[:2]:
+            await self._parts.inventory.refresh()
         if now.numbers != seen.numbers:
-            for name in self._held():
-                await repair(self._keeper, self._parts, name)
+            await self._repair(self._held())
+        elif moved:
+            await self._repair(await self._moved())
         if now.driver != seen.driver:
             await self._rewrite()
-        if now.instances != seen.instances or self._differs():
-            await self._agree()
+        self._tidy()
 
     def _held(self) -> tuple[str, ...]:
         """Allocations that should have a spec, and that nobody is at work on."""
         busy = self._keeper.busy()
         return tuple(a.id for a in self._parts.book if a.state in _HAVE_SPECS and a.id not in busy)
 
-    def _differs(self) -> bool:
-        specs = self._parts.specs.list() - self._keeper.busy()
-        return specs != set(self._held())
+    def _lacks_nodes(self, instances: tuple[str, ...]) -> bool:
+        """Is there no capability of a MIG instance that is held?"""
+        ends = {path.rpartition("/capabilities/")[2] for path in instances}
+        held = (part for name in self._held() for part in self._parts.book.get(name).slices)
+        return any(_capability(part, self._parts.inventory.node) not in ends for part in held if part.mig)
+
+    async def _moved(self) -> tuple[str, ...]:
+        """Allocations whose MIG instances are other ones than before, or gone."""
+        if self._keeper.mig is None:
+            return ()
+        changed = set(await self._keeper.mig.stale())
+        changed |= {a.id for a in self._parts.book if any(map(self._is_missing, a.slices))}
+        return tuple(name for name in self._held() if name in changed)
+
+    def _is_missing(self, part: Slice) -> bool:
+        device = self._parts.inventory.node.device(part.device_uuid)
+        if part.mig is None or device is None or device.health is not Health.OK:
+            return False
+        place = (part.mig.profile_id, part.mig.placement)
+        whole = (i for i in device.mig.instances if i.compute_instances)
+        return all((i.profile_id, i.placement) != place for i in whole)
+
+    async def _repair(self, names: Iterable[str]) -> None:
+        for name in names:
+            try:
+                await repair(self._keeper, self._parts, name)
+            except VgpuError as error:  # it may have been released meanwhile, or be in the way of others
+                log.error("allocation not renewed", allocation=name, why=str(error))
+
+    def _tidy(self) -> None:
+        """In one turn of the loop, so that the book and the folder are of one moment."""
+        there = self._parts.specs.list()
+        for name in there:
+            if name not in self._parts.book:
+                log.warning("a CDI spec that no allocation owns is removed", allocation=name)
+                self._parts.specs.remove(name)
+        for name in self._held():
+            if name not in there:
+                log.warning("a CDI spec that was removed is written again", allocation=name)
+                self._parts.specs.write(self._parts.book.get(name))
 
     async def _rewrite(self) -> None:
         for name in self._held():
             if name in self._parts.book and not self._parts.specs.is_current(self._parts.book.get(name)):
                 self._parts.specs.write(self._parts.book.get(name))
             await asyncio.sleep(0)  # ten thousand specs must not hold up an Allocate
+
+
+def _capability(part: Slice, node: Node) -> str:
+    """As the driver lists it, below /proc/driver/nvidia/capabilities."""
+    device = node.device(part.device_uuid)
+    assert part.mig is not None
+    minor = None if device is None else device.minor
+    return f"gpu{minor}/mig/gi{part.mig.gpu_instance_id}/ci{part.mig.compute_instance_id}"
