@@ -4,6 +4,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.native.harness import BUILD, LIBVGPU
 from vgpud import lease_layout
 
@@ -32,6 +34,17 @@ def test_needs_only_the_c_library() -> None:
     done = subprocess.run(["readelf", "-d", LIBVGPU], capture_output=True, text=True, check=True)
     needed = set(re.findall(r"NEEDED.*\[(.+)\]", done.stdout))
     assert {name.split(".")[0] for name in needed} <= {"libc", "libdl", "libpthread", "ld-linux-x86-64"}
+
+
+@pytest.mark.parametrize("library", ["libvgpu.so", "libvgpu-guard.so"])
+def test_it_loads_beside_a_c_library_of_2_17(library: str) -> None:
+    """Also of today's compiler: no symbol of a later version, and threads and dlopen where they were then."""
+    path = LIBVGPU.with_name(library)
+    asked = subprocess.run(["readelf", "-VW", path], capture_output=True, text=True, check=True).stdout
+    versions = {tuple(map(int, text.split("."))) for text in re.findall(r"GLIBC_([\d.]+)", asked)}
+    assert versions and max(versions) <= (2, 17), sorted(versions)[-3:]
+    needed = subprocess.run(["readelf", "-d", path], capture_output=True, text=True, check=True).stdout
+    assert "[libpthread.so.0]" in needed and "[libdl.so.2]" in needed
 
 
 def test_no_work_at_load() -> None:

@@ -1,0 +1,42 @@
+/*
+ * glibc_floor.h: libraries that are mounted into containers must load beside a C library as old as 2.17.
+ *
+ * The linker binds a name to its newest version. Of the names below the C library of today has a newer one
+ * (2.32 to 2.34 moved libpthread and libdl into libc, with nothing changed in what they do), and still the
+ * old; the old is asked for here. Included before everything (-include); a test reads the result's versions.
+ */
+#ifndef VGPU_GLIBC_FLOOR_H
+#define VGPU_GLIBC_FLOOR_H
+
+#include <features.h>
+#include <sys/stat.h>
+
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 32) && defined(__x86_64__)
+#define VGPU_GLIBC_FIRST "GLIBC_2.2.5"
+#define VGPU_STAT_VERSION 1
+#elif defined(__GLIBC__) && __GLIBC_PREREQ(2, 32) && defined(__aarch64__)
+#define VGPU_GLIBC_FIRST "GLIBC_2.17"
+#define VGPU_STAT_VERSION 0
+#endif
+
+#ifdef VGPU_GLIBC_FIRST
+#define VGPU_OLD(name) __asm__(".symver " #name "," #name "@" VGPU_GLIBC_FIRST)
+VGPU_OLD(dladdr);
+VGPU_OLD(dlopen);
+VGPU_OLD(dlclose);
+VGPU_OLD(pthread_attr_setstacksize);
+VGPU_OLD(pthread_create);
+VGPU_OLD(pthread_mutex_trylock);
+VGPU_OLD(pthread_once);
+VGPU_OLD(pthread_sigmask);
+VGPU_OLD(__fxstat);
+VGPU_OLD(__lxstat);
+
+/* Until 2.33 these were no names of the C library: its headers called the ones that take a version. */
+int __fxstat(int version, int fd, struct stat *about);
+int __lxstat(int version, const char *path, struct stat *about);
+#define fstat(fd, about) __fxstat(VGPU_STAT_VERSION, fd, about)
+#define lstat(path, about) __lxstat(VGPU_STAT_VERSION, path, about)
+#endif
+
+#endif
