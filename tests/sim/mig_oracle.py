@@ -22,6 +22,36 @@ SEVEN_SLICE_CARD: Table = {
     0: (1, 8, (0,)),
 }
 
+#: Two or four to a card, and one of all of it; +me, +gfx and the like are profiles of their own.
+A30: Table = {
+    14: (4, 1, (0, 1, 2, 3)),
+    21: (1, 1, (0, 1, 2, 3)),
+    5: (2, 2, (0, 2)),
+    6: (1, 2, (0, 2)),
+    0: (1, 4, (0,)),
+}
+RTX_PRO_6000: Table = {
+    14: (4, 1, (0, 1, 2, 3)),
+    21: (1, 1, (0, 1, 2, 3)),
+    47: (4, 1, (0, 1, 2, 3)),
+    65: (1, 1, (0, 1, 2, 3)),
+    67: (4, 1, (0, 1, 2, 3)),
+    5: (2, 2, (0, 2)),
+    35: (2, 2, (0, 2)),
+    64: (1, 2, (0, 2)),
+    66: (2, 2, (0, 2)),
+    0: (1, 4, (0,)),
+    32: (1, 4, (0,)),
+}
+#: The 723 layouts that are usually counted leave the +me profile out.
+SEVEN_WITHOUT_ME: Table = {profile: row for profile, row in SEVEN_SLICE_CARD.items() if profile != 20}
+TABLES = {
+    "seven": SEVEN_WITHOUT_ME,
+    "seven+me": SEVEN_SLICE_CARD,
+    "a30": A30,
+    "rtx": RTX_PRO_6000,
+}
+
 
 def is_legal(table: Table, layout: Layout) -> bool:
     slices: list[int] = []

@@ -1,6 +1,6 @@
 """Runs on a simulated node: visits MIG layouts through NVML and compares every answer with the oracle.
 
-`python -m tests.sim.mig_walk all|random` prints the number of layouts and of answers compared.
+`python -m tests.sim.mig_walk all|random TABLE` prints the number of layouts and of answers compared.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import pynvml as n
 
-from tests.sim.mig_oracle import SEVEN_SLICE_CARD, Layout, Table, is_legal, layouts, places, remaining
+from tests.sim.mig_oracle import TABLES, Layout, Table, is_legal, layouts, places, remaining
 
 INSUFFICIENT = n.NVML_ERROR_INSUFFICIENT_RESOURCES
 RANDOM_STEPS = 400
@@ -90,11 +90,8 @@ def _random(card: Card) -> tuple[int, int]:
 
 
 def main() -> None:
-    table = dict(SEVEN_SLICE_CARD)
-    if sys.argv[1] == "all":
-        del table[20]  # the 723 layouts that are usually counted leave the +me profile out
     walk = _all if sys.argv[1] == "all" else _random
-    print(*walk(Card(table)))
+    print(*walk(Card(TABLES[sys.argv[2]])))
 
 
 if __name__ == "__main__":

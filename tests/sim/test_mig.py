@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -43,9 +44,27 @@ def ask(node: SimNode, body: str) -> object:
     return json.loads(node.python(HEAD + body + "\nprint(json.dumps(out, default=lambda o: o.value))"))
 
 
-@pytest.mark.parametrize(("walk", "layouts"), [("all", 723), ("random", None)])
-def test_placement_agrees_with_the_oracle(sim_node: Make, walk: str, layouts: int | None) -> None:
-    done = sim_node().run([sys.executable, "-m", "tests.sim.mig_walk", walk], {"PYTHONPATH": str(ROOT)})
+@pytest.mark.parametrize(
+    ("profile", "walk", "table", "layouts"),
+    [
+        ("h200x8", "all", "seven", 723),
+        ("h200x8", "random", "seven+me", None),
+        ("a100x8", "all", "seven", 723),
+        ("h100x8", "all", "seven", 723),
+        ("b200x8", "all", "seven", 723),
+        ("a30x4", "all", "a30", 84),
+        ("rtxpro6000x2", "all", "rtx", 1249),
+    ],
+)
+def test_placement_agrees_with_the_oracle(
+    sim_node: Make, profile: str, walk: str, table: str, layouts: int | None
+) -> None:
+    """Every legal layout of the card is gone to, and in each every create and every capacity is compared."""
+    node = sim_node(profile)
+    if profile in ("a100x8", "a30x4"):  # Ampere: the mode is pending until a reset
+        ask(node, "n.nvmlDeviceSetMigMode(h, 1)")
+        node.sim("reset", "0")
+    done = node.run([sys.executable, "-m", "tests.sim.mig_walk", walk, table], {"PYTHONPATH": str(ROOT)})
     seen, answers = map(int, done.stdout.split())
     assert seen == layouts or (layouts is None and seen > 100)
     assert answers > 10 * seen
@@ -186,3 +205,66 @@ out = [ps, ask(n.nvmlComputeInstanceDestroy, ci), ask(n.nvmlDeviceGetUtilization
     assert ask(node, body) == [[[row], [row]], "error 19", "error 3"]
     tenant.kill()
     assert ask(node, body.replace("out =", "out = 1,")) == [1, [[[], []], 0, "error 3"]]
+
+
+LOOK = """
+out = [[n.nvmlDeviceGetMigMode(x), n.nvmlDeviceGetComputeMode(x), n.nvmlDeviceGetPersistenceMode(x), n.nvmlDeviceGetAccountingMode(x)]
+       for x in (n.nvmlDeviceGetHandleByIndex(i) for i in (0, 1))]
+"""
+CHANGE = """
+for i in (0, 1):
+    x = n.nvmlDeviceGetHandleByIndex(i)
+    n.nvmlDeviceSetMigMode(x, 1)
+    n.nvmlDeviceSetComputeMode(x, 3)
+    n.nvmlDeviceSetAccountingMode(x, 1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("profile", "reset", "reboot"),
+    [
+        # [mig current, pending], compute mode, persistence, accounting: a reset brings MIG up on Ampere; a reboot
+        # keeps its mode there (InfoROM) and loses it from Hopper on
+        ("a100x8", [[1, 1], 3, 1, 1], [[1, 1], 0, 0, 0]),
+        ("h200x8", [[1, 1], 3, 1, 1], [[0, 0], 0, 0, 0]),
+    ],
+)
+def test_what_a_reset_and_a_reboot_keep(
+    sim_node: Make, profile: str, reset: list[object], reboot: list[object]
+) -> None:
+    node = sim_node(profile)
+    changed = [[0, 1] if profile == "a100x8" else [1, 1], 3, 1, 1]
+    ask(node, CHANGE)
+    assert ask(node, LOOK) == [changed, changed]
+    node.sim("fault", "memory", "--device", "0", "--bytes", "1073741824")
+    node.sim("fault", "gpu-lost", "--device", "0")
+    node.sim("reset", "0")
+    assert ask(node, LOOK) == [reset, changed]  # and the card is back
+    assert node.dump()["devices"][0]["hidden_bytes"] == 0
+    ask(node, "slice(19)\nslice(14)")
+    assert len(node.dump()["devices"][0]["gpu_instances"]) == 2
+    node.sim("reset", "0")
+    assert node.dump()["devices"][0]["gpu_instances"] == []  # instances never outlive either
+    ask(node, "slice(19)")
+    node.sim("reboot")
+    assert ask(node, LOOK) == [reboot, reboot]
+    state = node.dump()
+    assert (state["boot_count"], state["devices"][0]["gpu_instances"], state["processes"]) == (1, [], [])
+    minors = node.host_root / "proc/driver/nvidia/capabilities/gpu0/mig"
+    assert list(minors.iterdir()) == []
+
+
+def test_a_device_in_use_is_not_reset_and_a_reboot_ends_who_was_there(sim_node: Make) -> None:
+    node = sim_node()
+    tenant = Tenant(node)
+    tenant.say("alloc 10")
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        node.sim("reset", "0")
+    assert "device 0 is in use by a process" in refused.value.stderr
+    node.sim("reset", "1")
+    node.sim("reboot")
+    assert node.dump()["processes"] == []
+    assert (
+        tenant.say("alloc 10") == tenant.say("sync") == "error 4"
+    )  # DEINITIALIZED: it has no driver any more
+    assert Tenant(node).first.startswith("ready")

@@ -17,12 +17,15 @@ static const struct entry entries[] = {
 
 static const struct entry *find(const char *symbol, int version, bool *too_new)
 {
+    struct sim_state *s = sim_attach();
     const struct entry *best = NULL;
     *too_new = false;
     for (size_t i = 0; i < sizeof(entries) / sizeof(entries[0]); i++) {
         const struct entry *e = &entries[i];
         bool exact = strcmp(e->symbol, symbol) == 0 && strcmp(e->base, symbol) != 0;
         if (!exact && strcmp(e->base, symbol) != 0)
+            continue;
+        if (s != NULL && sim_fault_missing(s, e->symbol))
             continue;
         if (e->version > version) {
             *too_new = true;

@@ -1,4 +1,4 @@
-/* Faults on demand: a function that fails, is slow, or never comes back. */
+/* Faults on demand: a function that fails, is slow, never comes back, or is not there. */
 #include "state.h"
 
 #include <string.h>
@@ -46,5 +46,17 @@ int sim_fault_check(struct sim_state *s, const char *function, int device)
         if (atomic_load(&s->fault_count) == 0)
             return 0;
     }
-    return hit.action == SIM_FAULT_ERROR ? (int)hit.code : 0;
+    return hit.action == SIM_FAULT_ERROR || hit.action == SIM_FAULT_MISSING ? (int)hit.code : 0;
+}
+
+bool sim_fault_missing(struct sim_state *s, const char *function)
+{
+    bool missing = false;
+    if (atomic_load_explicit(&s->fault_count, memory_order_relaxed) == 0)
+        return false;
+    sim_lock(s);
+    for (uint32_t i = 0; i < SIM_MAX_FAULTS; i++)
+        missing = missing || (s->faults[i].action == SIM_FAULT_MISSING && matches(&s->faults[i], function, -1));
+    sim_unlock(s);
+    return missing;
 }

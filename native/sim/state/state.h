@@ -42,7 +42,7 @@ enum {
 
 enum sim_kind { SIM_CONTEXT, SIM_PLAIN, SIM_VMM, SIM_POOL, SIM_ARRAY, SIM_MANAGED, SIM_KINDS };
 
-enum sim_fault_action { SIM_FAULT_ERROR = 1, SIM_FAULT_HANG = 2, SIM_FAULT_SLOW = 3 };
+enum sim_fault_action { SIM_FAULT_ERROR = 1, SIM_FAULT_HANG, SIM_FAULT_SLOW, SIM_FAULT_MISSING };
 
 struct sim_placement {
     uint32_t start, size; /* memory slices */
@@ -299,6 +299,7 @@ void sim_tree_ci(struct sim_state *s, uint32_t device, uint32_t gi, uint32_t ci)
 
 /* fault.c: what a call named `function` must answer. 0: go on; else the code to return. */
 int sim_fault_check(struct sim_state *s, const char *function, int device);
+bool sim_fault_missing(struct sim_state *s, const char *function); /* as if the driver had no such function */
 static inline int sim_fault(struct sim_state *s, const char *function, int device)
 {
     if (atomic_load_explicit(&s->fault_count, memory_order_relaxed) == 0)

@@ -2,7 +2,7 @@
  *
  *   vgpu-simctl STATE create < SPEC          vgpu-simctl STATE dump
  *   vgpu-simctl STATE reboot                 vgpu-simctl STATE reset DEVICE
- *   vgpu-simctl STATE fault FUNCTION error|hang|slow CODE-OR-US COUNT DEVICE   (-1: for ever, all)
+ *   vgpu-simctl STATE fault FUNCTION error|missing|hang|slow CODE-OR-US COUNT DEVICE   (-1: for ever, all)
  *   vgpu-simctl STATE clear-faults           vgpu-simctl STATE lost DEVICE 0|1
  *   vgpu-simctl STATE hide DEVICE BYTES      vgpu-simctl STATE xid DEVICE CODE
  *   vgpu-simctl STATE driver VERSION
@@ -60,10 +60,12 @@ static int add_fault(struct sim_state *s, char **argv)
     struct sim_fault f = {.used = 1, .remaining = atoi(argv[3])};
     snprintf(f.function, sizeof(f.function), "%s", argv[0]);
     f.device_plus_one = (uint32_t)(atoi(argv[4]) + 1);
-    f.action = strcmp(argv[1], "hang") == 0   ? SIM_FAULT_HANG
-               : strcmp(argv[1], "slow") == 0 ? SIM_FAULT_SLOW
-                                              : SIM_FAULT_ERROR;
-    f.code = f.action == SIM_FAULT_ERROR ? (uint32_t)atoi(argv[2]) : 0;
+    f.action = strcmp(argv[1], "hang") == 0      ? SIM_FAULT_HANG
+               : strcmp(argv[1], "slow") == 0    ? SIM_FAULT_SLOW
+               : strcmp(argv[1], "missing") == 0 ? SIM_FAULT_MISSING
+                                                 : SIM_FAULT_ERROR;
+    bool answers = f.action == SIM_FAULT_ERROR || f.action == SIM_FAULT_MISSING;
+    f.code = answers ? (uint32_t)atoi(argv[2]) : 0;
     f.delay_us = f.action == SIM_FAULT_SLOW ? (uint32_t)atoi(argv[2]) : 0;
     for (uint32_t i = 0; i < SIM_MAX_FAULTS; i++) {
         if (s->faults[i].used)

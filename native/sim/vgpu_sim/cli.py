@@ -17,6 +17,7 @@ from vgpu_sim.profile import ProfileError
 
 DEFAULT_PROFILE = "h200x8"
 DEFAULT_STATE = "VGPU_SIM_STATE"
+NVML_FUNCTION_NOT_FOUND, CUDA_NOT_FOUND = 13, 500
 
 
 def _node(args: argparse.Namespace) -> Node:
@@ -91,11 +92,13 @@ def _fault(args: argparse.Namespace) -> int:
             if found["lost"]:
                 node.control("lost", str(index), "0")
             node.control("hide", str(index), "0")
-    elif args.what in ("fail", "hang", "slow"):
+    elif args.what in ("fail", "hang", "missing", "slow"):
         if not args.function:
             raise NodeError(f"fault {args.what} needs --function NAME (a trailing * matches a prefix)")
         action = "error" if args.what == "fail" else args.what
         value = args.microseconds if action == "slow" else args.code
+        if action == "missing":
+            value = NVML_FUNCTION_NOT_FOUND if args.function.startswith("nvml") else CUDA_NOT_FOUND
         node.control("fault", args.function, action, str(value), str(args.count), device)
     elif args.device < 0:
         raise NodeError(f"fault {args.what} needs --device N")
@@ -143,7 +146,8 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--json", action="store_true")
     show.set_defaults(act=_state)
     fault = verbs.add_parser("fault", parents=[state], help="break something, or `clear` all faults")
-    fault.add_argument("what", choices=["fail", "hang", "slow", "gpu-lost", "memory", "xid", "clear"])
+    faults = ["fail", "hang", "missing", "slow", "gpu-lost", "memory", "xid", "clear"]
+    fault.add_argument("what", choices=faults)
     fault.add_argument("--function", help="an NVML or CUDA function; a trailing * matches a prefix")
     fault.add_argument("--code", type=int, default=999, help="nvmlReturn_t, CUresult or Xid (default 999)")
     fault.add_argument("--count", type=int, default=-1, help="calls to hit (default: every one)")

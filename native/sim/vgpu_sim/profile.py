@@ -155,10 +155,14 @@ def find(name: str, directories: list[Path]) -> Path:
 
 
 def load(name: str, directories: list[Path]) -> dict[str, Any]:
-    """Read a profile. Raises ProfileError when it is missing or is not TOML."""
+    """Read a profile; one of the single key `same_as` is another name of that one.
+
+    Raises ProfileError when it is missing or is not TOML.
+    """
     path = find(name, directories)
     try:
         with path.open("rb") as file:
-            return tomllib.load(file)
+            found = tomllib.load(file)
     except (OSError, tomllib.TOMLDecodeError) as exc:
         raise ProfileError(f"{path}: {exc}") from exc
+    return load(found["same_as"], directories) if found.keys() == {"same_as"} else found

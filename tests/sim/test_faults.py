@@ -1,0 +1,166 @@
+"""Faults on demand, a driver that changes under running programs, and the launcher itself."""
+
+# ruff: noqa: E501 - the snippets are programs; broken lines read worse
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.sim.tenant import Tenant
+from tests.simnode import SimNode, build_dir
+
+Make = Callable[..., SimNode]
+
+NAME = "import pynvml as n; n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0)\ntry:\n    print(n.nvmlDeviceGetName(h))\nexcept n.NVMLError as e:\n    print('error', e.value)"
+
+
+@pytest.fixture
+def node(sim_node: Make) -> SimNode:
+    return sim_node("h200x1")
+
+
+def test_a_function_that_hangs_until_the_faults_are_cleared(node: SimNode) -> None:
+    node.sim("fault", "hang", "--function", "nvmlDeviceGetName")
+    asking = node.start([sys.executable, "-c", f"print('asks', flush=True)\n{NAME}"])
+    assert asking.stdout is not None
+    assert asking.stdout.readline() == "asks\n"
+    other = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(0)))"
+    assert node.python(other).startswith("GPU-")  # nobody else hangs
+    assert asking.poll() is None
+    node.sim("fault", "clear")
+    assert asking.communicate(timeout=60)[0] == "NVIDIA H200\n"
+
+
+def test_a_hanging_process_can_be_killed(node: SimNode) -> None:
+    tenant = Tenant(node)
+    tenant.say("alloc 100")
+    node.sim("fault", "hang", "--function", "cuCtxSynchronize")
+    assert tenant.process.stdin is not None
+    tenant.process.stdin.write("sync\n")
+    tenant.process.stdin.flush()
+    assert node.dump()["devices"][0]["memory_used"] > 0
+    tenant.kill()
+    assert node.dump()["devices"][0]["memory_used"] == 0
+
+
+def test_slow_functions_answer_late(node: SimNode) -> None:
+    node.sim("fault", "slow", "--function", "nvmlDeviceGet*", "--microseconds", "150000", "--count", "3")
+    code = "import time, pynvml as n; n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0)\nfor _ in range(3):\n    t = time.monotonic(); n.nvmlDeviceGetTemperature(h, 0); print(time.monotonic() - t)"
+    took = [float(word) for word in node.python(code).split()]
+    assert took[0] >= 0.15 and took[1] >= 0.15  # the third slow call was the handle's
+    assert node.dump()["faults"] == []
+
+
+def test_a_missing_function(node: SimNode) -> None:
+    """As pynvml tells one that the library has not; cuGetProcAddress does not find it, nor any form of it."""
+    node.sim("fault", "missing", "--function", "nvmlDeviceGetName")
+    assert node.python(NAME) == "error 13\n"
+    find = "import ctypes as c; u = c.CDLL('libcuda.so.1'); p, s = c.c_void_p(), c.c_int(); print(u.cuGetProcAddress_v2(b'{}', c.byref(p), 13000, c.c_uint64(0), c.byref(s)), s.value, bool(p.value))"
+    assert node.python(find.format("cuMemAllocAsync")) == "0 0 True\n"
+    node.sim("fault", "missing", "--function", "cuMemAllocAsync")
+    assert node.python(find.format("cuMemAllocAsync")) == "0 1 False\n"
+    assert node.python(find.format("cuMemFreeAsync")) == "0 0 True\n"
+    tenant = Tenant(node)
+    assert tenant.do("cu('cuMemAllocAsync', c.byref(c.c_uint64()), c.c_size_t(8), None)") == "error 500"
+    node.sim("fault", "clear")
+    assert tenant.do("cu('cuMemAllocAsync', c.byref(c.c_uint64()), c.c_size_t(8), None)") == "ok"
+
+
+def test_memory_that_goes_away_and_a_card_that_falls_off(node: SimNode) -> None:
+    tenant = Tenant(node)
+    free = int(tenant.say("info").split()[0])
+    node.sim("fault", "memory", "--device", "0", "--bytes", str(free - (64 << 20)))
+    assert [tenant.say("alloc 64"), tenant.say("alloc 2")] == ["ok", "error 2"]
+    node.sim("fault", "gpu-lost", "--device", "0")
+    assert tenant.say("sync") == "error 999"
+    assert Tenant(node).first == "error 100"
+
+
+def test_the_driver_changes_under_running_programs(node: SimNode) -> None:
+    """What holds NVML open sees the new version at once; the host's files say it too."""
+    code = "import sys, pynvml as n; n.nvmlInit()\nfor line in sys.stdin:\n    print(n.nvmlSystemGetDriverVersion(), flush=True)"
+    watching = node.start([sys.executable, "-c", code])
+
+    def seen() -> str:
+        assert watching.stdin is not None and watching.stdout is not None
+        watching.stdin.write("\n")
+        watching.stdin.flush()
+        return watching.stdout.readline().strip()
+
+    assert seen() == "580.159.04"
+    node.sim("driver", "590.48.01")
+    assert seen() == "590.48.01"
+    assert "590.48.01" in (node.host_root / "proc/driver/nvidia/version").read_text()
+    assert node.dump()["driver_version"] == "590.48.01"
+
+
+def vgpu_sim(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [str(build_dir() / "bin/vgpu-sim"), *words]
+    env = {"PATH": "/usr/bin:/bin", **more}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_run_makes_a_node_for_one_program() -> None:
+    done = vgpu_sim(
+        "run",
+        "--profile",
+        "dgx-h200",
+        "--",
+        "sh",
+        "-c",
+        "vgpu-simctl $VGPU_SIM_STATE dump; echo $VGPU_SIM_STATE >&2; exit 7",
+    )
+    assert done.returncode == 7
+    assert [d["name"] for d in json.loads(done.stdout)["devices"]] == ["NVIDIA H200"] * 8
+    assert not Path(done.stderr.strip()).exists()
+    assert vgpu_sim("run", "--profile", "t4x1", "--", "sh", "-c", "kill -9 $$").returncode == 137
+    refused = vgpu_sim("run", "--profile", "h300", "--", "true")
+    assert refused.returncode == 1 and "no profile 'h300'" in refused.stderr
+    assert "cannot run nonsense" in vgpu_sim("run", "--profile", "t4x1", "--", "nonsense").stderr
+
+
+def test_shell_state_and_faults_of_a_node_that_stays(tmp_path: Path) -> None:
+    state = str(tmp_path / "node")
+    assert vgpu_sim("create", "--profile", "mixed", "--state", state).stdout == f"{state}\n"
+    shell = tmp_path / "shell"
+    shell.write_text("#!/bin/sh\necho in $VGPU_SIM_STATE\n")
+    shell.chmod(0o755)
+    assert vgpu_sim("shell", "--state", state, SHELL=str(shell)).stdout == f"in {state}\n"
+    assert vgpu_sim("fault", "gpu-lost", "--device", "1", "--state", state).returncode == 0
+    lines = vgpu_sim("state", "--state", state).stdout.splitlines()
+    assert (
+        lines[0].startswith("mixed")
+        and len(lines) == 5
+        and ["LOST" in line for line in lines[1:3]] == [False, True]
+    )
+    found = json.loads(vgpu_sim("state", "--json", VGPU_SIM_STATE=state).stdout)
+    assert found["devices"][1]["lost"] == 1
+    assert "needs --function" in vgpu_sim("fault", "hang", "--state", state).stderr
+    assert "no device 9" in vgpu_sim("fault", "xid", "--device", "9", "--state", state).stderr
+    assert "no node given" in vgpu_sim("state").stderr
+    assert "no state file" in vgpu_sim("state", "--state", str(tmp_path / "none")).stderr
+
+
+def test_the_simulated_libraries_are_found_by_nobody_else() -> None:
+    """They lie in a folder of their own, which no library path of the system names, and do nothing without a node."""
+    listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
+    assert "/sim/lib/" not in listed
+    done = vgpu_sim(
+        "run",
+        "--profile",
+        "t4x1",
+        "--",
+        "env",
+        "-u",
+        "VGPU_SIM_STATE",
+        sys.executable,
+        "-c",
+        "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))",
+    )
+    assert done.stdout == "100\n"
