@@ -1,7 +1,10 @@
 """What operators see of a whole daemon: figures, the page, quotas, and a reload that is all or nothing."""
 
 import http.client
+import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.demo.node import BUILD, DemoNode
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import eventually, simulate
+from vgpud.model.journal import Message
 
 POLICY = """version = 1
 [http]
@@ -109,7 +113,16 @@ def test_a_reload_is_all_or_nothing(node: DemoNode, ports: tuple[int, int]) -> N
     assert node.ctl_json("policy", "show")["digest"] == before
     assert page(ports[0])[0] == 200
     assert figures(node)["vgpud_config_last_reload_successful"] == [({}, 0)]
-    node.ctl("policy", "reload")
+    wanted = [
+        f"http.listen: 127.0.0.1:{ports[0]} becomes 127.0.0.1:{ports[1]}",
+        "quotas changed, 1 rules: what is held stays held",
+    ]
+    assert node.ctl("policy", "diff", check=False).returncode == 1
+    dry = node.ctl("policy", "reload", "--dry-run", "-o", "json", check=False)
+    assert (dry.returncode, json.loads(dry.stdout)["done"]) == (1, wanted)
+    assert page(ports[0])[0] == 200
+    assert node.ctl_json("policy", "reload")["done"] == wanted
+    assert node.ctl("policy", "diff").returncode == 0
     assert page(ports[1])[0] == 200
     with pytest.raises(ConnectionRefusedError):
         page(ports[0])
@@ -157,3 +170,23 @@ def test_a_lost_device_is_a_row_and_a_figure(make_node: NodeMaker) -> None:
     well = {have["gpu"]: value for have, value in figures(node)["vgpud_gpu_healthy"]}
     assert well == {str(i): float(i != 3) for i in range(8)}
     node.ctl("alloc", "--memory", "4GiB", "--isolation", "quota")
+
+
+def test_the_audit_trail_has_who_what_and_the_outcome(node: DemoNode) -> None:
+    held = node.ctl("alloc", "--memory", "1GiB", "--isolation", "quota", "--label", "audited").stdout.strip()
+    node.ctl("release", held)
+    reader = {**node.environment, "VGPUD_SOCKET": str(node.run_dir / "ro.sock")}
+    asked = [sys.executable, "-m", "vgpud.ctl", "release", held]
+    assert subprocess.run(asked, env=reader, capture_output=True, check=False, timeout=60).returncode == 4
+    lines = [json.loads(line) for line in node.log.read_text().splitlines() if line.startswith("{")]
+    trail = [line for line in lines if line["event"] == "audit"]
+    assert all(line["message_id"] == Message.AUDIT for line in trail)
+    made = next(line for line in trail if "audited" in line["asked"])
+    assert (made["audit"], made["uid"], made["door"], made["outcome"]) == ("Allocate", 0, "admin", "done")
+    assert made["pid"] > 0
+    given, refused = [line for line in trail if line["audit"] == "Release"][-2:]
+    assert (given["outcome"], held in given["asked"]) == ("done", True)
+    assert (refused["outcome"], refused["door"]) == ("NOT_ALLOWED", "read")
+    decided = next(line for line in lines if line["event"] == "allocated" and line.get("label") == "audited")
+    assert decided["allocation"] == held
+    assert decided["memory_bytes"] == 2**30

@@ -1,7 +1,7 @@
 """The policy in force, and what changing it under a running node means, device by device."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 from vgpud.ledger import Ledger
 from vgpud.model.device import Node
@@ -11,6 +11,8 @@ from vgpud.model.view import ReloadReport
 from vgpud.node.account import Account
 from vgpud.node.hub import Hub
 from vgpud.planner.use import EMPTY, DeviceUse
+from vgpud.policy.compare import compare
+from vgpud.policy.effective import effective
 from vgpud.policy.load import LoadedPolicy
 from vgpud.policy.model import Policy
 
@@ -92,4 +94,14 @@ def reload_report(
             waiting.append(f"{change} when its {held.count} allocations in mode {held.mode.value} are gone")
         else:
             done.append(change)
+    done += _of_the_node(old.policy, new.policy)
     return ReloadReport(changed=True, digest=new.digest, done=tuple(done), waiting=tuple(waiting))
+
+
+def _of_the_node(old: Policy, new: Policy) -> Iterator[str]:
+    """Changes that are of no device: each counts from now on, and undoes nothing."""
+    for key, before, after in compare(effective(old), effective(new)):
+        if key in ("planner.strategy", "metrics.listen", "http.listen"):
+            yield f"{key}: {before or 'off'} becomes {after or 'off'}"
+    if old.quota != new.quota:
+        yield f"quotas changed, {len(new.quota)} rules: what is held stays held"

@@ -1,0 +1,93 @@
+"""Manual pages: made, whole, and without a complaint of the programs that read them."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ctl.conftest import ROOT
+from vgpud.ctl.parse import EVERYWHERE
+from vgpud.ctl.verbs import VERBS, Group
+from vgpud.model.errors import Exit
+from vgpud.policy.model import TABLES
+from vgpud.settings import Settings
+
+PAGES = ("libvgpu.7", "vgpu-runtime.1", "vgpuctl.1", "vgpud.8", "vgpud.toml.5")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("manuals")
+    subprocess.run([sys.executable, "packaging/manuals.py", str(folder)], cwd=ROOT, check=True, timeout=60)
+    return folder
+
+
+def text(made: Path, name: str) -> str:
+    """What is read, without the marks."""
+    raw = (made / "man" / name).read_text()
+    return re.sub(r"\\f[BIR]", "", raw).replace("\\-", "-").replace("\\&", "").replace("\\e", "\\")
+
+
+def test_these_pages_are_made(made: Path) -> None:
+    assert sorted(path.name for path in (made / "man").iterdir()) == sorted(PAGES)
+    assert {path.name for path in (made / "completions").iterdir()} == {"vgpuctl", "_vgpuctl", "vgpuctl.fish"}
+
+
+def test_vgpuctl_has_every_verb_option_and_exit_code(made: Path) -> None:
+    page = text(made, "vgpuctl.1")
+    for entry in VERBS:
+        for verb in entry.verbs if isinstance(entry, Group) else (entry,):
+            words = f"{entry.name} {verb.name}" if isinstance(entry, Group) else verb.name
+            assert f'.SS "{words}"' in page
+            options = (flag for a in verb.arguments for flag in a.flags if flag.startswith("-"))
+            assert all(flag in page for flag in options)
+    assert all(flag in page for argument in EVERYWHERE for flag in argument.flags)
+    codes = re.findall(r"^(\d+)$", page, re.MULTILINE)
+    assert {str(code.value) for code in Exit} <= set(codes)
+
+
+def test_the_policys_page_has_every_key(made: Path) -> None:
+    page = text(made, "vgpud.toml.5")
+    sections = dict(re.findall(r'^\.SS "\[*([a-z.]+)\]*"\n((?:(?!^\.S).*\n)*)', page, re.MULTILINE))
+    for table, model in TABLES.items():
+        for name in model.model_fields:
+            if table and f"{table}.{name}" not in TABLES:
+                assert f"\n{name}\n" in sections[table], (table, name)
+
+
+def test_the_daemons_page_has_every_setting(made: Path) -> None:
+    page = text(made, "vgpud.8")
+    wanted = {f"VGPUD_{name.upper()}" for name in Settings.model_fields} - {"VGPUD_FAULT_POINT"}
+    assert {name for name in wanted if name not in page} == set()
+    assert "VGPUD_FAULT_POINT" not in page
+
+
+def test_runtime_has_the_annotations_of_the_containers_page(made: Path) -> None:
+    page = text(made, "vgpu-runtime.1")
+    documented = set(
+        re.findall(r"^\| `(vgpud\.io/[a-z-]+)` \| `VGPU", (ROOT / "docs" / "containers.md").read_text(), re.M)
+    )
+    assert len(documented) > 5
+    assert {name for name in documented if name not in page} == set()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_mandoc_has_no_complaint(made: Path, name: str) -> None:
+    if shutil.which("mandoc") is None:
+        pytest.skip("mandoc is not here")
+    asked = ["mandoc", "-Tlint", "-Wwarning", str(made / "man" / name)]
+    said = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=30).stdout
+    # a page without a date is the same whenever it is made
+    assert [line for line in said.splitlines() if "missing date" not in line] == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_man_has_no_complaint(made: Path, name: str) -> None:
+    if shutil.which("man") is None or shutil.which("groff") is None:
+        pytest.skip("man-db and groff are not here")
+    asked = ["man", "--warnings", "-E", "UTF-8", "-l", "-Tutf8", "-Z", str(made / "man" / name)]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
