@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from tests.demo.node import DemoNode
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import GIB, MIB, PROBE, client, eventually, helper_pids, release, simulate, states
-from tests.mig.world import device, standing
+from tests.mig.world import device, standing, target
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.errors import ErrorCode, VgpuError
 
@@ -105,6 +106,9 @@ def test_an_instance_is_made_for_the_first_and_goes_with_the_last(node: DemoNode
     assert {place(one), place(other)} == standing(node, 1)
     shown = next(i for i in device(node, 1).instances if i.allocation_id.count(one.id))
     assert set(shown.allocation_id.split(", ")) == {one.id, two.id}
+    with client(node) as calls:
+        refused = calls.plan_mig(target("off", 1)).refusal
+    assert {one.id, two.id} <= set(re.findall("[0-9a-f]{12}", str(refused))), "who holds it is named"
     release(node, one.id)
     assert place(two) in standing(node, 1)
     release(node, two.id)
