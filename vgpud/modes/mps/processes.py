@@ -3,12 +3,13 @@
 import os
 import re
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from vgpud.modes.mps.folders import DeviceFolder
-from vgpud.units.process import Running, open_pidfd, read_stat
+from vgpud.units.process import Running, has_exited, open_pidfd, read_stat
 
 
 def command(pid: int) -> str:
@@ -50,6 +51,24 @@ def end_servers(folder: DeviceFolder) -> tuple[int, ...]:
                 pidfd.send(signal.SIGKILL)
             ended.append(server.pid)
     return tuple(ended)
+
+
+def of_lives(folder: DeviceFolder) -> tuple[Running, ...]:
+    """The daemon of this device and its servers, now."""
+    return tuple(_with_pipe_of_a_life(folder))
+
+
+def still_there(processes: Iterable[Running], seconds: float) -> tuple[int, ...]:
+    """Waits for their ends, at most so long; the pids of those that have not ended."""
+    until = time.monotonic() + seconds
+    left = []
+    for process in processes:
+        pidfd = open_pidfd(process)
+        if pidfd is not None:
+            with pidfd:
+                if not has_exited(pidfd, max(until - time.monotonic(), 0.0)):
+                    left.append(process.pid)
+    return tuple(left)
 
 
 def _with_pipe_of_a_life(folder: DeviceFolder) -> Iterator[Running]:

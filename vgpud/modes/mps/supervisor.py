@@ -23,7 +23,7 @@ from vgpud.modes.mps.features import Features
 from vgpud.modes.mps.folders import DeviceFolder
 from vgpud.modes.mps.health import Health, Verdict
 from vgpud.modes.mps.holders import holders
-from vgpud.modes.mps.processes import command, end_servers, was_started_with
+from vgpud.modes.mps.processes import command, end_servers, of_lives, still_there, was_started_with
 from vgpud.modes.mps.rules import Limits, MpsRules, Users
 from vgpud.units import Units, UnitSpec
 
@@ -33,6 +33,7 @@ _FIRST_RETRY_SECONDS = 0.1
 _LAST_RETRY_SECONDS = 30.0
 _READY_SECONDS = 10.0
 _STOP_SECONDS = 5.0
+_GONE_SECONDS = 5.0
 
 
 def unit_name(device_uuid: str) -> str:
@@ -96,8 +97,13 @@ class Supervisor:
         async with self._lock:
             self._forget()
             self.charge.folder.close()
+            known = await asyncio.to_thread(of_lives, self.charge.folder)
             await asyncio.to_thread(self.units.stop, self.name, _STOP_SECONDS)
             await asyncio.to_thread(end_servers, self.charge.folder)
+            # a server takes its time to leave the card, and would be taken for somebody else's program
+            left = await asyncio.to_thread(still_there, known, _GONE_SECONDS)
+            if left:
+                log.warning("MPS is down, and has processes left", device=self.charge.device_uuid, pids=left)
             self.charge.folder.remove()
 
     async def _start(self) -> None:
