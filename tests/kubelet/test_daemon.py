@@ -2,14 +2,18 @@
 
 import asyncio
 import json
+import shutil
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.demo.node import DemoNode
-from tests.e2e.conftest import NodeMaker, node_maker
+from tests.e2e.conftest import NodeMaker, end_helpers, node_maker
+from tests.e2e.support import simulate
 from tests.kubelet.conftest import run
 from tests.kubelet.double import AdmissionError, kubelet
 
@@ -100,12 +104,32 @@ def test_pods_on_mig_and_memory_through_the_end_of_vgpud(make_node: NodeMaker) -
             await k.healthy("nvidia.com/mig-1g.18gb", 7)
             assert json.dumps(spec_of(node, small.cdi_devices[0].name)) == mig
             assert len(await held_on(node)) == 2
+            # a reboot: the kubelet starts its pods again with the names that it was told before
+            await asyncio.to_thread(reboot, node)
+            await k.restart()
+            await asyncio.to_thread(node.start)
+            await k.healthy("nvidia.com/mig-1g.18gb", 7)
+            assert "CUDA_VISIBLE_DEVICES=MIG-" in json.dumps(spec_of(node, small.cdi_devices[0].name))
+            mounts = spec_of(node, held.cdi_devices[0].name)["devices"][0]["containerEdits"]["mounts"]
+            assert all(Path(m["hostPath"]).exists() for m in mounts)
+            assert {item["state"] for item in await held_on(node)} == {"active"}
             k.end("a/small")
             k.end("a/memory")
             await leaves_nothing(node)
 
     run(story())
     assert node.stop() == 0
+
+
+def reboot(node: DemoNode) -> None:
+    """Processes, /run and MIG are gone, and the kernel has another boot id; /var stays."""
+    node.kill()
+    end_helpers(node)
+    simulate(node, "reboot")
+    shutil.rmtree(node.run_dir)
+    shutil.rmtree(node.folder / "cdi")
+    with closing(sqlite3.connect(node.folder / "state" / "ledger.db")) as ledger, ledger:
+        assert ledger.execute("UPDATE meta SET value = 'x' WHERE key = 'boot_id'").rowcount == 1
 
 
 @pytest.mark.parametrize("point", ["allocate.attach-0", "allocate.commit"])

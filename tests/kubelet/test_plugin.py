@@ -190,6 +190,18 @@ def test_a_thousand_ids_and_names_of_63_characters(short: Path) -> None:
     run(story())
 
 
+def test_memory_may_be_promised_beyond_the_card(short: Path) -> None:
+    async def story() -> None:
+        beyond = MEMORY + '[[device]]\nmode = "preload"\npreload.memory_overcommit = 1.5\n'
+        async with node_in(short, beyond) as node:
+            await node.kubelet.healthy(UNITS, 240)
+            for pod in ("a/one", "a/two"):
+                await node.kubelet.admit(pod, UNITS, 60, among=lambda name: name.startswith("GPU-00000000"))
+            assert len(await node.kubelet.healthy(UNITS, 240)) == 240
+
+    run(story())
+
+
 def test_no_kubelet_no_folder_no_harm(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:

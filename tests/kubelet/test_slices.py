@@ -138,6 +138,17 @@ def test_what_others_hold_is_not_published() -> None:
     assert three not in str(device)
 
 
+def test_memory_may_be_promised_beyond_the_card_but_not_to_one() -> None:
+    cluster = Cluster()
+    rule = {"mode": "preload", "preload": {"memory_overcommit": 1.5}}
+    node = h200_node(1)
+    publish(cluster, node, Policy.model_validate({"version": 1, "device": [rule]}))
+    assert cluster.allocate("a", "quota", {"memory": "150Gi"}) is None
+    assert cluster.allocate("b", "quota", {"memory": "100Gi"})
+    assert cluster.allocate("c", "quota", {"memory": "100Gi"})
+    assert cluster.allocate("d", "quota", {"memory": "100Gi"}) is None
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from vgpud.model.device import Device, MigProfile, Placement
 from vgpud.model.errors import ErrorCode
-from vgpud.model.tenancy import Request, Selector
+from vgpud.model.tenancy import MODE_OF, Isolation, Mode, Request, Selector
 from vgpud.node.book import Book
 from vgpud.node.inventory import Inventory
 from vgpud.node.mig_pools import Pools
@@ -15,7 +15,7 @@ from vgpud.node.operations import Operations
 from vgpud.planner.choose import choose
 from vgpud.planner.locality import nearest_devices
 from vgpud.planner.pool import NO_POOL
-from vgpud.planner.terms import bare_name
+from vgpud.planner.terms import all_terms, bare_name
 from vgpud.planner.use import EMPTY
 from vgpud.planner.wanted import FIRST_CUT
 from vgpud.policy.model import Policy
@@ -82,8 +82,13 @@ class Room:
         if not fits:
             return fits
         device = self._inventory.device(device_uuid)
-        free = device.memory_usable_bytes - self._book.use_of(device_uuid).memory_bytes
-        return free // unit_bytes
+        free = self.memory_bytes(device, MODE_OF[one.isolation or Isolation.QUOTA])
+        return (free - self._book.use_of(device_uuid).memory_bytes) // unit_bytes
+
+    def memory_bytes(self, device: Device, mode: Mode) -> int:
+        """What all tenants of the device may come to, by the policy."""
+        terms = all_terms(self._keeper.policy().policy, self._inventory.node)
+        return terms[device.uuid].memory_bytes(mode, device.memory_usable_bytes)
 
     def nearest(self, device_uuids: tuple[str, ...], must: tuple[str, ...], count: int) -> tuple[str, ...]:
         """The `count` devices of these that lie nearest to each other, `must` among them."""

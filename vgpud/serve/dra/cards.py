@@ -128,9 +128,12 @@ def _card(device: Device, form: Form, policy: Policy, places: Places, others: Se
         taken = [part.mig.placement for part in others if part.mig is not None]
         free = tuple(place for place in all_places(device, places) if not _overlaps(place.at, taken))
         return Card(device, form, places=free) if free else None
-    memory = device.memory_usable_bytes - sum(part.memory_bytes for part in others)
+    memory, preload = device.memory_usable_bytes, rule.settings_preload()
+    if form is Form.QUOTA:  # what tenants may be promised, which may be more than there is
+        memory = memory * round(preload.memory_overcommit * 100) // 100
+    memory -= sum(part.memory_bytes for part in others)
     share = 10000 - sum(part.share.hundredths for part in others if part.share is not None)
-    tenants = rule.settings_preload().max_tenants
+    tenants = preload.max_tenants
     if form is Form.COMPUTE:
         tenants = rule.settings_mps().max_tenants
         share += round(rule.settings_mps().overcommit_percent * 100) - 10000

@@ -120,16 +120,17 @@ def _group(node: Node, card: Card, cluster: Cluster, cores: bool) -> _Group | No
 
 
 def _sharing(card: Card, cluster: Cluster, cores: bool) -> Json:
-    """A claim that names no amount gets all the memory that is left for claims, and unlimited compute."""
+    """A claim that names no amount takes all the memory for claims, and unlimited compute."""
     memory = card.memory_bytes // _STEP * _STEP
+    most = min(memory, card.device.memory_usable_bytes // _STEP * _STEP)
     if not cluster.keeps_sharing:
-        return {"memory": {"value": show(memory)}}
+        return {"memory": {"value": show(most)}}
     capacity: Json = {
         "memory": {
             "value": show(memory),
             "requestPolicy": {
-                "default": show(memory),
-                "validRange": {"min": show(_STEP), "max": show(memory), "step": show(_STEP)},
+                "default": show(most),
+                "validRange": {"min": show(_STEP), "max": show(most), "step": show(_STEP)},
             },
         },
         "tenants": {

@@ -184,7 +184,8 @@ class KubeletDoor:
             held |= hold.ids
         found: list[Share] = []
         for device in devices:
-            count = offered(resource, device, self._room.profiles(device))
+            memory = self._room.memory_bytes(device, resource.mode)
+            count = offered(resource, device, self._room.profiles(device), memory)
             if count:
                 found += self._shares_of(resource, device, count, held)
         return tuple(found)

@@ -12,7 +12,16 @@ from hashlib import sha256
 from vgpud.model.device import Device, Health
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import MIB, Percent
-from vgpud.model.tenancy import ANYONE, KUBELET_PREFIX, Isolation, Owner, Request, Selector
+from vgpud.model.tenancy import (
+    ANYONE,
+    KUBELET_PREFIX,
+    MODE_OF,
+    Isolation,
+    Mode,
+    Owner,
+    Request,
+    Selector,
+)
 from vgpud.policy.kubelet import KubeletResource, KubeletSettings
 
 _STEM = 40  # leaves room for the number in the 63 characters of an id
@@ -32,6 +41,13 @@ class Resource:
     @property
     def kind(self) -> str:
         return self.rule.kind
+
+    @property
+    def mode(self) -> Mode:
+        """In which its cards are to be."""
+        if self.divisible:
+            return MODE_OF[_ISOLATION[self.rule.isolation]]
+        return Mode.MIG if self.kind == "mig" else Mode.EXCLUSIVE
 
     @property
     def divisible(self) -> bool:
@@ -67,8 +83,8 @@ def resources_of(
     return tuple(found.values())
 
 
-def offered(resource: Resource, device: Device, profiles: Mapping[str, int]) -> int:
-    """How many ids the card has, whatever is taken of it."""
+def offered(resource: Resource, device: Device, profiles: Mapping[str, int], memory_bytes: int) -> int:
+    """How many ids the card has, whatever is taken of it; `memory_bytes` is what tenants may come to."""
     if not resource.rule.match.covers(device):
         return 0
     match resource.kind:
@@ -78,7 +94,7 @@ def offered(resource: Resource, device: Device, profiles: Mapping[str, int]) -> 
             return profiles.get(resource.profile, 0)
         case "part":
             return resource.rule.parts or 0
-    return device.memory_usable_bytes // resource.rule.unit_bytes
+    return memory_bytes // resource.rule.unit_bytes
 
 
 def share_id(resource: Resource, device_uuid: str, number: int) -> str:
