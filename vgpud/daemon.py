@@ -282,7 +282,8 @@ def kubelet_door(daemon: Daemon, keeper: NodeKeeper) -> KubeletDoor:
     """Closed until the policy names a resource and there is a kubelet."""
     room = Room(keeper, daemon.inventory, daemon.book)
     settings = daemon.settings
-    return KubeletDoor(keeper, room, Kubelet(settings.kubelet_dir), settings.state_dir)
+    kubelet = Kubelet(settings.kubelet_dir)
+    return KubeletDoor(keeper, room, kubelet, settings.state_dir, lambda: daemon.specs.driver)
 
 
 def dra_door(daemon: Daemon, keeper: NodeKeeper) -> DraDoor:

@@ -41,7 +41,12 @@ class Node:
     def open(self) -> None:
         room = Room(self.world.keeper, self.world.parts.inventory, self.world.parts.book)
         self.door = KubeletDoor(
-            self.world.keeper, room, Sockets(self.kubelet.root), self.folder / "state", FAST
+            self.world.keeper,
+            room,
+            Sockets(self.kubelet.root),
+            self.folder / "state",
+            lambda: self.world.parts.specs.driver,
+            FAST,
         )
         self.task = asyncio.ensure_future(self.door.run())
 

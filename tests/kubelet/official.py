@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from tests.simnode import ROOT
@@ -18,12 +20,19 @@ why = ""
 
 def client() -> Path | None:
     """A folder for PYTHONPATH; None, with the reason in `why`, where it cannot be fetched."""
-    global why  # noqa: PLW0603 - the reason of a skip
     if (HOME / "kubernetes" / "client").is_dir():
         return HOME
-    draft = HOME.with_suffix(".new")
-    shutil.rmtree(draft, ignore_errors=True)
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-compile", "--target", str(draft)]
+    HOME.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix="kubernetes.", dir=HOME.parent))  # of this worker alone
+    try:
+        return _fetch(draft)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _fetch(draft: Path) -> Path | None:
+    global why  # noqa: PLW0603 - the reason of a skip
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-compile", "--target", str(draft / "new")]
     try:
         done = subprocess.run(
             [*pip, REQUIREMENT], capture_output=True, text=True, check=False, timeout=FETCH_SECONDS
@@ -32,10 +41,8 @@ def client() -> Path | None:
         why = f"pip did not fetch {REQUIREMENT} within {FETCH_SECONDS} s"
         return None
     if done.returncode != 0:
-        why = f"pip cannot fetch {REQUIREMENT}: {done.stderr.strip().splitlines()[-1:]}"
+        why = f"pip cannot fetch {REQUIREMENT}: {(done.stderr.strip().splitlines() or ['no words'])[-1]}"
         return None
-    try:
-        draft.rename(HOME)
-    except OSError:  # another worker was faster
-        shutil.rmtree(draft, ignore_errors=True)
+    with suppress(OSError):  # another worker was faster
+        (draft / "new").rename(HOME)
     return HOME

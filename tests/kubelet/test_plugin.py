@@ -5,13 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.kubelet.conftest import MEMORY, node_in, run
 from tests.kubelet.double import AdmissionError
 from tests.node.world import FakeGateway, device, request
+from vgpud.inject.driver import DriverFiles
 from vgpud.model.device import Health, Node
 from vgpud.model.quantity import GIB
-from vgpud.model.tenancy import Mode
+from vgpud.model.tenancy import Mode, Mount
 
 UNITS = "vgpud.io/memory-gib"
 CARDS = """version = 1
@@ -166,8 +168,12 @@ def test_edits_for_kubelets_without_cdi(short: Path) -> None:
     async def story() -> None:
         async with node_in(short, MEMORY.replace("[kubelet]", '[kubelet]\ninject = "edits"')) as node:
             await node.kubelet.healthy(UNITS, 160)
+            library = Mount("/lib/libcuda.so.1", "/usr/lib/x/libcuda.so.1")
+            node.world.parts.specs.driver = DriverFiles(mounts=(library,))
             answer = await node.kubelet.admit("a/b", UNITS, 2)
             assert not answer.cdi_devices
+            assert [(m.host_path, m.read_only) for m in answer.mounts] == [("/lib/libcuda.so.1", True)]
+            assert answer.envs["LD_LIBRARY_PATH"] == "/usr/lib/x"
             assert answer.envs["CUDA_VISIBLE_DEVICES"] == node.allocations[0].slices[0].device_uuid
 
     run(story())
@@ -198,6 +204,19 @@ def test_memory_may_be_promised_beyond_the_card(short: Path) -> None:
             for pod in ("a/one", "a/two"):
                 await node.kubelet.admit(pod, UNITS, 60, among=lambda name: name.startswith("GPU-00000000"))
             assert len(await node.kubelet.healthy(UNITS, 240)) == 240
+
+    run(story())
+
+
+def test_a_resource_that_no_card_will_ever_give_says_why(short: Path) -> None:
+    async def story() -> None:
+        by_share = MEMORY + 'isolation = "compute"\n[[device]]\nmode = "exclusive"\n'
+        with capture_logs() as logs:
+            async with node_in(short, by_share) as node:
+                await node.kubelet.healthy(UNITS, 0)
+                await node.until(lambda: any("there will be none" in str(entry) for entry in logs))
+        (said,) = {entry["why"] for entry in logs if "there will be none" in str(entry)}
+        assert "the policy fixes mode exclusive" in said
 
     run(story())
 

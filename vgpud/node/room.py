@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from vgpud.model.device import Device, MigProfile, Placement
-from vgpud.model.errors import ErrorCode
+from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import MODE_OF, Isolation, Mode, Request, Selector
 from vgpud.node.book import Book
 from vgpud.node.inventory import Inventory
@@ -75,6 +75,13 @@ class Room:
             piece = decision.slices[0]
             use[device_uuid] = use.get(device_uuid, EMPTY).with_slice(piece)
         return most
+
+    def refusal(self, one: Request) -> VgpuError | None:
+        """Why no device of this node would give anything like `one`, were it empty; None if one would."""
+        asked = replace(one, count=1, selector=Selector())
+        pools = {} if self._keeper.mig is None else self._keeper.mig.pools.pools()
+        decision = choose(asked, self._inventory.node, self._keeper.policy().policy, {}, pools=pools)
+        return decision.refusal
 
     def units(self, one: Request, device_uuid: str, unit_bytes: int) -> int | None:
         """How many times `unit_bytes` of memory can still be had on the device; None as `more`."""

@@ -1,8 +1,8 @@
 """Claims made real: each is one or a few allocations, whose request ids are made of its uid."""
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -36,12 +36,13 @@ class Preparer:
         self._claims = claims
         self._pool = pool
         self._find = find
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        # one for each claim that somebody is at work on, and gone with the last of them
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._suspects: set[str] = set()
 
     async def prepare(self, namespace: str, name: str, uid: str) -> tuple[Answer, ...]:
         """Raises VgpuError; what was newly made of a claim that fails is undone."""
-        async with self._locks[_checked(uid)]:
+        async with self._lock(uid):
             known = self._claims.get(uid)
             if known is not None and known.answers and all(map(self._stands, known.request_ids)):
                 return known.answers
@@ -66,7 +67,7 @@ class Preparer:
 
     async def unprepare(self, uid: str) -> None:
         """Also of a claim that is not known. Raises VgpuError(TENANT_ALIVE) while its processes run."""
-        async with self._locks[_checked(uid)]:
+        async with self._lock(uid):
             for allocation in self._of(uid):
                 try:
                     await self._keeper.release(allocation.id, ROOT, force=False)
@@ -74,8 +75,9 @@ class Preparer:
                     if error.code is not ErrorCode.NO_SUCH_ALLOCATION:
                         raise
             await self._claims.drop(uid)
-        if not self._locks[uid].locked():
-            del self._locks[uid]
+
+    def _lock(self, uid: str) -> asyncio.Lock:
+        return self._locks.setdefault(_checked(uid), asyncio.Lock())
 
     async def check(self) -> None:
         """Releases what claims held that the cluster has no more: deleted by force, or made anew.

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import structlog
 
+from vgpud.inject.driver import DriverFiles
 from vgpud.model.device import Device
 from vgpud.model.errors import VgpuError
 from vgpud.model.tenancy import Allocation
@@ -72,9 +73,16 @@ class KubeletDoor:
     """`run` serves until it is cancelled. Nothing happens while the policy names no resource."""
 
     def __init__(
-        self, keeper: Keeper, room: Room, kubelet: Kubelet, state_dir: Path, pace: Pace | None = None
+        self,
+        keeper: Keeper,
+        room: Room,
+        kubelet: Kubelet,
+        state_dir: Path,
+        driver: Callable[[], DriverFiles] = DriverFiles,
+        pace: Pace | None = None,
     ) -> None:
         self._keeper = keeper
+        self._driver = driver
         self._room = room
         self._kubelet = kubelet
         self._pace = pace or Pace()
@@ -115,8 +123,8 @@ class KubeletDoor:
     # --- what plugins ask
 
     @property
-    def by_cdi(self) -> bool:
-        return self._settings.inject == "cdi"
+    def driver(self) -> DriverFiles | None:
+        return None if self._settings.inject == "cdi" else self._driver()
 
     async def allocate(self, resource: Resource, ids: Sequence[str]) -> Allocation:
         return await self.allocator.allocate(resource, ids)
@@ -174,9 +182,18 @@ class KubeletDoor:
                 if plugin is not None:
                     await plugin.stop()
                 plugin = Plugin(resource, self._kubelet.plugins / socket_name(name), self)
+            listed = self._shares(resource, devices)
+            if not listed:
+                self._say_why(resource, devices)
             # the list is there before anybody can ask for it
-            await plugin.update(self._shares(resource, devices))
+            await plugin.update(listed)
             self._plugins[name] = plugin
+
+    def _say_why(self, resource: Resource, devices: Sequence[Device]) -> None:
+        matching = [device for device in devices if resource.rule.match.covers(device)]
+        why = self._room.refusal(one_of(resource, matching[0])) if matching else None
+        words = f"no device of this node matches, of {len(devices)}" if why is None else str(why)
+        self._complain(resource.name, f"there will be none of it: {words}")
 
     def _shares(self, resource: Resource, devices: Sequence[Device]) -> tuple[Share, ...]:
         held: set[str] = set()

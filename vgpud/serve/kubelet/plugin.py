@@ -10,6 +10,7 @@ import grpc
 import structlog
 
 from vgpud.api.gen.kubelet import deviceplugin_v1beta1_pb2 as pb
+from vgpud.inject.driver import DriverFiles
 from vgpud.model.tenancy import Allocation, Edits
 from vgpud.serve.kubelet import wire
 from vgpud.serve.kubelet.resources import Resource, Share
@@ -34,7 +35,9 @@ class Behind(Protocol):
     ) -> tuple[str, ...]: ...
 
     @property
-    def by_cdi(self) -> bool: ...
+    def driver(self) -> DriverFiles | None:
+        """None: containers get a CDI name, whose spec has the driver's files."""
+        ...
 
 
 class Plugin:
@@ -158,7 +161,7 @@ class Plugin:
         answers = []
         for one in asked.container_requests:
             allocation = await self._behind.allocate(self.resource, one.devices_ids)
-            answers.append(answer(allocation, self._behind.by_cdi))
+            answers.append(answer(allocation, self._behind.driver))
         return pb.AllocateResponse(container_responses=answers)
 
 
@@ -172,11 +175,13 @@ def listing(shares: Sequence[Share]) -> pb.ListAndWatchResponse:
     return pb.ListAndWatchResponse(devices=devices)
 
 
-def answer(allocation: Allocation, by_cdi: bool) -> pb.ContainerAllocateResponse:
+def answer(allocation: Allocation, driver: DriverFiles | None) -> pb.ContainerAllocateResponse:
     """A CDI name, or what stands in the spec of that name: never both, for a runtime would do it twice."""
-    if by_cdi:
+    if driver is None:
         return pb.ContainerAllocateResponse(cdi_devices=[pb.CDIDevice(name=allocation.cdi_name)])
-    return plainly(allocation.edits)
+    folder = driver.own_folder
+    found = Edits() if folder is None else Edits(env=(("LD_LIBRARY_PATH", str(folder)),))
+    return plainly(driver.edits.merged(found).merged(allocation.edits))
 
 
 def plainly(edits: Edits) -> pb.ContainerAllocateResponse:
