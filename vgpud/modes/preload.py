@@ -5,6 +5,7 @@ second finds it there. The arbiter registers the tenant's processes and outlives
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -38,6 +39,7 @@ ARBITER_UNIT = "vgpud-arbiter"
 
 # libvgpu tries every 100 ms (RETRY_MS_MAX in arbiter_link.c) to reach an arbiter that is gone
 _REGISTER_SECONDS = 0.25
+_NOTICE_SECONDS = 0.2
 _RESTART_SECONDS = 0.2  # so that one that dies at once is not started without end
 # an arbiter that is well answers in some ten microseconds, less than handing the order to a thread takes
 _AT_ONCE_SECONDS = 0.002
@@ -118,6 +120,9 @@ class Preload:
         except VgpuError as error:
             if error.code is not ErrorCode.HELPER_FAILED:
                 raise
+        end = time.monotonic() + _NOTICE_SECONDS
+        while self._notice is not None and time.monotonic() < end:  # noqa: ASYNC110 - a turn or two
+            await asyncio.sleep(0)  # the loop has not come to hear of its end yet
         await self.ensure_arbiter()
         return await self._order_once(order, allocation_id)
 

@@ -1,0 +1,197 @@
+"""The door for container runtimes against peers of every kind; the node behind it is a fake."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vgpud.inject.hooks import HookProgram
+from vgpud.inject.specs import Specs
+from vgpud.model.caller import Caller
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import GIB
+from vgpud.model.tenancy import Allocation, Edits, Lifetime, Request, State
+from vgpud.serve.peers import start_ticks
+from vgpud.serve.runtime import RuntimeDoor
+from vgpud.serve.runtime_wire import FOR_PARENT, MAGIC, REPLY, REQUEST, Status, Verb
+from vgpud.serve.sockets import runtime_socket
+
+ASKS = json.dumps({"annotations": {"vgpud.io/memory": "1GiB"}, "process": {"user": {"uid": 5, "gid": 6}}})
+
+
+@dataclass
+class FakeContainers:
+    specs: Specs
+    started: list[Request] = field(default_factory=list)
+    bound: list[tuple[str, Lifetime]] = field(default_factory=list)
+    ended: list[str] = field(default_factory=list)
+    error: Exception | None = None
+
+    async def start(self, request: Request) -> Allocation:
+        self.started.append(request)
+        if self.error is not None:
+            raise self.error
+        return Allocation("a1", request, State.ACTIVE, (), edits=Edits(env=(("CUDA_VISIBLE_DEVICES", "G"),)))
+
+    async def bind(self, allocation_id: str, caller: Caller, lifetime: Lifetime) -> None:
+        self.bound.append((allocation_id, lifetime))
+
+    def end(self, allocation_id: str, caller: Caller) -> None:
+        self.ended.append(allocation_id)
+
+
+@dataclass
+class World:
+    containers: FakeContainers
+    path: Path
+
+    async def connect(self) -> socket.socket:
+        peer = socket.socket(socket.AF_UNIX)
+        peer.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(peer, str(self.path))
+        return peer
+
+    async def ask(
+        self, verb: int, name: str = "c1", body: str = "", flags: int = 0, pidfd: int | None = None
+    ) -> tuple[Status, str]:
+        loop = asyncio.get_running_loop()
+        with await self.connect() as peer:
+            head = REQUEST.pack(MAGIC, verb, flags, len(name.encode()), len(body.encode()))
+            socket.send_fds(peer, [head], [] if pidfd is None else [pidfd])
+            await loop.sock_sendall(peer, name.encode() + body.encode())
+            return await answer(peer)
+
+
+async def answer(peer: socket.socket) -> tuple[Status, str]:
+    loop = asyncio.get_running_loop()
+    data = b""
+    while part := await loop.sock_recv(peer, 65536):
+        data += part
+    magic, status, length = REPLY.unpack(data[: REPLY.size])
+    assert (magic, length) == (MAGIC, len(data) - REPLY.size)
+    return Status(status), data[REPLY.size :].decode()
+
+
+@contextlib.asynccontextmanager
+async def world(folder: Path) -> AsyncIterator[World]:
+    hook = folder / "vgpu-hook"
+    hook.touch()
+    run_dir = folder / "run"
+    run_dir.mkdir()
+    containers = FakeContainers(Specs(folder / "cdi", HookProgram(hook, run_dir)))
+    door = RuntimeDoor(containers, run_dir, runtime_socket(run_dir, ""), lambda pid, starter: f"of {pid}")
+    door.start()
+    yield World(containers, run_dir / "runtime.sock")
+    await door.stop(1.0)
+    assert not (run_dir / "runtime.sock").exists()
+
+
+def run(folder: Path, scene: Any) -> None:
+    async def play() -> None:
+        async with world(folder) as made:
+            await asyncio.wait_for(scene(made), 30)
+
+    asyncio.run(play())
+
+
+def me() -> Lifetime:
+    ticks = start_ticks(os.getpid())
+    assert ticks is not None
+    return Lifetime(os.getpid(), ticks)
+
+
+def test_a_container_is_prepared(tmp_path: Path) -> None:
+    async def scene(made: World) -> None:
+        status, text = await made.ask(Verb.PREPARE, body=ASKS)
+        assert status is Status.DONE and json.loads(text)["annotations"]["vgpud.io/prepared"] == "a1"
+        (request,) = made.containers.started
+        assert (request.memory_bytes, request.lifetime, request.label) == (GIB, me(), "c1")
+        assert (request.owner.uid, request.owner.gid) == (5, 6)
+        # asked again by the same process it is the same request, by another name another
+        await made.ask(Verb.PREPARE, body=ASKS)
+        await made.ask(Verb.PREPARE, name="c2", body=ASKS)
+        ids = [one.id for one in made.containers.started]
+        assert ids[0] == ids[1] != ids[2]
+
+    run(tmp_path, scene)
+
+
+def test_a_hook_asks_for_its_parent(tmp_path: Path) -> None:
+    async def scene(made: World) -> None:
+        await made.ask(Verb.PREPARE, body=ASKS, flags=FOR_PARENT)
+        assert made.containers.started[0].lifetime.pid == os.getppid()
+        made.containers.error = VgpuError(ErrorCode.NO_CAPACITY, "it is full", "wait")
+        status, text = await made.ask(Verb.PREPARE, body=ASKS, flags=FOR_PARENT)
+        hook = json.loads(text)["hooks"]["createRuntime"][0]
+        assert status is Status.DONE and hook["args"][-2:] == ["refuse", "it is full (E401)\nhint: wait"]
+
+    run(tmp_path, scene)
+
+
+def test_refusals_and_bugs_are_answered(tmp_path: Path) -> None:
+    async def scene(made: World) -> None:
+        made.containers.error = VgpuError(ErrorCode.NO_CAPACITY, "it is full", "wait")
+        assert await made.ask(Verb.PREPARE, body=ASKS) == (Status.REFUSED, "it is full (E401)\nhint: wait")
+        made.containers.error = RuntimeError("oh")
+        status, text = await made.ask(Verb.PREPARE, body=ASKS)
+        assert status is Status.REFUSED and "E901" in text
+        for body in ("", "{", "[]", "3", '{"process": 3}'):
+            status, text = await made.ask(Verb.PREPARE, body=body)
+            assert status is Status.REFUSED and "E103" in text
+        assert await made.ask(Verb.PREPARE, body="{}") == (Status.UNCHANGED, "")
+
+    run(tmp_path, scene)
+
+
+def test_binding_is_by_pidfd(tmp_path: Path) -> None:
+    async def scene(made: World) -> None:
+        pidfd = os.pidfd_open(os.getpid())
+        assert (await made.ask(Verb.BIND, name="a1", pidfd=pidfd))[0] is Status.DONE
+        assert made.containers.bound == [("a1", Lifetime(me().pid, me().start_ticks, f"of {os.getpid()}"))]
+        for wrong in (None, 0):  # none, and one of something else
+            status, text = await made.ask(Verb.BIND, name="a1", pidfd=wrong)
+            assert status is Status.REFUSED and "E103" in text
+        os.close(pidfd)
+        assert (await made.ask(Verb.END, name="a1"))[0] is Status.DONE
+        assert made.containers.ended == ["a1"]
+
+    run(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        REQUEST.pack(1, 1, 0, 0, 0),
+        REQUEST.pack(MAGIC, 9, 0, 0, 0),
+        REQUEST.pack(MAGIC, 1, 0, 1 << 20, 0),
+        REQUEST.pack(MAGIC, 1, 0, 0, 1 << 30),
+    ],
+)
+def test_what_is_no_message_is_refused(tmp_path: Path, head: bytes) -> None:
+    async def scene(made: World) -> None:
+        with await made.connect() as peer:
+            await asyncio.get_running_loop().sock_sendall(peer, head)
+            status, text = await answer(peer)
+        assert status is Status.REFUSED and "E103" in text
+        assert made.containers.started == []
+
+    run(tmp_path, scene)
+
+
+def test_peers_that_go_away_or_say_nothing_hold_up_nobody(tmp_path: Path) -> None:
+    async def scene(made: World) -> None:
+        silent = [await made.connect() for _ in range(20)]
+        with await made.connect() as cut:
+            await asyncio.get_running_loop().sock_sendall(cut, REQUEST.pack(MAGIC, 1, 0, 2, 500)[:7])
+        assert await made.ask(Verb.PREPARE, body="{}") == (Status.UNCHANGED, "")
+        for peer in silent:
+            peer.close()
+
+    run(tmp_path, scene)
