@@ -132,8 +132,7 @@ def test_scripts_are_sound(tmp_path: Path) -> None:
 
 def test_what_container_runtimes_and_slurm_call_is_there(debs: Path) -> None:
     """Where the hooks in the CDI specs, and the manuals, say that it is."""
-    names = set(files(one(debs, "vgpud")))
-    found = {name.removeprefix(".").rstrip("/") for name in names}
+    found = {name.removeprefix(".").partition(" -> ")[0] for name in files(one(debs, "vgpud"))}
     wanted = ["/usr/lib/vgpud/vgpu-hook", "/usr/bin/vgpu-runtime"]
     wanted += [
         f"/usr/lib/vgpud/slurm/{name}" for name in ("prolog", "task-prolog", "epilog", "vgpud-slurm.sh")
