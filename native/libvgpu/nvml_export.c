@@ -1,7 +1,7 @@
 /*
  * nvml_export.c: the private table through which nvidia-smi reads its lists of processes. NVIDIA publishes
  * nothing about it: what is known was learnt by watching nvidia-smi of branches 535 and 550 (see
- * native/sim/nvml/nvml_export.c). The first word is the table's size; three entries list processes.
+ * native/sim/nvml/nvml_export.c), and of 580 on an H200. The first word is the table's size; three entries list processes.
  *
  * A list is replaced by the slice's own only where its form is certain: each of its pids stands where the
  * public list of the same device says that it must, or the driver is of a branch that was watched. Anything
@@ -36,7 +36,7 @@ static pthread_mutex_t copying = PTHREAD_MUTEX_INITIALIZER;
 
 static bool watched_branch(void)
 {
-    static const char *const branches[] = {"535.", "550."};
+    static const char *const branches[] = {"535.", "550.", "580."};
     char version[NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE];
     if (CALL_NVML(nvmlSystemGetDriverVersion, version, sizeof(version)) != NVML_SUCCESS)
         return false;
