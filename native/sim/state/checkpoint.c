@@ -67,7 +67,7 @@ static bool is_idle(struct sim_state *s, struct sim_proc *p)
 {
     for (uint32_t i = 0; i < SIM_MAX_USES; i++) {
         struct sim_use *u = &p->uses[i];
-        if (u->used && !sim_engine_reached(s, u, u->queue.submitted, NULL))
+        if (u->used && !sim_engine_idle(s, u))
             return false;
     }
     return true;
@@ -177,13 +177,19 @@ static int check_room(struct sim_state *s, const struct sim_proc *p)
     return CUDA_SUCCESS;
 }
 
-static void place(struct sim_proc *p, const uint8_t *card_of)
+static void place(struct sim_state *s, struct sim_proc *p, const uint8_t *card_of)
 {
     for (uint32_t i = 0; i < SIM_MAX_DEVICES; i++)
         p->card_of[i] = (uint8_t)moved_to(card_of, p->suspended_card_of[i]);
-    for (uint32_t i = 0; i < SIM_MAX_USES; i++)
-        if (p->uses[i].used)
-            p->uses[i].device = moved_to(card_of, p->uses[i].suspended_device);
+    for (uint32_t i = 0; i < SIM_MAX_USES; i++) {
+        struct sim_use *u = &p->uses[i];
+        if (!u->used)
+            continue;
+        struct sim_device *from = &s->devices[u->device];
+        sim_engine_lock(from);
+        u->device = moved_to(card_of, u->suspended_device);
+        sim_engine_unlock(from);
+    }
 }
 
 int sim_checkpoint_restore(struct sim_state *s, uint32_t pid, const uint8_t *card_of)
@@ -197,12 +203,12 @@ int sim_checkpoint_restore(struct sim_state *s, uint32_t pid, const uint8_t *car
     if (result == CUDA_SUCCESS && card_of != NULL)
         result = check_moves(s, p, card_of);
     if (result == CUDA_SUCCESS) {
-        place(p, card_of); /* while nothing counts it; a caller killed here may ask again */
+        place(s, p, card_of); /* while nothing counts it; a caller killed here may ask again */
         result = check_room(s, p);
         if (result == CUDA_SUCCESS)
             set_gate(p, SIM_LOCKED, card_of != NULL);
         else
-            place(p, NULL);
+            place(s, p, NULL);
         p->restore_broken = result == CUDA_ERROR_OUT_OF_MEMORY;
     }
     sim_unlock(s);

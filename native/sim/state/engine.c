@@ -26,6 +26,18 @@ static struct sim_use *use_of(struct sim_state *s, uint32_t ref)
     return &s->procs[ref / SIM_MAX_USES].uses[ref % SIM_MAX_USES];
 }
 
+/* Locks the engine of the device where the queue is now: a restore may move it meanwhile. */
+static struct sim_device *lock_engine(struct sim_state *s, const struct sim_use *u)
+{
+    for (;;) {
+        struct sim_device *d = &s->devices[u->device];
+        sim_engine_lock(d);
+        if (d == &s->devices[u->device])
+            return d;
+        sim_engine_unlock(d);
+    }
+}
+
 static void add_busy(uint64_t *epochs, uint64_t *sums, uint64_t from, uint64_t to)
 {
     if (to - from > SIM_BUCKETS * SIM_BUCKET_NS)
@@ -157,8 +169,7 @@ void sim_engine_advance(struct sim_state *s, struct sim_device *d, struct sim_en
 
 void sim_engine_forget(struct sim_state *s, uint32_t ref, struct sim_use *u)
 {
-    struct sim_device *d = &s->devices[u->device];
-    sim_engine_lock(d);
+    struct sim_device *d = lock_engine(s, u);
     struct sim_engine *e = sim_engine_of(d, u->gi, u->ci);
     sim_engine_advance(s, d, e);
     uint32_t kept = 0;
@@ -172,14 +183,12 @@ void sim_engine_forget(struct sim_state *s, uint32_t ref, struct sim_use *u)
 
 double sim_engine_submit(struct sim_state *s, struct sim_proc *p, struct sim_use *u, double work_ns)
 {
-    struct sim_device *d = &s->devices[u->device];
+    struct sim_device *d = lock_engine(s, u);
     uint32_t ref = (uint32_t)((p - s->procs) * SIM_MAX_USES + (u - p->uses));
-    sim_engine_lock(d);
-    while (sim_gate_shut(p)) { /* suspended since this call began; it may come back elsewhere */
+    while (sim_gate_shut(p)) { /* suspended since this call began */
         sim_engine_unlock(d);
         sim_gate_wait(p);
-        d = &s->devices[u->device];
-        sim_engine_lock(d);
+        d = lock_engine(s, u);
     }
     struct sim_engine *e = sim_engine_of(d, u->gi, u->ci);
     sim_engine_advance(s, d, e);
@@ -213,8 +222,7 @@ static uint64_t time_of(const struct sim_queue *q, double position)
 
 bool sim_engine_reached(struct sim_state *s, struct sim_use *u, double position, uint64_t *at_ns)
 {
-    struct sim_device *d = &s->devices[u->device];
-    sim_engine_lock(d);
+    struct sim_device *d = lock_engine(s, u);
     sim_engine_advance(s, d, sim_engine_of(d, u->gi, u->ci));
     bool reached = u->queue.done + EPSILON_NS >= position;
     if (reached && at_ns != NULL)
@@ -223,11 +231,19 @@ bool sim_engine_reached(struct sim_state *s, struct sim_use *u, double position,
     return reached;
 }
 
+bool sim_engine_idle(struct sim_state *s, struct sim_use *u)
+{
+    struct sim_device *d = lock_engine(s, u);
+    sim_engine_advance(s, d, sim_engine_of(d, u->gi, u->ci));
+    bool idle = u->queue.submitted - u->queue.done <= EPSILON_NS;
+    sim_engine_unlock(d);
+    return idle;
+}
+
 static double time_left(struct sim_state *s, struct sim_use *u, double position)
 {
-    struct sim_device *d = &s->devices[u->device];
+    struct sim_device *d = lock_engine(s, u);
     double left = 0;
-    sim_engine_lock(d);
     struct sim_engine *e = sim_engine_of(d, u->gi, u->ci);
     sim_engine_advance(s, d, e);
     const struct sim_queue *q = &u->queue;

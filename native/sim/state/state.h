@@ -78,7 +78,7 @@ struct sim_queue {
 /* What one process holds on one device or MIG compute instance. */
 struct sim_use {
     uint32_t used;
-    uint32_t device;
+    _Atomic uint32_t device;   /* changes under the lock of the engine that it leaves */
     uint32_t suspended_device; /* where it was when its process was checkpointed */
     int32_t gi, ci; /* SIM_NONE outside MIG */
     uint32_t contexts;
@@ -258,6 +258,7 @@ static inline enum sim_gate sim_gate_of(uint32_t gate)
 struct sim_engine *sim_engine_of(struct sim_device *d, int gi, int ci);
 double sim_engine_submit(struct sim_state *s, struct sim_proc *p, struct sim_use *u, double work_ns);
 bool sim_engine_reached(struct sim_state *s, struct sim_use *u, double position, uint64_t *at_ns);
+bool sim_engine_idle(struct sim_state *s, struct sim_use *u); /* nothing of this queue is left to do */
 void sim_engine_wait(struct sim_state *s, struct sim_use *u, double position);
 void sim_engine_forget(struct sim_state *s, uint32_t ref, struct sim_use *u);
 uint32_t sim_engine_percent(struct sim_device *d, struct sim_engine *e);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* What cuda.h renames, by its true names. */
 CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t size);
@@ -15,6 +16,8 @@ CUresult cuCtxDestroy_v2(CUcontext ctx);
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total);
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size);
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size);
+CUresult cuEventDestroy_v2(CUevent event);
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle handle, unsigned int flags);
 
 #define CHECK(condition)                                                                           \
     do {                                                                                           \
@@ -24,7 +27,7 @@ CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size);
         }                                                                                          \
     } while (0)
 
-enum { THREADS = 4, ROUNDS = 300, HELD = 64 };
+enum { THREADS = 4, ROUNDS = 300, HELD = 64, SUSPENDED = 25 };
 static const char ptx[] = ".version 7.8\n.target sm_80\n.visible .entry work(.param .u64 p){ret;}\n";
 
 static CUcontext g_ctx;
@@ -55,11 +58,46 @@ static void *churn(void *seed)
     return NULL;
 }
 
+/* This very process, suspended and brought back while its other threads are at work. */
+static void *suspend(void *unused)
+{
+    int pid = (int)getpid();
+    CUprocessState state;
+    (void)unused;
+    for (int i = 0; i < SUSPENDED; i++) {
+        CHECK(cuCheckpointProcessLock(pid, NULL) == CUDA_SUCCESS);
+        CHECK(cuCheckpointProcessCheckpoint(pid, NULL) == CUDA_SUCCESS);
+        CHECK(cuCheckpointProcessGetState(pid, &state) == CUDA_SUCCESS);
+        CHECK(state == CU_PROCESS_STATE_CHECKPOINTED);
+        CHECK(cuCheckpointProcessRestore(pid, NULL) == CUDA_SUCCESS);
+        CHECK(cuCheckpointProcessUnlock(pid, NULL) == CUDA_SUCCESS);
+    }
+    return NULL;
+}
+
+static void tour_shared(void)
+{
+    CUdeviceptr p;
+    CUipcMemHandle memory, wrong = {{0}};
+    CUipcEventHandle handle;
+    CUevent event;
+    CHECK(cuMemAlloc_v2(&p, 1000) == CUDA_SUCCESS);
+    CHECK(cuIpcGetMemHandle(&memory, p) == CUDA_SUCCESS);
+    CHECK(cuIpcOpenMemHandle_v2(&p, wrong, 1) == CUDA_ERROR_INVALID_HANDLE);
+    CHECK(cuCheckpointProcessLock((int)getpid(), NULL) == CUDA_SUCCESS);
+    CHECK(cuCheckpointProcessUnlock((int)getpid(), NULL) == CUDA_SUCCESS);
+    CHECK(cuMemFree_v2(p) == CUDA_SUCCESS);
+    CHECK(cuEventCreate(&event, CU_EVENT_INTERPROCESS | CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS);
+    CHECK(cuIpcGetEventHandle(&handle, event) == CUDA_SUCCESS);
+    CHECK(cuEventRecord(event, NULL) == CUDA_SUCCESS && cuEventSynchronize(event) == CUDA_SUCCESS);
+    CHECK(cuEventDestroy_v2(event) == CUDA_SUCCESS);
+}
+
 static void tour_cuda(void)
 {
     CUmodule module;
     size_t before, after, total;
-    pthread_t threads[THREADS];
+    pthread_t threads[THREADS], suspender;
     unsigned int seeds[THREADS];
     CHECK(cuInit(0) == CUDA_SUCCESS);
     CHECK(cuCtxCreate_v2(&g_ctx, 0, 0) == CUDA_SUCCESS);
@@ -70,8 +108,11 @@ static void tour_cuda(void)
         seeds[i] = i + 1;
         CHECK(pthread_create(&threads[i], NULL, churn, &seeds[i]) == 0);
     }
+    CHECK(pthread_create(&suspender, NULL, suspend, NULL) == 0);
     for (int i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
+    pthread_join(suspender, NULL);
+    tour_shared();
     CHECK(cuMemGetInfo_v2(&after, &total) == CUDA_SUCCESS && before == after);
     CHECK(cuModuleUnload(module) == CUDA_SUCCESS);
     CHECK(cuCtxDestroy_v2(g_ctx) == CUDA_SUCCESS);
