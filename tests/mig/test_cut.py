@@ -139,7 +139,9 @@ def test_an_instance_just_given_to_somebody_outlives_a_look_that_is_older() -> N
     node = Node1(card, disk)
     key = next(key for key in TABLE.number if key[0] == 19)
     asyncio.run(node.mig.make("GPU-0", key))
-    orphans = node.layouts.own_instances() or frozenset({InstancePlace("GPU-0", *key)})
+    asyncio.run(node.inventory.refresh())
+    orphans = node.layouts.own_instances()
+    assert orphans == {InstancePlace("GPU-0", *key)}
     place = MigSlice(key[0], "1g.18gb", key[1])
     request = Request(id="r", owner=Owner(1, 1))
     part = Slice("GPU-0", Mode.MIG, 1 << 30, mig=place)

@@ -185,6 +185,9 @@ class MigMode:
             await self.records.gone(device_uuid, key)
             return True
 
+    async def is_there(self, device_uuid: str, key: Key) -> bool:
+        return await self._find(device_uuid, key) is not None
+
     async def _find(self, device_uuid: str, key: Key) -> GpuInstance | None:
         instances = await asyncio.to_thread(self._gateway.gpu_instances, device_uuid)
         return next((i for i in instances if (i.profile_id, i.placement) == key), None)

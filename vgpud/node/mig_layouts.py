@@ -98,12 +98,13 @@ class MigLayouts:
     async def remove(self, place: InstancePlace) -> None:
         """An instance of ours that no allocation holds, or the record of one that is gone.
 
-        Left alone if it was given to somebody since that was seen: it may just be made.
+        Left alone if it was given to somebody, or became part of a layout, since that was seen.
         """
-        held = {(part.profile_id, part.placement) for part in self._book.use_of(place.device_uuid).mig}
-        if (place.profile_id, place.placement) in held:
-            return
-        await self._mig.unmake(place.device_uuid, (place.profile_id, place.placement))
+        async with self._one_at_a_time:
+            held = {(part.profile_id, part.placement) for part in self._book.use_of(place.device_uuid).mig}
+            key = (place.profile_id, place.placement)
+            if key not in held and place in self.own_instances():
+                await self._mig.unmake(place.device_uuid, key)
 
     # --- plan
 
@@ -262,7 +263,8 @@ class MigLayouts:
         """Raises VgpuError(DEVICE_IN_USE) for what was given to somebody since the plan was made."""
         device = self._inventory.device(device_uuid)
         held = {(part.profile_id, part.placement) for part in self._book.use_of(device_uuid).mig}
-        if key in held or not await self._mig.unmake(device_uuid, key):
+        gone = key not in held and await self._mig.unmake(device_uuid, key)
+        if not gone and await self._mig.is_there(device_uuid, key):
             raise VgpuError(
                 ErrorCode.DEVICE_IN_USE,
                 self.holders.sentence(device, key),
