@@ -1,12 +1,15 @@
 """HTTP from the outside: what is answered, what is not, and what a rude peer gets."""
 
 import asyncio
+import re
 import socket
 import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.metrics.samples import observation
 from vgpud.http import server as http
@@ -198,3 +201,28 @@ def test_a_start_goes_on_without_a_taken_address(tmp_path: Path) -> None:
 
     with socket.create_server(("127.0.0.1", port)):
         with_doors(tmp_path, policy(page=port), work)
+
+
+HEADS = (
+    rb"(GET|HEAD|POST|get) (/|/x|[ -~]{0,40}) HTTP/1\.[0-2]\r\n(Host: (localhost|127\.0\.0\.1|[ -~]{0,20}))?"
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.one_of(
+        st.binary(max_size=200),
+        st.from_regex(HEADS, fullmatch=True),
+    )
+)
+def test_whatever_a_peer_sends_is_answered_or_refused(head: bytes) -> None:
+    """Never an exception, and never the page by a name that is not this host's."""
+
+    async def page() -> http.Response:
+        return http.Response(b"secret")
+
+    server = http.Server({"/": page}, only_loopback=True)
+    answer = asyncio.run(server._answer(head + b"\r\n\r\n"))
+    assert answer.status.value in (200, 400, 404, 405, 421)
+    if answer.status.value == 200:
+        assert re.search(rb"(?i)\r\nhost:\s*(localhost|127\.|\[::1\])", head)
