@@ -26,9 +26,11 @@ static void look(struct source *source, uint32_t ready)
     (void)ready;
     for (ssize_t at = 0; at < size;) {
         const struct inotify_event *event = (const struct inotify_event *)&buffer[at];
-        int usage_fd = lease_usage_by_watch(event->wd); /* -1: an event of before its end */
-        if (usage_fd >= 0)
-            cut(usage_fd);
+        struct lease *lease = lease_by_watch(event->wd); /* NULL: an event of before its end */
+        if (lease != NULL && lease_hold(lease)) {
+            cut(lease->usage_fd);
+            lease_release(lease);
+        }
         at += (ssize_t)(sizeof(*event) + event->len);
     }
 }

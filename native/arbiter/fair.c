@@ -5,7 +5,7 @@
 #define DEVIATION_NS 6e6
 #define ROUND_MAX_NS 80e6
 #define SHARED_ROUND_NS 30e6 /* a tenant's part of a round */
-#define SHARED_ROUND_MAX_NS 160e6
+#define SHARED_ROUND_MAX_NS 200e6
 #define QUANTUM_MIN_NS 500e3
 #define ACTIVE_NS 100000000ull /* a tenant that held the device so lately still counts in the weights */
 #define WINDOW_MIN_NS 100e3

@@ -54,7 +54,8 @@ static void notify_ready(void)
     close(fd);
 }
 
-/* Three descriptors a lease, two a process: the usual soft limit of 1024 would not do. */
+/* One descriptor a lease, two more while it has processes, and two a process: the usual soft limit of 1024
+ * would not do. */
 static void raise_descriptor_limit(void)
 {
     struct rlimit limit;

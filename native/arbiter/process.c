@@ -23,6 +23,7 @@ void process_forget(struct process *process)
 {
     unlink_process(process);
     loop_remove(&process->pidfd);
+    lease_release(process->lease);
 }
 
 static void process_destroy(struct source *source)
@@ -66,6 +67,7 @@ static struct process *track(struct lease *lease, uint32_t slot, int32_t pid, in
         return NULL;
     }
     lease->processes = process;
+    lease_hold(lease); /* its caller does already: this cannot fail */
     return process;
 }
 

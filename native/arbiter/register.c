@@ -22,6 +22,7 @@ void connection_close(struct connection *connection)
         *link = connection->next;
     connection->lease->connection_count--;
     loop_remove(&connection->socket);
+    lease_release(connection->lease);
 }
 
 static void connection_destroy(struct source *source)
@@ -121,7 +122,8 @@ void register_accept(struct source *source, uint32_t events)
         return;
     struct connection *connection =
         lease->connection_count < CONNECTIONS_MAX ? calloc(1, sizeof(*connection)) : NULL;
-    if (connection == NULL) {
+    if (connection == NULL || !lease_hold(lease)) {
+        free(connection);
         close(fd);
         return;
     }
@@ -130,6 +132,7 @@ void register_accept(struct source *source, uint32_t events)
     if (loop_add(&connection->socket, EPOLLIN) != 0) {
         close(fd);
         free(connection);
+        lease_release(lease);
         return;
     }
     connection->next = lease->connections;

@@ -19,6 +19,7 @@
 #include "turns.h"
 
 static struct lease *leases;
+static int leases_folder = -1;
 
 bool lease_id_valid(const char id[VGPU_ID_BYTES])
 {
@@ -51,20 +52,19 @@ static int open_regular(int folder_fd, const char *name, int flags, size_t size)
 }
 
 /* Binds under a temporary name and renames it into place: tenants never see a socket that refuses. */
-static int bind_socket(int folder_fd, int usage_fd)
+static int bind_socket(int folder_fd, const struct stat *owner)
 {
     static const char temporary[] = ".arbiter.sock.new";
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    struct stat owner;
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return -errno;
     /* through the held folder: a lease path may be longer than sun_path, and cannot be swapped */
     snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/%s", folder_fd, temporary);
     unlinkat(folder_fd, temporary, 0);
-    if (fstat(usage_fd, &owner) == 0 && bind(fd, (struct sockaddr *)&address, sizeof(address)) == 0 &&
+    if (bind(fd, (struct sockaddr *)&address, sizeof(address)) == 0 &&
         fchmodat(folder_fd, temporary, 0600, 0) == 0 &&
-        fchownat(folder_fd, temporary, owner.st_uid, owner.st_gid, AT_SYMLINK_NOFOLLOW) == 0 &&
+        fchownat(folder_fd, temporary, owner->st_uid, owner->st_gid, AT_SYMLINK_NOFOLLOW) == 0 &&
         listen(fd, SOMAXCONN) == 0 && renameat(folder_fd, temporary, folder_fd, VGPU_ARBITER_SOCKET) == 0)
         return fd;
     int error = errno;
@@ -75,10 +75,66 @@ static int bind_socket(int folder_fd, int usage_fd)
 
 static void lease_destroy(struct source *source)
 {
-    struct lease *lease = (struct lease *)source;
+    free(source); /* the source is the first member */
+}
+
+static void close_files(struct lease *lease)
+{
     close(lease->limits_fd);
     close(lease->usage_fd);
-    free(lease);
+    lease->limits_fd = -1;
+    lease->usage_fd = -1;
+}
+
+/* 0 or -errno; on failure everything is closed again. */
+static int open_files(int folder_fd, struct lease *lease, struct stat *usage)
+{
+    lease->limits_fd = open_regular(folder_fd, VGPU_LIMITS_FILE, O_RDONLY, sizeof(struct vgpu_limits));
+    if (lease->limits_fd < 0)
+        return lease->limits_fd;
+    lease->usage_fd = open_regular(folder_fd, VGPU_USAGE_FILE, O_RDWR, 0);
+    int error = lease->usage_fd < 0 ? lease->usage_fd : fstat(lease->usage_fd, usage) != 0 ? -errno : 0;
+    if (error != 0) {
+        close(lease->limits_fd);
+        if (lease->usage_fd >= 0)
+            close(lease->usage_fd);
+        lease->limits_fd = -1;
+    }
+    return error;
+}
+
+static int open_folder(int leases_fd, const char *id)
+{
+    int fd = openat(leases_fd, id, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    return fd < 0 ? -errno : fd;
+}
+
+bool lease_hold(struct lease *lease)
+{
+    struct stat usage;
+    if (lease->holds > 0) {
+        lease->holds++;
+        return true;
+    }
+    int folder_fd = open_folder(leases_folder, lease->id);
+    if (folder_fd < 0)
+        return false;
+    bool opened = open_files(folder_fd, lease, &usage) == 0;
+    close(folder_fd);
+    if (opened && (usage.st_dev != lease->usage_device || usage.st_ino != lease->usage_inode)) {
+        close_files(lease);
+        opened = false;
+    }
+    lease->holds = opened ? 1 : 0;
+    return opened;
+}
+
+void lease_release(struct lease *lease)
+{
+    if (--lease->holds > 0)
+        return;
+    turns_lease_settle(lease);
+    close_files(lease);
 }
 
 static void lease_close(struct lease *lease)
@@ -96,24 +152,22 @@ static void lease_close(struct lease *lease)
     loop_remove(&lease->listener);
 }
 
-/* Opens the lease's files and socket; on failure everything is closed again. */
+/* Opens the lease's files and socket, and holds it; on failure everything is closed again. */
 static int lease_open(int folder_fd, struct lease *lease)
 {
-    lease->limits_fd = open_regular(folder_fd, VGPU_LIMITS_FILE, O_RDONLY, sizeof(struct vgpu_limits));
-    if (lease->limits_fd < 0)
-        return lease->limits_fd;
-    lease->usage_fd = open_regular(folder_fd, VGPU_USAGE_FILE, O_RDWR, 0);
-    if (lease->usage_fd < 0) {
-        close(lease->limits_fd);
-        return lease->usage_fd;
-    }
-    lease->listener.fd = bind_socket(folder_fd, lease->usage_fd);
-    int error = lease->listener.fd < 0 ? lease->listener.fd : loop_add(&lease->listener, EPOLLIN);
+    struct stat usage;
+    int error = open_files(folder_fd, lease, &usage);
+    if (error != 0)
+        return error;
+    lease->holds = 1;
+    lease->usage_device = usage.st_dev;
+    lease->usage_inode = usage.st_ino;
+    lease->listener.fd = bind_socket(folder_fd, &usage);
+    error = lease->listener.fd < 0 ? lease->listener.fd : loop_add(&lease->listener, EPOLLIN);
     if (error != 0) {
         if (lease->listener.fd >= 0)
             close(lease->listener.fd);
-        close(lease->limits_fd);
-        close(lease->usage_fd);
+        close_files(lease);
     }
     return error;
 }
@@ -122,16 +176,18 @@ static int lease_open(int folder_fd, struct lease *lease)
 static bool same_folder(int folder_fd, const struct lease *lease)
 {
     struct stat now;
-    struct stat held;
     return fstatat(folder_fd, VGPU_USAGE_FILE, &now, AT_SYMLINK_NOFOLLOW) == 0 &&
-           fstat(lease->usage_fd, &held) == 0 && now.st_ino == held.st_ino && now.st_dev == held.st_dev;
+           now.st_ino == lease->usage_inode && now.st_dev == lease->usage_device;
 }
 
 static int lease_add_folder(int folder_fd, const char *id)
 {
     struct lease *lease = lease_find(id);
     if (lease != NULL && same_folder(folder_fd, lease)) {
-        turns_lease_refresh(lease);
+        if (lease_hold(lease)) {
+            turns_lease_refresh(lease);
+            lease_release(lease);
+        }
         return 0;
     }
     if (lease != NULL)
@@ -153,14 +209,16 @@ static int lease_add_folder(int folder_fd, const char *id)
     turns_lease_add(lease);
     page_sweep(lease->usage_fd);
     process_adopt_all(lease);
+    lease_release(lease);
     return 0;
 }
 
 int lease_add(int leases_fd, const char *id)
 {
-    int folder_fd = openat(leases_fd, id, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    leases_folder = leases_fd;
+    int folder_fd = open_folder(leases_fd, id);
     if (folder_fd < 0)
-        return -errno;
+        return folder_fd;
     int error = lease_add_folder(folder_fd, id);
     close(folder_fd);
     return error;
@@ -175,12 +233,12 @@ int lease_remove(const char *id)
     return 0;
 }
 
-int lease_usage_by_watch(int watch)
+struct lease *lease_by_watch(int watch)
 {
     for (struct lease *lease = leases; lease != NULL; lease = lease->next)
         if (lease->watch == watch)
-            return lease->usage_fd;
-    return -1;
+            return lease;
+    return NULL;
 }
 
 int lease_list(const char *id, struct vgpu_process_list *list)

@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "lease.h"
 #include "loop.h"
@@ -35,8 +36,11 @@ struct lease {
     struct process *processes;
     struct connection *connections;
     uint32_t connection_count;
-    int limits_fd;
+    uint32_t holds; /* connections, processes and calls that need the files below */
+    int limits_fd;  /* -1 while nothing holds them: an idle lease costs one descriptor, its socket's */
     int usage_fd;
+    dev_t usage_device; /* of the file that was there when the lease was added */
+    ino_t usage_inode;
     int watch; /* of usage_fd, see bound.h */
     struct sched_tenant tenant;
     bool schedules; /* the tenant is known to sched */
@@ -53,14 +57,18 @@ bool lease_id_valid(const char id[VGPU_ID_BYTES]);
  * the dead and adopts the living. Again for a served lease: rebinds if the folder is a new one. 0 or -errno. */
 int lease_add(int leases_fd, const char *id);
 
+/* Opens the lease's files if they are not: the same ones as when it was added. False: they are gone. */
+bool lease_hold(struct lease *lease);
+void lease_release(struct lease *lease);
+
 /* Stops serving; processes and the folder are left alone. 0 or -ENOENT. */
 int lease_remove(const char *id);
 
 /* Fills `list`; 0 or -ENOENT. */
 int lease_list(const char *id, struct vgpu_process_list *list);
 
-/* The `usage` of the lease whose file has this watch (bound.h), or -1. */
-int lease_usage_by_watch(int watch);
+/* The lease whose `usage` has this watch (bound.h), or NULL. */
+struct lease *lease_by_watch(int watch);
 
 /* Serves everything under leases/ (at start). Returns how many could not be served. */
 int lease_scan(int leases_fd);

@@ -68,6 +68,14 @@ static void untouch(struct lease *lease)
     lease->touched = false;
 }
 
+void turns_lease_settle(struct lease *lease)
+{
+    if (!lease->touched)
+        return;
+    untouch(lease);
+    publish(lease);
+}
+
 static void run_if_stale(void)
 {
     if (!stale)
@@ -178,6 +186,7 @@ void turns_leave(struct connection *connection)
         return;
     sched_member_remove(&connection->member, now_ns());
     connection->joined = false;
+    touch(connection->lease);
     stale = true;
 }
 

@@ -1,4 +1,4 @@
-/* turns.h: compute turns over the tenants' connections: what comes in goes to sched, and its answers go out. */
+/* turns.h: compute turns over the tenants' connections: what comes in goes to the scheduler, and its answers go out. */
 #ifndef ARBITER_TURNS_H
 #define ARBITER_TURNS_H
 
@@ -12,11 +12,14 @@ void turns_lease_add(struct lease *lease);
 void turns_lease_refresh(struct lease *lease);
 void turns_lease_remove(struct lease *lease);
 
+/* Its files are about to be closed: publishes what is not yet. */
+void turns_lease_settle(struct lease *lease);
+
 /* The connection's process is registered; its connection ends. Both may come again. */
 void turns_join(struct connection *connection);
 void turns_leave(struct connection *connection);
 
-/* WANT or DONE of a connection. False: the connection is of no use and is to be closed. */
+/* WANT, ENDING or DONE of a connection. False: the connection is of no use and is to be closed. */
 bool turns_message(struct connection *connection, const struct vgpu_message *message);
 
 #endif

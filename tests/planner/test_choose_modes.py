@@ -8,7 +8,6 @@ from vgpud.model.quantity import GIB, MIB, Percent
 from vgpud.model.tenancy import MigSlice, Mode, Request, Slice
 from vgpud.planner.choose import choose
 from vgpud.planner.use import EMPTY, DeviceUse
-from vgpud.planner.wanted import ModeAbilities
 
 from .cards import (
     AUTO,
@@ -48,8 +47,9 @@ def only(wanted: Request, mode: str = "auto", use: DeviceUse = EMPTY) -> Slice:
         (request(isolation=WHOLE_DEVICE), Mode.EXCLUSIVE),
         (request(memory=4 * GIB), Mode.PRELOAD),
         (request(memory=4 * GIB, share=100), Mode.PRELOAD),
-        (request(memory=4 * GIB, share=30), Mode.MPS),
-        (request(share=30), Mode.MPS),
+        (request(memory=4 * GIB, share=30), Mode.PRELOAD),
+        (request(share=30), Mode.PRELOAD),
+        (request(share=30, isolation=COMPUTE), Mode.MPS),
         (request(memory=4 * GIB, isolation=QUOTA), Mode.PRELOAD),
         (request(memory=4 * GIB, isolation=COMPUTE), Mode.MPS),
         (request(memory=4 * GIB, isolation=HARDWARE), Mode.MIG),
@@ -70,10 +70,8 @@ def test_memory_alone_joins_the_mode_that_an_auto_device_is_in(mode: Mode) -> No
     assert only(request(memory=4 * GIB), use=used(mode, GIB)).mode is mode
 
 
-def test_preload_serves_a_share_once_it_is_able_to() -> None:
-    able = ModeAbilities(preload_share=True)
-    decision = choose(request(memory=GIB, share=30), NODE, AUTO, {}, able)
-    assert decision.slices == (Slice("GPU-0", Mode.PRELOAD, GIB, Percent(3000)),)
+def test_preload_serves_a_share() -> None:
+    assert only(request(memory=GIB, share=30)) == Slice("GPU-0", Mode.PRELOAD, GIB, Percent(3000))
 
 
 def test_a_whole_share_under_preload_limits_nothing() -> None:

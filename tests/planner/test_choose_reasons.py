@@ -208,28 +208,10 @@ def refused(
             request(memory=GIB, share=30, isolation=QUOTA),
             h200(0),
             AUTO,
-            EMPTY,
-            ErrorCode.UNSUPPORTED,
-            "mode preload does not hold a tenant to a compute share yet",
-            id="preload-share",
-        ),
-        pytest.param(
-            request(memory=GIB, share=30),
-            h200(0),
-            policy({"mode": "preload"}),
-            EMPTY,
-            ErrorCode.UNSUPPORTED,
-            "mode preload does not hold a tenant to a compute share yet",
-            id="preload-fixed-share",
-        ),
-        pytest.param(
-            request(memory=GIB, share=30),
-            h200(0),
-            AUTO,
-            used(Mode.PRELOAD, GIB),
+            used(Mode.PRELOAD, GIB, share=7500),
             ErrorCode.NO_CAPACITY,
-            "it is in mode preload with 1 allocation and the request needs mps or mig",
-            id="preload-held-share",
+            "a share of 30% is more than the 25% not yet given",
+            id="preload-share-held",
         ),
         pytest.param(
             request(memory=200 * GIB),
@@ -516,11 +498,6 @@ def test_the_largest_that_would_fit_an_idle_node_is_said() -> None:
 def test_an_unknown_profile_is_answered_with_the_nearest_name() -> None:
     error = refused(request(mig_profile="3g.70gb"), h200_node(1))
     assert error.hint.startswith("did you mean '3g.71gb'? there are 1g.18gb, ")
-
-
-def test_a_share_under_preload_is_answered_with_the_mode_that_holds_it() -> None:
-    error = refused(request(share=30, isolation=QUOTA), h200_node(1))
-    assert "isolation compute" in error.hint
 
 
 def test_more_devices_than_there_are_is_impossible() -> None:

@@ -9,7 +9,6 @@ from vgpud.model.quantity import GIB, WHOLE, Percent
 from vgpud.model.tenancy import Allocation, Mode, Slice, State
 from vgpud.planner.resize import resize_slices
 from vgpud.planner.use import use_of
-from vgpud.planner.wanted import ModeAbilities
 
 from .cards import AUTO, H200_USABLE, h200_node, policy, request
 
@@ -43,10 +42,8 @@ def test_a_whole_share_lifts_a_limit() -> None:
     assert all(p.share is None for p in resize_slices(limited, None, WHOLE, NODE, USE, AUTO))
 
 
-def test_a_share_is_refused_until_preload_holds_one() -> None:
-    assert refused(None, Percent(3000)).code is ErrorCode.UNSUPPORTED
-    able = ModeAbilities(preload_share=True)
-    made = resize_slices(MINE, None, Percent(3000), NODE, USE, AUTO, able)
+def test_a_share_is_changed_alone() -> None:
+    made = resize_slices(MINE, None, Percent(3000), NODE, USE, AUTO)
     assert [piece.share for piece in made] == [Percent(3000)] * 2
 
 

@@ -15,7 +15,7 @@ from vgpud.planner.select import ANY, selector_error, selects
 from vgpud.planner.terms import all_terms
 from vgpud.planner.use import EMPTY, DeviceUse
 from vgpud.planner.verdict import Fit, Seat, Unfit, Verdict
-from vgpud.planner.wanted import FIRST_CUT, ModeAbilities, Wanted, wanted
+from vgpud.planner.wanted import Wanted, wanted
 from vgpud.planner.words import listed
 from vgpud.policy.model import Policy
 
@@ -27,7 +27,6 @@ def choose(
     node: Node,
     policy: Policy,
     use: Mapping[str, DeviceUse],
-    abilities: ModeAbilities = FIRST_CUT,
     pools: Mapping[str, Pool] = MappingProxyType({}),
     closed: Mapping[str, str] = MappingProxyType({}),
 ) -> Decision:
@@ -39,7 +38,7 @@ def choose(
     The same arguments always give the same decision. Reasons are in the order of `node.devices`.
     """
     try:
-        want = wanted(request, abilities)
+        want = wanted(request)
     except VgpuError as bad:
         return _refused_unseen(node, bad)
     selected = node.devices

@@ -39,10 +39,6 @@ def _memory_bytes(seat: Seat, want: Wanted) -> int:
 
 
 def _never(seat: Seat, mode: Mode, want: Wanted, memory: int) -> Unfit | None:
-    if want.unsupported(mode):
-        return never(
-            seat, mode, ErrorCode.UNSUPPORTED, "mode preload does not hold a tenant to a compute share yet"
-        )
     if mode is Mode.MPS and not seat.device.mps_capable:
         return never(seat, mode, ErrorCode.UNSUPPORTED, "the device has no MPS")
     if mode is Mode.MPS and want.count > 1:

@@ -114,7 +114,7 @@ def _mode(seat: Seat, want: Wanted) -> Mode | Unfit:
     idle_mode = fixed or _idle_mode(seat, want)
     if held is None or held is idle_mode:
         return idle_mode
-    if fixed is None and held in want.modes and not want.unsupported(held):
+    if fixed is None and held in want.modes:
         return held
     holds = counted(seat.use.count, "allocation")
     policy = "" if fixed is None else f", until which the policy's mode {fixed} waits"

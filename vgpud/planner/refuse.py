@@ -126,8 +126,6 @@ _HINTS = {
 
 def _largest_hint(want: Wanted, causes: tuple[Unfit, ...]) -> str:
     if causes[0].code is ErrorCode.UNSUPPORTED:
-        if want.unsupported(Mode.PRELOAD) and any(unfit.mode is Mode.PRELOAD for unfit in causes):
-            return "ask for isolation compute (mode mps), which holds a share, or leave the share out"
         return "ask for another isolation, 'vgpuctl devices' shows what each device has"
     profiles = tuple(dict.fromkeys(name for unfit in causes for name in unfit.largest.profiles))
     if want.profile:

@@ -9,7 +9,6 @@ from vgpud.model.quantity import WHOLE, Percent, check_bytes
 from vgpud.model.tenancy import Allocation, Mode, Slice
 from vgpud.planner.terms import Terms, all_terms
 from vgpud.planner.use import EMPTY, DeviceUse
-from vgpud.planner.wanted import FIRST_CUT, ModeAbilities
 from vgpud.planner.words import shown_bytes
 from vgpud.policy.model import Policy
 
@@ -21,7 +20,6 @@ def resize_slices(
     node: Node,
     use: Mapping[str, DeviceUse],
     policy: Policy,
-    abilities: ModeAbilities = FIRST_CUT,
 ) -> tuple[Slice, ...]:
     """The slices with the new size, the same for each; None leaves a figure as it is.
 
@@ -36,12 +34,6 @@ def resize_slices(
         )
     if memory_bytes is not None:
         check_bytes(memory_bytes)
-    if share not in (None, WHOLE) and not abilities.preload_share:
-        raise VgpuError(
-            ErrorCode.UNSUPPORTED,
-            f"mode preload does not hold a tenant to a compute share of {share} yet",
-            "ask for isolation compute, or leave the share out",
-        )
     terms = all_terms(policy, node)
     return tuple(
         _resized(allocation, part, memory_bytes, share, node, use, terms) for part in allocation.slices

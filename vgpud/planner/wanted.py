@@ -8,16 +8,6 @@ from vgpud.model.tenancy import MODE_OF, Isolation, Mode, Request
 
 
 @dataclass(frozen=True, slots=True)
-class ModeAbilities:
-    """What this build's modes enforce. A request for more is refused, never granted and not kept."""
-
-    preload_share: bool = False  # libvgpu holds a tenant to a compute share
-
-
-FIRST_CUT = ModeAbilities()
-
-
-@dataclass(frozen=True, slots=True)
 class Wanted:
     """A request, checked. `modes` are those that can serve it, best first.
 
@@ -30,7 +20,6 @@ class Wanted:
     share: Percent | None
     count: int
     profile: str
-    abilities: ModeAbilities
     start: int | None = None
 
     @property
@@ -39,16 +28,11 @@ class Wanted:
 
     @property
     def needs(self) -> str:
-        """The modes, for a sentence; those that could not keep their word only if there are no others."""
-        able = [mode for mode in self.modes if not self.unsupported(mode)]
-        return " or ".join(able or self.modes)
-
-    def unsupported(self, mode: Mode) -> bool:
-        """Would `mode` leave a part of the request without anything that enforces it?"""
-        return mode is Mode.PRELOAD and self.limits_compute and not self.abilities.preload_share
+        """The modes, for a sentence."""
+        return " or ".join(self.modes)
 
 
-def wanted(request: Request, abilities: ModeAbilities = FIRST_CUT) -> Wanted:
+def wanted(request: Request) -> Wanted:
     """Raises VgpuError(BAD_REQUEST or BAD_QUANTITY) for a request that contradicts itself."""
     if request.count < 1:
         raise _bad(f"count is {request.count}: it must be at least 1", "leave it out to ask for one device")
@@ -57,12 +41,11 @@ def wanted(request: Request, abilities: ModeAbilities = FIRST_CUT) -> Wanted:
     _check_isolation(request)
     profile, start = _place(request.mig_profile)
     return Wanted(
-        modes=_modes(request, abilities),
+        modes=_modes(request),
         memory_bytes=request.memory_bytes,
         share=request.share,
         count=request.count,
         profile=profile,
-        abilities=abilities,
         start=start,
     )
 
@@ -77,7 +60,7 @@ def _place(text: str) -> tuple[str, int | None]:
     return profile, int(start)
 
 
-def _modes(request: Request, abilities: ModeAbilities) -> tuple[Mode, ...]:
+def _modes(request: Request) -> tuple[Mode, ...]:
     """Without an isolation, a part of a card may come from any mode that divides cards.
 
     The first is what an idle `auto` device takes; the others serve where a device is in them.
@@ -88,8 +71,6 @@ def _modes(request: Request, abilities: ModeAbilities) -> tuple[Mode, ...]:
         return (Mode.MIG,)
     if request.whole_device:
         return (Mode.EXCLUSIVE,)
-    if request.share not in (None, WHOLE) and not abilities.preload_share:
-        return (Mode.MPS, Mode.MIG, Mode.PRELOAD)
     return (Mode.PRELOAD, Mode.MPS, Mode.MIG)
 
 
