@@ -18,7 +18,6 @@ from vgpud.model.tenancy import Allocation, Mode, Owner, Request, Slice, State
 from vgpud.planner.choose import choose
 from vgpud.planner.terms import bare_name
 from vgpud.planner.use import EMPTY, DeviceUse
-from vgpud.planner.wanted import ModeAbilities
 from vgpud.policy.model import Policy
 from vgpud.serve.dra.cards import card_name, cards_of, target_of
 from vgpud.serve.dra.claims import parts_of
@@ -225,7 +224,7 @@ def test_what_the_scheduler_gives_can_be_had(mode: str, asks: list[Any], minor: 
         uid = claim["metadata"]["uid"]
         parts = parts_of(claim, uid, "node-1", lambda n: target_of(n, node.devices, policy, places))
         (part,) = parts
-        decision = choose(part.request, node, policy, use, ModeAbilities(preload_share=True))
+        decision = choose(part.request, node, policy, use)
         assert decision.refusal is None, (decision.refusal, part)
         for piece in decision.slices:
             use[piece.device_uuid] = use.get(piece.device_uuid, EMPTY).with_slice(piece)

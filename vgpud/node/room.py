@@ -17,7 +17,6 @@ from vgpud.planner.locality import nearest_devices
 from vgpud.planner.pool import NO_POOL
 from vgpud.planner.terms import all_terms, bare_name
 from vgpud.planner.use import EMPTY
-from vgpud.planner.wanted import FIRST_CUT
 from vgpud.policy.model import Policy
 
 # waiting for these to change is in vain
@@ -117,11 +116,6 @@ class Room:
             if at and (allowed is None or name in allowed):
                 found.append((profile, name, at))
         return tuple(found)
-
-    @property
-    def limits_quota_compute(self) -> bool:
-        """Does libvgpu hold a tenant to a share of compute in this build?"""
-        return FIRST_CUT.preload_share
 
     def profiles(self, device: Device) -> Mapping[str, int]:
         """The MIG profiles of a device by their bare names, and how many of each it can hold."""

@@ -126,10 +126,9 @@ class DraDoor:
         cards = cards_of(
             self._room.devices, self._keeper.policy().policy, self._room.places, allocations, closed
         )
-        cores = self._room.limits_quota_compute
 
         def build(cluster: Cluster) -> tuple[Json, ...]:
-            return specs(node, cards, cluster, cores)
+            return specs(node, cards, cluster, cores=True)
 
         self._published = True
         await self._publisher.publish(build)
