@@ -47,6 +47,17 @@ def test_a_share_is_changed_alone() -> None:
     assert [piece.share for piece in made] == [Percent(3000)] * 2
 
 
+def test_shares_do_not_pass_the_whole_device() -> None:
+    much = tuple(Slice(uuid, Mode.PRELOAD, GIB, Percent(8000)) for uuid in ("GPU-0", "GPU-1"))
+    crowded = use_of([MINE, Allocation("b", request(), State.ACTIVE, much)])
+    with pytest.raises(VgpuError) as info:
+        resize_slices(MINE, None, Percent(3000), NODE, crowded, AUTO)
+    assert info.value.code is ErrorCode.NO_CAPACITY
+    assert "a share of 30% is more than the 20%" in info.value.sentence
+    made = resize_slices(MINE, None, Percent(2000), NODE, crowded, AUTO)
+    assert made[0].share == Percent(2000)
+
+
 @pytest.mark.parametrize("mode", [Mode.MPS, Mode.MIG, Mode.EXCLUSIVE])
 def test_slices_of_other_modes_keep_their_size(mode: Mode) -> None:
     fixed = replace(MINE, slices=(Slice("GPU-0", mode, GIB),))

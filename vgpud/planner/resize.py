@@ -9,7 +9,7 @@ from vgpud.model.quantity import WHOLE, Percent, check_bytes
 from vgpud.model.tenancy import Allocation, Mode, Slice
 from vgpud.planner.terms import Terms, all_terms
 from vgpud.planner.use import EMPTY, DeviceUse
-from vgpud.planner.words import shown_bytes
+from vgpud.planner.words import shown_bytes, shown_share
 from vgpud.policy.model import Policy
 
 
@@ -63,7 +63,7 @@ def _resized(
             f"device {part.device_uuid} of allocation {allocation.id} is not there",
             "see 'vgpuctl devices'",
         )
-    usable, used = _room(device, part, use.get(part.device_uuid, EMPTY))
+    usable, used, promised = _room(device, part, use.get(part.device_uuid, EMPTY))
     given = terms[device.uuid].memory_bytes(Mode.PRELOAD, usable)
     free = min(usable, given - (used - part.memory_bytes))
     if wanted > max(free, part.memory_bytes):
@@ -74,15 +74,26 @@ def _resized(
             f"ask for at most {shown_bytes(max(free, part.memory_bytes))}",
         )
     limited = part.share if share is None else (None if share == WHOLE else share)
+    held = 0 if part.share is None else part.share.hundredths
+    left = max(WHOLE.hundredths - (promised - held), held)
+    if limited is not None and limited.hundredths > left:
+        raise VgpuError(
+            ErrorCode.NO_CAPACITY,
+            f"a share of {limited} is more than the {shown_share(left)} that the others leave of device "
+            f"{device.index}",
+            f"ask for at most {shown_share(left)}",
+        )
     return replace(part, memory_bytes=wanted, share=limited)
 
 
-def _room(device: Device, part: Slice, use: DeviceUse) -> tuple[int, int]:
-    """What the slice's device, or its MIG instance, has to share, and what of it is given."""
+def _room(device: Device, part: Slice, use: DeviceUse) -> tuple[int, int, int]:
+    """What memory the slice's device, or its MIG instance, has to share, what of it is given, and the sum of
+    the shares that are, in hundredths of a percent."""
     if part.mig is None:
-        return device.memory_usable_bytes, use.memory_bytes
+        return device.memory_usable_bytes, use.memory_bytes, use.share_hundredths
     profile = device.mig.profile(part.mig.profile_id)
     shared = use.instance((part.mig.profile_id, part.mig.placement))
     usable = part.memory_bytes if profile is None else profile.memory_bytes
     used = part.memory_bytes if shared is None else shared.memory_bytes
-    return min(usable, device.memory_usable_bytes), used
+    promised = 0 if shared is None else shared.share_hundredths
+    return min(usable, device.memory_usable_bytes), used, promised

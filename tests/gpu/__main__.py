@@ -1,0 +1,58 @@
+"""Every program of this folder that has a main, on the GPU of this machine: `python -m tests.gpu test | bench`.
+
+    ./dev gpu-test [NAME ...]     those that check
+    ./dev gpu-bench [NAME ...]    those that measure; their figures go to build/gpu/NAME.json
+
+Exit status: how many failed. Without a GPU nothing runs, and that is said.
+"""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from tests.gpu.cuda_conformance import build
+
+ROOT = Path(__file__).resolve().parents[2]
+OUT = ROOT / "build" / "gpu"
+TESTS = ("mig_readonly", "memory_exact", "memory_frameworks", "mps_h200", "suspend_h200", "cuda_conformance")
+BENCHES = ("compute_h200", "memory_figures")
+WITH_FIGURES = ("memory_exact", "memory_frameworks", *BENCHES)  # these take --build and --out
+
+
+def arguments(name: str) -> list[str]:
+    if name in WITH_FIGURES:
+        return ["--build", str(ROOT / "build" / "native"), "--out", str(OUT / f"{name}.json")]
+    if name == "cuda_conformance":
+        headers = Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cu13" / "include"
+        return [str(build(OUT, headers))]
+    return []
+
+
+def main() -> int:
+    kinds = {"test": TESTS, "bench": BENCHES}
+    if len(sys.argv) < 2 or sys.argv[1] not in kinds:
+        print(__doc__, file=sys.stderr)
+        return 2
+    known = kinds[sys.argv[1]]
+    names = sys.argv[2:] or known
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        print(f"no such program: {unknown[0]}; there are {', '.join(known)}", file=sys.stderr)
+        return 2
+    if shutil.which("nvidia-smi") is None:
+        print("no NVIDIA GPU here (nvidia-smi is not there): nothing was run", file=sys.stderr)
+        return 2
+    OUT.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    for name in names:
+        print(f"== {name}", flush=True)
+        command = [sys.executable, "-m", f"tests.gpu.{name}", *arguments(name)]
+        done = subprocess.run(command, cwd=ROOT, check=False)
+        failed += done.returncode != 0
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
