@@ -1,4 +1,4 @@
-"""Every program of this folder that has a main, on the GPU of this machine: `python -m tests.gpu test | bench`.
+"""Every program of this folder that has a main, on this machine's GPU: `python -m tests.gpu test | bench`.
 
     ./dev gpu-test [NAME ...]     those that check
     ./dev gpu-bench [NAME ...]    those that measure; their figures go to build/gpu/NAME.json
