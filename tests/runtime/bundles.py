@@ -3,12 +3,14 @@
 import json
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tests.demo.node import BUILD
 
 FRONT = BUILD / "bin" / "vgpu-runtime"
+CGROUPS = "vgpud-test"
 NAMESPACES = ("mount", "pid", "ipc", "uts", "network")
 
 
@@ -45,7 +47,7 @@ class Runc:
     def bundle(self, name: str, spec: dict[str, Any]) -> Path:
         folder = self.root / name
         folder.mkdir(parents=True, exist_ok=True)
-        spec["linux"]["cgroupsPath"] = f"/vgpud-test/{os.getpid()}-{self.root.name}-{name}"
+        spec["linux"]["cgroupsPath"] = f"/{CGROUPS}/{self._cgroup(name)}"
         (folder / "config.json").write_text(json.dumps(spec))
         return folder
 
@@ -82,4 +84,12 @@ class Runc:
             self.delete(name)
 
     def delete(self, name: str) -> None:
+        """Also what a runtime that was killed in the start has left of its cgroup."""
         self.call("delete", "--force", name, check=False)
+        for pattern in (CGROUPS, f"*/{CGROUPS}"):
+            for folder in Path("/sys/fs/cgroup").glob(f"{pattern}/{self._cgroup(name)}"):
+                with suppress(OSError):
+                    folder.rmdir()
+
+    def _cgroup(self, name: str) -> str:
+        return f"{os.getpid()}-{self.root.name}-{name}"
