@@ -33,7 +33,7 @@ def test_the_written_form_of_version_1() -> None:
     uuid = "GPU-00000003-1111-2222-3333-444444444444"
     assert row.request == (
         '{"id":"r3","owner":[1000,1000],"memory_bytes":4294967296,"share":[2550],"isolation":"quota",'
-        '"label":"job 3","lifetime":[103,7]}'
+        '"label":"job 3","lifetime":[103,7,""]}'
     )
     assert row.slices == (
         f'[{{"device_uuid":"{uuid}","mode":"preload","memory_bytes":4294967296,"share":[2550]}}]'
@@ -60,11 +60,11 @@ BAD: dict[str, Callable[[AllocationRow], AllocationRow]] = {
     "missing field": lambda r: r._replace(slices=r.slices.replace('"mode":"preload",', "")),
     "wrong type": lambda r: r._replace(slices=r.slices.replace("4294967296", '"4GiB"')),
     "number for a truth value": lambda r: r._replace(reasons=r.reasons.replace("true", "1")),
-    "truth value for a number": lambda r: r._replace(request=r.request.replace("[103,7]", "[true,7]")),
+    "truth value for a number": lambda r: r._replace(request=r.request.replace('[103,7,""]', "[true,7]")),
     "fraction": lambda r: r._replace(slices=r.slices.replace("4294967296", "4294967296.0")),
     "unknown mode": lambda r: r._replace(slices=r.slices.replace("preload", "postload")),
     "share out of range": lambda r: r._replace(request=r.request.replace("[2550]", "[25500]")),
-    "row too long": lambda r: r._replace(request=r.request.replace("[103,7]", "[103,7,1]")),
+    "row too long": lambda r: r._replace(request=r.request.replace('[103,7,""]', '[103,7,"",1]')),
     "row too short": lambda r: r._replace(reasons='[["GPU-0"]]'),
     "list in a row": lambda r: r._replace(reasons='[[["GPU-0"],true,null,""]]'),
     "object for an array": lambda r: r._replace(reasons="{}"),
