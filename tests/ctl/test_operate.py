@@ -92,6 +92,13 @@ def test_what_has_failed_comes_first() -> None:
     assert said[1].startswith("device 2 is lost: ")
 
 
+def test_who_is_suspended_waits_for_that() -> None:
+    waiting = held(pb.Slice(device_uuid=canned.A, mode="preload", memory_bytes=GIB))
+    waiting.state = "suspended"
+    said = sentences(waiting, pb.SliceMeter()).splitlines()
+    assert said[0] == "it is suspended: its processes wait until 'vgpuctl resume a1'"
+
+
 def test_why_finds_the_tenant_of_a_process(main: Ctl, daemon: Daemon) -> None:
     gone = VgpuError(ErrorCode.NO_SUCH_ALLOCATION, "no allocation", "")
     daemon.replies["GetAllocation"] = lambda asked: (

@@ -106,6 +106,8 @@ def limiting(
     """A sentence for each thing that limits it, the pressing ones with what to do; never none."""
     if held.state == State.FAILED:
         yield f"it has failed: {held.failure}; release it and allocate anew"
+    if held.state == State.SUSPENDED:
+        yield f"it is suspended: its processes wait until 'vgpuctl resume {held.id}'"
     for at, part in enumerate(held.slices):
         device = devices.get(part.device_uuid)
         name = "its device" if device is None else f"device {device.index}"

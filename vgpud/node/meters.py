@@ -20,7 +20,7 @@ _SHARED_SECONDS = 0.5
 _FRESH_SECONDS = 0.1
 _LOOK_SECONDS = 0.5  # so long is hardware waited for
 _SENSOR_SECONDS = 5.0  # heat and power change slowly, and each question goes to the driver
-_METERED = (State.ACTIVE, State.RESIZING, State.FAILED)
+_NOT_METERED = (State.ALLOCATING, State.RELEASING)  # their slices are half there
 
 
 class Meters:
@@ -57,7 +57,7 @@ class Meters:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._inventory.refresh(_FRESH_SECONDS), _LOOK_SECONDS)
         await self._look_at_sensors()
-        held = [a for a in self._book if a.state in _METERED]
+        held = [a for a in self._book if a.state not in _NOT_METERED and a.slices]
         meters = await asyncio.to_thread(self._read_all, held)
         self._last = Metered(dict(self._vitals), meters)
         self._taken = began
