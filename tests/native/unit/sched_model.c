@@ -15,7 +15,7 @@
 #include "fair.h"
 #include "scheduler.h"
 
-enum { DEVICES = 3, TENANTS = 9, MEMBERS = 3 };
+enum { DEVICES = 3, TENANTS = 9, MEMBERS = 3, CROWD = 48 };
 
 #define CHECK(what)                                                                          \
     do {                                                                                     \
@@ -36,7 +36,7 @@ static struct {
     struct sched_tenant tenant;
     bool there;
     struct client clients[MEMBERS];
-} nodes[TENANTS];
+} nodes[CROWD]; /* the first TENANTS of them at random */
 
 static unsigned seed;
 static long step;
@@ -234,7 +234,7 @@ static void saturate(struct client *client)
 
 static void check_shares(const struct wish *wishes, unsigned count)
 {
-    const uint64_t length = 30000000000u;
+    const uint64_t length = count > TENANTS ? 4000000000u : 30000000000u;
     uint64_t end = now + length;
     for (unsigned t = 0; t < count; t++)
         join(t, &wishes[t]);
@@ -285,6 +285,10 @@ static int shares(void)
     check_shares(alone, COUNT(alone));
     check_shares(mixed, COUNT(mixed));
     check_shares(eight, COUNT(eight));
+    static struct wish crowd[CROWD];
+    for (unsigned t = 0; t < CROWD; t++)
+        crowd[t] = (struct wish){0, 1, 100, LENT, 0.9 / CROWD, 1.1 / CROWD};
+    check_shares(crowd, CROWD);
     return 0;
 }
 
