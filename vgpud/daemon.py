@@ -75,6 +75,7 @@ class Daemon:
         self.specs = Specs(settings.cdi_dir, HookProgram(settings.hook, settings.run_dir))
         self.stopping = asyncio.Event()
         self.keeper: NodeKeeper | None = None
+        self.ledger: Ledger | None = None
         self.containers: Containers | None = None
         self.cdi_watch: CdiWatch | None = None
         self.claim: int | None = None  # a descriptor that is held to the end
@@ -116,6 +117,7 @@ class Daemon:
         make_folders(self.settings)
         async with await Ledger.open(self.settings.state_dir / "ledger.db") as ledger:
             self.claim = claim(self.settings.run_dir)
+            self.ledger = ledger
             state, _, self.specs.driver = await asyncio.gather(
                 ledger.load(),
                 self.inventory.refresh(),
@@ -217,6 +219,7 @@ async def serve(settings: Settings) -> None:
         gc.enable()
         server = Server(keeper, public_sockets(settings.run_dir, settings.group, os.environ))
         await server.start()
+        assert daemon.ledger is not None
         assert daemon.containers is not None
         assert daemon.cdi_watch is not None
         doors = Doors(settings.run_dir, lambda: observe(keeper))
@@ -227,7 +230,7 @@ async def serve(settings: Settings) -> None:
         runtimes.start()
         watcher = watch_devices(daemon, keeper, loop)
         work = (
-            heartbeat(keeper),
+            heartbeat(keeper, daemon.ledger),
             reload(keeper, hung_up),
             kubelet_door(daemon, keeper).run(),
             daemon.cdi_watch.run(),
@@ -323,10 +326,15 @@ def watch_devices(daemon: Daemon, keeper: NodeKeeper, loop: asyncio.AbstractEven
     return stop.set
 
 
-async def heartbeat(keeper: NodeKeeper) -> None:
-    """systemd's watchdog is fed from the event loop: a loop that hangs is restarted."""
+async def heartbeat(keeper: NodeKeeper, ledger: Ledger) -> None:
+    """systemd's watchdog is fed from the event loop once the ledger has answered: who hangs is restarted.
+
+    What callers can hold up, such as the sockets, is not asked: nobody shall be able to have us restarted.
+    """
     period = sd.watchdog_seconds()
     while period is not None:
+        with suppress(VgpuError):  # a full disk answers as well, and a restart would not help it
+            await ledger.answer()
         sd.notify("WATCHDOG=1", f"STATUS={keeper.describe().status}")
         await asyncio.sleep(period)
 

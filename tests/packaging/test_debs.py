@@ -60,6 +60,18 @@ def test_the_environment_is_of_the_lock_and_has_no_tools(debs: Path) -> None:
     assert modules - compiled == set()
 
 
+def test_the_programs_and_what_shells_and_readers_want(debs: Path) -> None:
+    names = {path.split(" ")[0] for path in files(one(debs, "vgpud"))}
+    programs = ("/usr/sbin/vgpud", "/usr/bin/vgpuctl", "/usr/bin/vgpu-runtime")
+    helpers = ("/usr/lib/vgpud/vgpu-arbiter", "/usr/lib/vgpud/vgpu-hook", "/usr/lib/vgpud/bin/vgpuctl")
+    completions = ("bash-completion/completions/vgpuctl", "zsh/vendor-completions/_vgpuctl")
+    wanted = {*programs, *helpers, *(f"/usr/share/{name}" for name in completions)}
+    wanted |= {"/usr/share/fish/vendor_completions.d/vgpuctl.fish", "/usr/share/vgpud/vgpud.schema.json"}
+    pages = {path.name for path in (ROOT / "docs" / "man").glob("*.[1-8]")} - {"libvgpu.7"}
+    wanted |= {f"/usr/share/man/man{page[-1]}/{page}.gz" for page in pages}
+    assert wanted - names == set()
+
+
 def test_nobody_but_root_can_change_them(debs: Path) -> None:
     for name in NAMES:
         writable = {

@@ -12,6 +12,7 @@ import pytest
 
 from tests.packaging.conftest import Installed, listing
 from tests.packaging.machine import Machine
+from vgpud.model.journal import Message
 
 pytestmark = [pytest.mark.root, pytest.mark.systemd, pytest.mark.xdist_group("packaging")]
 
@@ -237,6 +238,7 @@ def test_what_it_says_is_in_fields_of_the_journal(machine: Machine) -> None:
     assert ready["SYSLOG_IDENTIFIER"] == "vgpud"
     assert "8 devices" in ready["VGPUD_STATUS"]
     assert ready["PRIORITY"] == "6"
+    assert ready["MESSAGE_ID"] == Message.READY
 
 
 def test_an_upgrade_disturbs_no_tenant(installed: Installed, tenants: Tenants) -> None:

@@ -39,8 +39,10 @@ def read(name: str, config: str | None) -> tuple[str, tuple[Entry, ...]]:
         data = yaml.safe_load(Path(name).read_text())
     except OSError as error:
         raise _bad(f"{name} cannot be read: {(error.strerror or str(error)).lower()}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or number that is none, and no UTF-8
         raise _bad(f"{name} is not YAML: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise _bad(f"{name} is nested too deeply") from None
     configs = _configs(name, data)
     chosen = _chosen(name, configs, config)
     return chosen, tuple(_entry(f"{name}: {chosen}[{i}]", raw) for i, raw in enumerate(configs[chosen]))
@@ -54,6 +56,8 @@ def _configs(name: str, data: Any) -> Mapping[str, list[Any]]:  # noqa: ANN401
     if not isinstance(configs, dict) or not configs:
         raise _bad(f"{name} has no mig-configs")
     for key, entries in configs.items():
+        if not str(key).isprintable():
+            raise _bad(f"{name}: {str(key)!r} is no name of a configuration")
         if not isinstance(entries, list) or not entries:
             raise _bad(f"{name}: {key} is not a list of entries")
     return {str(key): entries for key, entries in configs.items()}

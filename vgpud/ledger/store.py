@@ -130,6 +130,10 @@ class Ledger:
         """The latest kept events, oldest first."""
         return await self._do(lambda tables: tables.last_events(count), Durability.PROCESS)
 
+    async def answer(self) -> None:
+        """Returns once the thread that writes is through with what was asked before; writes nothing."""
+        await self._do(lambda tables: None, Durability.PROCESS)
+
     async def set_boot_id(self, boot_id: str) -> int:
         """Remember the boot; returns the last revision, which a new boot moves ahead."""
         return await self._do(lambda tables: tables.set_boot_id(boot_id), Durability.POWER)

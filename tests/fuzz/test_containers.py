@@ -1,0 +1,90 @@
+"""What comes through runtime.sock: a message, or BAD_REQUEST, or a peer that left."""
+
+import asyncio
+import json
+import socket
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from vgpud.inject.wish import owner_of, wish_of
+from vgpud.model.errors import ErrorCode, Exit, VgpuError
+from vgpud.serve import runtime, runtime_wire
+
+HEADS = st.builds(
+    runtime_wire.REQUEST.pack,
+    st.sampled_from([runtime_wire.MAGIC, 0]),
+    st.integers(0, 4),
+    st.integers(0, 255),
+    st.integers(0, 200),
+    st.integers(0, 300) | st.just(0xFFFFFFFF),
+)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
+TEXTS = st.sampled_from(["4GiB", "-1", "50", "1e9", "quota", "all", "0", "GPU-1", "\0"]) | st.text(max_size=8)
+KEYS = st.sampled_from(
+    ["memory", "cores", "count", "isolation", "profile", "device", "device-name", "label", "x"]
+)
+ANNOTATIONS = st.dictionaries(KEYS.map("vgpud.io/{}".format), TEXTS | SCALARS, max_size=5)
+VARIABLES = st.lists(st.builds("VGPU_{}={}".format, KEYS.map(str.upper), TEXTS) | SCALARS, max_size=5)
+CONFIGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "annotations": ANNOTATIONS | SCALARS,
+        "process": st.fixed_dictionaries({}, optional={"env": VARIABLES | SCALARS, "user": SCALARS})
+        | SCALARS,
+        "linux": SCALARS,
+    },
+)
+
+
+def received(words: bytes) -> runtime_wire.Message | None:
+    async def run() -> runtime_wire.Message | None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with ours, theirs:
+            ours.setblocking(False)
+            theirs.sendall(words)
+            theirs.shutdown(socket.SHUT_WR)
+            try:
+                return await asyncio.wait_for(runtime_wire.receive(ours), 30)
+            except VgpuError as error:
+                assert error.code is ErrorCode.BAD_REQUEST
+            except OSError:
+                pass
+            return None
+
+    return asyncio.run(run())
+
+
+@given(st.binary(max_size=300) | st.tuples(HEADS, st.binary(max_size=600)).map(b"".join))
+def test_any_message(words: bytes) -> None:
+    message = received(words)
+    if message is not None:
+        assert len(message.id.encode(errors="replace")) <= 4 * runtime_wire.MAX_ID_BYTES
+        assert len(message.body) <= runtime_wire.MAX_BODY_BYTES
+        assert message.pid == 0  # no descriptor came with it
+
+
+def understood(body: bytes) -> None:
+    try:
+        config = runtime._parsed(body)
+        wish = wish_of(config)
+        owner = owner_of(config)
+    except VgpuError as error:
+        assert error.code.exit_code is Exit.BAD_ARGUMENT
+        assert len(str(error).splitlines()) == 1
+    else:
+        assert owner.uid >= 0
+        assert wish is None or wish.memory_bytes is None or wish.memory_bytes > 0
+
+
+@given(st.binary(max_size=200))
+@example(b"[" * 100_000)
+@example(b'{"a":' * 100_000)
+@example(b'{"linux": ' + b"9" * 5000 + b"}")
+def test_any_body(body: bytes) -> None:
+    understood(body)
+
+
+@given(CONFIGS)
+def test_any_wish(config: dict[str, object]) -> None:
+    understood(json.dumps(config).encode())
