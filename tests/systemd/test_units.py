@@ -21,7 +21,7 @@ def words(unit: str, key: str) -> list[str]:
 
 @needs_systemd
 def test_systemd_finds_nothing_wrong() -> None:
-    files = sorted(str(path) for path in UNITS.iterdir())
+    files = sorted(str(path) for path in UNITS.iterdir() if path.suffix in (".service", ".socket"))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *files], capture_output=True, text=True, check=False
     )
