@@ -1,5 +1,7 @@
 """Snapshots: what NVML answers becomes a Node, whatever of it is missing, lost or hanging."""
 
+import os
+import subprocess
 import threading
 import time
 from dataclasses import replace
@@ -146,6 +148,15 @@ def test_process_lists_fall_back_to_the_older_struct(nvml: FakeNvml, gateway: Ga
     nvml.answers["nvmlDeviceGetComputeRunningProcesses_v3"] = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
     nvml.__dict__["nvmlDeviceGetComputeRunningProcesses_v2"] = lambda gpu: [process(5)]
     assert [p.pid for p in gateway.snapshot().devices[0].processes] == [5]
+
+
+def test_a_process_that_has_ended_is_listed_no_more(nvml: FakeNvml, gateway: Gateway) -> None:
+    """An MPS server that nobody has collected yet: on an H200 it kept the next tenant out."""
+    ended = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # and is a zombie until it is collected
+    nvml.gpus[0].processes = [process(ended.pid), process(os.getpid())]
+    assert [p.pid for p in gateway.processes(uuid_of(0))] == [os.getpid()]
+    ended.wait()
 
 
 def test_a_process_is_listed_once_and_as_an_mps_client_if_it_is_one(nvml: FakeNvml, gateway: Gateway) -> None:

@@ -4,8 +4,9 @@ import asyncio
 import os
 import subprocess
 
+from vgpud.hardware.ended import has_ended
 from vgpud.model.tenancy import Lifetime
-from vgpud.node.lifetimes import Lifetimes, has_ended, is_alive, start_ticks
+from vgpud.node.lifetimes import Lifetimes, is_alive, start_ticks
 
 
 def of(pid: int) -> Lifetime:

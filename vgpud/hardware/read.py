@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from vgpud.hardware.cores import sm_count
+from vgpud.hardware.ended import has_ended
 from vgpud.hardware.mig import Handle, read_instances, read_profiles
 from vgpud.hardware.nvml import Nvml
 from vgpud.model.device import (
@@ -160,7 +161,7 @@ def _read_mig(nvml: Nvml, handle: Handle, mode: list[int] | None, profiles: tupl
 
 
 def read_processes(nvml: Nvml, handle: Handle) -> tuple[DeviceProcess, ...]:
-    """All processes on a device, once each: as an MPS client if it is one, else by compute."""
+    """All processes that run on a device, once each: as an MPS client if it is one, else by compute."""
     found: dict[tuple[int, int | None], DeviceProcess] = {}
     for kind, name in (
         ("mps", "nvmlDeviceGetMPSComputeRunningProcesses"),
@@ -171,7 +172,8 @@ def read_processes(nvml: Nvml, handle: Handle) -> tuple[DeviceProcess, ...]:
             instance = entry.gpuInstanceId if entry.gpuInstanceId != _NO_INSTANCE else None
             process = DeviceProcess(entry.pid, entry.usedGpuMemory, kind, instance)
             found.setdefault((process.pid, instance), process)
-    return tuple(sorted(found.values(), key=lambda p: (p.pid, p.gpu_instance_id or 0)))
+    running = (process for process in found.values() if not has_ended(process.pid))
+    return tuple(sorted(running, key=lambda p: (p.pid, p.gpu_instance_id or 0)))
 
 
 def _process_list(nvml: Nvml, handle: Handle, name: str) -> list[Any]:

@@ -39,18 +39,6 @@ def start_ticks(pid: int) -> int | None:
     return None if found is None or found[0] in "ZX" else found[1]
 
 
-def has_ended(pid: int) -> bool:
-    """A zombie: it runs no more, though NVML may list it until its parent has collected it.
-
-    A pid that cannot be seen is not called ended: it may be of another pid namespace.
-    """
-    try:
-        found = _stat(pid)
-    except OSError:
-        return False
-    return found is not None and found[0] in "ZX"
-
-
 def is_alive(lifetime: Lifetime) -> bool:
     return lifetime.pid != 0 and start_ticks(lifetime.pid) == lifetime.start_ticks
 
