@@ -6,12 +6,14 @@ each process a part of them, and refuses cuInit when no daemon answers (native/g
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
+from vgpud.hardware.ended import is_ending
 from vgpud.hardware.gateway import Gateway
 from vgpud.hardware.nodes import device_nodes
 from vgpud.model.device import ComputeMode, Device, DeviceProcess
@@ -39,6 +41,8 @@ from vgpud.units import Units
 log = structlog.get_logger(__name__)
 
 ORIGINAL_KEY = "compute_mode"
+_LEAVING_SECONDS = 5.0
+_LOOK_SECONDS = 0.02
 _HELD = (State.ACTIVE, State.FAILED, State.RESIZING)
 
 
@@ -151,8 +155,22 @@ class MpsMode:
     async def unapply(self, device_uuid: str) -> None:
         """Of a device, or of a MIG device."""
         await self._supervisor(device_uuid, device_uuid).down()
+        await self._servers_gone(device_uuid)
         await self._restore_compute_mode(device_uuid)
         self._supervisors.pop(device_uuid, None)
+
+    async def _servers_gone(self, device_uuid: str) -> None:
+        """The threads of a server that was ended still give the card back, and whoever comes next would
+        take it for a program of others. Bounded; what NVML cannot tell is not waited for."""
+        end = time.monotonic() + _LEAVING_SECONDS
+        while time.monotonic() < end:
+            try:
+                listed = await asyncio.to_thread(self._gateway.processes, device_uuid)
+            except VgpuError:
+                return
+            if not any(is_ending(process.pid) for process in listed):
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
         if allocation.has_lease:

@@ -1,0 +1,37 @@
+"""Processes on their way out."""
+
+import os
+import subprocess
+import sys
+import time
+
+from vgpud.hardware.ended import has_ended, is_ending
+
+# its main thread ends, another one goes on until the input is closed
+LEADERLESS = """
+import ctypes, os, sys, threading
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0))).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_whose_main_thread_has_ended_is_ending_and_has_not_ended() -> None:
+    process = subprocess.Popen([sys.executable, "-c", LEADERLESS], stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    end = time.monotonic() + 20
+    while not is_ending(process.pid):
+        assert time.monotonic() < end and process.poll() is None
+        time.sleep(0.01)
+    assert not has_ended(process.pid)
+    process.stdin.close()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert is_ending(process.pid) and has_ended(process.pid)
+    process.wait()
+
+
+def test_one_that_runs_or_cannot_be_seen_has_not_ended() -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    for pid in (os.getpid(), child.pid):
+        assert not is_ending(pid)
+        assert not has_ended(pid)
