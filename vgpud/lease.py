@@ -158,9 +158,19 @@ def _write_locked(fd: int, body: bytes) -> None:
     os.pwrite(fd, _WORD.pack(odd + 1), layout.LIMITS_GENERATION)
 
 
+def _files(folder: Path) -> Path:
+    """Where the entries of the lease `folder` are; a folder closed to others is ANYONE's."""
+    with contextlib.suppress(OSError):
+        if folder.lstat().st_mode & 0o077 == 0:
+            return folder / layout.ANYONE_FOLDER
+    return folder
+
+
 def write_lease(root: Path, allocation: str, devices: Sequence[DeviceLimits], uid: int, gid: int) -> Path:
     """Makes the folder root/allocation, whole or not at all; the tenant is uid:gid, or ANYONE. A lease
     that is there already keeps its files (a tenant may have them mapped) and gets these limits.
+    Answers the folder with its entries, for the tenant. ANYONE's is below one that only root may enter:
+    no user of the host gets to it, but a container that it is mounted into does.
 
     Raises VgpuError LEASE_FAILED if the file system refuses.
     """
@@ -169,16 +179,23 @@ def write_lease(root: Path, allocation: str, devices: Sequence[DeviceLimits], ui
     try:
         if folder.exists():
             _rewrite(folder, body)
-            return folder
+            return _files(folder)
         draft = root / f".{allocation}.new"
         shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(mode=0o755)
-        draft.chmod(0o755)
-        _fill(draft, body, uid, gid)
+        _make_folder(draft, 0o700 if uid == ANYONE else 0o755)
+        inner = _files(draft)
+        if inner != draft:
+            _make_folder(inner, 0o755)
+        _fill(inner, body, uid, gid)
         draft.rename(folder)
     except OSError as error:
         raise _failed(f"write the lease of {allocation}", error) from error
-    return folder
+    return _files(folder)
+
+
+def _make_folder(folder: Path, mode: int) -> None:
+    folder.mkdir(mode=mode)
+    folder.chmod(mode)  # whatever the umask
 
 
 def _fill(draft: Path, body: bytes, uid: int, gid: int) -> None:
@@ -192,7 +209,7 @@ def _fill(draft: Path, body: bytes, uid: int, gid: int) -> None:
         os.ftruncate(fd, layout.USAGE_SIZE)
         os.pwrite(fd, struct.pack("<II", layout.MAGIC, layout.VERSION), 0)
         if uid == ANYONE:
-            os.fchmod(fd, 0o666)  # it harms none but the container that it is mounted into
+            os.fchmod(fd, 0o666)  # those whom the container lets see it
         elif (uid, gid) != (os.geteuid(), os.getegid()):
             os.fchown(fd, uid, gid)
     finally:
@@ -200,7 +217,7 @@ def _fill(draft: Path, body: bytes, uid: int, gid: int) -> None:
 
 
 def _rewrite(folder: Path, body: bytes) -> None:
-    fd = os.open(folder / layout.LIMITS_FILE, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = os.open(_files(folder) / layout.LIMITS_FILE, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         _write_locked(fd, body)
     finally:
@@ -309,7 +326,7 @@ def read_limits(folder: Path) -> Limits:
     Raises VgpuError LEASE_FAILED if there is no valid `limits` file.
     """
     try:
-        raw = (folder / layout.LIMITS_FILE).read_bytes()
+        raw = (_files(folder) / layout.LIMITS_FILE).read_bytes()
     except OSError as error:
         raise _failed(f"read the lease {folder.name}", error) from error
     try:
@@ -347,14 +364,19 @@ def _read_device(raw: bytes, index: int) -> DeviceLimits:
     )
 
 
+def _open_usage(folder: Path) -> int:
+    # the tenant owns the file, not the folder: it can be short or long, but no link and no pipe
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.open(_files(folder) / layout.USAGE_FILE, flags)
+
+
 def read_usage(folder: Path) -> Usage:
     """The tenant's own figures, clamped: see the module's text. A short or missing file reads as zeros.
 
     Raises VgpuError LEASE_FAILED if the lease itself is gone.
     """
     try:
-        # the tenant owns the file, not the folder: it can be short or long, but no link and no pipe
-        fd = os.open(folder / layout.USAGE_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = _open_usage(folder)
         try:
             raw = os.pread(fd, layout.USAGE_SIZE, 0)
         finally:
@@ -420,7 +442,7 @@ def read_meters(folder: Path, device_count: int) -> tuple[LeaseMeter, ...]:
     Raises VgpuError LEASE_FAILED if the lease itself is gone.
     """
     try:
-        fd = os.open(folder / layout.USAGE_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = _open_usage(folder)
         try:
             head = os.pread(fd, layout.USAGE_SLOTS, 0).ljust(layout.USAGE_SLOTS, b"\0")
             (high,) = struct.unpack_from("<I", head, layout.USAGE_SLOT_HIGH)

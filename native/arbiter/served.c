@@ -51,9 +51,11 @@ static int open_regular(int folder_fd, const char *name, int flags, size_t size)
     return fd;
 }
 
-/* Binds under a temporary name and renames it into place: tenants never see a socket that refuses. */
-static int bind_socket(int folder_fd, const struct stat *owner)
+/* Binds under a temporary name and renames it into place: tenants never see a socket that refuses. Who
+ * may write `usage` may connect, as without the one the other is of no use. */
+static int bind_socket(int folder_fd, const struct stat *usage)
 {
+    mode_t mode = usage->st_mode & S_IWOTH ? 0666 : 0600;
     static const char temporary[] = ".arbiter.sock.new";
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -63,8 +65,8 @@ static int bind_socket(int folder_fd, const struct stat *owner)
     snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/%s", folder_fd, temporary);
     unlinkat(folder_fd, temporary, 0);
     if (bind(fd, (struct sockaddr *)&address, sizeof(address)) == 0 &&
-        fchmodat(folder_fd, temporary, 0600, 0) == 0 &&
-        fchownat(folder_fd, temporary, owner->st_uid, owner->st_gid, AT_SYMLINK_NOFOLLOW) == 0 &&
+        fchmodat(folder_fd, temporary, mode, 0) == 0 &&
+        fchownat(folder_fd, temporary, usage->st_uid, usage->st_gid, AT_SYMLINK_NOFOLLOW) == 0 &&
         listen(fd, SOMAXCONN) == 0 && renameat(folder_fd, temporary, folder_fd, VGPU_ARBITER_SOCKET) == 0)
         return fd;
     int error = errno;
@@ -103,10 +105,25 @@ static int open_files(int folder_fd, struct lease *lease, struct stat *usage)
     return error;
 }
 
+static int open_below(int folder_fd, const char *name)
+{
+    int fd = openat(folder_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    return fd < 0 ? -errno : fd;
+}
+
+/* The folder with the entries of leases/<id>, or -errno. */
 static int open_folder(int leases_fd, const char *id)
 {
-    int fd = openat(leases_fd, id, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    return fd < 0 ? -errno : fd;
+    struct stat about;
+    int fd = open_below(leases_fd, id);
+    if (fd < 0)
+        return fd;
+    int error = fstat(fd, &about) == 0 ? 0 : -errno;
+    if (error == 0 && (about.st_mode & 0077) != 0)
+        return fd;
+    int inner = error != 0 ? error : open_below(fd, VGPU_ANYONE_FOLDER);
+    close(fd);
+    return inner;
 }
 
 bool lease_hold(struct lease *lease)

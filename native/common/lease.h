@@ -5,6 +5,8 @@
  *   limits        written by vgpud only; read-only to the tenant
  *   usage         written by the tenant's processes and the arbiter; hostile input to vgpud and the arbiter
  *   arbiter.sock  SEQPACKET; a tenant process registers here, and its pid comes from SO_PEERCRED
+ * Where the tenant's uid is not known (a pod's), any user may write `usage`. Then <allocation>/ is closed
+ * to others than root (mode 0700), the entries are in <allocation>/anyone/, and that is what is mounted.
  *
  * A slot of `usage` belongs to the process that holds the POSIX write lock (F_SETLK) on the slot's
  * first byte. The kernel drops that lock when the process dies, execs or closes its files, at any
@@ -37,6 +39,7 @@
 #define VGPU_LIMITS_FILE "limits"
 #define VGPU_USAGE_FILE "usage"
 #define VGPU_ARBITER_SOCKET "arbiter.sock"
+#define VGPU_ANYONE_FOLDER "anyone"
 
 /* What happens at the compute share's edge; values are part of the ABI. */
 enum vgpu_share_policy {

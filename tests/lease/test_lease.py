@@ -70,10 +70,28 @@ def test_updates_are_in_place_and_even(tmp_path: Path) -> None:
 
 
 def test_a_tenant_of_unknown_uid_can_write_its_usage_and_nothing_else(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        folder = write_lease(tmp_path, "a1", DEVICES, ANYONE, ANYONE)
+    finally:
+        os.umask(before)
+    modes = {name: stat.S_IMODE((folder / name).stat().st_mode) for name in ("limits", "usage", ".", "..")}
+    assert modes == {"limits": 0o644, "usage": 0o666, ".": 0o755, "..": 0o700}
+    assert list_leases(tmp_path) == {"a1"}
+
+
+def test_a_lease_of_unknown_uid_is_used_as_any_other(tmp_path: Path) -> None:
     folder = write_lease(tmp_path, "a1", DEVICES, ANYONE, ANYONE)
-    modes = {name: stat.S_IMODE((folder / name).stat().st_mode) for name in ("limits", "usage")}
-    assert modes == {"limits": 0o644, "usage": 0o666}
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+    smaller = (DeviceLimits(UUIDS[0], GIB), DEVICES[1])
+    assert write_lease(tmp_path, "a1", smaller, ANYONE, ANYONE) == folder
+    assert read_limits(tmp_path / "a1") == read_limits(folder)
+    update_limits(tmp_path / "a1", DEVICES)
+    assert read_limits(folder).devices == DEVICES
+    assert read_usage(tmp_path / "a1").processes == ()
+    close_lease(tmp_path / "a1")
+    assert read_limits(folder).closed
+    remove_lease(tmp_path, "a1")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_update_that_died_is_gone_over(tmp_path: Path) -> None:

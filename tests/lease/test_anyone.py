@@ -1,0 +1,121 @@
+"""A lease of a tenant whose uid nobody knows, a pod's: for every user within, for none of the host."""
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.lease.conftest import Node, eventually, lease_used
+from tests.native.harness import CONTEXT_BYTES, GIB, MIB, PROBE, UUIDS, Tenant
+from tests.otheruser import as_user
+from vgpud.lease import DeviceLimits, read_usage, write_lease
+from vgpud.model.tenancy import ANYONE
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as another user"),
+]
+
+NOBODY = 65534
+# as a container's runtime does: the folder read-only, and its usage page writable
+MOUNT = """
+set -e
+mount --bind "$1" "$2"
+mount -o remount,bind,ro "$2"
+mount --bind "$1/usage" "$2/usage"
+shift 2
+exec "$@"
+"""
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    """In a folder that everybody may enter, so that nothing but the lease's own rights is in the way."""
+    with TemporaryDirectory(prefix="vgl-") as folder:
+        run_dir = Path(folder)
+        run_dir.chmod(0o755)
+        (run_dir / "leases").mkdir()
+        (run_dir / "leases").chmod(0o755)
+        node = Node(run_dir)
+        node.start_arbiter()
+        yield node
+        node.end()
+
+
+@pytest.fixture
+def lease(node: Node) -> Path:
+    folder = write_lease(node.run_dir / "leases", "p1", [DeviceLimits(UUIDS[0], GIB)], ANYONE, ANYONE)
+    node.client.add("p1")
+    return folder
+
+
+def as_stranger(*command: str | Path) -> "subprocess.CompletedProcess[str]":
+    """`command` as a user of the host, with no capability at all."""
+    setpriv = shutil.which("setpriv")
+    assert setpriv is not None, "util-linux's setpriv is not installed"
+    user = [setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]
+    return subprocess.run([*user, *command], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", ["usage", "arbiter.sock"])
+def test_users_of_the_host_do_not_get_to_it(node: Node, lease: Path, name: str) -> None:
+    if as_stranger("ls", node.run_dir / "leases").returncode != 0:
+        pytest.skip("the folder for temporary files is closed to other users")
+    assert stat.S_IMODE((lease / name).stat().st_mode) == 0o666
+    looked = as_stranger("stat", lease / name)
+    assert looked.returncode != 0
+    assert "Permission denied" in looked.stderr
+    written = as_stranger("sh", "-c", 'exec 3>>"$1"', "sh", lease / name)
+    assert "Permission denied" in written.stderr
+
+
+def within(node: Node, lease: Path, *command: str | Path) -> "subprocess.Popen[str]":
+    """`command` as another user than root, where the lease is mounted as into a container."""
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no mount namespace can be made here")
+    mounted = node.run_dir / "mounted"
+    mounted.mkdir()
+    env = ["env", "-i", *(f"{name}={value}" for name, value in Tenant(mounted).env().items())]
+    mount: list[str | Path] = ["unshare", "-m", "sh", "-c", MOUNT, "sh", lease, mounted]
+    process = subprocess.Popen(
+        [*mount, *as_user(NOBODY, NOBODY), *env, *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    node.processes.append(process)
+    return process
+
+
+def test_a_user_within_registers_and_is_limited(node: Node, lease: Path) -> None:
+    process = within(node, lease, PROBE, "fill", "--piece", "32MiB", "--keep", "--then-wait-on-stdin")
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.communicate()
+    assert json.loads(line)["total_bytes"] == GIB - CONTEXT_BYTES
+    assert Path(f"/proc/{process.pid}").stat().st_uid == NOBODY
+    assert node.client.list("p1") == (process.pid,)
+    (slot,) = read_usage(node.run_dir / "leases" / "p1").processes
+    assert slot.registered
+    assert lease_used(lease) == GIB
+    process.kill()
+    process.wait()
+    eventually(lambda: lease_used(lease) == 0 and node.client.list("p1") == ())
+
+
+def test_an_arbiter_that_starts_anew_serves_it_again(node: Node, lease: Path) -> None:
+    process = within(node, lease, PROBE, "hold", "256MiB", "--then-wait-on-stdin")
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["state"] == "held"
+    node.kill_arbiter()
+    node.start_arbiter()
+    assert node.client.list("p1") == (process.pid,)
+    eventually(lambda: [p.registered for p in read_usage(lease).processes] == [True])
+    assert lease_used(lease) == CONTEXT_BYTES + 256 * MIB
