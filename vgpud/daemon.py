@@ -43,6 +43,7 @@ from vgpud.node.keeper import NodeKeeper, Parts
 from vgpud.node.mps_world import mps_world
 from vgpud.node.observe import observe
 from vgpud.node.originals import LedgerOriginals
+from vgpud.node.preload_world import preload_world
 from vgpud.node.recover import Start, agree, recover
 from vgpud.node.room import Room
 from vgpud.node.transitions import Transitions
@@ -84,15 +85,17 @@ class Daemon:
     def load_policy(self) -> LoadedPolicy:
         return load(self.settings.policy_paths())
 
-    def effectors(self, originals: LedgerOriginals) -> dict[Mode, Effector]:
-        paths = Paths(
+    def paths(self) -> Paths:
+        return Paths(
             run_dir=self.settings.run_dir,
             host_root=self.settings.host_root,
             libvgpu=self.settings.lib_dir / "libvgpu.so",
             arbiter=self.settings.arbiter,
             mps_control=self.settings.mps_control,
         )
-        preload = Preload(self.units, paths)
+
+    def effectors(self, originals: LedgerOriginals, preload: Preload) -> dict[Mode, Effector]:
+        paths = self.paths()
         return {
             Mode.EXCLUSIVE: Exclusive(self.gateway, paths),
             Mode.PRELOAD: preload,
@@ -144,7 +147,10 @@ class Daemon:
     def _assemble(self, ledger: Ledger, state: LedgerState, policy: LoadedPolicy) -> tuple[NodeKeeper, Parts]:
         originals = LedgerOriginals(ledger, state.originals)
         self.originals = originals
-        effectors = self.effectors(originals)
+        preload = Preload(
+            self.units, self.paths(), preload_world(self.book, self.inventory, lambda: self.keeper)
+        )
+        effectors = self.effectors(originals, preload)
         parts = Parts(
             ledger=ledger,
             inventory=self.inventory,
@@ -157,7 +163,9 @@ class Daemon:
             suspender=Suspender(self.settings.suspender, self.settings.run_dir / "suspend.lock"),
             drains=Drains(originals),
         )
-        return NodeKeeper(parts, policy), parts
+        keeper = NodeKeeper(parts, policy)
+        keeper.policies.changed.append(lambda old, new: preload.follow_rules())
+        return keeper, parts
 
     def _stop_helpers(self) -> None:
         """With nothing allocated no tenant can miss them, and a stopped vgpud leaves nothing running."""

@@ -2,12 +2,14 @@
 
 import itertools
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.arbiter.conftest import counters
-from tests.demo.node import BUILD, DemoNode
-from tests.e2e.support import eventually, states
+from tests.demo.node import BUILD, POLICY, DemoNode
+from tests.e2e.support import PROBE, eventually, states
+from vgpud.lease import DeviceLimits, SharePolicy, read_limits
 
 KERNEL_US = "1000"
 ASKED = ["--isolation", "quota", "--device", "0", "--memory", "2GiB"]
@@ -49,3 +51,61 @@ def test_shares_of_a_device_do_not_pass_the_whole_of_it(started: DemoNode) -> No
     time.sleep(0.1)
     for allocation in (first, second, memory_only):
         started.ctl("release", allocation)
+
+
+def test_what_an_idle_tenant_leaves_is_lent_where_the_policy_says_so(started: DemoNode) -> None:
+    """Hard at first; the reload reaches the running tenant."""
+    idle = started.tenant([*ASKED, "--cores", "75"], [PROBE, "hold", "64MiB", "--then-wait-on-stdin"])
+    idle.line()
+    (idle_id,) = states(started)
+    ask = [*ASKED, "--cores", "25", "--priority", "above-normal"]
+    busy = started.tenant(ask, [*SPIN, "--seconds", "8", "--report-ms", "200"])
+    eventually(lambda: len(states(started)) == 2, "both are allocated")
+    (allocation,) = states(started).keys() - {idle_id}
+    lease = started.run_dir / "leases" / allocation
+    eventually(lambda: counters(lease)["used_ns"] > 250_000_000, "a second at its share")
+    assert rules(lease) == (SharePolicy.HARD, 1, 0)
+    reload(started, 'share_policy = "work-conserving"\nlatency_quantum_us = 1000\n')
+    assert rules(lease) == (SharePolicy.WORK_CONSERVING, 1, 1000)
+    line = busy.line()
+    assert line["libvgpu"] is True
+    (began_ms, first), (ended_ms, last) = line["windows"][0], line["windows"][4]
+    assert (last - first) / (ended_ms - began_ms) < 0.45, "hard at 25: kernels of 1 ms, per ms"
+    done = [b[1] - a[1] for a, b in itertools.pairwise(line["windows"])]
+    assert sum(done[-4:]) > 1.6 * sum(done[:4]), done
+    busy.end()
+    idle.end()
+
+
+def test_rules_outlive_resize_and_restart_and_follow_the_policy(started: DemoNode) -> None:
+    reload(started, 'share_policy = "work-conserving"\n')
+    held = started.ctl("alloc", *ASKED, "--cores", "20", "--priority", "below-normal").stdout.strip()
+    lease = started.run_dir / "leases" / held
+    started.ctl("resize", held, "--cores", "30")
+    assert limits(lease).share_hundredths == 3000
+    assert rules(lease) == (SharePolicy.WORK_CONSERVING, -1, 0)
+    started.kill()
+    config(started).write_text(POLICY)
+    started.start()
+    assert rules(lease) == (SharePolicy.HARD, -1, 0), "the policy changed while no daemon ran"
+    started.ctl("release", held)
+
+
+def limits(lease: Path) -> DeviceLimits:
+    (device,) = read_limits(lease).devices
+    return device
+
+
+def rules(lease: Path) -> tuple[SharePolicy, int, int]:
+    device = limits(lease)
+    return device.share_policy, device.priority, device.quantum_us
+
+
+def config(node: DemoNode) -> Path:
+    return Path(node.environment["VGPUD_CONFIG"])
+
+
+def reload(node: DemoNode, preload: str) -> None:
+    config(node).write_text(f"{POLICY}[device.preload]\n{preload}")
+    told = node.ctl("policy", "reload")
+    assert "settings of mode auto changed" in told.stdout + told.stderr

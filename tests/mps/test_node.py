@@ -347,7 +347,10 @@ def test_priority_is_the_allocations_own_or_the_policys(make: NodeMaker) -> None
     for word, value in asked.items():
         held = share(node, 1, 10, priority=word)
         assert held.edits.env["CUDA_MPS_CLIENT_PRIORITY"] == value
-    for wrong in ({"isolation": "compute", "priority": "high"}, {"isolation": "quota", "priority": "normal"}):
+    for wrong in (
+        {"isolation": "compute", "priority": "high"},
+        {"isolation": "compute", "priority": "above-normal"},
+    ):
         with pytest.raises(VgpuError) as refused:
             allocate(node, memory_bytes=GIB, **wrong)
         assert refused.value.code is ErrorCode.BAD_REQUEST

@@ -1,6 +1,7 @@
 """Why a device was not taken, and why a request is refused: a row per cause, with its figures."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -408,6 +409,18 @@ def test_reason_and_number(
         (
             request(isolation=WHOLE_DEVICE, mig_profile="1g.18gb"),
             "MIG profile '1g.18gb' was asked with isolation device",
+        ),
+        (
+            replace(request(share=10), priority="normal"),
+            "priority normal was asked with isolation left out",
+        ),
+        (
+            replace(request(isolation=COMPUTE, share=10), priority="above-normal"),
+            "priority above-normal was asked with isolation compute, which has none (MPS)",
+        ),
+        (
+            replace(request(isolation=QUOTA, memory=GIB), priority="above-normal"),
+            "priority above-normal was asked without a share: it counts until that is used up",
         ),
     ],
 )

@@ -12,7 +12,7 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.mig_view import MigTarget
 from vgpud.model.quantity import Percent, check_bytes
-from vgpud.model.tenancy import ANYONE, Isolation, Lifetime, Owner, Request, Selector
+from vgpud.model.tenancy import ANYONE, PRIORITIES, Isolation, Lifetime, Owner, Request, Selector
 
 MAX_ID_CHARACTERS = 128
 MAX_TEXT_CHARACTERS = 256
@@ -46,8 +46,8 @@ def request(asked: pb.AllocateRequest, request_id: str, owner: Owner, lifetime: 
 
 
 def _priority(word: str) -> str:
-    if word not in ("", "normal", "below-normal"):
-        raise _bad(f"priority {word[:20]!r} is none", "write normal or below-normal, or leave it out")
+    if word and word not in PRIORITIES:
+        raise _bad(f"priority {word[:20]!r} is none", f"write {' or '.join(PRIORITIES)}, or leave it out")
     return word
 
 

@@ -55,8 +55,8 @@ WANTED = (
     ),
     argument(
         "--priority",
-        choices=("normal", "below-normal"),
-        help="with --isolation compute: a hint to the driver; the policy's when left out",
+        choices=("above-normal", "normal", "below-normal"),
+        help="quota: who gets the next turn; compute: a hint to the driver (no above-normal)",
     ),
     argument("--device-name", metavar="GLOB", help="only devices whose product name matches"),
     argument("--label", metavar="TEXT", help="shown in listings"),

@@ -73,6 +73,10 @@ class Selector:
     name_glob: str = ""
 
 
+# what a request may ask; MPS has no above-normal
+PRIORITIES = ("above-normal", "normal", "below-normal")
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a tenant asks for, per device slice; `id` makes Allocate idempotent."""
@@ -87,7 +91,7 @@ class Request:
     selector: Selector = field(default_factory=Selector)
     label: str = ""  # free text of the caller, shown in listings
     lifetime: Lifetime = field(default_factory=Lifetime)
-    priority: str = ""  # "normal" or "below-normal", in mode mps; empty: the policy's
+    priority: str = ""  # one of PRIORITIES, in modes mps and preload; empty: the policy's, or normal
 
     @property
     def whole_device(self) -> bool:

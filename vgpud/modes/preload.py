@@ -6,8 +6,9 @@ second finds it there. The arbiter registers the tenant's processes and outlives
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from vgpud.lease import (
     DeviceLimits,
     SharePolicy,
     close_lease,
+    read_limits,
     read_meters,
     read_usage,
     remove_lease,
@@ -27,6 +29,7 @@ from vgpud.lease import (
 )
 from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import WHOLE
 from vgpud.model.tenancy import LEASE_VARIABLE, Allocation, Edits, Mode, Mount, Slice, State
 from vgpud.model.view import SliceMeter, SliceUse
 from vgpud.modes.base import Paths
@@ -44,16 +47,35 @@ _RESTART_SECONDS = 0.2  # so that one that dies at once is not started without e
 # an arbiter that is well answers in some ten microseconds, less than handing the order to a thread takes
 _AT_ONCE_SECONDS = 0.002
 
+_PRIORITIES = {"above-normal": 1, "below-normal": -1}
+
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PreloadRules:
+    """The policy for one device, in this room's words."""
+
+    share_policy: SharePolicy = SharePolicy.HARD
+    latency_quantum_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PreloadWorld:
+    """Who is on the node, and what the policy in force says of a device (its UUID)."""
+
+    allocations: Callable[[], Iterable[Allocation]]
+    rules_for: Callable[[str], PreloadRules]
 
 
 class Preload:
     mode = Mode.PRELOAD
 
-    def __init__(self, units: Units, paths: Paths) -> None:
+    def __init__(self, units: Units, paths: Paths, world: PreloadWorld) -> None:
         self._units = units
         self._paths = paths
+        self._world = world
         socket = paths.run_dir / "arbiter" / "control.sock"
         self._arbiter = ArbiterClient(socket)
         self._arbiter_at_once = ArbiterClient(socket, _AT_ONCE_SECONDS)
@@ -136,14 +158,15 @@ class Preload:
         return await asyncio.to_thread(order, self._arbiter, allocation_id)
 
     async def resume(self, device: Device, part: Slice) -> None:
-        """The arbiter may have died with nobody to start it again."""
+        """The arbiter may have died with nobody to start it again, and the policy have been changed."""
         await self.ensure_arbiter()
+        self.follow_rules(device.uuid)
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
         await self.ensure_arbiter()  # on top of a MIG instance no `apply` came before
         owner = allocation.request.owner
         lease = write_lease(
-            self._paths.leases, allocation.id, limits_of(allocation), uid=owner.uid, gid=owner.gid
+            self._paths.leases, allocation.id, self._limits(allocation), uid=owner.uid, gid=owner.gid
         )
         await self._order(ArbiterClient.add, allocation.id)
         nodes = device_nodes(device, part.mig, self._paths.host_root)
@@ -162,7 +185,33 @@ class Preload:
         )
 
     async def resize(self, allocation: Allocation) -> None:
-        update_limits(self._paths.leases / allocation.id, limits_of(allocation))
+        update_limits(self._paths.leases / allocation.id, self._limits(allocation))
+
+    def _limits(self, allocation: Allocation) -> tuple[DeviceLimits, ...]:
+        return limits_of(allocation, self._world.rules_for)
+
+    def follow_rules(self, device_uuid: str = "") -> None:
+        """Puts the rules of now in force for all tenants (of a device) that run under others."""
+        for allocation in self._world.allocations():
+            parts = [part for part in allocation.slices if device_uuid in ("", part.device_uuid)]
+            lease = self._paths.leases / allocation.id
+            if not any(part.mode is Mode.PRELOAD for part in parts) or not lease.exists():
+                continue
+            try:
+                self._follow(allocation)
+            except VgpuError as error:
+                log.error("a tenant keeps its old rules", allocation=allocation.id, why=str(error))
+
+    def _follow(self, allocation: Allocation) -> None:
+        """Touches only what rules say: a resize may be between the book and the lease."""
+        folder = self._paths.leases / allocation.id
+        held = read_limits(folder)
+        ruled = tuple(
+            replace(device, share_policy=now.share_policy, priority=now.priority, quantum_us=now.quantum_us)
+            for device, now in zip(held.devices, self._limits(allocation), strict=True)
+        )
+        if ruled != held.devices and not held.closed:
+            update_limits(folder, ruled)
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:
         close_lease(self._paths.leases / allocation.id)
@@ -210,17 +259,24 @@ class Preload:
         return await self._order(ArbiterClient.list, allocation.id)
 
 
-def limits_of(allocation: Allocation) -> tuple[DeviceLimits, ...]:
-    """The lease's view of an allocation: one entry a slice, in order. Under MPS the share is MPS's."""
-    shares = [part.share if part.mode is Mode.PRELOAD else None for part in allocation.slices]
+def limits_of(allocation: Allocation, rules_for: Callable[[str], PreloadRules]) -> tuple[DeviceLimits, ...]:
+    """The lease's view of an allocation: one entry a slice, in order."""
     away = allocation.state is State.SUSPENDED
+    priority = allocation.request.priority
     return tuple(
-        DeviceLimits(
-            uuid=part.target,
-            memory_bytes=1 if away else part.memory_bytes,  # no new memory, and 0 would be no limit
-            share_hundredths=share.hundredths if share else 10000,
-            share_policy=SharePolicy.HARD if share else SharePolicy.NONE,
-            priority=0,
-        )
-        for part, share in zip(allocation.slices, shares, strict=True)
+        _device_limits(part, priority, away, rules_for(part.device_uuid)) for part in allocation.slices
+    )
+
+
+def _device_limits(part: Slice, priority: str, away: bool, rules: PreloadRules) -> DeviceLimits:
+    memory_bytes = 1 if away else part.memory_bytes  # no new memory, and 0 would be no limit
+    if part.mode is not Mode.PRELOAD:  # share and priority are MPS's
+        return DeviceLimits(part.target, memory_bytes)
+    return DeviceLimits(
+        uuid=part.target,
+        memory_bytes=memory_bytes,
+        share_hundredths=(part.share or WHOLE).hundredths,
+        share_policy=rules.share_policy if part.share else SharePolicy.NONE,
+        priority=_PRIORITIES.get(priority, 0),
+        quantum_us=rules.latency_quantum_us if priority == "above-normal" else 0,
     )

@@ -81,10 +81,20 @@ def _check_isolation(request: Request) -> None:
             f"MIG profile {request.mig_profile!r} was asked with isolation {isolation}",
             f"leave the profile out, or ask for isolation {Isolation.HARDWARE}",
         )
-    if request.priority and isolation is not Isolation.COMPUTE:
+    if request.priority and isolation not in (Isolation.COMPUTE, Isolation.QUOTA):
         raise _bad(
             f"priority {request.priority} was asked with isolation {isolation or 'left out'}",
-            f"ask for isolation {Isolation.COMPUTE} (mode mps), or leave the priority out",
+            f"ask for isolation {Isolation.QUOTA} or {Isolation.COMPUTE}, or leave the priority out",
+        )
+    if request.priority == "above-normal" and isolation is Isolation.COMPUTE:
+        raise _bad(
+            f"priority {request.priority} was asked with isolation {isolation}, which has none (MPS)",
+            f"ask for isolation {Isolation.QUOTA}, or for priority normal",
+        )
+    if request.priority == "above-normal" and request.share is None:
+        raise _bad(
+            f"priority {request.priority} was asked without a share: it counts until that is used up",
+            "ask for a share too (--cores), or for priority normal",
         )
     divided = request.memory_bytes is not None or request.share not in (None, WHOLE)
     if isolation is Isolation.DEVICE and divided:

@@ -114,6 +114,18 @@ class PreloadSettings(Table):
         description="how many times the device's memory the limits of all tenants may add up to; above 1 the "
         "card itself can be full, and a tenant then meets an out-of-memory error below its limit",
     )
+    share_policy: Literal["hard", "work-conserving"] = Field(
+        "hard",
+        description="what a share is: hard is never passed, also alone; work-conserving may use what the "
+        "others leave",
+    )
+    latency_quantum_us: int = Field(
+        0,
+        ge=0,
+        le=20000,
+        description="how long a turn of others may last, in microseconds, while a tenant of priority "
+        "above-normal is active; below 500 counts as 500, 0: as the shares want",
+    )
 
 
 class MpsSettings(Table):

@@ -1,0 +1,52 @@
+"""What the lease of a preload allocation says, from the request and the policy."""
+
+from dataclasses import replace
+
+import pytest
+
+from vgpud.lease import SharePolicy
+from vgpud.model.quantity import GIB, Percent
+from vgpud.model.tenancy import Allocation, Mode, Owner, Request, Slice, State
+from vgpud.modes.preload import PreloadRules, limits_of
+
+QUARTER = Percent(2500)
+RULES = {
+    "GPU-hard": PreloadRules(),
+    "GPU-lent": PreloadRules(SharePolicy.WORK_CONSERVING, latency_quantum_us=1000),
+}
+
+
+def held(priority: str = "", share: Percent | None = QUARTER) -> Allocation:
+    slices = tuple(Slice(uuid, Mode.PRELOAD, GIB, share) for uuid in RULES)
+    return Allocation("a", Request("r", Owner(0, 0), priority=priority), State.ACTIVE, slices)
+
+
+def test_each_device_has_the_share_policy_of_its_own_rule() -> None:
+    hard, lent = limits_of(held(), RULES.__getitem__)
+    assert (hard.share_policy, lent.share_policy) == (SharePolicy.HARD, SharePolicy.WORK_CONSERVING)
+    assert (hard.share_hundredths, lent.share_hundredths) == (2500, 2500)
+
+
+def test_without_a_share_there_is_no_policy_of_one() -> None:
+    for limits in limits_of(held(share=None), RULES.__getitem__):
+        assert (limits.share_policy, limits.share_hundredths) == (SharePolicy.NONE, 10000)
+
+
+@pytest.mark.parametrize(
+    ("priority", "in_lease", "quantum_us"),
+    [("", 0, 0), ("normal", 0, 0), ("above-normal", 1, 1000), ("below-normal", -1, 0)],
+)
+def test_a_higher_priority_is_a_higher_number_and_the_highest_has_short_turns(
+    priority: str, in_lease: int, quantum_us: int
+) -> None:
+    hard, lent = limits_of(held(priority), RULES.__getitem__)
+    assert (hard.priority, hard.quantum_us) == (in_lease, 0)
+    assert (lent.priority, lent.quantum_us) == (in_lease, quantum_us)
+
+
+def test_under_mps_share_and_priority_are_not_the_leases() -> None:
+    allocation = held("below-normal")
+    mps = replace(allocation, slices=tuple(replace(part, mode=Mode.MPS) for part in allocation.slices))
+    for limits in limits_of(mps, RULES.__getitem__):
+        assert (limits.share_policy, limits.share_hundredths) == (SharePolicy.NONE, 10000)
+        assert (limits.priority, limits.quantum_us) == (0, 0)

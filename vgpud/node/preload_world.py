@@ -1,0 +1,28 @@
+"""What mode `preload` is told of the node: who is on it, and what the policy says of a device."""
+
+from collections.abc import Callable
+
+from vgpud.lease import SharePolicy
+from vgpud.modes.preload import PreloadRules, PreloadWorld
+from vgpud.node.book import Book
+from vgpud.node.inventory import Inventory
+from vgpud.node.keeper import NodeKeeper
+from vgpud.policy.model import PreloadSettings
+
+_POLICIES = {"hard": SharePolicy.HARD, "work-conserving": SharePolicy.WORK_CONSERVING}
+
+
+def rules_of(settings: PreloadSettings) -> PreloadRules:
+    return PreloadRules(_POLICIES[settings.share_policy], settings.latency_quantum_us)
+
+
+def preload_world(book: Book, inventory: Inventory, keeper: Callable[[], NodeKeeper | None]) -> PreloadWorld:
+    """`keeper` is asked each time: the mode is made before it is."""
+
+    def rules_for(device_uuid: str) -> PreloadRules:
+        device, held = inventory.node.device(device_uuid), keeper()
+        if device is None or held is None:
+            return PreloadRules()
+        return rules_of(held.policy().policy.rule_for(device).settings_preload())
+
+    return PreloadWorld(lambda: tuple(book), rules_for)
