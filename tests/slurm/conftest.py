@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ def write_files(folder: Path, node: DemoNode, gib: int) -> None:
             socket=node.run_dir / "admin.sock",
             folder=folder,
             run_dir=node.run_dir,
-            script=SCRIPTS / name,
+            script=folder / "scripts" / name,
         )
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
@@ -144,18 +145,18 @@ def start(folder: Path, program: str, *words: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster() -> Iterator[Cluster]:
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     if os.geteuid() != 0:
         pytest.skip("Slurm's daemons are started as root")
     for program in ("slurmctld", "slurmd", "munged", "srun"):
         if shutil.which(program, path=path) is None:
             pytest.skip(f"{program} is not installed")
-    folder = tmp_path_factory.mktemp("slurm")
-    for parent in (folder, folder.parent, folder.parent.parent):
-        parent.chmod(0o755)  # jobs of other users pass through
     running: list[subprocess.Popen[bytes]] = []
-    with node_maker(folder) as make:
+    with tempfile.TemporaryDirectory(prefix="vgpud-slurm-") as name, node_maker(Path(name)) as make:
+        folder = Path(name)
+        folder.chmod(0o755)  # jobs of other users pass through, which the tree itself may not let them
+        shutil.copytree(SCRIPTS, folder / "scripts")
         node = make("h200x1")
         node.start()
         write_files(folder, node, 139)
