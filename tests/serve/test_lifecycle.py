@@ -106,7 +106,9 @@ def test_200_callers_at_once(live: Live) -> None:
 
 
 @pytest.mark.parametrize(
-    "junk", [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(100_000), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff"]
+    "junk",
+    [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(100_000), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff"],
+    ids=["nothing", "http", "noise", "http2"],  # of noise pytest would make another name in each worker
 )
 def test_junk_on_the_socket_harms_nobody(live: Live, reader: Client, junk: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as odd:
