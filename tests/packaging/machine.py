@@ -1,9 +1,12 @@
 """A Debian that runs its own systemd, by systemd-nspawn, and commands inside it by nsenter."""
 
+import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 BOOT_SECONDS = 60
@@ -20,6 +23,7 @@ class Machine:
     def __init__(self, folder: Path, debs: Path) -> None:
         self.root = folder
         self.log = folder.with_suffix(".log")
+        self.leader = 0
         options = ["--register=no", "--keep-unit", "--link-journal=no", "--private-network", "--console=pipe"]
         command = ["systemd-nspawn", "--boot", "--quiet", f"--directory={folder}", f"--bind={debs}:/debs"]
         with self.log.open("wb") as log:
@@ -30,9 +34,9 @@ class Machine:
                 stderr=log,
                 start_new_session=True,
             )
-        self.leader = self._wait_for_boot()
+        self._wait_for_boot()
 
-    def _wait_for_boot(self) -> int:
+    def _wait_for_boot(self) -> None:
         end = time.monotonic() + BOOT_SECONDS
         while time.monotonic() < end and self.process.poll() is None:
             children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
@@ -40,7 +44,7 @@ class Machine:
                 self.leader = pid
                 state = self.run("systemctl", "is-system-running", check=False).stdout.strip()
                 if state in ("running", "degraded"):
-                    return pid
+                    return
             time.sleep(0.2)
         said = self.log.read_text(errors="replace").strip().splitlines()[-3:]
         self.stop()
@@ -80,7 +84,10 @@ class Machine:
 
     def stop(self) -> None:
         """Whatever it does, it is gone after."""
-        self.process.kill()  # with it goes the namespace's first process, and so every other
+        if self.leader:
+            with suppress(ProcessLookupError):
+                os.kill(self.leader, signal.SIGKILL)  # the namespace's first process, and so every other
+        self.process.kill()  # it would leave that one behind
         self.process.wait()
         end = time.monotonic() + 10
         while time.monotonic() < end:
