@@ -54,7 +54,7 @@ from vgpud.serve.dra.door import DraDoor
 from vgpud.serve.kubelet.door import Kubelet, KubeletDoor
 from vgpud.serve.runtime import RuntimeDoor
 from vgpud.serve.server import Server
-from vgpud.serve.sockets import claim, public_sockets, runtime_socket
+from vgpud.serve.sockets import claim, passed_sockets, public_sockets, runtime_socket
 from vgpud.settings import Settings, load_settings
 from vgpud.units import Units, choose_units
 
@@ -225,7 +225,8 @@ async def serve(settings: Settings) -> None:
         # ten thousand recovered allocations live as long as we do: no collection need walk them
         gc.freeze()
         gc.enable()
-        server = Server(keeper, public_sockets(settings.run_dir, settings.group, os.environ))
+        passed = passed_sockets(os.environ)
+        server = Server(keeper, public_sockets(settings.run_dir, settings.group, passed))
         await server.start()
         assert daemon.ledger is not None
         assert daemon.containers is not None
@@ -233,8 +234,8 @@ async def serve(settings: Settings) -> None:
         doors = Doors(settings.run_dir, lambda: observe(keeper))
         await doors.start(keeper.policy().policy)
         keeper.policies.preparing.append(doors.prepare)
-        listener = runtime_socket(settings.run_dir, settings.group)
-        runtimes = RuntimeDoor(daemon.containers, settings.run_dir, listener, cgroup_of)
+        door = runtime_socket(settings.run_dir, settings.group, passed)
+        runtimes = RuntimeDoor(daemon.containers, door, cgroup_of)
         runtimes.start()
         watcher = watch_devices(daemon, keeper, loop)
         work = (

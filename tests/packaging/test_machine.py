@@ -135,13 +135,16 @@ for module in pkgutil.walk_packages(vgpud.__path__, "vgpud."):
 
 
 def test_the_sockets_are_of_those_who_may(machine: Machine) -> None:
-    shown = machine.shell("cd /run/vgpud; stat -c '%n %a %U:%G' admin.sock ro.sock vgpud.sock").splitlines()
+    shown = machine.shell(
+        "cd /run/vgpud; stat -c '%n %a %U:%G' admin.sock ro.sock runtime.sock vgpud.sock"
+    ).splitlines()
     assert shown == [
         "admin.sock 600 root:root",
         "ro.sock 666 root:root",
+        "runtime.sock 660 root:vgpu",
         "vgpud.sock 660 root:vgpu",
     ]
-    for name in ("vgpud.socket", "vgpud-ro.socket", "vgpud-admin.socket"):
+    for name in ("vgpud.socket", "vgpud-ro.socket", "vgpud-admin.socket", "vgpud-runtime.socket"):
         assert machine.unit(name, "ActiveState") == "active"
 
 
@@ -268,7 +271,9 @@ def test_an_upgrade_disturbs_no_tenant(installed: Installed, tenants: Tenants) -
 def test_an_older_version_is_refused_where_it_would_not_understand_the_ledger(installed: Installed) -> None:
     machine = installed.machine
     before = machine.shell("dpkg-query -W -f '${Version}' vgpud")
-    machine.run("systemctl", "stop", "vgpud.service", "vgpud.socket", "vgpud-ro.socket", "vgpud-admin.socket")
+    machine.shell(
+        "systemctl stop vgpud.service vgpud.socket vgpud-ro.socket vgpud-admin.socket vgpud-runtime.socket"
+    )
     set_format = (
         "import sqlite3, sys; sqlite3.connect('/var/lib/vgpud/ledger.db').execute('PRAGMA user_version=%d')"
     )
@@ -283,7 +288,8 @@ def test_an_older_version_is_refused_where_it_would_not_understand_the_ledger(in
     finally:
         machine.run("python3", "-c", set_format % int(known))
         machine.shell(
-            "systemctl reset-failed 'vgpud*'; systemctl start vgpud.socket vgpud-ro.socket vgpud-admin.socket"
+            "systemctl reset-failed 'vgpud*';"
+            " systemctl start vgpud.socket vgpud-ro.socket vgpud-admin.socket vgpud-runtime.socket"
         )
         machine.run("systemctl", "start", "vgpud.service")
 

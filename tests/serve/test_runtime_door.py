@@ -80,17 +80,19 @@ async def answer(peer: socket.socket) -> tuple[Status, str]:
 
 
 @contextlib.asynccontextmanager
-async def world(folder: Path) -> AsyncIterator[World]:
+async def world(folder: Path, held: socket.socket | None = None) -> AsyncIterator[World]:
+    """`held` is what systemd listens on, if it does."""
     hook = folder / "vgpu-hook"
     hook.touch()
     run_dir = folder / "run"
-    run_dir.mkdir()
+    run_dir.mkdir(exist_ok=True)
     containers = FakeContainers(Specs(folder / "cdi", HookProgram(hook, run_dir)))
-    door = RuntimeDoor(containers, run_dir, runtime_socket(run_dir, ""), lambda pid, starter: f"of {pid}")
+    passed = {} if held is None else {"runtime": held.dup()}
+    door = RuntimeDoor(containers, runtime_socket(run_dir, "", passed), lambda pid, starter: f"of {pid}")
     door.start()
     yield World(containers, run_dir / "runtime.sock")
     await door.stop(1.0)
-    assert not (run_dir / "runtime.sock").exists()
+    assert (run_dir / "runtime.sock").exists() == (held is not None)
 
 
 def run(folder: Path, scene: Any) -> None:
@@ -195,3 +197,20 @@ def test_peers_that_go_away_or_say_nothing_hold_up_nobody(tmp_path: Path) -> Non
             peer.close()
 
     run(tmp_path, scene)
+
+
+def test_who_comes_while_the_daemon_is_away_is_served_by_the_next(tmp_path: Path) -> None:
+    async def play() -> None:
+        (tmp_path / "run").mkdir()
+        with socket.socket(socket.AF_UNIX) as held:
+            held.bind(str(tmp_path / "run" / "runtime.sock"))
+            held.listen()
+            held.setblocking(False)
+            async with world(tmp_path, held) as first:
+                assert await first.ask(Verb.PREPARE, body="{}") == (Status.UNCHANGED, "")
+            with await first.connect() as peer:  # not refused
+                await asyncio.get_running_loop().sock_sendall(peer, REQUEST.pack(MAGIC, 1, 0, 2, 2) + b"c1{}")
+                async with world(tmp_path, held):
+                    assert await answer(peer) == (Status.UNCHANGED, "")
+
+    asyncio.run(asyncio.wait_for(play(), 30))

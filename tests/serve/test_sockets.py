@@ -14,7 +14,7 @@ import pytest
 
 from vgpud.model.caller import Door
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.serve.sockets import PublicSockets, private_folder, public_sockets
+from vgpud.serve.sockets import PublicSockets, passed_sockets, private_folder, public_sockets
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ PASSED = """
 import os, socket, sys
 from pathlib import Path
 from vgpud.model.errors import VgpuError
-from vgpud.serve.sockets import public_sockets
+from vgpud.serve.sockets import passed_sockets, public_sockets, runtime_socket
 names, kinds = sys.argv[2], sys.argv[3].split(",")
 made = []
 for kind in kinds:
@@ -118,11 +118,15 @@ for i, fd in enumerate(copies):
 environment = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(made)), "LISTEN_FDNAMES": names}
 environment["A"] = "b"
 try:
-    sockets = public_sockets(Path(sys.argv[1]), "", environment)
-    assert not sockets.made and environment == {"A": "b"}, environment
-    found = sockets.listening.items()
-    print(sorted((d.name, s.fileno(), s.get_inheritable(), s.gettimeout()) for d, s in found))
+    passed = passed_sockets(environment)
+    assert environment == {"A": "b"}, environment
+    sockets = public_sockets(Path(sys.argv[1]), "", passed)
+    runtime = runtime_socket(Path(sys.argv[1]), "", passed)
+    assert not sockets.made
+    found = {"RUNTIME": runtime.listening} | {d.name: s for d, s in sockets.listening.items()}
+    print(sorted((name, s.fileno(), s.get_inheritable(), s.gettimeout()) for name, s in found.items()))
     sockets.close()
+    runtime.close()
     print(sorted(os.listdir(sys.argv[1])))
 except VgpuError as error:
     print(error.code.name, error.sentence)
@@ -137,9 +141,24 @@ def passed(folder: Path, names: str, kinds: str) -> list[str]:
 
 
 def test_sockets_of_systemd(tmp_path: Path) -> None:
-    shown = passed(tmp_path, "admin:ro:tenant", "unix,unix,unix")
-    assert shown[0] == "[('ADMIN', 3, False, 0.0), ('READ', 4, False, 0.0), ('TENANT', 5, False, 0.0)]"
-    assert shown[1] == "['s0', 's1', 's2']"  # theirs to remove
+    shown = passed(tmp_path, "admin:ro:runtime:tenant", "unix,unix,unix,unix")
+    assert shown[0] == str(
+        [
+            ("ADMIN", 3, False, 0.0),
+            ("READ", 4, False, 0.0),
+            ("RUNTIME", 5, False, 0.0),
+            ("TENANT", 6, False, 0.0),
+        ]
+    )
+    assert shown[1] == "['s0', 's1', 's2', 's3']"  # theirs to remove
+
+
+def test_what_systemd_does_not_pass_is_made(run_dir: Path) -> None:
+    """As where the unit of this one socket is not enabled."""
+    run_dir.mkdir()
+    shown = passed(run_dir, "admin:ro:tenant", "unix,unix,unix")
+    assert "('RUNTIME', " in shown[0]
+    assert shown[1] == "['private', 's0', 's1', 's2']"
 
 
 @pytest.mark.parametrize(
@@ -158,7 +177,7 @@ def test_wrong_sockets_of_systemd(tmp_path: Path, names: str, kinds: str, why: s
 
 def test_what_systemd_passed_to_another_process_is_not_ours(run_dir: Path) -> None:
     environment = {"LISTEN_PID": "1", "LISTEN_FDS": "1", "LISTEN_FDNAMES": "ro"}
-    sockets = public_sockets(run_dir, "", environment)
+    sockets = public_sockets(run_dir, "", passed_sockets(environment))
     assert sockets.made
     assert environment == {}
     assert set(sockets.listening) == set(Door)

@@ -39,6 +39,22 @@ def test_exposure(unit: str, most: float) -> None:
     assert done.returncode == 0, done.stdout[-200:] + done.stderr[-200:]
 
 
+def test_every_socket_is_made_before_the_daemon_and_passed_to_it() -> None:
+    """What is not passed would be refused while vgpud restarts, instead of waiting for it."""
+    sockets = {path.name for path in UNITS.glob("*.socket")}
+    assert len(sockets) == 4
+    for key in ("Wants", "After", "Sockets"):
+        assert {word for word in words("vgpud.service", key) if word.endswith(".socket")} == sockets
+    for unit in sockets:
+        assert words(unit, "Service") == ["vgpud.service"]
+        assert words(unit, "RemoveOnStop") == ["no"]
+    named = {word for unit in sockets for word in words(unit, "FileDescriptorName")}
+    assert named == {"ro", "tenant", "admin", "runtime"}
+    rules = (UNITS.parent / "packaging/deb/debian/rules").read_text()
+    (installed,) = (line for line in rules.splitlines() if ".socket" in line)
+    assert set(installed.split()) >= sockets
+
+
 def test_every_folder_that_is_written_is_made_by_systemd() -> None:
     """A ReadWritePaths= that is not there keeps the service from starting (systemd.exec(5))."""
     settings = load_settings()

@@ -18,7 +18,7 @@ OK, WARN, FAIL, SKIP = "ok", "warning", "failed", "skipped"
 _CDI_PREFIX = "vgpud.io-vgpu_"  # as inject/cdi.py names them
 _LEAST_FREE_BYTES = 64 * 2**20
 _LEAST_KERNEL = (5, 4)  # pidfd_open(2) is of 5.3
-_UNITS = ("vgpud.service", "vgpud.socket", "vgpud-ro.socket", "vgpud-admin.socket")
+_UNITS = ("vgpud.service", "vgpud.socket", "vgpud-ro.socket", "vgpud-admin.socket", "vgpud-runtime.socket")
 
 
 class Finding(NamedTuple):

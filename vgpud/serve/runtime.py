@@ -25,7 +25,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, Lifetime, Owner, Request
 from vgpud.serve.peers import identify, start_ticks
 from vgpud.serve.runtime_wire import Message, Status, Verb, receive, reply
-from vgpud.serve.sockets import RUNTIME_NAME
+from vgpud.serve.sockets import RuntimeSocket
 
 log = structlog.get_logger(__name__)
 
@@ -52,12 +52,10 @@ class Containers(Protocol):
 
 
 class RuntimeDoor:
-    def __init__(
-        self, containers: Containers, run_dir: Path, listener: socket.socket, cgroup_of: CgroupOf
-    ) -> None:
+    def __init__(self, containers: Containers, door: RuntimeSocket, cgroup_of: CgroupOf) -> None:
         self._containers = containers
-        self._path = run_dir / RUNTIME_NAME
-        self._listener = listener
+        self._door = door
+        self._listener = door.listening
         self._cgroup_of = cgroup_of
         self._open: set[asyncio.Task[None]] = set()
 
@@ -67,8 +65,7 @@ class RuntimeDoor:
     async def stop(self, grace_seconds: float) -> None:
         """Takes no more callers, and gives those that are served `grace_seconds`."""
         asyncio.get_running_loop().remove_reader(self._listener.fileno())
-        self._path.unlink(missing_ok=True)
-        self._listener.close()
+        self._door.close()
         if self._open:
             await asyncio.wait(self._open, timeout=grace_seconds)
         for task in self._open:

@@ -15,8 +15,10 @@ from vgpud.serve.permissions import SOCKET_NAMES
 
 _MODES: dict[Door, int] = {Door.READ: 0o666, Door.TENANT: 0o660, Door.ADMIN: 0o600}
 # FileDescriptorName= of the socket units
-_DESCRIPTOR_NAMES: dict[str, Door] = {"ro": Door.READ, "tenant": Door.TENANT, "admin": Door.ADMIN}
-RUNTIME_NAME = "runtime.sock"
+_DESCRIPTOR_NAMES: dict[Door, str] = {Door.READ: "ro", Door.TENANT: "tenant", Door.ADMIN: "admin"}
+_RUNTIME_DESCRIPTOR = "runtime"
+_PASSED_NAMES = (*_DESCRIPTOR_NAMES.values(), _RUNTIME_DESCRIPTOR)
+_RUNTIME_NAME = "runtime.sock"
 _FIRST_PASSED = 3  # SD_LISTEN_FDS_START, sd_listen_fds(3)
 _PATH_BYTES = 107  # sun_path of unix(7) less its final zero
 _BACKLOG = 1024
@@ -86,11 +88,11 @@ class PublicSockets:
             one.close()
 
 
-def public_sockets(run_dir: Path, group: str, environment: MutableMapping[str, str]) -> PublicSockets:
+def public_sockets(run_dir: Path, group: str, passed: Mapping[str, socket.socket]) -> PublicSockets:
     """Those that systemd passed, or else our own; raises VgpuError(BAD_SETTING)."""
-    passed = _passed_sockets(environment)
-    if passed:
-        return PublicSockets(run_dir, passed, made=False)
+    listening = {door: passed[name] for door, name in _DESCRIPTOR_NAMES.items() if name in passed}
+    if listening:
+        return PublicSockets(run_dir, listening, made=False)
     return PublicSockets(run_dir, _open_sockets(run_dir, group), made=True)
 
 
@@ -115,12 +117,28 @@ def _open_sockets(run_dir: Path, group: str) -> dict[Door, socket.socket]:
     return opened
 
 
-def runtime_socket(run_dir: Path, group: str) -> socket.socket:
-    """Listens on runtime.sock, for container runtimes of root and of `group`; always our own.
+@dataclass(frozen=True, slots=True)
+class RuntimeSocket:
+    """What listens for container runtimes; `made` is ours to remove, and None if systemd holds it."""
+
+    listening: socket.socket
+    made: Path | None
+
+    def close(self) -> None:
+        if self.made is not None:
+            self.made.unlink(missing_ok=True)
+        self.listening.close()
+
+
+def runtime_socket(run_dir: Path, group: str, passed: Mapping[str, socket.socket]) -> RuntimeSocket:
+    """runtime.sock, for container runtimes of root and of `group`: what systemd passed, or else our own.
 
     Raises VgpuError(BAD_SETTING). A name that an earlier daemon left is taken over.
     """
-    return _listen(private_folder(run_dir), run_dir / RUNTIME_NAME, _MODES[Door.TENANT], _gid(group))
+    if _RUNTIME_DESCRIPTOR in passed:
+        return RuntimeSocket(passed[_RUNTIME_DESCRIPTOR], None)
+    path = run_dir / _RUNTIME_NAME
+    return RuntimeSocket(_listen(private_folder(run_dir), path, _MODES[Door.TENANT], _gid(group)), path)
 
 
 def _listen(folder: Path, path: Path, mode: int, gid: int) -> socket.socket:
@@ -183,12 +201,12 @@ def _gid(group: str) -> int:
         ) from None
 
 
-def _passed_sockets(environment: MutableMapping[str, str]) -> dict[Door, socket.socket]:
+def passed_sockets(environment: MutableMapping[str, str]) -> dict[str, socket.socket]:
     """The listening sockets that systemd passed (sd_listen_fds(3)), by FileDescriptorName; else none.
 
     Takes LISTEN_PID, LISTEN_FDS and LISTEN_FDNAMES out of `environment`, so that no child believes
-    them. Raises VgpuError(BAD_SETTING) for a name that is not ro, tenant or admin, or one not a
-    listening Unix stream socket.
+    them. Raises VgpuError(BAD_SETTING) for a name that is not ro, tenant, admin or runtime, or
+    one not a listening Unix stream socket.
     """
     pid = environment.pop("LISTEN_PID", "")
     count = environment.pop("LISTEN_FDS", "")
@@ -196,13 +214,12 @@ def _passed_sockets(environment: MutableMapping[str, str]) -> dict[Door, socket.
     if pid != str(os.getpid()) or not count.isdecimal():
         return {}
     named = names.split(":") if names else []
-    passed: dict[Door, socket.socket] = {}
+    passed: dict[str, socket.socket] = {}
     for i in range(int(count)):
         name = named[i] if i < len(named) else ""
-        door = _DESCRIPTOR_NAMES.get(name)
-        if door is None or door in passed:
-            raise _badly_passed(name, "is not one of ro, tenant and admin, each once")
-        passed[door] = _adopt(_FIRST_PASSED + i, name)
+        if name not in _PASSED_NAMES or name in passed:
+            raise _badly_passed(name, f"is not one of {', '.join(_PASSED_NAMES)}, each once")
+        passed[name] = _adopt(_FIRST_PASSED + i, name)
     return passed
 
 
