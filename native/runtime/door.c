@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { REPLY_MAX = 64 << 20, PAUSE_MS = 20, ANSWER_S = 60 };
+enum { REPLY_MAX = 64 << 20, PAUSE_MS = 20 };
 
 static double now_s(void)
 {
@@ -20,7 +20,7 @@ static double now_s(void)
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
-static int reach(const char *run_dir)
+static int reach(const char *run_dir, int answer_s)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     int length = snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", run_dir, VGPU_DOOR_SOCKET);
@@ -29,7 +29,7 @@ static int reach(const char *run_dir)
         return -1;
     }
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    struct timeval patience = {.tv_sec = ANSWER_S};
+    struct timeval patience = {.tv_sec = answer_s};
     if (fd < 0)
         return -1;
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
@@ -128,7 +128,7 @@ int vgpu_door_call(const struct vgpu_door_call *call, char **reply, size_t *repl
     const struct timespec pause = {.tv_nsec = PAUSE_MS * 1000000L};
     double end = now_s() + call->patience_s;
     for (;;) {
-        int fd = reach(call->run_dir);
+        int fd = reach(call->run_dir, call->answer_s);
         int status = fd < 0 ? -1 : converse(fd, call, reply, reply_length);
         int error = errno;
         if (fd >= 0)

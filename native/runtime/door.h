@@ -38,7 +38,8 @@ struct vgpu_door_call {
     const char *body; /* may be NULL */
     size_t body_length;
     int pidfd;         /* -1: none */
-    double patience_s; /* how long vgpud may be away */
+    double patience_s; /* how long there may be nobody who listens */
+    int answer_s;      /* and how long an answer may take; systemd listens while vgpud is away */
 };
 
 /* The status, or -1 with errno where vgpud did not answer. *reply is allocated, ends with a zero byte. */

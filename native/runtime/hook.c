@@ -24,7 +24,7 @@
 #include "refuse.h"
 #include "rootfs.h"
 
-enum { FAILED = 1, WRONG_USE = 2 };
+enum { FAILED = 1, WRONG_USE = 2, END_ANSWER_S = 2 };
 
 struct hook {
     const char *run_dir, *command, *allocation, *preload, *libraries;
@@ -79,7 +79,7 @@ static int pidfd_of_init(const char *state)
     return (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
 }
 
-static int call(const struct hook *hook, uint32_t verb, int pidfd, double patience_s)
+static int call(const struct hook *hook, uint32_t verb, int pidfd, double patience_s, int answer_s)
 {
     char *reply = NULL;
     size_t length;
@@ -87,7 +87,8 @@ static int call(const struct hook *hook, uint32_t verb, int pidfd, double patien
                                    .verb = verb,
                                    .id = hook->allocation,
                                    .pidfd = pidfd,
-                                   .patience_s = patience_s};
+                                   .patience_s = patience_s,
+                                   .answer_s = answer_s};
     int status = vgpu_door_call(&asked, &reply, &length);
     if (status == -1)
         vgpu_refuse_absent(&to_stderr, hook->run_dir);
@@ -102,7 +103,7 @@ static int bind_init(const struct hook *hook, const char *state)
     int pidfd = pidfd_of_init(state);
     if (pidfd < 0)
         return fail("the container's init cannot be watched");
-    return call(hook, VGPU_DOOR_BIND, pidfd, VGPU_PATIENCE_S);
+    return call(hook, VGPU_DOOR_BIND, pidfd, VGPU_PATIENCE_S, VGPU_ANSWER_S);
 }
 
 /* The bundle as it was before vgpu-runtime edited it. One that was not, or is gone, is no concern. */
@@ -121,7 +122,7 @@ static void restore_bundle(const char *state)
 static int end_container(const struct hook *hook, const char *state)
 {
     restore_bundle(state);
-    (void)call(hook, VGPU_DOOR_END, -1, 0);
+    (void)call(hook, VGPU_DOOR_END, -1, 0, END_ANSWER_S);
     return 0;
 }
 
@@ -171,7 +172,8 @@ static int precreate(const struct hook *hook, const char *config, size_t length)
                                    .body = config,
                                    .body_length = length,
                                    .pidfd = -1,
-                                   .patience_s = VGPU_PATIENCE_S};
+                                   .patience_s = VGPU_PATIENCE_S,
+                                   .answer_s = VGPU_ANSWER_S};
     int status = VGPU_DOOR_UNCHANGED;
     if (memmem(config, length, "VGPU_", 5) != NULL || memmem(config, length, "vgpud.io", 8) != NULL)
         status = vgpu_door_call(&asked, &reply, &reply_length);

@@ -175,7 +175,8 @@ static bool prepare(const struct invocation *asked)
                                   .body = config,
                                   .body_length = length,
                                   .pidfd = -1,
-                                  .patience_s = VGPU_PATIENCE_S};
+                                  .patience_s = VGPU_PATIENCE_S,
+                                  .answer_s = VGPU_ANSWER_S};
     int status = vgpu_door_call(&call, &reply, &reply_length);
     bool goes_on = status == VGPU_DOOR_UNCHANGED || status == VGPU_DOOR_DONE;
     if (status == -1)

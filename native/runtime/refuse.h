@@ -6,6 +6,7 @@
 
 #define VGPU_RUN_DIR "/run/vgpud"
 #define VGPU_PATIENCE_S 10.0 /* a vgpud that is being restarted is back by then */
+#define VGPU_ANSWER_S 60
 
 struct vgpu_log {
     const char *program;

@@ -2,7 +2,9 @@
 
 import ctypes
 import json
+import socket
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,17 @@ def test_end_puts_the_bundle_back_and_never_fails(tmp_path: Path) -> None:
     done = hook(tmp_path / "no-vgpud", json.dumps({"bundle": str(tmp_path)}), "end", "a1")
     assert done.returncode == 0
     assert [path.read_text() for path in tmp_path.iterdir()] == ["original"]
+
+
+def test_an_end_does_not_wait_for_a_daemon_that_is_away(tmp_path: Path) -> None:
+    """systemd listens for it meanwhile. The bound is the hook's of 60 s for an answer that is needed."""
+    with socket.socket(socket.AF_UNIX) as held:
+        held.bind(str(tmp_path / "runtime.sock"))
+        held.listen()
+        begun = time.monotonic()
+        done = hook(tmp_path, "{}", "end", "a1")
+        assert time.monotonic() - begun < 50
+    assert done.returncode == 0
 
 
 def test_precreate_edits_what_comes_by(tmp_path: Path) -> None:
