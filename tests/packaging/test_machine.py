@@ -148,6 +148,17 @@ def test_the_sockets_are_of_those_who_may(machine: Machine) -> None:
         assert machine.unit(name, "ActiveState") == "active"
 
 
+def test_a_container_runtime_that_comes_while_the_daemon_is_away_waits_for_it(machine: Machine) -> None:
+    pid = main_pid(machine)
+    machine.run("systemctl", "stop", "vgpud.service")
+    ask = (
+        "import socket; s = socket.socket(socket.AF_UNIX); s.settimeout(120);"
+        "s.connect('/run/vgpud/runtime.sock'); s.sendall(bytes(20)); print(s.recv(4096))"
+    )
+    assert "E103" in machine.run("python3", "-c", ask).stdout  # it is no message, but somebody says so
+    ready_again(machine, pid)
+
+
 def test_it_runs_as_closed_as_its_unit_says(machine: Machine) -> None:
     shown = machine.shell(f"cat /proc/{main_pid(machine)}/status")
     facts = dict(line.split(":\t", 1) for line in shown.splitlines() if ":\t" in line)
