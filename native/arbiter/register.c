@@ -53,8 +53,11 @@ static void forget_departed(struct lease *lease)
 {
     for (struct process *p = lease->processes, *next; p != NULL; p = next) {
         next = p->next;
-        if (page_holder(lease->usage_fd, p->slot) != p->pid)
-            process_forget(p);
+        if (page_holder(lease->usage_fd, p->slot) == p->pid)
+            continue;
+        /* a process that is dying may have let go of it since the page was swept */
+        page_clear_if_dead(lease->usage_fd, p->slot);
+        process_forget(p);
     }
 }
 
@@ -94,9 +97,11 @@ static void connection_ready(struct source *source, uint32_t events)
         return;
     if (size != (ssize_t)sizeof(request) ||
         getsockopt(source->fd, SOL_SOCKET, SO_PEERCRED, &peer, &peer_size) != 0) {
+        lease_hold(lease); /* the connection does already: this cannot fail */
         connection_close(connection);
         page_sweep(lease->usage_fd); /* exec and close-everything drop the lock but not the process */
         forget_departed(lease);
+        lease_release(lease);
         return;
     }
     if (request.kind == VGPU_MSG_WANT || request.kind == VGPU_MSG_DONE || request.kind == VGPU_MSG_ENDING) {
