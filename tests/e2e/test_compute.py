@@ -25,8 +25,7 @@ def started(node: DemoNode) -> DemoNode:
 def test_a_share_is_held_resized_and_counted(started: DemoNode) -> None:
     spinning = ["--seconds", "5", "--report-ms", "200"]
     tenant = started.tenant([*ASKED, "--cores", "15"], [*SPIN, *spinning])
-    eventually(lambda: states(started), "it is allocated")
-    (allocation,) = states(started)
+    (allocation,) = active(started, 1)
     lease = started.run_dir / "leases" / allocation
     eventually(lambda: counters(lease)["used_ns"] > 150_000_000, "a second at its share")
     started.ctl("resize", allocation, "--cores", "90")
@@ -57,11 +56,10 @@ def test_what_an_idle_tenant_leaves_is_lent_where_the_policy_says_so(started: De
     """Hard at first; the reload reaches the running tenant."""
     idle = started.tenant([*ASKED, "--cores", "75"], [PROBE, "hold", "64MiB", "--then-wait-on-stdin"])
     idle.line()
-    (idle_id,) = states(started)
+    (idle_id,) = active(started, 1)
     ask = [*ASKED, "--cores", "25", "--priority", "above-normal"]
     busy = started.tenant(ask, [*SPIN, "--seconds", "8", "--report-ms", "200"])
-    eventually(lambda: len(states(started)) == 2, "both are allocated")
-    (allocation,) = states(started).keys() - {idle_id}
+    (allocation,) = active(started, 2) - {idle_id}
     lease = started.run_dir / "leases" / allocation
     eventually(lambda: counters(lease)["used_ns"] > 250_000_000, "a second at its share")
     assert rules(lease) == (SharePolicy.HARD, 1, 0)
@@ -89,6 +87,12 @@ def test_rules_outlive_resize_and_restart_and_follow_the_policy(started: DemoNod
     started.start()
     assert rules(lease) == (SharePolicy.HARD, -1, 0), "the policy changed while no daemon ran"
     started.ctl("release", held)
+
+
+def active(node: DemoNode, count: int) -> set[str]:
+    """The allocations, once so many are whole; one that is being made has no lease yet."""
+    eventually(lambda: list(states(node).values()) == ["active"] * count, f"{count} are active")
+    return set(states(node))
 
 
 def limits(lease: Path) -> DeviceLimits:

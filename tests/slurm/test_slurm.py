@@ -29,7 +29,7 @@ def test_it_belongs_to_the_jobs_user_and_is_named_by_the_job(cluster: Cluster) -
     job = cluster.run("sbatch", "--parsable", "--gres=vgpu_memory:8", "--output=/dev/null", "--wrap=sleep 60")
     assert job.returncode == 0, job.stderr
     number = job.stdout.strip()
-    eventually(lambda: states(cluster.node), "the prolog allocates", 60)
+    eventually(lambda: "active" in states(cluster.node).values(), "the prolog allocates", 60)
     (name,) = states(cluster.node)
     held = cluster.node.ctl_json("show", name)
     assert (held["requestId"], held["label"]) == (f"slurm-{number}", f"slurm {number}")
