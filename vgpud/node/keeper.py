@@ -31,11 +31,12 @@ from vgpud.model.tenancy import Allocation, Decision, Mode, Request, Slice, Stat
 from vgpud.model.view import DeviceView, Metered, NodeDescription, NodeProcess, ReloadReport, SliceUse
 from vgpud.modes.base import Effector
 from vgpud.modes.mig import MigMode
-from vgpud.node import suspends
+from vgpud.node import checkpoints
 from vgpud.node.account import Account
 from vgpud.node.book import Book, RequestKey, check_same_request, request_key
 from vgpud.node.cgroups import processes_in
 from vgpud.node.changes import Changes
+from vgpud.node.checkpoints import waiting
 from vgpud.node.checks import check_ended, check_owner, settled
 from vgpud.node.drains import Drains
 from vgpud.node.execute import Executor, FaultHook, new_event
@@ -50,7 +51,7 @@ from vgpud.node.operations import Operations
 from vgpud.node.policies import Policies, reload_report
 from vgpud.node.processes import Processes
 from vgpud.node.resizes import Resizes
-from vgpud.node.suspends import Suspends, waiting
+from vgpud.node.suspends import Suspends
 from vgpud.node.transitions import Transitions
 from vgpud.planner.choose import choose
 from vgpud.planner.quota import over_quota
@@ -123,7 +124,7 @@ class NodeKeeper:
         self.resizes.check = self._check_quota
         self.resizes.ended = self.account.resized
         self.suspends = Suspends(
-            suspends.Surroundings(
+            checkpoints.Surroundings(
                 parts.book,
                 parts.ledger,
                 parts.inventory,

@@ -1,0 +1,154 @@
+"""What suspending, resuming and moving have in common: the processes of a tenant, and what is said of it."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+
+import structlog
+
+from vgpud.hardware.suspender import Session, Suspender
+from vgpud.ledger import Ledger
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.event import EventKind
+from vgpud.model.quantity import format_bytes
+from vgpud.model.tenancy import Allocation, Mode, State, SuspendedProcess
+from vgpud.modes.base import Effector
+from vgpud.node.book import Book
+from vgpud.node.changes import Changes
+from vgpud.node.execute import FaultHook, new_event
+from vgpud.node.hub import Hub
+from vgpud.node.inventory import Inventory
+from vgpud.node.lifetimes import start_ticks
+from vgpud.node.transitions import Transitions
+from vgpud.planner.suspend import HostMemory
+
+log = structlog.get_logger(__name__)
+
+_LOCK_SECONDS = 10.0
+_SAVE_SECONDS = 60.0  # and as long again for each of these many bytes
+_SAVE_BYTES = 16 << 30
+_ROUNDS = 5  # in which a tenant may bring forth new processes before it is given up
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What suspending works with. `host` reads what the host has left, and what the policy says of it."""
+
+    book: Book
+    ledger: Ledger
+    inventory: Inventory
+    effectors: Mapping[Mode, Effector]
+    hub: Hub
+    changes: Changes
+    transitions: Transitions
+    suspender: Suspender
+    host: Callable[[], HostMemory]
+    fault: FaultHook
+
+
+class Checkpoints:
+    """Of all processes of one tenant, one after the other."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._book = around.book
+
+    async def lock_all(self, session: Session, going: Allocation) -> Allocation:
+        """A process may be made while others are being locked; it is then written down, and locked too."""
+        locked: set[int] = set()
+        for _ in range(_ROUNDS):
+            for number, process in enumerate(going.suspended):
+                if process.pid not in locked:
+                    await self.unless_gone(process, session.lock(process.pid, _LOCK_SECONDS))
+                    locked.add(process.pid)
+                    self._around.fault(f"suspend.lock-{number}")
+            found = await self.processes(session, going, going.suspended)
+            if {process.pid for process in found} <= locked:
+                return going
+            going = replace(going, suspended=found)
+            await self.record(going, "suspend-more", self._book.get(going.id))
+        raise VgpuError(
+            ErrorCode.SUSPEND_FAILED,
+            f"allocation {going.id} starts processes faster than they can be locked: {len(locked)} so far",
+            "try again when it is quieter",
+        )
+
+    async def save_all(self, session: Session, going: Allocation) -> None:
+        for number, process in enumerate(going.suspended):
+            await self.unless_gone(process, session.save(process.pid, seconds_for(process)))
+            self._around.fault(f"suspend.save-{number}")
+
+    async def unless_gone(self, process: SuspendedProcess, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except VgpuError:
+            if start_ticks(process.pid) == process.start_ticks:
+                raise
+
+    async def processes(
+        self, session: Session, allocation: Allocation, known: tuple[SuspendedProcess, ...]
+    ) -> tuple[SuspendedProcess, ...]:
+        """Those of the tenant that use CUDA and live, `known` first, then new ones by pid."""
+        used: dict[int, int] = {}
+        await self._around.inventory.refresh()
+        for part in allocation.slices:
+            for process in self._around.inventory.device(part.device_uuid).processes:
+                used[process.pid] = used.get(process.pid, 0) + (process.memory_bytes or 0)
+        pids: set[int] = set()
+        for part in allocation.slices:
+            pids.update(await self._around.effectors[part.mode].tenants(allocation, part))
+        new = []
+        for pid in sorted(pids - {process.pid for process in known}):
+            ticks = start_ticks(pid)
+            if ticks is not None and await session.state(pid) is not None:
+                new.append(SuspendedProcess(pid, ticks, used.get(pid, 0)))
+        return (*known, *new)
+
+    async def record(self, intent: Allocation, verb: str, before: Allocation) -> None:
+        try:
+            await self._around.ledger.intent(intent)
+        except VgpuError:
+            self._book.replace(before)
+            raise
+        self._book.replace(intent)
+        self._around.fault(f"{verb}.record-intent")
+
+    async def limit(self, allocation: Allocation) -> None:
+        """A suspended tenant gets no new memory, whatever processes it starts."""
+        for mode in {part.mode for part in allocation.slices}:
+            await self._around.effectors[mode].resize(allocation)
+
+    async def end(self, outcome: Allocation, kind: EventKind, sentence: str) -> Allocation:
+        event = new_event(kind, outcome.id, f"allocation {outcome.id}: {sentence}")
+        done = await self._around.ledger.commit(outcome, event)
+        self._book.replace(done)
+        self._around.hub.publish(replace(event, revision=done.revision), done)
+        log.info(outcome.state.value, allocation=outcome.id, why=sentence)
+        return done
+
+
+def check_well(allocation: Allocation) -> None:
+    if allocation.state is State.FAILED:
+        raise VgpuError(
+            ErrorCode.UNSUPPORTED,
+            f"allocation {allocation.id} has failed: {allocation.failure}",
+            "release it and allocate anew",
+        )
+
+
+def waiting(allocation: Allocation) -> tuple[SuspendedProcess, ...]:
+    """Its suspended processes, without those that have ended."""
+    return tuple(p for p in allocation.suspended if start_ticks(p.pid) == p.start_ticks)
+
+
+def living(allocation: Allocation) -> Allocation:
+    return replace(allocation, suspended=waiting(allocation))
+
+
+def seconds_for(process: SuspendedProcess) -> float:
+    return _SAVE_SECONDS * (1 + process.memory_bytes / _SAVE_BYTES)
+
+
+def told(verb: str, allocation: Allocation) -> str:
+    held = sum(process.memory_bytes for process in allocation.suspended)
+    amount = format_bytes(held) if held else "0 bytes"
+    return f"{verb} with {len(allocation.suspended)} processes and {amount} of device memory"
