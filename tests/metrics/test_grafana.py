@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.metrics.samples import observation
+from tests.sim import outside
 from vgpud.metrics import families
+from vgpud.metrics.render import render
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.xdist_group("promtool")  # fetched once
 DASHBOARD = json.loads((ROOT / "configs" / "grafana" / "vgpud.json").read_text())
 PROMETHEUS = ROOT / "configs" / "prometheus"
 RULES = yaml.safe_load((PROMETHEUS / "vgpud.rules.yml").read_text())
@@ -79,49 +83,36 @@ def test_every_alert_says_what_to_do() -> None:
             assert rule["annotations"]["description"].endswith(".")
 
 
-def test_promtool_takes_the_rules_and_their_tests_pass(tmp_path: Path) -> None:
-    if shutil.which("promtool") is None:
-        pytest.skip("promtool is not here (Debian: prometheus)")
+@pytest.fixture(scope="module")
+def promtool() -> str:
+    program = outside.promtool()
+    if program is None:
+        pytest.skip(f"promtool cannot be fetched: {outside.why.get('prometheus')}")
+    return str(program)
+
+
+def run(*words: str, folder: Path, text: str | None = None) -> None:
+    done = subprocess.run(
+        words, cwd=folder, input=text, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_takes_the_rules_and_their_tests_pass(promtool: str, tmp_path: Path) -> None:
     for name in ("vgpud.rules.yml", "vgpud.rules.test.yml"):
         shutil.copy(PROMETHEUS / name, tmp_path)
     for words in (["check", "rules", "vgpud.rules.yml"], ["test", "rules", "vgpud.rules.test.yml"]):
-        done = subprocess.run(
-            ["promtool", *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        run(promtool, *words, folder=tmp_path)
 
 
-def test_promtool_takes_every_query_of_the_dashboard(tmp_path: Path) -> None:
-    if shutil.which("promtool") is None:
-        pytest.skip("promtool is not here (Debian: prometheus)")
+def test_promtool_takes_every_query_of_the_dashboard(promtool: str, tmp_path: Path) -> None:
     rules = [
         {"record": f"dashboard:{number}", "expr": expression.replace("$instance", ".*")}
         for number, expression in enumerate(expressions())
     ]
     (tmp_path / "all.yml").write_text(yaml.safe_dump({"groups": [{"name": "all", "rules": rules}]}))
-    done = subprocess.run(
-        ["promtool", "check", "rules", "all.yml"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run(promtool, "check", "rules", "all.yml", folder=tmp_path)
 
 
-def test_promtool_takes_the_figures(tmp_path: Path) -> None:
-    if shutil.which("promtool") is None:
-        pytest.skip("promtool is not here (Debian: prometheus)")
-    from tests.metrics.samples import observation
-    from vgpud.metrics.render import render
-
-    done = subprocess.run(
-        ["promtool", "check", "metrics"],
-        input=render(observation()),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_promtool_takes_the_figures(promtool: str, tmp_path: Path) -> None:
+    run(promtool, "check", "metrics", folder=tmp_path, text=render(observation()))

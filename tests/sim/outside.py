@@ -1,6 +1,6 @@
 """Programs that we did not write, fetched once into build/outside/ and never committed.
 
-`nvidia_smi(branch)` comes from Debian's non-free component of the archive that this system's own apt uses;
+`nvidia_smi(branch)` and `promtool()` come from the Debian archive that this system's own apt uses;
 `python_tools()` from the index that this system's own pip uses. Each returns None when its registry cannot be
 reached, and the caller skips with the reason that `why` holds.
 """
@@ -51,11 +51,11 @@ def _run(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=False, timeout=FETCH_SECONDS)
 
 
-def _download(package: str, suite: str, uri: str, work: Path) -> Path | None:
+def _download(package: str, suite: str, component: str, uri: str, work: Path) -> Path | None:
     """apt-get download with a sources list, lists and cache of its own: the system's stay as they are."""
     for name in ("lists/partial", "cache/archives/partial", "parts"):
         (work / name).mkdir(parents=True)
-    (work / "list").write_text(f"deb {uri} {suite} non-free\n")
+    (work / "list").write_text(f"deb {uri} {suite} {component}\n")
     options = {
         "Dir::Etc::SourceList": work / "list",
         "Dir::Etc::SourceParts": work / "parts",
@@ -73,26 +73,39 @@ def _download(package: str, suite: str, uri: str, work: Path) -> Path | None:
     return next(iter(work.glob(f"{package}_*.deb")), None)
 
 
-def nvidia_smi(branch: str) -> Path | None:
-    """The real nvidia-smi of a driver branch."""
-    target = OUTSIDE / "smi" / branch / "nvidia-smi"
+def _program(target: Path, package: str, suite: str, component: str) -> Path | None:
+    """The program of target's name out of a package of Debian's."""
     if target.exists():
         return target
     uri = archive()
     if uri is None or shutil.which("apt-get") is None or os.uname().machine != "x86_64":
-        why["nvidia-smi"] = "apt knows no Debian archive for x86-64 here"
+        why[package] = "apt knows no Debian archive for x86-64 here"
         return None
-    with tempfile.TemporaryDirectory() as scratch:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         work = Path(scratch)
-        package = _download("nvidia-smi", SUITES[branch], uri, work)
-        if package is None:
+        try:
+            deb = _download(package, suite, component, uri, work)
+        except subprocess.TimeoutExpired:
+            why[package] = f"apt-get did not end within {FETCH_SECONDS} s"
             return None
-        subprocess.run(["dpkg-deb", "-x", str(package), str(work / "x")], check=True)
-        (program,) = [p for p in (work / "x").rglob("nvidia-smi") if p.is_file() and os.access(p, os.X_OK)]
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(program, target.with_suffix(".new"))
-        target.with_suffix(".new").rename(target)
+        if deb is None:
+            return None
+        subprocess.run(["dpkg-deb", "-x", str(deb), str(work / "x")], check=True)
+        (program,) = [p for p in (work / "x").rglob(target.name) if p.is_file() and os.access(p, os.X_OK)]
+        program.rename(target)  # in one step, however many tests fetch it at once
     return target
+
+
+def nvidia_smi(branch: str) -> Path | None:
+    """The real nvidia-smi of a driver branch."""
+    return _program(OUTSIDE / "smi" / branch / "nvidia-smi", "nvidia-smi", SUITES[branch], "non-free")
+
+
+def promtool() -> Path | None:
+    """Prometheus' own judge of rules, of their tests, and of what is scraped."""
+    installed = shutil.which("promtool")
+    return Path(installed) if installed else _program(OUTSIDE / "promtool", "prometheus", "bookworm", "main")
 
 
 def python_tools() -> Path | None:
