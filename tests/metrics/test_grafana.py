@@ -1,14 +1,18 @@
 """The dashboard and the alerts: of metrics that exist, with labels that they have, as the tools take them."""
 
+import copy
 import json
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from tests.metrics import grafana_schema
 from tests.metrics.samples import observation
 from tests.sim import outside
 from vgpud.metrics import families
@@ -52,7 +56,7 @@ def test_every_label_is_one_that_the_metric_has() -> None:
 
 
 def test_the_dashboard_is_whole() -> None:
-    """What Grafana's own schema asks of schemaVersion 39: ids of their own, places that do not overlap."""
+    """What Grafana's schema cannot say: ids of their own, places that do not overlap."""
     panels = DASHBOARD["panels"]
     assert DASHBOARD["uid"] == "vgpud"
     assert DASHBOARD["schemaVersion"] >= 36
@@ -73,6 +77,30 @@ def test_the_dashboard_is_whole() -> None:
         assert {target["refId"] for target in panel["targets"]} <= set("ABCD")
         assert all(target["datasource"]["uid"] == "${datasource}" for target in panel["targets"])
     assert {variable["name"] for variable in DASHBOARD["templating"]["list"]} == {"datasource", "instance"}
+
+
+#: What makes it another thing than Grafana's schema has, each at a place of its own.
+SPOILT: dict[str, Callable[[dict[str, Any]], object]] = {
+    '"nonsense"\' does not exist': lambda it: it["panels"][2].update(nonsense=1),
+    "Type '\"blue\"' is not assignable": lambda it: it["panels"][0]["options"].update(colorMode="blue"),
+    "Property 'schemaVersion' is missing": lambda it: it.pop("schemaVersion"),
+    "Type 'string' is not assignable to type 'number'": lambda it: it["panels"][1]["gridPos"].update(x="1"),
+}
+
+
+def test_the_dashboard_is_one_by_grafanas_schema(tmp_path: Path) -> None:
+    home = grafana_schema.fetch()
+    if home is None:
+        pytest.skip(f"@grafana/schema cannot be fetched: {grafana_schema.why}")
+    (tmp_path / "own").mkdir()
+    assert grafana_schema.errors(home, DASHBOARD, tmp_path / "own") == ""
+    spoilt = copy.deepcopy(DASHBOARD)
+    for spoil in SPOILT.values():
+        spoil(spoilt)
+    (tmp_path / "spoilt").mkdir()
+    said = grafana_schema.errors(home, spoilt, tmp_path / "spoilt")
+    assert [what for what in SPOILT if what not in said] == []
+    assert said.count("error TS") == len(SPOILT)
 
 
 def test_every_alert_says_what_to_do() -> None:
