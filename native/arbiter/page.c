@@ -84,10 +84,3 @@ bool page_clear_if_dead(int usage_fd, uint32_t slot)
     fcntl(usage_fd, F_OFD_SETLK, &range);
     return true;
 }
-
-void page_sweep(int usage_fd)
-{
-    for (uint32_t slot = 0; slot < VGPU_MAX_SLOTS; slot++)
-        if (page_owner(usage_fd, slot) != 0)
-            page_clear_if_dead(usage_fd, slot);
-}

@@ -19,7 +19,4 @@ pid_t page_holder(int usage_fd, uint32_t slot);
 /* Clears the slot if nobody holds its lock; its counters are added to the lease's retired ones. */
 bool page_clear_if_dead(int usage_fd, uint32_t slot);
 
-/* Clears every slot that is owned but whose lock nobody holds. */
-void page_sweep(int usage_fd);
-
 #endif

@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "dying.h"
 #include "page.h"
 
 static uint32_t last_owner; /* registration numbers, 1 to VGPU_OWNER_SELF - 1 */
@@ -92,6 +93,28 @@ struct process *process_watch(struct lease *lease, uint32_t slot, int32_t pid, i
         *error = ENOMEM;
     }
     return process;
+}
+
+static bool dying(const struct lease *lease, uint32_t slot)
+{
+    for (const struct process *p = lease->processes; p != NULL; p = p->next)
+        if (p->slot == slot && vgpu_process_dying(p->pid))
+            return true;
+    return false;
+}
+
+void process_sweep(struct lease *lease)
+{
+    for (uint32_t slot = 0; slot < VGPU_MAX_SLOTS; slot++)
+        if (page_owner(lease->usage_fd, slot) != 0 && page_holder(lease->usage_fd, slot) == 0 && !dying(lease, slot))
+            page_clear_if_dead(lease->usage_fd, slot);
+    for (struct process *p = lease->processes, *next; p != NULL; p = next) {
+        next = p->next;
+        if (page_holder(lease->usage_fd, p->slot) != p->pid && !vgpu_process_dying(p->pid)) {
+            page_clear_if_dead(lease->usage_fd, p->slot); /* it may have let go since the look above */
+            process_forget(p);
+        }
+    }
 }
 
 void process_adopt_all(struct lease *lease)

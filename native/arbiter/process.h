@@ -14,6 +14,10 @@ struct process *process_watch(struct lease *lease, uint32_t slot, int32_t pid, i
 /* Forgets a process without touching its slot. */
 void process_forget(struct process *process);
 
+/* Clears every slot that is owned but whose lock nobody holds, and forgets processes that live on without
+ * one: exec and close-everything drop the lock but not the process. One that is dying is left to its pidfd. */
+void process_sweep(struct lease *lease);
+
 /* Watches every process that holds a lock of this lease's slots (after a restart). */
 void process_adopt_all(struct lease *lease);
 

@@ -48,19 +48,6 @@ static void forget_former(struct lease *lease, const struct process *now)
     }
 }
 
-/* Forgets processes that live on but hold no slot any more: they exec'd, or closed their files. */
-static void forget_departed(struct lease *lease)
-{
-    for (struct process *p = lease->processes, *next; p != NULL; p = next) {
-        next = p->next;
-        if (page_holder(lease->usage_fd, p->slot) == p->pid)
-            continue;
-        /* a process that is dying may have let go of it since the page was swept */
-        page_clear_if_dead(lease->usage_fd, p->slot);
-        process_forget(p);
-    }
-}
-
 static struct vgpu_message answer(struct lease *lease, int32_t pid, const struct vgpu_message *request)
 {
     struct vgpu_message reply = {
@@ -99,8 +86,7 @@ static void connection_ready(struct source *source, uint32_t events)
         getsockopt(source->fd, SOL_SOCKET, SO_PEERCRED, &peer, &peer_size) != 0) {
         lease_hold(lease); /* the connection does already: this cannot fail */
         connection_close(connection);
-        page_sweep(lease->usage_fd); /* exec and close-everything drop the lock but not the process */
-        forget_departed(lease);
+        process_sweep(lease);
         lease_release(lease);
         return;
     }

@@ -224,7 +224,7 @@ static int lease_add_folder(int folder_fd, const char *id)
     lease->next = leases;
     leases = lease;
     turns_lease_add(lease);
-    page_sweep(lease->usage_fd);
+    process_sweep(lease);
     process_adopt_all(lease);
     lease_release(lease);
     return 0;

@@ -8,6 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "dying.h"
+
 #define CONTEXT_WAIT_MS 2000
 #define CONTEXT_LOOK_MS 2
 
@@ -54,6 +56,13 @@ static void take(struct vgpu_usage *usage, uint32_t index)
     __atomic_store_n(&slot->owner, VGPU_OWNER_SELF, __ATOMIC_SEQ_CST);
 }
 
+/* Nobody holds the slot, but its process may not be gone. Its pid is as it saw it: from another pid
+ * namespace that is nobody's, or at worst that of another process that is dying. */
+static bool still_there(const struct vgpu_slot *slot)
+{
+    return vgpu_process_dying(slot->pid);
+}
+
 int vgpu_slot_claim(int fd, struct vgpu_usage *usage)
 {
     for (int pass = 0; pass < 2; pass++) { /* free slots first, then those of the dead */
@@ -62,6 +71,10 @@ int vgpu_slot_claim(int fd, struct vgpu_usage *usage)
             if (is_free != (pass == 0))
                 continue;
             int error = set_lock(fd, i, F_WRLCK);
+            if (error == 0 && !is_free && still_there(&usage->slots[i])) {
+                set_lock(fd, i, F_UNLCK);
+                continue;
+            }
             if (error == 0) {
                 take(usage, i);
                 return (int)i;
@@ -81,9 +94,11 @@ int vgpu_slot_clear_dead(int fd, struct vgpu_usage *usage, uint32_t own)
             continue;
         if (set_lock(fd, i, F_WRLCK) != 0)
             continue;
-        clear(&usage->slots[i]);
+        if (!still_there(&usage->slots[i])) {
+            clear(&usage->slots[i]);
+            cleared++;
+        }
         set_lock(fd, i, F_UNLCK);
-        cleared++;
     }
     return cleared;
 }

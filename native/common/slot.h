@@ -13,7 +13,7 @@
  */
 int vgpu_slot_claim(int fd, struct vgpu_usage *usage);
 
-/* Clears every slot whose owner is dead, except `own`. The arbiter does this by itself; a tenant
+/* Clears every slot whose owner is dead, except `own`: not merely dying, see dying.h. The arbiter does this by itself; a tenant
  * needs it only while the arbiter is away. Returns how many slots were cleared. */
 int vgpu_slot_clear_dead(int fd, struct vgpu_usage *usage, uint32_t own);
 

@@ -1,0 +1,40 @@
+#include "dying.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PF_EXITING 4u /* include/linux/sched.h; field 9 of /proc/PID/stat, see proc(5) */
+#define STATE_FIELD 3
+#define FLAGS_FIELD 9
+#define THREADS_FIELD 20
+
+/* The start of a field of /proc/PID/stat, or an empty string. A name may hold anything, so counting starts behind it. */
+static const char *field(const char *text, int number)
+{
+    const char *at = strrchr(text, ')');
+    for (int now = STATE_FIELD - 1; at != NULL && now < number; now++) {
+        at = strchr(at, ' ');
+        at = at != NULL ? at + 1 : NULL;
+    }
+    return at != NULL ? at : "";
+}
+
+bool vgpu_process_dying(pid_t pid)
+{
+    char text[1024];
+    snprintf(text, sizeof(text), "/proc/%ld/stat", (long)pid);
+    int fd = pid > 0 ? open(text, O_RDONLY | O_CLOEXEC) : -1;
+    if (fd < 0)
+        return false;
+    ssize_t size = read(fd, text, sizeof(text) - 1);
+    close(fd);
+    text[size > 0 ? size : 0] = '\0';
+    if ((strtoul(field(text, FLAGS_FIELD), NULL, 10) & PF_EXITING) == 0)
+        return false;
+    char state = *field(text, STATE_FIELD);
+    bool alone = strtoul(field(text, THREADS_FIELD), NULL, 10) <= 1; /* else another thread closes the files */
+    return !(alone && (state == 'Z' || state == 'X'));
+}

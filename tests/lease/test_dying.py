@@ -1,0 +1,96 @@
+"""A process that is dying holds its memory until it is gone, though its lock went before.
+
+The kernel drops a process's locks while it closes its files, and releases NVIDIA's files after that: the card's
+memory comes back last. Given back with the lock, it would be another process's for as long as that takes.
+The last use of an inotify file takes some milliseconds to end, so a process with several of them is a while on its way.
+"""
+
+import fcntl
+import os
+import select
+import socket
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.lease.conftest import Node, eventually, lease_used
+from tests.lease.test_lifecycle import OWN, go_on, python, told
+from tests.native.harness import CONTEXT_BYTES, GIB, MIB
+
+SLOW_TO_GO = """
+libc = ctypes.CDLL(None)
+for _ in range(24):
+    file = libc.inotify_init()
+    assert file < 0 or libc.inotify_add_watch(file, b"/", 1) >= 0
+say("ready")
+"""
+FIRST_SLOT = 128 + 16 * 64  # offset of the first process's slot in `usage`, see lease.h
+
+
+def slow_to_go(node: Node, lease: Path) -> "subprocess.Popen[str]":
+    process = python(node, lease, SLOW_TO_GO)
+    told(process, "ready")
+    assert lease_used(lease) == OWN
+    return process
+
+
+def locked(usage: int) -> bool:
+    asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, FIRST_SLOT, 1, 0)
+    return bool(struct.unpack("hhqqi4x", fcntl.fcntl(usage, fcntl.F_GETLK, asked))[0] != fcntl.F_UNLCK)
+
+
+def gone(pidfd: int) -> bool:
+    return bool(select.select([pidfd], [], [], 0)[0])
+
+
+def make_it_look(lease: Path) -> None:
+    """A connection that ends: the arbiter looks whether anybody has left."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.connect(str(lease / "arbiter.sock"))
+
+
+def test_memory_comes_back_when_the_process_is_gone_and_no_sooner(node: Node) -> None:
+    lease = node.lease()
+    process = slow_to_go(node, lease)
+    pidfd, usage = os.pidfd_open(process.pid), os.open(lease / "usage", os.O_RDWR)
+    process.kill()
+    between = early = 0
+    while not gone(pidfd):
+        make_it_look(lease)
+        open_to_all, left = not locked(usage), lease_used(lease)
+        if not gone(pidfd):
+            between += open_to_all
+            early += left == 0
+    eventually(lambda: lease_used(lease) == 0)
+    os.close(pidfd)
+    os.close(usage)
+    assert early == 0
+    if between == 0:
+        pytest.skip("the process was gone as soon as its lock was")
+
+
+WAITS_FOR_ITS_MEMORY = """
+import select
+say("ready")
+pidfd = os.pidfd_open(PID)
+pointer = ctypes.c_uint64()
+while cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(BYTES)) != 0:
+    pass
+say("got", bool(select.select([pidfd], [], [], 0)[0]))
+"""
+
+
+def test_nobody_is_given_it_before_while_the_arbiter_is_away(node: Node) -> None:
+    lease = node.lease()
+    process = slow_to_go(node, lease)
+    code = f"PID, BYTES = {process.pid}, {GIB - OWN - CONTEXT_BYTES - 90 * MIB}" + WAITS_FOR_ITS_MEMORY
+    other = python(node, lease, code)
+    told(other, "ready")
+    node.kill_arbiter()
+    process.kill()
+    began = time.monotonic()
+    go_on(other)
+    assert told(other, "got") == ["True"], f"after {time.monotonic() - began} s"
