@@ -1,8 +1,9 @@
 """A process that is dying holds its memory until it is gone, though its lock went before.
 
-The kernel drops a process's locks while it closes its files, and releases NVIDIA's files after that: the card's
-memory comes back last. Given back with the lock, it would be another process's for as long as that takes.
-The last use of an inotify file takes some milliseconds to end, so a process with several of them is a while on its way.
+The kernel drops a process's locks while it closes its files, and releases NVIDIA's files after that: the
+card's memory comes back last. Given back with the lock, it would be another process's for as long as that
+takes. The last use of an inotify file takes some milliseconds to end, so a process with several of them is
+a while on its way.
 """
 
 import fcntl
