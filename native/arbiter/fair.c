@@ -44,6 +44,21 @@ bool fair_is_hard(const struct sched_place *place)
     return place->limits.policy == VGPU_SHARE_HARD && place->limits.share < VGPU_SHARE_ALL;
 }
 
+bool fair_matters(const struct sched_device *device)
+{
+    unsigned present = 0;
+    bool limited = false;
+    for (const struct sched_place *p = device->places; p != NULL; p = p->next) {
+        if (!fair_present(p))
+            continue;
+        present++;
+        limited |= p->limits.policy != VGPU_SHARE_NONE;
+        if (fair_is_hard(p))
+            return true;
+    }
+    return limited && present > 1;
+}
+
 static double clamp(double value, double low, double high)
 {
     return value < low ? low : value > high ? high : value;

@@ -15,6 +15,9 @@ bool fair_outranked(const struct sched_place *place);
 
 bool fair_is_hard(const struct sched_place *place);
 
+/* Is somebody under a limit that matters on this device, so that it is given in turns? */
+bool fair_matters(const struct sched_device *device);
+
 /* Takes stock of a device: who is active, how long a round is; charges who holds it, and earns tokens for
  * the time since the last call. What the functions below say is as of then. */
 void fair_refresh(struct sched_device *device, uint64_t now);

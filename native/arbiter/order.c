@@ -19,7 +19,8 @@ uint64_t order_must_wait(const struct sched_tenant *tenant)
     bool contended = others_active(tenant);
     EACH_WANTED(tenant, d) {
         const struct sched_place *place = tenant->places[d];
-        double lacks = fair_threshold(place, contended) - place->tokens_ns;
+        double least = tenant->held == 0 ? fair_threshold(place, contended) : 0;
+        double lacks = least - place->tokens_ns;
         if (!fair_is_hard(place) || lacks <= 0)
             continue;
         double wait = lacks * VGPU_SHARE_ALL / place->limits.share;
@@ -75,7 +76,7 @@ void order_mark(struct sched_tenant *tenants, struct sched_device *devices, uint
         device->least_vtime_ns = fair_least_vtime(device, now);
     }
     for (struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next) {
-        if (tenant->wanted == 0 || tenant->held != 0 || order_must_wait(tenant) > 0)
+        if (together_missing(tenant) == 0 || tenant->free_running || order_must_wait(tenant) > 0)
             continue;
         place_in_order(tenant);
         struct sched_tenant **link = &waiting;

@@ -3,6 +3,7 @@
 #define ARBITER_ORDER_H
 
 #include "scheduler.h"
+#include "together.h"
 
 #define EACH_HELD(tenant, d)                                                                                      \
     for (uint32_t d = 0; d < (tenant)->device_count; d++)                                                         \
@@ -10,7 +11,7 @@
 
 #define EACH_WANTED(tenant, d)                                                                                    \
     for (uint32_t d = 0; d < (tenant)->device_count; d++)                                                         \
-        if (((tenant)->wanted >> d & 1) != 0)
+        if ((together_missing(tenant) >> d & 1) != 0)
 
 /* 0: the tenant may have a turn now; else nanoseconds that its `hard` share makes it wait. */
 uint64_t order_must_wait(const struct sched_tenant *tenant);

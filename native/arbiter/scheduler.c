@@ -6,6 +6,7 @@
 #include "fair.h"
 #include "foresee.h"
 #include "order.h"
+#include "together.h"
 
 #define PREEMPT_TOKENS_NS 300e3
 #define IDLE_MAX_NS 2000000u /* more of a turn than this is not believed to have been idle */
@@ -160,6 +161,7 @@ static void turn_over(struct sched_tenant *tenant, uint64_t now)
     tenant->idle_ns = 0;
     tenant->free_running = false;
     tenant->stopping = false;
+    tenant->stuck = false;
     tenant->drains_at = SCHED_NEVER;
     tenant->last_held = now;
     if (tenant->wanted != 0)
@@ -225,9 +227,9 @@ static bool others_want(const struct sched_tenant *tenant, uint32_t bits)
     for (uint32_t d = 0; d < tenant->device_count; d++)
         if ((bits >> d & 1) != 0)
             for (const struct sched_place *p = tenant->places[d]->device->places; p != NULL; p = p->next)
-                if (p->tenant != tenant && p->tenant->wanted != 0 && p->tenant->held == 0)
-                    for (uint32_t o = 0; o < p->tenant->device_count; o++)
-                        if (p->tenant->places[o] == p && (p->tenant->wanted >> o & 1) != 0)
+                if (p->tenant != tenant)
+                    EACH_WANTED(p->tenant, o)
+                        if (p->tenant->places[o] == p)
                             return true;
     return false;
 }
@@ -236,7 +238,9 @@ static void say(struct sched_member *member, const struct sched_tenant *tenant, 
 {
     struct vgpu_turn turn = {.number = tenant->turn, .devices = tenant->held, .window_ns = UINT64_MAX};
     turn.length_ns = tenant->ends_at == SCHED_NEVER ? VGPU_TURN_OPEN_ENDED
-                                                    : (tenant->ends_at > now ? tenant->ends_at - now : 0);
+                     : tenant->stuck               ? TOGETHER_JOIN_NS
+                     : tenant->ends_at > now       ? tenant->ends_at - now
+                                                   : 0;
     turn.flags = tenant->free_running ? VGPU_TURN_FREE : 0;
     if (!tenant->free_running && !tenant->open_ended)
         turn.flags |= VGPU_TURN_WATCH;
@@ -252,6 +256,7 @@ static void say(struct sched_member *member, const struct sched_tenant *tenant, 
     }
     member->state = SCHED_RUNNING;
     member->wants = false;
+    member->after_end = tenant->stuck;
     member->turn = tenant->turn;
     sched_say_grant(member, &turn);
 }
@@ -274,6 +279,8 @@ void sched_want(struct sched_member *member, uint32_t wanted, uint64_t now)
     if (wanted == 0)
         wanted = (1u << tenant->device_count) - 1; /* it could not tell: all of its devices */
     member->wants = member->state == SCHED_RUNNING || member->state == SCHED_LATE;
+    member->devices = wanted;
+    member->seen_at = now;
     if (member->state == SCHED_RUNNING)
         return; /* its DONE will come, and say whether it still wants */
     if (tenant->held != 0 && !tenant->stopping && (wanted & ~tenant->held) == 0) {
@@ -281,7 +288,7 @@ void sched_want(struct sched_member *member, uint32_t wanted, uint64_t now)
         return;
     }
     note_waiting(tenant, now);
-    tenant->wanted |= wanted;
+    tenant->wanted |= together_wanted(tenant, wanted, now);
     if (member->state == SCHED_IDLE)
         member->state = SCHED_WAITING;
 }
@@ -292,11 +299,14 @@ void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint6
     struct sched_tenant *tenant = member->tenant;
     if ((member->state != SCHED_RUNNING && member->state != SCHED_LATE) || turn->number != member->turn)
         return;
+    uint32_t used = turn->devices & ((1u << tenant->device_count) - 1);
+    member->devices = used != 0 ? used : member->devices;
+    member->seen_at = now;
+    tenant->member_left_at = now;
     if (more) {
-        uint32_t same = tenant->held | tenant->late;
         if (tenant->wanted == 0)
             tenant->waits_since = now;
-        tenant->wanted |= same != 0 ? same : (1u << tenant->device_count) - 1;
+        tenant->wanted |= together_wanted(tenant, tenant->held | tenant->late, now);
     }
     member->state = more ? SCHED_WAITING : SCHED_IDLE;
     member->wants = false;
@@ -305,6 +315,14 @@ void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint6
 }
 
 /* --- decisions */
+
+static void let_in(struct sched_tenant *tenant, uint64_t now)
+{
+    settle_late(tenant, now);
+    for (struct sched_member *m = tenant->members; m != NULL; m = m->next)
+        if ((m->state == SCHED_WAITING || (m->state == SCHED_LATE && m->wants)) && together_may_join(m))
+            say(m, tenant, now);
+}
 
 static void grant(struct sched_tenant *tenant, bool free_running, uint64_t now)
 {
@@ -331,7 +349,6 @@ static void grant(struct sched_tenant *tenant, bool free_running, uint64_t now)
     tenant->free_running = free_running;
     tenant->open_ended = length < 0;
     tenant->stopping = false;
-    settle_late(tenant, now);
     tenant->turn = ++last_turn;
     tenant->granted_at = now;
     tenant->quantum_ns = (uint64_t)quantum;
@@ -342,9 +359,18 @@ static void grant(struct sched_tenant *tenant, bool free_running, uint64_t now)
     EACH_HELD(tenant, d)
         tenant->places[d]->count.granted_ns += (uint64_t)(length < 0 ? 0 : length);
     tenant->wanted = 0;
-    for (struct sched_member *m = tenant->members; m != NULL; m = m->next)
-        if (m->state == SCHED_WAITING || (m->state == SCHED_LATE && m->wants))
-            say(m, tenant, now);
+    let_in(tenant, now);
+}
+
+/* The devices that it waits for are its: in a new turn, or in the one that it has. */
+static void give(struct sched_tenant *tenant, uint64_t now)
+{
+    if (tenant->held == 0) {
+        grant(tenant, false, now);
+        return;
+    }
+    together_extend(tenant, now);
+    let_in(tenant, now);
 }
 
 static void stop(struct sched_tenant *tenant, uint64_t now)
@@ -386,22 +412,6 @@ static uint64_t drain_ends(const struct sched_tenant *tenant)
     return tenant->ends_at == SCHED_NEVER ? SCHED_NEVER : tenant->ends_at + bound;
 }
 
-/* Managed: somebody is under a limit that matters here. */
-static bool must_manage(const struct sched_device *device)
-{
-    unsigned present = 0;
-    bool limited = false;
-    for (const struct sched_place *p = device->places; p != NULL; p = p->next) {
-        if (!fair_present(p))
-            continue;
-        present++;
-        limited |= p->limits.policy != VGPU_SHARE_NONE;
-        if (fair_is_hard(p))
-            return true;
-    }
-    return limited && present > 1;
-}
-
 static bool all_managed(const struct sched_tenant *tenant, uint32_t bits, bool as)
 {
     for (uint32_t d = 0; d < tenant->device_count; d++)
@@ -419,7 +429,7 @@ static bool try_device(const struct sched_device *device, uint64_t now)
     EACH_WANTED(tenant, d)
         if (tenant->places[d]->device->managed && tenant->places[d]->device->busy > 0)
             return false;
-    grant(tenant, false, now);
+    give(tenant, now);
     return true;
 }
 
@@ -460,16 +470,27 @@ static void set_end(struct sched_tenant *tenant, uint64_t now)
     say_again(tenant, now);
 }
 
+/* Two may have been let onto a device before it was managed, each in a turn on another: the later one goes. */
+static bool came_second(const struct sched_place *mine)
+{
+    for (const struct sched_place *p = mine->device->places; p != NULL; p = p->next)
+        if (p->holding && !p->tenant->stopping && !p->tenant->free_running && p->tenant->turn < mine->tenant->turn)
+            return mine->device->managed;
+    return false;
+}
+
 /* Holders that have to make room: on a device that came under management, or for somebody else. */
 static void make_room(struct sched_tenant *tenant, uint64_t now)
 {
-    bool go = tenant->free_running ? !all_managed(tenant, tenant->held, false) : tenant->changed;
+    uint32_t all = tenant->held | together_missing(tenant);
+    bool go = tenant->free_running ? !all_managed(tenant, all, false) : tenant->changed;
     bool wanted = false;
     EACH_HELD(tenant, d) {
         const struct sched_place *mine = tenant->places[d];
         const struct sched_place *next = mine->device->managed ? mine->device->next_place : NULL;
         go |= tenant->open_ended && !tenant->free_running && fair_is_hard(mine);
-        if (next == NULL || tenant->free_running)
+        go |= !tenant->free_running && came_second(mine);
+        if (next == NULL || next == mine || tenant->free_running)
             continue;
         wanted = true;
         go |= next->limits.priority > mine->limits.priority && next->tokens_ns >= PREEMPT_TOKENS_NS;
@@ -497,20 +518,32 @@ static void forgive(struct sched_tenant *tenant)
     tenant->changed = false;
 }
 
-static void look_at(struct sched_tenant *tenant, uint64_t now)
+static void look_at_holder(struct sched_tenant *tenant, uint64_t now)
 {
-    if (tenant->held == 0) {
-        forgive(tenant);
-        if (tenant->wanted != 0 && all_managed(tenant, tenant->wanted, false))
-            grant(tenant, true, now);
-        return;
-    }
-    if (now >= drain_ends(tenant))
-        bypass(tenant, now);
-    else if (tenant->open_ended && !tenant->free_running && all_managed(tenant, tenant->held, false))
+    tenant->stuck = together_is_stuck(tenant, now);
+    uint32_t missing = together_missing(tenant);
+    if (missing != 0 && all_managed(tenant, missing, false))
+        give(tenant, now);
+    if (missing == 0 && tenant->stuck)
+        let_in(tenant, now);
+    together_release(tenant, now);
+    if (tenant->open_ended && !tenant->free_running && all_managed(tenant, tenant->held, false))
         set_free(tenant, now);
     else if (!tenant->stopping)
         make_room(tenant, now);
+}
+
+static void look_at(struct sched_tenant *tenant, uint64_t now)
+{
+    if (tenant->held != 0 && now >= drain_ends(tenant))
+        bypass(tenant, now);
+    if (tenant->held != 0) {
+        look_at_holder(tenant, now);
+        return;
+    }
+    forgive(tenant);
+    if (tenant->wanted != 0 && all_managed(tenant, tenant->wanted, false))
+        grant(tenant, true, now);
 }
 
 /* When this tenant needs a look without any message coming in. */
@@ -520,7 +553,8 @@ static uint64_t next_look(const struct sched_tenant *tenant, uint64_t now)
         uint64_t wait = tenant->wanted != 0 ? order_must_wait(tenant) : 0;
         return wait > 0 ? now + wait : SCHED_NEVER;
     }
-    return tenant->ends_at != SCHED_NEVER ? drain_ends(tenant) : SCHED_NEVER;
+    uint64_t bound = tenant->ends_at != SCHED_NEVER ? drain_ends(tenant) : SCHED_NEVER;
+    return earlier(bound, together_next_look(tenant, now));
 }
 
 void sched_ending(struct sched_member *member, uint64_t number, uint64_t left_ns, uint64_t now)
@@ -539,7 +573,7 @@ uint64_t sched_run(uint64_t now)
     uint64_t next = SCHED_NEVER;
     for (struct sched_device *device = devices; device != NULL; device = device->next) {
         fair_refresh(device, now);
-        device->managed = must_manage(device);
+        device->managed = fair_matters(device);
     }
     order_mark(tenants, devices, now);
     for (struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next)

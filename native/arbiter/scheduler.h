@@ -74,6 +74,9 @@ struct sched_member {
     struct sched_member *next;
     enum sched_member_state state;
     bool wants; /* while RUNNING or LATE: launches wait at its gate already */
+    uint32_t devices; /* that it uses, as bits */
+    bool after_end;   /* RUNNING: let in when its tenant's turn was over */
+    uint64_t seen_at; /* when it last wanted a turn or had one; 0: never */
     uint64_t turn;
 };
 
@@ -85,17 +88,19 @@ struct sched_tenant {
     struct sched_place *places[VGPU_MAX_DEVICES]; /* by ordinal in the lease */
     uint32_t device_count;
     struct sched_member *members;
-    uint32_t wanted; /* devices, as bits */
+    uint32_t wanted; /* devices, as bits; together.h says which of them it waits for */
     uint32_t held;   /* devices, as bits; 0: holds none */
     bool free_running;
     bool changed;    /* its limits are new: what it used under the old ones is forgiven */
     bool stopping;   /* revoked, or its turn is over */
+    bool stuck;      /* its turn is over and does not drain: its other devices' kernels may be waited for */
     bool open_ended; /* lent until somebody else can use it */
     uint32_t late;     /* devices that it was bypassed on, as bits, while members are LATE */
     uint32_t bypasses; /* in a row */
     uint64_t late_since;
     uint64_t turn;
     uint64_t granted_at;
+    uint64_t member_left_at; /* when a member's part of the turn last ended */
     uint64_t quantum_ns; /* what it may keep in the face of others */
     uint64_t ends_at;    /* SCHED_NEVER while open-ended */
     uint64_t drains_at;  /* when the device is expected to be idle; SCHED_NEVER: not known */

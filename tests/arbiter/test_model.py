@@ -22,3 +22,8 @@ def test_never_two_holders_and_never_none_while_someone_waits(seed: int) -> None
 def test_tenants_of_one_and_of_several_devices_get_their_weights() -> None:
     """Pairs that share devices with singles, chains and rings of them, caps, lent time, no limit."""
     model("shares")
+
+
+def test_kernels_that_wait_for_each_other_on_two_devices() -> None:
+    """A process on each: alone, beside another such tenant, beside one of one device."""
+    model("ranks")

@@ -128,6 +128,18 @@ def test_a_tenant_of_two_devices_is_not_deadlocked_by_another(card: Card) -> Non
     assert shares[-1] > 12, shares  # a third of its device
 
 
+def test_processes_of_one_tenant_on_two_devices_both_run(card: Card) -> None:
+    """The second to ask joins the turn of the first, whether turns are given or not."""
+    free = card.lease("a", NONE, 100, devices=2)
+    first, second = (card.spin(free, 1.0, "--device", d) for d in ("0", "1"))
+    assert min(percent(first), percent(second)) > 40
+    lent = card.lease("b", CONSERVING, 50, devices=2)
+    first = card.spin(lent, 2.5, "--device", "0")
+    time.sleep(1.0)
+    second = card.spin(lent, 1.0, "--device", "1")
+    assert min(percent(first), percent(second)) > 40
+
+
 def message(kind: int, turn: int, flags: int, devices: int) -> bytes:
     head = struct.pack("<IIIIq", kind, layout.VERSION, 0, 0, 0)
     return (head + struct.pack("<QQQIIQ", turn, 2**64 - 1, 2**63, flags, devices, 2**64 - 1)).ljust(

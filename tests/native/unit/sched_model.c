@@ -2,11 +2,12 @@
  * sched_model.c: the scheduler of turns against a model of tenants in virtual time, at random.
  *
  *   sched-model SEED STEPS
- *   sched-model shares
+ *   sched-model shares | ranks
  * Tenants with one to three devices come and go, launch and idle, answer late or never, die, and have their
  * limits changed. After every step: a managed device has at most one holder that was not bypassed; nobody
  * waits for a free device that he may have; no debt outgrows its bound. `shares`: tenants that always want
- * more, each of whom must get its weight on each of its devices. Exit status 0, or an abort.
+ * more, each of whom must get its weight on each of its devices. `ranks`: tenants with a process on each of two
+ * devices, whose kernels wait for each other. Exit status 0, or an abort.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +15,9 @@
 
 #include "fair.h"
 #include "scheduler.h"
+#include "together.h"
 
+#define COUNT(a) (sizeof(a) / sizeof((a)[0]))
 enum { DEVICES = 3, TENANTS = 9, MEMBERS = 3, CROWD = 48 };
 
 #define CHECK(what)                                                                          \
@@ -134,6 +137,16 @@ static bool waits_elsewhere(const struct sched_tenant *tenant)
     return false;
 }
 
+/* Every device that the tenant waits for is nobody's matter, and it has not been let in. */
+static bool waits_for_nothing(const struct sched_tenant *tenant)
+{
+    uint32_t missing = together_missing(tenant);
+    for (uint32_t d = 0; d < tenant->device_count; d++)
+        if ((missing >> d & 1) != 0 && tenant->places[d]->device->managed)
+            return false;
+    return missing != 0;
+}
+
 static void check_device(const struct sched_device *device)
 {
     uint32_t holders = 0;
@@ -148,6 +161,8 @@ static void check_device(const struct sched_device *device)
         somebody_may |= alone && tenant->wanted != 0 && tenant->held == 0 && ready;
     }
     CHECK(holders == device->busy);
+    for (const struct sched_place *p = device->places; p != NULL; p = p->next)
+        CHECK(!waits_for_nothing(p->tenant));
     if (device->managed)
         CHECK(!(somebody_may && holders == 0) || (device->next_place != NULL && waits_elsewhere(device->next_place->tenant)));
 }
@@ -277,7 +292,6 @@ static int shares(void)
                                         {0, 1, 1000, LENT, 0.12, 0.13}, {0, 1, 1000, LENT, 0.12, 0.13},
                                         {0, 1, 1000, LENT, 0.12, 0.13}, {0, 1, 1000, LENT, 0.12, 0.13},
                                         {0, 1, 1000, LENT, 0.12, 0.13}, {0, 1, 1000, LENT, 0.12, 0.13}};
-#define COUNT(a) (sizeof(a) / sizeof((a)[0]))
     check_shares(pairs_and_a_single, COUNT(pairs_and_a_single));
     check_shares(crossed, COUNT(crossed));
     check_shares(ring, COUNT(ring));
@@ -292,8 +306,106 @@ static int shares(void)
     return 0;
 }
 
+/* --- ranks: a kernel of one process runs until that of the other has come to its end, too */
+
+enum { RANKS = 2, KERNEL_NS = 1000000, IDLE_NS = 250000, TICK_NS = 50000 };
+
+struct job {
+    bool launched[RANKS];
+    uint64_t thinks_until[RANKS];
+    uint64_t both_since; /* 0: not both have launched */
+    uint64_t steps;
+};
+
+static void rank_step(unsigned t, unsigned r, struct job *job, bool single)
+{
+    struct client *client = &nodes[t].clients[r];
+    bool over = client->revoked || (client->granted && now - client->granted_at >= client->turn.length_ns);
+    bool thinks = now < job->thinks_until[r];
+    if (job->launched[r])
+        return; /* also if the turn is over: it does not drain */
+    if (client->granted && !over && !thinks) {
+        job->launched[r] = true;
+        job->both_since = single || job->launched[1 - r] ? now : 0;
+    } else if (client->granted && (over || job->thinks_until[r] > now + IDLE_NS)) {
+        struct vgpu_turn done = client->turn;
+        done.flags = thinks ? 0 : VGPU_TURN_MORE;
+        done.length_ns = 0;
+        done.devices = 1u << r;
+        client->granted = false;
+        sched_done(&client->member, &done, now);
+    } else if (!client->granted && !thinks) {
+        sched_want(&client->member, 1u << r, now);
+    }
+}
+
+static void job_step(unsigned t, struct job *job, unsigned think_ns)
+{
+    bool single = nodes[t].tenant.device_count == 1;
+    for (unsigned r = 0; r < nodes[t].tenant.device_count; r++)
+        rank_step(t, r, job, single);
+    if (job->both_since == 0 || now - job->both_since < KERNEL_NS)
+        return;
+    job->both_since = 0;
+    job->steps++;
+    for (unsigned r = 0; r < RANKS; r++) {
+        job->launched[r] = false;
+        job->thinks_until[r] = think_ns > 0 ? now + dice(think_ns) : 0;
+    }
+}
+
+/* For 20 s; how many steps each makes at least, of the 1 ms that one takes alone. */
+static void check_jobs(const struct wish *wishes, unsigned count, unsigned think_ns, uint64_t least)
+{
+    struct job jobs[TENANTS] = {{{0}, {0}, 0, 0}};
+    uint64_t end = now + 20000000000u;
+    for (unsigned t = 0; t < count; t++)
+        join(t, &wishes[t]);
+    for (; now < end; now += TICK_NS) {
+        for (unsigned t = 0; t < count; t++)
+            job_step(t, &jobs[t], think_ns);
+        sched_run(now);
+        check_exclusive();
+    }
+    for (unsigned t = 0; t < count; t++) {
+        uint64_t bypasses = 0;
+        for (uint32_t d = 0; d < wishes[t].count; d++)
+            bypasses += nodes[t].tenant.places[d]->count.bypasses;
+        fprintf(stderr, "%s%lu steps, %lu bypasses", t > 0 ? "; " : "", jobs[t].steps, bypasses);
+        CHECK(jobs[t].steps >= least && bypasses * 5 <= jobs[t].steps);
+        sched_tenant_remove(&nodes[t].tenant, now);
+    }
+    fprintf(stderr, "\n");
+    memset(nodes, 0, sizeof(nodes));
+}
+
+static int ranks(void)
+{
+    enum { HARD = VGPU_SHARE_HARD, LENT = VGPU_SHARE_WORK_CONSERVING, NONE = VGPU_SHARE_NONE };
+    static const struct wish none[] = {{0, 2, 10000, NONE, 0, 0}};
+    static const struct wish lent[] = {{0, 2, 5000, LENT, 0, 0}};
+    static const struct wish hard[] = {{0, 2, 5000, HARD, 0, 0}};
+    static const struct wish pairs[] = {{0, 2, 5000, LENT, 0, 0}, {0, 2, 5000, LENT, 0, 0}};
+    static const struct wish capped[] = {{0, 2, 5000, HARD, 0, 0}, {0, 2, 5000, HARD, 0, 0}};
+    static const struct wish with_single[] = {{0, 2, 5000, LENT, 0, 0}, {1, 1, 5000, LENT, 0, 0}};
+    static const unsigned thinks[] = {0, 3000000, 30000000};
+    static const uint64_t alone[] = {18000, 6000, 800};
+    static const uint64_t shared[] = {8500, 5000, 700};
+    for (unsigned i = 0; i < COUNT(thinks); i++) {
+        check_jobs(none, 1, thinks[i], alone[i]);
+        check_jobs(lent, 1, thinks[i], alone[i]);
+        check_jobs(hard, 1, thinks[i], shared[i]);
+        check_jobs(pairs, 2, thinks[i], shared[i]);
+        check_jobs(capped, 2, thinks[i], shared[i]);
+        check_jobs(with_single, 2, thinks[i], shared[i] / 2);
+    }
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
+    if (argc > 1 && strcmp(argv[1], "ranks") == 0)
+        return ranks();
     if (argc > 1 && strcmp(argv[1], "shares") == 0)
         return shares();
     seed = argc > 1 ? (unsigned)atoi(argv[1]) : 1;

@@ -1,0 +1,120 @@
+#include "together.h"
+
+#include <stddef.h>
+
+#include "fair.h"
+#include "order.h"
+
+#define RECENT_NS 100000000u
+/* How long a device waits for the process that it was granted for: ranks of one job are that far apart. */
+#define UNUSED_MAX_NS 5000000u
+#define STUCK_AFTER_NS 5000000u /* most drains are over long before: no more than 2 ms of work is in flight */
+
+uint32_t together_wanted(const struct sched_tenant *tenant, uint32_t bits, uint64_t now)
+{
+    for (const struct sched_member *m = tenant->members; m != NULL; m = m->next)
+        if (m->seen_at != 0 && now - m->seen_at < RECENT_NS)
+            bits |= m->devices;
+    return bits;
+}
+
+uint32_t together_missing(const struct sched_tenant *tenant)
+{
+    return tenant->stopping && !tenant->stuck ? 0 : tenant->wanted & ~tenant->held;
+}
+
+/* Devices of the members that have been running since before the end of their turn. */
+static uint32_t overrun(const struct sched_tenant *tenant)
+{
+    uint32_t bits = 0;
+    for (const struct sched_member *m = tenant->members; m != NULL; m = m->next)
+        if (m->state == SCHED_RUNNING && !m->after_end)
+            bits |= m->devices;
+    return bits;
+}
+
+bool together_is_stuck(const struct sched_tenant *tenant, uint64_t now)
+{
+    return tenant->ends_at != SCHED_NEVER && now >= tenant->ends_at + STUCK_AFTER_NS && overrun(tenant) != 0;
+}
+
+bool together_may_join(const struct sched_member *member)
+{
+    return !member->tenant->stuck || (member->devices & overrun(member->tenant)) == 0;
+}
+
+void together_extend(struct sched_tenant *tenant, uint64_t now)
+{
+    EACH_WANTED(tenant, d) {
+        struct sched_place *place = tenant->places[d];
+        place->holding = true;
+        place->charged_until = now;
+        place->device->busy++;
+        place->count.turns++;
+        place->count.waited_ns += now - tenant->waits_since;
+        if (tenant->ends_at != SCHED_NEVER && tenant->ends_at > now)
+            place->count.granted_ns += tenant->ends_at - now;
+    }
+    tenant->held |= tenant->wanted;
+    tenant->wanted = 0;
+}
+
+/* Held, and no member that has the turn is known to use them. */
+static uint32_t unused(const struct sched_tenant *tenant)
+{
+    uint32_t bits = tenant->held;
+    if (tenant->free_running)
+        return 0;
+    for (const struct sched_member *m = tenant->members; m != NULL; m = m->next)
+        if (m->state == SCHED_RUNNING)
+            bits &= ~m->devices;
+    return bits;
+}
+
+/* Would the next in the order have everything that it waits for, if these devices were free? */
+static bool is_usable(const struct sched_place *next, uint32_t bits, const struct sched_tenant *holder)
+{
+    if (next == NULL || next->tenant == holder)
+        return false;
+    EACH_WANTED(next->tenant, d) {
+        const struct sched_device *device = next->tenant->places[d]->device;
+        bool ours = false;
+        EACH_HELD(holder, h)
+            ours |= (bits >> h & 1) != 0 && holder->places[h]->device == device;
+        if (device->managed && device->busy > (ours ? 1 : 0))
+            return false;
+    }
+    return true;
+}
+
+static uint64_t since(const struct sched_tenant *tenant)
+{
+    return tenant->granted_at > tenant->member_left_at ? tenant->granted_at : tenant->member_left_at;
+}
+
+void together_release(struct sched_tenant *tenant, uint64_t now)
+{
+    uint32_t bits = unused(tenant);
+    if (bits == 0 || bits == tenant->held || now < since(tenant) + UNUSED_MAX_NS)
+        return;
+    EACH_HELD(tenant, d) {
+        struct sched_place *place = tenant->places[d];
+        if ((bits >> d & 1) == 0 || !is_usable(place->device->next_place, bits, tenant))
+            continue;
+        fair_refresh(place->device, now);
+        place->holding = false;
+        place->device->busy--;
+        tenant->held &= ~(1u << d);
+    }
+}
+
+uint64_t together_next_look(const struct sched_tenant *tenant, uint64_t now)
+{
+    uint64_t at = since(tenant) + UNUSED_MAX_NS;
+    uint32_t bits = unused(tenant);
+    uint64_t next = bits != 0 && bits != tenant->held && now < at ? at : SCHED_NEVER;
+    if (tenant->ends_at == SCHED_NEVER || tenant->wanted == 0)
+        return next;
+    uint64_t stuck_at = tenant->ends_at + STUCK_AFTER_NS;
+    return now < stuck_at && stuck_at < next ? stuck_at : next;
+}
