@@ -4,8 +4,10 @@ The tests share one machine and leave it as they found it; the last takes the pa
 """
 
 import json
+import re
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -28,9 +30,13 @@ def machine(installed: Installed) -> Machine:
 
 
 def ctl(
-    machine: Machine, *words: str, user: str = "root", check: bool = True
+    machine: Machine,
+    *words: str,
+    user: str = "root",
+    check: bool = True,
+    env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    return machine.run("vgpuctl", *words, user=user, check=check)
+    return machine.run("vgpuctl", *words, user=user, check=check, env=env)
 
 
 def allocations(machine: Machine) -> dict[str, Any]:
@@ -224,11 +230,64 @@ def test_a_policy_that_is_wrong_at_the_start_is_not_tried_again(machine: Machine
         machine.shell(f"rm {bad}; systemctl reset-failed vgpud.service; systemctl start vgpud.service")
 
 
+def test_callers_of_a_daemon_that_cannot_start_neither_make_it_spin_nor_close_the_sockets(
+    machine: Machine,
+) -> None:
+    """Each caller is one start, is sent away when that has failed, and leaves the socket as it was."""
+    bad = "/etc/vgpud/conf.d/99-bad.toml"
+    names = ("vgpud", "ro", "admin", "runtime")
+    units = [f"vgpud{'' if name == 'vgpud' else f'-{name}'}.socket" for name in names]
+    ask = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.settimeout(100); s.connect(sys.argv[1])\n"
+        "try: print(s.recv(1) == b'')\nexcept ConnectionResetError: print(True)"
+    )
+    machine.shell(f"printf 'nonsense = 1\\n' >{bad}; systemctl restart vgpud.service || true")
+    try:
+        cursor = machine.shell("journalctl -n 0 --show-cursor | sed -n 's/-- cursor: //p'")
+        for name in names:
+            asked = machine.run("python3", "-c", ask, f"/run/vgpud/{name}.sock")
+            assert asked.stdout.strip() == "True"
+        time.sleep(3)  # time enough for another start, if anything asked for one
+        journal = machine.run(
+            "journalctl", "-u", "vgpud.service", "-o", "cat", f"--after-cursor={cursor}"
+        ).stdout
+        assert journal.count("Starting vgpud.service") == len(names)
+        assert [machine.unit(name, "ActiveState") for name in units] == ["active"] * len(units)
+    finally:
+        machine.shell(f"rm {bad}; systemctl reset-failed vgpud.service; systemctl start vgpud.service")
+    for name in ("ro", "admin"):
+        assert ctl(machine, "status", env={"VGPUD_SOCKET": f"/run/vgpud/{name}.sock"}).returncode == 0
+
+
 def test_kill_9_disturbs_no_tenant(machine: Machine, tenants: Tenants) -> None:
     pid = main_pid(machine)
     machine.run("systemctl", "kill", "--signal=KILL", "--kill-who=main", "vgpud.service")
     ready_again(machine, pid)
     tenants.assert_undisturbed()
+
+
+def udev_runs(machine: Machine, event: str, module: str) -> list[str]:
+    """What udev would run when the kernel says so of a module; sysfs is made up, without such a module."""
+    made_up = f"mount -t tmpfs none /sys; mkdir -p /sys/module/{module}; echo >/sys/module/{module}/uevent"
+    asked = f"SYSTEMD_DEVICE_VERIFY_SYSFS=0 udevadm test --action={event} /sys/module/{module}"
+    said = machine.run("unshare", "--mount", "sh", "-ec", f"{made_up}; {asked}")
+    return re.findall(r"^run: '(.*)'$", said.stdout, re.MULTILINE)
+
+
+def test_a_driver_that_comes_later_starts_the_daemon_again(machine: Machine, tenants: Tenants) -> None:
+    """By udev's rule: it may open what was there when it started, and nothing else."""
+    assert udev_runs(machine, "add", "nvidia_drm") == []
+    assert udev_runs(machine, "remove", "nvidia") == []
+    assert udev_runs(machine, "add", "nvidia_uvm") == udev_runs(machine, "add", "nvidia")
+    (command,) = udev_runs(machine, "add", "nvidia")
+    pid = main_pid(machine)
+    machine.shell(command)
+    ready_again(machine, pid)
+    tenants.assert_undisturbed()
+    machine.run("systemctl", "stop", "vgpud.service")
+    machine.shell(command)  # one that an administrator has stopped is left alone
+    assert main_pid(machine) == "0"
+    machine.run("systemctl", "start", "vgpud.service")
 
 
 def test_a_daemon_that_hangs_is_started_again(machine: Machine, tenants: Tenants) -> None:
