@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.sim.tenant import Tenant
-from tests.simnode import SimNode, build_dir
+from tests.simnode import ROOT, SimNode, build_dir
 
 Make = Callable[..., SimNode]
 
@@ -106,7 +106,7 @@ def vgpu_sim(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_run_makes_a_node_for_one_program() -> None:
+def test_run_makes_a_node_for_one_program(tmp_path: Path) -> None:
     done = vgpu_sim(
         "run",
         "--profile",
@@ -122,6 +122,9 @@ def test_run_makes_a_node_for_one_program() -> None:
     assert vgpu_sim("run", "--profile", "t4x1", "--", "sh", "-c", "kill -9 $$").returncode == 137
     refused = vgpu_sim("run", "--profile", "h300", "--", "true")
     assert refused.returncode == 1 and "no profile 'h300'" in refused.stderr
+    still = tmp_path / "still.toml"
+    still.write_text((ROOT / "configs/sim/t4x1.toml").read_text().replace("cc = ", "timeslice_us = 0\ncc = "))
+    assert "time slice" in vgpu_sim("run", "--profile", str(still), "--", "true").stderr
     assert "cannot run nonsense" in vgpu_sim("run", "--profile", "t4x1", "--", "nonsense").stderr
 
 

@@ -113,16 +113,19 @@ struct sim_state *sim_create_path(const char *path)
     return s;
 }
 
-static void robust_lock(pthread_mutex_t *m)
+/* Whether the last owner was killed with it. */
+static bool robust_lock(pthread_mutex_t *m)
 {
-    /* What the dead owner was changing is either in its own entry, which the next sweep drops,
-     * or becomes visible by one last store: there is nothing to repair. */
-    if (pthread_mutex_lock(m) == EOWNERDEAD)
-        pthread_mutex_consistent(m);
+    if (pthread_mutex_lock(m) != EOWNERDEAD)
+        return false;
+    pthread_mutex_consistent(m);
+    return true;
 }
 
 void sim_lock(struct sim_state *s)
 {
+    /* What a dead owner was changing is either in its own entry, which the next sweep drops,
+     * or becomes visible by one last store: there is nothing to repair. */
     robust_lock(&s->lock);
 }
 
@@ -133,7 +136,8 @@ void sim_unlock(struct sim_state *s)
 
 void sim_engine_lock(struct sim_device *d)
 {
-    robust_lock(&d->engine_lock);
+    if (robust_lock(&d->engine_lock))
+        d->engine_torn = 1;
 }
 
 void sim_engine_unlock(struct sim_device *d)

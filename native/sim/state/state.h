@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC UINT64_C(0x314d495355504756) /* "VGPUSIM1" */
-#define SIM_LAYOUT_VERSION 3u
+#define SIM_LAYOUT_VERSION 4u
 #define SIM_ENV_STATE "VGPU_SIM_STATE"
 #define SIM_NONE (-1)
 #define SIM_PAGE_BYTES (UINT64_C(2) << 20) /* device memory is charged in 2 MiB pages */
@@ -35,7 +35,7 @@ enum {
     SIM_MAX_EVENTS = 64,
     SIM_MAX_SHARED_EVENTS = 256,
     SIM_MAX_ACCOUNTS = 4000, /* NVML's accounting buffer */
-    SIM_SEGMENTS = 16,
+    SIM_SEGMENTS = 32,
     SIM_BUCKETS = 16,
 };
 #define SIM_BUCKET_NS UINT64_C(125000000) /* utilisation is averaged over 8 buckets: one second */
@@ -58,11 +58,11 @@ struct sim_gi_profile {
 };
 
 /* Work of one process on one engine, in nanoseconds of that engine's undivided time. `done` follows
- * `submitted`; the segments give the moment at which any recent position was reached. */
+ * `submitted`; the segments give the moment at which any recent position was reached: from `at_ns`, when
+ * `done` was, it went on at `rate`, or (period_ns > 0) did `chunk` of work once in every period. */
 struct sim_segment {
-    uint64_t at_ns;
-    double done;
-    double rate;
+    uint64_t at_ns, period_ns;
+    double done, rate, chunk;
 };
 
 struct sim_queue {
@@ -105,11 +105,14 @@ struct sim_proc {
     struct sim_use uses[SIM_MAX_USES];
 };
 
-/* One engine: the whole card, or one compute instance. Holds those that have work pending. */
+/* One engine: the whole card, or one compute instance. Holds those that have work pending, in the order
+ * of their turns; the first has the engine. */
 struct sim_engine {
     uint64_t last_ns;
+    uint64_t ready_ns;     /* when the switch to the holder is done */
+    uint64_t slice_end_ns; /* and until when it keeps the engine from others */
+    uint32_t holder;       /* rotation.c's key of the last to have had it */
     uint32_t active_count;
-    uint32_t pad;
     uint32_t active[SIM_MAX_ACTIVE]; /* proc * SIM_MAX_USES + use */
     uint64_t bucket_epoch[SIM_BUCKETS];
     uint64_t bucket_ns[SIM_BUCKETS];
@@ -149,7 +152,7 @@ struct sim_device {
     uint32_t shared_memory_per_sm_bytes, shared_memory_optin_bytes, async_engines;
     uint64_t memory_total, memory_reserved, bar1_total;
     uint64_t context_bytes, context_mps_bytes;
-    double kernel_us, timeslice_efficiency;
+    double kernel_us, timeslice_us, context_switch_us;
     uint32_t mig_capable, mig_needs_reset, mig_persists_reboot, memory_slices;
     uint32_t sm_per_slice;
     uint32_t gi_profile_count;
@@ -162,6 +165,7 @@ struct sim_device {
     struct sim_account accounts[SIM_MAX_ACCOUNTS];
     struct sim_gi gis[SIM_MAX_GIS];
     pthread_mutex_t engine_lock;
+    uint32_t engine_torn; /* who held the lock was killed: the engines' lists are to be made anew */
     struct sim_engine whole;
     struct sim_engine mig_engines[SIM_MAX_GIS][SIM_MAX_CIS];
 };
@@ -264,6 +268,20 @@ void sim_engine_forget(struct sim_state *s, uint32_t ref, struct sim_use *u);
 uint32_t sim_engine_percent(struct sim_device *d, struct sim_engine *e);
 uint32_t sim_queue_percent(const struct sim_queue *q);
 void sim_engine_advance(struct sim_state *s, struct sim_device *d, struct sim_engine *e);
+
+/* rotation.c: whose turn it is. The caller holds the engine's lock. */
+void sim_rotate(struct sim_state *s, const struct sim_device *d, struct sim_engine *e, uint64_t now_ns);
+double sim_rotation_left(struct sim_state *s, const struct sim_device *d, struct sim_engine *e,
+                         const struct sim_use *u, double position); /* ns until `position`, or to look again */
+void sim_rotation_leave(struct sim_engine *e, uint32_t ref);
+void sim_rotation_mend(struct sim_state *s, struct sim_device *d); /* after a holder of the lock was killed */
+
+/* history.c: when a queue did what */
+#define SIM_WORK_EPSILON_NS 0.01
+void sim_history_run(struct sim_queue *q, uint64_t at_ns, double rate, uint64_t slice_ns);
+uint64_t sim_history_when(const struct sim_queue *q, double position);
+void sim_history_busy(uint64_t *epochs, uint64_t *sums, uint64_t from_ns, uint64_t to_ns, double share);
+uint32_t sim_history_percent(const uint64_t *epochs, const uint64_t *sums); /* of the last second */
 
 /* mig.c: instances. Returns are nvmlReturn_t values. */
 struct sim_ci_profile {

@@ -26,7 +26,7 @@ CARD_DEFAULTS: Mapping[str, int | float | str] = {
     "clock_video_mhz": 1275, "l2_cache_bytes": 4194304, "multi_processor_threads": 2048,
     "shared_memory_per_sm_bytes": 65536, "shared_memory_optin_bytes": 65536, "async_engines": 3,
     "context_bytes": 551550976, "context_mps_bytes": 364904448, "kernel_us": 10.0,
-    "timeslice_efficiency": 0.943, "numa_node_reported": 0,
+    "timeslice_us": 2000.0, "context_switch_us": 120.9, "numa_node_reported": 0,
 }  # fmt: skip
 CARD_KEYS = frozenset(CARD_DEFAULTS) | {"name", "cc", "mig"}
 ENGINES = {"copy": "copy_engines", "decode": "decoders", "encode": "encoders", "jpeg": "jpegs", "ofa": "ofas"}
@@ -96,6 +96,8 @@ def _device_lines(
     yield "numa_node", device.get("numa", 0)
     yield "cc_major", card["cc"][0]
     yield "cc_minor", card["cc"][1]
+    if card.get("timeslice_us", 1) < 1 or card.get("context_switch_us", 0) < 0:
+        raise ProfileError(f"card.{device['card']}: a time slice is at least 1 us, a switch at least 0")
     for field, default in CARD_DEFAULTS.items():
         yield field, card.get(field, default)
     if "mig" in card:
