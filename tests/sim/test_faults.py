@@ -123,7 +123,9 @@ def test_run_makes_a_node_for_one_program(tmp_path: Path) -> None:
     refused = vgpu_sim("run", "--profile", "h300", "--", "true")
     assert refused.returncode == 1 and "no profile 'h300'" in refused.stderr
     still = tmp_path / "still.toml"
-    still.write_text((ROOT / "configs/sim/t4x1.toml").read_text().replace("cc = ", "timeslice_us = 0\ncc = "))
+    still.write_text(
+        (ROOT / "configs/sim/t4x1.toml").read_text().replace("\ncc = ", "\ntimeslice_us = 0\ncc = ")
+    )
     assert "time slice" in vgpu_sim("run", "--profile", str(still), "--", "true").stderr
     assert "cannot run nonsense" in vgpu_sim("run", "--profile", "t4x1", "--", "nonsense").stderr
 
