@@ -56,6 +56,8 @@ static void handle(struct source *source, const struct vgpu_message *request)
         send_result(source, lease_add(leases_folder, request->allocation));
     else if (request->kind == VGPU_MSG_REMOVE)
         send_result(source, lease_remove(request->allocation));
+    else if (request->kind == VGPU_MSG_LOOK)
+        send_result(source, lease_look(request->allocation));
     else if (request->kind == VGPU_MSG_LIST)
         send_list(source, request->allocation);
     else

@@ -258,6 +258,16 @@ struct lease *lease_by_watch(int watch)
     return NULL;
 }
 
+int lease_look(const char *id)
+{
+    struct lease *lease = lease_find(id);
+    if (lease == NULL)
+        return -ENOENT;
+    for (struct connection *c = lease->connections; c != NULL; c = c->next)
+        turns_look(c);
+    return 0;
+}
+
 int lease_list(const char *id, struct vgpu_process_list *list)
 {
     struct lease *lease = lease_find(id);

@@ -64,6 +64,9 @@ void lease_release(struct lease *lease);
 /* Stops serving; processes and the folder are left alone. 0 or -ENOENT. */
 int lease_remove(const char *id);
 
+/* Says LOOK to its processes; 0 or -ENOENT. */
+int lease_look(const char *id);
+
 /* Fills `list`; 0 or -ENOENT. */
 int lease_list(const char *id, struct vgpu_process_list *list);
 

@@ -240,6 +240,13 @@ void sched_say_revoke(struct sched_member *member)
     say(member, &message);
 }
 
+void turns_look(struct connection *connection)
+{
+    struct vgpu_message message = {.kind = VGPU_MSG_LOOK, .version = VGPU_LEASE_VERSION};
+    if (connection->joined)
+        say(&connection->member, &message);
+}
+
 void sched_say_soon(struct sched_member *member, uint64_t in_ns)
 {
     struct vgpu_message message = {.kind = VGPU_MSG_SOON, .version = VGPU_LEASE_VERSION};

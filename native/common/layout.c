@@ -21,11 +21,13 @@ static void constants(void)
     CONSTANT("SHARE_WORK_CONSERVING", VGPU_SHARE_WORK_CONSERVING);
     CONSTANT("LEASE_OPEN", VGPU_LEASE_OPEN);
     CONSTANT("LEASE_CLOSED", VGPU_LEASE_CLOSED);
+    CONSTANT("LEASE_AWAY", VGPU_LEASE_AWAY);
     CONSTANT("OWNER_SELF", VGPU_OWNER_SELF);
     CONSTANT("NO_SLOT", VGPU_NO_SLOT);
     CONSTANT("MSG_ADD", VGPU_MSG_ADD);
     CONSTANT("MSG_REMOVE", VGPU_MSG_REMOVE);
     CONSTANT("MSG_LIST", VGPU_MSG_LIST);
+    CONSTANT("MSG_LOOK", VGPU_MSG_LOOK);
     CONSTANT("MSG_OK", VGPU_MSG_OK);
     CONSTANT("MSG_ERROR", VGPU_MSG_ERROR);
     CONSTANT("MSG_PROCESSES", VGPU_MSG_PROCESSES);
@@ -70,6 +72,11 @@ static void usage(void)
     SIZE("SLOT", vgpu_slot);
     FIELD("SLOT", vgpu_slot, "PID", pid);
     FIELD("SLOT", vgpu_slot, "START_NS", start_ns);
+    FIELD("SLOT", vgpu_slot, "CALLS", calls);
+    FIELD("SLOT", vgpu_slot, "LOOKS", looks);
+    FIELD("SLOT", vgpu_slot, "BUSY", busy);
+    FIELD("SLOT", vgpu_slot, "QUIET", quiet);
+    FIELD("SLOT", vgpu_slot, "WANTS", wants);
     FIELD("SLOT", vgpu_slot, "DEVICES", devices);
     SIZE("SLOT_DEVICE", vgpu_slot_device);
     FIELD("SLOT_DEVICE", vgpu_slot_device, "USED_BYTES", used_bytes);

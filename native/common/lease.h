@@ -51,6 +51,7 @@ enum vgpu_share_policy {
 enum vgpu_lease_state {
     VGPU_LEASE_OPEN = 1,
     VGPU_LEASE_CLOSED = 2, /* released: existing memory stays until freed, nothing new is granted */
+    VGPU_LEASE_AWAY = 3,   /* suspended: who has work says so (slot.wants), and waits until it is open again */
 };
 
 /* One device of the lease. */
@@ -98,7 +99,13 @@ struct vgpu_slot {
     uint32_t owner;
     int32_t pid;       /* as the process sees itself: informative, never trusted */
     uint64_t start_ns; /* CLOCK_MONOTONIC at the claim */
-    uint64_t reserved[6];
+    /* Written when the arbiter says LOOK: */
+    uint64_t calls;   /* launches by weight, copies, synchronisations and allocations so far */
+    uint32_t looks;   /* how often this was written */
+    uint32_t busy;    /* 1: work that was given to the devices has not all run */
+    uint32_t quiet;   /* 1: the lease is away, and libvgpu itself calls the driver no more until it is back */
+    uint32_t wants;   /* threads that wait for the lease to come back; at any time */
+    uint64_t reserved[3];
     struct vgpu_slot_device devices[VGPU_MAX_DEVICES];
 };
 
@@ -137,6 +144,8 @@ enum vgpu_message_kind {
     VGPU_MSG_REVOKE = 7, /* arbiter -> tenant: launch no more, and say DONE when nothing is left */
     VGPU_MSG_ENDING = 8, /* tenant -> arbiter: launches no more in turn.number; idle in turn.length_ns or so */
     VGPU_MSG_SOON = 9,   /* arbiter -> tenant: a GRANT is expected in turn.length_ns or so */
+    VGPU_MSG_LOOK = 10,  /* arbiter -> tenant: see what state the lease is in, and write your slot's figures;
+                          * vgpud -> arbiter: say so to all processes of this lease */
     /* control socket, root only */
     VGPU_MSG_ADD = 16,    /* vgpud -> arbiter: serve this lease */
     VGPU_MSG_REMOVE = 17, /* vgpud -> arbiter: stop serving it and forget it */

@@ -98,7 +98,7 @@ static bool wait_for_line(int fd, int64_t ns)
 
 enum taken { TAKEN, NOTHING, BROKEN };
 
-/* With the reader's lock held. A grant that is only looked at stays for the line's thread: it has to wake. */
+/* With the reader's lock held. What is only looked at, and the line's thread has to wake for, stays for it. */
 static enum taken take_message(int fd, bool leave_grants)
 {
     struct vgpu_message message;
@@ -110,7 +110,8 @@ static enum taken take_message(int fd, bool leave_grants)
     vgpu_gate_message(&message);
     if (!leave_grants)
         return TAKEN;
-    return message.kind != VGPU_MSG_GRANT && recv(fd, &message, sizeof(message), MSG_DONTWAIT) > 0 ? TAKEN : NOTHING;
+    bool wakes = message.kind == VGPU_MSG_GRANT || message.kind == VGPU_MSG_LOOK;
+    return !wakes && recv(fd, &message, sizeof(message), MSG_DONTWAIT) > 0 ? TAKEN : NOTHING;
 }
 
 void vgpu_link_poll(void)

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include "away.h"
 #include "device.h"
 #include "functions.h"
 #include "graph.h"
@@ -17,6 +18,7 @@ static bool reserve(int device, uint64_t bytes)
 {
     struct vgpu_account *account = vgpu_tenant_account();
     unsigned d = (unsigned)device;
+    vgpu_away_wait(); /* what fits is not to be told before the lease is back */
     uint64_t limit = vgpu_tenant_limit(d);
     if (vgpu_account_reserve(account, d, bytes, limit))
         return true;
@@ -34,6 +36,7 @@ CUresult vgpu_charge_index(struct vgpu_charge *charge, int index, uint64_t bytes
     charge->device = index;
     if (charge->device == VGPU_NOT_IN_LEASE)
         return CUDA_ERROR_NOT_PERMITTED;
+    vgpu_away_call();
     vgpu_learn_if_stale(index);
     charge->bytes = vgpu_round(bytes, VGPU_PAGE_BYTES);
     if (!reserve(charge->device, charge->bytes))
@@ -60,6 +63,7 @@ CUresult vgpu_charge_current(struct vgpu_charge *charge, uint64_t bytes)
     CUresult result = vgpu_tenant_enter(&limited);
     if (result != CUDA_SUCCESS || !limited)
         return result;
+    vgpu_away_wait();
     if (vgpu_device_current(&device) != CUDA_SUCCESS)
         return CUDA_SUCCESS;
     return vgpu_charge_index(charge, vgpu_device_index(device), bytes);
@@ -177,6 +181,7 @@ void *vgpu_charge_context(void)
 
 bool vgpu_charge_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry)
 {
+    vgpu_away_call();
     if (!vgpu_table_take(kind, key, entry))
         return false;
     vgpu_learn_free_begins();

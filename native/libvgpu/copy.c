@@ -3,6 +3,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "away.h"
 #include "functions.h"
 #include "gate.h"
 
@@ -11,6 +12,8 @@
 #define COPY_BODY(symbol, bytes, stream, per_thread, ...)                          \
     do {                                                                           \
         uint64_t size = (bytes);                                                   \
+        if (size < COPY_LEAST_BYTES)                                               \
+            vgpu_away_call();                                                      \
         if (size < COPY_LEAST_BYTES || vgpu_gate_passes(size / COPY_LEAST_BYTES))  \
             return CALL(symbol, __VA_ARGS__);                                      \
         CUresult result = vgpu_gate_look(stream, per_thread, size / COPY_LEAST_BYTES); \

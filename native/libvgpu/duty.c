@@ -1,5 +1,9 @@
 #include "duty.h"
 
+#include <stddef.h>
+
+#include "limits.h"
+
 #define TURN_MIN_NS 200000u
 #define DEBT_MAX_NS 1e9 /* device time over share: no wait is longer than this */
 
@@ -27,4 +31,18 @@ void vgpu_duty_overrun(struct vgpu_duty *duty, uint64_t overrun_ns)
 {
     duty->debt_ns += (double)overrun_ns;
     duty->debt_ns = duty->debt_ns < DEBT_MAX_NS ? duty->debt_ns : DEBT_MAX_NS;
+}
+
+double vgpu_duty_share(const struct vgpu_limits *limits, double before)
+{
+    struct vgpu_limits now;
+    double least = -1;
+    if (limits == NULL || vgpu_limits_read(limits, &now) != 0)
+        return before;
+    for (unsigned d = 0; d < now.device_count; d++) {
+        double share = now.devices[d].share / (double)VGPU_SHARE_ALL;
+        if (now.devices[d].share_policy != VGPU_SHARE_NONE && (least < 0 || share < least))
+            least = share;
+    }
+    return least;
 }

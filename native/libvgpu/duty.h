@@ -8,6 +8,8 @@
 
 #include <stdint.h>
 
+#include "lease.h"
+
 #define VGPU_DUTY_PERIOD_NS 40000000u
 
 struct vgpu_duty {
@@ -18,6 +20,10 @@ struct vgpu_duty {
 /* Length in nanoseconds of the turn that may begin now; 0: not now, and *wait_ns says how long. `share` is
  * 0 to 1. */
 uint64_t vgpu_duty_turn(struct vgpu_duty *duty, double share, uint64_t now_ns, uint64_t *wait_ns);
+
+/* Least share of the devices under a limit, 0 to 1; negative: no device is under one. `before` where the
+ * page cannot be read (fail static). */
+double vgpu_duty_share(const struct vgpu_limits *limits, double before);
 
 /* A turn ended this much too late. */
 void vgpu_duty_overrun(struct vgpu_duty *duty, uint64_t overrun_ns);

@@ -1,10 +1,8 @@
 #include "gate.h"
 
-#include <fcntl.h>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -12,11 +10,11 @@
 #include <unistd.h>
 
 #include "arbiter_link.h"
+#include "away.h"
 #include "capture.h"
 #include "drain.h"
 #include "duty.h"
 #include "lease_open.h"
-#include "limits.h"
 #include "pace.h"
 #include "tenant.h"
 
@@ -60,6 +58,9 @@ static struct {
     uint64_t spin_until;
     bool draining;       /* a drain was begun for this turn */
     bool watching;       /* a drain was begun to see whether the process idles */
+    bool look;           /* LOOK was said, and not answered yet */
+    bool probing;        /* a drain was begun to see whether what was launched has run */
+    uint64_t looked_count;
     struct vgpu_duty duty;
     const struct vgpu_limits *limits;
     double share; /* as own_share last said */
@@ -172,8 +173,9 @@ static void want(uint64_t now)
 
 static void give_back(uint64_t now)
 {
-    bool more = gate.waiting > 0;
+    bool more = gate.waiting > 0 && !vgpu_away_now();
     gate.held = false;
+    gate.look = gate.look || vgpu_away.away; /* nothing of ours is in the driver from now on: say so */
     vgpu_pace_idle();
     note_launches();
     if (gate.linked) {
@@ -185,20 +187,20 @@ static void give_back(uint64_t now)
     }
 }
 
-/* Least share of the devices under a limit, 0 to 1; negative: no device is under one. */
+/* A turn that came too late: the lease is away by now. The driver is not asked, nothing was launched. */
+static void decline_turn(const struct vgpu_turn *turn, uint64_t now)
+{
+    gate.turn = *turn;
+    gate.ends_at = now;
+    gate.wanted = false;
+    gate.idle_ns = 0;
+    give_back(now);
+}
+
 static double own_share(void)
 {
-    struct vgpu_limits now;
-    double least = -1;
-    if (gate.limits == NULL || vgpu_limits_read(gate.limits, &now) != 0)
-        return gate.share; /* fail static */
-    for (unsigned d = 0; d < now.device_count; d++) {
-        double share = now.devices[d].share / (double)VGPU_SHARE_ALL;
-        if (now.devices[d].share_policy != VGPU_SHARE_NONE && (least < 0 || share < least))
-            least = share;
-    }
-    gate.share = least;
-    return least;
+    gate.share = vgpu_duty_share(gate.limits, gate.share);
+    return gate.share;
 }
 
 /* --- below: without the lock */
@@ -268,6 +270,13 @@ static void wait_for_turn(void)
     gate.waiting++;
     while (gate.state == CLOSED) {
         uint64_t now = now_ns();
+        if (vgpu_away_now()) {
+            pthread_mutex_unlock(&gate.lock);
+            vgpu_away_wait();
+            pthread_mutex_lock(&gate.lock);
+            began += now_ns() - now; /* that is not for its share's sake */
+            continue;
+        }
         bool draining = gate.held;
         bool spin = draining && now - gate.closed_at < DRAIN_SPIN_NS;
         want(now);
@@ -342,6 +351,7 @@ static CUresult look(CUstream stream, int per_thread)
         __atomic_store_n(&vgpu_gate.allow, UINT64_MAX, __ATOMIC_RELAXED);
         return CUDA_SUCCESS;
     }
+    vgpu_away_wait(); /* before anything that asks the driver */
     if (vgpu_capture_on(stream, per_thread))
         return CUDA_SUCCESS;
     vgpu_pace_touch(stream, per_thread);
@@ -381,16 +391,12 @@ void vgpu_gate_launched(CUstream stream, int per_thread, uint64_t weight)
 
 void vgpu_gate_start(const char *folder, struct vgpu_usage *usage, uint32_t slot)
 {
-    char path[VGPU_LEASE_PATH_MAX + 16];
-    snprintf(path, sizeof(path), "%s/%s", folder, VGPU_LIMITS_FILE);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    void *limits = fd >= 0 ? mmap(NULL, sizeof(struct vgpu_limits), PROT_READ, MAP_SHARED, fd, 0) : MAP_FAILED;
-    if (fd >= 0)
-        close(fd);
-    gate.limits = limits != MAP_FAILED ? limits : NULL;
+    gate.limits = vgpu_lease_limits(folder);
     gate.usage = usage;
     gate.slot = slot;
     gate.share = -1;
+    gate.look = true; /* the lease may be away, and going or coming before anybody says LOOK */
+    vgpu_away_start(gate.limits, &usage->slots[slot]);
 }
 
 void vgpu_gate_linked(void)
@@ -398,6 +404,7 @@ void vgpu_gate_linked(void)
     pthread_mutex_lock(&gate.lock);
     gate.linked = true;
     gate.wanted = false;
+    gate.look = true; /* one may have been missed */
     if (gate.state != CLOSED)
         close_gate(now_ns());
     gate.held = false; /* what still runs of a turn that no arbiter gave is drained beside the next holder */
@@ -411,7 +418,7 @@ void vgpu_gate_unlinked(void)
     pthread_mutex_lock(&gate.lock);
     gate.linked = false;
     gate.wanted = false;
-    if (own_share() < 0)
+    if (own_share() < 0 && !vgpu_away_now())
         set_state(FREE);
     else if (gate.state != CLOSED)
         close_gate(now_ns());
@@ -426,6 +433,8 @@ void vgpu_gate_message(const struct vgpu_message *message)
         gate.grant_sent_ns = message->turn.sent_ns; /* the line's thread reads what another has looked at */
         if (gate.state == OPEN && message->turn.number == gate.turn.number)
             change_turn(&message->turn, now);
+        else if (gate.state == CLOSED && !gate.held && vgpu_away_now())
+            decline_turn(&message->turn, now);
         else
             open_turn(&message->turn, now);
     } else if (message->kind == VGPU_MSG_REVOKE && gate.held && message->turn.number == gate.turn.number) {
@@ -437,6 +446,8 @@ void vgpu_gate_message(const struct vgpu_message *message)
         gate.spin_from = now + (in > SPIN_LEAD_NS ? in - SPIN_LEAD_NS : 0);
         gate.spin_until = now + in + SPIN_FOR_NS;
         set_state(CLOSED); /* those who sleep have a new time to wake */
+    } else if (message->kind == VGPU_MSG_LOOK) {
+        gate.look = true; /* its answer may take calls of the driver: the line's thread gives it */
     }
     pthread_mutex_unlock(&gate.lock);
 }
@@ -481,10 +492,11 @@ static void watch(void)
 static int64_t own_turn(uint64_t now)
 {
     uint64_t wait = VGPU_DUTY_PERIOD_NS;
+    bool away = vgpu_away_now();
     pthread_mutex_lock(&gate.lock);
-    if (gate.state == FREE && own_share() >= 0)
+    if (gate.state == FREE && (own_share() >= 0 || away))
         close_gate(now);
-    if (gate.waiting > 0 && !gate.held && gate.state == CLOSED) {
+    if (gate.waiting > 0 && !gate.held && gate.state == CLOSED && !away) {
         double share = own_share();
         uint64_t length = share < 0 ? 0 : vgpu_duty_turn(&gate.duty, share, now, &wait);
         struct vgpu_turn turn = {.number = gate.turn.number + 1, .length_ns = length, .window_ns = DUTY_WINDOW_NS};
@@ -500,9 +512,48 @@ static int64_t own_turn(uint64_t now)
     return (int64_t)wait;
 }
 
+/* Has all that was launched run? A look at it is begun where nothing new was launched since the last one. */
+static bool is_busy(bool closed, bool held, bool same)
+{
+    if (closed || !same) {
+        gate.probing = false;
+        return held || !same;
+    }
+    if (!gate.probing)
+        vgpu_drain_begin();
+    gate.probing = true;
+    return !vgpu_drain_done();
+}
+
+/* What is in flight when the lease goes is waited for as at the end of a turn; then nothing of ours is in the
+ * driver, whose lock would hold it. */
+static void answer_look(uint64_t now)
+{
+    bool away = vgpu_away_now();
+    pthread_mutex_lock(&gate.lock);
+    vgpu_away_follow();
+    if (away && gate.state != CLOSED)
+        end_turn(now);
+    bool closed = gate.state == CLOSED;
+    bool held = gate.held;
+    uint64_t count = __atomic_load_n(&vgpu_gate.count, __ATOMIC_SEQ_CST);
+    bool same = count == gate.looked_count;
+    gate.look = false;
+    gate.looked_count = count;
+    note_launches();
+    pthread_mutex_unlock(&gate.lock);
+    bool busy = away ? held : is_busy(closed, held, same);
+    vgpu_away_answer(count, busy, away && !held);
+}
+
 int64_t vgpu_gate_tick(void)
 {
     uint64_t now = now_ns();
+    pthread_mutex_lock(&gate.lock);
+    bool asked = gate.look;
+    pthread_mutex_unlock(&gate.lock);
+    if (asked)
+        answer_look(now);
     pthread_mutex_lock(&gate.lock);
     if (gate.state == OPEN && gate.ends_at != UINT64_MAX && now >= gate.ends_at)
         end_turn(now);
@@ -533,6 +584,7 @@ int64_t vgpu_gate_tick(void)
 
 void vgpu_gate_reset(void)
 {
+    vgpu_away_reset();
     if (gate.limits != NULL)
         munmap((void *)gate.limits, sizeof(struct vgpu_limits));
     memset(&gate, 0, sizeof(gate));

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -105,4 +106,16 @@ int vgpu_lease_open(struct vgpu_lease_view *view, bool computes)
         return error;
     }
     return 1;
+}
+
+const struct vgpu_limits *vgpu_lease_limits(const char *folder)
+{
+    void *mapped = NULL;
+    char path[VGPU_LEASE_PATH_MAX + 16];
+    snprintf(path, sizeof(path), "%s/%s", folder, VGPU_LIMITS_FILE);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    bool done = fd >= 0 && map_file(fd, sizeof(struct vgpu_limits), PROT_READ, &mapped) == 0;
+    if (fd >= 0)
+        close(fd);
+    return done ? mapped : NULL;
 }

@@ -26,4 +26,7 @@ struct vgpu_lease_view {
  */
 int vgpu_lease_open(struct vgpu_lease_view *view, bool computes);
 
+/* The limits in `folder` once more, mapped for the gate; NULL if they cannot be. */
+const struct vgpu_limits *vgpu_lease_limits(const char *folder);
+
 #endif

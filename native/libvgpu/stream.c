@@ -2,6 +2,7 @@
  * stream.c: streams and synchronisation. A stream takes about 560 KiB on an H200, which stay with the
  * context when it is destroyed: that is learnt. At a synchronisation pools give memory back.
  */
+#include "away.h"
 #include "device.h"
 #include "functions.h"
 #include "learn.h"
@@ -46,25 +47,30 @@ static CUresult synchronised(CUresult result)
 
 VGPU_EXPORT CUresult cuCtxSynchronize(void)
 {
+    vgpu_away_call();
     return synchronised(CALL(cuCtxSynchronize));
 }
 
 VGPU_EXPORT CUresult cuCtxSynchronize_v2(CUcontext ctx)
 {
+    vgpu_away_call();
     return synchronised(CALL(cuCtxSynchronize_v2, ctx));
 }
 
 VGPU_EXPORT CUresult cuStreamSynchronize(CUstream hStream)
 {
+    vgpu_away_call();
     return synchronised(CALL(cuStreamSynchronize, hStream));
 }
 
 VGPU_EXPORT CUresult cuStreamSynchronize_ptsz(CUstream hStream)
 {
+    vgpu_away_call();
     return synchronised(CALL(cuStreamSynchronize_ptsz, hStream));
 }
 
 VGPU_EXPORT CUresult cuEventSynchronize(CUevent hEvent)
 {
+    vgpu_away_call();
     return synchronised(CALL(cuEventSynchronize, hEvent));
 }

@@ -47,7 +47,7 @@ static void complain(const char *what, int error)
 static void set_limits(const struct vgpu_limits *limits)
 {
     for (unsigned d = 0; d < VGPU_MAX_DEVICES; d++) {
-        bool grants = d < limits->device_count && limits->state == VGPU_LEASE_OPEN;
+        bool grants = d < limits->device_count && limits->state != VGPU_LEASE_CLOSED;
         __atomic_store_n(&memory_limit[d], grants ? limits->devices[d].memory_bytes : 0, __ATOMIC_RELAXED);
     }
 }
@@ -155,7 +155,7 @@ static void close_lease(void)
 static CUresult join(void)
 {
     struct stat about;
-    int slot = lease.first.state == VGPU_LEASE_OPEN ? vgpu_slot_claim(lease.usage_fd, lease.usage) : -ESHUTDOWN;
+    int slot = lease.first.state != VGPU_LEASE_CLOSED ? vgpu_slot_claim(lease.usage_fd, lease.usage) : -ESHUTDOWN;
     if (slot >= 0) {
         int error = vgpu_link_start(lease.folder, lease.usage, (uint32_t)slot);
         slot = error != 0 ? error : slot;
