@@ -2,17 +2,18 @@
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.demo.node import POLICY, DemoNode, Tenant
+from tests.demo.node import BUILD, POLICY, DemoNode, Tenant
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import GIB, MIB, allocate, client, eventually, quota, release, simulate, states
 from vgpud.api.gen import vgpud_pb2 as pb
-from vgpud.lease import read_limits
+from vgpud.lease import read_activity, read_limits
 from vgpud.model.errors import ErrorCode, VgpuError
 
 # holds 256 MiB with a pattern; for each line of input it says whether it still has it
@@ -49,6 +50,20 @@ def holding(node: DemoNode, gib: int = 1, *options: str, size_mib: int = SIZE_MI
     tenant.line()
     (new,) = states(node).keys() - before.keys()
     return tenant, new
+
+
+def beside(node: DemoNode, lease: Path, size_mib: int = 16) -> Tenant:
+    """One more process in an allocation."""
+    library = str(BUILD / "lib/libvgpu.so")
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(size_mib)],
+        env={**node.environment, "VGPU_LEASE": str(lease), "LD_PRELOAD": library},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return Tenant(process)
 
 
 def goes_on(tenant: Tenant) -> bool:
@@ -183,13 +198,19 @@ def test_a_suspended_tenant_keeps_its_processes(node: DemoNode) -> None:
     tenant.end()
 
 
-def test_a_new_process_of_a_suspended_tenant_gets_no_memory(node: DemoNode) -> None:
-    held = quota(node, 4)
-    assert suspend(node, held.id).suspended_pids == []
-    assert read_limits(node.run_dir / "leases" / held.id).devices[0].memory_bytes == 1
-    resume(node, held.id)
-    assert read_limits(node.run_dir / "leases" / held.id).devices[0].memory_bytes == 4 * GIB
-    release(node, held.id)
+def test_a_new_process_of_a_suspended_tenant_waits(node: DemoNode) -> None:
+    first, name = holding(node, 4)
+    suspend(node, name)
+    lease = node.run_dir / "leases" / name
+    second = beside(node, lease)
+    eventually(lambda: read_activity(lease).wants == 1, "it says that it waits")
+    assert read_limits(lease).away
+    resume(node, name)
+    assert not read_limits(lease).away
+    second.line()
+    assert goes_on(second)
+    assert second.end()[0] == 0
+    end(node, first, name)
 
 
 @pytest.mark.parametrize("function", ["cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint"])
@@ -263,7 +284,7 @@ def test_kill_of_vgpud_leaves_a_suspended_tenant_suspended(cut_node: DemoNode) -
 def test_cut_after_every_step(cut_node: DemoNode, verb: str) -> None:
     node = cut_node
     points = {
-        "suspend": ["record-intent", "lock-0", "save-0"],
+        "suspend": ["record-intent", "limit", "lock-0", "save-0"],
         "resume": ["record-intent", "restore-0", "unlock-0"],
     }
     for point in points[verb]:

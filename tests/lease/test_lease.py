@@ -1,4 +1,4 @@
-"""vgpud/lease.py alone: files, sequence lock, hostile figures."""
+"""vgpud/lease alone: files, sequence lock, hostile figures."""
 
 import os
 import stat

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from vgpud.ledger.shapes import Mismatch, Record, Shape, array_of, shape_of
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.tenancy import Allocation, Edits, Reason, Request, Slice, State, SuspendedProcess
+from vgpud.model.tenancy import Allocation, Cause, Edits, Reason, Request, Slice, State, SuspendedProcess
 
 _REQUEST = cast(Record, shape_of(Request))
 _REASONS = array_of(shape_of(Reason))
@@ -35,6 +35,7 @@ class Outcome(NamedTuple):
     edits: str  # JSON
     failure: str
     suspended: str  # JSON
+    cause: str
 
 
 class AllocationRow(NamedTuple):
@@ -54,6 +55,7 @@ class AllocationRow(NamedTuple):
     edits: str  # JSON
     failure: str
     suspended: str  # JSON
+    cause: str
 
 
 def encode_allocation(allocation: Allocation) -> AllocationRow:
@@ -75,6 +77,7 @@ def encode_allocation(allocation: Allocation) -> AllocationRow:
         edits=outcome.edits,
         failure=outcome.failure,
         suspended=outcome.suspended,
+        cause=outcome.cause,
     )
 
 
@@ -86,6 +89,7 @@ def encode_outcome(allocation: Allocation) -> Outcome:
         _dump(_encode(_EDITS, allocation.edits)),
         allocation.failure,
         _dump(_encode(_SUSPENDED, allocation.suspended)),
+        allocation.cause.value,
     )
 
 
@@ -120,6 +124,7 @@ def _decode(row: AllocationRow) -> Allocation:
         revision=row.revision,
         failure=row.failure,
         suspended=_SUSPENDED.decode(texts[4]),
+        cause=Cause(row.cause),
     )
 
 

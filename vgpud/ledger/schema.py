@@ -48,6 +48,10 @@ MIGRATIONS: tuple[Migration, ...] = (
             unix_ns INTEGER NOT NULL
         ) STRICT""",
     ),
+    (
+        """ALTER TABLE allocations ADD COLUMN cause TEXT NOT NULL DEFAULT 'hand'
+            CHECK (cause IN ('hand', 'idle', 'turn'))""",
+    ),
 )
 
 

@@ -66,7 +66,7 @@ class Ledger:
     async def intent(self, allocation: Allocation, *, durability: Durability = Durability.POWER) -> None:
         """Write down what is about to be done: an ALLOCATING row is new, the others exist.
 
-        Of an allocation that exists its state, slices, edits, failure and suspended are written.
+        Of an allocation that exists its state, slices, edits, failure, suspended and cause are written.
         Raises VgpuError(REQUEST_ID_REUSED) or NO_SUCH_ALLOCATION.
         """
         if allocation.state is State.ALLOCATING:
@@ -89,8 +89,8 @@ class Ledger:
     ) -> Allocation:
         """Write what an allocation has become; the next revision goes to it and to the event.
 
-        That is its state, slices, edits, failure and suspended; its request and reasons stay as the intent
-        wrote them. `event.revision` is not looked at. Raises VgpuError(NO_SUCH_ALLOCATION).
+        That is its state, slices, edits, failure, suspended and cause; its request and reasons stay as the
+        intent wrote them. `event.revision` is not looked at. Raises VgpuError(NO_SUCH_ALLOCATION).
         """
         outcome = encode_outcome(allocation)
         revision = await self._do(lambda tables: tables.commit(allocation.id, outcome, event), durability)

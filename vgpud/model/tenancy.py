@@ -249,9 +249,18 @@ class SuspendedProcess:
     memory_bytes: int
 
 
+class Cause(StrEnum):
+    """Why a tenant is suspended. By hand: until somebody resumes it; else until it wants to work."""
+
+    HAND = "hand"
+    IDLE = "idle"
+    TURN = "turn"  # others take their turn on the device
+
+
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What a tenant holds. `suspended` is empty unless its state has to do with suspending."""
+    """What a tenant holds. `suspended` is empty unless its state has to do with suspending, and `cause` says
+    nothing then."""
 
     id: str
     request: Request
@@ -263,6 +272,7 @@ class Allocation:
     revision: int = 0
     failure: str = ""
     suspended: tuple[SuspendedProcess, ...] = ()
+    cause: Cause = Cause.HAND
 
     @property
     def has_lease(self) -> bool:

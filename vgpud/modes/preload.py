@@ -18,8 +18,10 @@ from vgpud.hardware.nodes import device_nodes
 from vgpud.lease import (
     ArbiterClient,
     DeviceLimits,
+    LeaseActivity,
     SharePolicy,
     close_lease,
+    read_activity,
     read_limits,
     read_meters,
     read_usage,
@@ -47,6 +49,8 @@ _RESTART_SECONDS = 0.2  # so that one that dies at once is not started without e
 # an arbiter that is well answers in some ten microseconds, less than handing the order to a thread takes
 _AT_ONCE_SECONDS = 0.002
 
+# in which a tenant's processes wait in front of the driver
+_AWAY = (State.SUSPENDING, State.SUSPENDED, State.RESUMING)
 _PRIORITIES = {"above-normal": 1, "below-normal": -1}
 
 T = TypeVar("T")
@@ -166,7 +170,12 @@ class Preload:
         await self.ensure_arbiter()  # on top of a MIG instance no `apply` came before
         owner = allocation.request.owner
         lease = write_lease(
-            self._paths.leases, allocation.id, self._limits(allocation), uid=owner.uid, gid=owner.gid
+            self._paths.leases,
+            allocation.id,
+            self._limits(allocation),
+            uid=owner.uid,
+            gid=owner.gid,
+            away=allocation.state in _AWAY,
         )
         await self._order(ArbiterClient.add, allocation.id)
         nodes = device_nodes(device, part.mig, self._paths.host_root)
@@ -185,7 +194,18 @@ class Preload:
         )
 
     async def resize(self, allocation: Allocation) -> None:
-        update_limits(self._paths.leases / allocation.id, self._limits(allocation))
+        folder = self._paths.leases / allocation.id
+        update_limits(folder, self._limits(allocation), away=allocation.state in _AWAY)
+        with suppress(VgpuError):  # who is not reached now looks when it registers anew
+            await self.look(allocation.id)
+
+    async def look(self, allocation_id: str) -> None:
+        """Has the tenant's processes write what `activity` reads. Raises VgpuError."""
+        await self._order_once(ArbiterClient.look, allocation_id)
+
+    def activity(self, allocation_id: str) -> LeaseActivity:
+        """Raises VgpuError(LEASE_FAILED)."""
+        return read_activity(self._paths.leases / allocation_id)
 
     def _limits(self, allocation: Allocation) -> tuple[DeviceLimits, ...]:
         return limits_of(allocation, self._world.rules_for)
@@ -261,20 +281,16 @@ class Preload:
 
 def limits_of(allocation: Allocation, rules_for: Callable[[str], PreloadRules]) -> tuple[DeviceLimits, ...]:
     """The lease's view of an allocation: one entry a slice, in order."""
-    away = allocation.state is State.SUSPENDED
     priority = allocation.request.priority
-    return tuple(
-        _device_limits(part, priority, away, rules_for(part.device_uuid)) for part in allocation.slices
-    )
+    return tuple(_device_limits(part, priority, rules_for(part.device_uuid)) for part in allocation.slices)
 
 
-def _device_limits(part: Slice, priority: str, away: bool, rules: PreloadRules) -> DeviceLimits:
-    memory_bytes = 1 if away else part.memory_bytes  # no new memory, and 0 would be no limit
+def _device_limits(part: Slice, priority: str, rules: PreloadRules) -> DeviceLimits:
     if part.mode is not Mode.PRELOAD:  # share and priority are MPS's
-        return DeviceLimits(part.target, memory_bytes)
+        return DeviceLimits(part.target, part.memory_bytes)
     return DeviceLimits(
         uuid=part.target,
-        memory_bytes=memory_bytes,
+        memory_bytes=part.memory_bytes,
         share_hundredths=(part.share or WHOLE).hundredths,
         share_policy=rules.share_policy if part.share else SharePolicy.NONE,
         priority=_PRIORITIES.get(priority, 0),

@@ -12,6 +12,7 @@ from vgpud.model.event import EventKind
 from vgpud.model.quantity import format_bytes
 from vgpud.model.tenancy import Allocation, Mode, State, SuspendedProcess
 from vgpud.modes.base import Effector
+from vgpud.node.activities import Activities
 from vgpud.node.book import Book
 from vgpud.node.changes import Changes
 from vgpud.node.execute import FaultHook, new_event
@@ -43,6 +44,7 @@ class Surroundings:
     suspender: Suspender
     host: Callable[[], HostMemory]
     fault: FaultHook
+    activities: Activities
 
 
 class Checkpoints:
@@ -113,7 +115,7 @@ class Checkpoints:
         self._around.fault(f"{verb}.record-intent")
 
     async def limit(self, allocation: Allocation) -> None:
-        """A suspended tenant gets no new memory, whatever processes it starts."""
+        """A suspended tenant's processes wait in front of the driver, those too that it starts meanwhile."""
         for mode in {part.mode for part in allocation.slices}:
             await self._around.effectors[mode].resize(allocation)
 

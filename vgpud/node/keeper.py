@@ -33,6 +33,7 @@ from vgpud.modes.base import Effector
 from vgpud.modes.mig import MigMode
 from vgpud.node import checkpoints
 from vgpud.node.account import Account
+from vgpud.node.activities import Activities
 from vgpud.node.book import Book, RequestKey, check_same_request, request_key
 from vgpud.node.cgroups import processes_in
 from vgpud.node.changes import Changes
@@ -123,6 +124,7 @@ class NodeKeeper:
         )
         self.resizes.check = self._check_quota
         self.resizes.ended = self.account.resized
+        self.activities = Activities(parts.effectors)
         self.suspends = Suspends(
             checkpoints.Surroundings(
                 parts.book,
@@ -135,6 +137,7 @@ class NodeKeeper:
                 parts.suspender,
                 lambda: host_memory(self.policy().policy.pool),
                 parts.fault,
+                self.activities,
             )
         )
         parts.inventory.health_changed = self._health_changed

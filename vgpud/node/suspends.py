@@ -11,14 +11,21 @@ from dataclasses import replace
 import structlog
 
 from vgpud.hardware.suspender import ProcessState, Session
+from vgpud.lease import LeaseActivity
 from vgpud.model.errors import VgpuError
 from vgpud.model.event import EventKind
-from vgpud.model.tenancy import Allocation, State, SuspendedProcess
+from vgpud.model.tenancy import Allocation, Cause, State, SuspendedProcess
 from vgpud.node.checkpoints import Checkpoints, Surroundings, check_well, living, seconds_for, told
 from vgpud.node.checks import settled
 from vgpud.planner import suspend as rules
 
 log = structlog.get_logger(__name__)
+
+_VERBS = {
+    Cause.HAND: "suspended",
+    Cause.IDLE: "suspended as idle",
+    Cause.TURN: "suspended at the end of its turn",
+}
 
 
 class Suspends:
@@ -29,15 +36,28 @@ class Suspends:
 
     # --- suspend
 
-    async def suspend(self, allocation: Allocation) -> Allocation:
-        """Raises VgpuError, with every process of the tenant running as before."""
+    async def suspend(
+        self, allocation: Allocation, cause: Cause = Cause.HAND, idle_since: LeaseActivity | None = None
+    ) -> Allocation:
+        """Raises VgpuError, with every process of the tenant running as before; also where it has worked
+        since it was as `idle_since` says."""
         if settled(allocation).state is State.SUSPENDED:
-            return allocation
+            return await self._suspended_again(allocation, cause)
         check_well(allocation)
         rules.check_mode(allocation)
-        return await asyncio.shield(self._around.changes.begin(allocation.id, self._suspend(allocation)))
+        work = self._suspend(replace(allocation, cause=cause), idle_since)
+        return await asyncio.shield(self._around.changes.begin(allocation.id, work))
 
-    async def _suspend(self, before: Allocation) -> Allocation:
+    async def _suspended_again(self, allocation: Allocation, cause: Cause) -> Allocation:
+        """By hand: it does not come back by itself any more."""
+        if cause is not Cause.HAND or allocation.cause is Cause.HAND:
+            return allocation
+        work = self._do.end(
+            replace(allocation, cause=cause), EventKind.ALLOCATION_SUSPENDED, "suspended by hand"
+        )
+        return await asyncio.shield(self._around.changes.begin(allocation.id, work))
+
+    async def _suspend(self, before: Allocation, idle_since: LeaseActivity | None) -> Allocation:
         async with self._around.suspender.session() as session:
             processes = await self._do.processes(session, before, ())
             wanted = sum(process.memory_bytes for process in processes)
@@ -45,11 +65,15 @@ class Suspends:
             going = replace(before, state=State.SUSPENDING, suspended=processes)
             await self._do.record(going, "suspend", before)
             try:
+                await self._do.limit(going)
+                self._around.fault("suspend.limit")
+                await self._around.activities.quieten(going, idle_since)
                 going = await self._do.lock_all(session, going)
                 await self._do.save_all(session, going)
                 away = replace(going, state=State.SUSPENDED)
-                await self._do.limit(away)
-                return await self._do.end(away, EventKind.ALLOCATION_SUSPENDED, told("suspended", away))
+                return await self._do.end(
+                    away, EventKind.ALLOCATION_SUSPENDED, told(_VERBS[away.cause], away)
+                )
             except VgpuError as error:
                 await self._undo(session, self._book.get(before.id), error)
                 raise

@@ -6,11 +6,9 @@ is hostile input: whatever stands in it, reading it gives bounded numbers and ne
 """
 
 import contextlib
-import errno
 import os
 import secrets
 import shutil
-import socket
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -56,6 +54,7 @@ class Limits:
     generation: int
     closed: bool
     devices: tuple[DeviceLimits, ...]
+    away: bool = False  # suspended
 
 
 @dataclass(frozen=True)
@@ -166,7 +165,13 @@ def _files(folder: Path) -> Path:
     return folder
 
 
-def write_lease(root: Path, allocation: str, devices: Sequence[DeviceLimits], uid: int, gid: int) -> Path:
+def _state(away: bool) -> int:
+    return layout.LEASE_AWAY if away else layout.LEASE_OPEN
+
+
+def write_lease(
+    root: Path, allocation: str, devices: Sequence[DeviceLimits], uid: int, gid: int, away: bool = False
+) -> Path:
     """Makes the folder root/allocation, whole or not at all; the tenant is uid:gid, or ANYONE. A lease
     that is there already keeps its files (a tenant may have them mapped) and gets these limits.
     Answers the folder with its entries, for the tenant. ANYONE's is below one that only root may enter:
@@ -175,7 +180,7 @@ def write_lease(root: Path, allocation: str, devices: Sequence[DeviceLimits], ui
     Raises VgpuError LEASE_FAILED if the file system refuses.
     """
     folder = root / allocation
-    body = _pack_body(allocation, layout.LEASE_OPEN, devices)
+    body = _pack_body(allocation, _state(away), devices)
     try:
         if folder.exists():
             _rewrite(folder, body)
@@ -224,8 +229,9 @@ def _rewrite(folder: Path, body: bytes) -> None:
         os.close(fd)
 
 
-def update_limits(folder: Path, devices: Sequence[DeviceLimits]) -> None:
-    """Resizes a running tenant, in place. The devices and their order cannot change.
+def update_limits(folder: Path, devices: Sequence[DeviceLimits], away: bool | None = None) -> None:
+    """Resizes a running tenant, in place. The devices and their order cannot change; `away` says whether
+    it is suspended, None: as before.
 
     Raises VgpuError LEASE_FAILED if the lease is gone or closed, BUG if it is for other devices.
     """
@@ -235,7 +241,7 @@ def update_limits(folder: Path, devices: Sequence[DeviceLimits]) -> None:
     if held.closed:
         raise VgpuError(ErrorCode.LEASE_FAILED, f"the lease of {held.allocation} is closed", "allocate anew")
     try:
-        _rewrite(folder, _pack_body(held.allocation, layout.LEASE_OPEN, devices))
+        _rewrite(folder, _pack_body(held.allocation, _state(held.away if away is None else away), devices))
     except OSError as error:
         raise _failed(f"update the lease of {held.allocation}", error) from error
 
@@ -346,10 +352,12 @@ def _parse_limits(raw: bytes) -> Limits:
     (count,) = struct.unpack_from("<I", raw, layout.LIMITS_DEVICE_COUNT)
     if not 0 < count <= layout.MAX_DEVICES:
         raise ValueError("bad device count")
+    (state,) = struct.unpack_from("<I", raw, layout.LIMITS_STATE)
     return Limits(
         allocation=_text(raw[layout.LIMITS_ALLOCATION : layout.LIMITS_ALLOCATION + layout.ID_BYTES]),
         generation=_WORD.unpack_from(raw, layout.LIMITS_GENERATION)[0],
-        closed=struct.unpack_from("<I", raw, layout.LIMITS_STATE)[0] == layout.LEASE_CLOSED,
+        closed=state == layout.LEASE_CLOSED,
+        away=state == layout.LEASE_AWAY,
         devices=tuple(_read_device(raw, i) for i in range(count)),
     )
 
@@ -433,6 +441,7 @@ class LeaseMeter:
 
 _METER = struct.Struct("<8Q")
 _COMPUTE = struct.Struct("<3Q")
+_ACTIVITY = struct.Struct("<2Q4I")  # start_ns, calls, looks, busy, quiet, wants: side by side in a slot
 
 
 def read_meters(folder: Path, device_count: int) -> tuple[LeaseMeter, ...]:
@@ -486,74 +495,37 @@ def _lease_meter(head: bytes, slots: bytes, compute: bytes, held: list[int], dev
 # --- the arbiter
 
 
-class ArbiterClient:
-    """Orders to vgpu-arbiter. Blocking, one connection an order, each bounded by timeout_seconds."""
+@dataclass(frozen=True, slots=True)
+class LeaseActivity:
+    """What the live processes of a lease wrote when they were last asked (ArbiterClient.look), and how
+    many of their threads wait for it to come back. `answers`: per process (slot, start), how often it has."""
 
-    def __init__(self, path: Path, timeout_seconds: float = 2.0) -> None:
-        self._path = path
-        self._timeout_seconds = timeout_seconds
+    calls: int = 0
+    busy: bool = False  # work that they launched has not all run
+    quiet: bool = True  # it is away, and nothing of libvgpu's own is in the driver
+    wants: int = 0
+    answers: tuple[tuple[tuple[int, int], int], ...] = ()
 
-    def ready(self) -> bool:
-        """Does an arbiter answer?"""
+
+def read_activity(folder: Path) -> LeaseActivity:
+    """Clamped as in `read_usage`. Raises VgpuError LEASE_FAILED if the lease itself is gone."""
+    try:
+        fd = _open_usage(folder)
         try:
-            self._ask(layout.MSG_LIST, "none")
-        except VgpuError:
-            return False
-        return True
-
-    def add(self, allocation: str) -> None:
-        """Serve this lease. Idempotent. Raises VgpuError HELPER_FAILED or HELPER_TIMEOUT."""
-        self._check(self._ask(layout.MSG_ADD, allocation), f"serve lease {allocation}")
-
-    def remove(self, allocation: str) -> None:
-        """Stop serving this lease. Idempotent. Raises as `add` does."""
-        self._check(self._ask(layout.MSG_REMOVE, allocation), f"drop lease {allocation}", (errno.ENOENT,))
-
-    def list(self, allocation: str) -> tuple[int, ...]:
-        """Pids, as the arbiter's namespace names them, of the lease's live registered processes; none
-        for a lease that it does not serve. Raises as `add` does."""
-        reply = self._ask(layout.MSG_LIST, allocation)
-        (kind,) = struct.unpack_from("<I", reply)
-        if kind != layout.MSG_PROCESSES or len(reply) != layout.PROCESS_LIST_SIZE:
-            self._check(reply, f"list lease {allocation}", (errno.ENOENT,))
-            return ()
-        (count,) = struct.unpack_from("<q", reply, layout.MESSAGE_VALUE)
-        count = max(0, min(count, layout.MAX_SLOTS))
-        return struct.unpack_from(f"<{count}i", reply, layout.PROCESS_LIST_PIDS)
-
-    def _ask(self, kind: int, allocation: str) -> bytes:
-        head = struct.pack("<IIIIq", kind, layout.VERSION, layout.NO_SLOT, 0, 0)
-        message = (head + allocation.encode()[: layout.ID_BYTES - 1]).ljust(layout.MESSAGE_SIZE, b"\0")
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
-                line.settimeout(self._timeout_seconds)
-                line.connect(str(self._path))
-                line.send(message)
-                reply = line.recv(layout.PROCESS_LIST_SIZE)
-        except TimeoutError as error:
-            raise VgpuError(
-                ErrorCode.HELPER_TIMEOUT,
-                f"vgpu-arbiter did not answer within {self._timeout_seconds:g} seconds",
-                "see its log; tenants keep their limits meanwhile",
-            ) from error
-        except OSError as error:
-            raise VgpuError(
-                ErrorCode.HELPER_FAILED,
-                f"vgpu-arbiter is not there: {os.strerror(error.errno or 0).lower()} at {self._path}",
-                "start vgpud-arbiter.service; tenants keep their limits meanwhile",
-            ) from error
-        if len(reply) < layout.MESSAGE_SIZE:
-            raise VgpuError(ErrorCode.HELPER_FAILED, f"vgpu-arbiter sent {len(reply)} bytes", "upgrade both")
-        return reply
-
-    @staticmethod
-    def _check(reply: bytes, what: str, fine: tuple[int, ...] = ()) -> None:
-        kind = struct.unpack_from("<I", reply)[0]
-        (number,) = struct.unpack_from("<q", reply, layout.MESSAGE_VALUE)
-        if kind == layout.MSG_OK or (kind == layout.MSG_ERROR and number in fine):
-            return
-        raise VgpuError(
-            ErrorCode.HELPER_FAILED,
-            f"vgpu-arbiter cannot {what}: {os.strerror(number).lower() if 0 < number < 4096 else kind}",
-            "see its log",
-        )
+            head = os.pread(fd, layout.USAGE_SLOTS, 0).ljust(layout.USAGE_SLOTS, b"\0")
+            (high,) = struct.unpack_from("<I", head, layout.USAGE_SLOT_HIGH)
+            length = min(high, layout.MAX_SLOTS) * layout.SLOT_SIZE
+            slots = os.pread(fd, length, layout.USAGE_SLOTS).ljust(length, b"\0")
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise _failed(f"read the use of lease {folder.name}", error) from error
+    held = [at for at in range(0, length, layout.SLOT_SIZE) if slots[at : at + 4] != b"\0\0\0\0"]
+    figures = [(at, *_ACTIVITY.unpack_from(slots, at + layout.SLOT_START_NS)) for at in held]
+    return LeaseActivity(
+        calls=min(sum(calls for _, _, calls, *_ in figures), _COUNT_MAX),
+        busy=any(busy for *_, busy, _, _ in figures),
+        quiet=all(quiet for *_, quiet, _ in figures),
+        wants=sum(wants for *_, wants in figures),
+        answers=tuple(((at // layout.SLOT_SIZE, start), looks) for at, start, _, looks, *_ in figures),
+    )

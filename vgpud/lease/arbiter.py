@@ -1,0 +1,88 @@
+"""Orders to vgpu-arbiter, over its control socket (native/common/lease.h has the messages)."""
+
+import errno
+import os
+import socket
+import struct
+from pathlib import Path
+
+from vgpud import lease_layout as layout
+from vgpud.model.errors import ErrorCode, VgpuError
+
+
+class ArbiterClient:
+    """Orders to vgpu-arbiter. Blocking, one connection an order, each bounded by timeout_seconds."""
+
+    def __init__(self, path: Path, timeout_seconds: float = 2.0) -> None:
+        self._path = path
+        self._timeout_seconds = timeout_seconds
+
+    def ready(self) -> bool:
+        """Does an arbiter answer?"""
+        try:
+            self._ask(layout.MSG_LIST, "none")
+        except VgpuError:
+            return False
+        return True
+
+    def add(self, allocation: str) -> None:
+        """Serve this lease. Idempotent. Raises VgpuError HELPER_FAILED or HELPER_TIMEOUT."""
+        self._check(self._ask(layout.MSG_ADD, allocation), f"serve lease {allocation}")
+
+    def remove(self, allocation: str) -> None:
+        """Stop serving this lease. Idempotent. Raises as `add` does."""
+        self._check(self._ask(layout.MSG_REMOVE, allocation), f"drop lease {allocation}", (errno.ENOENT,))
+
+    def look(self, allocation: str) -> None:
+        """Has its processes see what state the lease is in, and write what `read_activity` reads. Raises as
+        `add` does, HELPER_FAILED for a lease that is not served."""
+        self._check(self._ask(layout.MSG_LOOK, allocation), f"ask lease {allocation}")
+
+    def list(self, allocation: str) -> tuple[int, ...]:
+        """Pids, as the arbiter's namespace names them, of the lease's live registered processes; none
+        for a lease that it does not serve. Raises as `add` does."""
+        reply = self._ask(layout.MSG_LIST, allocation)
+        (kind,) = struct.unpack_from("<I", reply)
+        if kind != layout.MSG_PROCESSES or len(reply) != layout.PROCESS_LIST_SIZE:
+            self._check(reply, f"list lease {allocation}", (errno.ENOENT,))
+            return ()
+        (count,) = struct.unpack_from("<q", reply, layout.MESSAGE_VALUE)
+        count = max(0, min(count, layout.MAX_SLOTS))
+        return struct.unpack_from(f"<{count}i", reply, layout.PROCESS_LIST_PIDS)
+
+    def _ask(self, kind: int, allocation: str) -> bytes:
+        head = struct.pack("<IIIIq", kind, layout.VERSION, layout.NO_SLOT, 0, 0)
+        message = (head + allocation.encode()[: layout.ID_BYTES - 1]).ljust(layout.MESSAGE_SIZE, b"\0")
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+                line.settimeout(self._timeout_seconds)
+                line.connect(str(self._path))
+                line.send(message)
+                reply = line.recv(layout.PROCESS_LIST_SIZE)
+        except TimeoutError as error:
+            raise VgpuError(
+                ErrorCode.HELPER_TIMEOUT,
+                f"vgpu-arbiter did not answer within {self._timeout_seconds:g} seconds",
+                "see its log; tenants keep their limits meanwhile",
+            ) from error
+        except OSError as error:
+            raise VgpuError(
+                ErrorCode.HELPER_FAILED,
+                f"vgpu-arbiter is not there: {os.strerror(error.errno or 0).lower()} at {self._path}",
+                "start vgpud-arbiter.service; tenants keep their limits meanwhile",
+            ) from error
+        if len(reply) < layout.MESSAGE_SIZE:
+            raise VgpuError(ErrorCode.HELPER_FAILED, f"vgpu-arbiter sent {len(reply)} bytes", "upgrade both")
+        return reply
+
+    @staticmethod
+    def _check(reply: bytes, what: str, fine: tuple[int, ...] = ()) -> None:
+        kind = struct.unpack_from("<I", reply)[0]
+        (number,) = struct.unpack_from("<q", reply, layout.MESSAGE_VALUE)
+        if kind == layout.MSG_OK or (kind == layout.MSG_ERROR and number in fine):
+            return
+        raise VgpuError(
+            ErrorCode.HELPER_FAILED,
+            f"vgpu-arbiter cannot {what}: {os.strerror(number).lower() if 0 < number < 4096 else kind}",
+            "see its log",
+        )

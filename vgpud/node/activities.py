@@ -1,0 +1,72 @@
+"""What preload tenants do: asked of their processes through the arbiter, read from their leases."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+import structlog
+
+from vgpud.lease import LeaseActivity
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.tenancy import Allocation, Mode
+from vgpud.modes.base import Effector
+from vgpud.modes.preload import Preload
+
+log = structlog.get_logger(__name__)
+
+_QUIET_SECONDS = 2.0  # what runs is waited for so long here, and then by the driver
+_LOOK_SECONDS = 0.01
+
+
+class Activities:
+    """Every answer is None for a tenant that has no libvgpu, or cannot be asked."""
+
+    def __init__(self, effectors: Mapping[Mode, Effector]) -> None:
+        effector = effectors[Mode.PRELOAD]
+        self._preload = effector if isinstance(effector, Preload) else None
+        self._left: dict[str, int] = {}  # calls of suspended tenants when they went
+
+    async def ask(self, allocation_id: str) -> None:
+        """What `read` answers a moment later is new. An arbiter that is away is no error."""
+        if self._preload is not None:
+            with suppress(VgpuError):
+                await self._preload.look(allocation_id)
+
+    def read(self, allocation: Allocation) -> LeaseActivity | None:
+        if self._preload is None or any(part.mode is not Mode.PRELOAD for part in allocation.slices):
+            return None
+        try:
+            return self._preload.activity(allocation.id)
+        except VgpuError as error:  # released meanwhile, say
+            log.debug("no activity", allocation=allocation.id, why=str(error))
+            return None
+
+    async def quieten(self, going: Allocation, idle_since: LeaseActivity | None) -> None:
+        """Until nothing of libvgpu is in the driver any more, whose lock would hold it; not for ever, as a
+        long kernel, or a program that was stopped, answers late.
+
+        Raises VgpuError(ALLOCATION_BUSY) if the tenant has worked since `idle_since`.
+        """
+        end = time.monotonic() + _QUIET_SECONDS
+        now = self.read(going)
+        while now is not None and not now.quiet and time.monotonic() < end:
+            await asyncio.sleep(_LOOK_SECONDS)
+            now = self.read(going)
+        if now is None:
+            return
+        self._left[going.id] = now.calls
+        if idle_since is not None and (now.calls > idle_since.calls or now.wants):
+            raise VgpuError(
+                ErrorCode.ALLOCATION_BUSY, f"allocation {going.id} works again", "it is left to its work"
+            )
+
+    def wants(self, allocation: Allocation) -> bool:
+        """Does a suspended tenant want to work? Also one whose call slipped past libvgpu as it went."""
+        now = self.read(allocation)
+        if now is None:
+            return False
+        return now.wants > 0 or now.calls > self._left.setdefault(allocation.id, now.calls)
+
+    def forget(self, allocation_id: str) -> None:
+        self._left.pop(allocation_id, None)
