@@ -41,8 +41,8 @@ static struct vgpu_slot_device *mine(struct vgpu_account *account, unsigned devi
     return &account->usage->slots[account->slot].devices[device];
 }
 
-/* The words of a slot in the order in which bytes move between them: claims first, so that bytes that
- * are being settled are seen twice rather than not at all. */
+/* The words of a slot in the order in which bytes move between them (claimed, used, learnt), so that bytes
+ * on their way are seen twice rather than not at all. */
 static void sums(const struct vgpu_usage *usage, unsigned device, uint64_t *settled, uint64_t *claimed)
 {
     uint32_t high = slots_in_use(usage);
@@ -50,7 +50,8 @@ static void sums(const struct vgpu_usage *usage, unsigned device, uint64_t *sett
     for (uint32_t i = 0; i < high; i++) {
         const struct vgpu_slot_device *d = &usage->slots[i].devices[device];
         *claimed = plus(*claimed, load(&d->claim_bytes));
-        *settled = plus(*settled, plus(load(&d->used_bytes), load(&d->context_bytes)));
+        *settled = plus(*settled, load(&d->used_bytes));
+        *settled = plus(*settled, load(&d->context_bytes));
     }
 }
 
@@ -137,6 +138,12 @@ void vgpu_account_add(struct vgpu_account *account, unsigned device, uint64_t by
 
 void vgpu_account_release(struct vgpu_account *account, unsigned device, uint64_t bytes)
 {
+    subtract(&mine(account, device)->used_bytes, bytes);
+}
+
+void vgpu_account_to_context(struct vgpu_account *account, unsigned device, uint64_t bytes)
+{
+    add(&mine(account, device)->context_bytes, bytes); /* before they stop being used: never uncounted */
     subtract(&mine(account, device)->used_bytes, bytes);
 }
 

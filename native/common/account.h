@@ -6,7 +6,8 @@
  * share with it when its slot is cleared, and there is no lock that a dead holder can keep.
  *
  * Bytes are claimed before the driver is entered and settled after it: a claim counts in the total, and
- * what the driver made of it moves to used_bytes (in that order, so it is never uncounted).
+ * what the driver made of it moves to used_bytes (in that order, so it is never uncounted). Bytes are given
+ * back when the driver has freed them, never before.
  *
  * Why the limit holds: a reservation first adds its bytes to its own slot and then sums all slots,
  * both sequentially consistent. Of any set of reservations that were granted, the one whose add came
@@ -48,6 +49,9 @@ void vgpu_account_add(struct vgpu_account *account, unsigned device, uint64_t by
 
 /* Gives used bytes back; never goes below zero. */
 void vgpu_account_release(struct vgpu_account *account, unsigned device, uint64_t bytes);
+
+/* Moves used bytes to what is learnt: nothing of the process's holds them, but the driver may still. */
+void vgpu_account_to_context(struct vgpu_account *account, unsigned device, uint64_t bytes);
 
 /* What the driver itself takes in this process: contexts, modules, local memory, streams. */
 void vgpu_account_set_context(struct vgpu_account *account, unsigned device, uint64_t bytes);

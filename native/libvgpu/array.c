@@ -124,8 +124,10 @@ static CUresult settle(struct vgpu_charge *charge, CUresult result, enum vgpu_ki
     entry.owner = vgpu_charge_context();
     vgpu_charge_resize(charge, bytes);
     result = vgpu_charge_settle(charge, result, &entry, &keep);
-    if (!keep)
+    if (!keep) {
         destroy(kind, *handle);
+        vgpu_charge_undo(charge, CUDA_SUCCESS);
+    }
     return result;
 }
 

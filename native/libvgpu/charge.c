@@ -24,6 +24,8 @@ static bool reserve(int device, uint64_t bytes)
         return true;
     if (bytes <= limit && vgpu_pool_give_back(device) && vgpu_account_reserve(account, d, bytes, limit))
         return true;
+    if (bytes <= limit && vgpu_learn_leftovers(device) && vgpu_account_reserve(account, d, bytes, limit))
+        return true;
     if (vgpu_tenant_reclaim() && vgpu_account_reserve(account, d, bytes, limit))
         return true;
     vgpu_account_refused(account, d);
@@ -113,8 +115,10 @@ CUresult vgpu_charge_settle(struct vgpu_charge *charge, CUresult result, const s
     stored.bytes = charge->bytes;
     stored.device = (int8_t)charge->device;
     *keep = vgpu_table_put(&stored);
-    settle(charge, *keep ? stored.bytes : 0);
-    return *keep ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    if (!*keep)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    settle(charge, stored.bytes);
+    return CUDA_SUCCESS;
 }
 
 /* One more, or one less, small allocation in the page of `pointer`. Returns the bytes that the page
@@ -165,12 +169,15 @@ CUresult vgpu_charge_pointer(struct vgpu_charge *charge, CUresult result, enum v
         kept = hold_page(pointer, charge->device, entry.owner);
     }
     *keep = kept != UINT64_MAX && vgpu_table_put(&entry);
-    if (!*keep && kept != UINT64_MAX && entry.bytes < VGPU_PAGE_BYTES)
-        drop_page(pointer);
-    if (kind == VGPU_KIND_MANAGED && *keep)
+    if (!*keep) {
+        if (kept != UINT64_MAX && entry.bytes < VGPU_PAGE_BYTES)
+            drop_page(pointer);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (kind == VGPU_KIND_MANAGED)
         vgpu_learn_unseen(charge->device, (int64_t)kept);
-    settle(charge, *keep ? kept : 0);
-    return *keep ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    settle(charge, kept);
+    return CUDA_SUCCESS;
 }
 
 void *vgpu_charge_context(void)
@@ -188,26 +195,39 @@ bool vgpu_charge_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entr
     return true;
 }
 
-static void give_back(const struct vgpu_entry *entry)
+/* What goes with the entry: its own bytes, or those of the shared page whose last it was. */
+static uint64_t bytes_of(const struct vgpu_entry *entry)
 {
-    uint64_t bytes = entry->bytes;
-    if (entry->kind == VGPU_KIND_POINTER && bytes < VGPU_PAGE_BYTES)
-        bytes = drop_page(entry->key);
-    if (entry->kind == VGPU_KIND_MANAGED)
-        vgpu_learn_unseen(entry->device, -(int64_t)bytes);
-    if (bytes > 0)
-        vgpu_account_release(vgpu_tenant_account(), (unsigned)entry->device, bytes);
+    bool small = entry->kind == VGPU_KIND_POINTER && entry->bytes < VGPU_PAGE_BYTES;
+    return small ? drop_page(entry->key) : entry->bytes;
 }
 
 void vgpu_charge_freed(const struct vgpu_entry *entry, bool taken, CUresult result)
 {
     if (!taken)
         return;
-    if (result == CUDA_SUCCESS)
-        give_back(entry);
-    else
+    if (result == CUDA_SUCCESS) {
+        uint64_t bytes = bytes_of(entry);
+        if (entry->kind == VGPU_KIND_MANAGED)
+            vgpu_learn_unseen(entry->device, -(int64_t)bytes);
+        if (bytes > 0)
+            vgpu_account_release(vgpu_tenant_account(), (unsigned)entry->device, bytes);
+    } else {
         vgpu_table_put(entry);
+    }
     vgpu_learn_free_ends();
+}
+
+void vgpu_charge_freed_later(const struct vgpu_entry *entry, bool taken, CUresult result)
+{
+    if (taken && result == CUDA_SUCCESS) {
+        uint64_t bytes = bytes_of(entry);
+        if (bytes > 0)
+            vgpu_learn_instead(entry->device, bytes);
+        vgpu_learn_free_ends();
+    } else {
+        vgpu_charge_freed(entry, taken, result);
+    }
 }
 
 /* Shared pages are entries of their own here, so small pointers give nothing back themselves. */

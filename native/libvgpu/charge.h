@@ -49,7 +49,7 @@ void vgpu_charge_undo(struct vgpu_charge *charge, CUresult result);
 /*
  * After the driver's answer `result`: on success remembers the handle, else gives the bytes back.
  * Returns `result`, or CUDA_ERROR_OUT_OF_MEMORY with *keep = false if the handle could not be
- * remembered (the caller must free it at the driver).
+ * remembered: the claim stands until the caller has freed it at the driver, and undoes it.
  */
 CUresult vgpu_charge_settle(struct vgpu_charge *charge, CUresult result, const struct vgpu_entry *entry, bool *keep);
 
@@ -63,6 +63,9 @@ void *vgpu_charge_context(void);
 /* Around the driver's freeing of what the table knows: takes the entry, and settles with the answer. */
 bool vgpu_charge_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry);
 void vgpu_charge_freed(const struct vgpu_entry *entry, bool taken, CUresult result);
+
+/* The same where the driver frees when a stream gets there: from then on it is learnt what is left. */
+void vgpu_charge_freed_later(const struct vgpu_entry *entry, bool taken, CUresult result);
 
 /* A context ended: what was allocated in it is gone. */
 void vgpu_charge_end_context(CUcontext context);

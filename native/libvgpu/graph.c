@@ -12,6 +12,7 @@
 #include "tenant.h"
 
 #define DEPTH_MAX 64 /* child graphs in child graphs */
+#define NEVER UINT32_MAX /* a count of trims that no graph has been launched at */
 
 static uint32_t any_memory;  /* a graph of this process may allocate */
 static uint32_t trims;       /* a graph whose memory was given back adds it again */
@@ -88,7 +89,7 @@ static void add_graph(CUgraph graph, struct vgpu_entry *need, int depth)
  * where the last node's is. */
 static CUresult instantiated(CUresult result, const CUgraphExec *exec, CUgraph graph)
 {
-    struct vgpu_entry need = {.kind = VGPU_KIND_GRAPH, .count = UINT32_MAX};
+    struct vgpu_entry need = {.kind = VGPU_KIND_GRAPH, .count = NEVER};
     bool limited;
     if (result != CUDA_SUCCESS || __atomic_load_n(&any_memory, __ATOMIC_RELAXED) == 0 ||
         vgpu_tenant_enter(&limited) != CUDA_SUCCESS || !limited)
@@ -100,6 +101,16 @@ static CUresult instantiated(CUresult result, const CUgraphExec *exec, CUgraph g
     return result;
 }
 
+/* The graph's memory is there since this count of trims. */
+static void note_resident(CUgraphExec exec, uint32_t trimmed)
+{
+    struct vgpu_entry need;
+    if (vgpu_table_take(VGPU_KIND_GRAPH, (uint64_t)(uintptr_t)exec, &need)) {
+        need.count = trimmed;
+        vgpu_table_put(&need);
+    }
+}
+
 CUresult vgpu_graph_begin(struct vgpu_charge *charge, CUgraphExec exec)
 {
     struct vgpu_entry need;
@@ -107,21 +118,21 @@ CUresult vgpu_graph_begin(struct vgpu_charge *charge, CUgraphExec exec)
     if (__atomic_load_n(&any_memory, __ATOMIC_RELAXED) == 0 ||
         !vgpu_table_get(VGPU_KIND_GRAPH, (uint64_t)(uintptr_t)exec, &need))
         return CUDA_SUCCESS;
-    bool resident = need.count == __atomic_load_n(&trims, __ATOMIC_RELAXED);
-    return vgpu_charge_index(charge, need.device, resident ? 0 : need.bytes);
+    uint32_t now = __atomic_load_n(&trims, __ATOMIC_SEQ_CST); /* before the launch: it may be trimmed right after */
+    bool resident = need.count == now;
+    CUresult result = vgpu_charge_index(charge, need.device, resident ? 0 : need.bytes);
+    if (result == CUDA_SUCCESS && !resident)
+        note_resident(exec, now);
+    return result;
 }
 
 CUresult vgpu_graph_end(struct vgpu_charge *charge, CUgraphExec exec, CUresult result)
 {
-    struct vgpu_entry need;
     if (!charge->active)
         return result;
     vgpu_graph_settle(charge->device);
-    uint32_t now = __atomic_load_n(&trims, __ATOMIC_RELAXED);
-    if (result == CUDA_SUCCESS && vgpu_table_take(VGPU_KIND_GRAPH, (uint64_t)(uintptr_t)exec, &need)) {
-        need.count = now;
-        vgpu_table_put(&need);
-    }
+    if (result != CUDA_SUCCESS)
+        note_resident(exec, NEVER);
     vgpu_charge_undo(charge, result);
     return result;
 }
@@ -181,14 +192,36 @@ VGPU_EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *phGraphExec, CUgra
     return instantiated(CALL(cuGraphInstantiateWithFlags, phGraphExec, hGraph, flags), phGraphExec, hGraph);
 }
 
-/* May upload, and so allocate, at once: then the memory is found after the fact. */
+/* May upload, and so allocate, at once: then it is claimed as for a launch. */
+static CUresult upload_begin(struct vgpu_charge *charge, CUgraph graph, const CUDA_GRAPH_INSTANTIATE_PARAMS *how)
+{
+    struct vgpu_entry need = {.kind = VGPU_KIND_GRAPH};
+    bool limited;
+    charge->active = false;
+    if (how == NULL || (how->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) == 0 ||
+        __atomic_load_n(&any_memory, __ATOMIC_RELAXED) == 0 || vgpu_tenant_enter(&limited) != CUDA_SUCCESS || !limited)
+        return CUDA_SUCCESS;
+    add_graph(graph, &need, 0);
+    return need.bytes > 0 ? vgpu_charge_index(charge, need.device, need.bytes) : CUDA_SUCCESS;
+}
+
+static CUresult upload_end(struct vgpu_charge *charge, CUresult result)
+{
+    for (int d = 0; charge->active && d < (int)VGPU_MAX_DEVICES; d++)
+        vgpu_graph_settle(d);
+    vgpu_charge_undo(charge, result);
+    return result;
+}
+
 #define INSTANTIATE_WITH_PARAMS(symbol)                                                                       \
     VGPU_EXPORT CUresult symbol(CUgraphExec *phGraphExec, CUgraph hGraph, CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams) \
     {                                                                                                         \
-        CUresult result = instantiated(CALL(symbol, phGraphExec, hGraph, instantiateParams), phGraphExec, hGraph); \
-        for (int d = 0; result == CUDA_SUCCESS && d < (int)VGPU_MAX_DEVICES; d++)                             \
-            vgpu_graph_settle(d);                                                                             \
-        return result;                                                                                        \
+        struct vgpu_charge charge;                                                                            \
+        CUresult result = upload_begin(&charge, hGraph, instantiateParams);                                   \
+        if (result != CUDA_SUCCESS)                                                                           \
+            return result;                                                                                    \
+        result = instantiated(CALL(symbol, phGraphExec, hGraph, instantiateParams), phGraphExec, hGraph);     \
+        return upload_end(&charge, result);                                                                   \
     }
 
 INSTANTIATE_WITH_PARAMS(cuGraphInstantiateWithParams)
@@ -218,8 +251,9 @@ UPLOAD(cuGraphUpload_ptsz)
 VGPU_EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
 {
     bool limited;
-    __atomic_fetch_add(&trims, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&trims, 1, __ATOMIC_SEQ_CST); /* before and after: a launch in between may lose its memory */
     CUresult result = CALL(cuDeviceGraphMemTrim, device);
+    __atomic_fetch_add(&trims, 1, __ATOMIC_SEQ_CST);
     if (vgpu_tenant_enter(&limited) == CUDA_SUCCESS && limited && vgpu_device_index(device) != VGPU_NOT_IN_LEASE)
         vgpu_graph_settle(vgpu_device_index(device));
     return result;

@@ -9,13 +9,17 @@
 #include "tenant.h"
 
 #define LOOKS_MAX 20 /* of about 10 us each, while other threads allocate */
+#define LEFT_LOOKS 64 /* synchronisations that look after what was left: the first may be of another stream */
 
 uint32_t vgpu_learn_stale;
+uint32_t vgpu_learn_left;
 uint64_t vgpu_learn_changes;
 uint32_t vgpu_learn_freeing;
 
 static pthread_mutex_t looking = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t unseen[VGPU_MAX_DEVICES];
+static uint64_t left_bytes[VGPU_MAX_DEVICES]; /* guarded by `looking`, as is left_looks */
+static uint32_t left_looks[VGPU_MAX_DEVICES];
 
 struct state {
     uint64_t changes;
@@ -54,38 +58,79 @@ static bool look(int device, uint64_t claimed, bool *known)
     return true;
 }
 
-/* Called with `looking` held. */
-static bool look_often(int device, uint64_t claimed, int looks)
+/* Called with `looking` held. *known: NVML can say. */
+static bool look_often(int device, uint64_t claimed, int looks, bool *known)
 {
-    bool known = false;
     bool done = false;
+    *known = true;
     __atomic_fetch_and(&vgpu_learn_stale, ~(1u << device), __ATOMIC_SEQ_CST);
     for (int i = 0; i < looks && !done; i++)
-        done = look(device, claimed, &known);
+        done = look(device, claimed, known);
     if (!done)
         vgpu_learn_later(device);
-    return done && known;
+    return done && *known;
 }
 
 bool vgpu_learn(int device, uint64_t claimed)
 {
+    bool known;
     pthread_mutex_lock(&looking);
-    bool learnt = look_often(device, claimed, LOOKS_MAX);
+    bool learnt = look_often(device, claimed, LOOKS_MAX, &known);
     pthread_mutex_unlock(&looking);
     return learnt;
 }
 
 void vgpu_learn_once(int device)
 {
+    bool known;
     if (!vgpu_process_memory_ready() || pthread_mutex_trylock(&looking) != 0)
         return;
-    look_often(device, 0, 1);
+    look_often(device, 0, 1, &known);
     pthread_mutex_unlock(&looking);
 }
 
 void vgpu_learn_later(int device)
 {
     __atomic_fetch_or(&vgpu_learn_stale, 1u << device, __ATOMIC_SEQ_CST);
+}
+
+void vgpu_learn_instead(int device, uint64_t bytes)
+{
+    pthread_mutex_lock(&looking);
+    vgpu_account_to_context(vgpu_tenant_account(), (unsigned)device, bytes);
+    left_bytes[device] += bytes;
+    left_looks[device] = LEFT_LOOKS;
+    __atomic_fetch_or(&vgpu_learn_left, 1u << device, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&looking);
+    vgpu_learn_changed();
+    vgpu_learn_later(device);
+}
+
+/* Where NVML cannot say what the driver keeps: it is taken to be gone. Called with `looking` held. */
+static void forget_left(int device)
+{
+    const struct vgpu_account *account = vgpu_tenant_account();
+    uint64_t now = __atomic_load_n(&account->usage->slots[account->slot].devices[device].context_bytes, __ATOMIC_SEQ_CST);
+    uint64_t kept = now > left_bytes[device] ? now - left_bytes[device] : 0;
+    vgpu_account_set_context(vgpu_tenant_account(), (unsigned)device, kept);
+    left_looks[device] = 0;
+}
+
+bool vgpu_learn_leftovers(int device)
+{
+    bool known;
+    if ((__atomic_load_n(&vgpu_learn_left, __ATOMIC_RELAXED) >> device & 1) == 0)
+        return false;
+    pthread_mutex_lock(&looking);
+    look_often(device, 0, LOOKS_MAX, &known);
+    if (!known)
+        forget_left(device);
+    if (left_looks[device] == 0 || --left_looks[device] == 0) {
+        left_bytes[device] = 0;
+        __atomic_fetch_and(&vgpu_learn_left, ~(1u << device), __ATOMIC_SEQ_CST);
+    }
+    pthread_mutex_unlock(&looking);
+    return true;
 }
 
 bool vgpu_learn_within_limit(int device)
@@ -102,6 +147,8 @@ void vgpu_learn_reset(void)
 {
     pthread_mutex_init(&looking, NULL);
     memset(unseen, 0, sizeof(unseen));
+    memset(left_bytes, 0, sizeof(left_bytes));
+    vgpu_learn_left = 0;
     vgpu_learn_stale = 0;
     vgpu_learn_freeing = 0;
 }

@@ -29,6 +29,17 @@ static inline void vgpu_learn_if_stale(int device)
         vgpu_learn_once(device);
 }
 
+/*
+ * `bytes` that calls accounted for are nobody's any more, but the driver may keep them for now (a free in
+ * stream order, a pool that ends before its allocations): from now on they are among what is learnt. Looks
+ * are taken at the next synchronisations and before a refusal; where NVML cannot say, they are given back there.
+ */
+void vgpu_learn_instead(int device, uint64_t bytes);
+
+/* Looks after such bytes, if there are any on the device; false: there are none. */
+bool vgpu_learn_leftovers(int device);
+extern uint32_t vgpu_learn_left; /* devices that have some */
+
 /* Is the tenant within its limit on the device now? */
 bool vgpu_learn_within_limit(int device);
 

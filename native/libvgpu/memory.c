@@ -12,8 +12,10 @@
             return result;                                                                       \
         result = CALL(symbol, __VA_ARGS__);                                                      \
         result = vgpu_charge_pointer(&charge, result, kind, result == CUDA_SUCCESS ? *(pointer) : 0, bytes, &keep); \
-        if (!keep)                                                                               \
+        if (!keep) {                                                                             \
             CALL(free_symbol, *(pointer));                                                       \
+            vgpu_charge_undo(&charge, CUDA_SUCCESS);                                             \
+        }                                                                                        \
         return result;                                                                           \
     } while (0)
 
@@ -55,8 +57,10 @@ static uint64_t times(uint64_t a, uint64_t b)
             return CUDA_ERROR_OUT_OF_MEMORY;                                                     \
         }                                                                                        \
         result = vgpu_charge_pointer(&charge, result, VGPU_KIND_POINTER, bytes > 0 ? *dptr : 0, bytes, &keep); \
-        if (!keep)                                                                               \
+        if (!keep) {                                                                             \
             CALL(free_symbol, *dptr);                                                            \
+            vgpu_charge_undo(&charge, CUDA_SUCCESS);                                             \
+        }                                                                                        \
         return result;                                                                           \
     } while (0)
 

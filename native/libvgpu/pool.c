@@ -217,7 +217,7 @@ static CUresult end(struct request *request, CUresult result)
         struct vgpu_entry entry;                                                                   \
         bool taken = vgpu_charge_take(VGPU_KIND_POINTER, dptr, &entry);                            \
         CUresult result = CALL(symbol, dptr, hStream);                                             \
-        vgpu_charge_freed(&entry, taken, result);                                                  \
+        vgpu_charge_freed_later(&entry, taken, result);                                            \
         return result;                                                                             \
     }
 
@@ -265,23 +265,27 @@ static struct pool *forget(CUmemoryPool handle)
     return entry.owner;
 }
 
-/* What was not freed before keeps its memory until it is: that is learnt. */
+/* What was not freed before, or whose free has not come about, keeps its memory until then: that is learnt. */
 VGPU_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
     pthread_mutex_lock(&list);
     struct pool *known = find(pool);
     CUresult result = CALL(cuMemPoolDestroy, pool);
-    if (known != NULL && result == CUDA_SUCCESS) {
+    if (known != NULL && result == CUDA_SUCCESS)
         forget(pool);
-        vgpu_account_release(vgpu_tenant_account(), (unsigned)known->device, known->charged);
-        if (known->unseen)
-            vgpu_learn_unseen(known->device, -(int64_t)known->charged);
-        vgpu_learn_changed();
-        vgpu_learn_later(known->device);
-        pthread_mutex_destroy(&known->mutex);
-        free(known);
-    }
     pthread_mutex_unlock(&list);
+    if (known == NULL || result != CUDA_SUCCESS)
+        return result;
+    if (known->unseen) {
+        vgpu_account_release(vgpu_tenant_account(), (unsigned)known->device, known->charged);
+        vgpu_learn_unseen(known->device, -(int64_t)known->charged);
+    } else if (known->charged > 0) {
+        vgpu_learn_instead(known->device, known->charged); /* not with `list` held: a look needs that */
+    }
+    vgpu_learn_changed();
+    vgpu_learn_later(known->device);
+    pthread_mutex_destroy(&known->mutex);
+    free(known);
     return result;
 }
 

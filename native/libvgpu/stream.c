@@ -3,44 +3,54 @@
  * context when it is destroyed: that is learnt. At a synchronisation pools give memory back.
  */
 #include "away.h"
-#include "device.h"
+#include "charge.h"
 #include "functions.h"
 #include "learn.h"
 #include "pool.h"
-#include "tenant.h"
 
-static CUresult made(CUresult result)
+static CUresult made(struct vgpu_charge *charge, CUresult result)
 {
-    CUdevice device;
-    bool limited;
-    if (result == CUDA_SUCCESS && vgpu_tenant_enter(&limited) == CUDA_SUCCESS && limited &&
-        vgpu_device_current(&device) == CUDA_SUCCESS && vgpu_device_index(device) != VGPU_NOT_IN_LEASE)
-        vgpu_learn(vgpu_device_index(device), 0);
+    if (!charge->active)
+        return result;
+    if (result == CUDA_SUCCESS)
+        vgpu_learn(charge->device, charge->bytes);
+    vgpu_charge_undo(charge, result);
     return result;
 }
 
+/* A page is claimed: a stream's memory may be in one that is there, or need one more. */
+#define CREATE_BODY(symbol, ...)                                              \
+    do {                                                                      \
+        struct vgpu_charge charge;                                            \
+        CUresult refused = vgpu_charge_current(&charge, VGPU_PAGE_BYTES);     \
+        return refused != CUDA_SUCCESS ? refused : made(&charge, CALL(symbol, __VA_ARGS__)); \
+    } while (0)
+
 VGPU_EXPORT CUresult cuStreamCreate(CUstream *phStream, unsigned int Flags)
 {
-    return made(CALL(cuStreamCreate, phStream, Flags));
+    CREATE_BODY(cuStreamCreate, phStream, Flags);
 }
 
 VGPU_EXPORT CUresult cuStreamCreateWithPriority(CUstream *phStream, unsigned int flags, int priority)
 {
-    return made(CALL(cuStreamCreateWithPriority, phStream, flags, priority));
+    CREATE_BODY(cuStreamCreateWithPriority, phStream, flags, priority);
 }
 
 VGPU_EXPORT CUresult cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCtx greenCtx, unsigned int flags, int priority)
 {
-    return made(CALL(cuGreenCtxStreamCreate, phStream, greenCtx, flags, priority));
+    CREATE_BODY(cuGreenCtxStreamCreate, phStream, greenCtx, flags, priority);
 }
 
 /* The memory that others see this process hold is true again when its work is done. */
 static CUresult synchronised(CUresult result)
 {
-    uint32_t stale = __atomic_load_n(&vgpu_learn_stale, __ATOMIC_RELAXED);
+    uint32_t left = __atomic_load_n(&vgpu_learn_left, __ATOMIC_RELAXED);
+    uint32_t stale = __atomic_load_n(&vgpu_learn_stale, __ATOMIC_RELAXED) & ~left;
     vgpu_pool_synchronised();
-    for (int device = 0; stale != 0; device++, stale >>= 1)
-        if (stale & 1)
+    for (int device = 0; (stale | left) != 0; device++, stale >>= 1, left >>= 1)
+        if (left & 1)
+            vgpu_learn_leftovers(device);
+        else if (stale & 1)
             vgpu_learn_once(device);
     return result;
 }

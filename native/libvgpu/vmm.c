@@ -66,6 +66,7 @@ VGPU_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t si
     result = vgpu_charge_settle(&charge, result, &entry, &keep);
     if (!keep) {
         CALL(cuMemRelease, *handle);
+        vgpu_charge_undo(&charge, CUDA_SUCCESS);
         free(block);
     }
     return result;

@@ -18,7 +18,7 @@ def test_racing_processes_never_pass_the_limit(node: Node, tmp_path: Path, famil
     """Sizes are chosen so that the limit is met all the time."""
     lease = node.lease(memory_bytes=8 * CONTEXT_BYTES + 256 * MIB)
     state = tmp_path / "driver-state"
-    state.write_bytes(bytes(40))
+    state.write_bytes(bytes(48))
     command = (PROBE, "--family", family, "churn", "8000", "--piece", "16MiB", "--then-wait-on-stdin")
     processes = [node.tenant(lease, *command, FAKE_STATE=str(state)) for _ in range(8)]
     for process in processes:
@@ -30,7 +30,7 @@ def test_racing_processes_never_pass_the_limit(node: Node, tmp_path: Path, famil
         process.stdin = None
     results = [process.communicate(timeout=60) for process in processes]
     assert [process.returncode for process in processes] == [0] * 8, results
-    now, _, most, _, calls = struct.unpack("<5Q", state.read_bytes())
+    now, _, most, _, calls, _ = struct.unpack("<6Q", state.read_bytes())
     limit = 8 * CONTEXT_BYTES + 256 * MIB
     assert limit // 2 < most <= limit  # the driver never saw more than the limit, and it was met
     assert now == 0  # no reservation and no allocation leaked

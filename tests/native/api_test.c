@@ -120,8 +120,6 @@ static void check_plain(void)
     CHECK(cuMemAllocPitch_v2(&first, &pitch, 100, 1000, 4) == CUDA_SUCCESS && pitch == 1024);
     CHECK(free_bytes() == LIMIT - CONTEXT - 2 * MIB);
     CHECK(cuMemFree_v2(first) == CUDA_SUCCESS);
-    /* the driver's pitch is coarser than the guess, and does not fit: nothing stays behind */
-    CHECK(cuMemAllocPitch_v2(&first, &pitch, 100, 1200 * 1024, 4) == CUDA_ERROR_OUT_OF_MEMORY);
     CHECK(cuMemAllocManaged(&first, 8 * MIB, CU_MEM_ATTACH_GLOBAL) == CUDA_SUCCESS);
     CHECK(free_bytes() == LIMIT - CONTEXT - 8 * MIB);
     CHECK(cuMemFree_v2(first) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
@@ -131,6 +129,16 @@ static void check_plain(void)
     CHECK(cuMemGetInfo_v2(&only, NULL) == CUDA_SUCCESS && only == LIMIT - CONTEXT);
     CHECK(cuCtxSetCurrent(NULL) == CUDA_SUCCESS);
     CHECK(cuMemAlloc_v2(&first, 1) == CUDA_ERROR_INVALID_CONTEXT);
+}
+
+/* The driver's pitch is coarser than the guess, and does not fit: nothing stays behind. */
+static void check_pitch(void)
+{
+    CUdeviceptr pointer;
+    size_t pitch;
+    begin();
+    CHECK(cuMemAllocPitch_v2(&pointer, &pitch, 100, 1200 * 1024, 4) == CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(free_bytes() == LIMIT - CONTEXT);
 }
 
 /* Small allocations share the driver's pages, which go back with the last of them. */
@@ -164,7 +172,9 @@ static void check_async(void)
     CHECK(free_bytes() == LIMIT - CONTEXT - 512 * MIB); /* until the next synchronisation */
     CHECK(cuCtxSynchronize() == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
     CHECK(cuMemAlloc_v2(&pointer, 512 * MIB) == CUDA_SUCCESS);
-    CHECK(cuMemFreeAsync(pointer, NULL) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
+    CHECK(cuMemFreeAsync(pointer, NULL) == CUDA_SUCCESS);
+    CHECK(free_bytes() == LIMIT - CONTEXT - 512 * MIB); /* the stream has not got there */
+    CHECK(cuCtxSynchronize() == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
     CHECK(cuMemAllocAsync(&pointer, LIMIT, NULL) == CUDA_ERROR_OUT_OF_MEMORY);
 }
 
@@ -196,6 +206,13 @@ static void check_pool(void)
     CHECK(cuMemFreeAsync(second, NULL) == CUDA_SUCCESS && cuMemFreeAsync(pointer, NULL) == CUDA_SUCCESS);
     CHECK(cuDeviceSetMemPool(0, pool) == CUDA_SUCCESS);
     CHECK(cuMemPoolDestroy(other) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
+    CHECK(cuMemPoolCreate(&other, &props) == CUDA_SUCCESS);
+    CHECK(cuMemAllocFromPoolAsync(&pointer, 64 * MIB, other, NULL) == CUDA_SUCCESS);
+    CHECK(cuMemPoolDestroy(other) == CUDA_SUCCESS);
+    CHECK(free_bytes() == LIMIT - CONTEXT - 64 * MIB); /* what was not freed outlives its pool */
+    CHECK(cuMemAllocAsync(&second, LIMIT - CONTEXT - 32 * MIB, NULL) == CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(cuMemFreeAsync(pointer, NULL) == CUDA_SUCCESS && cuCtxSynchronize() == CUDA_SUCCESS);
+    CHECK(free_bytes() == LIMIT - CONTEXT);
 }
 
 static void check_graph(void)
@@ -223,6 +240,13 @@ static void check_graph(void)
     CHECK(cuGraphExecDestroy(large) == CUDA_SUCCESS && cuGraphExecDestroy(exec) == CUDA_SUCCESS);
     CHECK(free_bytes() == LIMIT - CONTEXT - 320 * MIB); /* the device keeps it */
     CHECK(cuDeviceGraphMemTrim(0) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT);
+    CUDA_GRAPH_INSTANTIATE_PARAMS upload = {.flags = CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD};
+    CHECK(cuGraphInstantiateWithParams(&exec, graph, &upload) == CUDA_ERROR_OUT_OF_MEMORY); /* 300 and 700 MiB */
+    parameters.bytesize = 300 * MIB;
+    CHECK(cuGraphCreate(&graph, 0) == CUDA_SUCCESS);
+    CHECK(cuGraphAddMemAllocNode(&node, graph, NULL, 0, &parameters) == CUDA_SUCCESS);
+    CHECK(cuGraphInstantiateWithParams(&exec, graph, &upload) == CUDA_SUCCESS);
+    CHECK(free_bytes() == LIMIT - CONTEXT - 320 * MIB);
 }
 
 /* What the driver takes by itself: globals, local memory, streams. */
@@ -248,6 +272,8 @@ static void check_driver(void)
     CHECK(cuMemFree_v2(pointer) == CUDA_SUCCESS);
     CHECK(cuCtxSetLimit(CU_LIMIT_STACK_SIZE, 1024) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT - 100 * MIB);
     CHECK(cuStreamCreate(&stream, 0) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT - 101 * MIB);
+    CHECK(cuMemAlloc_v2(&pointer, LIMIT - CONTEXT - 102 * MIB) == CUDA_SUCCESS && free_bytes() < 2 * MIB);
+    CHECK(cuStreamCreate(&stream, 0) == CUDA_ERROR_OUT_OF_MEMORY && cuMemFree_v2(pointer) == CUDA_SUCCESS);
     CHECK(cuModuleUnload(module) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT - MIB);
 }
 
@@ -430,7 +456,7 @@ int main(int argc, char **argv)
                   {"context", check_context}, {"card-full", check_card_full},       {"fork", check_fork},
                   {"signals", check_signals}, {"nvml", check_nvml},                 {"small", check_small},
                   {"pool", check_pool},       {"graph", check_graph},               {"driver", check_driver},
-                  {"processes", check_processes}};
+                  {"processes", check_processes}, {"pitch", check_pitch}};
     for (size_t i = 0; argc == 2 && i < sizeof(checks) / sizeof(checks[0]); i++)
         if (strcmp(argv[1], checks[i].name) == 0) {
             checks[i].check();

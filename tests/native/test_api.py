@@ -1,12 +1,14 @@
 """libvgpu as a CUDA program meets it: every check of api_test.c, as shipped and under ASan/UBSan."""
 
 import json
+import struct
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.native.harness import CONTEXT_BYTES, GIB, LIBVGPU, PROBE, TEST_BUILD, Tenant
+from tests.native.harness import CONTEXT_BYTES, GIB, LIBVGPU, MIB, PROBE, TEST_BUILD, Tenant
+from vgpud import lease_layout as layout
 
 CHECKS: tuple[str, ...] = (
     "ways-in",
@@ -19,7 +21,7 @@ CHECKS: tuple[str, ...] = (
     "card-full",
     "fork",
 )
-CHECKS += ("signals", "nvml", "small", "pool", "graph", "driver", "processes")
+CHECKS += ("signals", "nvml", "small", "pool", "graph", "driver", "processes", "pitch")
 
 
 def sanitized() -> tuple[Path, ...]:
@@ -37,6 +39,27 @@ def test_check(lease: Path, check: str, flavour: str) -> None:
     tenant = Tenant(lease, (LIBVGPU,) if flavour == "shipped" else sanitized())
     done = tenant.run(TEST_BUILD / "api-test", check)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# What libvgpu learns after the driver took it: a module that is too large is unloaded again, as is a pitched
+# allocation whose rows are coarser than the 512 bytes of any card.
+LEARNT_MIB = {"driver": 1000, "pitch": 600}
+
+
+@pytest.mark.parametrize("check", [check for check in CHECKS if check != "fork"])
+def test_the_ledger_never_has_less_than_the_card(lease: Path, tmp_path: Path, check: str) -> None:
+    """At every change, from inside the driver: claimed before it takes memory, given back after it let go."""
+    state, usage = tmp_path / "driver-state", lease / "usage"
+    state.write_bytes(bytes(48))
+    with usage.open("r+b") as page:  # what a context takes is known from an earlier process
+        page.seek(layout.USAGE_SLOT_HIGH + 4)
+        page.write(struct.pack("<I", CONTEXT_BYTES // MIB))
+    done = Tenant(lease).run(
+        TEST_BUILD / "api-test", check, FAKE_STATE=str(state), FAKE_LEDGER=str(usage), FAKE_LINGER_US="50"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    *_, uncounted = struct.unpack("<6Q", state.read_bytes())
+    assert uncounted <= LEARNT_MIB.get(check, 0) * MIB
 
 
 def test_a_program_with_its_own_interposer(lease: Path) -> None:

@@ -28,7 +28,12 @@ void fake_count(int device, uint64_t bytes);
 void fake_uncount(int device, uint64_t bytes);
 bool fake_has_room(int device, uint64_t bytes);
 
+/* Before memory really goes, inside the driver's call: the limiter must not have given it back. */
+void fake_linger(int device);
+
 CUresult fake_drop(uint64_t handle);
+void fake_drop_later(uint64_t handle); /* at the next synchronisation */
+void fake_drop_due(void);
 bool fake_pool_free(CUdeviceptr pointer); /* false: not a pool's */
 
 #endif

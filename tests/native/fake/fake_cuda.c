@@ -1,7 +1,9 @@
 /*
  * fake_cuda.c: a libcuda.so.1 for tests of the limiter alone. Two devices; allocations are numbers.
  * It is the oracle: with FAKE_STATE set, every byte that reaches the driver is counted, by device, in a
- * file shared by all processes, with the highest total ever seen. It has no limit but FAKE_CARD_BYTES.
+ * file shared by all processes, with the highest total ever seen. It has no limit but FAKE_CARD_BYTES. With
+ * FAKE_LEDGER (a lease's `usage`) each change is held against the process's own slot; FAKE_LINGER_US is how
+ * long a freeing call takes before the memory is really gone.
  */
 #include "fake.h"
 
@@ -14,6 +16,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "lease.h"
+
 #define RECORDS 65536
 #define PAGES 4096 /* that small allocations share */
 #define MAPPINGS 256
@@ -22,6 +26,7 @@ struct state { /* read by the tests as unsigned 64-bit words */
     uint64_t now[DEVICES];
     uint64_t most[DEVICES];
     uint64_t calls;
+    uint64_t uncounted; /* most that one process held beyond what its lease's ledger said, in DEVICES[0] */
 };
 
 struct record {
@@ -67,6 +72,50 @@ int fake_no_context(void)
     return !ready ? CUDA_ERROR_NOT_INITIALIZED : fake_current == NULL ? CUDA_ERROR_INVALID_CONTEXT : CUDA_SUCCESS;
 }
 
+/* Leaves the file open: closing `usage` anywhere in the process would drop its lock. */
+static void *map_file(const char *path, size_t size)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    void *mapped = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    return mapped != MAP_FAILED ? mapped : NULL;
+}
+
+/* The process's own slot of the `usage` file that FAKE_LEDGER names; NULL: none, or not claimed yet. */
+static struct vgpu_slot *own_slot(void)
+{
+    static struct vgpu_usage *usage;
+    const char *path = getenv("FAKE_LEDGER");
+    if (usage == NULL && path != NULL)
+        usage = map_file(path, sizeof(*usage));
+    for (unsigned i = 0; usage != NULL && i < VGPU_MAX_SLOTS; i++)
+        if (usage->slots[i].owner != 0 && usage->slots[i].pid == getpid())
+            return &usage->slots[i];
+    return NULL;
+}
+
+/* The limiter's promise, whatever other processes do: what is on the card is in the ledger. */
+static void compare_with_ledger(int device)
+{
+    const struct vgpu_slot *slot = own_slot();
+    if (slot == NULL || device != 0)
+        return;
+    const struct vgpu_slot_device *own = &slot->devices[0];
+    uint64_t ledger = own->claim_bytes + own->used_bytes + own->context_bytes;
+    uint64_t excess = own_bytes[0] > ledger ? own_bytes[0] - ledger : 0;
+    uint64_t seen = __atomic_load_n(&state->uncounted, __ATOMIC_SEQ_CST);
+    while (excess > seen && !__atomic_compare_exchange_n(&state->uncounted, &seen, excess, 0, __ATOMIC_SEQ_CST,
+                                                         __ATOMIC_SEQ_CST))
+        continue;
+}
+
+void fake_linger(int device)
+{
+    const char *how_long = getenv("FAKE_LINGER_US");
+    compare_with_ledger(device);
+    if (how_long != NULL)
+        usleep((useconds_t)atoi(how_long));
+}
+
 void fake_count(int device, uint64_t bytes)
 {
     uint64_t now = __atomic_add_fetch(&state->now[device], bytes, __ATOMIC_SEQ_CST);
@@ -75,10 +124,12 @@ void fake_count(int device, uint64_t bytes)
     while (now > most && !__atomic_compare_exchange_n(&state->most[device], &most, now, 0, __ATOMIC_SEQ_CST,
                                                       __ATOMIC_SEQ_CST))
         continue;
+    compare_with_ledger(device);
 }
 
 void fake_uncount(int device, uint64_t bytes)
 {
+    fake_linger(device);
     __atomic_sub_fetch(&state->now[device], bytes, __ATOMIC_SEQ_CST);
     own_bytes[device] -= bytes;
 }
@@ -223,12 +274,9 @@ API CUresult cuInit(unsigned int flags)
     if (flags != 0)
         return CUDA_ERROR_INVALID_VALUE;
     if (path != NULL && state == &private_state) {
-        int fd = open(path, O_RDWR | O_CLOEXEC);
-        void *mapped = mmap(NULL, sizeof(*state), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        close(fd);
-        if (mapped == MAP_FAILED)
-            return CUDA_ERROR_UNKNOWN;
-        state = mapped;
+        state = map_file(path, sizeof(*state));
+        if (state == NULL)
+            abort();
     }
     if (!ready)
         pthread_atfork(NULL, NULL, forget);
@@ -374,6 +422,27 @@ API CUresult cuMemFree_v2(CUdeviceptr pointer)
 CUresult fake_drop(uint64_t handle)
 {
     return drop(handle);
+}
+
+static uint64_t due[64];
+
+void fake_drop_later(uint64_t handle)
+{
+    for (int i = 0; i < 64; i++)
+        if (due[i] == 0) {
+            due[i] = handle;
+            return;
+        }
+    abort();
+}
+
+void fake_drop_due(void)
+{
+    for (int i = 0; i < 64; i++)
+        if (due[i] != 0) {
+            drop(due[i]);
+            due[i] = 0;
+        }
 }
 
 API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop,

@@ -66,19 +66,31 @@ API CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsig
     return CUDA_SUCCESS;
 }
 
-API CUresult cuGraphExecDestroy(CUgraphExec exec) { free(exec); return CUDA_SUCCESS; }
-
-/* All graphs run one after another here, so the largest decides. */
-API CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
+static void hold(uint64_t bytes) /* all graphs run one after another here, so the largest decides */
 {
-    (void)stream;
-    uint64_t need = (exec->need + GRAIN - 1) / GRAIN * GRAIN;
+    uint64_t need = (bytes + GRAIN - 1) / GRAIN * GRAIN;
     pthread_mutex_lock(&fake_mutex);
     if (need > graph_bytes) {
         fake_count(0, need - graph_bytes);
         graph_bytes = need;
     }
     pthread_mutex_unlock(&fake_mutex);
+}
+
+API CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *how)
+{
+    CUresult result = cuGraphInstantiateWithFlags(exec, graph, how->flags);
+    if (how->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD)
+        hold((*exec)->need);
+    return result;
+}
+
+API CUresult cuGraphExecDestroy(CUgraphExec exec) { free(exec); return CUDA_SUCCESS; }
+
+API CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
+{
+    (void)stream;
+    hold(exec->need);
     return CUDA_SUCCESS;
 }
 

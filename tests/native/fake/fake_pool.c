@@ -8,6 +8,7 @@
 struct CUmemPoolHandle_st {
     int device;
     int made;
+    int destroyed; /* goes with its last allocation */
     uint64_t reserved, used, threshold;
 };
 
@@ -65,9 +66,12 @@ bool fake_pool_free(CUdeviceptr pointer)
     pthread_mutex_lock(&fake_mutex);
     for (uint64_t n = 0, i = (pointer >> 9) % BLOCKS - 1; n < BLOCKS && !found; n++, i++)
         if (blocks[i % BLOCKS].at == pointer) {
-            blocks[i % BLOCKS].pool->used -= blocks[i % BLOCKS].bytes;
+            CUmemoryPool pool = blocks[i % BLOCKS].pool;
+            pool->used -= blocks[i % BLOCKS].bytes;
             blocks[i % BLOCKS].at = 0;
             found = true;
+            if (pool->destroyed && pool->used == 0)
+                shrink(pool, 0);
         }
     pthread_mutex_unlock(&fake_mutex);
     return found;
@@ -89,11 +93,14 @@ API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemor
 API CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
 {
     (void)stream;
-    return fake_pool_free(pointer) ? CUDA_SUCCESS : fake_drop(pointer);
+    if (!fake_pool_free(pointer))
+        fake_drop_later(pointer);
+    return CUDA_SUCCESS;
 }
 
 static CUresult synchronise(void)
 {
+    fake_drop_due();
     pthread_mutex_lock(&fake_mutex);
     for (int i = 0; i < POOLS; i++)
         if (pools[i].made)
@@ -131,7 +138,8 @@ API CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
     pthread_mutex_lock(&fake_mutex);
     shrink(pool, 0);
-    pool->made = 0;
+    pool->made = pool->used > 0; /* its place is not used again until it is gone */
+    pool->destroyed = 1;
     pthread_mutex_unlock(&fake_mutex);
     return CUDA_SUCCESS;
 }
