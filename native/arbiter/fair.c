@@ -139,7 +139,8 @@ double fair_quantum(const struct sched_place *place)
 static double most_tokens(const struct sched_place *place)
 {
     double share = asked(place);
-    return fair_quantum(place) * (1 - share) + QUANTUM_MIN_NS * share;
+    double waits = place->device->active > 1 ? fair_quantum(place) / 2 : 0; /* for others: it goes on earning */
+    return fair_quantum(place) * (1 - share) + QUANTUM_MIN_NS * share + waits;
 }
 
 double fair_threshold(const struct sched_place *place, bool contended)
@@ -158,19 +159,41 @@ uint64_t fair_window(const struct sched_device *device, uint64_t now)
     return (uint64_t)clamp(shortest / 4, WINDOW_MIN_NS, WINDOW_MAX_NS);
 }
 
-static double least_vtime(const struct sched_device *device, const struct sched_place *but, uint64_t now)
+/* Does the place's virtual time say anything about who is behind: not while it is only its cap that it waits
+ * for, nor that of work that can wait about work that cannot. */
+static bool is_peer(const struct sched_place *p, bool can_wait, uint64_t now)
+{
+    bool capped = fair_is_hard(p) && !p->holding && p->tokens_ns < fair_threshold(p, true);
+    return fair_active(p, now) && !capped && (p->limits.priority < 0) == can_wait;
+}
+
+static double least_vtime(const struct sched_device *device, const struct sched_place *but, bool can_wait, uint64_t now)
 {
     double least = -1;
     for (const struct sched_place *p = device->places; p != NULL; p = p->next)
-        if (p != but && fair_active(p, now) && (least < 0 || p->vtime_ns < least))
+        if (p != but && is_peer(p, can_wait, now) && (least < 0 || p->vtime_ns < least))
             least = p->vtime_ns;
     return least;
 }
 
-double fair_least_vtime(const struct sched_device *device, uint64_t now)
+static double peers_vtime(const struct sched_place *place, uint64_t now)
 {
-    double least = least_vtime(device, NULL, now);
-    return least < 0 ? 0 : least;
+    return least_vtime(place->device, place, place->limits.priority < 0, now);
+}
+
+double fair_ahead(const struct sched_place *place, uint64_t now)
+{
+    double least = peers_vtime(place, now);
+    return least >= 0 && place->vtime_ns > least ? place->vtime_ns - least : 0;
+}
+
+double fair_turn(const struct sched_place *place, uint64_t now)
+{
+    double length = fair_quantum(place);
+    double ahead = fair_ahead(place, now);
+    if (ahead > place->device->round_ns / 2)
+        return length; /* those who are behind cannot use the time */
+    return length - clamp(fair_share(place) * ahead, 0, length / 2);
 }
 
 void fair_charge(struct sched_place *place, uint64_t used_ns, uint64_t now)
@@ -182,7 +205,7 @@ void fair_charge(struct sched_place *place, uint64_t used_ns, uint64_t now)
     if (place->tokens_ns < -most_debt)
         place->tokens_ns = -most_debt;
     place->vtime_ns += (double)used_ns / (share > 0 ? share : 1);
-    double least = least_vtime(place->device, place, now);
+    double least = peers_vtime(place, now);
     if (least >= 0 && place->vtime_ns > least + (double)SCHED_DEBT_WAIT_NS)
         place->vtime_ns = least + (double)SCHED_DEBT_WAIT_NS;
 }
@@ -218,7 +241,7 @@ void fair_refund(struct sched_place *place, uint64_t idle_ns)
 /* The debt of what it ran before is not forgotten: short processes one after the other are one tenant. */
 void fair_come_back(struct sched_place *place, uint64_t now)
 {
-    double least = least_vtime(place->device, place, now);
+    double least = peers_vtime(place, now);
     double most = most_tokens(place);
     double earned = place->left_at == 0 ? most : asked(place) * (double)(now - place->left_at);
     place->tokens_ns = place->tokens_ns + earned < most ? place->tokens_ns + earned : most;
@@ -229,7 +252,7 @@ void fair_come_back(struct sched_place *place, uint64_t now)
 
 void fair_wake(struct sched_place *place, uint64_t now)
 {
-    double least = least_vtime(place->device, place, now);
+    double least = peers_vtime(place, now);
     double credit = ROUND_MAX_NS / 2;
     if (least >= 0 && place->vtime_ns < least - credit)
         place->vtime_ns = least - credit;

@@ -37,8 +37,12 @@ void fair_charge(struct sched_place *place, uint64_t used_ns, uint64_t now);
 /* Takes back the charge for time of a turn in which nothing ran. */
 void fair_refund(struct sched_place *place, uint64_t idle_ns);
 
-/* Least virtual time of the active places; 0 without any. */
-double fair_least_vtime(const struct sched_device *device, uint64_t now);
+/* How far the place's virtual time is ahead of the hindmost of those that it competes with. */
+double fair_ahead(const struct sched_place *place, uint64_t now);
+
+/* Length of the turn that the place gets now: its quantum, less what it had too much before, so that all
+ * are even again at the end of each round. */
+double fair_turn(const struct sched_place *place, uint64_t now);
 
 /* A tenant whose last process had gone, or that is new. */
 void fair_come_back(struct sched_place *place, uint64_t now);

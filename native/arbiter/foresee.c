@@ -3,13 +3,13 @@
 #include <stddef.h>
 
 #include "fair.h"
+#include "lull.h"
 #include "order.h"
 
 /* Around the moment when a device is expected to be given back. Waking a sleeper takes as long as a whole
  * hand-over otherwise, on virtual machines above all. */
 #define ALERT_LEAD_NS 150000u
 #define ALERT_FOR_NS 250000u
-#define WISHER_ALERT_NS 10000000u
 #define SOON_STEP_NS 100000u /* a smaller change of the moment is not worth a message */
 
 static uint64_t alert_until;
@@ -30,10 +30,41 @@ static uint64_t expected(const struct sched_tenant *tenant)
     return at;
 }
 
-/* Somebody whose turns are short is at work among others: its requests come at any time. */
-static bool always_alert(const struct sched_device *device, uint64_t now)
+static void be_alert(uint64_t until)
 {
-    return device->managed && device->wisher != NULL && device->active > 1 && fair_active(device->wisher, now);
+    alert_until = alert_until > until ? alert_until : until;
+}
+
+/* Somebody whose turns are short is at work among others: nobody but itself knows when its next request comes,
+ * and when it has what it wants, except that it did so before. Returns when to look out for it. */
+static uint64_t look_out(const struct sched_device *device, uint64_t now)
+{
+    uint64_t from;
+    uint64_t until;
+    if (!device->managed || device->wisher == NULL || device->active < 2 || !fair_active(device->wisher, now))
+        return SCHED_NEVER;
+    const struct sched_tenant *tenant = device->wisher->tenant;
+    bool foretold = device->wisher->holding ? lull_window(&tenant->busy, tenant->granted_at, &from, &until)
+                    : tenant->wanted == 0 && lull_window(&tenant->idle, tenant->last_held, &from, &until);
+    if (!foretold || now >= until)
+        return SCHED_NEVER;
+    if (now < from)
+        return from;
+    be_alert(until);
+    return SCHED_NEVER;
+}
+
+/* When a wisher that has its turn is expected to give it back, long before its end; SCHED_NEVER: nobody knows. */
+static uint64_t wisher_ends(const struct sched_device *device, uint64_t now)
+{
+    uint64_t from;
+    uint64_t until;
+    if (device->wisher == NULL || !device->wisher->holding)
+        return SCHED_NEVER;
+    const struct sched_tenant *tenant = device->wisher->tenant;
+    if (!lull_window(&tenant->busy, tenant->granted_at, &from, &until) || now >= until)
+        return SCHED_NEVER;
+    return from + (until - from) / 2;
 }
 
 static void say_soon(struct sched_tenant *tenant, uint64_t at, uint64_t now)
@@ -46,22 +77,14 @@ static void say_soon(struct sched_tenant *tenant, uint64_t at, uint64_t now)
             sched_say_soon(m, at > now ? at - now : 0);
 }
 
-static void be_alert(uint64_t until)
-{
-    alert_until = alert_until > until ? alert_until : until;
-}
-
 /* Tells who comes next, and is awake itself when the moment comes. Returns when to look again. */
 static uint64_t look_ahead(const struct sched_device *device, uint64_t now)
 {
-    bool always = always_alert(device, now);
-    uint64_t again = always ? now + WISHER_ALERT_NS : SCHED_NEVER;
-    if (always)
-        be_alert(now + 2 * WISHER_ALERT_NS);
+    uint64_t again = look_out(device, now);
     if (!device->managed || device->busy == 0 || device->next_place == NULL)
         return again;
     struct sched_tenant *tenant = device->next_place->tenant;
-    uint64_t at = always && device->wisher->holding ? now : expected(tenant);
+    uint64_t at = earlier(expected(tenant), wisher_ends(device, now));
     if (at == SCHED_NEVER)
         return again;
     say_soon(tenant, at, now);

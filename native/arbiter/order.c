@@ -29,24 +29,36 @@ uint64_t order_must_wait(const struct sched_tenant *tenant)
     return longest > 0 ? (uint64_t)longest + 1 : 0;
 }
 
-/* A priority counts while its share has not been used up. */
-static int32_t rank(const struct sched_place *place)
+bool order_starved(const struct sched_tenant *tenant, uint64_t now)
 {
+    return now - tenant->waits_since >= SCHED_STARVED_NS;
+}
+
+/* A priority counts while its share has not been used up, and nobody starves. */
+static int32_t rank(const struct sched_place *place, uint64_t now)
+{
+    if (order_starved(place->tenant, now))
+        return INT32_MAX;
     return place->tokens_ns > 0 || place->limits.priority < 0 ? place->limits.priority : 0;
 }
 
 /* One number for a tenant, whatever its devices: with one for each device, two tenants of two devices could
- * each be first on one. It is how far ahead of the hindmost the tenant is where it is furthest ahead. */
-static void place_in_order(struct sched_tenant *tenant)
+ * each be first on one. It is how far ahead of the hindmost the tenant is where it is furthest ahead, in half
+ * rounds: those who have had as many turns take them one after the other, however long each was. Of several
+ * devices not in whole ones: while it waits for one it keeps others from the next. */
+static void place_in_order(struct sched_tenant *tenant, uint64_t now)
 {
     bool first = true;
+    uint32_t missing = together_missing(tenant);
+    bool several = (missing & (missing - 1)) != 0;
     EACH_WANTED(tenant, d) {
         const struct sched_place *place = tenant->places[d];
-        double ahead = place->vtime_ns - place->device->least_vtime_ns;
-        if (first || rank(place) < tenant->rank)
-            tenant->rank = rank(place);
-        if (first || ahead > tenant->ahead_ns)
-            tenant->ahead_ns = ahead;
+        double rounds = 2 * fair_ahead(place, now) / place->device->round_ns;
+        double ahead = several ? rounds : (double)(uint64_t)rounds;
+        if (first || rank(place, now) < tenant->rank)
+            tenant->rank = rank(place, now);
+        if (first || ahead > tenant->ahead)
+            tenant->ahead = ahead;
         first = false;
     }
 }
@@ -55,7 +67,7 @@ static bool before(const struct sched_tenant *a, const struct sched_tenant *b)
 {
     if (a->rank != b->rank)
         return a->rank > b->rank;
-    return a->ahead_ns != b->ahead_ns ? a->ahead_ns < b->ahead_ns : a->waits_since < b->waits_since;
+    return a->ahead != b->ahead ? a->ahead < b->ahead : a->waits_since < b->waits_since;
 }
 
 static void mark(struct sched_tenant *tenant)
@@ -71,14 +83,12 @@ static void mark(struct sched_tenant *tenant)
 void order_mark(struct sched_tenant *tenants, struct sched_device *devices, uint64_t now)
 {
     struct sched_tenant *waiting = NULL;
-    for (struct sched_device *device = devices; device != NULL; device = device->next) {
+    for (struct sched_device *device = devices; device != NULL; device = device->next)
         device->next_place = NULL;
-        device->least_vtime_ns = fair_least_vtime(device, now);
-    }
     for (struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next) {
         if (together_missing(tenant) == 0 || tenant->free_running || order_must_wait(tenant) > 0)
             continue;
-        place_in_order(tenant);
+        place_in_order(tenant, now);
         struct sched_tenant **link = &waiting;
         while (*link != NULL && !before(tenant, *link))
             link = &(*link)->next_waiting;

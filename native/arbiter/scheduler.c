@@ -164,6 +164,7 @@ static void turn_over(struct sched_tenant *tenant, uint64_t now)
     tenant->stuck = false;
     tenant->drains_at = SCHED_NEVER;
     tenant->last_held = now;
+    lull_add(&tenant->busy, now - tenant->granted_at);
     if (tenant->wanted != 0)
         tenant->waits_since = now;
 }
@@ -265,6 +266,8 @@ static void note_waiting(struct sched_tenant *tenant, uint64_t now)
 {
     if (tenant->wanted == 0) {
         tenant->waits_since = now;
+        if (tenant->held == 0 && tenant->last_held != 0)
+            lull_add(&tenant->idle, now - tenant->last_held);
         for (uint32_t d = 0; d < tenant->device_count; d++) {
             fair_refresh(tenant->places[d]->device, now);
             fair_wake(tenant->places[d], now);
@@ -329,10 +332,11 @@ static void grant(struct sched_tenant *tenant, bool free_running, uint64_t now)
     double length = -1; /* open-ended */
     double quantum = 0;
     tenant->held = tenant->wanted;
+    tenant->aged = order_starved(tenant, now);
     bool contended = others_want(tenant, tenant->held);
     EACH_HELD(tenant, d) {
         struct sched_place *place = tenant->places[d];
-        double most = fair_quantum(place);
+        double most = fair_turn(place, now);
         if (quantum == 0 || most < quantum)
             quantum = most;
         if (fair_is_hard(place) && !free_running) {
@@ -493,7 +497,7 @@ static void make_room(struct sched_tenant *tenant, uint64_t now)
         if (next == NULL || next == mine || tenant->free_running)
             continue;
         wanted = true;
-        go |= next->limits.priority > mine->limits.priority && next->tokens_ns >= PREEMPT_TOKENS_NS;
+        go |= !tenant->aged && next->limits.priority > mine->limits.priority && next->tokens_ns >= PREEMPT_TOKENS_NS;
     }
     if (go)
         stop(tenant, now);

@@ -14,11 +14,13 @@
 #include <stdint.h>
 
 #include "lease.h"
+#include "lull.h"
 
 #define SCHED_NEVER UINT64_MAX
 /* After a turn's end; then the next tenant is let in beside. A quarter of it for who needed it just before. */
 #define SCHED_DRAIN_BOUND_NS 100000000ull
 #define SCHED_DEBT_WAIT_NS 1000000000ull  /* longest wait that the debt of one long kernel can cost */
+#define SCHED_STARVED_NS 1000000000ull    /* who has waited so long is next, whatever its priority */
 
 struct sched_limits {
     uint32_t share; /* hundredths of a percent */
@@ -37,7 +39,6 @@ struct sched_device {
     uint32_t busy;              /* tenants that hold the device */
     bool managed;
     struct sched_place *next_place; /* who gets it next, see order.h */
-    double least_vtime_ns;          /* of the active places; as of the last order_mark */
     /* as of the last fair_refresh */
     uint64_t refreshed_at;
     uint32_t active;    /* places that compete */
@@ -84,7 +85,7 @@ struct sched_tenant {
     struct sched_tenant *next; /* of those that have members */
     struct sched_tenant *next_waiting;
     int32_t rank;              /* its place in the order: see order.c */
-    double ahead_ns;
+    double ahead; /* in half rounds */
     struct sched_place *places[VGPU_MAX_DEVICES]; /* by ordinal in the lease */
     uint32_t device_count;
     struct sched_member *members;
@@ -107,6 +108,9 @@ struct sched_tenant {
     uint64_t soon_at;    /* when its own next turn was last said to begin; 0: it was not said */
     uint64_t waits_since;
     uint64_t last_held;
+    struct lull busy; /* its turns */
+    struct lull idle; /* from the end of one until it wants the next */
+    bool aged;        /* it got its turn because it had waited for SCHED_STARVED_NS: it is not interrupted */
     uint64_t idle_ns; /* of the member that gave back last */
 };
 

@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,18 @@ class Card:
     def limits(self, policy: SharePolicy, share: float, devices: int = 1) -> list[DeviceLimits]:
         return [DeviceLimits(uuid, 8 * GIB, int(share * 100), policy) for uuid in self.uuids[:devices]]
 
-    def lease(self, name: str, policy: SharePolicy, share: float, devices: int = 1) -> Path:
-        limits = self.limits(policy, share, devices)
+    def lease(
+        self,
+        name: str,
+        policy: SharePolicy,
+        share: float,
+        devices: int = 1,
+        priority: int = 0,
+        quantum_us: int = 0,
+    ) -> Path:
+        limits = [
+            replace(d, priority=priority, quantum_us=quantum_us) for d in self.limits(policy, share, devices)
+        ]
         folder = write_lease(self.run_dir / "leases", name, limits, uid=os.getuid(), gid=os.getgid())
         if self.arbiter is not None:
             self.client.add(name)
