@@ -154,7 +154,9 @@ static void turn_over(struct sched_tenant *tenant, uint64_t now)
             fair_refund(place, tenant->idle_ns < held ? tenant->idle_ns : held);
         place->holding = false;
         place->device->busy--;
-        if (place->device->managed && tenant->ends_at != SCHED_NEVER && now > tenant->ends_at)
+        if (place->device->managed && tenant->ends_at == SCHED_NEVER)
+            place->count.granted_ns += held;
+        else if (place->device->managed && now > tenant->ends_at)
             place->count.overrun_ns += now - tenant->ends_at;
     }
     tenant->held = 0;
@@ -379,6 +381,13 @@ static void give(struct sched_tenant *tenant, uint64_t now)
 
 static void stop(struct sched_tenant *tenant, uint64_t now)
 {
+    EACH_HELD(tenant, d) {
+        uint64_t *granted = &tenant->places[d]->count.granted_ns;
+        uint64_t cut = tenant->ends_at != SCHED_NEVER && tenant->ends_at > now ? tenant->ends_at - now : 0;
+        if (tenant->ends_at == SCHED_NEVER && tenant->places[d]->device->managed)
+            *granted += now - tenant->granted_at;
+        *granted -= cut < *granted ? cut : *granted;
+    }
     tenant->stopping = true;
     tenant->open_ended = false;
     tenant->ends_at = now;

@@ -34,7 +34,7 @@ from vgpud.model.tenancy import (
     Slice,
     State,
 )
-from vgpud.model.view import DeviceView, NodeDescription, ReloadReport, SliceUse
+from vgpud.model.view import ComputeTime, DeviceView, NodeDescription, ReloadReport, SliceUse
 
 HELD = Allocation(
     id="a1",
@@ -55,7 +55,11 @@ HELD = Allocation(
 
 
 def test_an_allocation_arrives_whole() -> None:
-    sent = encode.allocation(HELD, with_edits=True, use=[SliceUse("GPU-1", 1, 2, 3, 4, 5, (6, 7))])
+    use = [
+        SliceUse("GPU-1", 1, 2, 3, 4, 5, (6, 7), ComputeTime(8, 9, 10, 11, 12)),
+        SliceUse("GPU-3", 1, 2, 3, 4, 5, ()),
+    ]
+    sent = encode.allocation(HELD, with_edits=True, use=use)
     assert (sent.id, sent.request_id, sent.owner_uid, sent.owner_gid) == ("a1", "r1", 1000, 100)
     assert (sent.state, sent.isolation, sent.label, sent.failure) == ("active", "hardware", "l", "gone")
     assert (sent.created_unix_ns, sent.revision, sent.bound_pid) == (2**62, 2**53 + 1, 42)
@@ -75,7 +79,11 @@ def test_an_allocation_arrives_whole() -> None:
     assert (dict(sent.edits.env), dict(sent.edits.host_env)) == ({"A": "1"}, {"A": "2"})
     assert (sent.edits.mounts[0].host_path, sent.edits.mounts[0].read_only) == ("/h", False)
     assert (sent.edits.device_nodes[0].major, sent.edits.device_nodes[0].HasField("minor")) == (195, True)
-    assert (sent.use[0].memory_peak_bytes, list(sent.use[0].pids)) == (3, [6, 7])
+    turns, none = sent.use
+    assert (turns.memory_peak_bytes, list(turns.pids)) == (3, [6, 7])
+    assert (turns.compute_granted_ns, turns.compute_used_ns, turns.compute_waited_ns) == (8, 9, 10)
+    assert (turns.compute_overrun_ns, turns.compute_bypasses) == (11, 12)
+    assert not none.HasField("compute_used_ns")
 
 
 def test_without_edits_nothing_of_them_is_sent() -> None:

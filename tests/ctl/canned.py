@@ -150,6 +150,11 @@ def used() -> pb.Allocation:
         refusals_limit=2,
         refusals_card=1,
         pids=[4321, 4322],
+        compute_granted_ns=12_500_000_000,
+        compute_used_ns=12_600_000_000,
+        compute_waited_ns=37_500_000_000,
+        compute_overrun_ns=100_000_000,
+        compute_bypasses=3,
     )
     return item
 
@@ -219,6 +224,9 @@ def usage(used_ns: int = 0, waited_ns: int = 0, **meter: object) -> pb.UsageRepl
         "throttled_ns": 0,
         "compute_used_ns": used_ns,
         "compute_waited_ns": waited_ns,
+        "compute_granted_ns": 0,
+        "compute_overrun_ns": 0,
+        "compute_bypasses": 0,
         **meter,
     }
     return pb.UsageReply(

@@ -36,10 +36,14 @@ def look(seconds: float, used_ns: int = 0, waited_ns: int = 0, **meter: object) 
 
 
 def test_rates_are_between_two_looks() -> None:
-    rows = tenant_rows(look(12.0, 10**9, 4 * 10**8), look(10.0, 5 * 10**8), 0)
+    turns = {"compute_granted_ns": 6 * 10**8, "compute_overrun_ns": 2 * 10**7, "compute_bypasses": 2}
+    rows = tenant_rows(look(12.0, 10**9, 4 * 10**8, **turns), look(10.0, 5 * 10**8), 0)
     (row,) = [row for row in rows if row.allocation == "a1b2c3d4"]
     assert row.share_used_percent == pytest.approx(25.0)
     assert row.waited_percent == pytest.approx(20.0)
+    assert row.granted_percent == pytest.approx(30.0)
+    assert row.overrun_percent == pytest.approx(1.0)
+    assert row.bypasses == 2
     (other,) = [row for row in rows if row.allocation == "e5f6a7b8"]
     assert other.share_used_percent is None  # its mode has no such meter
     first = tenant_rows(look(12.0, 10**9), None, 0)
@@ -73,6 +77,9 @@ ROW = TenantRow(
     20.0,
     1.0,
     2.0,
+    21.0,
+    0.5,
+    2,
     3,
     1,
     60.0,

@@ -8,7 +8,7 @@ from vgpud.model.observation import Observation, ProcessFigures
 from vgpud.model.quantity import GIB, Percent
 from vgpud.model.tally import Tally
 from vgpud.model.tenancy import Allocation, MigSlice, Mode, Owner, Request, Slice, State
-from vgpud.model.view import DeviceView, Metered, NodeDescription, SliceMeter, Vitals
+from vgpud.model.view import ComputeTime, DeviceView, Metered, NodeDescription, SliceMeter, Vitals
 
 A, B, C = (f"GPU-{letter * 8}-0000-4000-8000-000000000001" for letter in "abc")
 PROFILES = (
@@ -55,7 +55,8 @@ HARD = Allocation(
     created_unix_ns=10**18,
     failure="device 1 is gone",
 )
-METER = SliceMeter(A, 3 * GIB, 2, 3 * GIB + 1, 5, 1, 2_500_000_000, 10**9, 3 * 10**9)
+TIME = ComputeTime(1_500_000_000, 10**9, 3 * 10**9, 250_000_000, 2)
+METER = SliceMeter(A, 3 * GIB, 2, 3 * GIB + 1, 5, 1, 2_500_000_000, TIME)
 
 
 def observation() -> Observation:

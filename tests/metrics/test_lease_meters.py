@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from vgpud import lease_layout as layout
 from vgpud.lease import DeviceLimits, read_meters, read_usage, write_lease
 from vgpud.model.quantity import GIB
+from vgpud.model.view import ComputeTime
 
 DEVICES = 3
 WORD = st.one_of(st.integers(0, 2**20), st.integers(2**49, 2**51), st.integers(0, 2**64 - 1))
@@ -27,7 +28,7 @@ def lease(folder: Path) -> Path:
     high=st.sampled_from([0, 1, 2, 3, layout.MAX_SLOTS, 2**32 - 1]),
     owners=st.lists(st.sampled_from([0, 1, layout.OWNER_SELF]), min_size=3, max_size=3),
     words=st.lists(WORD, min_size=4 * DEVICES * 8, max_size=4 * DEVICES * 8),
-    compute=st.lists(WORD, min_size=3 * DEVICES, max_size=3 * DEVICES),
+    compute=st.lists(WORD, min_size=6 * DEVICES, max_size=6 * DEVICES),
     length=st.sampled_from([0, 10, 2000, layout.USAGE_SIZE]),
 )
 def test_it_agrees_with_the_thorough_reader(
@@ -44,12 +45,13 @@ def test_it_agrees_with_the_thorough_reader(
         struct.pack_into(f"<{each}Q", raw, at + layout.SLOT_DEVICES, *words[(slot + 1) * each :][:each])
     for device in range(DEVICES):
         struct.pack_into(
-            "<3Q", raw, layout.USAGE_COMPUTE + device * layout.COMPUTE_SIZE, *compute[device * 3 :][:3]
+            "<6Q", raw, layout.USAGE_COMPUTE + device * layout.COMPUTE_SIZE, *compute[device * 6 :][:6]
         )
     (folder / layout.USAGE_FILE).write_bytes(raw[:length])
     thorough, cheap = read_usage(folder), read_meters(folder, DEVICES)
     assert [meter.memory for meter in cheap] == [thorough.device(i) for i in range(DEVICES)]
     assert {meter.processes for meter in cheap} == {len(thorough.processes)}
     for device, meter in enumerate(cheap):
-        shown = compute[device * 3 + 1] if length == layout.USAGE_SIZE else 0
-        assert meter.compute_used_ns == min(shown, 2**62)
+        shown = compute[device * 6 :][:6] if length == layout.USAGE_SIZE else [0] * 6
+        granted, used, waited, overrun, _, bypasses = (min(word, 2**62) for word in shown)
+        assert meter.compute == ComputeTime(granted, used, waited, overrun, bypasses)

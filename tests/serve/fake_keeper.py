@@ -26,6 +26,7 @@ from vgpud.model.tenancy import (
     SuspendedProcess,
 )
 from vgpud.model.view import (
+    ComputeTime,
     DeviceView,
     DrainView,
     Metered,
@@ -178,7 +179,7 @@ class FakeKeeper:
         return tuple(self.held.values()), len(self.events)
 
     async def slice_use(self, allocation: Allocation) -> tuple[SliceUse, ...]:
-        return (SliceUse("GPU-1", 5, 2, 6, 1, 0, (77,)),)
+        return (SliceUse("GPU-1", 5, 2, 6, 1, 0, (77,), ComputeTime(10, 8, 9, 3, 1)),)
 
     async def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]:
         self._check()
@@ -195,7 +196,8 @@ class FakeKeeper:
     async def metered(self) -> Metered:
         self._check()
         return Metered(
-            {"GPU-1": Vitals(41, 250_000, None, 87)}, {"a1": (SliceMeter("GPU-1", 5, 1, 6, 1, 0, 7, 8, 9),)}
+            {"GPU-1": Vitals(41, 250_000, None, 87)},
+            {"a1": (SliceMeter("GPU-1", 5, 1, 6, 1, 0, 7, ComputeTime(10, 8, 9, 3, 1)),)},
         )
 
     async def processes(self) -> tuple[NodeProcess, ...]:

@@ -330,6 +330,7 @@ def test_usage_tells_what_is_known_and_leaves_the_rest_unset(reader: Client) -> 
     (meter,) = meters.slices
     assert meters.allocation_id == "a1"
     assert (meter.throttled_ns, meter.compute_used_ns, meter.compute_waited_ns) == (7, 8, 9)
+    assert (meter.compute_granted_ns, meter.compute_overrun_ns, meter.compute_bypasses) == (10, 3, 1)
 
 
 def test_a_command_is_for_its_own_user_and_the_administrator(reader: Client, admin: Client) -> None:

@@ -121,6 +121,7 @@ def allocation(held: Allocation, *, with_edits: bool, use: Iterable[SliceUse] = 
 
 
 def slice_use(use: SliceUse) -> pb.SliceUse:
+    time = use.compute
     return pb.SliceUse(
         device_uuid=use.device_uuid,
         memory_used_bytes=use.memory_used_bytes,
@@ -129,6 +130,11 @@ def slice_use(use: SliceUse) -> pb.SliceUse:
         refusals_limit=use.refusals_limit,
         refusals_card=use.refusals_card,
         pids=use.pids,
+        compute_granted_ns=time.granted_ns if time is not None else None,
+        compute_used_ns=time.used_ns if time is not None else None,
+        compute_waited_ns=time.waited_ns if time is not None else None,
+        compute_overrun_ns=time.overrun_ns if time is not None else None,
+        compute_bypasses=time.bypasses if time is not None else None,
     )
 
 

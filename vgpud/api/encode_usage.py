@@ -28,6 +28,7 @@ def _vitals(uuid: str, vitals: Vitals) -> pb.DeviceVitals:
 
 
 def _meter(meter: SliceMeter) -> pb.SliceMeter:
+    time = meter.compute
     return pb.SliceMeter(
         device_uuid=meter.device_uuid,
         memory_used_bytes=meter.memory_used_bytes,
@@ -36,8 +37,11 @@ def _meter(meter: SliceMeter) -> pb.SliceMeter:
         refusals_limit=meter.refusals_limit,
         refusals_card=meter.refusals_card,
         throttled_ns=meter.throttled_ns,
-        compute_used_ns=meter.compute_used_ns,
-        compute_waited_ns=meter.compute_waited_ns,
+        compute_used_ns=time.used_ns if time is not None else None,
+        compute_waited_ns=time.waited_ns if time is not None else None,
+        compute_granted_ns=time.granted_ns if time is not None else None,
+        compute_overrun_ns=time.overrun_ns if time is not None else None,
+        compute_bypasses=time.bypasses if time is not None else None,
     )
 
 

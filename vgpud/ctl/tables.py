@@ -132,7 +132,12 @@ def slices(item: pb.Allocation) -> Table:
         Column("PEAK", right=True),
         Column("REFUSED", right=True),
         Column("CARD-FULL", right=True),
+        Column("HAD", right=True),
+        Column("WAITED", right=True),
         Column("PIDS"),
+        Column("GRANTED", right=True, wide=True),
+        Column("OVERRUN", right=True, wide=True),
+        Column("BYPASSED", right=True, wide=True),
         Column("DRIVER", right=True, wide=True),
         Column("MIG-UUID", wide=True),
     )
@@ -152,10 +157,20 @@ def _slice_row(part: pb.Slice, use: pb.SliceUse | None) -> Sequence[str]:
         words.memory(use.memory_peak_bytes) if use else "",
         str(use.refusals_limit) if use else "",
         str(use.refusals_card) if use else "",
+        _seconds(use, "compute_used_ns"),
+        _seconds(use, "compute_waited_ns"),
         words.joined(str(pid) for pid in use.pids) if use else "",
+        _seconds(use, "compute_granted_ns"),
+        _seconds(use, "compute_overrun_ns"),
+        str(use.compute_bypasses) if use is not None and use.HasField("compute_bypasses") else "",
         words.memory(use.memory_driver_bytes) if use else "",
         part.mig.uuid,
     )
+
+
+def _seconds(use: pb.SliceUse | None, field: str) -> str:
+    known = use is not None and use.HasField(field)  # type: ignore[arg-type]
+    return f"{getattr(use, field) / 1e9:.1f}s" if known else ""
 
 
 def reasons(items: Iterable[pb.Reason]) -> Table:

@@ -51,7 +51,7 @@ DEVICE_HEADS = (
 )
 TENANT_HEADS = (
     *("ALLOCATION", "OWNER", "GPU", "MODE", "MEMORY", "USED / LIMIT", "PEAK", "SHARE", "ASKED"),
-    *("HELD BACK", "WAITED", "REFUSED", "PROCS", "AGE", "LABEL"),
+    *("HELD BACK", "WAITED", "OVERRUN", "REFUSED", "PROCS", "AGE", "LABEL"),
 )
 _LEFT = {"NAME", "MODE", "MEMORY", "ALLOCATION", "OWNER", "LABEL", "USED / ALL", "USED / LIMIT"}
 
@@ -92,6 +92,7 @@ def tenant_cells(row: TenantRow, blocks: str) -> list[Cell]:
         Cell(percent(row.share_asked_percent), right=True),
         Cell(percent(row.throttled_percent), right=True),
         Cell(percent(row.waited_percent), right=True),
+        Cell(percent(row.overrun_percent), right=True),
         Cell("-" if row.refused is None else str(row.refused), "red" if row.refused else "", right=True),
         Cell(str(row.processes), right=True),
         Cell(words.duration(row.age_seconds), right=True),

@@ -56,6 +56,9 @@ class TenantRow(NamedTuple):
     share_used_percent: float | None
     throttled_percent: float | None
     waited_percent: float | None
+    granted_percent: float | None
+    overrun_percent: float | None
+    bypasses: int | None
     refused: int | None
     processes: int
     age_seconds: float
@@ -130,6 +133,8 @@ def _tenant(
     refused = None
     if meter is not None and meter.HasField("refusals_limit"):
         refused = meter.refusals_limit + meter.refusals_card
+    turns = meter is not None and meter.HasField("compute_bypasses")
+    bypasses = meter.compute_bypasses if meter is not None and turns else None
     peak = meter.memory_peak_bytes if meter is not None and meter.HasField("memory_peak_bytes") else None
     return TenantRow(
         allocation=item.id,
@@ -144,6 +149,9 @@ def _tenant(
         share_used_percent=rate("compute_used_ns"),
         throttled_percent=rate("throttled_ns"),
         waited_percent=rate("compute_waited_ns"),
+        granted_percent=rate("compute_granted_ns"),
+        overrun_percent=rate("compute_overrun_ns"),
+        bypasses=bypasses,
         refused=refused,
         processes=meter.processes if meter is not None else 0,
         age_seconds=max(0.0, (now_unix_ns - item.created_unix_ns) / 1e9),

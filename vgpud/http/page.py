@@ -133,7 +133,7 @@ def _slice(allocation: Allocation, part: Slice, meter: SliceMeter | None, seen: 
     if meter is not None:
         used = meter.memory_used_bytes
         memory = f"{use_bar(used, part.memory_bytes)} {show_bytes(used)} / {memory}"
-    waited = meter.compute_waited_ns if meter is not None else None
+    waited = meter.compute.waited_ns if meter is not None and meter.compute is not None else None
     refused = (meter.refusals_limit, meter.refusals_card) if meter is not None else (None, None)
     known = [count for count in refused if count is not None]
     mode = part.mode.value if part.mig is None else f"{part.mode.value} {part.mig.profile_name}"

@@ -18,6 +18,7 @@ from pathlib import Path
 from vgpud import lease_layout as layout
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import ANYONE
+from vgpud.model.view import ComputeTime
 
 # No card has a pebibyte: a figure above is not a measurement, and sums of clamped ones cannot wrap.
 _BYTES_MAX = 1 << 50
@@ -435,12 +436,11 @@ class LeaseMeter:
 
     processes: int
     memory: Meter
-    compute_used_ns: int
-    compute_waited_ns: int
+    compute: ComputeTime
 
 
 _METER = struct.Struct("<8Q")
-_COMPUTE = struct.Struct("<3Q")
+_COMPUTE = struct.Struct("<6Q")
 _ACTIVITY = struct.Struct("<2Q4I")  # start_ns, calls, looks, busy, quiet, wants: side by side in a slot
 
 
@@ -488,8 +488,9 @@ def _lease_meter(head: bytes, slots: bytes, compute: bytes, held: list[int], dev
         launches=counter(layout.SLOT_DEVICE_LAUNCHES),
         throttled_ns=counter(layout.SLOT_DEVICE_THROTTLED_NS),
     )
-    _, used_ns, waited_ns = _COMPUTE.unpack_from(compute, device * layout.COMPUTE_SIZE)
-    return LeaseMeter(len(held), memory, min(used_ns, _COUNT_MAX), min(waited_ns, _COUNT_MAX))
+    counts = _COMPUTE.unpack_from(compute, device * layout.COMPUTE_SIZE)
+    granted, used, waited, overrun, _turns, bypasses = (min(int(one), _COUNT_MAX) for one in counts)
+    return LeaseMeter(len(held), memory, ComputeTime(granted, used, waited, overrun, bypasses))
 
 
 # --- the arbiter

@@ -60,6 +60,11 @@ MEMORY_PEAK = _gauge("allocation_memory_peak_bytes", "The most one process of it
 COMPUTE_LIMIT = _gauge("allocation_compute_limit_ratio", "The share of the device asked for.", _SLICE)
 COMPUTE_USED = _counter("allocation_compute_seconds", "Held the device; its rate is the share had.", _SLICE)
 COMPUTE_WAITED = _counter("allocation_compute_waited_seconds", "Wanted the device, had it not.", _SLICE)
+COMPUTE_GRANTED = _counter("allocation_compute_granted_seconds", "Length of the turns it got.", _SLICE)
+COMPUTE_OVERRUN = _counter("allocation_compute_overrun_seconds", "Held it after a turn's end.", _SLICE)
+COMPUTE_BYPASSED = _counter(
+    "allocation_compute_bypassed", "Turns that did not end: the next was let in beside.", _SLICE
+)
 THROTTLED = _counter("allocation_throttled_seconds", "Launches held back to keep to the share.", _SLICE)
 MEMORY_REFUSED = _counter(
     "allocation_memory_refused", "Memory refused: over its own limit, or the card full.", (*_SLICE, "cause")

@@ -125,13 +125,15 @@ def _metered(part: Slice, meter: SliceMeter) -> Iterator[tuple[Family, float]]:
     yield f.PROCESSES, meter.processes
     if meter.memory_peak_bytes is not None:
         yield f.MEMORY_PEAK, meter.memory_peak_bytes
-    for family, nanoseconds in (
-        (f.COMPUTE_USED, meter.compute_used_ns),
-        (f.COMPUTE_WAITED, meter.compute_waited_ns),
-        (f.THROTTLED, meter.throttled_ns),
-    ):
-        if nanoseconds is not None:
-            yield family, nanoseconds / 1e9
+    if meter.throttled_ns is not None:
+        yield f.THROTTLED, meter.throttled_ns / 1e9
+    time = meter.compute
+    if time is not None:
+        yield f.COMPUTE_GRANTED, time.granted_ns / 1e9
+        yield f.COMPUTE_USED, time.used_ns / 1e9
+        yield f.COMPUTE_WAITED, time.waited_ns / 1e9
+        yield f.COMPUTE_OVERRUN, time.overrun_ns / 1e9
+        yield f.COMPUTE_BYPASSED, time.bypasses
 
 
 def _refusals(inner: str, meter: SliceMeter) -> Samples:

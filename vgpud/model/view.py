@@ -21,6 +21,17 @@ class DeviceView:
 
 
 @dataclass(frozen=True, slots=True)
+class ComputeTime:
+    """Time of a device that is given in turns, since the allocation began; nanoseconds, and counts."""
+
+    granted_ns: int  # length of the turns
+    used_ns: int  # held the device
+    waited_ns: int  # wanted the device and did not have it
+    overrun_ns: int  # held it after the end of a turn
+    bypasses: int  # turns that did not end within the bound: the next was let in beside
+
+
+@dataclass(frozen=True, slots=True)
 class SliceUse:
     """What a slice uses now; `memory_driver_bytes` (contexts, modules) is within `memory_used_bytes`."""
 
@@ -31,6 +42,7 @@ class SliceUse:
     refusals_limit: int
     refusals_card: int
     pids: tuple[int, ...]
+    compute: ComputeTime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +69,7 @@ class SliceMeter:
     refusals_limit: int | None = None
     refusals_card: int | None = None
     throttled_ns: int | None = None  # launches held back
-    compute_used_ns: int | None = None  # held the device
-    compute_waited_ns: int | None = None  # wanted the device and did not have it
+    compute: ComputeTime | None = None
 
 
 @dataclass(frozen=True, slots=True)

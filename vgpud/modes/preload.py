@@ -243,7 +243,8 @@ class Preload:
         """The arbiter stays: it serves every preload device, and idles at no cost."""
 
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
-        usage = read_usage(self._paths.leases / allocation.id)
+        folder = self._paths.leases / allocation.id
+        usage = read_usage(folder)
         ordinal = [s.target for s in allocation.slices].index(part.target)
         meter = usage.device(ordinal)
         return SliceUse(
@@ -254,6 +255,7 @@ class Preload:
             refusals_limit=meter.refusals_limit,
             refusals_card=meter.refusals_card,
             pids=await self.tenants(allocation, part),
+            compute=read_meters(folder, ordinal + 1)[ordinal].compute,
         )
 
     def meters(self, allocation: Allocation, devices: Sequence[Device]) -> tuple[SliceMeter, ...]:
@@ -267,8 +269,7 @@ class Preload:
                 refusals_limit=meter.memory.refusals_limit,
                 refusals_card=meter.memory.refusals_card,
                 throttled_ns=meter.memory.throttled_ns,
-                compute_used_ns=meter.compute_used_ns,
-                compute_waited_ns=meter.compute_waited_ns,
+                compute=meter.compute,
             )
             for part, meter in zip(allocation.slices, read, strict=True)
         )
