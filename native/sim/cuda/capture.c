@@ -1,6 +1,7 @@
 /* Stream capture: what is given to a capturing stream becomes nodes of a graph. A stream that waits for
  * an event of a capture joins it; what the programming guide forbids meanwhile invalidates it. */
 #include "graph.h"
+#include "green.h"
 
 _Atomic uint32_t cu_captures; /* going on; 0 keeps every other call free of this file */
 
@@ -198,7 +199,8 @@ CUresult cu_capture_refuse(CUstream stream)
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
-/* Ends captures of the context's streams, or only of those that wait for the legacy stream. */
+/* Ends captures of the context's streams (of a green context's: its own), or only of those that wait for the
+ * legacy stream. */
 static bool invalidate(CUcontext ctx, bool all)
 {
     bool hit = false;
@@ -208,7 +210,8 @@ static bool invalidate(CUcontext ctx, bool all)
     for (struct cu_capture *c = g_captures; c != NULL; c = c->next) {
         for (size_t i = 0; i < c->stream_count; i++) {
             const struct CUstream_st *s = c->streams[i];
-            if (s->ctx != ctx || (!all && (s->flags & CU_STREAM_NON_BLOCKING) != 0))
+            if (s->ctx != ctx->base || (ctx->green != NULL && s->green != ctx->green) ||
+                (!all && (s->flags & CU_STREAM_NON_BLOCKING) != 0))
                 continue;
             c->invalid = hit = true;
         }
@@ -221,6 +224,11 @@ static bool invalidate(CUcontext ctx, bool all)
 CUresult cu_capture_implicit(CUcontext ctx)
 {
     return invalidate(ctx, false) ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
+}
+
+void cu_capture_green(CUgreenCtx green)
+{
+    invalidate(green->view, true);
 }
 
 /* Waiting for a context waits for every stream of it, whatever the modes are. */

@@ -12,9 +12,15 @@ bool cu_is_context(CUcontext ctx)
     return ctx != NULL && ctx->magic == CU_CONTEXT;
 }
 
-CUcontext cu_current(void)
+CUcontext cu_view(void)
 {
     return t_depth > 0 ? t_stack[t_depth - 1] : NULL;
+}
+
+CUcontext cu_current(void)
+{
+    CUcontext view = cu_view();
+    return cu_is_context(view) ? view->base : view;
 }
 
 struct cu_device *cu_device_of(CUcontext ctx)
@@ -99,15 +105,40 @@ static CUresult create(CUdevice dev, unsigned int flags, bool primary, CUcontext
     ctx->limits[CU_LIMIT_MALLOC_HEAP_SIZE] = 8388608;
     ctx->limits[CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT] = 2048;
     ctx->limits[CU_LIMIT_MAX_L2_FETCH_GRANULARITY] = 64;
+    ctx->base = ctx;
     ctx->magic = CU_CONTEXT;
     *out = ctx;
     return CUDA_SUCCESS;
+}
+
+CUcontext cu_view_make(CUcontext primary, CUgreenCtx green)
+{
+    CUcontext ctx = new_context();
+    if (ctx == NULL)
+        return NULL;
+    memset(ctx, 0, sizeof(*ctx));
+    ctx->ordinal = primary->ordinal;
+    ctx->flags = primary->flags;
+    ctx->id = ++cu.next_id;
+    ctx->base = primary;
+    ctx->green = green;
+    ctx->magic = CU_CONTEXT;
+    return ctx;
+}
+
+static void end_views(CUcontext primary)
+{
+    for (size_t i = 0; i < sizeof(g_all) / sizeof(g_all[0]) && g_all[i] != NULL; i++)
+        if (g_all[i]->magic == CU_CONTEXT && g_all[i]->green != NULL && g_all[i]->base == primary)
+            cu_green_end(g_all[i]->green);
 }
 
 static void destroy(CUcontext ctx)
 {
     struct cu_device *d = cu_device_of(ctx);
     cu_free_of_context(ctx);
+    if (ctx->primary)
+        end_views(ctx);
     ctx->magic = CU_DEAD;
     __atomic_fetch_sub(&d->use->contexts, 1, __ATOMIC_RELEASE);
     cu_uncharge(ctx->ordinal, SIM_CONTEXT, context_cost(d));
@@ -152,6 +183,11 @@ static CUresult release_primary(CUdevice dev, bool all)
         d->primary_refs = 0;
     d->primary = NULL;
     return CUDA_SUCCESS;
+}
+
+void cu_primary_release(CUdevice dev)
+{
+    release_primary(dev, false);
 }
 
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev)
@@ -239,7 +275,7 @@ CUresult cuCtxCreate_v4(CUcontext *ctx, CUctxCreateParams *params, unsigned int 
 CUresult cuCtxDestroy_v2(CUcontext ctx)
 {
     CU_TRY(cu_enter("cuCtxDestroy_v2"));
-    CU_CHECK(cu_is_context(ctx) && !ctx->primary, CUDA_ERROR_INVALID_CONTEXT);
+    CU_CHECK(cu_is_context(ctx) && !ctx->primary && ctx->green == NULL, CUDA_ERROR_INVALID_CONTEXT);
     if (cu_current() == ctx)
         t_depth--;
     cu_lock();
@@ -283,7 +319,7 @@ CUresult cuCtxGetCurrent(CUcontext *ctx)
 {
     CU_TRY(cu_enter("cuCtxGetCurrent"));
     CU_CHECK(ctx != NULL, CUDA_ERROR_INVALID_VALUE);
-    *ctx = cu_current();
+    *ctx = cu_view();
     return CUDA_SUCCESS;
 }
 
@@ -320,7 +356,7 @@ CUresult cuCtxGetId(CUcontext ctx, unsigned long long *id)
 {
     CU_TRY(cu_enter("cuCtxGetId"));
     if (ctx == NULL)
-        ctx = cu_current();
+        ctx = cu_view();
     CU_CHECK(cu_is_context(ctx), CUDA_ERROR_INVALID_CONTEXT);
     CU_CHECK(id != NULL, CUDA_ERROR_INVALID_VALUE);
     *id = ctx->id;
@@ -338,12 +374,12 @@ CUresult cuCtxGetApiVersion(CUcontext ctx, unsigned int *version)
     return CUDA_SUCCESS;
 }
 
-static CUresult synchronize(CUcontext ctx)
+static CUresult synchronize(CUcontext view)
 {
-    CU_TRY(cu_capture_whole(ctx));
+    CU_TRY(cu_capture_whole(view));
     CU_TRY(cu_capture_unsafe());
-    CU_TRY(cu_wait(ctx, ctx->position));
-    cu_pending_resolve(ctx);
+    CU_TRY(cu_wait(view->base, view->position));
+    cu_pending_resolve(view->base);
     return CUDA_SUCCESS;
 }
 
@@ -351,7 +387,7 @@ CUresult cuCtxSynchronize(void)
 {
     CUcontext ctx;
     CU_TRY(cu_enter_context("cuCtxSynchronize", &ctx));
-    return synchronize(ctx);
+    return synchronize(cu_view());
 }
 
 CUresult cuCtxSynchronize_v2(CUcontext ctx)

@@ -163,7 +163,7 @@ CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CU
     return CUDA_SUCCESS;
 }
 
-static int multiprocessors(CUdevice dev)
+int cu_multiprocessors(int dev)
 {
     /* Under MPS a client sees its share of the SMs, rounded up to pairs, as a card shows it. */
     uint32_t sms = cu_sm_count(dev);
@@ -179,7 +179,7 @@ static bool card_attribute(CUdevice_attribute attribute, CUdevice dev, int *valu
     const struct sim_device *card = cu_sim_device(dev);
     switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
-        *value = multiprocessors(dev);
+        *value = cu_multiprocessors(dev);
         return true;
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
         *value = (int)card->cc_major;

@@ -33,6 +33,8 @@ enum cu_magic {
     CU_NODE = 0x4e4f4430,
     CU_EXEC = 0x45584530,
     CU_OBJECT = 0x4f424a30,
+    CU_GREEN = 0x47524e30,
+    CU_DESCRIPTION = 0x44534330,
 };
 
 /* One CUDA ordinal: a card, or one MIG compute instance of it. */
@@ -52,6 +54,8 @@ struct cu_device {
 struct CUctx_st {
     uint32_t magic;
     int ordinal;
+    CUcontext base;   /* itself, or the primary context of which this is a green context's name */
+    CUgreenCtx green; /* NULL */
     unsigned int flags;
     bool primary;
     unsigned long long id;
@@ -64,6 +68,8 @@ struct CUctx_st {
 struct CUstream_st {
     uint32_t magic;
     CUcontext ctx;
+    CUgreenCtx green; /* made in it; NULL */
+    unsigned long long green_id;
     unsigned int flags;
     int priority;
     unsigned long long id;
@@ -129,6 +135,7 @@ void cu_unlock(void);
 void cu_parse_uuid(const char *text, CUuuid *uuid); /* device.c: "GPU-..." or "MIG-..." */
 struct sim_device *cu_sim_device(int ordinal);
 uint32_t cu_sm_count(int ordinal); /* of the card or the instance, before MPS */
+int cu_multiprocessors(int ordinal); /* after it: device.c */
 /* visible.c: fills cu.devices by CUDA_VISIBLE_DEVICES, out of those that an MPS daemon offers (NULL: all) */
 CUresult cu_find_devices(const char *offered);
 
@@ -146,9 +153,13 @@ CUresult cu_find_devices(const char *offered);
 
 /* context.c */
 bool cu_is_context(CUcontext ctx);
-CUcontext cu_current(void);
+CUcontext cu_current(void); /* of this thread, for what is made: a green context's is the primary one */
+CUcontext cu_view(void);    /* as it was made current */
+CUcontext cu_view_make(CUcontext primary, CUgreenCtx green); /* the caller holds cu_lock; NULL: no memory */
 struct cu_device *cu_device_of(CUcontext ctx);
-CUresult cu_primary_retain(CUdevice dev, CUcontext *ctx);
+CUresult cu_primary_retain(CUdevice dev, CUcontext *ctx); /* the caller holds cu_lock */
+void cu_primary_release(CUdevice dev);                    /* so does this one's */
+void cu_green_end(CUgreenCtx green);                      /* green.c: its context is gone */
 
 /* charge.c: device memory against the shared state. A charge is all or nothing. */
 CUresult cu_charge(int ordinal, enum sim_kind kind, uint64_t bytes);
@@ -214,6 +225,10 @@ bool cu_reached(CUcontext ctx, double position);
 void cu_pending_add(CUcontext ctx, CUevent event);
 CUresult cu_event_record(CUevent event, CUstream stream);
 CUresult cu_event_wait(CUevent event, CUstream stream);
+CUresult cu_stream_make(CUcontext view, unsigned int flags, int priority, CUstream *out);
+CUcontext cu_stream_view(CUstream stream, CUcontext ctx); /* ctx, or the green context's name for it */
+CUresult cu_context_record(CUcontext view, CUevent event);
+CUresult cu_context_wait(CUcontext view, CUevent event);
 void cu_pending_resolve(CUcontext ctx);
 
 /* capture.c */
@@ -222,6 +237,7 @@ struct cu_capture *cu_capture_find(CUstream stream); /* that the stream is part 
 CUresult cu_capture_refuse(CUstream stream);   /* of a call that no capture can hold */
 CUresult cu_capture_implicit(CUcontext ctx);   /* of a use of the legacy stream */
 CUresult cu_capture_whole(CUcontext ctx);      /* of a wait for all of the context */
+void cu_capture_green(CUgreenCtx green);       /* it ends, and its streams' captures with it */
 CUresult cu_capture_unsafe(void);              /* of a call that may wait for the device */
 CUresult cu_capture_record(CUevent event, CUstream stream);
 CUresult cu_capture_wait(CUstream stream, CUevent event);

@@ -1,7 +1,6 @@
 /* Streams and events. All work of a process on a device is one queue (state/engine.c), so a stream is
  * the position in it of the last thing that was given to it. */
-#include "internal.h"
-
+#include "green.h"
 
 static bool is_default(CUstream stream)
 {
@@ -22,6 +21,9 @@ CUresult cu_stream_resolve(CUstream stream, CUcontext *ctx, double *position)
     }
     CU_CHECK(stream->magic == CU_STREAM, CUDA_ERROR_INVALID_HANDLE);
     CU_CHECK(cu_is_context(stream->ctx), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    CU_CHECK(stream->green == NULL ||
+                 (stream->green->magic == CU_GREEN && stream->green->id == stream->green_id),
+             CUDA_ERROR_STREAM_DETACHED);
     *ctx = stream->ctx;
     *position = stream->position;
     return CUDA_SUCCESS;
@@ -35,11 +37,21 @@ static void raise_position(_Atomic double *at, double position)
         continue;
 }
 
+CUcontext cu_stream_view(CUstream stream, CUcontext ctx)
+{
+    if (is_default(stream))
+        return cu_is_context(cu_view()) && cu_view()->base == ctx ? cu_view() : ctx;
+    return stream->green != NULL ? stream->green->view : ctx;
+}
+
 void cu_stream_advance(CUstream stream, CUcontext ctx, double position)
 {
+    CUcontext view = cu_stream_view(stream, ctx);
     if (!is_default(stream))
         raise_position(&stream->position, position);
     raise_position(&ctx->position, position);
+    if (view != ctx)
+        raise_position(&view->position, position);
 }
 
 CUresult cu_wait(CUcontext ctx, double position)
@@ -59,19 +71,31 @@ bool cu_reached(CUcontext ctx, double position)
     return use == NULL || sim_engine_reached(cu.s, use, position, NULL);
 }
 
+CUresult cu_stream_make(CUcontext view, unsigned int flags, int priority, CUstream *out)
+{
+    CUstream s = calloc(1, sizeof(*s));
+    CU_CHECK(s != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+    cu_lock();
+    *s = (struct CUstream_st){.magic = CU_STREAM,
+                              .ctx = view->base,
+                              .green = view->green,
+                              .green_id = view->green != NULL ? view->id : 0,
+                              .flags = flags,
+                              .priority = priority > 0    ? 0
+                                          : priority < -5 ? -5
+                                                          : priority,
+                              .id = ++cu.next_id};
+    cu_unlock();
+    *out = s;
+    return CUDA_SUCCESS;
+}
+
 static CUresult create(const char *function, CUstream *out, unsigned int flags, int priority)
 {
     CUcontext ctx;
     CU_TRY(cu_enter_context(function, &ctx));
     CU_CHECK(out != NULL && flags <= CU_STREAM_NON_BLOCKING, CUDA_ERROR_INVALID_VALUE);
-    CUstream s = calloc(1, sizeof(*s));
-    CU_CHECK(s != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    cu_lock();
-    *s = (struct CUstream_st){
-        .magic = CU_STREAM, .ctx = ctx, .flags = flags, .priority = priority, .id = ++cu.next_id};
-    cu_unlock();
-    *out = s;
-    return CUDA_SUCCESS;
+    return cu_stream_make(cu_view(), flags, priority, out);
 }
 
 CUresult cuStreamCreate(CUstream *out, unsigned int flags)
@@ -81,10 +105,7 @@ CUresult cuStreamCreate(CUstream *out, unsigned int flags)
 
 CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int priority)
 {
-    return create("cuStreamCreateWithPriority", out, flags,
-                  priority > 0    ? 0
-                  : priority < -5 ? -5
-                                  : priority);
+    return create("cuStreamCreateWithPriority", out, flags, priority);
 }
 
 CUresult cuStreamDestroy_v2(CUstream stream)
@@ -165,11 +186,8 @@ void cu_pending_add(CUcontext ctx, CUevent e)
     cu_unlock();
 }
 
-CUresult cu_event_record(CUevent event, CUstream stream)
+static CUresult record_at(CUevent event, CUcontext ctx, double position)
 {
-    CUcontext ctx;
-    double position;
-    CU_TRY(cu_stream_resolve(stream, &ctx, &position));
     CU_CHECK(event->ctx == ctx, CUDA_ERROR_INVALID_HANDLE);
     event->capture_id = 0;
     event->position = position;
@@ -180,6 +198,47 @@ CUresult cu_event_record(CUevent event, CUstream stream)
     if (event->shared != NULL)
         cu_shared_record(event);
     return CUDA_SUCCESS;
+}
+
+CUresult cu_event_record(CUevent event, CUstream stream)
+{
+    CUcontext ctx;
+    double position;
+    CU_TRY(cu_stream_resolve(stream, &ctx, &position));
+    return record_at(event, ctx, position);
+}
+
+CUresult cu_context_record(CUcontext view, CUevent event)
+{
+    CU_CHECK(event != NULL && event->magic == CU_EVENT, CUDA_ERROR_INVALID_HANDLE);
+    CU_TRY(cu_capture_whole(view));
+    return record_at(event, view->base, view->position);
+}
+
+CUresult cu_context_wait(CUcontext view, CUevent event)
+{
+    CU_CHECK(event != NULL && event->magic == CU_EVENT, CUDA_ERROR_INVALID_HANDLE);
+    CU_CHECK(!cu_capture_has(event), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    CU_TRY(cu_capture_whole(view));
+    if (event->shared != NULL && cu_shared_elsewhere(event))
+        cu_shared_wait(event);
+    else if (event->recorded && event->ctx == view->base)
+        raise_position(&view->position, event->position);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxRecordEvent(CUcontext ctx, CUevent event)
+{
+    CU_TRY(cu_enter("cuCtxRecordEvent"));
+    CU_CHECK(cu_is_context(ctx), CUDA_ERROR_INVALID_CONTEXT);
+    return cu_context_record(ctx, event);
+}
+
+CUresult cuCtxWaitEvent(CUcontext ctx, CUevent event)
+{
+    CU_TRY(cu_enter("cuCtxWaitEvent"));
+    CU_CHECK(cu_is_context(ctx), CUDA_ERROR_INVALID_CONTEXT);
+    return cu_context_wait(ctx, event);
 }
 
 CUresult cu_event_wait(CUevent event, CUstream stream)

@@ -74,6 +74,16 @@ CUresult PTSZ(cuStreamGetCtx)(CUstream stream, CUcontext *out)
     CUcontext ctx;
     CU_TRY(enter_stream("cuStreamGetCtx", stream, &ctx));
     CU_CHECK(out != NULL, CUDA_ERROR_INVALID_VALUE);
+    *out = cu_stream_view(own(stream), ctx);
+    return CUDA_SUCCESS;
+}
+
+CUresult PTSZ(cuStreamGetCtx_v2)(CUstream stream, CUcontext *out, CUgreenCtx *green)
+{
+    CUcontext ctx;
+    CU_TRY(enter_stream("cuStreamGetCtx_v2", stream, &ctx));
+    CU_CHECK(out != NULL && green != NULL, CUDA_ERROR_INVALID_VALUE);
+    *green = cu_stream_view(own(stream), ctx)->green;
     *out = ctx;
     return CUDA_SUCCESS;
 }

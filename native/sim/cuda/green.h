@@ -1,0 +1,30 @@
+/* Green contexts: a part of a device's SMs under the primary context. */
+#ifndef VGPU_SIM_CUDA_GREEN_H
+#define VGPU_SIM_CUDA_GREEN_H
+
+#include "internal.h"
+
+enum { CU_SM_WORDS = 4 };
+
+struct cu_sms {
+    uint64_t bits[CU_SM_WORDS];
+};
+
+struct CUdevResourceDesc_st {
+    uint32_t magic;
+    int ordinal;
+    struct cu_sms sms;
+};
+
+struct CUgreenCtx_st {
+    uint32_t magic;
+    CUcontext view; /* what cuCtxFromGreenCtx gives: lives and dies with it */
+    unsigned long long id;
+    struct cu_sms sms;
+    CUgreenCtx next;
+};
+
+/* devres.c: sms NULL: all that the device shows */
+CUresult cu_resource_of(int ordinal, const struct cu_sms *sms, CUdevResource *out, CUdevResourceType type);
+
+#endif
