@@ -2,7 +2,7 @@
  * vgpu-spin: keeps a device busy with kernels of a known amount of work, and says how much was done when.
  *
  *   vgpu-spin --kernel-us D [--rate R] [--mode MODE] [--seconds S] [--report-ms W] [--begin-at NS] [--device N]
- *     MODE: eager (default), graph (40 kernels each), cooperative, streams (4)
+ *     MODE: eager (default), graph (40 kernels each), cooperative, streams (4), green (two green contexts, a stream each)
  *     R: loop iterations in a microsecond, from a run with --calibrate on the idle device
  *   vgpu-spin --kernel-us D --every-us P --burst K     a latency-sensitive client: K kernels every P, timed
  *   vgpu-spin --calibrate                              measures R
@@ -34,14 +34,15 @@
     X(cuEventSynchronize) X(cuEventElapsedTime) X(cuLaunchKernel) X(cuDeviceGetAttribute)
 #define SPIN_OPTIONAL(X)                                                                                        \
     X(cuLaunchCooperativeKernel) X(cuStreamBeginCapture_v2) X(cuStreamEndCapture) X(cuGraphInstantiateWithFlags) \
-    X(cuGraphLaunch)
+    X(cuGraphLaunch) X(cuDeviceGetDevResource) X(cuDevSmResourceSplitByCount) X(cuDevResourceGenerateDesc)       \
+    X(cuGreenCtxCreate) X(cuGreenCtxStreamCreate)
 
 static struct {
 #define MEMBER(name) __typeof__(&name) name;
     SPIN_SYMBOLS(MEMBER) SPIN_OPTIONAL(MEMBER)
 } cu;
 
-enum { STREAMS = 4, GRAPH_KERNELS = 40, RING = 64, BLOCK = 256, IN_FLIGHT_US = 20000, COST_BLOCK = 100 };
+enum { STREAMS = 4, GREENS = 2, GRAPH_KERNELS = 40, RING = 64, BLOCK = 256, IN_FLIGHT_US = 20000, COST_BLOCK = 100 };
 
 static struct {
     double kernel_us, rate, seconds, report_ms, every_us, linger_ms;
@@ -129,6 +130,23 @@ static void launch(CUstream stream)
         DO(cuLaunchKernel(run.kernel, run.grid, 1, 1, BLOCK, 1, 1, 0, stream, parameters, NULL));
 }
 
+/* The device's SMs in two halves, a green context and a stream on each. */
+static void make_green(CUdevice device)
+{
+    CUdevResource whole;
+    CUdevResource half[GREENS];
+    unsigned count = GREENS;
+    DO(cuDeviceGetDevResource(device, &whole, CU_DEV_RESOURCE_TYPE_SM));
+    DO(cuDevSmResourceSplitByCount(half, &count, &whole, NULL, 0, whole.sm.smCount / GREENS / 8 * 8));
+    for (unsigned i = 0; i < count; i++) {
+        CUdevResourceDesc desc;
+        CUgreenCtx green;
+        DO(cuDevResourceGenerateDesc(&desc, &half[i], 1));
+        DO(cuGreenCtxCreate(&green, desc, device, CU_GREEN_CTX_DEFAULT_STREAM));
+        DO(cuGreenCtxStreamCreate(&run.streams[i], green, CU_STREAM_NON_BLOCKING, 0));
+    }
+}
+
 static void open_device(void)
 {
     CUcontext context;
@@ -151,6 +169,8 @@ static void open_device(void)
     DO(cuMemHostGetDevicePointer_v2(&run.host_device, host, 0));
     for (int i = 0; i < STREAMS; i++)
         DO(cuStreamCreate(&run.streams[i], CU_STREAM_NON_BLOCKING));
+    if (strcmp(want.mode, "green") == 0)
+        make_green(device);
     run.grid = (unsigned)sms * 8; /* eight blocks of 256 fill an SM of 2048 threads */
     run.iterations = (uint64_t)(want.kernel_us * want.rate);
     run.iterations = run.iterations > 0 ? run.iterations : 1;
@@ -228,7 +248,7 @@ static void begin(void)
 /* Submits without pause, with some 20 ms of work in flight, and reports what was done in each window. */
 static int saturate(void)
 {
-    unsigned streams = strcmp(want.mode, "streams") == 0 ? STREAMS : 1;
+    unsigned streams = strcmp(want.mode, "streams") == 0 ? STREAMS : strcmp(want.mode, "green") == 0 ? GREENS : 1;
     double each_us = want.kernel_us * (run.graph != NULL ? GRAPH_KERNELS : 1);
     unsigned chunk = (unsigned)(IN_FLIGHT_US / each_us / 4) + 1; /* submissions between two events */
     CUevent ring[4];

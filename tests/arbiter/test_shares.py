@@ -42,6 +42,13 @@ def test_processes_of_one_tenant_have_one_share(card: Card) -> None:
     assert sum(percent(p) for p in processes) < 36
 
 
+def test_green_contexts_have_the_share_of_their_tenant(card: Card) -> None:
+    lease = card.lease("a", HARD, 25)
+    got = percent(card.spin(lease, 1.5, "--mode", "green"))
+    assert 8 < got < 30
+    assert counters(lease)["turns"] > 3
+
+
 def test_idle_time_is_lent_and_comes_back(card: Card) -> None:
     lent, owner = card.lease("a", CONSERVING, 20), card.lease("b", CONSERVING, 80)
     idle = card.spin(owner, 2.0, "--every-us", "400000")
