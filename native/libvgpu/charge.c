@@ -5,6 +5,7 @@
 #include "away.h"
 #include "device.h"
 #include "functions.h"
+#include "green.h"
 #include "graph.h"
 #include "learn.h"
 #include "pool.h"
@@ -183,7 +184,7 @@ CUresult vgpu_charge_pointer(struct vgpu_charge *charge, CUresult result, enum v
 void *vgpu_charge_context(void)
 {
     CUcontext context = NULL;
-    return CALL(cuCtxGetCurrent, &context) == CUDA_SUCCESS ? (void *)context : NULL;
+    return CALL(cuCtxGetCurrent, &context) == CUDA_SUCCESS ? (void *)vgpu_green_primary(context) : NULL;
 }
 
 bool vgpu_charge_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry)

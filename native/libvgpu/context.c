@@ -13,6 +13,7 @@
 #include "context.h"
 #include "device.h"
 #include "functions.h"
+#include "green.h"
 #include "learn.h"
 #include "pool.h"
 #include "process_memory.h"
@@ -30,6 +31,7 @@ static pthread_mutex_t creation = PTHREAD_MUTEX_INITIALIZER; /* one measurement 
 void vgpu_context_reset(void)
 {
     memset(contexts, 0, sizeof(contexts));
+    vgpu_green_reset();
     pthread_mutex_init(&creation, NULL);
 }
 
@@ -262,6 +264,36 @@ static void primary_ended(struct device_contexts *known, int index)
 {
     ended(index, known->primary);
     known->primary = NULL;
+    known->primary_refs = 0;
+    vgpu_green_ended(index);
+}
+
+/* Green contexts keep it too, and the driver alone knows how long. */
+static void end_if_inactive(struct device_contexts *known, int index, CUdevice dev)
+{
+    unsigned int flags;
+    int active = 0;
+    if (known->primary_refs == 0 &&
+        (CALL(cuDevicePrimaryCtxGetState, dev, &flags, &active) != CUDA_SUCCESS || !active))
+        primary_ended(known, index);
+}
+
+void vgpu_context_look(CUdevice dev)
+{
+    int index;
+    pthread_mutex_lock(&creation);
+    struct device_contexts *known = primary_of(dev, &index);
+    if (known != NULL)
+        end_if_inactive(known, index, dev);
+    pthread_mutex_unlock(&creation);
+}
+
+CUcontext vgpu_context_primary(int index)
+{
+    pthread_mutex_lock(&creation);
+    CUcontext primary = contexts[index].primary;
+    pthread_mutex_unlock(&creation);
+    return primary;
 }
 
 #define RELEASE_BODY(symbol)                                        \
@@ -270,8 +302,10 @@ static void primary_ended(struct device_contexts *known, int index)
         pthread_mutex_lock(&creation);                              \
         struct device_contexts *known = primary_of(dev, &index);    \
         CUresult result = CALL(symbol, dev);                        \
-        if (result == CUDA_SUCCESS && known != NULL && known->primary_refs > 0 && --known->primary_refs == 0) \
-            primary_ended(known, index);                            \
+        if (result == CUDA_SUCCESS && known != NULL) {              \
+            known->primary_refs -= known->primary_refs > 0;         \
+            end_if_inactive(known, index, dev);                     \
+        }                                                           \
         pthread_mutex_unlock(&creation);                            \
         return result;                                              \
     } while (0)

@@ -2,6 +2,14 @@
 #ifndef VGPU_CONTEXT_H
 #define VGPU_CONTEXT_H
 
+#include "cuda_api.h"
+
+/* The primary context of a device of the lease while it is active, or NULL. */
+CUcontext vgpu_context_primary(int index);
+
+/* What kept a primary context besides the program's own references went: it may have ended. */
+void vgpu_context_look(CUdevice dev);
+
 /* In a forked child: it has none of its parent's contexts. */
 void vgpu_context_reset(void);
 

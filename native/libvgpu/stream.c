@@ -36,11 +36,6 @@ VGPU_EXPORT CUresult cuStreamCreateWithPriority(CUstream *phStream, unsigned int
     CREATE_BODY(cuStreamCreateWithPriority, phStream, flags, priority);
 }
 
-VGPU_EXPORT CUresult cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCtx greenCtx, unsigned int flags, int priority)
-{
-    CREATE_BODY(cuGreenCtxStreamCreate, phStream, greenCtx, flags, priority);
-}
-
 /* The memory that others see this process hold is true again when its work is done. */
 static CUresult synchronised(CUresult result)
 {

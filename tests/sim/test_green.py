@@ -80,9 +80,7 @@ out = dict(whole=[w.type, w.count, w.least, w.multiple], sixteen=split(16)[:3], 
 
 
 def test_an_older_card_has_finer_parts(sim_node: Make) -> None:
-    out = ask(
-        sim_node("t4x1"), GREEN + "w = whole()\nout = [w.count, w.least, w.multiple, split(3)[:3]]"
-    )
+    out = ask(sim_node("t4x1"), GREEN + "w = whole()\nout = [w.count, w.least, w.multiple, split(3)[:3]]")
     assert out == [40, 2, 2, [0, [4] * 10, 0]]
 
 
@@ -182,8 +180,10 @@ out = dict(refused=refused, mine=mine, order=order, detached=detached)
     assert out == {
         "refused": [INVALID_VALUE, INVALID_CONTEXT],
         "mine": [-5, True, True, True, True, None],
-        "order": [0, 0, 0, 0, NOT_READY, 0, NOT_READY, 0, NOT_READY]
-        + [NOT_READY, 0, INVALID_CONTEXT, INVALID_HANDLE, 0],
+        "order": [
+            *[0, 0, 0, 0, NOT_READY, 0, NOT_READY, 0, NOT_READY],
+            *[NOT_READY, 0, INVALID_CONTEXT, INVALID_HANDLE, 0],
+        ],
         "detached": [DETACHED, DETACHED, 0, 0],
     }
 
@@ -197,12 +197,16 @@ def test_green_contexts_end_with_the_primary_one(node: SimNode) -> None:
     assert out == [DESTROYED, INVALID_CONTEXT, INVALID_CONTEXT]
 
 
+def lease(node: SimNode, folder: Path, limit: int) -> dict[str, str]:
+    """What puts a program under libvgpu with `limit` bytes of the first device."""
+    uuid = node.dump()["devices"][0]["uuid"]
+    limits = [DeviceLimits(uuid, limit, 10000, SharePolicy.NONE)]
+    made = write_lease(folder, "a", limits, uid=os.getuid(), gid=os.getgid())
+    return {"LD_PRELOAD": str(build_dir() / "lib" / "libvgpu.so"), "VGPU_LEASE": str(made)}
+
+
 def test_a_tenant_of_libvgpu_uses_them(node: SimNode, tmp_path: Path) -> None:
     """Its launches in green streams are let through and its memory is held to the limit, as anywhere."""
-    uuid = node.dump()["devices"][0]["uuid"]
-    limits = [DeviceLimits(uuid, 1 << 30, 10000, SharePolicy.NONE)]
-    lease = write_lease(tmp_path, "a", limits, uid=os.getuid(), gid=os.getgid())
-    env = {"LD_PRELOAD": str(build_dir() / "lib" / "libvgpu.so"), "VGPU_LEASE": str(lease)}
     out = ask(
         node,
         STREAMS
@@ -215,6 +219,45 @@ out += [total, code("cuMemAlloc_v2", c.byref(u64()), size(400 * MIB)), code("cuM
 cu("cuStreamDestroy_v2", s); cu("cuGreenCtxDestroy", g)
 out.append(code("cuMemAlloc_v2", c.byref(u64()), size(4)))
 """,
-        env,
+        lease(node, tmp_path, 1 << 30),
     )
     assert out == [0, 0, 0, 1024, 2, 0, 0, 0, DESTROYED]
+
+
+KEPT = """
+many = code("cuMemAlloc_v2", c.byref(u64()), size(400 * MIB))  # no context yet
+_, g = green(describe(split(32, 2)[3][0])[1])
+cu("cuCtxSetCurrent", view(g))
+held = [used()]
+cu.alloc(300 * MIB)
+primary = c.c_void_p()
+cu("cuDevicePrimaryCtxRetain", c.byref(primary), 0); cu("cuDevicePrimaryCtxRelease_v2", 0)
+held.append(used())
+more = code("cuMemAlloc_v2", c.byref(u64()), size(300 * MIB))
+stream = [cu.raw("cuCtxSetCurrent", None), stream_of(g)[0]]
+cu("cuGreenCtxDestroy", g)
+cu("cuDevicePrimaryCtxRetain", c.byref(primary), 0); cu("cuCtxSetCurrent", primary)
+out = [many, held, more, stream, used(), code("cuMemAlloc_v2", c.byref(u64()), size(400 * MIB))]
+"""
+
+
+def test_under_libvgpu_a_primary_context_lives_as_long_as_its_green_ones(
+    node: SimNode, tmp_path: Path
+) -> None:
+    """What was made in one stays charged when the program's own reference goes, and comes back at the end."""
+    out = ask(node, GREEN + KEPT, lease(node, tmp_path, 1 << 30))
+    page = 2  # what a stream may take is claimed, and found to be nothing here
+    assert out == [
+        INVALID_CONTEXT,
+        [CONTEXT_MIB, CONTEXT_MIB + 300],
+        2,
+        [0, 0],
+        pytest.approx(CONTEXT_MIB, abs=page),
+        0,
+    ]
+
+
+def test_under_libvgpu_the_primary_context_of_a_green_one_is_claimed(node: SimNode, tmp_path: Path) -> None:
+    body = "out = green(describe(split(32, 2)[3][0])[1])[0]"
+    assert ask(node, GREEN + body, lease(node, tmp_path, 256 << 20)) == 2
+    assert node.dump()["processes"] == []

@@ -1,0 +1,150 @@
+/*
+ * green.c: green contexts. One retains the primary context of its device, and makes it if need be: so that
+ * is claimed for as if the program had retained it. Memory that is made while one is current is the primary
+ * context's.
+ */
+#include "green.h"
+
+#include <pthread.h>
+
+#include "away.h"
+#include "charge.h"
+#include "context.h"
+#include "device.h"
+#include "functions.h"
+#include "learn.h"
+#include "tenant.h"
+
+enum { NAMES_MAX = 256 }; /* more are not known: what is made in them is given back pointer by pointer only */
+
+static struct name {
+    CUcontext context; /* NULL: free */
+    CUcontext primary;
+    int device;
+} names[NAMES_MAX];
+static unsigned used; /* entries at or above were never used */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static struct name *find(CUcontext context)
+{
+    for (unsigned i = 0; i < used; i++)
+        if (names[i].context == context)
+            return &names[i];
+    return NULL;
+}
+
+CUcontext vgpu_green_primary(CUcontext context)
+{
+    if (__atomic_load_n(&used, __ATOMIC_RELAXED) == 0 || context == NULL)
+        return context;
+    pthread_mutex_lock(&lock);
+    const struct name *name = find(context);
+    if (name != NULL)
+        context = name->primary;
+    pthread_mutex_unlock(&lock);
+    return context;
+}
+
+static void note(CUcontext context)
+{
+    CUdevice device;
+    bool limited;
+    if (vgpu_tenant_enter(&limited) != CUDA_SUCCESS || !limited ||
+        vgpu_device_of_context(context, &device) != CUDA_SUCCESS)
+        return;
+    int index = vgpu_device_index(device);
+    CUcontext primary = index == VGPU_NOT_IN_LEASE ? NULL : vgpu_context_primary(index);
+    if (primary == NULL)
+        return;
+    pthread_mutex_lock(&lock);
+    struct name *name = find(context);
+    if (name == NULL)
+        name = find(NULL);
+    if (name == NULL && used < NAMES_MAX) {
+        name = &names[used];
+        __atomic_store_n(&used, used + 1, __ATOMIC_RELAXED);
+    }
+    if (name != NULL)
+        *name = (struct name){context, primary, index};
+    pthread_mutex_unlock(&lock);
+}
+
+static void forget(CUcontext context)
+{
+    pthread_mutex_lock(&lock);
+    struct name *name = context == NULL ? NULL : find(context);
+    if (name != NULL)
+        name->context = NULL;
+    pthread_mutex_unlock(&lock);
+}
+
+void vgpu_green_ended(int device)
+{
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < used; i++)
+        if (names[i].device == device)
+            names[i].context = NULL;
+    pthread_mutex_unlock(&lock);
+}
+
+void vgpu_green_reset(void)
+{
+    pthread_mutex_init(&lock, NULL);
+    used = 0;
+}
+
+VGPU_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags)
+{
+    CUcontext primary;
+    CUresult result = cuDevicePrimaryCtxRetain(&primary, dev); /* ours: claims */
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = CALL(cuGreenCtxCreate, phCtx, desc, dev, flags);
+    cuDevicePrimaryCtxRelease_v2(dev);
+    return result;
+}
+
+VGPU_EXPORT CUresult cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx)
+{
+    CUresult result = CALL(cuCtxFromGreenCtx, pContext, hCtx);
+    if (result == CUDA_SUCCESS)
+        note(*pContext);
+    return result;
+}
+
+/* The device of a green context; false: it has none, as the driver will say. */
+static bool device_of(CUgreenCtx green, CUcontext *context, CUdevice *device)
+{
+    return green != NULL && CALL(cuCtxFromGreenCtx, context, green) == CUDA_SUCCESS &&
+           vgpu_device_of_context(*context, device) == CUDA_SUCCESS;
+}
+
+VGPU_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx hCtx)
+{
+    CUcontext context = NULL;
+    CUdevice device;
+    bool known = device_of(hCtx, &context, &device);
+    CUresult result = CALL(cuGreenCtxDestroy, hCtx);
+    if (result == CUDA_SUCCESS && known) {
+        forget(context);
+        vgpu_context_look(device);
+    }
+    return result;
+}
+
+VGPU_EXPORT CUresult cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCtx greenCtx, unsigned int flags, int priority)
+{
+    struct vgpu_charge charge = {.active = false};
+    CUcontext context;
+    CUdevice device;
+    CUresult result = CUDA_SUCCESS;
+    if (device_of(greenCtx, &context, &device))
+        result = vgpu_charge_device(&charge, device, VGPU_PAGE_BYTES);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = CALL(cuGreenCtxStreamCreate, phStream, greenCtx, flags, priority);
+    if (result == CUDA_SUCCESS && charge.active)
+        vgpu_learn(charge.device, charge.bytes);
+    vgpu_charge_undo(&charge, result);
+    return result;
+}
