@@ -1,6 +1,6 @@
 """Builds the packages: `./dev deb` runs this with the tree's own Python.
 
-    build.py [--out build/deb] [--system-compiler]
+    build.py [--out build/deb] [--system-compiler] [--arch amd64]
 
 The tree is copied to OUT/src with packaging/deb/debian at its top, and dpkg-buildpackage run there; the
 packages lie in OUT after. libvgpu.so is compiled by Zig for glibc 2.17, so that old containers load it (a
@@ -22,6 +22,8 @@ _LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv", "build", "dist", "tests", "__pycache__", ".*_cache", ".hypothesis", "gen"
 )
 _LINES_SHOWN = 60
+#: Debian's name of an architecture -> uname's.
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 def copy_tree(target: Path) -> None:
@@ -47,9 +49,14 @@ def run(command: list[str], **options: object) -> None:
     subprocess.run(command, check=True, **options)  # type: ignore[call-overload]
 
 
-def build(out: Path, system_compiler: bool) -> int:
+def own_architecture() -> str:
+    words = ["dpkg", "--print-architecture"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def build(out: Path, architecture: str, system_compiler: bool) -> int:
     source, wheels, log = out / "src", out / "wheels", out / "build.log"
-    run([sys.executable, str(HERE / "wheels.py"), "--out", str(wheels)])
+    run([sys.executable, str(HERE / "wheels.py"), "--out", str(wheels), "--machine", MACHINES[architecture]])
     copy_tree(source)
     for old in out.glob("*.deb"):
         old.unlink()
@@ -62,7 +69,7 @@ def build(out: Path, system_compiler: bool) -> int:
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
     }
     # what is needed of Build-Depends is what ./dev installs
-    command = ["dpkg-buildpackage", "-b", "-us", "-uc", "-d", "-j2"]
+    command = ["dpkg-buildpackage", "-b", "-us", "-uc", "-d", "-j2", f"--host-arch={architecture}"]
     with log.open("wb") as output:
         done = subprocess.run(command, cwd=source, env=environment, stdout=output, stderr=output, check=False)
     if done.returncode != 0:
@@ -77,10 +84,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "deb")
     parser.add_argument("--system-compiler", action="store_true")
+    parser.add_argument(
+        "--arch", choices=MACHINES, default=own_architecture(), help="another than this one is cross-built"
+    )
     options = parser.parse_args()
     out: Path = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    return build(out, options.system_compiler)
+    return build(out, options.arch, options.system_compiler)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""The wheels of what vgpud runs with, and of nothing else: `python packaging/deb/wheels.py --out FOLDER`.
+"""The wheels of what vgpud runs with, and of nothing else, for every Python that the package is for.
+
+    wheels.py --out FOLDER [--machine MACHINE]     FOLDER/3.11/*.whl, and so on
+    wheels.py --depends                            what the package depends on for them
 
 packaging/requirements.lock pins and hashes everything that is installed for development. What vgpud itself
 needs is the closure of pyproject.toml's dependencies, as the metadata of this very environment tell it. pip
-checks each hash; a source distribution (systemd-python has no wheel) is compiled here.
+checks each hash, and nothing is compiled: what has no wheel is the distribution's (FROM_THE_DISTRIBUTION).
 """
 
 import argparse
@@ -19,11 +22,17 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Debian 12 has 3.11, Ubuntu 24.04 has 3.12, Debian 13 has 3.13. In one row: the package depends on a range.
+PYTHONS = ("3.11", "3.12", "3.13")
+#: Python package -> Debian package, of which one folder serves every Python that a distribution has.
+FROM_THE_DISTRIBUTION = {"systemd-python": "python3-systemd"}
+#: Newest first: what the oldest of those distributions, Debian 12 with glibc 2.36, can load (PEP 600).
+_GLIBC_MINORS = range(36, 16, -1)
 _ENTRY = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==")
 
 
 def closure(wanted: Iterable[str]) -> set[str]:
-    """Canonical names of the requirements and of all that they require here, extras too."""
+    """Canonical names of the requirements and of all that they require, extras too, on any of PYTHONS."""
     found: set[str] = set()
     queue = [Requirement(text) for text in wanted]
     seen: set[tuple[str, str]] = set()
@@ -35,11 +44,17 @@ def closure(wanted: Iterable[str]) -> set[str]:
             if (name, extra) in seen:
                 continue
             seen.add((name, extra))
-            for text in requires(name) or ():
-                needed = Requirement(text)
-                if needed.marker is None or needed.marker.evaluate({"extra": extra}):
-                    queue.append(needed)
+            queue += [r for r in map(Requirement, requires(name) or ()) if _holds(r, extra)]
     return found
+
+
+def _holds(requirement: Requirement, extra: str) -> bool:
+    return requirement.marker is None or any(
+        requirement.marker.evaluate(
+            {"extra": extra, "python_version": python, "python_full_version": f"{python}.0"}
+        )
+        for python in PYTHONS
+    )
 
 
 def entries(lock: str, names: set[str]) -> str:
@@ -64,28 +79,55 @@ def runtime_lock() -> str:
     """What to install: a part of packaging/requirements.lock."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lock = (ROOT / "packaging" / "requirements.lock").read_text()
-    return entries(lock, closure(project["dependencies"]))
+    return entries(lock, closure(project["dependencies"]) - set(FROM_THE_DISTRIBUTION))
+
+
+def depends() -> str:
+    """For debian/control: the Pythons, and what the distribution has to bring for them."""
+    first, last = PYTHONS[0], PYTHONS[-1]
+    major, minor = map(int, last.split("."))
+    pythons = f"python3 (>= {first}~), python3 (<< {major}.{minor + 1}~)"
+    return ", ".join([pythons, *FROM_THE_DISTRIBUTION.values()])
+
+
+def target(python: str, machine: str) -> list[str]:
+    """pip's options for an interpreter that is not this one; `machine` as uname names it."""
+    platforms = [f"manylinux_2_{minor}_{machine}" for minor in _GLIBC_MINORS] + [f"manylinux2014_{machine}"]
+    options = ["--implementation", "cp", "--python-version", python, "--only-binary", ":all:"]
+    return [*options, *(word for platform in platforms for word in ("--platform", platform))]
+
+
+def fetch(lock: str, out: Path, machine: str) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    requirements = out / "runtime.lock"
+    requirements.write_text(lock)
+    pip = [sys.executable, "-m", "pip", "download", "-qq", "--disable-pip-version-check", "--no-deps"]
+    for python in PYTHONS:
+        folder = out / python
+        folder.mkdir(exist_ok=True)
+        for old in folder.iterdir():
+            old.unlink()
+        words = [*target(python, machine), "--require-hashes", "-r", str(requirements), "-d", str(folder)]
+        subprocess.run([*pip, *words], check=True)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    out: Path = parser.parse_args().out
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--machine", default="x86_64", help="x86_64 or aarch64")
+    parser.add_argument("--depends", action="store_true")
+    options = parser.parse_args()
+    if options.depends:
+        print(depends())
+        return 0
+    out: Path = options.out
     lock = runtime_lock()
     stamp = out / "stamp"
-    wanted = hashlib.sha256(f"{sys.version_info[:2]}\n{lock}".encode()).hexdigest()
-    if stamp.exists() and stamp.read_text() == wanted:
-        return 0
-    out.mkdir(parents=True, exist_ok=True)
-    for old in out.iterdir():
-        old.unlink()
-    requirements = out / "runtime.lock"
-    requirements.write_text(lock)
-    pip = [sys.executable, "-m", "pip", "wheel", "-qq", "--disable-pip-version-check", "--use-pep517"]
-    subprocess.run(
-        [*pip, "--require-hashes", "--no-deps", "-r", str(requirements), "-w", str(out)], check=True
-    )
-    stamp.write_text(wanted)
+    wanted = hashlib.sha256(f"{PYTHONS} {options.machine}\n{lock}".encode()).hexdigest()
+    if not stamp.exists() or stamp.read_text() != wanted:
+        stamp.unlink(missing_ok=True)
+        fetch(lock, out, options.machine)
+        stamp.write_text(wanted)
     return 0
 
 

@@ -5,6 +5,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,9 +29,8 @@ class Installed:
     """A machine with the packages on it; `before` is what its file system held without them."""
 
     machine: Machine
+    debs: Path  # seen in it as /debs
     before: frozenset[str]
-    version: str
-    later: str
     install_seconds: float
 
 
@@ -63,11 +63,12 @@ def listing(machine: Machine) -> frozenset[str]:
     return frozenset(line for line in found.splitlines() if not line.startswith(_NOISE))
 
 
-@pytest.fixture(scope="session")
-def installed(debs: Path) -> Iterator[Installed]:
+@contextmanager
+def installed_on(suite: str, debs: Path) -> Iterator[Installed]:
+    """A booted machine of this release with the packages; skips where there can be none."""
     if reason := lacking("debootstrap", "systemd-nspawn"):
         pytest.skip(reason)
-    root = debian_root()
+    root = debian_root(suite)
     if isinstance(root, str):
         pytest.skip(root)
     folder = Path(tempfile.mkdtemp(prefix="machine-", dir=WORK))
@@ -78,7 +79,6 @@ def installed(debs: Path) -> Iterator[Installed]:
     seen.mkdir()
     for deb in debs.glob("*.deb"):
         (seen / deb.name).hardlink_to(deb)
-    later = packages.as_later(debs, seen / "later")
     try:
         machine = Machine(folder, seen)
     except NoBoot as error:
@@ -96,7 +96,13 @@ def installed(debs: Path) -> Iterator[Installed]:
         seconds = time.monotonic() - began
         # from here on dpkg waits for no disk: nothing here survives anyway
         machine.shell("echo force-unsafe-io >/etc/dpkg/dpkg.cfg.d/unsafe; usermod -a -G vgpu alice")
-        yield Installed(machine, before, packages.version(debs), later, seconds)
+        yield Installed(machine, seen, before, seconds)
     finally:
         machine.stop()
         shutil.rmtree(seen)
+
+
+@pytest.fixture(scope="session")
+def installed(debs: Path) -> Iterator[Installed]:
+    with installed_on("bookworm", debs) as machine:
+        yield machine

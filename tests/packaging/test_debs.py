@@ -12,8 +12,10 @@ from tests.packaging.debs import NAMES, field, files, one
 from tests.simnode import ROOT
 from vgpud import __version__
 from vgpud.ledger.schema import MIGRATIONS
+from vgpud.settings import Settings
 
 pytestmark = [pytest.mark.root, pytest.mark.xdist_group("packaging")]
+LIBRARIES = Path("/usr/lib/vgpud")
 DEBIAN = ROOT / "packaging" / "deb" / "debian"
 
 
@@ -40,7 +42,7 @@ def test_the_environment_is_of_the_lock_and_has_no_tools(debs: Path) -> None:
         for path in names
         if (match := re.search(r"site-packages/([\w.]+)-[^/]*\.dist-info/$", path))
     }
-    assert {"vgpud", "grpcio", "pydantic", "systemd_python", "uvloop"} <= packages
+    assert {"vgpud", "grpcio", "pydantic", "uvloop"} <= packages
     assert not packages & {
         "pip",
         "setuptools",
@@ -70,6 +72,14 @@ def test_the_programs_and_what_shells_and_readers_want(debs: Path) -> None:
     pages = {path.name for path in (ROOT / "docs" / "man").glob("*.[1-8]")} - {"libvgpu.7"}
     wanted |= {f"/usr/share/man/man{page[-1]}/{page}.gz" for page in pages}
     assert wanted - names == set()
+
+
+def test_what_the_daemon_looks_for_beside_itself_is_there(debs: Path) -> None:
+    names = {path.split(" ")[0] for path in files(one(debs, "vgpud"))}
+    wanted = [known.default for known in Settings.model_fields.values()]
+    programs = {str(path) for path in wanted if isinstance(path, Path) and path.parent == LIBRARIES}
+    assert len(programs) >= 3
+    assert programs - names == set()
 
 
 def test_nobody_but_root_can_change_them(debs: Path) -> None:

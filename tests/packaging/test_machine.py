@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.packaging.conftest import Installed, listing
+from tests.packaging.debs import as_later
 from tests.packaging.machine import Machine
 from vgpud.model.journal import Message
 
@@ -198,6 +199,17 @@ def test_a_tenant_is_held_to_its_limit(machine: Machine) -> None:
     assert 0 < int(filled["total_bytes"]) <= 2048 * MIB
 
 
+def test_a_tenant_is_suspended_and_goes_on(machine: Machine, tenants: Tenants) -> None:
+    (allocation,) = (name for name, slices in allocations(machine).items() if slices[0]["mode"] == "preload")
+    ctl(machine, "suspend", allocation)
+    try:
+        shown = json.loads(ctl(machine, "show", allocation, "-o", "json").stdout)
+        assert shown["state"] == "suspended"
+    finally:
+        ctl(machine, "resume", allocation)
+    tenants.assert_undisturbed()
+
+
 def test_a_good_policy_is_reloaded_and_a_bad_one_refused(machine: Machine) -> None:
     pid, before = main_pid(machine), json.loads(ctl(machine, "status", "-o", "json").stdout)
     own = "/etc/vgpud/conf.d/50-test.toml"
@@ -322,12 +334,10 @@ def test_an_upgrade_disturbs_no_tenant(installed: Installed, tenants: Tenants) -
     sockets = [machine.unit(name, "ActiveEnterTimestamp") for name in ("vgpud.socket", "vgpud-ro.socket")]
     pid = main_pid(machine)
     machine.shell("echo '# mine' >>/etc/vgpud/vgpud.toml")
+    later = as_later(installed.debs, installed.debs / "later")
     machine.shell("dpkg -i /debs/later/*.deb")
     ready_again(machine, pid)
-    assert (
-        machine.shell("dpkg-query -W -f '${Version} ' vgpud libvgpu vgpud-sim").split()
-        == [installed.later] * 3
-    )
+    assert machine.shell("dpkg-query -W -f '${Version} ' vgpud libvgpu vgpud-sim").split() == [later] * 3
     tenants.assert_undisturbed()
     # the running tenant has the library that it started with, later ones the new file
     assert machine.shell(f"stat -L -c %i {library}") != inode

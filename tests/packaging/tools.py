@@ -1,5 +1,6 @@
 """What these tests need of the system, fetched where it can be; why not, where it cannot."""
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -16,8 +17,7 @@ PROGRAMS = {
     "systemd-nspawn": "systemd-container",
 }
 #: What the packages depend on, so that `dpkg -i` alone installs them, and what a machine boots with.
-INCLUDED = "systemd,systemd-sysv,dbus,python3,libstdc++6,udev"
-SUITE = "bookworm"
+INCLUDED = "systemd,systemd-sysv,dbus,python3,python3-systemd,libstdc++6,udev"
 FETCH_SECONDS = 400
 WORK = ROOT / "build" / "packaging"
 
@@ -36,18 +36,18 @@ def lacking(*programs: str) -> str | None:
     return f"needs {', '.join(missing)}, which apt-get could not install" if missing else None
 
 
-def debian_root() -> Path | str:
-    """A Debian 12 as debootstrap makes it, kept between runs; or why there is none."""
-    root = WORK / "root"
+def debian_root(suite: str) -> Path | str:
+    """A Debian as debootstrap makes it, kept between runs; or why there is none."""
+    root = WORK / f"{suite}-{hashlib.sha256(INCLUDED.encode()).hexdigest()[:8]}"
     if root.is_dir():
         return root
     uri = archive()
     if uri is None:
         return "apt knows no Debian archive here"
-    fresh = WORK / "root.new"
+    fresh = root.with_suffix(".new")
     shutil.rmtree(fresh, ignore_errors=True)
     WORK.mkdir(parents=True, exist_ok=True)
-    words = ["debootstrap", "--variant=minbase", f"--include={INCLUDED}", SUITE, str(fresh), uri]
+    words = ["debootstrap", "--variant=minbase", f"--include={INCLUDED}", suite, str(fresh), uri]
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=FETCH_SECONDS)
     except subprocess.TimeoutExpired:
