@@ -244,6 +244,7 @@ async def serve(settings: Settings) -> None:
             kubelet_door(daemon, keeper).run(),
             daemon.cdi_watch.run(),
             dra_door(daemon, keeper).run(),
+            keeper.residency.run(),
         )
         lasting = [asyncio.ensure_future(one) for one in work]
         sd.notify("READY=1", f"STATUS={keeper.describe().status}")

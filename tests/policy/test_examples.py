@@ -94,7 +94,11 @@ def test_with_all_comment_signs_off_it_loads_and_shows_the_defaults(tmp_path: Pa
     default = DeviceRule()
     assert policy.planner == Policy().planner
     assert rule.mode == default.mode
-    assert rule.preload == default.settings_preload()
+    assert rule.preload is not None
+    # their defaults, never, cannot be written down
+    assert (rule.preload.idle_suspend, rule.preload.turn) == (600, 30)
+    never = {"idle_suspend": None, "turn": None}
+    assert rule.preload.model_copy(update=never) == default.settings_preload()
     assert rule.mps == default.settings_mps()
     assert rule.mig is not None
     assert rule.mig.profiles == ("1g.18gb", "3g.71gb")  # its default, all, cannot be written down

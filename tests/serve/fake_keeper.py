@@ -178,6 +178,9 @@ class FakeKeeper:
         self._check()
         return tuple(self.held.values()), len(self.events)
 
+    def standing(self, allocation: Allocation) -> str:
+        return "waits for the test" if allocation.state is State.SUSPENDED else ""
+
     async def slice_use(self, allocation: Allocation) -> tuple[SliceUse, ...]:
         return (SliceUse("GPU-1", 5, 2, 6, 1, 0, (77,), ComputeTime(10, 8, 9, 3, 1)),)
 

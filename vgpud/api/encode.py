@@ -12,7 +12,7 @@ from vgpud.model.errors import VgpuError
 from vgpud.model.event import Event
 from vgpud.model.plan import Step
 from vgpud.model.quantity import Percent
-from vgpud.model.tenancy import Allocation, Decision, Edits, MigSlice, Reason, Slice
+from vgpud.model.tenancy import Allocation, Decision, Edits, MigSlice, Reason, Slice, State
 from vgpud.model.view import NodeDescription, ReloadReport, SliceUse
 
 
@@ -95,7 +95,9 @@ def edits(changes: Edits) -> pb.Edits:
     )
 
 
-def allocation(held: Allocation, *, with_edits: bool, use: Iterable[SliceUse] = ()) -> pb.Allocation:
+def allocation(
+    held: Allocation, *, with_edits: bool, use: Iterable[SliceUse] = (), standing: str = ""
+) -> pb.Allocation:
     """Without edits for callers whom the allocation does not concern: env and paths are its owner's."""
     request = held.request
     return pb.Allocation(
@@ -117,6 +119,8 @@ def allocation(held: Allocation, *, with_edits: bool, use: Iterable[SliceUse] = 
         isolation=request.isolation.value if request.isolation is not None else "",
         suspended_pids=[process.pid for process in held.suspended],
         suspended_bytes=sum(process.memory_bytes for process in held.suspended),
+        cause=held.cause.value if held.state is State.SUSPENDED else "",
+        standing=standing,
     )
 
 

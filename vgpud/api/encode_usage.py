@@ -60,6 +60,7 @@ def processes(
                 device_index=process.device_index,
                 mode=process.mode,
                 label=process.label,
+                standing=process.standing,
             )
             for process in found
         ]

@@ -19,6 +19,7 @@ COLUMNS = (
     Column("MEMORY", right=True),
     Column("MODE"),
     Column("LABEL"),
+    Column("SUSPENDED"),
     Column("UUID", wide=True),
 )
 OUTSIDE = "outside vgpud"
@@ -46,6 +47,7 @@ def _row(item: pb.NodeProcess) -> tuple[str, ...]:
         words.memory(item.memory_bytes) if item.HasField("memory_bytes") else "",
         item.mode,
         item.label,
+        item.standing,
         item.device_uuid,
     )
 

@@ -119,6 +119,7 @@ def allocation_facts(item: pb.Allocation) -> Table:
         [
             ("id", item.id),
             ("state", item.state),
+            ("suspended", item.standing),
             ("failure", item.failure),
             ("owner", f"{words.user(item.owner_uid)} (uid {item.owner_uid}, gid {item.owner_gid})"),
             ("label", item.label),

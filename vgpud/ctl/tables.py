@@ -100,7 +100,7 @@ def _allocation_row(item: pb.Allocation, now_ns: int) -> Sequence[str]:
     return (
         item.id,
         words.user(item.owner_uid),
-        item.state,
+        f"{item.state} ({item.standing})" if item.standing else item.state,
         words.joined(dict.fromkeys(part.mode for part in parts)),
         words.joined(words.short_uuid(part.device_uuid) for part in parts),
         words.alike([words.memory(part.memory_bytes) for part in parts]) if parts else "",

@@ -107,7 +107,8 @@ def limiting(
     if held.state == State.FAILED:
         yield f"it has failed: {held.failure}; release it and allocate anew"
     if held.state == State.SUSPENDED:
-        yield f"it is suspended: its processes wait until 'vgpuctl resume {held.id}'"
+        resumes = f"'vgpuctl resume {held.id}' resumes it"
+        yield f"it is suspended ({held.standing or held.cause}): {resumes}"
     for at, part in enumerate(held.slices):
         device = devices.get(part.device_uuid)
         name = "its device" if device is None else f"device {device.index}"

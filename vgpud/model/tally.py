@@ -16,6 +16,9 @@ class Tally:
     released: int = 0
     resized: int = 0
     failed: int = 0
+    suspended: Counter[str] = field(default_factory=Counter)  # by their rules: cause
+    resumed: Counter[str] = field(default_factory=Counter)
+    resume_waited_seconds: float = 0.0  # from wanting to work until it could
     made_seconds: float = 0.0
     made_buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_SECONDS) + 1))
     reload_succeeded: bool = True

@@ -93,6 +93,7 @@ class NodeProcess:
     memory_bytes: int | None
     mode: str = ""  # of the allocation, as is the label
     label: str = ""
+    standing: str = ""  # what a suspended allocation waits for
 
 
 @dataclass(frozen=True, slots=True)

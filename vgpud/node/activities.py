@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 
 import structlog
@@ -68,5 +68,7 @@ class Activities:
             return False
         return now.wants > 0 or now.calls > self._left.setdefault(allocation.id, now.calls)
 
-    def forget(self, allocation_id: str) -> None:
-        self._left.pop(allocation_id, None)
+    def keep(self, there: Container[str]) -> None:
+        """Forgets all others."""
+        for gone in [name for name in self._left if name not in there]:
+            del self._left[gone]

@@ -51,6 +51,7 @@ from vgpud.node.notices import Notices
 from vgpud.node.operations import Operations
 from vgpud.node.policies import Policies, reload_report
 from vgpud.node.processes import Processes
+from vgpud.node.residency import Residency
 from vgpud.node.resizes import Resizes
 from vgpud.node.suspends import Suspends
 from vgpud.node.transitions import Transitions
@@ -124,21 +125,22 @@ class NodeKeeper:
         )
         self.resizes.check = self._check_quota
         self.resizes.ended = self.account.resized
-        self.activities = Activities(parts.effectors)
-        self.suspends = Suspends(
-            checkpoints.Surroundings(
-                parts.book,
-                parts.ledger,
-                parts.inventory,
-                parts.effectors,
-                self.hub,
-                self._changes,
-                parts.transitions,
-                parts.suspender,
-                lambda: host_memory(self.policy().policy.pool),
-                parts.fault,
-                self.activities,
-            )
+        around = checkpoints.Surroundings(
+            parts.book,
+            parts.ledger,
+            parts.inventory,
+            parts.effectors,
+            self.hub,
+            self._changes,
+            parts.transitions,
+            parts.suspender,
+            lambda: host_memory(self.policy().policy.pool),
+            parts.fault,
+            Activities(parts.effectors),
+        )
+        self.suspends = Suspends(around)
+        self.residency = Residency(
+            around, self.suspends, lambda: self.policy().policy, self.account.tally, self.spawn
         )
         parts.inventory.health_changed = self._health_changed
         self._allocating: dict[RequestKey, tuple[Request, asyncio.Task[Allocation]]] = {}
@@ -211,7 +213,7 @@ class NodeKeeper:
         if event is not None:
             self.hub.publish(event, allocation)
         self.account.allocated(allocation)
-        return allocation
+        return await self.residency.admit(allocation)
 
     async def _undo(self, allocation_id: str) -> None:
         """Leaves nothing of an allocation that failed half-way; what cannot be undone now is retried."""
@@ -424,6 +426,10 @@ class NodeKeeper:
     def list(self) -> tuple[tuple[Allocation, ...], int]:
         return tuple(self._book), self.hub.revision
 
+    def standing(self, allocation: Allocation) -> str:
+        """What a suspended tenant waits for."""
+        return self.residency.standing(allocation)
+
     async def slice_use(self, allocation: Allocation) -> tuple[SliceUse, ...]:
         """Empty entries where a slice cannot be read: a listing never fails for one lost device."""
         found = []
@@ -460,7 +466,7 @@ class NodeKeeper:
         return await self.meters.read()
 
     async def processes(self) -> tuple[NodeProcess, ...]:
-        return await self._processes.listed(await self.meters.read(_PROCESSES_SECONDS))
+        return await self._processes.listed(await self.meters.read(_PROCESSES_SECONDS), self.standing)
 
     async def last_events(self, count: int) -> tuple[Event, ...]:
         return await self._ledger.last_events(count)
@@ -504,6 +510,7 @@ class NodeKeeper:
         return reload_report(old, new, self._inventory.node, self._book.use)
 
     def _policy_changed(self) -> None:
+        self.residency.nudge()
         if self.mig is not None:
             self.spawn(self.mig.converge())
 

@@ -1,7 +1,8 @@
 """Process -> allocation -> device, as NVML and the arbiter know them."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -31,7 +32,9 @@ class Processes:
         self._effectors = effectors
         self._host_root = host_root
 
-    async def listed(self, metered: Metered) -> tuple[NodeProcess, ...]:
+    async def listed(
+        self, metered: Metered, standing: Callable[[Allocation], str] = lambda _: ""
+    ) -> tuple[NodeProcess, ...]:
         """By device and pid. Never fails: what cannot be asked just now is left out."""
         pairs = [
             (allocation, part)
@@ -40,7 +43,9 @@ class Processes:
             for part in allocation.slices
         ]
         pids = await asyncio.gather(*(self._pids(allocation, part) for allocation, part in pairs))
-        return await asyncio.to_thread(self._described, pairs, pids)
+        found = await asyncio.to_thread(self._described, pairs, pids)
+        stands = {allocation.id: standing(allocation) for allocation, _ in pairs}
+        return tuple(replace(one, standing=stands.get(one.allocation_id, "")) for one in found)
 
     async def _pids(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
         try:

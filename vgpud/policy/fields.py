@@ -1,9 +1,18 @@
 """What the tables of the policy are made of: the base of each, amounts of memory, and which devices."""
 
+import re
 from fnmatch import fnmatchcase
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
 
 from vgpud.model.device import Device
@@ -41,6 +50,45 @@ MemoryBytes = Annotated[
             ]
         }
     ),
+]
+
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_TIME = rf"^ *([0-9]{{1,9}}(?:\.[0-9]{{1,3}})?) *({'|'.join(_SECONDS)}) *$"
+
+
+def _seconds(value: object) -> float:
+    found = re.fullmatch(_TIME, value) if isinstance(value, str) else None
+    if found is None:
+        raise wrong("a time is text with a unit: ms, s, min, h or d", 'write it as in "10min"')
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def format_seconds(value: float) -> str:
+    """Exact, in the largest unit that divides it; what the policy takes, it gives back."""
+    ms = round(value * 1000)
+    unit = next(name for name in reversed(_SECONDS) if ms % round(_SECONDS[name] * 1000) == 0)
+    return f"{ms // round(_SECONDS[unit] * 1000)}{unit}"
+
+
+def _in_bounds(value: float) -> float:
+    if not _LEAST_SECONDS <= value <= _MOST_SECONDS:
+        raise wrong(
+            f"{format_seconds(value)} is out of bounds",
+            f"from {format_seconds(_LEAST_SECONDS)} to {format_seconds(_MOST_SECONDS)}",
+        )
+    return value
+
+
+# what copies gigabytes each time is not done more often, nor forgotten
+_LEAST_SECONDS, _MOST_SECONDS = 0.1, 30 * 86400.0
+
+Seconds = Annotated[
+    float,
+    BeforeValidator(_seconds),
+    AfterValidator(_in_bounds),
+    PlainSerializer(format_seconds, return_type=str, when_used="json"),
+    WithJsonSchema({"type": "string", "pattern": _TIME}),
 ]
 
 

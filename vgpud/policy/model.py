@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from vgpud.model.device import Device
 from vgpud.model.tenancy import ANYONE, Mode
 from vgpud.policy.dra import DraSettings
-from vgpud.policy.fields import Match, MemoryBytes, Table, wrong
+from vgpud.policy.fields import Match, MemoryBytes, Seconds, Table, wrong
 from vgpud.policy.kubelet import KubeletResource, KubeletSettings
 
 # the modes that have a settings table of their own in a [[device]] rule
@@ -125,6 +125,19 @@ class PreloadSettings(Table):
         le=20000,
         description="how long a turn of others may last, in microseconds, while a tenant of priority "
         "above-normal is active; below 500 counts as 500, 0: as the shares want",
+    )
+    idle_suspend: Seconds | None = Field(
+        None,
+        description="a tenant that has done nothing on the device for so long is suspended, until it works "
+        "again; left out: never",
+    )
+    turn: Seconds | None = Field(
+        None,
+        description="with memory_overcommit: how long tenants that do not fit beside each other keep the "
+        "device in turn, their memory on the host meanwhile; left out: no turns",
+    )
+    min_residence: Seconds = Field(
+        60.0, description="for so long at least a tenant that has come back is not suspended as idle"
     )
 
 

@@ -92,7 +92,8 @@ async def resume(keeper: Keeper, caller: Caller, asked: pb.ResumeRequest) -> pb.
 async def get_allocation(keeper: Keeper, caller: Caller, asked: pb.GetAllocationRequest) -> pb.Allocation:
     held = keeper.get(decode.identifier(asked.allocation_id, "allocation_id"))
     use = await keeper.slice_use(held)
-    return encode.allocation(held, with_edits=_sees_edits(caller, held), use=use)
+    sees = _sees_edits(caller, held)
+    return encode.allocation(held, with_edits=sees, use=use, standing=keeper.standing(held))
 
 
 async def list_allocations(
@@ -101,7 +102,8 @@ async def list_allocations(
     held, revision = keeper.list()
     shown = []
     for one in held:
-        shown.append(encode.allocation(one, with_edits=_sees_edits(caller, one)))
+        standing = keeper.standing(one)
+        shown.append(encode.allocation(one, with_edits=_sees_edits(caller, one), standing=standing))
         if len(shown) % _LISTED_AT_ONCE == 0:
             await asyncio.sleep(0)  # a long listing must not hold up an Allocate
     return pb.ListAllocationsReply(allocations=shown, revision=revision)

@@ -1,0 +1,234 @@
+"""Idle tenants give their memory back and come for it when they work; more tenants than fit take turns."""
+
+import signal
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.demo.node import DemoNode, Tenant
+from tests.e2e.conftest import NodeMaker
+from tests.e2e.support import GIB, allocate, client, eventually, release, states
+from tests.e2e.test_suspend import SIZE_MIB, end, goes_on, holding, resume, suspend, used_mib
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.lease import read_limits
+
+IDLE = """version = 1
+[[device]]
+mode = "auto"
+[device.preload]
+idle_suspend = "300ms"
+min_residence = "100ms"
+"""
+TURNS = """version = 1
+[[device]]
+mode = "auto"
+[device.preload]
+memory_overcommit = 2.0
+turn = "500ms"
+"""
+
+# Launches nothing but memsets, each checked, and says how many there were whenever it is asked; sys.argv: MiB
+BUSY = """
+import ctypes as c, json, select, sys
+u = c.CDLL("libcuda.so.1")
+context, memory, back = c.c_void_p(), c.c_uint64(), (c.c_uint32 * 1024)()
+def say(**words):
+    sys.stdout.write(json.dumps(words) + "\\n")
+    sys.stdout.flush()
+def call(name, *words):
+    code = getattr(u, name)(*words)
+    if code: sys.exit(f"{name}: {code}")
+size = int(sys.argv[1]) << 20
+call("cuInit", 0)
+call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
+call("cuCtxSetCurrent", context)
+call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(size))
+say(holds=size)
+round, whole = 0, True
+while True:
+    round += 1
+    call("cuMemsetD32_v2", memory, c.c_uint(round), c.c_size_t(size // 4))
+    call("cuMemcpyDtoH_v2", back, c.c_uint64(memory.value + size - 4096), c.c_size_t(4096))
+    whole = whole and all(word == round for word in back)
+    if select.select([sys.stdin], [], [], 0)[0]:
+        if not sys.stdin.readline(): break
+        say(rounds=round, whole=whole)
+"""
+
+
+@pytest.fixture(scope="module")
+def idle(make_shared_node: NodeMaker) -> DemoNode:
+    node = make_shared_node(policy=IDLE)
+    node.start()
+    return node
+
+
+@pytest.fixture
+def cut_node(make_node: NodeMaker) -> Iterator[DemoNode]:
+    node = make_node(policy=IDLE)
+    yield node
+    node.stop()
+
+
+@pytest.fixture
+def turns(make_node: NodeMaker) -> Iterator[DemoNode]:
+    node = make_node(policy=TURNS)
+    node.start()
+    yield node
+    node.stop()
+
+
+def shown(node: DemoNode, name: str) -> pb.Allocation:
+    with client(node) as calls:
+        return calls.get_allocation(name)
+
+
+def goes_idle(node: DemoNode, name: str) -> None:
+    eventually(lambda: states(node)[name] == "suspended", "it is suspended as idle")
+
+
+def test_an_idle_tenant_gives_its_memory_back_and_comes_for_it(idle: DemoNode) -> None:
+    tenant, name = holding(idle, 100)
+    goes_idle(idle, name)
+    eventually(lambda: used_mib(idle) < SIZE_MIB, "NVML shows none of its memory")
+    assert (shown(idle, name).cause, shown(idle, name).standing) == ("idle", "idle")
+    other, second = holding(idle, 100)  # its room is for others
+    goes_idle(idle, second)
+    for _ in range(2):
+        assert goes_on(tenant)  # waits until it is back, and does not fail
+        assert goes_on(other)
+    end(idle, tenant, name)
+    end(idle, other, second)
+
+
+def test_a_tenant_that_works_is_left_alone(make_node: NodeMaker) -> None:
+    node = make_node(policy=IDLE.replace("300ms", "2s"))
+    node.start()
+    tenant, name = holding(node, 1)
+    for _ in range(12):
+        assert goes_on(tenant)
+        with pytest.raises(TimeoutError):
+            _wait(node, name, 0.25)
+    end(node, tenant, name)
+    node.stop()
+
+
+def ask(tenant: Tenant) -> None:
+    assert tenant.process.stdin is not None
+    tenant.process.stdin.write("\n")
+    tenant.process.stdin.flush()
+
+
+def _wait(node: DemoNode, name: str, seconds: float) -> None:
+    """Raises TimeoutError if it is not suspended so soon."""
+    try:
+        eventually(lambda: states(node)[name] == "suspended", "suspended", seconds)
+    except AssertionError:
+        raise TimeoutError from None
+
+
+def test_by_hand_it_stays_away_and_says_that_it_wants(idle: DemoNode) -> None:
+    tenant, name = holding(idle)
+    goes_idle(idle, name)
+    assert suspend(idle, name).cause == "hand"
+    ask(tenant)
+    eventually(lambda: shown(idle, name).standing == "by hand, wants to work", "it says so")
+    resume(idle, name)
+    assert tenant.line()["whole"]
+    end(idle, tenant, name)
+
+
+def test_who_finds_no_room_waits_in_the_queue(idle: DemoNode) -> None:
+    first, one = holding(idle, 100)
+    goes_idle(idle, one)
+    second, two = holding(idle, 100)
+    goes_idle(idle, two)
+    third, three = busy(idle, 100)
+    third.line()
+    for place, name, tenant in (("1st", one, first), ("2nd", two, second)):
+        ask(tenant)
+        words = f"waits to resume, {place} in the queue: "
+        eventually(lambda n=name, w=words: shown(idle, n).standing.startswith(w), "it waits")  # type: ignore[misc]
+    (row,) = [item for item in idle.ctl_json("ps")["items"] if item["allocationId"] == two]
+    assert row["standing"].startswith("waits to resume, 2nd in the queue: others wait for longer")
+    assert f"suspended ({shown(idle, one).standing})" in idle.ctl("ls").stdout
+    end(idle, third, three)
+    assert first.line()["whole"]
+    assert second.line()["whole"]  # as soon as the first is idle again
+    end(idle, first, one)
+    end(idle, second, two)
+
+
+@pytest.mark.parametrize("point", ["suspend.limit", "suspend.lock-0", "suspend.save-0", "resume.restore-0"])
+def test_a_vgpud_that_dies_on_the_way_loses_nobody(cut_node: DemoNode, point: str) -> None:
+    node = cut_node
+    node.start(fault_point=point)
+    tenant, name = holding(node, 100)
+    assert node.daemon is not None
+    if point.startswith("resume"):
+        goes_idle(node, name)
+        ask(tenant)
+    assert node.daemon.wait(20) == -signal.SIGKILL
+    node.start()
+    if point.startswith("resume"):
+        assert tenant.line()["whole"]
+    assert goes_on(tenant)
+    goes_idle(node, name)
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+def test_one_that_waits_while_no_vgpud_runs_is_resumed_by_the_next(cut_node: DemoNode) -> None:
+    node = cut_node
+    node.start()
+    tenant, name = holding(node, 100)
+    goes_idle(node, name)
+    node.kill()
+    ask(tenant)
+    node.start()
+    assert tenant.line()["whole"]
+    end(node, tenant, name)
+
+
+def busy(node: DemoNode, gib: int) -> tuple[Tenant, str]:
+    before = states(node)
+    asked = ["--isolation", "quota", "--memory", f"{gib}GiB", "--device", "0"]
+    tenant = node.tenant(asked, [sys.executable, "-c", BUSY, "64"])
+    eventually(lambda: states(node).keys() - before.keys(), "it is there")
+    (name,) = states(node).keys() - before.keys()
+    return tenant, name
+
+
+def rounds(tenant: Tenant) -> int:
+    ask(tenant)
+    said = tenant.line()
+    assert said["whole"]
+    return int(said["rounds"])
+
+
+def test_two_that_do_not_fit_together_take_turns(turns: DemoNode) -> None:
+    first, one = busy(turns, 100)
+    first.line()
+    second, two = busy(turns, 100)
+    assert shown(turns, two).state in ("suspended", "resuming", "active")
+    second.line()  # it has had its first turn
+    seen = [rounds(first), rounds(second)]
+    for _ in range(2):
+        now = [rounds(first), rounds(second)]
+        assert all(b > a for a, b in zip(seen, now, strict=True))
+        seen = now
+    held = [shown(turns, name).state for name in (one, two)]
+    assert held.count("active") <= 1
+    for tenant in (first, second):
+        assert tenant.process.stdin is not None
+        tenant.process.stdin.close()
+    eventually(lambda: not states(turns), "both end")
+
+
+def test_a_new_tenant_that_does_not_fit_waits_for_its_turn(turns: DemoNode) -> None:
+    first = allocate(turns, isolation="quota", memory_bytes=100 * GIB, selector=pb.Selector(indices=[0]))
+    second = allocate(turns, isolation="quota", memory_bytes=100 * GIB, selector=pb.Selector(indices=[0]))
+    assert (first.state, second.state, second.cause) == ("active", "suspended", "turn")
+    assert read_limits(turns.run_dir / "leases" / second.id).away
+    release(turns, first.id, second.id)

@@ -1,0 +1,287 @@
+"""Who has its memory on the device: by table, and over random lives of many tenants."""
+
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vgpud.model.tenancy import Cause
+from vgpud.planner.residency import (
+    PATIENCE_MOST,
+    Kind,
+    Plan,
+    Rules,
+    Tenant,
+    Where,
+    decide,
+    idle_seconds,
+    patience_after,
+)
+
+GPU, OTHER = "GPU-0", "GPU-1"
+CARD = {GPU: 100, OTHER: 100}
+IDLE = Rules(idle_seconds=600, residence_seconds=60)
+TURNS = Rules(turn_seconds=5)
+
+
+def here(name: str, size: int, since: float = 0, **changes: object) -> Tenant:
+    base = Tenant(name, ((GPU, size),), Where.HERE, since, TURNS, active_at=since)
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def away(name: str, size: int, wants: float | None = 0, **changes: object) -> Tenant:
+    return here(name, size, where=Where.AWAY, wants_since=wants, **changes)
+
+
+def told(plan: Plan) -> list[str]:
+    return [f"{move.kind.value} {move.id}" + (f" {move.place}" if move.place else "") for move in plan.moves]
+
+
+def test_an_idle_tenant_goes_when_its_time_is_over_and_not_before() -> None:
+    lazy = here("a", 50, rules=IDLE, active_at=100)
+    assert decide(699, [lazy], CARD) == Plan((), 700)
+    assert told(decide(700, [lazy], CARD)) == ["suspend a"]
+    assert decide(700, [lazy], CARD).moves[0].cause is Cause.IDLE
+    assert told(decide(700, [replace(lazy, since=650)], CARD)) == []  # its residence
+    assert told(decide(700, [replace(lazy, rules=TURNS)], CARD)) == []  # nobody waits
+    assert told(decide(700, [replace(lazy, patience=1)], CARD)) == []
+
+
+def test_who_wants_comes_back_if_there_is_room() -> None:
+    assert told(decide(9, [here("a", 40), away("b", 60)], CARD)) == ["resume b"]
+    assert told(decide(9, [here("a", 40), away("b", 60, None)], CARD)) == []
+    assert told(decide(9, [here("a", 40), away("b", 60, cause=Cause.HAND)], CARD)) == []
+
+
+def test_the_longest_there_makes_room_when_its_turn_is_over() -> None:
+    tenants = [here("a", 75, since=10), away("b", 75, wants=11)]
+    early = decide(14, tenants, CARD)
+    assert (told(early), early.again) == (["wait b 1"], 15)
+    assert told(decide(15, tenants, CARD)) == ["suspend a", "wait b 1"]
+    going = [here("a", 75, where=Where.GOING), tenants[1]]
+    assert told(decide(15, going, CARD)) == ["wait b 1"]
+    three = [here("a", 30, since=3), here("b", 30, since=2), here("c", 30, since=1), away("d", 70)]
+    assert told(decide(9, three, CARD)) == ["suspend c", "suspend b", "wait d 1"]
+
+
+def test_without_turns_it_waits_for_those_who_go_by_themselves() -> None:
+    tenants = [here("a", 75, rules=IDLE), away("b", 75, rules=IDLE)]
+    waits = decide(599, tenants, CARD)
+    assert told(waits) == ["wait b 1"]
+    assert waits.moves[0].sentence == "others hold the room"
+    assert told(decide(600, tenants, CARD)) == ["suspend a", "wait b 1"]
+
+
+def test_first_come_first_served_and_priority_is_worth_a_turn() -> None:
+    queue = [here("a", 90), away("c", 50, 2), away("b", 50, 1), away("small", 10, 3)]
+    assert told(decide(4, queue, CARD)) == ["wait b 1", "wait c 2", "wait small 3"]
+    queue[1] = replace(queue[1], rank=1)
+    assert told(decide(4, queue, CARD)) == ["wait c 1", "wait b 2", "wait small 3"]
+    elsewhere = replace(away("x", 50, 9), parts=((OTHER, 50),))
+    assert told(decide(9, [here("a", 90, since=8), away("b", 50), elsewhere], CARD)) == [
+        "wait b 1",
+        "resume x",
+    ]
+
+
+def test_one_on_two_devices_comes_when_both_have_room() -> None:
+    both = replace(away("a", 0), parts=((GPU, 60), (OTHER, 60)))
+    on_one = replace(here("b", 0), parts=((OTHER, 60),))
+    assert told(decide(9, [both, on_one], CARD)) == ["suspend b", "wait a 1"]
+    assert told(decide(4, [both, on_one, away("c", 10, 1)], CARD)) == ["wait a 1", "wait c 2"]
+    assert told(decide(9, [both], CARD)) == ["resume a"]
+
+
+def test_who_cannot_come_is_in_nobodys_way() -> None:
+    stuck = away("a", 50, 0, not_before=20, why_not="the card is full")
+    assert told(decide(9, [stuck, away("b", 100, 1)], CARD)) == ["wait a 1", "resume b"]
+    huge = away("a", 101, 0)
+    assert told(decide(9, [huge, away("b", 100, 1)], CARD)) == ["wait a 1", "resume b"]
+
+
+def test_the_last_to_come_go_where_more_are_there_than_fit() -> None:
+    """A new one first: its turn has not begun, and it has not worked yet."""
+    crowd = [here("a", 75), here("b", 75, since=1), here("c", 20, since=2, rules=IDLE)]
+    assert told(decide(2, crowd, CARD)) == ["suspend b"]
+    assert told(decide(2, [*crowd[:1], replace(crowd[1], where=Where.GOING)], CARD)) == []
+
+
+def test_patience_grows_where_it_was_not_worth_while() -> None:
+    patience = 0
+    for _ in range(5):
+        patience = patience_after(patience, 10, IDLE)
+    assert patience == PATIENCE_MOST
+    assert patience_after(patience, 600, IDLE) == PATIENCE_MOST - 1
+    assert idle_seconds(here("a", 1, rules=IDLE, patience=2)) == 2400
+
+
+# --- lives
+
+
+@dataclass
+class Life:
+    """A tenant that works in spells: (pause, work) in seconds, each from the end of the one before; work is
+    done only while it is there."""
+
+    size: int
+    spells: list[tuple[float, float]]
+    rules: Rules
+    rank: int = 0
+    at: float = 0.0
+    left: float = 0.0
+    pauses_until: float = 0.0
+    suspensions: list[tuple[float, Cause, float]] = field(default_factory=list)  # when, why, there since
+    waits: list[float] = field(default_factory=list)
+
+
+STEP, SWITCH = 0.5, 1.0
+
+
+def lives_of(turns: bool) -> st.SearchStrategy[list[Life]]:
+    rules = (
+        st.just(TURNS) if turns else st.builds(Rules, st.floats(5, 40), residence_seconds=st.floats(1, 20))
+    )
+    pause = st.floats(0, 3) if turns else st.floats(0, 60)
+    spells = st.lists(st.tuples(pause, st.floats(0.5, 30)), min_size=1, max_size=6)
+    return st.lists(st.builds(Life, st.integers(5, 100), spells, rules), min_size=1, max_size=6)
+
+
+def live(lives: list[Life], seconds: float, begin_away: bool) -> None:
+    """Steps all through time; checks that no more is there than fits. Switches take SWITCH each way."""
+    tenants = {
+        str(i): Tenant(
+            str(i),
+            ((GPU, life.size),),
+            Where.AWAY if begin_away else Where.HERE,
+            0.0,
+            life.rules,
+            cause=Cause.TURN,
+        )
+        for i, life in enumerate(lives)
+    }
+    done: dict[str, float] = {}
+    now = 0.0
+    while now < seconds:
+        for name, life in enumerate(lives):
+            tenants[str(name)] = _work(life, tenants[str(name)], now)
+        for name, at in tuple(done.items()):
+            if at <= now:
+                one = tenants[name]
+                gone = one.where is Where.GOING
+                tenants[name] = replace(
+                    one, where=Where.AWAY if gone else Where.HERE, since=now, active_at=now
+                )
+                del done[name]
+        for move in decide(now, tuple(tenants.values()), CARD).moves:
+            one, life = tenants[move.id], lives[int(move.id)]
+            if move.kind is Kind.SUSPEND:
+                life.suspensions.append((now, move.cause, one.since))
+                tenants[move.id] = replace(one, where=Where.GOING, since=now, cause=move.cause)
+                done[move.id] = now + SWITCH
+            elif move.kind is Kind.RESUME:
+                assert one.wants_since is not None
+                life.waits.append(now - one.wants_since)
+                patience = patience_after(one.patience, now - one.since, one.rules)
+                tenants[move.id] = replace(
+                    one, where=Where.COMING, since=now, wants_since=None, patience=patience
+                )
+                done[move.id] = now + SWITCH
+        there = [t for t in tenants.values() if t.where is not Where.AWAY]
+        if begin_away:
+            assert sum(size for t in there for _, size in t.parts) <= CARD[GPU]
+        now += STEP
+    for name, life in enumerate(lives):  # those who still wait have waited so long at least
+        wants = tenants[str(name)].wants_since
+        if wants is not None and tenants[str(name)].where is Where.AWAY:
+            life.waits.append(now - wants)
+
+
+def _work(life: Life, tenant: Tenant, now: float) -> Tenant:
+    if life.left <= 0 and life.spells and now >= life.pauses_until:
+        pause, work = life.spells.pop(0)
+        life.pauses_until = now + pause
+        life.left = work
+    wants = life.left > 0 and now >= life.pauses_until
+    if wants and tenant.where is Where.HERE:
+        life.left -= STEP
+        if life.left <= 0:
+            life.pauses_until = now
+        return replace(tenant, active_at=now)
+    if wants and tenant.where is Where.AWAY and tenant.wants_since is None:
+        return replace(tenant, wants_since=now)
+    return tenant
+
+
+@settings(max_examples=80, deadline=None)
+@given(lives_of(turns=True))
+def test_nobody_that_wants_waits_longer_than_all_turns_and_switches(lives: list[Life]) -> None:
+    live(lives, 300, begin_away=True)
+    bound = len(lives) * (5 + 2 * SWITCH + 2 * STEP)
+    for life in lives:
+        assert all(waited <= bound for waited in life.waits), (life.waits, bound)
+        for when, _, since in life.suspensions:
+            assert when - since >= 5, "nobody is sent away in its turn"
+
+
+@settings(max_examples=80, deadline=None)
+@given(lives_of(turns=False))
+def test_however_they_work_they_are_not_sent_to_and_fro(lives: list[Life]) -> None:
+    """Two suspensions of a tenant are as far apart as its idle time and its residence at least."""
+    for life in lives:
+        life.size = 100 // len(lives)
+    live(lives, 400, begin_away=False)
+    for life in lives:
+        times = [when for when, _, _ in life.suspensions]
+        least = max(life.rules.idle_seconds or 0, life.rules.residence_seconds)
+        assert all(b - a >= least for a, b in pairwise(times))
+        assert len(times) <= 1 + 400 / least
+        assert all(waited <= 2 * (SWITCH + STEP) for waited in life.waits), "there is room for all"
+
+
+@settings(max_examples=60, deadline=None)
+@given(lives_of(turns=True))
+def test_all_that_was_to_be_done_is_done(lives: list[Life]) -> None:
+    todo = sum(work for life in lives for _, work in life.spells)
+    switches = (todo / 5 + 6 * len(lives)) * (2 * SWITCH + 2 * STEP) * 2
+    live(lives, todo + switches + 60, begin_away=True)
+    assert all(life.left <= 0 and not life.spells for life in lives)
+
+
+@given(
+    st.lists(
+        st.builds(
+            Tenant,
+            st.uuids().map(str),
+            st.sampled_from([((GPU, 30),), ((GPU, 60),), ((GPU, 40), (OTHER, 90))]),
+            st.sampled_from(Where),
+            st.floats(0, 100),
+            st.sampled_from([IDLE, TURNS, Rules(), Rules(3, 4, 2)]),
+            st.floats(0, 100),
+            st.sampled_from(Cause),
+            st.none() | st.floats(0, 100),
+            st.integers(-1, 1),
+        ),
+        max_size=12,
+        unique_by=lambda t: t.id,
+    )
+)
+def test_a_plan_makes_sense_whatever_is_there(tenants: list[Tenant]) -> None:
+    plan = decide(100, tenants, CARD)
+    by_id = {tenant.id: tenant for tenant in tenants}
+    free = dict(CARD)
+    for tenant in tenants:
+        if tenant.where is not Where.AWAY:
+            for uuid, size in tenant.parts:
+                free[uuid] -= size
+    assert len({move.id for move in plan.moves}) == len(plan.moves)
+    for move in plan.moves:
+        tenant = by_id[move.id]
+        assert tenant.where is (Where.HERE if move.kind is Kind.SUSPEND else Where.AWAY)
+        if move.kind is Kind.RESUME:
+            for uuid, size in tenant.parts:
+                free[uuid] -= size
+                assert free[uuid] >= 0
+        if move.kind is not Kind.SUSPEND:
+            assert tenant.wants_since is not None
+            assert tenant.cause is not Cause.HAND

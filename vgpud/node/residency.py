@@ -1,0 +1,277 @@
+"""Keeps residency: looks at what preload tenants do, and suspends and resumes as planner.residency decides.
+
+A look costs a read of the pages of the tenants that a rule covers. Without such rules, and with nobody
+suspended by one, nothing is looked at. One tenant is moved at a time.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from vgpud.lease import LeaseActivity
+from vgpud.model.errors import VgpuError
+from vgpud.model.tally import Tally
+from vgpud.model.tenancy import Allocation, Cause, Mode, State
+from vgpud.node.checkpoints import Surroundings
+from vgpud.node.suspends import Suspends
+from vgpud.planner.residency import Kind, Move, Plan, Rules, Tenant, Where, decide, patience_after
+from vgpud.policy.model import Policy
+
+log = structlog.get_logger(__name__)
+
+_REST_SECONDS = 2.0  # between two looks while there are no rules, or nothing can happen soon
+_WAKE_SECONDS = 0.2  # while a tenant is away that may want to work at any time
+_LEAST_SECONDS = 0.02
+_LOOKS = 10  # in an idle time
+_BACK_OFF_SECONDS = 30.0  # after a tenant could not be suspended or resumed
+_RANKS = {"above-normal": 1, "below-normal": -1}
+_WHERE = {
+    State.SUSPENDING: Where.GOING,
+    State.SUSPENDED: Where.AWAY,
+    State.RESUMING: Where.COMING,
+}
+
+
+@dataclass
+class _Seen:
+    """What is remembered of one allocation; monotonic seconds."""
+
+    where: Where
+    since: float
+    active_at: float
+    activity: LeaseActivity | None = None
+    asked_at: float = float("-inf")
+    wants_since: float | None = None
+    patience: int = 0
+    not_before: float = float("-inf")
+    why_not: str = ""
+
+
+@dataclass
+class Residency:
+    around: Surroundings
+    suspends: Suspends
+    policy: Callable[[], Policy]
+    tally: Tally
+    spawn: Callable[[Coroutine[Any, Any, None]], None]
+    _seen: dict[str, _Seen] = field(default_factory=dict)
+    _waiting: dict[str, Move] = field(default_factory=dict)
+    _moving: str = ""
+    _nudged: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        """For as long as the daemon serves."""
+        while True:
+            self._nudged.clear()
+            pause = await self._look()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._nudged.wait(), pause)
+
+    def nudge(self) -> None:
+        """Something has changed: look now."""
+        self._nudged.set()
+
+    async def admit(self, made: Allocation) -> Allocation:
+        """A new tenant on a device with turns that has no room for it now waits for its turn. One that cannot
+        be suspended meets an out-of-memory error of the card at worst, as without turns."""
+        if self._rules(made).turn_seconds is None or not self._is_crowded(made):
+            return made
+        try:
+            return await self.suspends.suspend(made, Cause.TURN)
+        except VgpuError as error:
+            log.warning("a tenant that does not fit is not suspended", allocation=made.id, why=str(error))
+            return self.around.book.get(made.id) if made.id in self.around.book else made
+
+    def standing(self, allocation: Allocation) -> str:
+        """What a suspended tenant waits for, in a few words; empty for others."""
+        if allocation.state is not State.SUSPENDED:
+            return ""
+        if allocation.cause is Cause.HAND:
+            wants = self.around.activities.wants(allocation)
+            return "by hand, wants to work" if wants else "by hand"
+        move = self._waiting.get(allocation.id)
+        if move is not None:
+            return f"waits to resume, {_ordinal(move.place)} in the queue: {move.sentence}"
+        return "idle" if allocation.cause is Cause.IDLE else "its turn is over, it wants nothing"
+
+    @property
+    def waiting(self) -> int:
+        """How many are away and want to work."""
+        return len(self._waiting)
+
+    # --- one look
+
+    async def _look(self) -> float:
+        """Seconds until the next."""
+        now = time.monotonic()
+        ruled = [(a, rules) for a in self.around.book if (rules := self._rules(a)).any or _is_sent(a)]
+        for gone in self._seen.keys() - {allocation.id for allocation, _ in ruled}:
+            del self._seen[gone]
+        self.around.activities.keep({allocation.id for allocation in self.around.book})
+        self._waiting = {}
+        if not ruled:
+            return _REST_SECONDS
+        for allocation, rules in ruled:
+            await self._see(allocation, rules, now)
+        plan = self._decide(now, {a.id: rules for a, rules in ruled})
+        self._waiting = {move.id: move for move in plan.moves if move.kind is Kind.WAIT}
+        for move in plan.moves:
+            if move.kind is not Kind.WAIT and not self._moving:
+                self._moving = move.id
+                self.spawn(self._make(move))
+        return self._pause(now, plan, ruled)
+
+    def _pause(self, now: float, plan: Plan, ruled: list[tuple[Allocation, Rules]]) -> float:
+        pause = min(plan.again - now, _REST_SECONDS)
+        for allocation, rules in ruled:
+            if _is_sent(allocation) and allocation.state is State.SUSPENDED:
+                pause = min(pause, _WAKE_SECONDS)
+            if rules.idle_seconds is not None and allocation.state is State.ACTIVE:
+                pause = min(pause, rules.idle_seconds / _LOOKS)
+        return max(pause, _LEAST_SECONDS)
+
+    async def _see(self, allocation: Allocation, rules: Rules, now: float) -> None:
+        where = _WHERE.get(allocation.state, Where.HERE)
+        seen = self._seen.setdefault(allocation.id, _Seen(where, now, now))
+        if where is not seen.where:
+            seen.where, seen.since, seen.active_at = where, now, now
+            seen.activity, seen.wants_since = None, None if where is Where.HERE else seen.wants_since
+        if where is Where.HERE and allocation.state is State.ACTIVE:
+            await self._see_work(allocation, rules, seen, now)
+        elif where is Where.AWAY and _is_sent(allocation) and self.around.activities.wants(allocation):
+            seen.wants_since = seen.wants_since or now
+
+    async def _see_work(self, allocation: Allocation, rules: Rules, seen: _Seen, now: float) -> None:
+        """What cannot be known counts as work."""
+        if now - seen.asked_at < (rules.idle_seconds or rules.turn_seconds or 0) / _LOOKS:
+            return
+        activity = self.around.activities.read(allocation)
+        if activity is None or _has_worked(seen.activity, activity):
+            seen.active_at = now
+        seen.activity, seen.asked_at = activity, now
+        await self.around.activities.ask(allocation.id)
+
+    def _decide(self, now: float, rules: dict[str, Rules]) -> Plan:
+        devices = {part.device_uuid for name in rules for part in self.around.book.get(name).slices}
+        tenants = [
+            self._tenant(allocation, rules.get(allocation.id, Rules()), now)
+            for allocation in self.around.book
+            if any(part.device_uuid in devices for part in allocation.slices)
+        ]
+        node = self.around.inventory.node
+        there = [device for device in node.devices if device.uuid in devices]
+        return decide(now, tenants, {device.uuid: device.memory_usable_bytes for device in there})
+
+    def _tenant(self, allocation: Allocation, rules: Rules, now: float) -> Tenant:
+        seen = self._seen.get(allocation.id) or _Seen(_WHERE.get(allocation.state, Where.HERE), now, now)
+        settled = allocation.state in (State.ACTIVE, State.SUSPENDED) and allocation.id != self._moving
+        where = seen.where
+        if allocation.id == self._moving:  # its state may not say so yet
+            where = {Where.AWAY: Where.COMING, Where.HERE: Where.GOING}.get(where, where)
+        return Tenant(
+            id=allocation.id,
+            parts=tuple((part.device_uuid, part.memory_bytes) for part in allocation.slices),
+            where=where,
+            since=seen.since,
+            rules=rules if settled else Rules(),
+            active_at=seen.active_at,
+            cause=allocation.cause,
+            wants_since=seen.wants_since,
+            rank=_RANKS.get(allocation.request.priority, 0),
+            patience=seen.patience,
+            not_before=seen.not_before,
+            why_not=seen.why_not,
+        )
+
+    # --- doing it
+
+    async def _make(self, move: Move) -> None:
+        seen = self._seen.get(move.id)
+        try:
+            allocation = self.around.book.get(move.id)
+            if move.kind is Kind.SUSPEND:
+                await self._suspend(allocation, move, seen)
+            else:
+                await self._resume(allocation, move, seen)
+        except VgpuError as error:
+            log.warning("not moved", allocation=move.id, move=move.kind.value, why=str(error))
+            if seen is not None:
+                seen.not_before = time.monotonic() + _BACK_OFF_SECONDS
+                seen.why_not = error.sentence
+        finally:
+            self._moving = ""
+            self.nudge()
+
+    async def _suspend(self, allocation: Allocation, move: Move, seen: _Seen | None) -> None:
+        log.info("suspend", allocation=move.id, cause=move.cause.value, why=move.sentence)
+        idle = seen.activity if seen is not None and move.cause is Cause.IDLE else None
+        worked = seen is not None and seen.active_at > seen.since
+        await self.suspends.suspend(allocation, move.cause, idle)
+        if seen is not None and move.cause is Cause.TURN and worked:
+            seen.wants_since = time.monotonic()  # it is in the middle of its work, wherever its threads are
+        await self.around.activities.ask(move.id)  # for what slipped past libvgpu as it went
+        self.tally.suspended[move.cause.value] += 1
+
+    async def _resume(self, allocation: Allocation, move: Move, seen: _Seen | None) -> None:
+        log.info("resume", allocation=move.id, why=move.sentence)
+        began, cause = time.monotonic(), allocation.cause
+        wanted = None if seen is None else seen.wants_since
+        if seen is not None and cause is Cause.IDLE:
+            seen.patience = patience_after(seen.patience, began - seen.since, self._rules(allocation))
+        await self.suspends.resume(allocation)
+        self.tally.resumed[cause.value] += 1
+        self.tally.resume_waited_seconds += time.monotonic() - (began if wanted is None else wanted)
+
+    # --- rules
+
+    def _rules(self, allocation: Allocation) -> Rules:
+        """The most lenient of its devices'; none for what libvgpu does not see."""
+        parts = allocation.slices
+        if not parts or any(part.mode is not Mode.PRELOAD or part.mig is not None for part in parts):
+            return Rules()
+        policy, node = self.policy(), self.around.inventory.node
+        devices = [node.device(part.device_uuid) for part in parts]
+        settings = [policy.rule_for(device).settings_preload() for device in devices if device is not None]
+        return Rules(
+            _longest([one.idle_suspend for one in settings]),
+            _longest([one.turn for one in settings]),
+            max((one.min_residence for one in settings), default=0.0),
+        )
+
+    def _is_crowded(self, allocation: Allocation) -> bool:
+        """Holds any of its devices more than it has?"""
+        for part in allocation.slices:
+            device = self.around.inventory.node.device(part.device_uuid)
+            held = self.around.book.use_of(part.device_uuid).memory_bytes
+            if device is not None and held > device.memory_usable_bytes:
+                return True
+        return False
+
+
+def _longest(times: list[float | None]) -> float | None:
+    """None, for ever, where one of them is."""
+    known = [one for one in times if one is not None]
+    return max(known) if known and len(known) == len(times) else None
+
+
+def _is_sent(allocation: Allocation) -> bool:
+    """Has a rule suspended it, or is it going or coming for one?"""
+    return allocation.state in _WHERE and allocation.cause is not Cause.HAND
+
+
+def _has_worked(before: LeaseActivity | None, now: LeaseActivity) -> bool:
+    """Also where it has not answered since."""
+    if before is None or now.busy or now.calls != before.calls or len(now.answers) != len(before.answers):
+        return True
+    answered = dict(now.answers)
+    return any(answered.get(process, 0) <= times for process, times in before.answers)
+
+
+def _ordinal(place: int) -> str:
+    tens, ones = divmod(place % 100, 10)
+    return f"{place}{'th' if tens == 1 else {1: 'st', 2: 'nd', 3: 'rd'}.get(ones, 'th')}"

@@ -1,0 +1,233 @@
+"""Who has its device memory on the device, and who waits for room: pure.
+
+A tenant that is idle for long gives its memory back; one that is away and wants to work comes back, first
+come first served, when there is room. On devices with turns those who have had theirs make room for others.
+Nobody goes before it has been there for its residence, so that nothing is copied to and fro for little work.
+
+Times are seconds of one monotonic clock.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import inf
+
+from vgpud.model.tenancy import Cause
+
+PATIENCE_MOST = 3  # doublings of a tenant's idle time
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Of one tenant: idle for `idle_seconds` it goes, None: never; with `turn_seconds` it makes room for
+    others after so long, None: never. It stays for `residence_seconds` at least, or for its turn."""
+
+    idle_seconds: float | None = None
+    turn_seconds: float | None = None
+    residence_seconds: float = 60.0
+
+    @property
+    def any(self) -> bool:
+        return self.idle_seconds is not None or self.turn_seconds is not None
+
+
+class Where(StrEnum):
+    HERE = "here"
+    GOING = "going"
+    AWAY = "away"
+    COMING = "coming"
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """`parts` are device UUIDs with the bytes that it may have on each. `since`: in this place. `active_at`
+    counts while it is here, `wants_since` (None: it does not) and `cause` while it is away. `patience` says
+    how often its idle time is doubled. After a refusal nothing is tried `not_before`, for `why_not`."""
+
+    id: str
+    parts: tuple[tuple[str, int], ...]
+    where: Where
+    since: float
+    rules: Rules = field(default_factory=Rules)
+    active_at: float = 0.0
+    cause: Cause = Cause.IDLE
+    wants_since: float | None = None
+    rank: int = 0  # of its priority: higher comes first
+    patience: int = 0
+    not_before: float = -inf
+    why_not: str = ""
+
+    @property
+    def residence(self) -> float:
+        turn = self.rules.turn_seconds
+        return self.rules.residence_seconds if turn is None else turn
+
+
+class Kind(StrEnum):
+    SUSPEND = "suspend"
+    RESUME = "resume"
+    WAIT = "wait"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """`cause` is for SUSPEND; `place` in the queue, from 1, for WAIT."""
+
+    kind: Kind
+    id: str
+    sentence: str
+    cause: Cause = Cause.IDLE
+    place: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`again`: when to decide anew at the latest, if nothing happens before."""
+
+    moves: tuple[Move, ...]
+    again: float = inf
+
+
+def decide(now: float, tenants: Sequence[Tenant], capacity: Mapping[str, int]) -> Plan:
+    """`tenants` are all that hold parts of the devices in `capacity` (bytes by UUID), those too that never
+    move. A device that is not in it has no room."""
+    return _Round(now, tenants, capacity).plan()
+
+
+def patience_after(patience: int, away_seconds: float, rules: Rules) -> int:
+    """For a tenant that comes back since it wants to: more, if it was hardly worth while to send it away."""
+    worth = rules.idle_seconds is None or away_seconds >= rules.idle_seconds
+    return max(patience - 1, 0) if worth else min(patience + 1, PATIENCE_MOST)
+
+
+def idle_seconds(tenant: Tenant) -> float:
+    """For how long it must have done nothing; endless where it never goes for that."""
+    return inf if tenant.rules.idle_seconds is None else tenant.rules.idle_seconds * 2**tenant.patience
+
+
+def goes_idle_at(tenant: Tenant) -> float:
+    """When it may be sent away as idle, if it does nothing until then."""
+    idle_at = tenant.active_at + idle_seconds(tenant)
+    return max(idle_at, tenant.since + tenant.rules.residence_seconds, tenant.not_before)
+
+
+class _Round:
+    """One decision; rooms shrink as they are given away."""
+
+    def __init__(self, now: float, tenants: Sequence[Tenant], capacity: Mapping[str, int]) -> None:
+        self._now = now
+        self._capacity = capacity
+        self._free = dict(capacity)
+        self._making: dict[str, int] = {}  # bytes whose holders are on their way out
+        self._blocked: dict[str, int] = {}  # devices for which somebody waits: how many
+        self._again = inf
+        self._here = [t for t in tenants if t.where is Where.HERE]
+        self._queue = sorted((t for t in tenants if _waits(t)), key=_order)
+        for tenant in tenants:
+            if tenant.where is not Where.AWAY:
+                self._take(tenant.parts, -1)
+            if tenant.where is Where.GOING:
+                self._leaves(tenant)
+
+    def plan(self) -> Plan:
+        moves = [*self._idle(), *self._too_many()]
+        for tenant in self._queue:
+            moves += self._serve(tenant)
+        return Plan(tuple(moves), self._again)
+
+    def _idle(self) -> Iterator[Move]:
+        for tenant in tuple(self._here):
+            at = goes_idle_at(tenant)
+            if at <= self._now:
+                idle = self._now - tenant.active_at
+                yield self._send(tenant, Cause.IDLE, f"it has done nothing for {idle:.0f} s")
+            else:
+                self._again = min(self._again, at)
+
+    def _too_many(self) -> Iterator[Move]:
+        """More are there than fit, as after a change of the policy: the last ones to come go, unused ones
+        first."""
+        for uuid, free in tuple(self._free.items()):
+            short = -free - self._making.get(uuid, 0)
+            turning = [t for t in self._here if _takes_turns(t, uuid) and t.not_before <= self._now]
+            for tenant in sorted(turning, key=lambda t: (t.active_at <= t.since, t.since), reverse=True):
+                if short <= 0:
+                    break
+                short -= dict(tenant.parts)[uuid]
+                yield self._send(tenant, Cause.TURN, "the device has not the room for all that are on it")
+
+    def _serve(self, tenant: Tenant) -> list[Move]:
+        """The next in the queue. Who comes behind somebody that waits for the same device waits as well."""
+        if tenant.not_before > self._now:
+            self._again = min(self._again, tenant.not_before)
+            return [self._wait(tenant, f"it could not be resumed: {tenant.why_not}")]
+        if self._never_fits(tenant):
+            return [self._wait(tenant, "its device has not so much memory now")]
+        if any(self._blocked.get(uuid) for uuid, _ in tenant.parts):
+            return [self._wait(tenant, "others wait for longer")]
+        if all(self._free.get(uuid, 0) >= size for uuid, size in tenant.parts):
+            self._take(tenant.parts, -1)
+            waited = self._now - (self._now if tenant.wants_since is None else tenant.wants_since)
+            return [Move(Kind.RESUME, tenant.id, f"there is room, after {waited:.1f} s")]
+        return self._make_room(tenant)
+
+    def _make_room(self, tenant: Tenant) -> list[Move]:
+        chosen: list[Tenant] = []
+        lacking = ""
+        for uuid, size in tenant.parts:
+            short = size - self._free.get(uuid, 0) - self._making.get(uuid, 0)
+            short -= sum(dict(one.parts).get(uuid, 0) for one in chosen)
+            able = [t for t in self._here if _takes_turns(t, uuid) and t not in chosen]
+            for other in sorted(able, key=lambda t: (t.since, t.id)):
+                over = max(other.since + other.residence, other.not_before)
+                if short > 0 and over <= self._now:
+                    chosen.append(other)
+                    short -= dict(other.parts)[uuid]
+                elif short > 0:
+                    self._again = min(self._again, over)
+            if short > 0:
+                lacking = "the turns of others are not over" if able else "others hold the room"
+        wait = self._wait(tenant, lacking or "room is being made for it")
+        if lacking:
+            return [wait]
+        return [
+            *(self._send(one, Cause.TURN, f"its turn is over, {tenant.id} waits") for one in chosen),
+            wait,
+        ]
+
+    def _wait(self, tenant: Tenant, sentence: str) -> Move:
+        place = 1 + max((self._blocked.get(uuid, 0) for uuid, _ in tenant.parts), default=0)
+        if tenant.not_before <= self._now and not self._never_fits(tenant):  # else it is in nobody's way
+            for uuid, _ in tenant.parts:
+                self._blocked[uuid] = place
+        return Move(Kind.WAIT, tenant.id, sentence, place=place)
+
+    def _never_fits(self, tenant: Tenant) -> bool:
+        return any(size > self._capacity.get(uuid, 0) for uuid, size in tenant.parts)
+
+    def _send(self, tenant: Tenant, cause: Cause, sentence: str) -> Move:
+        self._here.remove(tenant)
+        self._leaves(tenant)
+        return Move(Kind.SUSPEND, tenant.id, sentence, cause)
+
+    def _leaves(self, tenant: Tenant) -> None:
+        for uuid, size in tenant.parts:
+            self._making[uuid] = self._making.get(uuid, 0) + size
+
+    def _take(self, parts: Iterable[tuple[str, int]], sign: int) -> None:
+        for uuid, size in parts:
+            self._free[uuid] = self._free.get(uuid, 0) + sign * size
+
+
+def _waits(tenant: Tenant) -> bool:
+    return tenant.where is Where.AWAY and tenant.cause is not Cause.HAND and tenant.wants_since is not None
+
+
+def _order(tenant: Tenant) -> tuple[float, str]:
+    """First come first served; a higher priority is worth one residence, so that nobody waits for ever."""
+    assert tenant.wants_since is not None
+    return tenant.wants_since - tenant.rank * tenant.residence, tenant.id
+
+
+def _takes_turns(tenant: Tenant, uuid: str) -> bool:
+    return tenant.rules.turn_seconds is not None and any(uuid == one for one, _ in tenant.parts)
