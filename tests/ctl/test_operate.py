@@ -95,8 +95,9 @@ def test_what_has_failed_comes_first() -> None:
 def test_who_is_suspended_waits_for_that() -> None:
     waiting = held(pb.Slice(device_uuid=canned.A, mode="preload", memory_bytes=GIB))
     waiting.state = "suspended"
+    waiting.standing = "idle"
     said = sentences(waiting, pb.SliceMeter()).splitlines()
-    assert said[0] == "it is suspended: its processes wait until 'vgpuctl resume a1'"
+    assert said[0] == "it is suspended (idle): 'vgpuctl resume a1' resumes it"
 
 
 def test_why_finds_the_tenant_of_a_process(main: Ctl, daemon: Daemon) -> None:

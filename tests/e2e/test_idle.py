@@ -71,12 +71,11 @@ def cut_node(make_node: NodeMaker) -> Iterator[DemoNode]:
     node.stop()
 
 
-@pytest.fixture
-def turns(make_node: NodeMaker) -> Iterator[DemoNode]:
-    node = make_node(policy=TURNS)
+@pytest.fixture(scope="module")
+def turns(make_shared_node: NodeMaker) -> DemoNode:
+    node = make_shared_node(policy=TURNS)
     node.start()
-    yield node
-    node.stop()
+    return node
 
 
 def shown(node: DemoNode, name: str) -> pb.Allocation:
@@ -160,7 +159,7 @@ def test_who_finds_no_room_waits_in_the_queue(idle: DemoNode) -> None:
     end(idle, second, two)
 
 
-@pytest.mark.parametrize("point", ["suspend.limit", "suspend.lock-0", "suspend.save-0", "resume.restore-0"])
+@pytest.mark.parametrize("point", ["suspend.save-0", "resume.restore-0"])
 def test_a_vgpud_that_dies_on_the_way_loses_nobody(cut_node: DemoNode, point: str) -> None:
     node = cut_node
     node.start(fault_point=point)

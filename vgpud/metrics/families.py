@@ -79,6 +79,12 @@ RESIZED = _counter("allocations_resized", "Changes of limits.")
 FAILED = _counter("allocations_failed", "Allocations that lost their device or helper.")
 MADE_SECONDS = Family("vgpud_allocation_duration_seconds", "histogram", "From decision to made.", ("le",))
 
+# tenants that the policy suspends (idle_suspend, turn)
+SUSPENDED = _counter("suspensions", "Tenants suspended by a rule of the policy, by cause.", ("cause",))
+RESUMED = _counter("resumptions", "Tenants resumed as they wanted to work, by cause.", ("cause",))
+RESUME_WAITED = _counter("resume_waited_seconds", "Spent by tenants from wanting to work until they could.")
+WAITING = _gauge("allocations_waiting", "Suspended tenants that want to work and are not resumed yet.")
+
 # the process, by the names that all Prometheus clients give these
 RESIDENT = Family("process_resident_memory_bytes", "gauge", "Resident memory size in bytes.")
 CPU = Family("process_cpu_seconds_total", "counter", "Total user and system CPU time spent in seconds.")

@@ -148,6 +148,10 @@ def _decisions(seen: Observation, samples: dict[Family, Samples]) -> None:
     samples[f.RELEASED].append(("", tally.released))
     samples[f.RESIZED].append(("", tally.resized))
     samples[f.FAILED].append(("", tally.failed))
+    samples[f.SUSPENDED] += [(labelled({"cause": cause}), n) for cause, n in sorted(tally.suspended.items())]
+    samples[f.RESUMED] += [(labelled({"cause": cause}), n) for cause, n in sorted(tally.resumed.items())]
+    samples[f.RESUME_WAITED].append(("", tally.resume_waited_seconds))
+    samples[f.WAITING].append(("", seen.waiting))
     bounds = [*(repr(bound) for bound in BUCKETS_SECONDS), "+Inf"]
     counts = list(accumulate(tally.made_buckets))
     samples[f.MADE_SECONDS] += [

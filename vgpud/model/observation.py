@@ -34,3 +34,4 @@ class Observation:
     watchers: int
     events: tuple[Event, ...] = ()
     collect_seconds: float = 0.0
+    waiting: int = 0  # suspended tenants that want to work

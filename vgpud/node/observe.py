@@ -36,6 +36,7 @@ async def observe(keeper: NodeKeeper) -> Observation:
         watchers=keeper.hub.watchers,
         events=keeper.hub.latest(_EVENTS),
         collect_seconds=time.monotonic() - began,
+        waiting=keeper.residency.waiting,
     )
 
 
