@@ -39,10 +39,11 @@ from vgpud.node.cgroups import cgroup_of
 from vgpud.node.containers import Containers
 from vgpud.node.drains import Drains
 from vgpud.node.inventory import Inventory
-from vgpud.node.keeper import NodeKeeper, Parts
+from vgpud.node.keeper import NodeKeeper
 from vgpud.node.mps_world import mps_world
 from vgpud.node.observe import observe
 from vgpud.node.originals import LedgerOriginals
+from vgpud.node.parts import Parts
 from vgpud.node.preload_world import preload_world
 from vgpud.node.recover import Start, agree, recover
 from vgpud.node.room import Room
@@ -162,6 +163,7 @@ class Daemon:
             fault=fault_hook(self.settings.fault_point),
             suspender=Suspender(self.settings.suspender, self.settings.run_dir / "suspend.lock"),
             drains=Drains(originals),
+            host_root=self.settings.host_root,
         )
         keeper = NodeKeeper(parts, policy)
         keeper.policies.changed.append(lambda old, new: preload.follow_rules())

@@ -197,12 +197,24 @@ static bool same_folder(int folder_fd, const struct lease *lease)
            now.st_ino == lease->usage_inode && now.st_dev == lease->usage_device;
 }
 
+/* Its tenant was moved: whatever turn it holds or waits for is of the old devices, so its processes are to
+ * call again. They stay known. */
+static void follow(struct lease *lease)
+{
+    while (lease->connections != NULL)
+        connection_close(lease->connections);
+    turns_lease_follow(lease);
+}
+
 static int lease_add_folder(int folder_fd, const char *id)
 {
     struct lease *lease = lease_find(id);
     if (lease != NULL && same_folder(folder_fd, lease)) {
         if (lease_hold(lease)) {
-            turns_lease_refresh(lease);
+            if (turns_lease_moved(lease))
+                follow(lease);
+            else
+                turns_lease_refresh(lease);
             lease_release(lease);
         }
         return 0;

@@ -149,6 +149,32 @@ void turns_lease_add(struct lease *lease)
         set_limits(lease, &limits);
 }
 
+static bool same_devices(const struct lease *lease, const struct vgpu_limits *limits)
+{
+    for (uint32_t d = 0; d < lease->tenant.device_count && d < limits->device_count; d++)
+        if (strncmp(lease->tenant.places[d]->device->uuid, limits->devices[d].uuid, VGPU_UUID_BYTES) != 0)
+            return false;
+    return limits->device_count == lease->tenant.device_count;
+}
+
+bool turns_lease_moved(const struct lease *lease)
+{
+    struct vgpu_limits limits;
+    return lease->schedules && read_limits(lease->limits_fd, &limits) && !same_devices(lease, &limits);
+}
+
+void turns_lease_follow(struct lease *lease)
+{
+    struct vgpu_compute count[VGPU_MAX_DEVICES];
+    uint32_t devices = lease->tenant.device_count;
+    for (uint32_t d = 0; d < devices; d++)
+        count[d] = lease->tenant.places[d]->count;
+    turns_lease_remove(lease);
+    turns_lease_add(lease);
+    for (uint32_t d = 0; d < devices && d < lease->tenant.device_count; d++)
+        lease->tenant.places[d]->count = count[d];
+}
+
 void turns_lease_refresh(struct lease *lease)
 {
     struct vgpu_limits limits;
@@ -157,7 +183,7 @@ void turns_lease_refresh(struct lease *lease)
         return;
     off_t at = (off_t)offsetof(struct vgpu_limits, generation);
     if (pread(lease->limits_fd, &generation, sizeof(generation), at) == (ssize_t)sizeof(generation) &&
-        generation != lease->generation && read_limits(lease->limits_fd, &limits))
+        generation != lease->generation && read_limits(lease->limits_fd, &limits) && same_devices(lease, &limits))
         set_limits(lease, &limits);
 }
 

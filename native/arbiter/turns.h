@@ -12,6 +12,10 @@ void turns_lease_add(struct lease *lease);
 void turns_lease_refresh(struct lease *lease);
 void turns_lease_remove(struct lease *lease);
 
+/* Is it for other devices than before? If so: follows them, with its counters. Connections are closed before. */
+bool turns_lease_moved(const struct lease *lease);
+void turns_lease_follow(struct lease *lease);
+
 /* Its files are about to be closed: publishes what is not yet. */
 void turns_lease_settle(struct lease *lease);
 

@@ -39,6 +39,7 @@
 #define VGPU_LIMITS_FILE "limits"
 #define VGPU_USAGE_FILE "usage"
 #define VGPU_ARBITER_SOCKET "arbiter.sock"
+#define VGPU_MOVED_FILE "moved" /* written by vgpud where a tenant was moved: see libvgpu/moved.h */
 #define VGPU_ANYONE_FOLDER "anyone"
 
 /* What happens at the compute share's edge; values are part of the ABI. */
@@ -56,7 +57,7 @@ enum vgpu_lease_state {
 
 /* One device of the lease. */
 struct vgpu_device_limits {
-    char uuid[VGPU_UUID_BYTES];
+    char uuid[VGPU_UUID_BYTES]; /* another one after a move: the entry stays that of its slice */
     uint64_t memory_bytes; /* limit, contexts and modules included */
     uint32_t share;        /* hundredths of a percent, 1..10000 */
     uint32_t share_policy; /* enum vgpu_share_policy */

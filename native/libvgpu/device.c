@@ -8,7 +8,8 @@
 
 #define ORDINALS 64 /* cached; a node has at most 16 GPUs or some dozens of MIG devices */
 
-enum { UNKNOWN = 0, ABSENT = 1, FIRST = 2 }; /* cache values: FIRST + index */
+/* Cache values: FIRST + index. They outlast a move: the driver's ordinal goes with the slice. */
+enum { UNKNOWN = 0, ABSENT = 1, FIRST = 2 };
 static int cache[ORDINALS];
 
 /* MIG devices have their own UUID only in the _v2 answer; drivers before 11.4 have only the first. */
@@ -21,12 +22,15 @@ static CUresult device_uuid(CUdevice device, CUuuid *uuid)
 static int look_up(CUdevice device)
 {
     CUuuid uuid;
+    char held[VGPU_UUID_BYTES];
     unsigned char wanted[16];
     if (device_uuid(device, &uuid) != CUDA_SUCCESS)
         return UNKNOWN;
-    for (unsigned i = 0; i < vgpu_tenant_devices(); i++)
-        if (vgpu_uuid_parse(vgpu_tenant_uuid(i), wanted) == 0 && memcmp(wanted, uuid.bytes, 16) == 0)
+    for (unsigned i = 0; i < vgpu_tenant_devices(); i++) {
+        vgpu_tenant_uuid(i, held);
+        if (vgpu_uuid_parse(held, wanted) == 0 && memcmp(wanted, uuid.bytes, 16) == 0)
             return FIRST + (int)i;
+    }
     return ABSENT;
 }
 

@@ -15,6 +15,7 @@
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 static bool ready; /* NVML counts initialisations; this one is kept for the life of the process */
 static nvmlDevice_t handles[VGPU_MAX_DEVICES];
+static char handle_uuids[VGPU_MAX_DEVICES][VGPU_UUID_BYTES];
 static nvmlProcessInfo_t processes[PROCESSES_MAX];
 
 static bool nvml_ready(void)
@@ -58,9 +59,13 @@ void vgpu_process_memory_warm(void)
 
 static bool handle_of(unsigned device, nvmlDevice_t *handle)
 {
-    if (handles[device] == NULL &&
-        CALL_NVML(nvmlDeviceGetHandleByUUID, vgpu_tenant_uuid(device), &handles[device]) != NVML_SUCCESS)
-        return false;
+    char uuid[VGPU_UUID_BYTES];
+    vgpu_tenant_uuid(device, uuid);
+    if (strcmp(uuid, handle_uuids[device]) != 0) {
+        if (CALL_NVML(nvmlDeviceGetHandleByUUID, uuid, &handles[device]) != NVML_SUCCESS)
+            return false;
+        memcpy(handle_uuids[device], uuid, sizeof(uuid));
+    }
     *handle = handles[device];
     return true;
 }
@@ -98,5 +103,5 @@ void vgpu_process_memory_reset(void)
 {
     pthread_mutex_init(&starting, NULL);
     ready = false;
-    memset(handles, 0, sizeof(handles));
+    memset(handle_uuids, 0, sizeof(handle_uuids));
 }

@@ -52,15 +52,11 @@ static void set_limits(const struct vgpu_limits *limits)
     }
 }
 
-/* The devices of a lease are fixed; only their limits and the state change. */
-static bool same_devices(const struct vgpu_limits *now)
+/* A tenant may have been moved: each entry stays the same slice, whichever device carries it. */
+static void set_devices(const struct vgpu_limits *limits)
 {
-    if (now->device_count != lease.first.device_count)
-        return false;
-    for (unsigned d = 0; d < now->device_count; d++)
-        if (strcmp(now->devices[d].uuid, lease.first.devices[d].uuid) != 0)
-            return false;
-    return true;
+    for (unsigned d = 0; d < limits->device_count; d++)
+        memcpy(lease.first.devices[d].uuid, limits->devices[d].uuid, sizeof(lease.first.devices[d].uuid));
 }
 
 /* Whatever goes wrong here leaves the last good limits in force, and is tried again only when
@@ -70,17 +66,24 @@ static void refresh_limits(void)
     struct vgpu_limits now;
     pthread_mutex_lock(&entry);
     uint64_t generation = vgpu_limits_generation(lease.limits);
-    if (vgpu_limits_read(lease.limits, &now) == 0 && same_devices(&now))
+    if (vgpu_limits_read(lease.limits, &now) == 0 && now.device_count == lease.first.device_count) {
         set_limits(&now);
+        set_devices(&now);
+    }
     __atomic_store_n(&generation_seen, generation, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&entry);
 }
 
-uint64_t vgpu_tenant_limit(unsigned device)
+static void refresh_if_changed(void)
 {
     uint64_t seen = __atomic_load_n(&generation_seen, __ATOMIC_ACQUIRE);
     if (vgpu_limits_generation(lease.limits) != seen)
         refresh_limits();
+}
+
+uint64_t vgpu_tenant_limit(unsigned device)
+{
+    refresh_if_changed();
     return __atomic_load_n(&memory_limit[device], __ATOMIC_RELAXED);
 }
 
@@ -89,9 +92,17 @@ unsigned vgpu_tenant_devices(void)
     return lease.first.device_count;
 }
 
-const char *vgpu_tenant_uuid(unsigned device)
+void vgpu_tenant_uuid(unsigned device, char uuid[VGPU_UUID_BYTES])
 {
-    return lease.first.devices[device].uuid;
+    refresh_if_changed();
+    pthread_mutex_lock(&entry);
+    memcpy(uuid, lease.first.devices[device].uuid, VGPU_UUID_BYTES);
+    pthread_mutex_unlock(&entry);
+}
+
+const char *vgpu_tenant_folder(void)
+{
+    return lease.folder;
 }
 
 struct vgpu_account *vgpu_tenant_account(void)

@@ -20,9 +20,12 @@ CUresult vgpu_tenant_enter(bool *limited);
 /* Memory limit in bytes of a device of the lease as it stands now; 0 when the lease is closed. */
 uint64_t vgpu_tenant_limit(unsigned device);
 
-/* Devices in the lease, and the UUID text of one. */
+/* Devices in the lease, and the UUID text of one as it stands now: a tenant may be moved. */
 unsigned vgpu_tenant_devices(void);
-const char *vgpu_tenant_uuid(unsigned device);
+void vgpu_tenant_uuid(unsigned device, char uuid[VGPU_UUID_BYTES]);
+
+/* Where the lease is. */
+const char *vgpu_tenant_folder(void);
 
 struct vgpu_account *vgpu_tenant_account(void);
 

@@ -7,6 +7,7 @@
 #include "device.h"
 #include "functions.h"
 #include "learn.h"
+#include "moved.h"
 #include "pool.h"
 #include "tenant.h"
 
@@ -14,6 +15,8 @@ VGPU_EXPORT CUresult cuInit(unsigned int flags)
 {
     bool limited;
     CUresult result = vgpu_tenant_enter(&limited);
+    if (result == CUDA_SUCCESS && limited)
+        vgpu_moved_follow();
     return result == CUDA_SUCCESS ? CALL(cuInit, flags) : result;
 }
 

@@ -18,7 +18,8 @@ from vgpud.model.tenancy import Allocation, Edits, Isolation, Lifetime, Mode, Ow
 from vgpud.model.view import SliceMeter, SliceUse, Vitals
 from vgpud.node.book import Book
 from vgpud.node.inventory import Inventory
-from vgpud.node.keeper import NodeKeeper, Parts
+from vgpud.node.keeper import NodeKeeper
+from vgpud.node.parts import Parts
 from vgpud.node.transitions import Transitions
 from vgpud.policy.layers import PolicyPaths
 from vgpud.policy.load import LoadedPolicy, load

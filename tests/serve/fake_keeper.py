@@ -10,6 +10,7 @@ from vgpud.model.device import Device, Node, Placement
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event, EventKind
 from vgpud.model.mig_view import MigChange, MigDevice, MigFree, MigInstance, MigPlan, MigProcess, MigTarget
+from vgpud.model.move_view import DefragView, Evacuation, RoomWanted, TenantMove
 from vgpud.model.plan import Step, StepKind
 from vgpud.model.quantity import GIB, Percent
 from vgpud.model.tenancy import (
@@ -82,6 +83,28 @@ class FakeMig:
 
     async def defrag(self, selector: Selector) -> MigPlan:
         return MigPlan()
+
+
+class FakeMoves:
+    def __init__(self, keeper: "FakeKeeper") -> None:
+        self._keeper = keeper
+
+    async def move(self, allocation_id: str, caller: Caller, to: Sequence[str], source: str) -> Allocation:
+        self._keeper._check()
+        held = self._keeper.get(allocation_id)
+        slices = tuple(replace(part, device_uuid=uuid) for part, uuid in zip(held.slices, to, strict=True))
+        self._keeper.held[allocation_id] = replace(held, slices=slices)
+        return self._keeper.held[allocation_id]
+
+    async def plan(self, wanted: RoomWanted) -> DefragView:
+        self._keeper._check()
+        return DefragView("GPU-2", (TenantMove("a1", "GPU-1", "GPU-2", 1 << 30),))
+
+    async def defrag(self, wanted: RoomWanted, caller: Caller) -> DefragView:
+        return await self.plan(wanted)
+
+    async def evacuate(self, device_uuid: str, caller: Caller) -> Evacuation:
+        return Evacuation((TenantMove("a1", device_uuid, "GPU-2", 1 << 30, True),), (("a2", "it is on MIG"),))
 
 
 class FakeKeeper:
@@ -250,6 +273,14 @@ class FakeKeeper:
     @property
     def mig(self) -> "FakeMig":
         return FakeMig(self)
+
+    @property
+    def moves(self) -> FakeMoves:
+        return FakeMoves(self)
+
+    @property
+    def relocations(self) -> FakeMoves:
+        return FakeMoves(self)
 
     @property
     def operations(self) -> "FakeKeeper":

@@ -76,6 +76,12 @@ for line in sys.stdin:
         return [self.call("Restore", pid, *more), self.call("Unlock", pid)]
 
 
+def swap(uuids: list[str], one: int, other: int) -> list[str]:
+    """Pairs that name every card of the node, as the driver wants it."""
+    change = {one: other, other: one}
+    return [uuid for i, old in enumerate(uuids) for uuid in (old, uuids[change.get(i, i)])]
+
+
 def used_mib(node: SimNode) -> list[int]:
     return [d["memory_used"] // MIB for d in node.dump()["devices"]]
 
@@ -160,10 +166,8 @@ def test_a_process_comes_back_on_other_cards(sim_node: Make) -> None:
     tenant.write(7)
     for old, new in ((0, 1), (1, 5), (5, 0)):
         assert control.suspend(pid) == [0, 0]
-        assert (
-            control.call("Restore", pid, uuids[(old + 1) % 8], uuids[new]) == BAD_VALUE
-        )  # its card is not named
-        assert control.resume(pid, uuids[old], uuids[new]) == [0, 0]
+        assert control.call("Restore", pid, uuids[old], uuids[new]) == BAD_VALUE  # six are not named
+        assert control.resume(pid, *swap(uuids, old, new)) == [0, 0]
         assert used_mib(node) == [(CONTEXT_MIB + 1000) * (i == new) for i in range(8)]
         assert [tenant.read(), tenant.say("launch 2 100"), tenant.say("sync")] == ["7", "ok", "ok"]
         assert (
@@ -181,7 +185,8 @@ def test_a_card_of_another_kind_or_in_use_is_refused(sim_node: Make) -> None:
     tenant, control = Tenant(node), Controller(node)
     pid = tenant.process.pid
     assert control.suspend(pid) == [0, 0]
-    assert control.call("Restore", pid, devices[0]["uuid"], other["uuid"]) == BAD_VALUE
+    swapped = swap([d["uuid"] for d in devices], devices.index(devices[0]), devices.index(other))
+    assert control.call("Restore", pid, *swapped) == BAD_VALUE
     mode = "import pynvml as n; n.nvmlInit(); n.nvmlDeviceSetComputeMode(n.nvmlDeviceGetHandleByIndex(0), {})"
     node.python(mode.format(3))
     second = Tenant(node)
@@ -202,7 +207,7 @@ def test_older_drivers(sim_node: Make, driver: str) -> None:
         assert control.call("Lock", pid) == NOT_SUPPORTED
         return
     assert control.suspend(pid) == [0, 0]
-    assert control.call("Restore", pid, uuids[0], uuids[1]) == NOT_SUPPORTED
+    assert control.call("Restore", pid, *swap(uuids, 0, 1)) == NOT_SUPPORTED
     assert control.resume(pid) == [0, 0]
 
 
@@ -272,7 +277,7 @@ def test_suspended_and_killed_at_random(sim_node: Make) -> None:
             out[i] = False
         elif what == "move" and out[i]:
             to = choose.randrange(8)
-            assert control.resume(pid, uuids[card[i]], uuids[to]) == [0, 0]
+            assert control.resume(pid, *swap(uuids, card[i], to)) == [0, 0]
             card[i], out[i] = to, False
         want = [sum(CONTEXT_MIB + held[j] for j in range(3) if card[j] == d and not out[j]) for d in range(8)]
         assert used_mib(node) == want

@@ -9,7 +9,7 @@ UNREACHABLE, DEADLINE or NOT_ALLOWED of this side.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -229,6 +229,24 @@ class Client:
         reply: pb.Allocation = self._call("Resume", asked, Door.TENANT)
         return reply
 
+    def move(self, allocation_id: str, to: Sequence[str], source: str = "") -> "pb.Allocation":
+        """Devices by UUID. The daemon goes on with it if this call is cut short."""
+        from vgpud.api.gen import vgpud_pb2 as pb
+
+        asked = pb.MoveRequest(allocation_id=allocation_id, to=to, source=source)
+        reply: pb.Allocation = self._call("Move", asked, Door.TENANT)
+        return reply
+
+    def plan_defrag(self, request: "pb.DefragRequest") -> "pb.DefragReply":
+        """What `defrag` would do now."""
+        reply: pb.DefragReply = self._call("PlanDefrag", request)
+        return reply
+
+    def defrag(self, request: "pb.DefragRequest") -> "pb.DefragReply":
+        """The daemon goes on with it if this call is cut short."""
+        reply: pb.DefragReply = self._call("Defrag", request, Door.ADMIN)
+        return reply
+
     def reload_policy(self, dry_run: bool = False) -> "pb.ReloadPolicyReply":
         from vgpud.api.gen import vgpud_pb2 as pb
 
@@ -251,10 +269,12 @@ class Client:
         asked = pb.TerminateMpsClientRequest(device_uuid=device_uuid, pid=pid)
         self._call("TerminateMpsClient", asked, Door.ADMIN)
 
-    def drain_device(self, device_uuid: str, undrain: bool = False) -> "pb.DrainDeviceReply":
+    def drain_device(
+        self, device_uuid: str, undrain: bool = False, move: bool = False
+    ) -> "pb.DrainDeviceReply":
         from vgpud.api.gen import vgpud_pb2 as pb
 
-        asked = pb.DrainDeviceRequest(device_uuid=device_uuid, undrain=undrain)
+        asked = pb.DrainDeviceRequest(device_uuid=device_uuid, undrain=undrain, move=move)
         reply: pb.DrainDeviceReply = self._call("DrainDevice", asked, Door.ADMIN)
         return reply
 

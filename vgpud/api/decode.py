@@ -11,6 +11,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.mig_view import MigTarget
+from vgpud.model.move_view import RoomWanted
 from vgpud.model.quantity import Percent, check_bytes
 from vgpud.model.tenancy import ANYONE, PRIORITIES, Isolation, Lifetime, Owner, Request, Selector
 
@@ -49,6 +50,15 @@ def _priority(word: str) -> str:
     if word and word not in PRIORITIES:
         raise _bad(f"priority {word[:20]!r} is none", f"write {' or '.join(PRIORITIES)}, or leave it out")
     return word
+
+
+def room_wanted(asked: pb.DefragRequest) -> RoomWanted:
+    refuse_unknown_fields(asked)
+    return RoomWanted(
+        memory_bytes=check_bytes(asked.memory_bytes) if asked.HasField("memory_bytes") else None,
+        share=Percent.from_float(asked.share_percent) if asked.HasField("share_percent") else None,
+        selector=selector(asked.selector) if asked.HasField("selector") else Selector(),
+    )
 
 
 def limits(asked: pb.ResizeRequest) -> Limits:

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
+from vgpud.api.encode_move import tenant_move
 from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.model.move_view import NOBODY, Evacuation
 from vgpud.model.view import DrainView, MpsClient, MpsDaemon
 
 
@@ -31,11 +33,13 @@ def _client(client: MpsClient, with_command: bool) -> pb.MpsClient:
     )
 
 
-def drain(view: DrainView) -> pb.DrainDeviceReply:
+def drain(view: DrainView, gone: Evacuation = NOBODY) -> pb.DrainDeviceReply:
     return pb.DrainDeviceReply(
         device_uuid=view.device_uuid,
         drained=view.drained,
         idle=view.idle,
         allocation_ids=view.allocation_ids,
         pids=view.pids,
+        moved=[tenant_move(one) for one in gone.moved],
+        staying=[pb.Staying(allocation_id=name, why=why) for name, why in gone.staying],
     )

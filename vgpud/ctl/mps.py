@@ -130,6 +130,10 @@ def drain(arguments: Namespace, terminal: Terminal) -> int:
     """Exit.DIFFERS while anything is left on the device: it is drained, and not idle yet."""
     reply, others = _drain(arguments, terminal, undrain=False)
     if not terminal.is_machine and terminal.output != "name":
+        for one in reply.moved:
+            terminal.say(f"{one.allocation_id} went to {one.target}")
+        for stays in reply.staying:
+            terminal.say(f"{stays.allocation_id} stays: {stays.why}")
         terminal.say(_left(reply, others))
     return Exit.OK.value if reply.idle else Exit.DIFFERS.value
 
@@ -148,7 +152,7 @@ def _drain(
     with connect(arguments) as client:
         devices = client.list_devices().devices
         uuid = device_uuid(devices, arguments.device)
-        reply = client.drain_device(uuid, undrain)
+        reply = client.drain_device(uuid, undrain, not undrain and arguments.move)
     busy = (d for d in devices if not d.drained or d.allocation_count or d.processes)
     if terminal.is_machine or terminal.output == "name":
         terminal.show(View("Drain", plain(reply), [reply.device_uuid], []))

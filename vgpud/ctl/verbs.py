@@ -126,6 +126,41 @@ VERBS: tuple[Verb | Group, ...] = (
         "give a long --timeout. vgpud goes on if the call is cut short.",
     ),
     Verb("resume", "let a suspended allocation go on", "change:resume", (ALLOCATION,)),
+    Verb(
+        "move",
+        "move a running allocation to another device of the same kind",
+        "move:move",
+        (
+            ALLOCATION,
+            argument(
+                "--to",
+                action="append",
+                required=True,
+                metavar="UUID|INDEX",
+                help="the device to go to; repeat for each slice, in order",
+            ),
+            argument("--from", dest="source", metavar="UUID|INDEX", help="the device of the slice that goes"),
+        ),
+        details="Its processes wait meanwhile, and find their memory as it was. Give a long --timeout for "
+        "many GiB: vgpud goes on if the call is cut short.",
+    ),
+    Verb(
+        "defrag",
+        "move preload tenants so that a request fits, or a device is free",
+        "move:defrag",
+        (
+            *LIMITS,
+            argument(
+                "--device",
+                action="append",
+                metavar="UUID|INDEX",
+                help="only this device is to have the room; repeat to allow several",
+            ),
+            argument("--dry-run", action="store_true", help="only say what would move"),
+        ),
+        details="Without --memory and --cores, a device is freed of preload tenants. The fewest moves are "
+        "found, and done one after the other.",
+    ),
     Verb("ls", "list the allocations", "read:ls"),
     Verb("show", "show one allocation and what it uses", "read:show", (ALLOCATION,)),
     Verb("explain", "say why an allocation got its devices", "read:explain", (ALLOCATION,)),
@@ -301,7 +336,7 @@ VERBS: tuple[Verb | Group, ...] = (
         "drain",
         "let a device take no new tenants, and say what is left on it",
         "mps:drain",
-        (DEVICE,),
+        (DEVICE, argument("--move", action="store_true", help="move what is there to other devices")),
         details="Exits 0 when nothing is left, and 1 while something is; ask again.",
     ),
     Verb("undrain", "let a device take tenants again", "mps:undrain", (DEVICE,)),

@@ -184,6 +184,7 @@ def write_lease(
     body = _pack_body(allocation, _state(away), devices)
     try:
         if folder.exists():
+            _note_moved(folder, [device.uuid for device in devices])
             _rewrite(folder, body)
             return _files(folder)
         draft = root / f".{allocation}.new"
@@ -197,6 +198,24 @@ def write_lease(
     except OSError as error:
         raise _failed(f"write the lease of {allocation}", error) from error
     return _files(folder)
+
+
+def _note_moved(folder: Path, uuids: Sequence[str]) -> None:
+    """What the environment of its processes may name, each with the slice that it was: libvgpu reads it."""
+    files = _files(folder)
+    note = files / layout.MOVED_FILE
+    try:
+        former = [device.uuid for device in read_limits(folder).devices]
+    except VgpuError:  # a page that is not valid is about to be written anew
+        return
+    lines = note.read_text().splitlines() if note.exists() else []
+    left = [f"{i} {was}" for i, (was, now) in enumerate(zip(former, uuids, strict=False)) if was != now]
+    if not left:
+        return
+    draft = files / f".{layout.MOVED_FILE}.new"
+    draft.write_text("".join(f"{line}\n" for line in dict.fromkeys([*left, *lines])))
+    draft.chmod(0o644)
+    draft.rename(note)
 
 
 def _make_folder(folder: Path, mode: int) -> None:

@@ -9,6 +9,7 @@ class EventKind(StrEnum):
     ALLOCATION_RESIZED = "allocation_resized"
     ALLOCATION_SUSPENDED = "allocation_suspended"
     ALLOCATION_RESUMED = "allocation_resumed"
+    ALLOCATION_MOVED = "allocation_moved"
     ALLOCATION_RELEASED = "allocation_released"
     ALLOCATION_FAILED = "allocation_failed"
     DEVICE_CHANGED = "device_changed"

@@ -17,6 +17,12 @@ class StepKind(StrEnum):
     DETACH = "detach"
     WRITE_SPEC = "write-spec"  # the CDI file
     REMOVE_SPEC = "remove-spec"
+    LOCK = "lock"  # the tenant's processes wait at their next CUDA call
+    SAVE = "save"  # their device memory goes to the host
+    RECORD_MOVE = "record-move"  # the other end of a move becomes the tenant's own
+    RECORD_BACK = "record-back"  # its own device is the one that it came from again
+    RESTORE = "restore"  # their memory comes to the devices of the slices
+    UNLOCK = "unlock"
     COMMIT = "commit"
     UNAPPLY_MODE = "unapply-mode"
     FORGET = "forget"  # drop the allocation from the ledger

@@ -124,6 +124,8 @@ class Slice:
 
     `memory_bytes` is what the slice takes of the device's usable memory (whole card: all of it).
     `share` is None where compute is not limited; on top of a MIG instance it is of the instance.
+    `other_uuid` is the other end of a move under way, where it holds as much room: the device that it
+    leaves, or, until its bytes are on the host, the one that it is to come to.
     """
 
     device_uuid: str
@@ -131,6 +133,7 @@ class Slice:
     memory_bytes: int
     share: Percent | None = None
     mig: MigSlice | None = None
+    other_uuid: str = ""
 
     @property
     def device_mode(self) -> Mode:
@@ -279,6 +282,11 @@ class Allocation:
         """Is it held through a lease folder: in mode preload, or in mps with libvgpu for the memory?"""
         preload = any(part.mode is Mode.PRELOAD for part in self.slices)
         return preload or any(name == LEASE_VARIABLE for name, _ in self.edits.host_env)
+
+    @property
+    def moves(self) -> bool:
+        """Is it on its way from one device to another?"""
+        return any(part.other_uuid for part in self.slices)
 
     @property
     def cdi_name(self) -> str:

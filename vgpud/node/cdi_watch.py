@@ -16,7 +16,8 @@ from vgpud.inject.driver import driver_mark, find_driver
 from vgpud.model.device import Health, Node
 from vgpud.model.errors import VgpuError
 from vgpud.model.tenancy import Slice, State
-from vgpud.node.keeper import NodeKeeper, Parts
+from vgpud.node.keeper import NodeKeeper
+from vgpud.node.parts import Parts
 from vgpud.node.recover import repair
 
 log = structlog.get_logger(__name__)

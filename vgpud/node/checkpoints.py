@@ -54,30 +54,31 @@ class Checkpoints:
         self._around = around
         self._book = around.book
 
-    async def lock_all(self, session: Session, going: Allocation) -> Allocation:
-        """A process may be made while others are being locked; it is then written down, and locked too."""
+    async def lock_all(self, session: Session, going: Allocation, verb: str = "suspend") -> Allocation:
+        """A process may be made while others are being locked; it is then written down, and locked too.
+        `verb` names the points at which tests cut it."""
         locked: set[int] = set()
         for _ in range(_ROUNDS):
             for number, process in enumerate(going.suspended):
                 if process.pid not in locked:
                     await self.unless_gone(process, session.lock(process.pid, _LOCK_SECONDS))
                     locked.add(process.pid)
-                    self._around.fault(f"suspend.lock-{number}")
+                    self._around.fault(f"{verb}.lock-{number}")
             found = await self.processes(session, going, going.suspended)
             if {process.pid for process in found} <= locked:
                 return going
             going = replace(going, suspended=found)
-            await self.record(going, "suspend-more", self._book.get(going.id))
+            await self.record(going, f"{verb}-more", self._book.get(going.id))
         raise VgpuError(
             ErrorCode.SUSPEND_FAILED,
             f"allocation {going.id} starts processes faster than they can be locked: {len(locked)} so far",
             "try again when it is quieter",
         )
 
-    async def save_all(self, session: Session, going: Allocation) -> None:
+    async def save_all(self, session: Session, going: Allocation, verb: str = "suspend") -> None:
         for number, process in enumerate(going.suspended):
             await self.unless_gone(process, session.save(process.pid, seconds_for(process)))
-            self._around.fault(f"suspend.save-{number}")
+            self._around.fault(f"{verb}.save-{number}")
 
     async def unless_gone(self, process: SuspendedProcess, work: Awaitable[None]) -> None:
         try:
@@ -105,14 +106,16 @@ class Checkpoints:
                 new.append(SuspendedProcess(pid, ticks, used.get(pid, 0)))
         return (*known, *new)
 
-    async def record(self, intent: Allocation, verb: str, before: Allocation) -> None:
+    async def record(
+        self, intent: Allocation, verb: str, before: Allocation, point: str = "record-intent"
+    ) -> None:
         try:
             await self._around.ledger.intent(intent)
         except VgpuError:
             self._book.replace(before)
             raise
         self._book.replace(intent)
-        self._around.fault(f"{verb}.record-intent")
+        self._around.fault(f"{verb}.{point}")
 
     async def limit(self, allocation: Allocation) -> None:
         """A suspended tenant's processes wait in front of the driver, those too that it starts meanwhile."""

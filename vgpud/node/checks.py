@@ -34,6 +34,12 @@ def check_resizable(allocation: Allocation) -> None:
 
 
 def settled(allocation: Allocation) -> Allocation:
+    if allocation.moves:
+        raise VgpuError(
+            ErrorCode.ALLOCATION_BUSY,
+            f"allocation {allocation.id} is on its way to another device",
+            f"try again in a moment; 'vgpuctl resume {allocation.id}' ends a move that was cut short",
+        )
     if allocation.state in (State.ACTIVE, State.SUSPENDED, State.FAILED):
         return allocation
     raise VgpuError(

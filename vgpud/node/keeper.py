@@ -9,17 +9,14 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import structlog
 
 from vgpud.hardware.events import DeviceEvent
-from vgpud.hardware.suspender import Suspender
-from vgpud.inject.specs import Specs
-from vgpud.ledger import Ledger
 from vgpud.model.caller import Caller
 from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -29,32 +26,31 @@ from vgpud.model.plan import Step, StepKind
 from vgpud.model.quantity import Percent
 from vgpud.model.tenancy import Allocation, Decision, Mode, Request, Slice, State
 from vgpud.model.view import DeviceView, Metered, NodeDescription, NodeProcess, ReloadReport, SliceUse
-from vgpud.modes.base import Effector
 from vgpud.modes.mig import MigMode
 from vgpud.node import checkpoints
 from vgpud.node.account import Account
 from vgpud.node.activities import Activities
-from vgpud.node.book import Book, RequestKey, check_same_request, request_key
+from vgpud.node.book import RequestKey, check_same_request, request_key
 from vgpud.node.cgroups import processes_in
 from vgpud.node.changes import Changes
 from vgpud.node.checkpoints import waiting
 from vgpud.node.checks import check_ended, check_owner, settled
-from vgpud.node.drains import Drains
-from vgpud.node.execute import Executor, FaultHook, new_event
+from vgpud.node.execute import Executor, new_event
 from vgpud.node.host import host_memory
 from vgpud.node.hub import Hub
-from vgpud.node.inventory import Inventory
 from vgpud.node.lifetimes import Lifetimes
 from vgpud.node.meters import Meters
 from vgpud.node.mig_layouts import MigLayouts, Surroundings
+from vgpud.node.moves import Moves
 from vgpud.node.notices import Notices
 from vgpud.node.operations import Operations
+from vgpud.node.parts import Parts
 from vgpud.node.policies import Policies, reload_report
 from vgpud.node.processes import Processes
+from vgpud.node.relocate import Relocations
 from vgpud.node.residency import Residency
 from vgpud.node.resizes import Resizes
 from vgpud.node.suspends import Suspends
-from vgpud.node.transitions import Transitions
 from vgpud.planner.choose import choose
 from vgpud.planner.quota import over_quota
 from vgpud.planner.steps import allocate_steps, release_steps
@@ -69,22 +65,6 @@ _LOOK_SECONDS = 0.5  # a status answers, even while NVML does not
 _PROCESSES_SECONDS = 0.1  # so old may a listing of processes be
 _SETTLE_SECONDS = 2.0  # a refusal waits so long for releases that are under way
 _RETRY_SECONDS = 1.0  # while a dead tenant's children still run
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What the keeper works with; `load_policy` reads the files anew."""
-
-    ledger: Ledger
-    inventory: Inventory
-    book: Book
-    transitions: Transitions
-    effectors: Mapping[Mode, Effector]
-    specs: Specs
-    load_policy: Callable[[], LoadedPolicy]
-    fault: FaultHook
-    suspender: Suspender
-    drains: Drains = field(default_factory=Drains)
 
 
 class NodeKeeper:
@@ -141,6 +121,20 @@ class NodeKeeper:
         self.suspends = Suspends(around)
         self.residency = Residency(
             around, self.suspends, lambda: self.policy().policy, self.account.tally, self.spawn
+        )
+        self.moves = Moves(
+            around,
+            self._executor,
+            lambda: self.policies.current.policy,
+            self.operations.closed,
+            parts.host_root,
+        )
+        self.relocations = Relocations(
+            self.moves,
+            parts.book,
+            parts.inventory,
+            lambda: self.policies.current.policy,
+            self.operations.is_drained,
         )
         parts.inventory.health_changed = self._health_changed
         self._allocating: dict[RequestKey, tuple[Request, asyncio.Task[Allocation]]] = {}
@@ -416,6 +410,9 @@ class NodeKeeper:
     async def resume(self, allocation_id: str, caller: Caller) -> Allocation:
         allocation = self._book.get(allocation_id)
         check_owner(allocation, caller)
+        if allocation.moves and allocation.id not in self._changes:  # a move that could not be ended
+            await self.moves.recover(allocation)
+            return self._book.get(allocation_id)
         return await self.suspends.resume(allocation)
 
     # --- reading

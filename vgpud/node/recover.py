@@ -16,8 +16,9 @@ from vgpud.ledger import LedgerState
 from vgpud.model.errors import VgpuError
 from vgpud.model.tenancy import Allocation, Edits, Mode, State
 from vgpud.modes.mps import unit_name
-from vgpud.node.keeper import NodeKeeper, Parts
+from vgpud.node.keeper import NodeKeeper
 from vgpud.node.lifetimes import is_alive
+from vgpud.node.parts import Parts
 from vgpud.planner.reconcile import Action, ActionKind, InstancePlace, Observed, reconcile
 from vgpud.planner.steps import repair_steps
 from vgpud.planner.use import charged
@@ -56,9 +57,11 @@ async def recover(keeper: NodeKeeper, parts: Parts, state: LedgerState, start: S
 
 
 async def _finish_change(keeper: NodeKeeper, allocation: Allocation) -> None:
-    """A resize, or a suspension, that was cut."""
+    """A resize, a suspension or a move that was cut."""
     try:
-        if allocation.state is State.RESIZING:
+        if allocation.moves:
+            await keeper.moves.recover(allocation)
+        elif allocation.state is State.RESIZING:
             await keeper.resizes.finish(allocation)
         elif allocation.state in _CHANGING or (allocation.state is State.ACTIVE and allocation.suspended):
             await keeper.suspends.recover(allocation)  # a repair may have made it active in between

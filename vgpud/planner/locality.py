@@ -9,8 +9,8 @@ from vgpud.planner.verdict import Fit
 
 # as many sets as eight devices have at most (8 choose 4); above it the search goes greedily
 EXACT_SETS = 70
-_DISTANCE = {link: distance for distance, link in enumerate(Link)}
-_FAR = _DISTANCE[Link.UNKNOWN]
+DISTANCE = {link: distance for distance, link in enumerate(Link)}
+_FAR = DISTANCE[Link.UNKNOWN]
 
 _Matrix = list[list[int]]
 _Key = tuple[int, int, int, tuple[int, ...]]
@@ -41,7 +41,7 @@ def nearest_devices(node: Node, uuids: Sequence[str], must: Sequence[str], count
     numa = {device.uuid: device.numa_node for device in node.devices}
 
     def cost(uuid: str, chosen: Sequence[str]) -> tuple[int, int]:
-        far = sum(_DISTANCE[node.links.get((uuid, other), Link.UNKNOWN)] for other in chosen)
+        far = sum(DISTANCE[node.links.get((uuid, other), Link.UNKNOWN)] for other in chosen)
         return int(bool(chosen) and numa.get(uuid) not in {numa.get(other) for other in chosen}), far
 
     def grown(seed: Sequence[str]) -> tuple[tuple[int, int], tuple[str, ...]]:
@@ -92,4 +92,4 @@ def _grow(fits: Sequence[Fit], distances: _Matrix, seed: int, count: int) -> tup
 def _distances(node: Node, fits: Sequence[Fit]) -> _Matrix:
     links = node.links
     uuids = [fit.device.uuid for fit in fits]
-    return [[_DISTANCE[links[a, b]] if (a, b) in links else _FAR for b in uuids] for a in uuids]
+    return [[DISTANCE[links[a, b]] if (a, b) in links else _FAR for b in uuids] for a in uuids]

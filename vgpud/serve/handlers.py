@@ -18,7 +18,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event
 from vgpud.model.tenancy import Allocation, Lifetime, Owner, Request
 from vgpud.policy.effective import effective
-from vgpud.serve import mig, operate, usage
+from vgpud.serve import mig, move, operate, usage
 from vgpud.serve.keeper import Keeper
 from vgpud.serve.permissions import check_owner_override, may_see_edits
 
@@ -145,6 +145,9 @@ HANDLERS: dict[str, Handler] = {
     "Resize": resize,
     "Suspend": suspend,
     "Resume": resume,
+    "Move": move.move,
+    "Defrag": move.defrag,
+    "PlanDefrag": move.plan_defrag,
     "GetAllocation": get_allocation,
     "ListAllocations": list_allocations,
     "Plan": plan,
@@ -168,6 +171,8 @@ CHANGING = frozenset(
         "Resize",
         "Suspend",
         "Resume",
+        "Move",
+        "Defrag",
         "ReloadPolicy",
         "TerminateMpsClient",
         "DrainDevice",

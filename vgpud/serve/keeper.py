@@ -7,6 +7,7 @@ from typing import Protocol
 from vgpud.model.caller import Caller
 from vgpud.model.event import Event
 from vgpud.model.mig_view import MigDevice, MigPlan, MigTarget
+from vgpud.model.move_view import DefragView, Evacuation, RoomWanted
 from vgpud.model.plan import Step
 from vgpud.model.quantity import Percent
 from vgpud.model.tenancy import Allocation, Decision, Request, Selector
@@ -58,6 +59,24 @@ class MigOperations(Protocol):
     async def apply(self, targets: Sequence[MigTarget]) -> MigPlan: ...
 
     async def defrag(self, selector: Selector) -> MigPlan: ...
+
+
+class Moves(Protocol):
+    """Tenants to other devices; all raise VgpuError."""
+
+    async def move(
+        self, allocation_id: str, caller: Caller, to: Sequence[str], source: str
+    ) -> Allocation: ...
+
+
+class Relocations(Protocol):
+    """Moves that make room; all raise VgpuError."""
+
+    async def plan(self, wanted: RoomWanted) -> DefragView: ...
+
+    async def defrag(self, wanted: RoomWanted, caller: Caller) -> DefragView: ...
+
+    async def evacuate(self, device_uuid: str, caller: Caller) -> Evacuation: ...
 
 
 class Keeper(Protocol):
@@ -122,3 +141,9 @@ class Keeper(Protocol):
 
     @property
     def operations(self) -> Operations: ...
+
+    @property
+    def moves(self) -> Moves: ...
+
+    @property
+    def relocations(self) -> Relocations: ...

@@ -25,4 +25,7 @@ async def terminate_mps_client(
 async def drain_device(keeper: Keeper, caller: Caller, asked: pb.DrainDeviceRequest) -> pb.DrainDeviceReply:
     name = decode.identifier(asked.device_uuid, "device_uuid")
     view = await keeper.operations.drain(name, not asked.undrain)
-    return encode_mps.drain(view)
+    if not asked.move or asked.undrain:
+        return encode_mps.drain(view)
+    gone = await keeper.relocations.evacuate(name, caller)
+    return encode_mps.drain(await keeper.operations.drain(name, True), gone)

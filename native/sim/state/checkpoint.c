@@ -126,15 +126,15 @@ int sim_checkpoint_save(struct sim_state *s, uint32_t pid)
     return result;
 }
 
-/* Where card `from` goes; every card that holds something of the process must be named, and go to one
- * of the same kind that no other of its cards goes to. */
+/* Where each card goes: every card of the node must be named, whichever the process uses or sees, and go to
+ * one of the same kind that no other goes to (NVIDIA/cuda-checkpoint issue 35; cuda.core's checkpoint module). */
 static int check_moves(const struct sim_state *s, const struct sim_proc *p, const uint8_t *card_of)
 {
     uint32_t taken = 0;
     for (uint32_t i = 0; i < SIM_MAX_DEVICES; i++) {
-        if (card_of[i] >= SIM_MAX_DEVICES)
+        if (i >= s->device_count && card_of[i] >= SIM_MAX_DEVICES)
             continue;
-        uint32_t bit = 1u << card_of[i];
+        uint32_t bit = 1u << card_of[i] % 32;
         if (i >= s->device_count || card_of[i] >= s->device_count || (taken & bit) ||
             strcmp(s->devices[i].name, s->devices[card_of[i]].name) != 0)
             return CUDA_ERROR_INVALID_VALUE;
@@ -142,8 +142,7 @@ static int check_moves(const struct sim_state *s, const struct sim_proc *p, cons
     }
     for (uint32_t i = 0; i < SIM_MAX_USES; i++) {
         const struct sim_use *u = &p->uses[i];
-        if (u->used && u->contexts > 0 &&
-            (card_of[u->suspended_device] >= SIM_MAX_DEVICES || u->gi != SIM_NONE))
+        if (u->used && u->contexts > 0 && u->gi != SIM_NONE)
             return CUDA_ERROR_INVALID_VALUE;
     }
     return atoi(s->driver_version) < BRANCH_OF_MOVES ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;

@@ -1,0 +1,302 @@
+"""Moving tenants: they find their memory as it was, on another device; or everything stays as it was."""
+
+import signal
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.demo.node import DemoNode, Tenant
+from tests.e2e.conftest import NodeMaker
+from tests.e2e.support import GIB, MIB, allocate, client, eventually, quota, release, simulate, states
+from tests.e2e.test_suspend import PROGRAM, end, goes_on, holding
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.lease import read_limits, read_usage
+from vgpud.model.errors import ErrorCode, VgpuError
+
+SIZE_MIB = 256
+SHARED = ("--isolation", "quota", "--memory", "4GiB", "--device")
+
+
+def uuids(node: DemoNode) -> list[str]:
+    with client(node) as calls:
+        return [device.uuid for device in calls.list_devices().devices]
+
+
+def move(node: DemoNode, allocation: str, *to: int, source: str = "") -> pb.Allocation:
+    names = uuids(node)
+    with client(node) as calls:
+        return calls.move(allocation, [names[index] for index in to], source)
+
+
+def refusal(node: DemoNode, allocation: str, *to: int) -> VgpuError:
+    with pytest.raises(VgpuError) as refused:
+        move(node, allocation, *to)
+    return refused.value
+
+
+def used_mib(node: DemoNode) -> list[int]:
+    with client(node) as calls:
+        return [int(device.memory_used_bytes) // MIB for device in calls.list_devices().devices]
+
+
+def in_use(node: DemoNode) -> list[int]:
+    """Devices with more than contexts on them, as NVML says."""
+    return [index for index, mib in enumerate(used_mib(node)) if mib > SIZE_MIB]
+
+
+def allocated(node: DemoNode) -> dict[int, int]:
+    """Bytes that allocations hold, by device, where there are any."""
+    with client(node) as calls:
+        devices = calls.list_devices().devices
+    return {d.index: int(d.memory_allocated_bytes) for d in devices if d.memory_allocated_bytes}
+
+
+def check_at(node: DemoNode, name: str, index: int, gib: int = 4) -> None:
+    """Ledger, lease, CDI edits and NVML all say that it is there, and nowhere else."""
+    uuid = uuids(node)[index]
+    with client(node) as calls:
+        held = calls.get_allocation(name)
+    assert (held.state, [part.device_uuid for part in held.slices]) == ("active", [uuid])
+    assert [d.uuid for d in read_limits(node.run_dir / "leases" / name).devices] == [uuid]
+    assert read_limits(node.run_dir / "leases" / name).devices[0].memory_bytes == gib * GIB
+    assert dict(held.edits.env)["CUDA_VISIBLE_DEVICES"] == uuid
+    eventually(lambda: in_use(node) == [index], "NVML shows it there alone")
+    assert held.use[0].memory_used_bytes // MIB == used_mib(node)[index]
+    assert len(held.use[0].pids) == 1
+
+
+@pytest.fixture(scope="module")
+def node(make_shared_node: NodeMaker) -> DemoNode:
+    node = make_shared_node()
+    node.start()
+    return node
+
+
+@pytest.fixture
+def cut_node(make_node: NodeMaker) -> Iterator[DemoNode]:
+    node = make_node()
+    yield node
+    node.stop()
+
+
+def tenant_on(node: DemoNode, device: int) -> tuple[Tenant, str]:
+    return holding(node, 0, *SHARED, str(device))
+
+
+def test_there_and_back(node: DemoNode) -> None:
+    tenant, name = tenant_on(node, 0)
+    eventually(lambda: used_mib(node)[0] > SIZE_MIB, "NVML shows its memory")
+    for to in (3, 5, 0):
+        assert move(node, name, to).state == "active"
+        check_at(node, name, to)
+        assert allocated(node) == {to: 4 * GIB}
+        assert goes_on(tenant)
+    assert move(node, name, 0).state == "active"  # where it is: nothing to do
+    end(node, tenant, name)
+
+
+def test_its_limit_goes_with_it(node: DemoNode) -> None:
+    """What it allocates afterwards is counted by the lease, and shown by NVML, where it is now."""
+    program = """
+import ctypes as c, json, sys
+u = c.CDLL("libcuda.so.1")
+context, memory = c.c_void_p(), c.c_uint64()
+say = lambda **words: print(json.dumps(words), flush=True)
+assert u.cuInit(0) == 0 and u.cuDevicePrimaryCtxRetain(c.byref(context), 0) == 0
+assert u.cuCtxSetCurrent(context) == 0
+say(ready=True)
+for line in sys.stdin:
+    say(code=u.cuMemAlloc_v2(c.byref(memory), c.c_size_t(int(line) << 20)))
+"""
+    tenant = node.tenant([*SHARED, "1"], [sys.executable, "-c", program])
+    tenant.line()
+    (name,) = states(node)
+
+    def allocates(mib: int) -> int:
+        assert tenant.process.stdin is not None
+        tenant.process.stdin.write(f"{mib}\n")
+        tenant.process.stdin.flush()
+        return int(tenant.line()["code"])
+
+    assert allocates(1000) == 0
+    move(node, name, 6)
+    assert allocates(2000) == 0
+    assert allocates(2000) == 2  # CUDA_ERROR_OUT_OF_MEMORY: 4 GiB with the context
+    meter = read_usage(node.run_dir / "leases" / name).device(0)
+    held = (meter.used_bytes + meter.context_bytes) // MIB
+    assert held > 3000
+    eventually(lambda: used_mib(node)[6] == held, "NVML shows as much as the lease counts")
+    assert used_mib(node)[1] < SIZE_MIB
+    assert meter.refusals_limit == 1
+    end(node, tenant, name)
+
+
+def test_programs_started_later_find_the_new_device(node: DemoNode) -> None:
+    """Their environment names the old one, as that of the shell that starts them does."""
+    program = """
+import ctypes as c, json, sys, uuid
+u = c.CDLL("libcuda.so.1")
+name, context = c.create_string_buffer(16), c.c_void_p()
+code = u.cuInit(0) or u.cuDeviceGetUuid_v2(name, 0) or u.cuDevicePrimaryCtxRetain(c.byref(context), 0)
+print(json.dumps({"code": code, "uuid": f"GPU-{uuid.UUID(bytes=name.raw)}"}), flush=True)
+"""
+    shell = 'while read line; do "$0" -c "$1"; done'
+    tenant = node.tenant([*SHARED, "0"], ["sh", "-c", shell, sys.executable, program])
+    eventually(lambda: states(node), "it is allocated")
+    (name,) = states(node)
+
+    def look() -> dict[str, object]:
+        assert tenant.process.stdin is not None
+        tenant.process.stdin.write("\n")
+        tenant.process.stdin.flush()
+        return tenant.line()
+
+    names = uuids(node)
+    assert look() == {"code": 0, "uuid": names[0]}
+    for to in (2, 4, 0):
+        eventually(lambda: not node.ctl_json("show", name)["use"][0]["pids"], "the last program has gone")
+        move(node, name, to)
+        assert look() == {"code": 0, "uuid": names[to]}
+    end(node, tenant, name)
+
+
+def test_a_whole_card(node: DemoNode) -> None:
+    tenant, name = holding(node, 0, "--isolation", "device", "--device", "2")
+    held = quota(node, selector=pb.Selector(indices=[3]))
+    assert refusal(node, name, 3).code is ErrorCode.DEVICE_IN_USE
+    release(node, held.id)
+    move(node, name, 3)
+    assert list(allocated(node)) == [3]
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+def test_refusals(node: DemoNode) -> None:
+    tenant, name = tenant_on(node, 0)
+    full = quota(node, 138, selector=pb.Selector(indices=[1]))
+    assert "fit in the" in refusal(node, name, 1).sentence
+    assert refusal(node, name, 1, 2).code is ErrorCode.BAD_REQUEST
+    with client(node) as calls:
+        calls.drain_device(uuids(node)[2])
+        assert "it is drained" in refusal(node, name, 2).sentence
+        calls.drain_device(uuids(node)[2], undrain=True)
+    shared = allocate(node, isolation="compute", memory_bytes=GIB, selector=pb.Selector(indices=[4]))
+    assert refusal(node, name, 4).code is ErrorCode.DEVICE_IN_USE
+    refused = refusal(node, shared.id, 5)
+    assert refused.code is ErrorCode.UNSUPPORTED
+    assert "MPS clients" in refused.sentence
+    assert allocated(node)[0] == 4 * GIB
+    assert goes_on(tenant)
+    release(node, full.id, shared.id)
+    end(node, tenant, name)
+
+
+def test_another_kind_of_card_and_an_old_driver(make_node: NodeMaker) -> None:
+    node = make_node("mixed")
+    node.start()
+    with client(node) as calls:
+        devices = calls.list_devices().devices
+    other = next(d.index for d in devices if d.name != devices[0].name)
+    held = quota(node)
+    refused = refusal(node, held.id, other)
+    assert refused.code is ErrorCode.UNSUPPORTED
+    assert devices[other].name in refused.sentence
+    release(node, held.id)
+    node.stop()
+    simulate(node, "driver", "575.57.08")
+    node.start()
+    held = quota(node)
+    refused = refusal(node, held.id, other)
+    assert "575.57.08" in refused.sentence
+    node.stop()
+
+
+@pytest.mark.parametrize("function", ["Lock", "Checkpoint", "Restore"])
+def test_a_move_that_fails_leaves_the_tenant_where_it_was(node: DemoNode, function: str) -> None:
+    tenant, name = tenant_on(node, 0)
+    eventually(lambda: used_mib(node)[0] > SIZE_MIB, "NVML shows its memory")
+    fault = ["--function", f"cuCheckpointProcess{function}", "--code", "801", "--count", "1"]
+    simulate(node, "fault", "fail", *fault)
+    assert refusal(node, name, 3).code is ErrorCode.SUSPEND_FAILED
+    check_at(node, name, 0)
+    assert allocated(node) == {0: 4 * GIB}
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+def tenant_of_three(node: DemoNode) -> tuple[Tenant, str]:
+    script = f'exec 3<&0; for i in 1 2 3; do "$0" -c "$1" {SIZE_MIB} <&3 & done; wait'
+    tenant = node.tenant([*SHARED, "0"], ["sh", "-c", script, sys.executable, PROGRAM])
+    for _ in range(3):
+        tenant.line()
+    (name,) = states(node)
+    return tenant, name
+
+
+def cut(node: DemoNode, name: str, to: int) -> None:
+    """Moves it, and has vgpud killed on the way."""
+    assert refusal(node, name, to).code is ErrorCode.UNREACHABLE
+    assert node.daemon is not None
+    assert node.daemon.wait(10) == -signal.SIGKILL
+
+
+NO_RESTORE = "fault", "fail", "--function", "cuCheckpointProcessRestore", "--code", "304", "--count", "1"
+
+
+def test_cut_before_its_memory_is_on_record_as_saved(cut_node: DemoNode) -> None:
+    """Undone at the next start, which is cut at the next step of the next move."""
+    node = cut_node
+    node.start(fault_point="move.record-intent")
+    tenant, name = tenant_on(node, 0)
+    for following in ("apply-mode", "lock-0", "save-0", ""):
+        cut(node, name, 3)
+        node.start(fault_point=f"move.{following}" if following else "")
+        check_at(node, name, 0)
+        assert allocated(node) == {0: 4 * GIB}, following
+        assert goes_on(tenant), following
+    end(node, tenant, name)
+
+
+@pytest.mark.parametrize(
+    ("point", "ends_at", "fails"),
+    [
+        ("record-move", 3, False),
+        ("attach-0", 3, False),
+        ("restore-0", 3, False),
+        ("unlock-0", 3, False),
+        ("commit", 3, False),
+        ("record-back", 0, True),
+        ("restore-0", 0, True),
+    ],
+)
+def test_cut_later(cut_node: DemoNode, point: str, ends_at: int, fails: bool) -> None:
+    """Finished at the next start. One whose restore fails is on its way back, and ends there."""
+    node = cut_node
+    node.start(fault_point=f"move.{point}")
+    tenant, name = tenant_on(node, 0)
+    if fails:
+        simulate(node, *NO_RESTORE)
+    cut(node, name, 3)
+    node.start()
+    check_at(node, name, ends_at)
+    assert allocated(node) == {ends_at: 4 * GIB}
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+def test_several_processes_or_none(cut_node: DemoNode) -> None:
+    """One is there already when another one's restore fails: it comes back, and they move later."""
+    node = cut_node
+    node.start(fault_point="move.restore-0")
+    tenant, name = tenant_of_three(node)
+    cut(node, name, 3)
+    simulate(node, *NO_RESTORE)
+    node.start()
+    eventually(lambda: in_use(node) == [0], "all are back")
+    assert states(node) == {name: "active"}
+    assert goes_on(tenant)
+    move(node, name, 3)
+    eventually(lambda: in_use(node) == [3], "all have gone there")
+    assert goes_on(tenant)
+    end(node, tenant, name)

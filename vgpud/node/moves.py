@@ -1,0 +1,253 @@
+"""Moving tenants to other devices of the same kind: suspended here, restored there, or all as it was.
+
+planner.move has the steps and why they can be cut anywhere. Errors are VgpuError throughout.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from vgpud.hardware.sight import visible_devices
+from vgpud.hardware.suspender import ProcessState, Session
+from vgpud.model.caller import Caller
+from vgpud.model.device import Node
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.event import EventKind
+from vgpud.model.plan import Step, StepKind
+from vgpud.model.tenancy import Allocation, Edits, Request, State, SuspendedProcess
+from vgpud.node.cgroups import processes_in
+from vgpud.node.checkpoints import Checkpoints, Surroundings, check_well, living, seconds_for, told
+from vgpud.node.checks import check_owner, settled
+from vgpud.node.execute import Executor
+from vgpud.planner import move as rules
+from vgpud.planner.suspend import check_host, held_bytes
+from vgpud.planner.terms import all_terms
+from vgpud.policy.model import Policy
+
+log = structlog.get_logger(__name__)
+
+
+class Moves:
+    """`closed` says which devices take no request like one, each with the reason."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        executor: Executor,
+        policy: Callable[[], Policy],
+        closed: Callable[[Request], Mapping[str, str]],
+        host_root: Path = Path("/"),
+    ) -> None:
+        self._around = around
+        self._book = around.book
+        self._do = Checkpoints(around)
+        self._executor = executor
+        self._policy = policy
+        self._closed = closed
+        self._host_root = host_root
+
+    async def move(self, allocation_id: str, caller: Caller, to: Sequence[str], source: str) -> Allocation:
+        """To the devices `to`, one for each slice; or that on `source` to the one device in `to`.
+
+        Raises VgpuError; the tenant then runs on where it was.
+        """
+        allocation = self._book.get(allocation_id)
+        check_owner(allocation, caller)
+        await self._around.inventory.refresh()
+        plan = self.plan(allocation, rules.ends_of(allocation, to, source))
+        if not plan.moves:
+            return allocation
+        self._book.replace(plan)  # its room is taken at both ends from this moment on
+        work = self._move(allocation, plan)
+        return await asyncio.shield(self._around.changes.begin(allocation.id, work))
+
+    def plan(self, allocation: Allocation, to: Sequence[str]) -> Allocation:
+        """It with the other ends of its moves, changing nothing. Raises VgpuError where it cannot be."""
+        node = self._node
+        self.check(allocation)
+        slices = rules.going(
+            allocation,
+            to,
+            node,
+            self._book.use,
+            all_terms(self._policy(), node),
+            self._closed(allocation.request),
+        )
+        return replace(allocation, slices=slices, state=State.SUSPENDING)
+
+    def check(self, allocation: Allocation) -> None:
+        """Raises VgpuError where it can be moved nowhere as it is now."""
+        check_well(settled(allocation))
+        rules.check_movable(allocation, self._node)
+
+    @property
+    def _node(self) -> Node:
+        return self._around.inventory.node
+
+    async def _move(self, before: Allocation, going: Allocation) -> Allocation:
+        recorded = False
+        try:
+            async with self._around.suspender.session() as session:
+                going = replace(going, suspended=await self._do.processes(session, before, ()))
+                self._check(going)
+                first, *rest = rules.move_steps(going)
+                going = await self._step(session, going, first, "")
+                recorded = True
+                sentence = f"{told('moved', going)} from {_names(before)} to {_names(rules.turned(going))}"
+                return await self._forth_or_back(session, going, rest, sentence)
+        except VgpuError:
+            if not recorded:  # so nothing was done
+                self._book.replace(before)
+            raise
+
+    def _check(self, going: Allocation) -> None:
+        wanted = sum(process.memory_bytes for process in going.suspended)
+        check_host(wanted, held_bytes(a for a in self._book if a.id != going.id), self._around.host())
+        rules.check_card(going, self._node)
+        lifetime = going.request.lifetime
+        pids = {process.pid for process in going.suspended} | set(processes_in(lifetime.cgroup))
+        for pid in sorted(pids | ({lifetime.pid} if lifetime.pid else set())):
+            self._check_sight(going, pid)
+
+    def _check_sight(self, going: Allocation, pid: int) -> None:
+        seen = self._visible(pid)
+        hidden = [part.other_uuid for part in going.slices if part.other_uuid and part.other_uuid not in seen]
+        if hidden and seen:
+            raise VgpuError(
+                ErrorCode.UNSUPPORTED,
+                f"process {pid} of allocation {going.id} runs in a container that has no node of device "
+                f"{hidden[0]}",
+                "end the container and start it anew: it is then placed where there is room",
+            )
+
+    def _visible(self, pid: int) -> frozenset[str]:
+        return visible_devices(pid, self._node.devices, self._host_root)
+
+    # --- the steps
+
+    async def _forth_or_back(
+        self, session: Session, going: Allocation, steps: Sequence[Step], sentence: str
+    ) -> Allocation:
+        try:
+            return await self._run(session, going, steps, sentence)
+        except VgpuError as error:
+            await self._back(session, self._book.get(going.id), error)
+            raise
+
+    async def _back(self, session: Session, held: Allocation, why: VgpuError) -> None:
+        """Where it was; `held` is as far as it came."""
+        try:
+            steps = rules.end_steps(held)
+            if held.state is not State.SUSPENDING:
+                held = replace(rules.turned(held), state=State.SUSPENDING)
+                steps = rules.back_steps(held)
+            await self._run(session, held, steps, f"not moved, {why.sentence}")
+        except VgpuError as error:
+            log.error("a move stays open", allocation=held.id, why=str(error))
+
+    async def _run(
+        self, session: Session, allocation: Allocation, steps: Iterable[Step], sentence: str
+    ) -> Allocation:
+        for step in steps:
+            allocation = await self._step(session, allocation, step, sentence)
+        return allocation
+
+    async def _step(self, session: Session, held: Allocation, step: Step, sentence: str) -> Allocation:
+        match step.kind:
+            case StepKind.RECORD_INTENT | StepKind.RECORD_BACK:
+                await self._do.record(held, "move", self._book.get(held.id), step.kind.value)
+            case StepKind.LOCK:
+                return await self._lock(session, held)
+            case StepKind.SAVE:
+                await self._do.save_all(session, held, "move")
+            case StepKind.RECORD_MOVE:
+                return await self._record_move(held)
+            case StepKind.RESTORE:
+                for number, process in enumerate(held.suspended):
+                    await self._do.unless_gone(process, self._bring(session, process, held))
+                    self._around.fault(f"move.restore-{number}")
+            case StepKind.UNLOCK:
+                await self._unlock(session, held)
+            case StepKind.COMMIT:
+                ended = replace(rules.arrived(held), state=State.ACTIVE, suspended=())
+                held = await self._do.end(ended, EventKind.ALLOCATION_MOVED, sentence)
+                self._around.fault("move.commit")
+            case _:
+                if step.kind is StepKind.ATTACH and step.slice_ordinal == 0:
+                    held = replace(held, edits=Edits())  # none of the other end's nodes stays among them
+                held, _ = await self._executor.run("move", held, (step,))
+        return held
+
+    async def _lock(self, session: Session, held: Allocation) -> Allocation:
+        """In front of the driver first, where those wait too that start meanwhile; then in it."""
+        await self._do.limit(held)
+        await self._around.activities.quieten(held, None)
+        return await self._do.lock_all(session, held, "move")
+
+    async def _record_move(self, held: Allocation) -> Allocation:
+        await self._around.inventory.refresh()
+        rules.check_card(held, self._node)
+        moved = replace(rules.turned(held), state=State.RESUMING)
+        await self._do.record(moved, "move", held, "record-move")
+        return moved
+
+    async def _unlock(self, session: Session, held: Allocation) -> None:
+        await self._do.limit(replace(held, state=State.ACTIVE))
+        for number, process in enumerate(held.suspended):
+            if await session.state(process.pid) is ProcessState.LOCKED:
+                await self._do.unless_gone(process, session.unlock(process.pid))
+            self._around.fault(f"move.unlock-{number}")
+
+    # --- one process
+
+    async def _bring(self, session: Session, process: SuspendedProcess, held: Allocation) -> None:
+        """To the slices' own devices, wherever its memory is: NVML says where a restored process lies."""
+        device_map = rules.device_map(held, self._visible(process.pid))
+        seconds = seconds_for(process)
+        if await session.state(process.pid) is ProcessState.SAVED:
+            crosses = held.state is State.RESUMING
+            await session.restore(process.pid, seconds, device_map if crosses else None)
+        if await self._is_at_other_end(process, held):
+            if await session.state(process.pid) is ProcessState.RUNNING:
+                await session.lock(process.pid, seconds)
+            await session.save(process.pid, seconds)
+            await session.restore(process.pid, seconds, device_map)
+
+    async def _is_at_other_end(self, process: SuspendedProcess, held: Allocation) -> bool:
+        await self._around.inventory.refresh()
+        others = {part.other_uuid for part in held.slices}
+        return any(
+            listed.pid == process.pid
+            for device in self._node.devices
+            if device.uuid in others
+            for listed in device.processes
+        )
+
+    # --- the start, and what stayed open
+
+    async def recover(self, allocation: Allocation) -> None:
+        """A move that was cut is undone or finished: as it is on record. Raises VgpuError; it then stays
+        as it is, and can be resumed when the reason is gone."""
+
+        async def finish() -> None:
+            async with self._around.suspender.session() as session:
+                held = living(allocation)
+                try:
+                    await self._run(session, held, rules.end_steps(held), _ended(held))
+                except VgpuError as error:
+                    if held.state is not State.RESUMING:
+                        raise
+                    await self._back(session, self._book.get(held.id), error)
+
+        await asyncio.shield(self._around.changes.begin(allocation.id, finish()))
+
+
+def _names(allocation: Allocation) -> str:
+    return ", ".join(part.device_uuid for part in allocation.slices)
+
+
+def _ended(held: Allocation) -> str:
+    return f"{told('settled', held)} on {_names(held)} after its move was interrupted"

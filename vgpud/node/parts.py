@@ -1,0 +1,34 @@
+"""What the keeper is made of."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vgpud.hardware.suspender import Suspender
+from vgpud.inject.specs import Specs
+from vgpud.ledger import Ledger
+from vgpud.model.tenancy import Mode
+from vgpud.modes.base import Effector
+from vgpud.node.book import Book
+from vgpud.node.drains import Drains
+from vgpud.node.execute import FaultHook
+from vgpud.node.inventory import Inventory
+from vgpud.node.transitions import Transitions
+from vgpud.policy.load import LoadedPolicy
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the keeper works with; `load_policy` reads the files anew."""
+
+    ledger: Ledger
+    inventory: Inventory
+    book: Book
+    transitions: Transitions
+    effectors: Mapping[Mode, Effector]
+    specs: Specs
+    load_policy: Callable[[], LoadedPolicy]
+    fault: FaultHook
+    suspender: Suspender
+    drains: Drains = field(default_factory=Drains)
+    host_root: Path = Path("/")

@@ -1,0 +1,180 @@
+"""Room by moves: a device that is left, or tenants that draw together so that something larger fits."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from vgpud.model.caller import Caller
+from vgpud.model.device import Device, Health
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.move_view import DefragView, Evacuation, RoomWanted, TenantMove
+from vgpud.model.tenancy import Allocation, Mode
+from vgpud.node.book import Book
+from vgpud.node.inventory import Inventory
+from vgpud.node.moves import Moves
+from vgpud.planner.defrag import MOVES_MAX, Bin, Goal, Piece, fewest_moves
+from vgpud.planner.move import check_movable, ends_by_nearness, kind_of
+from vgpud.planner.select import selector_error, selects
+from vgpud.planner.terms import all_terms
+from vgpud.planner.use import charged
+from vgpud.planner.words import shown_bytes
+from vgpud.policy.model import Policy
+
+
+class Relocations:
+    def __init__(
+        self,
+        moves: Moves,
+        book: Book,
+        inventory: Inventory,
+        policy: Callable[[], Policy],
+        is_drained: Callable[[str], bool],
+    ) -> None:
+        self._moves = moves
+        self._book = book
+        self._inventory = inventory
+        self._policy = policy
+        self._is_drained = is_drained
+
+    # --- leaving a device
+
+    async def evacuate(self, device_uuid: str, caller: Caller) -> Evacuation:
+        """Moves what can be moved off a device, the largest first. Raises VgpuError(NO_SUCH_DEVICE)."""
+        await self._inventory.refresh()
+        self._inventory.device(device_uuid)
+        moved: list[TenantMove] = []
+        staying: list[tuple[str, str]] = []
+        for allocation in sorted(self._book.allocations_on(device_uuid), key=_size, reverse=True):
+            try:
+                moved.append(await self._leave(allocation, device_uuid, caller))
+            except VgpuError as error:
+                staying.append((allocation.id, error.sentence))
+        return Evacuation(tuple(moved), tuple(staying))
+
+    async def _leave(self, allocation: Allocation, device_uuid: str, caller: Caller) -> TenantMove:
+        check_movable(allocation, self._inventory.node)
+        refusals: list[VgpuError] = []
+        spread = self._policy().planner.strategy == "spread"
+        held = [part.device_uuid for part in allocation.slices]
+        for target in ends_by_nearness(allocation, device_uuid, self._inventory.node, self._book.use, spread):
+            to = [target if uuid == device_uuid else uuid for uuid in held]
+            try:
+                self._moves.plan(allocation, to)
+            except VgpuError as error:
+                refusals.append(error)
+                continue
+            await self._moves.move(allocation.id, caller, to, "")
+            return _told(allocation, device_uuid, target)
+        raise _nowhere(refusals)
+
+    # --- drawing together
+
+    async def plan(self, wanted: RoomWanted) -> DefragView:
+        """Raises VgpuError: NO_CAPACITY where no moves make the room, NO_SUCH_DEVICE."""
+        await self._inventory.refresh()
+        node = self._inventory.node
+        selected = [device for device in node.devices if selects(wanted.selector, device)]
+        error = selector_error(wanted.selector, node, selected)
+        if error is not None:
+            raise error
+        bins = self._bins()
+        known = {one.uuid for one in bins}
+        goal = Goal(
+            on=frozenset(one.uuid for one in bins if one.takes) & {device.uuid for device in selected},
+            memory_bytes=wanted.memory_bytes or 0,
+            share_hundredths=0 if wanted.share is None else wanted.share.hundredths,
+            whole=wanted.whole_device,
+        )
+        pieces = [piece for piece in self._pieces() if piece.device_uuid in known]
+        way = fewest_moves(bins, pieces, goal)
+        if way is None:
+            raise _no_way(wanted, len(pieces))
+        at = {(piece.allocation_id, piece.device_uuid): piece.device_uuid for piece in pieces}
+        moves = []
+        for piece, target in way.moves:
+            key = (piece.allocation_id, piece.device_uuid)
+            moves.append(TenantMove(piece.allocation_id, at[key], target, piece.memory_bytes))
+            at[key] = target
+        return DefragView(way.device_uuid, tuple(moves))
+
+    async def defrag(self, wanted: RoomWanted, caller: Caller) -> DefragView:
+        """Does what `plan` says, one move after the other. Raises VgpuError as it and as a move does, with
+        what was done before in its details."""
+        view = await self.plan(wanted)
+        done: list[TenantMove] = []
+        for one in view.moves:
+            try:
+                await self._moves.move(one.allocation_id, caller, [one.target], one.source)
+            except VgpuError as error:
+                said = tuple(f"moved: {d.allocation_id} from {d.source} to {d.target}" for d in done)
+                raise replace(error, details=(*error.details, *said)) from None
+            done.append(replace(one, done=True))
+        return DefragView(view.device_uuid, tuple(done))
+
+    def _bins(self) -> list[Bin]:
+        """Devices in mode preload, and those that may come to be in it."""
+        node = self._inventory.node
+        terms = all_terms(self._policy(), node)
+        found = []
+        for device in node.devices:
+            mode = self._book.use_of(device.uuid).mode
+            if mode not in (None, Mode.PRELOAD) or terms[device.uuid].fixed not in (None, Mode.PRELOAD):
+                continue
+            found.append(
+                Bin(
+                    device.uuid,
+                    kind_of(device),
+                    terms[device.uuid].memory_bytes(Mode.PRELOAD, device.memory_usable_bytes),
+                    terms[device.uuid].tenants(Mode.PRELOAD),
+                    terms[device.uuid].share_hundredths(Mode.PRELOAD),
+                    self._takes(device),
+                )
+            )
+        return found
+
+    def _takes(self, device: Device) -> bool:
+        drained = self._is_drained(device.uuid)
+        foreign = any(process.kind != "graphics" for process in device.processes)
+        ours = self._book.use_of(device.uuid).count > 0
+        return device.health is Health.OK and not device.mig.current and not drained and (ours or not foreign)
+
+    def _pieces(self) -> list[Piece]:
+        pieces = []
+        for allocation in self._book:
+            movable = self._is_movable(allocation)
+            for part in charged(allocation):
+                share = 0 if part.share is None else part.share.hundredths
+                pieces.append(Piece(allocation.id, part.device_uuid, part.memory_bytes, share, movable))
+        return pieces
+
+    def _is_movable(self, allocation: Allocation) -> bool:
+        try:
+            self._moves.check(allocation)
+        except VgpuError:
+            return False
+        return all(part.mode is Mode.PRELOAD for part in allocation.slices)
+
+
+def _size(allocation: Allocation) -> tuple[int, str]:
+    return sum(part.memory_bytes for part in allocation.slices), allocation.id
+
+
+def _told(allocation: Allocation, source: str, target: str) -> TenantMove:
+    memory = sum(part.memory_bytes for part in allocation.slices if part.device_uuid == source)
+    return TenantMove(allocation.id, source, target, memory, done=True)
+
+
+def _nowhere(refusals: list[VgpuError]) -> VgpuError:
+    """Of many reasons the one that says most: a device of its kind without room."""
+    if not refusals:
+        return VgpuError(ErrorCode.NO_CAPACITY, "this node has no other device", "see 'vgpuctl devices'")
+    full = [error for error in refusals if error.code is ErrorCode.NO_CAPACITY]
+    return (full or refusals)[0]
+
+
+def _no_way(wanted: RoomWanted, slices: int) -> VgpuError:
+    size = "a whole device" if wanted.whole_device else shown_bytes(wanted.memory_bytes or 0)
+    return VgpuError(
+        ErrorCode.NO_CAPACITY,
+        f"no {MOVES_MAX} moves of the {slices} slices in mode preload make room for {size}",
+        "see 'vgpuctl ls' for what is there; what is suspended, or a pod's, does not move",
+    )

@@ -1,0 +1,183 @@
+"""The fewest moves of preload tenants that make room on one device: pure, exact within its budget.
+
+Iterative deepening over where each slice lies. No plan is shorter than what the device that needs fewest
+slices taken off it needs, which bounds the search at every step (IDA*, Korf 1985).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+MOVES_MAX = 8
+_BUDGET = 60_000  # positions that are looked at; a search that needs more is given up
+_NEVER = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """A device: what all slices on it may come to. `kind` is that of devices whose tenants can change
+    places; `takes` is false where no tenant may come (it is drained, say)."""
+
+    uuid: str
+    kind: object
+    memory_bytes: int
+    tenants: int
+    share_hundredths: int = 10000
+    takes: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A slice; it cannot join another one of its allocation."""
+
+    allocation_id: str
+    device_uuid: str
+    memory_bytes: int
+    share_hundredths: int = 0
+    movable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Room of this size on one of the devices `on`, or, if `whole`, one of them without any slice."""
+
+    on: frozenset[str]
+    memory_bytes: int = 0
+    share_hundredths: int = 0
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """The device that has the room in the end, and (piece, device to go to) in order."""
+
+    device_uuid: str
+    moves: tuple[tuple[Piece, str], ...]
+
+
+def fewest_moves(
+    bins: Sequence[Bin], pieces: Sequence[Piece], goal: Goal, most: int = MOVES_MAX
+) -> Way | None:
+    """None where no way of up to `most` moves is found. At every move there is room at both ends."""
+    search = _Search(bins, pieces, goal)
+    start = tuple(search.number[piece.device_uuid] for piece in pieces)
+    for depth in range(search.least(start), most + 1):
+        search.seen.clear()
+        found = search.within(start, depth)
+        if found is not None:
+            return search.told(start, found)
+        if search.left <= 0:
+            return None
+    return None
+
+
+_Place = tuple[int, ...]  # the bin of each piece
+_Moves = tuple[tuple[int, int], ...]
+
+
+class _Search:
+    def __init__(self, bins: Sequence[Bin], pieces: Sequence[Piece], goal: Goal) -> None:
+        self.number = {one.uuid: i for i, one in enumerate(bins)}
+        self.bins, self.pieces, self.goal = bins, pieces, goal
+        self.targets = [i for i, one in enumerate(bins) if one.uuid in goal.on]
+        self.seen: dict[_Place, int] = {}
+        self.left = _BUDGET
+
+    def least(self, at: _Place) -> int:
+        """No fewer moves than this reach the goal."""
+        return min((self._removals(at, target) for target in self.targets), default=_NEVER)
+
+    def _on(self, at: _Place, where: int) -> list[Piece]:
+        return [piece for piece, place in zip(self.pieces, at, strict=True) if place == where]
+
+    def _removals(self, at: _Place, where: int) -> int:
+        here, device, goal = self._on(at, where), self.bins[where], self.goal
+        loose = [piece for piece in here if piece.movable]
+        if goal.whole:
+            return len(here) if len(loose) == len(here) else _NEVER
+        memory = sum(piece.memory_bytes for piece in here) + goal.memory_bytes - device.memory_bytes
+        share = sum(piece.share_hundredths for piece in here) + goal.share_hundredths
+        return max(
+            _taken(memory, [piece.memory_bytes for piece in loose]),
+            _taken(share - device.share_hundredths, [piece.share_hundredths for piece in loose]),
+            _taken(len(here) + 1 - device.tenants, [1] * len(loose)),
+        )
+
+    def within(self, at: _Place, depth: int) -> _Moves | None:
+        """Moves to the goal, `depth` of them at most."""
+        need = self.least(at)
+        if need == 0:
+            return ()
+        if need > depth or self.seen.get(at, -1) >= depth or self.left <= 0:
+            return None
+        self.seen[at] = depth
+        self.left -= 1
+        for piece, to in self._moves(at):
+            found = self.within((*at[:piece], to, *at[piece + 1 :]), depth - 1)
+            if found is not None:
+                return ((piece, to), *found)
+        return None
+
+    def _moves(self, at: _Place) -> Iterable[tuple[int, int]]:
+        """Of pieces that are alike one only, and to empty devices that are alike one only."""
+        loads = [self._load(at, where) for where in range(len(self.bins))]
+        tried: set[object] = set()
+        order = sorted(range(len(at)), key=lambda i: (at[i] not in self.targets, self.pieces[i].memory_bytes))
+        for i in order:
+            if not self.pieces[i].movable:
+                continue
+            for to in range(len(self.bins)):
+                if to == at[i] or not self._fits(i, at, to, loads[to]):
+                    continue
+                alike = (self._likeness(i), at[i], to if loads[to][2] else self._empty(to))
+                if alike not in tried:
+                    tried.add(alike)
+                    yield i, to
+
+    def _likeness(self, number: int) -> object:
+        """Slices of allocations with several are like no other."""
+        piece = self.pieces[number]
+        siblings = sum(other.allocation_id == piece.allocation_id for other in self.pieces)
+        return number if siblings > 1 else (piece.memory_bytes, piece.share_hundredths)
+
+    def _empty(self, where: int) -> object:
+        one = self.bins[where]
+        size = (one.memory_bytes, one.tenants, one.share_hundredths)
+        return one.kind, size, one.takes, one.uuid in self.goal.on
+
+    def _load(self, at: _Place, where: int) -> tuple[int, int, int]:
+        here = self._on(at, where)
+        return (
+            sum(piece.memory_bytes for piece in here),
+            sum(piece.share_hundredths for piece in here),
+            len(here),
+        )
+
+    def _fits(self, number: int, at: _Place, to: int, load: tuple[int, int, int]) -> bool:
+        device, piece = self.bins[to], self.pieces[number]
+        return (
+            device.takes
+            and device.kind == self.bins[at[number]].kind
+            and load[0] + piece.memory_bytes <= device.memory_bytes
+            and load[1] + piece.share_hundredths <= device.share_hundredths
+            and load[2] < device.tenants
+            and all(other.allocation_id != piece.allocation_id for other in self._on(at, to))
+        )
+
+    def told(self, at: _Place, moves: _Moves) -> Way:
+        for piece, to in moves:
+            at = (*at[:piece], to, *at[piece + 1 :])
+        ready = next(target for target in self.targets if self._removals(at, target) == 0)
+        return Way(
+            self.bins[ready].uuid, tuple((self.pieces[piece], self.bins[to].uuid) for piece, to in moves)
+        )
+
+
+def _taken(lack: int, sizes: list[int]) -> int:
+    """How many of these have to go at least so that `lack` is made up for."""
+    count = 0
+    for size in sorted(sizes, reverse=True):
+        if lack <= 0:
+            break
+        lack -= size
+        count += 1
+    return count if lack <= 0 else _NEVER

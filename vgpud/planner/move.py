@@ -1,0 +1,291 @@
+"""May a tenant go to other devices, by which steps, and by which ones back? Pure.
+
+A slice on its way names both ends of its move and holds room at both. Until the tenant's memory is on
+the host its device is the old one, and whatever is cut short is undone; from RECORD_MOVE on it is the new
+one, and what is cut is finished. Either way the steps that end it bring all there is to the slice's own
+device, so that an undoing and a finishing are the same.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from vgpud.model.device import Device, Health, Link, Node
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.plan import Step, StepKind
+from vgpud.model.tenancy import Allocation, Mode, Slice, State
+from vgpud.planner.locality import DISTANCE
+from vgpud.planner.suspend import check_mode
+from vgpud.planner.terms import Terms
+from vgpud.planner.use import EMPTY, DeviceUse
+from vgpud.planner.words import counted, shown_bytes, shown_share
+
+# CUDA driver API, "CUDA checkpointing": a restore takes GPU pairs from this branch on
+MOVE_BRANCH = 580
+
+
+def check_movable(allocation: Allocation, node: Node) -> None:
+    """Raises VgpuError: UNSUPPORTED, ALLOCATION_BUSY."""
+    check_mode(allocation)
+    branch = node.driver_version.split(".")[0]
+    if not branch.isdigit() or int(branch) < MOVE_BRANCH:
+        raise VgpuError(
+            ErrorCode.UNSUPPORTED,
+            f"driver {node.driver_version or 'of unknown version'} brings no process back on another device",
+            f"branch {MOVE_BRANCH} is the first that can",
+        )
+    if allocation.request.outlives_reboot:
+        raise VgpuError(
+            ErrorCode.UNSUPPORTED,
+            f"allocation {allocation.id} is a pod's: the kubelet has its device in its own books",
+            "delete the pod, and let it be scheduled anew",
+        )
+    if allocation.state is State.SUSPENDED:
+        raise VgpuError(
+            ErrorCode.ALLOCATION_BUSY,
+            f"allocation {allocation.id} is suspended with {counted(len(allocation.suspended), 'process')}",
+            f"run 'vgpuctl resume {allocation.id}' first",
+        )
+
+
+def ends_of(allocation: Allocation, to: Sequence[str], source: str = "") -> tuple[str, ...]:
+    """The device that each slice is to be on: all of `to`, or the one of it for the slice on `source`.
+
+    Raises VgpuError(BAD_REQUEST).
+    """
+    now = tuple(part.device_uuid for part in allocation.slices)
+    if source and source not in now:
+        raise VgpuError(
+            ErrorCode.BAD_REQUEST,
+            f"allocation {allocation.id} has no slice on device {source}",
+            f"see 'vgpuctl show {allocation.id}'",
+        )
+    if source and len(to) == 1:
+        to = [to[0] if uuid == source else uuid for uuid in now]
+    if len(to) != len(now):
+        raise VgpuError(
+            ErrorCode.BAD_REQUEST,
+            f"{counted(len(to), 'device')} named for the {counted(len(now), 'slice')} of {allocation.id}",
+            "name as many devices as it has slices, or one with --from the device that it is to leave",
+        )
+    going = [(old, new) for old, new in zip(now, to, strict=True) if old != new]
+    if len(set(to)) < len(to) or any(new in now for _, new in going):
+        raise VgpuError(
+            ErrorCode.BAD_REQUEST,
+            f"two slices of allocation {allocation.id} would meet on one device",
+            "name distinct devices, and go by way of a device that it does not hold",
+        )
+    return tuple(to)
+
+
+def going(
+    allocation: Allocation,
+    to: Sequence[str],
+    node: Node,
+    use: Mapping[str, DeviceUse],
+    terms: Mapping[str, Terms],
+    closed: Mapping[str, str],
+) -> tuple[Slice, ...]:
+    """The slices with the other ends of their moves. `use` counts what is held now, `closed` says why a
+    device takes nobody. Raises VgpuError: NO_SUCH_DEVICE, GPU_LOST, UNSUPPORTED, DENIED_BY_POLICY,
+    DEVICE_IN_USE, NO_CAPACITY."""
+    return tuple(
+        part
+        if part.device_uuid == uuid
+        else _going(allocation, part, uuid, node, use.get(uuid, EMPTY), terms, closed)
+        for part, uuid in zip(allocation.slices, to, strict=True)
+    )
+
+
+def _going(
+    allocation: Allocation,
+    part: Slice,
+    uuid: str,
+    node: Node,
+    use: DeviceUse,
+    terms: Mapping[str, Terms],
+    closed: Mapping[str, str],
+) -> Slice:
+    there = node.device(uuid)
+    if there is None:
+        raise VgpuError(ErrorCode.NO_SUCH_DEVICE, f"this node has no device {uuid}", "see 'vgpuctl devices'")
+    _check_device(allocation, part, node.device(part.device_uuid), there)
+    if uuid in closed:
+        raise VgpuError(ErrorCode.NO_CAPACITY, f"device {there.index} takes nobody: {closed[uuid]}", _OTHER)
+    if terms[uuid].fixed not in (None, part.mode):
+        raise VgpuError(
+            ErrorCode.DENIED_BY_POLICY,
+            f"the policy keeps device {there.index} in mode {terms[uuid].fixed}, and {allocation.id} needs "
+            f"mode {part.mode}",
+            _OTHER,
+        )
+    if use.mode not in (None, part.mode) or (part.mode is Mode.EXCLUSIVE and use.count):
+        raise VgpuError(
+            ErrorCode.DEVICE_IN_USE,
+            f"device {there.index} is in mode {use.mode} with {counted(use.count, 'allocation')}, and "
+            f"{allocation.id} needs it in mode {part.mode}",
+            _OTHER,
+        )
+    _check_room(part, there, use, terms[uuid])
+    return replace(part, other_uuid=uuid)
+
+
+_OTHER = "name another device, see 'vgpuctl devices'"
+
+
+def _check_device(allocation: Allocation, part: Slice, here: Device | None, there: Device) -> None:
+    if here is None or Health.OK is not here.health or there.health is not Health.OK:
+        lost = part.device_uuid if here is None or here.health is not Health.OK else there.uuid
+        raise VgpuError(ErrorCode.GPU_LOST, f"device {lost} does not answer", "see 'vgpuctl devices'")
+    if there.mig.current or there.mig.pending:
+        raise VgpuError(
+            ErrorCode.UNSUPPORTED, f"device {there.index} is in MIG mode, and nothing moves onto MIG", _OTHER
+        )
+    if kind_of(here) != kind_of(there):
+        raise VgpuError(
+            ErrorCode.UNSUPPORTED,
+            f"allocation {allocation.id} is on {here.name} of {shown_bytes(here.memory_total_bytes)}, and "
+            f"device {there.index} is {there.name} of {shown_bytes(there.memory_total_bytes)}",
+            "the driver brings a process back on the same kind of device only",
+        )
+
+
+def kind_of(device: Device) -> tuple[str, int | None, int]:
+    """Alike in this, two devices can hold one another's tenants."""
+    return device.name, device.pci_device_id, device.memory_total_bytes
+
+
+def _check_room(part: Slice, there: Device, use: DeviceUse, terms: Terms) -> None:
+    if part.mode is not Mode.PRELOAD:
+        return
+    room = terms.memory_bytes(part.mode, there.memory_usable_bytes) - use.memory_bytes
+    share = 0 if part.share is None else part.share.hundredths
+    share_left = terms.share_hundredths(part.mode) - use.share_hundredths
+    if use.count >= terms.tenants(part.mode):
+        why = f"it has {counted(use.count, 'allocation')}, and the policy allows {terms.tenants(part.mode)}"
+    elif part.memory_bytes > room:
+        why = f"{shown_bytes(part.memory_bytes)} do not fit in the {shown_bytes(max(room, 0))} that are free"
+    elif share > share_left:
+        why = f"a share of {shown_share(share)} is more than the {shown_share(share_left)} not yet given"
+    else:
+        return
+    raise VgpuError(ErrorCode.NO_CAPACITY, f"no room on device {there.index}: {why}", _OTHER)
+
+
+def check_card(allocation: Allocation, node: Node) -> None:
+    """Have the cards at the other ends room for what the tenant's processes hold, whoever else is there? A
+    restore that finds none leaves a process that no later one brings back (NVIDIA/cuda-checkpoint issue
+    44). Raises VgpuError(NO_CAPACITY)."""
+    wanted = sum(process.memory_bytes for process in allocation.suspended)
+    devices = [node.device(part.other_uuid) for part in allocation.slices if part.other_uuid]
+    free = sum(d.memory_usable_bytes - d.memory_used_bytes for d in devices if d is not None)
+    if wanted > free and len(devices) == len(allocation.slices):
+        raise VgpuError(
+            ErrorCode.NO_CAPACITY,
+            f"{shown_bytes(wanted)} of allocation {allocation.id} do not fit where it is to go: others there "
+            f"leave {shown_bytes(max(0, free))}",
+            "see 'vgpuctl devices' for who uses them",
+        )
+
+
+def ends_by_nearness(
+    allocation: Allocation, source: str, node: Node, use: Mapping[str, DeviceUse], spread: bool
+) -> tuple[str, ...]:
+    """Devices for its slice on `source`, the best first: near its other slices, then as the strategy says.
+    Whether it fits is not looked at."""
+    others = [part.device_uuid for part in allocation.slices if part.device_uuid != source]
+
+    def key(device: Device) -> tuple[int, int, int]:
+        far = sum(DISTANCE[node.links.get((device.uuid, other), Link.UNKNOWN)] for other in others)
+        held = use.get(device.uuid, EMPTY).memory_bytes
+        return far, held if spread else -held, device.index
+
+    there = [device for device in node.devices if device.uuid not in (source, *others)]
+    return tuple(device.uuid for device in sorted(there, key=key))
+
+
+# --- the ends
+
+
+def turned(allocation: Allocation) -> Allocation:
+    """With the other end of its move as its own device, and its own as the other end."""
+    return replace(
+        allocation,
+        slices=tuple(
+            replace(part, device_uuid=part.other_uuid, other_uuid=part.device_uuid)
+            if part.other_uuid
+            else part
+            for part in allocation.slices
+        ),
+    )
+
+
+def arrived(allocation: Allocation) -> Allocation:
+    """On its own devices only."""
+    return replace(allocation, slices=tuple(replace(part, other_uuid="") for part in allocation.slices))
+
+
+def device_map(allocation: Allocation, visible: Iterable[str]) -> dict[str, str]:
+    """Where a restore shall put what lay on each device that the process can see, if its memory is that of
+    the other ends. Every visible device is named, each once on either side: the driver takes no less, and
+    CUDA_VISIBLE_DEVICES makes it no fewer (NVIDIA/cuda-checkpoint issue 35; cuda.core's checkpoint module).
+    """
+    moved = {part.other_uuid: part.device_uuid for part in allocation.slices if part.other_uuid}
+    back = {new: old for old, new in moved.items()}
+    return {uuid: moved.get(uuid, back.get(uuid, uuid)) for uuid in sorted({*visible, *moved, *back})}
+
+
+# --- the steps
+
+
+def move_steps(allocation: Allocation) -> tuple[Step, ...]:
+    """Of an allocation whose slices name the other ends of their moves."""
+    ends = [part for part in allocation.slices if part.other_uuid]
+    return (
+        Step(StepKind.RECORD_INTENT, "both ends are held; a crash from here on is undone at the next start"),
+        *(
+            Step(StepKind.APPLY_MODE, "it is to come here", device_uuid=part.other_uuid, mode=part.mode)
+            for part in ends
+        ),
+        Step(StepKind.LOCK, "its processes wait at their next CUDA call"),
+        Step(StepKind.SAVE, "its memory goes to the host"),
+        Step(StepKind.RECORD_MOVE, "a crash from here on is finished at the next start"),
+        *end_steps(turned(allocation)),
+    )
+
+
+def end_steps(allocation: Allocation) -> tuple[Step, ...]:
+    """Brings all there is to the slices' own devices, from whatever state it is in."""
+    return (
+        *(
+            Step(
+                StepKind.ATTACH,
+                f"slice {ordinal} is held here",
+                device_uuid=part.device_uuid,
+                mode=part.mode,
+                slice_ordinal=ordinal,
+            )
+            for ordinal, part in enumerate(allocation.slices)
+        ),
+        Step(StepKind.WRITE_SPEC, "containers get the slices through it"),
+        Step(StepKind.RESTORE, "its memory comes here"),
+        Step(StepKind.UNLOCK, "its processes go on"),
+        Step(StepKind.COMMIT, "the other ends are free from here on"),
+        *(
+            Step(
+                StepKind.UNAPPLY_MODE,
+                "it may have been the last here",
+                device_uuid=part.other_uuid,
+                mode=part.mode,
+            )
+            for part in allocation.slices
+            if part.other_uuid
+        ),
+    )
+
+
+def back_steps(allocation: Allocation) -> tuple[Step, ...]:
+    """For one that cannot be brought where it was to go; `allocation` is as it was before RECORD_MOVE."""
+    return (
+        Step(StepKind.RECORD_BACK, "it stays where it was; a crash from here on is ended likewise"),
+        *end_steps(allocation),
+    )
