@@ -25,6 +25,7 @@
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 
+#include "limiter.h"
 #include "objects.h"
 
 #define SPIN_SYMBOLS(X)                                                                                         \
@@ -107,18 +108,6 @@ static void load(void)
 #define MAYBE(name) *(void **)&cu.name = dlsym(handle, #name);
     SPIN_SYMBOLS(NEEDED)
     SPIN_OPTIONAL(MAYBE)
-}
-
-static bool limiter_loaded(void)
-{
-    char line[4096];
-    bool found = false;
-    FILE *maps = fopen("/proc/self/maps", "r");
-    while (maps != NULL && fgets(line, sizeof(line), maps) != NULL)
-        found |= strstr(line, "/libvgpu.so") != NULL;
-    if (maps != NULL)
-        fclose(maps);
-    return found;
 }
 
 static void launch(CUstream stream)

@@ -17,7 +17,14 @@ import pytest
 from tests.native.harness import build_tests
 from tests.simnode import SimNode, build_dir
 from vgpud import lease_layout as layout
-from vgpud.lease import ArbiterClient, DeviceLimits, SharePolicy, update_limits, write_lease
+from vgpud.lease import (
+    ArbiterClient,
+    DeviceLimits,
+    SharePolicy,
+    read_limits,
+    update_limits,
+    write_lease,
+)
 
 KERNEL_US = 1000
 GIB = 1 << 30
@@ -41,13 +48,15 @@ class Card:
     uuids: tuple[str, ...]
     arbiter: "subprocess.Popen[bytes] | None" = None
     processes: "list[subprocess.Popen[str]]" = field(default_factory=list)
+    preloads: tuple[Path, ...] = ()  # of the tenants, besides libvgpu
 
     @property
     def client(self) -> ArbiterClient:
         return ArbiterClient(self.run_dir / "arbiter" / "control.sock")
 
-    def start_arbiter(self) -> None:
-        command = [self.sim.build / "bin" / "vgpu-arbiter", "--run-dir", self.run_dir, "--foreground"]
+    def start_arbiter(self, *wrapper: str) -> None:
+        arbiter = self.sim.build / "bin" / "vgpu-arbiter"
+        command = [*wrapper, arbiter, "--run-dir", self.run_dir, "--foreground"]
         self.arbiter = subprocess.Popen(command)
         deadline = time.monotonic() + 10
         while not self.client.ready():
@@ -59,8 +68,11 @@ class Card:
         self.arbiter.kill()
         self.arbiter.wait()
 
-    def limits(self, policy: SharePolicy, share: float, devices: int = 1) -> list[DeviceLimits]:
-        return [DeviceLimits(uuid, 8 * GIB, int(share * 100), policy) for uuid in self.uuids[:devices]]
+    def limits(
+        self, policy: SharePolicy, share: float, devices: int = 1, first: int = 0
+    ) -> list[DeviceLimits]:
+        uuids = self.uuids[first : first + devices]
+        return [DeviceLimits(uuid, 8 * GIB, int(share * 100), policy) for uuid in uuids]
 
     def lease(
         self,
@@ -70,9 +82,11 @@ class Card:
         devices: int = 1,
         priority: int = 0,
         quantum_us: int = 0,
+        first_device: int = 0,
     ) -> Path:
         limits = [
-            replace(d, priority=priority, quantum_us=quantum_us) for d in self.limits(policy, share, devices)
+            replace(d, priority=priority, quantum_us=quantum_us)
+            for d in self.limits(policy, share, devices, first_device)
         ]
         folder = write_lease(self.run_dir / "leases", name, limits, uid=os.getuid(), gid=os.getgid())
         if self.arbiter is not None:
@@ -84,13 +98,19 @@ class Card:
         self.client.add(lease.name)
 
     def spin(self, lease: Path, seconds: float, *words: str) -> "subprocess.Popen[str]":
+        return self.program(
+            "vgpu-spin", lease, "--kernel-us", str(KERNEL_US), "--seconds", str(seconds), *words
+        )
+
+    def program(self, name: str, lease: Path, *words: str) -> "subprocess.Popen[str]":
         env = {
-            "LD_PRELOAD": str(self.sim.build / "lib" / "libvgpu.so"),
+            "LD_PRELOAD": ":".join(map(str, (self.sim.build / "lib" / "libvgpu.so", *self.preloads))),
             "VGPU_LEASE": str(lease),
-            "VGPU_SIM_KERNEL_US": str(KERNEL_US),
+            "CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in read_limits(lease).devices),
         }
-        command = [str(self.sim.build / "bin" / "vgpu-spin"), "--kernel-us", str(KERNEL_US)]
-        command += ["--seconds", str(seconds), *words]
+        if name == "vgpu-spin":
+            env["VGPU_SIM_KERNEL_US"] = str(KERNEL_US)
+        command = [str(self.sim.build / "bin" / name), *words]
         process = subprocess.Popen(
             command, env=self.sim.environment(env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

@@ -101,7 +101,9 @@ void cu_sim_lock(void)
 CUresult cu_enter(const char *function)
 {
     CU_TRY(cu_enter_locked_out(function));
-    return cu_gate();
+    CU_TRY(cu_gate());
+    cu_holds_look();
+    return CUDA_SUCCESS;
 }
 
 CUresult cu_enter_locked_out(const char *function)

@@ -252,6 +252,11 @@ CUresult cu_launch_check(CUfunction f, const unsigned int grid[3], const unsigne
 CUresult cu_launch(CUfunction f, const unsigned int grid[3], const unsigned int block[3],
                    unsigned int shared_bytes, CUstream stream);
 
+/* hold.c */
+CUresult cu_hold(CUfunction f, void **parameters, CUstream stream); /* after the launch of a kernel that may wait */
+void cu_holds_look(void);                                           /* ends those that have waited enough */
+bool cu_holds_wait(CUcontext ctx, double position); /* until it is reached; false: nothing waits any more */
+
 /* module.c */
 struct CUmod_st {
     uint32_t magic;
@@ -260,6 +265,7 @@ struct CUmod_st {
     struct CUfunc_st *functions;
     struct cu_global *globals;
     double kernel_us;
+    bool waits; /* its kernels: see hold.c */
 };
 struct CUfunc_st {
     uint32_t magic;

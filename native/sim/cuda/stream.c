@@ -60,7 +60,7 @@ CUresult cu_wait(CUcontext ctx, double position)
     int broken = atomic_load_explicit(&cu.mps_fault, memory_order_relaxed);
     CU_CHECK(broken == 0, (CUresult)broken);
     struct sim_use *use = cu_device_of(ctx)->use;
-    if (use != NULL)
+    if (use != NULL && !cu_holds_wait(ctx, position))
         sim_engine_wait(cu.s, use, position);
     return cu_sim_device(ctx->ordinal)->lost ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
 }

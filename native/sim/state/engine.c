@@ -82,6 +82,15 @@ double sim_engine_submit(struct sim_state *s, struct sim_proc *p, struct sim_use
     return position;
 }
 
+void sim_engine_release(struct sim_state *s, struct sim_use *u, double position)
+{
+    struct sim_device *d = lock_engine(s, u);
+    sim_engine_advance(s, d, sim_engine_of(d, u->gi, u->ci));
+    if (u->queue.done < position)
+        sim_history_jump(&u->queue, sim_now_ns(), position);
+    sim_engine_unlock(d);
+}
+
 bool sim_engine_reached(struct sim_state *s, struct sim_use *u, double position, uint64_t *at_ns)
 {
     struct sim_device *d = lock_engine(s, u);

@@ -9,6 +9,12 @@ static struct sim_segment *newest(struct sim_queue *q)
     return q->segment_count == 0 ? NULL : &q->segments[(q->segment_count - 1) % SIM_SEGMENTS];
 }
 
+static void append(struct sim_queue *q, struct sim_segment segment)
+{
+    q->segments[q->segment_count % SIM_SEGMENTS] = segment;
+    __atomic_store_n(&q->segment_count, q->segment_count + 1, __ATOMIC_RELEASE);
+}
+
 /* When `done` was left behind, if all since has gone as the segment says. */
 static uint64_t resumes_at(const struct sim_segment *g, double done)
 {
@@ -38,9 +44,14 @@ void sim_history_run(struct sim_queue *q, uint64_t at_ns, double rate, uint64_t 
             return;
         }
     }
-    q->segments[q->segment_count % SIM_SEGMENTS] =
-        (struct sim_segment){.at_ns = at_ns, .done = q->done, .rate = rate};
-    __atomic_store_n(&q->segment_count, q->segment_count + 1, __ATOMIC_RELEASE);
+    append(q, (struct sim_segment){.at_ns = at_ns, .done = q->done, .rate = rate});
+}
+
+/* What is before `position` is done at once. */
+void sim_history_jump(struct sim_queue *q, uint64_t at_ns, double position)
+{
+    q->done = position;
+    append(q, (struct sim_segment){.at_ns = at_ns, .done = position, .rate = 1});
 }
 
 static uint64_t when_in(const struct sim_segment *g, double position)
@@ -58,10 +69,14 @@ static uint64_t when_in(const struct sim_segment *g, double position)
 uint64_t sim_history_when(const struct sim_queue *q, double position)
 {
     uint32_t oldest = q->segment_count > SIM_SEGMENTS ? q->segment_count - SIM_SEGMENTS : 0;
+    uint64_t until = UINT64_MAX; /* a jump may have come before the segment's end */
     for (uint32_t i = q->segment_count; i > oldest; i--) {
         const struct sim_segment *g = &q->segments[(i - 1) % SIM_SEGMENTS];
-        if (g->done < position || i - 1 == oldest)
-            return when_in(g, position);
+        if (g->done < position || i - 1 == oldest) {
+            uint64_t at = when_in(g, position);
+            return at < until ? at : until;
+        }
+        until = g->at_ns;
     }
     return 0;
 }

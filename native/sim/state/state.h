@@ -262,6 +262,7 @@ static inline enum sim_gate sim_gate_of(uint32_t gate)
 struct sim_engine *sim_engine_of(struct sim_device *d, int gi, int ci);
 double sim_engine_submit(struct sim_state *s, struct sim_proc *p, struct sim_use *u, double work_ns);
 bool sim_engine_reached(struct sim_state *s, struct sim_use *u, double position, uint64_t *at_ns);
+void sim_engine_release(struct sim_state *s, struct sim_use *u, double position); /* what is before it is done */
 bool sim_engine_idle(struct sim_state *s, struct sim_use *u); /* nothing of this queue is left to do */
 void sim_engine_wait(struct sim_state *s, struct sim_use *u, double position);
 void sim_engine_forget(struct sim_state *s, uint32_t ref, struct sim_use *u);
@@ -279,6 +280,7 @@ void sim_rotation_mend(struct sim_state *s, struct sim_device *d); /* after a ho
 /* history.c: when a queue did what */
 #define SIM_WORK_EPSILON_NS 0.01
 void sim_history_run(struct sim_queue *q, uint64_t at_ns, double rate, uint64_t slice_ns);
+void sim_history_jump(struct sim_queue *q, uint64_t at_ns, double position);
 uint64_t sim_history_when(const struct sim_queue *q, double position);
 void sim_history_busy(uint64_t *epochs, uint64_t *sums, uint64_t from_ns, uint64_t to_ns, double share);
 uint32_t sim_history_percent(const uint64_t *epochs, const uint64_t *sums); /* of the last second */

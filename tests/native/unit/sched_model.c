@@ -4,7 +4,7 @@
  *   sched-model SEED STEPS
  *   sched-model shares | ranks
  * Tenants with one to three devices come and go, launch and idle, answer late or never, die, and have their
- * limits changed. After every step: a managed device has at most one holder that was not bypassed; nobody
+ * limits changed; at times hours pass at once. After every step: a managed device has at most one holder that was not bypassed; nobody
  * waits for a free device that he may have; no debt outgrows its bound. `shares`: tenants that always want
  * more, each of whom must get its weight on each of its devices. `ranks`: tenants with a process on each of two
  * devices, whose kernels wait for each other. Exit status 0, or an abort.
@@ -430,6 +430,8 @@ int main(int argc, char **argv)
         if (next != SCHED_NEVER && next < now + passes) /* the timer */
             passes = next > now ? next - now : 1;
         now += passes;
+        if (dice(5000) == 0) /* the machine was suspended, or its clock set forward */
+            now += dice(48) * 3600000000000;
         sched_run(now);
         check_exclusive();
     }

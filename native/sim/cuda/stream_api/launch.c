@@ -6,11 +6,11 @@ CUresult PTSZ(cuLaunchKernel)(CUfunction f, unsigned int gx, unsigned int gy, un
                               unsigned int shared_bytes, CUstream stream, void **parameters,
                               void **extra)
 {
-    (void)parameters;
     (void)extra;
     CU_TRY(cu_enter("cuLaunchKernel"));
-    return cu_launch(f, (unsigned int[]){gx, gy, gz}, (unsigned int[]){bx, by, bz}, shared_bytes,
-                     own(stream));
+    CU_TRY(cu_launch(f, (unsigned int[]){gx, gy, gz}, (unsigned int[]){bx, by, bz}, shared_bytes,
+                     own(stream)));
+    return cu_hold(f, parameters, own(stream));
 }
 
 CUresult PTSZ(cuLaunchKernelEx)(const CUlaunchConfig *c, CUfunction f, void **parameters,

@@ -1,0 +1,69 @@
+"""Kernels that wait for those of another rank, as a collective's do, or for the host: native/probe/pair.c."""
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.arbiter.conftest import Card, answer, counters, percent
+from vgpud.lease import SharePolicy
+
+HARD, CONSERVING, NONE = SharePolicy.HARD, SharePolicy.WORK_CONSERVING, SharePolicy.NONE
+SECONDS = "1.0"
+
+
+@pytest.fixture
+def pages() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def pair(card: Card, page: Path, leases: tuple[Path, Path], *words: str) -> "list[subprocess.Popen[str]]":
+    page.write_bytes(bytes(4096))
+    return [
+        card.program(
+            "vgpu-pair", lease, "--file", str(page), "--rank", rank, "--seconds", SECONDS, *words, *device
+        )
+        for rank, lease, device in zip(("0", "1"), leases, devices_of(leases), strict=True)
+    ]
+
+
+def devices_of(leases: tuple[Path, Path]) -> list[tuple[str, str]]:
+    """Of one lease of two devices its first and second; of two leases of one each its only one."""
+    second = "1" if leases[0] == leases[1] else "0"
+    return [("--device", "0"), ("--device", second)]
+
+
+@pytest.mark.parametrize("policy", [HARD, CONSERVING, NONE])
+def test_two_jobs_of_two_ranks_on_the_same_two_devices(card: Card, pages: Path, policy: SharePolicy) -> None:
+    leases = [card.lease(name, policy, 50, devices=2) for name in "ab"]
+    ranks = [pair(card, pages / lease.name, (lease, lease), "--think-us", "500") for lease in leases]
+    for process in (process for job in ranks for process in job):
+        said = answer(process)
+        assert said["libvgpu"] is True
+        assert said["steps"] > 20, said
+
+
+def test_ranks_in_leases_of_their_own_get_on_by_the_drain_bound(card: Card, pages: Path) -> None:
+    """Nobody can know that they belong together: each may have its turn while the other waits for its own."""
+    first = [card.lease(f"a{d}", CONSERVING, 50, first_device=d) for d in range(2)]
+    second = [card.lease(f"b{d}", CONSERVING, 50, first_device=d) for d in range(2)]
+    ranks = [
+        *pair(card, pages / "a", (first[0], first[1])),
+        *pair(card, pages / "b", (second[0], second[1])),
+    ]
+    for process in ranks:
+        said = answer(process)
+        assert said["steps"] >= 3, said
+        assert said["longest_ms"] < 5000, said
+
+
+def test_a_kernel_that_waits_for_its_host_is_bypassed_and_counted(card: Card) -> None:
+    waiting, living = card.lease("a", CONSERVING, 50), card.lease("b", CONSERVING, 50)
+    spinner = card.program("vgpu-pair", waiting, "--rank", "0", "--host-ms", "400", "--seconds", "2")
+    other = card.spin(living, 1.8)
+    assert percent(other) > 25
+    assert answer(spinner)["steps"] >= 2
+    assert counters(waiting)["bypasses"] >= 1
