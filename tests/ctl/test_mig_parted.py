@@ -79,11 +79,10 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str) -> None:
     assert BAD[text] in wrong.value.sentence
 
 
-def test_compute_instances_are_refused_not_dropped(tmp_path: Path) -> None:
+def test_compute_instances_go_by_their_names(tmp_path: Path) -> None:
     text = ENTRY % "{devices: all, mig-enabled: true, mig-devices: {1c.3g.20gb: 3}}"
-    with pytest.raises(VgpuError) as wrong:
-        read(file(tmp_path, text), None)
-    assert wrong.value.code is ErrorCode.UNSUPPORTED
+    _, entries = read(file(tmp_path, text), None)
+    assert entries[0].layout == ("1c.3g.20gb*3",)
 
 
 def test_a_configuration_must_be_named_where_there_are_several(tmp_path: Path) -> None:

@@ -49,11 +49,20 @@ class FakeInstance:
     id: int
     profile: tuple[Any, ...]
     placement: tuple[int, int]
-    compute: list[int] = field(default_factory=list)
+    compute: list["FakeCompute"] = field(default_factory=list)
 
 
-def process(pid: int, memory: int | None = 512 * MIB, instance: int = NO_INSTANCE) -> SimpleNamespace:
-    return SimpleNamespace(pid=pid, usedGpuMemory=memory, gpuInstanceId=instance)
+@dataclass
+class FakeCompute:
+    profile: int
+    placement: tuple[int, int]
+    id: int
+
+
+def process(
+    pid: int, memory: int | None = 512 * MIB, instance: int = NO_INSTANCE, compute: int = NO_INSTANCE
+) -> SimpleNamespace:
+    return SimpleNamespace(pid=pid, usedGpuMemory=memory, gpuInstanceId=instance, computeInstanceId=compute)
 
 
 def uuid_of(index: int) -> str:
@@ -67,6 +76,7 @@ class FakeNvml(ModuleType):
     c_nvmlGpuInstance_t = pynvml.c_nvmlGpuInstance_t
     c_nvmlComputeInstance_t = pynvml.c_nvmlComputeInstance_t
     c_nvmlGpuInstancePlacement_t = pynvml.c_nvmlGpuInstancePlacement_t
+    c_nvmlComputeInstancePlacement_t = pynvml.c_nvmlComputeInstancePlacement_t
     nvmlMemory_v2 = pynvml.nvmlMemory_v2
     NVML_GPU_INSTANCE_PROFILE_COUNT = 0x11
     NVML_COMPUTE_INSTANCE_PROFILE_COUNT = 0x8
@@ -271,19 +281,48 @@ class FakeNvml(ModuleType):
     def nvmlGpuInstanceGetComputeInstanceProfileInfo(
         self, handle: Any, index: int, engine: int, version: int
     ) -> SimpleNamespace:
-        slices = {0: 1, 1: 2, 2: 3, 3: 4, 4: 7}.get(index, 99)
+        slices = _SLICES.get(index, 99)
         whole = self._instance(handle).profile
         if slices > whole[3]:
             raise pynvml.NVMLError(NOT_SUPPORTED)
-        return SimpleNamespace(id=index, sliceCount=slices, multiprocessorCount=whole[5] * slices // whole[3])
+        info = SimpleNamespace(
+            id=index,
+            sliceCount=slices,
+            instanceCount=whole[3] // slices,
+            multiprocessorCount=whole[5] * slices // whole[3],
+        )
+        if version == 2:
+            part = f"{slices}c." if slices < whole[3] else ""
+            info.name = f"MIG {part}{whole[2].removeprefix('MIG ')}".encode()
+        return info
+
+    def nvmlGpuInstanceGetComputeInstancePossiblePlacements(
+        self, handle: Any, profile: int, room: Any, count: Any
+    ) -> int:
+        size, of = _SLICES[profile], self._instance(handle).profile[3]
+        starts = range(0, of - size + 1, size)
+        count.contents.value = len(starts)
+        for at, start in enumerate(starts if room is not None else ()):
+            room[at].start, room[at].size = start, size
+        return 0
 
     def nvmlGpuInstanceCreateComputeInstance(self, handle: Any, profile: int) -> Any:
+        return self._create_compute(handle, profile, (0, _SLICES[profile]))
+
+    def nvmlGpuInstanceCreateComputeInstanceWithPlacement(self, handle: Any, profile: int, at: Any) -> Any:
+        return self._create_compute(handle, profile, (at.contents.start, at.contents.size))
+
+    def _create_compute(self, handle: Any, profile: int, place: tuple[int, int]) -> Any:
         instance = self._instance(handle)
-        instance.compute.append(profile)
-        return _pointer(pynvml.struct_c_nvmlComputeInstance_t, _address(handle) * 10 + 1)
+        for one in instance.compute:
+            if place[0] < sum(one.placement) and one.placement[0] < sum(place):
+                raise pynvml.NVMLError(INSUFFICIENT_RESOURCES)
+        number = next(n for n in range(8) if all(one.id != n for one in instance.compute))
+        instance.compute.append(FakeCompute(profile, place, number))
+        return _pointer(pynvml.struct_c_nvmlComputeInstance_t, _address(handle) * 10 + 1 + number)
 
     def nvmlGpuInstanceGetComputeInstances(self, handle: Any, profile: int, room: Any, count: Any) -> int:
-        listed = [at for at, one in enumerate(self._instance(handle).compute) if one == profile]
+        listed = [one.id for one in self._instance(handle).compute if one.profile == profile]
         count.contents.value = len(listed)
         for slot, at in enumerate(listed):
             room[slot] = _pointer(pynvml.struct_c_nvmlComputeInstance_t, _address(handle) * 10 + 1 + at)
@@ -291,15 +330,23 @@ class FakeNvml(ModuleType):
 
     def nvmlComputeInstanceGetInfo_v2(self, handle: Any) -> SimpleNamespace:
         owner, at = divmod(_address(handle), 10)
-        profile = self._at(owner).compute[at - 1]
-        return SimpleNamespace(id=at - 1, profileId=profile, device=f"MIG-{owner}-{at - 1}")
+        one = next(one for one in self._at(owner).compute if one.id == at - 1)
+        return SimpleNamespace(
+            id=one.id,
+            profileId=one.profile,
+            device=f"MIG-{owner}-{one.id}",
+            placement=SimpleNamespace(start=one.placement[0], size=one.placement[1]),
+        )
 
     def nvmlComputeInstanceDestroy(self, handle: Any) -> int:
         owner, at = divmod(_address(handle), 10)
         instance = self._at(owner)
-        if any(p.gpuInstanceId == instance.id for p in instance.gpu.processes):
+        if any(
+            p.gpuInstanceId == instance.id and p.computeInstanceId in (at - 1, NO_INSTANCE)
+            for p in instance.gpu.processes
+        ):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_IN_USE)
-        del instance.compute[at - 1]
+        instance.compute = [one for one in instance.compute if one.id != at - 1]
         return 0
 
     # events
@@ -330,6 +377,10 @@ class FakeNvml(ModuleType):
         if number not in self.gpus[gpu].instances:
             raise pynvml.NVMLError(NOT_FOUND)
         return self.gpus[gpu].instances[number]
+
+
+# nvml.h NVML_COMPUTE_INSTANCE_PROFILE_*_SLICE
+_SLICES = {0: 1, 1: 2, 2: 3, 3: 4, 4: 7}
 
 
 def _row(profile: int) -> tuple[Any, ...]:

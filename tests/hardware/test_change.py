@@ -241,3 +241,70 @@ def test_an_unknown_device_is_an_error_of_its_own(gateway: Gateway) -> None:
         with pytest.raises(VgpuError) as caught:
             work()
         assert caught.value.code is ErrorCode.NO_SUCH_DEVICE
+
+
+HALF = Placement(4, 4)
+ONE, MIDDLE = (0, Placement(0, 1)), (0, Placement(1, 1))
+
+
+def test_compute_instances_of_one_gpu_instance_come_and_go(mig: Gateway) -> None:
+    empty = mig.create_gpu_instance(GPU, 9, HALF, whole=False)
+    assert empty.compute_instances == ()
+    mig.create_compute_instance(GPU, empty.id, MIDDLE)
+    made = mig.create_compute_instance(GPU, empty.id, ONE)
+    assert {one.key for one in made.compute_instances} == {ONE, MIDDLE}
+    assert len({one.uuid for one in made.compute_instances}) == 2
+    assert made.is_divided
+    with pytest.raises(VgpuError) as taken:
+        mig.create_compute_instance(GPU, empty.id, (1, Placement(0, 2)))
+    assert taken.value.code is ErrorCode.NO_CAPACITY
+    gone = made.compute(ONE)
+    assert gone is not None
+    mig.destroy_compute_instance(GPU, empty.id, gone.id)
+    mig.destroy_compute_instance(GPU, empty.id, gone.id)
+    (left,) = mig.gpu_instances(GPU)
+    assert [one.key for one in left.compute_instances] == [MIDDLE]
+    assert left.is_divided, "one slice of three is not all of it"
+    mig.destroy_gpu_instance(GPU, empty.id)
+    assert mig.gpu_instances(GPU) == ()
+
+
+def test_destroy_of_a_compute_instance_in_use_names_who_is_on_it(nvml: FakeNvml, mig: Gateway) -> None:
+    number = mig.create_gpu_instance(GPU, 9, HALF, whole=False).id
+    for key in (ONE, MIDDLE):
+        mig.create_compute_instance(GPU, number, key)
+    nvml.gpus[0].processes = [
+        process(41, instance=number, compute=0),
+        process(42, instance=number, compute=1),
+    ]
+    made = mig.gpu_instances(GPU)[0].compute(MIDDLE)
+    assert made is not None
+    with pytest.raises(VgpuError) as held:
+        mig.destroy_compute_instance(GPU, number, made.id)
+    assert held.value.code is ErrorCode.DEVICE_IN_USE
+    said = " ".join((held.value.sentence, *held.value.details))
+    assert str(42 if made.id == 1 else 41) in said
+    assert str(41 if made.id == 1 else 42) not in said
+
+
+def test_how_a_gpu_instance_divides_is_read_of_the_first_that_stands(nvml: FakeNvml, mig: Gateway) -> None:
+    """Before that it is presumed; what the driver says counts."""
+
+    def compute() -> list[tuple[int, int, int]]:
+        profile = mig.snapshot().devices[0].mig.profile(5)
+        assert profile is not None
+        return [(p.slice_count, p.instance_count, len(p.placements)) for p in profile.compute]
+
+    assert compute() == [(1, 4, 4), (2, 2, 2), (3, 1, 1), (4, 1, 1)]
+    number = mig.create_gpu_instance(GPU, 5, Placement(0, 4)).id
+    real = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo
+
+    def no_threes(handle: object, index: int, engine: int, version: int) -> object:
+        if index == 2:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return real(handle, index, engine, version)
+
+    nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo = no_threes  # type: ignore[method-assign,assignment]
+    assert compute() == [(1, 4, 4), (2, 2, 2), (4, 1, 1)]
+    mig.destroy_gpu_instance(GPU, number)
+    assert compute() == [(1, 4, 4), (2, 2, 2), (4, 1, 1)], "it is remembered"

@@ -11,7 +11,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.planner.cards import H200_PROFILES, h200
-from vgpud.model.device import ComputeInstance, DeviceProcess, GpuInstance, Mig, Node, Placement
+from vgpud.model.device import (
+    ComputeInstance,
+    DeviceProcess,
+    GpuInstance,
+    Mig,
+    MigProfile,
+    Node,
+    Placement,
+)
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event, EventKind
 from vgpud.model.mig_view import MigTarget
@@ -23,13 +31,23 @@ from vgpud.node.hub import Hub
 from vgpud.node.inventory import Inventory
 from vgpud.node.mig_layouts import MigLayouts, Surroundings
 from vgpud.node.transitions import Transitions
-from vgpud.planner.geometry import SlotKey, table_for
+from vgpud.planner.geometry import ComputeKey, SlotKey, table_for
 from vgpud.planner.layouts import spell
 from vgpud.policy.model import Policy
 
 UUID = "GPU-0"
 TABLE = table_for(H200_PROFILES)
 PATHS = Paths(Path("/nowhere"), Path("/nowhere"), Path("/nowhere"), Path("/nowhere"))
+
+
+def profile_of(key: SlotKey) -> MigProfile:
+    return next(p for p in H200_PROFILES if p.id == key[0])
+
+
+def whole_of(key: SlotKey) -> SlotKey:
+    """The compute instance over all of a GPU instance."""
+    part = max(profile_of(key).compute, key=lambda p: p.slice_count)
+    return part.id, part.placements[0]
 
 
 class Cut(BaseException):
@@ -56,10 +74,13 @@ class Card:
     mode: bool = False
     instances: dict[int, GpuInstance] = field(default_factory=dict)
     processes_on: dict[SlotKey, int] = field(default_factory=dict)
+    processes_in: dict[ComputeKey, int] = field(default_factory=dict)
     refuse: set[SlotKey] = field(default_factory=set)  # creations that fail
+    refuse_parts: set[ComputeKey] = field(default_factory=set)
     scissors: Scissors = field(default_factory=Scissors)
     made: int = 0
     touched: list[SlotKey] = field(default_factory=list)
+    touched_parts: list[ComputeKey] = field(default_factory=list)
 
     def snapshot(self) -> Node:
         listed = tuple(sorted(self.instances.values(), key=lambda i: i.id)) if self.mode else ()
@@ -67,12 +88,18 @@ class Card:
         return Node(devices=(replace(h200(0), mig=mig, processes=self.processes(UUID)),))
 
     def processes(self, uuid: str) -> tuple[DeviceProcess, ...]:
-        ids = {(i.profile_id, i.placement): i.id for i in self.instances.values()}
-        return tuple(
-            DeviceProcess(pid, None, "compute", ids[key])
+        there = {i.key: i for i in self.instances.values()}
+        whole = [
+            DeviceProcess(pid, None, "compute", there[key].id)
             for key, pid in self.processes_on.items()
-            if key in ids
-        )
+            if key in there
+        ]
+        inside = [
+            DeviceProcess(pid, None, "compute", there[key].id, one.id)
+            for (key, part), pid in self.processes_in.items()
+            if key in there and (one := there[key].compute(part)) is not None
+        ]
+        return (*whole, *inside)
 
     def gpu_instances(self, uuid: str) -> tuple[GpuInstance, ...]:
         return tuple(self.instances.values())
@@ -84,7 +111,9 @@ class Card:
         self.scissors.point()
         return True
 
-    def create_gpu_instance(self, uuid: str, profile_id: int, placement: Placement) -> GpuInstance:
+    def create_gpu_instance(
+        self, uuid: str, profile_id: int, placement: Placement, whole: bool = True
+    ) -> GpuInstance:
         key = (profile_id, placement)
         self.scissors.point()
         if key in self.refuse:
@@ -93,21 +122,52 @@ class Card:
         assert self.mode, "an instance was made with MIG mode off"
         assert TABLE.free_after[now] >> TABLE.number[key] & 1, f"no room for {key} beside {TABLE.keys(now)}"
         self.made += 1
-        self.instances[self.made] = GpuInstance(self.made, profile_id, placement, ())
+        number, slices = self.made, profile_of(key).slice_count
+        self.instances[number] = GpuInstance(number, profile_id, placement, (), slices)
         self.touched.append(key)
         self.scissors.point()  # between the GPU instance and its compute instance
-        whole = replace(
-            self.instances[self.made], compute_instances=(ComputeInstance(0, 0, f"MIG-{self.made}"),)
-        )
-        self.instances[self.made] = whole
+        if whole:
+            self._add(number, whole_of(key))
+            self.scissors.point()
+        return self.instances[number]
+
+    def _add(self, number: int, part: SlotKey) -> None:
+        instance = self.instances[number]
+        ids = {one.id for one in instance.compute_instances}
+        free = next(n for n in range(8) if n not in ids)
+        one = ComputeInstance(free, part[0], f"MIG-{number}-{free}", part[1])
+        self.instances[number] = replace(instance, compute_instances=(*instance.compute_instances, one))
+
+    def create_compute_instance(self, uuid: str, gpu_instance_id: int, key: SlotKey) -> GpuInstance:
+        instance = self.instances[gpu_instance_id]
         self.scissors.point()
-        return whole
+        if (instance.key, key) in self.refuse_parts:
+            raise VgpuError(ErrorCode.NVML_FAILED, "told to fail")
+        table = table_for(profile_of(instance.key).compute)
+        now = table.state(one.key for one in instance.compute_instances if one.key is not None)
+        assert table.free_after[now] >> table.number[key] & 1, f"no room for {key} beside {table.keys(now)}"
+        self._add(gpu_instance_id, key)
+        self.touched_parts.append((instance.key, key))
+        self.scissors.point()
+        return self.instances[gpu_instance_id]
+
+    def destroy_compute_instance(self, uuid: str, gpu_instance_id: int, compute_instance_id: int) -> None:
+        instance = self.instances[gpu_instance_id]
+        gone = next(one for one in instance.compute_instances if one.id == compute_instance_id)
+        assert gone.key is not None
+        if (instance.key, gone.key) in self.processes_in:
+            raise VgpuError(ErrorCode.DEVICE_IN_USE, "somebody is on it")
+        self.scissors.point()
+        left = tuple(one for one in instance.compute_instances if one is not gone)
+        self.instances[gpu_instance_id] = replace(instance, compute_instances=left)
+        self.touched_parts.append((instance.key, gone.key))
+        self.scissors.point()
 
     def destroy_gpu_instance(self, uuid: str, gpu_instance_id: int) -> None:
         instance = self.instances[gpu_instance_id]
-        key = (instance.profile_id, instance.placement)
-        if key in self.processes_on:
-            raise VgpuError(ErrorCode.DEVICE_IN_USE, f"pid {self.processes_on[key]} is on it")
+        key = instance.key
+        if key in self.processes_on or any(on == key for on, _ in self.processes_in):
+            raise VgpuError(ErrorCode.DEVICE_IN_USE, "somebody is on it")
         self.scissors.point()
         self.instances[gpu_instance_id] = replace(instance, compute_instances=())
         self.scissors.point()  # between the compute instance and its GPU instance
@@ -118,10 +178,27 @@ class Card:
     def place(self, keys: Iterable[SlotKey]) -> None:
         """Whole instances that are simply there."""
         self.mode = True
-        for profile_id, placement in keys:
+        for key in keys:
             self.made += 1
-            compute = (ComputeInstance(0, 0, f"MIG-{self.made}"),)
-            self.instances[self.made] = GpuInstance(self.made, profile_id, placement, compute)
+            self.instances[self.made] = GpuInstance(self.made, *key, (), profile_of(key).slice_count)
+            self._add(self.made, whole_of(key))
+
+    def place_parts(self, key: SlotKey, parts: Iterable[SlotKey]) -> None:
+        """A GPU instance that is simply there, divided."""
+        self.mode = True
+        self.made += 1
+        self.instances[self.made] = GpuInstance(self.made, *key, (), profile_of(key).slice_count)
+        for part in parts:
+            self._add(self.made, part)
+
+    def parts(self) -> set[ComputeKey]:
+        """The compute instances of GPU instances that are divided."""
+        return {
+            (i.key, one.key)
+            for i in self.instances.values()
+            for one in i.compute_instances
+            if i.is_divided and one.key is not None
+        }
 
     def keys(self) -> set[SlotKey]:
         return {(i.profile_id, i.placement) for i in self.instances.values()}

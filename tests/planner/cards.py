@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from vgpud.hardware.compute import presumed, with_compute
 from vgpud.model.device import Device, GpuInstance, Link, Mig, MigProfile, Node, Placement
 from vgpud.model.quantity import MIB, Percent
 from vgpud.model.tenancy import Isolation, MigSlice, Mode, Owner, Request, Slice
@@ -12,7 +13,7 @@ from vgpud.policy.model import DeviceRule, Match, Policy
 def profile(
     number: int, name: str, slices: int, count: int, sms: int, mib: int, starts: tuple[int, ...], size: int
 ) -> MigProfile:
-    return MigProfile(
+    plain = MigProfile(
         id=number,
         name=f"MIG {name}",
         slice_count=slices,
@@ -21,6 +22,7 @@ def profile(
         memory_bytes=mib * MIB,
         placements=tuple(Placement(start, size) for start in starts),
     )
+    return with_compute(plain, presumed(plain))
 
 
 # recorded on one H200, driver 580.159.04, in the order of NVML's loop index

@@ -66,6 +66,7 @@ def _mig_slice(mig: MigSlice) -> pb.MigSlice:
         gpu_instance_id=mig.gpu_instance_id,
         compute_instance_id=mig.compute_instance_id,
         uuid=mig.uuid,
+        compute_placement=None if mig.compute_placement is None else placement(mig.compute_placement),
     )
 
 

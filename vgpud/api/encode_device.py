@@ -65,6 +65,7 @@ def _profile(profile: MigProfile) -> pb.MigProfile:
         sm_count=profile.sm_count,
         memory_bytes=profile.memory_bytes,
         placements=[placement(place) for place in profile.placements],
+        compute=[_profile(part) for part in profile.compute],
     )
 
 

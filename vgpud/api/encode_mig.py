@@ -44,6 +44,7 @@ def _instance(view: MigInstance, may_see: MaySee) -> pb.MigInstance:
             )
             for process in view.processes
         ],
+        compute_placement=None if view.compute_placement is None else placement(view.compute_placement),
     )
 
 
@@ -62,4 +63,5 @@ def _change(change: MigChange) -> pb.MigChange:
         profile_name=change.profile_name,
         placement=None if change.placement is None else placement(change.placement),
         reason=change.reason,
+        compute_placement=None if change.compute_placement is None else placement(change.compute_placement),
     )

@@ -99,12 +99,6 @@ def _layout(where: str, wanted: Any) -> tuple[str, ...]:  # noqa: ANN401
     for profile, count in wanted.items():
         if type(count) is not int or not 0 <= count < 100:
             raise _bad(f"{where}: {count!r} of {profile!r} is not a number of instances")
-        if "c." in str(profile):
-            raise VgpuError(
-                ErrorCode.UNSUPPORTED,
-                f"{where}: {profile!r} divides a GPU instance among compute instances, which vgpud does not",
-                "use profiles of whole GPU instances",
-            )
         if count:
             words.append(f"{profile}*{count}")
     return tuple(words) or (NONE,)
@@ -139,7 +133,11 @@ def layouts(entries: Sequence[Entry], devices: Iterable[pb.MigDevice]) -> dict[s
 
 
 def written(devices: Iterable[pb.MigDevice], config: str) -> dict[str, Any]:
-    """What stands on the devices as a file of one configuration; the format has no places."""
+    """What stands on the devices as a file of one configuration; the format has no places.
+
+    Compute instances go by their own names, as mig-parted's do (pkg/types/mig_profile.go); it puts them into
+    one GPU instance while they fit there.
+    """
     groups: dict[tuple[tuple[str, int], ...] | None, list[int]] = {}
     for device in devices:
         names = Counter(i.profile_name for i in device.instances if i.HasField("gpu_instance_id"))

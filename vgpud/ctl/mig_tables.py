@@ -75,8 +75,8 @@ def _instance_row(device: pb.MigDevice, item: pb.MigInstance) -> tuple[str, ...]
     return (
         str(device.device_index),
         item.profile_name,
-        str(item.placement.start),
-        str(item.placement.size),
+        _at(item),
+        _size(item),
         state(item),
         item.allocation_id,
         words.joined(str(process.pid) for process in item.processes),
@@ -86,6 +86,17 @@ def _instance_row(device: pb.MigDevice, item: pb.MigInstance) -> tuple[str, ...]
         words.joined(p.command for p in item.processes if p.command),
         words.joined(item.uuids),
     )
+
+
+def _at(item: pb.MigInstance | pb.MigChange) -> str:
+    """The memory slice; of one of several compute instances with its compute slice."""
+    inside = f"/{item.compute_placement.start}" if item.HasField("compute_placement") else ""
+    return f"{item.placement.start}{inside}"
+
+
+def _size(item: pb.MigInstance) -> str:
+    inside = f"/{item.compute_placement.size}" if item.HasField("compute_placement") else ""
+    return f"{item.placement.size}{inside}"
 
 
 def state(item: pb.MigInstance) -> str:
@@ -104,7 +115,7 @@ def changes(items: Iterable[pb.MigChange]) -> Table:
             str(item.device_index),
             item.kind,
             item.profile_name or "MIG mode",
-            str(item.placement.start) if item.HasField("placement") else "",
+            _at(item) if item.HasField("placement") else "",
             item.reason,
             item.device_uuid,
         )
@@ -117,4 +128,5 @@ def change_words(item: pb.MigChange) -> str:
     """One step in a sentence."""
     if not item.profile_name:
         return f"{item.kind} MIG mode"
-    return f"{item.kind} {item.profile_name} at memory slice {item.placement.start}"
+    inside = f", compute slice {item.compute_placement.start}" if item.HasField("compute_placement") else ""
+    return f"{item.kind} {item.profile_name} at memory slice {item.placement.start}{inside}"

@@ -234,4 +234,5 @@ def _profile(item: pb.MigProfile) -> MigProfile:
         item.sm_count,
         item.memory_bytes,
         tuple(Placement(place.start, place.size) for place in item.placements),
+        tuple(_profile(part) for part in item.compute),
     )

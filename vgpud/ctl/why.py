@@ -139,9 +139,7 @@ def _memory(part: pb.Slice, meter: pb.SliceMeter | None, name: str) -> Iterator[
 
 def _compute(part: pb.Slice, device: pb.Device | None, name: str) -> Iterator[str]:
     if part.mode == Mode.MIG or part.HasField("mig"):
-        profile = _profile(device, part.mig.profile_id)
-        sms = "" if profile is None else f", {profile.sm_count} multiprocessors"
-        yield f"compute on {name}: the GPU instance {words.mig_name(part)}{sms}, by hardware"
+        yield from _instance(part, device, name)
     elif part.mode == Mode.EXCLUSIVE:
         yield f"compute on {name}: nothing, the card is its own"
     elif not part.HasField("share_percent"):
@@ -150,6 +148,20 @@ def _compute(part: pb.Slice, device: pb.Device | None, name: str) -> Iterator[st
         yield f"compute on {name}: at most {words.share(part)} of the multiprocessors, by MPS"
     else:
         yield f"compute on {name}: {words.share(part)} of the time, in turns"
+
+
+def _instance(part: pb.Slice, device: pb.Device | None, name: str) -> Iterator[str]:
+    profile = _profile(device, part.mig.profile_id)
+    if not part.mig.HasField("compute_placement"):
+        sms = "" if profile is None else f", {profile.sm_count} multiprocessors"
+        yield f"compute on {name}: the GPU instance {words.mig_name(part)}{sms}, by hardware"
+        return
+    slices = part.mig.compute_placement.size
+    sms = "" if profile is None else f", {slices} of {profile.slice_count} compute slices"
+    yield f"compute on {name}: the compute instance {words.mig_name(part)}{sms}, by hardware"
+    if profile is not None:
+        shared = f"{words.memory(profile.memory_bytes)} of its GPU instance with the other compute instances"
+        yield f"memory on {name}: hardware does not divide it, it shares the {shared} there"
 
 
 def _profile(device: pb.Device | None, profile_id: int) -> pb.MigProfile | None:

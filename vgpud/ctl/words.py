@@ -79,7 +79,8 @@ def share(part: pb.Slice) -> str:
 
 
 def mig_name(part: pb.Slice) -> str:
-    """Profile and place, as in 1g.18gb@2."""
+    """Profile and place, as in 1g.18gb@2; of a compute instance with its compute slice, 1c.3g.71gb@4/1."""
     if not part.HasField("mig"):
         return ""
-    return f"{part.mig.profile_name}@{part.mig.placement.start}"
+    inside = f"/{part.mig.compute_placement.start}" if part.mig.HasField("compute_placement") else ""
+    return f"{part.mig.profile_name}@{part.mig.placement.start}{inside}"

@@ -9,13 +9,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from vgpud.hardware.holders import in_use
-from vgpud.hardware.mig import (
+from vgpud.hardware.compute import (
     Handle,
     compute_instance_handles,
-    compute_profiles,
-    read_instance,
+    compute_sizes,
+    read_compute_instance,
 )
+from vgpud.hardware.holders import in_use
+from vgpud.hardware.mig import read_instance
 from vgpud.hardware.nvml import (
     IN_USE,
     INSUFFICIENT_RESOURCES,
@@ -28,7 +29,7 @@ from vgpud.hardware.nvml import (
     NvmlRefusal,
 )
 from vgpud.hardware.read import COMPUTE_MODES, read_processes
-from vgpud.model.device import ComputeMode, GpuInstance, Placement
+from vgpud.model.device import ComputeMode, GpuInstance, PlaceKey, Placement
 from vgpud.model.errors import ErrorCode, VgpuError
 
 # the driver lets go of an instance a moment after its last compute instance went
@@ -43,11 +44,15 @@ class Target:
     uuid: str
     host_root: Path
 
-    def held(self, what: str, gpu_instance_id: int | None = None) -> VgpuError:
-        """DEVICE_IN_USE with the processes on the device, or on one of its GPU instances."""
+    def held(
+        self, what: str, gpu_instance_id: int | None = None, compute_instance_id: int | None = None
+    ) -> VgpuError:
+        """DEVICE_IN_USE with the processes on the device, or on one of its instances."""
         processes = read_processes(self.nvml, self.handle)
         if gpu_instance_id is not None:
             processes = tuple(p for p in processes if p.gpu_instance_id == gpu_instance_id)
+        if compute_instance_id is not None:
+            processes = tuple(p for p in processes if p.compute_instance_id in (None, compute_instance_id))
         return in_use(what, processes, self.host_root)
 
 
@@ -79,8 +84,11 @@ def set_mig_mode(target: Target, enabled: bool) -> bool:
     raise NvmlRefusal(activation if activation != SUCCESS else RESET_REQUIRED, "nvmlDeviceSetMigMode")
 
 
-def create_gpu_instance(target: Target, profile_id: int, placement: Placement) -> GpuInstance:
-    """The new GPU instance with one compute instance over all of it; nothing is left on failure.
+def create_gpu_instance(
+    target: Target, profile_id: int, placement: Placement, whole: bool = True
+) -> GpuInstance:
+    """The new GPU instance; if `whole` with one compute instance over all of it, and nothing is left on
+    failure; else with none yet.
 
     Raises VgpuError: NO_CAPACITY (the place is taken), UNSUPPORTED, BAD_REQUEST, GPU_LOST, NVML_FAILED.
     """
@@ -93,7 +101,8 @@ def create_gpu_instance(target: Target, profile_id: int, placement: Placement) -
     except NvmlRefusal as refusal:
         raise _cannot_create(what, refusal) from refusal
     try:
-        _create_compute_instance(target.nvml, gpu_instance)
+        if whole:
+            _create_whole(target.nvml, gpu_instance)
         return read_instance(target.nvml, gpu_instance)
     except NvmlRefusal:
         _empty(target, gpu_instance, what)
@@ -101,12 +110,12 @@ def create_gpu_instance(target: Target, profile_id: int, placement: Placement) -
         raise
 
 
-def _cannot_create(what: str, refusal: NvmlRefusal) -> VgpuError:
+def _cannot_create(what: str, refusal: NvmlRefusal, kind: str = "gpu") -> VgpuError:
     if refusal.status == INSUFFICIENT_RESOURCES:
         return VgpuError(
             ErrorCode.NO_CAPACITY,
-            f"no room for {what}: another gpu instance is there",
-            "see the instances with `nvidia-smi mig -lgi`",
+            f"no room for {what}: another {kind} instance is there",
+            f"see the instances with `nvidia-smi mig -l{kind[0]}i`",
         )
     if refusal.status == INVALID_ARGUMENT:
         return VgpuError(
@@ -123,13 +132,50 @@ def _cannot_create(what: str, refusal: NvmlRefusal) -> VgpuError:
     return refusal
 
 
-def _create_compute_instance(nvml: Nvml, gpu_instance: Handle) -> None:
+def _create_whole(nvml: Nvml, gpu_instance: Handle) -> None:
     """The compute instance that takes all slices of its GPU instance; NVML's first of equals."""
-    profiles = compute_profiles(nvml, gpu_instance)
-    if not profiles:
+    sizes = compute_sizes(nvml, gpu_instance)
+    if not sizes:
         raise NvmlRefusal(NOT_SUPPORTED, "nvmlGpuInstanceGetComputeInstanceProfileInfo")
-    whole = max(profiles, key=lambda profile: (profile.slice_count, profile.sm_count))
-    nvml.demand("nvmlGpuInstanceCreateComputeInstance", gpu_instance, whole.id)
+    profile_id, _, _ = max(sizes, key=lambda size: size[1:])
+    nvml.demand("nvmlGpuInstanceCreateComputeInstance", gpu_instance, profile_id)
+
+
+def create_compute_instance(target: Target, gpu_instance_id: int, key: PlaceKey) -> GpuInstance:
+    """One compute instance of `key` (profile id, compute slices) more in a GPU instance that stands.
+
+    Raises VgpuError: NO_CAPACITY (the place is taken), UNSUPPORTED, BAD_REQUEST, GPU_LOST, NVML_FAILED.
+    """
+    profile_id, at = key
+    what = f"compute profile {profile_id} at {at.start}:{at.size} of gpu instance {gpu_instance_id}"
+    gpu_instance = target.nvml.demand("nvmlDeviceGetGpuInstanceById", target.handle, gpu_instance_id)
+    place = target.nvml.binding.c_nvmlComputeInstancePlacement_t(start=at.start, size=at.size)
+    try:
+        target.nvml.demand(
+            "nvmlGpuInstanceCreateComputeInstanceWithPlacement",
+            gpu_instance,
+            profile_id,
+            ctypes.pointer(place),
+        )
+    except NvmlRefusal as refusal:
+        raise _cannot_create(f"{what} of {target.uuid}", refusal, "compute") from refusal
+    return read_instance(target.nvml, gpu_instance)
+
+
+def destroy_compute_instance(target: Target, gpu_instance_id: int, compute_instance_id: int) -> None:
+    """Its GPU instance stays. Idempotent. Raises VgpuError: DEVICE_IN_USE (with the processes on it),
+    GPU_LOST, NVML_FAILED."""
+    nvml, what = target.nvml, f"compute instance {gpu_instance_id}/{compute_instance_id} of {target.uuid}"
+    try:
+        gpu_instance = nvml.demand("nvmlDeviceGetGpuInstanceById", target.handle, gpu_instance_id)
+        for handle in compute_instance_handles(nvml, gpu_instance):
+            if read_compute_instance(nvml, handle).id == compute_instance_id:
+                nvml.demand("nvmlComputeInstanceDestroy", handle)
+    except NvmlRefusal as refusal:
+        if refusal.status == IN_USE:
+            raise target.held(what, gpu_instance_id, compute_instance_id) from refusal
+        if refusal.status not in (NOT_FOUND, NOT_SUPPORTED):
+            raise
 
 
 def destroy_gpu_instance(target: Target, gpu_instance_id: int) -> None:

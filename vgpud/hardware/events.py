@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from vgpud.hardware.compute import Handle
 from vgpud.hardware.gateway import Gateway
-from vgpud.hardware.mig import Handle
 from vgpud.hardware.nvml import GPU_IS_LOST, TIMEOUT, Nvml, NvmlRefusal
 from vgpud.model.errors import VgpuError
 

@@ -12,7 +12,8 @@ import pynvml
 import structlog
 
 from vgpud.hardware import change
-from vgpud.hardware.mig import Handle, read_instances, read_profiles
+from vgpud.hardware.compute import Handle
+from vgpud.hardware.mig import read_instances, read_profiles
 from vgpud.hardware.nvml import (
     DRIVER_NOT_LOADED,
     GPU_IS_LOST,
@@ -35,6 +36,7 @@ from vgpud.model.device import (
     Health,
     Link,
     Node,
+    PlaceKey,
     Placement,
 )
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -272,9 +274,27 @@ class Gateway:
         """
         return self._change(uuid, lambda target: change.set_mig_mode(target, enabled))
 
-    def create_gpu_instance(self, uuid: str, profile_id: int, placement: Placement) -> GpuInstance:
-        """With one compute instance over all of it; see change.create_gpu_instance for errors."""
-        return self._change(uuid, lambda target: change.create_gpu_instance(target, profile_id, placement))
+    def create_gpu_instance(
+        self, uuid: str, profile_id: int, placement: Placement, whole: bool = True
+    ) -> GpuInstance:
+        """With one compute instance over all of it, or none; see change.create_gpu_instance for errors."""
+        return self._change(
+            uuid, lambda target: change.create_gpu_instance(target, profile_id, placement, whole)
+        )
+
+    def create_compute_instance(self, uuid: str, gpu_instance_id: int, key: PlaceKey) -> GpuInstance:
+        """One more in a GPU instance that stands; see change.create_compute_instance for errors."""
+        return self._change(uuid, lambda target: change.create_compute_instance(target, gpu_instance_id, key))
+
+    def destroy_compute_instance(self, uuid: str, gpu_instance_id: int, compute_instance_id: int) -> None:
+        """Its GPU instance stays; idempotent.
+
+        Raises VgpuError also: NO_SUCH_DEVICE, GPU_LOST, DEVICE_IN_USE.
+        """
+        self._change(
+            uuid,
+            lambda target: change.destroy_compute_instance(target, gpu_instance_id, compute_instance_id),
+        )
 
     def destroy_gpu_instance(self, uuid: str, gpu_instance_id: int) -> None:
         """Compute instances first; idempotent, and can be cut anywhere and run again.

@@ -1,19 +1,22 @@
 """What NVML says of MIG on a device: profiles with their placements, and the instances that exist."""
 
 import ctypes
-from collections.abc import Iterator
-from dataclasses import dataclass
 
-from vgpud.hardware.nvml import INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, Nvml, NvmlRefusal
-from vgpud.model.device import ComputeInstance, GpuInstance, MigProfile, Placement
+from vgpud.hardware.compute import (
+    GONE,
+    Handle,
+    compute_sizes,
+    presumed,
+    read_compute_instances,
+    read_compute_profiles,
+    with_compute,
+)
+from vgpud.hardware.nvml import Nvml, NvmlRefusal
+from vgpud.model.device import GpuInstance, MigProfile, Placement
 from vgpud.model.quantity import GIB, MIB
 
-Handle = object
-_GONE = frozenset({INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED})
 _MAX_INSTANCES = 32  # nvml.h wants room for the profile's instance count; that count is wrong on A30
 _GPU_PROFILE_COUNT = 0x11  # NVML_GPU_INSTANCE_PROFILE_COUNT of nvml.h 12.9, where the binding lacks it
-_COMPUTE_PROFILE_COUNT = 0x8
-_ENGINE_SHARED = 0  # NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
 
 # nvml.h NVML_GPU_INSTANCE_PROFILE_*: the variants that a v1 struct, which has no name, cannot tell
 _SUFFIX_OF_INDEX: dict[int, str] = {
@@ -53,7 +56,7 @@ def _read_profile(nvml: Nvml, handle: Handle, index: int, total_bytes: int) -> M
     if isinstance(name, bytes):
         name = name.decode(errors="replace")
     memory_bytes = int(info.memorySizeMB) * MIB
-    return MigProfile(
+    profile = MigProfile(
         id=int(info.id),
         name=name.removeprefix("MIG ") or profile_name(index, info.sliceCount, memory_bytes, total_bytes),
         slice_count=int(info.sliceCount),
@@ -62,6 +65,7 @@ def _read_profile(nvml: Nvml, handle: Handle, index: int, total_bytes: int) -> M
         memory_bytes=memory_bytes,
         placements=_read_placements(nvml, handle, int(info.id)),
     )
+    return with_compute(profile, presumed(profile))
 
 
 def profile_name(index: int, slice_count: int, memory_bytes: int, total_bytes: int) -> str:
@@ -103,7 +107,7 @@ def read_instances(nvml: Nvml, handle: Handle, profiles: tuple[MigProfile, ...])
             try:
                 found.append(read_instance(nvml, gpu_instance))
             except NvmlRefusal as refusal:
-                if refusal.status not in _GONE:
+                if refusal.status not in GONE:
                     raise
     return tuple(sorted(found, key=lambda instance: instance.id))
 
@@ -111,59 +115,18 @@ def read_instances(nvml: Nvml, handle: Handle, profiles: tuple[MigProfile, ...])
 def read_instance(nvml: Nvml, gpu_instance: Handle) -> GpuInstance:
     """One GPU instance with its compute instances; raises NvmlRefusal if it is gone."""
     info = nvml.demand("nvmlGpuInstanceGetInfo", gpu_instance)
-    compute = _compute_instances(nvml, gpu_instance)
+    sizes = compute_sizes(nvml, gpu_instance)
     return GpuInstance(
         id=int(info.id),
         profile_id=int(info.profileId),
         placement=Placement(int(info.placement.start), int(info.placement.size)),
-        compute_instances=tuple(sorted(compute, key=lambda instance: instance.id)),
+        compute_instances=read_compute_instances(nvml, gpu_instance, sizes),
+        slice_count=max((slices for _, slices, _ in sizes), default=None),
     )
 
 
-def _compute_instances(nvml: Nvml, gpu_instance: Handle) -> Iterator[ComputeInstance]:
-    for handle in compute_instance_handles(nvml, gpu_instance):
-        try:
-            yield read_compute_instance(nvml, handle)
-        except NvmlRefusal as refusal:
-            if refusal.status not in _GONE:
-                raise
-
-
-def read_compute_instance(nvml: Nvml, compute_instance: Handle) -> ComputeInstance:
-    """`device` in NVML's answer is the MIG device's handle, whose UUID is the MIG UUID."""
-    info = nvml.demand("nvmlComputeInstanceGetInfo_v2", compute_instance)
-    uuid = nvml.call("nvmlDeviceGetUUID", info.device) if info.device else None
-    return ComputeInstance(id=int(info.id), profile_id=int(info.profileId), uuid=uuid or "")
-
-
-def compute_instance_handles(nvml: Nvml, gpu_instance: Handle) -> list[Handle]:
-    """All compute instances of a GPU instance; NVML lists them by profile only."""
-    handles: list[Handle] = []
-    for profile_id in dict.fromkeys(p.id for p in compute_profiles(nvml, gpu_instance)):
-        count = ctypes.pointer(ctypes.c_uint(0))
-        room = (nvml.binding.c_nvmlComputeInstance_t * _MAX_INSTANCES)()
-        answer = nvml.call("nvmlGpuInstanceGetComputeInstances", gpu_instance, profile_id, room, count)
-        if answer is not None:
-            handles += room[: count.contents.value]
-    return handles
-
-
-@dataclass(frozen=True, slots=True)
-class ComputeProfile:
-    """One compute instance profile of a GPU instance, with the engines shared."""
-
-    id: int
-    slice_count: int
-    sm_count: int
-
-
-def compute_profiles(nvml: Nvml, gpu_instance: Handle) -> list[ComputeProfile]:
-    """In NVML's order; names do not matter here, so the oldest struct will do."""
-    found: list[ComputeProfile] = []
-    for index in range(nvml.constant("NVML_COMPUTE_INSTANCE_PROFILE_COUNT", _COMPUTE_PROFILE_COUNT)):
-        info = nvml.call(
-            "nvmlGpuInstanceGetComputeInstanceProfileInfo", gpu_instance, index, _ENGINE_SHARED, 1
-        )
-        if info is not None:
-            found.append(ComputeProfile(int(info.id), int(info.sliceCount), int(info.multiprocessorCount)))
-    return found
+def read_division(nvml: Nvml, handle: Handle, instance: GpuInstance, profile: MigProfile) -> MigProfile:
+    """`profile` with the compute instance profiles that `instance`, which is of it, really has."""
+    gpu_instance = nvml.call("nvmlDeviceGetGpuInstanceById", handle, instance.id)
+    found = () if gpu_instance is None else read_compute_profiles(nvml, gpu_instance, profile)
+    return with_compute(profile, found or profile.compute)

@@ -4,9 +4,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vgpud.hardware.compute import Handle, with_compute
 from vgpud.hardware.cores import sm_count
 from vgpud.hardware.ended import has_ended
-from vgpud.hardware.mig import Handle, read_instances, read_profiles
+from vgpud.hardware.mig import read_division, read_instances, read_profiles
 from vgpud.hardware.nvml import Nvml
 from vgpud.model.device import (
     ComputeMode,
@@ -74,6 +75,8 @@ class Reader:
     def __init__(self, nvml: Nvml, host_root: Path) -> None:
         self._nvml = nvml
         self._host_root = host_root
+        # how GPU instances of a profile may be divided, read of the first that stood: by driver, device, id
+        self._divisions: dict[tuple[str, str, int], tuple[MigProfile, ...]] = {}
 
     def device(
         self, handle: Handle, blank: Device, cached: Static | None, driver: str
@@ -86,6 +89,10 @@ class Reader:
         if cached is None or cached.version != version:
             profiles = read_profiles(self._nvml, handle, memory.total_bytes) if mode is not None else ()
             cached = self._static(handle, version, profiles)
+        mig = _read_mig(self._nvml, handle, mode, cached.profiles)
+        profiles = self._divided(handle, (driver, blank.uuid), mig)
+        if profiles is not cached.profiles:
+            cached, mig = replace(cached, profiles=profiles), replace(mig, profiles=profiles)
         device = replace(
             blank,
             name=cached.name,
@@ -97,7 +104,7 @@ class Reader:
             memory_used_bytes=memory.used_bytes,
             sm_count=cached.sm_count,
             compute_capability=cached.capability,
-            mig=_read_mig(self._nvml, handle, mode, cached.profiles),
+            mig=mig,
             compute_mode=COMPUTE_MODES.get(call("nvmlDeviceGetComputeMode", handle), ComputeMode.DEFAULT),
             mps_capable=cached.mps_capable,
             numa_node=cached.numa_node,
@@ -105,6 +112,18 @@ class Reader:
             processes=read_processes(self._nvml, handle),
         )
         return device, cached
+
+    def _divided(self, handle: Handle, card: tuple[str, str], mig: Mig) -> tuple[MigProfile, ...]:
+        """The profiles, with what is known of the division of each; the same tuple where nothing is new."""
+        for instance in mig.instances:
+            profile = mig.profile(instance.profile_id)
+            if profile is not None and (*card, profile.id) not in self._divisions:
+                read = read_division(self._nvml, handle, instance, profile)
+                self._divisions[*card, profile.id] = read.compute
+        known = [with_compute(p, self._divisions.get((*card, p.id), p.compute)) for p in mig.profiles]
+        if all(new is old for new, old in zip(known, mig.profiles, strict=True)):
+            return mig.profiles
+        return tuple(known)
 
     def _static(
         self, handle: Handle, version: tuple[object, ...], profiles: tuple[MigProfile, ...]
@@ -162,18 +181,22 @@ def _read_mig(nvml: Nvml, handle: Handle, mode: list[int] | None, profiles: tupl
 
 def read_processes(nvml: Nvml, handle: Handle) -> tuple[DeviceProcess, ...]:
     """All processes that run on a device, once each: as an MPS client if it is one, else by compute."""
-    found: dict[tuple[int, int | None], DeviceProcess] = {}
+    found: dict[tuple[int, int | None, int | None], DeviceProcess] = {}
     for kind, name in (
         ("mps", "nvmlDeviceGetMPSComputeRunningProcesses"),
         ("compute", "nvmlDeviceGetComputeRunningProcesses"),
         ("graphics", "nvmlDeviceGetGraphicsRunningProcesses"),
     ):
         for entry in _process_list(nvml, handle, name):
-            instance = entry.gpuInstanceId if entry.gpuInstanceId != _NO_INSTANCE else None
-            process = DeviceProcess(entry.pid, entry.usedGpuMemory, kind, instance)
-            found.setdefault((process.pid, instance), process)
+            instance, compute = _instance_id(entry.gpuInstanceId), _instance_id(entry.computeInstanceId)
+            process = DeviceProcess(entry.pid, entry.usedGpuMemory, kind, instance, compute)
+            found.setdefault((process.pid, instance, compute), process)
     running = (process for process in found.values() if not has_ended(process.pid))
-    return tuple(sorted(running, key=lambda p: (p.pid, p.gpu_instance_id or 0)))
+    return tuple(sorted(running, key=lambda p: (p.pid, p.gpu_instance_id or 0, p.compute_instance_id or 0)))
+
+
+def _instance_id(number: int) -> int | None:
+    return number if number != _NO_INSTANCE else None
 
 
 def _process_list(nvml: Nvml, handle: Handle, name: str) -> list[Any]:

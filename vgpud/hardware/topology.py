@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from itertools import combinations
 
-from vgpud.hardware.mig import Handle
+from vgpud.hardware.compute import Handle
 from vgpud.hardware.nvml import Nvml
 from vgpud.model.device import Link
 

@@ -1,5 +1,6 @@
 """What a node has: immutable snapshots of its devices, as NVML reports them."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -52,9 +53,27 @@ class Placement:
     size: int
 
 
+# profile id and placement: where an instance lies, which does not change as its ids do
+PlaceKey = tuple[int, Placement]
+
+
+_PART = re.compile(r"([1-9][0-9]?)c\.(.+)")
+
+
+def split_name(text: str) -> tuple[int, str] | None:
+    """The compute slices and the GPU instance's profile in NVIDIA's name of a compute instance profile,
+    1c.3g.71gb; None for any other name."""
+    found = _PART.fullmatch(text.strip().lower().removeprefix("mig "))
+    return None if found is None else (int(found[1]), found[2])
+
+
 @dataclass(frozen=True, slots=True)
 class MigProfile:
-    """One GPU instance profile as NVML lists it; `id` is the profile id, never NVML's loop index."""
+    """One GPU instance profile as NVML lists it; `id` is the profile id, never NVML's loop index.
+
+    `compute` are the compute instance profiles of such a GPU instance, in the same form: their
+    placements are compute slices of the GPU instance, and their memory is all of its, which they share.
+    """
 
     id: int
     name: str
@@ -63,23 +82,52 @@ class MigProfile:
     sm_count: int
     memory_bytes: int
     placements: tuple[Placement, ...]
+    compute: tuple["MigProfile", ...] = ()
+
+    def compute_profile(self, profile_id: int) -> "MigProfile | None":
+        return next((p for p in self.compute if p.id == profile_id), None)
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeInstance:
+    """`placement` are the compute slices of its GPU instance that it has."""
+
     id: int
     profile_id: int
     uuid: str  # of the MIG device, "MIG-..."; empty if NVML would not say
+    placement: Placement | None = None
+
+    @property
+    def key(self) -> PlaceKey | None:
+        """What it is found again by; None where NVML does not say where it lies."""
+        return None if self.placement is None else (self.profile_id, self.placement)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuInstance:
-    """A GPU instance that exists now."""
+    """A GPU instance that exists now; `slice_count` is how many compute slices it has."""
 
     id: int
     profile_id: int
     placement: Placement
     compute_instances: tuple[ComputeInstance, ...]
+    slice_count: int | None = None
+
+    @property
+    def key(self) -> PlaceKey:
+        return self.profile_id, self.placement
+
+    def compute(self, key: PlaceKey) -> ComputeInstance | None:
+        """The compute instance that lies there."""
+        return next((one for one in self.compute_instances if one.key == key), None)
+
+    @property
+    def is_divided(self) -> bool:
+        """Has it compute instances, and not one that takes all of it?"""
+        if len(self.compute_instances) != 1:
+            return len(self.compute_instances) > 1
+        place = self.compute_instances[0].placement
+        return place is not None and self.slice_count is not None and place.size < self.slice_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +152,7 @@ class DeviceProcess:
     memory_bytes: int | None
     kind: str  # "compute", "graphics" or "mps"
     gpu_instance_id: int | None = None
+    compute_instance_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ class MigInstance:
     in_layout: bool
     allocation_id: str
     processes: tuple[MigProcess, ...]
+    compute_placement: Placement | None = None  # of one compute instance of several: its compute slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ class MigDevice:
 
 @dataclass(frozen=True, slots=True)
 class MigChange:
-    """One step of a plan; `placement` is that of the instance made or destroyed."""
+    """One step of a plan; `placement` is that of the GPU instance, `compute_placement` that of the compute
+    instance in it, where not all of it is made or destroyed."""
 
     device_uuid: str
     device_index: int
@@ -72,6 +74,7 @@ class MigChange:
     profile_name: str
     placement: Placement | None
     reason: str
+    compute_placement: Placement | None = None
 
 
 @dataclass(frozen=True, slots=True)

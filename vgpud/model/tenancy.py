@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from vgpud.model.device import Placement
+from vgpud.model.device import PlaceKey, Placement
 from vgpud.model.errors import VgpuError
 from vgpud.model.quantity import Percent
 
@@ -108,7 +108,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class MigSlice:
-    """A GPU instance's place; ids and uuid are None/"" until the instance exists."""
+    """An instance's place; ids and uuid are None/"" until the instance exists.
+
+    `compute_profile_id` and `compute_placement` (compute slices) are set for one of several compute
+    instances of a GPU instance, and None for one that takes all of it.
+    """
 
     profile_id: int
     profile_name: str
@@ -116,6 +120,25 @@ class MigSlice:
     gpu_instance_id: int | None = None
     compute_instance_id: int | None = None
     uuid: str = ""
+    compute_profile_id: int | None = None
+    compute_placement: Placement | None = None
+
+    @property
+    def key(self) -> PlaceKey:
+        """Where its GPU instance lies."""
+        return self.profile_id, self.placement
+
+    @property
+    def compute_key(self) -> PlaceKey | None:
+        """Where it lies in its GPU instance; None if it is all of that."""
+        if self.compute_profile_id is None or self.compute_placement is None:
+            return None
+        return self.compute_profile_id, self.compute_placement
+
+    @property
+    def place(self) -> tuple[PlaceKey, PlaceKey | None]:
+        """Both: what tells it from every other instance of the device."""
+        return self.key, self.compute_key
 
 
 @dataclass(frozen=True, slots=True)

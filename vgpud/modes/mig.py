@@ -1,4 +1,4 @@
-"""Mode `mig`: one GPU instance, with its compute instance, for each slice.
+"""Mode `mig`: for each slice one GPU instance with its compute instance, or one of its compute instances.
 
 A slice is found again by its profile and placement, never by instance ids, which NVML gives anew
 after a reboot. What was there before vgpud (the MIG mode, and which instances were not) is on record
@@ -15,14 +15,14 @@ from vgpud.hardware.gateway import Gateway
 from vgpud.hardware.holders import command
 from vgpud.hardware.nodes import device_nodes
 from vgpud.hardware.reset import reset_device
-from vgpud.model.device import Device, DeviceProcess, GpuInstance
+from vgpud.model.device import ComputeInstance, Device, DeviceProcess, GpuInstance
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, Edits, MigSlice, Mode, Slice
 from vgpud.model.view import SliceMeter, SliceUse
 from vgpud.modes.base import Originals, Paths
 from vgpud.modes.edits import cuda_env
 from vgpud.modes.gpu_use import meter_of, pids_of, slice_processes, use_of
-from vgpud.modes.mig_records import Key, MigRecords
+from vgpud.modes.mig_records import Key, MigRecords, Part
 
 log = structlog.get_logger(__name__)
 
@@ -37,6 +37,7 @@ class Wish:
     layout: frozenset[Key] | None = None
     foreign: str = "keep"
     reset: bool = False
+    computes: frozenset[Part] = frozenset()  # the parts that GPU instances of the layout are divided into
 
 
 class MigMode:
@@ -119,6 +120,8 @@ class MigMode:
 
     async def restore(self, device_uuid: str) -> None:
         """Takes away what vgpud made and nobody holds, and puts MIG mode back as it was before vgpud."""
+        for part in sorted(self.records.own_parts(device_uuid)):
+            await self.unmake_part(device_uuid, part)
         for key in sorted(self.records.own(device_uuid)):
             await self.unmake(device_uuid, key)
         if self._originals.recall(device_uuid, ORIGINAL_KEY) is None:
@@ -142,7 +145,7 @@ class MigMode:
 
     def changed(self, device_uuid: str) -> bool:
         """Is anything on the device not as it was before vgpud?"""
-        own = self.records.own(device_uuid)
+        own = self.records.own(device_uuid) or self.records.own_parts(device_uuid)
         return bool(own) or self._originals.recall(device_uuid, ORIGINAL_KEY) is not None
 
     # --- instances
@@ -158,9 +161,11 @@ class MigMode:
             if there is not None:
                 if key not in self.records.own(device_uuid) and self._wish(device_uuid).foreign != "lend":
                     raise _foreign(device_uuid, key)
-                if there.compute_instances:
+                if there.compute_instances and not there.is_divided:
                     return there
-                # cut between the two, or emptied by hand
+                if self._has_others(device_uuid, there):
+                    raise _foreign(device_uuid, key)
+                # cut between the two, emptied by hand, or divided among several that nobody holds
                 await asyncio.to_thread(self._gateway.destroy_gpu_instance, device_uuid, there.id)
             await self.records.made(device_uuid, key)
             try:
@@ -180,10 +185,115 @@ class MigMode:
             if key not in self.records.own(device_uuid) and self._wish(device_uuid).foreign != "remove":
                 return False
             there = await self._find(device_uuid, key)
-            if there is not None:
-                await asyncio.to_thread(self._gateway.destroy_gpu_instance, device_uuid, there.id)
-            await self.records.gone(device_uuid, key)
+            if there is not None and self._has_others(device_uuid, there):
+                return False
+            await self._destroy(device_uuid, key, there)
             return True
+
+    async def _destroy(self, device_uuid: str, key: Key, there: GpuInstance | None) -> None:
+        """With all its compute instances, whose records go before its own."""
+        if there is not None:
+            await asyncio.to_thread(self._gateway.destroy_gpu_instance, device_uuid, there.id)
+        for part in sorted(self.records.own_parts(device_uuid)):
+            if part[0] == key:
+                await self.records.part_gone(device_uuid, part)
+        await self.records.gone(device_uuid, key)
+
+    def _has_others(self, device_uuid: str, instance: GpuInstance) -> bool:
+        """Did someone else divide it, whose part the policy does not give up?"""
+        if not instance.is_divided or self._wish(device_uuid).foreign == "remove":
+            return False
+        own = self.records.own_parts(device_uuid)
+        return any((instance.key, one.key) not in own for one in instance.compute_instances)
+
+    # --- compute instances that have a part of their GPU instance
+
+    async def make_part(self, device_uuid: str, part: Part) -> tuple[GpuInstance, ComputeInstance]:
+        """The compute instance at this place, ours or lent to us; made, with its GPU instance, if it is not.
+
+        A GPU instance of ours that nobody holds makes way where it stands as one. Raises VgpuError:
+        DEVICE_IN_USE for what someone else made, NO_CAPACITY and what Gateway.create_* raise.
+        """
+        key, place = part
+        async with self._lock(device_uuid):
+            there = await self._find(device_uuid, key)
+            if there is not None:
+                one = there.compute(place)
+                ours = part in self.records.own_parts(device_uuid)
+                if one is not None and there.is_divided:
+                    if not ours and self._wish(device_uuid).foreign != "lend":
+                        raise _foreign(device_uuid, key)
+                    return there, one
+                if key not in self.records.own(device_uuid):
+                    raise _foreign(device_uuid, key)
+                if there.compute_instances and not there.is_divided:
+                    await asyncio.to_thread(self._gateway.destroy_gpu_instance, device_uuid, there.id)
+                    there = None
+            if there is None:
+                there = await self._create(device_uuid, key)
+            return await self._create_part(device_uuid, there, part)
+
+    async def _create(self, device_uuid: str, key: Key) -> GpuInstance:
+        """A GPU instance to be divided, on record."""
+        await self.records.made(device_uuid, key)
+        try:
+            return await asyncio.to_thread(self._gateway.create_gpu_instance, device_uuid, *key, False)
+        except VgpuError as error:
+            if error.code is not ErrorCode.NVML_TIMEOUT:
+                await self.records.gone(device_uuid, key)
+            raise
+
+    async def _create_part(
+        self, device_uuid: str, instance: GpuInstance, part: Part
+    ) -> tuple[GpuInstance, ComputeInstance]:
+        await self.records.part_made(device_uuid, part)
+        try:
+            made = await asyncio.to_thread(
+                self._gateway.create_compute_instance, device_uuid, instance.id, part[1]
+            )
+        except VgpuError as error:
+            if error.code is not ErrorCode.NVML_TIMEOUT:
+                await self.records.part_gone(device_uuid, part)
+                await self._drop_if_empty(device_uuid, part[0])
+            raise
+        one = made.compute(part[1])
+        if one is None:
+            raise VgpuError(
+                ErrorCode.NVML_FAILED,
+                f"a compute instance was made at {part[1][1].start} of GPU instance {made.id} of "
+                f"{device_uuid}, and the driver does not list it there",
+                "look in the kernel log, and see 'vgpuctl mig ls'",
+            )
+        return made, one
+
+    async def unmake_part(self, device_uuid: str, part: Part) -> bool:
+        """As `unmake`, of a compute instance; its GPU instance goes with the last one, if it is ours and
+        no layout has it."""
+        async with self._lock(device_uuid):
+            if (
+                part not in self.records.own_parts(device_uuid)
+                and self._wish(device_uuid).foreign != "remove"
+            ):
+                return False
+            there = await self._find(device_uuid, part[0])
+            one = None if there is None else there.compute(part[1])
+            if there is not None and one is not None:
+                await asyncio.to_thread(self._gateway.destroy_compute_instance, device_uuid, there.id, one.id)
+            await self.records.part_gone(device_uuid, part)
+            await self._drop_if_empty(device_uuid, part[0])
+            return True
+
+    async def _drop_if_empty(self, device_uuid: str, key: Key) -> None:
+        """A GPU instance of ours without compute instances, unless the layout has it."""
+        if key not in self.records.own(device_uuid) or key in (self._wish(device_uuid).layout or ()):
+            return
+        there = await self._find(device_uuid, key)
+        if there is None or not there.compute_instances:
+            await self._destroy(device_uuid, key, there)
+
+    async def is_part_there(self, device_uuid: str, part: Part) -> bool:
+        there = await self._find(device_uuid, part[0])
+        return there is not None and there.compute(part[1]) is not None
 
     async def is_there(self, device_uuid: str, key: Key) -> bool:
         return await self._find(device_uuid, key) is not None
@@ -196,8 +306,11 @@ class MigMode:
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
         place = _place(part)
-        instance = await self.make(part.device_uuid, (place.profile_id, place.placement))
-        compute = instance.compute_instances[0]
+        if place.compute_key is not None:
+            instance, compute = await self.make_part(part.device_uuid, (place.key, place.compute_key))
+        else:
+            instance = await self.make(part.device_uuid, place.key)
+            compute = instance.compute_instances[0]
         done = replace(
             part,
             mig=replace(
@@ -217,10 +330,15 @@ class MigMode:
         Capability nodes get their numbers from the driver, which may be another one than before.
         """
         place = _place(part)
-        instance = await self._find(part.device_uuid, (place.profile_id, place.placement))
+        instance = await self._find(part.device_uuid, place.key)
         if instance is None or not instance.compute_instances:
             return False  # that is a repair's to find
         compute = instance.compute_instances[0]
+        if place.compute_key is not None:
+            at = instance.compute(place.compute_key)
+            if at is None:
+                return False
+            compute = at
         now = (instance.id, compute.id, compute.uuid)
         if now != (place.gpu_instance_id, place.compute_instance_id, place.uuid):
             return True
@@ -237,10 +355,22 @@ class MigMode:
     async def detach(self, allocation: Allocation, part: Slice) -> None:
         """An instance of the layout stays for the next tenant; one that was lent goes back as it is."""
         place = _place(part)
-        key = (place.profile_id, place.placement)
-        layout = self._wish(part.device_uuid).layout
+        key, wish = place.key, self._wish(part.device_uuid)
+        if place.compute_key is not None:
+            await self._detach_part(part.device_uuid, (key, place.compute_key), wish)
+            return
+        layout = wish.layout
         if key in self.records.own(part.device_uuid) and (layout is None or key not in layout):
             await self.unmake(part.device_uuid, key)
+
+    async def _detach_part(self, device_uuid: str, part: Part, wish: Wish) -> None:
+        if part in wish.computes:
+            return
+        if part in self.records.own_parts(device_uuid):
+            await self.unmake_part(device_uuid, part)
+            return
+        async with self._lock(device_uuid):  # cut after the compute instance went
+            await self._drop_if_empty(device_uuid, part[0])
 
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
         return use_of(part, await self._processes(allocation, part))

@@ -7,12 +7,14 @@ durable before the change that it is of.
 
 from dataclasses import dataclass
 
-from vgpud.model.device import Placement
+from vgpud.model.device import PlaceKey, Placement
 from vgpud.modes.base import Originals
 
-Key = tuple[int, Placement]  # profile id and place
+Key = PlaceKey
+Part = tuple[Key, Key]  # a GPU instance, and one of its compute instances
 
 _INSTANCE = "mig_instance "
+_PART = "mig_compute_instance "
 _LAYOUT = "mig_layout "
 _ABSENT = "absent"
 _OFF = "off"
@@ -21,10 +23,14 @@ _NONE = "-"
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A layout that an administrator applied; `off` says that MIG mode shall be off."""
+    """A layout that an administrator applied; `off` says that MIG mode shall be off.
+
+    `computes` are the compute instances that some of its GPU instances are divided into.
+    """
 
     off: bool = False
     instances: frozenset[Key] = frozenset()
+    computes: frozenset[Part] = frozenset()
 
 
 class MigRecords:
@@ -47,6 +53,19 @@ class MigRecords:
         self.revision += 1
         await self._originals.drop(device_uuid, _INSTANCE + _write(key))
 
+    def own_parts(self, device_uuid: str) -> frozenset[Part]:
+        """As `own`, of compute instances that have a part of their GPU instance."""
+        keys = (k for k in self._originals.keys(device_uuid) if k.startswith(_PART))
+        return frozenset(_read_part(key.removeprefix(_PART)) for key in keys)
+
+    async def part_made(self, device_uuid: str, part: Part) -> None:
+        self.revision += 1
+        await self._originals.remember(device_uuid, _PART + _write_part(part), _ABSENT)
+
+    async def part_gone(self, device_uuid: str, part: Part) -> None:
+        self.revision += 1
+        await self._originals.drop(device_uuid, _PART + _write_part(part))
+
     def applied(self, device_uuid: str) -> Applied | None:
         newest = max(self._generations(device_uuid), default=None)
         text = None if newest is None else self._originals.recall(device_uuid, f"{_LAYOUT}{newest}")
@@ -54,7 +73,11 @@ class MigRecords:
             return None
         if text == _OFF:
             return Applied(off=True)
-        return Applied(instances=frozenset(_read(word) for word in text.split()))
+        words = text.split()
+        return Applied(
+            instances=frozenset(_read(word) for word in words if "/" not in word),
+            computes=frozenset(_read_part(word) for word in words if "/" in word),
+        )
 
     async def apply(self, device_uuid: str, layout: Applied | None) -> None:
         """In one write: the newest generation counts, older ones are dropped after it is durable."""
@@ -76,7 +99,19 @@ class MigRecords:
 def _text(layout: Applied | None) -> str:
     if layout is None:
         return _NONE
-    return _OFF if layout.off else " ".join(_write(key) for key in sorted(layout.instances))
+    if layout.off:
+        return _OFF
+    words = [*map(_write, sorted(layout.instances)), *map(_write_part, sorted(layout.computes))]
+    return " ".join(words)
+
+
+def _write_part(part: Part) -> str:
+    return f"{_write(part[0])}/{_write(part[1])}"
+
+
+def _read_part(text: str) -> Part:
+    key, _, part = text.partition("/")
+    return _read(key), _read(part)
 
 
 def _write(key: Key) -> str:

@@ -116,9 +116,11 @@ class CdiWatch:
         device = self._parts.inventory.node.device(part.device_uuid)
         if part.mig is None or device is None or device.health is not Health.OK:
             return False
-        place = (part.mig.profile_id, part.mig.placement)
-        whole = (i for i in device.mig.instances if i.compute_instances)
-        return all((i.profile_id, i.placement) != place for i in whole)
+        key, place = part.mig.place
+        there = next((one for one in device.mig.instances if one.key == key), None)
+        if there is None or not there.compute_instances:
+            return True
+        return place is not None and there.compute(place) is None
 
     async def _repair(self, names: Iterable[str]) -> None:
         for name in names:

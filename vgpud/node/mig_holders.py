@@ -1,17 +1,21 @@
 """Who holds which MIG instance: allocation, pid, user, command. And devices with all that stands on them."""
 
 import pwd
+from collections.abc import Mapping
 from pathlib import Path
 
 from vgpud.hardware.holders import command, owner_uid
-from vgpud.model.device import Device, Placement
+from vgpud.model.device import Device, GpuInstance
 from vgpud.model.mig_view import MigDevice, MigFree, MigInstance, MigProcess
 from vgpud.node.book import Book
 from vgpud.node.mig_pools import Pools
 from vgpud.planner import layouts
 from vgpud.planner.geometry import SlotKey, table_for
+from vgpud.planner.mig_parts import part_name
+from vgpud.planner.pool import Pool
 from vgpud.planner.terms import bare_name
 from vgpud.planner.transitions import room_for
+from vgpud.planner.use import Place
 
 
 class Holders:
@@ -21,12 +25,17 @@ class Holders:
         self._host_root = host_root
 
     def sentence(self, device: Device, key: SlotKey) -> str:
-        """Who is on one instance, for a person who wants its place."""
-        instance = next((i for i in self.instances(device) if (i.profile_id, i.placement) == key), None)
+        """Who is on one GPU instance, or on the first of its parts that is taken, for a person who wants
+        its place."""
+        found = [i for i in self.instances(device) if (i.profile_id, i.placement) == key]
+        found.sort(key=lambda i: (not i.processes, not i.allocation_id, i.own))
         start = f"memory slice {key[1].start} of device {device.index}"
-        if instance is None:
+        if not found:
             return f"an instance of profile {key[0]} at {start} is gone"
-        what = f"{instance.profile_name} at {start}"
+        return self.sentence_of(device, found[0])
+
+    def sentence_of(self, device: Device, instance: MigInstance) -> str:
+        what = f"{instance.profile_name} at memory slice {instance.placement.start} of device {device.index}"
         if instance.processes:
             who = ", ".join(_named(process) for process in instance.processes[:4])
             more = f" and {len(instance.processes) - 4} more" if len(instance.processes) > 4 else ""
@@ -44,7 +53,8 @@ class Holders:
         if self._pools.is_off(device):
             words = (layouts.OFF,)
         elif layout is not None:
-            words = layouts.spell(table_for(device.mig.profiles), layout) or (layouts.NONE,)
+            table, computes = table_for(device.mig.profiles), self._pools.computes(device)
+            words = layouts.spell(table, layout, computes) or (layouts.NONE,)
         return MigDevice(
             device=device,
             layout=words,
@@ -63,41 +73,72 @@ class Holders:
         return tuple(MigFree(name, count) for name, count in counts if count)
 
     def instances(self, device: Device) -> tuple[MigInstance, ...]:
-        """Those that stand, and those of the layout that do not yet; by place."""
+        """Those that stand, and those of the layout that do not yet; by place. A GPU instance that is
+        divided is listed by its compute instances."""
         pool = self._pools.pool(device)
-        names = {p.id: bare_name(p.name) for p in device.mig.profiles}
         holding = self._holding(device)
-        standing = {(i.profile_id, i.placement): i for i in device.mig.instances}
-        found = []
+        standing = {i.key: i for i in device.mig.instances}
+        found: list[MigInstance] = []
         for key in sorted(standing.keys() | (pool.layout or frozenset()), key=lambda key: (key[1], key[0])):
             there = standing.get(key)
-            found.append(
-                MigInstance(
-                    profile_id=key[0],
-                    profile_name=names.get(key[0], str(key[0])),
-                    placement=key[1],
-                    gpu_instance_id=None if there is None else there.id,
-                    uuids=() if there is None else tuple(c.uuid for c in there.compute_instances if c.uuid),
-                    own=key in pool.own,
-                    in_layout=pool.layout is not None and key in pool.layout,
-                    allocation_id=", ".join(holding.get(key, ())),
-                    processes=() if there is None else self._processes(device, there.id),
-                )
-            )
+            parts = {part for at, part in pool.computes if at == key}
+            if there is not None and there.is_divided:
+                parts |= {one.key for one in there.compute_instances if one.key is not None}
+            elif there is not None and there.compute_instances:
+                parts = set()  # it stands as one, whatever is wanted
+            places: list[SlotKey | None] = [*sorted(parts, key=lambda part: (part[1], part[0]))]
+            found += [self._instance(device, pool, key, there, part, holding) for part in places or [None]]
         return tuple(found)
 
-    def _holding(self, device: Device) -> dict[tuple[int, Placement], list[str]]:
+    def _instance(
+        self,
+        device: Device,
+        pool: Pool,
+        key: SlotKey,
+        there: GpuInstance | None,
+        part: SlotKey | None,
+        holding: Mapping[Place, list[str]],
+    ) -> MigInstance:
+        computes = () if there is None else there.compute_instances
+        own, wanted = key in pool.own, pool.layout is not None and key in pool.layout
+        if part is not None:
+            computes = tuple(one for one in computes if one.key == part)
+            there = there if computes else None
+            own, wanted = (key, part) in pool.own_computes, (key, part) in pool.computes
+        profile = device.mig.profile(key[0])
+        name = str(key[0]) if profile is None else bare_name(profile.name)
+        ids = None if part is None else {one.id for one in computes}
+        return MigInstance(
+            profile_id=key[0],
+            profile_name=name if part is None else part_name(device, key, part),
+            placement=key[1],
+            gpu_instance_id=None if there is None else there.id,
+            uuids=tuple(one.uuid for one in computes if one.uuid),
+            own=own,
+            in_layout=wanted,
+            allocation_id=", ".join(holding.get((key, part), ())),
+            processes=() if there is None else self._processes(device, there.id, ids),
+            compute_placement=None if part is None else part[1],
+        )
+
+    def _holding(self, device: Device) -> dict[Place, list[str]]:
         """Ids of allocations: several where they share an instance."""
-        found: dict[tuple[int, Placement], list[str]] = {}
+        found: dict[Place, list[str]] = {}
         for allocation in self._book:
             for part in allocation.slices:
                 if part.device_uuid == device.uuid and part.mig is not None:
-                    key = (part.mig.profile_id, part.mig.placement)
-                    found.setdefault(key, []).append(allocation.id)
+                    found.setdefault(part.mig.place, []).append(allocation.id)
         return found
 
-    def _processes(self, device: Device, gpu_instance_id: int) -> tuple[MigProcess, ...]:
-        pids = sorted({p.pid for p in device.processes if p.gpu_instance_id == gpu_instance_id})
+    def _processes(self, device: Device, number: int, computes: set[int] | None) -> tuple[MigProcess, ...]:
+        """In a GPU instance, or in these compute instances of it."""
+        pids = sorted(
+            {
+                p.pid
+                for p in device.processes
+                if p.gpu_instance_id == number and (computes is None or p.compute_instance_id in computes)
+            }
+        )
         return tuple(
             MigProcess(pid, owner_uid(pid, self._host_root), command(pid, self._host_root)) for pid in pids
         )

@@ -6,7 +6,7 @@ agree with what is on record.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -25,13 +25,10 @@ from vgpud.node.inventory import Inventory
 from vgpud.node.mig_holders import Holders
 from vgpud.node.mig_pools import Pools
 from vgpud.node.transitions import Transitions
-from vgpud.planner.geometry import SlotKey, table_for
+from vgpud.planner.mig_converge import towards
 from vgpud.planner.mig_plan import DevicePlan, Do, MigStep, plan_defrag, plan_device
-from vgpud.planner.pool import stock_of
 from vgpud.planner.reconcile import InstancePlace
 from vgpud.planner.select import selector_error, selects
-from vgpud.planner.terms import bare_name
-from vgpud.planner.transitions import between, steps
 from vgpud.policy.load import LoadedPolicy
 
 log = structlog.get_logger(__name__)
@@ -79,7 +76,7 @@ class MigLayouts:
             return refusal
         asked = {reason.device_uuid for reason in reasons if reason.mode is Mode.MIG}
         held = tuple(
-            self.holders.sentence(device, (instance.profile_id, instance.placement))
+            self.holders.sentence_of(device, instance)
             for device in self._inventory.node.devices
             if device.uuid in asked
             for instance in self.holders.instances(device)
@@ -89,11 +86,13 @@ class MigLayouts:
 
     def own_instances(self) -> frozenset[InstancePlace]:
         """On record as made by vgpud, and of no layout: without an allocation they go."""
-        return frozenset(
-            InstancePlace(device.uuid, *key)
-            for device in self._inventory.node.devices
-            for key in self._mig.records.own(device.uuid) - (self.pools.layout(device) or frozenset())
-        )
+        found: set[InstancePlace] = set()
+        for device in self._inventory.node.devices:
+            keys = self._mig.records.own(device.uuid) - (self.pools.layout(device) or frozenset())
+            parts = self._mig.records.own_parts(device.uuid) - self.pools.computes(device)
+            found |= {InstancePlace(device.uuid, *key) for key in keys}
+            found |= {InstancePlace(device.uuid, *key, (part,)) for key, part in parts}
+        return frozenset(found)
 
     async def remove(self, place: InstancePlace) -> None:
         """An instance of ours that no allocation holds, or the record of one that is gone.
@@ -101,10 +100,19 @@ class MigLayouts:
         Left alone if it was given to somebody, or became part of a layout, since that was seen.
         """
         async with self._one_at_a_time:
-            held = {(part.profile_id, part.placement) for part in self._book.use_of(place.device_uuid).mig}
-            key = (place.profile_id, place.placement)
-            if key not in held and place in self.own_instances():
-                await self._mig.unmake(place.device_uuid, key)
+            if self._is_held(place) or place not in self.own_instances():
+                return
+            if place.part:
+                await self._mig.unmake_part(place.device_uuid, (place.key, place.part[0]))
+            else:
+                await self._mig.unmake(place.device_uuid, place.key)
+
+    def _is_held(self, place: InstancePlace) -> bool:
+        """By a tenant: of a GPU instance, any part of it."""
+        held = self._book.use_of(place.device_uuid).mig
+        if place.part:
+            return any(mig.place in ((place.key, place.part[0]), (place.key, None)) for mig in held)
+        return any(mig.key == place.key for mig in held)
 
     # --- plan
 
@@ -230,7 +238,7 @@ class MigLayouts:
             await self._do(step)
             self._fault(f"mig-apply.{step.fault_point}")
             where = f"MIG step {number} of {len(plan.steps)}"
-            await self._tell(plan.device, f"{where}: {_words(step)}")
+            await self._tell(plan.device, f"{where}: {step.words}")
         if plan.steps:
             await self._inventory.refresh()
 
@@ -249,22 +257,30 @@ class MigLayouts:
             await self._leave_mig(uuid, off=step.do is Do.DISABLE)
         elif step.do is Do.CREATE:
             assert step.key is not None
-            await self._mig.make(uuid, step.key)
+            if step.part is not None:
+                await self._mig.make_part(uuid, (step.key, step.part))
+            else:
+                await self._mig.make(uuid, step.key)
         else:
             assert step.key is not None
-            await self._destroy(uuid, step.key)
+            await self._destroy(uuid, step.key, step.part)
 
     async def _leave_mig(self, device_uuid: str, off: bool) -> None:
         if off:
             await self._mig.switch_off(device_uuid)
         await self._transitions.release(device_uuid, Mode.MIG)
 
-    async def _destroy(self, device_uuid: str, key: Key) -> None:
+    async def _destroy(self, device_uuid: str, key: Key, part: Key | None) -> None:
         """Raises VgpuError(DEVICE_IN_USE) for what was given to somebody since the plan was made."""
         device = self._inventory.device(device_uuid)
-        held = {(part.profile_id, part.placement) for part in self._book.use_of(device_uuid).mig}
-        gone = key not in held and await self._mig.unmake(device_uuid, key)
-        if not gone and await self._mig.is_there(device_uuid, key):
+        held = self._is_held(InstancePlace(device_uuid, key[0], key[1], () if part is None else (part,)))
+        if part is None:
+            gone = not held and await self._mig.unmake(device_uuid, key)
+            there = not gone and await self._mig.is_there(device_uuid, key)
+        else:
+            gone = not held and await self._mig.unmake_part(device_uuid, (key, part))
+            there = not gone and await self._mig.is_part_there(device_uuid, (key, part))
+        if there:
             raise VgpuError(
                 ErrorCode.DEVICE_IN_USE,
                 self.holders.sentence(device, key),
@@ -318,11 +334,11 @@ class MigLayouts:
             try:
                 await self._do(step)
             except VgpuError as error:
-                log.error("MIG layout waits", device=device.uuid, step=_words(step), why=str(error))
+                log.error("MIG layout waits", device=device.uuid, step=step.words, why=str(error))
                 if step.do is Do.ENABLE:
                     break
             else:
-                log.info("MIG layout", device=device.uuid, step=_words(step), why=step.reason)
+                log.info("MIG layout", device=device.uuid, step=step.words, why=step.reason)
             self._fault(f"mig-converge.{step.fault_point}")
         if plan:
             await self._inventory.refresh()
@@ -341,39 +357,7 @@ class MigLayouts:
         layout = self.pools.layout(device)
         if layout is None:
             return self._spare(device)
-        return self._towards(device, layout)
-
-    def _towards(self, device: Device, layout: frozenset[SlotKey]) -> tuple[MigStep, ...]:
-        table = table_for(device.mig.profiles)
-        pool = self.pools.pool(device)
-        stock = stock_of(table, device, self._book.use_of(device.uuid).mig, pool)
-        want = table.state(key for key in layout if key in table.number)
-        there = table.layout(device.mig.instances, ())
-        idle = there.slots & ~stock.pinned & ~want & table.state(pool.own & table.number.keys())
-        change = between(there.slots, there.slots & ~idle | want)
-        names = {p.id: bare_name(p.name) for p in table.profiles}
-        made: list[MigStep] = []
-        if not device.mig.current:
-            made.append(MigStep(Do.ENABLE, device.uuid, "a layout is wanted and MIG mode is off"))
-        state = there.slots & ~idle | stock.layout.slots & stock.pinned
-        for step in steps(table, change):
-            bit = 1 << table.number[step.key]
-            if step.create and not table.free(stock.layout._replace(slots=state)) & bit:
-                continue  # a tenant or someone else's instance lies there
-            state |= bit if step.create else 0
-            do, why = (Do.CREATE, "has it") if step.create else (Do.DESTROY, "does not have it")
-            reason = f"the layout wanted {why}, nobody holds it"
-            made.append(MigStep(do, device.uuid, reason, names[step.key[0]], step.key))
-        return (*made, *self._halves(device, pool.own & layout, names))
-
-    def _halves(
-        self, device: Device, keys: frozenset[SlotKey], names: Mapping[int, str]
-    ) -> Iterator[MigStep]:
-        """GPU instances of ours that were cut off before their compute instance, or emptied by hand."""
-        for instance in device.mig.instances:
-            key = (instance.profile_id, instance.placement)
-            if key in keys and not instance.compute_instances:
-                yield MigStep(Do.CREATE, device.uuid, "it has no compute instance", names[key[0]], key)
+        return towards(device, use, self.pools.pool(device), layout)
 
     def _spare(self, device: Device) -> tuple[MigStep, ...]:
         """With no layout wanted: what is ours, idle and held by nobody."""
@@ -390,15 +374,10 @@ class MigLayouts:
 def _applied(plan: DevicePlan) -> Applied | None:
     if plan.off:
         return Applied(off=True)
-    return None if plan.layout is None else Applied(instances=plan.layout)
+    return None if plan.layout is None else Applied(instances=plan.layout, computes=plan.computes)
 
 
 def _change(device: Device, step: MigStep) -> MigChange:
     place = None if step.key is None else step.key[1]
-    return MigChange(device.uuid, device.index, step.do.value, step.profile_name, place, step.reason)
-
-
-def _words(step: MigStep) -> str:
-    if step.key is None:
-        return f"{step.do.value} MIG mode"
-    return f"{step.do.value} {step.profile_name} at memory slice {step.key[1].start}"
+    part = None if step.part is None else step.part[1]
+    return MigChange(device.uuid, device.index, step.do.value, step.profile_name, place, step.reason, part)

@@ -1,6 +1,7 @@
 """What is wanted of each device's MIG: by an administrator, who comes first, or by the policy."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import structlog
 
@@ -12,13 +13,16 @@ from vgpud.modes.mig_records import Applied, MigRecords
 from vgpud.node.book import Book
 from vgpud.node.inventory import Inventory
 from vgpud.planner import layouts
-from vgpud.planner.geometry import SlotKey, table_for
+from vgpud.planner.geometry import ComputeKey, SlotKey, table_for
 from vgpud.planner.layouts import OFF, Blocked
+from vgpud.planner.mig_parts import divide, scene_of, split
 from vgpud.planner.pool import Pool, stock_of
 from vgpud.policy.load import LoadedPolicy
 from vgpud.policy.model import DeviceRule, MigSettings
 
 log = structlog.get_logger(__name__)
+
+Layout = tuple[frozenset[SlotKey], frozenset[ComputeKey]]  # GPU instances, and what some are divided into
 
 
 class Pools:
@@ -33,7 +37,7 @@ class Pools:
         self._policy = policy
         self.intended: dict[str, Applied | None] = {}
         # where the words of a policy name no place, they mean the same places until they change
-        self._resolved: dict[tuple[str, tuple[str, ...]], frozenset[SlotKey]] = {}
+        self._resolved: dict[tuple[str, tuple[str, ...]], Layout] = {}
         self._kept: dict[str, tuple[tuple[object, ...], Pool]] = {}
 
     def rule(self, device: Device) -> DeviceRule:
@@ -58,12 +62,21 @@ class Pools:
         return applied.off if applied is not None else self._words(device) == (OFF,)
 
     def layout(self, device: Device) -> frozenset[SlotKey] | None:
-        """The instances wanted; None where none are fixed."""
+        """The GPU instances wanted; None where none are fixed."""
+        wanted = self._wanted(device)
+        return None if wanted is None else wanted[0]
+
+    def computes(self, device: Device) -> frozenset[ComputeKey]:
+        """The compute instances that those of the layout are divided into."""
+        wanted = self._wanted(device)
+        return frozenset() if wanted is None else wanted[1]
+
+    def _wanted(self, device: Device) -> Layout | None:
         if self.rule(device).mode == Mode.UNMANAGED.value:
             return None
         applied = self.applied(device.uuid)
         if applied is not None:
-            return None if applied.off else applied.instances
+            return None if applied.off else (applied.instances, applied.computes)
         words = self._words(device)
         return None if words is None or words == (OFF,) else self._resolve(device, words)
 
@@ -71,27 +84,40 @@ class Pools:
         rule = self.rule(device)
         return rule.settings_mig().layout if rule.mode in ("auto", "mig") else None
 
-    def _resolve(self, device: Device, words: tuple[str, ...]) -> frozenset[SlotKey] | None:
+    def _resolve(self, device: Device, words: tuple[str, ...]) -> Layout | None:
         known = self._resolved.get((device.uuid, words))
         if known is not None:
             return known
         if not device.mig.profiles:
             return None
         table = table_for(device.mig.profiles)
-        pool = Pool(self._records.own(device.uuid), foreign=self.settings(device).foreign)
-        stock = stock_of(table, device, self._book.use_of(device.uuid).mig, pool)
+        pool = self._base(device)
+        use = self._book.use_of(device.uuid)
+        stock = stock_of(table, device, use.mig, pool)
         try:
-            target = layouts.target(table, stock.layout, stock.pinned, words)
+            plain, bins = split(table, words)
+            target = layouts.target(table, stock.layout, stock.pinned, plain)
             if isinstance(target, Blocked):  # what is in the way goes when it is released
                 rest = stock.pinned & ~table.state(target.pinned)
-                target = layouts.target(table, stock.layout._replace(blocked=0), rest, words)
+                target = layouts.target(table, stock.layout._replace(blocked=0), rest, plain)
         except VgpuError as error:
             log.error("layout of the policy cannot be had", device=device.uuid, why=str(error))
             return None
         if isinstance(target, Blocked):
             return None
-        self._resolved[device.uuid, words] = frozenset(table.keys(target))
+        scene = scene_of(device, table, stock, use, pool)
+        computes = divide(scene, bins, target)
+        if isinstance(computes, Blocked):  # here too
+            empty = scene._replace(parts={}, stock=stock._replace(pinned=0))
+            computes = divide(empty, bins, target)
+            assert not isinstance(computes, Blocked), "nothing is in the way where nothing is"
+        self._resolved[device.uuid, words] = frozenset(table.keys(target)), computes
         return self._resolved[device.uuid, words]
+
+    def _base(self, device: Device) -> Pool:
+        """What is known without the layout."""
+        own, parts = self._records.own(device.uuid), self._records.own_parts(device.uuid)
+        return Pool(own, foreign=self.settings(device).foreign, own_computes=parts)
 
     def pool(self, device: Device) -> Pool:
         settings = self.settings(device)
@@ -100,10 +126,13 @@ class Pools:
         kept = self._kept.get(device.uuid)
         if kept is not None and all(a is b or a == b for a, b in zip(kept[0], key, strict=True)):
             return kept[1]
-        layout = self.layout(device)
+        wanted = self._wanted(device)
         grows = settings.grows if applied is None else bool(settings.dynamic)
-        pool = Pool(
-            self._records.own(device.uuid), layout, grows and not self.is_off(device), settings.foreign
+        pool = replace(
+            self._base(device),
+            layout=None if wanted is None else wanted[0],
+            dynamic=grows and not self.is_off(device),
+            computes=frozenset() if wanted is None else wanted[1],
         )
         self._kept[device.uuid] = key, pool
         return pool
@@ -116,4 +145,4 @@ class Pools:
         if device is None:
             return Wish()
         settings = self.settings(device)
-        return Wish(self.layout(device), settings.foreign, settings.reset)
+        return Wish(self.layout(device), settings.foreign, settings.reset, self.computes(device))

@@ -100,6 +100,6 @@ def _mps_targets(device_uuid: str, use: DeviceUse) -> Iterator[str]:
     if use.mode is Mode.MPS:
         yield device_uuid
     for mig in use.mig:
-        shared = use.instance((mig.profile_id, mig.placement))
+        shared = use.instance(mig.place)
         if shared is not None and shared.mode is Mode.MPS and mig.uuid:
             yield mig.uuid

@@ -112,11 +112,17 @@ class Room:
         for profile in device.mig.profiles:
             name, at = bare_name(profile.name), profile.placements
             if not pool.dynamic:
-                at = tuple(place for place in at if (profile.id, place) in (pool.layout or ()))
+                whole = (pool.layout or frozenset()) - {key for key, _ in pool.computes}
+                at = tuple(place for place in at if (profile.id, place) in whole)
             if at and (allowed is None or name in allowed):
                 found.append((profile, name, at))
         return tuple(found)
 
     def profiles(self, device: Device) -> Mapping[str, int]:
-        """The MIG profiles of a device by their bare names, and how many of each it can hold."""
-        return MappingProxyType({bare_name(p.name): p.instance_count for p in device.mig.profiles})
+        """The MIG profiles of a device by their bare names, and how many of each it can hold; those of
+        compute instances that have a part of a GPU instance among them."""
+        counts = {bare_name(p.name): p.instance_count for p in device.mig.profiles}
+        for profile in device.mig.profiles:
+            for part in profile.compute:
+                counts.setdefault(bare_name(part.name), profile.instance_count * part.instance_count)
+        return MappingProxyType(counts)

@@ -8,12 +8,12 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 
-from vgpud.model.device import Device
+from vgpud.model.device import Device, PlaceKey
 from vgpud.model.tenancy import Allocation, Edits, Mode, Slice
 from vgpud.modes.base import Effector
 from vgpud.node.book import Book
 
-_Place = tuple[str, int, int]
+_Place = tuple[str, PlaceKey, PlaceKey | None]
 
 
 class Stack:
@@ -42,6 +42,6 @@ class Stack:
 
 
 def _place(part: Slice) -> _Place:
-    """By profile and start: an instance's ids change."""
+    """Not by ids: an instance's change."""
     assert part.mig is not None
-    return part.device_uuid, part.mig.profile_id, part.mig.placement.start
+    return part.device_uuid, *part.mig.place

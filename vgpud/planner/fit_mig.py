@@ -1,9 +1,12 @@
 """Does a MIG instance of the size, or the profile, asked fit on a device?"""
 
+from dataclasses import replace
 from typing import NamedTuple
 
+from vgpud.model.device import split_name
 from vgpud.model.errors import ErrorCode
 from vgpud.model.tenancy import MigMove, MigSlice, Mode, Slice
+from vgpud.planner import fit_compute
 from vgpud.planner.geometry import Place, SlotKey, Table, table_for
 from vgpud.planner.pool import Stock, stock_of
 from vgpud.planner.terms import Offer, Terms, bare_name
@@ -23,6 +26,19 @@ class Choice(NamedTuple):
     place: Place
     how: str
     moves: tuple[MigMove, ...] = ()
+    part: SlotKey | None = None  # of the GPU instance at `place`, the compute instance; None for all of it
+    part_cost: int = 0
+
+    @property
+    def mig(self) -> MigSlice:
+        compute = (None, None) if self.part is None else self.part
+        return MigSlice(
+            self.offer.profile.id,
+            self.offer.name,
+            self.place.placement,
+            compute_profile_id=compute[0],
+            compute_placement=compute[1],
+        )
 
 
 def fit_mig(seat: Seat, want: Wanted, spread: bool) -> Verdict:
@@ -30,7 +46,7 @@ def fit_mig(seat: Seat, want: Wanted, spread: bool) -> Verdict:
     serving = serving_offers(seat, want)
     if isinstance(serving, Unfit):
         return serving
-    shut = mode_shut(seat)
+    shut = fit_compute.without_memory(seat, serving[0], want) or mode_shut(seat)
     if shut is not None:
         return shut
     device = seat.device
@@ -41,9 +57,20 @@ def fit_mig(seat: Seat, want: Wanted, spread: bool) -> Verdict:
 
 
 def find_instance(
-    seat: Seat, table: Table, stock: Stock, serving: tuple[Offer, ...], start: int | None = None
+    seat: Seat,
+    table: Table,
+    stock: Stock,
+    serving: tuple[Offer, ...],
+    start: int | None = None,
+    needs_bytes: int = 0,
 ) -> Choice | None:
-    """One that is idle, or a place for a new one, of the first profile that has any."""
+    """One that is idle, or a place for a new one, of the first profile that has any.
+
+    `needs_bytes` is what a compute instance's GPU instance must have left of its memory, if it can.
+    """
+    if serving[0].compute is not None:
+        part = _find_part(seat, table, stock, serving[0], start, needs_bytes)
+        return part or (_find_part(seat, table, stock, serving[0], start, 0) if needs_bytes else None)
     if start is not None:
         found = (_at(seat, table, stock, offer, start) for offer in serving)
         return next((choice for choice in found if choice is not None), None)
@@ -56,6 +83,24 @@ def find_instance(
         if choice is not None:
             return choice
     return None
+
+
+def _find_part(
+    seat: Seat, table: Table, stock: Stock, offer: Offer, start: int | None, needs_bytes: int
+) -> Choice | None:
+    """In a GPU instance that is divided; else one that nobody holds is, or a new one."""
+    part = fit_compute.find_part(seat, table, stock, offer, start, needs_bytes)
+    if part is not None:
+        return Choice(offer, part.at, part.how, part=part.key, part_cost=part.cost)
+    place = fit_compute.first_place(offer)
+    if place is None or not seat.pool.dynamic:
+        return None
+    ours = stock.ready & table.state(seat.pool.own & table.number.keys())
+    whole = offer._replace(compute=None)
+    choice = find_instance(seat, table, stock._replace(ready=ours), (whole,), start)
+    if choice is None:
+        return None
+    return choice._replace(offer=offer, how=f"{choice.how}, the first of its GPU instance", part=place)
 
 
 def _ready(table: Table, stock: Stock, offer: Offer) -> Choice | None:
@@ -100,8 +145,13 @@ def _after_moves(seat: Seat, table: Table, stock: Stock, offer: Offer) -> Choice
         return None
     change = between(stock.layout.slots, target)
     coming = list(table.keys(change.create))
-    new = next(key for key in coming if key[0] == offer.profile.id)
-    coming.remove(new)
+    new = next((key for key in coming if key[0] == offer.profile.id), None)
+    if new is None:  # in the place of an idle one like it, which is not to be had as it is
+        idle = stock.layout.slots & ~stock.pinned & target
+        new = next(key for key in table.keys(idle) if key[0] == offer.profile.id)
+        change = change._replace(destroy=change.destroy | table.state([new]))
+    else:
+        coming.remove(new)
     names = {o.profile.id: o.name for o in seat.terms.offers}
     moves = tuple(_move(seat.device.uuid, key, names, coming) for key in table.keys(change.destroy))
     left = table.free_after[target]
@@ -120,18 +170,22 @@ def _move(uuid: str, key: SlotKey, names: dict[int, str], coming: list[SlotKey])
 
 def _fit(seat: Seat, choice: Choice, spread: bool) -> Fit:
     device, offer, place = seat.device, choice.offer, choice.place
-    mig = MigSlice(offer.profile.id, offer.name, place.placement)
     return Fit(
         device=device,
         mode=Mode.MIG,
-        piece=Slice(device.uuid, Mode.MIG, offer.memory_bytes, offer.share, mig),
+        piece=Slice(device.uuid, Mode.MIG, offer.memory_bytes, offer.share, choice.mig),
         rank=_rank(seat, choice, spread),
         sentence=(
-            f"mode mig, profile {offer.name} with {shown_bytes(offer.memory_bytes)} at memory slice "
+            f"mode mig, profile {offer.name} with {_shown_memory(offer)} at memory slice "
             f"{place.placement.start}, {choice.how}"
         ),
         moves=choice.moves,
     )
+
+
+def _shown_memory(offer: Offer) -> str:
+    shared = "" if offer.compute is None else " shared with its GPU instance's others"
+    return f"{shown_bytes(offer.instance_bytes)}{shared}"
 
 
 def _rank(seat: Seat, choice: Choice, spread: bool) -> tuple[int, ...]:
@@ -139,7 +193,7 @@ def _rank(seat: Seat, choice: Choice, spread: bool) -> tuple[int, ...]:
     memory, place = choice.offer.memory_bytes, choice.place
     if spread:
         return (memory, -place.worth, place.cost)
-    return (int(seat.claims_free_card), memory, place.cost, place.worth)
+    return (int(seat.claims_free_card), memory, place.cost, choice.part_cost, place.worth)
 
 
 # what serves depends on the device's terms and the request alone, and both stay: by identity, as table_for
@@ -168,6 +222,11 @@ def _serving(seat: Seat, want: Wanted) -> tuple[Offer, ...] | Unfit:
         return never(seat, Mode.MIG, ErrorCode.UNSUPPORTED, "the device has no MIG")
     if not offers:
         return never(seat, Mode.MIG, ErrorCode.UNSUPPORTED, "the driver lists no MIG profiles for it")
+    if split_name(want.profile) is not None:
+        plain = fit_compute.whole_name(seat, want.profile)
+        if plain == want.profile:
+            return fit_compute.serving(seat, want)
+        want = replace(want, profile=plain)
     enough = tuple(offer for offer in offers if offer.allowed and _serves(offer, want))
     return enough or _none_serves(seat, want)
 

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from vgpud.model.device import Device, Mig
+from vgpud.model.device import Device, DeviceProcess, Mig
 from vgpud.model.tenancy import MigMove, MigSlice, Mode
+from vgpud.planner.division import given_bytes
 from vgpud.planner.fit_mig import find_instance, full, mode_shut, serving_offers
 from vgpud.planner.fit_shared import fit_shared
-from vgpud.planner.geometry import SlotKey, table_for
+from vgpud.planner.geometry import table_for
 from vgpud.planner.pool import stock_of
 from vgpud.planner.terms import Offer
 from vgpud.planner.use import EMPTY, DeviceUse, InstanceUse
@@ -44,36 +45,39 @@ def fit_on_top(seat: Seat, mode: Mode, want: Wanted, spread: bool) -> Verdict:
 
 def _shared(seat: Seat, mode: Mode, serving: tuple[Offer, ...]) -> Iterator[_Instance]:
     """The instances that slices of this mode are on, less those that are shut to the request."""
-    offers = {offer.profile.id: offer for offer in serving}
+    offers = {(offer.profile.id, offer.compute and offer.compute.id): offer for offer in serving}
     for mig in seat.use.mig:
-        use = seat.use.instance((mig.profile_id, mig.placement))
-        offer = offers.get(mig.profile_id)
+        use = seat.use.instance(mig.place)
+        offer = offers.get((mig.profile_id, mig.compute_profile_id))
         if use is not None and use.mode is mode and offer is not None and mig.uuid not in seat.shut:
-            yield _Instance(offer, mig, _as_use(use))
+            yield _Instance(offer, mig, _as_use(seat.use, use, offer))
 
 
-def _as_use(use: InstanceUse) -> DeviceUse:
-    return DeviceUse(use.mode, use.memory_bytes, use.share_hundredths, use.count)
+def _as_use(held: DeviceUse, use: InstanceUse, offer: Offer) -> DeviceUse:
+    """What is given of the instance; of the memory that compute instances share, what all of them were."""
+    given = given_bytes(held, use.place[0], offer.profile)
+    return DeviceUse(use.mode, given, use.share_hundredths, use.count)
 
 
 def _as_device(device: Device, instance: _Instance) -> Device:
     """The instance as a card of its own, with the processes that run in it."""
     return replace(
         device,
-        memory_total_bytes=instance.offer.memory_bytes,
+        memory_total_bytes=instance.offer.instance_bytes,
         memory_reserved_bytes=0,
-        sm_count=instance.offer.profile.sm_count,
+        sm_count=(instance.offer.compute or instance.offer.profile).sm_count,
         mig=Mig(),
-        processes=tuple(p for p in device.processes if p.gpu_instance_id in _ids(device, _key(instance.mig))),
+        processes=tuple(p for p in device.processes if _is_in(p, device, instance.mig)),
     )
 
 
-def _key(mig: MigSlice) -> SlotKey:
-    return mig.profile_id, mig.placement
-
-
-def _ids(device: Device, key: SlotKey) -> set[int]:
-    return {i.id for i in device.mig.instances if (i.profile_id, i.placement) == key}
+def _is_in(process: DeviceProcess, device: Device, mig: MigSlice) -> bool:
+    standing = next((one for one in device.mig.instances if one.key == mig.key), None)
+    if standing is None or process.gpu_instance_id != standing.id:
+        return False
+    place = mig.compute_key
+    part = None if place is None else standing.compute(place)
+    return place is None or (part is not None and process.compute_instance_id in (None, part.id))
 
 
 def _fit(
@@ -122,11 +126,17 @@ def _fresh(seat: Seat, mode: Mode, want: Wanted, serving: tuple[Offer, ...], spr
     if not able:
         assert never is not None
         return never
-    choice = find_instance(seat, table, stock, tuple(able), want.start)
+    choice = find_instance(seat, table, stock, tuple(able), want.start, want.memory_bytes or 0)
     if choice is None:
         return full(seat, tuple(able), table, stock)._replace(mode=mode, room=NO_ROOM)
-    mig = MigSlice(choice.offer.profile.id, choice.offer.name, choice.place.placement)
-    return _fit(seat, _Instance(choice.offer, mig, EMPTY), mode, want, spread, choice.how, choice.moves)
+    used = EMPTY
+    if choice.offer.compute is not None:  # the memory is not its alone
+        given = given_bytes(seat.use, choice.mig.key, choice.offer.profile)
+        used = replace(EMPTY, memory_bytes=given)
+    instance = _Instance(choice.offer, choice.mig, used)
+    verdict = _fit(seat, instance, mode, want, spread, choice.how, choice.moves)
+    assert isinstance(verdict, Fit | Unfit)
+    return verdict
 
 
 def _full(seat: Seat, mode: Mode, shared: list[Unfit], fresh: Unfit) -> Unfit:

@@ -13,10 +13,11 @@ from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from vgpud.model.device import GpuInstance, MigProfile, Placement
+from vgpud.model.device import GpuInstance, MigProfile, PlaceKey, Placement
 from vgpud.model.tenancy import MigSlice
 
-SlotKey = tuple[int, Placement]
+SlotKey = PlaceKey
+ComputeKey = tuple[SlotKey, SlotKey]  # a GPU instance, and a compute instance that has a part of it
 _REMEMBERED = 64
 _ANSWERS = 65536
 _COUNT_BITS = 6  # a card has at most 32 slots of memory

@@ -2,7 +2,8 @@
 
 A layout is a list of words. Each is a profile (by name, without "MIG", or by NVML's profile id), with
 "@START" for a memory slice and "*N" for several; or the list is one of the words below. Where no
-place is named, the layout is laid so that the fewest instances that stand already are touched.
+place is named, the layout is laid so that the fewest instances that stand already are touched. Words
+for parts of GPU instances (1c.3g.71gb) are mig_parts.py's.
 """
 
 import re
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 from vgpud.model.device import MigProfile
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.planner.geometry import Layout, SlotKey, Table, mask_of
+from vgpud.planner.geometry import ComputeKey, Layout, SlotKey, Table, mask_of
 from vgpud.planner.terms import bare_name
 from vgpud.planner.words import listed
 
@@ -94,9 +95,9 @@ def wanted(table: Table, words: Sequence[str]) -> tuple[int, int]:
     if tuple(words) == (BALANCED,):
         return 0, table.packed(_balanced(table))
     if len(words) == 1 and words[0].startswith(ALL):
-        return 0, _as_many(table, _profile(table, words[0].removeprefix(ALL)))
+        return 0, _as_many(table, find_profile(table, words[0].removeprefix(ALL)))
     entries = parse(words)
-    profiles = [(entry, _profile(table, entry.profile)) for entry in entries]
+    profiles = [(entry, find_profile(table, entry.profile)) for entry in entries]
     fixed = mask_of(_slot(table, entry, profile) for entry, profile in profiles if entry.start is not None)
     several = [profile.id for entry, profile in profiles for _ in range(entry.times)]
     if len(several) > max(profile.instance_count for profile in table.profiles) + 1:
@@ -104,8 +105,11 @@ def wanted(table: Table, words: Sequence[str]) -> tuple[int, int]:
     return fixed, table.packed(several)
 
 
-def _profile(table: Table, text: str) -> MigProfile:
-    """By name or id. Names may be there twice on a board: then only the id will do."""
+def find_profile(table: Table, text: str) -> MigProfile:
+    """By name or id. Names may be there twice on a board: then only the id will do.
+
+    Raises VgpuError: BAD_REQUEST for a name that is there twice, IMPOSSIBLE for one that is not there.
+    """
     found = [p for p in table.profiles if bare_name(p.name) == bare_name(text) or str(p.id) == text]
     if len(found) == 1:
         return found[0]
@@ -159,12 +163,18 @@ def _plain(table: Table, size: int) -> MigProfile | None:
     return max(fitting, key=lambda p: (p.slice_count * p.instance_count, -p.id), default=None)
 
 
-def spell(table: Table, keys: Iterable[SlotKey]) -> tuple[str, ...]:
-    """Words with places for these slots, which `target` takes back; an id where a name is there twice."""
+def spell(table: Table, keys: Iterable[SlotKey], computes: Iterable[ComputeKey] = ()) -> tuple[str, ...]:
+    """Words with places for these slots, and for the parts that they are divided into, which are taken
+    back as they are; an id where a name is there twice."""
     names = [bare_name(profile.name) for profile in table.profiles]
-    by_id = {profile.id: bare_name(profile.name) for profile in table.profiles}
-    ordered = sorted(keys, key=lambda key: (key[1], key[0]))
-    return tuple(
-        f"{by_id[number] if names.count(by_id[number]) == 1 else number}@{place.start}"
-        for number, place in ordered
-    )
+    by_id = {profile.id: profile for profile in table.profiles}
+    parts: dict[SlotKey, list[int]] = {}
+    for key, part in computes:
+        parts.setdefault(key, []).append(part[1].size)
+    words = []
+    for key in sorted(keys, key=lambda key: (key[1], key[0])):
+        name = bare_name(by_id[key[0]].name)
+        name = name if names.count(name) == 1 else str(key[0])
+        sizes = sorted(parts.get(key, ()), reverse=True)
+        words += [f"{size}c.{name}@{key[1].start}" for size in sizes] or [f"{name}@{key[1].start}"]
+    return tuple(words)

@@ -8,11 +8,12 @@ from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Mode
 from vgpud.planner import layouts
-from vgpud.planner.geometry import SlotKey, Table, table_for
+from vgpud.planner.geometry import ComputeKey, SlotKey, Table, table_for
 from vgpud.planner.layouts import AUTO, OFF, Blocked
+from vgpud.planner.mig_parts import Move, Scene, divide, moves, part_name, scene_of, split
 from vgpud.planner.pool import Pool, Stock, stock_of
 from vgpud.planner.terms import bare_name
-from vgpud.planner.transitions import between, defragmented, steps
+from vgpud.planner.transitions import between, defragmented
 from vgpud.planner.use import DeviceUse
 
 
@@ -26,23 +27,36 @@ class Do(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MigStep:
-    """`key` is the instance of DESTROY and CREATE."""
+    """`key` is the GPU instance of DESTROY and CREATE, `part` the compute instance in it: None for all."""
 
     do: Do
     device_uuid: str
     reason: str
     profile_name: str = ""
     key: SlotKey | None = None
+    part: SlotKey | None = None
 
     @property
     def fault_point(self) -> str:
         """The name under which tests cut a plan after this step."""
-        return self.do.value if self.key is None else f"{self.do.value}-{self.key[0]}@{self.key[1].start}"
+        if self.key is None:
+            return self.do.value
+        inside = "" if self.part is None else f"/{self.part[0]}@{self.part[1].start}"
+        return f"{self.do.value}-{self.key[0]}@{self.key[1].start}{inside}"
+
+    @property
+    def words(self) -> str:
+        """In a sentence: what is done where."""
+        if self.key is None:
+            return f"{self.do.value} MIG mode"
+        inside = "" if self.part is None else f", compute slice {self.part[1].start}"
+        return f"{self.do.value} {self.profile_name} at memory slice {self.key[1].start}{inside}"
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """`layout` is what the device shall have from then on: None for none that is fixed.
+    """`layout` is what the device shall have from then on, None for none that is fixed; `computes` are the
+    compute instances that GPU instances of it are divided into.
 
     `off` says that MIG mode shall be off. With `blockers` (instances) or `obstacle` (in words) there
     are no steps.
@@ -54,6 +68,7 @@ class DevicePlan:
     off: bool = False
     blockers: tuple[SlotKey, ...] = ()
     obstacle: str = ""
+    computes: frozenset[ComputeKey] = frozenset()
 
     @property
     def possible(self) -> bool:
@@ -72,19 +87,24 @@ def plan_device(device: Device, use: DeviceUse, pool: Pool, words: Sequence[str]
     stock = stock_of(table, device, use.mig, pool)
     special = tuple(words)
     if special == (OFF,):
-        return _to_off(device, use, table, stock)
+        return _to_off(device, use, table, stock, pool)
     if special == (AUTO,):
         return _to_auto(device, use, table, stock, pool)
-    target = layouts.target(table, stock.layout, stock.pinned, special)
+    plain, bins = split(table, special)
+    target = layouts.target(table, stock.layout, stock.pinned, plain)
     obstacle = _obstacle(device, use)
     if obstacle:
         return DevicePlan(device, obstacle=obstacle)
-    if isinstance(target, Blocked):
-        return DevicePlan(device, blockers=target.pinned)
+    scene = scene_of(device, table, stock, use, pool)
+    computes = target if isinstance(target, Blocked) else divide(scene, bins, target)
+    if isinstance(target, Blocked) or isinstance(computes, Blocked):
+        assert isinstance(computes, Blocked)
+        return DevicePlan(device, blockers=computes.pinned)
     return DevicePlan(
         device,
-        steps=(*_enable(device), *_changes(device, table, stock.layout.slots, target)),
+        steps=(*_enable(device), *changes(scene, target, computes)),
         layout=frozenset(table.keys(target)),
+        computes=computes,
     )
 
 
@@ -92,9 +112,11 @@ def plan_defrag(device: Device, use: DeviceUse, pool: Pool) -> DevicePlan:
     """Idle instances moved so that larger ones fit; no steps where that gains nothing."""
     table = table_for(device.mig.profiles)
     stock = stock_of(table, device, use.mig, pool)
-    target = defragmented(table, stock.layout, stock.pinned)
+    scene = scene_of(device, table, stock, use, pool)
+    divided = {key for key, _ in pool.computes} | scene.parts.keys()
+    target = defragmented(table, stock.layout, stock.pinned | table.state(divided & table.number.keys()))
     if target is None:
-        return DevicePlan(device, layout=pool.layout)
+        return DevicePlan(device, layout=pool.layout, computes=pool.computes)
     before = {p.id for p in table.free_profiles(stock.layout)}
     after = {p.id for p in table.free_profiles(stock.layout._replace(slots=target))}
     gained = [bare_name(p.name) for p in table.profiles if p.id in after - before]
@@ -106,8 +128,9 @@ def plan_defrag(device: Device, use: DeviceUse, pool: Pool) -> DevicePlan:
         layout = kept | frozenset(table.keys(moved.create))
     return DevicePlan(
         device,
-        steps=tuple(_changes(device, table, stock.layout.slots, target, f"it moves, which makes {why}")),
+        steps=tuple(changes(scene, target, _kept(scene), f"it moves, which makes {why}")),
         layout=layout,
+        computes=pool.computes,
     )
 
 
@@ -130,19 +153,33 @@ def _enable(device: Device) -> tuple[MigStep, ...]:
     return (MigStep(Do.ENABLE, device.uuid, "MIG mode is off"),)
 
 
-def _changes(device: Device, table: Table, now: int, target: int, why: str = "") -> list[MigStep]:
+def _kept(scene: Scene) -> frozenset[ComputeKey]:
+    """What is divided, as it is."""
+    return frozenset((key, part) for key, d in scene.parts.items() for part in d.table.keys(d.layout.slots))
+
+
+def changes(
+    scene: Scene, target: int, computes: frozenset[ComputeKey] = frozenset(), why: str = ""
+) -> list[MigStep]:
     """Steps with `why` as the reason of each; without it, what the layout says of the place."""
-    names = {profile.id: bare_name(profile.name) for profile in table.profiles}
     made = []
-    for step in steps(table, between(now, target)):
-        place = f"at memory slice {step.key[1].start}"
-        said = f"the layout has it {place}" if step.create else f"the layout has nothing like it {place}"
-        do = Do.CREATE if step.create else Do.DESTROY
-        made.append(MigStep(do, device.uuid, why or said, names[step.key[0]], step.key))
+    for move in moves(scene, target, computes):
+        place = f"at memory slice {move.key[1].start}"
+        said = f"the layout has it {place}" if move.create else f"the layout has nothing like it {place}"
+        made.append(step_of(scene.device, move, why or said))
     return made
 
 
-def _to_off(device: Device, use: DeviceUse, table: Table, stock: Stock) -> DevicePlan:
+def step_of(device: Device, move: Move, why: str) -> MigStep:
+    do = Do.CREATE if move.create else Do.DESTROY
+    if move.part is not None:
+        return MigStep(do, device.uuid, why, part_name(device, move.key, move.part), move.key, move.part)
+    profile = device.mig.profile(move.key[0])
+    name = str(move.key[0]) if profile is None else bare_name(profile.name)
+    return MigStep(do, device.uuid, why, name, move.key)
+
+
+def _to_off(device: Device, use: DeviceUse, table: Table, stock: Stock, pool: Pool) -> DevicePlan:
     if use.mode is not None and use.mode is not Mode.MIG:
         return DevicePlan(device, off=True)  # MIG mode is off there
     if stock.pinned:
@@ -150,7 +187,7 @@ def _to_off(device: Device, use: DeviceUse, table: Table, stock: Stock) -> Devic
     if stock.layout.blocked:
         sentence = f"device {device.index} has an instance that its table of profiles does not list"
         return DevicePlan(device, off=True, obstacle=sentence)
-    going = _changes(device, table, stock.layout.slots, 0)
+    going = changes(scene_of(device, table, stock, use, pool), 0)
     switch = (MigStep(Do.DISABLE, device.uuid, "MIG mode is on"),) if device.mig.current else ()
     return DevicePlan(device, steps=(*going, *switch), off=True)
 
@@ -159,13 +196,20 @@ def _to_auto(device: Device, use: DeviceUse, table: Table, stock: Stock, pool: P
     """Idle instances of our own go: from here on they come and go with the requests."""
     own = table.state(key for key in pool.own if key in table.number)
     idle = stock.layout.slots & own & ~stock.pinned
-    names = {profile.id: bare_name(profile.name) for profile in table.profiles}
-    going = [
-        MigStep(Do.DESTROY, device.uuid, "nobody holds it and no layout has it", names[key[0]], key)
-        for key in table.keys(idle)
-    ]
+    scene = scene_of(device, table, stock, use, pool)
+    gone = [Move(False, key) for key in table.keys(idle)]
+    staying = scene.parts.keys() - set(table.keys(idle))
+    gone += [Move(False, key, part) for key in sorted(staying) for part in idle_parts(scene, pool, key)]
+    going = [step_of(device, move, "nobody holds it and no layout has it") for move in gone]
     last = () if use.count or not device.mig.current else (_release(device),)
     return DevicePlan(device, steps=(*going, *last))
+
+
+def idle_parts(scene: Scene, pool: Pool, key: SlotKey) -> list[SlotKey]:
+    """Compute instances of ours in a GPU instance that is divided, which nobody holds or uses."""
+    division = scene.parts[key]
+    idle = division.table.keys(division.layout.slots & ~division.pinned)
+    return [part for part in idle if (key, part) in pool.own_computes]
 
 
 def _release(device: Device) -> MigStep:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vgpud.model.device import Device, Health, Node, Placement
+from vgpud.model.device import Device, Health, Node, PlaceKey, Placement
 from vgpud.model.tenancy import Allocation, Mode, Slice, State
 
 
@@ -28,11 +28,23 @@ class ActionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class InstancePlace:
-    """A MIG instance by where it lies, which does not change as its ids do."""
+    """A MIG instance by where it lies, which does not change as its ids do.
+
+    `part` is empty for a GPU instance, else it names one of its compute instances.
+    """
 
     device_uuid: str
     profile_id: int
     placement: Placement
+    part: tuple[PlaceKey, ...] = ()
+
+    @property
+    def key(self) -> PlaceKey:
+        return self.profile_id, self.placement
+
+    @property
+    def gpu_instance(self) -> "InstancePlace":
+        return InstancePlace(self.device_uuid, self.profile_id, self.placement)
 
 
 @dataclass(frozen=True)
@@ -163,13 +175,25 @@ def _unusable(piece: Slice, world: _World, ours: Set[InstancePlace]) -> str:
     place = _place(piece)
     if place is None or world.has(place):
         return ""
+    inside = bool(place.part) and world.has(place.gpu_instance)
     for other in sorted(world.instances[device.uuid] - ours):
-        if _overlap(other.placement, place.placement):
+        if (
+            _overlap_in(other, place)
+            if inside
+            else not other.part and _overlap(other.placement, place.placement)
+        ):
             return (
                 f"a MIG instance of others at memory slice {other.placement.start} of device "
                 f"{device.index} lies where its own was"
             )
     return ""
+
+
+def _overlap_in(other: InstancePlace, place: InstancePlace) -> bool:
+    """Two compute instances of one GPU instance."""
+    if not other.part or other.gpu_instance != place.gpu_instance:
+        return False
+    return _overlap(other.part[0][1], place.part[0][1])
 
 
 def _missing(allocation: Allocation, world: _World) -> tuple[str, ...]:
@@ -226,21 +250,27 @@ def _mps_targets(allocations: Iterable[Allocation]) -> set[str]:
 
 
 def _places(allocations: Iterable[Allocation]) -> set[InstancePlace]:
-    places = (_place(piece) for allocation in allocations for piece in allocation.slices)
-    return {place for place in places if place is not None}
+    """Of compute instances with that of their GPU instance."""
+    places = [_place(piece) for allocation in allocations for piece in allocation.slices]
+    return {one for place in places if place is not None for one in (place, place.gpu_instance)}
 
 
 def _place(piece: Slice) -> InstancePlace | None:
     if piece.mig is None:
         return None
-    return InstancePlace(piece.device_uuid, piece.mig.profile_id, piece.mig.placement)
+    part = () if piece.mig.compute_key is None else (piece.mig.compute_key,)
+    return InstancePlace(piece.device_uuid, *piece.mig.key, part)
 
 
 def _instances(device: Device) -> set[InstancePlace]:
-    return {
-        InstancePlace(device.uuid, instance.profile_id, instance.placement)
-        for instance in device.mig.instances
-    }
+    """The GPU instances, and the compute instances of those that are divided."""
+    found = {InstancePlace(device.uuid, *instance.key) for instance in device.mig.instances}
+    for instance in device.mig.instances:
+        parts = instance.compute_instances if instance.is_divided else ()
+        found |= {
+            InstancePlace(device.uuid, *instance.key, (one.key,)) for one in parts if one.key is not None
+        }
+    return found
 
 
 def _overlap(a: Placement, b: Placement) -> bool:

@@ -7,6 +7,7 @@ from vgpud.model.device import Device, Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import WHOLE, Percent, check_bytes
 from vgpud.model.tenancy import Allocation, Mode, Slice
+from vgpud.planner.division import given_bytes
 from vgpud.planner.terms import Terms, all_terms
 from vgpud.planner.use import EMPTY, DeviceUse
 from vgpud.planner.words import shown_bytes, shown_share
@@ -92,8 +93,10 @@ def _room(device: Device, part: Slice, use: DeviceUse) -> tuple[int, int, int]:
     if part.mig is None:
         return device.memory_usable_bytes, use.memory_bytes, use.share_hundredths
     profile = device.mig.profile(part.mig.profile_id)
-    shared = use.instance((part.mig.profile_id, part.mig.placement))
+    shared = use.instance(part.mig.place)
     usable = part.memory_bytes if profile is None else profile.memory_bytes
-    used = part.memory_bytes if shared is None else shared.memory_bytes
+    used = part.memory_bytes
+    if profile is not None and shared is not None:
+        used = given_bytes(use, part.mig.key, profile)
     promised = 0 if shared is None else shared.share_hundredths
     return min(usable, device.memory_usable_bytes), used, promised

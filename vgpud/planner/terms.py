@@ -12,6 +12,8 @@ class Offer(NamedTuple):
     """A MIG profile as a tenant sees it: bare name, memory and share of the multiprocessors.
 
     NVML's memory of the full-card profile is rounded up past what the card has; here it is not.
+    With `compute` it is one compute instance of several in a GPU instance of `profile`: its memory is then
+    an even part, and no limit.
     """
 
     profile: MigProfile
@@ -19,6 +21,14 @@ class Offer(NamedTuple):
     memory_bytes: int
     share: Percent
     allowed: bool
+    compute: MigProfile | None = None
+
+    @property
+    def instance_bytes(self) -> int:
+        """The memory that a tenant of it can use, with all others of its GPU instance."""
+        if self.compute is None:
+            return self.memory_bytes
+        return self.memory_bytes * self.profile.slice_count // self.compute.slice_count
 
 
 class Terms(NamedTuple):
@@ -32,6 +42,7 @@ class Terms(NamedTuple):
     mig_change_mode: bool
     mig_on_top: tuple[Mode, ...]
     offers: tuple[Offer, ...]
+    mig_profiles: frozenset[str] | None = None
 
     def tenants(self, mode: Mode) -> int:
         """How many allocations may be on the device at one time in preload or mps."""
@@ -57,6 +68,7 @@ def terms_of(device: Device, rule: DeviceRule) -> Terms:
         mig_change_mode=mig.change_mode,
         mig_on_top=tuple(Mode(name) for name in mig.on_top),
         offers=_offers(device, mig.profiles),
+        mig_profiles=None if mig.profiles is None else frozenset(map(bare_name, mig.profiles)),
     )
 
 

@@ -3,16 +3,19 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from vgpud.model.device import Placement
+from vgpud.model.device import PlaceKey, Placement
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, MigSlice, Mode, Slice, State
+
+Place = tuple[PlaceKey, PlaceKey | None]  # MigSlice.place
+_NOWHERE: Place = ((-1, Placement(0, 0)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceUse:
     """The slices on top of one MIG instance, summed as those of a device; `mode` is preload or mps."""
 
-    place: tuple[int, Placement]  # profile id and placement
+    place: Place
     mode: Mode
     memory_bytes: int = 0
     share_hundredths: int = 0
@@ -77,7 +80,7 @@ class DeviceUse:
             shared=shared,
         )
 
-    def instance(self, place: tuple[int, Placement]) -> InstanceUse | None:
+    def instance(self, place: Place) -> InstanceUse | None:
         """What lies on top of the instance there; None where nothing does."""
         return next((one for one in self.shared if one.place == place), None)
 
@@ -130,8 +133,8 @@ def _bug(sentence: str) -> VgpuError:
     return VgpuError(ErrorCode.BUG, sentence, "report this with the journal of vgpud")
 
 
-def _place(piece: Slice) -> tuple[int, Placement]:
-    return (-1, Placement(0, 0)) if piece.mig is None else (piece.mig.profile_id, piece.mig.placement)
+def _place(piece: Slice) -> Place:
+    return _NOWHERE if piece.mig is None else piece.mig.place
 
 
 def _hundredths(piece: Slice) -> int:
@@ -140,4 +143,4 @@ def _hundredths(piece: Slice) -> int:
 
 def _without(held: tuple[MigSlice, ...], gone: MigSlice) -> tuple[MigSlice, ...]:
     """By place, not by value: the ids of an instance are filled in after it was counted."""
-    return tuple(mig for mig in held if (mig.profile_id, mig.placement) != (gone.profile_id, gone.placement))
+    return tuple(mig for mig in held if mig.place != gone.place)

@@ -23,12 +23,13 @@ MODES_WITH_SETTINGS = ("preload", "mps", "mig", "exclusive")
 MAX_RULES = 256
 
 # names as NVML gives them on data-centre and workstation cards: 1g.18gb, 1g.18gb+me, 1g.24gb-me
-_PROFILE = r"^[1-9][0-9]*g\.[1-9][0-9]*gb([+-][a-z]+(\.[a-z]+)*)?$"
+_PROFILE = r"^([1-9]c\.)?[1-9][0-9]*g\.[1-9][0-9]*gb([+-][a-z]+(\.[a-z]+)*)?$"
 
 
 # a MIG layout: one of the words that are a whole layout, or profiles with a place or a number
 _LAYOUT_WORD = (
-    r"^([1-9][0-9]*g\.[1-9][0-9]*gb([+-][a-z]+(\.[a-z]+)*)?|[0-9]{1,3})(@[0-9]{1,2}|\*[1-9][0-9]?)?$"
+    r"^([1-9]c\.)?([1-9][0-9]*g\.[1-9][0-9]*gb([+-][a-z]+(\.[a-z]+)*)?|[0-9]{1,3})"
+    r"(@[0-9]{1,2}|\*[1-9][0-9]?)?$"
 )
 _LAYOUT_WHOLE = r"^(all-balanced|none|off|all-[1-9][0-9]*g\.[1-9][0-9]*gb([+-][a-z]+(\.[a-z]+)*)?)$"
 
@@ -198,13 +199,16 @@ class MigSettings(Table):
     """Mode mig: one GPU instance per slice."""
 
     profiles: Profiles | None = Field(
-        None, description="GPU instance profiles that may be made, by name; all if left out"
+        None,
+        description="profiles that may be made, by name; all if left out. Where 3g.71gb is allowed, so are "
+        "the compute instances that it can be divided into (1c.3g.71gb), which may also be named alone",
     )
     change_mode: bool = Field(True, description="whether MIG mode may be switched on an idle device")
     layout: MigLayout | None = Field(
         None,
         description="the instances that stand on the device, whether allocated or not: profiles, with @START "
-        "for a memory slice or *N for several; or all-balanced, all-PROFILE, none, off",
+        "for a memory slice or *N for several, compute instances (1c.3g.71gb) among them; or all-balanced, "
+        "all-PROFILE, none, off",
     )
     dynamic: bool | None = Field(
         None,

@@ -217,9 +217,12 @@ class MpsMode:
             return most
         slices = {p.id: p.slice_count for p in device.mig.profiles}
         of_instance = (
-            slices.get(instance.profile_id, 1)
+            compute.placement.size
+            if instance.is_divided and compute.placement is not None
+            else slices.get(instance.profile_id, 1)
             for instance in device.mig.instances
-            if any(compute.uuid == target for compute in instance.compute_instances)
+            for compute in instance.compute_instances
+            if compute.uuid == target
         )
         return max(most * next(of_instance, 1) // max(slices.values(), default=1), 1)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
-from vgpud.model.device import Device, Health
+from vgpud.model.device import Device, Health, split_name
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import MIB, Percent
 from vgpud.model.tenancy import (
@@ -75,7 +75,11 @@ def resources_of(
             found.setdefault(rule.name, Resource(rule.name, rule))
             continue
         names = rule.profiles or dict.fromkeys(
-            name for card in cards if rule.match.covers(card) for name in profiles(card)
+            name
+            for card in cards
+            if rule.match.covers(card)
+            for name in profiles(card)
+            if split_name(name) is None  # a part of a GPU instance is a resource where it is named only
         )
         for profile in names:
             name = rule.name_of(profile)

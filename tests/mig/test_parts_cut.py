@@ -1,0 +1,180 @@
+"""Layouts that divide GPU instances, cut by kill -9 at every point; and what is never touched in them."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.mig.cutting import TABLE, Card, Cut, Disk, Node1, Scissors, profile_of, whole_of
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.planner.geometry import ComputeKey, SlotKey, table_for
+from vgpud.planner.layouts import spell
+
+STATES = sorted(TABLE.free_after)
+LARGE = [state for state in STATES if any(profile_of(key).slice_count > 1 for key in TABLE.keys(state))]
+PAIRS = 12
+Standing = tuple[set[SlotKey], set[ComputeKey]]
+
+
+def drawn(draw: random.Random) -> tuple[str, ...]:
+    """Words for a layout of which most that can be divided is."""
+    keys = TABLE.keys(draw.choice(LARGE))
+    computes: set[ComputeKey] = set()
+    for key in keys:
+        table = table_for(profile_of(key).compute)
+        whole = table.state([whole_of(key)])
+        states = [state for state in table.free_after if state and state != whole]
+        if states and draw.random() < 0.8:
+            computes |= {(key, part) for part in table.keys(draw.choice(sorted(states)))}
+    return spell(TABLE, keys, computes)
+
+
+def standing(card: Card) -> Standing:
+    return card.keys(), card.parts()
+
+
+def laid_out(words: tuple[str, ...]) -> tuple[Card, Disk]:
+    card, disk = Card(), Disk()
+    Node1(card, disk).apply(*words)
+    card.touched.clear()
+    card.touched_parts.clear()
+    return card, disk
+
+
+def cut(card: Card, disk: Disk, at: int | None) -> None:
+    card.scissors = disk.scissors = Scissors(at)
+
+
+def check_records(card: Card, disk: Disk) -> None:
+    records = Node1(card, disk).mig.records
+    assert records.own("GPU-0") == card.keys(), "what is on record is what stands"
+    assert records.own_parts("GPU-0") == card.parts()
+
+
+@pytest.mark.parametrize("seed", range(PAIRS))
+def test_every_prefix_of_a_plan_converges(seed: int) -> None:
+    """From one random layout to another, cut at each point in turn; and the start after it cut too."""
+    draw = random.Random(seed)
+    before, after = drawn(draw), drawn(draw)
+    card, disk = laid_out(before)
+    first = standing(card)
+    Node1(card, disk).apply(*after)
+    last = standing(card)
+    assert all(i.compute_instances for i in card.instances.values())
+    at = 0
+    while True:
+        at += 1
+        card, disk = laid_out(before)
+        assert standing(card) == first
+        cut(card, disk, at)
+        try:
+            Node1(card, disk).apply(*after)
+        except Cut:
+            pass
+        else:
+            break  # there is no such point any more: the plan has run through
+        cut(card, disk, draw.randint(1, 12))
+        try:
+            Node1(card, disk).start()
+        except Cut:
+            cut(card, disk, None)
+            Node1(card, disk).start()
+        assert standing(card) in (first, last), f"half-way after a cut at point {at}"
+        assert all(i.compute_instances for i in card.instances.values())
+        check_records(card, disk)
+    assert at > 3
+
+
+def test_a_transition_touches_what_it_must_and_nothing_else() -> None:
+    """GPU instances that stay divided are not destroyed, and parts that both layouts have are not either."""
+    draw = random.Random(2)
+    for _ in range(60):
+        before, after = drawn(draw), drawn(draw)
+        card, disk = laid_out(before)
+        keys, parts = standing(card)
+        Node1(card, disk).apply(*after)
+        now, now_parts = standing(card)
+        divided, now_divided = {key for key, _ in parts}, {key for key, _ in now_parts}
+        changed = {key for key in keys & now if (key in divided) != (key in now_divided)}
+        assert set(card.touched) == (keys ^ now) | changed
+        inside = {part for part in card.touched_parts if part[0] in keys & now - changed}
+        assert inside == {part for part in parts ^ now_parts if part[0] in keys & now - changed}
+
+
+def test_parts_that_stay_are_as_many_as_can_be() -> None:
+    """From 2c and 1c in a 4g to 1c and 1c: one goes, and the 1c that is there is not the one."""
+    card, disk = laid_out(("2c.4g.71gb@0", "1c.4g.71gb@0"))
+    Node1(card, disk).apply("1c.4g.71gb@0", "1c.4g.71gb@0")
+    assert sorted(part[1].size for _, part in card.touched_parts) == [1, 2]
+
+
+@given(st.randoms(use_true_random=False), st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_step_that_fails_brings_the_old_layout_back(draw: random.Random, data: st.DataObject) -> None:
+    before, after = drawn(draw), drawn(draw)
+    card, disk = laid_out(before)
+    first = standing(card)
+    Node1(card, disk).apply(*after)
+    new = sorted(card.parts() - first[1])
+    if not new:
+        return
+    card, disk = laid_out(before)
+    card.refuse_parts = {data.draw(st.sampled_from(new))}
+    with pytest.raises(VgpuError) as failed:
+        Node1(card, disk).apply(*after)
+    assert failed.value.code is ErrorCode.NVML_FAILED
+    assert standing(card) == first
+    check_records(card, disk)
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_what_is_in_use_or_of_others_is_never_touched(draw: random.Random) -> None:
+    """In GPU instances of ours and of others, with compute instances of ours and of others."""
+    card, disk = laid_out(drawn(draw))
+    keys, parts = standing(card)
+    for key in sorted(keys):
+        if draw.random() < 0.2:
+            disk.originals.pop(("GPU-0", f"mig_instance {key[0]}@{key[1].start}:{key[1].size}"))
+    for key, (number, at) in sorted(parts):
+        name = f"{key[0]}@{key[1].start}:{key[1].size}/{number}@{at.start}:{at.size}"
+        if draw.random() < 0.2 or key not in Node1(card, disk).mig.records.own("GPU-0"):
+            disk.originals.pop(("GPU-0", f"mig_compute_instance {name}"))
+    records = Node1(card, disk).mig.records
+    busy = {part for part in sorted(parts) if draw.random() < 0.3}
+    card.processes_in = {part: 100 + n for n, part in enumerate(sorted(busy))}
+    kept = busy | parts - records.own_parts("GPU-0")
+    others = keys - records.own("GPU-0")
+    try:
+        Node1(card, disk).apply(*drawn(draw))
+    except VgpuError as refused:
+        assert refused.code is ErrorCode.DEVICE_IN_USE
+        assert standing(card) == (keys, parts), "a refusal changes nothing"
+        assert kept or others
+        return
+    assert kept <= card.parts()
+    assert others <= card.keys()
+    own = Node1(card, disk).mig.records
+    assert others.isdisjoint(own.own("GPU-0")), "nothing is made inside what others made"
+    assert {part for part in card.parts() if part[0] in others} == {p for p in parts if p[0] in others}
+
+
+def test_a_reboot_brings_the_parts_back_and_auto_takes_all_away() -> None:
+    card, disk = laid_out(("1c.3g.71gb*3", "2c.4g.71gb"))
+    before = standing(card)
+    assert len(before[1]) == 4
+    card.instances.clear()
+    card.mode = False
+    Node1(card, disk).start()
+    assert standing(card) == before
+    Node1(card, disk).apply("auto")
+    assert (card.keys(), card.mode) == (set(), False)
+    assert not disk.originals, "nothing of vgpud is left on record"
+
+
+def test_records_without_instances_are_dropped_at_the_start() -> None:
+    names = ("mig_instance 9@4:4", "mig_compute_instance 9@4:4/0@1:1")
+    disk = Disk({("GPU-0", name): "absent" for name in names})
+    Node1(Card(mode=True), disk).start()
+    assert not disk.originals

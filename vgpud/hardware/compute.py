@@ -1,0 +1,150 @@
+"""Compute instances: how a GPU instance may be divided, and what it is divided into now.
+
+NVML lists compute instance profiles of a GPU instance that exists, and of none else. What one of a
+profile will have before there is any is `presumed`, from NVIDIA's MIG User Guide ("Compute Instances");
+what was read of one counts from then on.
+"""
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from vgpud.hardware.nvml import INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, Nvml, NvmlRefusal
+from vgpud.model.device import ComputeInstance, MigProfile, Placement
+
+Handle = object
+GONE = frozenset({INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED})
+_MAX_INSTANCES = 32
+_PROFILE_COUNT = 0x8  # NVML_COMPUTE_INSTANCE_PROFILE_COUNT of nvml.h 12.9, where the binding lacks it
+_ENGINE_SHARED = 0  # NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+# nvml.h NVML_COMPUTE_INSTANCE_PROFILE_*_SLICE: the compute slices of each number
+_SLICES = {0x0: 1, 0x1: 2, 0x2: 3, 0x3: 4, 0x4: 7, 0x5: 8, 0x6: 6}
+
+
+def presumed(profile: MigProfile) -> tuple[MigProfile, ...]:
+    """The compute instance profiles that a GPU instance of `profile` will have, as far as is known."""
+    return tuple(
+        MigProfile(
+            id=number,
+            name=_name(slices, profile),
+            slice_count=slices,
+            instance_count=profile.slice_count // slices,
+            sm_count=profile.sm_count * slices // profile.slice_count,
+            memory_bytes=profile.memory_bytes,
+            placements=_presumed_placements(slices, profile.slice_count),
+        )
+        for number, slices in _SLICES.items()
+        if slices <= profile.slice_count
+    )
+
+
+def _name(slices: int, profile: MigProfile) -> str:
+    return profile.name if slices == profile.slice_count else f"{slices}c.{profile.name}"
+
+
+def _presumed_placements(slices: int, of: int) -> tuple[Placement, ...]:
+    """Each starts at a multiple of its size; three slices lie where four would."""
+    step = 4 if slices == 3 else slices
+    return tuple(Placement(start, slices) for start in range(0, of - slices + 1, step))
+
+
+def read_compute_profiles(nvml: Nvml, gpu_instance: Handle, profile: MigProfile) -> tuple[MigProfile, ...]:
+    """Those of a GPU instance that exists, whose profile is `profile`, in NVML's order."""
+    found = []
+    for index in range(nvml.constant("NVML_COMPUTE_INSTANCE_PROFILE_COUNT", _PROFILE_COUNT)):
+        info = _profile_info(nvml, gpu_instance, index)
+        if info is None:
+            continue
+        slices = int(info.sliceCount)
+        name = getattr(info, "name", "")
+        name = name.decode(errors="replace") if isinstance(name, bytes) else name
+        found.append(
+            MigProfile(
+                id=int(info.id),
+                name=name.removeprefix("MIG ") or _name(slices, profile),
+                slice_count=slices,
+                instance_count=int(info.instanceCount),
+                sm_count=int(info.multiprocessorCount),
+                memory_bytes=profile.memory_bytes,
+                placements=_placements(nvml, gpu_instance, int(info.id))
+                or _presumed_placements(slices, profile.slice_count),
+            )
+        )
+    return tuple(found)
+
+
+def _profile_info(nvml: Nvml, gpu_instance: Handle, index: int) -> Any:  # noqa: ANN401  # the binding's
+    """The oldest struct has no name."""
+    function = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
+    for version in (2, 1):
+        info = nvml.call(function, gpu_instance, index, _ENGINE_SHARED, version)
+        if info is not None:
+            return info
+    return None
+
+
+def _placements(nvml: Nvml, gpu_instance: Handle, profile_id: int) -> tuple[Placement, ...]:
+    """Empty where the driver does not tell."""
+    count = ctypes.pointer(ctypes.c_uint(0))
+    name = "nvmlGpuInstanceGetComputeInstancePossiblePlacements"
+    if nvml.call(name, gpu_instance, profile_id, None, count) is None or not count.contents.value:
+        return ()
+    places = (nvml.binding.c_nvmlComputeInstancePlacement_t * count.contents.value)()
+    if nvml.call(name, gpu_instance, profile_id, places, count) is None:
+        return ()
+    return tuple(sorted({Placement(int(p.start), int(p.size)) for p in places[: count.contents.value]}))
+
+
+def with_compute(profile: MigProfile, compute: tuple[MigProfile, ...]) -> MigProfile:
+    return profile if profile.compute == compute else replace(profile, compute=compute)
+
+
+Sizes = list[tuple[int, int, int]]
+
+
+def read_compute_instances(nvml: Nvml, gpu_instance: Handle, sizes: Sizes) -> tuple[ComputeInstance, ...]:
+    """By id. One that goes away meanwhile is left out."""
+    return tuple(sorted(_read_all(nvml, gpu_instance, sizes), key=lambda instance: instance.id))
+
+
+def _read_all(nvml: Nvml, gpu_instance: Handle, sizes: Sizes) -> Iterator[ComputeInstance]:
+    for handle in compute_instance_handles(nvml, gpu_instance, sizes):
+        try:
+            yield read_compute_instance(nvml, handle)
+        except NvmlRefusal as refusal:
+            if refusal.status not in GONE:
+                raise
+
+
+def read_compute_instance(nvml: Nvml, compute_instance: Handle) -> ComputeInstance:
+    """`device` in NVML's answer is the MIG device's handle, whose UUID is the MIG UUID."""
+    info = nvml.demand("nvmlComputeInstanceGetInfo_v2", compute_instance)
+    uuid = nvml.call("nvmlDeviceGetUUID", info.device) if info.device else None
+    place = Placement(int(info.placement.start), int(info.placement.size))
+    return ComputeInstance(int(info.id), int(info.profileId), uuid or "", place)
+
+
+def compute_instance_handles(nvml: Nvml, gpu_instance: Handle, sizes: Sizes | None = None) -> list[Handle]:
+    """All compute instances of a GPU instance; NVML lists them by profile only."""
+    handles: list[Handle] = []
+    known = compute_sizes(nvml, gpu_instance) if sizes is None else sizes
+    for profile_id in dict.fromkeys(number for number, _, _ in known):
+        count = ctypes.pointer(ctypes.c_uint(0))
+        room = (nvml.binding.c_nvmlComputeInstance_t * _MAX_INSTANCES)()
+        answer = nvml.call("nvmlGpuInstanceGetComputeInstances", gpu_instance, profile_id, room, count)
+        if answer is not None:
+            handles += room[: count.contents.value]
+    return handles
+
+
+def compute_sizes(nvml: Nvml, gpu_instance: Handle) -> Sizes:
+    """Id, slices and multiprocessors of each compute instance profile, by the oldest struct."""
+    found = []
+    for index in range(nvml.constant("NVML_COMPUTE_INSTANCE_PROFILE_COUNT", _PROFILE_COUNT)):
+        info = nvml.call(
+            "nvmlGpuInstanceGetComputeInstanceProfileInfo", gpu_instance, index, _ENGINE_SHARED, 1
+        )
+        if info is not None:
+            found.append((int(info.id), int(info.sliceCount), int(info.multiprocessorCount)))
+    return found

@@ -1,0 +1,134 @@
+"""A GPU instance divided among several compute instances: who has which part, and where one more goes.
+
+Compute instances have compute slices of their own and share the memory of their GPU instance. Where
+they may lie in it is a table like a card's (geometry.py), of its compute instance profiles. Pure.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from vgpud.model.device import Device, GpuInstance, MigProfile
+from vgpud.model.tenancy import MigSlice
+from vgpud.planner.geometry import ComputeKey, Layout, SlotKey, Table, mask_of, table_for
+from vgpud.planner.pool import Pool
+from vgpud.planner.use import DeviceUse
+
+
+def part_of(profile: MigProfile, slices: int) -> MigProfile | None:
+    """The compute instance profile with so many slices; of equals the plain one, of which there are more."""
+    found = [p for p in profile.compute if p.slice_count == slices]
+    return max(found, key=lambda p: (p.instance_count, -p.id), default=None)
+
+
+class Division(NamedTuple):
+    """One GPU instance that is divided, or shall be. Masks are of `table`'s slots.
+
+    `ready` can be given as they are (or, of the layout, once made); `pinned` must stay. `grows` says
+    whether compute instances may be made in it beside those.
+    """
+
+    key: SlotKey
+    table: Table
+    layout: Layout
+    ready: int
+    pinned: int
+    grows: bool
+
+
+def divisions(device: Device, held: tuple[MigSlice, ...], pool: Pool, profile: MigProfile) -> list[Division]:
+    """The GPU instances of a profile on a device that are divided, or that tenants or the layout divide."""
+    standing = {one.key: one for one in device.mig.instances if one.profile_id == profile.id}
+    keys = {key for key, one in standing.items() if one.is_divided}
+    keys |= {mig.key for mig in held if mig.profile_id == profile.id and mig.compute_key is not None}
+    keys |= {key for key, _ in pool.computes if key[0] == profile.id}
+    keys -= {mig.key for mig in held if mig.compute_key is None}
+    found = (_division(device, standing.get(key), key, held, pool, profile) for key in sorted(keys))
+    return [division for division in found if division is not None]
+
+
+def _division(
+    device: Device,
+    instance: GpuInstance | None,
+    key: SlotKey,
+    held: tuple[MigSlice, ...],
+    pool: Pool,
+    profile: MigProfile,
+) -> Division | None:
+    table = table_for(profile.compute)
+    holding = {mig.compute_key for mig in held if mig.key == key and mig.compute_key is not None}
+    own = instance is None or key in pool.own
+    standing = {} if instance is None else {c.key: c.id for c in instance.compute_instances}
+    used = _used(device, instance)
+    if instance is not None and standing and not instance.is_divided:
+        if used or not own:
+            return None  # somebody is on the whole of it
+        standing = {}  # it is idle, and makes way
+    if None in standing:
+        return None  # the driver does not tell where they lie
+    layout = table.layout((), ())
+    for place in {*holding, *standing}:
+        layout = _with(table, layout, place)
+    busy = {place for place, number in standing.items() if number in used or None in used}
+    ours = {place for at, place in pool.own_computes if at == key}
+    kept = holding | busy | ({*standing} - ours if pool.foreign != "remove" else set())
+    idle = {place for place in standing if place in ours or pool.foreign == "lend"} - holding - busy
+    wanted = {place for at, place in pool.computes if at == key}
+    ready = _mask(table, wanted) & table.free(layout) | _mask(table, idle)
+    return Division(key, table, layout, ready, _mask(table, kept), own and pool.dynamic)
+
+
+def _used(device: Device, instance: GpuInstance | None) -> set[int | None]:
+    """Ids of the compute instances in which something runs; None among them stands for any."""
+    if instance is None:
+        return set()
+    return {p.compute_instance_id for p in device.processes if p.gpu_instance_id == instance.id}
+
+
+def _with(table: Table, layout: Layout, place: SlotKey | None) -> Layout:
+    if place in table.number:
+        return layout._replace(slots=layout.slots | 1 << table.number[place])
+    shut = 0 if place is None else table.overlapping(place[1])
+    return layout._replace(blocked=layout.blocked | shut)
+
+
+def _mask(table: Table, places: Iterable[SlotKey | None]) -> int:
+    return mask_of(table.number[place] for place in places if place in table.number)
+
+
+class Seat(NamedTuple):
+    """Where in a division a compute instance lies, or may be made: `cost` as geometry.Place has it."""
+
+    division: Division
+    place: SlotKey
+    cost: int
+    stands: bool
+
+
+def seats(found: Iterable[Division], compute: MigProfile) -> Iterator[Seat]:
+    """The best of each division that has one."""
+    for division in found:
+        ready = [key for key in division.table.keys(division.ready) if key[0] == compute.id]
+        if ready:
+            yield Seat(division, ready[0], 0, True)
+            continue
+        place = division.table.best_place(division.layout, compute.id) if division.grows else None
+        if place is not None:
+            yield Seat(division, (compute.id, place.placement), place.cost, False)
+
+
+def computes_of(instances: Iterable[GpuInstance]) -> frozenset[ComputeKey]:
+    """Every compute instance whose place is known, of GPU instances that stand."""
+    return frozenset(
+        (one.key, c.key) for one in instances for c in one.compute_instances if c.key is not None
+    )
+
+
+def given_bytes(use: DeviceUse, key: SlotKey, profile: MigProfile) -> int:
+    """What tenants were promised of a GPU instance's memory: limits, and even parts where there is none."""
+    limits = sum(one.memory_bytes for one in use.shared if one.place[0] == key)
+    sizes = (
+        mig.compute_placement.size
+        for mig in use.mig
+        if mig.key == key and mig.compute_placement is not None and use.instance(mig.place) is None
+    )
+    return limits + sum(profile.memory_bytes * size // profile.slice_count for size in sizes)

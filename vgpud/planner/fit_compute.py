@@ -1,0 +1,128 @@
+"""Does a compute instance (1c.3g.71gb) fit on a device? In a GPU instance that is divided, or a new one."""
+
+from typing import NamedTuple
+
+from vgpud.model.device import split_name
+from vgpud.model.errors import ErrorCode
+from vgpud.model.tenancy import Mode
+from vgpud.planner.division import divisions, given_bytes, part_of, seats
+from vgpud.planner.geometry import Layout, Place, SlotKey, Table, table_for
+from vgpud.planner.pool import Stock
+from vgpud.planner.terms import Offer, bare_name
+from vgpud.planner.verdict import Room, Seat, Unfit, never
+from vgpud.planner.wanted import Wanted
+from vgpud.planner.words import counted, listed
+
+
+class Part(NamedTuple):
+    """A compute instance's place: `at` that of its GPU instance on the card."""
+
+    at: Place
+    key: SlotKey
+    cost: int
+    how: str
+
+
+def whole_name(seat: Seat, text: str) -> str:
+    """3c.3g.71gb is all of a 3g.71gb, and goes by that name; any other name as it is."""
+    named = split_name(text)
+    if named is None:
+        return text
+    slices = {o.profile.slice_count for o in seat.terms.offers if o.name == bare_name(named[1])}
+    return named[1] if slices == {named[0]} else text
+
+
+def offer_of(seat: Seat, want: Wanted) -> Offer | Unfit:
+    """What is asked by a name as 1c.3g.71gb, or by a GPU instance profile's id as 1c.9."""
+    named = split_name(want.profile)
+    assert named is not None
+    slices, text = named
+    offers = [o for o in seat.terms.offers if bare_name(text) in (o.name, str(o.profile.id))]
+    parts = ((offer, part_of(offer.profile, slices)) for offer in offers)
+    offer, part = next(((o, p) for o, p in parts if p is not None), (None, None))
+    if offer is None or part is None:
+        names = tuple(o.name for o in seat.terms.offers if o.profile.slice_count > 1)
+        sentence = f"it has no profile {want.profile!r}: what can be divided is {listed(names)}"
+        return never(seat, Mode.MIG, ErrorCode.IMPOSSIBLE, sentence, Room(profiles=names))
+    most = max(o.profile.sm_count for o in seat.terms.offers) or 1
+    found = offer._replace(
+        name=f"{slices}c.{offer.name}",
+        memory_bytes=offer.memory_bytes * slices // offer.profile.slice_count,
+        share=type(offer.share)(min(max(part.sm_count * 10000 // most, 1), 10000)),
+        allowed=offer.allowed or f"{slices}c.{offer.name}" in (seat.terms.mig_profiles or ()),
+        compute=part,
+    )
+    return found if found.allowed else _denied(seat, found)
+
+
+def _denied(seat: Seat, offer: Offer) -> Unfit:
+    allowed = listed(tuple(sorted(seat.terms.mig_profiles or ())))
+    sentence = f"the policy does not allow profile {offer.name!r}, only {allowed}"
+    return never(seat, Mode.MIG, ErrorCode.DENIED_BY_POLICY, sentence)
+
+
+def serving(seat: Seat, want: Wanted) -> tuple[Offer, ...] | Unfit:
+    """As fit_mig.serving_offers. Memory is of the GPU instance, which compute instances share."""
+    offer = offer_of(seat, want)
+    if isinstance(offer, Unfit):
+        return offer
+    largest = Room(offer.instance_bytes, offer.share.hundredths, (offer.name,))
+    if want.share is not None and offer.share < want.share:
+        sentence = (
+            f"{offer.name} has {offer.share} of the multiprocessors, and a share of {want.share} is asked"
+        )
+        return never(seat, Mode.MIG, ErrorCode.IMPOSSIBLE, sentence, largest)
+    if want.memory_bytes is not None and offer.instance_bytes < want.memory_bytes:
+        sentence = f"the GPU instance of a {offer.name} has less memory than is asked"
+        return never(seat, Mode.MIG, ErrorCode.IMPOSSIBLE, sentence, largest)
+    return (offer,)
+
+
+def without_memory(seat: Seat, offer: Offer, want: Wanted) -> Unfit | None:
+    """Hardware gives a compute instance no memory of its own."""
+    if offer.compute is None or want.memory_bytes is None:
+        return None
+    return never(
+        seat,
+        Mode.MIG,
+        ErrorCode.UNSUPPORTED,
+        f"a {offer.name} shares the memory of its GPU instance and is promised none: leave memory out, or "
+        "ask for isolation quota, which limits it",
+    )
+
+
+def find_part(
+    seat: Seat, table: Table, stock: Stock, offer: Offer, start: int | None, needs_bytes: int
+) -> Part | None:
+    """The place in a GPU instance that is divided already: the one that spoils the least of it.
+
+    `needs_bytes` is what must be left of the GPU instance's memory.
+    """
+    assert offer.compute is not None
+    free = table.keys(table.free(stock.layout))
+    found = []
+    for one in seats(divisions(seat.device, seat.use.mig, seat.pool, offer.profile), offer.compute):
+        division = one.division
+        known = table.number.get(division.key)
+        if start not in (None, division.key[1].start) or known is None:
+            continue
+        if not stock.layout.slots >> known & 1 and division.key not in free:
+            continue  # of the layout, and something else lies there now
+        given = given_bytes(seat.use, division.key, offer.profile) if needs_bytes else 0
+        if needs_bytes > offer.instance_bytes - given:
+            continue
+        left = table.free(stock.layout)
+        at = Place(division.key[1], 0, left.bit_count(), 0, table.worth(left))
+        beside = counted(division.layout.slots.bit_count(), "other")
+        how = "where an idle one stands" if one.stands else f"beside {beside}"
+        room = division.table.worth(division.table.free(division.layout))
+        rank = (not one.stands, one.cost, room, division.key)
+        found.append((rank, Part(at, one.place, one.cost, f"{how} in the GPU instance")))
+    return min(found)[1] if found else None
+
+
+def first_place(offer: Offer) -> SlotKey | None:
+    """Where the first compute instance of a GPU instance goes; None where the driver lists no place."""
+    assert offer.compute is not None
+    place = table_for(offer.profile.compute).best_place(Layout(), offer.compute.id)
+    return None if place is None else (offer.compute.id, place.placement)

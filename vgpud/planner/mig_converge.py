@@ -1,0 +1,88 @@
+"""The steps that bring a device nearer to the layout wanted of it, as far as its tenants let it. Pure."""
+
+from collections.abc import Iterator
+
+from vgpud.model.device import Device
+from vgpud.planner.geometry import SlotKey, table_for
+from vgpud.planner.mig_parts import Move, Scene, scene_of
+from vgpud.planner.mig_plan import Do, MigStep, idle_parts, step_of
+from vgpud.planner.pool import Pool, stock_of
+from vgpud.planner.use import DeviceUse
+
+
+def towards(device: Device, use: DeviceUse, pool: Pool, layout: frozenset[SlotKey]) -> tuple[MigStep, ...]:
+    """What is ours, idle and not wanted goes; what is wanted and has room comes; nothing else is touched."""
+    table = table_for(device.mig.profiles)
+    scene = scene_of(device, table, stock_of(table, device, use.mig, pool), use, pool)
+    known = frozenset(key for key in layout if key in table.number)
+    steps: list[MigStep] = []
+    if not device.mig.current:
+        steps.append(MigStep(Do.ENABLE, device.uuid, "a layout is wanted and MIG mode is off"))
+    going = list(_going(scene, pool, known))
+    steps += [step_of(device, move, "the layout wanted does not have it, nobody holds it") for move in going]
+    coming = _coming(scene, pool, known, going)
+    return (*steps, *(step_of(device, move, why) for move, why in coming))
+
+
+def _parts_wanted(pool: Pool, key: SlotKey) -> frozenset[SlotKey]:
+    return frozenset(part for at, part in pool.computes if at == key)
+
+
+def _going(scene: Scene, pool: Pool, layout: frozenset[SlotKey]) -> Iterator[Move]:
+    table = scene.table
+    ours = table.state(pool.own & table.number.keys()) & ~scene.stock.pinned
+    for one in scene.device.mig.instances:
+        if one.key not in table.number:
+            continue
+        wanted = _parts_wanted(pool, one.key) if one.key in layout else frozenset()
+        as_wanted = one.key in layout and one.key not in (scene.whole if wanted else scene.parts)
+        if ours >> table.number[one.key] & 1 and not as_wanted and not (wanted and one.key in scene.parts):
+            yield Move(False, one.key)
+        elif one.key in scene.parts:
+            yield from (
+                Move(False, one.key, part) for part in idle_parts(scene, pool, one.key) if part not in wanted
+            )
+
+
+_HAS_IT = "the layout wanted has it, nobody holds it"
+
+
+def _coming(
+    scene: Scene, pool: Pool, layout: frozenset[SlotKey], going: list[Move]
+) -> Iterator[tuple[Move, str]]:
+    table, stock = scene.table, scene.stock
+    standing = {one.key: one for one in scene.device.mig.instances if one.key in table.number}
+    gone = {move.key for move in going if move.part is None}
+    taken = table.state(standing.keys() - gone) | stock.layout.slots & stock.pinned
+    for key in sorted(layout, key=lambda key: (-key[1].size, key[1], key[0])):
+        wanted, bit = _parts_wanted(pool, key), 1 << table.number[key]
+        if not taken & bit:
+            if table.free(stock.layout._replace(slots=taken)) & bit:  # else a tenant's, or someone else's
+                taken |= bit
+                yield from ((Move(True, key, part), _HAS_IT) for part in _ordered(wanted))
+                if not wanted:
+                    yield Move(True, key), _HAS_IT
+        elif key in pool.own and key in standing and key not in gone:
+            if wanted and key not in scene.whole:
+                yield from ((Move(True, key, part), _HAS_IT) for part in _missing(scene, key, wanted, going))
+            elif not standing[key].compute_instances:  # cut off before it, or emptied by hand
+                yield Move(True, key), "it has no compute instance"
+
+
+def _missing(scene: Scene, key: SlotKey, wanted: frozenset[SlotKey], going: list[Move]) -> list[SlotKey]:
+    """The parts that are not there and have room."""
+    division = scene.parts.get(key)
+    if division is None:
+        return _ordered(wanted)
+    table, taken = division.table, division.layout.slots
+    taken &= ~table.state(move.part for move in going if move.key == key and move.part is not None)
+    found = []
+    for part in _ordered(wanted):
+        if table.free(division.layout._replace(slots=taken)) >> table.number[part] & 1:
+            taken |= 1 << table.number[part]
+            found.append(part)
+    return found
+
+
+def _ordered(parts: frozenset[SlotKey]) -> list[SlotKey]:
+    return sorted(parts, key=lambda part: (-part[1].size, part))
