@@ -15,6 +15,8 @@ PROGRAMS = {
     "dh": "debhelper",
     "debootstrap": "debootstrap",
     "systemd-nspawn": "systemd-container",
+    "aarch64-linux-gnu-gcc": "crossbuild-essential-arm64",
+    "qemu-aarch64-static": "qemu-user-static",
 }
 #: What the packages depend on, so that `dpkg -i` alone installs them, and what a machine boots with.
 INCLUDED = "systemd,systemd-sysv,dbus,python3,python3-systemd,libstdc++6,udev"
