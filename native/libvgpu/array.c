@@ -117,8 +117,13 @@ static CUresult settle(struct vgpu_charge *charge, CUresult result, enum vgpu_ki
     if (!charge->active || result != CUDA_SUCCESS)
         return vgpu_charge_settle(charge, result, &entry, &keep);
     if (vgpu_learn(charge->device, charge->bytes)) {
+        bool fits = vgpu_learn_within_limit(charge->device); /* a shape may take more than was claimed */
+        if (!fits) {
+            destroy(kind, *handle);
+            vgpu_learn(charge->device, charge->bytes);
+        }
         vgpu_charge_undo(charge, CUDA_SUCCESS);
-        return CUDA_SUCCESS;
+        return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
     }
     entry.key = (uint64_t)(uintptr_t)*handle;
     entry.owner = vgpu_charge_context();

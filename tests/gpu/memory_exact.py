@@ -3,11 +3,9 @@
 python -m tests.gpu.memory_exact --build FOLDER --out FILE [PART ...]
 """
 
-import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,27 +15,19 @@ from typing import Any
 
 import pynvml
 
-from tests.gpu.memory_node import GIB, MIB, Bench, ledger_bytes, lines, main, nvml_bytes
+from tests.gpu.memory_node import (
+    FAMILIES,
+    GIB,
+    MIB,
+    Bench,
+    go_on,
+    ledger_bytes,
+    main,
+    nvml_bytes,
+    step,
+)
+from tests.gpu.memory_race import deaths, each, race
 from vgpud.lease import read_usage
-
-FAMILIES = ("alloc", "pitch", "managed", "vmm", "async", "pool", "array", "array3d", "mipmap", "graph")
-
-
-def _step(process: "subprocess.Popen[str]") -> list[dict[str, Any]]:
-    """What the program prints until it waits for a line."""
-    assert process.stdout is not None
-    said = []
-    for line in process.stdout:
-        said.append(json.loads(line))
-        if "at" in said[-1]:
-            break
-    return said
-
-
-def _go_on(process: "subprocess.Popen[str]") -> None:
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
 
 
 def _checkpoint(bench: Bench, lease: Path, process: "subprocess.Popen[str]", said: dict[str, Any]) -> Any:
@@ -57,13 +47,13 @@ def families(bench: Bench) -> Any:
     for family in FAMILIES:
         lease = bench.lease(f"fill-{family}", GIB)
         process = bench.start(lease, bench.program("memory_families"), "fill", family)
-        said = _step(process)
+        said = step(process)
         row: dict[str, Any] = {"said": said[0] if said else None}
         if said:
             row |= {"full": _checkpoint(bench, lease, process, said[-1])}
             row["refusals_limit"] = read_usage(lease).device(0).refusals_limit
-            _go_on(process)
-            after = _step(process)
+            go_on(process)
+            after = step(process)
             row |= {"freed": _checkpoint(bench, lease, process, after[-1])} if after else {}
         _, error = process.communicate("\n")
         row["stderr"] = error[-300:]
@@ -78,9 +68,9 @@ def ledger(bench: Bench) -> Any:
         lease = bench.lease(f"walk-{seed}", 12 * GIB)
         process = bench.start(lease, bench.program("memory_families"), "walk", str(seed))
         points = []
-        while said := _step(process):
+        while said := step(process):
             points.append(_checkpoint(bench, lease, process, said[-1]))
-            _go_on(process)
+            go_on(process)
         _, error = process.communicate()
         off = [abs(point["off_mib"]) for point in points]
         walks[str(seed)] = {
@@ -94,97 +84,6 @@ def ledger(bench: Bench) -> Any:
     return walks
 
 
-def _card_used(uuid: str) -> int:
-    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid)).used)
-
-
-class _Most:
-    """The highest of a figure, and how often it was above the limit."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit, self.most, self.samples, self.over = limit, 0, 0, 0
-
-    def add(self, nbytes: int) -> None:
-        self.most = max(self.most, nbytes)
-        self.samples += 1
-        self.over += nbytes > self.limit
-
-    def said(self) -> dict[str, float]:
-        return {"most_mib": self.most / MIB, "samples": self.samples, "over_limit": self.over}
-
-
-def _stopped(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in ("T", "Z")
-    except OSError:
-        return True
-
-
-def _signal_all(processes: "list[subprocess.Popen[str]]", number: int) -> None:
-    for process in processes:
-        if process.poll() is None:
-            process.send_signal(number)
-
-
-RACE_SECONDS_MAX = 100
-
-
-def race(bench: Bench) -> Any:
-    """A million operations by eight processes under one limit. NVML's figures of several processes are not of
-    one instant, so three figures are taken: their sum on the fly; the card's own figure, less what it is
-    above that sum while nothing happens; and the sum while all eight are stopped, which is of one instant."""
-    count, operations = 8, int(os.environ.get("VGPU_RACE_OPERATIONS", "125000"))
-    limit = count * 620 * MIB + GIB
-    lease = bench.lease("race", limit)
-    processes = [
-        bench.start(lease, bench.program("memory_families"), "race", str(seed), str(operations))
-        for seed in range(count)
-    ]
-    for process in processes:
-        _step(process)
-    pids = {process.pid for process in processes}
-
-    def held() -> int:
-        return sum(nbytes for pid, nbytes in nvml_bytes(bench.uuid).items() if pid in pids)
-
-    offset = _card_used(bench.uuid) - held()
-    moving, card, still, still_card, ledger = (_Most(limit) for _ in range(5))
-    for process in processes:
-        _go_on(process)
-    ends = time.monotonic() + RACE_SECONDS_MAX
-    stops_at = 0.0
-    while any(process.poll() is None for process in processes) and time.monotonic() < ends:
-        moving.add(held())
-        card.add(_card_used(bench.uuid) - offset)
-        if time.monotonic() >= stops_at:
-            stops_at = time.monotonic() + 0.04
-            _signal_all(processes, signal.SIGSTOP)
-            while not all(_stopped(pid) for pid in pids):
-                pass
-            still.add(held())
-            still_card.add(_card_used(bench.uuid) - offset)
-            ledger.add(ledger_bytes(read_usage(lease)))
-            _signal_all(processes, signal.SIGCONT)
-    _signal_all(processes, signal.SIGKILL if time.monotonic() >= ends else signal.SIGCONT)
-    outs = [process.communicate() for process in processes]
-    said = [line for out, _ in outs for line in lines(out)]
-    time.sleep(0.2)
-    return {
-        "limit_mib": limit / MIB,
-        "card_above_processes_mib": offset / MIB,
-        "on_the_fly": moving.said(),
-        "card": card.said(),
-        "stopped": still.said(),
-        "stopped_card": still_card.said(),
-        "stopped_ledger": ledger.said(),
-        "operations": sum(line.get("operations", 0) for line in said),
-        "refused": sum(line.get("refused", 0) for line in said),
-        "returncodes": [process.returncode for process in processes],
-        "stderr": [error[-200:] for _, error in outs if error],
-        "ledger_after": ledger_bytes(read_usage(lease)),
-    }
-
-
 def killed(bench: Bench) -> Any:
     """Processes in the middle of random operations are killed; how long until the lease has it all back,
     counted from the end of the process (the driver's own work at a death included, and told apart)."""
@@ -193,8 +92,8 @@ def killed(bench: Bench) -> Any:
     rows = []
     for seed in range(int(os.environ.get("VGPU_KILLS", "15"))):
         process = bench.start(lease, bench.program("memory_families"), "race", str(seed), "100000000")
-        _step(process)
-        _go_on(process)
+        step(process)
+        go_on(process)
         time.sleep(0.05 + dice.random() * 0.3)
         held = ledger_bytes(read_usage(lease))
         began = time.monotonic_ns()
@@ -223,7 +122,7 @@ def card_full(bench: Bench) -> Any:
     processes = []
     for lease in (first, second):
         process = bench.start(lease, bench.program("memory_families"), "fill", "alloc", "1024")
-        said = _step(process)
+        said = step(process)
         meter = read_usage(lease).device(0)
         rows.append(
             {
@@ -269,9 +168,9 @@ def _mps_tenant(bench: Bench, env: dict[str, str]) -> Any:
     lease = bench.lease("mps", 4 * GIB)
     program = bench.program("memory_families")
     first = bench.start(lease, program, "fill", "alloc", "32", "50", **env)
-    said = [_step(first)]
+    said = [step(first)]
     second = bench.start(lease, program, "fill", "alloc", **env)
-    said.append(_step(second))
+    said.append(step(second))
     listed = _mps_bytes(bench.uuid)
     result = {
         "said": [line[0] if line else None for line in said],
@@ -282,8 +181,8 @@ def _mps_tenant(bench: Bench, env: dict[str, str]) -> Any:
         "each_context_mib": [p.devices[0].context_bytes / MIB for p in read_usage(lease).processes],
     }
     for process in (first, second):
-        _go_on(process)
-        _step(process)
+        go_on(process)
+        step(process)
         process.communicate("\n")
     return result
 
@@ -292,7 +191,7 @@ def views(bench: Bench) -> Any:
     """What nvidia-smi and NVML's Python bindings say inside the slice while a process holds memory."""
     lease = bench.lease("views", 4 * GIB)
     process = bench.start(lease, bench.program("memory_families"), "fill", "alloc")
-    said = _step(process)
+    said = step(process)
     query = (
         "import pynvml as n; n.nvmlInit(); d = n.nvmlDeviceGetHandleByIndex(0);"
         " m = n.nvmlDeviceGetMemoryInfo(d); p = n.nvmlDeviceGetComputeRunningProcesses(d);"
@@ -328,6 +227,8 @@ if __name__ == "__main__":
         "ledger": ledger,
         "views": views,
         "race": race,
+        "each": each,
+        "deaths": deaths,
         "killed": killed,
         "card_full": card_full,
         "mps": mps,

@@ -4,13 +4,21 @@
  *   memory_families fill FAMILY [MIB [COUNT]]   pieces of 32 or MIB MiB until refused, or COUNT of them; says how
  *                                  much, then waits for a line
  *   memory_families walk SEED      steps through everything; after each step says what, and waits for a line
- *   memory_families race SEED COUNT     random operations of all families; says how many were refused
+ *   memory_families race SEED COUNT [FAMILY]     random operations, of all families but managed memory and graphs
+ *                                  or of one; says how many were refused
+ *
+ * With MEMORY_WORDS (a file) and MEMORY_WORD (an index) a process says in its 32-bit word of that file what it does
+ * now: 0 nothing, 1 + 2 * family making, 2 + 2 * family dropping, 100 its context, 101 ending. Whoever reads the
+ * card then knows what was in flight.
  */
 #define _GNU_SOURCE
 #include <cuda.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define MIB (1ull << 20)
 #define PIECES 4096
@@ -30,6 +38,27 @@ static void fail(const char *what, CUresult result)
         if (result_ != CUDA_SUCCESS)            \
             fail(#call, result_);               \
     } while (0)
+
+enum { NOTHING, BEGINNING = 100, ENDING };
+static unsigned unseen_word;
+static unsigned *word = &unseen_word;
+
+static void doing(unsigned what)
+{
+    __atomic_store_n(word, what, __ATOMIC_SEQ_CST);
+}
+
+static void find_word(void)
+{
+    const char *path = getenv("MEMORY_WORDS");
+    const char *index = getenv("MEMORY_WORD");
+    int fd = path != NULL && index != NULL ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    void *words = fd >= 0 ? mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+    if (words != MAP_FAILED)
+        word = (unsigned *)words + atoi(index) % 1024;
+    if (fd >= 0)
+        close(fd);
+}
 
 static void checkpoint(const char *what)
 {
@@ -84,7 +113,7 @@ static CUresult make(struct piece *piece, int family, size_t bytes)
     CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = here};
     CUDA_ARRAY_DESCRIPTOR flat = {bytes / 16384 > 0 ? 4096 : bytes / 4 + 1, bytes / 16384, CU_AD_FORMAT_FLOAT, 1};
     CUDA_ARRAY3D_DESCRIPTOR deep = {256, 256, bytes / (256 * 256 * 4) + 1, CU_AD_FORMAT_FLOAT, 1, 0};
-    CUDA_ARRAY3D_DESCRIPTOR levels = {2048, bytes / 2 / (2048 * 4) + 1, 0, CU_AD_FORMAT_FLOAT, 1, 0};
+    CUDA_ARRAY3D_DESCRIPTOR levels = {2048, bytes / 4 * 3 / (2048 * 4) + 1, 0, CU_AD_FORMAT_FLOAT, 1, 0}; /* smaller levels: a third more */
     piece->family = family;
     piece->bytes = bytes;
     switch (family) {
@@ -145,21 +174,30 @@ static void drop(struct piece *piece)
 static void begin(void)
 {
     CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = here};
+    find_word();
+    doing(BEGINNING);
     CHECK(cuInit(0));
     CHECK(cuDevicePrimaryCtxRetain(&context, 0));
     CHECK(cuCtxSetCurrent(context));
     CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
     CHECK(cuMemPoolCreate(&own_pool, &properties));
+    doing(NOTHING);
+}
+
+static int family_of(const char *name)
+{
+    int family = 0;
+    while (family < FAMILIES && strcmp(families[family], name) != 0)
+        family++;
+    return family;
 }
 
 static void fill(const char *name, size_t piece_bytes, int most)
 {
     static struct piece pieces[PIECES];
-    int family = 0;
+    int family = family_of(name);
     int count = 0;
     CUresult result = CUDA_SUCCESS;
-    while (family < FAMILIES && strcmp(families[family], name) != 0)
-        family++;
     begin();
     while (count < most && (result = make(&pieces[count], family, piece_bytes)) == CUDA_SUCCESS)
         count++;
@@ -218,20 +256,28 @@ static size_t random_size(unsigned *seed)
     return 1 + (size_t)rand_r(seed) % most[rand_r(seed) % 4];
 }
 
+enum { ANY = -1, ON_THE_CARD = -2 }; /* families of random operations, or one of them */
+
 /* One random operation; true unless it was refused. */
-static int random_step(struct piece *pieces, int count, unsigned *seed, int with_managed)
+static int random_step(struct piece *pieces, int count, unsigned *seed, int only)
 {
     struct piece *piece = &pieces[rand_r(seed) % (unsigned)count];
     if (piece->family >= 0) {
         if (piece->family == MANAGED)
             managed_bytes -= (piece->bytes + 2 * MIB - 1) / (2 * MIB) * (2 * MIB);
+        doing(2 + 2 * (unsigned)piece->family);
         drop(piece);
+        doing(NOTHING);
         return 1;
     }
     int family = rand_r(seed) % FAMILIES;
-    if (!with_managed && (family == MANAGED || family == GRAPH))
+    if (only == ON_THE_CARD && (family == MANAGED || family == GRAPH))
         family = ALLOC;
+    if (only >= 0)
+        family = only;
+    doing(1 + 2 * (unsigned)family);
     CUresult result = make(piece, family, random_size(seed));
+    doing(NOTHING);
     if (result != CUDA_SUCCESS) {
         piece->family = -1;
         if (result != CUDA_ERROR_OUT_OF_MEMORY)
@@ -254,7 +300,7 @@ static void walk(unsigned seed)
         pieces[i].family = -1;
     for (int round = 0; round < 60; round++) {
         for (int i = 0; i < 25; i++)
-            random_step(pieces, 200, &seed, 1);
+            random_step(pieces, 200, &seed, ANY);
         CHECK(cuStreamSynchronize(stream));
         snprintf(name, sizeof(name), "random %d", (round + 1) * 25);
         checkpoint(name);
@@ -267,7 +313,7 @@ static void walk(unsigned seed)
     checkpoint("all freed");
 }
 
-static void race(unsigned seed, long operations)
+static void race(unsigned seed, long operations, int only)
 {
     static struct piece pieces[64];
     unsigned long long refused = 0;
@@ -276,8 +322,10 @@ static void race(unsigned seed, long operations)
         pieces[i].family = -1;
     checkpoint("ready");
     for (long i = 0; i < operations; i++)
-        refused += !random_step(pieces, 64, &seed, 0);
+        refused += !random_step(pieces, 64, &seed, only);
     printf("{\"operations\": %ld, \"refused\": %llu}\n", operations, refused);
+    fflush(stdout);
+    doing(ENDING);
 }
 
 static int pieces_of(const char *text)
@@ -292,8 +340,8 @@ int main(int argc, char **argv)
         fill(argv[2], argc > 3 ? (size_t)atoi(argv[3]) * MIB : 32 * MIB, argc > 4 ? pieces_of(argv[4]) : PIECES);
     else if (argc == 3 && strcmp(argv[1], "walk") == 0)
         walk((unsigned)atoi(argv[2]));
-    else if (argc == 4 && strcmp(argv[1], "race") == 0)
-        race((unsigned)atoi(argv[2]), atol(argv[3]));
+    else if (argc >= 4 && strcmp(argv[1], "race") == 0)
+        race((unsigned)atoi(argv[2]), atol(argv[3]), argc > 4 ? family_of(argv[4]) : ON_THE_CARD);
     else
         return 2;
     return 0;

@@ -21,6 +21,7 @@ import pynvml
 from vgpud.lease import ArbiterClient, DeviceLimits, Usage, write_lease
 
 HERE = Path(__file__).parent
+FAMILIES = ("alloc", "pitch", "managed", "vmm", "async", "pool", "array", "array3d", "mipmap", "graph")
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -75,6 +76,23 @@ def nvml_bytes(uuid: str) -> dict[int, int]:
     """Memory of each compute process as NVML says it."""
     device = pynvml.nvmlDeviceGetHandleByUUID(uuid)
     return {p.pid: p.usedGpuMemory or 0 for p in pynvml.nvmlDeviceGetComputeRunningProcesses(device)}
+
+
+def step(process: "subprocess.Popen[str]") -> list[dict[str, Any]]:
+    """What a program prints until it waits for a line."""
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(json.loads(line))
+        if "at" in said[-1]:
+            break
+    return said
+
+
+def go_on(process: "subprocess.Popen[str]") -> None:
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
 
 
 def ledger_bytes(usage: Usage) -> int:

@@ -5,7 +5,9 @@
 Prints one JSON object: the numbers, what the framework sees as its memory, and how it ran out.
 """
 
+import ctypes
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -154,7 +156,69 @@ def triton_kernel(exhaust: bool) -> Outcome:
     return {"numbers": numbers} | (_torch_until_out_of_memory(torch) if exhaust else {})
 
 
+def nccl_train(exhaust: bool) -> Outcome:
+    """One of two ranks, on the GPU of its rank: steps of one model whose gradients both reduce."""
+    import torch  # type: ignore[import-not-found,unused-ignore]
+    import torch.distributed as group  # type: ignore[import-not-found,unused-ignore]
+
+    rank = int(os.environ["RANK"])
+    torch.cuda.set_device(rank)
+    torch, model, _ = _torch_model()
+    group.init_process_group("nccl", device_id=torch.device("cuda", rank))
+    torch.manual_seed(11 + rank)
+    data = torch.randn(256, 512, device="cuda")
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(5):
+        optimiser.zero_grad()
+        loss = (model(data) - data).square().mean()
+        loss.backward()
+        for parameter in model.parameters():
+            group.all_reduce(parameter.grad)
+            parameter.grad /= group.get_world_size()
+        optimiser.step()
+        losses.append(loss.item())
+    outcome = {"numbers": losses} | (_torch_until_out_of_memory(torch) if exhaust else {})
+    group.barrier()
+    group.destroy_process_group()
+    return outcome
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        raise RuntimeError(f"CUDA error {result}")
+
+
+def driver_copies(exhaust: bool) -> Outcome:
+    """The driver alone, through ctypes: what was set is what is copied back."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    context, stream, pointer = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
+    _check(cuda.cuInit(0))
+    _check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+    _check(cuda.cuCtxSetCurrent(context))
+    _check(cuda.cuStreamCreate(ctypes.byref(stream), 0))
+    numbers = []
+    for words in (1, 1000, 1 << 20):
+        back = (ctypes.c_uint32 * words)()
+        _check(cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(4 * words)))
+        _check(cuda.cuMemsetD32_v2(pointer, ctypes.c_uint32(3 * words), ctypes.c_size_t(words)))
+        _check(cuda.cuMemcpyDtoH_v2(back, pointer, ctypes.c_size_t(4 * words)))
+        numbers.append(float(sum(back)))
+        _check(cuda.cuMemFree_v2(pointer))
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    _check(cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+    outcome: Outcome = {"numbers": numbers, "free": free.value, "total": total.value}
+    result = pieces = 0
+    while exhaust and result == 0:
+        result = cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(256 << 20))
+        pieces += result == 0
+    errors = {0: "", 2: "CUDA_ERROR_OUT_OF_MEMORY"}
+    return outcome | {"pieces": pieces, "error": errors.get(result, str(result))}
+
+
 PROGRAMS: dict[str, Callable[[bool], Outcome]] = {
+    "driver_copies": driver_copies,
+    "nccl_train": nccl_train,
     "torch_eager": torch_eager,
     "torch_compile": torch_compile,
     "torch_graphs": torch_graphs,

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.gpu.memory_frameworks import verdict
 from tests.native.harness import BUILD, GIB, MIB, ROOT
 from tests.simnode import SimNode
 
@@ -17,10 +18,24 @@ Make = Callable[..., SimNode]
 CONTEXT_MIB = 526  # of the simulated H200
 
 
+FREES = ("cuMemFree_v2", "cuMemFreeAsync", "cuMemRelease", "cuArrayDestroy", "cuMipmappedArrayDestroy")
+
+
 @pytest.fixture
-def run(sim_node: Make, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+def node(sim_node: Make) -> SimNode:
+    return sim_node("h200x1")
+
+
+@pytest.fixture
+def slow_frees(node: SimNode) -> None:
+    """A freeing call is some while in the driver before the memory is gone."""
+    for function in FREES:
+        node.sim("fault", "slow", "--function", function, "--microseconds", "300")
+
+
+@pytest.fixture
+def run(node: SimNode, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """Runs parts of a program on a simulated H200; what it writes."""
-    node = sim_node("h200x1")
     cache = (BUILD / "CMakeCache.txt").read_text()
     includes = re.findall(r"^VGPU_(?:CUDA|NVML)_INCLUDE:\w+=(.*)$", cache, re.MULTILINE)
     env = {
@@ -57,11 +72,25 @@ def test_the_ledger_is_nvmls(run: Callable[..., dict[str, Any]]) -> None:
         assert walk["beyond_2_mib"] == []
 
 
-def test_races_kills_and_a_full_card(run: Callable[..., dict[str, Any]]) -> None:
-    figures = run("memory_exact", "race", "killed", "card_full", VGPU_RACE_OPERATIONS="1000", VGPU_KILLS="5")
+def test_nothing_is_over_the_limit_while_calls_are_under_way(
+    run: Callable[..., dict[str, Any]], slow_frees: None
+) -> None:
+    """The card is read amid the calls; on the simulator no call takes more than it was asked for."""
+    few = {"VGPU_RACE_OPERATIONS": "10000", "VGPU_DEATHS": "4"}
+    figures = run("memory_exact", "each", "deaths", **few)
+    for family, row in (*figures["each"].items(), ("deaths", figures["deaths"])):
+        assert row["card"]["over_limit"] == 0, (family, row)
+    assert all(row["returncodes"] == [0] * 8 for row in figures["each"].values())
+    assert sum(row["refused"] > 0 for row in figures["each"].values()) >= 8, figures  # the limit was met
+
+
+def test_races_kills_and_a_full_card(run: Callable[..., dict[str, Any]], slow_frees: None) -> None:
+    few = {"VGPU_RACE_OPERATIONS": "1000", "VGPU_KILLS": "5"}
+    figures = run("memory_exact", "race", "killed", "card_full", **few)
     race = figures["race"]
     assert race["returncodes"] == [0] * 8 and race["operations"] == 8_000
     assert race["stopped"]["over_limit"] == 0 and race["stopped_ledger"]["over_limit"] == 0
+    assert race["card"]["over_limit"] == 0, race  # in flight, too
     assert race["ledger_after"] == 0
     assert figures["killed"]["kills"] == 5
     first, second = figures["card_full"]
@@ -69,6 +98,32 @@ def test_races_kills_and_a_full_card(run: Callable[..., dict[str, Any]]) -> None
     assert (second["refusals_card"] > 0, second["refusals_limit"]) == (True, 0)
     assert second["said"]["result"] == 2
     assert second["ledger_mib"] * MIB < 141 * GIB
+
+
+def test_programs_with_and_without_a_limit(run: Callable[..., dict[str, Any]]) -> None:
+    """The driver's own program under a lease and under HAMi's variables; what is not here says so."""
+    figures = run("memory_frameworks", "programs", "hami", "nccl")
+    for rows, most in ((figures["programs"], 6144 - CONTEXT_MIB), (figures["hami"], 6144 - CONTEXT_MIB)):
+        row, *others = rows
+        assert row["verdict"] == "the same" and row["native_apart"] == 0, row
+        assert row["limited"]["error"] == "CUDA_ERROR_OUT_OF_MEMORY"
+        assert row["limited"]["total"] == 6 * GIB < row["native"][0]["total"]
+        assert row["limited"]["pieces"] == most // 256
+        assert [other for other in others if "skipped" not in other and "verdict" not in other] == []
+    assert "skipped" in figures["nccl"]  # a simulated H200 is alone
+
+
+def test_numbers_that_differ_by_themselves() -> None:
+    """Two native runs tell a last digit of the framework's own from one of libvgpu's."""
+
+    def run(*numbers: float) -> dict[str, Any]:
+        return {"numbers": list(numbers)}
+
+    assert verdict(run(1, 2), [run(1, 2), run(1, 3)]) == "the same"
+    assert verdict(run(1, 2.000001), [run(1, 2), run(1, 2)]) == "differs"
+    assert verdict(run(1, 2.000001), [run(1, 2), run(1, 1.999999)]) == "differs no more than two native runs"
+    assert verdict(run(1, 3), [run(1, 2), run(1, 1.999999)]) == "differs"
+    assert verdict({"failed": 1}, [run(1), run(1)]) == verdict(run(1), [{}, {}]) == "no numbers"
 
 
 def test_an_mps_tenant_of_two_processes(run: Callable[..., dict[str, Any]]) -> None:

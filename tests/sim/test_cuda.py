@@ -164,7 +164,7 @@ family("host", host, lambda p: cu("cuMemFreeHost", p))
         "async": 32,
         "vmm": 32,
         "array": 32,
-        "mipmap": 16 + 4 + 2 + 2,
+        "mipmap": 22,  # 16 MiB, and a third of that for the smaller levels
         "host": 0,
     }
 

@@ -32,15 +32,22 @@ static size_t at_least_one(size_t n)
     return n == 0 ? 1 : n;
 }
 
-static CUresult make(CUcontext ctx, const CUDA_ARRAY3D_DESCRIPTOR *shape, CUarray *out)
+/* Bytes of a row and of the whole array. */
+static CUresult extent(const CUDA_ARRAY3D_DESCRIPTOR *shape, size_t *pitch, size_t *size)
 {
-    size_t element = cu_element_bytes(shape->Format, shape->NumChannels), size;
+    size_t element = cu_element_bytes(shape->Format, shape->NumChannels);
     CU_CHECK(element > 0 && shape->Width > 0, CUDA_ERROR_INVALID_VALUE);
     CU_CHECK(shape->Width <= 131072 && shape->Height <= 65536 && shape->Depth <= 16384,
              CUDA_ERROR_INVALID_VALUE);
-    size_t pitch = (shape->Width * element + ROW_ALIGN - 1) / ROW_ALIGN * ROW_ALIGN;
+    *pitch = (shape->Width * element + ROW_ALIGN - 1) / ROW_ALIGN * ROW_ALIGN;
     size_t rows = at_least_one(shape->Height) * at_least_one(shape->Depth);
-    CU_CHECK(!__builtin_mul_overflow(pitch, rows, &size), CUDA_ERROR_OUT_OF_MEMORY);
+    return __builtin_mul_overflow(*pitch, rows, size) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+static CUresult make(CUcontext ctx, const CUDA_ARRAY3D_DESCRIPTOR *shape, CUarray *out)
+{
+    size_t pitch, size;
+    CU_TRY(extent(shape, &pitch, &size));
     CUarray a = calloc(1, sizeof(*a));
     CU_CHECK(a != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     *a = (struct CUarray_st){CU_ARRAY, *shape, 0, pitch, false};
@@ -113,29 +120,46 @@ struct CUmipmappedArray_st {
     uint32_t magic;
     unsigned int level_count;
     CUarray *levels;
+    CUdeviceptr data; /* of all levels, one after another */
 };
 
 static void unmake_mipmap(CUmipmappedArray mipmap)
 {
     for (unsigned int i = 0; i < mipmap->level_count; i++) {
-        if (mipmap->levels[i] == NULL)
-            continue;
-        mipmap->levels[i]->part = false;
-        unmake(mipmap->levels[i]);
+        if (mipmap->levels[i] != NULL)
+            unmake(mipmap->levels[i]);
     }
+    if (mipmap->data != 0)
+        cu_free(mipmap->data);
     free(mipmap->levels);
     mipmap->magic = CU_DEAD;
     free(mipmap);
 }
 
-static CUresult make_levels(CUcontext ctx, CUmipmappedArray mipmap, CUDA_ARRAY3D_DESCRIPTOR shape)
+static CUDA_ARRAY3D_DESCRIPTOR half(CUDA_ARRAY3D_DESCRIPTOR shape)
 {
-    for (unsigned int i = 0; i < mipmap->level_count; i++) {
-        CU_TRY(make(ctx, &shape, &mipmap->levels[i]));
-        mipmap->levels[i]->part = true;
-        shape.Width = at_least_one(shape.Width / 2);
-        shape.Height = shape.Height == 0 ? 0 : at_least_one(shape.Height / 2);
-        shape.Depth = shape.Depth == 0 ? 0 : at_least_one(shape.Depth / 2);
+    shape.Width = at_least_one(shape.Width / 2);
+    shape.Height = shape.Height == 0 ? 0 : at_least_one(shape.Height / 2);
+    shape.Depth = shape.Depth == 0 ? 0 : at_least_one(shape.Depth / 2);
+    return shape;
+}
+
+static CUresult make_levels(CUcontext ctx, CUmipmappedArray mipmap, const CUDA_ARRAY3D_DESCRIPTOR *first)
+{
+    size_t pitch, size, sum = 0, at = 0;
+    CUDA_ARRAY3D_DESCRIPTOR shape = *first;
+    for (unsigned int i = 0; i < mipmap->level_count; i++, shape = half(shape)) {
+        CU_TRY(extent(&shape, &pitch, &size));
+        CU_CHECK(!__builtin_add_overflow(sum, size, &sum), CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    CU_TRY(cu_alloc(ctx, SIM_ARRAY, NULL, sum, &mipmap->data));
+    shape = *first;
+    for (unsigned int i = 0; i < mipmap->level_count; i++, shape = half(shape), at += size) {
+        CUarray level = calloc(1, sizeof(*level));
+        CU_CHECK(level != NULL, CUDA_ERROR_OUT_OF_MEMORY);
+        CU_TRY(extent(&shape, &pitch, &size));
+        *level = (struct CUarray_st){CU_ARRAY, shape, mipmap->data + at, pitch, true};
+        mipmap->levels[i] = level;
     }
     return CUDA_SUCCESS;
 }
@@ -157,7 +181,7 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRI
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
     cu_lock();
     if (mipmap->levels != NULL)
-        result = make_levels(ctx, mipmap, *shape);
+        result = make_levels(ctx, mipmap, shape);
     else
         mipmap->level_count = 0;
     if (result == CUDA_SUCCESS)

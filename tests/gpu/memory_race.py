@@ -1,0 +1,314 @@
+"""Racing processes under one limit, read while they race: parts of memory_exact.
+
+Each process says in a word of shared memory what it does now, and the words are read with NVML's figures:
+a reading that is over the limit names what was in flight. The same is counted for every reading, so that
+what is more often there when the limit is passed than else stands out.
+"""
+
+import mmap
+import os
+import random
+import signal
+import struct
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from tests.gpu.memory_node import FAMILIES, GIB, MIB, Bench, go_on, ledger_bytes, lines, nvml_bytes, step
+from vgpud.lease import read_usage
+
+PROCESSES = 8
+SECONDS_MAX = 100
+STOPPED_EVERY_SECONDS = 0.04
+DETAILS_MAX = 40
+EXITING = 4  # PF_EXITING of include/linux/sched.h, in field 9 of /proc/PID/stat
+# the words of memory_families.c
+OPERATIONS = {0: "nothing", 100: "context", 101: "ended"} | {
+    1 + 2 * index + half: f"{verb} {family}"
+    for index, family in enumerate(FAMILIES)
+    for half, verb in enumerate(("make", "drop"))
+}
+
+
+def card_used(uuid: str) -> int:
+    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(uuid)).used)
+
+
+class Most:
+    """The highest of a figure, and how often it was above the limit."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.most, self.samples, self.over = limit, 0, 0, 0
+
+    def add(self, nbytes: int) -> bool:
+        self.most = max(self.most, nbytes)
+        self.samples += 1
+        self.over += nbytes > self.limit
+        return nbytes > self.limit
+
+    def said(self) -> dict[str, float]:
+        return {"most_mib": self.most / MIB, "samples": self.samples, "over_limit": self.over}
+
+
+@dataclass
+class Racers:
+    """Processes of one lease, and the words in which they say what they do."""
+
+    bench: Bench
+    lease: Path
+    words: mmap.mmap
+    family: str | None
+    operations: int
+    processes: "list[subprocess.Popen[str]]" = field(default_factory=list)
+    outs: list[tuple[str, str]] = field(default_factory=list)
+
+    def start(self, index: int) -> "subprocess.Popen[str]":
+        """Another one, in the place of the index; it waits for a line once it has its context."""
+        arguments = ["race", str(random.randrange(1 << 30)), str(self.operations)]
+        words = {"MEMORY_WORDS": str(self.bench.run_dir / "words"), "MEMORY_WORD": str(index)}
+        arguments += [self.family] if self.family is not None else []
+        return self.bench.start(self.lease, self.bench.program("memory_families"), *arguments, **words)
+
+    def doing(self) -> list[str]:
+        words = struct.unpack(f"<{PROCESSES}I", self.words[: 4 * PROCESSES])
+        return [
+            OPERATIONS.get(word, str(word)) if process.poll() is None else "gone"
+            for process, word in zip(self.processes, words, strict=True)
+        ]
+
+    def held(self) -> int:
+        listed = nvml_bytes(self.bench.uuid)
+        return sum(listed.get(process.pid, 0) for process in self.processes)
+
+    def signal(self, number: int) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def end(self) -> None:
+        self.signal(signal.SIGKILL)
+        for process in self.processes:
+            process.communicate()
+
+
+@contextmanager
+def racers(
+    bench: Bench, name: str, limit: int, operations: int, family: str | None = None
+) -> Iterator[Racers]:
+    path = bench.run_dir / "words"
+    path.write_bytes(bytes(4096))
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 4096) as words:
+        group = Racers(bench, bench.lease(name, limit), words, family, operations)
+        try:
+            group.processes = [group.start(index) for index in range(PROCESSES)]
+            for process in group.processes:
+                step(process)
+            yield group
+        finally:
+            group.end()
+
+
+def exiting(pid: int) -> bool:
+    try:
+        return bool(int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[6]) & EXITING)
+    except OSError:
+        return False
+
+
+@dataclass
+class Readings:
+    """Figures on the fly, and what was under way when one was over the limit."""
+
+    racers: Racers
+    offset: int  # what the card's figure is above the processes' sum while nothing happens
+    moving: Most
+    card: Most
+    always: "Counter[str]" = field(default_factory=Counter)
+    when_over: "Counter[str]" = field(default_factory=Counter)
+    details: list[dict[str, Any]] = field(default_factory=list)
+    over: int = 0
+
+    def read(self) -> None:
+        before = self.racers.doing()
+        held, used = self.racers.held(), card_used(self.racers.bench.uuid) - self.offset
+        after = self.racers.doing()
+        there = set(before) | set(after)
+        self.always.update(there)
+        moving_over, card_over = self.moving.add(held), self.card.add(used)
+        if moving_over or card_over:
+            self.over += 1
+            self.when_over.update(there)
+            if len(self.details) < DETAILS_MAX:
+                self.details.append(self.detail(held, used, before, after))
+
+    def detail(self, held: int, used: int, before: list[str], after: list[str]) -> dict[str, Any]:
+        usage = read_usage(self.racers.lease)
+        listed = nvml_bytes(self.racers.bench.uuid)
+        ledgers = {p.pid: p.devices[0] for p in usage.processes}
+        rows = []
+        for process, was, now in zip(self.racers.processes, before, after, strict=True):
+            own = ledgers.get(process.pid)
+            rows.append(
+                {
+                    "was": was,
+                    "is": now,
+                    "exiting": exiting(process.pid),
+                    "ledger_mib": (own.used_bytes + own.context_bytes) / MIB if own else None,
+                    "nvml_mib": listed.get(process.pid, 0) / MIB,
+                }
+            )
+        limit = self.card.limit
+        return {
+            "processes_over_mib": (held - limit) / MIB,
+            "card_over_mib": (used - limit) / MIB,
+            "ledger_then_mib": ledger_bytes(usage) / MIB,
+            "processes": rows,
+        }
+
+    def said(self) -> dict[str, Any]:
+        """`culprits`: in what share of the readings over the limit an operation was under way, and of all."""
+        over, samples = max(self.over, 1), max(self.card.samples, 1)
+        shares = {
+            name: [round(self.when_over[name] / over, 3), round(count / samples, 3)]
+            for name, count in self.always.items()
+        }
+        return {
+            "on_the_fly": self.moving.said(),
+            "card": self.card.said(),
+            "card_above_processes_mib": self.offset / MIB,
+            "culprits": dict(sorted(shares.items(), key=lambda row: row[1][1] - row[1][0])),
+            "over": self.details,
+        }
+
+
+def readings(group: Racers, limit: int) -> Readings:
+    return Readings(group, card_used(group.bench.uuid) - group.held(), Most(limit), Most(limit))
+
+
+def _stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in ("T", "Z")
+    except OSError:
+        return True
+
+
+@dataclass
+class Stopped:
+    """Figures of one instant: every process stopped, and none inside the driver's kernel part."""
+
+    still: Most
+    card: Most
+    ledger: Most
+    due: float = 0.0
+
+    def read(self, group: Racers, offset: int) -> None:
+        if time.monotonic() < self.due:
+            return
+        self.due = time.monotonic() + STOPPED_EVERY_SECONDS
+        group.signal(signal.SIGSTOP)
+        while not all(_stopped(process.pid) for process in group.processes):
+            pass
+        self.still.add(group.held())
+        self.card.add(card_used(group.bench.uuid) - offset)
+        self.ledger.add(ledger_bytes(read_usage(group.lease)))
+        group.signal(signal.SIGCONT)
+
+
+def _operations(share: int = 1) -> int:
+    return int(os.environ.get("VGPU_RACE_OPERATIONS", "125000")) // share
+
+
+def _limit(beside_contexts: int = GIB) -> int:
+    return PROCESSES * 620 * MIB + beside_contexts
+
+
+def _until_done(group: Racers, look: Callable[[], None]) -> None:
+    ends = time.monotonic() + SECONDS_MAX
+    for process in group.processes:
+        go_on(process)
+    while any(process.poll() is None for process in group.processes) and time.monotonic() < ends:
+        look()
+    group.signal(signal.SIGKILL if time.monotonic() >= ends else signal.SIGCONT)
+    group.outs = [process.communicate() for process in group.processes]
+    time.sleep(0.2)
+
+
+def _outcome(group: Racers) -> dict[str, Any]:
+    said = [line for out, _ in group.outs for line in lines(out)]
+    return {
+        "operations": sum(line.get("operations", 0) for line in said),
+        "refused": sum(line.get("refused", 0) for line in said),
+        "returncodes": [process.returncode for process in group.processes],
+        "stderr": [error[-200:] for _, error in group.outs if error],
+        "ledger_after": ledger_bytes(read_usage(group.lease)),
+    }
+
+
+def race(bench: Bench) -> Any:
+    """A million operations by eight processes under one limit. NVML's figures of several processes are not of
+    one instant, so three figures are taken: their sum on the fly; the card's own figure, less what it is
+    above that sum while nothing happens; and the sum while all eight are stopped, which is of one instant."""
+    limit = _limit()
+    with racers(bench, "race", limit, _operations()) as group:
+        flight = readings(group, limit)
+        stopped = Stopped(Most(limit), Most(limit), Most(limit))
+
+        def look() -> None:
+            flight.read()
+            stopped.read(group, flight.offset)
+
+        _until_done(group, look)
+        return {
+            "limit_mib": limit / MIB,
+            "stopped": stopped.still.said(),
+            "stopped_card": stopped.card.said(),
+            "stopped_ledger": stopped.ledger.said(),
+            **flight.said(),
+            **_outcome(group),
+        }
+
+
+def each(bench: Bench) -> Any:
+    """The race with one family at a time, and nothing stopped: whose operations take memory for a moment."""
+    limit, figures = _limit(0), {}  # one family alone takes less
+    for family in FAMILIES:
+        with racers(bench, f"race-{family}", limit, _operations(25), family) as group:
+            flight = readings(group, limit)
+            _until_done(group, flight.read)
+            figures[family] = flight.said() | _outcome(group)
+    return figures
+
+
+def deaths(bench: Bench) -> Any:
+    """Half of the processes race on; the others are killed amid it and followed by new ones: the memory of
+    one that is dying is on the card until it is gone, and must be nobody else's before."""
+    limit, rounds, late = _limit(), int(os.environ.get("VGPU_DEATHS", "40")), 0
+    with racers(bench, "deaths", limit, 1_000_000_000) as group:
+        flight = readings(group, limit)
+        dice = random.Random(3)
+        for process in group.processes:
+            go_on(process)
+        for _ in range(rounds):
+            index = dice.randrange(PROCESSES // 2)
+            ends = time.monotonic() + 0.1 + 0.3 * dice.random()
+            while time.monotonic() < ends:
+                flight.read()
+            victim = group.processes[index]
+            victim.kill()
+            while victim.poll() is None:
+                flight.read()
+            victim.communicate()
+            group.words[4 * index : 4 * index + 4] = bytes(4)
+            group.processes[index] = group.start(index)
+            if step(group.processes[index]):
+                go_on(group.processes[index])
+            else:
+                late += 1  # others had filled the limit: there was no room for its context
+        return {"limit_mib": limit / MIB, "kills": rounds, "found_no_room": late, **flight.said()}
