@@ -19,9 +19,9 @@ struct sim_engine *sim_engine_of(struct sim_device *d, int gi, int ci)
 static struct sim_device *lock_engine(struct sim_state *s, const struct sim_use *u)
 {
     for (;;) {
-        struct sim_device *d = &s->devices[u->device];
+        struct sim_device *d = &s->devices[atomic_load(&u->device)];
         sim_engine_lock(d);
-        if (d == &s->devices[u->device])
+        if (d == &s->devices[atomic_load(&u->device)])
             return d;
         sim_engine_unlock(d);
     }
