@@ -1,4 +1,4 @@
-"""Memory and events of another process: IPC handles, and VMM allocations by file descriptor."""
+"""Memory and events of another process: IPC handles, and VMM allocations and pools by file descriptor."""
 
 # ruff: noqa: E501 - the snippets are programs; broken lines read worse
 
@@ -16,6 +16,7 @@ Make = Callable[..., SimNode]
 MIB = 1 << 20
 CONTEXT_MIB = 526
 NOT_READY, INVALID_HANDLE, MAP_FAILED, INVALID_CONTEXT = "600", "400", "205", "201"
+NOT_SUPPORTED_TEXT = "801"
 
 #: Handle of the newest allocation, as hexadecimal digits.
 GIVE = "h = (c.c_char * 64)(); cu('cuIpcGetMemHandle', h, c.c_uint64(pointers[-1])); out = bytes(h).hex()"
@@ -140,6 +141,116 @@ def test_a_vmm_allocation_by_file_descriptor(node: SimNode) -> None:
     assert two.do(take_it) == "1"
 
 
+POOL = (
+    "class PP(c.Structure): _fields_ = [('type', c.c_int), ('types', c.c_int), ('kind', c.c_int), ('id', c.c_int), ('win', c.c_void_p), ('most', c.c_size_t), ('rest', c.c_ubyte * 56)]",
+    "class D(c.Structure): _fields_ = [('b', c.c_char * 64)]",
+    "import os; pool, data, a, f = c.c_void_p(), (c.c_char * 64)(), c.c_uint64(), c.c_int()",
+)
+MAKE_POOL = "out = cu.raw('cuMemPoolCreate', c.byref(pool), c.byref(PP(1, {}, 1, 0)))"
+ALLOC = "out = cu.raw('cuMemAllocFromPoolAsync', c.byref(a), c.c_size_t({} << 20), pool, None); pointers.append(a.value)"
+GIVE_POOL = "out = cu.raw('cuMemPoolExportToShareableHandle', c.byref(f), pool, 1, c.c_ulonglong(0)), f.value"
+GIVE_POINTER = "out = cu.raw('cuMemPoolExportPointer', data, c.c_uint64(pointers[-1])), bytes(data).hex()"
+TAKE_POOL = (
+    "out = cu.raw('cuMemPoolImportFromShareableHandle', c.byref(pool), c.c_void_p(fd), 1, c.c_ulonglong(0))"
+)
+TAKE_POINTER = "out = cu.raw('cuMemPoolImportPointer', c.byref(a), pool, c.byref(D.from_buffer_copy(bytes.fromhex('{}')))); pointers.append(a.value)"
+FREE_POINTER = "out = cu.raw('cuMemFreeAsync', c.c_uint64(pointers.pop()), None)"
+END_POOL = "out = cu.raw('cuMemPoolDestroy', pool)"
+
+
+def pool_tenants(node: SimNode) -> tuple[Tenant, Tenant]:
+    made = Tenant(node), Tenant(node)
+    for tenant in made:
+        for line in POOL:
+            tenant.do(line)
+    return made
+
+
+def hand_over(giver: Tenant, fd: str, taker: Tenant) -> None:
+    """A descriptor of one process as `fd` in another."""
+    taker.do(f"fd = os.open('/proc/{giver.process.pid}/fd/{fd}', os.O_RDWR)")
+
+
+def test_a_pool_by_file_descriptor(node: SimNode) -> None:
+    one, two = pool_tenants(node)
+    assert one.do(MAKE_POOL.format(8)) == NOT_SUPPORTED_TEXT  # fabric handles
+    assert [one.do(MAKE_POOL.format(0)), one.do(ALLOC.format(4))] == ["0", "0"]
+    assert one.do(GIVE_POOL).startswith("(1,")  # not made for it
+    assert one.do(GIVE_POINTER).startswith("(1,")
+    assert [one.do(MAKE_POOL.format(1)), one.do(ALLOC.format(8))] == ["0", "0"]
+    code, fd = one.do(GIVE_POOL).strip("()").split(", ")
+    pointer = one.do(GIVE_POINTER).split("'")[1]
+    assert [code, one.write(31)] == ["0", "ok"]
+    before = used_mib(node)
+    assert two.do(TAKE_POINTER.format(pointer)) == "1"  # from no pool
+    hand_over(one, fd, two)
+    assert [two.do(TAKE_POOL), two.do("os.close(fd)")] == ["0", "ok"]
+    assert two.do(TAKE_POINTER.format("00" * 64)) == "1"
+    assert [two.do(TAKE_POINTER.format(pointer)), two.read(), two.write(32), one.read()] == [
+        "0",
+        "31",
+        "ok",
+        "32",
+    ]
+    assert used_mib(node) == before  # charged to its owner alone
+    set_pool = "out = cu.raw('cuDeviceSetMemPool', 0, pool)"
+    assert [two.do(ALLOC.format(1)), two.do(set_pool)] == ["1", "1"]  # an imported pool makes nothing
+    two.do("pointers.pop()")
+    assert [two.do(FREE_POINTER), two.do(END_POOL)] == ["0", "0"]
+    assert one.read() == "32"
+    assert [one.do(FREE_POINTER), one.do(END_POOL)] == ["0", "0"]
+    assert [one.do(ALLOC.format(8)), used_mib(node)] == ["1", 2 * CONTEXT_MIB + 32]
+    two.do("fd = os.open('/dev/null', os.O_RDWR)")
+    assert two.do(TAKE_POOL) == "1"
+
+
+def test_a_pool_of_the_dead_gives_nothing(node: SimNode) -> None:
+    one, two = pool_tenants(node)
+    assert [one.do(MAKE_POOL.format(1)), one.do(ALLOC.format(8)), one.write(41)] == ["0", "0", "ok"]
+    fd = one.do(GIVE_POOL).strip("()").split(", ")[1]
+    pointer = one.do(GIVE_POINTER).split("'")[1]
+    hand_over(one, fd, two)
+    assert [two.do(TAKE_POOL), two.do(TAKE_POINTER.format(pointer))] == ["0", "0"]
+    one.kill()
+    assert two.read() == "41"  # what is mapped stays mapped
+    assert used_mib(node) == CONTEXT_MIB
+    assert two.do(TAKE_POOL) == "304"  # CUDA_ERROR_OPERATING_SYSTEM
+
+
+EXTERNAL = (
+    "class E(c.Structure): _fields_ = [('type', c.c_int), ('pad', c.c_int), ('fd', c.c_int), ('rest', c.c_char * 12), ('size', c.c_ulonglong), ('flags', c.c_uint), ('end', c.c_uint * 17)]",
+    "class B(c.Structure): _fields_ = [('offset', c.c_ulonglong), ('size', c.c_ulonglong), ('flags', c.c_uint), ('end', c.c_uint * 17)]",
+    "import os; x, p, m = c.c_void_p(), c.c_uint64(), c.c_uint64(); assert c.sizeof(E) == 104 and c.sizeof(B) == 88",
+)
+IMPORT = "out = cu.raw('cuImportExternalMemory', c.byref(x), c.byref(E(type={}, fd=fd, size={} << 20)))"
+BUFFER = "out = cu.raw('cuExternalMemoryGetMappedBuffer', c.byref(p), x, c.byref(B({0} << 20, {1} << 20, 0))); pointers.append(p.value)"
+
+
+def test_external_memory_is_what_another_exported(node: SimNode) -> None:
+    one, two = Tenant(node), Tenant(node)
+    for line in VMM:
+        one.do(line)
+    for line in EXTERNAL:
+        two.do(line)
+    one.do(CREATE.format(1))
+    _, fd = one.do(EXPORT).strip("()").split(", ")
+    assert [one.do(MAP), one.do("pointers.append(pointers[-1] + (2 << 20))"), one.write(51)] == ["ok"] * 3
+    before = used_mib(node)
+    two.do("fd = os.open('/dev/null', os.O_RDWR)")
+    assert [two.do(IMPORT.format(1, 4)), two.do("os.close(fd)")] == ["999", "ok"]
+    hand_over(one, fd, two)
+    assert [two.do(IMPORT.format(*case)) for case in ((0, 4), (4, 4), (1, 0), (1, 5), (1, 4))] == [
+        *["1", NOT_SUPPORTED_TEXT, "1", "1", "0"]
+    ]
+    assert [two.do(BUFFER.format(*case)) for case in ((3, 2), (0, 0), (2, 2))] == ["1", "1", "0"]
+    assert [two.read(), two.write(52), one.read()] == ["51", "ok", "52"]
+    assert used_mib(node) == before
+    assert two.do("out = cu.raw('cuMemFree_v2', c.c_uint64(pointers[-1]))") == "0"
+    ended = "out = cu.raw('cuDestroyExternalMemory', x), os.path.exists(f'/proc/self/fd/{fd}')"
+    assert two.do(ended) == "(0, False)"  # the descriptor was the driver's
+    assert two.do("out = cu.raw('cuDestroyExternalMemory', None)") == INVALID_HANDLE
+
+
 def test_shared_memory_keeps_a_process_from_being_suspended(node: SimNode) -> None:
     one, control = Tenant(node), Controller(node)
     one.say("alloc 10")
@@ -149,4 +260,15 @@ def test_shared_memory_keeps_a_process_from_being_suspended(node: SimNode) -> No
     assert control.resume(one.process.pid) == [0, 0]
     one.say("alloc 10")
     one.do(GIVE)
+    assert control.suspend(one.process.pid) == [0, NOT_SUPPORTED]
+
+
+def test_a_shared_pool_keeps_a_process_from_being_suspended(node: SimNode) -> None:
+    one, _ = pool_tenants(node)
+    control = Controller(node)
+    assert [one.do(MAKE_POOL.format(1)), one.do(GIVE_POOL)[:3]] == ["0", "(0,"]
+    one.do(END_POOL)
+    assert control.suspend(one.process.pid) == [0, 0]
+    assert control.resume(one.process.pid) == [0, 0]
+    assert [one.do(MAKE_POOL.format(1)), one.do(GIVE_POOL)[:3]] == ["0", "(0,"]
     assert control.suspend(one.process.pid) == [0, NOT_SUPPORTED]

@@ -101,8 +101,9 @@ void cu_arena_restore(CUdeviceptr p, uint64_t bytes)
 
 int cu_arena_file(CUdeviceptr p, uint64_t *offset)
 {
+    bool started = start();
     *offset = p - (CUdeviceptr)g_base;
-    return g_file;
+    return started ? g_file : -1;
 }
 
 bool cu_in_arena(CUdeviceptr p)
@@ -280,7 +281,13 @@ static CUresult alloc_large(CUcontext ctx, enum sim_kind kind, CUmemoryPool pool
     CU_TRY(charge_block(ctx, kind, pool, bytes));
     struct cu_block *b = calloc(1, sizeof(*b));
     CUdeviceptr base = b == NULL ? 0 : cu_arena_take(bytes);
-    struct cu_block block = {base, size, kind, ctx->ordinal, ctx, pool, ++cu.next_id, NULL, false};
+    struct cu_block block = {.base = base,
+                             .size = size,
+                             .kind = kind,
+                             .ordinal = ctx->ordinal,
+                             .ctx = ctx,
+                             .pool = pool,
+                             .id = ++cu.next_id};
     if (base == 0) {
         uncharge_block(&block, bytes);
         free(b);
@@ -304,13 +311,20 @@ CUresult cu_block_place(CUcontext ctx, CUmemoryPool pool, struct cu_graph_memory
         free(b);
         return result;
     }
-    *b = (struct cu_block){base, size, SIM_POOL, ctx->ordinal, ctx, pool, ++cu.next_id, memory, false};
+    *b = (struct cu_block){.base = base,
+                           .size = size,
+                           .kind = SIM_POOL,
+                           .ordinal = ctx->ordinal,
+                           .ctx = ctx,
+                           .pool = pool,
+                           .id = ++cu.next_id,
+                           .memory = memory};
     for (uint64_t at = 0; at < bytes; at += PAGE)
         page_of(base + at)->block = b;
     return CUDA_SUCCESS;
 }
 
-CUresult cu_block_import(CUcontext ctx, int fd, uint64_t offset, size_t size, CUdeviceptr *out)
+CUresult cu_block_import(CUcontext ctx, CUmemoryPool pool, int fd, uint64_t offset, size_t size, CUdeviceptr *out)
 {
     uint64_t inside = offset % PAGE, bytes = cu_round_page(inside + size);
     struct cu_block *b = start() ? calloc(1, sizeof(*b)) : NULL;
@@ -321,7 +335,15 @@ CUresult cu_block_import(CUcontext ctx, int fd, uint64_t offset, size_t size, CU
         free(b);
         return CUDA_ERROR_MAP_FAILED;
     }
-    *b = (struct cu_block){base + inside, size, SIM_PLAIN, ctx->ordinal, ctx, NULL, ++cu.next_id, NULL, true};
+    *b = (struct cu_block){.base = base + inside,
+                           .size = size,
+                           .kind = pool != NULL ? SIM_POOL : SIM_PLAIN,
+                           .ordinal = ctx->ordinal,
+                           .ctx = ctx,
+                           .pool = pool,
+                           .id = ++cu.next_id,
+                           .imported = true,
+                           .external = pool != NULL};
     for (uint64_t at = 0; at < bytes; at += PAGE)
         page_of(base + at)->block = b;
     *out = b->base;
@@ -376,7 +398,7 @@ void cu_block_close(struct cu_block *b)
 CUresult cu_free(CUdeviceptr p)
 {
     struct cu_block *b = cu_block_at(p);
-    if (b == NULL || b->base != p || b->imported)
+    if (b == NULL || b->base != p || (b->imported && !b->external))
         return CUDA_ERROR_INVALID_VALUE;
     struct slab *s = page_of(p)->slab;
     if (s != NULL)

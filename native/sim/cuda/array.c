@@ -123,6 +123,11 @@ struct CUmipmappedArray_st {
     CUdeviceptr data; /* of all levels, one after another */
 };
 
+bool cu_is_mipmap(CUmipmappedArray mipmap)
+{
+    return mipmap != NULL && mipmap->magic == CU_MIPMAP;
+}
+
 static void unmake_mipmap(CUmipmappedArray mipmap)
 {
     for (unsigned int i = 0; i < mipmap->level_count; i++) {

@@ -35,6 +35,7 @@ enum cu_magic {
     CU_OBJECT = 0x4f424a30,
     CU_GREEN = 0x47524e30,
     CU_DESCRIPTION = 0x44534330,
+    CU_EXTERNAL = 0x45585430,
 };
 
 /* One CUDA ordinal: a card, or one MIG compute instance of it. */
@@ -103,6 +104,7 @@ struct cu_block {
     unsigned long long id;
     struct cu_graph_memory *memory; /* whose addresses these are, when they are a graph's */
     bool imported; /* memory of another process, charged to it alone */
+    bool external; /* so, and given back as one's own is */
 };
 
 struct cu_process {
@@ -176,7 +178,7 @@ CUdeviceptr cu_arena_take(uint64_t bytes); /* whole pages, aligned to 2 MiB; 0: 
 void cu_arena_give(CUdeviceptr p, uint64_t bytes);
 void cu_arena_restore(CUdeviceptr p, uint64_t bytes); /* after something else was mapped there */
 int cu_arena_file(CUdeviceptr p, uint64_t *offset); /* behind p; -1: none */
-CUresult cu_block_import(CUcontext ctx, int fd, uint64_t offset, size_t size, CUdeviceptr *out);
+CUresult cu_block_import(CUcontext ctx, CUmemoryPool pool, int fd, uint64_t offset, size_t size, CUdeviceptr *out);
 void cu_block_close(struct cu_block *b); /* of an imported block */
 /* Lays a block on addresses that a graph's allocation node holds. */
 CUresult cu_block_place(CUcontext ctx, CUmemoryPool pool, struct cu_graph_memory *memory,
@@ -199,6 +201,7 @@ void cu_shared_leave(CUevent e);
 /* vmm.c */
 bool cu_vmm_covers(CUdeviceptr p, size_t size);
 int cu_vmm_ordinal(CUdeviceptr p); /* of the memory mapped at p; -1 */
+bool cu_vmm_exported(int fd, uint64_t *size); /* is this what an allocation was exported as? */
 
 /* host.c */
 struct cu_host {
@@ -284,17 +287,29 @@ struct CUarray_st {
     size_t pitch;
     bool part; /* a level of a mipmap: the mipmap owns the memory */
 };
+bool cu_is_mipmap(CUmipmappedArray mipmap);
 size_t cu_element_bytes(CUarray_format format, unsigned int channels);
 
 /* pool.c */
+struct cu_pool_origin { /* tells a pool from every other of the node */
+    uint64_t start_ticks, id;
+    uint32_t pid;
+};
+
 struct CUmemPoolHandle_st {
     uint32_t magic;
     int ordinal;
     bool is_default;
+    unsigned int handle_types; /* by which it may be given to other processes */
+    bool imported, shared;     /* shared: either way, which keeps the process from being suspended */
+    int memory;                /* imported: the file behind it */
+    struct cu_pool_origin origin;
     uint64_t threshold, used, used_high, reserved, reserved_high;
     int reuse[4];
     CUmemoryPool next;
 };
+CUmemoryPool cu_pool_new(int ordinal, bool is_default);
+void cu_pool_unshare(CUmemoryPool pool); /* pool_share.c: it goes */
 CUresult cu_pool_of_device(int ordinal, CUmemoryPool *pool);
 CUresult cu_pool_charge(CUmemoryPool pool, uint64_t bytes);
 void cu_pool_uncharge(CUmemoryPool pool, uint64_t bytes);

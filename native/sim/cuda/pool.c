@@ -11,7 +11,7 @@ static bool is_pool(CUmemoryPool pool)
     return pool != NULL && pool->magic == CU_POOL;
 }
 
-static CUmemoryPool new_pool(int ordinal, bool is_default)
+CUmemoryPool cu_pool_new(int ordinal, bool is_default)
 {
     CUmemoryPool pool = calloc(1, sizeof(*pool));
     if (pool == NULL)
@@ -19,6 +19,7 @@ static CUmemoryPool new_pool(int ordinal, bool is_default)
     pool->magic = CU_POOL;
     pool->ordinal = ordinal;
     pool->is_default = is_default;
+    pool->origin = (struct cu_pool_origin){cu.proc->start_ticks, ++cu.next_id, cu.proc->pid};
     for (int i = 0; i < 4; i++)
         pool->reuse[i] = 1;
     pool->next = g_pools;
@@ -30,7 +31,7 @@ CUresult cu_pool_of_device(int ordinal, CUmemoryPool *pool)
 {
     struct cu_device *d = &cu.devices[ordinal];
     if (d->default_pool == NULL)
-        d->default_pool = new_pool(ordinal, true);
+        d->default_pool = cu_pool_new(ordinal, true);
     if (d->current_pool == NULL)
         d->current_pool = d->default_pool;
     *pool = d->current_pool;
@@ -46,7 +47,7 @@ static uint64_t round_chunk(uint64_t bytes)
 CUmemoryPool cu_pool_of_graphs(int ordinal)
 {
     struct cu_device *d = &cu.devices[ordinal];
-    if (d->graph_pool == NULL && (d->graph_pool = new_pool(ordinal, true)) != NULL)
+    if (d->graph_pool == NULL && (d->graph_pool = cu_pool_new(ordinal, true)) != NULL)
         d->graph_pool->threshold = UINT64_MAX; /* kept until it is trimmed */
     return d->graph_pool;
 }
@@ -106,7 +107,8 @@ CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)
 CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
 {
     CU_TRY(cu_enter_device("cuDeviceSetMemPool", dev));
-    CU_CHECK(is_pool(pool) && pool->ordinal == dev, CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(is_pool(pool) && pool->ordinal == dev && !pool->imported,
+             CUDA_ERROR_INVALID_VALUE);
     cu.devices[dev].current_pool = pool;
     return CUDA_SUCCESS;
 }
@@ -120,8 +122,11 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
              CUDA_ERROR_INVALID_VALUE);
     CU_CHECK(props->location.id >= 0 && props->location.id < cu.device_count,
              CUDA_ERROR_INVALID_DEVICE);
+    CU_CHECK((props->handleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0, CUDA_ERROR_NOT_SUPPORTED);
     cu_lock();
-    *pool = new_pool(props->location.id, false);
+    *pool = cu_pool_new(props->location.id, false);
+    if (*pool != NULL)
+        (*pool)->handle_types = props->handleTypes;
     cu_unlock();
     return *pool == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
@@ -136,6 +141,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
     cu_pool_trim(pool, 0);
     if (cu.devices[pool->ordinal].current_pool == pool)
         cu.devices[pool->ordinal].current_pool = cu.devices[pool->ordinal].default_pool;
+    cu_pool_unshare(pool);
     pool->magic = CU_DEAD;
     cu_unlock();
     return CUDA_SUCCESS;

@@ -409,6 +409,15 @@ static bool read_share(int fd, struct share *share)
            share->size == (uint64_t)at;
 }
 
+bool cu_vmm_exported(int fd, uint64_t *size)
+{
+    struct share share;
+    if (!read_share(fd, &share))
+        return false;
+    *size = share.size;
+    return true;
+}
+
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *handle,
                                         CUmemAllocationHandleType type)
 {

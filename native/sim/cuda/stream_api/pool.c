@@ -69,7 +69,7 @@ CUresult PTSZ(cuMemAllocFromPoolAsync)(CUdeviceptr *out, size_t size, CUmemoryPo
 {
     CUcontext ctx;
     CU_TRY(enter_stream("cuMemAllocFromPoolAsync", stream, &ctx));
-    CU_CHECK(out != NULL && size > 0 && pool != NULL && pool->magic == CU_POOL,
+    CU_CHECK(out != NULL && size > 0 && pool != NULL && pool->magic == CU_POOL && !pool->imported,
              CUDA_ERROR_INVALID_VALUE);
     return allocate(out, size, pool, ctx, own(stream));
 }
