@@ -194,7 +194,7 @@ def test_green_contexts_end_with_the_primary_one(node: SimNode) -> None:
         STREAMS + "cu('cuDevicePrimaryCtxReset_v2', 0)\n"
         "out = [launch(s), code('cuGreenCtxDestroy', g), code('cuGreenCtxRecordEvent', h, None)]",
     )
-    assert out == [DESTROYED, INVALID_CONTEXT, INVALID_CONTEXT]
+    assert out == [DETACHED, INVALID_CONTEXT, INVALID_CONTEXT]
 
 
 def lease(node: SimNode, folder: Path, limit: int) -> dict[str, str]:

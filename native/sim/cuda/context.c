@@ -54,11 +54,13 @@ static CUresult claim_use(struct cu_device *d)
 {
     if (!may_enter(d))
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
-    if (d->use == NULL)
-        d->use = sim_use_get(cu.proc, d->device, d->gi, d->ci);
-    CU_CHECK(d->use != NULL, CUDA_ERROR_DEVICE_UNAVAILABLE);
-    d->use->mps = cu.mps;
-    d->use->mps_fraction = cu.mps_fraction;
+    if (d->use != NULL)
+        return CUDA_SUCCESS;
+    struct sim_use *use = sim_use_get(cu.proc, d->device, d->gi, d->ci);
+    CU_CHECK(use != NULL, CUDA_ERROR_DEVICE_UNAVAILABLE);
+    use->mps = cu.mps;
+    use->mps_fraction = cu.mps_fraction;
+    d->use = use;
     return CUDA_SUCCESS;
 }
 
@@ -94,7 +96,7 @@ static CUresult create(CUdevice dev, unsigned int flags, bool primary, CUcontext
     CUcontext ctx = new_context();
     CU_CHECK(ctx != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     CU_TRY(cu_charge(dev, SIM_CONTEXT, context_cost(d)));
-    __atomic_fetch_add(&d->use->contexts, 1, __ATOMIC_RELEASE);
+    atomic_fetch_add_explicit(&d->use->contexts, 1, memory_order_release);
     memset(ctx, 0, sizeof(*ctx));
     ctx->ordinal = dev;
     ctx->flags = flags;
@@ -113,10 +115,9 @@ static CUresult create(CUdevice dev, unsigned int flags, bool primary, CUcontext
 
 CUcontext cu_view_make(CUcontext primary, CUgreenCtx green)
 {
-    CUcontext ctx = new_context();
+    CUcontext ctx = calloc(1, sizeof(*ctx));
     if (ctx == NULL)
         return NULL;
-    memset(ctx, 0, sizeof(*ctx));
     ctx->ordinal = primary->ordinal;
     ctx->flags = primary->flags;
     ctx->id = ++cu.next_id;
@@ -126,21 +127,14 @@ CUcontext cu_view_make(CUcontext primary, CUgreenCtx green)
     return ctx;
 }
 
-static void end_views(CUcontext primary)
-{
-    for (size_t i = 0; i < sizeof(g_all) / sizeof(g_all[0]) && g_all[i] != NULL; i++)
-        if (g_all[i]->magic == CU_CONTEXT && g_all[i]->green != NULL && g_all[i]->base == primary)
-            cu_green_end(g_all[i]->green);
-}
-
 static void destroy(CUcontext ctx)
 {
     struct cu_device *d = cu_device_of(ctx);
     cu_free_of_context(ctx);
     if (ctx->primary)
-        end_views(ctx);
+        cu_green_end_all(ctx);
     ctx->magic = CU_DEAD;
-    __atomic_fetch_sub(&d->use->contexts, 1, __ATOMIC_RELEASE);
+    atomic_fetch_sub_explicit(&d->use->contexts, 1, memory_order_release);
     cu_uncharge(ctx->ordinal, SIM_CONTEXT, context_cost(d));
 }
 

@@ -3,39 +3,26 @@
  * take as long in it as elsewhere (docs/simulator.md). */
 #include "green.h"
 
-static CUgreenCtx g_greens; /* freed ones are kept for reuse, as contexts are */
+static CUgreenCtx g_greens; /* the living; the others are never freed, for streams and threads may know them */
 
 static bool is_green(CUgreenCtx green)
 {
     return green != NULL && green->magic == CU_GREEN;
 }
 
-static CUgreenCtx new_green(void)
-{
-    CUgreenCtx green = g_greens;
-    while (green != NULL && green->magic != CU_DEAD)
-        green = green->next;
-    if (green == NULL && (green = calloc(1, sizeof(*green))) != NULL) {
-        green->next = g_greens;
-        g_greens = green;
-    }
-    return green;
-}
-
 static CUresult create(CUdevResourceDesc desc, CUgreenCtx *out)
 {
     CUcontext primary;
-    CUgreenCtx green = new_green();
-    CU_CHECK(green != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     CU_TRY(cu_primary_retain(desc->ordinal, &primary));
-    green->view = cu_view_make(primary, green);
-    if (green->view == NULL) {
+    CUgreenCtx green = calloc(1, sizeof(*green));
+    CUcontext view = green == NULL ? NULL : cu_view_make(primary, green);
+    if (view == NULL) {
+        free(green);
         cu_primary_release(desc->ordinal);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    green->id = green->view->id;
-    green->sms = desc->sms;
-    green->magic = CU_GREEN;
+    *green = (struct CUgreenCtx_st){CU_GREEN, view, view->id, desc->sms, g_greens};
+    g_greens = green;
     *out = green;
     return CUDA_SUCCESS;
 }
@@ -52,10 +39,22 @@ CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc desc, CUdevice dev,
     return result;
 }
 
-void cu_green_end(CUgreenCtx green)
+static void end(CUgreenCtx green)
 {
-    green->view->magic = CU_DEAD;
-    green->magic = CU_DEAD;
+    CUgreenCtx *at = &g_greens;
+    while (*at != green)
+        at = &(*at)->next;
+    *at = green->next;
+    green->view->magic = green->magic = CU_DEAD;
+}
+
+void cu_green_end_all(CUcontext primary)
+{
+    for (CUgreenCtx green = g_greens, next; green != NULL; green = next) {
+        next = green->next;
+        if (green->view->base == primary)
+            end(green);
+    }
 }
 
 CUresult cuGreenCtxDestroy(CUgreenCtx green)
@@ -65,7 +64,7 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green)
     int ordinal = green->view->ordinal;
     cu_capture_green(green);
     cu_lock();
-    cu_green_end(green);
+    end(green);
     cu_primary_release(ordinal);
     cu_unlock();
     return CUDA_SUCCESS;

@@ -70,7 +70,6 @@ struct CUstream_st {
     uint32_t magic;
     CUcontext ctx;
     CUgreenCtx green; /* made in it; NULL */
-    unsigned long long green_id;
     unsigned int flags;
     int priority;
     unsigned long long id;
@@ -161,7 +160,7 @@ CUcontext cu_view_make(CUcontext primary, CUgreenCtx green); /* the caller holds
 struct cu_device *cu_device_of(CUcontext ctx);
 CUresult cu_primary_retain(CUdevice dev, CUcontext *ctx); /* the caller holds cu_lock */
 void cu_primary_release(CUdevice dev);                    /* so does this one's */
-void cu_green_end(CUgreenCtx green);                      /* green.c: its context is gone */
+void cu_green_end_all(CUcontext primary);                 /* green.c: it is gone */
 
 /* charge.c: device memory against the shared state. A charge is all or nothing. */
 CUresult cu_charge(int ordinal, enum sim_kind kind, uint64_t bytes);

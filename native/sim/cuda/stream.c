@@ -20,10 +20,8 @@ CUresult cu_stream_resolve(CUstream stream, CUcontext *ctx, double *position)
         return CUDA_SUCCESS;
     }
     CU_CHECK(stream->magic == CU_STREAM, CUDA_ERROR_INVALID_HANDLE);
+    CU_CHECK(stream->green == NULL || stream->green->magic == CU_GREEN, CUDA_ERROR_STREAM_DETACHED);
     CU_CHECK(cu_is_context(stream->ctx), CUDA_ERROR_CONTEXT_IS_DESTROYED);
-    CU_CHECK(stream->green == NULL ||
-                 (stream->green->magic == CU_GREEN && stream->green->id == stream->green_id),
-             CUDA_ERROR_STREAM_DETACHED);
     *ctx = stream->ctx;
     *position = stream->position;
     return CUDA_SUCCESS;
@@ -79,7 +77,6 @@ CUresult cu_stream_make(CUcontext view, unsigned int flags, int priority, CUstre
     *s = (struct CUstream_st){.magic = CU_STREAM,
                               .ctx = view->base,
                               .green = view->green,
-                              .green_id = view->green != NULL ? view->id : 0,
                               .flags = flags,
                               .priority = priority > 0    ? 0
                                           : priority < -5 ? -5
@@ -177,7 +174,10 @@ static void forget_pending(CUevent e)
 
 void cu_pending_add(CUcontext ctx, CUevent e)
 {
-    if (ctx->pending_count == CU_PENDING_EVENTS)
+    cu_lock();
+    bool full = ctx->pending_count == CU_PENDING_EVENTS;
+    cu_unlock();
+    if (full)
         cu_pending_resolve(ctx);
     cu_lock();
     forget_pending(e);

@@ -81,7 +81,7 @@ struct sim_use {
     _Atomic uint32_t device;   /* changes under the lock of the engine that it leaves */
     uint32_t suspended_device; /* where it was when its process was checkpointed */
     int32_t gi, ci; /* SIM_NONE outside MIG */
-    uint32_t contexts;
+    _Atomic uint32_t contexts;
     uint32_t mps;            /* through an MPS server */
     double mps_fraction;     /* 0..1 of the SMs */
     uint64_t bytes[SIM_KINDS];

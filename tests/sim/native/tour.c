@@ -17,6 +17,7 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total);
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size);
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size);
 CUresult cuEventDestroy_v2(CUevent event);
+CUresult cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape);
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle handle, unsigned int flags);
 
 #define CHECK(condition)                                                                           \
@@ -27,7 +28,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *p, CUipcMemHandle handle, unsigned i
         }                                                                                          \
     } while (0)
 
-enum { THREADS = 4, ROUNDS = 300, HELD = 64, SUSPENDED = 25 };
+enum { THREADS = 4, ROUNDS = 300, HELD = 64, SUSPENDED = 25, GREENS = 40 };
 static const char ptx[] = ".version 7.8\n.target sm_80\n.visible .entry work(.param .u64 p){ret;}\n";
 
 static CUcontext g_ctx;
@@ -55,6 +56,41 @@ static void *churn(void *seed)
             CHECK(cuMemFree_v2(held[i]) == CUDA_SUCCESS);
     CHECK(cuStreamSynchronize(stream) == CUDA_SUCCESS);
     CHECK(cuStreamDestroy(stream) == CUDA_SUCCESS);
+    return NULL;
+}
+
+/* A part of the SMs under the primary context, and a texture in it, again and again. */
+static void *greens(void *unused)
+{
+    (void)unused;
+    for (int i = 0; i < GREENS; i++) {
+        CUdevResource all, part;
+        CUdevResourceDesc desc;
+        CUgreenCtx green;
+        CUcontext ctx;
+        CUstream stream;
+        CUevent event;
+        CUarray array;
+        CUtexObject texture;
+        CUDA_ARRAY3D_DESCRIPTOR shape = {.Width = 64, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 1};
+        CUDA_TEXTURE_DESC how = {.filterMode = CU_TR_FILTER_MODE_POINT};
+        unsigned int count = 1;
+        CHECK(cuDeviceGetDevResource(0, &all, CU_DEV_RESOURCE_TYPE_SM) == CUDA_SUCCESS);
+        CHECK(cuDevSmResourceSplitByCount(&part, &count, &all, NULL, 0, 16) == CUDA_SUCCESS);
+        CHECK(cuDevResourceGenerateDesc(&desc, &part, 1) == CUDA_SUCCESS);
+        CHECK(cuGreenCtxCreate(&green, desc, 0, CU_GREEN_CTX_DEFAULT_STREAM) == CUDA_SUCCESS);
+        CHECK(cuCtxFromGreenCtx(&ctx, green) == CUDA_SUCCESS && cuCtxSetCurrent(ctx) == CUDA_SUCCESS);
+        CHECK(cuGreenCtxStreamCreate(&stream, green, CU_STREAM_NON_BLOCKING, 0) == CUDA_SUCCESS);
+        CHECK(cuEventCreate(&event, 0) == CUDA_SUCCESS && cuGreenCtxRecordEvent(green, event) == CUDA_SUCCESS);
+        CHECK(cuGreenCtxWaitEvent(green, event) == CUDA_SUCCESS && cuEventDestroy_v2(event) == CUDA_SUCCESS);
+        CHECK(cuArray3DCreate_v2(&array, &shape) == CUDA_SUCCESS);
+        CUDA_RESOURCE_DESC of = {.resType = CU_RESOURCE_TYPE_ARRAY, .res.array.hArray = array};
+        CHECK(cuTexObjectCreate(&texture, &of, &how, NULL) == CUDA_SUCCESS);
+        CHECK(cuTexObjectDestroy(texture) == CUDA_SUCCESS && cuArrayDestroy(array) == CUDA_SUCCESS);
+        CHECK(cuGreenCtxDestroy(green) == CUDA_SUCCESS);
+        CHECK(cuCtxSetCurrent(NULL) == CUDA_SUCCESS);
+        CHECK(cuStreamQuery(stream) == CUDA_ERROR_STREAM_DETACHED && cuStreamDestroy(stream) == CUDA_SUCCESS);
+    }
     return NULL;
 }
 
@@ -93,11 +129,45 @@ static void tour_shared(void)
     CHECK(cuEventDestroy_v2(event) == CUDA_SUCCESS);
 }
 
+static void tour_descriptors(void)
+{
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                            .handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                            .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    CUmemoryPool pool, taken;
+    CUmemPoolPtrExportData data;
+    CUmemGenericAllocationHandle made;
+    CUdeviceptr p, q;
+    CUexternalMemory external;
+    char byte = 7, back = 0;
+    int fd;
+    CHECK(cuMemPoolCreate(&pool, &props) == CUDA_SUCCESS);
+    CHECK(cuMemAllocFromPoolAsync(&p, 5000, pool, NULL) == CUDA_SUCCESS);
+    CHECK(cuMemPoolExportToShareableHandle(&fd, pool, props.handleTypes, 0) == CUDA_SUCCESS);
+    CHECK(cuMemPoolExportPointer(&data, p) == CUDA_SUCCESS);
+    CHECK(cuMemPoolImportFromShareableHandle(&taken, (void *)(intptr_t)fd, props.handleTypes, 0) == CUDA_SUCCESS);
+    CHECK(close(fd) == 0 && cuMemPoolImportPointer(&q, taken, &data) == CUDA_SUCCESS);
+    CHECK(cuMemcpyHtoD_v2(p, &byte, 1) == CUDA_SUCCESS && cuMemcpyDtoH_v2(&back, q, 1) == CUDA_SUCCESS && back == 7);
+    CHECK(cuMemPoolDestroy(taken) == CUDA_SUCCESS && cuMemPoolDestroy(pool) == CUDA_SUCCESS);
+    CHECK(cuMemCreate(&made, 2 << 20, &prop, 0) == CUDA_SUCCESS);
+    CHECK(cuMemExportToShareableHandle(&fd, made, prop.requestedHandleTypes, 0) == CUDA_SUCCESS);
+    CUDA_EXTERNAL_MEMORY_HANDLE_DESC of = {
+        .type = CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD, .handle = {.fd = fd}, .size = 2 << 20};
+    CUDA_EXTERNAL_MEMORY_BUFFER_DESC part = {.offset = 4096, .size = 4096};
+    CHECK(cuImportExternalMemory(&external, &of) == CUDA_SUCCESS);
+    CHECK(cuExternalMemoryGetMappedBuffer(&p, external, &part) == CUDA_SUCCESS);
+    CHECK(cuMemcpyHtoD_v2(p, &byte, 1) == CUDA_SUCCESS && cuMemFree_v2(p) == CUDA_SUCCESS);
+    CHECK(cuDestroyExternalMemory(external) == CUDA_SUCCESS && cuMemRelease(made) == CUDA_SUCCESS);
+}
+
 static void tour_cuda(void)
 {
     CUmodule module;
     size_t before, after, total;
-    pthread_t threads[THREADS], suspender;
+    pthread_t threads[THREADS], suspender, green[2];
     unsigned int seeds[THREADS];
     CHECK(cuInit(0) == CUDA_SUCCESS);
     CHECK(cuCtxCreate_v2(&g_ctx, 0, 0) == CUDA_SUCCESS);
@@ -109,10 +179,15 @@ static void tour_cuda(void)
         CHECK(pthread_create(&threads[i], NULL, churn, &seeds[i]) == 0);
     }
     CHECK(pthread_create(&suspender, NULL, suspend, NULL) == 0);
+    for (int i = 0; i < 2; i++)
+        CHECK(pthread_create(&green[i], NULL, greens, NULL) == 0);
     for (int i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
     pthread_join(suspender, NULL);
+    for (int i = 0; i < 2; i++)
+        pthread_join(green[i], NULL);
     tour_shared();
+    tour_descriptors();
     CHECK(cuMemGetInfo_v2(&after, &total) == CUDA_SUCCESS && before == after);
     CHECK(cuModuleUnload(module) == CUDA_SUCCESS);
     CHECK(cuCtxDestroy_v2(g_ctx) == CUDA_SUCCESS);
