@@ -1,0 +1,290 @@
+"""Tenants suspended, resumed, moved and killed at random, with vgpud killed among them: nothing is lost.
+
+    .venv/bin/python -m tests.e2e.pool_storm --cycles 1000 [--seed 1]
+
+After each cycle the API, the ledger's file, the leases, the arbiter and NVML agree with what was done, and
+every tenant that runs has its bytes.
+"""
+
+import argparse
+import json
+import random
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.demo.node import BUILD, POLICY, DemoNode
+from tests.e2e.conftest import node_maker
+from tests.e2e.support import GIB, MIB, client, eventually
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.lease import ArbiterClient, read_limits, read_usage
+from vgpud.model.errors import ErrorCode, VgpuError
+
+# Commands on lines, answers on lines: "fill SEED" new bytes, "sum" of all bytes, "grow MIB"
+PROGRAM = """
+import ctypes as c, json, random, sys, zlib
+u = c.CDLL("libcuda.so.1")
+context, held = c.c_void_p(), []
+def call(name, *words):
+    code = getattr(u, name)(*words)
+    if code: sys.exit(f"{name}: {code}")
+def grow(mib, seed):
+    memory, size = c.c_uint64(), mib << 20
+    call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(size))
+    held.append((memory, size))
+    fill(seed)
+def fill(seed):
+    for memory, size in held:
+        call("cuMemcpyHtoD_v2", memory, random.Random(seed + size).randbytes(size), c.c_size_t(size))
+def total():
+    said = 0
+    for memory, size in held:
+        back = c.create_string_buffer(size)
+        call("cuMemcpyDtoH_v2", back, memory, c.c_size_t(size))
+        said = zlib.crc32(back.raw, said)
+    return said
+call("cuInit", 0)
+call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
+call("cuCtxSetCurrent", context)
+for line in sys.stdin:
+    verb, *numbers = line.split()
+    {"grow": grow, "fill": fill, "sum": lambda: None}[verb](*map(int, numbers))
+    print(total(), flush=True)
+"""
+TENANTS = 4
+DEVICES = 4  # of the node's eight, so that they meet
+SLICE_GIB = 40  # three fit on a card, so that a move may find no room
+NO_MOVE = (ErrorCode.NO_CAPACITY, ErrorCode.DEVICE_IN_USE)
+CUT = (ErrorCode.UNREACHABLE, ErrorCode.STOPPING)
+
+
+@dataclass
+class Tenant:
+    """A program under an allocation, and what it should find."""
+
+    node: DemoNode
+    held: pb.Allocation
+    process: subprocess.Popen[str]
+    sum: int = 0
+    mib: int = 0
+
+    def ask(self, command: str) -> int:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+    @property
+    def name(self) -> str:
+        return self.held.id
+
+
+@dataclass
+class Storm:
+    node: DemoNode
+    dice: random.Random
+    tenants: list[Tenant] = field(default_factory=list)
+    done: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        with client(self.node) as calls:
+            self.uuids = [device.uuid for device in calls.list_devices().devices][:DEVICES]
+        self.connection = client(self.node)
+        self.arbiter = ArbiterClient(self.node.run_dir / "arbiter" / "control.sock", 10)
+
+    # --- what is done
+
+    def fill_up(self) -> None:
+        while len(self.tenants) < TENANTS:
+            asked = pb.AllocateRequest(
+                request_id=f"{self.dice.getrandbits(64):x}", isolation="quota", memory_bytes=SLICE_GIB * GIB
+            )
+            asked.selector.uuids.extend(self.uuids)
+            held = self.connection.allocate(asked)
+            edits = dict(held.edits.env) | dict(held.edits.host_env)
+            process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM],
+                env={**self.node.environment, **edits},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            tenant = Tenant(self.node, held, process)
+            self.grow(tenant)
+            self.tenants.append(tenant)
+
+    def grow(self, tenant: Tenant) -> None:
+        mib = self.dice.randint(1, 4)
+        tenant.sum = tenant.ask(f"grow {mib} {self.dice.getrandbits(30)}")
+        tenant.mib += mib + mib % 2  # the driver's pages are of 2 MiB
+
+    def cycle(self) -> None:
+        tenant = self.dice.choice(self.tenants)
+        suspended = self.state(tenant).state == "suspended"
+        verbs = ["resume"] * 6 if suspended else ["suspend"] * 3 + ["move"] * 5 + ["work"] * 2
+        verb = self.dice.choice([*verbs, "kill"])
+        if verb == "kill":
+            self.kill(tenant)
+        elif verb == "work":
+            self.work(tenant)
+        elif self.dice.random() < 0.04:
+            self.cut(self.order(verb, tenant))
+            verb = f"{verb}, vgpud killed"
+        else:
+            try:
+                self.order(verb, tenant)()
+            except VgpuError as error:
+                if error.code not in NO_MOVE:
+                    raise
+                verb = f"{verb}, refused"
+        self.done[verb] += 1
+        self.fill_up()
+        self.check()
+
+    def state(self, tenant: Tenant) -> pb.Allocation:
+        return self.connection.get_allocation(tenant.name)
+
+    def order(self, verb: str, tenant: Tenant) -> Callable[[], object]:
+        if verb == "move":
+            target = self.dice.choice(self.uuids)
+            return lambda: self.connection.move(tenant.name, [target])
+        return lambda: getattr(self.connection, verb)(tenant.name)
+
+    def work(self, tenant: Tenant) -> None:
+        if tenant.mib < 12:
+            self.grow(tenant)
+        else:
+            tenant.sum = tenant.ask(f"fill {self.dice.getrandbits(30)}")
+
+    def kill(self, tenant: Tenant) -> None:
+        tenant.process.kill()
+        tenant.process.wait()
+        self.tenants.remove(tenant)
+        eventually(lambda: not self.alive(tenant), "its processes are known to be gone")
+
+    def alive(self, tenant: Tenant) -> bool:
+        try:
+            self.connection.release(tenant.name)
+        except VgpuError as error:
+            assert error.code in (ErrorCode.TENANT_ALIVE, ErrorCode.ALLOCATION_BUSY), error
+            return True
+        return False
+
+    def cut(self, order: Callable[[], object]) -> None:
+        """vgpud is killed somewhere in the middle of it."""
+
+        def try_it() -> None:
+            try:
+                order()
+            except VgpuError as error:
+                assert error.code in (*CUT, *NO_MOVE), error
+
+        caller = threading.Thread(target=try_it)
+        caller.start()
+        time.sleep(self.dice.random() * 0.06)
+        self.node.kill()
+        caller.join()
+        self.connection.close()
+        self.node.start(timeout_seconds=60)
+        self.connection = client(self.node)
+
+    # --- what is checked
+
+    def check(self) -> None:
+        held = {one.id: one for one in self.connection.list_allocations().allocations}
+        assert held.keys() == {tenant.name for tenant in self.tenants}
+        self._check_ledger(held)
+        expected: Counter[str] = Counter()
+        for tenant in self.tenants:
+            one = held[tenant.name]
+            assert one.state in ("active", "suspended"), one
+            (part,) = one.slices
+            assert part.device_uuid in self.uuids
+            folder = self.node.run_dir / "leases" / one.id
+            assert [d.uuid for d in read_limits(folder).devices] == [part.device_uuid]
+            assert self.arbiter.list(one.id) == (tenant.process.pid,)
+            if one.state == "active":
+                assert tenant.ask("sum") == tenant.sum, f"{one.id} has lost its bytes"
+                expected[part.device_uuid] += SLICE_GIB * GIB
+        for device in self.connection.list_devices().devices:
+            assert device.memory_allocated_bytes == expected[device.uuid], device
+        self._check_node(held)
+
+    def _check_ledger(self, held: dict[str, pb.Allocation]) -> None:
+        path = next((self.node.folder / "state").glob("*.db"))
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as file:
+            rows = file.execute("SELECT id, state, slices FROM allocations").fetchall()
+        written = {name: (state, [s["device_uuid"] for s in json.loads(text)]) for name, state, text in rows}
+        shown = {one.id: (one.state, [s.device_uuid for s in one.slices]) for one in held.values()}
+        assert written == shown
+        assert not any("other_uuid" in text for _, _, text in rows)
+
+    def _check_node(self, held: dict[str, pb.Allocation]) -> None:
+        """As the driver sees it: where each process lies, how much it has, and nobody else."""
+        simctl = BUILD / "sim" / "bin" / "vgpu-simctl"
+        state = self.node.environment["VGPU_SIM_STATE"]
+        shown: dict[str, Any] = json.loads(subprocess.check_output([simctl, state, "dump"]))
+        processes = {process["pid"]: process for process in shown["processes"]}
+        for tenant in self.tenants:
+            one, process = held[tenant.name], processes[tenant.process.pid]
+            away = one.state == "suspended"
+            assert process["state"] == ("checkpointed" if away else "running"), (one, process)
+            if away:
+                continue
+            (use,) = [use for use in process["uses"] if use["contexts"]]
+            assert shown["devices"][use["device"]]["uuid"] == one.slices[0].device_uuid
+            meter = read_usage(self.node.run_dir / "leases" / one.id).device(0)
+            assert meter.used_bytes == tenant.mib * MIB
+        used = sum(device["memory_used"] > 0 for device in shown["devices"][DEVICES:])
+        assert used == 0
+
+
+def run(folder: Path, cycles: int, seed: int, say: Callable[[str], None] = lambda _: None) -> Storm:
+    """On a new simulated node of eight cards."""
+    policy = f'{POLICY}\n[pool]\nhost_memory_reserve = "1MiB"\n'
+    with node_maker(folder) as make:
+        node = make(policy=policy)
+        node.start()
+        storm = Storm(node, random.Random(seed))
+        try:
+            storm.fill_up()
+            for number in range(cycles):
+                storm.cycle()
+                if number % 50 == 49:
+                    say(f"{number + 1} cycles: {dict(storm.done)}")
+        finally:
+            for tenant in storm.tenants:
+                tenant.process.kill()
+                tenant.process.wait()
+        for tenant in tuple(storm.tenants):
+            eventually(lambda tenant=tenant: not storm.alive(tenant), "it is released")  # type: ignore[misc]
+        assert not storm.connection.list_allocations().allocations
+        storm.connection.close()
+        node.stop()
+    return storm
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--cycles", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        storm = run(Path(folder), arguments.cycles, arguments.seed, lambda line: print(line, flush=True))
+    seconds = time.monotonic() - began
+    print(f"{arguments.cycles} cycles in {seconds:.0f} s, nothing lost: {dict(storm.done.most_common())}")
+
+
+if __name__ == "__main__":
+    main()
