@@ -124,9 +124,9 @@ class Storm:
             self.tenants.append(tenant)
 
     def grow(self, tenant: Tenant) -> None:
-        mib = self.dice.randint(1, 4)
+        mib = self.dice.choice((2, 4))  # whole pages of the driver
         tenant.sum = tenant.ask(f"grow {mib} {self.dice.getrandbits(30)}")
-        tenant.mib += mib + mib % 2  # the driver's pages are of 2 MiB
+        tenant.mib += mib
 
     def cycle(self) -> None:
         tenant = self.dice.choice(self.tenants)

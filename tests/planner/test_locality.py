@@ -24,14 +24,13 @@ def situations(draw: st.DrawFn) -> tuple[Node, list[Fit]]:
     return node_of(*devices, links=links), fits
 
 
-def cost(node: Node, chosen: tuple[Fit, ...]) -> tuple[int, int]:
+def cost(node: Node, chosen: tuple[Fit, ...]) -> tuple[int, int, int]:
     order = list(Link)
+    links = [node.links.get((a.device.uuid, b.device.uuid), Link.UNKNOWN) for a, b in combinations(chosen, 2)]
     return (
+        sum(link is not Link.NVLINK for link in links),
         len({fit.device.numa_node for fit in chosen}),
-        sum(
-            order.index(node.links.get((a.device.uuid, b.device.uuid), Link.UNKNOWN))
-            for a, b in combinations(chosen, 2)
-        ),
+        sum(order.index(link) for link in links),
     )
 
 
@@ -59,3 +58,11 @@ def test_greedy_finds_the_joined_group_among_many() -> None:
     fits = [Fit(d, Mode.EXCLUSIVE, Slice(d.uuid, Mode.EXCLUSIVE, 1), (i,), "") for i, d in enumerate(devices)]
     chosen = nearest(node_of(*devices, links=links), fits, 5)
     assert {fit.device.index for fit in chosen} == group
+
+
+def test_a_bridge_across_numa_nodes_is_preferred() -> None:
+    devices = [h200(i, numa_node=i // 2) for i in range(4)]
+    links = {(a.uuid, b.uuid): Link.NODE for a in devices for b in devices}
+    links |= {(devices[a].uuid, devices[b].uuid): Link.NVLINK for a, b in ((1, 2), (2, 1))}
+    fits = [Fit(d, Mode.EXCLUSIVE, Slice(d.uuid, Mode.EXCLUSIVE, 1), (i,), "") for i, d in enumerate(devices)]
+    assert [fit.device.index for fit in nearest(node_of(*devices, links=links), fits, 2)] == [1, 2]

@@ -11,16 +11,17 @@ from vgpud.planner.verdict import Fit
 EXACT_SETS = 70
 DISTANCE = {link: distance for distance, link in enumerate(Link)}
 _FAR = DISTANCE[Link.UNKNOWN]
+_JOINED = DISTANCE[Link.NVLINK]
 
 _Matrix = list[list[int]]
-_Key = tuple[int, int, int, tuple[int, ...]]
+_Key = tuple[int, int, int, int, tuple[int, ...]]
 
 
 def nearest(node: Node, fits: Sequence[Fit], count: int) -> tuple[Fit, ...]:
     """The best `count` of `fits`, which are on distinct devices and sorted best first.
 
-    Fewest NUMA nodes, then nearest links (their sum over all pairs), then the better fits. Exact
-    where the sets are few, else grown greedily from each device in turn.
+    Fewest pairs without NVLink, then fewest NUMA nodes, then nearest links (their sum over all pairs), then
+    the better fits. Exact where the sets are few, else grown greedily from each device in turn.
     """
     if count == 1 or count == len(fits):
         return tuple(fits[:count])
@@ -40,29 +41,31 @@ def nearest_devices(node: Node, uuids: Sequence[str], must: Sequence[str], count
     """
     numa = {device.uuid: device.numa_node for device in node.devices}
 
-    def cost(uuid: str, chosen: Sequence[str]) -> tuple[int, int]:
-        far = sum(DISTANCE[node.links.get((uuid, other), Link.UNKNOWN)] for other in chosen)
-        return int(bool(chosen) and numa.get(uuid) not in {numa.get(other) for other in chosen}), far
+    def cost(uuid: str, chosen: Sequence[str]) -> tuple[int, int, int]:
+        links = [DISTANCE[node.links.get((uuid, other), Link.UNKNOWN)] for other in chosen]
+        other_node = bool(chosen) and numa.get(uuid) not in {numa.get(other) for other in chosen}
+        return sum(link > _JOINED for link in links), int(other_node), sum(links)
 
-    def grown(seed: Sequence[str]) -> tuple[tuple[int, int], tuple[str, ...]]:
-        chosen, nodes, distance = list(seed), 0, 0
+    def grown(seed: Sequence[str]) -> tuple[tuple[int, int, int], tuple[str, ...]]:
+        chosen, apart, nodes, distance = list(seed), 0, 0, 0
         while len(chosen) < count:
             left = [uuid for uuid in uuids if uuid not in chosen]
             if not left:
                 break
             best = min(left, key=lambda uuid: cost(uuid, chosen))
-            other_node, far = cost(best, chosen)
-            nodes, distance = nodes + other_node, distance + far
+            unjoined, other_node, far = cost(best, chosen)
+            apart, nodes, distance = apart + unjoined, nodes + other_node, distance + far
             chosen.append(best)
-        return (nodes, distance), tuple(chosen)
+        return (apart, nodes, distance), tuple(chosen)
 
     seeds: list[tuple[str, ...]] = [tuple(must)] if must else [(uuid,) for uuid in uuids]
-    return min((grown(seed) for seed in seeds), key=lambda found: found[0], default=((0, 0), ()))[1]
+    return min((grown(seed) for seed in seeds), key=lambda found: found[0], default=((0, 0, 0), ()))[1]
 
 
 def _key(fits: Sequence[Fit], distances: _Matrix, chosen: tuple[int, ...]) -> _Key:
     """Positions in `fits` stand for how good the fits are, and make the order total."""
     return (
+        sum(distances[a][b] > _JOINED for a, b in combinations(chosen, 2)),
         len({fits[i].device.numa_node for i in chosen}),
         sum(distances[a][b] for a, b in combinations(chosen, 2)),
         sum(chosen),
@@ -78,6 +81,7 @@ def _grow(fits: Sequence[Fit], distances: _Matrix, seed: int, count: int) -> tup
         best = min(
             left,
             key=lambda i: (
+                sum(distances[i][c] > _JOINED for c in chosen),
                 fits[i].device.numa_node not in numa,
                 sum(distances[i][c] for c in chosen),
                 i,

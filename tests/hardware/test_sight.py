@@ -1,0 +1,37 @@
+"""Which devices a process can open, by the mounts that it has."""
+
+import os
+from pathlib import Path
+
+from vgpud.hardware.sight import visible_devices
+from vgpud.model.device import Device
+
+DEVICES = (Device("GPU-a", 0, minor=0), Device("GPU-b", 1, minor=1))
+HERE = os.getpid()
+
+
+def test_who_shares_our_mounts_sees_all() -> None:
+    assert visible_devices(HERE, DEVICES) == {"GPU-a", "GPU-b"}
+
+
+def test_who_is_gone_sees_none() -> None:
+    assert visible_devices(1 << 29, DEVICES) == frozenset()
+
+
+def test_a_container_sees_the_nodes_that_it_has(tmp_path: Path) -> None:
+    """/dev/null and /dev/zero stand for two devices, as no other character devices are everywhere."""
+    host, proc = tmp_path / "host", tmp_path / "proc"
+    root = proc / "7/root/dev"
+    for folder in (host / "dev", root, proc / "7/ns", proc / "self/ns"):
+        folder.mkdir(parents=True)
+    (proc / "self/ns/mnt").symlink_to("mnt:[1]")
+    (proc / "7/ns/mnt").symlink_to("mnt:[2]")
+    (host / "dev/nvidia0").symlink_to("/dev/null")
+    (host / "dev/nvidia1").symlink_to("/dev/zero")
+    (root / "nvidia0").symlink_to("/dev/null")
+    assert visible_devices(7, DEVICES, host, proc) == {"GPU-a"}
+    (root / "nvidia1").symlink_to("/dev/null")  # a node of that name, of another device
+    assert visible_devices(7, DEVICES, host, proc) == {"GPU-a"}
+    (root / "nvidia1").unlink()
+    (root / "nvidia1").symlink_to("/dev/zero")
+    assert visible_devices(7, DEVICES, host, proc) == {"GPU-a", "GPU-b"}

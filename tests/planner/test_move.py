@@ -1,0 +1,114 @@
+"""What a move needs, what the driver is told, and that a cut one ends."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vgpud.model.device import Device, Link
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.plan import StepKind
+from vgpud.model.tenancy import Allocation, Mode, Owner, Request, Slice, State
+from vgpud.planner import move as rules
+from vgpud.planner.terms import all_terms
+from vgpud.planner.use import use_of
+from vgpud.policy.model import Policy
+
+from .cards import h200, node_of
+
+GIB = 1 << 30
+NODE = replace(node_of(*(h200(i) for i in range(6))), driver_version="580.159.04")
+UUIDS = [device.uuid for device in NODE.devices]
+
+
+def held(*devices: int, name: str = "a", gib: int = 10, request: str = "r") -> Allocation:
+    slices = tuple(Slice(UUIDS[i], Mode.PRELOAD, gib * GIB) for i in devices)
+    return Allocation(name, Request(request, Owner(0, 0)), State.ACTIVE, slices)
+
+
+def going(allocation: Allocation, *to: int, others: tuple[Allocation, ...] = ()) -> Allocation:
+    terms = all_terms(Policy(), NODE)
+    ends = rules.ends_of(allocation, [UUIDS[i] for i in to])
+    slices = rules.going(allocation, ends, NODE, use_of([allocation, *others]), terms, {})
+    return replace(allocation, slices=slices, state=State.SUSPENDING)
+
+
+def test_both_ends_are_held() -> None:
+    use = use_of([going(held(0, 1), 0, 3)])
+    assert {UUIDS.index(uuid): one.memory_bytes // GIB for uuid, one in use.items()} == {0: 10, 1: 10, 3: 10}
+
+
+@pytest.mark.parametrize("to", [(1,), (0, 1, 2), (2, 2), (1, 2), (2, 0)])
+def test_ends_that_make_no_sense(to: tuple[int, ...]) -> None:
+    with pytest.raises(VgpuError) as refused:
+        rules.ends_of(held(0, 1), [UUIDS[i] for i in to])
+    assert refused.value.code is ErrorCode.BAD_REQUEST
+
+
+def test_one_slice_of_several() -> None:
+    assert rules.ends_of(held(0, 1), [UUIDS[4]], UUIDS[1]) == (UUIDS[0], UUIDS[4])
+    with pytest.raises(VgpuError):
+        rules.ends_of(held(0, 1), [UUIDS[4]], UUIDS[2])
+
+
+@pytest.mark.parametrize(
+    ("there", "code"),
+    [
+        ({"name": "NVIDIA A100"}, ErrorCode.UNSUPPORTED),
+        ({"memory_total_bytes": 80 * GIB}, ErrorCode.UNSUPPORTED),
+        ({"mig": replace(h200(1).mig, current=True)}, ErrorCode.UNSUPPORTED),
+    ],
+)
+def test_cards_that_cannot_take_it(there: dict[str, object], code: ErrorCode) -> None:
+    devices: list[Device] = [h200(0), replace(h200(1), **there)]  # type: ignore[arg-type]
+    node = replace(NODE, devices=tuple(devices))
+    with pytest.raises(VgpuError) as refused:
+        rules.going(held(0), [UUIDS[1]], node, {}, all_terms(Policy(), node), {})
+    assert refused.value.code is code
+
+
+def test_who_cannot_be_moved() -> None:
+    with pytest.raises(VgpuError, match=r"575\.57\.08"):
+        rules.check_movable(held(0), replace(NODE, driver_version="575.57.08"))
+    with pytest.raises(VgpuError, match="kubelet"):
+        rules.check_movable(held(0, request="kubelet/x"), NODE)
+    with pytest.raises(VgpuError, match="is suspended"):
+        rules.check_movable(replace(held(0), state=State.SUSPENDED), NODE)
+    rules.check_movable(held(0), NODE)
+
+
+ENDS = st.permutations(range(6)).map(lambda order: (order[:2], order[2:4]))
+
+
+@given(ENDS, st.sets(st.sampled_from(UUIDS)))
+def test_the_map_names_every_visible_card_once(ends: tuple[list[int], list[int]], seen: set[str]) -> None:
+    (old, new) = ends
+    moved = rules.turned(going(held(*old), *new))
+    there = rules.device_map(moved, seen)
+    assert set(there) == set(there.values()) == seen | {UUIDS[i] for i in (*old, *new)}
+    assert [there[UUIDS[i]] for i in old] == [UUIDS[i] for i in new]
+    back = rules.device_map(rules.turned(moved), seen)
+    assert {to: source for source, to in there.items()} == back
+
+
+def test_its_memory_is_saved_before_the_other_end_becomes_its_own() -> None:
+    kinds = [step.kind for step in rules.move_steps(going(held(0, 1), 2, 3))]
+    order = [StepKind.RECORD_INTENT, StepKind.LOCK, StepKind.SAVE, StepKind.RECORD_MOVE]
+    order += [StepKind.ATTACH, StepKind.RESTORE, StepKind.UNLOCK, StepKind.COMMIT, StepKind.UNAPPLY_MODE]
+    assert [kinds.index(kind) for kind in order] == sorted(kinds.index(kind) for kind in order)
+
+
+def test_a_device_near_the_other_slices_comes_first() -> None:
+    near = {(UUIDS[0], UUIDS[4]): Link.NVLINK, (UUIDS[4], UUIDS[0]): Link.NVLINK}
+    node = replace(NODE, links=near)
+    ends = rules.ends_by_nearness(held(0, 1), UUIDS[1], node, {}, spread=False)
+    assert ends[0] == UUIDS[4]
+    assert set(ends) == set(UUIDS) - {UUIDS[0], UUIDS[1]}
+
+
+def test_the_fuller_device_comes_first_unless_spread() -> None:
+    use = use_of([held(3, name="b")])
+    ends = rules.ends_by_nearness(held(0), UUIDS[0], NODE, use, spread=False)
+    assert ends[0] == UUIDS[3]
+    assert rules.ends_by_nearness(held(0), UUIDS[0], NODE, use, spread=True)[-1] == UUIDS[3]
