@@ -466,10 +466,8 @@ static void say_again(struct sched_tenant *tenant, uint64_t now)
 static void set_end(struct sched_tenant *tenant, uint64_t now)
 {
     uint64_t least = UINT64_MAX;
-    EACH_HELD(tenant, d) {
-        uint64_t quantum = (uint64_t)fair_quantum(tenant->places[d]);
-        least = quantum < least ? quantum : least;
-    }
+    EACH_HELD(tenant, d)
+        least = earlier(least, (uint64_t)fair_quantum(tenant->places[d]));
     tenant->quantum_ns = least;
     tenant->ends_at = tenant->granted_at + least;
     if (tenant->ends_at <= now) {
@@ -583,7 +581,6 @@ void sched_ending(struct sched_member *member, uint64_t number, uint64_t left_ns
 
 uint64_t sched_run(uint64_t now)
 {
-    uint64_t next = SCHED_NEVER;
     for (struct sched_device *device = devices; device != NULL; device = device->next) {
         fair_refresh(device, now);
         device->managed = fair_matters(device);
@@ -593,7 +590,10 @@ uint64_t sched_run(uint64_t now)
         look_at(tenant, now);
     while (try_devices(now))
         continue;
-    next = foresee(devices, now);
+    for (struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next)
+        if (tenant->held != 0 && tenant->open_ended && !tenant->stopping) /* it may just have got what others wait for */
+            make_room(tenant, now);
+    uint64_t next = foresee(devices, now);
     for (const struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next)
         next = earlier(next, next_look(tenant, now));
     return next;

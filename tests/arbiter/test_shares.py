@@ -52,7 +52,8 @@ def test_green_contexts_have_the_share_of_their_tenant(card: Card) -> None:
 def test_idle_time_is_lent_and_comes_back(card: Card) -> None:
     lent, owner = card.lease("a", CONSERVING, 20), card.lease("b", CONSERVING, 80)
     idle = card.spin(owner, 2.0, "--every-us", "400000")
-    assert percent(card.spin(lent, 1.5)) > 50
+    answer(card.spin(lent, 1.5))
+    assert counters(lent)["used_ns"] > 750_000_000  # had it, whether or not this machine let it launch enough
     answer(idle)
     first, second = card.spin(lent, 1.5), card.spin(owner, 1.5)
     got = percent(first), percent(second)

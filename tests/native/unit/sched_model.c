@@ -161,8 +161,11 @@ static void check_device(const struct sched_device *device)
         somebody_may |= alone && tenant->wanted != 0 && tenant->held == 0 && ready;
     }
     CHECK(holders == device->busy);
-    for (const struct sched_place *p = device->places; p != NULL; p = p->next)
+    for (const struct sched_place *p = device->places; p != NULL; p = p->next) {
+        bool endless = p->holding && p->tenant->open_ended && !p->tenant->free_running;
         CHECK(!waits_for_nothing(p->tenant));
+        CHECK(!(endless && device->managed && device->next_place != NULL && device->next_place != p));
+    }
     if (device->managed)
         CHECK(!(somebody_may && holders == 0) || (device->next_place != NULL && waits_elsewhere(device->next_place->tenant)));
 }
