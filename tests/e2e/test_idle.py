@@ -57,6 +57,40 @@ while True:
 """
 
 
+# One call for each line of input, by name
+CALLS = """
+import ctypes as c, json, sys
+u = c.CDLL("libcuda.so.1")
+context, memory, event, stream = c.c_void_p(), c.c_uint64(), c.c_void_p(), c.c_void_p()
+text = c.create_string_buffer(4 << 20)
+def call(name, *words):
+    code = getattr(u, name)(*words)
+    if code: sys.exit(f"{name}: {code}")
+def say(**words):
+    sys.stdout.write(json.dumps(words) + "\\n")
+    sys.stdout.flush()
+call("cuInit", 0)
+call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
+call("cuCtxSetCurrent", context)
+call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(4 << 20))
+call("cuEventCreate", c.byref(event), 0)
+calls = {
+    "memset": lambda: call("cuMemsetD8_v2", memory, c.c_ubyte(7), c.c_size_t(4 << 20)),
+    "large copy": lambda: call("cuMemcpyHtoD_v2", memory, text, c.c_size_t(4 << 20)),
+    "small copy": lambda: call("cuMemcpyHtoD_v2", memory, text, c.c_size_t(8)),
+    "synchronise": lambda: call("cuCtxSynchronize"),
+    "record": lambda: call("cuEventRecord", event, None),
+    "query": lambda: call("cuEventQuery", event),
+    "stream": lambda: call("cuStreamCreate", c.byref(stream), 0),
+    "host": lambda: call("cuMemAllocHost_v2", c.byref(c.c_void_p()), c.c_size_t(4096)),
+}
+say(calls=list(calls))
+for line in sys.stdin:
+    calls[line.strip()]()
+    say(done=line.strip())
+"""
+
+
 @pytest.fixture(scope="module")
 def idle(make_shared_node: NodeMaker) -> DemoNode:
     node = make_shared_node(policy=IDLE)
@@ -113,9 +147,9 @@ def test_a_tenant_that_works_is_left_alone(make_node: NodeMaker) -> None:
     node.stop()
 
 
-def ask(tenant: Tenant) -> None:
+def ask(tenant: Tenant, call: str = "") -> None:
     assert tenant.process.stdin is not None
-    tenant.process.stdin.write("\n")
+    tenant.process.stdin.write(f"{call}\n")
     tenant.process.stdin.flush()
 
 
@@ -135,6 +169,20 @@ def test_by_hand_it_stays_away_and_says_that_it_wants(idle: DemoNode) -> None:
     eventually(lambda: shown(idle, name).standing == "by hand, wants to work", "it says so")
     resume(idle, name)
     assert tenant.line()["whole"]
+    end(idle, tenant, name)
+
+
+def test_every_kind_of_call_brings_it_back(idle: DemoNode) -> None:
+    asked = ["--isolation", "quota", "--memory", "1GiB", "--device", "0"]
+    tenant = idle.tenant(asked, [sys.executable, "-c", CALLS])
+    kinds = tenant.line()["calls"]
+    (name,) = states(idle)
+    for kind in kinds:
+        suspend(idle, name)
+        ask(tenant, kind)
+        eventually(lambda: shown(idle, name).standing == "by hand, wants to work", f"{kind} waits")
+        resume(idle, name)
+        assert tenant.line() == {"done": kind}
     end(idle, tenant, name)
 
 

@@ -1,0 +1,140 @@
+"""A lease that is away: whoever brings work or takes memory waits in front of the driver, and says so."""
+
+import json
+import sys
+from pathlib import Path
+from subprocess import Popen
+
+import pytest
+
+from tests.lease.conftest import Node, eventually
+from tests.native.harness import GIB, UUIDS
+from vgpud.lease import DeviceLimits, LeaseActivity, read_activity, read_limits, update_limits
+
+# One call for each line of input; what libvgpu lets pass is answered with the result of the driver, if any
+PROGRAM = """
+import ctypes as c, json, sys
+u = c.CDLL(None)
+context, memory = c.c_void_p(), c.c_uint64()
+def say(**words):
+    sys.stdout.write(json.dumps(words) + "\\n")
+    sys.stdout.flush()
+c.CDLL("libcuda.so.1", mode=c.RTLD_GLOBAL)
+assert u.cuInit(0) == 0
+assert u.cuDevicePrimaryCtxRetain(c.byref(context), 0) == 0
+assert u.cuCtxSetCurrent(context) == 0
+assert u.cuMemAlloc_v2(c.byref(memory), c.c_size_t(8 << 20)) == 0
+one = (1, 1, 1, 1, 1, 1, 0, None, None, None)
+calls = {
+    "launch": lambda: u.cuLaunchKernel(c.c_void_p(1), *one),
+    "synchronise": lambda: u.cuCtxSynchronize(),
+    "allocate": lambda: u.cuMemAlloc_v2(c.byref(c.c_uint64()), c.c_size_t(4096)),
+    "free": lambda: u.cuMemFree_v2(memory),
+}
+say(ready=True)
+for line in sys.stdin:
+    calls[line.strip()]()
+    say(done=line.strip())
+"""
+CALLS = ("launch", "synchronise", "allocate", "free")  # of the fake driver; tests/e2e/test_idle.py has more
+
+
+def ask(process: "Popen[str]", call: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{call}\n")
+    process.stdin.flush()
+
+
+def answer(process: "Popen[str]") -> dict[str, object]:
+    assert process.stdout is not None
+    found: dict[str, object] = json.loads(process.stdout.readline())
+    return found
+
+
+def put(node: Node, lease: Path, away: bool, look: bool = True) -> None:
+    update_limits(lease, [DeviceLimits(UUIDS[0], GIB)], away=away)
+    if look:
+        node.client.look(lease.name)
+
+
+def looked(node: Node, lease: Path) -> LeaseActivity:
+    before = read_activity(lease).answers
+    node.client.look(lease.name)
+    eventually(
+        lambda: all(a > b for (_, a), (_, b) in zip(read_activity(lease).answers, before, strict=True))
+    )
+    return read_activity(lease)
+
+
+@pytest.fixture
+def lease(node: Node) -> Path:
+    return node.lease()
+
+
+@pytest.fixture
+def tenant(node: Node, lease: Path) -> "Popen[str]":
+    process = node.tenant(lease, sys.executable, "-c", PROGRAM)
+    assert answer(process) == {"ready": True}
+    return process
+
+
+def test_every_kind_of_call_waits_and_is_seen_to(node: Node, lease: Path, tenant: "Popen[str]") -> None:
+    for call in CALLS:
+        put(node, lease, away=True)
+        eventually(lambda: read_activity(lease).quiet)
+        assert read_activity(lease).wants == 0
+        ask(tenant, call)
+        eventually(lambda: read_activity(lease).wants == 1)
+        put(node, lease, away=False)
+        assert answer(tenant) == {"done": call}
+        eventually(lambda: read_activity(lease).wants == 0)
+
+
+def test_whatever_it_does_is_counted_and_nothing_else(node: Node, lease: Path, tenant: "Popen[str]") -> None:
+    for call in CALLS:
+        before = looked(node, lease)
+        again = looked(node, lease)
+        assert (again.calls, again.wants) == (before.calls, 0), "time alone is no work"
+        ask(tenant, call)
+        answer(tenant)
+        assert looked(node, lease).calls > before.calls, call
+    eventually(lambda: not looked(node, lease).busy)
+
+
+def test_it_comes_back_though_nobody_says_so(node: Node, lease: Path, tenant: "Popen[str]") -> None:
+    put(node, lease, away=True)
+    eventually(lambda: read_activity(lease).quiet)
+    node.kill_arbiter()
+    ask(tenant, "launch")
+    eventually(lambda: read_activity(lease).wants == 1)
+    put(node, lease, away=False, look=False)
+    assert answer(tenant) == {"done": "launch"}
+
+
+def test_it_goes_though_the_arbiter_was_away(node: Node, lease: Path, tenant: "Popen[str]") -> None:
+    """Who registers anew looks."""
+    node.kill_arbiter()
+    put(node, lease, away=True, look=False)
+    node.start_arbiter()
+    eventually(lambda: read_activity(lease).quiet)
+    ask(tenant, "synchronise")
+    eventually(lambda: read_activity(lease).wants == 1)
+    put(node, lease, away=False)
+    assert answer(tenant) == {"done": "synchronise"}
+
+
+def test_a_process_that_comes_meanwhile_waits_too(node: Node, lease: Path) -> None:
+    put(node, lease, away=True)
+    process = node.tenant(lease, sys.executable, "-c", PROGRAM)
+    eventually(lambda: read_activity(lease).wants == 1)
+    assert read_limits(lease).away
+    put(node, lease, away=False)
+    assert answer(process) == {"ready": True}
+
+
+def test_the_dead_want_nothing(node: Node, lease: Path, tenant: "Popen[str]") -> None:
+    put(node, lease, away=True)
+    ask(tenant, "launch")
+    eventually(lambda: read_activity(lease).wants == 1)
+    tenant.kill()
+    eventually(lambda: read_activity(lease) == LeaseActivity())
