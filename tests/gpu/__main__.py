@@ -16,7 +16,15 @@ from tests.gpu.cuda_conformance import build
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "gpu"
-TESTS = ("mig_readonly", "memory_exact", "memory_frameworks", "mps_h200", "suspend_h200", "cuda_conformance")
+TESTS = (
+    "mig_readonly",
+    "memory_exact",
+    "memory_frameworks",
+    "mps_h200",
+    "suspend_h200",
+    "idle_h200",
+    "cuda_conformance",
+)
 BENCHES = ("compute_h200", "memory_figures")
 WITH_FIGURES = ("memory_exact", "memory_frameworks", *BENCHES)  # these take --build and --out
 

@@ -1,0 +1,239 @@
+"""Idle suspension and turns on a real GPU: a JSON object a line, a scene each; `held` says if its claim held.
+
+    python -m tests.gpu.idle_h200 [SCENE...]
+
+Scenes: `idle` (a tenant gives its memory back after 3 s, and its next work brings it back: how long it took),
+`first` (whatever it does first after that, it is brought back), `turns` (two tenants of 75 % of the card take
+turns of 5 s and of 20 s: what each got of what one gets alone, and that nothing was lost). Needs root,
+build/native, driver 570 or later, and a python3 with PyTorch. It ends all that it started.
+
+On the simulated node it runs with plain driver calls instead of PyTorch, and shorter (figures mean nothing):
+
+    build/native/bin/vgpu-sim run --profile h200x8 --state FOLDER -- python -m tests.gpu.idle_h200
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tests.demo.node import DemoNode, Tenant
+from tests.demo.scenes import torch_python
+from tests.e2e.conftest import end_helpers
+from tests.e2e.support import client, eventually, states
+from tests.e2e.test_idle import BUSY, CALLS
+from tests.e2e.test_suspend import PROGRAM
+
+SIMULATED = "VGPU_SIM_STATE" in os.environ
+IDLE_SECONDS = 1.0 if SIMULATED else 3.0
+SIZE_GIB = 1 if SIMULATED else 8
+TURNS_SECONDS = (1.0,) if SIMULATED else (5.0, 20.0)
+ROUNDS = 3
+PATIENCE_SECONDS = 120.0
+POLICY = """version = 1
+[[device]]
+mode = "preload"
+[device.preload]
+"""
+HOLD = """
+import json, sys, torch
+held = torch.arange(int(sys.argv[1]) << 17, dtype=torch.int64, device="cuda")
+torch.cuda.synchronize()
+print(json.dumps({"ready": True}), flush=True)
+for line in sys.stdin:
+    whole = held[-1].item() == held.numel() - 1 and held[12345].item() == 12345
+    print(json.dumps({"whole": whole}), flush=True)
+"""
+FIRST = """
+import json, sys, torch
+a = torch.randn(2048, 2048, device="cuda")
+b, host = torch.empty_like(a), torch.empty(16, pin_memory=True)
+event, stream = torch.cuda.Event(), torch.cuda.Stream()
+torch.mm(a, a, out=b)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    torch.mm(a, a, out=b)
+graph.replay(); torch.cuda.synchronize()
+calls = {
+    "matmul": lambda: torch.mm(a, a, out=b),
+    "item": lambda: a[0, 0].item(),
+    "synchronize": torch.cuda.synchronize,
+    "graph": graph.replay,
+    "to host": lambda: a[0].cpu(),
+    "pinned": lambda: host.copy_(a[0, :16], non_blocking=True),
+    "allocate": lambda: torch.empty(1 << 28, device="cuda"),
+    "record": event.record,
+    "query": event.query,
+    "other stream": stream.synchronize,
+    "memory": torch.cuda.mem_get_info,
+    "empty cache": torch.cuda.empty_cache,
+    "pin": lambda: torch.empty(1 << 16, pin_memory=True),
+}
+print(json.dumps({"calls": list(calls)}), flush=True)
+for line in sys.stdin:
+    calls[line.strip()]()
+    print(json.dumps({"done": line.strip()}), flush=True)
+"""
+WORK = """
+import json, select, sys, torch
+held = torch.arange(int(sys.argv[1]) << 17, dtype=torch.int64, device="cuda")
+a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+print(json.dumps({"ready": True}), flush=True)
+rounds = 0
+while True:
+    for _ in range(10): b = a @ a
+    torch.cuda.synchronize()
+    rounds += 1
+    if select.select([sys.stdin], [], [], 0)[0]:
+        if not sys.stdin.readline(): break
+        whole = held[-1].item() == held.numel() - 1 and held[12345].item() == 12345
+        print(json.dumps({"rounds": rounds, "whole": whole}), flush=True)
+"""
+
+
+def say(scene: str, **facts: object) -> None:
+    print(json.dumps({"scene": scene, **facts}, default=str), flush=True)
+
+
+@contextmanager
+def running(rules: str) -> Iterator[DemoNode]:
+    node = DemoNode(POLICY + rules)
+    try:
+        node.start()
+        yield node
+    finally:
+        if node.daemon is not None and node.daemon.poll() is None:
+            node.stop()
+        end_helpers(node)
+        node.remove()
+
+
+def tenant(node: DemoNode, memory: str, program: str, plain: str) -> tuple[Tenant, str, dict[str, object]]:
+    """`plain` instead of `program` where there is no PyTorch; both get SIZE_GIB in MiB, and say a line."""
+    python = None if SIMULATED else torch_python()
+    assert python or SIMULATED, "no python3 with PyTorch here"
+    before = states(node)
+    asked = ["--isolation", "quota", "--memory", memory, "--device", "0"]
+    code = plain if python is None else program
+    made = node.tenant(asked, [python or sys.executable, "-c", code, str(SIZE_GIB << 10)])
+    said = made.line()
+    (name,) = states(node).keys() - before.keys()
+    return made, name, said
+
+
+def ask(one: Tenant, words: str = "") -> dict[str, object]:
+    assert one.process.stdin is not None
+    one.process.stdin.write(f"{words}\n")
+    one.process.stdin.flush()
+    return one.line()
+
+
+def card_used_gib(node: DemoNode) -> float:
+    with client(node) as calls:
+        return int(calls.list_devices().devices[0].memory_used_bytes) / 2**30
+
+
+def goes(node: DemoNode, name: str) -> float:
+    """Seconds until it is suspended."""
+    began = time.perf_counter()
+    eventually(lambda: states(node)[name] == "suspended", f"{name} is suspended", PATIENCE_SECONDS)
+    return time.perf_counter() - began
+
+
+def idle() -> None:
+    with running(f'idle_suspend = "{IDLE_SECONDS:g}s"\nmin_residence = "500ms"\n') as node:
+        one, name, _said = tenant(node, f"{SIZE_GIB + 4}GiB", HOLD, PROGRAM)
+        eventually(lambda: card_used_gib(node) > SIZE_GIB / 2, "its memory is on the card")
+        before = card_used_gib(node)
+        went, came, whole, away = [], [], [], before
+        for _turn in range(ROUNDS):
+            went.append(round(goes(node, name), 2))
+            eventually(lambda: card_used_gib(node) < before - SIZE_GIB / 2, "its memory is off the card")
+            away = card_used_gib(node)
+            began = time.perf_counter()
+            whole.append(bool(ask(one)["whole"]))
+            came.append(round(time.perf_counter() - began, 2))
+        one.end()
+        say(
+            "idle",
+            held=all(whole),
+            gib=SIZE_GIB,
+            seconds_until_suspended=went,
+            seconds_waited_by_its_work=came,
+            card_gib_before=round(before, 2),
+            card_gib_suspended=round(away, 2),
+        )
+
+
+def first() -> None:
+    with running(f'idle_suspend = "{IDLE_SECONDS:g}s"\nmin_residence = "500ms"\n') as node:
+        one, name, said = tenant(node, "8GiB", FIRST, CALLS)
+        kinds = [str(kind) for kind in said["calls"]]  # type: ignore[attr-defined]
+        took = {}
+        for kind in kinds:
+            goes(node, name)
+            began = time.perf_counter()
+            done = ask(one, kind)
+            took[kind] = round(time.perf_counter() - began, 2)
+            assert done == {"done": kind}
+        one.end()
+        say("first", held=True, seconds=took)
+
+
+def rounds(one: Tenant) -> int:
+    said = ask(one)
+    assert said["whole"], "something was lost"
+    return int(str(said["rounds"]))
+
+
+def turns() -> None:
+    for turn in TURNS_SECONDS:
+        with running(f'memory_overcommit = 2.0\nturn = "{turn:g}s"\n') as node:
+            share = "105GiB"  # 75 % of an H200
+            one, _name, _said = tenant(node, share, WORK, BUSY)
+            began, start = time.perf_counter(), rounds(one)
+            time.sleep(2 * turn)
+            alone = (rounds(one) - start) / (time.perf_counter() - began)
+            two, _name, _said = tenant(node, share, WORK, BUSY)
+            begun, starts = time.perf_counter(), [rounds(one), rounds(two)]
+            time.sleep((6 if turn > 10 else 10) * turn)
+            ends = [rounds(one), rounds(two)]
+            seconds = time.perf_counter() - begun
+            both = [(b - a) / seconds for a, b in zip(starts, ends, strict=True)]
+            for tenant_ in (one, two):
+                assert tenant_.process.stdin is not None
+                tenant_.process.stdin.close()
+            eventually(lambda n=node: not states(n), "both end", PATIENCE_SECONDS)  # type: ignore[misc]
+            say(
+                "turns",
+                held=all(b > a for a, b in zip(starts, ends, strict=True)),
+                turn_seconds=turn,
+                gib_of_each=SIZE_GIB,
+                rounds_per_second_alone=round(alone, 2),
+                of_solo_each=[round(rate / alone, 3) for rate in both],
+                of_solo_together=round(sum(both) / alone, 3),
+                seconds=round(seconds, 1),
+            )
+
+
+SCENES: dict[str, Callable[[], None]] = {"idle": idle, "first": first, "turns": turns}
+
+
+def main(names: list[str]) -> int:
+    failed = 0
+    for name in names or list(SCENES):
+        try:
+            began = time.monotonic()
+            SCENES[name]()
+            say(name, scene_seconds=round(time.monotonic() - began, 1))
+        except Exception as error:
+            failed += 1
+            say(name, held=False, error=repr(error), trace=traceback.format_exc()[-1500:])
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
