@@ -20,12 +20,17 @@ extern struct vgpu_away_words vgpu_away;
 /* Waits until the lease is back; returns at once if it is not away. */
 void vgpu_away_wait(void);
 
+static inline void vgpu_away_check(void)
+{
+    if (__builtin_expect(__atomic_load_n(&vgpu_away.away, __ATOMIC_RELAXED), 0))
+        vgpu_away_wait();
+}
+
 /* In front of a driver call that is no launch. */
 static inline void vgpu_away_call(void)
 {
     __atomic_add_fetch(&vgpu_away.calls, 1, __ATOMIC_RELAXED);
-    if (__builtin_expect(__atomic_load_n(&vgpu_away.away, __ATOMIC_RELAXED), 0))
-        vgpu_away_wait();
+    vgpu_away_check();
 }
 
 /* What the page says now; false before vgpu_away_start. */

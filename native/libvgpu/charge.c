@@ -1,7 +1,5 @@
 #include "charge.h"
 
-#include <pthread.h>
-
 #include "away.h"
 #include "device.h"
 #include "functions.h"
@@ -11,15 +9,13 @@
 #include "pool.h"
 #include "tenant.h"
 
-static pthread_mutex_t pages = PTHREAD_MUTEX_INITIALIZER; /* guards the counts of shared pages */
-
 /* Before a refusal: memory that this process's pools hold without need goes back, as the driver does it
  * on a full card; with the arbiter away, that of processes that died. */
 static bool reserve(int device, uint64_t bytes)
 {
     struct vgpu_account *account = vgpu_tenant_account();
     unsigned d = (unsigned)device;
-    vgpu_away_wait(); /* what fits is not to be told before the lease is back */
+    vgpu_away_check(); /* what fits is not to be told before the lease is back */
     uint64_t limit = vgpu_tenant_limit(d);
     if (vgpu_account_reserve(account, d, bytes, limit))
         return true;
@@ -122,39 +118,6 @@ CUresult vgpu_charge_settle(struct vgpu_charge *charge, CUresult result, const s
     return CUDA_SUCCESS;
 }
 
-/* One more, or one less, small allocation in the page of `pointer`. Returns the bytes that the page
- * then newly takes, or gives back; UINT64_MAX: no memory to remember it. */
-static uint64_t hold_page(uint64_t pointer, int device, void *owner)
-{
-    struct vgpu_entry page;
-    pthread_mutex_lock(&pages);
-    bool known = vgpu_table_get(VGPU_KIND_PAGE, pointer / VGPU_PAGE_BYTES, &page);
-    if (!known)
-        page = (struct vgpu_entry){.kind = VGPU_KIND_PAGE, .key = pointer / VGPU_PAGE_BYTES, .bytes = VGPU_PAGE_BYTES,
-                                   .owner = owner, .device = (int8_t)device};
-    page.count++;
-    bool stored = vgpu_table_put(&page);
-    pthread_mutex_unlock(&pages);
-    if (!stored)
-        return UINT64_MAX;
-    return known ? 0 : VGPU_PAGE_BYTES;
-}
-
-static uint64_t drop_page(uint64_t pointer)
-{
-    struct vgpu_entry page;
-    uint64_t freed = 0;
-    pthread_mutex_lock(&pages);
-    if (vgpu_table_take(VGPU_KIND_PAGE, pointer / VGPU_PAGE_BYTES, &page)) {
-        if (--page.count > 0)
-            vgpu_table_put(&page);
-        else
-            freed = page.bytes;
-    }
-    pthread_mutex_unlock(&pages);
-    return freed;
-}
-
 CUresult vgpu_charge_pointer(struct vgpu_charge *charge, CUresult result, enum vgpu_kind kind, uint64_t pointer,
                              uint64_t bytes, bool *keep)
 {
@@ -164,17 +127,17 @@ CUresult vgpu_charge_pointer(struct vgpu_charge *charge, CUresult result, enum v
     if (!charge->active || result != CUDA_SUCCESS)
         return vgpu_charge_settle(charge, result, &entry, keep);
     uint64_t kept = charge->bytes;
+    bool first = true;
     entry.owner = vgpu_charge_context();
     if (kind == VGPU_KIND_POINTER && bytes <= VGPU_SHARED_MAX) {
         entry.bytes = bytes; /* below a page: the page carries the charge */
-        kept = hold_page(pointer, charge->device, entry.owner);
+        *keep = vgpu_table_put_in_page(&entry, &first);
+        kept = first ? VGPU_PAGE_BYTES : 0;
+    } else {
+        *keep = vgpu_table_put(&entry);
     }
-    *keep = kept != UINT64_MAX && vgpu_table_put(&entry);
-    if (!*keep) {
-        if (kept != UINT64_MAX && entry.bytes < VGPU_PAGE_BYTES)
-            drop_page(pointer);
+    if (!*keep)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    }
     if (kind == VGPU_KIND_MANAGED)
         vgpu_learn_unseen(charge->device, (int64_t)kept);
     settle(charge, kept);
@@ -199,8 +162,10 @@ bool vgpu_charge_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entr
 /* What goes with the entry: its own bytes, or those of the shared page whose last it was. */
 static uint64_t bytes_of(const struct vgpu_entry *entry)
 {
-    bool small = entry->kind == VGPU_KIND_POINTER && entry->bytes < VGPU_PAGE_BYTES;
-    return small ? drop_page(entry->key) : entry->bytes;
+    struct vgpu_entry page;
+    if (entry->kind != VGPU_KIND_POINTER || entry->bytes >= VGPU_PAGE_BYTES)
+        return entry->bytes;
+    return vgpu_table_leave_page(entry->key, &page) ? page.bytes : 0;
 }
 
 void vgpu_charge_freed(const struct vgpu_entry *entry, bool taken, CUresult result)
@@ -251,7 +216,6 @@ void vgpu_charge_end_context(CUcontext context)
 
 void vgpu_charge_reset(void)
 {
-    pthread_mutex_init(&pages, NULL);
     vgpu_table_reset();
     vgpu_pool_reset();
     vgpu_graph_reset();

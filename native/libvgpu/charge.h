@@ -19,10 +19,6 @@ struct vgpu_charge {
     uint64_t bytes;
 };
 
-/* The driver takes memory from the card in pages of 2 MiB. A request above 1 MiB has pages of its own;
- * smaller ones share a page, which goes back with the last of them (measured on an H200, driver 580). */
-#define VGPU_PAGE_BYTES (2u << 20)
-#define VGPU_SHARED_MAX (1u << 20)
 static inline uint64_t vgpu_round(uint64_t bytes, uint64_t unit) /* up to whole units; a constant unit costs no division */
 {
     return bytes > UINT64_MAX - unit ? UINT64_MAX / unit * unit : (bytes + unit - 1) / unit * unit;

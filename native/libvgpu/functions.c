@@ -20,7 +20,7 @@ static const char *const sonames[VGPU_LIBRARIES] = {"libcuda.so.1", "libnvidia-m
 static const char *const stems[VGPU_LIBRARIES] = {"libcuda.so", "libnvidia-ml.so"};
 
 static void *handles[VGPU_LIBRARIES];
-static void *reals[VGPU_FUNCTIONS];
+void *vgpu_reals[VGPU_FUNCTIONS];
 
 /* Keeps one reference: the pointers below stay good even if the process closes its own handle. */
 static void *library_handle(enum vgpu_library library, int flags)
@@ -39,18 +39,15 @@ bool vgpu_library_load(enum vgpu_library library)
     return library_handle(library, RTLD_LOCAL) != NULL;
 }
 
-void *vgpu_real(enum vgpu_function_id id)
+void *vgpu_real_found(enum vgpu_function_id id)
 {
-    void *real = __atomic_load_n(&reals[id], __ATOMIC_ACQUIRE);
-    if (real != NULL)
-        return real;
     void *handle = library_handle(vgpu_functions[id].library, RTLD_NOLOAD);
     if (handle == NULL)
         return NULL;
-    real = vgpu_libc_dlsym()(handle, vgpu_functions[id].name);
+    void *real = vgpu_libc_dlsym()(handle, vgpu_functions[id].name);
     if (real == vgpu_functions[id].wrapper) /* our own export is not the driver */
         return NULL;
-    __atomic_store_n(&reals[id], real, __ATOMIC_RELEASE);
+    __atomic_store_n(&vgpu_reals[id], real, __ATOMIC_RELEASE);
     return real;
 }
 

@@ -33,7 +33,13 @@ struct vgpu_function {
 extern const struct vgpu_function vgpu_functions[VGPU_FUNCTIONS];
 
 /* NVIDIA's function, or NULL if its library is not loaded or lacks it. */
-void *vgpu_real(enum vgpu_function_id id);
+void *vgpu_real_found(enum vgpu_function_id id);
+extern void *vgpu_reals[VGPU_FUNCTIONS]; /* as found so far */
+static inline void *vgpu_real(enum vgpu_function_id id)
+{
+    void *real = __atomic_load_n(&vgpu_reals[id], __ATOMIC_ACQUIRE);
+    return __builtin_expect(real != NULL, 1) ? real : vgpu_real_found(id);
+}
 
 /* The id of a wrapped function by its symbol name, or -1. */
 int vgpu_wrapped(const char *name);

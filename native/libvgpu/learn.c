@@ -13,8 +13,7 @@
 
 uint32_t vgpu_learn_stale;
 uint32_t vgpu_learn_left;
-uint64_t vgpu_learn_changes;
-uint32_t vgpu_learn_freeing;
+uint64_t vgpu_learn_moves;
 
 static pthread_mutex_t looking = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t unseen[VGPU_MAX_DEVICES];
@@ -22,7 +21,7 @@ static uint64_t left_bytes[VGPU_MAX_DEVICES]; /* guarded by `looking`, as is lef
 static uint32_t left_looks[VGPU_MAX_DEVICES];
 
 struct state {
-    uint64_t changes;
+    uint64_t moves;
     uint64_t used;
     bool quiet; /* no call is between its claim and its settlement, or freeing */
 };
@@ -31,10 +30,10 @@ static struct state state_of(unsigned device, uint64_t claimed)
 {
     const struct vgpu_account *account = vgpu_tenant_account();
     const struct vgpu_slot_device *own = &account->usage->slots[account->slot].devices[device];
-    struct state state = {.changes = __atomic_load_n(&vgpu_learn_changes, __ATOMIC_SEQ_CST),
+    struct state state = {.moves = __atomic_load_n(&vgpu_learn_moves, __ATOMIC_SEQ_CST),
                           .used = __atomic_load_n(&own->used_bytes, __ATOMIC_SEQ_CST)};
     state.quiet = __atomic_load_n(&own->claim_bytes, __ATOMIC_SEQ_CST) == claimed &&
-                  __atomic_load_n(&vgpu_learn_freeing, __ATOMIC_SEQ_CST) == 0;
+                  (uint32_t)state.moves == 0;
     return state;
 }
 
@@ -50,7 +49,7 @@ static bool look(int device, uint64_t claimed, bool *known)
         return true;
     bool same = vgpu_pool_settle_all(device) && vgpu_graph_settle(device);
     struct state after = state_of((unsigned)device, claimed);
-    if (!same || !before.quiet || !after.quiet || before.changes != after.changes || before.used != after.used)
+    if (!same || !before.quiet || !after.quiet || before.moves != after.moves || before.used != after.used)
         return false;
     uint64_t hidden = __atomic_load_n(&unseen[device], __ATOMIC_SEQ_CST);
     uint64_t seen = after.used > hidden ? after.used - hidden : 0;
@@ -150,5 +149,5 @@ void vgpu_learn_reset(void)
     memset(left_bytes, 0, sizeof(left_bytes));
     vgpu_learn_left = 0;
     vgpu_learn_stale = 0;
-    vgpu_learn_freeing = 0;
+    vgpu_learn_moves = 0;
 }

@@ -47,20 +47,19 @@ bool vgpu_learn_within_limit(int device);
 void vgpu_learn_unseen(int device, int64_t bytes);
 
 /* The figures of this process changed, or are about to: a look that overlaps does not count. */
-extern uint64_t vgpu_learn_changes;
-extern uint32_t vgpu_learn_freeing;
+extern uint64_t vgpu_learn_moves; /* lower half: calls that are freeing now; upper half: changes so far */
+#define VGPU_LEARN_CHANGE (1ull << 32)
 static inline void vgpu_learn_changed(void)
 {
-    __atomic_fetch_add(&vgpu_learn_changes, 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&vgpu_learn_moves, VGPU_LEARN_CHANGE, __ATOMIC_SEQ_CST);
 }
 static inline void vgpu_learn_free_begins(void)
 {
-    __atomic_fetch_add(&vgpu_learn_freeing, 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&vgpu_learn_moves, 1, __ATOMIC_SEQ_CST);
 }
 static inline void vgpu_learn_free_ends(void)
 {
-    vgpu_learn_changed();
-    __atomic_fetch_sub(&vgpu_learn_freeing, 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&vgpu_learn_moves, VGPU_LEARN_CHANGE - 1, __ATOMIC_SEQ_CST);
 }
 
 void vgpu_learn_reset(void);

@@ -23,8 +23,10 @@ static uint64_t hash(uint32_t kind, uint64_t key)
     return x ^ x >> 29;
 }
 
-static struct shard *shard_of(uint64_t hashed)
+/* A pointer is in its page's shard, so that both are found under one lock. */
+static struct shard *shard_of(uint32_t kind, uint64_t key)
 {
+    uint64_t hashed = kind == VGPU_KIND_POINTER ? hash(VGPU_KIND_PAGE, key / VGPU_PAGE_BYTES) : hash(kind, key);
     return &shards[hashed >> (64 - SHARD_BITS)];
 }
 
@@ -71,26 +73,71 @@ static void empty(struct shard *shard, uint64_t i)
     __atomic_store_n(&shard->count, shard->count - 1, __ATOMIC_RELAXED);
 }
 
+static bool has_room(struct shard *shard, uint64_t entries)
+{
+    return (shard->count + entries) * 4 <= shard->capacity * 3 || grow(shard);
+}
+
+static void store(struct shard *shard, const struct vgpu_entry *entry)
+{
+    uint64_t i = find(shard, entry->kind, entry->key);
+    if (shard->places[i].kind == VGPU_KIND_NONE)
+        __atomic_store_n(&shard->count, shard->count + 1, __ATOMIC_RELAXED);
+    shard->places[i] = *entry;
+}
+
 bool vgpu_table_put(const struct vgpu_entry *entry)
 {
-    struct shard *shard = shard_of(hash(entry->kind, entry->key));
-    bool stored = true;
+    struct shard *shard = shard_of(entry->kind, entry->key);
     pthread_mutex_lock(&shard->mutex);
-    if ((shard->count + 1) * 4 > shard->capacity * 3)
-        stored = grow(shard);
+    bool stored = has_room(shard, 1);
+    if (stored)
+        store(shard, entry);
+    pthread_mutex_unlock(&shard->mutex);
+    return stored;
+}
+
+bool vgpu_table_put_in_page(const struct vgpu_entry *entry, bool *first)
+{
+    struct vgpu_entry page = {.kind = VGPU_KIND_PAGE, .key = entry->key / VGPU_PAGE_BYTES, .bytes = VGPU_PAGE_BYTES,
+                              .owner = entry->owner, .device = entry->device, .count = 1};
+    struct shard *shard = shard_of(entry->kind, entry->key);
+    pthread_mutex_lock(&shard->mutex);
+    bool stored = has_room(shard, 2);
     if (stored) {
-        uint64_t i = find(shard, entry->kind, entry->key);
-        if (shard->places[i].kind == VGPU_KIND_NONE)
-            __atomic_store_n(&shard->count, shard->count + 1, __ATOMIC_RELAXED);
-        shard->places[i] = *entry;
+        struct vgpu_entry *known = &shard->places[find(shard, page.kind, page.key)];
+        *first = known->kind == VGPU_KIND_NONE;
+        if (*first)
+            store(shard, &page);
+        else
+            known->count++;
+        store(shard, entry);
     }
     pthread_mutex_unlock(&shard->mutex);
     return stored;
 }
 
+bool vgpu_table_leave_page(uint64_t pointer, struct vgpu_entry *page)
+{
+    uint64_t key = pointer / VGPU_PAGE_BYTES;
+    struct shard *shard = shard_of(VGPU_KIND_PAGE, key);
+    bool last = false;
+    pthread_mutex_lock(&shard->mutex);
+    if (shard->count > 0) {
+        uint64_t i = find(shard, VGPU_KIND_PAGE, key);
+        last = shard->places[i].kind != VGPU_KIND_NONE && --shard->places[i].count == 0;
+        if (last) {
+            *page = shard->places[i];
+            empty(shard, i);
+        }
+    }
+    pthread_mutex_unlock(&shard->mutex);
+    return last;
+}
+
 static bool look_up(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry, bool remove)
 {
-    struct shard *shard = shard_of(hash(kind, key));
+    struct shard *shard = shard_of(kind, key);
     bool found = false;
     if (__atomic_load_n(&shard->count, __ATOMIC_RELAXED) == 0) /* what this thread knows of was put before */
         return false;

@@ -31,10 +31,21 @@ struct vgpu_entry {
     uint32_t count; /* of VGPU_KIND_PAGE */
 };
 
+/* The driver takes memory from the card in pages of 2 MiB. A request above 1 MiB has pages of its own;
+ * smaller ones share a page, which goes back with the last of them (measured on an H200, driver 580). */
+#define VGPU_PAGE_BYTES (2u << 20)
+#define VGPU_SHARED_MAX (1u << 20)
+
 /* All are thread-safe. put replaces an entry of the same kind and key; false: out of memory. */
 bool vgpu_table_put(const struct vgpu_entry *entry);
 bool vgpu_table_get(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry);
 bool vgpu_table_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry);
+
+/* As put, for a small allocation (VGPU_KIND_POINTER): it is counted in its page, too. *first: the page is new. */
+bool vgpu_table_put_in_page(const struct vgpu_entry *entry, bool *first);
+
+/* One allocation less in the page of `pointer`; true if it was the last: *page is what the entry was. */
+bool vgpu_table_leave_page(uint64_t pointer, struct vgpu_entry *page);
 
 /* Removes every entry that `match` says; `match` must not call into the table. */
 void vgpu_table_purge(bool (*match)(const struct vgpu_entry *entry, void *argument), void *argument);

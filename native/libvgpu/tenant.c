@@ -19,9 +19,7 @@
 #include "view.h"
 #include "vmm.h"
 
-enum phase { COLD, UNLIMITED, LIMITED };
-
-static int phase; /* enum phase; written last, under `entry` */
+int vgpu_tenant_phase; /* written last, under `entry` */
 static pthread_mutex_t entry = PTHREAD_MUTEX_INITIALIZER;
 static struct vgpu_lease_view lease;
 static struct vgpu_account account = {.slow = PTHREAD_MUTEX_INITIALIZER};
@@ -146,9 +144,9 @@ static void forget_in_child(void)
     vgpu_nvml_export_reset();
     pthread_mutex_init(&entry, NULL);
     pthread_mutex_init(&account.slow, NULL);
-    if (phase != LIMITED)
+    if (vgpu_tenant_phase != VGPU_TENANT_LIMITED)
         return;
-    phase = COLD;
+    vgpu_tenant_phase = VGPU_TENANT_COLD;
     munmap((void *)lease.limits, sizeof(struct vgpu_limits));
     munmap(lease.usage, sizeof(struct vgpu_usage));
     if (fstat(lease.usage_fd, &about) == 0 && about.st_dev == usage_device && about.st_ino == usage_inode)
@@ -194,7 +192,7 @@ static CUresult enter_first(void)
         return CUDA_ERROR_OPERATING_SYSTEM;
     }
     if (found == 0) {
-        __atomic_store_n(&phase, UNLIMITED, __ATOMIC_RELEASE);
+        __atomic_store_n(&vgpu_tenant_phase, VGPU_TENANT_UNLIMITED, __ATOMIC_RELEASE);
         return CUDA_SUCCESS;
     }
     CUresult result = join();
@@ -211,21 +209,17 @@ static CUresult enter_first(void)
             vgpu_process_memory_warm();
             break;
         }
-    __atomic_store_n(&phase, LIMITED, __ATOMIC_RELEASE);
+    __atomic_store_n(&vgpu_tenant_phase, VGPU_TENANT_LIMITED, __ATOMIC_RELEASE);
     return CUDA_SUCCESS;
 }
 
-CUresult vgpu_tenant_enter(bool *limited)
+CUresult vgpu_tenant_enter_first(bool *limited)
 {
     CUresult result = CUDA_SUCCESS;
-    int now = __atomic_load_n(&phase, __ATOMIC_ACQUIRE);
-    if (now == COLD) {
-        pthread_mutex_lock(&entry);
-        if (phase == COLD)
-            result = enter_first();
-        now = phase;
-        pthread_mutex_unlock(&entry);
-    }
-    *limited = now == LIMITED;
+    pthread_mutex_lock(&entry);
+    if (vgpu_tenant_phase == VGPU_TENANT_COLD)
+        result = enter_first();
+    *limited = vgpu_tenant_phase == VGPU_TENANT_LIMITED;
+    pthread_mutex_unlock(&entry);
     return result;
 }

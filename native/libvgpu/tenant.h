@@ -13,7 +13,17 @@
  * is not valid (CUDA_ERROR_OPERATING_SYSTEM), is closed (CUDA_ERROR_NOT_PERMITTED), or has as many
  * processes as a lease can (CUDA_ERROR_OUT_OF_MEMORY). Such an error is not kept: the next call looks again.
  */
-CUresult vgpu_tenant_enter(bool *limited);
+CUresult vgpu_tenant_enter_first(bool *limited);
+enum vgpu_tenant_phase { VGPU_TENANT_COLD, VGPU_TENANT_UNLIMITED, VGPU_TENANT_LIMITED };
+extern int vgpu_tenant_phase; /* enum vgpu_tenant_phase */
+static inline CUresult vgpu_tenant_enter(bool *limited)
+{
+    int now = __atomic_load_n(&vgpu_tenant_phase, __ATOMIC_ACQUIRE);
+    if (__builtin_expect(now == VGPU_TENANT_COLD, 0))
+        return vgpu_tenant_enter_first(limited);
+    *limited = now == VGPU_TENANT_LIMITED;
+    return CUDA_SUCCESS;
+}
 
 /* The functions below hold only after vgpu_tenant_enter said limited. */
 

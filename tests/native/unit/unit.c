@@ -283,6 +283,27 @@ static void test_table_purge(void)
         CHECK(vgpu_table_get(VGPU_KIND_HANDLE, i * 0x1000, &entry) == (i % 2 == 1));
 }
 
+/* Small allocations are counted in their page, which goes with the last of them, in whatever order. */
+static void test_table_pages(void)
+{
+    struct vgpu_entry page;
+    const uint64_t base = 77ull * VGPU_PAGE_BYTES;
+    uint64_t before = vgpu_table_count();
+    bool first;
+    for (uint64_t i = 0; i < 1000; i++) {
+        struct vgpu_entry entry = {.kind = VGPU_KIND_POINTER, .key = base + i * 512, .bytes = 512, .device = 3};
+        CHECK(vgpu_table_put_in_page(&entry, &first) && first == (i == 0));
+    }
+    CHECK(vgpu_table_count() == before + 1001);
+    for (uint64_t i = 0; i < 1000; i++) {
+        uint64_t at = base + (i * 7 % 1000) * 512;
+        CHECK(vgpu_table_take(VGPU_KIND_POINTER, at, &page) && page.bytes == 512);
+        CHECK(vgpu_table_leave_page(at, &page) == (i == 999));
+    }
+    CHECK(page.bytes == VGPU_PAGE_BYTES && page.device == 3 && vgpu_table_count() == before);
+    CHECK(!vgpu_table_leave_page(base, &page));
+}
+
 static void *table_thread(void *argument)
 {
     uint64_t base = (uint64_t)(uintptr_t)argument << 20;
@@ -337,6 +358,7 @@ int main(void)
     test_uuids();
     test_table();
     test_table_purge();
+    test_table_pages();
     on_threads(table_thread, 0);
     puts("ok");
     return 0;
