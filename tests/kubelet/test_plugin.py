@@ -12,7 +12,7 @@ from tests.kubelet.double import AdmissionError
 from tests.node.world import FakeGateway, device, request
 from vgpud.inject.driver import DriverFiles
 from vgpud.model.device import Health, Node
-from vgpud.model.quantity import GIB
+from vgpud.model.quantity import GIB, Percent
 from vgpud.model.tenancy import Mode, Mount
 
 UNITS = "vgpud.io/memory-gib"
@@ -204,6 +204,27 @@ def test_memory_may_be_promised_beyond_the_card(short: Path) -> None:
             for pod in ("a/one", "a/two"):
                 await node.kubelet.admit(pod, UNITS, 60, among=lambda name: name.startswith("GPU-00000000"))
             assert len(await node.kubelet.healthy(UNITS, 240)) == 240
+
+    run(story())
+
+
+def test_units_that_carry_compute_end_with_the_shares_of_the_card(short: Path) -> None:
+    """However much more memory is promised, and whoever holds the shares."""
+
+    async def story() -> None:
+        beyond = (
+            MEMORY + 'limit_compute = true\n[[device]]\nmode = "preload"\npreload.memory_overcommit = 1.5\n'
+        )
+        async with node_in(short, beyond) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            taken = await node.world.keeper.allocate(request("by-hand", gib=10, share=Percent(5000)))
+            uuid = taken.slices[0].device_uuid
+            healthy = await node.kubelet.healthy(UNITS, 120)
+            assert sum(name.startswith(uuid) for name in healthy) == 40
+            await node.kubelet.admit("a/b", UNITS, 40, among=lambda name: name.startswith(uuid))
+            held = [a for a in node.allocations if a.id != taken.id]
+            assert [part.share for a in held for part in a.slices] == [Percent(5000)]
+            await node.kubelet.healthy(UNITS, 120)  # those of the pod, and the other card's
 
     run(story())
 

@@ -15,7 +15,7 @@ from vgpud.node.operations import Operations
 from vgpud.planner.choose import choose
 from vgpud.planner.locality import nearest_devices
 from vgpud.planner.pool import NO_POOL
-from vgpud.planner.terms import all_terms, bare_name
+from vgpud.planner.terms import Terms, all_terms, bare_name
 from vgpud.planner.use import EMPTY
 from vgpud.policy.model import Policy
 
@@ -83,18 +83,28 @@ class Room:
         return decision.refusal
 
     def units(self, one: Request, device_uuid: str, unit_bytes: int) -> int | None:
-        """How many times `unit_bytes` of memory can still be had on the device; None as `more`."""
+        """How many times `unit_bytes` of memory can still be had on the device; None as `more`.
+
+        Where `one` has a share, each unit has its part of the compute as well: memory may be promised beyond
+        the card, and others may hold more of its compute than of its memory.
+        """
         fits = self.more(one, device_uuid, 1)
         if not fits:
             return fits
-        device = self._inventory.device(device_uuid)
-        free = self.memory_bytes(device, MODE_OF[one.isolation or Isolation.QUOTA])
-        return (free - self._book.use_of(device_uuid).memory_bytes) // unit_bytes
+        device, use = self._inventory.device(device_uuid), self._book.use_of(device_uuid)
+        mode = MODE_OF[one.isolation or Isolation.QUOTA]
+        units = (self.memory_bytes(device, mode) - use.memory_bytes) // unit_bytes
+        if one.share is None:
+            return units
+        share_left = self._terms(device).share_hundredths(mode) - use.share_hundredths
+        return min(units, share_left * device.memory_usable_bytes // (unit_bytes * 10000))
 
     def memory_bytes(self, device: Device, mode: Mode) -> int:
         """What all tenants of the device may come to, by the policy."""
-        terms = all_terms(self._keeper.policy().policy, self._inventory.node)
-        return terms[device.uuid].memory_bytes(mode, device.memory_usable_bytes)
+        return self._terms(device).memory_bytes(mode, device.memory_usable_bytes)
+
+    def _terms(self, device: Device) -> Terms:
+        return all_terms(self._keeper.policy().policy, self._inventory.node)[device.uuid]
 
     def nearest(self, device_uuids: tuple[str, ...], must: tuple[str, ...], count: int) -> tuple[str, ...]:
         """The `count` devices of these that lie nearest to each other, `must` among them."""
