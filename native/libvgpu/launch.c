@@ -2,6 +2,8 @@
 #include "functions.h"
 #include "gate.h"
 #include "graph.h"
+#include "pace.h"
+#include "tenant.h"
 
 #define KERNEL_WEIGHT 1u
 #define GRAPH_WEIGHT 16u /* a graph is looked at nearly each time: it may be one kernel or thousands */
@@ -49,11 +51,21 @@ LAUNCH_KERNEL_EX(cuLaunchKernelEx_ptsz, 1)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, 0)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, 1)
 
-/* The tenant's devices are granted together, so one look does for all of them. */
+/* The turn has to be one on all of its devices. */
+static void touch_all(const CUDA_LAUNCH_PARAMS *list, unsigned int count)
+{
+    bool limited;
+    if (list == NULL || vgpu_tenant_enter(&limited) != CUDA_SUCCESS || !limited)
+        return;
+    for (unsigned int i = 0; i < count; i++)
+        vgpu_pace_touch(list[i].hStream, 0);
+}
+
 VGPU_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsList,
                                                           unsigned int numDevices, unsigned int flags)
 {
     CUstream stream = launchParamsList != NULL && numDevices > 0 ? launchParamsList[0].hStream : NULL;
+    touch_all(launchParamsList, numDevices);
     LAUNCH_BODY(KERNEL_WEIGHT, stream, 0, cuLaunchCooperativeKernelMultiDevice, launchParamsList, numDevices, flags);
 }
 

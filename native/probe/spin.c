@@ -2,7 +2,8 @@
  * vgpu-spin: keeps a device busy with kernels of a known amount of work, and says how much was done when.
  *
  *   vgpu-spin --kernel-us D [--rate R] [--mode MODE] [--seconds S] [--report-ms W] [--begin-at NS] [--device N]
- *     MODE: eager (default), graph (40 kernels each), cooperative, streams (4), green (two green contexts, a stream each)
+ *     MODE: eager (default), graph (40 kernels each), cooperative, streams (4), callbacks (a host function behind
+ *     each kernel), multi (one cooperative launch on this device and the next), green (two green contexts, a stream each)
  *     R: loop iterations in a microsecond, from a run with --calibrate on the idle device
  *   vgpu-spin --kernel-us D --every-us P --burst K     a latency-sensitive client: K kernels every P, timed
  *   vgpu-spin --calibrate                              measures R
@@ -36,7 +37,7 @@
 #define SPIN_OPTIONAL(X)                                                                                        \
     X(cuLaunchCooperativeKernel) X(cuStreamBeginCapture_v2) X(cuStreamEndCapture) X(cuGraphInstantiateWithFlags) \
     X(cuGraphLaunch) X(cuDeviceGetDevResource) X(cuDevSmResourceSplitByCount) X(cuDevResourceGenerateDesc)       \
-    X(cuGreenCtxCreate) X(cuGreenCtxStreamCreate)
+    X(cuGreenCtxCreate) X(cuGreenCtxStreamCreate) X(cuLaunchHostFunc) X(cuLaunchCooperativeKernelMultiDevice)
 
 static struct {
 #define MEMBER(name) __typeof__(&name) name;
@@ -110,13 +111,53 @@ static void load(void)
     SPIN_OPTIONAL(MAYBE)
 }
 
+static void CUDA_CB called_back(void *unused)
+{
+    (void)unused;
+}
+
+/* On the next device; its kernels count into memory of their own. */
+static struct {
+    CUcontext context;
+    CUfunction kernel;
+    CUstream stream;
+    CUdeviceptr counter;
+} beside;
+
+static void open_next_device(CUcontext first)
+{
+    CUdevice device;
+    CUmodule module;
+    DO(cuDeviceGet(&device, want.device + 1));
+    DO(cuDevicePrimaryCtxRetain(&beside.context, device));
+    DO(cuCtxSetCurrent(beside.context));
+    DO(cuModuleLoadData(&module, ptx));
+    DO(cuModuleGetFunction(&beside.kernel, module, "spin"));
+    DO(cuMemAlloc_v2(&beside.counter, 64));
+    DO(cuMemsetD8_v2(beside.counter, 0, 64));
+    DO(cuStreamCreate(&beside.stream, CU_STREAM_NON_BLOCKING));
+    DO(cuCtxSetCurrent(first));
+}
+
+static void launch_on_both(CUstream stream, void **parameters)
+{
+    void *others[] = {&run.iterations, &beside.counter, &beside.counter};
+    CUDA_LAUNCH_PARAMS list[] = {{run.kernel, run.grid, 1, 1, BLOCK, 1, 1, 0, stream, parameters},
+                                 {beside.kernel, run.grid, 1, 1, BLOCK, 1, 1, 0, beside.stream, others}};
+    DO(cuLaunchCooperativeKernelMultiDevice(list, 2, 0));
+}
+
 static void launch(CUstream stream)
 {
     void *parameters[] = {&run.iterations, &run.counter, &run.host_device};
-    if (strcmp(want.mode, "cooperative") == 0)
+    if (strcmp(want.mode, "multi") == 0)
+        launch_on_both(stream, parameters);
+    else if (strcmp(want.mode, "cooperative") == 0)
         DO(cuLaunchCooperativeKernel(run.kernel, run.grid, 1, 1, BLOCK, 1, 1, 0, stream, parameters));
     else
         DO(cuLaunchKernel(run.kernel, run.grid, 1, 1, BLOCK, 1, 1, 0, stream, parameters, NULL));
+    if (strcmp(want.mode, "callbacks") == 0)
+        DO(cuLaunchHostFunc(stream, called_back, NULL));
 }
 
 /* The device's SMs in two halves, a green context and a stream on each. */
@@ -160,6 +201,8 @@ static void open_device(void)
         DO(cuStreamCreate(&run.streams[i], CU_STREAM_NON_BLOCKING));
     if (strcmp(want.mode, "green") == 0)
         make_green(device);
+    if (strcmp(want.mode, "multi") == 0)
+        open_next_device(context);
     run.grid = (unsigned)sms * 8; /* eight blocks of 256 fill an SM of 2048 threads */
     run.iterations = (uint64_t)(want.kernel_us * want.rate);
     run.iterations = run.iterations > 0 ? run.iterations : 1;

@@ -139,8 +139,9 @@ def answer(process: "subprocess.Popen[str]") -> dict[str, Any]:
     return line
 
 
-def counters(lease: Path) -> dict[str, int]:
-    raw = (lease / layout.USAGE_FILE).read_bytes()[layout.USAGE_COMPUTE :]
+def counters(lease: Path, ordinal: int = 0) -> dict[str, int]:
+    at = layout.USAGE_COMPUTE + ordinal * layout.COMPUTE_SIZE
+    raw = (lease / layout.USAGE_FILE).read_bytes()[at:]
     names = ("granted_ns", "used_ns", "waited_ns", "overrun_ns", "turns", "bypasses")
     return dict(zip(names, struct.unpack_from("<6Q", raw), strict=True))
 

@@ -148,6 +148,38 @@ def test_processes_of_one_tenant_on_two_devices_both_run(card: Card) -> None:
     assert min(percent(first), percent(second)) > 40
 
 
+def test_a_launch_on_several_devices_at_once_has_a_turn_on_each(card: Card) -> None:
+    both = card.lease("a", CONSERVING, 50, devices=2)
+    single = card.lease("b", CONSERVING, 50, first_device=1)
+    processes = card.spin(both, 2.0, "--mode", "multi"), card.spin(single, 2.0)
+    wide, other = (percent(process) for process in processes)
+    assert min(wide, other) > 25
+    assert counters(both, ordinal=1)["turns"] > 5
+    assert counters(both, ordinal=1)["used_ns"] > 3e8
+
+
+def test_host_functions_behind_kernels_are_no_way_around_the_share(card: Card) -> None:
+    lease = card.lease("a", HARD, 25)
+    assert 12 < percent(card.spin(lease, 1.5, "--mode", "callbacks")) < 29
+    assert counters(lease)["turns"] > 5
+
+
+def test_work_that_can_wait_gets_a_turn_in_every_second_or_so(card: Card) -> None:
+    waits, normal = card.lease("a", CONSERVING, 50, priority=-1), card.lease("b", CONSERVING, 50)
+    processes = card.spin(waits, 3.5), card.spin(normal, 3.5)
+    least, most = (percent(process) for process in processes)
+    assert most > 4 * least > 0
+    assert counters(waits)["turns"] >= 2
+
+
+def test_who_goes_first_gets_no_more_than_its_share(card: Card) -> None:
+    first, normal = card.lease("a", CONSERVING, 30, priority=1), card.lease("b", CONSERVING, 70)
+    processes = card.spin(first, 2.5), card.spin(normal, 2.5)
+    got = [percent(process) for process in processes]
+    assert 15 < got[0] < 38, got
+    assert got[1] > 40, got
+
+
 def message(kind: int, turn: int, flags: int, devices: int) -> bytes:
     head = struct.pack("<IIIIq", kind, layout.VERSION, 0, 0, 0)
     return (head + struct.pack("<QQQIIQ", turn, 2**64 - 1, 2**63, flags, devices, 2**64 - 1)).ljust(

@@ -65,3 +65,21 @@ CUresult cu_launch(CUfunction f, const unsigned int grid[3], const unsigned int 
     cu_stream_advance(stream, ctx, position);
     return CUDA_SUCCESS;
 }
+
+CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags)
+{
+    CU_TRY(cu_enter("cuLaunchCooperativeKernelMultiDevice"));
+    CU_CHECK(list != NULL && count > 0 && flags <= 3, CUDA_ERROR_INVALID_VALUE);
+    for (unsigned int i = 0; i < count; i++) {
+        const CUDA_LAUNCH_PARAMS *one = &list[i];
+        CU_CHECK(one->hStream != NULL && one->hStream != CU_STREAM_LEGACY && one->hStream != CU_STREAM_PER_THREAD,
+                 CUDA_ERROR_INVALID_VALUE);
+    }
+    for (unsigned int i = 0; i < count; i++) {
+        const CUDA_LAUNCH_PARAMS *one = &list[i];
+        CU_TRY(cu_launch(one->function, (unsigned int[]){one->gridDimX, one->gridDimY, one->gridDimZ},
+                         (unsigned int[]){one->blockDimX, one->blockDimY, one->blockDimZ}, one->sharedMemBytes,
+                         one->hStream));
+    }
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,68 @@
+"""Good tenants beside ones that have registered and then say and write what they like."""
+
+import os
+import random
+import socket
+import threading
+from contextlib import closing, suppress
+from pathlib import Path
+
+from tests.arbiter.conftest import Card, counters, percent
+from tests.fuzz.test_arbiter import Tenant, message, rude
+from vgpud import lease_layout as layout
+from vgpud.lease import SharePolicy, read_meters
+
+CONSERVING = SharePolicy.WORK_CONSERVING
+WANT = 4
+
+
+def harass(lease: Path, dice: random.Random, stop: threading.Event) -> None:
+    """Comes again whenever it was hung up on."""
+    while not stop.is_set():
+        with suppress(OSError), closing(Tenant(lease, dice.randrange(layout.MAX_SLOTS))) as tenant:
+            for _ in range(dice.randrange(400)):
+                if stop.wait(0.001):
+                    break
+                misbehave(tenant, dice)
+
+
+def misbehave(tenant: Tenant, dice: random.Random) -> None:
+    """Turns of any number, descriptors, packets of any size, any bytes anywhere in a page that grows, too."""
+    tenant.listen()
+    tenant.say(message(WANT, tenant.slot) if dice.randrange(2) else rude(dice, tenant.slot))
+    tenant.scribble(dice)
+    kind = dice.randrange(200)
+    if kind == 0:
+        socket.send_fds(tenant.line, [message(WANT, tenant.slot)], [tenant.usage] * 50)
+    elif kind == 1:
+        tenant.say(dice.randbytes(dice.choice([1, 87, 89, 60_000])))
+    elif kind == 2:
+        os.ftruncate(tenant.usage, dice.choice([0, 1, layout.USAGE_SIZE - 1, 1 << 20]))
+
+
+def test_tenants_without_manners_cost_the_others_no_more_than_their_turns(card: Card) -> None:
+    assert card.arbiter is not None
+    stop = threading.Event()
+    open_files = Path(f"/proc/{card.arbiter.pid}/fd")
+    good = [card.lease(name, CONSERVING, 40) for name in ("good0", "good1")]
+    bad = [card.lease(name, CONSERVING, 5) for name in ("bad0", "bad1")]
+    threads = [
+        threading.Thread(target=harass, args=(lease, random.Random(i), stop)) for i, lease in enumerate(bad)
+    ]
+    before = len(list(open_files.iterdir()))
+    for thread in threads:
+        thread.start()
+    try:
+        got = [percent(process) for process in [card.spin(lease, 2.5) for lease in good]]
+        assert len(list(open_files.iterdir())) < before + 30  # it keeps none that it is passed
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert min(got) > 10, got
+    assert 0.5 < got[0] / got[1] < 2, got
+    for lease in good:
+        (meter,) = read_meters(lease, 1)
+        assert meter.compute.used_ns < 4e9
+        assert counters(lease)["bypasses"] <= 2
+    assert card.client.ready()
