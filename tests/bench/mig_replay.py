@@ -210,8 +210,11 @@ def baselines(table: Table, seed: int = 0) -> dict[str, Choose]:
     }
 
 
-def best_on_one_card(table: Table, mix: str, load: float, sweeps: int = 3000) -> Choose:
-    """The best policy in the long run on one card, of those that take all that fits and move nothing.
+def best_on_one_card(
+    table: Table, mix: str, load: float, may_refuse: bool = False, sweeps: int = 3000
+) -> Choose:
+    """The best policy in the long run on one card, of those that move nothing and take all that fits; or,
+    if it `may_refuse`, turn smaller requests away to keep room for larger ones.
 
     Relative value iteration over all layouts of the uniformised chain (Puterman, Markov Decision
     Processes, 8.5), for the very mix and load of the replay, which a real planner cannot know.
@@ -241,7 +244,8 @@ def best_on_one_card(table: Table, mix: str, load: float, sweeps: int = 3000) ->
             worth, rest = 0.0, events - len(leaving)
             for chance, gain, places in coming:
                 if places:
-                    worth += chance * (gain + max(value[m] for m in places))
+                    taken = gain + max(value[m] for m in places)
+                    worth += chance * (max(taken, value[n]) if may_refuse else taken)
                     rest -= chance
             fresh.append((worth + sum(value[m] for m in leaving) + rest * value[n]) / events)
         base = fresh[numbers[0]]
@@ -252,6 +256,11 @@ def best_on_one_card(table: Table, mix: str, load: float, sweeps: int = 3000) ->
 
     def choose(node: Cards, profile_id: int) -> Spot | None:
         spots = node.free_spots(profile_id)
-        return max(spots, key=lambda s: value[numbers[node.states[s[0]] | 1 << s[1]]], default=None)
+        if not spots:
+            return None
+        after = {spot: value[numbers[node.states[spot[0]] | 1 << spot[1]]] for spot in spots}
+        best = max(spots, key=after.__getitem__)
+        kept = value[numbers[node.states[best[0]]]]
+        return None if may_refuse and slices[profile_id] + after[best] < kept else best
 
     return choose

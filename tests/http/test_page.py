@@ -16,6 +16,7 @@ from tests.metrics.samples import NODE, observation
 from vgpud.http.bars import WIDTH, device_bar
 from vgpud.http.doors import Doors
 from vgpud.http.page import CONTENT_SECURITY_POLICY, page
+from vgpud.model.device import ComputeInstance, Placement
 from vgpud.model.view import NodeDescription
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -52,6 +53,21 @@ def test_mig_instances_are_drawn_to_scale() -> None:
     assert drawn[1][1:] == (f"{WIDTH / 2:.1f}", f"{WIDTH / 2:.1f}")
     assert drawn[1][0].startswith("c")
     assert "allocation bbbb00000001" in bar
+
+
+def test_the_parts_of_a_divided_instance_are_drawn_beside_each_other() -> None:
+    """One and two of the three compute slices of the right half."""
+    seen = observation()
+    view = seen.devices[1]
+    mig = view.device.mig
+    places = (Placement(0, 1), Placement(1, 2))
+    parts = tuple(ComputeInstance(n, n, f"MIG-{n}", at) for n, at in enumerate(places))
+    divided = replace(mig.instances[1], compute_instances=parts, slice_count=3)
+    device = replace(view.device, mig=replace(mig, instances=(divided,)))
+    bar = device_bar(replace(view, device=device), seen)
+    drawn = re.findall(r"<rect class=\w+ x=([\d.]+) width=([\d.]+)", bar)
+    sixth = WIDTH / 6
+    assert drawn == [(f"{3 * sixth:.1f}", f"{sixth:.1f}"), (f"{4 * sixth:.1f}", f"{2 * sixth:.1f}")]
 
 
 def test_quotas_are_drawn_to_scale_with_what_they_use() -> None:

@@ -121,6 +121,27 @@ def test_pods_on_mig_and_memory_through_the_end_of_vgpud(make_node: NodeMaker) -
     assert node.stop() == 0
 
 
+def test_pods_on_compute_instances(make_node: NodeMaker) -> None:
+    """They are a resource where a profile names them: three of one slice in each of two GPU instances."""
+    parts = POLICY.replace('["1g.18gb", "3g.71gb"]', '["1c.3g.71gb"]')
+    node = make_node("h200x8", parts)
+    node.environment["VGPUD_KUBELET_DIR"] = str(node.folder / "k")
+    node.start()
+
+    async def story() -> None:
+        async with kubelet(node.folder / "k") as k:
+            await k.healthy("nvidia.com/mig-1c.3g.71gb", 6)
+            held = [await k.admit(f"a/{name}", "nvidia.com/mig-1c.3g.71gb", 1) for name in ("one", "two")]
+            items = await held_on(node)
+            assert len({item["slices"][0]["mig"]["gpuInstanceId"] for item in items}) == 1
+            texts = [json.dumps(spec_of(node, one.cdi_devices[0].name)) for one in held]
+            assert all(text.count("nvidia-caps/") == 2 for text in texts)
+            await k.healthy("nvidia.com/mig-1c.3g.71gb", 6)
+
+    run(story())
+    assert node.stop() == 0
+
+
 def reboot(node: DemoNode) -> None:
     """Processes, /run and MIG are gone, and the kernel has another boot id; /var stays."""
     node.kill()

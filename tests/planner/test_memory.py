@@ -59,10 +59,10 @@ def test_each_part_of_a_seat_counts() -> None:
         seat._replace(terms=terms_of(device, rule)),
         seat._replace(pool=Pool(foreign="lend")),
     ):
-        memory.of(want, False)(changed)
+        memory.of(want, False)(*changed)
     assert len(calls) == 5, "only the second is as the one before it"
-    memory.of(want, True)(seat)
-    memory.of(wanted(request(mig_profile="2g.35gb")), False)(seat)
+    memory.of(want, True)(*seat)
+    memory.of(wanted(request(mig_profile="2g.35gb")), False)(*seat)
     assert len(calls) == 7
 
 

@@ -5,10 +5,10 @@ from html import escape
 from typing import NamedTuple
 from zlib import crc32
 
-from vgpud.model.device import Device, Health
+from vgpud.model.device import Device, Health, Placement
 from vgpud.model.observation import Observation
 from vgpud.model.quantity import show_bytes
-from vgpud.model.tenancy import Allocation, MigSlice, Slice
+from vgpud.model.tenancy import Allocation, Slice
 from vgpud.model.view import DeviceView
 
 WIDTH, HEIGHT = 1000, 40
@@ -56,23 +56,33 @@ def _held(device: Device, seen: Observation) -> Iterator[tuple[Allocation, Slice
 
 
 def _instances(device: Device, seen: Observation) -> Iterator[Part]:
-    held = {_key(part.mig): (a, used) for a, part, used in _held(device, seen) if part.mig is not None}
+    held = {part.mig.place: (a, used) for a, part, used in _held(device, seen) if part.mig is not None}
     for instance in device.mig.instances:
         profile = device.mig.profile(instance.profile_id)
         name = profile.name if profile is not None else f"profile {instance.profile_id}"
         place = instance.placement
-        owner = held.get((instance.profile_id, place.start))
-        where = f"{name} at memory slice {place.start}, {place.size} wide"
-        if owner is None:
-            yield Part(place.start, place.size, "idle", name, f"{where}, idle")
-        else:
-            allocation, used = owner
-            title = f"{where}, allocation {allocation.id}"
-            yield Part(place.start, place.size, _colour(allocation), name, title, used)
+        where = f"at memory slice {place.start}, {place.size} wide"
+        if not instance.is_divided:
+            yield _instance(place.start, place.size, name, where, held.get((instance.key, None)))
+            continue
+        step = place.size / (instance.slice_count or len(instance.compute_instances))
+        for at, one in enumerate(instance.compute_instances):
+            lies = one.placement or Placement(at, 1)
+            part = None if profile is None else profile.compute_profile(one.profile_id)
+            yield _instance(
+                place.start + lies.start * step,
+                lies.size * step,
+                name if part is None else part.name,
+                f"{where}, {lies.size} of its compute slices from {lies.start} on",
+                held.get((instance.key, one.key)),
+            )
 
 
-def _key(mig: MigSlice) -> tuple[int, int]:
-    return mig.profile_id, mig.placement.start
+def _instance(at: float, size: float, name: str, where: str, owner: tuple[Allocation, float] | None) -> Part:
+    if owner is None:
+        return Part(at, size, "idle", name, f"{name} {where}, idle")
+    allocation, used = owner
+    return Part(at, size, _colour(allocation), name, f"{name} {where}, allocation {allocation.id}", used)
 
 
 def _slices(device: Device, seen: Observation) -> Iterator[Part]:

@@ -166,7 +166,7 @@ class MigMode:
                 if self._has_others(device_uuid, there):
                     raise _foreign(device_uuid, key)
                 # cut between the two, emptied by hand, or divided among several that nobody holds
-                await asyncio.to_thread(self._gateway.destroy_gpu_instance, device_uuid, there.id)
+                await self._destroy(device_uuid, key, there)
             await self.records.made(device_uuid, key)
             try:
                 return await asyncio.to_thread(self._gateway.create_gpu_instance, device_uuid, *key)

@@ -8,18 +8,19 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Decision, Reason, Request
 from vgpud.planner.judge import judge
 from vgpud.planner.locality import nearest
-from vgpud.planner.memory import Memory, Reasons
+from vgpud.planner.memory import Decisions, Memory, Reasons
 from vgpud.planner.pool import NO_POOL, Pool
 from vgpud.planner.refuse import refuse
 from vgpud.planner.select import ANY, selector_error, selects
 from vgpud.planner.terms import all_terms
 from vgpud.planner.use import EMPTY, DeviceUse
-from vgpud.planner.verdict import Fit, Seat, Unfit, Verdict
+from vgpud.planner.verdict import Fit, Unfit, Verdict
 from vgpud.planner.wanted import Wanted, wanted
 from vgpud.planner.words import listed
 from vgpud.policy.model import Policy
 
 _memory = Memory(judge)
+_decisions = Decisions()
 
 
 def choose(
@@ -51,35 +52,42 @@ def choose(
     terms = all_terms(policy, node)
     verdict_on = _memory.of(want, spread)
     shut = frozenset(uuid for uuid in closed if uuid not in terms) if closed else frozenset()
-    verdicts = {
-        device.uuid: _unless_closed(
+    judged = tuple(
+        [
             verdict_on(
-                Seat(
-                    device,
-                    terms[device.uuid],
-                    use.get(device.uuid, EMPTY),
-                    pools.get(device.uuid, NO_POOL),
-                    shut,
-                )
-            ),
-            want,
-            closed.get(device.uuid),
-        )
-        for device in selected
-    }
-    taken = _take(node, want, tuple(verdicts.values()))
-    outdone = _outdone(want, taken)
-    uuids = {fit.device.uuid for fit in taken}
-    reasons = tuple(
-        [_reason_for(d.uuid, verdicts.get(d.uuid), d.uuid in uuids, outdone) for d in node.devices]
+                device,
+                terms[device.uuid],
+                use.get(device.uuid, EMPTY),
+                pools.get(device.uuid, NO_POOL),
+                shut,
+            )
+            for device in selected
+        ]
     )
+    if closed:
+        judged = tuple([_unless_closed(verdict, want, closed.get(verdict.device.uuid)) for verdict in judged])
+    decision = _decisions.get((want, spread), node, judged)
+    if decision is None:
+        decision = _decide(node, want, judged)
+        _decisions.keep((want, spread), node, judged, decision)
+    return decision
+
+
+def _decide(node: Node, want: Wanted, judged: tuple[Verdict, ...]) -> Decision:
+    """By the verdicts on the devices that the request's selector allows."""
+    taken = _take(node, want, judged)
+    outdone = _outdone(want, taken)
+    reasons = _reasons.of(judged, taken, outdone)
+    if len(judged) < len(node.devices):
+        known = {reason.device_uuid: reason for reason in reasons}
+        reasons = tuple(known.get(d.uuid) or _left_out(d.uuid) for d in node.devices)
     if taken:
         return Decision(
-            slices=tuple(fit.piece for fit in taken),
+            slices=tuple([fit.piece for fit in taken]),
             reasons=reasons,
-            moves=tuple(move for fit in taken for move in fit.moves),
+            moves=tuple([move for fit in taken for move in fit.moves]),
         )
-    return Decision(reasons=reasons, refusal=refuse(want, tuple(verdicts.values()), _details(node, reasons)))
+    return Decision(reasons=reasons, refusal=refuse(want, judged, _details(node, reasons)))
 
 
 def _unless_closed(verdict: Verdict, want: Wanted, why: str | None) -> Verdict:
@@ -90,17 +98,19 @@ def _unless_closed(verdict: Verdict, want: Wanted, why: str | None) -> Verdict:
 
 def _take(node: Node, want: Wanted, verdicts: tuple[Verdict, ...]) -> tuple[Fit, ...]:
     """In the best mode in which enough devices fit, the best of them; nothing if there is none."""
-    fits = [verdict for verdict in verdicts if isinstance(verdict, Fit)]
     for mode in want.modes:
-        alike = [fit for fit in fits if fit.mode is mode]
-        if len(alike) >= want.count:
-            alike.sort(key=_order)
-            return nearest(node, alike, want.count)
+        alike = [verdict for verdict in verdicts if verdict.mode is mode and isinstance(verdict, Fit)]
+        if len(alike) < want.count:
+            continue
+        if want.count == 1:
+            return (min(alike, key=_order),)
+        return nearest(node, sorted(alike, key=_order), want.count)
     return ()
 
 
 def _order(fit: Fit) -> tuple[tuple[int, ...], int, str]:
-    return fit.rank, fit.device.index, fit.device.uuid
+    device = fit[0]
+    return fit[3], device.index, device.uuid
 
 
 def _outdone(want: Wanted, taken: tuple[Fit, ...]) -> str:
@@ -114,13 +124,12 @@ def _outdone(want: Wanted, taken: tuple[Fit, ...]) -> str:
     return f"devices {numbers} in mode {taken[0].mode} lie nearer to each other or fit better"
 
 
-def _reason_for(uuid: str, verdict: Verdict | None, taken: bool, outdone: str) -> Reason:
-    if verdict is None:
-        return Reason(uuid, False, None, "the request's selector leaves it out")
-    return _reasons.of(uuid, verdict, taken, outdone)
+def _left_out(uuid: str) -> Reason:
+    return Reason(uuid, False, None, "the request's selector leaves it out")
 
 
-def _reason(uuid: str, verdict: Verdict, taken: bool, outdone: str) -> Reason:
+def _reason(verdict: Verdict, taken: bool, outdone: str) -> Reason:
+    uuid = verdict.device.uuid
     if taken or isinstance(verdict, Unfit):
         return Reason(uuid, taken, verdict.mode, verdict.sentence)
     return Reason(uuid, False, verdict.mode, f"it fits ({verdict.sentence}), but {outdone}")

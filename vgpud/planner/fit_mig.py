@@ -16,6 +16,7 @@ from vgpud.planner.wanted import Wanted
 from vgpud.planner.words import counted, listed, shown_bytes
 
 _REMEMBERED = 64
+_FITS = 1024
 _MOVE_COST = 1000  # more than any place is worth: a device where nothing moves comes first
 
 
@@ -52,8 +53,38 @@ def fit_mig(seat: Seat, want: Wanted, spread: bool) -> Verdict:
     device = seat.device
     table = table_for(device.mig.profiles)
     stock = stock_of(table, device, seat.use.mig, seat.pool)
+    if serving[0].compute is not None:  # depends on more than the stock
+        choice = find_instance(seat, table, stock, serving, want.start)
+        return full(seat, serving, table, stock) if choice is None else _fit(seat, choice, spread)
+    fits = _fits_of(seat)
+    key = (id(serving), want.start, stock, seat.pool.dynamic, seat.use.count == 0, spread)
+    known = fits.get(key)
+    if known is not None and known[0] is serving:
+        return known[1]
     choice = find_instance(seat, table, stock, serving, want.start)
-    return full(seat, serving, table, stock) if choice is None else _fit(seat, choice, spread)
+    if choice is None:
+        return full(seat, serving, table, stock)
+    fit = _fit(seat, choice, spread)
+    fits[key] = serving, fit
+    return fit
+
+
+_Fits = dict[tuple[object, ...], tuple[tuple[Offer, ...], Fit]]
+# a device comes back to the same instances again and again: what fits beside them, by identity as table_for
+_fits_known: dict[int, tuple[Seat, _Fits]] = {}
+
+
+def _fits_of(seat: Seat) -> _Fits:
+    """What was found on this very device by these very terms; of other snapshots nothing is kept."""
+    known = _fits_known.get(id(seat.device))
+    if known is not None and known[0].device is seat.device and known[0].terms is seat.terms:
+        if len(known[1]) < _FITS:
+            return known[1]
+    elif len(_fits_known) >= _REMEMBERED:
+        _fits_known.clear()
+    fits: _Fits = {}
+    _fits_known[id(seat.device)] = seat, fits
+    return fits
 
 
 def find_instance(

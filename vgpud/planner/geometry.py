@@ -143,13 +143,11 @@ class Table:
         slot it touches.
         """
         slots = blocked = 0
-        for key in (
-            *((one.profile_id, one.placement) for one in instances),
-            *((one.profile_id, one.placement) for one in held),
-        ):
-            i = self.number.get(key)
+        lying: tuple[GpuInstance | MigSlice, ...] = (*instances, *held)
+        for one in lying:
+            i = self.number.get((one.profile_id, one.placement))
             if i is None:
-                blocked |= self.overlapping(key[1])
+                blocked |= self.overlapping(one.placement)
             else:
                 slots |= 1 << i
         return Layout(slots, blocked)

@@ -4,10 +4,14 @@ A verdict depends on a device's snapshot, terms, use and pool, all of them immut
 compared by identity, which is cheap and never wrongly true while they are held here.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from operator import is_
 
-from vgpud.model.tenancy import Reason
+from vgpud.model.device import Device, Node
+from vgpud.model.tenancy import Decision, Reason
+from vgpud.planner.pool import Pool
+from vgpud.planner.terms import Terms
+from vgpud.planner.use import DeviceUse
 from vgpud.planner.verdict import Seat, Verdict
 from vgpud.planner.wanted import Wanted
 
@@ -15,11 +19,7 @@ _WANTS = 128  # kinds of requests; a node sees few
 _REASONS = 4096
 
 Judge = Callable[[Seat, Wanted, bool], Verdict]
-
-
-class _Remembered(NamedTuple):
-    seat: Seat
-    verdict: Verdict
+Judged = Callable[[Device, Terms, DeviceUse, Pool, frozenset[str]], Verdict]  # the fields of a Seat
 
 
 class Memory:
@@ -27,9 +27,9 @@ class Memory:
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
-        self._known: dict[tuple[Wanted, bool], dict[str, _Remembered]] = {}
+        self._known: dict[tuple[Wanted, bool], dict[str, tuple[Seat, Verdict]]] = {}
 
-    def of(self, want: Wanted, spread: bool) -> Callable[[Seat], Verdict]:
+    def of(self, want: Wanted, spread: bool) -> Judged:
         """Judges for one request."""
         found = self._known.get((want, spread))
         if found is None:
@@ -39,42 +39,60 @@ class Memory:
         known = found
         judge = self._judge
 
-        def verdict(seat: Seat) -> Verdict:
-            uuid = seat.device.uuid
-            last = known.get(uuid)
-            if last is not None and _same(last.seat, seat):
-                return last.verdict
+        def verdict(
+            device: Device, terms: Terms, use: DeviceUse, pool: Pool, shut: frozenset[str]
+        ) -> Verdict:
+            last = known.get(device.uuid)
+            if last is not None:
+                seat = last[0]
+                same = seat[0] is device and seat[1] is terms and seat[2] is use and seat[3] is pool
+                if same and seat[4] == shut:
+                    return last[1]
+            seat = Seat(device, terms, use, pool, shut)
             fresh = judge(seat, want, spread)
-            known[uuid] = _Remembered(seat, fresh)
+            known[device.uuid] = seat, fresh
             return fresh
 
         return verdict
 
 
+class Decisions:
+    """The last decision on each kind of request, kept while no device's verdict changes."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Wanted, bool], tuple[Node, tuple[Verdict, ...], Decision]] = {}
+
+    def get(self, key: tuple[Wanted, bool], node: Node, verdicts: tuple[Verdict, ...]) -> Decision | None:
+        last = self._known.get(key)
+        if last is None or last[0] is not node or len(last[1]) != len(verdicts):
+            return None
+        return last[2] if all(map(is_, last[1], verdicts)) else None
+
+    def keep(
+        self, key: tuple[Wanted, bool], node: Node, verdicts: tuple[Verdict, ...], decision: Decision
+    ) -> None:
+        if len(self._known) >= _WANTS:
+            self._known.clear()
+        self._known[key] = node, verdicts, decision
+
+
 class Reasons:
     """Reasons remembered by the verdict that they are of, compared by identity too."""
 
-    def __init__(self, make: Callable[[str, Verdict, bool, str], Reason]) -> None:
+    def __init__(self, make: Callable[[Verdict, bool, str], Reason]) -> None:
         self._make = make
         self._known: dict[tuple[int, bool, str], tuple[Verdict, Reason]] = {}
 
-    def of(self, uuid: str, verdict: Verdict, taken: bool, outdone: str) -> Reason:
-        key = (id(verdict), taken, outdone)
-        known = self._known.get(key)
-        if known is not None and known[0] is verdict:
-            return known[1]
+    def of(self, verdicts: tuple[Verdict, ...], taken: Sequence[Verdict], outdone: str) -> tuple[Reason, ...]:
+        """One a verdict, in order; `outdone` is what those are told that fit and are not `taken`."""
         if len(self._known) >= _REASONS:
             self._known.clear()
-        reason = self._make(uuid, verdict, taken, outdone)
-        self._known[key] = verdict, reason
-        return reason
-
-
-def _same(a: Seat, b: Seat) -> bool:
-    return (
-        a.device is b.device
-        and a.use is b.use
-        and a.pool is b.pool
-        and a.terms is b.terms
-        and a.shut == b.shut
-    )
+        known, chosen, found = self._known, {id(verdict) for verdict in taken}, []
+        for verdict in verdicts:
+            number = id(verdict)
+            key = (number, number in chosen, outdone)
+            last = known.get(key)
+            if last is None or last[0] is not verdict:
+                last = known[key] = verdict, self._make(verdict, number in chosen, outdone)
+            found.append(last[1])
+        return tuple(found)

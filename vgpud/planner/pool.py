@@ -44,6 +44,8 @@ class Stock(NamedTuple):
 def stock_of(table: Table, device: Device, held: tuple[MigSlice, ...], pool: Pool) -> Stock:
     """What stands on a device (or shall, by its layout), and what of it is free."""
     layout = table.layout(device.mig.instances, held)
+    if not device.mig.instances and not pool.layout:
+        return Stock(layout, 0, layout.slots)
     held_slots = pinned = table.layout((), held).slots if device.mig.instances else layout.slots
     ready = 0
     divided = {key for key, _ in pool.computes}
