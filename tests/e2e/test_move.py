@@ -1,5 +1,6 @@
 """Moving tenants: they find their memory as it was, on another device; or everything stays as it was."""
 
+import json
 import signal
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from tests.demo.node import POLICY, DemoNode, Tenant
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import GIB, MIB, allocate, client, eventually, quota, release, simulate, states
 from tests.e2e.test_suspend import PROGRAM, end, goes_on, holding
+from tests.gpu import move_h200
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.lease import read_limits, read_usage
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -286,6 +288,12 @@ def test_cut_later(cut_node: DemoNode, point: str, ends_at: int, fails: bool) ->
     assert allocated(node) == {ends_at: 4 * GIB}
     assert goes_on(tenant)
     end(node, tenant, name)
+
+
+def test_the_program_for_a_real_pair_of_cards(capsys: pytest.CaptureFixture[str]) -> None:
+    assert move_h200.main(["--simulated", "limit", "sizes"]) == 0
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["held"] for one in said] == [True] * 4
 
 
 def test_several_processes_or_none(cut_node: DemoNode) -> None:

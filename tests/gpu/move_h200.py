@@ -1,0 +1,377 @@
+"""Moving between two real GPUs of one kind: a JSON object a line, a scene each; `held`: did its claim hold?
+
+    python -m tests.gpu.move_h200 [--simulated] [SCENE...]
+
+Scenes: `driver` (which lists of GPU pairs the driver takes, without vgpud, and what the process sees
+afterwards), `sizes` (times for 1, 8 and 32 GiB beside suspending, resuming and a pinned copy of as much),
+`exact` (a training run moved back and forth 20 times ends bit-equal to an undisturbed one), `limit` (its
+memory limit goes with it), `killed` (vgpud killed in the middle of moves), `peers` (two slices with peer
+access, suspended and resumed), `drain` (drain --move). Needs root, build/native, two GPUs of one kind,
+driver 580 or later, and a python3 with PyTorch. On the simulator: what needs no PyTorch, in MiB. It ends all
+that it started.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.demo.node import BUILD, POLICY, DemoNode, Tenant
+from tests.demo.scenes import torch_python
+from tests.e2e.conftest import end_helpers, simulated
+from tests.e2e.support import client, states
+from tests.gpu.suspend_h200 import HOLD, PINNED, STEPS, TIMES, TRAIN, say, timed, whole
+from vgpud.lease import read_limits, read_usage
+from vgpud.model.errors import VgpuError
+
+SIZES_GIB = (1, 8, 32)
+KILLS = 6
+
+# Needs ctypes only. Holds MIB of a pattern on each visible device; answers lines: "" whether it is whole and
+# what CUDA says of device 0, "MIB" the result of allocating as much more
+BARE = """
+import ctypes as c, json, sys, uuid
+u = c.CDLL("libcuda.so.1")
+contexts, memories, size = [], [], int(sys.argv[1]) << 20
+def call(name, *words):
+    code = getattr(u, name)(*words)
+    if code: sys.exit(f"{name}: {code}")
+def say(**words):
+    print(json.dumps(words), flush=True)
+call("cuInit", 0)
+for i in range(int(sys.argv[2])):
+    context, memory = c.c_void_p(), c.c_uint64()
+    call("cuDevicePrimaryCtxRetain", c.byref(context), i)
+    call("cuCtxSetCurrent", context)
+    call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(size))
+    call("cuMemsetD32_v2", memory, c.c_uint(0x5eed + i), c.c_size_t(size // 4))
+    contexts.append(context); memories.append(memory)
+for i in range(1, len(contexts)):
+    call("cuCtxSetCurrent", contexts[0]); call("cuCtxEnablePeerAccess", contexts[i], 0)
+call("cuCtxSynchronize")
+say(ready=True)
+for line in sys.stdin:
+    if line.strip():
+        more = c.c_uint64()
+        say(code=u.cuMemAlloc_v2(c.byref(more), c.c_size_t(int(line) << 20)))
+        continue
+    good, back = True, (c.c_uint32 * 1024)()
+    for i, memory in enumerate(memories):
+        call("cuCtxSetCurrent", contexts[i])
+        call("cuMemcpyDtoH_v2", back, c.c_uint64(memory.value + size - 4096), c.c_size_t(4096))
+        good = good and all(word == 0x5eed + i for word in back)
+    name, bus, count = c.create_string_buffer(16), c.create_string_buffer(32), c.c_int()
+    call("cuDeviceGetUuid_v2", name, 0); call("cuDeviceGetPCIBusId", bus, 32, 0)
+    call("cuDeviceGetCount", c.byref(count))
+    for i in range(1, len(memories)):
+        call("cuMemcpyPeer", memories[0], contexts[0], memories[i], contexts[i], c.c_size_t(4096))
+    named = f"GPU-{uuid.UUID(bytes=name.raw)}"
+    say(whole=good, uuid=named, bus=bus.value.decode().lower(), count=count.value)
+"""
+
+
+@dataclass
+class Bench:
+    """A node, real or simulated, and how large "a GiB" is there."""
+
+    node: DemoNode
+    simulated: bool
+
+    @property
+    def uuids(self) -> list[str]:
+        with client(self.node) as calls:
+            return [device.uuid for device in calls.list_devices().devices]
+
+    def bare(self, mib: int, *options: str, slices: int = 1) -> tuple[Tenant, str]:
+        before = states(self.node)
+        asked = ["--isolation", "quota", *options] if options else WANTED
+        made = self.node.tenant(asked, [sys.executable, "-c", BARE, str(mib), str(slices)])
+        assert made.line()["ready"]
+        (name,) = states(self.node).keys() - before.keys()
+        return made, name
+
+    def torch(self, gib: int, program: str, *words: str) -> tuple[Tenant, str]:
+        before = states(self.node)
+        asked = ["--isolation", "quota", "--memory", f"{gib}GiB", "--device", "0"]
+        made = self.node.tenant(asked, [str(torch_python()), "-c", program, *words])
+        assert made.line()["ready"]
+        (name,) = states(self.node).keys() - before.keys()
+        return made, name
+
+    def move(self, name: str, to: int) -> float:
+        target = self.uuids[to]
+        with client(self.node, timeout_seconds=300) as calls:
+            began = time.perf_counter()
+            calls.move(name, [target])
+            return time.perf_counter() - began
+
+    def place(self, name: str) -> int:
+        with client(self.node) as calls:
+            return self.uuids.index(calls.get_allocation(name).slices[0].device_uuid)
+
+
+WANTED = ["--isolation", "quota", "--memory", "4GiB", "--device", "0"]
+
+
+def ask(one: Tenant, line: str = "") -> dict[str, object]:
+    assert one.process.stdin is not None
+    one.process.stdin.write(f"{line}\n")
+    one.process.stdin.flush()
+    return one.line()
+
+
+# --- scenes
+
+
+class Hand:
+    """vgpu-suspend, driven by hand."""
+
+    def __init__(self, bench: Bench) -> None:
+        lock = bench.node.folder / "by-hand.lock"
+        self._program = subprocess.Popen(
+            [BUILD / "bin" / "vgpu-suspend", lock],
+            env=bench.node.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._read() == "ready"
+
+    def _read(self) -> str:
+        assert self._program.stdout is not None
+        return self._program.stdout.readline().strip()
+
+    def order(self, *words: object) -> str:
+        """ "RESULT STATE" by name and number."""
+        assert self._program.stdin is not None
+        self._program.stdin.write(" ".join(map(str, words)) + "\n")
+        self._program.stdin.flush()
+        _, name, state = self._read().split()
+        return f"{name} {state}"
+
+    def close(self) -> None:
+        self._program.kill()
+        self._program.wait()
+
+
+def lists(uuids: list[str], old: str, new: str) -> dict[str, list[str]]:
+    """Pairs in the forms that have been written about; the last is what vgpud gives."""
+    change = {old: new, new: old}
+    around = {uuid: uuids[(i + 1) % len(uuids)] for i, uuid in enumerate(uuids)}
+    return {
+        "own pair only": [old, new],
+        "the two swapped": [old, new, new, old],
+        "all rotated": [word for uuid in uuids for word in (uuid, around[uuid])],
+        "all, the two swapped": [word for uuid in uuids for word in (uuid, change.get(uuid, uuid))],
+    }
+
+
+def driver(bench: Bench) -> None:
+    for visible in ("all", "one"):
+        uuids = bench.uuids
+        for form, pairs in lists(uuids, uuids[0], uuids[1]).items():
+            environment = dict(bench.node.environment)
+            environment.pop("CUDA_VISIBLE_DEVICES", None)
+            if visible == "one":
+                environment["CUDA_VISIBLE_DEVICES"] = uuids[0]
+            process = subprocess.Popen(
+                [sys.executable, "-c", BARE, "64", "1"],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            one, hand = Tenant(process), Hand(bench)
+            try:
+                one.line()
+                before = ask(one)
+                pid = process.pid
+                answers = [hand.order("lock", pid, 10000), hand.order("save", pid)]
+                answers.append(hand.order("restore", pid, *pairs))
+                taken = answers[-1].startswith("CUDA_SUCCESS")
+                if not taken:
+                    answers.append(hand.order("restore", pid))
+                answers.append(hand.order("unlock", pid))
+                after = ask(one)
+                right = not taken or after["uuid"] == uuids[1]
+                is_ours = form.startswith("all, ")
+                held = bool(after["whole"]) and right and (taken or not is_ours)
+                say(
+                    "driver", held=held, visible=visible, pairs=form, taken=taken,
+                    answers=answers, before=before, after=after,
+                )  # fmt: skip
+            finally:
+                hand.close()
+                process.kill()
+                process.wait()
+
+
+def sizes(bench: Bench) -> None:
+    pinned = {"out": 0.0, "in": 0.0}
+    if not bench.simulated:
+        done = subprocess.run([str(torch_python()), "-c", PINNED], capture_output=True, text=True, check=True)
+        pinned = json.loads(done.stdout)
+    for gib in SIZES_GIB:
+        one, name = bench.bare(gib) if bench.simulated else bench.torch(gib + 4, HOLD, str(gib))
+        there, back = bench.move(name, 1), bench.move(name, 0)
+        out, again = timed(bench.node, "suspend", name), timed(bench.node, "resume", name)
+        good = whole(one)
+        one.end()
+        say(
+            "sizes",
+            held=good,
+            gib=gib,
+            there_seconds=round(there, 2),
+            back_seconds=round(back, 2),
+            suspend_seconds=round(out, 2),
+            resume_seconds=round(again, 2),
+            pinned_out_and_in_seconds=round(gib * (pinned["out"] + pinned["in"]), 3),
+        )
+
+
+def exact(bench: Bench) -> None:
+    slow = bench.node.folder / "slow"
+    digests = []
+    for times in (0, TIMES):
+        slow.touch() if times else slow.unlink(missing_ok=True)
+        one, name = bench.torch(8, TRAIN, str(STEPS), str(slow))
+        spans = [bench.move(name, (number + 1) % 2) for number in range(times)]
+        slow.unlink(missing_ok=True)
+        digests.append(one.line())
+        one.end()
+    say(
+        "exact",
+        held=digests[0] == digests[1],
+        times=TIMES,
+        digests=digests,
+        seconds=[round(s, 2) for s in spans],
+    )
+
+
+def limit(bench: Bench) -> None:
+    one, name = bench.bare(500)
+    codes = [ask(one, "1000")["code"]]
+    bench.move(name, 1)
+    codes += [ask(one, "1000")["code"], ask(one, "2500")["code"]]
+    meter = read_usage(bench.node.run_dir / "leases" / name).device(0)
+    uuid = read_limits(bench.node.run_dir / "leases" / name).devices[0].uuid
+    seen = ask(one)
+    say(
+        "limit",
+        held=codes == [0, 0, 2] and seen["whole"] and uuid == bench.uuids[1] and meter.refusals_limit == 1,
+        codes=codes,
+        seen=seen,
+        used_mib=meter.used_bytes >> 20,
+        context_mib=meter.context_bytes >> 20,
+    )
+    one.end()
+
+
+def killed(bench: Bench) -> None:
+    one, name = bench.bare(256 if bench.simulated else 3000)
+    ends = []
+    for number in range(KILLS):
+        to = 1 - bench.place(name)
+        mover = subprocess.Popen(
+            [sys.executable, "-m", "vgpud.ctl", "move", name, "--to", str(to)],
+            env=bench.node.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        time.sleep(0.3 + 0.3 * number)
+        bench.node.kill()
+        mover.wait()
+        bench.node.start(timeout_seconds=120)
+        ends.append((states(bench.node)[name], bench.place(name), bool(ask(one)["whole"])))
+    say("killed", held=all(state == "active" and good for state, _, good in ends), ends=ends)
+    one.end()
+
+
+def peers(bench: Bench) -> None:
+    both = ["--memory", "2GiB", "--count", "2", "--device", "0", "--device", "1"]
+    one, name = bench.bare(64, *both, slices=2)
+    refused = ""
+    try:
+        timed(bench.node, "suspend", name)
+        timed(bench.node, "resume", name)
+    except VgpuError as error:
+        refused = str(error)
+    say("peers", held=bool(ask(one)["whole"]) and not refused, refused=refused)
+    one.end()
+
+
+def drain(bench: Bench) -> None:
+    one, name = bench.bare(64)
+    said = bench.node.ctl("drain", "0", "--move", "-o", "json", check=False)
+    moved = [move["allocationId"] for move in json.loads(said.stdout)["moved"]]
+    say("drain", held=moved == [name] and bool(ask(one)["whole"]) and bench.place(name) != 0, moved=moved)
+    bench.node.ctl("undrain", "0")
+    one.end()
+
+
+SCENES: dict[str, Callable[[Bench], None]] = {
+    "driver": driver,
+    "sizes": sizes,
+    "exact": exact,
+    "limit": limit,
+    "killed": killed,
+    "peers": peers,
+    "drain": drain,
+}
+NEED_TORCH = ("exact",)
+
+
+@contextmanager
+def running(simulate: bool) -> Iterator[Bench]:
+    with ExitStack() as stack:
+        environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        if simulate:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            environment = simulated(Path(folder) / "sim", "h200x8")
+        node = DemoNode(f'{POLICY}\n[pool]\nhost_memory_reserve = "256MiB"\n', environment)
+        try:
+            node.start()
+            yield Bench(node, simulate)
+        finally:
+            if node.daemon is not None and node.daemon.poll() is None:
+                node.stop()
+            end_helpers(node)
+            node.remove()
+
+
+def cards() -> int:
+    return len(subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False).stdout.splitlines())
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--simulated", action="store_true")
+    parser.add_argument("scene", nargs="*", choices=[*SCENES, []])
+    arguments = parser.parse_args(words)
+    if not arguments.simulated and cards() < 2:
+        print("fewer than two GPUs here: nothing was run", file=sys.stderr)
+        return 0
+    failed = 0
+    for name in arguments.scene or list(SCENES):
+        if arguments.simulated and name in NEED_TORCH:
+            say(name, skipped="PyTorch does not run on the simulator")
+            continue
+        try:
+            with running(arguments.simulated) as bench:
+                SCENES[name](bench)
+        except Exception as error:
+            failed += 1
+            say(name, held=False, error=repr(error), trace=traceback.format_exc()[-1500:])
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
