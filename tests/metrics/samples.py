@@ -67,6 +67,7 @@ def observation() -> Observation:
     tally = Tally(made=Counter(preload=2), refused=Counter(NO_CAPACITY=3), released=1, reload_unix_seconds=5)
     tally.suspended.update(idle=2, turn=1)
     tally.resumed.update(idle=1)
+    tally.moved.update(done=3, back=1)
     tally.resume_waited_seconds = 2.5
     tally.took(0.004)
     tally.took(99)

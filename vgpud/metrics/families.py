@@ -83,6 +83,7 @@ MADE_SECONDS = Family("vgpud_allocation_duration_seconds", "histogram", "From de
 SUSPENDED = _counter("suspensions", "Tenants suspended by a rule of the policy, by cause.", ("cause",))
 RESUMED = _counter("resumptions", "Tenants resumed as they wanted to work, by cause.", ("cause",))
 RESUME_WAITED = _counter("resume_waited_seconds", "Spent by tenants from wanting to work until they could.")
+MOVED = _counter("moves", "Tenants moved to other devices, or back where they were.", ("outcome",))
 WAITING = _gauge("allocations_waiting", "Suspended tenants that want to work and are not resumed yet.")
 
 # the process, by the names that all Prometheus clients give these

@@ -150,6 +150,7 @@ def _decisions(seen: Observation, samples: dict[Family, Samples]) -> None:
     samples[f.FAILED].append(("", tally.failed))
     samples[f.SUSPENDED] += [(labelled({"cause": cause}), n) for cause, n in sorted(tally.suspended.items())]
     samples[f.RESUMED] += [(labelled({"cause": cause}), n) for cause, n in sorted(tally.resumed.items())]
+    samples[f.MOVED] += [(labelled({"outcome": outcome}), n) for outcome, n in sorted(tally.moved.items())]
     samples[f.RESUME_WAITED].append(("", tally.resume_waited_seconds))
     samples[f.WAITING].append(("", seen.waiting))
     bounds = [*(repr(bound) for bound in BUCKETS_SECONDS), "+Inf"]

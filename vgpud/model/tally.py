@@ -19,6 +19,7 @@ class Tally:
     suspended: Counter[str] = field(default_factory=Counter)  # by their rules: cause
     resumed: Counter[str] = field(default_factory=Counter)
     resume_waited_seconds: float = 0.0  # from wanting to work until it could
+    moved: Counter[str] = field(default_factory=Counter)  # moves: "done", or "back" where it was
     made_seconds: float = 0.0
     made_buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_SECONDS) + 1))
     reload_succeeded: bool = True

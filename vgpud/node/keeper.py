@@ -127,6 +127,7 @@ class NodeKeeper:
             self._executor,
             lambda: self.policies.current.policy,
             self.operations.closed,
+            self.account.tally,
             parts.host_root,
         )
         self.relocations = Relocations(

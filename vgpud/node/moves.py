@@ -17,6 +17,7 @@ from vgpud.model.device import Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import EventKind
 from vgpud.model.plan import Step, StepKind
+from vgpud.model.tally import Tally
 from vgpud.model.tenancy import Allocation, Edits, Request, State, SuspendedProcess
 from vgpud.node.cgroups import processes_in
 from vgpud.node.checkpoints import Checkpoints, Surroundings, check_well, living, seconds_for, told
@@ -39,6 +40,7 @@ class Moves:
         executor: Executor,
         policy: Callable[[], Policy],
         closed: Callable[[Request], Mapping[str, str]],
+        tally: Tally,
         host_root: Path = Path("/"),
     ) -> None:
         self._around = around
@@ -47,6 +49,7 @@ class Moves:
         self._executor = executor
         self._policy = policy
         self._closed = closed
+        self._tally = tally
         self._host_root = host_root
 
     async def move(self, allocation_id: str, caller: Caller, to: Sequence[str], source: str) -> Allocation:
@@ -132,8 +135,11 @@ class Moves:
         self, session: Session, going: Allocation, steps: Sequence[Step], sentence: str
     ) -> Allocation:
         try:
-            return await self._run(session, going, steps, sentence)
+            done = await self._run(session, going, steps, sentence)
+            self._tally.moved["done"] += 1
+            return done
         except VgpuError as error:
+            self._tally.moved["back"] += 1
             await self._back(session, self._book.get(going.id), error)
             raise
 
