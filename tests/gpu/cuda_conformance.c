@@ -1,21 +1,11 @@
 /* What a CUDA driver answers, as JSON: return codes, sizes, orderings and cuMemGetInfo deltas of a fixed tour.
- *   cc -I CUDA_INCLUDE cuda_conformance.c -ldl -lm && ./a.out
+ *   cc -I CUDA_INCLUDE cuda_conformance.c cuda_conformance_objects.c -ldl && ./a.out
  * Lines are "name": value. Nothing here depends on speed, addresses, or what else the device holds. */
-#define __CUDA_API_VERSION_INTERNAL
-#include <cuda.h>
-#include <dlfcn.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "cuda_conformance.h"
 
 static void *g_driver;
 static const char *g_comma = "";
-#define MIB ((size_t)1 << 20)
-#define CALL(name, type, ...) ((CUresult(*) type)need(#name))(__VA_ARGS__)
-
-static void *need(const char *name)
+void *need(const char *name)
 {
     void *f = dlsym(g_driver, name);
     if (f == NULL) {
@@ -25,7 +15,7 @@ static void *need(const char *name)
     return f;
 }
 
-static void say(const char *name, long long value)
+void say(const char *name, long long value)
 {
     printf("%s\n  \"%s\": %lld", g_comma, name, value);
     g_comma = ",";
@@ -39,20 +29,20 @@ static size_t free_bytes(void)
 }
 
 static size_t g_before;
-static void mark(void)
+void mark(void)
 {
     g_before = free_bytes();
 }
-static void used(const char *name)
+void used(const char *name)
 {
     say(name, (long long)(g_before - free_bytes()));
 }
 
-static CUresult alloc(CUdeviceptr *p, size_t n)
+CUresult alloc(CUdeviceptr *p, size_t n)
 {
     return CALL(cuMemAlloc_v2, (CUdeviceptr *, size_t), p, n);
 }
-static CUresult drop(CUdeviceptr p)
+CUresult drop(CUdeviceptr p)
 {
     return CALL(cuMemFree_v2, (CUdeviceptr), p);
 }
@@ -209,7 +199,7 @@ static const char g_ptx[] =
     ".visible .entry work()\n{\nret;\n}\n.visible .entry other()\n{\nret;\n}\n";
 static CUfunction g_work;
 
-static CUresult launch(CUstream s, unsigned grid, unsigned block, unsigned shared)
+CUresult launch(CUstream s, unsigned grid, unsigned block, unsigned shared)
 {
     return CALL(cuLaunchKernel, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **), g_work, grid, 1, 1, block, 1, 1, shared, s, NULL, NULL);
 }
@@ -511,6 +501,7 @@ int main(void)
     captured(s);
     spoilers();
     procaddr();
+    objects(ctx);
     say("primary release", CALL(cuDevicePrimaryCtxRelease_v2, (CUdevice), 0));
     say("after release", alloc(&p, 1));
     printf("\n}\n");

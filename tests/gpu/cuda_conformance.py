@@ -23,9 +23,9 @@ SECONDS = 60
 def build(folder: Path, cuda_include: Path) -> Path:
     """Compile the tour; the program. Raises CalledProcessError."""
     program = folder / "cuda_conformance"
-    source = str(HERE / "cuda_conformance.c")
+    sources = [str(HERE / "cuda_conformance.c"), str(HERE / "cuda_conformance_objects.c")]
     subprocess.run(
-        ["cc", "-O1", f"-I{cuda_include}", source, "-o", str(program), "-ldl"],
+        ["cc", "-O1", f"-I{cuda_include}", *sources, "-o", str(program), "-ldl"],
         check=True,
         capture_output=True,
     )

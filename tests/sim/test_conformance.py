@@ -21,10 +21,15 @@ KNOWN = {
     "procaddr cuMemAlloc 2000 0": (20, 1),
 }
 
+#: Questions that no card has been asked yet: what they begin with. The next record has them.
+UNRECORDED = ("green: ", "whole context: ", "texture: ", "surface: ", "shared pool", "external: ")
+
 
 def test_the_same_program_hears_the_same(sim_node: Make, tmp_path: Path) -> None:
     node = sim_node("h200x1")
     program = build(tmp_path, Path(cached(node.build, "VGPU_CUDA_INCLUDE")))
     here, card = answers(program, node.environment()), json.loads(H200.read_text())
     assert len(card) > 180
-    assert differences(here, card) == KNOWN
+    asked = {name: answer for name, answer in here.items() if name in card or not name.startswith(UNRECORDED)}
+    assert differences(asked, card) == KNOWN
+    assert len(here) > len(asked) + 100

@@ -1,0 +1,29 @@
+/* What the parts of the conformance tour share: finding the driver's functions, and saying an answer. */
+#ifndef CUDA_CONFORMANCE_H
+#define CUDA_CONFORMANCE_H
+
+#define __CUDA_API_VERSION_INTERNAL
+#include <cuda.h>
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MIB ((size_t)1 << 20)
+#define CALL(name, type, ...) ((CUresult(*) type)need(#name))(__VA_ARGS__)
+
+void *need(const char *name);
+void say(const char *name, long long value);
+void mark(void);             /* what is free now */
+void used(const char *name); /* says how much less it is than at the mark */
+CUresult alloc(CUdeviceptr *p, size_t n);
+CUresult drop(CUdeviceptr p);
+
+CUresult launch(CUstream stream, unsigned grid, unsigned block, unsigned shared);
+
+/* cuda_conformance_objects.c: with the primary context `ctx` current */
+void objects(CUcontext ctx);
+
+#endif
