@@ -3,7 +3,7 @@
     python -m tests.gpu.cuda_conformance PROGRAM --write FILE     on a machine with a card: record it
     python -m tests.gpu.cuda_conformance PROGRAM --against FILE   compare what runs here with a record
 
-PROGRAM is cuda_conformance.c and its objects, compiled (`build()` does it). The record of one H200, driver 580.159.04, is
+PROGRAM is cuda_conformance*.c, compiled (`build()` does it). The record of one H200, driver 580.159.04, is
 data/cuda_conformance_h200.json; tests/sim/test_conformance.py holds the simulator against it.
 """
 
