@@ -1,0 +1,273 @@
+"""Jobs whose kernels wait for each other or for their host, and work that can wait, on a real GPU:
+`python -m tests.gpu.compute_ranks --build DIR --out FILE [SECTION ...]`.
+
+As compute_h200.py, with `vgpu-pair` (native/probe/pair.c) and, where PyTorch and two GPUs are there, NCCL.
+What a machine cannot show is written down as skipped, with the reason. Runs on the simulated node too.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pynvml
+
+from tests.gpu.compute_h200 import Line, Node, Tenant, Work, answer, compute_counters, native_rate, run
+from vgpud.lease import DeviceLimits, SharePolicy, write_lease
+
+HARD, CONSERVING, NONE = SharePolicy.HARD, SharePolicy.WORK_CONSERVING, SharePolicy.NONE
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A node whose arbiter serves leases on any of the machine's GPUs."""
+
+    node: Node
+    uuids: tuple[str, ...]
+    pages: Path  # a folder in /dev/shm
+    seconds: float  # of each run
+
+    def lease(self, name: str, policy: SharePolicy, share: float, uuids: Sequence[str]) -> Path:
+        limits = [DeviceLimits(uuid, 8 << 30, int(share * 100), policy) for uuid in uuids]
+        folder = write_lease(self.node.run_dir / "leases", name, limits, uid=os.getuid(), gid=os.getgid())
+        self.node.client.add(name)
+        return folder
+
+    def program(self, lease: Path, visible: Sequence[str], *command: str) -> "subprocess.Popen[str]":
+        env = {**self.node.environment(lease), "CUDA_VISIBLE_DEVICES": ",".join(visible)}
+        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+
+    def pair(
+        self, job: str, leases: Sequence[Path], devices: Sequence[str], think_us: int
+    ) -> "list[subprocess.Popen[str]]":
+        page = self.pages / job
+        page.write_bytes(bytes(4096))
+        words = ("--file", str(page), "--seconds", str(self.seconds), "--think-us", str(think_us), "--rank")
+        program = str(self.node.build / "bin" / "vgpu-pair")
+        return [
+            self.program(lease, (device,), program, *words, str(rank))
+            for rank, (lease, device) in enumerate(zip(leases, devices, strict=True))
+        ]
+
+
+def skipped(what: str, why: str) -> Line:
+    print(what, "skipped:", why, flush=True)
+    return {"skipped": why}
+
+
+def ranks(bench: Bench) -> Line:
+    """Two jobs of two ranks, on two devices or, with one GPU, on the same; turns must not hold them up."""
+    devices = (bench.uuids * 2)[:2]
+    own = tuple(dict.fromkeys(devices))
+    out: Line = {"devices": len(own)}
+    for policy in (HARD, CONSERVING, NONE):
+        for jobs in (1, 2):
+            leases = [bench.lease(f"ranks-{policy.name}-{jobs}-{i}", policy, 50, own) for i in range(jobs)]
+            started = [bench.pair(lease.name, (lease, lease), devices, 500) for lease in leases]
+            said = [[answer(process) for process in job] for job in started]
+            figure = {
+                "steps": [job[0]["steps"] for job in said],
+                "longest_ms": [max(rank["longest_ms"] for rank in job) for job in said],
+                "counters": [compute_counters(lease) for lease in leases],
+            }
+            if not all(rank["libvgpu"] for job in said for rank in job):
+                raise RuntimeError(f"the limiter was not armed: {said}")
+            print("ranks", policy.name, jobs, json.dumps(figure), flush=True)
+            out[f"{policy.name}, {jobs} jobs"] = figure
+    return out
+
+
+def apart(bench: Bench) -> Line:
+    """Ranks in leases of their own, which nobody knows to belong together: the drain bound lets them on."""
+    if len(bench.uuids) < 2:
+        return skipped(
+            "apart", "needs two GPUs: on one, ranks of one device cannot wait for turns on another"
+        )
+    devices = bench.uuids[:2]
+    jobs = [
+        [bench.lease(f"apart-{job}-{rank}", CONSERVING, 50, (uuid,)) for rank, uuid in enumerate(devices)]
+        for job in range(2)
+    ]
+    started = [bench.pair(f"apart{i}", leases, devices, 0) for i, leases in enumerate(jobs)]
+    said = [answer(process) for job in started for process in job]
+    out: Line = {
+        "steps": [line["steps"] for line in said],
+        "longest_ms": max(line["longest_ms"] for line in said),
+        "bypasses": [compute_counters(lease)["bypasses"] for job in jobs for lease in job],
+    }
+    print("apart", json.dumps(out), flush=True)
+    return out
+
+
+def host_flag(bench: Bench) -> Line:
+    """A tenant whose kernels wait 400 ms for their host, beside one that always computes."""
+    native_rate(bench.node, 1000)
+    waiting = bench.lease("flag", CONSERVING, 50, bench.uuids[:1])
+    words = ("--rank", "0", "--host-ms", "400", "--seconds", str(bench.seconds + 3))
+    program = str(bench.node.build / "bin" / "vgpu-pair")
+    spinner = bench.program(waiting, bench.uuids[:1], program, *words)
+    other = run(bench.node, [Tenant(CONSERVING, 50, Work(1000, seconds=bench.seconds))])[0]
+    out: Line = {
+        "steps": answer(spinner)["steps"],
+        "counters": compute_counters(waiting),
+        "other_percent": round(other["percent"], 2),
+    }
+    print("host flag", json.dumps(out), flush=True)
+    return out
+
+
+def starving(bench: Bench) -> Line:
+    """Below-normal beside normal, both saturating: a turn a second or so."""
+    native_rate(bench.node, 50)
+    low = Tenant(CONSERVING, 50, Work(50, seconds=2 * bench.seconds), priority=-1)
+    lines = run(bench.node, [low, Tenant(CONSERVING, 50, Work(50, seconds=2 * bench.seconds))])
+    out: Line = {
+        "below_normal_percent": round(lines[0]["percent"], 2),
+        "normal_percent": round(lines[1]["percent"], 2),
+        "turns": lines[0]["counters"]["turns"],
+    }
+    print("starving", json.dumps(out), flush=True)
+    return out
+
+
+def ways(bench: Bench) -> Line:
+    """`hard` 25 with host functions behind kernels, and in one cooperative launch on two devices."""
+    node = bench.node
+    native_rate(node, 50, "callbacks")
+    line = run(node, [Tenant(HARD, 25, Work(50, "callbacks", bench.seconds))])[0]
+    out: Line = {"callbacks": round(line["percent"], 2), "counters": line["counters"]}
+    print("callbacks", json.dumps(out), flush=True)
+    if len(bench.uuids) < 2:
+        out["multi"] = skipped("multi", "needs two GPUs: one launch on both")
+        return out
+    both = bench.lease("multi", HARD, 25, bench.uuids[:2])
+    program = str(node.build / "bin" / "vgpu-spin")
+    words = (
+        "--rate",
+        str(node.rate),
+        "--kernel-us",
+        "1000",
+        "--mode",
+        "multi",
+        "--seconds",
+        str(bench.seconds),
+    )
+    native_rate(node, 1000)
+    said = answer(bench.program(both, bench.uuids[:2], program, *words))
+    out["multi"] = round(100 * said["per_second"] / node.native[1000, "eager"], 2)
+    print("multi", out["multi"], flush=True)
+    return out
+
+
+_NCCL = """
+import json, os, sys, time, torch, torch.distributed as dist
+rank, port, seconds = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, NCCL_NVLS_ENABLE="0")
+torch.cuda.set_device(0)
+dist.init_process_group("nccl", rank=rank, world_size=2)
+x, y = torch.ones(1 << 22, device="cuda"), torch.randn(4096, 4096, device="cuda")
+steps, longest, began = 0, 0.0, time.monotonic()
+go = torch.ones(1, device="cuda")
+while go.item() > 0:
+    before = time.monotonic()
+    y = torch.nn.functional.normalize(y @ y)
+    dist.all_reduce(x)
+    go.fill_(1.0 if before - began < seconds else 0.0)
+    dist.broadcast(go, 0)
+    torch.cuda.synchronize()
+    longest, steps = max(longest, time.monotonic() - before), steps + 1
+seconds = time.monotonic() - began
+loaded = "/libvgpu.so" in open("/proc/self/maps").read()
+line = {"state": "nccl", "steps": steps, "seconds": seconds, "longest_ms": longest * 1e3, "libvgpu": loaded}
+print(json.dumps(line))
+"""
+
+
+def nccl(bench: Bench) -> Line:
+    """Two tenants of two NCCL ranks each on the same two GPUs: a product and an all-reduce a step."""
+    if len(bench.uuids) < 2:
+        return skipped("nccl", "needs two GPUs: NCCL refuses two ranks of one job on one")
+    if find_spec("torch") is None:
+        return skipped("nccl", "PyTorch is not installed")
+    out: Line = {}
+    for policy in (HARD, CONSERVING, NONE):
+        for jobs in (1, 2):
+            name = f"nccl-{policy.name}-{jobs}"
+            leases = [bench.lease(f"{name}-{i}", policy, 50, bench.uuids[:2]) for i in range(jobs)]
+            started = [
+                bench.program(
+                    lease,
+                    (uuid,),
+                    sys.executable,
+                    "-c",
+                    _NCCL,
+                    str(rank),
+                    str(29600 + job),
+                    str(bench.seconds),
+                )
+                for job, lease in enumerate(leases)
+                for rank, uuid in enumerate(bench.uuids[:2])
+            ]
+            said = [answer(process) for process in started]
+            figure = {
+                "steps_per_second": [round(line["steps"] / line["seconds"], 1) for line in said[::2]],
+                "longest_ms": round(max(line["longest_ms"] for line in said), 1),
+                "armed": all(line["libvgpu"] for line in said),
+                "counters": [compute_counters(lease) for lease in leases],
+            }
+            print(name, json.dumps(figure), flush=True)
+            out[name] = figure
+    return out
+
+
+SECTIONS: dict[str, Callable[[Bench], Line]] = {
+    "ranks": ranks,
+    "apart": apart,
+    "host-flag": host_flag,
+    "starving": starving,
+    "ways": ways,
+    "nccl": nccl,
+}
+
+
+def gpu_uuids() -> tuple[str, ...]:
+    pynvml.nvmlInit()
+    handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+    return tuple(pynvml.nvmlDeviceGetUUID(handle) for handle in handles)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--build", type=Path, required=True, help="folder of the native build")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--rate", type=float, help="loop iterations in a microsecond; measured if not given")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each run; 3 if not given")
+    parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], help="all, if none is named")
+    options = parser.parse_args()
+    figures: dict[str, object] = {}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        pages = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
+        uuids = gpu_uuids()
+        node = Node(options.build, folder, uuids[0])
+        node.start()
+        stack.callback(node.kill)
+        node.rate = options.rate or max(answer(node.spin(None, "--calibrate"))["rate"] for _ in range(2))
+        for name in options.sections or SECTIONS:
+            began = time.monotonic()
+            figures[name] = SECTIONS[name](Bench(node, uuids, pages, options.seconds))
+            print(f"# {name}: {time.monotonic() - began:.0f} s", flush=True)
+            options.out.write_text(json.dumps(figures, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
