@@ -60,6 +60,7 @@ static void usage(void)
 {
     SIZE("USAGE", vgpu_usage);
     FIELD("USAGE", vgpu_usage, "SLOT_HIGH", slot_high);
+    FIELD("USAGE", vgpu_usage, "CONTEXT_MIB", context_mib);
     FIELD("USAGE", vgpu_usage, "RETIRED", retired);
     FIELD("USAGE", vgpu_usage, "SLOTS", slots);
     FIELD("USAGE", vgpu_usage, "COMPUTE", compute);

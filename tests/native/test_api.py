@@ -52,7 +52,7 @@ def test_the_ledger_never_has_less_than_the_card(lease: Path, tmp_path: Path, ch
     state, usage = tmp_path / "driver-state", lease / "usage"
     state.write_bytes(bytes(48))
     with usage.open("r+b") as page:  # what a context takes is known from an earlier process
-        page.seek(layout.USAGE_SLOT_HIGH + 4)
+        page.seek(layout.USAGE_CONTEXT_MIB)
         page.write(struct.pack("<I", CONTEXT_BYTES // MIB))
     done = Tenant(lease).run(
         TEST_BUILD / "api-test", check, FAKE_STATE=str(state), FAKE_LEDGER=str(usage), FAKE_LINGER_US="50"

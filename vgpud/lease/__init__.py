@@ -1,6 +1,7 @@
 """The lease of a preload tenant: its pages (pages.py), and the arbiter that serves it (arbiter.py)."""
 
 from vgpud.lease.arbiter import ArbiterClient
+from vgpud.lease.contexts import ContextCosts
 from vgpud.lease.pages import (
     DeviceLimits,
     LeaseActivity,
@@ -23,6 +24,7 @@ from vgpud.lease.pages import (
 
 __all__ = [
     "ArbiterClient",
+    "ContextCosts",
     "DeviceLimits",
     "LeaseActivity",
     "LeaseMeter",

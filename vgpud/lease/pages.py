@@ -392,9 +392,10 @@ def _read_device(raw: bytes, index: int) -> DeviceLimits:
     )
 
 
-def _open_usage(folder: Path) -> int:
+def open_usage(folder: Path, access: int = os.O_RDONLY) -> int:
+    """A descriptor of the lease's `usage`. Raises OSError."""
     # the tenant owns the file, not the folder: it can be short or long, but no link and no pipe
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    flags = access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     return os.open(_files(folder) / layout.USAGE_FILE, flags)
 
 
@@ -404,7 +405,7 @@ def read_usage(folder: Path) -> Usage:
     Raises VgpuError LEASE_FAILED if the lease itself is gone.
     """
     try:
-        fd = _open_usage(folder)
+        fd = open_usage(folder)
         try:
             raw = os.pread(fd, layout.USAGE_SIZE, 0)
         finally:
@@ -470,7 +471,7 @@ def read_meters(folder: Path, device_count: int) -> tuple[LeaseMeter, ...]:
     Raises VgpuError LEASE_FAILED if the lease itself is gone.
     """
     try:
-        fd = _open_usage(folder)
+        fd = open_usage(folder)
         try:
             head = os.pread(fd, layout.USAGE_SLOTS, 0).ljust(layout.USAGE_SLOTS, b"\0")
             (high,) = struct.unpack_from("<I", head, layout.USAGE_SLOT_HIGH)
@@ -530,7 +531,7 @@ class LeaseActivity:
 def read_activity(folder: Path) -> LeaseActivity:
     """Clamped as in `read_usage`. Raises VgpuError LEASE_FAILED if the lease itself is gone."""
     try:
-        fd = _open_usage(folder)
+        fd = open_usage(folder)
         try:
             head = os.pread(fd, layout.USAGE_SLOTS, 0).ljust(layout.USAGE_SLOTS, b"\0")
             (high,) = struct.unpack_from("<I", head, layout.USAGE_SLOT_HIGH)

@@ -17,6 +17,7 @@ import structlog
 from vgpud.hardware.nodes import device_nodes
 from vgpud.lease import (
     ArbiterClient,
+    ContextCosts,
     DeviceLimits,
     LeaseActivity,
     SharePolicy,
@@ -83,6 +84,7 @@ class Preload:
         socket = paths.run_dir / "arbiter" / "control.sock"
         self._arbiter = ArbiterClient(socket)
         self._arbiter_at_once = ArbiterClient(socket, _AT_ONCE_SECONDS)
+        self._contexts = ContextCosts()
         self._starting = asyncio.Lock()
         self._notice: Callable[[], None] | None = None
         self._restart: asyncio.Future[None] | None = None
@@ -177,6 +179,7 @@ class Preload:
             gid=owner.gid,
             away=allocation.state in _AWAY,
         )
+        self._contexts.seed(self._paths.leases / allocation.id)
         await self._order(ArbiterClient.add, allocation.id)
         nodes = device_nodes(device, part.mig, self._paths.host_root)
         return part, self._edits(allocation, lease).merged(Edits(device_nodes=nodes))
@@ -237,6 +240,7 @@ class Preload:
         close_lease(self._paths.leases / allocation.id)
         with suppress(VgpuError):  # an arbiter that is away reads at its start what leases there are
             await self._order_once(ArbiterClient.remove, allocation.id)
+        self._contexts.learn(self._paths.leases / allocation.id)
         remove_lease(self._paths.leases, allocation.id)
 
     async def unapply(self, device_uuid: str) -> None:
@@ -245,6 +249,8 @@ class Preload:
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
         folder = self._paths.leases / allocation.id
         usage = read_usage(folder)
+        if part.target not in self._contexts:
+            self._contexts.learn(folder)
         ordinal = [s.target for s in allocation.slices].index(part.target)
         meter = usage.device(ordinal)
         return SliceUse(

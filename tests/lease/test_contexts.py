@@ -1,0 +1,72 @@
+"""What a context costs goes from lease to lease, so that no later process waits for NVML to start."""
+
+import os
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.native.harness import CONTEXT_BYTES, GIB, MIB, PROBE, UUIDS, Tenant
+from vgpud import lease_layout as layout
+from vgpud.lease import ContextCosts, DeviceLimits, remove_lease, write_lease
+from vgpud.model.tenancy import ANYONE
+
+BOTH = [DeviceLimits(uuid, GIB) for uuid in UUIDS]
+
+
+def say(usage: Path, *mib: int) -> None:
+    with usage.open("r+b") as page:
+        page.seek(layout.USAGE_CONTEXT_MIB)
+        page.write(struct.pack(f"<{len(mib)}I", *mib))
+
+
+def said(usage: Path) -> tuple[int, ...]:
+    return struct.unpack_from("<3I", usage.read_bytes(), layout.USAGE_CONTEXT_MIB)
+
+
+def test_by_device_and_the_least_that_any_says(tmp_path: Path) -> None:
+    costs = ContextCosts()
+    for name, found in (("a", (518, 0)), ("b", (64, 300)), ("c", (600, 1))):  # 1 MiB is no context
+        write_lease(tmp_path, name, BOTH, 0, 0)
+        say(tmp_path / name / "usage", *found)
+        costs.learn(tmp_path / name)
+    assert UUIDS[0] in costs
+    turned = write_lease(tmp_path, "d", BOTH[::-1], 0, 0)
+    costs.seed(tmp_path / "d")
+    assert said(turned / "usage") == (300, 64, 0)
+    pod = write_lease(tmp_path, "e", BOTH[:1], ANYONE, ANYONE)
+    say(pod / "usage", 700)
+    costs.seed(tmp_path / "e")
+    assert said(pod / "usage") == (700, 0, 0)  # what its own processes found stays
+
+
+def test_leases_that_are_gone_or_spoilt_say_nothing(tmp_path: Path) -> None:
+    costs = ContextCosts()
+    folder = write_lease(tmp_path, "a", BOTH, 0, 0)
+    os.truncate(folder / "usage", 5)
+    costs.learn(folder)
+    costs.seed(folder)
+    (folder / "limits").write_bytes(b"x")
+    costs.learn(folder)
+    remove_lease(tmp_path, "a")
+    costs.learn(folder)
+    costs.seed(folder)
+    assert UUIDS[0] not in costs
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_with_the_figure_a_first_process_does_not_wait_for_nvml(tmp_path: Path, known: bool) -> None:
+    """NVML that never comes up: only where nobody knows the cost of a context somebody waits for it."""
+    folder = write_lease(tmp_path, "a", BOTH[:1], 0, 0)
+    say(folder / "usage", CONTEXT_BYTES // MIB if known else 0)
+    process = Tenant(folder).start(PROBE, "hold", "16MiB", "--seconds", "0", FAKE_NVML_NEVER_STARTS="1")
+    try:
+        process.communicate(timeout=30 if known else 1)
+        assert process.returncode == 0
+        waited = False
+    except subprocess.TimeoutExpired:
+        waited = True
+    process.kill()
+    process.communicate()
+    assert waited == (not known)

@@ -1,0 +1,59 @@
+"""What a context takes on each device, handed on from lease to lease.
+
+A tenant's process learns it from NVML, which takes some milliseconds to start (6 to 9 on an H200, driver
+580); with the figure in its lease it need not wait. The words are the tenants' own, so the least that any
+lease says counts: too little is put right by the process itself as soon as NVML answers, too much would
+refuse others.
+"""
+
+import contextlib
+import os
+import struct
+from pathlib import Path
+
+from vgpud import lease_layout as layout
+from vgpud.lease.pages import open_usage, read_limits
+from vgpud.model.errors import VgpuError
+
+_PLAUSIBLE_MIB = range(16, 4097)  # 518 on an H200, 348 under MPS; some tens on small cards
+_WORDS = struct.Struct(f"<{layout.MAX_DEVICES}I")
+
+
+class ContextCosts:
+    """MiB of a context by the UUID that leases name a device (or a slice of one) by; as long as vgpud runs."""
+
+    def __init__(self) -> None:
+        self._mib: dict[str, int] = {}
+
+    def __contains__(self, uuid: str) -> bool:
+        return uuid in self._mib
+
+    def learn(self, folder: Path) -> None:
+        """Takes note of what processes of this lease found. A lease that cannot be read says nothing."""
+        with contextlib.suppress(VgpuError, OSError):
+            for device, mib in zip(read_limits(folder).devices, _read(folder), strict=False):
+                if mib in _PLAUSIBLE_MIB:
+                    self._mib[device.uuid] = min(mib, self._mib.get(device.uuid, mib))
+
+    def seed(self, folder: Path) -> None:
+        """Tells a lease what is known, where none of its own processes has found anything yet."""
+        with contextlib.suppress(VgpuError, OSError):
+            known = [self._mib.get(device.uuid, 0) for device in read_limits(folder).devices]
+            found = _read(folder)
+            if not any(known):
+                return
+            words = [own or told for own, told in zip(found, known, strict=False)]
+            fd = open_usage(folder, os.O_WRONLY)
+            try:
+                os.pwrite(fd, struct.pack(f"<{len(words)}I", *words), layout.USAGE_CONTEXT_MIB)
+            finally:
+                os.close(fd)
+
+
+def _read(folder: Path) -> tuple[int, ...]:
+    fd = open_usage(folder)
+    try:
+        raw = os.pread(fd, _WORDS.size, layout.USAGE_CONTEXT_MIB)
+    finally:
+        os.close(fd)
+    return _WORDS.unpack(raw.ljust(_WORDS.size, b"\0"))
