@@ -20,7 +20,7 @@ _WORDS = struct.Struct(f"<{layout.MAX_DEVICES}I")
 
 
 class ContextCosts:
-    """MiB of a context by the UUID that leases name a device (or a slice of one) by; as long as vgpud runs."""
+    """MiB of a context by the UUID that leases name a device or a slice by; as long as vgpud runs."""
 
     def __init__(self) -> None:
         self._mib: dict[str, int] = {}
