@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ mode = "auto"
 
 
 class DemoNode:
+    #: What is started as the daemon, in the node's environment.
+    command: Sequence[str] = (sys.executable, "-m", "vgpud.daemon")
+
     def __init__(self, policy: str = POLICY, environment: Mapping[str, str] = os.environ) -> None:
         # short: the MPS pipes are Unix sockets, whose paths have room for 108 bytes
         self.folder = Path(tempfile.mkdtemp(prefix="vgpud-"))
@@ -51,9 +54,7 @@ class DemoNode:
         began = time.monotonic()
         environment = {**self.environment, "VGPUD_FAULT_POINT": fault_point}
         with self.log.open("ab") as log:
-            self.daemon = subprocess.Popen(
-                [sys.executable, "-m", "vgpud.daemon"], env=environment, stderr=log, cwd=ROOT
-            )
+            self.daemon = subprocess.Popen(self.command, env=environment, stderr=log, cwd=ROOT)
         while time.monotonic() - began < timeout_seconds:
             if self.daemon.poll() is not None:
                 break

@@ -24,6 +24,7 @@ TESTS = (
     "suspend_h200",
     "idle_h200",
     "move_h200",
+    "confined_h200",
     "cuda_conformance",
 )
 BENCHES = ("compute_h200", "compute_ranks", "memory_figures")

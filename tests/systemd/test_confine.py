@@ -1,0 +1,49 @@
+"""tests/gpu/confine.py closes a program in as the unit says: it knows every line, and what it does holds."""
+
+import ctypes.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gpu import confine
+
+TRIES = {
+    "write to /usr": "touch /usr/vgpud-was-here",
+    "a namespace": "unshare -m true",
+    "another priority": '"$2" -c "import os; os.nice(5)"',
+    "a set-user-ID file": 'touch "$1/s" && chmod u+s "$1/s"',
+    "a packet socket": '"$2" -c "import socket; socket.socket(17, 3, 0)"',
+    "memory to write and execute": '"$2" -c "import mmap; mmap.mmap(-1, 4096, prot=7)"',
+}
+
+
+def test_every_line_of_the_unit_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "CAP_SYS_ADMIN" in confine.directives()["CapabilityBoundingSet"]
+    more = tmp_path / "vgpud.service"
+    more.write_text(confine.UNIT.read_text().replace("[Service]\n", "[Service]\nProtectProc=invisible\n"))
+    monkeypatch.setattr(confine, "UNIT", more)
+    with pytest.raises(ValueError, match="ProtectProc"):
+        confine.directives()
+
+
+@pytest.mark.root
+def test_what_the_unit_forbids_is_not_possible(tmp_path: Path) -> None:
+    if os.geteuid() != 0 or shutil.which("systemd-analyze") is None:
+        pytest.skip("needs root and systemd-analyze")
+    if ctypes.util.find_library("seccomp") is None:
+        pytest.skip("needs libseccomp2")
+    prepared = tmp_path / "confine.json"
+    confine.prepare(prepared)
+    confined = [sys.executable, "-m", "tests.gpu.confine", "run", str(prepared), "--writable", str(tmp_path)]
+    tries = [f"({script}) && echo {what}" for what, script in TRIES.items()]
+    script = "\n".join(['touch "$1/here" || exit 9', *tries, "true"])
+    words = [*confined, "--", "sh", "-c", script, "sh", str(tmp_path), sys.executable]
+    done = subprocess.run(words, cwd=confine.ROOT, capture_output=True, text=True, check=False, timeout=60)
+    if "not applied: ProtectSystem" in done.stderr:
+        pytest.skip("this system gives root no mounts of its own")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert (tmp_path / "here").exists()
