@@ -6,6 +6,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.bench.idle_replay import DAY, metronomes, notebooks, replay
 from vgpud.model.tenancy import Cause
 from vgpud.planner.residency import (
     PATIENCE_MOST,
@@ -71,6 +72,9 @@ def test_without_turns_it_waits_for_those_who_go_by_themselves() -> None:
     assert told(waits) == ["wait b 1"]
     assert waits.moves[0].sentence == "others hold the room"
     assert told(decide(600, tenants, CARD)) == ["suspend a", "wait b 1"]
+    patient = [replace(tenants[0], patience=2), tenants[1]]
+    assert told(decide(600, patient, CARD)) == ["suspend a", "wait b 1"], "patience is for when nobody waits"
+    assert told(decide(600, patient[:1], CARD)) == []
 
 
 def test_first_come_first_served_and_priority_is_worth_a_turn() -> None:
@@ -285,3 +289,22 @@ def test_a_plan_makes_sense_whatever_is_there(tenants: list[Tenant]) -> None:
         if move.kind is not Kind.SUSPEND:
             assert tenant.wants_since is not None
             assert tenant.cause is not Cause.HAND
+
+
+# --- replays
+
+
+def test_a_day_of_notebooks_on_half_the_card_they_hold() -> None:
+    """24 tenants of 12 GiB on a card of 141 GiB: most of their memory lies idle, and they hardly wait."""
+    traces = notebooks(24, 0.3, 7)
+    found = replay(traces, Rules(idle_seconds=600), 0.3)
+    assert found.given_back > 0.5 * 24 * 12 * 0.3 * DAY
+    assert found.most_suspensions <= 0.3 * DAY / 600
+    assert sorted(found.waits)[len(found.waits) // 2] <= 10
+
+
+def test_who_works_just_after_each_suspension_is_soon_left_alone() -> None:
+    traces = metronomes(2, 605, 0.3)
+    patient = replay(traces, Rules(idle_seconds=600), 0.3)
+    hasty = replay(traces, Rules(idle_seconds=600), 0.3, patient=False)
+    assert patient.most_suspensions <= 4 < hasty.most_suspensions / 2

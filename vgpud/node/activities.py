@@ -17,6 +17,7 @@ log = structlog.get_logger(__name__)
 
 _QUIET_SECONDS = 2.0  # what runs is waited for so long here, and then by the driver
 _LOOK_SECONDS = 0.01
+_ASK_SECONDS = 0.25
 
 
 class Activities:
@@ -48,10 +49,13 @@ class Activities:
 
         Raises VgpuError(ALLOCATION_BUSY) if the tenant has worked since `idle_since`.
         """
-        end = time.monotonic() + _QUIET_SECONDS
+        began = asked = time.monotonic()
         now = self.read(going)
-        while now is not None and not now.quiet and time.monotonic() < end:
+        while now is not None and not now.quiet and time.monotonic() < began + _QUIET_SECONDS:
             await asyncio.sleep(_LOOK_SECONDS)
+            if time.monotonic() > asked + _ASK_SECONDS:  # the arbiter may not have answered the first time
+                await self.ask(going.id)
+                asked = time.monotonic()
             now = self.read(going)
         if now is None:
             return

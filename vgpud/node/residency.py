@@ -28,6 +28,7 @@ _REST_SECONDS = 2.0  # between two looks while there are no rules, or nothing ca
 _WAKE_SECONDS = 0.2  # while a tenant is away that may want to work at any time
 _LEAST_SECONDS = 0.02
 _LOOKS = 10  # in an idle time
+_ASK_SECONDS = 5.0
 _BACK_OFF_SECONDS = 30.0  # after a tenant could not be suspended or resumed
 _RANKS = {"above-normal": 1, "below-normal": -1}
 _WHERE = {
@@ -139,12 +140,16 @@ class Residency:
         where = _WHERE.get(allocation.state, Where.HERE)
         seen = self._seen.setdefault(allocation.id, _Seen(where, now, now))
         if where is not seen.where:
-            seen.where, seen.since, seen.active_at = where, now, now
+            seen.where, seen.since, seen.active_at, seen.asked_at = where, now, now, float("-inf")
             seen.activity, seen.wants_since = None, None if where is Where.HERE else seen.wants_since
         if where is Where.HERE and allocation.state is State.ACTIVE:
             await self._see_work(allocation, rules, seen, now)
-        elif where is Where.AWAY and _is_sent(allocation) and self.around.activities.wants(allocation):
-            seen.wants_since = seen.wants_since or now
+        elif where is Where.AWAY and _is_sent(allocation):
+            if self.around.activities.wants(allocation):
+                seen.wants_since = seen.wants_since or now
+            elif now - seen.asked_at > _ASK_SECONDS:  # for calls that slipped past libvgpu as it went
+                seen.asked_at = now
+                await self.around.activities.ask(allocation.id)
 
     async def _see_work(self, allocation: Allocation, rules: Rules, seen: _Seen, now: float) -> None:
         """What cannot be known counts as work."""
@@ -214,7 +219,6 @@ class Residency:
         await self.suspends.suspend(allocation, move.cause, idle)
         if seen is not None and move.cause is Cause.TURN and worked:
             seen.wants_since = time.monotonic()  # it is in the middle of its work, wherever its threads are
-        await self.around.activities.ask(move.id)  # for what slipped past libvgpu as it went
         self.tally.suspended[move.cause.value] += 1
 
     async def _resume(self, allocation: Allocation, move: Move, seen: _Seen | None) -> None:

@@ -111,6 +111,20 @@ def goes_idle_at(tenant: Tenant) -> float:
     return max(idle_at, tenant.since + tenant.rules.residence_seconds, tenant.not_before)
 
 
+def makes_room_at(tenant: Tenant) -> float:
+    """When it may be sent away since somebody waits: its turn is over, or it has been idle, whatever its
+    patience. Endless where no rule lets it."""
+    idle = tenant.rules.idle_seconds
+    settled = tenant.since + tenant.rules.residence_seconds
+    idle_at = inf if idle is None else max(tenant.active_at + idle, settled)
+    return max(min(_turn_over_at(tenant), idle_at), tenant.not_before)
+
+
+def _turn_over_at(tenant: Tenant) -> float:
+    turn = tenant.rules.turn_seconds
+    return inf if turn is None else tenant.since + turn
+
+
 class _Round:
     """One decision; rooms shrink as they are given away."""
 
@@ -177,23 +191,24 @@ class _Round:
         for uuid, size in tenant.parts:
             short = size - self._free.get(uuid, 0) - self._making.get(uuid, 0)
             short -= sum(dict(one.parts).get(uuid, 0) for one in chosen)
-            able = [t for t in self._here if _takes_turns(t, uuid) and t not in chosen]
-            for other in sorted(able, key=lambda t: (t.since, t.id)):
-                over = max(other.since + other.residence, other.not_before)
-                if short > 0 and over <= self._now:
+            beside = [t for t in self._here if uuid in dict(t.parts) and t not in chosen]
+            for other in sorted(beside, key=lambda t: (t.since, t.id)):
+                at = makes_room_at(other)
+                if short > 0 and at <= self._now:
                     chosen.append(other)
                     short -= dict(other.parts)[uuid]
                 elif short > 0:
-                    self._again = min(self._again, over)
+                    self._again = min(self._again, at)
             if short > 0:
-                lacking = "the turns of others are not over" if able else "others hold the room"
+                turning = any(t.rules.turn_seconds is not None for t in beside)
+                lacking = "the turns of others are not over" if turning else "others hold the room"
         wait = self._wait(tenant, lacking or "room is being made for it")
-        if lacking:
-            return [wait]
-        return [
-            *(self._send(one, Cause.TURN, f"its turn is over, {tenant.id} waits") for one in chosen),
-            wait,
-        ]
+        return [wait] if lacking else [*(self._make_way(one, tenant) for one in chosen), wait]
+
+    def _make_way(self, one: Tenant, waiting: Tenant) -> Move:
+        if _turn_over_at(one) <= self._now:
+            return self._send(one, Cause.TURN, f"its turn is over, {waiting.id} waits")
+        return self._send(one, Cause.IDLE, f"it has done nothing for long, {waiting.id} waits")
 
     def _wait(self, tenant: Tenant, sentence: str) -> Move:
         place = 1 + max((self._blocked.get(uuid, 0) for uuid, _ in tenant.parts), default=0)

@@ -1,0 +1,138 @@
+"""Idle suspension, replayed: notebook-like tenants for days, under the daemon's own decisions.
+
+A tenant works in sessions: spells of work with short pauses, then nothing for long (exponential and
+log-normal lengths, seeded). It works only while its memory is on the card; what it has to do waits meanwhile.
+Moving takes what an H200 took (docs/pool.md): 0.4 s and 0.4 s a GiB out, 0.3 s and 0.13 s a GiB in; one
+tenant at a time.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from tests.bench.common import Report
+from vgpud.model.tenancy import Cause
+from vgpud.planner.residency import Kind, Move, Rules, Tenant, Where, decide, patience_after
+
+GPU = "GPU-0"
+CARD_GIB = 141
+STEP_SECONDS = 2.0
+DAY = 86400.0
+
+
+@dataclass
+class Trace:
+    """When a tenant has something to do: (from, until), disjoint and in order; and what it holds."""
+
+    gib: int
+    spells: list[tuple[float, float]]
+
+
+@dataclass
+class Outcome:
+    """Of all tenants together; seconds, and GiB times seconds that lay on the host."""
+
+    suspensions: int = 0
+    waits: list[float] = field(default_factory=list)
+    given_back: float = 0.0
+    most_suspensions: int = 0  # of one tenant
+    worked: float = 0.0
+
+
+def notebooks(count: int, days: float, seed: int, gib: int = 12) -> list[Trace]:
+    draw = random.Random(seed)
+    traces = []
+    for _ in range(count):
+        now, spells = draw.uniform(0, 3600), []
+        while now < days * DAY:
+            for _ in range(draw.randint(3, 25)):
+                length = draw.lognormvariate(3.0, 1.2)
+                spells.append((now, now + length))
+                now += length + draw.expovariate(1 / 90)
+            now += draw.lognormvariate(8.2, 1.0)  # an hour, or the night
+        traces.append(Trace(gib, spells))
+    return traces
+
+
+def metronomes(count: int, every: float, days: float, gib: int = 12) -> list[Trace]:
+    """The worst for a rule by time: work again just after it was suspended."""
+    times = [every * i for i in range(int(days * DAY / every))]
+    return [Trace(gib, [(at + n, at + n + 5) for at in times]) for n in range(count)]
+
+
+def replay(traces: Sequence[Trace], rules: Rules, days: float, patient: bool = True) -> Outcome:
+    """`patient` is False to see what it would be without the doubling of idle times."""
+    tenants = [
+        Tenant(str(n), ((GPU, trace.gib),), Where.AWAY, -DAY, rules, cause=Cause.IDLE)
+        for n, trace in enumerate(traces)
+    ]
+    left = [sum(until - since for since, until in trace.spells) for trace in traces]
+    due = [0.0] * len(traces)  # work that has come up so far and is not done
+    upcoming = [list(reversed(trace.spells)) for trace in traces]
+    counts = [0] * len(traces)
+    found, moving, until, now = Outcome(), -1, 0.0, 0.0
+    total = sum(left)
+    while now < days * DAY:
+        if moving >= 0 and now >= until:
+            place = Where.AWAY if tenants[moving].where is Where.GOING else Where.HERE
+            tenants[moving] = replace(tenants[moving], where=place, since=now, active_at=now)
+            moving = -1
+        for n, tenant in enumerate(tenants):
+            while upcoming[n] and upcoming[n][-1][0] <= now:
+                since, end = upcoming[n].pop()
+                due[n] += end - since
+            if due[n] > 0 and tenant.where is Where.HERE:
+                due[n] -= STEP_SECONDS
+                tenants[n] = replace(tenant, active_at=now)
+            elif due[n] > 0 and tenant.where is Where.AWAY and tenant.wants_since is None:
+                tenants[n] = replace(tenant, wants_since=now)
+            found.given_back += traces[n].gib * STEP_SECONDS * (tenant.where is Where.AWAY)
+        if moving < 0:
+            for move in decide(now, tenants, {GPU: CARD_GIB}).moves:
+                if move.kind is not Kind.WAIT:
+                    moving = int(move.id)
+                    tenants[moving] = _moved(tenants[moving], move, now, found, patient)
+                    counts[moving] += move.kind is Kind.SUSPEND
+                    gib = traces[moving].gib
+                    out = move.kind is Kind.SUSPEND
+                    until = now + (0.4 + 0.4 * gib if out else 0.3 + 0.13 * gib)
+                    break
+        now += STEP_SECONDS
+    found.suspensions, found.most_suspensions = sum(counts), max(counts)
+    found.worked = total - sum(max(rest, 0.0) for rest in due)
+    return found
+
+
+def _moved(tenant: Tenant, move: Move, now: float, found: Outcome, patient: bool) -> Tenant:
+    if move.kind is Kind.SUSPEND:
+        return replace(tenant, where=Where.GOING, since=now, cause=move.cause)
+    assert tenant.wants_since is not None
+    found.waits.append(now - tenant.wants_since)
+    patience = patience_after(tenant.patience, now - tenant.since, tenant.rules) if patient else 0
+    return replace(tenant, where=Where.COMING, since=now, wants_since=None, patience=patience)
+
+
+def run(days: float = 2.0) -> Report:
+    report = Report("idle-replay")
+    for minutes in (2, 10, 30):
+        rules = Rules(idle_seconds=60 * minutes)
+        for name, traces in (
+            ("24 notebooks", notebooks(24, days, 7)),
+            (f"8 that work every {minutes * 60 + 5} s", metronomes(8, minutes * 60 + 5, days)),
+        ):
+            for patient in (True, False):
+                found = replay(traces, rules, days, patient)
+                _tell(report, f"{name}, idle {minutes}min", found, traces, days, patient)
+    return report
+
+
+def _tell(
+    report: Report, what: str, found: Outcome, traces: Sequence[Trace], days: float, patient: bool
+) -> None:
+    waits = sorted(found.waits) or [0.0]
+    held = sum(trace.gib for trace in traces) * days * DAY
+    note = (
+        f"{found.given_back / held:.0%} of the memory given back; waited p50 {waits[len(waits) // 2]:.0f} s, "
+        f"p99 {waits[int(len(waits) * 0.99)]:.0f} s{'' if patient else '; idle times never doubled'}"
+    )
+    report.value(what, round(found.suspensions / len(traces) / days, 1), "suspensions a tenant-day", note)
