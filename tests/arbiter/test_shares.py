@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.arbiter.conftest import Card, answer, counters, percent
 from vgpud import lease_layout as layout
-from vgpud.lease import SharePolicy
+from vgpud.lease import SharePolicy, write_lease
 
 HARD, CONSERVING, NONE = SharePolicy.HARD, SharePolicy.WORK_CONSERVING, SharePolicy.NONE
 WANT, DONE = 4, 5
@@ -247,3 +247,29 @@ def settles(condition: Callable[[], bool]) -> None:
 def voluntary(pid: int) -> int:
     text = Path(f"/proc/{pid}/status").read_text()
     return int(text.split("nonvoluntary")[0].rsplit("voluntary_ctxt_switches:", 1)[1])
+
+
+def test_a_tenant_that_is_moved_shares_the_other_card(card: Card) -> None:
+    """Its running process goes on in the new card's turns; what it had before stays counted."""
+    moved, there = card.lease("a", HARD, 25), card.lease("b", HARD, 75, first_device=1)
+    first = card.spin(moved, 3.0)
+    assert eventually_turns(moved, 5)
+    before = counters(moved)
+    limits = card.limits(HARD, 25, first=1)
+    write_lease(moved.parent, "a", limits, uid=os.getuid(), gid=os.getgid())
+    card.client.add("a")
+    assert card.client.list("a") == (first.pid,)
+    owner = card.spin(there, 1.5)
+    assert eventually_turns(moved, before["turns"] + 5)
+    second = percent(owner)
+    answer(first)
+    assert counters(moved)["used_ns"] > before["used_ns"]
+    assert 10 < second < 80  # not alone any more: its cap is 75
+    assert (moved / layout.MOVED_FILE).read_text() == f"0 {card.uuids[0]}\n"
+
+
+def eventually_turns(lease: Path, wanted: int) -> bool:
+    end = time.monotonic() + 20
+    while counters(lease)["turns"] < wanted and time.monotonic() < end:
+        time.sleep(0.02)
+    return counters(lease)["turns"] >= wanted

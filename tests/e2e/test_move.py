@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ import pytest
 from tests.demo.node import POLICY, DemoNode, Tenant
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import GIB, MIB, allocate, client, eventually, quota, release, simulate, states
-from tests.e2e.test_suspend import PROGRAM, end, goes_on, holding
+from tests.e2e.test_suspend import PROGRAM, end, goes_on, holding, resume, suspend
 from tests.gpu import move_h200
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.lease import read_limits, read_usage
@@ -102,30 +103,42 @@ def test_there_and_back(node: DemoNode) -> None:
 
 
 def test_its_limit_goes_with_it(node: DemoNode) -> None:
-    """What it allocates afterwards is counted by the lease, and shown by NVML, where it is now."""
+    """What it allocates afterwards is counted by the lease, and shown by NVML, where it is now; NVML in its
+    own process shows the slice there, and a whole card where it was."""
     program = """
-import ctypes as c, json, sys
+import ctypes as c, json, pynvml, sys
 u = c.CDLL("libcuda.so.1")
+pynvml.nvmlInit()
 context, memory = c.c_void_p(), c.c_uint64()
 say = lambda **words: print(json.dumps(words), flush=True)
 assert u.cuInit(0) == 0 and u.cuDevicePrimaryCtxRetain(c.byref(context), 0) == 0
 assert u.cuCtxSetCurrent(context) == 0
 say(ready=True)
 for line in sys.stdin:
+    if line.startswith("GPU"):
+        handle = pynvml.nvmlDeviceGetHandleByUUID(line.strip())
+        say(total=pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+        continue
     say(code=u.cuMemAlloc_v2(c.byref(memory), c.c_size_t(int(line) << 20)))
 """
     tenant = node.tenant([*SHARED, "1"], [sys.executable, "-c", program])
     tenant.line()
     (name,) = states(node)
 
-    def allocates(mib: int) -> int:
+    def ask(line: str) -> dict[str, int]:
         assert tenant.process.stdin is not None
-        tenant.process.stdin.write(f"{mib}\n")
+        tenant.process.stdin.write(f"{line}\n")
         tenant.process.stdin.flush()
-        return int(tenant.line()["code"])
+        return tenant.line()
 
+    def allocates(mib: int) -> int:
+        return ask(str(mib))["code"]
+
+    names = uuids(node)
     assert allocates(1000) == 0
+    assert [ask(names[i])["total"] == 4 * GIB for i in (1, 6)] == [True, False]
     move(node, name, 6)
+    assert [ask(names[i])["total"] == 4 * GIB for i in (1, 6)] == [False, True]
     assert allocates(2000) == 0
     assert allocates(2000) == 2  # CUDA_ERROR_OUT_OF_MEMORY: 4 GiB with the context
     meter = read_usage(node.run_dir / "leases" / name).device(0)
@@ -194,6 +207,23 @@ def test_refusals(node: DemoNode) -> None:
     assert allocated(node)[0] == 4 * GIB
     assert goes_on(tenant)
     release(node, full.id, shared.id)
+    end(node, tenant, name)
+
+
+def test_a_process_that_cannot_open_the_new_device(node: DemoNode) -> None:
+    """As in a container: in mounts of its own, without the device's node."""
+    if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no new mount namespace can be made here")
+    tenant = node.tenant([*SHARED, "0"], ["unshare", "-m", sys.executable, "-c", PROGRAM, str(SIZE_MIB)])
+    tenant.line()
+    (name,) = states(node)
+    refused = refusal(node, name, 1)
+    assert refused.code is ErrorCode.UNSUPPORTED
+    assert "container" in refused.sentence
+    assert goes_on(tenant)
+    suspend(node, name)
+    resume(node, name)
+    assert goes_on(tenant)
     end(node, tenant, name)
 
 

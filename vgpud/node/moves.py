@@ -23,6 +23,7 @@ from vgpud.node.cgroups import processes_in
 from vgpud.node.checkpoints import Checkpoints, Surroundings, check_well, living, seconds_for, told
 from vgpud.node.checks import check_owner, settled
 from vgpud.node.execute import Executor
+from vgpud.node.lifetimes import start_ticks
 from vgpud.planner import move as rules
 from vgpud.planner.suspend import check_host, held_bytes
 from vgpud.planner.terms import all_terms
@@ -118,7 +119,7 @@ class Moves:
     def _check_sight(self, going: Allocation, pid: int) -> None:
         seen = self._visible(pid)
         hidden = [part.other_uuid for part in going.slices if part.other_uuid and part.other_uuid not in seen]
-        if hidden and seen:
+        if hidden and start_ticks(pid) is not None:
             raise VgpuError(
                 ErrorCode.UNSUPPORTED,
                 f"process {pid} of allocation {going.id} runs in a container that has no node of device "
