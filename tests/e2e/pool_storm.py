@@ -1,6 +1,6 @@
 """Tenants suspended, resumed, moved and killed at random, with vgpud killed among them: nothing is lost.
 
-    .venv/bin/python -m tests.e2e.pool_storm --cycles 1000 [--seed 1]
+    .venv/bin/python -m tests.e2e.pool_storm --cycles 1000 [--seed 1] [--cuts 0.04]
 
 After each cycle the API, the ledger's file, the leases, the arbiter and NVML agree with what was done, and
 every tenant that runs has its bytes.
@@ -93,6 +93,7 @@ class Tenant:
 class Storm:
     node: DemoNode
     dice: random.Random
+    cut_share: float  # of the calls, in the middle of which vgpud is killed
     tenants: list[Tenant] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
 
@@ -137,7 +138,7 @@ class Storm:
             self.kill(tenant)
         elif verb == "work":
             self.work(tenant)
-        elif self.dice.random() < 0.04:
+        elif self.dice.random() < self.cut_share:
             self.cut(self.order(verb, tenant))
             verb = f"{verb}, vgpud killed"
         else:
@@ -249,13 +250,15 @@ class Storm:
         assert used == 0
 
 
-def run(folder: Path, cycles: int, seed: int, say: Callable[[str], None] = lambda _: None) -> Storm:
+def run(
+    folder: Path, cycles: int, seed: int, cut_share: float = 0.04, say: Callable[[str], None] = lambda _: None
+) -> Storm:
     """On a new simulated node of eight cards."""
     policy = f'{POLICY}\n[pool]\nhost_memory_reserve = "1MiB"\n'
     with node_maker(folder) as make:
         node = make(policy=policy)
         node.start()
-        storm = Storm(node, random.Random(seed))
+        storm = Storm(node, random.Random(seed), cut_share)
         try:
             storm.fill_up()
             for number in range(cycles):
@@ -278,10 +281,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--cycles", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cuts", type=float, default=0.04, help="share of calls in which vgpud is killed")
     arguments = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        storm = run(Path(folder), arguments.cycles, arguments.seed, lambda line: print(line, flush=True))
+        seed, cuts = arguments.seed, arguments.cuts
+        storm = run(Path(folder), arguments.cycles, seed, cuts, lambda line: print(line, flush=True))
     seconds = time.monotonic() - began
     print(f"{arguments.cycles} cycles in {seconds:.0f} s, nothing lost: {dict(storm.done.most_common())}")
 
