@@ -82,18 +82,17 @@ def killed(node: DemoNode, error: VgpuError) -> None:
     assert node.daemon.wait(20) == -9
 
 
-@pytest.mark.parametrize("point", ["attach-0", "commit"])
-def test_an_allocation_killed_after_a_step(node: DemoNode, point: str) -> None:
+def test_an_allocation_killed_after_its_instance_is_made(node: DemoNode) -> None:
     node.start()
     first = allocate(node, "1c.3g.71gb")
     before = parts(node)
     node.stop()
-    node.start(fault_point=f"allocate.{point}")
+    node.start(fault_point="allocate.attach-0")
     with pytest.raises(VgpuError) as cut:
         allocate(node, "1c.3g.71gb", request_id="r")
     killed(node, cut.value)
     node.start()
-    assert len(parts(node)) == (2 if point == "commit" else 1)
+    assert len(parts(node)) == 1
     again = allocate(node, "1c.3g.71gb", request_id="r")
     assert len(parts(node)) == 2
     assert set(before) < set(parts(node)), "the other tenant's was not touched"
@@ -166,13 +165,13 @@ def test_memory_limits_on_top(make_node: NodeMaker) -> None:
     with pytest.raises(VgpuError) as refused, client(node) as calls:
         calls.allocate(pb.AllocateRequest(mig_profile="1c.3g.71gb", memory_bytes=8 * GIB))
     assert refused.value.code is ErrorCode.UNSUPPORTED
-    held = [allocate(node, "1c.3g.71gb", isolation="quota", memory_bytes=gib * GIB) for gib in (8, 40)]
+    held = [allocate(node, "1c.3g.71gb", isolation="quota", memory_bytes=gib * GIB) for gib in (2, 40)]
     migs = [one.slices[0].mig for one in held]
     assert migs[0].gpu_instance_id == migs[1].gpu_instance_id
-    assert 7 * GIB < fill(node, held[0]) <= 8 * GIB
+    assert GIB < fill(node, held[0]) <= 2 * GIB
     assert [len(nodes_of(one)) for one in held] == [2, 2]
     third = allocate(node, "1c.3g.71gb", isolation="quota", memory_bytes=40 * GIB)
-    assert third.slices[0].mig.placement.start != migs[0].placement.start, "88 GiB are not in one"
+    assert third.slices[0].mig.placement.start != migs[0].placement.start, "82 GiB are not in one"
     release(node, *(one.id for one in (*held, third)))
     assert standing(node) == set()
 
@@ -180,7 +179,7 @@ def test_memory_limits_on_top(make_node: NodeMaker) -> None:
 def fill(node: DemoNode, held: pb.Allocation) -> int:
     """A program of the tenant's that takes all the memory it gets; how much that was."""
     done = subprocess.run(
-        [PROBE, "fill", "--piece", str(256 * MIB)],
+        [PROBE, "fill", "--piece", str(64 * MIB)],
         env={**node.environment, **held.edits.env, **held.edits.host_env},
         capture_output=True,
         text=True,
@@ -256,9 +255,9 @@ def test_a_policy_lays_them_out_before_any_door_opens(make_node: NodeMaker) -> N
     eventually(lambda: standing(node) == {"3g.71gb@4"}, "the rest follows when it is released")
 
 
-@pytest.mark.parametrize("branch", outside.SUITES)
-def test_what_nvidia_smi_makes_and_lists(node: DemoNode, branch: str) -> None:
+def test_what_nvidia_smi_makes_and_lists(node: DemoNode) -> None:
     """The judge is NVIDIA's own program: it lists ours, and what it makes is taken for others'."""
+    branch = max(outside.SUITES)
     program = outside.nvidia_smi(branch)
     if program is None:
         pytest.skip(f"nvidia-smi {branch} cannot be fetched: {outside.why.get('nvidia-smi')}")

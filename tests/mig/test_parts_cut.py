@@ -1,19 +1,24 @@
 """Layouts that divide GPU instances, cut by kill -9 at every point; and what is never touched in them."""
 
+import asyncio
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.mig.cutting import TABLE, Card, Cut, Disk, Node1, Scissors, profile_of, whole_of
+from vgpud.model.device import Placement
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.tenancy import Allocation, MigSlice, Mode, Owner, Request, Slice, State
 from vgpud.planner.geometry import ComputeKey, SlotKey, table_for
 from vgpud.planner.layouts import spell
 
 STATES = sorted(TABLE.free_after)
 LARGE = [state for state in STATES if any(profile_of(key).slice_count > 1 for key in TABLE.keys(state))]
 PAIRS = 12
+Act = Callable[[Node1, Allocation], None]
 Standing = tuple[set[SlotKey], set[ComputeKey]]
 
 
@@ -178,3 +183,64 @@ def test_records_without_instances_are_dropped_at_the_start() -> None:
     disk = Disk({("GPU-0", name): "absent" for name in names})
     Node1(Card(mode=True), disk).start()
     assert not disk.originals
+
+
+# --- tenants
+
+HALF: SlotKey = (9, Placement(4, 4))
+
+
+def tenant(name: str, start: int) -> Allocation:
+    place = MigSlice(9, "1c.3g.71gb", HALF[1], compute_profile_id=0, compute_placement=Placement(start, 1))
+    part = Slice("GPU-0", Mode.MIG, 1, mig=place)
+    return Allocation(name, Request(name, Owner(1, 1)), State.ALLOCATING, (part,))
+
+
+def daemon(card: Card, disk: Disk, *held: Allocation) -> Node1:
+    node = Node1(card, disk)
+    for allocation in held:
+        node.book.add(allocation)
+    return node
+
+
+def attach(node: Node1, allocation: Allocation) -> None:
+    device = node.card.snapshot().devices[0]
+    asyncio.run(node.mig.attach(allocation, allocation.slices[0], device))
+
+
+def detach(node: Node1, allocation: Allocation) -> None:
+    asyncio.run(node.mig.detach(allocation, allocation.slices[0]))
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another"])
+@pytest.mark.parametrize("act", [attach, detach], ids=["come", "go"])
+def test_a_tenant_that_comes_or_goes_cut_anywhere_leaves_nothing(act: Act, beside: bool) -> None:
+    """The start undoes the one and finishes the other, both by detaching; the other tenant runs on."""
+    one, other = tenant("one", 0), tenant("other", 2)
+    kept = (other,) if beside else ()
+    at = 0
+    while True:
+        at += 1
+        card, disk = Card(mode=True), Disk()
+        for allocation in (*kept, *([one] if act is detach else [])):
+            attach(daemon(card, disk), allocation)
+        cut(card, disk, at)
+        try:
+            act(daemon(card, disk, one, *kept), one)
+        except Cut:
+            pass
+        else:
+            break
+        cut(card, disk, at % 5 + 1)
+        try:
+            detach(daemon(card, disk, one, *kept), one)
+        except Cut:
+            cut(card, disk, None)
+            detach(daemon(card, disk, one, *kept), one)
+        cut(card, disk, None)
+        left = ({HALF}, {(HALF, (0, Placement(2, 1)))}) if beside else (set(), set())
+        assert standing(card) == left, "nothing is left to the start's tidying"
+        daemon(card, disk, *kept).start()
+        assert standing(card) == left
+        check_records(card, disk)
+    assert at > 4
