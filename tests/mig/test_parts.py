@@ -207,6 +207,8 @@ def test_each_tenant_is_seen_in_its_own_part(node: DemoNode) -> None:
         said = node.ctl("why", one.id).stdout
         assert "1 of 3 compute slices" in said
         assert "it shares the" in said
+        assert "at most" not in said, "an even part is no limit"
+        assert "GiB, shared" in node.ctl("show", one.id).stdout
         with client(node) as calls, pytest.raises(VgpuError) as stuck:
             calls.apply_mig(target("7g.141gb"))
         assert f"of allocation {one.id} is in use by pid {tenant.pid}" in stuck.value.sentence

@@ -103,7 +103,7 @@ def _allocation_row(item: pb.Allocation, now_ns: int) -> Sequence[str]:
         f"{item.state} ({item.standing})" if item.standing else item.state,
         words.joined(dict.fromkeys(part.mode for part in parts)),
         words.joined(words.short_uuid(part.device_uuid) for part in parts),
-        words.alike([words.memory(part.memory_bytes) for part in parts]) if parts else "",
+        words.alike([words.held_memory(part) for part in parts]) if parts else "",
         words.alike(shares) if parts else "",
         words.age(item.created_unix_ns, now_ns),
         item.label,
@@ -118,8 +118,9 @@ def _allocation_row(item: pb.Allocation, now_ns: int) -> Sequence[str]:
 def slices(item: pb.Allocation) -> Table:
     """The parts of one allocation with what each uses, where the daemon says so.
 
-    What the driver takes for contexts and modules counts as used: USABLE is the limit less that. REFUSED
-    is what was asked beyond the limit, CARD-FULL what the limit allowed and the card did not have.
+    What the driver takes for contexts and modules counts as used: USABLE is the limit less that, where
+    there is one: compute instances of one GPU instance share its memory. REFUSED is what was asked beyond
+    the limit, CARD-FULL what the limit allowed and the card did not have.
     """
     columns = (
         Column("DEVICE"),
@@ -150,8 +151,10 @@ def _slice_row(part: pb.Slice, use: pb.SliceUse | None) -> Sequence[str]:
         part.device_uuid,
         part.mode,
         words.mig_name(part),
-        words.memory(part.memory_bytes),
-        words.memory(max(part.memory_bytes - use.memory_driver_bytes, 0)) if use else "",
+        words.held_memory(part),
+        words.memory(max(part.memory_bytes - use.memory_driver_bytes, 0))
+        if use and not words.shares_memory(part)
+        else "",
         words.share(part),
         words.memory(use.memory_used_bytes) if use else "",
         words.memory(use.memory_peak_bytes) if use else "",

@@ -114,7 +114,8 @@ def limiting(
         name = "its device" if device is None else f"device {device.index}"
         if device is not None and device.health != Health.OK:
             yield f"{name} is {device.health}: {device.health_reason}"
-        yield from _memory(part, meters[at][0] if at < len(meters) else None, name)
+        if not words.shares_memory(part):
+            yield from _memory(part, meters[at][0] if at < len(meters) else None, name)
         yield from _compute(part, device, name)
         if at < len(meters):
             yield from _held_back(part, *meters[at], seconds, name)

@@ -78,6 +78,17 @@ def share(part: pb.Slice) -> str:
     return percent(part.share_percent) if part.HasField("share_percent") else ""
 
 
+def shares_memory(part: pb.Slice) -> bool:
+    """One of several compute instances, given by hardware alone, which divides no memory among them."""
+    return part.mode == "mig" and part.mig.HasField("compute_placement")
+
+
+def held_memory(part: pb.Slice) -> str:
+    """What a slice has of memory: an even part, no limit, where it shares that of its GPU instance."""
+    shown = memory(part.memory_bytes)
+    return f"{shown}, shared" if shares_memory(part) else shown
+
+
 def mig_name(part: pb.Slice) -> str:
     """Profile and place, as in 1g.18gb@2; of a compute instance with its compute slice, 1c.3g.71gb@4/1."""
     if not part.HasField("mig"):
