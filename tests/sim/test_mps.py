@@ -209,6 +209,23 @@ def test_the_thread_percentage_scales_the_sm_count(mps: Mps) -> None:
         assert mps.node.python(code, {**mps.env, **extra}).strip() == sms
 
 
+@pytest.mark.parametrize(("percents", "got"), [((25, 50), (0.25, 0.5)), ((100, 50), (2 / 3, 1 / 3))])
+def test_clients_run_together_each_held_to_its_fraction(
+    mps: Mps, percents: tuple[int, int], got: tuple[float, float]
+) -> None:
+    mps.daemon()
+    tenants = [mps.tenant(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=str(percent)) for percent in percents]
+    assert [tenant.say("launch 1000 1000000") for tenant in tenants] == ["ok", "ok"]
+    marks = []
+    for _ in range(2):
+        state = mps.node.dump()
+        uses = {p["pid"]: p["uses"][0]["done_ns"] for p in state["processes"] if p["uses"]}
+        marks.append((state["devices"][0]["busy_ns"], [uses[t.process.pid] for t in tenants]))
+    (before, first), (after, second) = marks
+    shares = [(b - a) / (after - before) for a, b in zip(first, second, strict=True)]
+    assert shares == pytest.approx(got, rel=1e-3)
+
+
 def test_it_wants_a_node_and_a_short_path(mps: Mps, tmp_path: Path) -> None:
     silent = mps.node.run([CONTROL, "-d"], {**mps.env, "VGPU_SIM_STATE": "/nonexistent"}, check=False)
     assert (silent.returncode, silent.stdout, silent.stderr) == (244, "", "")

@@ -194,6 +194,21 @@ except n.NVMLError_Timeout:
     assert process.communicate(timeout=60)[0].splitlines() == ["4 8 48", "timeout"]
 
 
+def test_a_change_of_the_mig_layout_is_an_event(sim_node: Make) -> None:
+    code = """
+import pynvml as n
+n.nvmlInit()
+h, s = n.nvmlDeviceGetHandleByIndex(0), n.nvmlEventSetCreate()
+n.nvmlDeviceRegisterEvents(h, n.nvmlEventMigConfigChange, s)
+n.nvmlDeviceSetMigMode(h, 1)
+gi = n.nvmlDeviceCreateGpuInstance(h, n.nvmlDeviceGetGpuInstanceProfileInfo(h, 0).id)
+n.nvmlGpuInstanceDestroy(gi)
+events = [n.nvmlEventSetWait_v2(s, 1000) for _ in range(3)]
+print([e.eventType == n.nvmlEventMigConfigChange for e in events], events[1].gpuInstanceId == events[2].gpuInstanceId)
+"""
+    assert sim_node().python(code) == "[True, True, True] True\n"
+
+
 def test_the_host_tree_has_the_files_that_tools_read(sim_node: Make) -> None:
     node = sim_node()
     nvidia = node.host_root / "proc/driver/nvidia"

@@ -2,9 +2,30 @@
  * the position in it of the last thing that was given to it. */
 #include "green.h"
 
+enum { OWN_STREAMS = 8 };
+
 static bool is_default(CUstream stream)
 {
     return stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+}
+
+/* The default stream that a thread has to itself, in each of the contexts that it used last. */
+struct own_stream {
+    unsigned long long id; /* of the context */
+    double position;
+};
+
+static struct own_stream *own_of_thread(CUcontext ctx)
+{
+    static _Thread_local struct own_stream streams[OWN_STREAMS];
+    static _Thread_local unsigned int next;
+    for (int i = 0; i < OWN_STREAMS; i++)
+        if (streams[i].id == ctx->id)
+            return &streams[i];
+    struct own_stream *own = &streams[next++ % OWN_STREAMS];
+    /* when one was forgotten, this may be it: then it has all that the context has */
+    *own = (struct own_stream){ctx->id, next > OWN_STREAMS ? ctx->position : 0};
+    return own;
 }
 
 CUresult cu_stream_resolve(CUstream stream, CUcontext *ctx, double *position)
@@ -13,8 +34,8 @@ CUresult cu_stream_resolve(CUstream stream, CUcontext *ctx, double *position)
     if (is_default(stream)) {
         CU_CHECK(*ctx != NULL, CUDA_ERROR_INVALID_CONTEXT);
         CU_CHECK(cu_is_context(*ctx), CUDA_ERROR_CONTEXT_IS_DESTROYED);
-        *position = (*ctx)->position;
         bool legacy = stream != CU_STREAM_PER_THREAD;
+        *position = legacy ? (*ctx)->position : own_of_thread(*ctx)->position;
         if (legacy && atomic_load_explicit(&cu_captures, memory_order_relaxed) > 0)
             return cu_capture_implicit(*ctx);
         return CUDA_SUCCESS;
@@ -47,6 +68,8 @@ void cu_stream_advance(CUstream stream, CUcontext ctx, double position)
     CUcontext view = cu_stream_view(stream, ctx);
     if (!is_default(stream))
         raise_position(&stream->position, position);
+    else if (stream == CU_STREAM_PER_THREAD && own_of_thread(ctx)->position < position)
+        own_of_thread(ctx)->position = position;
     raise_position(&ctx->position, position);
     if (view != ctx)
         raise_position(&view->position, position);
