@@ -15,7 +15,7 @@ def test_compute_ranks(card: Card, tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     command = [sys.executable, "-m", "tests.gpu.compute_ranks", "--build", card.sim.build, "--out", out]
     done = subprocess.run(
-        [*map(str, command), "--rate", "400", "--seconds", "0.6", "ranks", "apart", "ways"],
+        [*map(str, command), "--rate", "400", "--seconds", "0.5", "ranks", "apart"],
         cwd=ROOT,
         env=card.sim.environment({"VGPU_SIM_KERNEL_US": str(KERNEL_US)}),
         capture_output=True,
@@ -28,4 +28,3 @@ def test_compute_ranks(card: Card, tmp_path: Path) -> None:
     assert figures["ranks"]["devices"] == 2
     assert all(min(f["steps"]) > 5 for name, f in figures["ranks"].items() if name != "devices")
     assert min(figures["apart"]["steps"]) > 0
-    assert figures["ways"]["counters"]["turns"] > 0
