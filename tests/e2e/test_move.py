@@ -276,6 +276,25 @@ def cut(node: DemoNode, name: str, to: int) -> None:
     assert node.daemon.wait(10) == -signal.SIGKILL
 
 
+def test_a_move_that_can_be_neither_done_nor_undone_stays_open(node: DemoNode) -> None:
+    """Room is held at both ends, nothing else is done to it, and it is resumed when the reason is gone."""
+    tenant, name = tenant_on(node, 0)
+    simulate(node, "fault", "fail", "--function", "cuCheckpointProcessRestore", "--code", "304")
+    assert refusal(node, name, 3).code is ErrorCode.SUSPEND_FAILED
+    assert states(node) == {name: "suspending"}
+    assert allocated(node) == {0: 4 * GIB, 3: 4 * GIB}
+    assert refusal(node, name, 5).code is ErrorCode.ALLOCATION_BUSY
+    with client(node) as calls, pytest.raises(VgpuError) as alive:
+        calls.release(name, force=True)
+    assert alive.value.code is ErrorCode.TENANT_ALIVE
+    simulate(node, "fault", "clear")
+    assert resume(node, name).state == "active"
+    check_at(node, name, 0)
+    assert allocated(node) == {0: 4 * GIB}
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
 NO_RESTORE = "fault", "fail", "--function", "cuCheckpointProcessRestore", "--code", "304", "--count", "1"
 
 
