@@ -28,6 +28,11 @@ static void *wrapper_by_address(const char *symbol, const void *answer)
     return NULL;
 }
 
+static bool is_per_thread(const struct vgpu_function *function)
+{
+    return strstr(function->name, "_pt") != NULL;
+}
+
 /* A driver may answer with an entry that is not the exported one; then its own name for it decides, and
  * last the variant that the asked version and stream flag stand for. */
 static void *wrapper_by_version(const char *symbol, int version, cuuint64_t flags)
@@ -36,12 +41,11 @@ static void *wrapper_by_version(const char *symbol, int version, cuuint64_t flag
     const struct vgpu_function *best = NULL;
     for (int id = 0; id < VGPU_FUNCTIONS; id++) {
         const struct vgpu_function *function = &vgpu_functions[id];
-        if (function->wrapper == NULL || function->library != VGPU_CUDA ||
-            !variant_of(function->name, symbol) || function->since > version)
+        if (function->wrapper == NULL || function->library != VGPU_CUDA || !variant_of(function->name, symbol) ||
+            function->since > version || (is_per_thread(function) && !per_thread))
             continue;
-        bool is_per_thread = strstr(function->name, "_pt") != NULL;
-        if (best == NULL || function->since > best->since ||
-            (function->since == best->since && is_per_thread == per_thread))
+        bool closer = best == NULL || (is_per_thread(function) && !is_per_thread(best));
+        if (closer || (is_per_thread(function) == is_per_thread(best) && function->since > best->since))
             best = function;
     }
     return best != NULL ? best->wrapper : NULL;

@@ -99,6 +99,27 @@ static void check_proc_address(void)
     CHECK(cuGetProcAddress_v2("cuInit", NULL, 12000, 0, NULL) == CUDA_ERROR_INVALID_VALUE);
 }
 
+/* A driver whose answers are no symbols of its own: version and stream flag say which variant it is. */
+static void check_private_entries(void)
+{
+    void *address = NULL;
+    void *per_thread = NULL;
+    begin();
+    setenv("FAKE_PRIVATE_ENTRIES", "1", 1);
+    CHECK(cuGetProcAddress_v2("cuStreamSynchronize", &address, 12000, 0, NULL) == CUDA_SUCCESS);
+    CHECK(address == (void *)cuStreamSynchronize);
+    CHECK(cuGetProcAddress_v2("cuStreamSynchronize", &per_thread, 12000,
+                              CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, NULL) == CUDA_SUCCESS);
+    CHECK(ours(per_thread) && per_thread != address);
+    CHECK(cuGetProcAddress_v2("cuStreamSynchronize", &address, 2000,
+                              CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, NULL) == CUDA_SUCCESS);
+    CHECK(address == (void *)cuStreamSynchronize); /* there was none for each thread yet */
+    CHECK(cuGetProcAddress_v2("cuMemAlloc", &address, 12000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, NULL) ==
+          CUDA_SUCCESS);
+    CHECK(address == (void *)cuMemAlloc_v2);
+    CHECK(cuGetProcAddress_v2("cuMemAlloc", &address, 2000, 0, NULL) == CUDA_SUCCESS && address == (void *)cuMemAlloc);
+}
+
 static void check_plain(void)
 {
     CUdeviceptr first;
@@ -456,7 +477,7 @@ int main(int argc, char **argv)
                   {"context", check_context}, {"card-full", check_card_full},       {"fork", check_fork},
                   {"signals", check_signals}, {"nvml", check_nvml},                 {"small", check_small},
                   {"pool", check_pool},       {"graph", check_graph},               {"driver", check_driver},
-                  {"processes", check_processes}, {"pitch", check_pitch}};
+                  {"processes", check_processes}, {"pitch", check_pitch}, {"private-entries", check_private_entries}};
     for (size_t i = 0; argc == 2 && i < sizeof(checks) / sizeof(checks[0]); i++)
         if (strcmp(argv[1], checks[i].name) == 0) {
             checks[i].check();

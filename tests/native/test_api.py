@@ -21,7 +21,7 @@ CHECKS: tuple[str, ...] = (
     "card-full",
     "fork",
 )
-CHECKS += ("signals", "nvml", "small", "pool", "graph", "driver", "processes", "pitch")
+CHECKS += ("signals", "nvml", "small", "pool", "graph", "driver", "processes", "pitch", "private-entries")
 
 
 def sanitized() -> tuple[Path, ...]:
