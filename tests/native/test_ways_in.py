@@ -23,7 +23,8 @@ assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(contex
 assert cuda.cuCtxSetCurrent(context) == 0
 def look_up(name, flags):
     out = ctypes.byref(address), 12000, ctypes.c_uint64(flags), ctypes.byref(status)
-    assert cuda.cuGetProcAddress_v2(name, *out) == 0 and status.value == 0 and libc.dladdr(address, ctypes.byref(info)) != 0
+    assert cuda.cuGetProcAddress_v2(name, *out) == 0 and status.value == 0
+    assert libc.dladdr(address, ctypes.byref(info)) != 0
     return address.value, [info.file.decode().rsplit("/", 1)[1], info.name.decode()]
 names = (b"cuMemAllocAsync", b"cuMemAllocFromPoolAsync", b"cuMemFreeAsync", b"cuStreamSynchronize",
          b"cuGraphLaunch", b"cuLaunchKernel", b"cuMemAlloc")
