@@ -6,7 +6,7 @@ suspended by one, nothing is looked at. One tenant is moved at a time.
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,13 +14,14 @@ from typing import Any
 import structlog
 
 from vgpud.lease import LeaseActivity
+from vgpud.model.device import Node
 from vgpud.model.errors import VgpuError
 from vgpud.model.tally import Tally
 from vgpud.model.tenancy import Allocation, Cause, Mode, State
 from vgpud.node.checkpoints import Surroundings
 from vgpud.node.suspends import Suspends
 from vgpud.planner.residency import Kind, Move, Plan, Rules, Tenant, Where, decide, patience_after
-from vgpud.policy.model import Policy
+from vgpud.policy.model import Policy, PreloadSettings
 
 log = structlog.get_logger(__name__)
 
@@ -31,6 +32,7 @@ _LOOKS = 10  # in an idle time
 _ASK_SECONDS = 5.0
 _BACK_OFF_SECONDS = 30.0  # after a tenant could not be suspended or resumed
 _RANKS = {"above-normal": 1, "below-normal": -1}
+_NO_RULES = Rules()
 _WHERE = {
     State.SUSPENDING: Where.GOING,
     State.SUSPENDED: Where.AWAY,
@@ -63,6 +65,7 @@ class Residency:
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _waiting: dict[str, Move] = field(default_factory=dict)
     _moving: str = ""
+    _kept: tuple[Policy, Node, Mapping[str, PreloadSettings] | None] | None = None
     _nudged: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
@@ -235,17 +238,26 @@ class Residency:
 
     def _rules(self, allocation: Allocation) -> Rules:
         """The most lenient of its devices'; none for what libvgpu does not see."""
-        parts = allocation.slices
+        parts, known = allocation.slices, self._settings()
+        if known is None:
+            return _NO_RULES
         if not parts or any(part.mode is not Mode.PRELOAD or part.mig is not None for part in parts):
-            return Rules()
-        policy, node = self.policy(), self.around.inventory.node
-        devices = [node.device(part.device_uuid) for part in parts]
-        settings = [policy.rule_for(device).settings_preload() for device in devices if device is not None]
+            return _NO_RULES
+        settings = [known[part.device_uuid] for part in parts if part.device_uuid in known]
         return Rules(
             _longest([one.idle_suspend for one in settings]),
             _longest([one.turn for one in settings]),
             max((one.min_residence for one in settings), default=0.0),
         )
+
+    def _settings(self) -> Mapping[str, PreloadSettings] | None:
+        """By device UUID, kept while policy and devices are the same; None where no device has a rule."""
+        policy, node = self.policy(), self.around.inventory.node
+        if self._kept is None or self._kept[0] is not policy or self._kept[1] is not node:
+            found = {device.uuid: policy.rule_for(device).settings_preload() for device in node.devices}
+            ruled = any(one.idle_suspend is not None or one.turn is not None for one in found.values())
+            self._kept = policy, node, found if ruled else None
+        return self._kept[2]
 
     def _is_crowded(self, allocation: Allocation) -> bool:
         """Holds any of its devices more than it has?"""
