@@ -113,7 +113,9 @@ def test_a_storm(node: DemoNode) -> None:
     node.start()
     calm = threading.Event()
     tenants = [Tenant(node, number, calm) for number in range(CLIENTS)]
-    threads = [threading.Thread(target=tenant.live, name=f"tenant{tenant.number}") for tenant in tenants]
+    threads = [
+        threading.Thread(target=tenant.live, name=f"tenant{tenant.number}", daemon=True) for tenant in tenants
+    ]
     for thread in threads:
         thread.start()
     dice = random.Random(SEED)
