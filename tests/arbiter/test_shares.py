@@ -213,11 +213,15 @@ def test_an_idle_node_wakes_nobody(card: Card) -> None:
     begin = str(time.monotonic_ns() + 30_000_000_000)
     for lease in leases:
         card.spin(lease, 1.0, "--begin-at", begin)
-    time.sleep(1.5)
     assert card.arbiter is not None
-    before = voluntary(card.arbiter.pid)
-    time.sleep(1.0)
-    assert voluntary(card.arbiter.pid) == before
+    pid = card.arbiter.pid
+
+    def sleeps() -> bool:
+        before = voluntary(pid)
+        time.sleep(1.0)
+        return voluntary(pid) == before
+
+    settles(sleeps)  # once its tenants have come
 
 
 def test_an_idle_lease_costs_one_descriptor(card: Card) -> None:
