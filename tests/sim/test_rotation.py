@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.simnode import ROOT
@@ -156,6 +156,7 @@ def scenarios(draw: st.DrawFn) -> tuple[list[Submit], dict[int, float], list[int
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(scenarios())
+@example(([Submit(0, 1, 3 * SLICE), Submit(3 * SLICE + 1, 1, SLICE), Submit(3 * SLICE + 1, 0, 1)], {}, []))
 def test_every_position_is_reached_when_the_model_says(
     program: Path, scenario: tuple[list[Submit], dict[int, float], list[int]]
 ) -> None:

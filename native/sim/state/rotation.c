@@ -195,20 +195,22 @@ static bool run(const struct sim_device *d, struct sim_engine *e, struct ring *r
 {
     const struct turn *t = &r->turn[r->at];
     uint64_t end = run_end(e, r, now), slice = slice_of(d);
-    bool finished = false;
+    bool finished = false, goes_on = false;
     for (uint32_t j = t->first; j < t->first + t->count; j++) {
         struct sim_queue *q = &r->use[j]->queue;
         sim_history_run(q, e->last_ns, r->rate[j], r->turns > 1 ? slice : 0);
         q->done = fmin(q->done + (double)(end - e->last_ns) * r->rate[j], q->submitted);
         sim_history_busy(q->bucket_epoch, q->bucket_ns, e->last_ns, end, r->rate[j]);
-        finished = finished || left_of(r->use[j]) <= SIM_WORK_EPSILON_NS;
+        bool over = left_of(r->use[j]) <= SIM_WORK_EPSILON_NS;
+        finished |= over;
+        goes_on |= !over;
     }
     pass(e, end);
     if (e->last_ns < e->slice_end_ns)
         return finished;
     if (r->turns > 1)
         r->at = (r->at + 1) % r->turns;
-    else
+    else if (goes_on) /* who comes back later begins a slice */
         e->slice_end_ns += ((e->last_ns - e->slice_end_ns) / slice + 1) * slice;
     return finished;
 }
