@@ -72,8 +72,10 @@ static CUresult begin(struct creation *made, CUdevice device)
     int index = vgpu_device_index(device);
     if (index == VGPU_NOT_IN_LEASE)
         return CUDA_ERROR_NOT_PERMITTED;
-    if (learnt((unsigned)index) == 0)
+    if (learnt((unsigned)index) == 0) {
+        vgpu_process_memory_warm(); /* NVML starts while the driver makes the context, which takes longer */
         made->alone = vgpu_tenant_lock_contexts();
+    }
     result = vgpu_charge_index(&made->charge, index, learnt((unsigned)index));
     made->before = context_bytes((unsigned)index);
     if (result != CUDA_SUCCESS && made->alone)

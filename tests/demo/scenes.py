@@ -5,6 +5,8 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from tests.demo.checks import Checks
@@ -174,23 +176,21 @@ def torch_program(node: DemoNode, checks: Checks) -> None:
 
 def torch_python() -> str | None:
     """A Python that has PyTorch: this tree's virtual environment does not."""
+    return python_with("torch")
+
+
+@cache
+def python_with(module: str) -> str | None:
+    """The first Python of PATH, but for this one, that has the module; else this one, or None."""
     own = Path(sys.executable).resolve().parent
     for folder in filter(None, os.environ.get("PATH", "").split(":")):
         candidate = Path(folder) / "python3"
         if not candidate.exists() or candidate.parent.resolve() == own:
             continue
-        probe = subprocess.run(
-            [
-                str(candidate),
-                "-c",
-                "import importlib.util, sys; sys.exit(not importlib.util.find_spec('torch'))",
-            ],
-            check=False,
-            capture_output=True,
-        )
-        if probe.returncode == 0:
+        has = f"import importlib.util, sys; sys.exit(not importlib.util.find_spec({module!r}))"
+        if subprocess.run([str(candidate), "-c", has], check=False, capture_output=True).returncode == 0:
             return str(candidate)
-    return None
+    return sys.executable if find_spec(module) is not None else None
 
 
 def all_released(node: DemoNode, checks: Checks) -> None:

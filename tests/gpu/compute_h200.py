@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tests.demo.scenes import torch_python
 from vgpud import lease_layout as layout
 from vgpud.lease import ArbiterClient, DeviceLimits, SharePolicy, update_limits, write_lease
 
@@ -320,7 +321,7 @@ def lone(node: Node, cases: Sequence[tuple[float, str]]) -> list[Line]:
 
 def pytorch(node: Node) -> list[Line]:
     """PyTorch alone: native, without a limit, and work-conserving with another tenant there; alternating."""
-    command = [sys.executable, "-m", "tests.gpu.torch_rates", "1.2"]
+    command = [str(torch_python()), "-m", "tests.gpu.torch_rates", "1.2"]
     idle = Work(5, seconds=0.1, extra=("--every-us", "30000000"))
     other = node.spin(
         node.lease(Tenant(WORK_CONSERVING, 50, idle)), *spin_words(idle, time.monotonic_ns() + 10**12)

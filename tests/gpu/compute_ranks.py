@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import pynvml
 
+from tests.demo.scenes import torch_python
 from tests.gpu.compute_h200 import Line, Node, Tenant, Work, answer, compute_counters, native_rate, run
 from vgpud.lease import DeviceLimits, SharePolicy, write_lease
 
@@ -195,7 +195,7 @@ def nccl(bench: Bench) -> Line:
     """Two tenants of two NCCL ranks each on the same two GPUs: a product and an all-reduce a step."""
     if len(bench.uuids) < 2:
         return skipped("nccl", "needs two GPUs: NCCL refuses two ranks of one job on one")
-    if find_spec("torch") is None:
+    if torch_python() is None:
         return skipped("nccl", "PyTorch is not installed")
     out: Line = {}
     for policy in (HARD, CONSERVING, NONE):
@@ -206,7 +206,7 @@ def nccl(bench: Bench) -> Line:
                 bench.program(
                     lease,
                     (uuid,),
-                    sys.executable,
+                    str(torch_python()),
                     "-c",
                     _NCCL,
                     str(rank),

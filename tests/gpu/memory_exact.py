@@ -27,6 +27,7 @@ from tests.gpu.memory_node import (
     step,
 )
 from tests.gpu.memory_race import deaths, each, race
+from tests.gpu.memory_relay import relay
 from vgpud.lease import read_usage
 
 
@@ -229,6 +230,7 @@ if __name__ == "__main__":
         "race": race,
         "each": each,
         "deaths": deaths,
+        "relay": relay,
         "killed": killed,
         "card_full": card_full,
         "mps": mps,

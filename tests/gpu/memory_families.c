@@ -6,6 +6,8 @@
  *   memory_families walk SEED      steps through everything; after each step says what, and waits for a line
  *   memory_families race SEED COUNT [FAMILY]     random operations, of all families but managed memory and graphs
  *                                  or of one; says how many were refused
+ *   memory_families relay FAMILY FAMILY MIB SECONDS     two processes that hand one piece on: a family each, and
+ *                                  never both at a time (the next one begins when the last one's free has returned)
  *
  * With MEMORY_WORDS (a file) and MEMORY_WORD (an index) a process says in its 32-bit word of that file what it does
  * now: 0 nothing, 1 + 2 * family making, 2 + 2 * family dropping, 100 its context, 101 ending. Whoever reads the
@@ -18,6 +20,7 @@
 #include <string.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MIB (1ull << 20)
@@ -328,6 +331,69 @@ static void race(unsigned seed, long operations, int only)
     doing(ENDING);
 }
 
+/* The other process of a relay: takes and gives back a piece for each byte it gets, and answers with one. 'h':
+ * it holds the piece until the next byte. */
+static void relay_second(int from, int to, int family, size_t bytes)
+{
+    struct piece piece;
+    char order;
+    begin();
+    CHECK(make(&piece, family, bytes));
+    drop(&piece);
+    while (write(to, "k", 1) == 1 && read(from, &order, 1) == 1) {
+        CHECK(make(&piece, family, bytes));
+        if (order == 'h' && (write(to, "k", 1) != 1 || read(from, &order, 1) != 1))
+            break;
+        drop(&piece);
+    }
+    exit(0);
+}
+
+static void tell(int to, int from, char order)
+{
+    if (write(to, &order, 1) != 1 || read(from, &order, 1) != 1)
+        fail("the other process", CUDA_ERROR_UNKNOWN);
+}
+
+static void relay(int first, int second, size_t bytes, double seconds)
+{
+    struct piece piece;
+    struct timespec now;
+    unsigned long long rounds = 0;
+    int there[2], back[2];
+    char answer;
+    if (pipe(there) != 0 || pipe(back) != 0)
+        fail("pipe", CUDA_ERROR_UNKNOWN);
+    if (fork() == 0) {
+        close(there[1]); /* so that it ends with the first process */
+        relay_second(there[0], back[1], second, bytes);
+    }
+    begin();
+    CHECK(make(&piece, first, bytes));
+    drop(&piece);
+    if (read(back[0], &answer, 1) != 1)
+        fail("the other process", CUDA_ERROR_UNKNOWN);
+    checkpoint("none");
+    CHECK(make(&piece, first, bytes));
+    checkpoint("first");
+    drop(&piece);
+    tell(there[1], back[0], 'h');
+    checkpoint("second");
+    tell(there[1], back[0], 'd');
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    double until = (double)now.tv_sec + (double)now.tv_nsec * 1e-9 + seconds;
+    printf("{\"at\": \"racing\"}\n");
+    fflush(stdout);
+    do {
+        CHECK(make(&piece, first, bytes));
+        drop(&piece);
+        tell(there[1], back[0], 'p');
+        rounds++;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    } while ((double)now.tv_sec + (double)now.tv_nsec * 1e-9 < until);
+    printf("{\"rounds\": %llu}\n", rounds);
+}
+
 static int pieces_of(const char *text)
 {
     int count = atoi(text);
@@ -342,6 +408,8 @@ int main(int argc, char **argv)
         walk((unsigned)atoi(argv[2]));
     else if (argc >= 4 && strcmp(argv[1], "race") == 0)
         race((unsigned)atoi(argv[2]), atol(argv[3]), argc > 4 ? family_of(argv[4]) : ON_THE_CARD);
+    else if (argc == 6 && strcmp(argv[1], "relay") == 0)
+        relay(family_of(argv[2]), family_of(argv[3]), (size_t)(atof(argv[4]) * MIB), atof(argv[5]));
     else
         return 2;
     return 0;

@@ -6,7 +6,6 @@ Each program runs twice without libvgpu: where its numbers differ between those 
 reason. What is not installed, or needs more GPUs than there are, is skipped, and the reason is in its place.
 """
 
-import importlib.util
 import math
 import os
 import socket
@@ -20,6 +19,7 @@ from typing import Any
 
 import pynvml
 
+from tests.demo.scenes import python_with
 from tests.gpu.memory_node import GIB, MIB, Bench, ledger_bytes, lines, main
 from vgpud.lease import ArbiterClient, DeviceLimits, read_usage, write_lease
 
@@ -42,17 +42,23 @@ WITHOUT_LEASE = ("driver_copies", "torch_eager", "torch_graphs", "jax_train", "c
 NEEDS = {"torch": "torch", "jax": "jax", "cupy": "cupy", "triton": "triton", "nccl": "torch"}
 
 
+def _module(name: str) -> str | None:
+    return NEEDS.get(name.split("_", maxsplit=1)[0])
+
+
 def missing(name: str) -> str | None:
     """Why the program cannot run here."""
-    module = NEEDS.get(name.split("_", maxsplit=1)[0])
-    if module is not None and importlib.util.find_spec(module) is None:
+    module = _module(name)
+    if module is not None and python_with(module) is None:
         return f"{module} is not installed"
     return None
 
 
 def _command(name: str, exhaust: bool) -> list[str]:
     flags = ["--until-out-of-memory"] if exhaust else []
-    return [sys.executable, "-m", "tests.gpu.memory_programs", name, *flags]
+    module = _module(name)
+    python = sys.executable if module is None else python_with(module)
+    return [str(python), "-m", "tests.gpu.memory_programs", name, *flags]
 
 
 def _said(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:

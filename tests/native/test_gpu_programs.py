@@ -72,6 +72,12 @@ def test_the_ledger_is_nvmls(run: Callable[..., dict[str, Any]]) -> None:
         assert walk["beyond_2_mib"] == []
 
 
+def test_a_card_that_is_handed_on_never_shows_two_pieces(run: Callable[..., dict[str, Any]]) -> None:
+    """The simulator frees at once, which a real driver need not: then the figure says so."""
+    figures = run("memory_exact", "relay", VGPU_RELAY="alloc vmm")["relay"]
+    assert figures["samples"] > 100 and figures["over"] == 0, figures
+
+
 def test_nothing_is_over_the_limit_while_calls_are_under_way(
     run: Callable[..., dict[str, Any]], slow_frees: None
 ) -> None:
