@@ -24,6 +24,7 @@
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 
+#include "check.h"
 #include "limiter.h"
 
 #define SYMBOLS(X)                                                                                         \
@@ -58,14 +59,6 @@ static const char ptx[] =
     " mov.u64 %t, %globaltimer;\n setp.lt.u64 %p, %t, %l;\n @%p bra again;\n"
     "done:\n ret;\n}\n";
 
-static void check(CUresult result, const char *what)
-{
-    if (result == CUDA_SUCCESS)
-        return;
-    printf("{\"state\": \"error\", \"call\": \"%s\", \"result\": %d}\n", what, (int)result);
-    fflush(stdout);
-    exit(1);
-}
 #define DO(call) check(cu.call, #call)
 
 static void fail(const char *what)

@@ -26,6 +26,7 @@
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 
+#include "check.h"
 #include "limiter.h"
 #include "objects.h"
 
@@ -77,14 +78,6 @@ static const char ptx[] =
     " atom.global.add.u64 %v, [%c], 1;\n add.u64 %v, %v, 1;\n st.volatile.global.u64 [%h], %v;\n"
     "done:\n ret;\n}\n";
 
-static void check(CUresult result, const char *what)
-{
-    if (result == CUDA_SUCCESS)
-        return;
-    printf("{\"state\": \"error\", \"call\": \"%s\", \"result\": %d}\n", what, (int)result);
-    fflush(stdout);
-    exit(1);
-}
 #define DO(call) check(cu.call, #call)
 
 static uint64_t now_ns(void)

@@ -11,6 +11,8 @@ import pytest
 from tests.demo.node import BUILD, POLICY, DemoNode
 
 NodeMaker = Callable[..., DemoNode]
+#: For tenants that are suspended: the machine of the tests may be short of memory, and they hold little.
+ROOMY = f'{POLICY}\n[pool]\nhost_memory_reserve = "1MiB"\n'
 
 
 def simulated(state: Path, profile: str) -> dict[str, str]:
@@ -58,6 +60,28 @@ def make_shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeM
     """For a daemon that all tests of a module share."""
     with node_maker(tmp_path_factory.mktemp("shared")) as make:
         yield make
+
+
+@pytest.fixture(scope="module")
+def shared_policy() -> str:
+    """Of the two below; a module that wants another has a fixture of this name."""
+    return ROOMY
+
+
+@pytest.fixture(scope="module")
+def shared_node(make_shared_node: NodeMaker, shared_policy: str) -> DemoNode:
+    """One started for all tests of a module."""
+    node = make_shared_node(policy=shared_policy)
+    node.start()
+    return node
+
+
+@pytest.fixture
+def cut_node(make_node: NodeMaker, shared_policy: str) -> Iterator[DemoNode]:
+    """One that a test starts, and cuts, itself."""
+    node = make_node(policy=shared_policy)
+    yield node
+    node.stop()
 
 
 def end_helpers(node: DemoNode) -> None:

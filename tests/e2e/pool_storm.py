@@ -171,6 +171,10 @@ class Storm:
         tenant.process.kill()
         tenant.process.wait()
         self.tenants.remove(tenant)
+        self.is_released(tenant)
+
+    def is_released(self, tenant: Tenant) -> None:
+        """In the end."""
         eventually(lambda: not self.alive(tenant), "its processes are known to be gone")
 
     def alive(self, tenant: Tenant) -> bool:
@@ -270,7 +274,7 @@ def run(
                 tenant.process.kill()
                 tenant.process.wait()
         for tenant in tuple(storm.tenants):
-            eventually(lambda tenant=tenant: not storm.alive(tenant), "it is released")  # type: ignore[misc]
+            storm.is_released(tenant)
         assert not storm.connection.list_allocations().allocations
         storm.connection.close()
         node.stop()

@@ -3,7 +3,6 @@
 import signal
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -93,17 +92,13 @@ for line in sys.stdin:
 
 
 @pytest.fixture(scope="module")
-def idle(make_shared_node: NodeMaker) -> DemoNode:
-    node = make_shared_node(policy=IDLE)
-    node.start()
-    return node
+def shared_policy() -> str:
+    return IDLE
 
 
-@pytest.fixture
-def cut_node(make_node: NodeMaker) -> Iterator[DemoNode]:
-    node = make_node(policy=IDLE)
-    yield node
-    node.stop()
+@pytest.fixture(scope="module")
+def idle(shared_node: DemoNode) -> DemoNode:
+    return shared_node
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +111,10 @@ def turns(make_shared_node: NodeMaker) -> DemoNode:
 def shown(node: DemoNode, name: str) -> pb.Allocation:
     with client(node) as calls:
         return calls.get_allocation(name)
+
+
+def eventually_stands(node: DemoNode, name: str, words: str) -> None:
+    eventually(lambda: shown(node, name).standing.startswith(words), f"{name}: {words}")
 
 
 def goes_idle(node: DemoNode, name: str) -> None:
@@ -196,7 +195,7 @@ def test_who_finds_no_room_waits_in_the_queue(idle: DemoNode) -> None:
     for place, name, tenant in (("1st", one, first), ("2nd", two, second)):
         ask(tenant)
         words = f"waits to resume, {place} in the queue: "
-        eventually(lambda n=name, w=words: shown(idle, n).standing.startswith(w), "it waits")  # type: ignore[misc]
+        eventually_stands(idle, name, words)
     (row,) = [item for item in idle.ctl_json("ps")["items"] if item["allocationId"] == two]
     assert row["standing"].startswith("waits to resume, 2nd in the queue: others wait for longer")
     assert f"suspended ({shown(idle, one).standing})" in idle.ctl("ls").stdout

@@ -4,12 +4,11 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
-from tests.demo.node import POLICY, DemoNode, Tenant
-from tests.e2e.conftest import NodeMaker
+from tests.demo.node import DemoNode, Tenant
+from tests.e2e.conftest import ROOMY, NodeMaker
 from tests.e2e.support import GIB, MIB, allocate, client, eventually, quota, release, simulate, states
 from tests.e2e.test_suspend import PROGRAM, end, goes_on, holding, resume, suspend
 from tests.gpu import move_h200
@@ -19,8 +18,6 @@ from vgpud.model.errors import ErrorCode, VgpuError
 
 SIZE_MIB = 32  # of each process, beside its context
 CONTEXT_MIB = 256  # less than what one takes
-# this host may be short of memory, and what is moved here is small
-ROOMY = f'{POLICY}\n[pool]\nhost_memory_reserve = "1MiB"\n'
 SHARED = ("--isolation", "quota", "--memory", "4GiB", "--device")
 
 
@@ -73,17 +70,8 @@ def check_at(node: DemoNode, name: str, index: int, gib: int = 4) -> None:
 
 
 @pytest.fixture(scope="module")
-def node(make_shared_node: NodeMaker) -> DemoNode:
-    node = make_shared_node(policy=ROOMY)
-    node.start()
-    return node
-
-
-@pytest.fixture
-def cut_node(make_node: NodeMaker) -> Iterator[DemoNode]:
-    node = make_node(policy=ROOMY)
-    yield node
-    node.stop()
+def node(shared_node: DemoNode) -> DemoNode:
+    return shared_node
 
 
 def tenant_on(node: DemoNode, device: int) -> tuple[Tenant, str]:
@@ -342,7 +330,7 @@ def test_cut_later(cut_node: DemoNode, point: str, ends_at: int, fails: bool) ->
 def test_the_program_for_a_real_pair_of_cards(capsys: pytest.CaptureFixture[str]) -> None:
     assert move_h200.main(["--simulated", "limit"]) == 0
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [one["held"] for one in said] == [True]
+    assert [one["held"] for one in said if "held" in one] == [True]
 
 
 def test_several_processes_or_none(cut_node: DemoNode) -> None:

@@ -6,9 +6,8 @@ import sys
 import pytest
 
 from tests.demo.node import DemoNode, Tenant
-from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import GIB, MIB, allocate, client, eventually, quota, release, states
-from tests.e2e.test_move import ROOMY, SHARED, SIZE_MIB, in_use, move, used_mib, uuids
+from tests.e2e.test_move import SHARED, SIZE_MIB, in_use, move, used_mib, uuids
 from tests.e2e.test_suspend import end, goes_on, holding, resume, suspend
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.lease import read_limits, read_usage
@@ -16,10 +15,8 @@ from vgpud.model.errors import ErrorCode, VgpuError
 
 
 @pytest.fixture(scope="module")
-def node(make_shared_node: NodeMaker) -> DemoNode:
-    node = make_shared_node(policy=ROOMY)
-    node.start()
-    return node
+def node(shared_node: DemoNode) -> DemoNode:
+    return shared_node
 
 
 def on(node: DemoNode, gib: int, device: int, **asked: object) -> str:
@@ -36,6 +33,10 @@ def places(node: DemoNode) -> dict[str, list[int]]:
 
 
 # --- drain
+
+
+def eventually_holds(node: DemoNode, index: int, mib: int) -> None:
+    eventually(lambda: used_mib(node)[index] == mib, f"NVML says that {mib} MiB of device {index} are used")
 
 
 def test_drain_moves_what_it_can(node: DemoNode) -> None:
@@ -187,7 +188,7 @@ def test_two_slices_are_limited_each_and_go_as_one(node: DemoNode) -> None:
     for ordinal, index in enumerate((2, 5)):
         meter = usage.device(ordinal)
         held = (meter.used_bytes + meter.context_bytes) // MIB
-        eventually(lambda held=held, index=index: used_mib(node)[index] == held, "NVML agrees")  # type: ignore[misc]
+        eventually_holds(node, index, held)
     end(node, tenant, name)
     assert not (node.run_dir / "leases" / name).exists()
     eventually(lambda: in_use(node) == [], "both are released together")

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,6 @@ for line in sys.stdin:
     say(whole=all(word == 0x5eed for word in back))
 """
 SIZE_MIB = 256
-ROOMY = f'{POLICY}\n[pool]\nhost_memory_reserve = "1MiB"\n'  # the machine of the tests may be full
 BIG = 100 * GIB
 
 
@@ -101,17 +99,8 @@ def end(node: DemoNode, tenant: Tenant, allocation: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def node(make_shared_node: NodeMaker) -> DemoNode:
-    node = make_shared_node(policy=ROOMY)
-    node.start()
-    return node
-
-
-@pytest.fixture
-def cut_node(make_node: NodeMaker) -> Iterator[DemoNode]:
-    node = make_node(policy=ROOMY)
-    yield node
-    node.stop()
+def node(shared_node: DemoNode) -> DemoNode:
+    return shared_node
 
 
 def test_its_memory_is_for_others_until_it_is_resumed(node: DemoNode) -> None:

@@ -12,20 +12,19 @@ On the simulated node it runs with plain driver calls instead of PyTorch, and sh
     build/native/bin/vgpu-sim run --profile h200x8 --state FOLDER -- python -m tests.gpu.idle_h200
 """
 
-import json
 import os
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 
 from tests.demo.node import DemoNode, Tenant
 from tests.demo.scenes import torch_python
-from tests.e2e.conftest import end_helpers
 from tests.e2e.support import client, eventually, states
 from tests.e2e.test_idle import BUSY, CALLS
 from tests.e2e.test_suspend import PROGRAM
+from tests.gpu.scenes import HOLD, ask, play, say, started
 
 SIMULATED = "VGPU_SIM_STATE" in os.environ
 IDLE_SECONDS = 1.0 if SIMULATED else 3.0
@@ -37,15 +36,6 @@ POLICY = """version = 1
 [[device]]
 mode = "preload"
 [device.preload]
-"""
-HOLD = """
-import json, sys, torch
-held = torch.arange(int(sys.argv[1]) << 17, dtype=torch.int64, device="cuda")
-torch.cuda.synchronize()
-print(json.dumps({"ready": True}), flush=True)
-for line in sys.stdin:
-    whole = held[-1].item() == held.numel() - 1 and held[12345].item() == 12345
-    print(json.dumps({"whole": whole}), flush=True)
 """
 FIRST = """
 import json, sys, torch
@@ -94,21 +84,8 @@ while True:
 """
 
 
-def say(scene: str, **facts: object) -> None:
-    print(json.dumps({"scene": scene, **facts}, default=str), flush=True)
-
-
-@contextmanager
-def running(rules: str) -> Iterator[DemoNode]:
-    node = DemoNode(POLICY + rules)
-    try:
-        node.start()
-        yield node
-    finally:
-        if node.daemon is not None and node.daemon.poll() is None:
-            node.stop()
-        end_helpers(node)
-        node.remove()
+def running(rules: str) -> AbstractContextManager[DemoNode]:
+    return started(DemoNode(POLICY + rules))
 
 
 def tenant(node: DemoNode, memory: str, program: str, plain: str) -> tuple[Tenant, str, dict[str, object]]:
@@ -124,16 +101,13 @@ def tenant(node: DemoNode, memory: str, program: str, plain: str) -> tuple[Tenan
     return made, name, said
 
 
-def ask(one: Tenant, words: str = "") -> dict[str, object]:
-    assert one.process.stdin is not None
-    one.process.stdin.write(f"{words}\n")
-    one.process.stdin.flush()
-    return one.line()
-
-
 def card_used_gib(node: DemoNode) -> float:
     with client(node) as calls:
         return int(calls.list_devices().devices[0].memory_used_bytes) / 2**30
+
+
+def is_empty(node: DemoNode) -> bool:
+    return not states(node)
 
 
 def goes(node: DemoNode, name: str) -> float:
@@ -171,7 +145,8 @@ def idle() -> None:
 def first() -> None:
     with running(f'idle_suspend = "{IDLE_SECONDS:g}s"\nmin_residence = "500ms"\n') as node:
         one, name, said = tenant(node, "8GiB", FIRST, CALLS)
-        kinds = [str(kind) for kind in said["calls"]]  # type: ignore[attr-defined]
+        kinds = said["calls"]
+        assert isinstance(kinds, list)
         took = {}
         for kind in kinds:
             goes(node, name)
@@ -206,7 +181,7 @@ def turns() -> None:
             for tenant_ in (one, two):
                 assert tenant_.process.stdin is not None
                 tenant_.process.stdin.close()
-            eventually(lambda n=node: not states(n), "both end", PATIENCE_SECONDS)  # type: ignore[misc]
+            eventually(partial(is_empty, node), "both end", PATIENCE_SECONDS)
             say(
                 "turns",
                 held=all(b > a for a, b in zip(starts, ends, strict=True)),
@@ -223,16 +198,7 @@ SCENES: dict[str, Callable[[], None]] = {"idle": idle, "first": first, "turns": 
 
 
 def main(names: list[str]) -> int:
-    failed = 0
-    for name in names or list(SCENES):
-        try:
-            began = time.monotonic()
-            SCENES[name]()
-            say(name, scene_seconds=round(time.monotonic() - began, 1))
-        except Exception as error:
-            failed += 1
-            say(name, held=False, error=repr(error), trace=traceback.format_exc()[-1500:])
-    return min(failed, 1)
+    return play((name, SCENES[name]) for name in names or SCENES)
 
 
 if __name__ == "__main__":

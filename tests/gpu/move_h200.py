@@ -18,17 +18,18 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.demo.node import BUILD, POLICY, DemoNode, Tenant
 from tests.demo.scenes import torch_python
-from tests.e2e.conftest import end_helpers, simulated
+from tests.e2e.conftest import simulated
 from tests.e2e.support import client, states
-from tests.gpu.suspend_h200 import HOLD, PINNED, STEPS, TIMES, TRAIN, say, timed, whole
+from tests.gpu.scenes import HOLD, ask, play, say, started
+from tests.gpu.suspend_h200 import PINNED, STEPS, TIMES, TRAIN, timed, whole
 from vgpud.lease import read_limits, read_usage
 from vgpud.model.errors import VgpuError
 
@@ -119,13 +120,6 @@ class Bench:
 
 
 WANTED = ["--isolation", "quota", "--memory", "4GiB", "--device", "0"]
-
-
-def ask(one: Tenant, line: str = "") -> dict[str, object]:
-    assert one.process.stdin is not None
-    one.process.stdin.write(f"{line}\n")
-    one.process.stdin.flush()
-    return one.line()
 
 
 # --- scenes
@@ -220,7 +214,7 @@ def sizes(bench: Bench) -> None:
         done = subprocess.run([str(torch_python()), "-c", PINNED], capture_output=True, text=True, check=True)
         pinned = json.loads(done.stdout)
     for gib in SIZES_GIB:
-        one, name = bench.bare(gib) if bench.simulated else bench.torch(gib + 4, HOLD, str(gib))
+        one, name = bench.bare(gib) if bench.simulated else bench.torch(gib + 4, HOLD, str(gib << 10))
         there, back = bench.move(name, 1), bench.move(name, 0)
         out, again = timed(bench.node, "suspend", name), timed(bench.node, "resume", name)
         good = whole(one)
@@ -337,14 +331,15 @@ def running(simulate: bool) -> Iterator[Bench]:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             environment = simulated(Path(folder) / "sim", "h200x8")
         node = DemoNode(f'{POLICY}\n[pool]\nhost_memory_reserve = "256MiB"\n', environment)
-        try:
-            node.start()
-            yield Bench(node, simulate)
-        finally:
-            if node.daemon is not None and node.daemon.poll() is None:
-                node.stop()
-            end_helpers(node)
-            node.remove()
+        yield Bench(stack.enter_context(started(node)), simulate)
+
+
+def on_a_bench(name: str, simulate: bool) -> None:
+    if simulate and name in NEED_TORCH:
+        say(name, skipped="PyTorch does not run on the simulator")
+        return
+    with running(simulate) as bench:
+        SCENES[name](bench)
 
 
 def cards() -> int:
@@ -359,18 +354,7 @@ def main(words: list[str]) -> int:
     if not arguments.simulated and cards() < 2:
         print("fewer than two GPUs here: nothing was run", file=sys.stderr)
         return 0
-    failed = 0
-    for name in arguments.scene or list(SCENES):
-        if arguments.simulated and name in NEED_TORCH:
-            say(name, skipped="PyTorch does not run on the simulator")
-            continue
-        try:
-            with running(arguments.simulated) as bench:
-                SCENES[name](bench)
-        except Exception as error:
-            failed += 1
-            say(name, held=False, error=repr(error), trace=traceback.format_exc()[-1500:])
-    return min(failed, 1)
+    return play((name, partial(on_a_bench, name, arguments.simulated)) for name in arguments.scene or SCENES)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from typing import Any
 
 from tests.demo.node import POLICY, ROOT, DemoNode
 from tests.demo.scenes import PROBE, torch_python
-from tests.e2e.conftest import end_helpers
 from tests.e2e.support import GIB, MIB, allocate, client, helper_pids, release, states
+from tests.gpu.scenes import say, started
 from vgpud.api.gen import vgpud_pb2 as pb
 
 RULES = "[device.mps]\ncheck_seconds = 1.0\nhang_seconds = 5.0\n"
@@ -45,10 +45,6 @@ try:
 except torch.cuda.OutOfMemoryError: pass
 print(json.dumps({"rate": n / 3, "bytes": torch.cuda.memory_reserved()}))
 """
-
-
-def say(scene: str, **facts: object) -> None:
-    print(json.dumps({"scene": scene, **facts}, default=str), flush=True)
 
 
 class Program:
@@ -103,17 +99,13 @@ def rates(programs: list[Program], blocks: int = MANY, seconds: float = SECONDS)
 
 @contextmanager
 def running(rules: str = RULES) -> Iterator[DemoNode]:
-    node = DemoNode(POLICY + rules)
-    try:
-        node.start()
-        yield node
-    finally:
-        if node.daemon is not None and node.daemon.poll() is None:
-            for held in states(node):
-                release(node, held, force=True)
-            node.stop()
-        end_helpers(node)
-        node.remove()
+    with started(DemoNode(POLICY + rules)) as node:
+        try:
+            yield node
+        finally:
+            if node.daemon is not None and node.daemon.poll() is None:
+                for held in states(node):
+                    release(node, held, force=True)
 
 
 def share(node: DemoNode, gib: int, percent: float, **asked: Any) -> pb.Allocation:

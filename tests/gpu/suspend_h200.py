@@ -13,27 +13,17 @@ import os
 import subprocess
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 
 from tests.demo.node import POLICY, DemoNode, Tenant
 from tests.demo.scenes import torch_python
-from tests.e2e.conftest import end_helpers
 from tests.e2e.support import client, states
+from tests.gpu.scenes import HOLD, ask, play, say, started
 from vgpud.model.errors import VgpuError
 
 SIZES_GIB = (1, 8, 32)
 TIMES = 20
-HOLD = """
-import json, sys, torch
-held = torch.arange(int(sys.argv[1]) << 27, dtype=torch.int64, device="cuda")
-torch.cuda.synchronize()
-print(json.dumps({"ready": True}), flush=True)
-for line in sys.stdin:
-    whole = held[-1].item() == held.numel() - 1 and held[12345].item() == 12345
-    print(json.dumps({"whole": whole}), flush=True)
-"""
 PINNED = """
 import json, time, torch
 device = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
@@ -64,21 +54,9 @@ print(json.dumps({"digest": digest, "loss": loss.item()}), flush=True)
 STEPS = 1500
 
 
-def say(scene: str, **facts: object) -> None:
-    print(json.dumps({"scene": scene, **facts}, default=str), flush=True)
-
-
-@contextmanager
-def running() -> Iterator[DemoNode]:
-    node = DemoNode(POLICY, {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"})
-    try:
-        node.start()
-        yield node
-    finally:
-        if node.daemon is not None and node.daemon.poll() is None:
-            node.stop()
-        end_helpers(node)
-        node.remove()
+def on_a_node(scene: Callable[[DemoNode], None]) -> None:
+    with started(DemoNode(POLICY, {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"})) as node:
+        scene(node)
 
 
 def tenant(node: DemoNode, gib: int, program: str, *words: str) -> tuple[Tenant, str]:
@@ -93,10 +71,7 @@ def tenant(node: DemoNode, gib: int, program: str, *words: str) -> tuple[Tenant,
 
 
 def whole(one: Tenant) -> bool:
-    assert one.process.stdin is not None
-    one.process.stdin.write("\n")
-    one.process.stdin.flush()
-    return bool(one.line()["whole"])
+    return bool(ask(one)["whole"])
 
 
 def timed(node: DemoNode, verb: str, name: str) -> float:
@@ -116,7 +91,7 @@ def sizes(node: DemoNode) -> None:
     done = subprocess.run([str(python), "-c", PINNED], capture_output=True, text=True, check=True)
     pinned = json.loads(done.stdout)
     for gib in SIZES_GIB:
-        one, name = tenant(node, gib + 4, HOLD, str(gib))
+        one, name = tenant(node, gib + 4, HOLD, str(gib << 10))
         before = card_used_gib()
         out = timed(node, "suspend", name)
         away = card_used_gib()
@@ -159,9 +134,9 @@ def exact(node: DemoNode) -> None:
 
 
 def room(node: DemoNode) -> None:
-    one, first = tenant(node, 100, HOLD, "4")
+    one, first = tenant(node, 100, HOLD, "4096")
     timed(node, "suspend", first)
-    two, _ = tenant(node, 100, HOLD, "12")
+    two, _ = tenant(node, 100, HOLD, "12288")
     refused = ""
     try:
         timed(node, "resume", first)
@@ -178,7 +153,7 @@ def room(node: DemoNode) -> None:
 
 
 def killed(node: DemoNode) -> None:
-    one, name = tenant(node, 12, HOLD, "8")
+    one, name = tenant(node, 12, HOLD, "8192")
     timed(node, "suspend", name)
     node.kill()
     node.start()
@@ -208,17 +183,7 @@ SCENES: dict[str, Callable[[DemoNode], None]] = {
 
 
 def main(names: list[str]) -> int:
-    failed = 0
-    for name in names or list(SCENES):
-        try:
-            with running() as node:
-                began = time.monotonic()
-                SCENES[name](node)
-                say(name, scene_seconds=round(time.monotonic() - began, 1))
-        except Exception as error:
-            failed += 1
-            say(name, held=False, error=repr(error), trace=traceback.format_exc()[-1500:])
-    return min(failed, 1)
+    return play((name, partial(on_a_node, SCENES[name])) for name in names or SCENES)
 
 
 if __name__ == "__main__":

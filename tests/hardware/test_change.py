@@ -287,7 +287,9 @@ def test_destroy_of_a_compute_instance_in_use_names_who_is_on_it(nvml: FakeNvml,
     assert str(41 if made.id == 1 else 42) not in said
 
 
-def test_how_a_gpu_instance_divides_is_read_of_the_first_that_stands(nvml: FakeNvml, mig: Gateway) -> None:
+def test_how_a_gpu_instance_divides_is_read_of_the_first_that_stands(
+    nvml: FakeNvml, mig: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before that it is presumed; what the driver says counts."""
 
     def compute() -> list[tuple[int, int, int]]:
@@ -304,7 +306,7 @@ def test_how_a_gpu_instance_divides_is_read_of_the_first_that_stands(nvml: FakeN
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return real(handle, index, engine, version)
 
-    nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo = no_threes  # type: ignore[method-assign,assignment]
+    monkeypatch.setattr(nvml, "nvmlGpuInstanceGetComputeInstanceProfileInfo", no_threes)
     assert compute() == [(1, 4, 4), (2, 2, 2), (4, 1, 1)]
     mig.destroy_gpu_instance(GPU, number)
     assert compute() == [(1, 4, 4), (2, 2, 2), (4, 1, 1)], "it is remembered"

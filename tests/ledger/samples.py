@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -28,7 +29,7 @@ from vgpud.model.tenancy import (
 UUID = "GPU-0000000{}-1111-2222-3333-444444444444"
 
 
-def allocation(number: int, state: State = State.ALLOCATING, **changes: object) -> Allocation:
+def allocation(number: int, state: State = State.ALLOCATING, **changes: Any) -> Allocation:
     """As an intent has it: no edits yet."""
     uuid = UUID.format(number % 8)
     base = Allocation(
@@ -49,7 +50,7 @@ def allocation(number: int, state: State = State.ALLOCATING, **changes: object) 
         ),
         created_unix_ns=1_700_000_000_000_000_000 + number,
     )
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return replace(base, **changes)
 
 
 def active(base: Allocation) -> Allocation:

@@ -4,9 +4,11 @@ What survives a cut is the card and what was written durably; all else is made a
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -282,3 +284,33 @@ class Node1:
 
 def words_of(state: int) -> tuple[str, ...]:
     return spell(TABLE, TABLE.keys(state))
+
+
+def cut(card: Card, disk: Disk, at: int | None) -> Scissors:
+    card.scissors = disk.scissors = Scissors(at)
+    return card.scissors
+
+
+def cut_at_each_point(
+    laid_out: Callable[[], tuple[Card, Disk]], words: Iterable[str], draw: Random
+) -> Iterator[tuple[int, Card, Disk]]:
+    """What is left when the way to a layout is cut at the first point, the second, and so on to the last.
+
+    Each after a start, which is cut too, somewhere, and then runs through.
+    """
+    for at in count(1):
+        card, disk = laid_out()
+        cut(card, disk, at)
+        try:
+            Node1(card, disk).apply(*words)
+        except Cut:
+            pass
+        else:
+            return  # there is no such point any more: the plan has run through
+        cut(card, disk, draw.randint(1, 12))
+        try:
+            Node1(card, disk).start()
+        except Cut:
+            cut(card, disk, None)
+            Node1(card, disk).start()
+        yield at, card, disk

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.mig.cutting import TABLE, Card, Cut, Disk, Node1, Scissors, words_of
+from tests.mig.cutting import TABLE, Card, Disk, Node1, cut_at_each_point, words_of
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, MigSlice, Mode, Owner, Request, Slice, State
 from vgpud.planner.geometry import SlotKey
@@ -30,39 +30,21 @@ def laid_out(state: int) -> tuple[Card, Disk]:
     return card, disk
 
 
-def cut(card: Card, disk: Disk, at: int | None) -> Scissors:
-    card.scissors = disk.scissors = Scissors(at)
-    return card.scissors
-
-
 @pytest.mark.parametrize("seed", range(PAIRS))
 def test_every_prefix_of_a_plan_converges(seed: int) -> None:
     """From one random layout to another, cut at each point in turn; and the start after it cut too."""
     draw = random.Random(seed)
     before, after = draw.choice(STATES), draw.choice(STATES)
+    card, disk = laid_out(before)
+    Node1(card, disk).apply(*words_of(after))
+    assert card.keys() == keys(after)
     at = 0
-    while True:
-        at += 1
-        card, disk = laid_out(before)
-        cut(card, disk, at)
-        try:
-            Node1(card, disk).apply(*words_of(after))
-        except Cut:
-            pass
-        else:
-            break  # there is no such point any more: the plan has run through
-        cut(card, disk, draw.randint(1, 12))
-        try:
-            Node1(card, disk).start()
-        except Cut:
-            cut(card, disk, None)
-            Node1(card, disk).start()
+    for at, card, disk in cut_at_each_point(lambda: laid_out(before), words_of(after), draw):
         ended = card.keys()
         assert ended in (keys(before), keys(after)), f"half-way after a cut at point {at}"
         assert all(i.compute_instances for i in card.instances.values())
         own = Node1(card, disk).mig.records.own("GPU-0")
         assert own == ended, "what is on record is what stands"
-    assert card.keys() == keys(after)
     assert at > 3
 
 

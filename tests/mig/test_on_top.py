@@ -1,19 +1,17 @@
 """Several tenants in one MIG instance, by preload and by mps: the whole daemon on a simulated node."""
 
 import contextlib
-import json
 import os
 import re
 import signal
-import subprocess
 from typing import Any
 
 import pytest
 
 from tests.demo.node import DemoNode
 from tests.e2e.conftest import NodeMaker
-from tests.e2e.support import GIB, MIB, PROBE, client, eventually, helper_pids, release, simulate, states
-from tests.mig.world import device, standing, target
+from tests.e2e.support import GIB, client, eventually, helper_pids, release, simulate, states
+from tests.mig.world import device, fill, place, standing, target
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.errors import ErrorCode, VgpuError
 
@@ -51,26 +49,6 @@ def part(node: DemoNode, isolation: str, gib: int = 4, index: int = 0, **asked: 
                 **asked,
             )
         )
-
-
-def place(held: pb.Allocation) -> str:
-    mig = held.slices[0].mig
-    return f"{mig.profile_name}@{mig.placement.start}"
-
-
-def fill(node: DemoNode, held: pb.Allocation) -> dict[str, Any]:
-    """A program of the tenant's that takes all the memory it gets; what it got."""
-    done = subprocess.run(
-        [PROBE, "fill", "--piece", str(256 * MIB)],
-        env={**node.environment, **held.edits.env, **held.edits.host_env},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.stdout, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 @pytest.mark.parametrize("isolation", ["quota", "compute"])

@@ -1,6 +1,5 @@
 """Several compute instances in one GPU instance: the whole daemon on a simulated node."""
 
-import json
 import subprocess
 from pathlib import Path
 
@@ -9,8 +8,8 @@ import yaml
 
 from tests.demo.node import DemoNode
 from tests.e2e.conftest import NodeMaker
-from tests.e2e.support import GIB, MIB, PROBE, client, eventually, release, simulate, states
-from tests.mig.world import allocate, apply, device, make_by_hand, nvml, place, standing, target
+from tests.e2e.support import GIB, PROBE, client, eventually, release, simulate, states
+from tests.mig.world import allocate, apply, device, fill, make_by_hand, nvml, place, standing, target
 from tests.sim import outside
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -168,26 +167,12 @@ def test_memory_limits_on_top(make_node: NodeMaker) -> None:
     held = [allocate(node, "1c.3g.71gb", isolation="quota", memory_bytes=gib * GIB) for gib in (2, 40)]
     migs = [one.slices[0].mig for one in held]
     assert migs[0].gpu_instance_id == migs[1].gpu_instance_id
-    assert GIB < fill(node, held[0]) <= 2 * GIB
+    assert GIB < fill(node, held[0])["total_bytes"] <= 2 * GIB
     assert [len(nodes_of(one)) for one in held] == [2, 2]
     third = allocate(node, "1c.3g.71gb", isolation="quota", memory_bytes=40 * GIB)
     assert third.slices[0].mig.placement.start != migs[0].placement.start, "82 GiB are not in one"
     release(node, *(one.id for one in (*held, third)))
     assert standing(node) == set()
-
-
-def fill(node: DemoNode, held: pb.Allocation) -> int:
-    """A program of the tenant's that takes all the memory it gets; how much that was."""
-    done = subprocess.run(
-        [PROBE, "fill", "--piece", str(64 * MIB)],
-        env={**node.environment, **held.edits.env, **held.edits.host_env},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.stdout, done.stderr
-    return int(json.loads(done.stdout.splitlines()[-1])["total_bytes"])
 
 
 def test_each_tenant_is_seen_in_its_own_part(node: DemoNode) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.mig.cutting import TABLE, Card, Cut, Disk, Node1, Scissors, profile_of, whole_of
+from tests.mig.cutting import TABLE, Card, Cut, Disk, Node1, cut, cut_at_each_point, profile_of, whole_of
 from vgpud.model.device import Placement
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, MigSlice, Mode, Owner, Request, Slice, State
@@ -47,10 +47,6 @@ def laid_out(words: tuple[str, ...]) -> tuple[Card, Disk]:
     return card, disk
 
 
-def cut(card: Card, disk: Disk, at: int | None) -> None:
-    card.scissors = disk.scissors = Scissors(at)
-
-
 def check_records(card: Card, disk: Disk) -> None:
     records = Node1(card, disk).mig.records
     assert records.own("GPU-0") == card.keys(), "what is on record is what stands"
@@ -68,23 +64,7 @@ def test_every_prefix_of_a_plan_converges(seed: int) -> None:
     last = standing(card)
     assert all(i.compute_instances for i in card.instances.values())
     at = 0
-    while True:
-        at += 1
-        card, disk = laid_out(before)
-        assert standing(card) == first
-        cut(card, disk, at)
-        try:
-            Node1(card, disk).apply(*after)
-        except Cut:
-            pass
-        else:
-            break  # there is no such point any more: the plan has run through
-        cut(card, disk, draw.randint(1, 12))
-        try:
-            Node1(card, disk).start()
-        except Cut:
-            cut(card, disk, None)
-            Node1(card, disk).start()
+    for at, card, disk in cut_at_each_point(lambda: laid_out(before), after, draw):
         assert standing(card) in (first, last), f"half-way after a cut at point {at}"
         assert all(i.compute_instances for i in card.instances.values())
         check_records(card, disk)

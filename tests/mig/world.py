@@ -1,11 +1,12 @@
 """What the MIG tests ask the daemon, and what they do behind its back."""
 
+import json
 import subprocess
 import sys
 from typing import Any
 
 from tests.demo.node import DemoNode
-from tests.e2e.support import client
+from tests.e2e.support import PROBE, client
 from vgpud.api.gen import vgpud_pb2 as pb
 
 
@@ -44,6 +45,21 @@ def allocate(node: DemoNode, profile: str, index: int = 0, **asked: Any) -> pb.A
 def place(allocation: pb.Allocation) -> str:
     mig = allocation.slices[0].mig
     return f"{mig.profile_name}@{mig.placement.start}"
+
+
+def fill(node: DemoNode, held: pb.Allocation) -> dict[str, Any]:
+    """A program of the tenant's that takes all the memory it gets; what it got."""
+    done = subprocess.run(
+        [PROBE, "fill", "--piece", "256MiB"],
+        env={**node.environment, **held.edits.env, **held.edits.host_env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def nvml(node: DemoNode, code: str) -> str:

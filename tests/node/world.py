@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from vgpud.hardware.suspender import Suspender
 from vgpud.inject.specs import Specs
@@ -174,9 +175,9 @@ async def world(folder: Path, gateway: FakeGateway | None = None) -> AsyncIterat
         await keeper.close()
 
 
-def request(name: str, gib: int = 4, **changes: object) -> Request:
+def request(name: str, gib: int = 4, **changes: Any) -> Request:
     base = Request(id=name, owner=Owner(1000, 1000), memory_bytes=gib * GIB, isolation=Isolation.QUOTA)
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return replace(base, **changes)
 
 
 def run(work: Callable[[], Sequence[object] | object]) -> None:

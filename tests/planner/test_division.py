@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from vgpud.model.device import (
     DeviceProcess,
     GpuInstance,
     Mig,
+    MigProfile,
     PlaceKey,
     Placement,
     split_name,
@@ -34,8 +36,8 @@ HALF = (9, Placement(4, 4))
 ON_TOP = {"mode": "mig", "mig": {"on_top": ["preload", "mps"]}}
 
 
-def request(profile: str, **asked: object) -> Request:
-    return replace(Request("r", OWNER, mig_profile=profile), **asked)  # type: ignore[arg-type]
+def request(profile: str, **asked: Any) -> Request:
+    return replace(Request("r", OWNER, mig_profile=profile), **asked)
 
 
 def ask(
@@ -121,11 +123,11 @@ def ids(keys: tuple[PlaceKey, ...]) -> set[int]:
     return {number for number, _ in keys}
 
 
-def divided(key: PlaceKey, parts: tuple[PlaceKey, ...], slices: int, **fields: object) -> tuple[Device, Pool]:
+def divided(key: PlaceKey, parts: tuple[PlaceKey, ...], slices: int, **fields: Any) -> tuple[Device, Pool]:
     """A card with one GPU instance, all of it vgpud's."""
     computes = tuple(ComputeInstance(n, p[0], f"MIG-{n}", p[1]) for n, p in enumerate(parts))
     instance = GpuInstance(7, *key, computes, slices)
-    device = replace(h200(0), mig=Mig(True, True, True, H200_PROFILES, (instance,)), **fields)  # type: ignore[arg-type]
+    device = replace(h200(0), mig=Mig(True, True, True, H200_PROFILES, (instance,)), **fields)
     return device, Pool(frozenset([key]), own_computes=frozenset((key, p) for p in parts))
 
 
@@ -276,13 +278,15 @@ def test_parts_that_no_gpu_instance_holds_are_impossible() -> None:
 
 
 @pytest.mark.parametrize("profiles", [H200_PROFILES, A30_PROFILES], ids=["h200", "a30"])
-def test_every_division_of_a_gpu_instance_can_be_written_and_read(profiles: tuple) -> None:  # type: ignore[type-arg]
+def test_every_division_of_a_gpu_instance_can_be_written_and_read(profiles: tuple[MigProfile, ...]) -> None:
     table = table_for(profiles)
     for profile in profiles:
         inside = table_for(profile.compute)
+        whole = part_of(profile, profile.slice_count)
+        assert whole is not None
         for state in inside.free_after:
             parts = inside.keys(state)
-            if not state or part_of(profile, profile.slice_count).id in ids(parts):  # type: ignore[union-attr]
+            if not state or whole.id in ids(parts):
                 continue
             key = (profile.id, profile.placements[-1])
             plain, bins = split(table, spell(table, [key], [(key, part) for part in parts]))

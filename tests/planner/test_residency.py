@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,12 +27,12 @@ IDLE = Rules(idle_seconds=600, residence_seconds=60)
 TURNS = Rules(turn_seconds=5)
 
 
-def here(name: str, size: int, since: float = 0, **changes: object) -> Tenant:
+def here(name: str, size: int, since: float = 0, **changes: Any) -> Tenant:
     base = Tenant(name, ((GPU, size),), Where.HERE, since, TURNS, active_at=since)
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return replace(base, **changes)
 
 
-def away(name: str, size: int, wants: float | None = 0, **changes: object) -> Tenant:
+def away(name: str, size: int, wants: float | None = 0, **changes: Any) -> Tenant:
     return here(name, size, where=Where.AWAY, wants_since=wants, **changes)
 
 

@@ -1,6 +1,7 @@
 """The contract's messages as tables. Columns marked wide come with -o wide only."""
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl import words
@@ -171,8 +172,11 @@ def _slice_row(part: pb.Slice, use: pb.SliceUse | None) -> Sequence[str]:
     )
 
 
-def _seconds(use: pb.SliceUse | None, field: str) -> str:
-    known = use is not None and use.HasField(field)  # type: ignore[arg-type]
+_Time = Literal["compute_used_ns", "compute_waited_ns", "compute_granted_ns", "compute_overrun_ns"]
+
+
+def _seconds(use: pb.SliceUse | None, field: _Time) -> str:
+    known = use is not None and use.HasField(field)
     return f"{getattr(use, field) / 1e9:.1f}s" if known else ""
 
 

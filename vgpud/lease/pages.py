@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
@@ -470,21 +470,37 @@ def read_meters(folder: Path, device_count: int) -> tuple[LeaseMeter, ...]:
 
     Raises VgpuError LEASE_FAILED if the lease itself is gone.
     """
+    with _usage_of(folder) as fd:
+        head, slots, held = _read_slots(fd)
+        compute = _read(fd, layout.USAGE_COMPUTE, device_count * layout.COMPUTE_SIZE)
+    return tuple(_lease_meter(head, slots, compute, held, device) for device in range(device_count))
+
+
+@contextlib.contextmanager
+def _usage_of(folder: Path) -> Iterator[int]:
+    """The descriptor of a usage file; raises VgpuError LEASE_FAILED where it cannot be read."""
     try:
         fd = open_usage(folder)
         try:
-            head = os.pread(fd, layout.USAGE_SLOTS, 0).ljust(layout.USAGE_SLOTS, b"\0")
-            (high,) = struct.unpack_from("<I", head, layout.USAGE_SLOT_HIGH)
-            length = min(high, layout.MAX_SLOTS) * layout.SLOT_SIZE
-            slots = os.pread(fd, length, layout.USAGE_SLOTS).ljust(length, b"\0")
-            size = device_count * layout.COMPUTE_SIZE
-            compute = os.pread(fd, size, layout.USAGE_COMPUTE).ljust(size, b"\0")
+            yield fd
         finally:
             os.close(fd)
     except OSError as error:
         raise _failed(f"read the use of lease {folder.name}", error) from error
-    held = [at for at in range(0, length, layout.SLOT_SIZE) if slots[at : at + 4] != b"\0\0\0\0"]
-    return tuple(_lease_meter(head, slots, compute, held, device) for device in range(device_count))
+
+
+def _read(fd: int, at: int, length: int) -> bytes:
+    """So many bytes, whatever the tenant has made of its file."""
+    return os.pread(fd, length, at).ljust(length, b"\0")
+
+
+def _read_slots(fd: int) -> tuple[bytes, bytes, list[int]]:
+    """What lies before the slots, the slots that were ever in use, and where in these those in use are."""
+    head = _read(fd, 0, layout.USAGE_SLOTS)
+    (high,) = struct.unpack_from("<I", head, layout.USAGE_SLOT_HIGH)
+    slots = _read(fd, layout.USAGE_SLOTS, min(high, layout.MAX_SLOTS) * layout.SLOT_SIZE)
+    starts = range(0, len(slots), layout.SLOT_SIZE)
+    return head, slots, [at for at in starts if slots[at : at + 4] != b"\0\0\0\0"]
 
 
 def _lease_meter(head: bytes, slots: bytes, compute: bytes, held: list[int], device: int) -> LeaseMeter:
@@ -530,18 +546,8 @@ class LeaseActivity:
 
 def read_activity(folder: Path) -> LeaseActivity:
     """Clamped as in `read_usage`. Raises VgpuError LEASE_FAILED if the lease itself is gone."""
-    try:
-        fd = open_usage(folder)
-        try:
-            head = os.pread(fd, layout.USAGE_SLOTS, 0).ljust(layout.USAGE_SLOTS, b"\0")
-            (high,) = struct.unpack_from("<I", head, layout.USAGE_SLOT_HIGH)
-            length = min(high, layout.MAX_SLOTS) * layout.SLOT_SIZE
-            slots = os.pread(fd, length, layout.USAGE_SLOTS).ljust(length, b"\0")
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise _failed(f"read the use of lease {folder.name}", error) from error
-    held = [at for at in range(0, length, layout.SLOT_SIZE) if slots[at : at + 4] != b"\0\0\0\0"]
+    with _usage_of(folder) as fd:
+        _, slots, held = _read_slots(fd)
     figures = [(at, *_ACTIVITY.unpack_from(slots, at + layout.SLOT_START_NS)) for at in held]
     return LeaseActivity(
         calls=min(sum(calls for _, _, calls, *_ in figures), _COUNT_MAX),

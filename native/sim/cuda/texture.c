@@ -1,4 +1,6 @@
 /* Texture and surface objects: checked and kept, for kernels here read nothing. */
+#include <stddef.h>
+
 #include "internal.h"
 
 enum { LINEAR_MOST = 1 << 28, PITCH2D_WIDTH = 131072, PITCH2D_HEIGHT = 65000, PITCH2D_PITCH = 2097120 };
@@ -149,22 +151,25 @@ static CUresult look(const char *function, unsigned long long id, bool surface, 
     return object != NULL ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC *out, CUtexObject id)
+/* The part of an object that lies at `offset`. */
+static CUresult tell(const char *function, unsigned long long id, bool surface, size_t offset, size_t bytes, void *out)
 {
     struct object object;
-    CU_TRY(look("cuTexObjectGetResourceDesc", id, false, &object));
+    CU_TRY(look(function, id, surface, &object));
     CU_CHECK(out != NULL, CUDA_ERROR_INVALID_VALUE);
-    *out = object.resource;
+    memcpy(out, (const char *)&object + offset, bytes);
     return CUDA_SUCCESS;
+}
+#define TELL(id, surface, member) tell(__func__, id, surface, offsetof(struct object, member), sizeof(*out), out)
+
+CUresult cuTexObjectGetResourceDesc(CUDA_RESOURCE_DESC *out, CUtexObject id)
+{
+    return TELL(id, false, resource);
 }
 
 CUresult cuTexObjectGetTextureDesc(CUDA_TEXTURE_DESC *out, CUtexObject id)
 {
-    struct object object;
-    CU_TRY(look("cuTexObjectGetTextureDesc", id, false, &object));
-    CU_CHECK(out != NULL, CUDA_ERROR_INVALID_VALUE);
-    *out = object.texture;
-    return CUDA_SUCCESS;
+    return TELL(id, false, texture);
 }
 
 CUresult cuTexObjectGetResourceViewDesc(CUDA_RESOURCE_VIEW_DESC *out, CUtexObject id)
@@ -178,9 +183,5 @@ CUresult cuTexObjectGetResourceViewDesc(CUDA_RESOURCE_VIEW_DESC *out, CUtexObjec
 
 CUresult cuSurfObjectGetResourceDesc(CUDA_RESOURCE_DESC *out, CUsurfObject id)
 {
-    struct object object;
-    CU_TRY(look("cuSurfObjectGetResourceDesc", id, true, &object));
-    CU_CHECK(out != NULL, CUDA_ERROR_INVALID_VALUE);
-    *out = object.resource;
-    return CUDA_SUCCESS;
+    return TELL(id, true, resource);
 }

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dice.h"
 #include "fair.h"
 #include "order.h"
 #include "scheduler.h"
@@ -51,7 +52,6 @@ static unsigned count;
 static uint64_t now = SECOND_NS;
 static uint64_t sched_at;
 static double alert_ns;
-static unsigned seed;
 static char scenario[64];
 
 static struct worker *worker_of(struct sched_member *member)
@@ -82,17 +82,6 @@ void sched_say_soon(struct sched_member *member, uint64_t in_ns)
 {
     (void)member;
     (void)in_ns;
-}
-
-static unsigned dice(unsigned sides)
-{
-    static uint64_t state;
-    if (state == 0)
-        state = seed * 2862933555777941757ull + 3037000493ull;
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return (unsigned)(state >> 33) % sides;
 }
 
 static void join(struct sched_limits limits, uint64_t kernel_ns, uint64_t period_ns)

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "dice.h"
 #include "fair.h"
 #include "scheduler.h"
 #include "together.h"
@@ -41,7 +42,6 @@ static struct {
     struct client clients[MEMBERS];
 } nodes[CROWD]; /* the first TENANTS of them at random */
 
-static unsigned seed;
 static long step;
 static uint64_t now = 1000000000;
 
@@ -67,17 +67,6 @@ void sched_say_revoke(struct sched_member *member)
 void sched_say_soon(struct sched_member *member, uint64_t in_ns)
 {
     CHECK(member->state == SCHED_WAITING && in_ns <= 200000000000);
-}
-
-static unsigned dice(unsigned sides)
-{
-    static uint64_t state;
-    if (state == 0)
-        state = seed * 2862933555777941757ull + 3037000493ull;
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return (unsigned)(state >> 33) % sides;
 }
 
 static void come(unsigned t)

@@ -1,0 +1,21 @@
+/* dice.h: the chance of the scheduler's models, the same in each run of a seed. */
+#ifndef VGPU_TEST_DICE_H
+#define VGPU_TEST_DICE_H
+
+#include <stdint.h>
+
+static unsigned seed; /* set before the first throw */
+
+/* 0 to sides - 1. */
+static inline unsigned dice(unsigned sides)
+{
+    static uint64_t state;
+    if (state == 0)
+        state = seed * 2862933555777941757ull + 3037000493ull;
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (unsigned)(state >> 33) % sides;
+}
+
+#endif
