@@ -11,6 +11,7 @@
 /* Cache values: FIRST + index. They outlast a move: the driver's ordinal goes with the slice. */
 enum { UNKNOWN = 0, ABSENT = 1, FIRST = 2 };
 static int cache[ORDINALS];
+int vgpu_device_known_alone;
 
 /* MIG devices have their own UUID only in the _v2 answer; drivers before 11.4 have only the first. */
 static CUresult device_uuid(CUdevice device, CUuuid *uuid)
@@ -56,6 +57,8 @@ static bool single(void)
         now = count == 1 ? 2 : 1;
         __atomic_store_n(&known, now, __ATOMIC_RELAXED);
     }
+    if (now == 2)
+        __atomic_store_n(&vgpu_device_known_alone, vgpu_device_index(0) + 1, __ATOMIC_RELAXED);
     return now == 2;
 }
 
@@ -93,4 +96,5 @@ CUresult vgpu_device_of_stream(CUstream stream, int per_thread, CUdevice *device
 void vgpu_device_reset(void)
 {
     memset(cache, 0, sizeof(cache));
+    vgpu_device_known_alone = 0;
 }

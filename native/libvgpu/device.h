@@ -14,6 +14,14 @@ CUresult vgpu_device_current(CUdevice *device);
 CUresult vgpu_device_of_context(CUcontext context, CUdevice *device);
 CUresult vgpu_device_of_stream(CUstream stream, int per_thread, CUdevice *device);
 
+/* Index in the lease of the one device that this process sees; VGPU_NOT_IN_LEASE where that is not so, or not
+ * known yet: vgpu_device_of_stream finds it out. */
+extern int vgpu_device_known_alone; /* index + 1 */
+static inline int vgpu_device_alone(void)
+{
+    return __atomic_load_n(&vgpu_device_known_alone, __ATOMIC_RELAXED) - 1;
+}
+
 void vgpu_device_reset(void);
 
 #endif

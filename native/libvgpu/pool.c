@@ -163,14 +163,18 @@ static CUresult claim(struct request *request, struct pool *pool, uint64_t bytes
 /* While a stream is captured the request becomes a node of a graph: see graph.c. */
 static CUresult begin(struct request *request, CUstream stream, int per_thread, uint64_t bytes)
 {
-    CUdevice device;
+    CUdevice device = 0;
     bool limited;
     CUresult result = vgpu_tenant_enter(&limited);
-    *request = (struct request){.pool = NULL};
-    if (result != CUDA_SUCCESS || !limited || vgpu_graph_captures(stream, per_thread) ||
-        vgpu_device_of_stream(stream, per_thread, &device) != CUDA_SUCCESS)
+    request->pool = NULL;
+    if (result != CUDA_SUCCESS || !limited || vgpu_graph_captures(stream, per_thread))
         return result;
-    int index = vgpu_device_index(device);
+    int index = vgpu_device_alone();
+    if (index == VGPU_NOT_IN_LEASE) {
+        if (vgpu_device_of_stream(stream, per_thread, &device) != CUDA_SUCCESS)
+            return result;
+        index = vgpu_device_index(device);
+    }
     return index == VGPU_NOT_IN_LEASE ? CUDA_ERROR_NOT_PERMITTED : claim(request, current_pool(index, device), bytes);
 }
 
@@ -178,7 +182,7 @@ static CUresult begin_from(struct request *request, CUmemoryPool pool, CUstream 
 {
     bool limited;
     CUresult result = vgpu_tenant_enter(&limited);
-    *request = (struct request){.pool = NULL};
+    request->pool = NULL;
     if (result != CUDA_SUCCESS || !limited || vgpu_graph_captures(stream, per_thread))
         return result;
     return claim(request, find(pool), bytes);
