@@ -1,7 +1,7 @@
 /*
  * green.c: green contexts. One retains the primary context of its device, and makes it if need be: so that
- * is claimed for as if the program had retained it. Memory that is made while one is current is the primary
- * context's.
+ * is claimed for as if the program had retained it. What it takes itself is claimed at what one of 16 SMs took
+ * on an H200, then learnt. Memory that is made while one is current is the primary context's.
  */
 #include "green.h"
 
@@ -15,6 +15,7 @@
 #include "learn.h"
 #include "tenant.h"
 
+enum { CLAIM_BYTES = 6 << 20 };
 enum { NAMES_MAX = 256 }; /* more are not known: what is made in them is given back pointer by pointer only */
 
 static struct name {
@@ -93,13 +94,31 @@ void vgpu_green_reset(void)
     used = 0;
 }
 
+/* With the primary context kept by the caller. */
+static CUresult create(CUgreenCtx *green, CUdevResourceDesc desc, CUdevice dev, unsigned int flags)
+{
+    struct vgpu_charge charge;
+    CUresult result = vgpu_charge_device(&charge, dev, CLAIM_BYTES);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = CALL(cuGreenCtxCreate, green, desc, dev, flags);
+    bool fits = result != CUDA_SUCCESS || !charge.active || !vgpu_learn(charge.device, charge.bytes) ||
+                vgpu_learn_within_limit(charge.device);
+    if (!fits) { /* it took more than was claimed */
+        CALL(cuGreenCtxDestroy, *green);
+        vgpu_learn(charge.device, charge.bytes);
+    }
+    vgpu_charge_undo(&charge, result);
+    return fits ? result : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 VGPU_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags)
 {
     CUcontext primary;
     CUresult result = cuDevicePrimaryCtxRetain(&primary, dev); /* ours: claims */
     if (result != CUDA_SUCCESS)
         return result;
-    result = CALL(cuGreenCtxCreate, phCtx, desc, dev, flags);
+    result = create(phCtx, desc, dev, flags);
     cuDevicePrimaryCtxRelease_v2(dev);
     return result;
 }
@@ -119,16 +138,23 @@ static bool device_of(CUgreenCtx green, CUcontext *context, CUdevice *device)
            vgpu_device_of_context(*context, device) == CUDA_SUCCESS;
 }
 
+static void ended(CUcontext context, CUdevice device)
+{
+    bool limited;
+    forget(context);
+    vgpu_context_look(device);
+    if (vgpu_tenant_enter(&limited) == CUDA_SUCCESS && limited && vgpu_device_index(device) != VGPU_NOT_IN_LEASE)
+        vgpu_learn(vgpu_device_index(device), 0);
+}
+
 VGPU_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx hCtx)
 {
     CUcontext context = NULL;
     CUdevice device;
     bool known = device_of(hCtx, &context, &device);
     CUresult result = CALL(cuGreenCtxDestroy, hCtx);
-    if (result == CUDA_SUCCESS && known) {
-        forget(context);
-        vgpu_context_look(device);
-    }
+    if (result == CUDA_SUCCESS && known)
+        ended(context, device);
     return result;
 }
 

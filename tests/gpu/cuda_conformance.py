@@ -18,6 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 H200 = HERE / "data" / "cuda_conformance_h200.json"
 SECONDS = 60
+CRASHED = -11  # the answer to a question that the driver does not survive
 
 
 def build(folder: Path, cuda_include: Path) -> Path:

@@ -222,6 +222,31 @@ static const char *const module_text =
     "cvta.local.u64 %a, l; mov.u32 %t,%tid.x; cvt.u64.u32 %b,%t; and.b64 %b,%b,4095; add.u64 %a,%a,%b; "
     "st.u8 [%a],%t; ld.u8 %t,[%a]; ld.param.u64 %c,[p]; cvta.to.global.u64 %c,%c; st.global.u32 [%c],%t; ret; }\n";
 
+/* Two green contexts of 16 SMs, with a stream each. */
+static void walk_green(void)
+{
+    CUdevResource whole, parts[2];
+    CUdevResourceDesc description;
+    CUgreenCtx greens[2];
+    CUstream streams[2];
+    unsigned count = 2;
+    CHECK(cuDeviceGetDevResource(0, &whole, CU_DEV_RESOURCE_TYPE_SM));
+    CHECK(cuDevSmResourceSplitByCount(parts, &count, &whole, NULL, 0, 16));
+    for (int i = 0; i < 2; i++) {
+        CHECK(cuDevResourceGenerateDesc(&description, &parts[i], 1));
+        CHECK(cuGreenCtxCreate(&greens[i], description, 0, CU_GREEN_CTX_DEFAULT_STREAM));
+        checkpoint(i == 0 ? "green context" : "second green context");
+    }
+    for (int i = 0; i < 2; i++)
+        CHECK(cuGreenCtxStreamCreate(&streams[i], greens[i], CU_STREAM_NON_BLOCKING, 0));
+    checkpoint("a stream in each");
+    for (int i = 0; i < 2; i++) {
+        CHECK(cuStreamDestroy(streams[i]));
+        CHECK(cuGreenCtxDestroy(greens[i]));
+        checkpoint(i == 0 ? "one green context gone" : "both gone");
+    }
+}
+
 static void walk_driver(void)
 {
     CUmodule module;
@@ -299,6 +324,7 @@ static void walk(unsigned seed)
     begin();
     checkpoint("context, stream, pool");
     walk_driver();
+    walk_green();
     for (int i = 0; i < 200; i++)
         pieces[i].family = -1;
     for (int round = 0; round < 60; round++) {

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.sim.test_cuda import CONTEXT_MIB, INVALID_VALUE, ask
-from tests.simnode import SimNode, build_dir
+from tests.simnode import ROOT, SimNode, build_dir
 from vgpud.lease import DeviceLimits, SharePolicy, write_lease
 
 Make = Callable[..., SimNode]
 
 NOT_READY, INVALID_CONTEXT, INVALID_HANDLE, DESTROYED = 600, 201, 400, 709
-INVALID_TYPE, INVALID_CONFIGURATION, DETACHED = 914, 915, 917
+INVALID_TYPE, INVALID_CONFIGURATION = 914, 915
+GREEN_MIB = 6
 
 GREEN = """
 class Resource(c.Structure):
@@ -53,7 +54,7 @@ def node(sim_node: Make) -> SimNode:
     return sim_node("h200x1")
 
 
-def test_sms_are_split_as_the_manual_says(node: SimNode) -> None:
+def test_sms_are_split_as_a_card_splits_them(node: SimNode) -> None:
     out = ask(
         node,
         GREEN
@@ -61,8 +62,8 @@ def test_sms_are_split_as_the_manual_says(node: SimNode) -> None:
 w = whole()
 n = c.c_uint()
 asked = code("cuDevSmResourceSplitByCount", None, c.byref(n), c.byref(w), None, 0, 16), n.value
-out = dict(whole=[w.type, w.count, w.least, w.multiple], sixteen=split(16)[:3], odd=split(17)[:3], none=split(0)[:3], two=split(60, 1)[:3],
-  fine=split(10, 32, 1)[:3], asked=asked, wrong=[split(133)[0], split(130)[0], split(8, 0)[0], split(8, 32, 4)[0], split(8, of=Resource())[0],
+out = dict(whole=[w.type, w.count, w.least, w.multiple], sixteen=split(16)[:3], odd=split(17)[:3], none=split(0)[:3], two=split(60, 1)[:3], most=split(131)[:3], unknown=split(16, 32, 8)[:3],
+  fine=split(10, 32, 1)[:3], asked=asked, wrong=[split(133)[0], split(8, 0)[0], split(8, of=Resource())[0],
   code("cuDeviceGetDevResource", 0, c.byref(w), 1000), code("cuDeviceGetDevResource", 1, c.byref(w), 1), code("cuDeviceGetDevResource", 0, None, 1),
   split(8, of=split(64)[3][0])[0]])
 """,
@@ -71,11 +72,13 @@ out = dict(whole=[w.type, w.count, w.least, w.multiple], sixteen=split(16)[:3], 
         "whole": [1, 132, 8, 8],
         "sixteen": [0, [16] * 8, 4],
         "odd": [0, [24] * 5, 12],
-        "none": [0, [8] * 16, 4],
+        "none": [0, [8] * 15, 12],
         "two": [0, [64], 68],
+        "most": [0, [132], 0],
+        "unknown": [0, [16] * 8, 4],
         "fine": [0, [10] * 13, 2],
         "asked": [0, 8],
-        "wrong": [1, INVALID_CONFIGURATION, 1, 1, INVALID_TYPE, INVALID_TYPE, 101, 1, INVALID_CONFIGURATION],
+        "wrong": [INVALID_CONFIGURATION, 1, INVALID_TYPE, INVALID_TYPE, 101, 1, INVALID_CONFIGURATION],
     }
 
 
@@ -90,8 +93,7 @@ def test_a_green_context_is_a_part_of_the_primary_one(node: SimNode) -> None:
         GREEN
         + """
 one, two = split(32, 2)[3][:2]
-rest = split(32, 2)[4]
-refused = [describe(one, rest)[0], describe(one, whole())[0], describe()[0], describe(Resource())[0]]
+refused = [describe(one, whole())[0], describe()[0], describe(Resource())[0]]
 bad, d = describe(one)
 result, g = green(d)
 refused += [bad, green(d, 0)[0], green(None)[0], code("cuCtxGetDevice", c.byref(c.c_int()))]
@@ -118,10 +120,10 @@ out = dict(made=result, refused=refused, current=now.value == ctx.value, owner=o
     )
     assert out == {
         "made": 0,
-        "refused": [915, 915, 1, INVALID_TYPE, 0, INVALID_VALUE, INVALID_VALUE, INVALID_CONTEXT],
+        "refused": [0, 1, INVALID_TYPE, 0, INVALID_VALUE, INVALID_VALUE, INVALID_CONTEXT],
         "current": True,
         "owner": True,
-        "held": CONTEXT_MIB + 8,
+        "held": CONTEXT_MIB + GREEN_MIB + 8,
         "counts": [32, 64, 32, 132],
         "ids": [True, True],
         "after": [DESTROYED, INVALID_CONTEXT, INVALID_CONTEXT],
@@ -173,8 +175,8 @@ order.append(code("cuStreamQuery", t))
 cu("cuStreamBeginCapture_v2", s, 2)
 state = c.c_int()
 cu("cuGreenCtxDestroy", g)
-detached = [launch(s), code("cuStreamQuery", s), launch(t), code("cuStreamDestroy_v2", s)]
-out = dict(refused=refused, mine=mine, order=order, detached=detached)
+orphaned = [launch(s), code("cuStreamQuery", s), launch(t), code("cuStreamDestroy_v2", s)]
+out = dict(refused=refused, mine=mine, order=order, orphaned=orphaned)
 """,
     )
     assert out == {
@@ -184,7 +186,7 @@ out = dict(refused=refused, mine=mine, order=order, detached=detached)
             *[0, 0, 0, 0, NOT_READY, 0, NOT_READY, 0, NOT_READY],
             *[NOT_READY, 0, INVALID_CONTEXT, INVALID_HANDLE, 0],
         ],
-        "detached": [DETACHED, DETACHED, 0, 0],
+        "orphaned": [DESTROYED, DESTROYED, 0, DESTROYED],
     }
 
 
@@ -192,9 +194,10 @@ def test_green_contexts_end_with_the_primary_one(node: SimNode) -> None:
     out = ask(
         node,
         STREAMS + "cu('cuDevicePrimaryCtxReset_v2', 0)\n"
-        "out = [launch(s), code('cuGreenCtxDestroy', g), code('cuGreenCtxRecordEvent', h, None)]",
+        "out = [launch(s), code('cuGreenCtxDestroy', g), code('cuGreenCtxRecordEvent', h, None)]\n"
+        "cu.context(); out.append(used())",
     )
-    assert out == [DETACHED, INVALID_CONTEXT, INVALID_CONTEXT]
+    assert out == [DESTROYED, INVALID_CONTEXT, INVALID_CONTEXT, CONTEXT_MIB]
 
 
 def lease(node: SimNode, folder: Path, limit: int) -> dict[str, str]:
@@ -246,18 +249,44 @@ def test_under_libvgpu_a_primary_context_lives_as_long_as_its_green_ones(
 ) -> None:
     """What was made in one stays charged when the program's own reference goes, and comes back at the end."""
     out = ask(node, GREEN + KEPT, lease(node, tmp_path, 1 << 30))
-    page = 2  # what a stream may take is claimed, and found to be nothing here
-    assert out == [
-        INVALID_CONTEXT,
-        [CONTEXT_MIB, CONTEXT_MIB + 300],
-        2,
-        [0, 0],
-        pytest.approx(CONTEXT_MIB, abs=page),
-        0,
-    ]
+    green = CONTEXT_MIB + GREEN_MIB
+    assert out == [INVALID_CONTEXT, [green, green + 300], 2, [0, 0], CONTEXT_MIB, 0]
 
 
 def test_under_libvgpu_the_primary_context_of_a_green_one_is_claimed(node: SimNode, tmp_path: Path) -> None:
     body = "out = green(describe(split(32, 2)[3][0])[1])[0]"
     assert ask(node, GREEN + body, lease(node, tmp_path, 256 << 20)) == 2
     assert node.dump()["processes"] == []
+
+
+AT_THE_LIMIT = """
+primary, d = c.c_void_p(), describe(split(32, 2)[3][0])[1]
+cu("cuDevicePrimaryCtxRetain", c.byref(primary), 0); cu("cuCtxSetCurrent", primary)
+first, g = green(d)
+held = [used()]
+out = [first, green(d)[0]]
+held.append(used())
+if first == 0:
+    cu("cuGreenCtxDestroy", g)
+held.append(used())
+out += [held, code("cuMemAlloc_v2", c.byref(u64()), size(10 * MIB)), green(d)[0]]
+"""
+
+
+def test_under_libvgpu_a_green_context_is_charged_what_it_takes(node: SimNode, tmp_path: Path) -> None:
+    """Of the tenant's own memory, told at once; it comes back when it ends."""
+    out = ask(node, GREEN + AT_THE_LIMIT, lease(node, tmp_path, CONTEXT_MIB + 10 << 20))
+    green = CONTEXT_MIB + GREEN_MIB
+    assert out == [0, 2, [green, green, CONTEXT_MIB], 0, 2]
+
+
+def test_under_libvgpu_a_green_context_that_takes_more_than_was_claimed_goes_again(
+    sim_node: Make, tmp_path: Path
+) -> None:
+    """On a card where one costs more than on an H200."""
+    profile = tmp_path / "dear.toml"
+    text = (ROOT / "configs/sim/h200x1.toml").read_text()
+    profile.write_text(text.replace("green_context_bytes = 6291456", "green_context_bytes = 20971520"))
+    node = sim_node(str(profile))
+    out = ask(node, GREEN + AT_THE_LIMIT, lease(node, tmp_path, CONTEXT_MIB + 10 << 20))
+    assert out == [2, 2, [CONTEXT_MIB] * 3, 0, 2]

@@ -1,9 +1,12 @@
 /* SMs as a resource: asked for, split, described. A resource is a value in the caller's hands; which SMs
- * it stands for is written in the part of it that is the driver's own. Rules: NVIDIA's driver API manual, 13.0.
+ * it stands for is written in the part of it that is the driver's own. Rules: NVIDIA's driver API manual, 13.0,
+ * and what an H200 answered (driver 580) where it is laxer.
  */
 #include "green.h"
 
 #define SET_MAGIC 0x534d5331u
+
+enum { GPC_SMS = 18 }; /* at most, of one graphics processing cluster: H100 white paper */
 
 struct sm_set {
     uint32_t magic, ordinal;
@@ -78,6 +81,13 @@ CUresult cuDeviceGetDevResource(CUdevice dev, CUdevResource *out, CUdevResourceT
     return cu_resource_of(dev, NULL, out, type);
 }
 
+/* How many groups of `size` SMs there are. An H200 had one of the least size fewer than would fit (15 of 132 SMs),
+ * and as many as fit of larger ones: taken to be a GPC with too few SMs for a second group to itself. */
+static uint32_t groups_of(uint32_t sms, uint32_t size, uint32_t least)
+{
+    return sms / size - (size == least && least >= 8 && sms > GPC_SMS);
+}
+
 /* `groups` of `size` SMs each, in the SMs' order; what is left over. */
 static void deal(const struct sm_set *from, CUdevResource *result, unsigned int groups, uint32_t size,
                  CUdevResource *remainder)
@@ -104,15 +114,17 @@ CUresult cuDevSmResourceSplitByCount(CUdevResource *result, unsigned int *groups
     struct sm_set from;
     uint32_t least, multiple;
     CU_TRY(cu_enter("cuDevSmResourceSplitByCount"));
-    CU_CHECK(groups != NULL && input != NULL && (flags & ~3u) == 0, CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(groups != NULL && input != NULL, CUDA_ERROR_INVALID_VALUE); /* flags that are not known are let be */
     CU_TRY(read_set(input, &from));
     CU_CHECK(from.split == 0, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION); /* a part is not parted again */
     uint32_t sms = count(&from.sms);
-    CU_CHECK(least_sms <= sms && (result == NULL || *groups > 0), CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(result == NULL || *groups > 0, CUDA_ERROR_INVALID_VALUE);
     grain((int)from.ordinal, (flags & CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING) != 0, &least, &multiple);
+    CU_CHECK(least_sms <= sms && least <= sms, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
     uint32_t size = least_sms < least ? least : (least_sms + multiple - 1) / multiple * multiple;
-    uint32_t most = sms / size;
-    CU_CHECK(most > 0, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+    if (size > sms)
+        size = sms;
+    uint32_t most = groups_of(sms, size, least);
     if (result == NULL || *groups > most)
         *groups = most;
     if (result != NULL)
@@ -129,8 +141,7 @@ CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *out, CUdevResource *resour
     struct cu_sms sms = {0};
     for (unsigned int i = 0; i < n; i++) {
         CU_TRY(read_set(&resources[i], &one));
-        CU_CHECK(one.ordinal == first.ordinal && (n == 1 || (one.split == first.split && one.split != 0)),
-                 CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+        CU_CHECK(one.ordinal == first.ordinal, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
         for (int w = 0; w < CU_SM_WORDS; w++)
             sms.bits[w] |= one.sms.bits[w];
     }

@@ -1,6 +1,6 @@
 /* Green contexts. One is a set of SMs and a second name of the device's primary context: whatever is made
- * while it is current belongs to the primary context, and its streams know that they are its own. Kernels
- * take as long in it as elsewhere (docs/simulator.md). */
+ * while it is current belongs to the primary context, and its streams know that they are its own. It costs what
+ * the profile says; kernels take as long in it as elsewhere (docs/simulator.md). */
 #include "green.h"
 
 static CUgreenCtx g_greens; /* the living; the others are never freed, for streams and threads may know them */
@@ -10,21 +10,34 @@ static bool is_green(CUgreenCtx green)
     return green != NULL && green->magic == CU_GREEN;
 }
 
-static CUresult create(CUdevResourceDesc desc, CUgreenCtx *out)
+static uint64_t cost(int ordinal)
 {
-    CUcontext primary;
-    CU_TRY(cu_primary_retain(desc->ordinal, &primary));
+    return cu_sim_device(ordinal)->green_context_bytes;
+}
+
+static CUresult make(CUdevResourceDesc desc, CUcontext primary, CUgreenCtx *out)
+{
     CUgreenCtx green = calloc(1, sizeof(*green));
     CUcontext view = green == NULL ? NULL : cu_view_make(primary, green);
-    if (view == NULL) {
+    if (view == NULL || cu_charge(desc->ordinal, SIM_GREEN, cost(desc->ordinal)) != CUDA_SUCCESS) {
+        free(view);
         free(green);
-        cu_primary_release(desc->ordinal);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     *green = (struct CUgreenCtx_st){CU_GREEN, view, view->id, desc->sms, g_greens};
     g_greens = green;
     *out = green;
     return CUDA_SUCCESS;
+}
+
+static CUresult create(CUdevResourceDesc desc, CUgreenCtx *out)
+{
+    CUcontext primary;
+    CU_TRY(cu_primary_retain(desc->ordinal, &primary));
+    CUresult result = make(desc, primary, out);
+    if (result != CUDA_SUCCESS)
+        cu_primary_release(desc->ordinal);
+    return result;
 }
 
 CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc desc, CUdevice dev, unsigned int flags)
@@ -45,6 +58,7 @@ static void end(CUgreenCtx green)
     while (*at != green)
         at = &(*at)->next;
     *at = green->next;
+    cu_uncharge(green->view->ordinal, SIM_GREEN, cost(green->view->ordinal));
     green->view->magic = green->magic = CU_DEAD;
 }
 

@@ -28,6 +28,12 @@ static struct own_stream *own_of_thread(CUcontext ctx)
     return own;
 }
 
+/* Its green context is gone. Even its end is refused then (H200, driver 580). */
+static bool orphaned(CUstream stream)
+{
+    return stream->green != NULL && stream->green->magic != CU_GREEN;
+}
+
 CUresult cu_stream_resolve(CUstream stream, CUcontext *ctx, double *position)
 {
     *ctx = cu_current();
@@ -41,8 +47,7 @@ CUresult cu_stream_resolve(CUstream stream, CUcontext *ctx, double *position)
         return CUDA_SUCCESS;
     }
     CU_CHECK(stream->magic == CU_STREAM, CUDA_ERROR_INVALID_HANDLE);
-    CU_CHECK(stream->green == NULL || stream->green->magic == CU_GREEN, CUDA_ERROR_STREAM_DETACHED);
-    CU_CHECK(cu_is_context(stream->ctx), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    CU_CHECK(!orphaned(stream) && cu_is_context(stream->ctx), CUDA_ERROR_CONTEXT_IS_DESTROYED);
     *ctx = stream->ctx;
     *position = stream->position;
     return CUDA_SUCCESS;
@@ -132,6 +137,7 @@ CUresult cuStreamDestroy_v2(CUstream stream)
 {
     CU_TRY(cu_enter("cuStreamDestroy_v2"));
     CU_CHECK(!is_default(stream) && stream->magic == CU_STREAM, CUDA_ERROR_INVALID_HANDLE);
+    CU_CHECK(!orphaned(stream), CUDA_ERROR_CONTEXT_IS_DESTROYED);
     cu_capture_leave_stream(stream);
     stream->magic = CU_DEAD;
     free(stream);

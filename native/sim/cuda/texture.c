@@ -1,4 +1,5 @@
-/* Texture and surface objects: checked and kept, for kernels here read nothing. */
+/* Texture and surface objects: checked and kept, for kernels here read nothing. Memory of no extent, rows wider than
+ * their pitch, a view of memory and a surface of any array are let be: so an H200 does (driver 580). */
 #include <stddef.h>
 
 #include "internal.h"
@@ -8,10 +9,10 @@ enum { BASE_ALIGN = 512, PITCH_ALIGN = 32 };
 
 struct object {
     unsigned long long id;
-    bool surface, viewed;
+    bool surface;
     CUDA_RESOURCE_DESC resource;
     CUDA_TEXTURE_DESC texture;
-    CUDA_RESOURCE_VIEW_DESC view;
+    CUDA_RESOURCE_VIEW_DESC view; /* zeros where none was given */
     struct object *next;
 };
 
@@ -33,7 +34,7 @@ static bool is_array(CUarray array)
 static CUresult check_linear(const CUDA_RESOURCE_DESC *r)
 {
     size_t element = cu_element_bytes(r->res.linear.format, r->res.linear.numChannels);
-    CU_CHECK(element > 0 && r->res.linear.devPtr % BASE_ALIGN == 0 && r->res.linear.sizeInBytes > 0 &&
+    CU_CHECK(element > 0 && r->res.linear.devPtr % BASE_ALIGN == 0 &&
                  r->res.linear.sizeInBytes / element <= LINEAR_MOST,
              CUDA_ERROR_INVALID_VALUE);
     return cu_check_device_range(r->res.linear.devPtr, r->res.linear.sizeInBytes);
@@ -44,10 +45,10 @@ static CUresult check_pitch2d(const CUDA_RESOURCE_DESC *r)
     size_t element = cu_element_bytes(r->res.pitch2D.format, r->res.pitch2D.numChannels);
     size_t width = r->res.pitch2D.width, height = r->res.pitch2D.height, pitch = r->res.pitch2D.pitchInBytes;
     CU_CHECK(element > 0 && r->res.pitch2D.devPtr % BASE_ALIGN == 0 && width > 0 && width <= PITCH2D_WIDTH &&
-                 height > 0 && height <= PITCH2D_HEIGHT && pitch % PITCH_ALIGN == 0 && pitch <= PITCH2D_PITCH &&
-                 pitch >= width * element,
+                 height <= PITCH2D_HEIGHT && pitch % PITCH_ALIGN == 0 && pitch <= PITCH2D_PITCH,
              CUDA_ERROR_INVALID_VALUE);
-    return cu_check_device_range(r->res.pitch2D.devPtr, pitch * (height - 1) + width * element);
+    size_t bytes = height == 0 ? 0 : pitch * (height - 1) + width * element;
+    return cu_check_device_range(r->res.pitch2D.devPtr, bytes);
 }
 
 static CUresult check_resource(const CUDA_RESOURCE_DESC *r)
@@ -98,9 +99,7 @@ CUresult cuTexObjectCreate(CUtexObject *out, const CUDA_RESOURCE_DESC *resource,
     CU_TRY(cu_enter_context("cuTexObjectCreate", &ctx));
     CU_CHECK(out != NULL && resource != NULL && texture != NULL && good_texture(texture), CUDA_ERROR_INVALID_VALUE);
     CU_TRY(check_resource(resource));
-    bool plain = resource->resType == CU_RESOURCE_TYPE_LINEAR || resource->resType == CU_RESOURCE_TYPE_PITCH2D;
-    CU_CHECK(view == NULL || !plain, CUDA_ERROR_INVALID_VALUE);
-    struct object object = {.viewed = view != NULL, .resource = *resource, .texture = *texture};
+    struct object object = {.resource = *resource, .texture = *texture};
     if (view != NULL)
         object.view = *view;
     return keep(&object, out);
@@ -113,7 +112,6 @@ CUresult cuSurfObjectCreate(CUsurfObject *out, const CUDA_RESOURCE_DESC *resourc
     CU_CHECK(out != NULL && resource != NULL && resource->resType == CU_RESOURCE_TYPE_ARRAY,
              CUDA_ERROR_INVALID_VALUE);
     CU_TRY(check_resource(resource));
-    CU_CHECK((resource->res.array.hArray->shape.Flags & CUDA_ARRAY3D_SURFACE_LDST) != 0, CUDA_ERROR_INVALID_VALUE);
     return keep(&(struct object){.surface = true, .resource = *resource}, out);
 }
 
@@ -174,11 +172,7 @@ CUresult cuTexObjectGetTextureDesc(CUDA_TEXTURE_DESC *out, CUtexObject id)
 
 CUresult cuTexObjectGetResourceViewDesc(CUDA_RESOURCE_VIEW_DESC *out, CUtexObject id)
 {
-    struct object object;
-    CU_TRY(look("cuTexObjectGetResourceViewDesc", id, false, &object));
-    CU_CHECK(out != NULL && object.viewed, CUDA_ERROR_INVALID_VALUE);
-    *out = object.view;
-    return CUDA_SUCCESS;
+    return TELL(id, false, view);
 }
 
 CUresult cuSurfObjectGetResourceDesc(CUDA_RESOURCE_DESC *out, CUsurfObject id)

@@ -12,7 +12,7 @@
     U(l2_cache_bytes) U(multi_processor_threads) U(shared_memory_per_sm_bytes)                     \
     U(shared_memory_optin_bytes) U(async_engines) U(persistence) U(compute_mode)                   \
     L(memory_total) L(memory_reserved) L(bar1_total) L(context_bytes) L(context_mps_bytes)         \
-    D(kernel_us) D(timeslice_us) D(context_switch_us)                                              \
+    L(green_context_bytes) D(kernel_us) D(timeslice_us) D(context_switch_us)                       \
     U(mig_capable) U(mig_needs_reset) U(mig_persists_reboot) U(memory_slices) U(sm_per_slice)
 
 #define SIM_GI_FIELDS(U, L, D, T)                                                                  \

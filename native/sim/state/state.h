@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC UINT64_C(0x314d495355504756) /* "VGPUSIM1" */
-#define SIM_LAYOUT_VERSION 4u
+#define SIM_LAYOUT_VERSION 5u
 #define SIM_ENV_STATE "VGPU_SIM_STATE"
 #define SIM_NONE (-1)
 #define SIM_PAGE_BYTES (UINT64_C(2) << 20) /* device memory is charged in 2 MiB pages */
@@ -40,7 +40,7 @@ enum {
 };
 #define SIM_BUCKET_NS UINT64_C(125000000) /* utilisation is averaged over 8 buckets: one second */
 
-enum sim_kind { SIM_CONTEXT, SIM_PLAIN, SIM_VMM, SIM_POOL, SIM_ARRAY, SIM_MANAGED, SIM_KINDS };
+enum sim_kind { SIM_CONTEXT, SIM_PLAIN, SIM_VMM, SIM_POOL, SIM_ARRAY, SIM_GREEN, SIM_MANAGED, SIM_KINDS };
 
 enum sim_fault_action { SIM_FAULT_ERROR = 1, SIM_FAULT_HANG, SIM_FAULT_SLOW, SIM_FAULT_MISSING };
 
@@ -151,7 +151,7 @@ struct sim_device {
     uint32_t ecc, nvlink_count, nvlink_version, l2_cache_bytes, multi_processor_threads;
     uint32_t shared_memory_per_sm_bytes, shared_memory_optin_bytes, async_engines;
     uint64_t memory_total, memory_reserved, bar1_total;
-    uint64_t context_bytes, context_mps_bytes;
+    uint64_t context_bytes, context_mps_bytes, green_context_bytes;
     double kernel_us, timeslice_us, context_switch_us;
     uint32_t mig_capable, mig_needs_reset, mig_persists_reboot, memory_slices;
     uint32_t sm_per_slice;

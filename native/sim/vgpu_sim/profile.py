@@ -25,8 +25,9 @@ CARD_DEFAULTS: Mapping[str, int | float | str] = {
     "clock_idle_mhz": 210, "clock_graphics_mhz": 1410, "clock_memory_mhz": 1215,
     "clock_video_mhz": 1275, "l2_cache_bytes": 4194304, "multi_processor_threads": 2048,
     "shared_memory_per_sm_bytes": 65536, "shared_memory_optin_bytes": 65536, "async_engines": 3,
-    "context_bytes": 551550976, "context_mps_bytes": 364904448, "kernel_us": 10.0,
-    "timeslice_us": 2000.0, "context_switch_us": 120.9, "numa_node_reported": 0,
+    "context_bytes": 551550976, "context_mps_bytes": 364904448,
+    "green_context_bytes": 6291456, "kernel_us": 10.0, "timeslice_us": 2000.0,
+    "context_switch_us": 120.9, "numa_node_reported": 0,
 }  # fmt: skip
 CARD_KEYS = frozenset(CARD_DEFAULTS) | {"name", "cc", "mig"}
 ENGINES = {"copy": "copy_engines", "decode": "decoders", "encode": "encoders", "jpeg": "jpegs", "ofa": "ofas"}

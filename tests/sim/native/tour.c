@@ -89,7 +89,7 @@ static void *greens(void *unused)
         CHECK(cuTexObjectDestroy(texture) == CUDA_SUCCESS && cuArrayDestroy(array) == CUDA_SUCCESS);
         CHECK(cuGreenCtxDestroy(green) == CUDA_SUCCESS);
         CHECK(cuCtxSetCurrent(NULL) == CUDA_SUCCESS);
-        CHECK(cuStreamQuery(stream) == CUDA_ERROR_STREAM_DETACHED && cuStreamDestroy(stream) == CUDA_SUCCESS);
+        CHECK(cuStreamQuery(stream) == CUDA_ERROR_CONTEXT_IS_DESTROYED);
     }
     return NULL;
 }
