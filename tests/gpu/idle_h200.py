@@ -25,13 +25,14 @@ from tests.e2e.support import client, eventually, states
 from tests.e2e.test_idle import BUSY, CALLS
 from tests.e2e.test_suspend import PROGRAM
 from tests.gpu.scenes import HOLD, ask, play, say, started
+from vgpud.lease import read_activity
 
 SIMULATED = "VGPU_SIM_STATE" in os.environ
 IDLE_SECONDS = 1.0
 SIZE_GIB = 1 if SIMULATED else 8
 TURNS_SECONDS = (1.0,) if SIMULATED else (5.0, 20.0)
 ROUNDS = 3
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 40.0
 POLICY = """version = 1
 [[device]]
 mode = "preload"
@@ -113,7 +114,12 @@ def is_empty(node: DemoNode) -> bool:
 def goes(node: DemoNode, name: str) -> float:
     """Seconds until it is suspended."""
     began = time.perf_counter()
-    eventually(lambda: states(node)[name] == "suspended", f"{name} is suspended", PATIENCE_SECONDS)
+    try:
+        eventually(lambda: states(node)[name] == "suspended", f"{name} is suspended", PATIENCE_SECONDS)
+    except AssertionError:
+        says = read_activity(node.run_dir / "leases" / name)
+        say("stays", state=states(node)[name], activity=says, log=node.log.read_text()[-3000:])
+        raise
     return time.perf_counter() - began
 
 
@@ -154,6 +160,7 @@ def first() -> None:
             began = time.perf_counter()
             done = ask(one, kind)
             took[kind] = round(time.perf_counter() - began, 2)
+            say("first", call=kind, seconds_until_it_was_back=took[kind])
             assert done == {"done": kind}
         one.end()
         say("first", held=True, seconds=took)
