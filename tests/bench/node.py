@@ -70,6 +70,11 @@ class BenchNode(DemoNode):
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def run_seconds(self) -> float:
+        """What its threads ran so far, to the nanosecond: schedstat's first field (sched-stats.rst)."""
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
     def end(self) -> None:
         """Whatever happened, nothing stays behind."""
         if self.daemon is not None and self.daemon.poll() is None:

@@ -2,6 +2,7 @@
 
 import http.client
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from tests.bench.common import Report, latency_row
 from tests.bench.node import BenchNode
 from tests.demo.node import BUILD, ROOT
+from vgpud import lease_layout as layout
 from vgpud.api.client import Client
 from vgpud.api.gen import vgpud_pb2 as pb
 
@@ -63,18 +65,29 @@ def _scrapes(report: Report, node: BenchNode, allocations: int) -> None:
     """Once a second is what Prometheus would do at its quickest: nothing is still fresh then."""
     path = node.run_dir / "metrics.sock"
     size = len(scrape(path))
-    seconds = []
-    cpu = 0.0
-    for _ in range(SCRAPES):
-        time.sleep(0.55)
-        before = node.cpu_seconds()
-        began = time.perf_counter()
-        scrape(path)
-        seconds.append(time.perf_counter() - began)
-        cpu += node.cpu_seconds() - before
-    report.add(latency_row(f"scrape, {allocations} allocations", seconds, note=f"{size / 1024:.0f} KiB"))
-    share = cpu / SCRAPES * 100
-    report.value(f"one a second, {allocations} allocations", share, "% of a core")
+    usages = list((node.run_dir / "leases").glob("*/usage"))
+    for kind in ("idle", "counting"):
+        seconds = []
+        cpu = 0.0
+        for turn in range(SCRAPES):
+            time.sleep(0.55)
+            for usage in usages if kind == "counting" else ():
+                _count(usage, turn)
+            before = node.run_seconds()
+            began = time.perf_counter()
+            scrape(path)
+            seconds.append(time.perf_counter() - began)
+            cpu += node.run_seconds() - before
+        name = f"{allocations} allocations, all {kind}"
+        report.add(latency_row(f"scrape, {name}", seconds, note=f"{size / 1024:.0f} KiB"))
+        report.value(f"one a second, {name}", cpu / SCRAPES * 100, "% of a core")
+
+
+def _count(usage: Path, turn: int) -> None:
+    """As the arbiter does at a grant, so that nothing that was made of it before can be used again."""
+    with usage.open("r+b") as file:
+        file.seek(layout.USAGE_COMPUTE)
+        file.write(struct.pack("<Q", turn * 1000 + 7))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from tests.metrics import grafana_schema
 from tests.metrics.samples import observation
 from tests.sim import outside
 from vgpud.metrics import families
-from vgpud.metrics.render import render
+from vgpud.metrics.render import Renderer
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.xdist_group("promtool")  # fetched once
@@ -143,4 +143,4 @@ def test_promtool_takes_every_query_of_the_dashboard(promtool: str, tmp_path: Pa
 
 
 def test_promtool_takes_the_figures(promtool: str, tmp_path: Path) -> None:
-    run(promtool, "check", "metrics", folder=tmp_path, text=render(observation()))
+    run(promtool, "check", "metrics", folder=tmp_path, text=Renderer().render(observation()))

@@ -1,5 +1,6 @@
 """What Prometheus is given: names frozen, values right, and the format as its own parser reads it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.metrics.samples import A, B, C, observation
 from vgpud.metrics import families
-from vgpud.metrics.render import render
+from vgpud.metrics.render import Renderer
 from vgpud.model.quantity import GIB
+from vgpud.model.tenancy import State
 
 GOLDEN = Path(__file__).parent / "golden" / "names.txt"
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    return render(observation())
+    return Renderer().render(observation())
 
 
 def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
@@ -101,3 +103,19 @@ def test_a_label_of_a_tenant_cannot_break_the_text(text: str) -> None:
 def test_every_metric_is_in_the_manual() -> None:
     manual = (ROOT / "docs" / "metrics.md").read_text()
     assert {f.name for f in families.ALL if f"`{f.name}`" not in manual} == set()
+
+
+def test_lines_that_are_kept_are_those_that_would_be_written() -> None:
+    """A tenant that counts, one that is renamed, one that goes, one that comes: each as if seen anew."""
+    first = observation()
+    (name, (meter, *rest)), *_ = first.metered.meters.items()
+    counted = replace(meter, memory_used_bytes=meter.memory_used_bytes + 1)
+    busy = replace(first, metered=replace(first.metered, meters={name: (counted, *rest)}))
+    failed = replace(first.allocations[0], state=State.FAILED)
+    changed = replace(busy, allocations=(failed, *first.allocations[1:]))
+    fewer = replace(changed, allocations=changed.allocations[1:])
+    none = replace(fewer, allocations=())
+    kept = Renderer()
+    for seen in (first, first, busy, changed, fewer, none, first):
+        assert kept.render(seen) == Renderer().render(seen)
+    assert Renderer().render(first) != Renderer().render(busy) != Renderer().render(changed)

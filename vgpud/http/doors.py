@@ -12,7 +12,7 @@ import structlog
 from vgpud.http.page import CONTENT_SECURITY_POLICY, page
 from vgpud.http.server import MAX_HEAD_BYTES, Page, Response, Server
 from vgpud.metrics.exposition import CONTENT_TYPE
-from vgpud.metrics.render import render
+from vgpud.metrics.render import Renderer
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.observation import Observation
 from vgpud.policy.model import Policy
@@ -36,6 +36,7 @@ class Doors:
     def __init__(self, run_dir: Path, observe: Callable[[], Awaitable[Observation]]) -> None:
         self._run_dir = run_dir
         self._observe = observe
+        self._renderer = Renderer()
         self._unix: asyncio.Server | None = None
         self._tcp: dict[str, _Door] = {}  # by address
 
@@ -123,7 +124,7 @@ class Doors:
             (self._run_dir / SOCKET_NAME).unlink(missing_ok=True)
 
     async def _metrics(self) -> Response:
-        return Response(render(await self._observe()).encode(), CONTENT_TYPE)
+        return Response(self._renderer.render(await self._observe()).encode(), CONTENT_TYPE)
 
     async def _page(self) -> Response:
         html = page(await self._observe(), os.uname().nodename)

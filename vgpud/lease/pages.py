@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
+from typing import NamedTuple
 
 from vgpud import lease_layout as layout
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -396,7 +397,10 @@ def open_usage(folder: Path, access: int = os.O_RDONLY) -> int:
     """A descriptor of the lease's `usage`. Raises OSError."""
     # the tenant owns the file, not the folder: it can be short or long, but no link and no pipe
     flags = access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    return os.open(_files(folder) / layout.USAGE_FILE, flags)
+    try:
+        return os.open(f"{folder}/{layout.USAGE_FILE}", flags)
+    except FileNotFoundError:  # ANYONE's is further down; asked second, since meters read hundreds a second
+        return os.open(f"{folder}/{layout.ANYONE_FOLDER}/{layout.USAGE_FILE}", flags)
 
 
 def read_usage(folder: Path) -> Usage:
@@ -460,20 +464,38 @@ class LeaseMeter:
 
 
 _METER = struct.Struct("<8Q")
+_METER_MOST = (*(_BYTES_MAX,) * 4, *(_COUNT_MAX,) * 4)  # used, claim, context, peak; counters
 _COMPUTE = struct.Struct("<6Q")
 _ACTIVITY = struct.Struct("<2Q4I")  # start_ns, calls, looks, busy, quiet, wants: side by side in a slot
 
 
-def read_meters(folder: Path, device_count: int) -> tuple[LeaseMeter, ...]:
-    """What `read_usage` and `Usage.device` tell of the first devices, and their compute time, for a
-    hundredth of the work: only what is in use is read. Clamped as there.
+class MeterPages(NamedTuple):
+    """The parts of a `usage` file that meters are read from; equal while nothing has been counted."""
 
-    Raises VgpuError LEASE_FAILED if the lease itself is gone.
-    """
+    head: bytes
+    slots: bytes
+    compute: bytes
+
+
+def read_meter_pages(folder: Path, device_count: int) -> MeterPages:
+    """Raises VgpuError LEASE_FAILED if the lease itself is gone."""
     with _usage_of(folder) as fd:
-        head, slots, held = _read_slots(fd)
+        head, slots = _read_slots(fd)
         compute = _read(fd, layout.USAGE_COMPUTE, device_count * layout.COMPUTE_SIZE)
+    return MeterPages(head, slots, compute)
+
+
+def parse_meters(pages: MeterPages, device_count: int) -> tuple[LeaseMeter, ...]:
+    """What `read_usage` and `Usage.device` tell of the first devices, and their compute time, for a
+    hundredth of the work: only what is in use is read. Clamped as there."""
+    head, slots, compute = pages
+    held = _in_use(slots)
     return tuple(_lease_meter(head, slots, compute, held, device) for device in range(device_count))
+
+
+def read_meters(folder: Path, device_count: int) -> tuple[LeaseMeter, ...]:
+    """Raises VgpuError LEASE_FAILED if the lease itself is gone."""
+    return parse_meters(read_meter_pages(folder, device_count), device_count)
 
 
 @contextlib.contextmanager
@@ -491,42 +513,37 @@ def _usage_of(folder: Path) -> Iterator[int]:
 
 def _read(fd: int, at: int, length: int) -> bytes:
     """So many bytes, whatever the tenant has made of its file."""
-    return os.pread(fd, length, at).ljust(length, b"\0")
+    return os.pread(fd, length, at).ljust(length, b"\0") if length else b""
 
 
-def _read_slots(fd: int) -> tuple[bytes, bytes, list[int]]:
-    """What lies before the slots, the slots that were ever in use, and where in these those in use are."""
+def _read_slots(fd: int) -> tuple[bytes, bytes]:
+    """What lies before the slots, and the slots that were ever in use."""
     head = _read(fd, 0, layout.USAGE_SLOTS)
     (high,) = struct.unpack_from("<I", head, layout.USAGE_SLOT_HIGH)
-    slots = _read(fd, layout.USAGE_SLOTS, min(high, layout.MAX_SLOTS) * layout.SLOT_SIZE)
+    return head, _read(fd, layout.USAGE_SLOTS, min(high, layout.MAX_SLOTS) * layout.SLOT_SIZE)
+
+
+def _in_use(slots: bytes) -> list[int]:
+    """Where the slots begin that somebody has now."""
     starts = range(0, len(slots), layout.SLOT_SIZE)
-    return head, slots, [at for at in starts if slots[at : at + 4] != b"\0\0\0\0"]
+    return [at for at in starts if slots[at : at + 4] != b"\0\0\0\0"]
 
 
 def _lease_meter(head: bytes, slots: bytes, compute: bytes, held: list[int], device: int) -> LeaseMeter:
     at = device * layout.SLOT_DEVICE_SIZE
-    past = _METER.unpack_from(head, layout.USAGE_RETIRED + at)
-    live = [_METER.unpack_from(slots, slot + layout.SLOT_DEVICES + at) for slot in held]
-
-    def words(offset: int, most: int) -> list[int]:
-        return [min(int(one[offset // 8]), most) for one in live]
-
-    def counter(offset: int) -> int:
-        return min(sum(words(offset, _COUNT_MAX)) + int(past[offset // 8]), _COUNT_MAX)
-
-    peak = layout.SLOT_DEVICE_PEAK_BYTES
-    memory = Meter(
-        used_bytes=sum(words(layout.SLOT_DEVICE_USED_BYTES, _BYTES_MAX)),
-        context_bytes=sum(words(layout.SLOT_DEVICE_CONTEXT_BYTES, _BYTES_MAX)),
-        peak_bytes=max([*words(peak, _BYTES_MAX), min(past[peak // 8], _BYTES_MAX)]),
-        refusals_limit=counter(layout.SLOT_DEVICE_REFUSALS_LIMIT),
-        refusals_card=counter(layout.SLOT_DEVICE_REFUSALS_CARD),
-        launches=counter(layout.SLOT_DEVICE_LAUNCHES),
-        throttled_ns=counter(layout.SLOT_DEVICE_THROTTLED_NS),
-    )
-    counts = _COMPUTE.unpack_from(compute, device * layout.COMPUTE_SIZE)
-    granted, used, waited, overrun, _turns, bypasses = (min(int(one), _COUNT_MAX) for one in counts)
-    return LeaseMeter(len(held), memory, ComputeTime(granted, used, waited, overrun, bypasses))
+    retired = _METER.unpack_from(head, layout.USAGE_RETIRED + at)
+    _, _, _, peak, *counters = map(min, retired, _METER_MOST)
+    used = context = 0
+    for slot in held:
+        words = _METER.unpack_from(slots, slot + layout.SLOT_DEVICES + at)
+        one_used, _, one_context, one_peak, *counts = map(min, words, _METER_MOST)
+        used, context, peak = used + one_used, context + one_context, max(peak, one_peak)
+        counters = [ours + theirs for ours, theirs in zip(counters, counts, strict=True)]
+    limit, card, launches, throttled_ns = (min(count, _COUNT_MAX) for count in counters)
+    memory = Meter(used, context, peak, limit, card, launches, throttled_ns)
+    times = _COMPUTE.unpack_from(compute, device * layout.COMPUTE_SIZE)
+    granted, had, waited, overrun, _turns, bypasses = (min(time, _COUNT_MAX) for time in times)
+    return LeaseMeter(len(held), memory, ComputeTime(granted, had, waited, overrun, bypasses))
 
 
 # --- the arbiter
@@ -547,8 +564,8 @@ class LeaseActivity:
 def read_activity(folder: Path) -> LeaseActivity:
     """Clamped as in `read_usage`. Raises VgpuError LEASE_FAILED if the lease itself is gone."""
     with _usage_of(folder) as fd:
-        _, slots, held = _read_slots(fd)
-    figures = [(at, *_ACTIVITY.unpack_from(slots, at + layout.SLOT_START_NS)) for at in held]
+        _, slots = _read_slots(fd)
+    figures = [(at, *_ACTIVITY.unpack_from(slots, at + layout.SLOT_START_NS)) for at in _in_use(slots)]
     return LeaseActivity(
         calls=min(sum(calls for _, _, calls, *_ in figures), _COUNT_MAX),
         busy=any(busy for *_, busy, _, _ in figures),

@@ -37,11 +37,20 @@ def labelled(pairs: Mapping[str, str]) -> str:
     return f"{{{inner}}}" if inner else ""
 
 
-def write(families: Iterable[tuple[Family, Iterable[tuple[str, float]]]]) -> str:
-    """Each family with its samples: (what follows the name, value). One without samples still shows."""
-    lines: list[str] = []
+def lines(family: Family, samples: Iterable[tuple[str, float]]) -> str:
+    """Of one family, each sample: (what follows the name, value)."""
+    name = family.name
+    return "".join([f"{name}{suffix} {number(value)}\n" for suffix, value in samples])
+
+
+def write(
+    families: Iterable[tuple[Family, Iterable[tuple[str, float]]]], written: Mapping[Family, str]
+) -> str:
+    """Each family with its samples, and with the lines that are `written` already. One without either
+    still shows."""
+    parts: list[str] = []
     for family, samples in families:
-        name = family.name
-        lines.append(f"# HELP {name} {family.help}\n# TYPE {name} {family.kind}\n")
-        lines += [f"{name}{suffix} {number(value)}\n" for suffix, value in samples]
-    return "".join(lines)
+        parts.append(f"# HELP {family.name} {family.help}\n# TYPE {family.name} {family.kind}\n")
+        parts.append(lines(family, samples))
+        parts.append(written.get(family, ""))
+    return "".join(parts)

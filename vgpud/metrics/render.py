@@ -1,33 +1,153 @@
-"""An observation as the text that Prometheus scrapes."""
+"""An observation as the text that Prometheus scrapes.
+
+Nearly all of it is lines of allocations, and most allocations have counted nothing since the last scrape:
+their lines are kept, family by family.
+"""
 
 from collections import Counter
-from collections.abc import Iterator
 from itertools import accumulate
+from typing import NamedTuple
 
 from vgpud.metrics import families as f
-from vgpud.metrics.exposition import Family, label, labelled, write
+from vgpud.metrics.exposition import Family, label, labelled, lines, write
 from vgpud.model.device import Health
 from vgpud.model.observation import Observation
 from vgpud.model.tally import BUCKETS_SECONDS
 from vgpud.model.tenancy import Allocation, Slice, State
-from vgpud.model.view import DeviceView, SliceMeter, Vitals
+from vgpud.model.view import ComputeTime, DeviceView, SliceMeter, Vitals
 
 Samples = list[tuple[str, float]]
 _NO_VITALS = Vitals()
+_NO_TIMES = (None,) * 5
 
 
-def render(seen: Observation) -> str:
-    """All families of `families.ALL`, in that order, those without samples too."""
-    samples: dict[Family, Samples] = {family: [] for family in f.ALL}
-    _daemon(seen, samples)
-    for view in seen.devices:
-        _device(view, seen.metered.vitals.get(view.device.uuid, _NO_VITALS), samples)
-    for state, count in _states(seen).items():
-        samples[f.ALLOCATIONS].append((labelled({"state": state}), count))
-    for allocation in seen.allocations:
-        _allocation(allocation, seen.metered.meters.get(allocation.id, ()), samples)
-    _decisions(seen, samples)
-    return write(samples.items())
+#: What slices have samples of, as `families.ALL` has them one after the other; then the one with causes.
+_PER_SLICE = (
+    f.MEMORY_LIMIT,
+    f.MEMORY_USED,
+    f.MEMORY_PEAK,
+    f.COMPUTE_LIMIT,
+    f.COMPUTE_USED,
+    f.COMPUTE_WAITED,
+    f.COMPUTE_GRANTED,
+    f.COMPUTE_OVERRUN,
+    f.COMPUTE_BYPASSED,
+    f.THROTTLED,
+    f.PROCESSES,
+)
+_PER_ALLOCATION = (f.ALLOCATION_INFO, *_PER_SLICE, f.MEMORY_REFUSED)
+
+
+class _Written(NamedTuple):
+    """The lines of one allocation, one text for each of `_PER_ALLOCATION`, and what they tell of."""
+
+    allocation: Allocation
+    meters: tuple[SliceMeter, ...]
+    info: str
+    heads: tuple[tuple[str, ...], ...]  # how the lines of each slice begin
+    lines: tuple[str, ...]
+
+
+class Renderer:
+    """Writes observation after observation. What it remembers is of the last one only."""
+
+    def __init__(self) -> None:
+        self._written: dict[str, _Written] = {}  # by allocation id
+
+    def render(self, seen: Observation) -> str:
+        """All families of `families.ALL`, in that order, those without samples too."""
+        samples: dict[Family, Samples] = {family: [] for family in f.ALL}
+        _daemon(seen, samples)
+        for view in seen.devices:
+            _device(view, seen.metered.vitals.get(view.device.uuid, _NO_VITALS), samples)
+        for state, count in _states(seen).items():
+            samples[f.ALLOCATIONS].append((labelled({"state": state}), count))
+        _decisions(seen, samples)
+        return write(samples.items(), self._of_allocations(seen))
+
+    def _of_allocations(self, seen: Observation) -> dict[Family, str]:
+        now = {}
+        for allocation in seen.allocations:
+            meters = seen.metered.meters.get(allocation.id, ())
+            last = self._written.get(allocation.id)
+            # both are never changed in place: the same object says the same
+            if last is None or last.allocation is not allocation:
+                heads = tuple(_heads(allocation, part) for part in allocation.slices)
+                info = _info(allocation)
+                last = _Written(allocation, meters, info, heads, _lines(allocation, meters, info, heads))
+            elif last.meters is not meters:
+                written = _lines(allocation, meters, last.info, last.heads)
+                last = last._replace(meters=meters, lines=written)
+            now[allocation.id] = last
+        self._written = now
+        columns = zip(*(one.lines for one in now.values()), strict=True)
+        return {family: "".join(column) for family, column in zip(_PER_ALLOCATION, columns, strict=False)}
+
+
+def _heads(allocation: Allocation, part: Slice) -> tuple[str, ...]:
+    """A line's name and labels, without the closing brace."""
+    name, uuid, uid = label(allocation.id), label(part.device_uuid), allocation.request.owner.uid
+    labels = f'{{allocation="{name}",gpu_uuid="{uuid}",uid="{uid}"'
+    return tuple(family.name + labels for family in (*_PER_SLICE, f.MEMORY_REFUSED))
+
+
+def _info(allocation: Allocation) -> str:
+    labels = {
+        "allocation": allocation.id,
+        "uid": str(allocation.request.owner.uid),
+        "mode": allocation.slices[0].mode.value if allocation.slices else "",
+        "state": allocation.state.value,
+        "label": allocation.request.label,
+    }
+    return lines(f.ALLOCATION_INFO, [(labelled(labels), 1)])
+
+
+def _lines(
+    allocation: Allocation, meters: tuple[SliceMeter, ...], info: str, heads: tuple[tuple[str, ...], ...]
+) -> tuple[str, ...]:
+    rows = [
+        _row(beginnings, part, meters[at] if at < len(meters) else None)
+        for at, (beginnings, part) in enumerate(zip(heads, allocation.slices, strict=True))
+    ]
+    if len(rows) == 1:
+        return (info, *rows[0])
+    return (
+        (info, *map("".join, zip(*rows, strict=True))) if rows else (info, *("",) * len(_PER_ALLOCATION[1:]))
+    )
+
+
+def _row(heads: tuple[str, ...], part: Slice, meter: SliceMeter | None) -> list[str]:
+    """Numbers as `exposition.number` writes them."""
+    values = zip(heads, _values(part, meter), strict=False)
+    row = ["" if value is None else f"{head}}} {value}\n" for head, value in values]
+    refused = ""
+    if meter is not None and meter.refusals_limit is not None:
+        refused += f'{heads[-1]},cause="limit"}} {meter.refusals_limit}\n'
+    if meter is not None and meter.refusals_card is not None:
+        refused += f'{heads[-1]},cause="card"}} {meter.refusals_card}\n'
+    row.append(refused)
+    return row
+
+
+def _values(part: Slice, meter: SliceMeter | None) -> tuple[float | None, ...]:
+    """Of `_PER_SLICE`; None has no line."""
+    share = None if part.share is None else part.share.hundredths / 10_000
+    if meter is None:
+        return (part.memory_bytes, None, None, share, *_NO_TIMES, None, None)
+    return (
+        part.memory_bytes,
+        meter.memory_used_bytes,
+        meter.memory_peak_bytes,
+        share,
+        *(_NO_TIMES if meter.compute is None else _times(meter.compute)),
+        None if meter.throttled_ns is None else meter.throttled_ns / 1e9,
+        meter.processes,
+    )
+
+
+def _times(time: ComputeTime) -> tuple[float, ...]:
+    seconds = (time.used_ns / 1e9, time.waited_ns / 1e9, time.granted_ns / 1e9, time.overrun_ns / 1e9)
+    return (*seconds, time.bypasses)
 
 
 def _states(seen: Observation) -> dict[str, int]:
@@ -94,51 +214,6 @@ def _device(view: DeviceView, vitals: Vitals, samples: dict[Family, Samples]) ->
 
 def _watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else milliwatts / 1000
-
-
-def _allocation(
-    allocation: Allocation, meters: tuple[SliceMeter, ...], samples: dict[Family, Samples]
-) -> None:
-    uid = str(allocation.request.owner.uid)
-    info = {
-        "allocation": allocation.id,
-        "uid": uid,
-        "mode": allocation.slices[0].mode.value if allocation.slices else "",
-        "state": allocation.state.value,
-        "label": allocation.request.label,
-    }
-    samples[f.ALLOCATION_INFO].append((labelled(info), 1))
-    for at, part in enumerate(allocation.slices):
-        inner = f'{{allocation="{label(allocation.id)}",gpu_uuid="{label(part.device_uuid)}",uid="{uid}"'
-        short = inner + "}"
-        samples[f.MEMORY_LIMIT].append((short, part.memory_bytes))
-        if part.share is not None:
-            samples[f.COMPUTE_LIMIT].append((short, part.share.hundredths / 10_000))
-        if at < len(meters):
-            for family, value in _metered(part, meters[at]):
-                samples[family].append((short, value))
-            samples[f.MEMORY_REFUSED] += _refusals(inner, meters[at])
-
-
-def _metered(part: Slice, meter: SliceMeter) -> Iterator[tuple[Family, float]]:
-    yield f.MEMORY_USED, meter.memory_used_bytes
-    yield f.PROCESSES, meter.processes
-    if meter.memory_peak_bytes is not None:
-        yield f.MEMORY_PEAK, meter.memory_peak_bytes
-    if meter.throttled_ns is not None:
-        yield f.THROTTLED, meter.throttled_ns / 1e9
-    time = meter.compute
-    if time is not None:
-        yield f.COMPUTE_GRANTED, time.granted_ns / 1e9
-        yield f.COMPUTE_USED, time.used_ns / 1e9
-        yield f.COMPUTE_WAITED, time.waited_ns / 1e9
-        yield f.COMPUTE_OVERRUN, time.overrun_ns / 1e9
-        yield f.COMPUTE_BYPASSED, time.bypasses
-
-
-def _refusals(inner: str, meter: SliceMeter) -> Samples:
-    causes = (("limit", meter.refusals_limit), ("card", meter.refusals_card))
-    return [(f'{inner},cause="{cause}"}}', count) for cause, count in causes if count is not None]
 
 
 def _decisions(seen: Observation, samples: dict[Family, Samples]) -> None:

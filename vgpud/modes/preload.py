@@ -37,6 +37,7 @@ from vgpud.model.tenancy import LEASE_VARIABLE, Allocation, Edits, Mode, Mount, 
 from vgpud.model.view import SliceMeter, SliceUse
 from vgpud.modes.base import Paths
 from vgpud.modes.edits import cuda_env
+from vgpud.modes.lease_meters import LeaseMeters
 from vgpud.units import Units, UnitSpec
 
 CONTAINER_LEASE = "/run/vgpu/lease"
@@ -80,11 +81,13 @@ class Preload:
     def __init__(self, units: Units, paths: Paths, world: PreloadWorld) -> None:
         self._units = units
         self._paths = paths
+        self._leases = paths.leases
         self._world = world
         socket = paths.run_dir / "arbiter" / "control.sock"
         self._arbiter = ArbiterClient(socket)
         self._arbiter_at_once = ArbiterClient(socket, _AT_ONCE_SECONDS)
         self._contexts = ContextCosts()
+        self._meters = LeaseMeters(self._leases)
         self._starting = asyncio.Lock()
         self._notice: Callable[[], None] | None = None
         self._restart: asyncio.Future[None] | None = None
@@ -122,7 +125,7 @@ class Preload:
             await asyncio.sleep(_REGISTER_SECONDS)
 
     def _is_needed(self) -> bool:
-        return any(not entry.name.startswith(".") for entry in self._paths.leases.iterdir())
+        return any(not entry.name.startswith(".") for entry in self._leases.iterdir())
 
     def _ended(self, _: str) -> None:
         """Tenants keep their limits, but nobody would notice their end."""
@@ -172,14 +175,14 @@ class Preload:
         await self.ensure_arbiter()  # on top of a MIG instance no `apply` came before
         owner = allocation.request.owner
         lease = write_lease(
-            self._paths.leases,
+            self._leases,
             allocation.id,
             self._limits(allocation),
             uid=owner.uid,
             gid=owner.gid,
             away=allocation.state in _AWAY,
         )
-        self._contexts.seed(self._paths.leases / allocation.id)
+        self._contexts.seed(self._leases / allocation.id)
         await self._order(ArbiterClient.add, allocation.id)
         nodes = device_nodes(device, part.mig, self._paths.host_root)
         return part, self._edits(allocation, lease).merged(Edits(device_nodes=nodes))
@@ -197,7 +200,7 @@ class Preload:
         )
 
     async def resize(self, allocation: Allocation) -> None:
-        folder = self._paths.leases / allocation.id
+        folder = self._leases / allocation.id
         update_limits(folder, self._limits(allocation), away=allocation.state in _AWAY)
         with suppress(VgpuError):  # who is not reached now looks when it registers anew
             await self.look(allocation.id)
@@ -208,7 +211,7 @@ class Preload:
 
     def activity(self, allocation_id: str) -> LeaseActivity:
         """Raises VgpuError(LEASE_FAILED)."""
-        return read_activity(self._paths.leases / allocation_id)
+        return read_activity(self._leases / allocation_id)
 
     def _limits(self, allocation: Allocation) -> tuple[DeviceLimits, ...]:
         return limits_of(allocation, self._world.rules_for)
@@ -217,7 +220,7 @@ class Preload:
         """Puts the rules of now in force for all tenants (of a device) that run under others."""
         for allocation in self._world.allocations():
             parts = [part for part in allocation.slices if device_uuid in ("", part.device_uuid)]
-            lease = self._paths.leases / allocation.id
+            lease = self._leases / allocation.id
             if not any(part.mode is Mode.PRELOAD for part in parts) or not lease.exists():
                 continue
             try:
@@ -227,7 +230,7 @@ class Preload:
 
     def _follow(self, allocation: Allocation) -> None:
         """Touches only what rules say: a resize may be between the book and the lease."""
-        folder = self._paths.leases / allocation.id
+        folder = self._leases / allocation.id
         held = read_limits(folder)
         ruled = tuple(
             replace(device, share_policy=now.share_policy, priority=now.priority, quantum_us=now.quantum_us)
@@ -237,17 +240,18 @@ class Preload:
             update_limits(folder, ruled)
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:
-        close_lease(self._paths.leases / allocation.id)
+        close_lease(self._leases / allocation.id)
         with suppress(VgpuError):  # an arbiter that is away reads at its start what leases there are
             await self._order_once(ArbiterClient.remove, allocation.id)
-        self._contexts.learn(self._paths.leases / allocation.id)
-        remove_lease(self._paths.leases, allocation.id)
+        self._contexts.learn(self._leases / allocation.id)
+        self._meters.forget(allocation.id)
+        remove_lease(self._leases, allocation.id)
 
     async def unapply(self, device_uuid: str) -> None:
         """The arbiter stays: it serves every preload device, and idles at no cost."""
 
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
-        folder = self._paths.leases / allocation.id
+        folder = self._leases / allocation.id
         usage = read_usage(folder)
         if part.target not in self._contexts:
             self._contexts.learn(folder)
@@ -265,20 +269,7 @@ class Preload:
         )
 
     def meters(self, allocation: Allocation, devices: Sequence[Device]) -> tuple[SliceMeter, ...]:
-        read = read_meters(self._paths.leases / allocation.id, len(allocation.slices))
-        return tuple(
-            SliceMeter(
-                device_uuid=part.device_uuid,
-                memory_used_bytes=meter.memory.used_bytes + meter.memory.context_bytes,
-                processes=meter.processes,
-                memory_peak_bytes=meter.memory.peak_bytes,
-                refusals_limit=meter.memory.refusals_limit,
-                refusals_card=meter.memory.refusals_card,
-                throttled_ns=meter.memory.throttled_ns,
-                compute=meter.compute,
-            )
-            for part, meter in zip(allocation.slices, read, strict=True)
-        )
+        return self._meters.read(allocation)
 
     async def tenants(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
         async with self._starting:  # an arbiter that has just started knows no processes yet

@@ -1,0 +1,51 @@
+"""What a lease's meters are made of is read anew each time, and made anew only where it changed."""
+
+import os
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vgpud import lease_layout as layout
+from vgpud.lease import DeviceLimits, write_lease
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import GIB
+from vgpud.model.tenancy import ANYONE, Allocation, Mode, Owner, Request, Slice, State
+from vgpud.modes.lease_meters import LeaseMeters
+
+
+def lease(leases: Path, uid: int) -> tuple[Allocation, Path]:
+    slices = (Slice("GPU-0", Mode.PRELOAD, GIB, None),)
+    limits = [DeviceLimits("GPU-0", GIB)]
+    files = write_lease(leases, "a", limits, uid, os.getegid())
+    return Allocation("a", Request("r", Owner(0, 0)), State.ACTIVE, slices), files / "usage"
+
+
+def count(usage: Path, nanoseconds: int) -> None:
+    with usage.open("r+b") as file:
+        file.seek(layout.USAGE_COMPUTE)
+        file.write(struct.pack("<Q", nanoseconds))
+
+
+@pytest.mark.parametrize("uid", [os.geteuid(), ANYONE])
+def test_a_tenant_that_counts_is_seen_and_an_idle_one_costs_no_new_object(tmp_path: Path, uid: int) -> None:
+    allocation, usage = lease(tmp_path, uid)
+    meters = LeaseMeters(tmp_path)
+    first = meters.read(allocation)
+    assert meters.read(allocation) is first
+    count(usage, 7)
+    (now,) = meters.read(allocation)
+    assert now.compute is not None and now.compute.granted_ns == 7
+    moved = replace(allocation, slices=(replace(allocation.slices[0], device_uuid="GPU-1"),))
+    assert meters.read(moved)[0].device_uuid == "GPU-1"
+
+
+def test_a_lease_that_is_gone_is_said_so_whatever_was_read_before(tmp_path: Path) -> None:
+    allocation, usage = lease(tmp_path, os.geteuid())
+    meters = LeaseMeters(tmp_path)
+    meters.read(allocation)
+    usage.unlink()
+    with pytest.raises(VgpuError) as caught:
+        meters.read(allocation)
+    assert caught.value.code is ErrorCode.LEASE_FAILED

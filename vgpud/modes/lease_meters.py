@@ -1,0 +1,58 @@
+"""Meters of preload slices, out of their leases."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from vgpud.lease import LeaseMeter, MeterPages, parse_meters, read_meter_pages
+from vgpud.model.tenancy import Allocation, Slice
+from vgpud.model.view import SliceMeter
+
+_KEPT_MOST = 4096
+
+
+class _Read(NamedTuple):
+    """What was read of a lease, and what was made of it."""
+
+    slices: tuple[Slice, ...]
+    pages: MeterPages
+    meters: tuple[SliceMeter, ...]
+
+
+class LeaseMeters:
+    """Of leases in one folder; what each said last is kept until it says something else."""
+
+    def __init__(self, leases: Path) -> None:
+        self._leases = leases
+        self._last: dict[str, _Read] = {}  # by allocation id
+
+    def read(self, allocation: Allocation) -> tuple[SliceMeter, ...]:
+        """The same object again while the tenant has counted nothing: what is made of it can be kept too.
+
+        Raises VgpuError LEASE_FAILED if the lease is gone.
+        """
+        pages = read_meter_pages(self._leases / allocation.id, len(allocation.slices))
+        last = self._last.get(allocation.id)
+        if last is not None and last.slices is allocation.slices and last.pages == pages:
+            return last.meters
+        read = parse_meters(pages, len(allocation.slices))
+        meters = tuple(_slice_meter(part, one) for part, one in zip(allocation.slices, read, strict=True))
+        if len(self._last) >= _KEPT_MOST:  # of leases, too, that went while they were read
+            self._last.clear()
+        self._last[allocation.id] = _Read(allocation.slices, pages, meters)
+        return meters
+
+    def forget(self, allocation_id: str) -> None:
+        self._last.pop(allocation_id, None)
+
+
+def _slice_meter(part: Slice, meter: LeaseMeter) -> SliceMeter:
+    return SliceMeter(
+        device_uuid=part.device_uuid,
+        memory_used_bytes=meter.memory.used_bytes + meter.memory.context_bytes,
+        processes=meter.processes,
+        memory_peak_bytes=meter.memory.peak_bytes,
+        refusals_limit=meter.memory.refusals_limit,
+        refusals_card=meter.memory.refusals_card,
+        throttled_ns=meter.memory.throttled_ns,
+        compute=meter.compute,
+    )
