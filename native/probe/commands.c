@@ -11,6 +11,7 @@
 
 #define HOLD_PIECE_BYTES (64u << 20)
 #define PIECES_MAX 1000000u
+#define LARGE_PAGE_BYTES (2u << 20)
 
 static bool plain(const char *family)
 {
@@ -30,6 +31,12 @@ int command_info(const struct options *options)
     return STATUS_OK;
 }
 
+/* Writes into each large page: memory behind all of it, at the cost of little of the host's where it is simulated. */
+static CUresult touch(uint64_t pointer, uint64_t bytes)
+{
+    return cu.cuMemsetD2D8_v2(pointer, LARGE_PAGE_BYTES, 0x5a, 1, (bytes + LARGE_PAGE_BYTES - 1) / LARGE_PAGE_BYTES);
+}
+
 /* Makes pieces until `total` bytes or a refusal. The pieces stay with the process. */
 static CUresult make_all(const struct options *options, uint64_t total, uint64_t piece_bytes, struct piece *pieces,
                          uint64_t *count)
@@ -41,7 +48,7 @@ static CUresult make_all(const struct options *options, uint64_t total, uint64_t
         uint64_t bytes = total - made < piece_bytes ? total - made : piece_bytes;
         result = piece_make(options->family, bytes, options->device, piece);
         if (result == CUDA_SUCCESS && plain(options->family))
-            result = cu.cuMemsetD8_v2(piece->handle, 0x5a, bytes < piece_bytes ? bytes : piece_bytes);
+            result = touch(piece->handle, bytes);
         if (result != CUDA_SUCCESS)
             return result;
     }

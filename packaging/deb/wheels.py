@@ -98,7 +98,12 @@ def target(python: str, machine: str) -> list[str]:
 
 
 def fetch(lock: str, out: Path, machine: str) -> None:
+    """Nothing, if what is there is of the same lock."""
     out.mkdir(parents=True, exist_ok=True)
+    stamp, wanted = out / "of", f"{machine} {PYTHONS}\n{lock}"
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
+    stamp.unlink(missing_ok=True)
     requirements = out / "runtime.lock"
     requirements.write_text(lock)
     pip = [sys.executable, "-m", "pip", "download", "-qq", "--disable-pip-version-check", "--no-deps"]
@@ -109,6 +114,7 @@ def fetch(lock: str, out: Path, machine: str) -> None:
             old.unlink()
         words = [*target(python, machine), "--require-hashes", "-r", str(requirements), "-d", str(folder)]
         subprocess.run([*pip, *words], check=True)
+    stamp.write_text(wanted)
 
 
 def main() -> int:

@@ -66,7 +66,7 @@ def listing(machine: Machine) -> frozenset[str]:
 @contextmanager
 def installed_on(suite: str, debs: Path) -> Iterator[Installed]:
     """A booted machine of this release with the packages; skips where there can be none."""
-    if reason := lacking("debootstrap", "systemd-nspawn"):
+    if reason := lacking("mmdebstrap", "systemd-nspawn"):
         pytest.skip(reason)
     root = debian_root(suite)
     if isinstance(root, str):

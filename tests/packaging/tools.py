@@ -4,6 +4,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import uuid
 from pathlib import Path
 
 from tests.sim.outside import archive
@@ -13,7 +14,7 @@ from tests.simnode import ROOT
 PROGRAMS = {
     "dpkg-buildpackage": "dpkg-dev",
     "dh": "debhelper",
-    "debootstrap": "debootstrap",
+    "mmdebstrap": "mmdebstrap",
     "systemd-nspawn": "systemd-container",
     "aarch64-linux-gnu-gcc": "crossbuild-essential-arm64",
     "qemu-aarch64-static": "qemu-user-static",
@@ -39,7 +40,7 @@ def lacking(*programs: str) -> str | None:
 
 
 def debian_root(suite: str) -> Path | str:
-    """A Debian as debootstrap makes it, kept between runs; or why there is none."""
+    """A small Debian, kept between runs; or why there is none."""
     root = WORK / f"{suite}-{hashlib.sha256(INCLUDED.encode()).hexdigest()[:8]}"
     if root.is_dir():
         return root
@@ -49,14 +50,14 @@ def debian_root(suite: str) -> Path | str:
     fresh = root.with_suffix(".new")
     shutil.rmtree(fresh, ignore_errors=True)
     WORK.mkdir(parents=True, exist_ok=True)
-    words = ["debootstrap", "--variant=minbase", f"--include={INCLUDED}", suite, str(fresh), uri]
+    words = ["mmdebstrap", "--variant=minbase", f"--include={INCLUDED}", suite, str(fresh), uri]
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=FETCH_SECONDS)
     except subprocess.TimeoutExpired:
-        return f"debootstrap did not end within {FETCH_SECONDS} s"
+        return f"mmdebstrap did not end within {FETCH_SECONDS} s"
     if done.returncode != 0:
-        return "debootstrap: " + (done.stdout.strip().splitlines() or ["failed"])[-1]
-    shutil.rmtree(fresh / "var" / "cache" / "apt")
-    (fresh / "var" / "cache" / "apt" / "archives" / "partial").mkdir(parents=True)
+        return "mmdebstrap: " + (done.stderr.strip().splitlines() or ["failed"])[-1]
+    # without one its first boot would be a first boot, with systemd's presets
+    (fresh / "etc" / "machine-id").write_text(f"{uuid.uuid4().hex}\n")
     fresh.rename(root)
     return root

@@ -508,6 +508,11 @@ API CUresult cuMemsetD8_v2(CUdeviceptr pointer, unsigned char value, size_t byte
     return CUDA_SUCCESS;
 }
 
+API CUresult cuMemsetD2D8_v2(CUdeviceptr pointer, size_t pitch, unsigned char value, size_t width, size_t height)
+{
+    return cuMemsetD8_v2(pointer, value, pitch * height + width);
+}
+
 API CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes)
 {
     struct record *record = find(from);
@@ -547,6 +552,7 @@ API CUresult cuGetProcAddress_v2(const char *symbol, void **address, int version
         {"cuMemCreate", 10020, cuMemCreate}, {"cuMemRelease", 10020, cuMemRelease},
         {"cuArrayCreate", 3020, cuArrayCreate_v2}, {"cuArrayDestroy", 2000, cuArrayDestroy},
         {"cuMemFree", 3020, cuMemFree_v2}, {"cuStreamSynchronize", 2000, cuStreamSynchronize}, {"cuMemsetD8", 3020, cuMemsetD8_v2},
+        {"cuMemsetD2D8", 3020, cuMemsetD2D8_v2},
         {"cuMemcpyDtoH", 3020, cuMemcpyDtoH_v2}, {"cuModuleLoadData", 2000, cuModuleLoadData},
         {"cuModuleGetFunction", 2000, cuModuleGetFunction}, {"cuLaunchKernel", 4000, cuLaunchKernel}};
     (void)flags;
