@@ -6,6 +6,7 @@ costs 60 microseconds when warm, and 0.6 ms with 56 MIG instances; work is done 
 """
 
 import asyncio
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -63,7 +64,6 @@ class CdiWatch:
             numbers = (proc / "devices").read_bytes()
         except OSError:
             numbers = b""
-        capabilities = proc / "driver/nvidia/capabilities"
         try:
             changed = self._parts.specs.folder.stat().st_mtime_ns
         except OSError:
@@ -71,9 +71,7 @@ class CdiWatch:
         return _Mark(
             driver_mark(self._host_root),
             numbers,
-            tuple(
-                sorted(str(p) for level in ("", "/ci*") for p in capabilities.glob(f"gpu*/mig/gi*{level}"))
-            ),
+            _instances(proc / "driver/nvidia/capabilities"),
             changed,
         )
 
@@ -146,6 +144,23 @@ class CdiWatch:
             if name in self._parts.book and not self._parts.specs.is_current(self._parts.book.get(name)):
                 self._parts.specs.write(self._parts.book.get(name))
             await asyncio.sleep(0)  # ten thousand specs must not hold up an Allocate
+
+
+def _instances(capabilities: Path) -> tuple[str, ...]:
+    """gpu*/mig/gi* and gpu*/mig/gi*/ci*, for a third of what two globs cost."""
+    found = []
+    for gpu in _below(str(capabilities), "gpu"):
+        for instance in _below(f"{gpu}/mig", "gi"):
+            found += [instance, *_below(instance, "ci")]
+    return tuple(sorted(found))
+
+
+def _below(folder: str, prefix: str) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.path for entry in entries if entry.name.startswith(prefix)]
+    except OSError:
+        return []
 
 
 def _capability(part: Slice, node: Node) -> str:

@@ -25,7 +25,8 @@ from vgpud.policy.model import Policy, PreloadSettings
 
 log = structlog.get_logger(__name__)
 
-_REST_SECONDS = 2.0  # between two looks while there are no rules, or nothing can happen soon
+_REST_SECONDS = 2.0  # between two looks while nothing can happen soon
+_NO_RULES_SECONDS = 300.0  # while the policy has no rule; a change of it nudges
 _WAKE_SECONDS = 0.2  # while a tenant is away that may want to work at any time
 _LEAST_SECONDS = 0.02
 _LOOKS = 10  # in an idle time
@@ -119,7 +120,7 @@ class Residency:
         self.around.activities.keep({allocation.id for allocation in self.around.book})
         self._waiting = {}
         if not ruled:
-            return _REST_SECONDS
+            return _REST_SECONDS if _has_rules(self.policy()) else _NO_RULES_SECONDS
         for allocation, rules in ruled:
             await self._see(allocation, rules, now)
         plan = self._decide(now, {a.id: rules for a, rules in ruled})
@@ -273,6 +274,12 @@ def _longest(times: list[float | None]) -> float | None:
     """None, for ever, where one of them is."""
     known = [one for one in times if one is not None]
     return max(known) if known and len(known) == len(times) else None
+
+
+def _has_rules(policy: Policy) -> bool:
+    """For any device, there or not."""
+    settings = [rule.settings_preload() for rule in policy.device]
+    return any(one.idle_suspend is not None or one.turn is not None for one in settings)
 
 
 def _is_sent(allocation: Allocation) -> bool:

@@ -1,7 +1,6 @@
 """The door of DRA as a whole: cards to the cluster, claims from the kubelet."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,12 +148,9 @@ class DraDoor:
             await asyncio.sleep(self._pace.look)
 
     async def _check(self) -> None:
-        looked = time.monotonic()
         while True:
-            await asyncio.sleep(self._pace.look)
-            every = self._keeper.policy().policy.dra.check_seconds
-            if self._enabled and time.monotonic() - looked >= every:
-                looked = time.monotonic()
+            await asyncio.sleep(self._keeper.policy().policy.dra.check_seconds)
+            if self._enabled:
                 await self.preparer.check()
 
     def _complain(self, why: str, hint: str) -> None:
