@@ -366,7 +366,8 @@ def main() -> int:
         settings = load_settings()
         logs.configure(settings.level)
         if arguments.check:
-            load(settings.policy_paths())
+            digest = load(settings.policy_paths()).digest
+            sys.stdout.write(f"settings and policy are valid, digest {digest[:8]}\n")
             return int(Exit.OK)
         raise_file_limit()
         if arguments.restore:

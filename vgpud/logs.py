@@ -5,6 +5,7 @@ word: systemd/python-systemd issue 69). What one user or one cause repeats is th
 next line says how many were left out; what was changed always stands in the audit trail.
 """
 
+import json
 import logging
 import sys
 import time
@@ -20,6 +21,7 @@ LINES, SECONDS = 60, 10.0  # of one kind, by one user
 _FORGET_AT = 4096
 AUDIT = Message.AUDIT
 
+_UNTOLD = ("event", "level", "message_id", "exception")
 _PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 
 
@@ -90,8 +92,20 @@ class Thinned:
 def _to_journal(logger: object, method: str, event: MutableMapping[str, Any]) -> str:
     """Sends the fields to the journal and drops the line itself."""
     fields = journal_fields(event)
-    sd.journal_send(str(event.get("event", "")), fields)
+    sd.journal_send(journal_message(event), fields)
     raise structlog.DropEvent
+
+
+def journal_message(event: Mapping[str, Any]) -> str:
+    """What `journalctl` shows unasked, in the style of logfmt: `refused: uid=7 why="the card is full"`."""
+    told = [f"{key}={_quoted(value)}" for key, value in event.items() if key not in _UNTOLD]
+    line = f"{event.get('event', '')}{': ' if told else ''}{' '.join(told)}"
+    return f"{line}\n{event['exception']}" if "exception" in event else line
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    return text if text and not set(text) & set(' "\n=') else json.dumps(text, ensure_ascii=False)
 
 
 def journal_fields(event: Mapping[str, Any]) -> dict[str, str]:

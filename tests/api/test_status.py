@@ -97,6 +97,20 @@ def test_errors_of_grpc_itself(failing: Failing, code: grpc.StatusCode, number: 
     assert str(failing.path) in got.sentence
 
 
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("failed to connect to all addresses; last error: UNKNOWN: unix:/x: Connection refused", "refused"),
+        ("last error: UNAVAILABLE: unix:/x: recvmsg:Connection reset by peer (104)", "reset by peer"),
+        ("Socket closed", "socket closed"),
+    ],
+)
+def test_who_is_not_there_is_said_in_one_sentence(failing: Failing, said: str, why: str) -> None:
+    failing.plain = (grpc.StatusCode.UNAVAILABLE, said)
+    words = why if why == "socket closed" else f"connection {why}"
+    assert failing.error().sentence == f"vgpud does not answer at {failing.path}: {words}"
+
+
 def test_a_number_of_a_newer_daemon_keeps_its_words() -> None:
     got = status.error(pb.Error(number=999, sentence="new", hint="h"))
     assert got == VgpuError(ErrorCode.BUG, "new", "h")

@@ -126,7 +126,9 @@ def test_doctor_without_a_daemon_tells_what_it_can(tmp_path: Path) -> None:
         "VGPUD_STATE_DIR": str(tmp_path),
         "VGPUD_LIB_DIR": str(tmp_path),
         "VGPUD_GROUP": "",
+        "VGPUD_CONFIG": str(tmp_path / "vgpud.toml"),
     }
+    (tmp_path / "vgpud.toml").write_text("version = 1\n[planer]\n")
     done = subprocess.run(
         (*COMMAND, "doctor", "-o", "json"), env=env, capture_output=True, text=True, check=False, timeout=60
     )
@@ -134,6 +136,7 @@ def test_doctor_without_a_daemon_tells_what_it_can(tmp_path: Path) -> None:
     found = {item["check"]: item for item in json.loads(done.stdout)["items"]}
     assert found["daemon"]["state"] == "failed"
     assert found["run folder"]["state"] == "failed"
+    assert "planer: is not a key" in found["policy"]["sentence"] and "policy check" in found["policy"]["fix"]
     assert found["libvgpu"]["sentence"].startswith(f"{tmp_path}/libvgpu.so is missing")
     for item in found.values():
         assert item["fix"] or item["state"] in ("ok", "skipped"), item
@@ -172,6 +175,7 @@ def test_doctor_finds_what_is_wrong(main: Ctl, daemon: Daemon, monkeypatch: pyte
     assert state("specs", "belong to no allocation (gone)") == "warning"
     assert state("clock", "in the future") == "warning"
     assert state("driver", "SIMULATED") == "warning"
+    assert state("mps", "") == "ok", "the simulated node has its own"
     assert state("outside", "process 4343 uses") == "warning"
 
 

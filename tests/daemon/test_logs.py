@@ -35,6 +35,18 @@ def test_a_line_becomes_fields_with_the_id_that_journalctl_knows() -> None:
     assert all(re.fullmatch(r"[A-Z][A-Z0-9_]*", name) for name in fields)
 
 
+def test_what_journalctl_shows_unasked_says_it_all() -> None:
+    event = {"event": "refused", "level": "info", "message_id": Message.REFUSED, "uid": 7}
+    why = {"why": 'no "room"', "label": "", "left_out": 2}
+    assert logs.journal_message(event) == "refused: uid=7"
+    assert logs.journal_message({**event, **why}) == 'refused: uid=7 why="no \\"room\\"" label="" left_out=2'
+    assert logs.journal_message({"event": "ready"}) == "ready"
+    failed = logs.journal_message({"event": "a bug", "uid": 7, "exception": "Traceback\n  here"})
+    assert failed == "a bug: uid=7\nTraceback\n  here"
+    # nobody writes a line of its own into the journal
+    assert logs.journal_message({"event": "x", "label": "a\nb"}) == 'x: label="a\\nb"'
+
+
 def test_every_id_is_explained_and_no_other() -> None:
     assert set(entries()) == {message.value for message in Message}
     assert len({message.value for message in Message}) == len(Message)

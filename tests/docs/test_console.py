@@ -1,126 +1,95 @@
-"""Every command of these pages, run on a simulated node: what the page promises is what is printed.
+"""Every command of the pages that is typed on a node, run on a simulated one: what they promise is printed.
 
-In a `console` block a line that begins with "$ " is run by one bash for the page; the lines after it are
-what it prints: "..." stands for anything, on a line of its own for any lines, and "...words..." for a line
-somewhere among others. "? N" comes first where the exit code is not 0. A `toml` block that begins with
-`version` becomes the node's policy file.
+A `toml` block that begins with `version` becomes the node's policy; one of cases is what the page calls
+CASES.toml. A page gives back what it takes: the pages share one daemon.
 """
 
-import re
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.ctl.conftest import ROOT
-from tests.demo.node import DemoNode
-from tests.e2e.conftest import NodeMaker, make_node  # noqa: F401 - a fixture
+from tests.demo.node import BUILD, POLICY, DemoNode
+from tests.docs.pages import blocks, name_of, pages_of
+from tests.docs.shell import Reader
+from tests.docs.spans import ON_NODE
+from tests.e2e.conftest import NodeMaker, make_shared_node  # noqa: F401 - a fixture
+from tests.e2e.support import eventually
 from vgpud.policy.show import check
 
-PAGES = ("quickstart", "choosing-a-mode", "policy-cookbook", "preload-limits", "troubleshooting")
-BLOCK = re.compile(r"^```(console|toml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-END = "--end-of-command--"
+pytestmark = pytest.mark.xdist_group("docs-console")
 
 
-def blocks(page: str) -> list[tuple[str, str]]:
-    return BLOCK.findall((ROOT / "docs" / f"{page}.md").read_text())
+@pytest.fixture(scope="module")
+def node(make_shared_node: NodeMaker) -> DemoNode:  # noqa: F811
+    made = make_shared_node()
+    made.start()
+    return made
 
 
-def commands(block: str) -> list[tuple[str, int, list[str]]]:
-    """(command, exit code, lines that are expected)."""
-    found: list[tuple[str, int, list[str]]] = []
-    for line in block.splitlines():
-        if line.startswith("$ "):
-            found.append((line[2:], 0, []))
-        elif line.startswith("? "):
-            found[-1] = (found[-1][0], int(line[2:]), found[-1][2])
-        else:
-            found[-1][2].append(line)
-    return found
-
-
-def pattern(lines: list[str]) -> re.Pattern[str]:
-    """Blanks of any length are one: columns are as wide as what is in them."""
-    parts = []
-    for line in lines:
-        if line.strip() == "...":
-            parts.append(r"(?:.*\n)*?")
-        elif line.startswith("...") and line.endswith("..."):
-            parts.append(rf"(?:.*\n)*?.*{re.escape(line.strip('.'))}.*\n(?:.*\n)*?")
-        else:
-            words = r"[ ]+".join(re.escape(word) for word in line.split())
-            parts.append(r"[ ]*" + words.replace(r"\.\.\.", r".*") + r"[ ]*\n")
-    return re.compile("".join(parts))
-
-
-class Shell:
-    """One bash on the node, with its own folder and a `vgpuctl` that is this tree's."""
-
-    def __init__(self, node: DemoNode, folder: Path) -> None:
-        (folder / "bin").mkdir()
-        program = folder / "bin" / "vgpuctl"
-        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m vgpud.ctl "$@"\n')
-        program.chmod(0o755)
-        environment = {
-            **node.environment,
-            "PYTHONPATH": str(ROOT),
-            "PATH": f"{folder / 'bin'}:{node.environment['PATH']}",
-            "LC_ALL": "C.UTF-8",
-        }
-        self.process = subprocess.Popen(
-            ["bash", "--norc"],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def run(self, command: str) -> tuple[int, str]:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(f"{command}\necho {END} $?\n")
-        self.process.stdin.flush()
-        said = ""
-        for line in self.process.stdout:
-            if line.startswith(END):
-                return int(line.split()[1]), said
-            said += line
-        raise AssertionError(f"bash ended in {command!r}: {said}")
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_what_the_page_says_is_what_happens(page: str, make_node: NodeMaker, tmp_path: Path) -> None:  # noqa: F811
-    node = make_node()
-    node.start()
-    shell = Shell(node, tmp_path)
-    tried = 0
+@pytest.fixture
+def shell(node: DemoNode, tmp_path: Path) -> Iterator[Reader]:
+    etc = Path(node.environment["VGPUD_CONFIG"]).parent
+    (etc / "conf.d").mkdir(exist_ok=True)
+    collector = tmp_path / "node-exporter"
+    collector.mkdir()
+    paths = {
+        "/etc/vgpud": str(etc),
+        "/run/vgpud": str(node.run_dir),
+        "/tmp/node": str(tmp_path / "node"),
+        "/var/lib/prometheus/node-exporter": str(collector),
+    }
+    made = Reader(
+        tmp_path, {**node.environment, "PATH": f"{BUILD / 'bin'}:{node.environment['PATH']}"}, paths
+    )
     try:
-        for kind, block in blocks(page):
-            if kind == "toml":
-                if block.startswith("version"):
-                    path = Path(node.environment["VGPUD_CONFIG"])
-                    path.write_text(block)
-                    check(path)
-                continue
-            for command, expected, lines in commands(block):
-                code, said = shell.run(command)
-                assert code == expected, f"$ {command}\n{said}"
-                assert pattern(lines).fullmatch(said), f"$ {command}\n{said}\nis not\n" + "\n".join(lines)
-                tried += 1
+        yield made
     finally:
-        shell.close()
-    assert tried > 2
+        made.close()
+        for left in (etc / "conf.d").iterdir():
+            left.unlink()
+        Path(node.environment["VGPUD_CONFIG"]).write_text(POLICY)
+        node.ctl("policy", "reload")
 
 
-def test_pages_name_only_pages_and_pictures_that_are_there() -> None:
-    ours = (*PAGES, "metrics", "policy", "figures")
-    for path in [*(ROOT / "docs" / f"{page}.md" for page in ours), ROOT / "README.md"]:
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
-            assert (path.parent / target).exists(), f"{path.name} names {target}"
+def policy(text: str, node: DemoNode) -> None:
+    path = Path(node.environment["VGPUD_CONFIG"])
+    path.write_text(text)
+    check(path)
+
+
+@pytest.mark.parametrize("page", pages_of(""), ids=name_of)
+def test_what_the_page_says_is_what_happens(page: Path, node: DemoNode, shell: Reader) -> None:
+    tried = 0
+    for block in blocks(page):
+        if block.language == "toml" and "[[case]]" in block.text:
+            (shell.work / "CASES.toml").write_text(block.text)
+        elif block.language == "toml" and block.text.startswith("version"):
+            policy(block.text, node)
+        elif block.language == "python":
+            (shell.work / "example.py").write_text(block.text)
+            assert shell.run("python example.py") == (0, "")
+        elif block.language == "console" and block.place == "":
+            tried += shell.follow(block)
+    assert tried
+    eventually(lambda: node.ctl("ls", "-o", "name").stdout == "", f"{page.name} gives back what it takes")
+    assert not [d for d in node.ctl_json("devices")["items"] if d.get("drained")], "a device stays drained"
+
+
+def test_what_sentences_name_is_taken_too(node: DemoNode, shell: Reader) -> None:
+    hold = [str(BUILD / "bin" / "vgpu-probe"), "hold", str(1 << 20), "--then-wait-on-stdin"]
+    quota = node.tenant(["--memory", "1GiB", "--isolation", "quota", "--device", "0"], hold)
+    client = node.tenant(["--memory", "1GiB", "--isolation", "compute", "--device", "7"], hold)
+    try:
+        for tenant in (quota, client):
+            tenant.line()
+        (held,) = (
+            item["id"] for item in node.ctl_json("ls")["items"] if item["slices"][0]["mode"] == "preload"
+        )
+        shell.run(f"HELD={held} PID={quota.process.pid} CLIENT={client.process.pid}")
+        for span, command in ON_NODE.items():
+            code, printed = shell.run(command)
+            assert code == 0, f"{span}: $ {command}\n{printed}"
+    finally:
+        for tenant in (quota, client):
+            tenant.end()

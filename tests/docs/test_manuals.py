@@ -65,6 +65,16 @@ def test_the_daemons_page_has_every_setting(made: Path) -> None:
     assert "VGPUD_FAULT_POINT" not in page
 
 
+def test_the_daemons_page_has_every_option(made: Path) -> None:
+    asked = [sys.executable, "-m", "vgpud.daemon", "--help"]
+    shown = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    options = set(re.findall(r"--[a-z]+", shown)) - {"--help"}
+    assert len(options) > 2
+    synopsis, _, rest = text(made, "vgpud.8").partition("DESCRIPTION")
+    assert {option for option in options if option not in synopsis} == set()
+    assert {option for option in options - {"--version"} if option not in rest} == set()
+
+
 def test_runtime_has_the_annotations_of_the_containers_page(made: Path) -> None:
     page = text(made, "vgpu-runtime.1")
     documented = set(

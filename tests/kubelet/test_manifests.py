@@ -116,9 +116,7 @@ def test_the_role_has_the_rights_that_are_used_and_no_others() -> None:
 
 def test_the_examples_of_the_manual_are_a_policy_and_the_pods_ask_for_it() -> None:
     manual = (ROOT / "docs/kubernetes.md").read_text()
-    found = re.findall(
-        r'\[\[kubelet\.resource\]\]\n    name = "(\S+)".*\n    kind = "(\w+)".*\n(    parts = 4)?', manual
-    )
+    found = re.findall(r'\[\[kubelet\.resource\]\]\nname = "(\S+)".*\nkind = "(\w+)".*\n(parts = 4)?', manual)
     rules = [{"name": name, "kind": kind} | ({"parts": 4} if parts else {}) for name, kind, parts in found]
     settings = KubeletSettings.model_validate({"resource": rules})
     assert [rule.kind for rule in settings.resource] == ["card", "mig", "part", "memory"]

@@ -54,17 +54,25 @@ class Machine:
         self, *words: str, user: str = "root", check: bool = True, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """A command inside, in a clean environment; with `check` its failure is the test's."""
-        as_user = [] if user == "root" else ["runuser", "-u", user, "--"]
-        path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        named = [f"{key}={value}" for key, value in (env or {}).items()]
-        inside = ["nsenter", "-t", str(self.leader), "-m", "-u", "-i", "-n", "-p", "-C", "--wdns=/", "--"]
-        command = [*inside, "env", "-i", path, "LC_ALL=C.UTF-8", *named, *as_user, *words]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False, errors="replace"
+            self.inside(*words, user=user, env=env),
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_SECONDS,
+            check=False,
+            errors="replace",
         )
         if check and done.returncode != 0:
             raise AssertionError(f"{' '.join(words)} ended {done.returncode}:\n{done.stdout}{done.stderr}")
         return done
+
+    def inside(self, *words: str, user: str = "root", env: Mapping[str, str] | None = None) -> list[str]:
+        """What runs the command inside, in a clean environment."""
+        as_user = [] if user == "root" else ["runuser", "-u", user, "--"]
+        path = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        named = [f"{key}={value}" for key, value in (env or {}).items()]
+        spaces = ["nsenter", "-t", str(self.leader), "-m", "-u", "-i", "-n", "-p", "-C", "--wdns=/", "--"]
+        return [*spaces, "env", "-i", path, "LC_ALL=C.UTF-8", *named, *as_user, *words]
 
     def shell(self, script: str, check: bool = True) -> str:
         return self.run("sh", "-ec", script, check=check).stdout.strip()

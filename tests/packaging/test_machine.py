@@ -319,7 +319,7 @@ def test_a_daemon_that_hangs_is_started_again(machine: Machine, tenants: Tenants
 def test_what_it_says_is_in_fields_of_the_journal(machine: Machine) -> None:
     lines = machine.shell("journalctl -b -u vgpud.service -o json --no-pager").splitlines()
     entries = [json.loads(line) for line in lines]
-    (ready, *_) = [entry for entry in entries if entry.get("MESSAGE") == "ready"]
+    (ready, *_) = [entry for entry in entries if entry.get("MESSAGE", "").startswith("ready: ")]
     assert ready["SYSLOG_IDENTIFIER"] == "vgpud"
     assert "8 devices" in ready["VGPUD_STATUS"]
     assert ready["PRIORITY"] == "6"

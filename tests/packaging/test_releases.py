@@ -136,7 +136,7 @@ def test_debian_13_from_the_installation_to_the_purge(trixie: Installed) -> None
     # its byte code was made when it was installed, and it speaks to the journal by the distribution's binding
     machine.shell("ls /usr/lib/vgpud/lib/python3/site-packages/vgpud/__pycache__/daemon.cpython-313.pyc")
     said = machine.shell(f"journalctl -b -u vgpud.service -o cat --no-pager MESSAGE_ID={Message.READY}")
-    assert set(said.splitlines()) == {"ready"}
+    assert {line.partition(":")[0] for line in said.splitlines()} == {"ready"}
     assert "8 devices" in machine.unit("vgpud.service", "StatusText")
     asked = ("vgpuctl", "run", "--isolation", "quota", "--memory", "2GiB", "--")
     filled = machine.run(*SIM, *asked, PROBE, "fill", "--piece", str(32 * MIB), user="alice").stdout

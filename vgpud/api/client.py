@@ -59,19 +59,20 @@ def unreachable(socket: Path, why: str) -> VgpuError:
     )
 
 
-def _closed_to_us(socket: Path) -> VgpuError:
+def _closed_to_us(socket: Path, door: Door) -> VgpuError:
+    hint = "join its group (usermod -aG vgpu USER, then log in anew), or call as root"
     return VgpuError(
         ErrorCode.NOT_ALLOWED,
         f"uid {os.geteuid()} may not open {socket}",
-        "join its group (usermod -aG vgpu USER, then log in anew), or call as root",
+        "call as root" if door is Door.ADMIN else hint,
     )
 
 
-def _exists(socket: Path) -> bool:
+def _exists(socket: Path, door: Door) -> bool:
     try:
         return socket.exists()
     except PermissionError:
-        raise _closed_to_us(socket) from None
+        raise _closed_to_us(socket, door) from None
 
 
 def _quiet_grpc() -> None:
@@ -308,10 +309,10 @@ class Client:
 
     def _socket(self, door: Door) -> Path:
         socket = self._named or choose_socket(door)
-        if not _exists(socket):
+        if not _exists(socket, door):
             raise unreachable(socket, "there is no such socket")
         if not os.access(socket, os.R_OK | os.W_OK):
-            raise _closed_to_us(socket)
+            raise _closed_to_us(socket, door)
         return socket
 
     def _stub(self, socket: Path) -> "VgpudStub":

@@ -64,7 +64,8 @@ def from_rpc_error(failure: grpc.RpcError, socket: Path, timeout_seconds: float 
     said = call.details() or ""
     code = call.code()
     if code is grpc.StatusCode.UNAVAILABLE:
-        return unreachable(socket, said)
+        # after gRPC's own words come the kernel's: "...: unix:PATH: recvmsg:Connection reset by peer (104)"
+        return unreachable(socket, said.rpartition(":")[2].partition(" (")[0].strip().lower())
     number = _NOT_OURS.get(code, ErrorCode.BUG)
     if number is ErrorCode.DEADLINE:
         return _late(socket, timeout_seconds)

@@ -131,19 +131,22 @@ def _group(host: Host) -> Iterator[Finding]:
 
 
 def programs(host: Host) -> Iterator[Finding]:
-    for name, path, need in (
-        ("libvgpu", host.lib_dir / "libvgpu.so", "mode preload"),
-        ("arbiter", host.arbiter, "mode preload"),
+    for name, path, package in (
+        ("libvgpu", host.lib_dir / "libvgpu.so", "libvgpu"),
+        ("arbiter", host.arbiter, "vgpud"),
     ):
         if path.exists():
             yield Finding(name, OK, str(path))
         else:
-            yield Finding(
-                name, FAIL, f"{path} is missing, and {need} needs it", "install the package libvgpu"
-            )
+            sentence = f"{path} is missing, and mode preload needs it"
+            yield Finding(name, FAIL, sentence, f"install the package {package} anew")
+
+
+def mps(host: Host, simulated: bool) -> Iterator[Finding]:
+    """A simulated node brings its own, which only the daemon need find."""
     control = shutil.which(host.mps_control)
-    if control:
-        yield Finding("mps", OK, control)
+    if control or simulated:
+        yield Finding("mps", OK, control or "the simulated node's")
     else:
         fix = "install it with the driver (Debian: nvidia-cuda-mps)"
         yield Finding("mps", WARN, f"{host.mps_control} is not in PATH, and mode mps needs it", fix)
@@ -165,13 +168,16 @@ def units() -> Iterator[Finding]:
             )
 
 
+_UNSIMULATE = "where there is one: apt remove vgpud-sim, or start vgpud without VGPU_SIM_STATE"
+
+
 def driver(node: pb.NodeReply) -> Iterator[Finding]:
     if node.hardware_error:
         yield Finding(
             "driver", FAIL, node.hardware_error, "install or load the NVIDIA driver: modprobe nvidia"
         )
     elif node.simulated:
-        yield Finding("driver", WARN, "SIMULATED: no real GPU is behind this daemon", "unset VGPU_SIM_STATE")
+        yield Finding("driver", WARN, "SIMULATED: no real GPU is behind this daemon", _UNSIMULATE)
     else:
         yield Finding("driver", OK, f"driver {node.driver_version}, CUDA {node.cuda_version}")
         yield from _loaded_module(node.driver_version)

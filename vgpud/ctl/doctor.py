@@ -39,10 +39,21 @@ def examine(arguments: Namespace) -> list[Finding]:
     try:
         node = _ask(arguments)
     except VgpuError as error:
-        return [*found, Finding("daemon", FAIL, error.sentence, error.hint)]
+        # what keeps it from starting comes first: starting it again would not help
+        return [
+            *found,
+            *checks.mps(host, False),
+            *_files(),
+            Finding("daemon", FAIL, error.sentence, error.hint),
+        ]
     found.append(Finding("daemon", OK, node.node.status))
     held = frozenset(item.id for item in node.allocations)
-    found += [*checks.driver(node.node), *checks.devices(node.devices), *checks.tenants(node)]
+    found += [
+        *checks.driver(node.node),
+        *checks.mps(host, node.node.simulated),
+        *checks.devices(node.devices),
+        *checks.tenants(node),
+    ]
     found += [*checks.leftovers(host, held), *checks.clock(node, time.time_ns())]
     found.append(_policy(node.node.policy_digest))
     return found
@@ -59,6 +70,18 @@ def _ask(arguments: Namespace) -> Node:
             list(client.list_processes().processes),
             list(client.list_events(1).events),
         )
+
+
+def _files() -> list[Finding]:
+    """The policy's, where there is no daemon to compare them with."""
+    from vgpud.ctl.policy_files import on_disk
+
+    try:
+        on_disk()
+    except VgpuError as error:
+        fix = "vgpuctl policy check FILE tells every mistake; then systemctl start vgpud"
+        return [Finding("policy", FAIL, error.sentence, fix)]
+    return [Finding("policy", OK, "the files are valid")]
 
 
 def _policy(digest: str) -> Finding:

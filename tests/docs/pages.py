@@ -1,0 +1,118 @@
+"""What the pages say to type, and where a test types it.
+
+A `console` block is run, each line that begins with "$ ", by one bash for the page; what is after it is what
+it prints: "..." stands for anything, on a line of its own for any lines, and "...words..." for a line
+somewhere among others. "? N" comes first where the exit code is not 0. The words after `console` say where:
+nothing, on a simulated node (test_console.py); `machine`, as root on an installed Debian 12
+(tests/packaging/test_documented.py); `containers`, `slurm`, `kubernetes`, beside the programs of these names
+(test_doors.py); `checkout`, in a clone of the repository: these stand in NOT_RUN with a reason each.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.simnode import ROOT
+
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
+PLACES = ("", "machine", "containers", "slurm", "kubernetes", "checkout")
+#: Nothing of these is run: `toml`, `yaml`, `json` and `python` are read or run by tests of their own.
+QUIET = ("text", "toml", "ini", "yaml", "json", "python")
+#: A line, or a span within a sentence, that begins so is something to type.
+_OURS = ("vgpuctl", "vgpu-sim", "vgpud", "vgpu-runtime", "vgpu-hook", "./dev")
+_SYSTEMS = (
+    "systemctl",
+    "journalctl",
+    "systemd-analyze",
+    "usermod",
+    "apt",
+    "dpkg",
+    "install",
+    "eval",
+    "cp",
+    "tar",
+)
+_OTHERS = ("kubectl", "docker", "podman", "nvidia-smi", "nvidia-ctk", "srun", "sbatch", "curl", "grpcurl")
+PROGRAMS = (*_OURS, *_SYSTEMS, *_OTHERS, "python", "pytest", "pip", "sudo")
+
+_FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<text>.*?)^(?P=indent)```$", re.M | re.S)
+_SPAN = re.compile(r"`([^`\n]+)`")
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    place: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Command:
+    line: str
+    code: int
+    printed: tuple[str, ...]
+
+
+def name_of(page: Path) -> str:
+    return page.stem
+
+
+def blocks(page: Path) -> list[Block]:
+    found = []
+    for match in _FENCE.finditer(page.read_text()):
+        language, _, place = match["info"].partition(" ")
+        lines = [line.removeprefix(match["indent"]) for line in match["text"].splitlines()]
+        found.append(Block(language, place, "\n".join(lines) + "\n"))
+    return found
+
+
+def in_place(page: Path, place: str) -> list[Block]:
+    return [block for block in blocks(page) if block.language == "console" and block.place == place]
+
+
+def pages_of(place: str) -> list[Path]:
+    return [page for page in PAGES if in_place(page, place)]
+
+
+def commands(block: Block) -> list[Command]:
+    found: list[Command] = []
+    for line in re.sub(r"\\\n\s*", "", block.text).splitlines():
+        if line.startswith("$ "):
+            found.append(Command(line[2:], 0, ()))
+        elif line.startswith("? "):
+            found[-1] = Command(found[-1].line, int(line[2:]), ())
+        else:
+            found[-1] = Command(found[-1].line, found[-1].code, (*found[-1].printed, line))
+    return found
+
+
+def prose(page: Path) -> str:
+    return _FENCE.sub("", page.read_text())
+
+
+def spans(page: Path) -> list[str]:
+    """What is to be typed, of the code within sentences; a bare program's name is none."""
+    return [span for span in _SPAN.findall(prose(page)) if is_command(span) and " " in span]
+
+
+def is_command(text: str) -> bool:
+    return text.partition(" ")[0] in PROGRAMS
+
+
+def plain(line: str) -> str:
+    """Without its comment, and with one blank between words."""
+    return " ".join(re.sub(r"\s+#(?: .*)?$", "", line).split())
+
+
+def pattern(lines: tuple[str, ...]) -> re.Pattern[str]:
+    """Blanks of any length are one: columns are as wide as what is in them."""
+    parts = []
+    for line in lines:
+        if line.strip() == "...":
+            parts.append(r"(?:.*\n)*?")
+        elif line.startswith("...") and line.endswith("..."):
+            parts.append(rf"(?:.*\n)*?.*{re.escape(line.strip('.'))}.*\n(?:.*\n)*?")
+        else:
+            words = r"[ ]+".join(re.escape(word) for word in line.split())
+            parts.append(r"[ ]*" + words.replace(r"\.\.\.", r".*") + r"[ ]*\n")
+    return re.compile("".join(parts))

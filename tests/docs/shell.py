@@ -1,0 +1,88 @@
+"""One bash for a page, and the folder of its reader."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.docs.pages import Block, commands, pattern
+from tests.simnode import ROOT
+
+READER = Path(__file__).parent / "reader"
+END = "--end-of-command--"
+
+
+class Shell:
+    """`words` start the bash; `said` turns names of a page into the test's: a host's path into a node's."""
+
+    def __init__(
+        self,
+        words: Sequence[str] = ("bash", "--norc"),
+        said: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._said = dict(said or {})
+        self.process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, command: str) -> tuple[int, str]:
+        """Exit code, and what it printed."""
+        for theirs, ours in self._said.items():
+            command = command.replace(theirs, ours)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        # a command that reads would eat those that follow
+        self.process.stdin.write(f"{{ {command}\n}} </dev/null\necho {END} $?\n")
+        self.process.stdin.flush()
+        printed = ""
+        for line in self.process.stdout:
+            if END in line:
+                before, _, code = line.partition(END)
+                return int(code), printed + before
+            printed += line
+        raise AssertionError(f"bash ended in {command!r}: {printed}")
+
+    def follow(self, block: Block) -> int:
+        """Runs the block, holds what is printed against it; how many commands it has."""
+        wanted = commands(block)
+        for command in wanted:
+            code, printed = self.run(command.line)
+            assert code == command.code, f"$ {command.line}\n{printed}ended {code}, not {command.code}"
+            for theirs, ours in self._said.items():
+                printed = printed.replace(ours, theirs)
+            assert pattern(command.printed).fullmatch(printed), (
+                f"$ {command.line}\n{printed}\nis not\n" + "\n".join(command.printed)
+            )
+        return len(wanted)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Reader(Shell):
+    """In a folder of its own with what the pages' reader has, our programs among it."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str], said: Mapping[str, str]) -> None:
+        self.work = folder / "reader"
+        shutil.copytree(READER, self.work)
+        for name, words in {"vgpuctl": "-m vgpud.ctl", "python": ""}.items():
+            self.program(name, f'exec "{sys.executable}" {words} "$@"')
+        path = f"{self.work / 'bin'}:{environment['PATH']}"
+        ours = {**environment, "PYTHONPATH": str(ROOT), "PATH": path, "LC_ALL": "C.UTF-8"}
+        super().__init__(said=said, folder=self.work, environment=ours)
+
+    def program(self, name: str, script: str) -> None:
+        """One that this bash finds before any other of the name."""
+        path = self.work / "bin" / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)

@@ -1,0 +1,90 @@
+"""What sentences name to type, and what is typed for it; and the short list of what nobody types here.
+
+A span that a block of some page types, or begins as one does, is in none of these tables.
+"""
+
+#: On the simulated node, where $HELD is an allocation, $PID a process of it, and $CLIENT one under MPS.
+ON_NODE = {
+    "vgpuctl run --memory 8GiB --cores 25 -- PROGRAM": "vgpuctl run --memory 8GiB --cores 25 -- true",
+    "vgpuctl resize ALLOCATION --cores N": "vgpuctl resize $HELD --cores 30",
+    "vgpuctl run --count 2": "vgpuctl run --count 2 -- python train.py",
+    "vgpuctl mig export": "vgpuctl mig export",
+    "vgpuctl drain DEVICE": "vgpuctl drain 1",
+    "vgpuctl undrain DEVICE": "vgpuctl undrain 1",
+    "vgpuctl drain N": "vgpuctl drain 1 && vgpuctl undrain 1",
+    "vgpuctl explain ALLOCATION": "vgpuctl explain $HELD",
+    "vgpuctl show ID": "vgpuctl show $HELD",
+    "vgpuctl --timeout 120 suspend ...": "vgpuctl --timeout 120 suspend $HELD && vgpuctl resume $HELD",
+    "vgpuctl why PID": "vgpuctl why $PID",
+    "vgpuctl top --sort waited": "vgpuctl top --sort waited",
+    "vgpuctl --version": "vgpuctl --version",
+    "vgpuctl mps terminate PID": "vgpuctl mps terminate $CLIENT",
+    "vgpu-sim run --profile h200x8 -- bash": "vgpu-sim run --profile h200x8 -- bash -c true",
+    'eval "$(vgpuctl alloc --memory 8GiB -o env)"': 'eval "$(vgpuctl alloc --memory 8GiB -o env)"'
+    ' && vgpuctl release "$VGPU_ALLOCATION"',
+}
+#: In the machine of tests/packaging, as root.
+ON_MACHINE = {
+    "systemctl edit vgpud": "SYSTEMD_EDITOR=/tmp/editor script -qec 'systemctl edit vgpud' /dev/null"
+    " && systemctl cat vgpud | grep AF_INET6 && systemctl revert vgpud",
+    "systemctl restart vgpud-arbiter": "systemctl restart vgpud-arbiter",
+    "systemctl start vgpud": "systemctl start vgpud",
+    "systemd-analyze security vgpud": "systemd-analyze security vgpud | grep 'exposure level.* 3.0 OK'",
+    "systemd-analyze security": "systemd-analyze security",
+    "journalctl -u vgpud | grep kubelet": r"printf '[[kubelet.resource]]\nname = \"a/b\"\nkind = \"card\"\n'"
+    " >/etc/vgpud/conf.d/60-kubelet.toml && vgpuctl policy reload && journalctl -u vgpud | grep kubelet;"
+    " rm /etc/vgpud/conf.d/60-kubelet.toml",
+    "journalctl -x": "journalctl -x -u vgpud | grep 'Subject: vgpud serves'",
+    "journalctl -u vgpud -n 50": "journalctl -u vgpud -n 50",
+    "journalctl -k -g NVRM": "journalctl -k -g NVRM || true",  # 1: no such line, and there is no card
+    "journalctl VGPUD_UID=1000": "journalctl VGPUD_UID=1000",
+    "usermod -aG vgpu USER": "usermod -aG vgpu alice",
+}
+#: Words of a sentence that only begin like a command, or name a program's part.
+MENTIONS = {
+    "dpkg -i",
+    "docker exec",
+    "podman exec",
+    "nvidia-smi pmon",
+    "nvidia-smi -L",
+    "nvidia-ctk cdi generate",
+    "vgpu-hook precreate",
+    "vgpud does not answer at ...",
+}
+_CARD = "needs a real card"
+_LONG = "measures for minutes"
+_SUITE = "is the suite, or is run by a test of it by other words"
+#: Spans and commands of `checkout` blocks that no test types, each with why; what they name is there.
+NOT_RUN = {
+    "./dev demo": _SUITE,  # tests/demo
+    "./dev test": _SUITE,
+    "./dev build": _SUITE,
+    "./dev deb": _SUITE,  # tests/packaging
+    "./dev deb --system-compiler": _SUITE,
+    "./dev deb --arch arm64": _SUITE,  # tests/packaging/cross.py
+    "pytest tests/slurm": _SUITE,
+    "python native/libvgpu/portable.py --out FOLDER --machine aarch64": _SUITE,
+    "./dev gpu-bench": _CARD,
+    "python -m tests.gpu.compute_h200 --build build/native --out compute.json": _CARD,
+    "python -m tests.gpu.compute_ranks --build build/native --out ranks.json": _CARD,
+    "python -m tests.gpu.NAME --build build/native --out FILE": _CARD,
+    "python -m tests.gpu.confined_h200": _CARD,
+    "python -m tests.gpu.mps_h200": _CARD,
+    "nvidia-smi --gpu-reset -i N": _CARD,
+    "python -m tests.serve.bench_relay": _LONG,
+    "python -m tests.runtime.cost": _LONG,
+    "python -m tests.runtime.soak --starts 2000 --restart-every 50": _LONG,
+    "python -m tests.sim.test_figures": _LONG,
+    "python -m tests.bench.plot": _LONG,
+    "python -m tests.http.pictures": _LONG,
+    "python -m tests.packaging.cross": _LONG,
+    "./dev bench NAME": _LONG,
+    "./dev bench operate": _LONG,
+    "./dev bench soak --cycles 200000": _LONG,
+    "./dev bench mig-packing": _LONG,
+    "./dev bench idle-replay": _LONG,
+    "apt install ./vgpud_NEW.deb ./libvgpu_NEW.deb": "the test of an upgrade has dpkg do it",
+    "apt remove vgpud": "the test of removal has dpkg do it, which asks nobody",
+    "apt purge vgpud": "the test of removal has dpkg do it, which asks nobody",
+    "pip install 'vgpud[dra]'": "takes packages from a registry; tests/kubelet/test_official.py has them",
+}

@@ -1,0 +1,140 @@
+"""What the pages type beside container engines, Slurm and a cluster: with the real programs where they are.
+
+Stand-ins, which check what they are given: docker (only `run` with a runtime of the page's daemon.json, by
+Podman), the API server behind `kubectl apply` (every object has a published shape), and IMAGE, a file
+system whose program fails where it finds no lease.
+"""
+
+import base64
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.demo.node import DemoNode
+from tests.docs.pages import in_place, name_of, pages_of
+from tests.docs.shell import Reader
+from tests.e2e.support import eventually, states
+from tests.kubelet.shapes import problems
+from tests.runtime.conftest import FRONT, LIMITS, podman_with, rootfs, shared_node  # noqa: F401 - fixtures
+from tests.simnode import ROOT
+from tests.slurm.conftest import Cluster, cluster  # noqa: F401 - a fixture
+
+EXAMPLES = "/usr/share/doc/vgpud/examples"
+CDI = Path("/var/run/cdi")  # the only folder that Podman's version of Debian 12 looks into, with /etc/cdi
+PODMAN = """
+mkdir -p {cdi} && for spec in {specs}/*.json; do [ ! -e "$spec" ] || ln -sf "$spec" {cdi}; done
+case "$1 $2" in
+"--runtime /usr/bin/vgpu-runtime") shift 2; set -- --runtime {front} "$@" ;;
+"run "*) set -- --runtime runc "$@" ;;
+esac
+exec {real} "$@"
+"""
+DOCKER = """
+fail() {{ echo "docker: not as the pages have it: $1" >&2; exit 125; }}
+[ "$1 $2" = "run --runtime" ] || fail "$1 $2"
+path=$(sed -n "s/.*\\"$3\\": {{\\"path\\": \\"\\([^\\"]*\\)\\".*/\\1/p" {daemon_json})
+[ -n "$path" ] || fail "no runtime $3"
+shift 3
+exec podman --runtime "$path" run "$@"
+"""
+KUBECTL = """
+case "$1" in
+config) exec {real} "$@" ;;
+apply) shift; exec {python} -m tests.docs.test_doors "$@" ;;
+esac
+[ "$*" = "-n vgpud get secret vgpud -o jsonpath={{.data.token}}" ] || {{ echo "not known: $*" >&2; exit 1; }}
+printf {token}
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("page", pages_of("containers"), ids=name_of)
+def test_containers(
+    page: Path,
+    shared_node: DemoNode,  # noqa: F811
+    rootfs: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    node = podman_with(shared_node, rootfs).node
+    inside = "sh -c 'test -e /run/vgpu/lease/limits'"
+    shell = Reader(
+        tmp_path, node.environment, {" IMAGE": f" --rm {' '.join(LIMITS)} --rootfs {rootfs} {inside}"}
+    )
+    specs, real = node.folder / "cdi", shutil.which("podman")
+    front = f"{FRONT} --runtime-flag=vgpu-run-dir={node.run_dir}"
+    shell.program("podman", PODMAN.format(cdi=CDI, specs=specs, front=front, real=real))
+    (daemon_json,) = re.findall(r"daemon\.json`\): `(.*?)`\.", (ROOT / "docs" / "containers.md").read_text())
+    (tmp_path / "daemon.json").write_text(json.dumps(json.loads(daemon_json)))
+    shell.program("docker", DOCKER.format(daemon_json=tmp_path / "daemon.json"))
+    try:
+        for block in in_place(page, "containers"):
+            shell.follow(block)
+    finally:
+        shell.close()
+        for link in CDI.glob("*.json"):
+            if link.is_symlink() and link.readlink().parent == specs:
+                link.unlink()
+    eventually(lambda: not states(node), "nothing is left of the containers")
+
+
+@pytest.fixture
+def job(cluster: Cluster, tmp_path: Path) -> Iterator[Reader]:  # noqa: F811
+    made = Reader(tmp_path, {**cluster.node.environment, **cluster.environment}, {})
+    (made.work / "job.sh").write_text("#!/bin/sh\npython train.py && touch job-was-here\n")
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("page", pages_of("slurm"), ids=name_of)
+def test_slurm(page: Path, job: Reader, cluster: Cluster) -> None:  # noqa: F811
+    for block in in_place(page, "slurm"):
+        job.follow(block)
+    eventually((job.work / "job-was-here").exists, "the job ran under its allocation", 60)
+    eventually(lambda: not states(cluster.node), "the jobs' allocations are given back", 60)
+
+
+@pytest.mark.parametrize("page", pages_of("kubernetes"), ids=name_of)
+def test_kubernetes(page: Path, tmp_path: Path) -> None:
+    real = shutil.which("kubectl")
+    if real is None:
+        pytest.skip("kubectl is not installed")
+    token = base64.b64encode(b"the-token").decode()
+    shell = Reader(tmp_path, os.environ, {EXAMPLES: str(ROOT / "configs")})
+    shell.program("kubectl", KUBECTL.format(real=real, python=sys.executable, token=token))
+    (shell.work / "ca.crt").write_text("a certificate")
+    try:
+        for block in in_place(page, "kubernetes"):
+            shell.follow(block)
+    finally:
+        shell.close()
+    made = yaml.safe_load((shell.work / "vgpud.conf").read_text())
+    assert made["current-context"] == "c"
+    assert made["users"][0]["user"] == {"token": "the-token"}
+    (of_cluster,) = made["clusters"]
+    assert base64.b64decode(of_cluster["cluster"]["certificate-authority-data"]) == b"a certificate"
+
+
+def apply(words: list[str]) -> str | None:
+    """Stands in for the API server: what is wrong with `-f FILE ...`, if anything is."""
+    if not words or words[::2] != ["-f"] * (len(words) // 2):
+        return f"only -f FILE ... is known, not {words}"
+    for path in words[1::2]:
+        for document in yaml.safe_load_all(Path(path).read_text()):
+            if document is not None and problems(document):
+                return f"{path}: {problems(document)}"
+            print("applied", document["kind"] if document else "nothing")
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(apply(sys.argv[1:]))

@@ -1,0 +1,49 @@
+"""What the pages have an administrator type on an installed node, typed there as root."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import in_place, name_of, pages_of
+from tests.docs.shell import Shell
+from tests.docs.spans import ON_MACHINE
+from tests.packaging.conftest import Installed
+from tests.packaging.machine import Machine
+
+pytestmark = [pytest.mark.root, pytest.mark.systemd, pytest.mark.xdist_group("packaging")]
+
+READER = "/tmp/reader"
+#: What an administrator leaves behind who follows every page.
+MADE = "/etc/containers/oci/hooks.d/vgpud-hook.json /etc/systemd/system/vgpud.service.d"
+EDITOR = """#!/bin/sh
+printf '[Service]\\nRestrictAddressFamilies=AF_INET AF_INET6\\n' >"$1"
+"""
+
+
+@pytest.fixture
+def shell(installed: Installed) -> Iterator[Shell]:
+    """In a folder where build/deb is, on a machine that is as it was afterwards."""
+    machine = installed.machine
+    machine.shell(f"mkdir -p {READER}/build; ln -sfn /debs {READER}/build/deb")
+    made = Shell(machine.inside("sh", "-c", f"cd {READER} && exec bash --norc"))
+    try:
+        yield made
+    finally:
+        made.close()
+        machine.shell(f"rm -rf {READER} {MADE}; rmdir -p /etc/containers/oci/hooks.d 2>/dev/null || true")
+        machine.shell("systemctl daemon-reload; systemctl restart vgpud.service")
+
+
+@pytest.mark.parametrize("page", pages_of("machine"), ids=name_of)
+def test_what_the_page_says_is_what_happens(page: Path, shell: Shell) -> None:
+    for block in in_place(page, "machine"):
+        shell.follow(block)
+
+
+def test_what_sentences_name_is_taken_too(installed: Installed, shell: Shell) -> None:
+    machine: Machine = installed.machine
+    machine.shell(f"cat >/tmp/editor <<'END'\n{EDITOR}END\nchmod 755 /tmp/editor")
+    for span, command in ON_MACHINE.items():
+        code, printed = shell.run(command)
+        assert code == 0, f"{span}: $ {command}\n{printed}"
