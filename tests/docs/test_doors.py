@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,9 +99,12 @@ def job(cluster: Cluster, tmp_path: Path) -> Iterator[Reader]:  # noqa: F811
 @pytest.mark.parametrize("page", pages_of("slurm"), ids=name_of)
 def test_slurm(page: Path, job: Reader, cluster: Cluster) -> None:  # noqa: F811
     for block in in_place(page, "slurm"):
-        job.follow(block)
-    eventually((job.work / "job-was-here").exists, "the job ran under its allocation", 60)
-    eventually(lambda: not states(cluster.node), "the jobs' allocations are given back", 60)
+        for line in re.findall(r"^\$ .*\n(?:[^$].*\n)*", block.text, re.MULTILINE):
+            job.follow(replace(block, text=line))
+            # the node has one card, and the page's next job wants it whole
+            eventually(lambda: cluster.run("squeue", "-h").stdout == "", "the job has ended", 60)
+            eventually(lambda: not states(cluster.node), "its allocation is given back", 60)
+    assert (job.work / "job-was-here").exists(), cluster.logs()
 
 
 @pytest.mark.parametrize("page", pages_of("kubernetes"), ids=name_of)

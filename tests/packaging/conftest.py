@@ -43,6 +43,7 @@ _NOISE = (
     "/debs",
     "/var/log",
     "/var/cache",
+    "/var/lib/apt",
     "/var/lib/dpkg",
     "/var/lib/systemd",
 )
