@@ -289,7 +289,7 @@ def test_a_lost_device_fails_what_is_on_it_and_nothing_else(tmp_path: Path) -> N
                 await w.keeper.allocate(request(u, selector=replace(request("x").selector, uuids=(u,))))
                 for u in uuids
             ]
-            await w.keeper.fail_allocations(uuids[0], "device 0 is lost")
+            await w.keeper.failures.mark_on(uuids[0], "device 0 is lost")
             assert [w.keeper.get(a.id).state for a in held] == [State.FAILED, State.ACTIVE]
             assert w.keeper.get(held[0].id).failure == "device 0 is lost"
             await w.keeper.release(held[0].id, ALICE, force=False)

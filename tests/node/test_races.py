@@ -214,7 +214,7 @@ def test_a_release_while_a_device_fails_stops_nothing_else_from_failing(
                 return await plain(*words)  # type: ignore[arg-type]
 
             monkeypatch.setattr(w.parts.ledger, "commit", slow)
-            failing = asyncio.ensure_future(w.keeper.fail_allocations(uuid, "device 0 is lost"))
+            failing = asyncio.ensure_future(w.keeper.failures.mark_on(uuid, "device 0 is lost"))
             await asyncio.sleep(0.01)
             await w.keeper.release(first, ALICE, force=True)
             gate.set()
@@ -240,7 +240,7 @@ def test_a_failure_does_not_take_a_release_back(tmp_path: Path, monkeypatch: pyt
                 return await plain(*words)  # type: ignore[arg-type]
 
             monkeypatch.setattr(w.parts.ledger, "commit", slow)
-            failing = asyncio.ensure_future(w.keeper.fail_allocations(uuid, "device 0 is lost"))
+            failing = asyncio.ensure_future(w.keeper.failures.mark_on(uuid, "device 0 is lost"))
             await asyncio.sleep(0.01)
             w.effectors[Mode.PRELOAD].fail = {"detach"}
             with pytest.raises(VgpuError, match="told to fail"):
@@ -393,7 +393,7 @@ def test_a_failed_allocation_is_not_made_well_by_a_resize(tmp_path: Path) -> Non
     async def work() -> None:
         async with world(tmp_path) as w:
             held = await w.keeper.allocate(request("r"))
-            await w.keeper.mark_failed(held.id, "device 0 is lost")
+            await w.keeper.failures.mark(held.id, "device 0 is lost")
             with pytest.raises(VgpuError, match="has failed: device 0 is lost") as refused:
                 await w.keeper.resize(held.id, ALICE, 8 * GIB, None)
             assert refused.value.code is ErrorCode.UNSUPPORTED

@@ -20,7 +20,7 @@ from vgpud.hardware.events import DeviceEvent
 from vgpud.model.caller import Caller
 from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.event import Event, EventKind
+from vgpud.model.event import Event
 from vgpud.model.journal import Message
 from vgpud.model.plan import Step, StepKind
 from vgpud.model.quantity import Percent
@@ -35,7 +35,8 @@ from vgpud.node.cgroups import processes_in
 from vgpud.node.changes import Changes
 from vgpud.node.checkpoints import waiting
 from vgpud.node.checks import check_ended, check_owner, settled
-from vgpud.node.execute import Executor, new_event
+from vgpud.node.execute import Executor
+from vgpud.node.failures import Failures
 from vgpud.node.host import host_memory
 from vgpud.node.hub import Hub
 from vgpud.node.lifetimes import Lifetimes
@@ -93,31 +94,11 @@ class NodeKeeper:
         self.meters = Meters(parts.book, parts.inventory, parts.effectors)
         self._processes = Processes(parts.book, parts.inventory, parts.effectors)
         self._changes = Changes()
-        self.resizes = Resizes(
-            parts.book,
-            parts.ledger,
-            parts.inventory,
-            parts.effectors,
-            self.hub,
-            self._changes,
-            lambda: self.policies.current.policy,
-            parts.fault,
-        )
+        around = self._surroundings()
+        self.failures = Failures(around, self.account)
+        self.resizes = Resizes(around, lambda: self.policies.current.policy)
         self.resizes.check = self._check_quota
         self.resizes.ended = self.account.resized
-        around = checkpoints.Surroundings(
-            parts.book,
-            parts.ledger,
-            parts.inventory,
-            parts.effectors,
-            self.hub,
-            self._changes,
-            parts.transitions,
-            parts.suspender,
-            lambda: host_memory(self.policy().policy.pool),
-            parts.fault,
-            Activities(parts.effectors),
-        )
         self.suspends = Suspends(around)
         self.residency = Residency(
             around, self.suspends, lambda: self.policy().policy, self.account.tally, self.spawn
@@ -145,6 +126,22 @@ class NodeKeeper:
         self._released: deque[str] = deque(maxlen=_RELEASED_REMEMBERED)  # newest last
         self._background: set[asyncio.Task[None]] = set()
         self._started = time.monotonic()
+
+    def _surroundings(self) -> checkpoints.Surroundings:
+        parts = self._parts
+        return checkpoints.Surroundings(
+            parts.book,
+            parts.ledger,
+            parts.inventory,
+            parts.effectors,
+            self.hub,
+            self._changes,
+            parts.transitions,
+            parts.suspender,
+            lambda: host_memory(self.policy().policy.pool),
+            parts.fault,
+            Activities(parts.effectors),
+        )
 
     def _mig_layouts(self) -> MigLayouts | None:
         """None on a node whose effector of mode mig is not MIG's own (a test's)."""
@@ -527,45 +524,17 @@ class NodeKeeper:
         if await self._notices.health(device):
             making = [task for _, task in self._allocating.values()]  # perhaps on this device
             await asyncio.gather(*making, return_exceptions=True)
-            await self.fail_allocations(device.uuid, f"device {device.index} is lost")
+            await self.failures.mark_on(device.uuid, f"device {device.index} is lost")
 
     def helper_died(self, device_uuid: str, sentence: str) -> None:
         """A helper whose end is its tenants' end: their allocations are marked at once."""
         log.error("helper died", message_id=Message.HELPER_DIED, device=device_uuid, why=sentence)
         self._parts.transitions.lost(device_uuid)
-        self.spawn(self.fail_allocations(device_uuid, sentence))
+        self.spawn(self.failures.mark_on(device_uuid, sentence))
 
     def device_notice(self, device_uuid: str, sentence: str) -> None:
         """Tells watchers what came about on a device."""
         self.spawn(self._notices.notice(device_uuid, sentence))
-
-    async def fail_allocations(self, device_uuid: str, sentence: str) -> None:
-        """Marks what is held on a device, or MIG device, that is gone; its owners release it."""
-        for allocation in tuple(self._book):
-            if any(device_uuid in (part.device_uuid, part.target) for part in allocation.slices):
-                await self.mark_failed(allocation.id, sentence)
-
-    async def mark_failed(self, allocation_id: str, sentence: str) -> None:
-        """It stays in the books, with the reason, until its owner releases it."""
-        await self._changes.settle(allocation_id)
-        if allocation_id not in self._book:
-            return
-        held = self._book.get(allocation_id)
-        if held.state not in (State.ACTIVE, State.RESIZING):
-            return
-        text = f"allocation {allocation_id}: {sentence}"
-        event = new_event(EventKind.ALLOCATION_FAILED, allocation_id, text)
-        try:
-            failed = await self._ledger.commit(replace(held, state=State.FAILED, failure=sentence), event)
-        except VgpuError as error:
-            log.error("failure not recorded", allocation=allocation_id, why=str(error))
-            return
-        if (
-            allocation_id in self._book and self._book.get(allocation_id) is held
-        ):  # else its release began meanwhile
-            self._book.replace(failed)
-        self.hub.publish(replace(event, revision=failed.revision), failed)
-        self.account.failed(failed, sentence)
 
     # --- the end
 

@@ -167,7 +167,7 @@ async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -
             if keeper.mig is not None and action.instance is not None:
                 await keeper.mig.remove(action.instance)
         case ActionKind.MARK_FAILED:
-            await keeper.mark_failed(action.subject, action.reason)
+            await keeper.failures.mark(action.subject, action.reason)
         case ActionKind.REPAIR:
             await repair(keeper, parts, action.subject)
 

@@ -1,24 +1,19 @@
 """New limits for running tenants: on record, then in force, or the old ones again."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
 import structlog
 
-from vgpud.ledger import Ledger
 from vgpud.model.errors import VgpuError
 from vgpud.model.event import EventKind
 from vgpud.model.quantity import Percent
-from vgpud.model.tenancy import Allocation, Mode, Slice, State
-from vgpud.modes.base import Effector
-from vgpud.node.book import Book
-from vgpud.node.changes import Changes
+from vgpud.model.tenancy import Allocation, Slice, State
+from vgpud.node.checkpoints import Surroundings
 from vgpud.node.checks import check_resizable
-from vgpud.node.execute import FaultHook, new_event
-from vgpud.node.hub import Hub
-from vgpud.node.inventory import Inventory
+from vgpud.node.execute import new_event
 from vgpud.planner.resize import resize_slices
 from vgpud.policy.model import Policy
 
@@ -26,25 +21,15 @@ log = structlog.get_logger(__name__)
 
 
 class Resizes:
-    def __init__(
-        self,
-        book: Book,
-        ledger: Ledger,
-        inventory: Inventory,
-        effectors: Mapping[Mode, Effector],
-        hub: Hub,
-        changes: Changes,
-        policy: Callable[[], Policy],
-        fault: FaultHook,
-    ) -> None:
-        self._book = book
-        self._ledger = ledger
-        self._inventory = inventory
-        self._effectors = effectors
-        self._hub = hub
-        self._changes = changes
+    def __init__(self, around: Surroundings, policy: Callable[[], Policy]) -> None:
+        self._book = around.book
+        self._ledger = around.ledger
+        self._inventory = around.inventory
+        self._effectors = around.effectors
+        self._hub = around.hub
+        self._changes = around.changes
+        self._fault = around.fault
         self._policy = policy
-        self._fault = fault
         # raises VgpuError where the owner may not hold these slices
         self.check: Callable[[Allocation, tuple[Slice, ...]], None] = lambda allocation, slices: None
         # called with what came of each, and a sentence
