@@ -13,13 +13,16 @@ A missing build fails the test, so that nothing passes unseen.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -36,6 +39,21 @@ def build_dir() -> Path:
     if missing:
         pytest.fail(f"{build} has no {missing[0]}: run ./dev build, or set VGPU_BUILD_DIR")
     return build
+
+
+@cache
+def simulator(module: str) -> ModuleType:
+    """A module of `vgpu-sim` as it was built: to do what it does without a program of its own each time."""
+    sys.path.insert(0, str(build_dir() / "sim" / "python"))
+    return importlib.import_module(f"vgpu_sim.{module}")
+
+
+def create(state: Path, profile: str, seed: str = "") -> Any:
+    """A new simulated node, as vgpu_sim.node.Node."""
+    parts = simulator("node")
+    node = parts.Node(state, parts.find_tree())
+    node.create(profile, seed)
+    return node
 
 
 @dataclass
@@ -131,7 +149,7 @@ def sim_node(tmp_path: Path) -> Iterator[Callable[..., SimNode]]:
 
     def make(profile: str = "h200x8", seed: str = "") -> SimNode:
         node = SimNode(tmp_path / f"node{len(nodes)}", build_dir(), profile)
-        node.sim("create", "--profile", profile, "--seed", seed)
+        create(node.state, profile, seed)
         nodes.append(node)
         return node
 

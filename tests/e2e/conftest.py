@@ -1,14 +1,14 @@
 """A whole vgpud on a simulated node of its own, for each test."""
 
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.demo.node import BUILD, POLICY, DemoNode
+from tests.demo.node import POLICY, DemoNode
+from tests.simnode import create
 
 NodeMaker = Callable[..., DemoNode]
 #: For tenants that are suspended: the machine of the tests may be short of memory, and they hold little.
@@ -17,16 +17,8 @@ ROOMY = f'{POLICY}\n[pool]\nhost_memory_reserve = "1MiB"\n'
 
 def simulated(state: Path, profile: str) -> dict[str, str]:
     """The environment inside a new simulated node; a missing build is a failure, not a skip."""
-    sim = BUILD / "bin" / "vgpu-sim"
-    assert sim.exists(), "the simulator is not built: run ./dev build"
-    subprocess.run(
-        [sim, "create", "--profile", profile, "--state", state], check=True, stdout=subprocess.DEVNULL
-    )
-    shown = subprocess.run(
-        [sim, "run", "--state", state, "--", "env", "-0"], check=True, capture_output=True, text=True
-    )
-    inside = dict(entry.split("=", 1) for entry in shown.stdout.split("\0") if "=" in entry)
-    return {**os.environ, **inside}
+    inside: dict[str, str] = create(state, profile).environment(os.environ)
+    return inside
 
 
 @contextmanager

@@ -55,10 +55,11 @@ def simulate(node: DemoNode, *words: str) -> None:
 
 def eventually(holds: Callable[[], object], what: str, seconds: float = 20) -> None:
     """Waits until it holds; how long it takes is not what is tested."""
-    end = time.monotonic() + seconds
+    end, pause = time.monotonic() + seconds, 0.01
     while not holds():
         assert time.monotonic() < end, f"not within {seconds:g} s: {what}"
-        time.sleep(0.05)
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.1)
 
 
 def helper_pids(node: DemoNode, prefix: str = "") -> dict[str, int]:
