@@ -1,6 +1,7 @@
 /* capture.c: begin and end of stream captures, counted. */
 #include "capture.h"
 
+#include "away.h"
 #include "functions.h"
 
 static int captures;
@@ -40,6 +41,7 @@ void vgpu_capture_reset(void)
 /* Counted before the driver is asked, so that no marker gets into the gap. */
 #define BEGIN_BODY(symbol, ...)                                  \
     do {                                                         \
+        vgpu_away_call();                                        \
         __atomic_add_fetch(&captures, 1, __ATOMIC_SEQ_CST);      \
         CUresult result = CALL(symbol, __VA_ARGS__);             \
         if (result != CUDA_SUCCESS)                              \
@@ -85,6 +87,7 @@ VGPU_EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream hStream, CUgraph 
 /* An invalidated capture has ended, too, whatever the driver's answer; one that was not begun has not. */
 #define END_BODY(symbol, ...)                                                                  \
     do {                                                                                       \
+        vgpu_away_call();                                                                      \
         CUresult result = CALL(symbol, __VA_ARGS__);                                           \
         if (result != CUDA_ERROR_ILLEGAL_STATE && result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD && \
             result != CUDA_ERROR_STREAM_CAPTURE_UNMATCHED && vgpu_capture_any())               \

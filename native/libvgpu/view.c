@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <time.h>
 
+#include "away.h"
 #include "device.h"
 #include "functions.h"
 #include "learn.h"
@@ -15,8 +16,10 @@ VGPU_EXPORT CUresult cuInit(unsigned int flags)
 {
     bool limited;
     CUresult result = vgpu_tenant_enter(&limited);
-    if (result == CUDA_SUCCESS && limited)
+    if (result == CUDA_SUCCESS && limited) {
+        vgpu_away_wait(); /* initialised before, it would wait in the driver */
         vgpu_moved_follow();
+    }
     return result == CUDA_SUCCESS ? CALL(cuInit, flags) : result;
 }
 

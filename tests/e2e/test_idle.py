@@ -74,6 +74,11 @@ call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
 call("cuCtxSetCurrent", context)
 call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(4 << 20))
 call("cuEventCreate", c.byref(event), 0)
+module, function, number = c.c_void_p(), c.c_void_p(), c.c_size_t()
+ptx = b".version 6.0\\n.target sm_50\\n.address_size 64\\n.visible .entry e(){ ret; }\\n"
+call("cuModuleLoadData", c.byref(module), ptx)
+call("cuModuleGetFunction", c.byref(function), module, b"e")
+blocks = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
 calls = {
     "memset": lambda: call("cuMemsetD8_v2", memory, c.c_ubyte(7), c.c_size_t(4 << 20)),
     "large copy": lambda: call("cuMemcpyHtoD_v2", memory, text, c.c_size_t(4 << 20)),
@@ -83,6 +88,14 @@ calls = {
     "query": lambda: call("cuEventQuery", event),
     "stream": lambda: call("cuStreamCreate", c.byref(stream), 0),
     "host": lambda: call("cuMemAllocHost_v2", c.byref(c.c_void_p()), c.c_size_t(4096)),
+    "occupancy": lambda: call(blocks, c.byref(number), function, 128, c.c_size_t(0)),
+    "attribute": lambda: call("cuFuncSetAttribute", function, 8, 0),
+    "limit": lambda: call("cuCtxGetLimit", c.byref(number), 0),
+    "name": lambda: call("cuDeviceGetName", text, 64, 0),
+    "elapsed": lambda: call("cuEventElapsedTime", c.byref(number), event, event),
+    "init": lambda: call("cuInit", 0),
+    "capture": lambda: call("cuStreamBeginCapture_v2", stream, 2),
+    "end": lambda: call("cuEventDestroy_v2", event),
 }
 say(calls=list(calls))
 for line in sys.stdin:
@@ -259,7 +272,7 @@ def test_two_that_do_not_fit_together_take_turns(turns: DemoNode) -> None:
     first, one = busy(turns, 100)
     first.line()
     second, two = busy(turns, 100)
-    assert shown(turns, two).state in ("suspended", "resuming", "active")
+    assert shown(turns, two).state in ("suspending", "suspended", "resuming", "active")
     second.line()  # it has had its first turn
     seen = [rounds(first), rounds(second)]
     for _ in range(2):
