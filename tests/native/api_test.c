@@ -78,7 +78,7 @@ static void check_ways_in(void)
     CHECK(ours(dlsym(RTLD_DEFAULT, "cuMemAlloc_v2")));
     CHECK(ours(dlsym(RTLD_NEXT, "cuMemAlloc_v2")));
     CHECK(ours(next_of("cuMemAlloc_v2")));
-    CHECK(strcmp(object_of(dlsym(cuda, "cuDeviceGetName")), "libcuda.so.1") == 0);
+    CHECK(strcmp(object_of(dlsym(cuda, "cuDeviceGetCount")), "libcuda.so.1") == 0);
     CHECK(namesake != NULL && strcmp(object_of(dlsym(namesake, "cuMemAlloc_v2")), "libnamesake.so") == 0);
     CHECK(next_of("malloc") != NULL && !ours(next_of("malloc")));
     CHECK(next_of("next_of") == NULL && dlerror() != NULL); /* RTLD_NEXT is still the caller's next */
@@ -99,7 +99,7 @@ static void check_proc_address(void)
     CHECK(address == (void *)cuMemAlloc);
     CHECK(cuGetProcAddress_v2("cuGetProcAddress", &address, 12000, 0, &status) == CUDA_SUCCESS);
     CHECK(address == (void *)cuGetProcAddress_v2);
-    CHECK(cuGetProcAddress_v2("cuDeviceGetName", &address, 12000, 0, &status) == CUDA_SUCCESS);
+    CHECK(cuGetProcAddress_v2("cuDeviceGetCount", &address, 12000, 0, &status) == CUDA_SUCCESS);
     CHECK(strcmp(object_of(address), "libcuda.so.1") == 0);
     CHECK(cuGetProcAddress_v2("cuNoSuch", &address, 12000, 0, &status) == CUDA_ERROR_NOT_FOUND);
     CHECK(address == NULL && status == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
