@@ -17,7 +17,17 @@ from tests.ctl.conftest import COMMAND, Ctl, environment
 from tests.ctl.daemon import Daemon
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl.table import width
-from vgpud.ctl.top_draw import DEVICE_HEADS, TENANT_HEADS, cut, device_cells, lines, plain, tenant_cells
+from vgpud.ctl.top_draw import (
+    DEVICE_HEADS,
+    TENANT_HEADS,
+    TENANT_SPARE,
+    cut,
+    device_cells,
+    lines,
+    plain,
+    some,
+    tenant_cells,
+)
 from vgpud.ctl.top_rows import SORTS, Look, TenantRow, chosen, device_rows, tenant_rows
 from vgpud.model.errors import ErrorCode, VgpuError
 
@@ -113,6 +123,22 @@ def test_no_line_is_wider_than_the_terminal(columns: int) -> None:
     drawn = lines(TENANT_HEADS, [tenant_cells(ROW, "█░")], columns, plain)
     assert max(width(line) for line in drawn) <= columns
     assert width(cut("训练训练", 3)) == 2
+
+
+def test_a_narrow_terminal_loses_what_matters_least() -> None:
+    def heads(columns: int) -> list[str]:
+        shown = lines(TENANT_HEADS, [tenant_cells(ROW, "█░")], columns, plain, TENANT_SPARE)
+        return [head for head in TENANT_HEADS if head in shown[0]]
+
+    assert heads(400) == list(TENANT_HEADS)
+    assert {"ALLOCATION", "GPU", "USED / LIMIT", "SHARE", "WAITED", "LABEL"} <= set(heads(100))
+    assert "OVERRUN" not in heads(100)
+
+
+def test_a_low_terminal_says_how_many_devices_it_does_not_show() -> None:
+    devices = ["head", *"01234567"]
+    assert some(devices, 9, 80) == devices
+    assert some(devices, 5, 80) == ["head", "0", "1", "2", "and 5 devices more"]
 
 
 def test_control_characters_of_tenants_do_not_reach_the_terminal() -> None:

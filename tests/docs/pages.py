@@ -2,7 +2,7 @@
 
 A `console` block is run, each line that begins with "$ ", by one bash for the page; what is after it is what
 it prints: "..." stands for anything, on a line of its own for any lines, and "...words..." for a line
-somewhere among others. "? N" comes first where the exit code is not 0. The words after `console` say where:
+somewhere among others. "[exit N]" comes first where the exit code is not 0. The words after `console` say where:
 nothing, on a simulated node (test_console.py); `machine`, as root on an installed Debian 12
 (tests/packaging/test_documented.py); `containers`, `slurm`, `kubernetes`, beside the programs of these names
 (test_doors.py); `checkout`, in a clone of the repository: these stand in NOT_RUN with a reason each.
@@ -79,8 +79,8 @@ def commands(block: Block) -> list[Command]:
     for line in re.sub(r"\\\n\s*", "", block.text).splitlines():
         if line.startswith("$ "):
             found.append(Command(line[2:], 0, ()))
-        elif line.startswith("? "):
-            found[-1] = Command(found[-1].line, int(line[2:]), ())
+        elif code := re.fullmatch(r"\[exit (\d+)\]", line):
+            found[-1] = Command(found[-1].line, int(code[1]), ())
         else:
             found[-1] = Command(found[-1].line, found[-1].code, (*found[-1].printed, line))
     return found

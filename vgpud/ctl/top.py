@@ -25,6 +25,8 @@ from vgpud.model.errors import ErrorCode, Exit, VgpuError
 SAMPLE_SECONDS = 0.7
 UNICODE_BLOCKS, ASCII_BLOCKS = "█░", "#."
 _WIDE = 10_000  # one look into a pipe is not cut
+_GAP_AND_HEAD = 2
+_TENANTS_LEAST = 3
 AWAY = (ErrorCode.UNREACHABLE, ErrorCode.STOPPING, ErrorCode.DEADLINE)
 HELP = "q quit  s sort  r reverse  / filter  j k scroll"
 _ENTER_SCREEN, _LEAVE_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -95,18 +97,31 @@ def _blocks(arguments: Namespace) -> str:
 
 
 def _drawn(
-    now: Look, rows: list[top_rows.TenantRow], columns: int, terminal: Terminal, blocks: str
+    now: Look,
+    rows: list[top_rows.TenantRow],
+    columns: int,
+    terminal: Terminal,
+    blocks: str,
+    height: int | None = None,
 ) -> list[str]:
+    """With a `height`, devices leave room for some tenants, and say how many of them are not shown."""
     drawn = []
     if now.simulated:
         drawn.append(terminal.paint(top_draw.cut(SIMULATED, columns), "yellow"))
     if now.trouble:
         drawn.append(terminal.paint(top_draw.cut(clean(now.trouble), columns), "red"))
     cells = [top_draw.device_cells(row, blocks) for row in top_rows.device_rows(now)]
-    drawn += top_draw.lines(top_draw.DEVICE_HEADS, cells, columns, terminal.paint)
-    drawn.append("")
+    devices = top_draw.lines(top_draw.DEVICE_HEADS, cells, columns, terminal.paint, top_draw.DEVICE_SPARE)
+    if height is not None:
+        room = height - len(drawn) - _GAP_AND_HEAD - min(len(rows), _TENANTS_LEAST)
+        devices = top_draw.some(devices, max(3, room), columns)
     tenants = [top_draw.tenant_cells(row, blocks) for row in rows]
-    return drawn + top_draw.lines(top_draw.TENANT_HEADS, tenants, columns, terminal.paint)
+    return [
+        *drawn,
+        *devices,
+        "",
+        *top_draw.lines(top_draw.TENANT_HEADS, tenants, columns, terminal.paint, top_draw.TENANT_SPARE),
+    ]
 
 
 class Screen:
@@ -192,7 +207,8 @@ class Screen:
         rows = top_rows.tenant_rows(self.now, self.before, time.time_ns())
         kept = top_rows.chosen(rows, self.sort, self.reverse, self.filter)
         self.scroll = min(self.scroll, max(0, len(kept) - 1))
-        body = _drawn(self.now, kept[self.scroll :], columns, self.terminal, self.blocks)[: height - 1]
+        body = _drawn(self.now, kept[self.scroll :], columns, self.terminal, self.blocks, height - 1)
+        body = body[: height - 1]
         foot = top_draw.cut(self._foot(len(kept), len(rows)), columns)
         text = "".join(f"{line}{_CLEAR_LINE}\r\n" for line in body)
         text += _CLEAR_BELOW + f"\x1b[{height};1H" + self.terminal.paint(foot, "bold") + _CLEAR_LINE

@@ -53,6 +53,9 @@ TENANT_HEADS = (
     *("ALLOCATION", "OWNER", "GPU", "MODE", "MEMORY", "USED / LIMIT", "PEAK", "SHARE", "ASKED"),
     *("HELD BACK", "WAITED", "OVERRUN", "REFUSED", "PROCS", "AGE", "LABEL"),
 )
+#: What goes first where the terminal is too narrow for all.
+DEVICE_SPARE = ("POWER", "TEMP", "MEMORY", "GIVEN", "BUSY")
+TENANT_SPARE = ("OVERRUN", "HELD BACK", "PEAK", "PROCS", "MEMORY", "REFUSED", "AGE", "OWNER")
 _LEFT = {"NAME", "MODE", "MEMORY", "ALLOCATION", "OWNER", "LABEL", "USED / ALL", "USED / LIMIT"}
 
 
@@ -100,11 +103,32 @@ def tenant_cells(row: TenantRow, blocks: str) -> list[Cell]:
     ]
 
 
-def lines(heads: Sequence[str], rows: Sequence[Sequence[Cell]], columns: int, paint: Paint) -> list[str]:
-    """Aligned, and cut at `columns`; what has no room at the right is left out, never wrapped."""
+def lines(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    columns: int,
+    paint: Paint,
+    spare: Sequence[str] = (),
+) -> list[str]:
+    """Aligned. Where `columns` are too few, those of `spare` go one by one, then what is at the right is cut;
+    nothing is wrapped."""
     table = [[Cell(head, "bold", head not in _LEFT) for head in heads], *rows]
     widths = [max(width(row[at].text) for row in table) for at in range(len(heads))]
-    return [_line(row, widths, columns, paint) for row in table]
+    kept = list(range(len(heads)))
+    for name in spare:
+        if sum(widths[at] for at in kept) + 2 * (len(kept) - 1) <= columns:
+            break
+        kept.remove(heads.index(name))
+    shown = [widths[at] for at in kept]
+    return [_line([row[at] for at in kept], shown, columns, paint) for row in table]
+
+
+def some(devices: list[str], room: int, columns: int) -> list[str]:
+    """The head and as many devices as have room, with how many have none."""
+    if len(devices) <= room:
+        return devices
+    kept = devices[: room - 1]
+    return [*kept, cut(f"and {len(devices) - len(kept)} devices more", columns)]
 
 
 def _line(row: Sequence[Cell], widths: Sequence[int], columns: int, paint: Paint) -> str:

@@ -61,7 +61,7 @@ def check_owner_override(caller: Caller) -> None:
         raise VgpuError(
             ErrorCode.NOT_ALLOWED,
             f"uid {caller.uid} may not name another owner by {SOCKET_NAMES[caller.door]}",
-            "leave owner_uid and owner_gid out, or call as root by admin.sock",
+            "leave --owner (owner_uid, owner_gid) out, or call as root by admin.sock",
         )
 
 
