@@ -2,7 +2,7 @@
 
 A `console` block is run, each line that begins with "$ ", by one bash for the page; what is after it is what
 it prints: "..." stands for anything, on a line of its own for any lines, and "...words..." for a line
-somewhere among others. "[exit N]" comes first where the exit code is not 0. The words after `console` say where:
+somewhere among others. "[exit N]" comes first where the exit code is not 0. After `console` stands where:
 nothing, on a simulated node (test_console.py); `machine`, as root on an installed Debian 12
 (tests/packaging/test_documented.py); `containers`, `slurm`, `kubernetes`, beside the programs of these names
 (test_doors.py); `checkout`, in a clone of the repository: these stand in NOT_RUN with a reason each.
