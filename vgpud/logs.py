@@ -105,7 +105,10 @@ def journal_message(event: Mapping[str, Any]) -> str:
 
 def _quoted(value: object) -> str:
     text = str(value)
-    return text if text and not set(text) & set(' "\n=') else json.dumps(text, ensure_ascii=False)
+    if text and text.isprintable() and not set(text) & set(' "='):
+        return text
+    # what moves a cursor is escaped too
+    return json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 def journal_fields(event: Mapping[str, Any]) -> dict[str, str]:

@@ -54,6 +54,9 @@ def test_anybody_else_reads_by_ro_sock(run_dir: Path, monkeypatch: pytest.Monkey
         client.release("a")
     assert caught.value.code is ErrorCode.NOT_ALLOWED
     assert "usermod" in caught.value.hint
+    with pytest.raises(VgpuError) as caught, Client() as client:
+        client.drain_device("GPU-1")
+    assert caught.value.hint == "call as root", "the group would not help"
 
 
 def test_no_socket_is_no_daemon(run_dir: Path) -> None:

@@ -45,6 +45,9 @@ def test_events(main: Ctl, daemon: Daemon) -> None:
         "policy_reloaded",
     ]
     assert main("events", "--last", "0").returncode == 2
+    daemon.replies["ListEvents"] = pb.ListEventsReply()
+    none = main("events")
+    assert (none.stdout, none.stderr) == ("", "no event yet\n")
 
 
 # --- why

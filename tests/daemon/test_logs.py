@@ -43,7 +43,9 @@ def test_what_journalctl_shows_unasked_says_it_all() -> None:
     assert logs.journal_message({"event": "ready"}) == "ready"
     failed = logs.journal_message({"event": "a bug", "uid": 7, "exception": "Traceback\n  here"})
     assert failed == "a bug: uid=7\nTraceback\n  here"
-    # nobody writes a line of its own into the journal
+    # nobody writes a line of its own into the journal, or moves the cursor of who reads it
+    assert logs.journal_message({"event": "x", "label": "a\x1b[2J"}) == 'x: label="a\\u001b[2J"'
+    assert logs.journal_message({"event": "x", "label": "Büro 1"}) == 'x: label="Büro 1"'
     assert logs.journal_message({"event": "x", "label": "a\nb"}) == 'x: label="a\\nb"'
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import PAGES
 from tests.packaging.debs import NAMES, field, files, one
 from tests.simnode import ROOT
 from vgpud import __version__
@@ -72,6 +73,16 @@ def test_the_programs_and_what_shells_and_readers_want(debs: Path) -> None:
     pages = {path.name for path in (ROOT / "docs" / "man").glob("*.[1-8]")} - {"libvgpu.7"}
     wanted |= {f"/usr/share/man/man{page[-1]}/{page}.gz" for page in pages}
     assert wanted - names == set()
+
+
+def test_what_the_pages_name_of_the_package_is_there(debs: Path) -> None:
+    """Examples to copy, scripts, and the pictures of the pages themselves."""
+    names = {path.split(" ")[0].removesuffix(".gz") for path in files(one(debs, "vgpud"))}
+    text = "".join(page.read_text() for page in PAGES)
+    named = {path.rstrip("/.") for path in re.findall(r"/usr/(?:share|lib)/(?:doc/)?vgpud/[\w./-]+", text)}
+    pictures = {f"/usr/share/doc/vgpud/{path}" for path in re.findall(r"\]\((images/[^)]+)\)", text)}
+    assert len(named) > 5 and len(pictures) > 2
+    assert {path for path in named | pictures if not any(name.startswith(path) for name in names)} == set()
 
 
 def test_what_the_daemon_looks_for_beside_itself_is_there(debs: Path) -> None:

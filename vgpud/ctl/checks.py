@@ -2,6 +2,7 @@
 
 import grp
 import os
+import pwd
 import shutil
 import stat
 import subprocess
@@ -126,8 +127,15 @@ def _group(host: Host) -> Iterator[Finding]:
         yield Finding("group", FAIL, f"there is no group {host.group}", fix)
         return
     if os.geteuid() != 0 and gid not in os.getgroups():
-        fix = f"usermod -aG {host.group} USER, then log in anew"
+        fix = f"usermod -aG {host.group} {_own_name()}, then log in anew"
         yield Finding("group", WARN, f"you are not in group {host.group}, so you can look only", fix)
+
+
+def _own_name() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # of a directory service that is away, or of none
+        return "USER"
 
 
 def programs(host: Host) -> Iterator[Finding]:

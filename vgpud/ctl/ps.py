@@ -60,6 +60,8 @@ def events(arguments: Namespace, terminal: Terminal) -> int:
         document = {"items": [_document(item) for item in found]}
         terminal.show(View("EventList", document, [str(item.revision) for item in found], []))
         return Exit.OK.value
+    if not found:
+        terminal.say("no event yet")
     for item in found:
         moment = words.moment(item.unix_ns) or "-"
         print("  ".join(clean(cell) for cell in (str(item.revision), moment, item.kind, item.sentence)))
