@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.demo.node import DemoNode, Tenant
-from tests.e2e.conftest import NodeMaker
+from tests.e2e.conftest import ROOMY, NodeMaker
 from tests.e2e.support import GIB, allocate, client, eventually, release, states
 from tests.e2e.test_suspend import SIZE_MIB, end, goes_on, holding, resume, suspend, used_mib
 from vgpud.api.gen import vgpud_pb2 as pb
@@ -171,6 +171,19 @@ def follow(node: DemoNode, policy: str) -> None:
     (node.folder / "etc" / "vgpud.toml").write_text(policy)
     with client(node) as calls:
         calls.reload_policy()
+
+
+def test_a_rule_that_comes_later_counts_from_then(make_node: NodeMaker) -> None:
+    """Without one nothing is looked at, for minutes."""
+    node = make_node(policy=ROOMY)
+    node.start()
+    tenant, name = holding(node)
+    follow(node, IDLE)
+    goes_idle(node, name)
+    follow(node, ROOMY)
+    assert goes_on(tenant), "who is away comes back whatever the rules have become"
+    end(node, tenant, name)
+    node.stop()
 
 
 def test_by_hand_it_stays_away_and_says_that_it_wants(idle: DemoNode) -> None:
