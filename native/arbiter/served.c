@@ -91,7 +91,7 @@ static void close_files(struct lease *lease)
 /* 0 or -errno; on failure everything is closed again. */
 static int open_files(int folder_fd, struct lease *lease, struct stat *usage)
 {
-    lease->limits_fd = open_regular(folder_fd, VGPU_LIMITS_FILE, O_RDONLY, sizeof(struct vgpu_limits));
+    lease->limits_fd = open_regular(folder_fd, VGPU_LIMITS_FILE, O_RDONLY, VGPU_LIMITS_BYTES_LEAST);
     if (lease->limits_fd < 0)
         return lease->limits_fd;
     lease->usage_fd = open_regular(folder_fd, VGPU_USAGE_FILE, O_RDWR, 0);

@@ -113,10 +113,10 @@ int turns_open(void)
 /* A whole page between two equal, even generations. vgpud wrote it, and it may be writing now. */
 static bool read_limits(int fd, struct vgpu_limits *limits)
 {
-    struct vgpu_limits page;
+    struct vgpu_limits page = {.magic = 0};
     for (int attempt = 0; attempt < READ_TRIES; attempt++) {
         uint64_t after;
-        if (pread(fd, &page, sizeof(page), 0) != (ssize_t)sizeof(page) ||
+        if (pread(fd, &page, sizeof(page), 0) < (ssize_t)VGPU_LIMITS_BYTES_LEAST ||
             pread(fd, &after, sizeof(after), offsetof(struct vgpu_limits, generation)) != (ssize_t)sizeof(after))
             return false;
         if (page.generation == after && (after & 1) == 0)

@@ -26,6 +26,7 @@ VGPU_OLD(dlopen);
 VGPU_OLD(dlclose);
 VGPU_OLD(pthread_attr_setstacksize);
 VGPU_OLD(pthread_create);
+VGPU_OLD(pthread_join);
 VGPU_OLD(pthread_mutex_trylock);
 VGPU_OLD(pthread_once);
 VGPU_OLD(pthread_sigmask);

@@ -22,6 +22,15 @@ static void constants(void)
     CONSTANT("LEASE_OPEN", VGPU_LEASE_OPEN);
     CONSTANT("LEASE_CLOSED", VGPU_LEASE_CLOSED);
     CONSTANT("LEASE_AWAY", VGPU_LEASE_AWAY);
+    CONSTANT("MEMORY_FIXED", VGPU_MEMORY_FIXED);
+    CONSTANT("MEMORY_HERE", VGPU_MEMORY_HERE);
+    CONSTANT("MEMORY_OUT", VGPU_MEMORY_OUT);
+    CONSTANT("SWAP_HERE", VGPU_SWAP_HERE);
+    CONSTANT("SWAP_DRAINING", VGPU_SWAP_DRAINING);
+    CONSTANT("SWAP_GOING", VGPU_SWAP_GOING);
+    CONSTANT("SWAP_OUT", VGPU_SWAP_OUT);
+    CONSTANT("SWAP_COMING", VGPU_SWAP_COMING);
+    CONSTANT("SWAP_REFUSED", VGPU_SWAP_REFUSED);
     CONSTANT("OWNER_SELF", VGPU_OWNER_SELF);
     CONSTANT("NO_SLOT", VGPU_NO_SLOT);
     CONSTANT("MSG_ADD", VGPU_MSG_ADD);
@@ -48,6 +57,7 @@ static void limits(void)
     FIELD("LIMITS", vgpu_limits, "STATE", state);
     FIELD("LIMITS", vgpu_limits, "DEVICE_COUNT", device_count);
     FIELD("LIMITS", vgpu_limits, "DEVICES", devices);
+    FIELD("LIMITS", vgpu_limits, "MEMORY", memory);
     SIZE("DEVICE_LIMITS", vgpu_device_limits);
     FIELD("DEVICE_LIMITS", vgpu_device_limits, "MEMORY_BYTES", memory_bytes);
     FIELD("DEVICE_LIMITS", vgpu_device_limits, "SHARE", share);
@@ -79,6 +89,10 @@ static void usage(void)
     FIELD("SLOT", vgpu_slot, "BUSY", busy);
     FIELD("SLOT", vgpu_slot, "QUIET", quiet);
     FIELD("SLOT", vgpu_slot, "WANTS", wants);
+    FIELD("SLOT", vgpu_slot, "SWAP_PHASE", swap_phase);
+    FIELD("SLOT", vgpu_slot, "SWAP_ERROR", swap_error);
+    FIELD("SLOT", vgpu_slot, "MOVABLE_BYTES", movable_bytes);
+    FIELD("SLOT", vgpu_slot, "HOST_BYTES", host_bytes);
     FIELD("SLOT", vgpu_slot, "DEVICES", devices);
     SIZE("SLOT_DEVICE", vgpu_slot_device);
     FIELD("SLOT_DEVICE", vgpu_slot_device, "USED_BYTES", used_bytes);

@@ -55,6 +55,14 @@ enum vgpu_lease_state {
     VGPU_LEASE_AWAY = 3,   /* suspended: who has work says so (slot.wants), and waits until it is open again */
 };
 
+/* Where the memory is that libvgpu can move (libvgpu/movable.h): what plain allocations get in a lease of one
+ * device whose tenants take turns. */
+enum vgpu_lease_memory {
+    VGPU_MEMORY_FIXED = 0, /* there is none: plain allocations are the driver's own */
+    VGPU_MEMORY_HERE = 1,  /* on the device */
+    VGPU_MEMORY_OUT = 2,   /* while the lease is away: on the host; each process says in its slot how far it is */
+};
+
 /* One device of the lease. */
 struct vgpu_device_limits {
     char uuid[VGPU_UUID_BYTES]; /* another one after a move: the entry stays that of its slice */
@@ -78,7 +86,12 @@ struct vgpu_limits {
     uint32_t state; /* enum vgpu_lease_state */
     uint32_t device_count;
     struct vgpu_device_limits devices[VGPU_MAX_DEVICES];
+    uint32_t memory; /* enum vgpu_lease_memory; not in a page of a vgpud that knew none: zero */
+    uint32_t reserved;
 };
+
+/* A page that was made before `memory` was known ends here. */
+#define VGPU_LIMITS_BYTES_LEAST offsetof(struct vgpu_limits, memory)
 
 /* Memory of one process on one device, by kind. Each word is written by its own process only. */
 struct vgpu_slot_device {
@@ -96,6 +109,16 @@ struct vgpu_slot_device {
  * the registration number that the arbiter gave. Sums count every slot whatever its owner word. */
 #define VGPU_OWNER_SELF 0x80000000u
 
+/* How far a process's memory has followed the lease's word. */
+enum vgpu_swap_phase {
+    VGPU_SWAP_HERE = 0,
+    VGPU_SWAP_DRAINING = 1, /* nothing has moved yet: what runs is waited for */
+    VGPU_SWAP_GOING = 2,
+    VGPU_SWAP_OUT = 3,
+    VGPU_SWAP_COMING = 4,
+    VGPU_SWAP_REFUSED = 5, /* it could not go, and is here again */
+};
+
 struct vgpu_slot {
     uint32_t owner;
     int32_t pid;       /* as the process sees itself: informative, never trusted */
@@ -106,7 +129,10 @@ struct vgpu_slot {
     uint32_t busy;    /* 1: work that was given to the devices has not all run */
     uint32_t quiet;   /* 1: the lease is away, and libvgpu itself calls the driver no more until it is back */
     uint32_t wants;   /* threads that wait for the lease to come back; at any time */
-    uint64_t reserved[3];
+    uint32_t swap_phase;    /* enum vgpu_swap_phase; at any time, as the following */
+    uint32_t swap_error;    /* CUresult that REFUSED, or that keeps COMING; 0: none */
+    uint64_t movable_bytes; /* of the process's memory, wherever it is */
+    uint64_t host_bytes;    /* of the host's memory that are kept for it */
     struct vgpu_slot_device devices[VGPU_MAX_DEVICES];
 };
 
@@ -198,6 +224,7 @@ struct vgpu_process_list {
 
 _Static_assert(sizeof(struct vgpu_device_limits) == 88, "ABI");
 _Static_assert(offsetof(struct vgpu_limits, devices) == 88, "ABI");
+_Static_assert(offsetof(struct vgpu_limits, memory) == 1496, "ABI: all there was before it");
 _Static_assert(sizeof(struct vgpu_slot_device) == 64, "one cache line a device");
 _Static_assert(offsetof(struct vgpu_slot, devices) == 64, "device words stay on their own cache lines");
 _Static_assert(offsetof(struct vgpu_usage, retired) == 128, "ABI");

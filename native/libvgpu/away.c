@@ -6,6 +6,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "swap.h"
+
 #define LOOK_NS 100000000 /* nobody may be there to say that the lease is back */
 
 struct vgpu_away_words vgpu_away;
@@ -14,9 +16,14 @@ static const struct vgpu_limits *limits;
 static struct vgpu_slot *slot;
 static uint32_t epoch; /* futex: moves when the lease comes back */
 
+uint32_t vgpu_away_state(void)
+{
+    return limits == NULL ? 0 : __atomic_load_n(&limits->state, __ATOMIC_ACQUIRE);
+}
+
 bool vgpu_away_now(void)
 {
-    return limits != NULL && __atomic_load_n(&limits->state, __ATOMIC_ACQUIRE) == VGPU_LEASE_AWAY;
+    return vgpu_away_state() == VGPU_LEASE_AWAY || vgpu_swap_held();
 }
 
 void vgpu_away_follow(void)
@@ -54,6 +61,7 @@ void vgpu_away_start(const struct vgpu_limits *page, struct vgpu_slot *own)
     limits = page;
     slot = own;
     __atomic_store_n(&slot->wants, 0, __ATOMIC_SEQ_CST); /* of the slot's last owner */
+    vgpu_swap_start(page, own);
     vgpu_away_answer(0, false, false);
     vgpu_away_follow();
 }
@@ -65,11 +73,13 @@ void vgpu_away_answer(uint64_t launches, bool busy, bool quiet)
     __atomic_store_n(&slot->busy, busy, __ATOMIC_SEQ_CST);
     __atomic_store_n(&slot->quiet, quiet, __ATOMIC_SEQ_CST);
     __atomic_add_fetch(&slot->looks, 1, __ATOMIC_SEQ_CST);
+    vgpu_swap_follow(quiet);
 }
 
 void vgpu_away_reset(void)
 {
     limits = NULL;
     slot = NULL;
+    vgpu_swap_reset();
     memset(&vgpu_away, 0, sizeof(vgpu_away));
 }

@@ -35,8 +35,11 @@ static inline void vgpu_away_call(void)
     vgpu_away_check();
 }
 
-/* What the page says now; false before vgpu_away_start. */
+/* Is it away now, or its memory not back yet? False before vgpu_away_start. */
 bool vgpu_away_now(void);
+
+/* What the page says now (enum vgpu_lease_state); 0 before vgpu_away_start. */
+uint32_t vgpu_away_state(void);
 
 /* Follows the page: takes note that the lease went, or wakes those who wait for it. */
 void vgpu_away_follow(void);

@@ -15,6 +15,7 @@
 #include "functions.h"
 #include "green.h"
 #include "learn.h"
+#include "movable.h"
 #include "pool.h"
 #include "process_memory.h"
 #include "tenant.h"
@@ -110,6 +111,7 @@ static void done(const struct creation *made)
 static void ended(int device, CUcontext context)
 {
     vgpu_charge_end_context(context);
+    vgpu_movable_end_context(context);
     if (contexts[device].live > 0)
         contexts[device].live--;
     vgpu_pool_settle_all(device);

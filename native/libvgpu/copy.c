@@ -6,6 +6,7 @@
 #include "away.h"
 #include "functions.h"
 #include "gate.h"
+#include "swap.h"
 
 #define COPY_LEAST_BYTES (1u << 20)
 
@@ -15,11 +16,11 @@
         if (size < COPY_LEAST_BYTES)                                               \
             vgpu_away_call();                                                      \
         if (size < COPY_LEAST_BYTES || vgpu_gate_passes(size / COPY_LEAST_BYTES))  \
-            return CALL(symbol, __VA_ARGS__);                                      \
+            return CALL_INSIDE(symbol, __VA_ARGS__);                               \
         CUresult result = vgpu_gate_look(stream, per_thread, size / COPY_LEAST_BYTES); \
         if (result != CUDA_SUCCESS)                                                \
             return result;                                                         \
-        result = CALL(symbol, __VA_ARGS__);                                        \
+        result = CALL_INSIDE(symbol, __VA_ARGS__);                                 \
         vgpu_gate_launched(stream, per_thread, size / COPY_LEAST_BYTES);           \
         return result;                                                             \
     } while (0)

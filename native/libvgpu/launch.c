@@ -3,6 +3,7 @@
 #include "gate.h"
 #include "graph.h"
 #include "pace.h"
+#include "swap.h"
 #include "tenant.h"
 
 #define KERNEL_WEIGHT 1u
@@ -11,11 +12,11 @@
 #define LAUNCH_BODY(weight, stream, per_thread, symbol, ...)             \
     do {                                                                 \
         if (vgpu_gate_passes(weight))                                    \
-            return CALL(symbol, __VA_ARGS__);                            \
+            return CALL_INSIDE(symbol, __VA_ARGS__);                     \
         CUresult result = vgpu_gate_look(stream, per_thread, weight);\
         if (result != CUDA_SUCCESS)                                      \
             return result;                                               \
-        result = CALL(symbol, __VA_ARGS__);                              \
+        result = CALL_INSIDE(symbol, __VA_ARGS__);                       \
         vgpu_gate_launched(stream, per_thread, weight);              \
         return result;                                                   \
     } while (0)

@@ -43,13 +43,14 @@ static int open_file(const struct vgpu_lease_view *view, const char *name, int f
     return fd < 0 ? -error : fd;
 }
 
-/* A file that is shorter than its struct would raise SIGBUS in the host process: it is refused here. */
-static int map_file(int fd, size_t size, int protection, void **mapped)
+/* A file that is shorter than its struct would raise SIGBUS in the host process: it is refused here, unless only
+ * the last words of its last page are missing, which read as zeroes. */
+static int map_file(int fd, size_t least, size_t size, int protection, void **mapped)
 {
     struct stat about;
     if (fstat(fd, &about) != 0)
         return -errno;
-    if (!S_ISREG(about.st_mode) || about.st_size < (off_t)size)
+    if (!S_ISREG(about.st_mode) || about.st_size < (off_t)least)
         return -EINVAL;
     *mapped = mmap(NULL, size, protection, MAP_SHARED, fd, 0);
     return *mapped == MAP_FAILED ? -errno : 0;
@@ -61,7 +62,7 @@ static int open_limits(struct vgpu_lease_view *view)
     int fd = open_file(view, VGPU_LIMITS_FILE, O_RDONLY);
     if (fd < 0)
         return fd;
-    int error = map_file(fd, sizeof(struct vgpu_limits), PROT_READ, &mapped);
+    int error = map_file(fd, VGPU_LIMITS_BYTES_LEAST, sizeof(struct vgpu_limits), PROT_READ, &mapped);
     close(fd);
     if (error != 0)
         return error;
@@ -78,7 +79,7 @@ static int open_usage(struct vgpu_lease_view *view)
     int fd = open_file(view, VGPU_USAGE_FILE, O_RDWR);
     if (fd < 0)
         return fd;
-    int error = map_file(fd, sizeof(struct vgpu_usage), PROT_READ | PROT_WRITE, &mapped);
+    int error = map_file(fd, sizeof(struct vgpu_usage), sizeof(struct vgpu_usage), PROT_READ | PROT_WRITE, &mapped);
     if (error != 0) {
         close(fd);
         return error;
@@ -114,7 +115,7 @@ const struct vgpu_limits *vgpu_lease_limits(const char *folder)
     char path[VGPU_LEASE_PATH_MAX + 16];
     snprintf(path, sizeof(path), "%s/%s", folder, VGPU_LIMITS_FILE);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    bool done = fd >= 0 && map_file(fd, sizeof(struct vgpu_limits), PROT_READ, &mapped) == 0;
+    bool done = fd >= 0 && map_file(fd, VGPU_LIMITS_BYTES_LEAST, sizeof(struct vgpu_limits), PROT_READ, &mapped) == 0;
     if (fd >= 0)
         close(fd);
     return done ? mapped : NULL;

@@ -1,15 +1,18 @@
 /* memory.c: plain allocations. */
 #include "charge.h"
 #include "functions.h"
+#include "movable.h"
 
 /* The first version of these calls has 32-bit pointers and sizes; both are one shape otherwise. */
-#define ALLOC_BODY(symbol, free_symbol, kind, pointer, bytes, ...)                               \
+#define ALLOC_BODY(symbol, free_symbol, kind, pointer, bytes, movable, ...)                      \
     do {                                                                                         \
         struct vgpu_charge charge;                                                               \
         bool keep;                                                                               \
         CUresult result = vgpu_charge_current(&charge, bytes);                                   \
         if (result != CUDA_SUCCESS)                                                              \
             return result;                                                                       \
+        if (movable)                                                                             \
+            return CUDA_SUCCESS;                                                                 \
         result = CALL(symbol, __VA_ARGS__);                                                      \
         result = vgpu_charge_pointer(&charge, result, kind, result == CUDA_SUCCESS ? *(pointer) : 0, bytes, &keep); \
         if (!keep) {                                                                             \
@@ -21,17 +24,18 @@
 
 VGPU_EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytesize)
 {
-    ALLOC_BODY(cuMemAlloc, cuMemFree, VGPU_KIND_POINTER, dptr, bytesize, dptr, bytesize);
+    ALLOC_BODY(cuMemAlloc, cuMemFree, VGPU_KIND_POINTER, dptr, bytesize, false, dptr, bytesize);
 }
 
 VGPU_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
 {
-    ALLOC_BODY(cuMemAlloc_v2, cuMemFree_v2, VGPU_KIND_POINTER, dptr, bytesize, dptr, bytesize);
+    ALLOC_BODY(cuMemAlloc_v2, cuMemFree_v2, VGPU_KIND_POINTER, dptr, bytesize,
+               vgpu_movable_alloc(&charge, bytesize, dptr), dptr, bytesize);
 }
 
 VGPU_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
 {
-    ALLOC_BODY(cuMemAllocManaged, cuMemFree_v2, VGPU_KIND_MANAGED, dptr, bytesize, dptr, bytesize, flags);
+    ALLOC_BODY(cuMemAllocManaged, cuMemFree_v2, VGPU_KIND_MANAGED, dptr, bytesize, false, dptr, bytesize, flags);
 }
 
 /* The driver chooses the pitch: a guess at its alignment is reserved, the difference settled after. */
@@ -42,13 +46,15 @@ static uint64_t times(uint64_t a, uint64_t b)
     return b != 0 && a > UINT64_MAX / b ? UINT64_MAX : a * b;
 }
 
-#define PITCH_BODY(symbol, free_symbol)                                                          \
+#define PITCH_BODY(symbol, free_symbol, movable)                                                 \
     do {                                                                                         \
         struct vgpu_charge charge;                                                               \
         bool keep;                                                                               \
         CUresult result = vgpu_charge_current(&charge, times(vgpu_round(WidthInBytes, PITCH_GUESS_BYTES), Height)); \
         if (result != CUDA_SUCCESS)                                                              \
             return result;                                                                       \
+        if (movable)                                                                             \
+            return CUDA_SUCCESS;                                                                 \
         result = CALL(symbol, dptr, pPitch, WidthInBytes, Height, ElementSizeBytes);             \
         uint64_t bytes = charge.active && result == CUDA_SUCCESS ? times(*pPitch, Height) : 0;  \
         if (bytes > 0 && !vgpu_charge_resize(&charge, bytes)) {                                  \
@@ -64,16 +70,25 @@ static uint64_t times(uint64_t a, uint64_t b)
         return result;                                                                           \
     } while (0)
 
+static bool movable_rows(struct vgpu_charge *charge, CUdeviceptr *dptr, size_t *pitch, size_t width, size_t height)
+{
+    uint64_t row = vgpu_round(width, PITCH_GUESS_BYTES);
+    if (pitch == NULL || !vgpu_movable_alloc(charge, times(row, height), dptr))
+        return false;
+    *pitch = row;
+    return true;
+}
+
 VGPU_EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pPitch, unsigned int WidthInBytes,
                                      unsigned int Height, unsigned int ElementSizeBytes)
 {
-    PITCH_BODY(cuMemAllocPitch, cuMemFree);
+    PITCH_BODY(cuMemAllocPitch, cuMemFree, false);
 }
 
 VGPU_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height,
                                         unsigned int ElementSizeBytes)
 {
-    PITCH_BODY(cuMemAllocPitch_v2, cuMemFree_v2);
+    PITCH_BODY(cuMemAllocPitch_v2, cuMemFree_v2, movable_rows(&charge, dptr, pPitch, WidthInBytes, Height));
 }
 
 static bool take_pointer(uint64_t pointer, struct vgpu_entry *entry)
@@ -93,8 +108,17 @@ VGPU_EXPORT CUresult cuMemFree(CUdeviceptr_v1 dptr)
 VGPU_EXPORT CUresult cuMemFree_v2(CUdeviceptr dptr)
 {
     struct vgpu_entry entry;
+    CUresult result;
+    if (vgpu_movable_free(dptr, &result))
+        return result;
     bool taken = take_pointer(dptr, &entry);
-    CUresult result = CALL(cuMemFree_v2, dptr);
+    result = CALL(cuMemFree_v2, dptr);
     vgpu_charge_freed(&entry, taken, result);
     return result;
+}
+
+/* Of memory in several chunks the driver would tell the one. */
+VGPU_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
+{
+    return vgpu_movable_range(dptr, pbase, psize) ? CUDA_SUCCESS : CALL(cuMemGetAddressRange_v2, pbase, psize, dptr);
 }

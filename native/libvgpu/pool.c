@@ -14,6 +14,7 @@
 #include "functions.h"
 #include "graph.h"
 #include "learn.h"
+#include "movable.h"
 #include "tenant.h"
 
 struct pool {
@@ -215,12 +216,15 @@ static CUresult end(struct request *request, CUresult result)
     }
 
 /* What cuMemAlloc gave may be freed in stream order too. */
-#define FREE_ASYNC(symbol)                                                                         \
+#define FREE_ASYNC(symbol, per_thread)                                                             \
     VGPU_EXPORT CUresult symbol(CUdeviceptr dptr, CUstream hStream)                                \
     {                                                                                              \
         struct vgpu_entry entry;                                                                   \
+        CUresult result;                                                                           \
+        if (vgpu_movable_free_after(dptr, hStream, per_thread, &result))                           \
+            return result;                                                                         \
         bool taken = vgpu_charge_take(VGPU_KIND_POINTER, dptr, &entry);                            \
-        CUresult result = CALL(symbol, dptr, hStream);                                             \
+        result = CALL(symbol, dptr, hStream);                                                      \
         vgpu_charge_freed_later(&entry, taken, result);                                            \
         return result;                                                                             \
     }
@@ -229,8 +233,8 @@ ALLOC_ASYNC(cuMemAllocAsync, 0)
 ALLOC_ASYNC(cuMemAllocAsync_ptsz, 1)
 ALLOC_FROM_POOL(cuMemAllocFromPoolAsync, 0)
 ALLOC_FROM_POOL(cuMemAllocFromPoolAsync_ptsz, 1)
-FREE_ASYNC(cuMemFreeAsync)
-FREE_ASYNC(cuMemFreeAsync_ptsz)
+FREE_ASYNC(cuMemFreeAsync, 0)
+FREE_ASYNC(cuMemFreeAsync_ptsz, 1)
 
 /* A pool at a location; one in host memory is not limited. */
 static void note_at(CUmemoryPool pool, const CUmemLocation *location, CUmemAllocationType type)

@@ -8,6 +8,7 @@
 #include "charge.h"
 #include "functions.h"
 #include "learn.h"
+#include "movable.h"
 #include "tenant.h"
 #include "vmm.h"
 
@@ -97,6 +98,8 @@ VGPU_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 VGPU_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr)
 {
     struct vgpu_entry mapping;
+    if (vgpu_movable_range((CUdeviceptr)(uintptr_t)addr, NULL, NULL))
+        return CUDA_ERROR_INVALID_VALUE; /* as of any plain memory */
     pthread_mutex_lock(&blocks);
     CUresult result = CALL(cuMemRetainAllocationHandle, handle, addr);
     if (result == CUDA_SUCCESS && vgpu_table_get(VGPU_KIND_MAPPING, (uint64_t)(uintptr_t)addr, &mapping)) {

@@ -7,12 +7,13 @@
 
 #include "away.h"
 #include "functions.h"
+#include "swap.h"
 
-#define WAITS(symbol, parameters, ...)       \
-    VGPU_EXPORT CUresult symbol parameters   \
-    {                                        \
-        vgpu_away_call();                    \
-        return CALL(symbol, __VA_ARGS__);    \
+#define WAITS(symbol, parameters, ...)           \
+    VGPU_EXPORT CUresult symbol parameters       \
+    {                                            \
+        vgpu_away_call();                        \
+        return CALL_INSIDE(symbol, __VA_ARGS__); \
     }
 
 /* And its twin for the per-thread default stream. */

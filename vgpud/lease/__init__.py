@@ -2,6 +2,7 @@
 
 from vgpud.lease.arbiter import ArbiterClient
 from vgpud.lease.contexts import ContextCosts
+from vgpud.lease.memory import LeaseMemory
 from vgpud.lease.pages import (
     DeviceLimits,
     LeaseActivity,
@@ -24,18 +25,22 @@ from vgpud.lease.pages import (
     update_limits,
     write_lease,
 )
+from vgpud.lease.swap import ProcessSwap, SwapPhase, read_swaps
 
 __all__ = [
     "ArbiterClient",
     "ContextCosts",
     "DeviceLimits",
     "LeaseActivity",
+    "LeaseMemory",
     "LeaseMeter",
     "Limits",
     "Meter",
     "MeterPages",
+    "ProcessSwap",
     "ProcessUse",
     "SharePolicy",
+    "SwapPhase",
     "Usage",
     "close_lease",
     "list_leases",
@@ -44,6 +49,7 @@ __all__ = [
     "read_limits",
     "read_meter_pages",
     "read_meters",
+    "read_swaps",
     "read_usage",
     "remove_lease",
     "update_limits",

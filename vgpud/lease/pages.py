@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vgpud import lease_layout as layout
+from vgpud.lease.memory import LeaseMemory
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import ANYONE
 from vgpud.model.view import ComputeTime
@@ -57,6 +58,7 @@ class Limits:
     closed: bool
     devices: tuple[DeviceLimits, ...]
     away: bool = False  # suspended
+    memory: LeaseMemory = LeaseMemory.FIXED
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,9 @@ def _pack_device(device: DeviceLimits) -> bytes:
     return body.ljust(layout.DEVICE_LIMITS_SIZE, b"\0")
 
 
-def _pack_body(allocation: str, state: int, devices: Sequence[DeviceLimits]) -> bytes:
+def _pack_body(
+    allocation: str, state: int, devices: Sequence[DeviceLimits], memory: LeaseMemory = LeaseMemory.FIXED
+) -> bytes:
     """Everything behind `generation`."""
     name = allocation.encode()
     if not 0 < len(name) < layout.ID_BYTES or not 0 < len(devices) <= layout.MAX_DEVICES:
@@ -146,6 +150,7 @@ def _pack_body(allocation: str, state: int, devices: Sequence[DeviceLimits]) -> 
         )
     head = struct.pack(f"<{layout.ID_BYTES}sII", name, state, len(devices))
     body = head + b"".join(_pack_device(device) for device in devices)
+    body = body.ljust(layout.LIMITS_MEMORY - layout.LIMITS_ALLOCATION, b"\0") + struct.pack("<I", memory)
     return body.ljust(layout.LIMITS_SIZE - layout.LIMITS_ALLOCATION, b"\0")
 
 
@@ -172,7 +177,13 @@ def _state(away: bool) -> int:
 
 
 def write_lease(
-    root: Path, allocation: str, devices: Sequence[DeviceLimits], uid: int, gid: int, away: bool = False
+    root: Path,
+    allocation: str,
+    devices: Sequence[DeviceLimits],
+    uid: int,
+    gid: int,
+    away: bool = False,
+    memory: LeaseMemory = LeaseMemory.FIXED,
 ) -> Path:
     """Makes the folder root/allocation, whole or not at all; the tenant is uid:gid, or ANYONE. A lease
     that is there already keeps its files (a tenant may have them mapped) and gets these limits.
@@ -182,7 +193,7 @@ def write_lease(
     Raises VgpuError LEASE_FAILED if the file system refuses.
     """
     folder = root / allocation
-    body = _pack_body(allocation, _state(away), devices)
+    body = _pack_body(allocation, _state(away), devices, memory)
     try:
         if folder.exists():
             _note_moved(folder, [device.uuid for device in devices])
@@ -250,9 +261,14 @@ def _rewrite(folder: Path, body: bytes) -> None:
         os.close(fd)
 
 
-def update_limits(folder: Path, devices: Sequence[DeviceLimits], away: bool | None = None) -> None:
+def update_limits(
+    folder: Path,
+    devices: Sequence[DeviceLimits],
+    away: bool | None = None,
+    memory: LeaseMemory | None = None,
+) -> None:
     """Resizes a running tenant, in place. The devices and their order cannot change; `away` says whether
-    it is suspended, None: as before.
+    it is suspended, None: as before; so with `memory`.
 
     Raises VgpuError LEASE_FAILED if the lease is gone or closed, BUG if it is for other devices.
     """
@@ -262,7 +278,9 @@ def update_limits(folder: Path, devices: Sequence[DeviceLimits], away: bool | No
     if held.closed:
         raise VgpuError(ErrorCode.LEASE_FAILED, f"the lease of {held.allocation} is closed", "allocate anew")
     try:
-        _rewrite(folder, _pack_body(held.allocation, _state(held.away if away is None else away), devices))
+        state = _state(held.away if away is None else away)
+        where = held.memory if memory is None else memory
+        _rewrite(folder, _pack_body(held.allocation, state, devices, where))
     except OSError as error:
         raise _failed(f"update the lease of {held.allocation}", error) from error
 
@@ -275,7 +293,7 @@ def close_lease(folder: Path) -> None:
     except VgpuError:
         return
     try:
-        _rewrite(folder, _pack_body(held.allocation, layout.LEASE_CLOSED, held.devices))
+        _rewrite(folder, _pack_body(held.allocation, layout.LEASE_CLOSED, held.devices, held.memory))
     except OSError as error:
         raise _failed(f"close the lease of {held.allocation}", error) from error
 
@@ -374,11 +392,14 @@ def _parse_limits(raw: bytes) -> Limits:
     if not 0 < count <= layout.MAX_DEVICES:
         raise ValueError("bad device count")
     (state,) = struct.unpack_from("<I", raw, layout.LIMITS_STATE)
+    # a page that was made before there was this word ends in front of it
+    (memory,) = struct.unpack_from("<I", raw.ljust(layout.LIMITS_SIZE, b"\0"), layout.LIMITS_MEMORY)
     return Limits(
         allocation=_text(raw[layout.LIMITS_ALLOCATION : layout.LIMITS_ALLOCATION + layout.ID_BYTES]),
         generation=_WORD.unpack_from(raw, layout.LIMITS_GENERATION)[0],
         closed=state == layout.LEASE_CLOSED,
         away=state == layout.LEASE_AWAY,
+        memory=LeaseMemory(memory),
         devices=tuple(_read_device(raw, i) for i in range(count)),
     )
 

@@ -265,14 +265,23 @@ class Edits:
 LEASE_VARIABLE = "VGPU_LEASE"  # names a host process's lease folder (native/common/lease.h)
 
 
+class Way(StrEnum):
+    """How a process's memory went to the host."""
+
+    CHECKPOINT = "checkpoint"  # by the driver, all of it
+    SWAP = "swap"  # by libvgpu, what is movable of it
+
+
 @dataclass(frozen=True, slots=True)
 class SuspendedProcess:
     """A process that waits. The start time (field 22 of /proc/PID/stat, clock ticks) tells it from
-    another one of the same pid; `memory_bytes` is what it had on devices."""
+    another one of the same pid; `memory_bytes` of it left devices, `stays_bytes` are still there."""
 
     pid: int
     start_ticks: int
     memory_bytes: int
+    way: Way = Way.CHECKPOINT
+    stays_bytes: int = 0
 
 
 class Cause(StrEnum):
@@ -305,6 +314,16 @@ class Allocation:
         """Is it held through a lease folder: in mode preload, or in mps with libvgpu for the memory?"""
         preload = any(part.mode is Mode.PRELOAD for part in self.slices)
         return preload or any(name == LEASE_VARIABLE for name, _ in self.edits.host_env)
+
+    @property
+    def is_swapped(self) -> bool:
+        """Does libvgpu move its memory, not the driver? All of its processes went the same way."""
+        return any(process.way is Way.SWAP for process in self.suspended)
+
+    @property
+    def stays_bytes(self) -> int:
+        """What a suspended tenant has left on its device."""
+        return sum(process.stays_bytes for process in self.suspended)
 
     @property
     def moves(self) -> bool:

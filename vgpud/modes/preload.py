@@ -20,11 +20,15 @@ from vgpud.lease import (
     ContextCosts,
     DeviceLimits,
     LeaseActivity,
+    LeaseMemory,
+    Meter,
+    ProcessSwap,
     SharePolicy,
     close_lease,
     read_activity,
     read_limits,
     read_meters,
+    read_swaps,
     read_usage,
     remove_lease,
     update_limits,
@@ -53,6 +57,7 @@ _AT_ONCE_SECONDS = 0.002
 
 # in which a tenant's processes wait in front of the driver
 _AWAY = (State.SUSPENDING, State.SUSPENDED, State.RESUMING)
+_OUT = (State.SUSPENDING, State.SUSPENDED)
 _PRIORITIES = {"above-normal": 1, "below-normal": -1}
 
 T = TypeVar("T")
@@ -65,6 +70,7 @@ class PreloadRules:
 
     share_policy: SharePolicy = SharePolicy.HARD
     latency_quantum_us: int = 0
+    takes_turns: bool = False  # so plain memory is made such that it can leave the card
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +187,7 @@ class Preload:
             uid=owner.uid,
             gid=owner.gid,
             away=allocation.state in _AWAY,
+            memory=self._memory(allocation),
         )
         self._contexts.seed(self._leases / allocation.id)
         await self._order(ArbiterClient.add, allocation.id)
@@ -201,13 +208,31 @@ class Preload:
 
     async def resize(self, allocation: Allocation) -> None:
         folder = self._leases / allocation.id
-        update_limits(folder, self._limits(allocation), away=allocation.state in _AWAY)
+        away = allocation.state in _AWAY
+        update_limits(folder, self._limits(allocation), away=away, memory=self._memory(allocation))
         with suppress(VgpuError):  # who is not reached now looks when it registers anew
             await self.look(allocation.id)
 
     async def look(self, allocation_id: str) -> None:
         """Has the tenant's processes write what `activity` reads. Raises VgpuError."""
         await self._order_once(ArbiterClient.look, allocation_id)
+
+    def _memory(self, allocation: Allocation) -> LeaseMemory:
+        """Movable where the tenant takes turns on one device: with peers, others would have to map it too."""
+        if allocation.is_swapped:
+            return LeaseMemory.OUT if allocation.state in _OUT else LeaseMemory.HERE
+        parts = allocation.slices
+        alone = len(parts) == 1 and parts[0].mode is Mode.PRELOAD and parts[0].mig is None
+        turns = alone and self._world.rules_for(parts[0].device_uuid).takes_turns
+        return LeaseMemory.HERE if turns else LeaseMemory.FIXED
+
+    def swaps(self, allocation_id: str) -> tuple[ProcessSwap, ...]:
+        """Raises VgpuError(LEASE_FAILED)."""
+        return read_swaps(self._leases / allocation_id)
+
+    def held(self, allocation_id: str) -> Meter:
+        """Of the lease's first device, all processes. Raises VgpuError(LEASE_FAILED)."""
+        return read_meters(self._leases / allocation_id, 1)[0].memory
 
     def activity(self, allocation_id: str) -> LeaseActivity:
         """Raises VgpuError(LEASE_FAILED)."""
@@ -236,8 +261,9 @@ class Preload:
             replace(device, share_policy=now.share_policy, priority=now.priority, quantum_us=now.quantum_us)
             for device, now in zip(held.devices, self._limits(allocation), strict=True)
         )
-        if ruled != held.devices and not held.closed:
-            update_limits(folder, ruled)
+        memory = held.memory if held.away else self._memory(allocation)
+        if (ruled != held.devices or memory is not held.memory) and not held.closed:
+            update_limits(folder, ruled, memory=memory)
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:
         close_lease(self._leases / allocation.id)

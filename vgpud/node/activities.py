@@ -65,6 +65,12 @@ class Activities:
                 ErrorCode.ALLOCATION_BUSY, f"allocation {going.id} works again", "it is left to its work"
             )
 
+    def left(self, going: Allocation) -> None:
+        """It has just been sent away: what it calls from now on, it calls since it wants to work."""
+        now = self.read(going)
+        if now is not None:
+            self._left[going.id] = now.calls
+
     def wants(self, allocation: Allocation) -> bool:
         """Does a suspended tenant want to work? Also one whose call slipped past libvgpu as it went."""
         now = self.read(allocation)

@@ -13,7 +13,9 @@ _POLICIES = {"hard": SharePolicy.HARD, "work-conserving": SharePolicy.WORK_CONSE
 
 
 def rules_of(settings: PreloadSettings) -> PreloadRules:
-    return PreloadRules(_POLICIES[settings.share_policy], settings.latency_quantum_us)
+    return PreloadRules(
+        _POLICIES[settings.share_policy], settings.latency_quantum_us, settings.turn is not None
+    )
 
 
 def preload_world(book: Book, inventory: Inventory, keeper: Callable[[], NodeKeeper | None]) -> PreloadWorld:

@@ -182,6 +182,7 @@ class Residency:
         where = seen.where
         if allocation.id == self._moving:  # its state may not say so yet
             where = {Where.AWAY: Where.COMING, Where.HERE: Where.GOING}.get(where, where)
+        stays = self._stays(allocation, where, rules)
         return Tenant(
             id=allocation.id,
             parts=tuple((part.device_uuid, part.memory_bytes) for part in allocation.slices),
@@ -195,7 +196,15 @@ class Residency:
             patience=seen.patience,
             not_before=seen.not_before,
             why_not=seen.why_not,
+            stays=() if stays is None else tuple((p.device_uuid, stays) for p in allocation.slices),
+            swaps=stays is not None,
         )
+
+    def _stays(self, allocation: Allocation, where: Where, rules: Rules) -> int | None:
+        """What is left on its device, or would be, if libvgpu moves its memory; None: it does not."""
+        if where is Where.HERE and rules.turn_seconds is not None:
+            return self.suspends.swaps.stays_bytes(allocation)
+        return allocation.stays_bytes if allocation.is_swapped else None
 
     # --- doing it
 
@@ -220,7 +229,7 @@ class Residency:
         log.info("suspend", allocation=move.id, cause=move.cause.value, why=move.sentence)
         idle = seen.activity if seen is not None and move.cause is Cause.IDLE else None
         worked = seen is not None and seen.active_at > seen.since
-        await self.suspends.suspend(allocation, move.cause, idle)
+        await self.suspends.suspend(allocation, move.cause, idle, move.swaps)
         if seen is not None and move.cause is Cause.TURN and worked:
             seen.wants_since = time.monotonic()  # it is in the middle of its work, wherever its threads are
         self.tally.suspended[move.cause.value] += 1

@@ -17,6 +17,7 @@ from vgpud.model.event import EventKind
 from vgpud.model.tenancy import Allocation, Cause, State, SuspendedProcess
 from vgpud.node.checkpoints import Checkpoints, Surroundings, check_well, living, seconds_for, told
 from vgpud.node.checks import settled
+from vgpud.node.swaps import Swaps
 from vgpud.planner import suspend as rules
 
 log = structlog.get_logger(__name__)
@@ -33,18 +34,32 @@ class Suspends:
         self._around = around
         self._book = around.book
         self._do = Checkpoints(around)
+        self.swaps = Swaps(around)
 
     # --- suspend
 
     async def suspend(
-        self, allocation: Allocation, cause: Cause = Cause.HAND, idle_since: LeaseActivity | None = None
+        self,
+        allocation: Allocation,
+        cause: Cause = Cause.HAND,
+        idle_since: LeaseActivity | None = None,
+        swaps: bool = True,
     ) -> Allocation:
-        """Raises VgpuError, with every process of the tenant running as before; also where it has worked
+        """At a turn's end with `swaps` libvgpu moves its memory, where it can; else the driver does.
+
+        Raises VgpuError, with every process of the tenant running as before; also where it has worked
         since it was as `idle_since` says."""
         if settled(allocation).state is State.SUSPENDED:
             return await self._suspended_again(allocation, cause)
         check_well(allocation)
         rules.check_mode(allocation)
+        if cause is Cause.TURN and swaps and self.swaps.stays_bytes(allocation) is not None:
+            try:
+                work = self.swaps.out(replace(allocation, cause=cause))
+                return await asyncio.shield(self._around.changes.begin(allocation.id, work))
+            except VgpuError as error:
+                log.warning("the driver is to suspend it", allocation=allocation.id, why=str(error))
+                allocation = settled(self._book.get(allocation.id))
         work = self._suspend(replace(allocation, cause=cause), idle_since)
         return await asyncio.shield(self._around.changes.begin(allocation.id, work))
 
@@ -105,6 +120,8 @@ class Suspends:
         try:
             for part in coming.slices:
                 await self._around.transitions.ensure(part.device_uuid, part.mode)
+            if coming.is_swapped:
+                return await self.swaps.back(before, coming)
             async with self._around.suspender.session() as session:
                 await self._do.record(coming, "resume", before)
                 return await self._bring_back(session, before, coming)
@@ -148,6 +165,9 @@ class Suspends:
         coming = replace(living(allocation), state=State.RESUMING)
 
         async def wake() -> None:
+            if allocation.is_swapped:
+                await self.swaps.wake(coming, told("resumed after vgpud was interrupted", coming))
+                return
             async with self._around.suspender.session() as session:
                 await self._wake(session, coming, told("resumed after vgpud was interrupted", coming))
 

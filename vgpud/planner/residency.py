@@ -42,7 +42,8 @@ class Where(StrEnum):
 class Tenant:
     """`parts` are device UUIDs with the bytes that it may have on each. `since`: in this place. `active_at`
     counts while it is here, `wants_since` (None: it does not) and `cause` while it is away. `patience` says
-    how often its idle time is doubled. After a refusal nothing is tried `not_before`, for `why_not`."""
+    how often its idle time is doubled. After a refusal nothing is tried `not_before`, for `why_not`.
+    If it `swaps`, libvgpu can move its memory but for what `stays`; while it is away, that is taken."""
 
     id: str
     parts: tuple[tuple[str, int], ...]
@@ -56,6 +57,8 @@ class Tenant:
     patience: int = 0
     not_before: float = -inf
     why_not: str = ""
+    stays: tuple[tuple[str, int], ...] = ()
+    swaps: bool = False
 
     @property
     def residence(self) -> float:
@@ -71,13 +74,15 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """`cause` is for SUSPEND; `place` in the queue, from 1, for WAIT."""
+    """`cause` is for SUSPEND, and `swaps`: what libvgpu cannot move may stay; `place` in the queue, from 1,
+    for WAIT."""
 
     kind: Kind
     id: str
     sentence: str
     cause: Cause = Cause.IDLE
     place: int = 0
+    swaps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +140,11 @@ class _Round:
         self._making: dict[str, int] = {}  # bytes whose holders are on their way out
         self._blocked: dict[str, int] = {}  # devices for which somebody waits: how many
         self._again = inf
+        self._tenants = tenants
         self._here = [t for t in tenants if t.where is Where.HERE]
         self._queue = sorted((t for t in tenants if _waits(t)), key=_order)
         for tenant in tenants:
-            if tenant.where is not Where.AWAY:
-                self._take(tenant.parts, -1)
+            self._take(tenant.stays if tenant.where is Where.AWAY else tenant.parts, -1)
             if tenant.where is Where.GOING:
                 self._leaves(tenant)
 
@@ -179,7 +184,9 @@ class _Round:
             return [self._wait(tenant, "its device has not so much memory now")]
         if any(self._blocked.get(uuid) for uuid, _ in tenant.parts):
             return [self._wait(tenant, "others wait for longer")]
-        if all(self._free.get(uuid, 0) >= size for uuid, size in tenant.parts):
+        left = dict(tenant.stays)
+        if all(self._free.get(uuid, 0) + left.get(uuid, 0) >= size for uuid, size in tenant.parts):
+            self._take(tenant.stays, 1)
             self._take(tenant.parts, -1)
             waited = self._now - (self._now if tenant.wants_since is None else tenant.wants_since)
             return [Move(Kind.RESUME, tenant.id, f"there is room, after {waited:.1f} s")]
@@ -189,7 +196,9 @@ class _Round:
         chosen: list[Tenant] = []
         lacking = ""
         for uuid, size in tenant.parts:
-            short = size - self._free.get(uuid, 0) - self._making.get(uuid, 0)
+            short = (
+                size - self._free.get(uuid, 0) - self._making.get(uuid, 0) - dict(tenant.stays).get(uuid, 0)
+            )
             short -= sum(dict(one.parts).get(uuid, 0) for one in chosen)
             beside = [t for t in self._here if uuid in dict(t.parts) and t not in chosen]
             for other in sorted(beside, key=lambda t: (t.since, t.id)):
@@ -223,7 +232,19 @@ class _Round:
     def _send(self, tenant: Tenant, cause: Cause, sentence: str) -> Move:
         self._here.remove(tenant)
         self._leaves(tenant)
-        return Move(Kind.SUSPEND, tenant.id, sentence, cause)
+        swaps = cause is Cause.TURN and tenant.swaps and self._may_leave_some(tenant)
+        return Move(Kind.SUSPEND, tenant.id, sentence, cause, swaps=swaps)
+
+    def _may_leave_some(self, tenant: Tenant) -> bool:
+        """Would everybody else still fit, one at a time, beside what is left of those who are away?"""
+        away = [t for t in self._tenants if t.where is Where.AWAY or t is tenant]
+        for uuid, _ in tenant.parts:
+            left = sum(dict(t.stays).get(uuid, 0) for t in away)
+            for other in self._tenants:
+                own = dict(other.stays).get(uuid, 0) if other in away else 0
+                if dict(other.parts).get(uuid, 0) + left - own > self._capacity.get(uuid, 0):
+                    return False
+        return True
 
     def _leaves(self, tenant: Tenant) -> None:
         for uuid, size in tenant.parts:

@@ -59,7 +59,7 @@ def check_host(wanted_bytes: int, held: int, host: HostMemory) -> None:
 
 
 def check_room(allocation: Allocation, node: Node, use: Mapping[str, DeviceUse]) -> None:
-    """Can it come back where it was? `use` counts what the others hold.
+    """Can it come back where it was? `use` counts what the others hold, and what it has left there itself.
 
     Raises VgpuError: NO_SUCH_DEVICE, NO_CAPACITY, DEVICE_IN_USE.
     """
@@ -79,7 +79,7 @@ def check_room(allocation: Allocation, node: Node, use: Mapping[str, DeviceUse])
                 f"{allocation.id} needs it in mode {part.mode.value}",
                 "release them first; the allocation stays suspended",
             )
-        free = device.memory_usable_bytes - others.memory_bytes
+        free = device.memory_usable_bytes - others.memory_bytes + allocation.stays_bytes
         if part.mode is Mode.PRELOAD and part.memory_bytes > free:
             raise VgpuError(
                 ErrorCode.NO_CAPACITY,

@@ -104,15 +104,15 @@ EMPTY = DeviceUse()
 
 
 def charged(allocation: Allocation) -> tuple[Slice, ...]:
-    """The slices as they count on their devices. One that is suspended takes neither memory nor time; a
-    preload tenant keeps its device in its mode, a whole card is anybody's until its tenant comes back. One
-    that moves counts at both ends."""
+    """The slices as they count on their devices. One that is suspended takes no time, and of memory only what
+    libvgpu could not move; a preload tenant keeps its device in its mode, a whole card is anybody's until its
+    tenant comes back. One that moves counts at both ends."""
     if allocation.moves:
         return tuple(end for part in allocation.slices for end in _both_ends(part))
     if allocation.state is not State.SUSPENDED:
         return allocation.slices
     kept = (part for part in allocation.slices if part.mode is not Mode.EXCLUSIVE)
-    return tuple(replace(part, memory_bytes=0, share=None) for part in kept)
+    return tuple(replace(part, memory_bytes=allocation.stays_bytes, share=None) for part in kept)
 
 
 def _both_ends(part: Slice) -> tuple[Slice, ...]:

@@ -1,0 +1,215 @@
+#include "carry.h"
+
+#include <string.h>
+
+#include "functions.h"
+#include "hostbuf.h"
+#include "movable.h"
+
+#define IN_FLIGHT 16u /* copies */
+
+struct copy {
+    struct vgpu_piece *piece;
+    unsigned chunk;
+};
+
+static struct {
+    CUcontext context; /* NULL: there is nothing of ours in one */
+    CUstream stream;
+    CUevent events[IN_FLIGHT];
+    struct copy flying[IN_FLIGHT];
+    unsigned first;
+    unsigned count;
+} line;
+static CUresult error;
+static uint64_t *told; /* bytes of the host's buffer */
+
+CUresult vgpu_carry_error(void)
+{
+    return error;
+}
+
+static bool good(CUresult result)
+{
+    if (result != CUDA_SUCCESS)
+        error = result;
+    return result == CUDA_SUCCESS;
+}
+
+/* Any context of the device does: mappings are the process's. Pushed on true. */
+static bool begin(const struct vgpu_piece *piece)
+{
+    CUcontext popped;
+    bool fresh = line.context == NULL;
+    CUcontext context = fresh ? piece->context : line.context;
+    if (!good(CALL(cuCtxPushCurrent_v2, context)))
+        return false;
+    bool whole = !fresh || good(CALL(cuStreamCreate, &line.stream, CU_STREAM_NON_BLOCKING));
+    for (unsigned i = 0; fresh && whole && i < IN_FLIGHT; i++)
+        whole = good(CALL(cuEventCreate, &line.events[i], CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC));
+    if (whole)
+        line.context = context;
+    else
+        CALL(cuCtxPopCurrent_v2, &popped);
+    return whole;
+}
+
+static void end(void)
+{
+    CUcontext popped;
+    CALL(cuCtxPopCurrent_v2, &popped);
+}
+
+static CUresult copy_chunk(const struct vgpu_piece *piece, unsigned chunk, bool out)
+{
+    CUdeviceptr device = vgpu_chunk_base(piece, chunk);
+    uint64_t place = piece->chunks[chunk].place;
+    CUresult result = CUDA_SUCCESS;
+    for (uint64_t left = vgpu_chunk_bytes(piece, chunk); left > 0 && result == CUDA_SUCCESS;) {
+        uint64_t there;
+        void *host = vgpu_hostbuf_at(place, &there);
+        uint64_t bytes = left < there ? left : there;
+        result = out ? CALL(cuMemcpyDtoHAsync_v2, host, device, bytes, line.stream)
+                     : CALL(cuMemcpyHtoDAsync_v2, device, host, bytes, line.stream);
+        device += bytes;
+        place += bytes;
+        left -= bytes;
+    }
+    return result;
+}
+
+/* The oldest copy's end. */
+static CUresult land(void)
+{
+    const struct copy *copy = &line.flying[line.first];
+    CUresult result = CALL(cuEventSynchronize, line.events[line.first]);
+    if (result == CUDA_SUCCESS)
+        vgpu_chunk_unmap(copy->piece, copy->chunk);
+    line.first = (line.first + 1) % IN_FLIGHT;
+    line.count--;
+    return result;
+}
+
+static CUresult take_off(struct vgpu_piece *piece, unsigned chunk)
+{
+    unsigned next = (line.first + line.count) % IN_FLIGHT;
+    CUresult result = line.count == IN_FLIGHT ? land() : CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS)
+        result = copy_chunk(piece, chunk, true);
+    if (result == CUDA_SUCCESS)
+        result = CALL(cuEventRecord, line.events[next], line.stream);
+    if (result == CUDA_SUCCESS) {
+        line.flying[next] = (struct copy){piece, chunk};
+        line.count++;
+    }
+    return result;
+}
+
+static uint64_t give_places(void)
+{
+    uint64_t place = 0;
+    for (struct vgpu_piece *piece = vgpu_movable_pieces(); piece != NULL; piece = piece->next)
+        for (unsigned i = 0; i < piece->chunk_count; i++) {
+            piece->chunks[i].place = place;
+            place += vgpu_chunk_bytes(piece, i);
+        }
+    return place;
+}
+
+static bool all_out(void)
+{
+    CUresult result = CUDA_SUCCESS;
+    for (struct vgpu_piece *piece = vgpu_movable_pieces(); piece != NULL; piece = piece->next)
+        for (unsigned i = 0; i < piece->chunk_count && result == CUDA_SUCCESS; i++)
+            result = take_off(piece, i);
+    while (line.count > 0) {
+        CUresult landed = land();
+        result = result == CUDA_SUCCESS ? landed : result;
+    }
+    return good(result);
+}
+
+bool vgpu_carry_out(void)
+{
+    const struct vgpu_piece *first = vgpu_movable_pieces();
+    if (first == NULL)
+        return true;
+    if (!begin(first))
+        return false;
+    bool done = good(vgpu_hostbuf_lock()) && good(vgpu_hostbuf_grow(give_places())) && all_out();
+    __atomic_store_n(told, vgpu_hostbuf_bytes(), __ATOMIC_SEQ_CST);
+    end();
+    return done;
+}
+
+/* False: an error, or `stop` says so. What is mapped by then is fresh. */
+static bool bring_in(bool (*stop)(void))
+{
+    for (struct vgpu_piece *piece = vgpu_movable_pieces(); piece != NULL; piece = piece->next)
+        for (unsigned i = 0; i < piece->chunk_count; i++) {
+            if (piece->chunks[i].handle != 0)
+                continue;
+            if ((stop != NULL && stop()) || !good(vgpu_chunk_map(piece, i)))
+                return false;
+            if (!good(copy_chunk(piece, i, false))) {
+                CALL(cuStreamSynchronize, line.stream); /* a part of it may be on its way */
+                vgpu_chunk_unmap(piece, i);
+                return false;
+            }
+            piece->chunks[i].fresh = true;
+        }
+    return true;
+}
+
+static void settle(bool stays)
+{
+    for (struct vgpu_piece *piece = vgpu_movable_pieces(); piece != NULL; piece = piece->next)
+        for (unsigned i = 0; i < piece->chunk_count; i++) {
+            if (!stays && piece->chunks[i].fresh)
+                vgpu_chunk_unmap(piece, i);
+            piece->chunks[i].fresh = false;
+        }
+}
+
+bool vgpu_carry_in(bool (*stop)(void))
+{
+    const struct vgpu_piece *first = vgpu_movable_pieces();
+    if (first == NULL)
+        return true;
+    if (!begin(first))
+        return false;
+    bool mapped = bring_in(stop);
+    bool whole = good(CALL(cuStreamSynchronize, line.stream)) && mapped;
+    if (whole || error != CUDA_ERROR_OUT_OF_MEMORY)
+        settle(whole); /* else those that are here already stay, and the next call goes on */
+    end();
+    return whole;
+}
+
+void vgpu_carry_in_undo(void)
+{
+    CUcontext popped;
+    if (line.context == NULL || CALL(cuCtxPushCurrent_v2, line.context) != CUDA_SUCCESS)
+        return;
+    settle(false);
+    CALL(cuCtxPopCurrent_v2, &popped);
+}
+
+void vgpu_carry_forget(CUcontext context)
+{
+    if (line.context != context)
+        return;
+    memset(&line, 0, sizeof(line));
+    vgpu_hostbuf_unlocked();
+}
+
+void vgpu_carry_start(uint64_t *host_bytes)
+{
+    told = host_bytes;
+}
+
+void vgpu_carry_reset(void)
+{
+    memset(&line, 0, sizeof(line));
+    vgpu_hostbuf_reset();
+}

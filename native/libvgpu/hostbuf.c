@@ -1,0 +1,138 @@
+#include "hostbuf.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "functions.h"
+
+#define SEGMENTS 512u
+#define SEGMENT_BYTES (1ull << 30) /* of whole segments; the last one may be smaller */
+#define GRAIN_BYTES (32ull << 20)
+#define HELPERS 8
+#define TOUCH_BYTES 4096u
+#define STACK_BYTES (64 * 1024)
+
+static struct segment {
+    char *base;
+    uint64_t place;
+    uint64_t bytes;
+    bool locked;
+} segments[SEGMENTS];
+static unsigned count;
+
+struct part {
+    char *base;
+    uint64_t bytes;
+};
+
+static void *touch(void *argument)
+{
+    const struct part *part = argument;
+    for (uint64_t at = 0; at < part->bytes; at += TOUCH_BYTES)
+        *(volatile char *)(part->base + at) = 0;
+    return NULL;
+}
+
+/* The kernel clears a page when it is first touched: by as many threads as there are processors, up to HELPERS. */
+static void touch_all(char *base, uint64_t bytes)
+{
+    pthread_t threads[HELPERS];
+    struct part parts[HELPERS];
+    pthread_attr_t attributes;
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    unsigned helpers = processors < 1 ? 1 : processors > HELPERS ? HELPERS : (unsigned)processors;
+    bool made[HELPERS] = {false};
+    uint64_t each = bytes / helpers / GRAIN_BYTES * GRAIN_BYTES;
+    bool can = pthread_attr_init(&attributes) == 0 && pthread_attr_setstacksize(&attributes, STACK_BYTES) == 0;
+    for (unsigned i = 0; i < helpers; i++) {
+        parts[i] = (struct part){base + i * each, i + 1 == helpers ? bytes - i * each : each};
+        made[i] = can && i + 1 < helpers && pthread_create(&threads[i], &attributes, touch, &parts[i]) == 0;
+        if (!made[i])
+            touch(&parts[i]);
+    }
+    for (unsigned i = 0; i < helpers; i++)
+        if (made[i])
+            pthread_join(threads[i], NULL);
+    if (can)
+        pthread_attr_destroy(&attributes);
+}
+
+static CUresult lock_segment(struct segment *segment)
+{
+    CUresult result = CALL(cuMemHostRegister_v2, segment->base, segment->bytes, CU_MEMHOSTREGISTER_PORTABLE);
+    segment->locked = result == CUDA_SUCCESS || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    return segment->locked ? CUDA_SUCCESS : result;
+}
+
+static CUresult add(uint64_t bytes)
+{
+    if (count == SEGMENTS)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    char *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    struct segment *segment = &segments[count];
+    *segment = (struct segment){.base = base, .place = vgpu_hostbuf_bytes(), .bytes = bytes};
+    (void)madvise(base, bytes, MADV_HUGEPAGE);
+    (void)madvise(base, bytes, MADV_DONTFORK);
+    touch_all(base, bytes);
+    CUresult result = lock_segment(segment);
+    if (result != CUDA_SUCCESS)
+        munmap(base, bytes);
+    else
+        count++;
+    return result;
+}
+
+uint64_t vgpu_hostbuf_bytes(void)
+{
+    return count == 0 ? 0 : segments[count - 1].place + segments[count - 1].bytes;
+}
+
+CUresult vgpu_hostbuf_grow(uint64_t bytes)
+{
+    CUresult result = CUDA_SUCCESS;
+    while (result == CUDA_SUCCESS && vgpu_hostbuf_bytes() < bytes) {
+        uint64_t left = bytes - vgpu_hostbuf_bytes();
+        uint64_t whole = (left + GRAIN_BYTES - 1) / GRAIN_BYTES * GRAIN_BYTES;
+        result = add(whole < SEGMENT_BYTES ? whole : SEGMENT_BYTES);
+    }
+    return result;
+}
+
+void *vgpu_hostbuf_at(uint64_t place, uint64_t *bytes)
+{
+    unsigned low = 0;
+    for (unsigned high = count; high - low > 1;) {
+        unsigned middle = low + (high - low) / 2;
+        if (segments[middle].place <= place)
+            low = middle;
+        else
+            high = middle;
+    }
+    *bytes = segments[low].place + segments[low].bytes - place;
+    return segments[low].base + (place - segments[low].place);
+}
+
+CUresult vgpu_hostbuf_lock(void)
+{
+    CUresult result = CUDA_SUCCESS;
+    for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++)
+        if (!segments[i].locked)
+            result = lock_segment(&segments[i]);
+    return result;
+}
+
+void vgpu_hostbuf_unlocked(void)
+{
+    for (unsigned i = 0; i < count; i++)
+        segments[i].locked = false;
+}
+
+/* In a forked child, which does not have the segments. */
+void vgpu_hostbuf_reset(void)
+{
+    count = 0;
+}

@@ -1,0 +1,278 @@
+#include "swap.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <time.h>
+
+#include "away.h"
+#include "capture.h"
+#include "carry.h"
+#include "functions.h"
+#include "learn.h"
+#include "movable.h"
+
+#define STACK_BYTES (256 * 1024)
+#define LOOK_NS 100000000 /* nobody may be there to say that the lease's word changed */
+#define STEP_NS 200000    /* while something is waited for that comes soon */
+#define AGAIN_NS 3000000  /* until the card is asked for room again */
+
+struct vgpu_swap_words vgpu_swap;
+
+static const struct vgpu_limits *limits;
+static struct vgpu_slot *slot;
+static bool started;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t news = PTHREAD_COND_INITIALIZER;
+static uint32_t quiet; /* the gate has drained since the lease went */
+static uint32_t phase; /* enum vgpu_swap_phase; DRAINING -> HERE is anybody's who sees that the lease is back */
+
+static void say(enum vgpu_swap_phase now)
+{
+    __atomic_store_n(&phase, now, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&slot->swap_phase, now, __ATOMIC_SEQ_CST);
+}
+
+static void say_error(CUresult error)
+{
+    __atomic_store_n(&slot->swap_error, (uint32_t)error, __ATOMIC_SEQ_CST);
+}
+
+static bool turn_phase(enum vgpu_swap_phase from, enum vgpu_swap_phase to)
+{
+    uint32_t expected = from;
+    bool turned =
+        __atomic_compare_exchange_n(&phase, &expected, to, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    if (turned)
+        __atomic_store_n(&slot->swap_phase, to, __ATOMIC_SEQ_CST);
+    return turned;
+}
+
+/* Is the memory to be on the host? */
+static bool is_sent(void)
+{
+    return vgpu_away_state() == VGPU_LEASE_AWAY &&
+           __atomic_load_n(&limits->memory, __ATOMIC_ACQUIRE) == VGPU_MEMORY_OUT;
+}
+
+static void pause_ns(int64_t ns)
+{
+    struct timespec until;
+    pthread_mutex_lock(&lock);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += (long)ns;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_sec++;
+        until.tv_nsec -= 1000000000;
+    }
+    pthread_cond_timedwait(&news, &lock, &until);
+    pthread_mutex_unlock(&lock);
+}
+
+/* --- those who touch the memory */
+
+bool vgpu_swap_enter_counted(void)
+{
+    for (;;) {
+        __atomic_add_fetch(&vgpu_swap.inside, 1, __ATOMIC_SEQ_CST);
+        if (!vgpu_swap_held())
+            return true;
+        __atomic_sub_fetch(&vgpu_swap.inside, 1, __ATOMIC_SEQ_CST);
+        vgpu_away_wait();
+    }
+}
+
+bool vgpu_swap_wanted(void)
+{
+    return limits != NULL && __atomic_load_n(&limits->memory, __ATOMIC_ACQUIRE) != VGPU_MEMORY_FIXED &&
+           __atomic_load_n(&started, __ATOMIC_ACQUIRE);
+}
+
+void vgpu_swap_count(void)
+{
+    __atomic_store_n(&vgpu_swap.counts, 1, __ATOMIC_SEQ_CST);
+}
+
+void vgpu_swap_holds(int64_t bytes)
+{
+    __atomic_fetch_add(&slot->movable_bytes, (uint64_t)bytes, __ATOMIC_SEQ_CST);
+}
+
+void vgpu_swap_forget(CUcontext context)
+{
+    vgpu_carry_forget(context);
+}
+
+/* --- the thread */
+
+static void hold(void)
+{
+    __atomic_store_n(&vgpu_swap.held, 1, __ATOMIC_SEQ_CST);
+}
+
+static void let_in(void)
+{
+    __atomic_store_n(&vgpu_swap.held, 0, __ATOMIC_SEQ_CST);
+    vgpu_away_follow();
+}
+
+/* What did not pass the gate (small copies, say) is waited for here. */
+static void wait_for_contexts(void)
+{
+    CUcontext done = NULL;
+    for (const struct vgpu_piece *piece = vgpu_movable_pieces(); piece != NULL; piece = piece->next) {
+        CUcontext popped;
+        if (piece->context == done || CALL(cuCtxPushCurrent_v2, piece->context) != CUDA_SUCCESS)
+            continue;
+        CALL(cuCtxSynchronize);
+        CALL(cuCtxPopCurrent_v2, &popped);
+        done = piece->context;
+    }
+}
+
+/* Until nothing of the program's touches the memory; false: the lease is back before. */
+static bool drain(void)
+{
+    say(VGPU_SWAP_DRAINING);
+    hold();
+    while (is_sent() && (!__atomic_load_n(&quiet, __ATOMIC_ACQUIRE) ||
+                         __atomic_load_n(&vgpu_swap.inside, __ATOMIC_SEQ_CST) > 0))
+        pause_ns(STEP_NS);
+    if (is_sent() && !vgpu_capture_any())
+        wait_for_contexts(); /* in which it may stay for long: vgpu_swap_follow lets the program go on then */
+    return is_sent() && turn_phase(VGPU_SWAP_DRAINING, VGPU_SWAP_GOING);
+}
+
+/* Everything is to be here; whatever of it is out comes back. False: it is to be out again. */
+static bool come_back(void)
+{
+    while (!vgpu_carry_in(is_sent)) {
+        if (is_sent()) {
+            vgpu_carry_in_undo();
+            return false;
+        }
+        say_error(vgpu_carry_error());
+        pause_ns(AGAIN_NS);
+    }
+    say_error(CUDA_SUCCESS);
+    return true;
+}
+
+static void go(void)
+{
+    if (!drain()) {
+        if (turn_phase(VGPU_SWAP_DRAINING, VGPU_SWAP_HERE))
+            let_in();
+        return;
+    }
+    vgpu_learn_free_begins(); /* what NVML says of this process has no meaning until it is back */
+    bool captures = vgpu_capture_any(); /* whose thread waits: it would not end, and is not to be broken */
+    if (!captures && vgpu_carry_out()) {
+        say(VGPU_SWAP_OUT);
+        return;
+    }
+    CUresult why = captures ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : vgpu_carry_error();
+    while (!vgpu_carry_in(NULL))
+        pause_ns(AGAIN_NS);
+    vgpu_learn_free_ends();
+    say_error(why);
+    say(VGPU_SWAP_REFUSED);
+    let_in();
+}
+
+static void come(void)
+{
+    say_error(CUDA_SUCCESS);
+    say(VGPU_SWAP_COMING);
+    if (!come_back()) {
+        say(VGPU_SWAP_OUT);
+        return;
+    }
+    vgpu_learn_free_ends();
+    say(VGPU_SWAP_HERE);
+    let_in();
+}
+
+static void *keep(void *unused)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    bool relaxed = false;
+    (void)unused;
+    for (;;) {
+        bool sent = is_sent();
+        uint32_t now = __atomic_load_n(&phase, __ATOMIC_SEQ_CST);
+        if (!relaxed && vgpu_swap_counts())
+            relaxed = CALL(cuThreadExchangeStreamCaptureMode, &mode) == CUDA_SUCCESS;
+        if (sent && now == VGPU_SWAP_HERE) {
+            go();
+        } else if (!sent && now == VGPU_SWAP_OUT) {
+            come();
+        } else if (!sent && now == VGPU_SWAP_REFUSED) {
+            say_error(CUDA_SUCCESS);
+            say(VGPU_SWAP_HERE);
+        } else {
+            pause_ns(LOOK_NS);
+        }
+    }
+    return NULL;
+}
+
+static void start_thread(void)
+{
+    pthread_attr_t attributes;
+    pthread_t thread;
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    if (pthread_attr_init(&attributes) != 0)
+        return;
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    __atomic_store_n(&started, pthread_create(&thread, &attributes, keep, NULL) == 0, __ATOMIC_RELEASE);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+}
+
+/* --- the link thread's */
+
+void vgpu_swap_start(const struct vgpu_limits *page, struct vgpu_slot *own)
+{
+    limits = page;
+    slot = own;
+    say(VGPU_SWAP_HERE);
+    say_error(CUDA_SUCCESS);
+    __atomic_store_n(&slot->movable_bytes, 0, __ATOMIC_SEQ_CST); /* of the slot's last owner */
+    __atomic_store_n(&slot->host_bytes, 0, __ATOMIC_SEQ_CST);
+    vgpu_carry_start(&slot->host_bytes);
+    if (__atomic_load_n(&page->memory, __ATOMIC_ACQUIRE) != VGPU_MEMORY_FIXED)
+        start_thread();
+}
+
+void vgpu_swap_follow(bool is_quiet)
+{
+    if (limits == NULL)
+        return;
+    __atomic_store_n(&quiet, is_quiet, __ATOMIC_RELEASE);
+    if (!started && __atomic_load_n(&limits->memory, __ATOMIC_ACQUIRE) != VGPU_MEMORY_FIXED)
+        start_thread();
+    if (!is_sent() && turn_phase(VGPU_SWAP_DRAINING, VGPU_SWAP_HERE))
+        let_in();
+    pthread_mutex_lock(&lock);
+    pthread_cond_signal(&news);
+    pthread_mutex_unlock(&lock);
+}
+
+void vgpu_swap_reset(void)
+{
+    limits = NULL;
+    slot = NULL;
+    started = false;
+    phase = VGPU_SWAP_HERE;
+    quiet = 0;
+    memset(&vgpu_swap, 0, sizeof(vgpu_swap));
+    pthread_mutex_init(&lock, NULL);
+    pthread_cond_init(&news, NULL);
+    vgpu_carry_reset();
+    vgpu_movable_reset();
+}

@@ -1,0 +1,82 @@
+/*
+ * swap.h: taking a process's movable memory (movable.h) off the card and bringing it back, as the lease says
+ * (vgpu_lease_memory), by a thread of its own. Nothing is lost on the way: a chunk is unmapped when its copy is whole,
+ * and a copy is forgotten when its chunk is back.
+ *
+ * Calls that touch device memory, make it or free it count themselves as inside while they are in the driver: first
+ * they enter, then they look whether the memory is held; the thread holds it first, then waits until nobody is
+ * inside. So nothing reaches the driver that was not waited for. In a process without movable memory a
+ * call pays a load and a branch for this.
+ */
+#ifndef VGPU_SWAP_H
+#define VGPU_SWAP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cuda_api.h"
+#include "lease.h"
+
+struct vgpu_swap_words {
+    _Alignas(64) uint32_t counts; /* 1: there is movable memory */
+    uint32_t held;                /* 1: nobody may enter */
+    _Alignas(64) uint32_t inside;
+};
+extern struct vgpu_swap_words vgpu_swap;
+
+static inline bool vgpu_swap_counts(void)
+{
+    return __atomic_load_n(&vgpu_swap.counts, __ATOMIC_ACQUIRE) != 0;
+}
+
+/* Waits while the memory is held, and enters; true: vgpu_swap_leave is due. */
+bool vgpu_swap_enter_counted(void);
+
+static inline bool vgpu_swap_enter(void)
+{
+    return __builtin_expect(__atomic_load_n(&vgpu_swap.counts, __ATOMIC_RELAXED), 0) && vgpu_swap_enter_counted();
+}
+
+static inline void vgpu_swap_leave(bool entered)
+{
+    if (__builtin_expect(entered, 0))
+        __atomic_sub_fetch(&vgpu_swap.inside, 1, __ATOMIC_SEQ_CST);
+}
+
+/* A call of the driver that touches device memory. */
+#define CALL_INSIDE(symbol, ...)                            \
+    __extension__({                                         \
+        bool entered_ = vgpu_swap_enter();                  \
+        CUresult inside_result_ = CALL(symbol, __VA_ARGS__); \
+        vgpu_swap_leave(entered_);                          \
+        inside_result_;                                     \
+    })
+
+/* Does the lease want plain memory to be movable? */
+bool vgpu_swap_wanted(void);
+
+/* From now on calls count themselves. */
+void vgpu_swap_count(void);
+
+/* Movable memory of the process grew, or shrank. */
+void vgpu_swap_holds(int64_t bytes);
+
+/* Is the memory on its way, or out? Whatever the lease says: then nothing may be launched. */
+static inline bool vgpu_swap_held(void)
+{
+    return __atomic_load_n(&vgpu_swap.held, __ATOMIC_SEQ_CST) != 0;
+}
+
+/* A context ends: nothing of the thread's is in it any more. Inside. */
+void vgpu_swap_forget(CUcontext context);
+
+/* --- for the link thread, through away.c */
+
+void vgpu_swap_start(const struct vgpu_limits *limits, struct vgpu_slot *slot);
+
+/* The lease's word may have changed. `quiet`: it is away, and what was launched has run. */
+void vgpu_swap_follow(bool quiet);
+
+void vgpu_swap_reset(void);
+
+#endif

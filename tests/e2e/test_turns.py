@@ -1,0 +1,329 @@
+"""Turns the fast way: libvgpu takes a tenant's memory off the card itself, and brings it back."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.demo.node import BUILD, DemoNode, Tenant
+from tests.e2e.conftest import NodeMaker
+from tests.e2e.support import MIB, eventually, simulate, states
+from tests.e2e.test_idle import TURNS, ask, shown
+from vgpud.lease import (
+    ArbiterClient,
+    LeaseMemory,
+    SwapPhase,
+    read_limits,
+    read_swaps,
+    read_usage,
+    update_limits,
+)
+
+ROOMY = f'{TURNS}\n[pool]\nhost_memory_reserve = "1MiB"\n'
+SIZE_MIB = 8
+
+# Threads that each keep a number in memory of their own, by memsets, copies and frees, and check it
+# at each step: whatever a call touches must be there. For each line of input it says how far all of them are.
+RACES = """
+import ctypes as c, json, sys, threading
+u = c.CDLL("libcuda.so.1")
+context = c.c_void_p()
+def say(**words):
+    sys.stdout.write(json.dumps(words) + "\\n")
+    sys.stdout.flush()
+def call(name, *words):
+    code = getattr(u, name)(*words)
+    if code: raise SystemExit(f"{name}: {code}")
+call("cuInit", 0)
+call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
+call("cuCtxSetCurrent", context)
+sizes, threads = [2 << 20, 5 << 20, 300 << 10], 3
+rounds, wrong, addresses, ended = [0] * threads, [], [set() for _ in range(threads)], threading.Event()
+def work(number):
+    call("cuCtxSetCurrent", context)
+    stream, memory, back, more = c.c_void_p(), c.c_uint64(), (c.c_uint32 * 256)(), c.c_uint64()
+    call("cuStreamCreate", c.byref(stream), 1)
+    size = sizes[number]
+    call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(size))
+    addresses[number].add(memory.value)
+    while not ended.is_set():
+        rounds[number] += 1
+        mark = rounds[number] << 4 | number
+        call("cuMemsetD32Async", memory, c.c_uint(mark), c.c_size_t(size // 4), stream)
+        call("cuMemAlloc_v2", c.byref(more), c.c_size_t(size))
+        call("cuMemcpyDtoDAsync_v2", more, memory, c.c_size_t(size), stream)
+        call("cuMemcpyDtoHAsync_v2", back, c.c_uint64(more.value + size - 1024), c.c_size_t(1024), stream)
+        call("cuStreamSynchronize", stream)
+        if any(word != mark for word in back): wrong.append((number, mark, list(back)[:4]))
+        call("cuMemFree_v2", more)
+pool = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+for one in pool: one.start()
+say(ready=True)
+for line in sys.stdin:
+    say(rounds=list(rounds), wrong=wrong[:3], alive=sum(one.is_alive() for one in pool))
+ended.set()
+"""
+
+# Holds a pattern in pieces of several sizes; for each line says where they are and whether all of it is true
+HOLD = """
+import ctypes as c, json, random, sys
+u = c.CDLL("libcuda.so.1")
+context, held = c.c_void_p(), []
+def say(**words):
+    sys.stdout.write(json.dumps(words) + "\\n")
+    sys.stdout.flush()
+def call(name, *words):
+    code = getattr(u, name)(*words)
+    if code: sys.exit(f"{name}: {code}")
+call("cuInit", 0)
+call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
+call("cuCtxSetCurrent", context)
+for size in [int(sys.argv[1]) << 20, 130 << 20, 3 << 20, 2 << 20, 4096]:
+    memory, data = c.c_uint64(), random.Random(size).randbytes(min(size, 1 << 20))
+    call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(size))
+    for at in range(0, size, 64 << 20):
+        call("cuMemcpyHtoD_v2", c.c_uint64(memory.value + at), data, c.c_size_t(min(len(data), size - at)))
+    held.append((memory, size, data))
+say(ready=True)
+for line in sys.stdin:
+    whole = True
+    for memory, size, data in held:
+        for at in range(0, size, 64 << 20):
+            back = c.create_string_buffer(min(len(data), size - at))
+            call("cuMemcpyDtoH_v2", back, c.c_uint64(memory.value + at), c.c_size_t(len(back)))
+            whole = whole and back.raw == data[:len(back)]
+    base, bytes_, second = c.c_uint64(), c.c_size_t(), held[1][0].value
+    call("cuMemGetAddressRange_v2", c.byref(base), c.byref(bytes_), c.c_uint64(second + (129 << 20)))
+    whole = whole and base.value == second and bytes_.value == 130 << 20
+    say(whole=whole, at=[memory.value for memory, _, _ in held])
+"""
+HELD_MIB = SIZE_MIB + 130 + 4 + 2  # in whole pages, without the small one
+OWN_MIB = 4  # for the stream of the copies
+
+
+@pytest.fixture(scope="module")
+def still(make_shared_node: NodeMaker) -> DemoNode:
+    """Nobody waits there: the test itself says when memory goes."""
+    node = make_shared_node(policy=ROOMY.replace("500ms", "1h"))
+    node.start()
+    return node
+
+
+@pytest.fixture(scope="module")
+def turns(make_shared_node: NodeMaker) -> DemoNode:
+    node = make_shared_node(policy=ROOMY)
+    node.start()
+    return node
+
+
+@pytest.fixture
+def cut_node(make_node: NodeMaker) -> Iterator[DemoNode]:
+    node = make_node(policy=ROOMY)
+    yield node
+    node.stop()
+
+
+def tenant(node: DemoNode, program: str, *words: str, gib: int = 100) -> tuple[Tenant, str]:
+    before = states(node)
+    asked = ["--isolation", "quota", "--memory", f"{gib}GiB", "--device", "0"]
+    made = node.tenant(asked, [sys.executable, "-c", program, *words])
+    eventually(lambda: states(node).keys() - before.keys(), "it is there")
+    (name,) = states(node).keys() - before.keys()
+    return made, name
+
+
+def answer(one: Tenant) -> dict[str, object]:
+    ask(one)
+    return dict(one.line())
+
+
+def close(*all_: Tenant) -> None:
+    for one in all_:
+        assert one.process.stdin is not None
+        one.process.stdin.close()
+
+
+def put(node: DemoNode, name: str, out: bool) -> None:
+    """The word in the lease, as vgpud writes it."""
+    folder = node.run_dir / "leases" / name
+    memory = LeaseMemory.OUT if out else LeaseMemory.HERE
+    update_limits(folder, read_limits(folder).devices, away=out, memory=memory)
+    ArbiterClient(node.run_dir / "arbiter" / "control.sock", 10).look(name)
+
+
+def phases(node: DemoNode, name: str) -> set[SwapPhase]:
+    return {swap.phase for swap in read_swaps(node.run_dir / "leases" / name)}
+
+
+def follows(node: DemoNode, name: str, out: bool) -> None:
+    put(node, name, out)
+    wanted = SwapPhase.OUT if out else SwapPhase.HERE
+    eventually(lambda: phases(node, name) == {wanted}, f"all is {wanted.name}")
+
+
+def used_mib(node: DemoNode) -> int:
+    """As the simulated card has it now."""
+    simctl = BUILD / "sim" / "bin" / "vgpu-simctl"
+    shown = json.loads(subprocess.check_output([simctl, node.environment["VGPU_SIM_STATE"], "dump"]))
+    return int(shown["devices"][0]["memory_used"]) // MIB
+
+
+def test_contents_come_back_to_the_same_addresses(still: DemoNode) -> None:
+    one, name = tenant(still, HOLD, str(SIZE_MIB))
+    one.line()
+    before = answer(one)
+    assert before["whole"]
+    lease = still.run_dir / "leases" / name
+    (swap,) = read_swaps(lease)
+    assert swap.movable_bytes == HELD_MIB * MIB
+    assert read_usage(lease).device(0).used_bytes == (HELD_MIB + 2) * MIB  # the small one shares a page
+    full = used_mib(still)
+    for _ in range(3):
+        follows(still, name, True)
+        eventually(lambda: used_mib(still) <= full - HELD_MIB + OWN_MIB, "NVML shows what stays")
+        follows(still, name, False)
+        assert answer(one) == before
+    close(one)
+    eventually(lambda: not states(still), "it ends")
+
+
+def test_calls_of_many_threads_race_with_it(still: DemoNode) -> None:
+    one, name = tenant(still, RACES)
+    one.line()
+    seen = [0, 0, 0]
+    for _ in range(6):
+        follows(still, name, True)
+        follows(still, name, False)
+
+        def went_on(seen: list[int] = seen) -> bool:
+            said = answer(one)
+            assert said["wrong"] == [] and said["alive"] == 3, said
+            return all(b > a for a, b in zip(seen, said["rounds"], strict=True))  # type: ignore[call-overload]
+
+        eventually(went_on, "each thread goes on")
+        seen = answer(one)["rounds"]  # type: ignore[assignment]
+    close(one)
+    eventually(lambda: not states(still), "it ends")
+
+
+def test_an_order_that_is_taken_back_on_the_way(still: DemoNode) -> None:
+    one, name = tenant(still, HOLD, str(SIZE_MIB))
+    one.line()
+    for pause in (0.0, 0.002, 0.01, 0.03):
+        put(still, name, True)
+        time.sleep(pause)
+        follows(still, name, False)
+        assert answer(one)["whole"]
+        follows(still, name, True)
+        put(still, name, False)
+        time.sleep(pause)
+        follows(still, name, True)
+        follows(still, name, False)
+        assert answer(one)["whole"]
+    close(one)
+    eventually(lambda: not states(still), "it ends")
+
+
+def test_memory_that_cannot_go_is_here_as_before(still: DemoNode) -> None:
+    one, name = tenant(still, HOLD, str(SIZE_MIB))
+    one.line()
+    for function in ("cuMemHostRegister_v2", "cuMemcpyDtoHAsync_v2", "cuEventRecord"):
+        simulate(still, "fault", "fail", "--function", function, "--code", "304", "--count", "1")
+        put(still, name, True)
+        eventually(lambda: phases(still, name) == {SwapPhase.REFUSED}, "it says so")
+        assert {swap.error for swap in read_swaps(still.run_dir / "leases" / name)} == {304}
+        follows(still, name, False)
+        assert answer(one)["whole"], function
+    follows(still, name, True)
+    follows(still, name, False)
+    assert answer(one)["whole"]
+    close(one)
+    eventually(lambda: not states(still), "it ends")
+
+
+def test_memory_that_finds_no_room_comes_when_there_is_some(still: DemoNode) -> None:
+    one, name = tenant(still, HOLD, str(SIZE_MIB))
+    one.line()
+    for function in ("cuMemCreate", "cuMemcpyHtoDAsync_v2", "cuMemSetAccess"):
+        follows(still, name, True)
+        simulate(still, "fault", "fail", "--function", function, "--code", "2", "--count", "3")
+        follows(still, name, False)
+        assert answer(one)["whole"], function
+    close(one)
+    eventually(lambda: not states(still), "it ends")
+
+
+def test_two_take_turns_and_the_driver_is_not_asked(turns: DemoNode) -> None:
+    simulate(turns, "fault", "fail", "--function", "cuCheckpointProcess*", "--code", "801")
+    first, one = tenant(turns, HOLD, str(SIZE_MIB))
+    second, two = tenant(turns, HOLD, str(SIZE_MIB))
+    first.line()
+    second.line()  # it has had its first turn
+    for _ in range(3):
+        assert answer(first)["whole"]
+        assert answer(second)["whole"]
+    log = turns.log.read_text()
+    assert log.count("swapped out at the end of its turn") >= 4
+    assert "the driver is to suspend it" not in log
+    assert [shown(turns, name).state for name in (one, two)].count("active") <= 1
+    close(first, second)
+    eventually(lambda: not states(turns), "both end")
+    simulate(turns, "fault", "clear")
+
+
+def test_the_driver_does_it_where_libvgpu_cannot(turns: DemoNode) -> None:
+    first, _one = tenant(turns, HOLD, str(SIZE_MIB))
+    first.line()
+    before = turns.log.read_text().count("the driver is to suspend it")
+    simulate(turns, "fault", "fail", "--function", "cuMemHostRegister_v2", "--code", "304", "--count", "1")
+    second, _two = tenant(turns, HOLD, str(SIZE_MIB))
+    second.line()
+    assert turns.log.read_text().count("the driver is to suspend it") == before + 1
+    for each in (first, second):
+        assert answer(each)["whole"]
+    close(first, second)
+    eventually(lambda: not states(turns), "both end")
+
+
+def test_one_that_is_killed_while_it_is_out_loses_only_itself(turns: DemoNode) -> None:
+    first, one = tenant(turns, HOLD, str(SIZE_MIB))
+    first.line()
+    second, two = tenant(turns, HOLD, str(SIZE_MIB))
+    second.line()
+    eventually(lambda: states(turns)[one] == "suspended", "the first is out")
+    first.process.kill()
+    eventually(lambda: one not in states(turns), "it is released")
+    assert answer(second)["whole"]
+    assert states(turns) == {two: "active"}
+    close(second)
+    eventually(lambda: not states(turns), "it ends")
+
+
+@pytest.mark.parametrize("verb", ["swap-out", "swap-in"])
+def test_cut_after_every_step(cut_node: DemoNode, verb: str) -> None:
+    node = cut_node
+    points = {
+        "swap-out": ["record-intent", "limit", "out"],
+        "swap-in": ["record-intent", "limit", "here", "open"],
+    }
+    for point in points[verb]:
+        node.start(fault_point=f"{verb}.{point}")
+        first, _one = tenant(node, HOLD, str(SIZE_MIB))
+        first.line()
+        second, _two = tenant(node, HOLD, str(SIZE_MIB), gib=101)
+        assert node.daemon is not None
+        ask(first)
+        ask(second)
+        assert node.daemon.wait(20) == -signal.SIGKILL
+        node.start()
+        assert first.line().get("whole", True)
+        second.line()
+        for each in (first, second):
+            assert answer(each).get("whole", True), point
+        close(first, second)
+        eventually(lambda: not states(node), "both end")
+        node.stop()

@@ -1,0 +1,197 @@
+"""Turns the fast way: libvgpu takes a tenant's movable memory off the card itself (native/libvgpu/swap.h).
+
+vgpud writes the word into the lease, on record before, and waits until every process says that it has
+followed. All of them, or none; a suspension that is cut is undone at the next start, a resumption finished.
+"""
+
+import asyncio
+import time
+from dataclasses import replace
+
+import structlog
+
+from vgpud.lease import ProcessSwap, SwapPhase
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.event import EventKind
+from vgpud.model.tenancy import Allocation, Mode, State, SuspendedProcess, Way
+from vgpud.modes.preload import Preload
+from vgpud.node.checkpoints import Checkpoints, Surroundings, living, told
+from vgpud.node.lifetimes import start_ticks
+from vgpud.planner import suspend as rules
+
+log = structlog.get_logger(__name__)
+
+_LOOK_SECONDS = 0.004
+_ASK_SECONDS = 0.25
+_DRAIN_SECONDS = 4.0
+_MOVE_SECONDS = 20.0  # and as long again for each of these many bytes: the host's buffer is made first
+_MOVE_BYTES = 8 << 30
+_ROOM_SECONDS = 10.0  # in which a card may be found full by those who come back
+
+
+class Swaps:
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._book = around.book
+        self._do = Checkpoints(around)
+        effector = around.effectors[Mode.PRELOAD]
+        self._preload = effector if isinstance(effector, Preload) else None
+
+    def stays_bytes(self, allocation: Allocation) -> int | None:
+        """What would be left on the device; None where it is no tenant whose memory can move now."""
+        if self._preload is None or not _is_alone(allocation):
+            return None
+        try:
+            swaps = self._preload.swaps(allocation.id)
+            held = self._preload.held(allocation.id)
+        except VgpuError:
+            return None
+        movable = sum(swap.movable_bytes for swap in swaps)
+        here = all(swap.phase is SwapPhase.HERE for swap in swaps)
+        if not here or movable <= 0 or held.used_bytes > 2 * movable:
+            return None
+        return max(held.used_bytes + held.context_bytes - movable, 0)
+
+    async def out(self, before: Allocation) -> Allocation:
+        """Raises VgpuError, with every process of the tenant running as before."""
+        processes = await self._processes(before)
+        swaps = self._read(before)
+        wanted = sum(max(swap.movable_bytes - swap.host_bytes, 0) for swap in swaps)
+        rules.check_host(wanted, rules.held_bytes(self._book), self._around.host())
+        going = replace(before, state=State.SUSPENDING, suspended=processes)
+        await self._do.record(going, "swap-out", before)
+        try:
+            await self._do.limit(going)
+            self._around.fault("swap-out.limit")
+            await self._until(going, SwapPhase.OUT)
+            self._around.activities.left(going)
+            self._around.fault("swap-out.out")
+            away = await self._measured(replace(going, state=State.SUSPENDED))
+            return await self._do.end(
+                away, EventKind.ALLOCATION_SUSPENDED, told("swapped out at the end of its turn,", away)
+            )
+        except VgpuError as error:
+            await self.wake(self._book.get(before.id), f"not swapped out, {error.sentence}")
+            raise
+
+    async def back(self, before: Allocation, coming: Allocation) -> Allocation:
+        """Its room is taken. Raises VgpuError; the tenant is then suspended as before."""
+        await self._do.record(coming, "swap-in", before)
+        try:
+            await self._do.limit(coming)
+            self._around.fault("swap-in.limit")
+            await self._until(coming, SwapPhase.HERE)
+            self._around.fault("swap-in.here")
+        except VgpuError as error:
+            await self._stay(before, error)
+            raise
+        return await self._end_active(coming, told("resumed", coming))
+
+    async def wake(self, allocation: Allocation, sentence: str) -> None:
+        """However far its processes are, they run in the end; where one cannot, it is suspended as before."""
+        coming = replace(allocation, state=State.RESUMING)
+        try:
+            await self._do.limit(coming)
+            await self._until(coming, SwapPhase.HERE)
+        except VgpuError as error:
+            log.warning("not swapped in", allocation=allocation.id, why=str(error))
+            await self._stay(replace(living(allocation), state=State.SUSPENDED), error)
+            return
+        await self._end_active(coming, sentence)
+
+    # --- steps
+
+    async def _end_active(self, coming: Allocation, sentence: str) -> Allocation:
+        active = replace(coming, state=State.ACTIVE, suspended=())
+        await self._do.limit(active)
+        self._around.fault("swap-in.open")
+        return await self._do.end(active, EventKind.ALLOCATION_RESUMED, sentence)
+
+    async def _stay(self, before: Allocation, why: VgpuError) -> None:
+        """What came back goes again: half a tenant must not run."""
+        away = replace(before, state=State.SUSPENDED)
+        await self._do.limit(away)
+        try:
+            await self._until(away, SwapPhase.OUT)
+        except VgpuError as error:  # its word stands, and a later look finds it there
+            log.warning("not out again yet", allocation=before.id, why=str(error))
+        await self._do.end(away, EventKind.ALLOCATION_SUSPENDED, f"not resumed, {why.sentence}")
+
+    async def _processes(self, allocation: Allocation) -> tuple[SuspendedProcess, ...]:
+        """Those of the tenant that live, with what they hold now."""
+        await self._around.inventory.refresh()
+        used = self._used(allocation)
+        (part,) = allocation.slices
+        pids = await self._around.effectors[part.mode].tenants(allocation, part)
+        ticks = [(pid, start_ticks(pid)) for pid in sorted(pids)]
+        return tuple(
+            SuspendedProcess(pid, since, used.get(pid, 0), Way.SWAP)
+            for pid, since in ticks
+            if since is not None
+        )
+
+    async def _measured(self, away: Allocation) -> Allocation:
+        """What really left, as NVML has it."""
+        await self._around.inventory.refresh()
+        stays = self._used(away)
+        return replace(
+            away,
+            suspended=tuple(
+                replace(
+                    process,
+                    memory_bytes=max(process.memory_bytes - stays.get(process.pid, 0), 0),
+                    stays_bytes=stays.get(process.pid, 0),
+                )
+                for process in away.suspended
+            ),
+        )
+
+    def _used(self, allocation: Allocation) -> dict[int, int]:
+        (part,) = allocation.slices
+        device = self._around.inventory.device(part.device_uuid)
+        return {process.pid: process.memory_bytes or 0 for process in device.processes}
+
+    def _read(self, allocation: Allocation) -> tuple[ProcessSwap, ...]:
+        if self._preload is None:
+            return ()
+        return self._preload.swaps(allocation.id)
+
+    async def _until(self, allocation: Allocation, wanted: SwapPhase) -> None:
+        """Every process says that it is there. Raises VgpuError(SUSPEND_FAILED)."""
+        began = asked = time.monotonic()
+        drained = full = began
+        while True:
+            swaps, now = self._read(allocation), time.monotonic()
+            if all(swap.phase is wanted for swap in swaps):
+                return
+            if not any(swap.phase in (SwapPhase.HERE, SwapPhase.DRAINING) for swap in swaps):
+                drained = now
+            if not any(swap.phase is SwapPhase.COMING and swap.error for swap in swaps):
+                full = now
+            held = sum(swap.movable_bytes for swap in swaps)
+            most = _MOVE_SECONDS * (1 + held / _MOVE_BYTES)
+            if wanted is SwapPhase.OUT and any(swap.phase is SwapPhase.REFUSED for swap in swaps):
+                errors = sorted({swap.error for swap in swaps if swap.error})
+                raise _failed(allocation, f"libvgpu could not move it (CUDA error {errors})")
+            if wanted is SwapPhase.OUT and now > drained + _DRAIN_SECONDS:
+                raise _failed(allocation, f"its work did not end within {_DRAIN_SECONDS:g} seconds")
+            if wanted is SwapPhase.HERE and now > full + _ROOM_SECONDS:
+                raise _failed(allocation, "the card has not the room for it")
+            if now > began + most:
+                raise _failed(allocation, f"its memory was not moved within {most:.0f} seconds")
+            if now > asked + _ASK_SECONDS:  # the arbiter may not have answered the first time
+                await self._around.activities.ask(allocation.id)
+                asked = now
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _is_alone(allocation: Allocation) -> bool:
+    return len(allocation.slices) == 1 and allocation.slices[0].mode is Mode.PRELOAD
+
+
+def _failed(allocation: Allocation, why: str) -> VgpuError:
+    return VgpuError(
+        ErrorCode.SUSPEND_FAILED,
+        f"the memory of allocation {allocation.id} stays where it is: {why}",
+        "see docs/pool.md for what can be moved",
+    )
