@@ -1,9 +1,10 @@
 /*
  * vgpu-pair: one rank of a job whose kernels wait for each other, as those of a collective do.
  *
- *   vgpu-pair --file PATH --rank R [--device N] [--seconds S] [--think-us T]
+ *   vgpu-pair --file PATH --rank R [--device N] [--seconds S] [--think-us T] [--work N]
  *     PATH is a page in /dev/shm that both ranks (0 and 1) map; in each step a rank's kernel says there that it runs,
  *     and ends when the other's has said so, too. T: the host's work between two steps.
+ *     N: kernels of 1 ms each that a step runs before that, as a product before a sum over all ranks.
  *   vgpu-pair --host-ms M ...
  *     alone: each kernel waits for a word that the host sets M ms after the launch.
  * A kernel gives up after 20 s. One JSON object: steps, and the longest that one took.
@@ -41,11 +42,11 @@ enum { PAGE = 4096, APART = 64 }; /* words of the ranks are on cache lines of th
 
 static struct {
     const char *file;
-    int rank, device;
+    int rank, device, work;
     double seconds, think_us, host_ms;
 } want = {.seconds = 2, .host_ms = -1};
 
-static CUfunction kernel;
+static CUfunction kernel, work;
 static uint64_t *page;
 static CUdeviceptr page_device;
 
@@ -58,6 +59,12 @@ static const char ptx[] =
     "again:\n ld.volatile.global.u64 %x, [%w];\n setp.ge.u64 %p, %x, %v;\n @%p bra done;\n"
     " mov.u64 %t, %globaltimer;\n setp.lt.u64 %p, %t, %l;\n @%p bra again;\n"
     "done:\n ret;\n}\n";
+
+static const char work_ptx[] =
+    ".version 6.0\n.target sm_50\n.address_size 64\n// vgpu-sim-microseconds=1000\n"
+    ".visible .entry work()\n{\n .reg .pred %p;\n .reg .u64 %l, %t;\n"
+    " mov.u64 %l, %globaltimer;\n add.u64 %l, %l, 1000000;\n"
+    "again:\n mov.u64 %t, %globaltimer;\n setp.lt.u64 %p, %t, %l;\n @%p bra again;\n ret;\n}\n";
 
 #define DO(call) check(cu.call, #call)
 
@@ -115,6 +122,8 @@ static void open_device(void)
     DO(cuCtxSetCurrent(context));
     DO(cuModuleLoadData(&module, ptx));
     DO(cuModuleGetFunction(&kernel, module, "meet"));
+    DO(cuModuleLoadData(&module, work_ptx));
+    DO(cuModuleGetFunction(&work, module, "work"));
 }
 
 static uint64_t *word_of(int rank)
@@ -136,6 +145,8 @@ static void step(uint64_t number)
     CUdeviceptr says = page_device + (CUdeviceptr)(want.rank * APART) * sizeof(*page);
     void *parameters[] = {&word, &number, &says, &limit};
     pthread_t thread;
+    for (int i = 0; i < want.work; i++)
+        DO(cuLaunchKernel(work, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL));
     DO(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
     if (want.host_ms >= 0 && pthread_create(&thread, NULL, set_later, (void *)(uintptr_t)number) != 0)
         fail("cannot start a thread");
@@ -172,7 +183,7 @@ int main(int argc, char **argv)
         {"file", required_argument, NULL, 'f'},     {"rank", required_argument, NULL, 'r'},
         {"device", required_argument, NULL, 'd'},   {"seconds", required_argument, NULL, 's'},
         {"think-us", required_argument, NULL, 't'}, {"host-ms", required_argument, NULL, 'h'},
-        {0}};
+        {"work", required_argument, NULL, 'w'},     {0}};
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (option) {
         case 'f': want.file = optarg; break;
@@ -180,6 +191,7 @@ int main(int argc, char **argv)
         case 'd': want.device = atoi(optarg); break;
         case 's': want.seconds = strtod(optarg, NULL); break;
         case 't': want.think_us = strtod(optarg, NULL); break;
+        case 'w': want.work = atoi(optarg); break;
         case 'h': want.host_ms = strtod(optarg, NULL); break;
         default: return 2;
         }

@@ -46,6 +46,14 @@ def test_two_jobs_of_two_ranks_on_the_same_two_devices(card: Card, pages: Path, 
         assert said["steps"] > 20, said
 
 
+def test_a_job_of_two_ranks_alone_has_its_hard_share(card: Card, pages: Path) -> None:
+    """Its turns end on both devices in the middle of steps: who waits for a rank that is held must not hold it."""
+    lease = card.lease("a", HARD, 50, devices=2)
+    ranks = pair(card, pages / "a", (lease, lease), "--work", "3")
+    steps = [answer(process)["steps"] for process in ranks]
+    assert min(steps) > 50
+
+
 def test_ranks_in_leases_of_their_own_get_on_by_the_drain_bound(card: Card, pages: Path) -> None:
     """Nobody can know that they belong together: each may have its turn while the other waits for its own."""
     first = [card.lease(f"a{d}", CONSERVING, 50, first_device=d) for d in range(2)]
