@@ -249,7 +249,7 @@ def together(
     native_rate(node, us, mode)
     total = sum(weights)
     asked = [100 * w / total for w in weights]
-    seconds = 4.0 if len(weights) < 4 else 8.0  # a round of eight tenants takes longer, and is to go even
+    seconds = 10.0 if len(weights) < 4 else 20.0  # of which a turn at each edge is 1 % of anybody's share
     tenants = [Tenant(policy, a, Work(us, mode, seconds)) for a in asked]
     before = arbiter_ns(node)
     lines = run(node, tenants, lead=2.0 + 0.2 * len(weights))
@@ -537,6 +537,9 @@ SECTIONS = {
             (1000.0, (1,) * 8, WORK_CONSERVING),
         )
     ],
+    "weights": lambda node: [
+        together(node, 50.0, weights, WORK_CONSERVING) for weights in ((10, 90), (1, 2, 5), (1,) * 8)
+    ],
     "long": lambda node: [together(node, 20000.0, (25, 75), WORK_CONSERVING)],
     "sliced": lambda node: [sliced(node, us) for us in (50.0, 1000.0)],
     "lone": lambda node: lone(node, ((5.0, "eager"),)),
@@ -554,12 +557,12 @@ def main() -> int:
     parser.add_argument("--build", type=Path, required=True, help="folder of the native build")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument(
-        "sections", nargs="*", choices=[*SECTIONS, []], help="all but 'quick' and 'pairs', if none is named"
+        "sections", nargs="*", choices=[*SECTIONS, []], help="all but 'quick', 'pairs' and 'weights', if none"
     )
     options = parser.parse_args()
     figures: dict[str, object] = {}
     with made(options.build) as node:
-        for name in options.sections or [s for s in SECTIONS if s not in ("quick", "pairs")]:
+        for name in options.sections or [s for s in SECTIONS if s not in ("quick", "pairs", "weights")]:
             began = time.monotonic()
             try:
                 figures[name] = SECTIONS[name](node)
