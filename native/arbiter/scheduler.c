@@ -164,6 +164,7 @@ static void turn_over(struct sched_tenant *tenant, uint64_t now)
     tenant->free_running = false;
     tenant->stopping = false;
     tenant->stuck = false;
+    tenant->joined_until = 0;
     tenant->drains_at = SCHED_NEVER;
     tenant->last_held = now;
     lull_add(&tenant->busy, now - tenant->granted_at);
@@ -240,10 +241,8 @@ static bool others_want(const struct sched_tenant *tenant, uint32_t bits)
 static void say(struct sched_member *member, const struct sched_tenant *tenant, uint64_t now)
 {
     struct vgpu_turn turn = {.number = tenant->turn, .devices = tenant->held, .window_ns = UINT64_MAX};
-    turn.length_ns = tenant->ends_at == SCHED_NEVER ? VGPU_TURN_OPEN_ENDED
-                     : tenant->stuck               ? TOGETHER_JOIN_NS
-                     : tenant->ends_at > now       ? tenant->ends_at - now
-                                                   : 0;
+    uint64_t ends_at = tenant->stuck ? tenant->joined_until : tenant->ends_at;
+    turn.length_ns = ends_at == SCHED_NEVER ? VGPU_TURN_OPEN_ENDED : ends_at > now ? ends_at - now : 0;
     turn.flags = tenant->free_running ? VGPU_TURN_FREE : 0;
     if (!tenant->free_running && !tenant->open_ended)
         turn.flags |= VGPU_TURN_WATCH;
@@ -259,7 +258,6 @@ static void say(struct sched_member *member, const struct sched_tenant *tenant, 
     }
     member->state = SCHED_RUNNING;
     member->wants = false;
-    member->after_end = tenant->stuck;
     member->turn = tenant->turn;
     sched_say_grant(member, &turn);
 }
@@ -531,7 +529,7 @@ static void forgive(struct sched_tenant *tenant)
 
 static void look_at_holder(struct sched_tenant *tenant, uint64_t now)
 {
-    tenant->stuck = together_is_stuck(tenant, now);
+    together_look(tenant, now);
     uint32_t missing = together_missing(tenant);
     if (missing != 0 && all_managed(tenant, missing, false))
         give(tenant, now);

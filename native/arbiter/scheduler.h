@@ -76,7 +76,6 @@ struct sched_member {
     enum sched_member_state state;
     bool wants; /* while RUNNING or LATE: launches wait at its gate already */
     uint32_t devices; /* that it uses, as bits */
-    bool after_end;   /* RUNNING: let in when its tenant's turn was over */
     uint64_t seen_at; /* when it last wanted a turn or had one; 0: never */
     uint64_t turn;
 };
@@ -94,7 +93,8 @@ struct sched_tenant {
     bool free_running;
     bool changed;    /* its limits are new: what it used under the old ones is forgiven */
     bool stopping;   /* revoked, or its turn is over */
-    bool stuck;      /* its turn is over and does not drain: its other devices' kernels may be waited for */
+    bool stuck;      /* its turn is over and did not drain: its other devices' kernels may be waited for */
+    uint64_t joined_until; /* while it is stuck; and the end of the last time that it was, 0: none in this turn */
     bool open_ended; /* lent until somebody else can use it */
     uint32_t late;     /* devices that it was bypassed on, as bits, while members are LATE */
     uint32_t bypasses; /* in a row */

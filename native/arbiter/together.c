@@ -8,7 +8,8 @@
 #define RECENT_NS 100000000u
 /* How long a device waits for the process that it was granted for: ranks of one job are that far apart. */
 #define UNUSED_MAX_NS 5000000u
-#define STUCK_AFTER_NS 5000000u /* most drains are over long before: no more than 2 ms of work is in flight */
+#define STUCK_AFTER_NS 3000000u /* most drains are over before: no more than 2 ms of work is in flight */
+#define JOIN_NS 1000000u
 
 uint32_t together_wanted(const struct sched_tenant *tenant, uint32_t bits, uint64_t now)
 {
@@ -23,24 +24,43 @@ uint32_t together_missing(const struct sched_tenant *tenant)
     return tenant->stopping && !tenant->stuck ? 0 : tenant->wanted & ~tenant->held;
 }
 
-/* Devices of the members that have been running since before the end of their turn. */
-static uint32_t overrun(const struct sched_tenant *tenant)
+/* Devices that members run on. */
+static uint32_t in_use(const struct sched_tenant *tenant)
 {
     uint32_t bits = 0;
     for (const struct sched_member *m = tenant->members; m != NULL; m = m->next)
-        if (m->state == SCHED_RUNNING && !m->after_end)
+        if (m->state == SCHED_RUNNING)
             bits |= m->devices;
     return bits;
 }
 
-bool together_is_stuck(const struct sched_tenant *tenant, uint64_t now)
+/* Does a member wait whose devices nobody runs on? */
+static bool any_held_back(const struct sched_tenant *tenant)
 {
-    return tenant->ends_at != SCHED_NEVER && now >= tenant->ends_at + STUCK_AFTER_NS && overrun(tenant) != 0;
+    uint32_t bits = in_use(tenant);
+    for (const struct sched_member *m = tenant->members; m != NULL; m = m->next)
+        if (m->state == SCHED_WAITING && (m->devices & bits) == 0)
+            return bits != 0;
+    return false;
+}
+
+/* When the tenant is stuck, should it still be running then. */
+static uint64_t stuck_at(const struct sched_tenant *tenant)
+{
+    uint64_t over = tenant->joined_until > tenant->ends_at ? tenant->joined_until : tenant->ends_at;
+    return tenant->ends_at == SCHED_NEVER ? SCHED_NEVER : over + STUCK_AFTER_NS;
+}
+
+void together_look(struct sched_tenant *tenant, uint64_t now)
+{
+    if (now >= stuck_at(tenant) && any_held_back(tenant))
+        tenant->joined_until = now + JOIN_NS;
+    tenant->stuck = tenant->joined_until > now;
 }
 
 bool together_may_join(const struct sched_member *member)
 {
-    return !member->tenant->stuck || (member->devices & overrun(member->tenant)) == 0;
+    return !member->tenant->stuck || (member->devices & in_use(member->tenant)) == 0;
 }
 
 void together_extend(struct sched_tenant *tenant, uint64_t now)
@@ -115,6 +135,6 @@ uint64_t together_next_look(const struct sched_tenant *tenant, uint64_t now)
     uint64_t next = bits != 0 && bits != tenant->held && now < at ? at : SCHED_NEVER;
     if (tenant->ends_at == SCHED_NEVER || tenant->wanted == 0)
         return next;
-    uint64_t stuck_at = tenant->ends_at + STUCK_AFTER_NS;
-    return now < stuck_at && stuck_at < next ? stuck_at : next;
+    uint64_t stuck = stuck_at(tenant);
+    return now < stuck && stuck < next ? stuck : next;
 }

@@ -5,7 +5,6 @@
 
 #include "scheduler.h"
 
-#define TOGETHER_JOIN_NS 1000000u /* length of the turn of a member that joins a stuck tenant */
 
 /* What to ask for when a member wants `bits`: also the devices of members that were at work a moment ago. */
 uint32_t together_wanted(const struct sched_tenant *tenant, uint32_t bits, uint64_t now);
@@ -16,11 +15,15 @@ uint32_t together_missing(const struct sched_tenant *tenant);
 /* The devices that it waits for join its turn. */
 void together_extend(struct sched_tenant *tenant, uint64_t now);
 
-/* Is a member still running well after the end of the turn that it began in time? Its kernel may be waiting
- * for one that a process of the same tenant holds back for a turn on another device. */
-bool together_is_stuck(const struct sched_tenant *tenant, uint64_t now);
+/*
+ * A member that is still running well after the end of the turn may have a kernel that waits for one which a
+ * process of the same tenant holds back for a turn on another device. Then the tenant is stuck: for a while
+ * all whose devices nobody runs on may go on, those too that end meanwhile, since the next kernels of the first
+ * to go on may wait for theirs. If they end apart again, so it is again.
+ */
+void together_look(struct sched_tenant *tenant, uint64_t now);
 
-/* May a waiting member have its tenant's turn? Of a stuck one: if nothing of before runs on its devices. */
+/* May a waiting member have its tenant's turn? Of a stuck one: if nothing runs on its devices. */
 bool together_may_join(const struct sched_member *member);
 
 /* Devices of a turn that none of its members uses go to somebody who can use them at once. */
