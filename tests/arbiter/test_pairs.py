@@ -48,8 +48,8 @@ def test_two_jobs_of_two_ranks_on_the_same_two_devices(card: Card, pages: Path, 
 
 @pytest.mark.parametrize(("work", "least"), [("0", 200), ("1", 60), ("3", 20)])
 def test_a_job_of_two_ranks_alone_has_its_hard_share(card: Card, pages: Path, work: str, least: int) -> None:
-    """Its turns end on both devices in the middle of steps, also of steps so short that a rank which is let in
-    beside the one that waits for it is soon in the next: neither may hold the other until it is bypassed."""
+    """Its turns end on both devices in the middle of steps, also of steps so short that a rank which is let
+    in beside the one that waits for it is soon in the next: neither may hold the other until a bypass."""
     lease = card.lease("a", HARD, 25, devices=2)
     ranks = pair(card, pages / "a", (lease, lease), "--work", work)
     assert min(answer(process)["steps"] for process in ranks) > least
