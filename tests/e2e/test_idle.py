@@ -285,6 +285,7 @@ def test_two_that_do_not_fit_together_take_turns(turns: DemoNode) -> None:
     first, one = busy(turns, 100)
     first.line()
     second, two = busy(turns, 100)
+    eventually(lambda: shown(turns, two).state != "allocating", "it is made")
     assert shown(turns, two).state in ("suspending", "suspended", "resuming", "active")
     second.line()  # it has had its first turn
     seen = [rounds(first), rounds(second)]
