@@ -303,27 +303,21 @@ def test_one_that_is_killed_while_it_is_out_loses_only_itself(turns: DemoNode) -
     eventually(lambda: not states(turns), "it ends")
 
 
-@pytest.mark.parametrize("verb", ["swap-out", "swap-in"])
-def test_cut_after_every_step(cut_node: DemoNode, verb: str) -> None:
+@pytest.mark.parametrize("point", ["swap-out.limit", "swap-out.out", "swap-in.limit", "swap-in.open"])
+def test_cut_after_a_step(cut_node: DemoNode, point: str) -> None:
+    """The other steps are between these, and write nothing that a start could see."""
     node = cut_node
-    points = {
-        "swap-out": ["record-intent", "limit", "out"],
-        "swap-in": ["record-intent", "limit", "here", "open"],
-    }
-    for point in points[verb]:
-        node.start(fault_point=f"{verb}.{point}")
-        first, _one = tenant(node, HOLD, str(SIZE_MIB))
-        first.line()
-        second, _two = tenant(node, HOLD, str(SIZE_MIB), gib=101)
-        assert node.daemon is not None
-        ask(first)
-        ask(second)
-        assert node.daemon.wait(20) == -signal.SIGKILL
-        node.start()
-        assert first.line().get("whole", True)
-        second.line()
-        for each in (first, second):
-            assert answer(each).get("whole", True), point
-        close(first, second)
-        eventually(lambda: not states(node), "both end")
-        node.stop()
+    node.start(fault_point=point)
+    first, _one = tenant(node, HOLD, str(SIZE_MIB))
+    first.line()
+    second, _two = tenant(node, HOLD, str(SIZE_MIB), gib=101)
+    ask(first)
+    ask(second)
+    assert node.daemon is not None
+    assert node.daemon.wait(20) == -signal.SIGKILL
+    node.start()
+    assert first.line()["whole"]
+    second.line()
+    assert second.line()["whole"]
+    close(first, second)
+    eventually(lambda: not states(node), "both end")

@@ -152,8 +152,10 @@ def lives_of(turns: bool) -> st.SearchStrategy[list[Life]]:
     return st.lists(st.builds(Life, st.integers(5, 100), spells, rules), min_size=1, max_size=6)
 
 
-def live(lives: list[Life], seconds: float, begin_away: bool) -> None:
-    """Steps all through time; checks that no more is there than fits. Switches take SWITCH each way."""
+def live(lives: list[Life], seconds: float, begin_away: bool, stays: int = 0) -> None:
+    """Steps all through time; checks that no more is there than fits. Switches take SWITCH each way. With
+    `stays` so much of each is left there if the plan allows it."""
+    left = ((GPU, stays),) if stays else ()
     tenants = {
         str(i): Tenant(
             str(i),
@@ -177,15 +179,25 @@ def live(lives: list[Life], seconds: float, begin_away: bool) -> None:
                 tenants[name] = replace(
                     one, where=Where.AWAY if gone else Where.HERE, since=now, active_at=now
                 )
+                if not gone:
+                    tenants[name] = replace(tenants[name], stays=left, swaps=bool(left))
                 del done[name]
         for move in decide(now, tuple(tenants.values()), CARD).moves:
             one, life = tenants[move.id], lives[int(move.id)]
             if move.kind is Kind.SUSPEND:
                 life.suspensions.append((now, move.cause, one.since))
-                tenants[move.id] = replace(one, where=Where.GOING, since=now, cause=move.cause)
+                tenants[move.id] = replace(
+                    one,
+                    where=Where.GOING,
+                    since=now,
+                    cause=move.cause,
+                    stays=left if move.swaps else (),
+                    swaps=move.swaps,
+                )
                 done[move.id] = now + SWITCH
             elif move.kind is Kind.RESUME:
                 assert one.wants_since is not None
+                assert not move.beside or (one.swaps and tenants[move.beside].where is Where.GOING)
                 life.waits.append(now - one.wants_since)
                 patience = patience_after(one.patience, now - one.since, one.rules)
                 tenants[move.id] = replace(
@@ -193,8 +205,12 @@ def live(lives: list[Life], seconds: float, begin_away: bool) -> None:
                 )
                 done[move.id] = now + SWITCH
         there = [t for t in tenants.values() if t.where is not Where.AWAY]
+        if stays:  # one that goes makes room, bit by bit, for one that comes
+            there = [t for t in there if t.where is Where.HERE]
         if begin_away:
-            assert sum(size for t in there for _, size in t.parts) <= CARD[GPU]
+            held = sum(size for t in there for _, size in t.parts)
+            kept = sum(size for t in tenants.values() if t.where is Where.AWAY for _, size in t.stays)
+            assert held + kept <= CARD[GPU]
         now += STEP
     for name, life in enumerate(lives):  # those who still wait have waited so long at least
         wants = tenants[str(name)].wants_since
@@ -227,6 +243,31 @@ def test_nobody_that_wants_waits_longer_than_all_turns_and_switches(lives: list[
         assert all(waited <= bound for waited in life.waits), (life.waits, bound)
         for when, _, since in life.suspensions:
             assert when - since >= 5, "nobody is sent away in its turn"
+
+
+@settings(max_examples=60, deadline=None)
+@given(lives_of(turns=True), st.integers(1, 12))
+def test_what_stays_of_those_who_are_away_is_in_nobodys_way(lives: list[Life], stays: int) -> None:
+    for life in lives:
+        life.size = max(life.size, stays)
+    live(lives, 200, begin_away=True, stays=stays)
+    bound = len(lives) * (5 + 2 * SWITCH + 2 * STEP)
+    for life in lives:
+        assert all(waited <= bound for waited in life.waits), (life.waits, bound)
+
+
+def test_one_that_goes_is_followed_at_once_by_one_that_can_wait_for_room() -> None:
+    turning = {"rules": TURNS, "swaps": True}
+    first = here("a", 60, **turning, stays=((GPU, 1),))
+    second = away("b", 60, 50, **turning, cause=Cause.TURN, stays=((GPU, 1),))
+    plan = decide(100, [first, second], CARD)
+    assert [(move.kind, move.id, move.swaps, move.beside) for move in plan.moves] == [
+        (Kind.SUSPEND, "a", True, ""),
+        (Kind.RESUME, "b", False, "a"),
+    ]
+    full = away("c", 100, None, cause=Cause.TURN)
+    sent, waits = decide(100, [first, second, full], CARD).moves
+    assert (sent.swaps, waits.kind) == (False, Kind.WAIT)  # nothing may stay beside one that needs it all
 
 
 @settings(max_examples=80, deadline=None)

@@ -1,7 +1,7 @@
 """Keeps residency: looks at what preload tenants do, and suspends and resumes as planner.residency decides.
 
 A look costs a read of the pages of the tenants that a rule covers. Without such rules, and with nobody
-suspended by one, nothing is looked at. One tenant is moved at a time.
+suspended by one, nothing is looked at. One tenant is moved at a time, or one goes and one comes in its place.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ import structlog
 from vgpud.lease import LeaseActivity
 from vgpud.model.device import Node
 from vgpud.model.errors import VgpuError
+from vgpud.model.quantity import format_bytes
 from vgpud.model.tally import Tally
 from vgpud.model.tenancy import Allocation, Cause, Mode, State
 from vgpud.node.checkpoints import Surroundings
@@ -65,7 +66,7 @@ class Residency:
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _waiting: dict[str, Move] = field(default_factory=dict)
-    _moving: str = ""
+    _moving: set[str] = field(default_factory=set)  # one, or one that goes and one that comes in its place
     _kept: tuple[Policy, Node, Mapping[str, PreloadSettings] | None] | None = None
     _nudged: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -93,9 +94,15 @@ class Residency:
             return self.around.book.get(made.id) if made.id in self.around.book else made
 
     def standing(self, allocation: Allocation) -> str:
-        """What a suspended tenant waits for, in a few words; empty for others."""
+        """What a suspended tenant waits for, and which way it went if not the driver's; empty for others."""
         if allocation.state is not State.SUSPENDED:
             return ""
+        if allocation.is_swapped:
+            stays = format_bytes(allocation.stays_bytes) if allocation.stays_bytes else "nothing"
+            return f"{self._waits_for(allocation)}; swapped out by libvgpu, {stays} of it on the device"
+        return self._waits_for(allocation)
+
+    def _waits_for(self, allocation: Allocation) -> str:
         if allocation.cause is Cause.HAND:
             wants = self.around.activities.wants(allocation)
             return "by hand, wants to work" if wants else "by hand"
@@ -126,8 +133,8 @@ class Residency:
         plan = self._decide(now, {a.id: rules for a, rules in ruled})
         self._waiting = {move.id: move for move in plan.moves if move.kind is Kind.WAIT}
         for move in plan.moves:
-            if move.kind is not Kind.WAIT and not self._moving:
-                self._moving = move.id
+            if move.kind is not Kind.WAIT and self._moving <= {move.beside}:
+                self._moving.add(move.id)
                 self.spawn(self._make(move))
         return self._pause(now, plan, ruled)
 
@@ -178,9 +185,9 @@ class Residency:
 
     def _tenant(self, allocation: Allocation, rules: Rules, now: float) -> Tenant:
         seen = self._seen.get(allocation.id) or _Seen(_WHERE.get(allocation.state, Where.HERE), now, now)
-        settled = allocation.state in (State.ACTIVE, State.SUSPENDED) and allocation.id != self._moving
+        settled = allocation.state in (State.ACTIVE, State.SUSPENDED) and allocation.id not in self._moving
         where = seen.where
-        if allocation.id == self._moving:  # its state may not say so yet
+        if allocation.id in self._moving:  # its state may not say so yet
             where = {Where.AWAY: Where.COMING, Where.HERE: Where.GOING}.get(where, where)
         stays = self._stays(allocation, where, rules)
         return Tenant(
@@ -222,7 +229,7 @@ class Residency:
                 seen.not_before = time.monotonic() + _BACK_OFF_SECONDS
                 seen.why_not = error.sentence
         finally:
-            self._moving = ""
+            self._moving.discard(move.id)
             self.nudge()
 
     async def _suspend(self, allocation: Allocation, move: Move, seen: _Seen | None) -> None:
@@ -240,7 +247,7 @@ class Residency:
         wanted = None if seen is None else seen.wants_since
         if seen is not None and cause is Cause.IDLE:
             seen.patience = patience_after(seen.patience, began - seen.since, self._rules(allocation))
-        await self.suspends.resume(allocation)
+        await self.suspends.resume(allocation, bool(move.beside))
         self.tally.resumed[cause.value] += 1
         self.tally.resume_waited_seconds += time.monotonic() - (began if wanted is None else wanted)
 

@@ -101,14 +101,17 @@ class Suspends:
 
     # --- resume
 
-    async def resume(self, allocation: Allocation) -> Allocation:
-        """Raises VgpuError; the tenant is then suspended as before, or failed if it cannot come back."""
+    async def resume(self, allocation: Allocation, beside: bool = False) -> Allocation:
+        """`beside` one that makes room for it: a swapped tenant takes that as it becomes free.
+
+        Raises VgpuError; the tenant is then suspended as before, or failed if it cannot come back."""
         if settled(allocation).state is State.ACTIVE:
             return allocation
         check_well(allocation)
         await self._around.inventory.refresh()
-        rules.check_room(allocation, self._around.inventory.node, self._book.use)
-        rules.check_card(living(allocation), self._around.inventory.node)
+        if not (beside and allocation.is_swapped):
+            rules.check_room(allocation, self._around.inventory.node, self._book.use)
+            rules.check_card(living(allocation), self._around.inventory.node)
         # its room is taken from this moment on
         coming = replace(living(allocation), state=State.RESUMING)
         self._book.replace(coming)
@@ -166,7 +169,8 @@ class Suspends:
 
         async def wake() -> None:
             if allocation.is_swapped:
-                await self.swaps.wake(coming, told("resumed after vgpud was interrupted", coming))
+                sentence = told("resumed after vgpud was interrupted", coming)
+                await self.swaps.recover(allocation, sentence)
                 return
             async with self._around.suspender.session() as session:
                 await self._wake(session, coming, told("resumed after vgpud was interrupted", coming))

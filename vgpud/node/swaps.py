@@ -1,7 +1,7 @@
 """Turns the fast way: libvgpu takes a tenant's movable memory off the card itself (native/libvgpu/swap.h).
 
 vgpud writes the word into the lease, on record before, and waits until every process says that it has
-followed. All of them, or none; a suspension that is cut is undone at the next start, a resumption finished.
+followed. All of them, or none; what is cut is finished at the next start.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from vgpud.planner import suspend as rules
 
 log = structlog.get_logger(__name__)
 
+_OUT = "swapped out at the end of its turn,"
 _LOOK_SECONDS = 0.004
 _ASK_SECONDS = 0.25
 _DRAIN_SECONDS = 4.0
@@ -67,9 +68,7 @@ class Swaps:
             self._around.activities.left(going)
             self._around.fault("swap-out.out")
             away = await self._measured(replace(going, state=State.SUSPENDED))
-            return await self._do.end(
-                away, EventKind.ALLOCATION_SUSPENDED, told("swapped out at the end of its turn,", away)
-            )
+            return await self._do.end(away, EventKind.ALLOCATION_SUSPENDED, told(_OUT, away))
         except VgpuError as error:
             await self.wake(self._book.get(before.id), f"not swapped out, {error.sentence}")
             raise
@@ -98,6 +97,20 @@ class Swaps:
             await self._stay(replace(living(allocation), state=State.SUSPENDED), error)
             return
         await self._end_active(coming, sentence)
+
+    async def recover(self, cut: Allocation, sentence: str) -> None:
+        """After a start. One that was on its way out has gone on; another may have its room by now."""
+        if cut.state is State.SUSPENDING:
+            try:
+                await self._do.limit(cut)
+                await self._until(cut, SwapPhase.OUT)
+            except VgpuError as error:
+                sentence = f"{sentence}, {error.sentence}"
+            else:
+                away = await self._measured(replace(living(cut), state=State.SUSPENDED))
+                await self._do.end(away, EventKind.ALLOCATION_SUSPENDED, told(_OUT, away))
+                return
+        await self.wake(living(cut), sentence)
 
     # --- steps
 

@@ -75,7 +75,7 @@ class Kind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Move:
     """`cause` is for SUSPEND, and `swaps`: what libvgpu cannot move may stay; `place` in the queue, from 1,
-    for WAIT."""
+    for WAIT. A RESUME `beside` one that goes takes the room as it becomes free."""
 
     kind: Kind
     id: str
@@ -83,6 +83,7 @@ class Move:
     cause: Cause = Cause.IDLE
     place: int = 0
     swaps: bool = False
+    beside: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,7 @@ class _Round:
         self._blocked: dict[str, int] = {}  # devices for which somebody waits: how many
         self._again = inf
         self._tenants = tenants
+        self._leaving: list[Tenant] = []  # in this decision, and something of it stays
         self._here = [t for t in tenants if t.where is Where.HERE]
         self._queue = sorted((t for t in tenants if _waits(t)), key=_order)
         for tenant in tenants:
@@ -186,8 +188,7 @@ class _Round:
             return [self._wait(tenant, "others wait for longer")]
         left = dict(tenant.stays)
         if all(self._free.get(uuid, 0) + left.get(uuid, 0) >= size for uuid, size in tenant.parts):
-            self._take(tenant.stays, 1)
-            self._take(tenant.parts, -1)
+            self._come(tenant)
             waited = self._now - (self._now if tenant.wants_since is None else tenant.wants_since)
             return [Move(Kind.RESUME, tenant.id, f"there is room, after {waited:.1f} s")]
         return self._make_room(tenant)
@@ -211,8 +212,19 @@ class _Round:
             if short > 0:
                 turning = any(t.rules.turn_seconds is not None for t in beside)
                 lacking = "the turns of others are not over" if turning else "others hold the room"
-        wait = self._wait(tenant, lacking or "room is being made for it")
-        return [wait] if lacking else [*(self._make_way(one, tenant) for one in chosen), wait]
+        if lacking:
+            return [self._wait(tenant, lacking)]
+        idle_before = not self._making
+        sent = [self._make_way(one, tenant) for one in chosen]
+        if tenant.swaps and idle_before and len(sent) == 1 and sent[0].swaps:
+            self._come(tenant)
+            sentence = f"{sent[0].id} makes room for it"
+            return [*sent, Move(Kind.RESUME, tenant.id, sentence, beside=sent[0].id)]
+        return [*sent, self._wait(tenant, "room is being made for it")]
+
+    def _come(self, tenant: Tenant) -> None:
+        self._take(tenant.stays, 1)
+        self._take(tenant.parts, -1)
 
     def _make_way(self, one: Tenant, waiting: Tenant) -> Move:
         if _turn_over_at(one) <= self._now:
@@ -233,11 +245,14 @@ class _Round:
         self._here.remove(tenant)
         self._leaves(tenant)
         swaps = cause is Cause.TURN and tenant.swaps and self._may_leave_some(tenant)
+        if swaps:
+            self._leaving.append(tenant)
         return Move(Kind.SUSPEND, tenant.id, sentence, cause, swaps=swaps)
 
     def _may_leave_some(self, tenant: Tenant) -> bool:
         """Would everybody else still fit, one at a time, beside what is left of those who are away?"""
-        away = [t for t in self._tenants if t.where is Where.AWAY or t is tenant]
+        gone = (Where.AWAY, Where.GOING)
+        away = [*(t for t in self._tenants if t.where in gone), *self._leaving, tenant]
         for uuid, _ in tenant.parts:
             left = sum(dict(t.stays).get(uuid, 0) for t in away)
             for other in self._tenants:
