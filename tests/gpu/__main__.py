@@ -23,6 +23,7 @@ TESTS = (
     "mps_h200",
     "suspend_h200",
     "idle_h200",
+    "turns_h200",
     "move_h200",
     "confined_h200",
     "cuda_conformance",
