@@ -101,6 +101,41 @@ for line in sys.stdin:
     whole = whole and base.value == second and bytes_.value == 130 << 20
     say(whole=whole, at=[memory.value for memory, _, _ in held])
 """
+# Takes pieces of many sizes until it is refused, frees half of them, and ends its context with the others
+LIMITS = """
+import ctypes as c, json, sys
+u = c.CDLL("libcuda.so.1")
+context, pitch = c.c_void_p(), c.c_size_t()
+def say(**words):
+    sys.stdout.write(json.dumps(words) + "\\n")
+    sys.stdout.flush()
+def call(name, *words):
+    code = getattr(u, name)(*words)
+    if code: sys.exit(f"{name}: {code}")
+call("cuInit", 0)
+def fill():
+    held, size = [], 1
+    while True:
+        memory = c.c_uint64()
+        asked = (size % 5) * (20 << 20) + (2 << 20) + size
+        code = u.cuMemAlloc_v2(c.byref(memory), c.c_size_t(asked))
+        if code: return held, asked, code
+        held.append((memory, asked))
+        size += 1
+for line in sys.stdin:
+    call("cuCtxCreate_v2", c.byref(context), 0, 0)
+    held, refused, code = fill()
+    rows = c.c_uint64()
+    pages = sum(-(-asked >> 21) * 2 for _, asked in held)
+    say(mib=pages, refused=-(-refused >> 21) * 2, code=code)
+    sys.stdin.readline()
+    for memory, _ in held[::2]: call("cuMemFree_v2", memory)
+    call("cuMemAllocPitch_v2", c.byref(rows), c.byref(pitch), c.c_size_t(5000), c.c_size_t(1000), 16)
+    say(mib=sum(-(-asked >> 21) * 2 for _, asked in held[1::2]) + 6, pitch=pitch.value)
+    sys.stdin.readline()
+    call("cuCtxDestroy_v2", context)
+    say(ended=True)
+"""
 HELD_MIB = SIZE_MIB + 130 + 4 + 2  # in whole pages, without the small one
 OWN_MIB = 4  # for the stream of the copies
 
@@ -206,6 +241,29 @@ def test_calls_of_many_threads_race_with_it(still: DemoNode) -> None:
 
         eventually(went_on, "each thread goes on")
         seen = answer(one)["rounds"]  # type: ignore[assignment]
+    close(one)
+    eventually(lambda: not states(still), "it ends")
+
+
+def test_its_limit_holds_to_the_page(still: DemoNode) -> None:
+    one, name = tenant(still, LIMITS, gib=1)
+    lease = still.run_dir / "leases" / name
+
+    def charged() -> int:
+        return sum(process.devices[0].used_bytes for process in read_usage(lease).processes) // MIB
+
+    for _ in range(2):
+        full = answer(one)
+        context = read_usage(lease).device(0).context_bytes // MIB
+        assert full["code"] == 2
+        assert charged() == full["mib"]
+        assert charged() + context <= 1024 < charged() + context + int(str(full["refused"]))
+        half = answer(one)
+        assert (charged(), half["pitch"]) == (half["mib"], 5120)
+        assert sum(swap.movable_bytes for swap in read_swaps(lease)) == charged() * MIB
+        assert answer(one)["ended"]
+        assert charged() == 0
+        assert sum(swap.movable_bytes for swap in read_swaps(lease)) == 0
     close(one)
     eventually(lambda: not states(still), "it ends")
 
