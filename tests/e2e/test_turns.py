@@ -136,6 +136,36 @@ for line in sys.stdin:
     call("cuCtxDestroy_v2", context)
     say(ended=True)
 """
+# A kernel that runs until the next line of input comes
+SPINS = """
+import ctypes as c, json, sys
+u = c.CDLL("libcuda.so.1")
+context, memory, module, kernel = c.c_void_p(), c.c_uint64(), c.c_void_p(), c.c_void_p()
+word, says = c.c_uint64(), c.c_uint64()
+PTX = b".version 7.8\\n.target sm_80\\n// vgpu-sim-waits\\n"
+PTX += b".visible .entry work(.param .u64 a, .param .u64 b, .param .u64 c)\\n{\\nret;\\n}\\n"
+def say(**words):
+    sys.stdout.write(json.dumps(words) + "\\n")
+    sys.stdout.flush()
+def call(name, *words):
+    code = getattr(u, name)(*words)
+    if code: sys.exit(f"{name}: {code}")
+call("cuInit", 0)
+call("cuDevicePrimaryCtxRetain", c.byref(context), 0)
+call("cuCtxSetCurrent", context)
+call("cuMemAlloc_v2", c.byref(memory), c.c_size_t(8 << 20))
+call("cuModuleLoadData", c.byref(module), PTX)
+call("cuModuleGetFunction", c.byref(kernel), module, b"work")
+words = [c.c_uint64(c.addressof(word)), c.c_uint64(1), c.c_uint64(c.addressof(says))]
+given = (c.c_void_p * 3)(*[c.addressof(one) for one in words])
+call("cuLaunchKernel", kernel, 1, 1, 1, 1, 1, 1, 0, None, given, None)
+say(spins=True)
+sys.stdin.readline()
+word.value = 1
+call("cuCtxSynchronize")
+say(done=True)
+sys.stdin.readline()
+"""
 HELD_MIB = SIZE_MIB + 130 + 4 + 2  # in whole pages, without the small one
 OWN_MIB = 4  # for the stream of the copies
 
@@ -241,6 +271,21 @@ def test_calls_of_many_threads_race_with_it(still: DemoNode) -> None:
 
         eventually(went_on, "each thread goes on")
         seen = answer(one)["rounds"]  # type: ignore[assignment]
+    close(one)
+    eventually(lambda: not states(still), "it ends")
+
+
+def test_work_that_does_not_end_keeps_it_here(still: DemoNode) -> None:
+    one, name = tenant(still, SPINS, gib=1)
+    assert one.line()["spins"]
+    put(still, name, True)
+    eventually(lambda: phases(still, name) == {SwapPhase.DRAINING}, "it waits for the kernel")
+    time.sleep(0.2)
+    assert phases(still, name) == {SwapPhase.DRAINING}
+    follows(still, name, False)
+    assert answer(one)["done"]  # its calls are let in again
+    follows(still, name, True)
+    follows(still, name, False)
     close(one)
     eventually(lambda: not states(still), "it ends")
 
