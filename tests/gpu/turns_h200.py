@@ -87,10 +87,13 @@ print(json.dumps({"out": seconds(lambda: host.copy_(device, non_blocking=True)),
 # counts its rounds in a file, which is read while it waits for its turn; at its end says if nothing was lost
 WORK = """
 import json, mmap, struct, sys, threading, torch
-held = torch.arange(int(sys.argv[1]) << 17, dtype=torch.int64, device="cuda")
+# in pieces: a kernel of torch.arange counts its first 2^32 elements only
+step, count = 1 << 27, int(sys.argv[1]) >> 10
+def numbers(part): return torch.arange(part * step, (part + 1) * step, dtype=torch.int64, device="cuda")
+held = [numbers(part) for part in range(count)]
 a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
 file = open(sys.argv[2], "r+b")
-count = mmap.mmap(file.fileno(), 8)
+told = mmap.mmap(file.fileno(), 8)
 print(json.dumps({"ready": True}), flush=True)
 ended = threading.Event()
 threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
@@ -99,12 +102,9 @@ while not ended.is_set():
     for _ in range(10): b = a @ a
     torch.cuda.synchronize()
     rounds += 1
-    struct.pack_into("<Q", count, 0, rounds)
-step, whole = 1 << 27, True
-for at in range(0, held.numel(), step):
-    part = held[at:at + step]
-    whole = whole and torch.equal(part, torch.arange(at, at + part.numel(), dtype=torch.int64, device="cuda"))
-print(json.dumps({"whole": bool(whole)}), flush=True)
+    struct.pack_into("<Q", told, 0, rounds)
+whole = all(torch.equal(piece, numbers(part)) for part, piece in enumerate(held))
+print(json.dumps({"whole": whole}), flush=True)
 """
 PLAIN_WORK = """
 import ctypes as c, json, mmap, struct, sys, threading
