@@ -22,6 +22,7 @@ TESTS = (
     "memory_frameworks",
     "mps_h200",
     "suspend_h200",
+    "suspended_calls",
     "idle_h200",
     "turns_h200",
     "move_h200",

@@ -13,6 +13,7 @@ On the simulated node it runs with plain driver calls instead of PyTorch, and sh
 """
 
 import os
+import select
 import sys
 import time
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from tests.demo.node import DemoNode, Tenant
 from tests.demo.scenes import torch_python
 from tests.e2e.support import client, eventually, states
 from tests.e2e.test_idle import BUSY, CALLS
-from tests.e2e.test_suspend import PROGRAM
+from tests.e2e.test_suspend import PROGRAM, resume
 from tests.gpu.scenes import HOLD, ask, play, say, started
 from vgpud.lease import read_activity
 
@@ -33,6 +34,7 @@ SIZE_GIB = 1 if SIMULATED else 8
 TURNS_SECONDS = (1.0,) if SIMULATED else (5.0, 20.0)
 ROUNDS = 3
 PATIENCE_SECONDS = 40.0
+ITSELF_SECONDS = 10.0
 POLICY = """version = 1
 [[device]]
 mode = "preload"
@@ -148,22 +150,32 @@ def idle() -> None:
         )
 
 
+def comes_back(node: DemoNode, name: str, one: Tenant, kind: str) -> tuple[float, bool]:
+    """Seconds until it has answered, and if it had to be resumed by hand: nobody saw its first call."""
+    assert one.process.stdin is not None
+    began = time.perf_counter()
+    one.process.stdin.write(f"{kind}\n")
+    one.process.stdin.flush()
+    itself, _, _ = select.select([one.process.stdout], [], [], ITSELF_SECONDS)
+    if not itself:
+        resume(node, name)
+    assert one.line() == {"done": kind}
+    return round(time.perf_counter() - began, 2), not itself
+
+
 def first() -> None:
     with running(f'idle_suspend = "{IDLE_SECONDS:g}s"\nmin_residence = "500ms"\n') as node:
         one, name, said = tenant(node, "8GiB", FIRST, CALLS)
         kinds = said["calls"]
         assert isinstance(kinds, list)
-        took = {}
+        took, by_hand = {}, {}
         for kind in kinds:
             goes(node, name)
             time.sleep(IDLE_SECONDS)  # one that comes back sooner is left alone for longer
-            began = time.perf_counter()
-            done = ask(one, kind)
-            took[kind] = round(time.perf_counter() - began, 2)
-            say("first", call=kind, seconds_until_it_was_back=took[kind])
-            assert done == {"done": kind}
+            took[kind], by_hand[kind] = comes_back(node, name, one, kind)
+            say("first", call=kind, seconds_until_it_was_back=took[kind], by_hand=by_hand[kind])
         one.end()
-        say("first", held=True, seconds=took)
+        say("first", held=not any(by_hand.values()), seconds=took)
 
 
 def rounds(one: Tenant) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.gpu import suspended_calls
 from tests.gpu.memory_frameworks import verdict
 from tests.native.harness import BUILD, GIB, MIB, ROOT
 from tests.simnode import SimNode
@@ -117,6 +118,27 @@ def test_programs_with_and_without_a_limit(run: Callable[..., dict[str, Any]]) -
         assert row["limited"]["pieces"] == most // 256
         assert [other for other in others if "skipped" not in other and "verdict" not in other] == []
     assert "skipped" in figures["nccl"]  # a simulated H200 is alone
+
+
+def test_what_a_suspended_process_meets_is_said(node: SimNode, tmp_path: Path) -> None:
+    cache = (BUILD / "CMakeCache.txt").read_text()
+    (include,) = re.findall(r"^VGPU_CUDA_INCLUDE:\w+=(.*)$", cache, re.MULTILINE)
+    words = [str(suspended_calls.build(tmp_path, Path(include))), "cuLaunchKernel", "cuDriverGetVersion"]
+    done = subprocess.run(
+        words, env=node.environment(), capture_output=True, text=True, check=True, timeout=60
+    )
+    said = {row["call"]: row["it"] for row in map(json.loads, done.stdout.splitlines())}
+    assert said == {"cuLaunchKernel": "blocks", "cuDriverGetVersion": "answers"}
+
+
+def test_a_call_that_blocks_and_is_not_wrapped_is_named() -> None:
+    tried = [
+        {"call": "cuLaunchKernel", "it": "blocks", "result": 0},
+        {"call": "cuCtxGetCurrent", "it": "answers", "result": 0},
+        {"call": "cuNobodyKnows", "it": "blocks", "result": 0},
+        {"call": "cuFails", "it": "answers", "result": 304},
+    ]
+    assert suspended_calls.open_ways(tried, suspended_calls.wrapped()) == ["cuNobodyKnows", "cuFails"]
 
 
 def test_numbers_that_differ_by_themselves() -> None:

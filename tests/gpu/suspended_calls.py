@@ -1,0 +1,59 @@
+"""What does not answer in a suspended process, and does libvgpu stand in front of all of it?
+
+    python -m tests.gpu.suspended_calls
+
+A thread that has been idle may begin with any call of the driver's. Those that block in there, end the
+process or fail while its memory is out must wait in libvgpu, where vgpud sees it and brings the tenant back.
+A JSON line for each call that was tried (suspended_calls.c); the last one says `held`, and names those that
+are not wrapped. Needs driver 570 or later, cc and cuda.h.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tests.demo.node import BUILD
+from tests.gpu.scenes import say
+
+HERE = Path(__file__).parent
+CUDA = Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cu13" / "include"
+
+
+def build(folder: Path, cuda_include: Path = CUDA) -> Path:
+    """The program. Raises CalledProcessError."""
+    program = folder / "suspended_calls"
+    source = str(HERE / "suspended_calls.c")
+    subprocess.run(["cc", "-O1", f"-I{cuda_include}", source, "-o", str(program), "-ldl"], check=True)
+    return program
+
+
+def wrapped() -> set[str]:
+    """What libvgpu stands in front of."""
+    done = subprocess.run([BUILD / "bin" / "vgpu-hooks-doc"], capture_output=True, text=True, check=True)
+    return set(re.findall(r"^\| `(\w+)` \| \w+ \| wrapped: ", done.stdout, re.MULTILINE))
+
+
+def open_ways(tried: Iterable[dict[str, Any]], known: set[str]) -> list[str]:
+    """Calls that neither answer as always nor are wrapped."""
+    good = [row["call"] for row in tried if (row["it"], row["result"]) == ("answers", 0)]
+    return [row["call"] for row in tried if row["call"] not in good and row["call"] not in known]
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run([build(Path(folder))], stdout=subprocess.PIPE, text=True, check=True)
+    print(done.stdout, end="")
+    tried = [json.loads(line) for line in done.stdout.splitlines()]
+    left = open_ways(tried, wrapped())
+    say("suspended calls", held=not left, tried=len(tried), not_wrapped=left)
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
