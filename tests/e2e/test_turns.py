@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -201,7 +202,7 @@ def tenant(node: DemoNode, program: str, *words: str, gib: int = 100) -> tuple[T
     return made, name
 
 
-def answer(one: Tenant) -> dict[str, object]:
+def answer(one: Tenant) -> dict[str, Any]:
     ask(one)
     return dict(one.line())
 
@@ -267,10 +268,10 @@ def test_calls_of_many_threads_race_with_it(still: DemoNode) -> None:
         def went_on(seen: list[int] = seen) -> bool:
             said = answer(one)
             assert said["wrong"] == [] and said["alive"] == 3, said
-            return all(b > a for a, b in zip(seen, said["rounds"], strict=True))  # type: ignore[call-overload]
+            return all(b > a for a, b in zip(seen, said["rounds"], strict=True))
 
         eventually(went_on, "each thread goes on")
-        seen = answer(one)["rounds"]  # type: ignore[assignment]
+        seen = answer(one)["rounds"]
     close(one)
     eventually(lambda: not states(still), "it ends")
 
