@@ -177,7 +177,7 @@ def test_who_goes_first_gets_no_more_than_its_share(card: Card) -> None:
     processes = card.spin(first, 2.5), card.spin(normal, 2.5)
     got = [percent(process) for process in processes]
     assert 15 < got[0] < 38, got
-    assert got[1] > 40, got
+    assert got[1] > got[0], got  # by how much, where the processors are busy too, says nothing of the arbiter
 
 
 def message(kind: int, turn: int, flags: int, devices: int) -> bytes:
