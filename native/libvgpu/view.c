@@ -65,8 +65,14 @@ static struct card cards[VGPU_MAX_DEVICES];
 static pthread_mutex_t card_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 /* What the card has left matters only where more was promised than there is, and the driver takes 3 us to
- * say it: the answer is good for a millisecond. False: the driver would not say. */
+ * say it: the answer is good for a millisecond. While the lease is away it is good until that is back: the driver
+ * answers with an error (304 of an H200, driver 580.159.04), and who only asks need not bring the tenant back. */
 #define CARD_FRESH_NS 1000000u
+
+static bool is_fresh(const struct card *card, uint64_t now_ns)
+{
+    return card->at_ns != 0 && (now_ns - card->at_ns <= CARD_FRESH_NS || vgpu_away_now());
+}
 
 static CUresult card_of(unsigned device, struct slice *slice)
 {
@@ -78,7 +84,8 @@ static CUresult card_of(unsigned device, struct slice *slice)
     uint64_t now_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
     pthread_mutex_lock(&card_mutex);
     struct card *card = &cards[device];
-    if (card->at_ns == 0 || now_ns - card->at_ns > CARD_FRESH_NS) {
+    if (!is_fresh(card, now_ns)) {
+        vgpu_away_check();
         result = CALL(cuMemGetInfo_v2, &free, &total);
         if (result == CUDA_SUCCESS)
             *card = (struct card){.at_ns = now_ns, .total = total, .free = free};
@@ -114,6 +121,7 @@ VGPU_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
 
 VGPU_EXPORT CUresult cuMemGetInfo(unsigned int *free, unsigned int *total)
 {
+    vgpu_away_check();
     CUresult result = CALL(cuMemGetInfo, free, total);
     int device = result == CUDA_SUCCESS ? limited_current() : VGPU_NOT_IN_LEASE;
     if (device == VGPU_NOT_IN_LEASE)

@@ -50,8 +50,17 @@ graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
     torch.mm(a, a, out=b)
 graph.replay(); torch.cuda.synchronize()
+half, image = a.bfloat16(), torch.randn(8, 64, 64, 64, device="cuda")
+kernel = torch.randn(64, 64, 3, 3, device="cuda")
+heads = torch.randn(2, 8, 256, 64, device="cuda", dtype=torch.bfloat16)
 calls = {
     "matmul": lambda: torch.mm(a, a, out=b),
+    "half matmul": lambda: half @ half,
+    "convolution": lambda: torch.nn.functional.conv2d(image, kernel, padding=1),
+    "attention": lambda: torch.nn.functional.scaled_dot_product_attention(heads, heads, heads),
+    "fft": lambda: torch.fft.fft(a),
+    "sort": lambda: torch.sort(a),
+    "solve": lambda: torch.linalg.solve(a[:64, :64], a[:64, :64]),
     "item": lambda: a[0, 0].item(),
     "synchronize": torch.cuda.synchronize,
     "graph": graph.replay,
@@ -65,6 +74,7 @@ calls = {
     "empty cache": torch.cuda.empty_cache,
     "pin": lambda: torch.empty(1 << 16, pin_memory=True),
 }
+for call in calls.values(): call()  # once, as any program that has been idle has done
 print(json.dumps({"calls": list(calls)}), flush=True)
 for line in sys.stdin:
     calls[line.strip()]()

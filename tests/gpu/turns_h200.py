@@ -5,7 +5,9 @@
 Scenes: `swap` (tenants of 1, 8 and 32 GiB go out and come in three times, bit-equal: seconds beside those of
 a pinned copy in the same run; claim: within 1.2 times), `turns` (two tenants whose limits are 75 % of a card
 each, and that hold --gib each, take turns of 5 s: what they get of what one gets alone, and how long a switch
-takes). Needs root, build/native, and a python3 with PyTorch. It ends all that it started.
+takes), `driver` (a tenant with movable memory is suspended by the driver's checkpoint, as `vgpuctl suspend`
+does it, before its first turn's end and after it, when it has page-locked host memory, too). Needs root,
+build/native, and a python3 with PyTorch. It ends all that it started.
 
 On the simulated node it runs with plain driver calls instead of PyTorch, and smaller (figures mean nothing):
 
@@ -28,7 +30,7 @@ from statistics import median
 
 from tests.demo.node import DemoNode, Tenant
 from tests.demo.scenes import torch_python
-from tests.e2e.support import eventually, states
+from tests.e2e.support import client, eventually, states
 from tests.gpu.idle_h200 import SIMULATED, running, say
 from vgpud.lease import ArbiterClient, LeaseMemory, SwapPhase, read_limits, read_swaps, update_limits
 
@@ -290,7 +292,31 @@ def turns(arguments: argparse.Namespace) -> None:
         )
 
 
-SCENES: dict[str, Callable[[argparse.Namespace], None]] = {"swap": swap, "turns": turns}
+def driver(_arguments: argparse.Namespace) -> None:
+    mib = SIZES_MIB[1]
+    with (
+        running('memory_overcommit = 2.0\nturn = "1h"\n') as node,
+        client(node, timeout_seconds=300) as calls,
+    ):
+        one, name = tenant(node, HOLD, PLAIN_HOLD, mib)
+        took: list[tuple[float, float]] = []
+        for after_a_turn in (False, True):
+            if after_a_turn:
+                swapped(node, name, True)
+                swapped(node, name, False)
+            times = [time.perf_counter()]
+            for verb in (calls.suspend, calls.resume):
+                verb(name)
+                times.append(time.perf_counter())
+            took.append((round(times[1] - times[0], 2), round(times[2] - times[1], 2)))
+            say("driver", after_a_turn=after_a_turn, whole=whole(one), suspend_and_resume_seconds=took[-1])
+        swapped(node, name, True)
+        swapped(node, name, False)
+        say("driver", held=whole(one), mib=mib, seconds=took)
+        one.end()
+
+
+SCENES: dict[str, Callable[[argparse.Namespace], None]] = {"swap": swap, "turns": turns, "driver": driver}
 
 
 def main() -> int:
