@@ -247,6 +247,7 @@ async def serve(settings: Settings) -> None:
             daemon.cdi_watch.run(),
             dra_door(daemon, keeper).run(),
             keeper.residency.run(),
+            keeper.activities.watch(),
         )
         lasting = [asyncio.ensure_future(one) for one in work]
         sd.notify("READY=1", f"STATUS={keeper.describe().status}")

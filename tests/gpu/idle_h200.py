@@ -3,9 +3,10 @@
     python -m tests.gpu.idle_h200 [SCENE...]
 
 Scenes: `idle` (a tenant gives its memory back after 1 s, and its next work brings it back: how long it took),
-`first` (whatever it does first after that, it is brought back), `turns` (two tenants of 75 % of the card take
-turns of 5 s and of 20 s: what each got of what one gets alone, and that nothing was lost). Needs root,
-build/native, driver 570 or later, and a python3 with PyTorch. It ends all that it started.
+`first` (whatever it does first after that, it is brought back), `past` (so it is by a call that libvgpu does
+not know, which waits inside the driver), `turns` (two tenants of 75 % of the card take turns of 5 s and of
+20 s: what each got of what one gets alone, and that nothing was lost). Needs root, build/native, driver 570
+or later, and a python3 with PyTorch. It ends all that it started.
 
 On the simulated node it runs with plain driver calls instead of PyTorch, and shorter (figures mean nothing):
 
@@ -22,9 +23,10 @@ from functools import partial
 
 from tests.demo.node import DemoNode, Tenant
 from tests.demo.scenes import torch_python
+from tests.e2e.past import PAST
 from tests.e2e.support import client, eventually, states
-from tests.e2e.test_idle import BUSY, CALLS
-from tests.e2e.test_suspend import PROGRAM, resume
+from tests.e2e.test_idle import BUSY, CALLS, shown
+from tests.e2e.test_suspend import PROGRAM, resume, suspend
 from tests.gpu.scenes import HOLD, ask, play, say, started
 from vgpud.lease import read_activity
 
@@ -188,6 +190,36 @@ def first() -> None:
         say("first", held=not any(by_hand.values()), seconds=took)
 
 
+def past() -> None:
+    """By hand first: it says that it wants to work, and libvgpu knows nothing of it."""
+    with running(f'idle_suspend = "{IDLE_SECONDS:g}s"\nmin_residence = "500ms"\n') as node:
+        one, name, _said = tenant(node, "8GiB", PAST, PAST)
+        goes(node, name)
+        suspend(node, name)
+        assert one.process.stdin is not None
+        one.process.stdin.write("past\n")
+        one.process.stdin.flush()
+        wanted = partial(stands, node, name, "by hand, wants to work")
+        eventually(wanted, "it says that it wants to work", PATIENCE_SECONDS)
+        unknown = read_activity(node.run_dir / "leases" / name).wants == 0
+        resume(node, name)
+        assert one.line() == {"done": "past"}
+        took, by_hand = [], []
+        for _turn in range(ROUNDS):
+            goes(node, name)
+            time.sleep(IDLE_SECONDS)
+            seconds, asked = comes_back(node, name, one, "past")
+            took.append(seconds)
+            by_hand.append(asked)
+        one.end()
+        told = [line for line in node.log.read_text().splitlines() if "inside the driver" in line]
+        say("past", held=unknown and not any(by_hand), seconds=took, by_hand=by_hand, told=told)
+
+
+def stands(node: DemoNode, name: str, words: str) -> bool:
+    return bool(shown(node, name).standing == words)
+
+
 def rounds(one: Tenant) -> int:
     said = ask(one)
     assert said["whole"], "something was lost"
@@ -224,7 +256,7 @@ def turns() -> None:
             )
 
 
-SCENES: dict[str, Callable[[], None]] = {"idle": idle, "first": first, "turns": turns}
+SCENES: dict[str, Callable[[], None]] = {"idle": idle, "first": first, "past": past, "turns": turns}
 
 
 def main(names: list[str]) -> int:

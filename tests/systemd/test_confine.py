@@ -19,6 +19,14 @@ TRIES = {
     "a packet socket": '"$2" -c "import socket; socket.socket(17, 3, 0)"',
     "memory to write and execute": '"$2" -c "import mmap; mmap.mmap(-1, 4096, prot=7)"',
 }
+# what vgpud reads of a tenant that waits inside the driver: of another user's process
+LOOK = """
+import os, sys
+own = f"/proc/{sys.argv[1]}/task/{sys.argv[1]}"
+while len(words := open(f"{own}/syscall").read().split()) < 9: pass
+memory = os.open(f"/proc/{sys.argv[1]}/mem", os.O_RDONLY)
+sys.exit(len(os.pread(memory, 8, int(words[-2], 16))) != 8 or not open(f"/proc/{sys.argv[1]}/maps").read())
+"""
 
 
 def test_every_line_of_the_unit_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -40,9 +48,16 @@ def test_what_the_unit_forbids_is_not_possible(tmp_path: Path) -> None:
     confine.prepare(prepared)
     confined = [sys.executable, "-m", "tests.gpu.confine", "run", str(prepared), "--writable", str(tmp_path)]
     tries = [f"({script}) && echo {what}" for what, script in TRIES.items()]
-    script = "\n".join(['touch "$1/here" || exit 9', *tries, "true"])
-    words = [*confined, "--", "sh", "-c", script, "sh", str(tmp_path), sys.executable]
-    done = subprocess.run(words, cwd=confine.ROOT, capture_output=True, text=True, check=False, timeout=60)
+    script = "\n".join(['touch "$1/here" || exit 9', '"$2" -c "$3" "$4" || exit 8', *tries, "true"])
+    with subprocess.Popen(["sleep", "60"], user=65534) as other:
+        seen = [LOOK, str(other.pid)]
+        words = [*confined, "--", "sh", "-c", script, "sh", str(tmp_path), sys.executable, *seen]
+        try:
+            done = subprocess.run(
+                words, cwd=confine.ROOT, capture_output=True, text=True, check=False, timeout=60
+            )
+        finally:
+            other.kill()
     if "not applied: ProtectSystem" in done.stderr:
         pytest.skip("this system gives root no mounts of its own")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr

@@ -1,4 +1,4 @@
-"""What preload tenants do: asked of their processes through the arbiter, read from their leases."""
+"""What tenants do: asked of libvgpu in their processes through the arbiter, and read from their leases."""
 
 import asyncio
 import time
@@ -12,6 +12,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, Mode
 from vgpud.modes.base import Effector
 from vgpud.modes.preload import Preload
+from vgpud.node.blocked import Blocked
 
 log = structlog.get_logger(__name__)
 
@@ -21,11 +22,12 @@ _ASK_SECONDS = 0.25
 
 
 class Activities:
-    """Every answer is None for a tenant that has no libvgpu, or cannot be asked."""
+    """What is read is None for a tenant that has no libvgpu, or cannot be asked."""
 
-    def __init__(self, effectors: Mapping[Mode, Effector]) -> None:
+    def __init__(self, effectors: Mapping[Mode, Effector], blocked: Blocked) -> None:
         effector = effectors[Mode.PRELOAD]
         self._preload = effector if isinstance(effector, Preload) else None
+        self._blocked = blocked
         self._left: dict[str, int] = {}  # calls of suspended tenants when they went
 
     async def ask(self, allocation_id: str) -> None:
@@ -72,7 +74,16 @@ class Activities:
             self._left[going.id] = now.calls
 
     def wants(self, allocation: Allocation) -> bool:
-        """Does a suspended tenant want to work? Also one whose call slipped past libvgpu as it went."""
+        """Does a suspended tenant want to work? Also one whose call slipped past libvgpu as it went, or that
+        libvgpu does not know, and one without libvgpu."""
+        return self._waits(allocation) or self._blocked.holds(allocation)
+
+    async def watch(self) -> None:
+        """For what libvgpu does not see; as long as the daemon serves."""
+        await self._blocked.run(self._waits)
+
+    def _waits(self, allocation: Allocation) -> bool:
+        """As libvgpu has it."""
         now = self.read(allocation)
         if now is None:
             return False

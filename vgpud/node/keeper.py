@@ -30,6 +30,7 @@ from vgpud.modes.mig import MigMode
 from vgpud.node import checkpoints
 from vgpud.node.account import Account
 from vgpud.node.activities import Activities
+from vgpud.node.blocked import Blocked
 from vgpud.node.book import RequestKey, check_same_request, request_key
 from vgpud.node.cgroups import processes_in
 from vgpud.node.changes import Changes
@@ -95,6 +96,7 @@ class NodeKeeper:
         self._processes = Processes(parts.book, parts.inventory, parts.effectors)
         self._changes = Changes()
         around = self._surroundings()
+        self.activities = around.activities
         self.failures = Failures(around, self.account)
         self.resizes = Resizes(around, lambda: self.policies.current.policy)
         self.resizes.check = self._check_quota
@@ -140,7 +142,7 @@ class NodeKeeper:
             parts.suspender,
             lambda: host_memory(self.policy().policy.pool),
             parts.fault,
-            Activities(parts.effectors),
+            Activities(parts.effectors, Blocked(parts.book)),
         )
 
     def _mig_layouts(self) -> MigLayouts | None:

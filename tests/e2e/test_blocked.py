@@ -1,0 +1,130 @@
+"""A tenant that waits inside the driver, where libvgpu does not see it, is seen all the same."""
+
+import os
+import select
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.demo.node import DemoNode, Tenant
+from tests.e2e.past import PAST, WAITS
+from tests.e2e.support import eventually, states
+from tests.e2e.test_idle import IDLE, ask, eventually_stands, goes_idle, shown
+from tests.e2e.test_suspend import end, resume, suspend
+from vgpud.hardware.blocked import MACHINES
+from vgpud.lease import read_activity
+from vgpud.node.blocked import Looks
+from vgpud.node.lifetimes import start_ticks
+
+QUOTA = ("--isolation", "quota", "--memory", "1GiB", "--device", "0")
+CARD = ("--isolation", "device", "--device", "2")
+SAID = "waits inside the driver"
+YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+
+
+@pytest.fixture(scope="module")
+def shared_policy() -> str:
+    return IDLE
+
+
+@pytest.fixture(scope="module")
+def node(shared_node: DemoNode) -> DemoNode:
+    if os.uname().machine not in MACHINES or not Path("/proc/self/syscall").exists():
+        pytest.skip("this machine does not say what a thread waits for")
+    if os.geteuid() != 0 and YAMA.exists() and int(YAMA.read_text()) > 0:
+        pytest.skip("this kernel lets root only look into other processes (kernel.yama.ptrace_scope)")
+    return shared_node
+
+
+def started(node: DemoNode, program: str, asked: tuple[str, ...] = QUOTA) -> tuple[Tenant, str]:
+    before = states(node)
+    tenant = node.tenant(list(asked), [sys.executable, "-c", program])
+    tenant.line()
+    (name,) = states(node).keys() - before.keys()
+    return tenant, name
+
+
+def answer(tenant: Tenant, seconds: float = 20) -> dict[str, object]:
+    readable, _, _ = select.select([tenant.process.stdout], [], [], seconds)
+    assert readable, "it is still away"
+    return tenant.line()
+
+
+def wants(node: DemoNode, name: str) -> int:
+    """How many of its threads libvgpu has waiting."""
+    return read_activity(node.run_dir / "leases" / name).wants
+
+
+def test_an_idle_tenant_comes_back_by_a_call_that_libvgpu_does_not_know(node: DemoNode) -> None:
+    tenant, name = started(node, PAST)
+    for _ in range(2):
+        goes_idle(node, name)
+        ask(tenant, "past")
+        assert answer(tenant) == {"done": "past"}
+    told = [line for line in node.log.read_text().splitlines() if SAID in line and name in line]
+    assert len(told) == 2, "once for each suspension"
+    assert all(str(tenant.process.pid) in line for line in told)
+    end(node, tenant, name)
+
+
+def test_by_hand_it_stays_away_and_says_so(node: DemoNode) -> None:
+    tenant, name = started(node, PAST)
+    suspend(node, name)
+    assert shown(node, name).standing == "by hand"
+    ask(tenant, "past")
+    eventually_stands(node, name, "by hand, wants to work")
+    assert wants(node, name) == 0, "libvgpu does not know"
+    resume(node, name)
+    assert answer(tenant) == {"done": "past"}
+    suspend(node, name)
+    assert shown(node, name).standing == "by hand", "that was before"
+    resume(node, name)
+    end(node, tenant, name)
+
+
+def test_a_whole_card_says_so_too(node: DemoNode) -> None:
+    tenant, name = started(node, PAST, CARD)
+    suspend(node, name)
+    ask(tenant, "past")
+    eventually_stands(node, name, "by hand, wants to work")
+    assert states(node)[name] == "suspended", "but comes back by hand only"
+    resume(node, name)
+    assert answer(tenant) == {"done": "past"}
+    end(node, tenant, name)
+
+
+def test_other_waits_are_let_be(node: DemoNode) -> None:
+    tenant, name = started(node, WAITS, CARD)
+    (pid,) = suspend(node, name).suspended_pids
+    ticks = start_ticks(pid)
+    assert ticks is not None
+    looks, one = Looks(), {(pid, ticks)}
+    for _ in range(4):
+        looks.look(one)
+        time.sleep(0.05)
+    assert looks.blocked(one) == ()
+    assert shown(node, name).standing == "by hand"
+    ask(tenant)  # one more thread, which allocates
+    looks.look(one)
+    eventually(lambda: looks.look(one) or looks.blocked(one), "it alone is seen")
+    assert len(looks.blocked(one)) == 1
+    looks.look({(pid, ticks + 1)})
+    assert looks.blocked(one) == (), "another process of the same pid"
+    resume(node, name)
+    assert answer(tenant) == {"code": 0}
+    end(node, tenant, name)
+
+
+def test_many_threads_have_their_turn(node: DemoNode) -> None:
+    tenant, name = started(node, WAITS, CARD)
+    (pid,) = suspend(node, name).suspended_pids
+    ticks = start_ticks(pid)
+    assert ticks is not None
+    ask(tenant)
+    looks, one = Looks(most_threads=3), {(pid, ticks)}
+    eventually(lambda: looks.look(one) or looks.blocked(one), "it is seen")
+    resume(node, name)
+    assert answer(tenant) == {"code": 0}
+    end(node, tenant, name)

@@ -1,0 +1,228 @@
+"""Threads of suspended tenants that wait inside the driver, where libvgpu does not see them.
+
+A backstop: libvgpu counts the threads that wait in front of the driver, but there are calls that it does not
+know, and whole cards have no libvgpu. A look reads what each thread of a suspended process waits for, and the
+stack of those that wait for a lock, once for each wait.
+"""
+
+import asyncio
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import groupby
+
+import structlog
+
+from vgpud.hardware.blocked import CALL_BYTES, MACHINES, Code, Machine, in_driver, is_drivers_own, lock_wait
+from vgpud.model.tenancy import Allocation, State, Way
+from vgpud.node.book import Book
+from vgpud.node.lifetimes import start_ticks
+
+log = structlog.get_logger(__name__)
+
+_PAUSE_SECONDS = 1.0
+_AGAIN_SECONDS = 0.2  # where one was seen for the first time
+_LOOKS = 2  # in so many one must wait in the same place
+_STACK_BYTES = 64 << 10  # up to the caller of the driver
+_MOST_THREADS = 4096  # in a look; the others have their turn in the next
+_LINE_BYTES = 256
+
+Process = tuple[int, int]  # pid, start ticks
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedThread:
+    pid: int
+    tid: int
+    name: str
+
+
+class _Files:
+    """/proc/PID of one process, which stays that process's. Every method raises OSError."""
+
+    def __init__(self, folder: int) -> None:
+        self._open = partial(os.open, dir_fd=folder)
+        self._folder = folder
+        self._memory = -1
+
+    def threads(self) -> list[int]:
+        folder = self._open("task", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with os.scandir(folder) as entries:
+                return [int(entry.name) for entry in entries]
+        finally:
+            os.close(folder)
+
+    def line(self, name: str) -> bytes:
+        file = self._open(name, os.O_RDONLY)
+        try:
+            return os.read(file, _LINE_BYTES)
+        finally:
+            os.close(file)
+
+    @cached_property
+    def code(self) -> Code:
+        with open("maps", encoding="utf-8", errors="replace", opener=self._open) as maps:
+            return Code(maps.read())
+
+    def memory(self, address: int, size: int) -> bytes:
+        """As much as there is from there on."""
+        if self._memory < 0:
+            self._memory = self._open("mem", os.O_RDONLY)
+        try:
+            return os.pread(self._memory, size, address)
+        except (OSError, OverflowError):
+            return b""
+
+    def close(self) -> None:
+        if self._memory >= 0:
+            os.close(self._memory)
+        os.close(self._folder)
+
+
+@contextmanager
+def _opened(process: Process) -> Iterator[_Files | None]:
+    """None where it is gone. What it does not let us read ends the block quietly."""
+    try:
+        files = _Files(os.open(f"/proc/{process[0]}", os.O_RDONLY | os.O_DIRECTORY))
+    except OSError:
+        yield None
+        return
+    try:
+        with suppress(OSError):
+            yield files if start_ticks(process[0]) == process[1] else None
+    finally:
+        files.close()
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A thread: what its file said, and in how many looks since, if that is a wait in the driver."""
+
+    text: bytes
+    name: str = ""
+    looks: int = 0
+
+
+class Looks:
+    """Looks at processes, and remembers. For one thread at a time, and not for the event loop's."""
+
+    def __init__(self, machine: str = os.uname().machine, most_threads: int = _MOST_THREADS) -> None:
+        self._machine = MACHINES.get(machine)
+        self._most = most_threads
+        self._seen: dict[tuple[Process, int], _Seen] = {}
+        self._last: tuple[Process, int] = (0, 0), 0
+
+    def look(self, processes: Collection[Process]) -> None:
+        """Those not named are forgotten. Nothing is found of what cannot be read, or on another machine."""
+        if self._machine is None:
+            return
+        threads = sorted(self._threads(processes))
+        self._seen = {key: self._seen[key] for key in threads if key in self._seen}
+        if len(threads) > self._most:
+            turn = bisect_right(threads, self._last)
+            threads = [*threads[turn:], *threads[:turn]][: self._most]
+            self._last = threads[-1]
+        for process, group in groupby(threads, lambda key: key[0]):
+            with _opened(process) as files:
+                if files is not None:
+                    for key in group:
+                        self._look_at(key, files, self._machine)
+
+    @property
+    def is_unsure(self) -> bool:
+        return any(0 < seen.looks < _LOOKS for seen in self._seen.values())
+
+    def blocked(self, processes: Iterable[Process]) -> tuple[BlockedThread, ...]:
+        wanted = set(processes)
+        return tuple(
+            BlockedThread(process[0], tid, seen.name)
+            for (process, tid), seen in self._seen.items()
+            if process in wanted and seen.looks >= _LOOKS
+        )
+
+    def _threads(self, processes: Collection[Process]) -> Iterator[tuple[Process, int]]:
+        for process in processes:
+            with _opened(process) as files:
+                if files is not None:
+                    yield from ((process, tid) for tid in files.threads())
+
+    def _look_at(self, key: tuple[Process, int], files: _Files, machine: Machine) -> None:
+        """Raises PermissionError."""
+        try:
+            text = files.line(f"task/{key[1]}/syscall")
+            seen = self._seen.get(key)
+            if seen is None or seen.text != text:
+                seen = self._seen[key] = _Seen(text)
+                self._judge(seen, key[1], files, machine)
+            elif seen.looks:
+                seen.looks += 1
+        except (FileNotFoundError, ProcessLookupError):
+            self._seen.pop(key, None)
+
+    def _judge(self, seen: _Seen, tid: int, files: _Files, machine: Machine) -> None:
+        wait = lock_wait(seen.text, machine)
+        if wait is None:
+            return
+        seen.name = files.line(f"task/{tid}/comm").decode(errors="replace").rstrip("\n")
+        stack = files.memory(wait.sp, _STACK_BYTES)
+
+        def before(address: int) -> bytes:
+            return files.memory(address - CALL_BYTES, CALL_BYTES)
+
+        if not is_drivers_own(seen.name) and in_driver(wait, stack, files.code, before, machine):
+            seen.looks = 1
+
+
+@dataclass
+class Blocked:
+    """Which suspended tenants have threads that wait inside the driver."""
+
+    book: Book
+    _looks: Looks = field(default_factory=Looks)
+    _found: dict[str, int] = field(default_factory=dict)  # id: revision, of the allocation that was seen
+    _told: dict[str, int] = field(default_factory=dict)
+
+    async def run(self, is_known: Callable[[Allocation], bool]) -> None:
+        """For as long as the daemon serves; who is known to want to work is not told of."""
+        while True:
+            away = [a for a in self.book if a.suspended and a.state is State.SUSPENDED]
+            processes = {allocation.id: _saved(allocation) for allocation in away}
+            every = {one for some in processes.values() for one in some}
+            if every:
+                await asyncio.to_thread(self._looks.look, every)
+            else:
+                self._looks.look(())
+            threads = {a.id: self._looks.blocked(processes[a.id]) for a in away}
+            self._found = {a.id: a.revision for a in away if threads[a.id]}
+            self._told = {name: told for name, told in self._told.items() if name in processes}
+            for allocation in away:
+                if self.holds(allocation) and not is_known(allocation):
+                    self._tell(allocation, threads[allocation.id])
+            await asyncio.sleep(_AGAIN_SECONDS if self._looks.is_unsure else _PAUSE_SECONDS)
+
+    def holds(self, allocation: Allocation) -> bool:
+        """Since it was suspended as it is now: a thread of it, as of the last look."""
+        return self._found.get(allocation.id) == allocation.revision
+
+    def _tell(self, allocation: Allocation, threads: tuple[BlockedThread, ...]) -> None:
+        if self._told.get(allocation.id) == allocation.revision:
+            return
+        self._told[allocation.id] = allocation.revision
+        one = threads[0]
+        log.info(
+            "waits inside the driver, where libvgpu does not see it",
+            allocation=allocation.id,
+            pid=one.pid,
+            tid=one.tid,
+            thread=one.name,
+            threads=len(threads),
+        )
+
+
+def _saved(allocation: Allocation) -> tuple[Process, ...]:
+    """Those of its processes that the driver's checkpoint has taken out."""
+    return tuple((p.pid, p.start_ticks) for p in allocation.suspended if p.way is Way.CHECKPOINT)
