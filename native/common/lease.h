@@ -87,7 +87,8 @@ struct vgpu_limits {
     uint32_t device_count;
     struct vgpu_device_limits devices[VGPU_MAX_DEVICES];
     uint32_t memory; /* enum vgpu_lease_memory; not in a page of a vgpud that knew none: zero */
-    uint32_t reserved;
+    uint32_t keep_share; /* hundredths of a percent of each process's movable memory that stay on the device
+                          * while it is OUT: nobody needs the room yet. Zero of a vgpud that knew none */
 };
 
 /* A page that was made before `memory` was known ends here. */
@@ -118,6 +119,7 @@ enum vgpu_swap_phase {
     VGPU_SWAP_COMING = 4,
     VGPU_SWAP_REFUSED = 5, /* it could not go, and is here again */
 };
+#define VGPU_SWAP_KEPT_SHIFT 8
 
 struct vgpu_slot {
     uint32_t owner;
@@ -129,7 +131,8 @@ struct vgpu_slot {
     uint32_t busy;    /* 1: work that was given to the devices has not all run */
     uint32_t quiet;   /* 1: the lease is away, and libvgpu itself calls the driver no more until it is back */
     uint32_t wants;   /* threads that wait for the lease to come back; at any time */
-    uint32_t swap_phase;    /* enum vgpu_swap_phase; at any time, as the following */
+    uint32_t swap_phase;    /* enum vgpu_swap_phase in the low byte; above it, while OUT, the MiB of movable memory
+                             * that are on the device still: in one word, so that both are of one moment */
     uint32_t swap_error;    /* CUresult that REFUSED, or that keeps COMING; 0: none */
     uint64_t movable_bytes; /* of the process's memory, wherever it is */
     uint64_t host_bytes;    /* of the host's memory that are kept for it */

@@ -105,23 +105,36 @@ static CUresult take_off(struct vgpu_piece *piece, unsigned chunk)
     return result;
 }
 
-static uint64_t give_places(void)
+struct vgpu_carry_bytes vgpu_carry_count(void)
 {
-    uint64_t place = 0;
-    for (struct vgpu_piece *piece = vgpu_movable_pieces(); piece != NULL; piece = piece->next)
+    struct vgpu_carry_bytes bytes = {0, 0};
+    for (const struct vgpu_piece *piece = vgpu_movable_pieces(); piece != NULL; piece = piece->next)
         for (unsigned i = 0; i < piece->chunk_count; i++) {
-            piece->chunks[i].place = place;
-            place += vgpu_chunk_bytes(piece, i);
+            bytes.all += vgpu_chunk_bytes(piece, i);
+            bytes.here += piece->chunks[i].handle != 0 ? vgpu_chunk_bytes(piece, i) : 0;
         }
-    return place;
+    return bytes;
 }
 
-static bool all_out(void)
+/* Room on the host for the bytes that go until `kept` are left: the last chunk may be more than is asked for. */
+static CUresult make_room(struct vgpu_carry_bytes now, uint64_t kept)
+{
+    uint64_t most = now.all - kept + VGPU_CHUNK_BYTES;
+    return vgpu_hostbuf_grow(most < now.all ? most : now.all);
+}
+
+/* Those that are out have the first places. */
+static bool all_out(struct vgpu_carry_bytes now, uint64_t kept)
 {
     CUresult result = CUDA_SUCCESS;
     for (struct vgpu_piece *piece = vgpu_movable_pieces(); piece != NULL; piece = piece->next)
-        for (unsigned i = 0; i < piece->chunk_count && result == CUDA_SUCCESS; i++)
+        for (unsigned i = 0; i < piece->chunk_count && now.here > kept && result == CUDA_SUCCESS; i++) {
+            if (piece->chunks[i].handle == 0)
+                continue;
+            piece->chunks[i].place = now.all - now.here;
+            now.here -= vgpu_chunk_bytes(piece, i);
             result = take_off(piece, i);
+        }
     while (line.count > 0) {
         CUresult landed = land();
         result = result == CUDA_SUCCESS ? landed : result;
@@ -129,14 +142,15 @@ static bool all_out(void)
     return good(result);
 }
 
-bool vgpu_carry_out(void)
+bool vgpu_carry_out(uint64_t kept)
 {
     const struct vgpu_piece *first = vgpu_movable_pieces();
-    if (first == NULL)
+    struct vgpu_carry_bytes now = vgpu_carry_count();
+    if (now.here <= kept)
         return true;
     if (!begin(first))
         return false;
-    bool done = good(vgpu_hostbuf_lock()) && good(vgpu_hostbuf_grow(give_places())) && all_out();
+    bool done = good(vgpu_hostbuf_lock()) && good(make_room(now, kept)) && all_out(now, kept);
     __atomic_store_n(told, vgpu_hostbuf_bytes(), __ATOMIC_SEQ_CST);
     end();
     return done;

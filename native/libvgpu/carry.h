@@ -8,9 +8,16 @@
 
 #include "cuda_api.h"
 
-/* Each chunk's physical memory is released when its copy is whole. False: some chunks may be out, see
- * vgpu_carry_error. */
-bool vgpu_carry_out(void);
+/* Takes chunks out until no more than `kept` bytes are on the device; each one's physical memory is released when
+ * its copy is whole. What is out already stays out. False: some chunks may be out, see vgpu_carry_error. */
+bool vgpu_carry_out(uint64_t kept);
+
+/* Bytes of movable memory, and how many of them are on the device. */
+struct vgpu_carry_bytes {
+    uint64_t all;
+    uint64_t here;
+};
+struct vgpu_carry_bytes vgpu_carry_count(void);
 
 /* Brings back the chunks that are out. False: not all are here, as the card is full, say, or `stop` says so; the next
  * call goes on, or vgpu_carry_in_undo puts them out again, whose copies are still true. */

@@ -48,6 +48,21 @@ static bool turn_phase(enum vgpu_swap_phase from, enum vgpu_swap_phase to)
     return turned;
 }
 
+/* Out, and so much of the memory is on the device still. */
+static void say_out(void)
+{
+    uint32_t kept = (uint32_t)(vgpu_carry_count().here >> 20);
+    __atomic_store_n(&phase, VGPU_SWAP_OUT, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&slot->swap_phase, VGPU_SWAP_OUT | kept << VGPU_SWAP_KEPT_SHIFT, __ATOMIC_SEQ_CST);
+}
+
+/* How much of it may be. */
+static uint64_t may_keep(void)
+{
+    uint32_t share = __atomic_load_n(&limits->keep_share, __ATOMIC_ACQUIRE);
+    return share >= VGPU_SHARE_ALL ? UINT64_MAX : vgpu_carry_count().all / VGPU_SHARE_ALL * share;
+}
+
 /* Is the memory to be on the host? */
 static bool is_sent(void)
 {
@@ -167,8 +182,8 @@ static void go(void)
     }
     vgpu_learn_free_begins(); /* what NVML says of this process has no meaning until it is back */
     bool captures = vgpu_capture_any(); /* whose thread waits: it would not end, and is not to be broken */
-    if (!captures && vgpu_carry_out()) {
-        say(VGPU_SWAP_OUT);
+    if (!captures && vgpu_carry_out(may_keep())) {
+        say_out();
         return;
     }
     CUresult why = captures ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : vgpu_carry_error();
@@ -185,12 +200,19 @@ static void come(void)
     say_error(CUDA_SUCCESS);
     say(VGPU_SWAP_COMING);
     if (!come_back()) {
-        say(VGPU_SWAP_OUT);
+        say_out();
         return;
     }
     vgpu_learn_free_ends();
     say(VGPU_SWAP_HERE);
     let_in();
+}
+
+/* Others need the room of what was kept. */
+static void shrink(void)
+{
+    say_error(vgpu_carry_out(may_keep()) ? CUDA_SUCCESS : vgpu_carry_error());
+    say_out();
 }
 
 static void *keep(void *unused)
@@ -211,6 +233,8 @@ static void *keep(void *unused)
             say_error(CUDA_SUCCESS);
             say(VGPU_SWAP_HERE);
         } else {
+            if (sent && now == VGPU_SWAP_OUT && vgpu_carry_count().here > may_keep())
+                shrink();
             pause_ns(LOOK_NS);
         }
     }

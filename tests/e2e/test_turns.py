@@ -213,11 +213,11 @@ def close(*all_: Tenant) -> None:
         one.process.stdin.close()
 
 
-def put(node: DemoNode, name: str, out: bool) -> None:
+def put(node: DemoNode, name: str, out: bool, keep_share: int = 0) -> None:
     """The word in the lease, as vgpud writes it."""
     folder = node.run_dir / "leases" / name
     memory = LeaseMemory.OUT if out else LeaseMemory.HERE
-    update_limits(folder, read_limits(folder).devices, away=out, memory=memory)
+    update_limits(folder, read_limits(folder).devices, away=out, memory=memory, keep_share=keep_share)
     ArbiterClient(node.run_dir / "arbiter" / "control.sock", 10).look(name)
 
 
@@ -253,6 +253,49 @@ def test_contents_come_back_to_the_same_addresses(still: DemoNode) -> None:
         eventually(lambda: used_mib(still) <= full - HELD_MIB + OWN_MIB, "NVML shows what stays")
         follows(still, name, False)
         assert answer(one) == before
+    close(one)
+    eventually(lambda: not states(still), "it ends")
+
+
+def test_what_nobody_needs_the_room_of_stays(still: DemoNode) -> None:
+    one, name = tenant(still, HOLD, str(260))
+    one.line()
+    before = answer(one)
+    lease = still.run_dir / "leases" / name
+    (held,) = read_swaps(lease)
+    full = used_mib(still)
+
+    def keeps(share: int) -> int:
+        """MiB that it keeps of that share: whole chunks."""
+        put(still, name, True, share)
+        allowed = held.movable_bytes * share // 10000
+
+        def stands() -> bool:
+            (now,) = read_swaps(lease)
+            return now.phase is SwapPhase.OUT and now.kept_bytes <= allowed
+
+        eventually(stands, "it is out but for that")
+        (now,) = read_swaps(lease)
+        assert now.kept_bytes > allowed - 2 * (128 << 20)
+        gone = (held.movable_bytes - now.kept_bytes) // MIB
+        eventually(lambda: full - gone <= used_mib(still) <= full - gone + OWN_MIB, "NVML shows it")
+        return now.kept_bytes // MIB
+
+    for _ in range(2):
+        shares = [keeps(share) for share in (10000, 7000, 3000, 3000, 0)]
+        assert shares[0] == held.movable_bytes // MIB
+        assert shares == sorted(shares, reverse=True) and shares[1] > shares[2] > shares[4] == 0
+        follows(still, name, False)
+        assert answer(one) == before
+        keeps(6000)
+        follows(still, name, False)
+        assert answer(one) == before
+    simulate(still, "fault", "fail", "--function", "cuMemcpyDtoHAsync_v2", "--code", "2", "--count", "2")
+    keeps(10000)
+    keeps(5000)  # it is tried again until it has gone
+    simulate(still, "fault", "clear")
+    follows(still, name, False)
+    assert answer(one) == before
     close(one)
     eventually(lambda: not states(still), "it ends")
 

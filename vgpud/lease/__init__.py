@@ -1,31 +1,34 @@
-"""The lease of a preload tenant: its pages (pages.py), and the arbiter that serves it (arbiter.py)."""
+"""The lease of a preload tenant: its limits (pages.py), its use (usage.py), and the arbiter that serves it
+(arbiter.py)."""
 
 from vgpud.lease.arbiter import ArbiterClient
 from vgpud.lease.contexts import ContextCosts
 from vgpud.lease.memory import LeaseMemory
 from vgpud.lease.pages import (
     DeviceLimits,
-    LeaseActivity,
-    LeaseMeter,
     Limits,
-    Meter,
-    MeterPages,
-    ProcessUse,
     SharePolicy,
-    Usage,
     close_lease,
     list_leases,
-    parse_meters,
-    read_activity,
     read_limits,
-    read_meter_pages,
-    read_meters,
-    read_usage,
     remove_lease,
     update_limits,
     write_lease,
 )
 from vgpud.lease.swap import ProcessSwap, SwapPhase, read_swaps
+from vgpud.lease.usage import (
+    LeaseActivity,
+    LeaseMeter,
+    Meter,
+    MeterPages,
+    ProcessUse,
+    Usage,
+    parse_meters,
+    read_activity,
+    read_meter_pages,
+    read_meters,
+    read_usage,
+)
 
 __all__ = [
     "ArbiterClient",

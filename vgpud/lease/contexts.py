@@ -12,7 +12,8 @@ import struct
 from pathlib import Path
 
 from vgpud import lease_layout as layout
-from vgpud.lease.pages import open_usage, read_limits
+from vgpud.lease.pages import read_limits
+from vgpud.lease.usage import open_usage
 from vgpud.model.errors import VgpuError
 
 _PLAUSIBLE_MIB = range(16, 4097)  # 518 on an H200, 348 under MPS; some tens on small cards

@@ -1,8 +1,7 @@
 """The lease: the shared-memory folder through which a preload allocation is held and metered.
 
 `native/common/lease.h` is the contract and the single source of the layout; `lease_layout` is
-generated from it. vgpud writes `limits` and only ever reads `usage`, which belongs to the tenant and
-is hostile input: whatever stands in it, reading it gives bounded numbers and never raises for them.
+generated from it. vgpud writes `limits`, and only ever reads `usage` (usage.py).
 """
 
 import contextlib
@@ -10,21 +9,18 @@ import os
 import secrets
 import shutil
 import struct
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import NamedTuple
 
 from vgpud import lease_layout as layout
 from vgpud.lease.memory import LeaseMemory
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import ANYONE
-from vgpud.model.view import ComputeTime
 
 # No card has a pebibyte: a figure above is not a measurement, and sums of clamped ones cannot wrap.
-_BYTES_MAX = 1 << 50
-_COUNT_MAX = 1 << 62
+BYTES_MAX = 1 << 50
 _WORD = struct.Struct("<Q")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -59,52 +55,10 @@ class Limits:
     devices: tuple[DeviceLimits, ...]
     away: bool = False  # suspended
     memory: LeaseMemory = LeaseMemory.FIXED
+    keep_share: int = 0
 
 
-@dataclass(frozen=True)
-class Meter:
-    """Memory and counters of one device: of one process, or of a whole lease."""
-
-    used_bytes: int = 0
-    context_bytes: int = 0
-    peak_bytes: int = 0
-    refusals_limit: int = 0
-    refusals_card: int = 0
-    launches: int = 0
-    throttled_ns: int = 0
-
-
-@dataclass(frozen=True)
-class ProcessUse:
-    """One slot in use. `pid` is the process's own word in its own namespace: for display only."""
-
-    slot: int
-    pid: int
-    registered: bool
-    start_ns: int
-    devices: tuple[Meter, ...]
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What a `usage` file says: live processes, and the counters of those that ended."""
-
-    processes: tuple[ProcessUse, ...]
-    retired: tuple[Meter, ...]
-
-    def device(self, ordinal: int) -> Meter:
-        """The whole lease on its device `ordinal` (0 is the first of `limits`). The peak is of the
-        largest single process."""
-        meters = [process.devices[ordinal] for process in self.processes]
-        past = self.retired[ordinal]
-        total = {f.name: sum(getattr(m, f.name) for m in meters) for f in fields(Meter)}
-        for name in ("refusals_limit", "refusals_card", "launches", "throttled_ns"):
-            total[name] = min(total[name] + getattr(past, name), _COUNT_MAX)
-        total["peak_bytes"] = max([m.peak_bytes for m in meters] + [past.peak_bytes])
-        return Meter(**total)
-
-
-def _failed(what: str, error: OSError) -> VgpuError:
+def lease_failed(what: str, error: OSError) -> VgpuError:
     return VgpuError(
         ErrorCode.LEASE_FAILED,
         f"cannot {what}: {os.strerror(error.errno or 0).lower()}",
@@ -119,7 +73,7 @@ def _pack_device(device: DeviceLimits) -> bytes:
     uuid = device.uuid.encode()
     if not 0 < len(uuid) < layout.UUID_BYTES:
         raise VgpuError(ErrorCode.BUG, f"a uuid of {len(uuid)} bytes does not fit a lease", "report this")
-    if not 0 < device.memory_bytes < _BYTES_MAX or not 1 <= device.share_hundredths <= layout.SHARE_ALL:
+    if not 0 < device.memory_bytes < BYTES_MAX or not 1 <= device.share_hundredths <= layout.SHARE_ALL:
         raise VgpuError(
             ErrorCode.IMPOSSIBLE,
             f"a lease cannot hold {device.memory_bytes} bytes with {device.share_hundredths} hundredths",
@@ -138,7 +92,11 @@ def _pack_device(device: DeviceLimits) -> bytes:
 
 
 def _pack_body(
-    allocation: str, state: int, devices: Sequence[DeviceLimits], memory: LeaseMemory = LeaseMemory.FIXED
+    allocation: str,
+    state: int,
+    devices: Sequence[DeviceLimits],
+    memory: LeaseMemory = LeaseMemory.FIXED,
+    keep_share: int = 0,
 ) -> bytes:
     """Everything behind `generation`."""
     name = allocation.encode()
@@ -150,7 +108,8 @@ def _pack_body(
         )
     head = struct.pack(f"<{layout.ID_BYTES}sII", name, state, len(devices))
     body = head + b"".join(_pack_device(device) for device in devices)
-    body = body.ljust(layout.LIMITS_MEMORY - layout.LIMITS_ALLOCATION, b"\0") + struct.pack("<I", memory)
+    words = struct.pack("<II", memory, min(keep_share, layout.SHARE_ALL))  # side by side
+    body = body.ljust(layout.LIMITS_MEMORY - layout.LIMITS_ALLOCATION, b"\0") + words
     return body.ljust(layout.LIMITS_SIZE - layout.LIMITS_ALLOCATION, b"\0")
 
 
@@ -208,7 +167,7 @@ def write_lease(
         _fill(inner, body, uid, gid)
         draft.rename(folder)
     except OSError as error:
-        raise _failed(f"write the lease of {allocation}", error) from error
+        raise lease_failed(f"write the lease of {allocation}", error) from error
     return _files(folder)
 
 
@@ -266,9 +225,11 @@ def update_limits(
     devices: Sequence[DeviceLimits],
     away: bool | None = None,
     memory: LeaseMemory | None = None,
+    keep_share: int | None = None,
 ) -> None:
     """Resizes a running tenant, in place. The devices and their order cannot change; `away` says whether
-    it is suspended, None: as before; so with `memory`.
+    it is suspended, None: as before; so with `memory`, and with the hundredths of a percent of its movable
+    memory that it may keep on the device while that is OUT.
 
     Raises VgpuError LEASE_FAILED if the lease is gone or closed, BUG if it is for other devices.
     """
@@ -280,9 +241,10 @@ def update_limits(
     try:
         state = _state(held.away if away is None else away)
         where = held.memory if memory is None else memory
-        _rewrite(folder, _pack_body(held.allocation, state, devices, where))
+        keep = held.keep_share if keep_share is None else keep_share
+        _rewrite(folder, _pack_body(held.allocation, state, devices, where, keep))
     except OSError as error:
-        raise _failed(f"update the lease of {held.allocation}", error) from error
+        raise lease_failed(f"update the lease of {held.allocation}", error) from error
 
 
 def close_lease(folder: Path) -> None:
@@ -295,7 +257,7 @@ def close_lease(folder: Path) -> None:
     try:
         _rewrite(folder, _pack_body(held.allocation, layout.LEASE_CLOSED, held.devices, held.memory))
     except OSError as error:
-        raise _failed(f"close the lease of {held.allocation}", error) from error
+        raise lease_failed(f"close the lease of {held.allocation}", error) from error
 
 
 def remove_lease(root: Path, allocation: str) -> None:
@@ -308,7 +270,7 @@ def remove_lease(root: Path, allocation: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             _remove_tree(grave)
     except OSError as error:
-        raise _failed(f"remove the lease of {allocation}", error) from error
+        raise lease_failed(f"remove the lease of {allocation}", error) from error
 
 
 def _remove_tree(folder: Path) -> None:
@@ -373,7 +335,7 @@ def read_limits(folder: Path) -> Limits:
     try:
         raw = (_files(folder) / layout.LIMITS_FILE).read_bytes()
     except OSError as error:
-        raise _failed(f"read the lease {folder.name}", error) from error
+        raise lease_failed(f"read the lease {folder.name}", error) from error
     try:
         return _parse_limits(raw)
     except (struct.error, ValueError) as error:
@@ -392,14 +354,15 @@ def _parse_limits(raw: bytes) -> Limits:
     if not 0 < count <= layout.MAX_DEVICES:
         raise ValueError("bad device count")
     (state,) = struct.unpack_from("<I", raw, layout.LIMITS_STATE)
-    # a page that was made before there was this word ends in front of it
-    (memory,) = struct.unpack_from("<I", raw.ljust(layout.LIMITS_SIZE, b"\0"), layout.LIMITS_MEMORY)
+    # a page that was made before there were these words ends in front of it
+    memory, keep = struct.unpack_from("<II", raw.ljust(layout.LIMITS_SIZE, b"\0"), layout.LIMITS_MEMORY)
     return Limits(
         allocation=_text(raw[layout.LIMITS_ALLOCATION : layout.LIMITS_ALLOCATION + layout.ID_BYTES]),
         generation=_WORD.unpack_from(raw, layout.LIMITS_GENERATION)[0],
         closed=state == layout.LEASE_CLOSED,
         away=state == layout.LEASE_AWAY,
         memory=LeaseMemory(memory),
+        keep_share=keep,
         devices=tuple(_read_device(raw, i) for i in range(count)),
     )
 
@@ -411,186 +374,4 @@ def _read_device(raw: bytes, index: int) -> DeviceLimits:
     )
     return DeviceLimits(
         _text(raw[at : at + layout.UUID_BYTES]), memory, share, SharePolicy(policy), priority, quantum
-    )
-
-
-def open_usage(folder: Path, access: int = os.O_RDONLY) -> int:
-    """A descriptor of the lease's `usage`. Raises OSError."""
-    # the tenant owns the file, not the folder: it can be short or long, but no link and no pipe
-    flags = access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        return os.open(f"{folder}/{layout.USAGE_FILE}", flags)
-    except FileNotFoundError:  # ANYONE's is further down; asked second, since meters read hundreds a second
-        return os.open(f"{folder}/{layout.ANYONE_FOLDER}/{layout.USAGE_FILE}", flags)
-
-
-def read_usage(folder: Path) -> Usage:
-    """The tenant's own figures, clamped: see the module's text. A short or missing file reads as zeros.
-
-    Raises VgpuError LEASE_FAILED if the lease itself is gone.
-    """
-    try:
-        fd = open_usage(folder)
-        try:
-            raw = os.pread(fd, layout.USAGE_SIZE, 0)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise _failed(f"read the use of lease {folder.name}", error) from error
-    raw = raw.ljust(layout.USAGE_SIZE, b"\0")
-    (high,) = struct.unpack_from("<I", raw, layout.USAGE_SLOT_HIGH)
-    slots = (_read_slot(raw, i) for i in range(min(high, layout.MAX_SLOTS)))
-    return Usage(
-        processes=tuple(process for process in slots if process is not None),
-        retired=_read_meters(raw, layout.USAGE_RETIRED),
-    )
-
-
-def _read_slot(raw: bytes, index: int) -> ProcessUse | None:
-    at = layout.USAGE_SLOTS + index * layout.SLOT_SIZE
-    owner, pid = struct.unpack_from("<Ii", raw, at)
-    if owner == 0:
-        return None
-    (start_ns,) = _WORD.unpack_from(raw, at + layout.SLOT_START_NS)
-    meters = _read_meters(raw, at + layout.SLOT_DEVICES)
-    return ProcessUse(index, max(pid, 0), owner < layout.OWNER_SELF, min(start_ns, _COUNT_MAX), meters)
-
-
-def _read_meters(raw: bytes, at: int) -> tuple[Meter, ...]:
-    return tuple(_read_meter(raw, at + i * layout.SLOT_DEVICE_SIZE) for i in range(layout.MAX_DEVICES))
-
-
-def _read_meter(raw: bytes, at: int) -> Meter:
-    def word(offset: int, most: int) -> int:
-        return min(int(_WORD.unpack_from(raw, at + offset)[0]), most)
-
-    return Meter(
-        used_bytes=word(layout.SLOT_DEVICE_USED_BYTES, _BYTES_MAX),
-        context_bytes=word(layout.SLOT_DEVICE_CONTEXT_BYTES, _BYTES_MAX),
-        peak_bytes=word(layout.SLOT_DEVICE_PEAK_BYTES, _BYTES_MAX),
-        refusals_limit=word(layout.SLOT_DEVICE_REFUSALS_LIMIT, _COUNT_MAX),
-        refusals_card=word(layout.SLOT_DEVICE_REFUSALS_CARD, _COUNT_MAX),
-        launches=word(layout.SLOT_DEVICE_LAUNCHES, _COUNT_MAX),
-        throttled_ns=word(layout.SLOT_DEVICE_THROTTLED_NS, _COUNT_MAX),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseMeter:
-    """One device of a whole lease: memory of the live processes, counters of all there ever were."""
-
-    processes: int
-    memory: Meter
-    compute: ComputeTime
-
-
-_METER = struct.Struct("<8Q")
-_METER_MOST = (*(_BYTES_MAX,) * 4, *(_COUNT_MAX,) * 4)  # used, claim, context, peak; counters
-_COMPUTE = struct.Struct("<6Q")
-_ACTIVITY = struct.Struct("<2Q4I")  # start_ns, calls, looks, busy, quiet, wants: side by side in a slot
-
-
-class MeterPages(NamedTuple):
-    """The parts of a `usage` file that meters are read from; equal while nothing has been counted."""
-
-    head: bytes
-    slots: bytes
-    compute: bytes
-
-
-def read_meter_pages(folder: Path, device_count: int) -> MeterPages:
-    """Raises VgpuError LEASE_FAILED if the lease itself is gone."""
-    with _usage_of(folder) as fd:
-        head, slots = _read_slots(fd)
-        compute = _read(fd, layout.USAGE_COMPUTE, device_count * layout.COMPUTE_SIZE)
-    return MeterPages(head, slots, compute)
-
-
-def parse_meters(pages: MeterPages, device_count: int) -> tuple[LeaseMeter, ...]:
-    """What `read_usage` and `Usage.device` tell of the first devices, and their compute time, for a
-    hundredth of the work: only what is in use is read. Clamped as there."""
-    head, slots, compute = pages
-    held = _in_use(slots)
-    return tuple(_lease_meter(head, slots, compute, held, device) for device in range(device_count))
-
-
-def read_meters(folder: Path, device_count: int) -> tuple[LeaseMeter, ...]:
-    """Raises VgpuError LEASE_FAILED if the lease itself is gone."""
-    return parse_meters(read_meter_pages(folder, device_count), device_count)
-
-
-@contextlib.contextmanager
-def _usage_of(folder: Path) -> Iterator[int]:
-    """The descriptor of a usage file; raises VgpuError LEASE_FAILED where it cannot be read."""
-    try:
-        fd = open_usage(folder)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise _failed(f"read the use of lease {folder.name}", error) from error
-
-
-def _read(fd: int, at: int, length: int) -> bytes:
-    """So many bytes, whatever the tenant has made of its file."""
-    return os.pread(fd, length, at).ljust(length, b"\0") if length else b""
-
-
-def _read_slots(fd: int) -> tuple[bytes, bytes]:
-    """What lies before the slots, and the slots that were ever in use."""
-    head = _read(fd, 0, layout.USAGE_SLOTS)
-    (high,) = struct.unpack_from("<I", head, layout.USAGE_SLOT_HIGH)
-    return head, _read(fd, layout.USAGE_SLOTS, min(high, layout.MAX_SLOTS) * layout.SLOT_SIZE)
-
-
-def _in_use(slots: bytes) -> list[int]:
-    """Where the slots begin that somebody has now."""
-    starts = range(0, len(slots), layout.SLOT_SIZE)
-    return [at for at in starts if slots[at : at + 4] != b"\0\0\0\0"]
-
-
-def _lease_meter(head: bytes, slots: bytes, compute: bytes, held: list[int], device: int) -> LeaseMeter:
-    at = device * layout.SLOT_DEVICE_SIZE
-    retired = _METER.unpack_from(head, layout.USAGE_RETIRED + at)
-    _, _, _, peak, *counters = map(min, retired, _METER_MOST)
-    used = context = 0
-    for slot in held:
-        words = _METER.unpack_from(slots, slot + layout.SLOT_DEVICES + at)
-        one_used, _, one_context, one_peak, *counts = map(min, words, _METER_MOST)
-        used, context, peak = used + one_used, context + one_context, max(peak, one_peak)
-        counters = [ours + theirs for ours, theirs in zip(counters, counts, strict=True)]
-    limit, card, launches, throttled_ns = (min(count, _COUNT_MAX) for count in counters)
-    memory = Meter(used, context, peak, limit, card, launches, throttled_ns)
-    times = _COMPUTE.unpack_from(compute, device * layout.COMPUTE_SIZE)
-    granted, had, waited, overrun, _turns, bypasses = (min(time, _COUNT_MAX) for time in times)
-    return LeaseMeter(len(held), memory, ComputeTime(granted, had, waited, overrun, bypasses))
-
-
-# --- the arbiter
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseActivity:
-    """What the live processes of a lease wrote when they were last asked (ArbiterClient.look), and how
-    many of their threads wait for it to come back. `answers`: per process (slot, start), how often it has."""
-
-    calls: int = 0
-    busy: bool = False  # work that they launched has not all run
-    quiet: bool = True  # it is away, and nothing of libvgpu's own is in the driver
-    wants: int = 0
-    answers: tuple[tuple[tuple[int, int], int], ...] = ()
-
-
-def read_activity(folder: Path) -> LeaseActivity:
-    """Clamped as in `read_usage`. Raises VgpuError LEASE_FAILED if the lease itself is gone."""
-    with _usage_of(folder) as fd:
-        _, slots = _read_slots(fd)
-    figures = [(at, *_ACTIVITY.unpack_from(slots, at + layout.SLOT_START_NS)) for at in _in_use(slots)]
-    return LeaseActivity(
-        calls=min(sum(calls for _, _, calls, *_ in figures), _COUNT_MAX),
-        busy=any(busy for *_, busy, _, _ in figures),
-        quiet=all(quiet for *_, quiet, _ in figures),
-        wants=sum(wants for *_, wants in figures),
-        answers=tuple(((at // layout.SLOT_SIZE, start), looks) for at, start, _, looks, *_ in figures),
     )

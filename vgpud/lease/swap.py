@@ -1,17 +1,16 @@
 """How far the movable memory of a lease's processes has followed its word (native/libvgpu/swap.h)."""
 
-import os
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
 from vgpud import lease_layout as layout
-from vgpud.lease.pages import open_usage
-from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.lease.pages import BYTES_MAX
+from vgpud.lease.usage import in_use, read_slots, usage_of
 
 _WORDS = struct.Struct("<2I2Q")  # phase, error, movable bytes, host bytes: side by side in a slot
-_BYTES_MAX = 1 << 50
+_PHASE_MASK = (1 << layout.SWAP_KEPT_SHIFT) - 1
 
 
 class SwapPhase(IntEnum):
@@ -27,12 +26,14 @@ class SwapPhase(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessSwap:
-    """Of one process, as it says. `error` is the CUresult that refused, or that is in the way now."""
+    """Of one process, as it says. `error` is the CUresult that refused, or that is in the way now;
+    `kept_bytes` of the movable ones are on the device though it is OUT, as long as nobody needs the room."""
 
     phase: SwapPhase
     error: int
     movable_bytes: int
     host_bytes: int
+    kept_bytes: int = 0
 
 
 def read_swaps(folder: Path) -> tuple[ProcessSwap, ...]:
@@ -40,31 +41,15 @@ def read_swaps(folder: Path) -> tuple[ProcessSwap, ...]:
 
     Raises VgpuError LEASE_FAILED if the lease itself is gone.
     """
-    try:
-        fd = open_usage(folder)
-        try:
-            head = os.pread(fd, layout.USAGE_SLOTS, 0).ljust(layout.USAGE_SLOTS, b"\0")
-            (high,) = struct.unpack_from("<I", head, layout.USAGE_SLOT_HIGH)
-            length = min(high, layout.MAX_SLOTS) * layout.SLOT_SIZE
-            slots = os.pread(fd, length, layout.USAGE_SLOTS).ljust(length, b"\0")
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise VgpuError(
-            ErrorCode.LEASE_FAILED,
-            f"cannot read the use of lease {folder.name}: {os.strerror(error.errno or 0).lower()}",
-            "check that the run directory is on a writable tmpfs",
-        ) from error
-    held = [at for at in range(0, length, layout.SLOT_SIZE) if slots[at : at + 4] != b"\0\0\0\0"]
-    return tuple(_read(slots, at) for at in held)
+    with usage_of(folder) as fd:
+        _, slots = read_slots(fd)
+    return tuple(_read(slots, at) for at in in_use(slots))
 
 
 def _read(slots: bytes, at: int) -> ProcessSwap:
-    phase, error, movable, host = _WORDS.unpack_from(slots, at + layout.SLOT_SWAP_PHASE)
-    known = phase in SwapPhase.__members__.values()
-    return ProcessSwap(
-        SwapPhase(phase) if known else SwapPhase.REFUSED,
-        error,
-        min(movable, _BYTES_MAX),
-        min(host, _BYTES_MAX),
-    )
+    word, error, movable, host = _WORDS.unpack_from(slots, at + layout.SLOT_SWAP_PHASE)
+    number, kept_mib = word & _PHASE_MASK, word >> layout.SWAP_KEPT_SHIFT
+    phase = SwapPhase(number) if number in SwapPhase.__members__.values() else SwapPhase.REFUSED
+    movable = min(movable, BYTES_MAX)
+    kept = min(kept_mib << 20, movable) if phase is SwapPhase.OUT else 0
+    return ProcessSwap(phase, error, movable, min(host, BYTES_MAX), kept)

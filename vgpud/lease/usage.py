@@ -1,0 +1,242 @@
+"""The `usage` file of a lease: what its processes say of themselves.
+
+It belongs to the tenant and is hostile input: whatever stands in it, reading it gives bounded numbers and
+never raises for them.
+"""
+
+import contextlib
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import NamedTuple
+
+from vgpud import lease_layout as layout
+from vgpud.lease.pages import BYTES_MAX, lease_failed
+from vgpud.model.view import ComputeTime
+
+_COUNT_MAX = 1 << 62
+_WORD = struct.Struct("<Q")
+
+
+@dataclass(frozen=True)
+class Meter:
+    """Memory and counters of one device: of one process, or of a whole lease."""
+
+    used_bytes: int = 0
+    context_bytes: int = 0
+    peak_bytes: int = 0
+    refusals_limit: int = 0
+    refusals_card: int = 0
+    launches: int = 0
+    throttled_ns: int = 0
+
+
+@dataclass(frozen=True)
+class ProcessUse:
+    """One slot in use. `pid` is the process's own word in its own namespace: for display only."""
+
+    slot: int
+    pid: int
+    registered: bool
+    start_ns: int
+    devices: tuple[Meter, ...]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a `usage` file says: live processes, and the counters of those that ended."""
+
+    processes: tuple[ProcessUse, ...]
+    retired: tuple[Meter, ...]
+
+    def device(self, ordinal: int) -> Meter:
+        """The whole lease on its device `ordinal` (0 is the first of `limits`). The peak is of the
+        largest single process."""
+        meters = [process.devices[ordinal] for process in self.processes]
+        past = self.retired[ordinal]
+        total = {f.name: sum(getattr(m, f.name) for m in meters) for f in fields(Meter)}
+        for name in ("refusals_limit", "refusals_card", "launches", "throttled_ns"):
+            total[name] = min(total[name] + getattr(past, name), _COUNT_MAX)
+        total["peak_bytes"] = max([m.peak_bytes for m in meters] + [past.peak_bytes])
+        return Meter(**total)
+
+
+def open_usage(folder: Path, access: int = os.O_RDONLY) -> int:
+    """A descriptor of the lease's `usage`. Raises OSError."""
+    # the tenant owns the file, not the folder: it can be short or long, but no link and no pipe
+    flags = access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        return os.open(f"{folder}/{layout.USAGE_FILE}", flags)
+    except FileNotFoundError:  # ANYONE's is further down; asked second, since meters read hundreds a second
+        return os.open(f"{folder}/{layout.ANYONE_FOLDER}/{layout.USAGE_FILE}", flags)
+
+
+def read_usage(folder: Path) -> Usage:
+    """The tenant's own figures, clamped: see the module's text. A short or missing file reads as zeros.
+
+    Raises VgpuError LEASE_FAILED if the lease itself is gone.
+    """
+    try:
+        fd = open_usage(folder)
+        try:
+            raw = os.pread(fd, layout.USAGE_SIZE, 0)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise lease_failed(f"read the use of lease {folder.name}", error) from error
+    raw = raw.ljust(layout.USAGE_SIZE, b"\0")
+    (high,) = struct.unpack_from("<I", raw, layout.USAGE_SLOT_HIGH)
+    slots = (_read_slot(raw, i) for i in range(min(high, layout.MAX_SLOTS)))
+    return Usage(
+        processes=tuple(process for process in slots if process is not None),
+        retired=_read_meters(raw, layout.USAGE_RETIRED),
+    )
+
+
+def _read_slot(raw: bytes, index: int) -> ProcessUse | None:
+    at = layout.USAGE_SLOTS + index * layout.SLOT_SIZE
+    owner, pid = struct.unpack_from("<Ii", raw, at)
+    if owner == 0:
+        return None
+    (start_ns,) = _WORD.unpack_from(raw, at + layout.SLOT_START_NS)
+    meters = _read_meters(raw, at + layout.SLOT_DEVICES)
+    return ProcessUse(index, max(pid, 0), owner < layout.OWNER_SELF, min(start_ns, _COUNT_MAX), meters)
+
+
+def _read_meters(raw: bytes, at: int) -> tuple[Meter, ...]:
+    return tuple(_read_meter(raw, at + i * layout.SLOT_DEVICE_SIZE) for i in range(layout.MAX_DEVICES))
+
+
+def _read_meter(raw: bytes, at: int) -> Meter:
+    def word(offset: int, most: int) -> int:
+        return min(int(_WORD.unpack_from(raw, at + offset)[0]), most)
+
+    return Meter(
+        used_bytes=word(layout.SLOT_DEVICE_USED_BYTES, BYTES_MAX),
+        context_bytes=word(layout.SLOT_DEVICE_CONTEXT_BYTES, BYTES_MAX),
+        peak_bytes=word(layout.SLOT_DEVICE_PEAK_BYTES, BYTES_MAX),
+        refusals_limit=word(layout.SLOT_DEVICE_REFUSALS_LIMIT, _COUNT_MAX),
+        refusals_card=word(layout.SLOT_DEVICE_REFUSALS_CARD, _COUNT_MAX),
+        launches=word(layout.SLOT_DEVICE_LAUNCHES, _COUNT_MAX),
+        throttled_ns=word(layout.SLOT_DEVICE_THROTTLED_NS, _COUNT_MAX),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseMeter:
+    """One device of a whole lease: memory of the live processes, counters of all there ever were."""
+
+    processes: int
+    memory: Meter
+    compute: ComputeTime
+
+
+_METER = struct.Struct("<8Q")
+_METER_MOST = (*(BYTES_MAX,) * 4, *(_COUNT_MAX,) * 4)  # used, claim, context, peak; counters
+_COMPUTE = struct.Struct("<6Q")
+_ACTIVITY = struct.Struct("<2Q4I")  # start_ns, calls, looks, busy, quiet, wants: side by side in a slot
+
+
+class MeterPages(NamedTuple):
+    """The parts of a `usage` file that meters are read from; equal while nothing has been counted."""
+
+    head: bytes
+    slots: bytes
+    compute: bytes
+
+
+def read_meter_pages(folder: Path, device_count: int) -> MeterPages:
+    """Raises VgpuError LEASE_FAILED if the lease itself is gone."""
+    with usage_of(folder) as fd:
+        head, slots = read_slots(fd)
+        compute = _read(fd, layout.USAGE_COMPUTE, device_count * layout.COMPUTE_SIZE)
+    return MeterPages(head, slots, compute)
+
+
+def parse_meters(pages: MeterPages, device_count: int) -> tuple[LeaseMeter, ...]:
+    """What `read_usage` and `Usage.device` tell of the first devices, and their compute time, for a
+    hundredth of the work: only what is in use is read. Clamped as there."""
+    head, slots, compute = pages
+    held = in_use(slots)
+    return tuple(_lease_meter(head, slots, compute, held, device) for device in range(device_count))
+
+
+def read_meters(folder: Path, device_count: int) -> tuple[LeaseMeter, ...]:
+    """Raises VgpuError LEASE_FAILED if the lease itself is gone."""
+    return parse_meters(read_meter_pages(folder, device_count), device_count)
+
+
+@contextlib.contextmanager
+def usage_of(folder: Path) -> Iterator[int]:
+    """The descriptor of a usage file; raises VgpuError LEASE_FAILED where it cannot be read."""
+    try:
+        fd = open_usage(folder)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise lease_failed(f"read the use of lease {folder.name}", error) from error
+
+
+def _read(fd: int, at: int, length: int) -> bytes:
+    """So many bytes, whatever the tenant has made of its file."""
+    return os.pread(fd, length, at).ljust(length, b"\0") if length else b""
+
+
+def read_slots(fd: int) -> tuple[bytes, bytes]:
+    """What lies before the slots, and the slots that were ever in use."""
+    head = _read(fd, 0, layout.USAGE_SLOTS)
+    (high,) = struct.unpack_from("<I", head, layout.USAGE_SLOT_HIGH)
+    return head, _read(fd, layout.USAGE_SLOTS, min(high, layout.MAX_SLOTS) * layout.SLOT_SIZE)
+
+
+def in_use(slots: bytes) -> list[int]:
+    """Where the slots begin that somebody has now."""
+    starts = range(0, len(slots), layout.SLOT_SIZE)
+    return [at for at in starts if slots[at : at + 4] != b"\0\0\0\0"]
+
+
+def _lease_meter(head: bytes, slots: bytes, compute: bytes, held: list[int], device: int) -> LeaseMeter:
+    at = device * layout.SLOT_DEVICE_SIZE
+    retired = _METER.unpack_from(head, layout.USAGE_RETIRED + at)
+    _, _, _, peak, *counters = map(min, retired, _METER_MOST)
+    used = context = 0
+    for slot in held:
+        words = _METER.unpack_from(slots, slot + layout.SLOT_DEVICES + at)
+        one_used, _, one_context, one_peak, *counts = map(min, words, _METER_MOST)
+        used, context, peak = used + one_used, context + one_context, max(peak, one_peak)
+        counters = [ours + theirs for ours, theirs in zip(counters, counts, strict=True)]
+    limit, card, launches, throttled_ns = (min(count, _COUNT_MAX) for count in counters)
+    memory = Meter(used, context, peak, limit, card, launches, throttled_ns)
+    times = _COMPUTE.unpack_from(compute, device * layout.COMPUTE_SIZE)
+    granted, had, waited, overrun, _turns, bypasses = (min(time, _COUNT_MAX) for time in times)
+    return LeaseMeter(len(held), memory, ComputeTime(granted, had, waited, overrun, bypasses))
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseActivity:
+    """What the live processes of a lease wrote when they were last asked (ArbiterClient.look), and how
+    many of their threads wait for it to come back. `answers`: per process (slot, start), how often it has."""
+
+    calls: int = 0
+    busy: bool = False  # work that they launched has not all run
+    quiet: bool = True  # it is away, and nothing of libvgpu's own is in the driver
+    wants: int = 0
+    answers: tuple[tuple[tuple[int, int], int], ...] = ()
+
+
+def read_activity(folder: Path) -> LeaseActivity:
+    """Clamped as in `read_usage`. Raises VgpuError LEASE_FAILED if the lease itself is gone."""
+    with usage_of(folder) as fd:
+        _, slots = read_slots(fd)
+    figures = [(at, *_ACTIVITY.unpack_from(slots, at + layout.SLOT_START_NS)) for at in in_use(slots)]
+    return LeaseActivity(
+        calls=min(sum(calls for _, _, calls, *_ in figures), _COUNT_MAX),
+        busy=any(busy for *_, busy, _, _ in figures),
+        quiet=all(quiet for *_, quiet, _ in figures),
+        wants=sum(wants for *_, wants in figures),
+        answers=tuple(((at // layout.SLOT_SIZE, start), looks) for at, start, _, looks, *_ in figures),
+    )
