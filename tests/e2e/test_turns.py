@@ -12,7 +12,7 @@ import pytest
 
 from tests.demo.node import BUILD, DemoNode, Tenant
 from tests.e2e.conftest import NodeMaker
-from tests.e2e.support import MIB, eventually, simulate, states
+from tests.e2e.support import MIB, client, eventually, simulate, states
 from tests.e2e.test_idle import TURNS, ask, shown
 from vgpud.lease import (
     ArbiterClient,
@@ -23,7 +23,9 @@ from vgpud.lease import (
     read_usage,
     update_limits,
 )
+from vgpud.planner.kept import MARGIN_BYTES
 
+MARGIN_MIB = MARGIN_BYTES >> 20
 ROOMY = f'{TURNS}\n[pool]\nhost_memory_reserve = "1MiB"\n'
 SIZE_MIB = 8
 
@@ -169,6 +171,7 @@ sys.stdin.readline()
 """
 HELD_MIB = SIZE_MIB + 130 + 4 + 2  # in whole pages, without the small one
 OWN_MIB = 4  # for the stream of the copies
+CONTEXT_MIB = 700  # of a tenant that is out, and what it leaves besides; less than the margin more
 
 
 @pytest.fixture(scope="module")
@@ -193,9 +196,18 @@ def cut_node(make_node: NodeMaker) -> Iterator[DemoNode]:
     node.stop()
 
 
-def tenant(node: DemoNode, program: str, *words: str, gib: int = 100) -> tuple[Tenant, str]:
+def all_but(node: DemoNode, mib: int) -> int:
+    """MiB of what tenants can have on the device."""
+    with client(node) as calls:
+        device = calls.list_devices().devices[0]
+    return int(device.memory_total_bytes - device.memory_reserved_bytes) // MIB - mib
+
+
+def tenant(node: DemoNode, program: str, *words: str, limit_mib: int = 0) -> tuple[Tenant, str]:
+    """By default two fit only if one leaves nothing that can move, and just that."""
     before = states(node)
-    asked = ["--isolation", "quota", "--memory", f"{gib}GiB", "--device", "0"]
+    limit_mib = limit_mib or all_but(node, CONTEXT_MIB)
+    asked = ["--isolation", "quota", "--memory", f"{limit_mib}MiB", "--device", "0"]
     made = node.tenant(asked, [sys.executable, "-c", program, *words])
     eventually(lambda: states(node).keys() - before.keys(), "it is there")
     (name,) = states(node).keys() - before.keys()
@@ -320,7 +332,7 @@ def test_calls_of_many_threads_race_with_it(still: DemoNode) -> None:
 
 
 def test_work_that_does_not_end_keeps_it_here(still: DemoNode) -> None:
-    one, name = tenant(still, SPINS, gib=1)
+    one, name = tenant(still, SPINS, limit_mib=1024)
     assert one.line()["spins"]
     put(still, name, True)
     eventually(lambda: phases(still, name) == {SwapPhase.DRAINING}, "it waits for the kernel")
@@ -335,7 +347,7 @@ def test_work_that_does_not_end_keeps_it_here(still: DemoNode) -> None:
 
 
 def test_its_limit_holds_to_the_page(still: DemoNode) -> None:
-    one, name = tenant(still, LIMITS, gib=1)
+    one, name = tenant(still, LIMITS, limit_mib=1024)
     lease = still.run_dir / "leases" / name
 
     def charged() -> int:
@@ -450,6 +462,38 @@ def test_one_that_is_killed_while_it_is_out_loses_only_itself(turns: DemoNode) -
     eventually(lambda: not states(turns), "it ends")
 
 
+def kept_mib(node: DemoNode, name: str) -> int:
+    return sum(swap.kept_bytes for swap in read_swaps(node.run_dir / "leases" / name)) // MIB
+
+
+def swapped_away(node: DemoNode, name: str) -> bool:
+    return "swapped out by libvgpu" in shown(node, name).standing
+
+
+def test_what_the_others_do_not_need_stays_until_they_do(turns: DemoNode) -> None:
+    limit = all_but(turns, CONTEXT_MIB + MARGIN_MIB + 300)  # 300 MiB and a little more are nobody's
+    first, one = tenant(turns, HOLD, "400", limit_mib=limit)
+    first.line()
+    second, two = tenant(turns, HOLD, str(SIZE_MIB), limit_mib=limit)
+    second.line()
+    eventually(lambda: swapped_away(turns, one), "the first is out")
+    kept = kept_mib(turns, one)
+    assert 128 < kept <= 300 + CONTEXT_MIB - 500
+    assert f"{kept}MiB until others need the room" in shown(turns, one).standing
+    with client(turns) as calls:
+        calls.resize(two, (limit + 200) * MIB)
+    less = kept_mib(turns, one)
+    assert less <= kept - 128, "who grows has the room when it is told so"
+    third, _three = tenant(turns, HOLD, "8", limit_mib=MARGIN_MIB + 250)
+    third.line()
+    eventually(lambda: kept_mib(turns, one) == 0, "a new one has its room, too")
+    for each in (third, second, first):
+        assert answer(each)["whole"]
+    assert "the card is full" not in turns.log.read_text()
+    close(first, second, third)
+    eventually(lambda: not states(turns), "all end")
+
+
 @pytest.mark.parametrize("point", ["swap-out.limit", "swap-out.out", "swap-in.limit", "swap-in.open"])
 def test_cut_after_a_step(cut_node: DemoNode, point: str) -> None:
     """The other steps are between these, and write nothing that a start could see."""
@@ -457,7 +501,7 @@ def test_cut_after_a_step(cut_node: DemoNode, point: str) -> None:
     node.start(fault_point=point)
     first, _one = tenant(node, HOLD, str(SIZE_MIB))
     first.line()
-    second, _two = tenant(node, HOLD, str(SIZE_MIB), gib=101)
+    second, _two = tenant(node, HOLD, str(SIZE_MIB))
     ask(first)
     ask(second)
     assert node.daemon is not None

@@ -275,7 +275,8 @@ class Way(StrEnum):
 @dataclass(frozen=True, slots=True)
 class SuspendedProcess:
     """A process that waits. The start time (field 22 of /proc/PID/stat, clock ticks) tells it from
-    another one of the same pid; `memory_bytes` of it left devices, `stays_bytes` are still there."""
+    another one of the same pid; `memory_bytes` of it left devices, or may leave at any time (node/kept.py);
+    `stays_bytes` cannot."""
 
     pid: int
     start_ticks: int

@@ -226,6 +226,12 @@ class Preload:
         turns = alone and self._world.rules_for(parts[0].device_uuid).takes_turns
         return LeaseMemory.HERE if turns else LeaseMemory.FIXED
 
+    def keep(self, allocation_id: str, share_hundredths: int) -> None:
+        """So much of its movable memory may stay on its device while the rest is out. Its processes see it
+        when they look next. Raises VgpuError(LEASE_FAILED)."""
+        folder = self._leases / allocation_id
+        update_limits(folder, read_limits(folder).devices, keep_share=share_hundredths)
+
     def swaps(self, allocation_id: str) -> tuple[ProcessSwap, ...]:
         """Raises VgpuError(LEASE_FAILED)."""
         return read_swaps(self._leases / allocation_id)

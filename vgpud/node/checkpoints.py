@@ -18,6 +18,7 @@ from vgpud.node.changes import Changes
 from vgpud.node.execute import FaultHook, new_event
 from vgpud.node.hub import Hub
 from vgpud.node.inventory import Inventory
+from vgpud.node.kept import Kept
 from vgpud.node.lifetimes import start_ticks
 from vgpud.node.transitions import Transitions
 from vgpud.planner.suspend import HostMemory
@@ -45,6 +46,7 @@ class Surroundings:
     host: Callable[[], HostMemory]
     fault: FaultHook
     activities: Activities
+    kept: Kept
 
 
 class Checkpoints:

@@ -40,6 +40,7 @@ from vgpud.node.execute import Executor
 from vgpud.node.failures import Failures
 from vgpud.node.host import host_memory
 from vgpud.node.hub import Hub
+from vgpud.node.kept import Kept
 from vgpud.node.lifetimes import Lifetimes
 from vgpud.node.meters import Meters
 from vgpud.node.mig_layouts import MigLayouts, Surroundings
@@ -131,6 +132,7 @@ class NodeKeeper:
 
     def _surroundings(self) -> checkpoints.Surroundings:
         parts = self._parts
+        activities = Activities(parts.effectors, Blocked(parts.book))
         return checkpoints.Surroundings(
             parts.book,
             parts.ledger,
@@ -142,7 +144,8 @@ class NodeKeeper:
             parts.suspender,
             lambda: host_memory(self.policy().policy.pool),
             parts.fault,
-            Activities(parts.effectors, Blocked(parts.book)),
+            activities,
+            Kept(parts.book, parts.inventory, parts.effectors, activities),
         )
 
     def _mig_layouts(self) -> MigLayouts | None:

@@ -95,6 +95,7 @@ class Moves:
         recorded = False
         try:
             async with self._around.suspender.session() as session:
+                await self._around.kept.make_way(rules.turned(going))
                 going = replace(going, suspended=await self._do.processes(session, before, ()))
                 self._check(going)
                 first, *rest = rules.move_steps(going)

@@ -86,6 +86,7 @@ class Residency:
         """A new tenant on a device with turns that has no room for it now waits for its turn. One that cannot
         be suspended meets an out-of-memory error of the card at worst, as without turns."""
         if self._rules(made).turn_seconds is None or not self._is_crowded(made):
+            await self.around.kept.make_way(made)
             return made
         try:
             return await self.suspends.suspend(made, Cause.TURN)
@@ -99,7 +100,9 @@ class Residency:
             return ""
         if allocation.is_swapped:
             stays = format_bytes(allocation.stays_bytes) if allocation.stays_bytes else "nothing"
-            return f"{self._waits_for(allocation)}; swapped out by libvgpu, {stays} of it on the device"
+            kept = self.around.kept.bytes_of(allocation)
+            more = f", and {format_bytes(kept)} until others need the room" if kept else ""
+            return f"{self._waits_for(allocation)}; swapped out by libvgpu, {stays} of it on the device{more}"
         return self._waits_for(allocation)
 
     def _waits_for(self, allocation: Allocation) -> str:
@@ -236,7 +239,7 @@ class Residency:
         log.info("suspend", allocation=move.id, cause=move.cause.value, why=move.sentence)
         idle = seen.activity if seen is not None and move.cause is Cause.IDLE else None
         worked = seen is not None and seen.active_at > seen.since
-        await self.suspends.suspend(allocation, move.cause, idle, move.swaps)
+        await self.suspends.suspend(allocation, move.cause, idle, move.swaps, move.room_for)
         if seen is not None and move.cause is Cause.TURN and worked:
             seen.wants_since = time.monotonic()  # it is in the middle of its work, wherever its threads are
         self.tally.suspended[move.cause.value] += 1

@@ -29,6 +29,7 @@ class Resizes:
         self._hub = around.hub
         self._changes = around.changes
         self._fault = around.fault
+        self._kept = around.kept
         self._policy = policy
         # raises VgpuError where the owner may not hold these slices
         self.check: Callable[[Allocation, tuple[Slice, ...]], None] = lambda allocation, slices: None
@@ -79,6 +80,7 @@ class Resizes:
         return await self._end(changed, "resized")
 
     async def _put_in_force(self, changed: Allocation) -> None:
+        await self._kept.make_way(changed)
         await self._effectors[changed.slices[0].mode].resize(changed)
         self._fault("resize.apply")
 

@@ -44,8 +44,10 @@ class Suspends:
         cause: Cause = Cause.HAND,
         idle_since: LeaseActivity | None = None,
         swaps: bool = True,
+        room_for: str = "",
     ) -> Allocation:
-        """At a turn's end with `swaps` libvgpu moves its memory, where it can; else the driver does.
+        """At a turn's end with `swaps` libvgpu moves its memory, where it can, as much of it as `room_for`
+        and others need the room of; else the driver does.
 
         Raises VgpuError, with every process of the tenant running as before; also where it has worked
         since it was as `idle_since` says."""
@@ -55,7 +57,7 @@ class Suspends:
         rules.check_mode(allocation)
         if cause is Cause.TURN and swaps and self.swaps.stays_bytes(allocation) is not None:
             try:
-                work = self.swaps.out(replace(allocation, cause=cause))
+                work = self.swaps.out(replace(allocation, cause=cause), room_for)
                 return await asyncio.shield(self._around.changes.begin(allocation.id, work))
             except VgpuError as error:
                 log.warning("the driver is to suspend it", allocation=allocation.id, why=str(error))
@@ -111,16 +113,20 @@ class Suspends:
         await self._around.inventory.refresh()
         if not (beside and allocation.is_swapped):
             rules.check_room(allocation, self._around.inventory.node, self._book.use)
-            rules.check_card(living(allocation), self._around.inventory.node)
+        kept = self._around.kept.bytes_of(allocation)
         # its room is taken from this moment on
         coming = replace(living(allocation), state=State.RESUMING)
         self._book.replace(coming)
-        return await asyncio.shield(
-            self._around.changes.begin(allocation.id, self._resume(allocation, coming))
-        )
+        work = self._resume(allocation, coming, None if beside and allocation.is_swapped else kept)
+        return await asyncio.shield(self._around.changes.begin(allocation.id, work))
 
-    async def _resume(self, before: Allocation, coming: Allocation) -> Allocation:
+    async def _resume(self, before: Allocation, coming: Allocation, kept_bytes: int | None) -> Allocation:
+        """None: the room is being made for it. Else it has so much on the card already."""
         try:
+            if kept_bytes is not None:
+                await self._around.kept.make_way(coming)
+                await self._around.inventory.refresh()
+                rules.check_card(coming, self._around.inventory.node, kept_bytes)
             for part in coming.slices:
                 await self._around.transitions.ensure(part.device_uuid, part.mode)
             if coming.is_swapped:

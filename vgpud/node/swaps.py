@@ -28,6 +28,7 @@ _DRAIN_SECONDS = 4.0
 _MOVE_SECONDS = 20.0  # and as long again for each of these many bytes: the host's buffer is made first
 _MOVE_BYTES = 8 << 30
 _ROOM_SECONDS = 10.0  # in which a card may be found full by those who come back
+_TIGHT_SECONDS = 1.0  # after which nobody else keeps anything there
 
 
 class Swaps:
@@ -53,8 +54,11 @@ class Swaps:
             return None
         return max(held.used_bytes + held.context_bytes - movable, 0)
 
-    async def out(self, before: Allocation) -> Allocation:
-        """Raises VgpuError, with every process of the tenant running as before."""
+    async def out(self, before: Allocation, room_for: str = "") -> Allocation:
+        """It keeps on the device what neither `room_for` nor anybody else there needs the room of.
+
+        Raises VgpuError, with every process of the tenant running as before."""
+        stays = self.stays_bytes(before) or 0
         processes = await self._processes(before)
         swaps = self._read(before)
         wanted = sum(max(swap.movable_bytes - swap.host_bytes, 0) for swap in swaps)
@@ -62,6 +66,7 @@ class Swaps:
         going = replace(before, state=State.SUSPENDING, suspended=processes)
         await self._do.record(going, "swap-out", before)
         try:
+            self._around.kept.allow(going, stays, room_for)
             await self._do.limit(going)
             self._around.fault("swap-out.limit")
             await self._until(going, SwapPhase.OUT)
@@ -102,6 +107,7 @@ class Swaps:
         """After a start. One that was on its way out has gone on; another may have its room by now."""
         if cut.state is State.SUSPENDING:
             try:
+                self._around.kept.forbid(cut)
                 await self._do.limit(cut)
                 await self._until(cut, SwapPhase.OUT)
             except VgpuError as error:
@@ -144,9 +150,12 @@ class Swaps:
         )
 
     async def _measured(self, away: Allocation) -> Allocation:
-        """What really left, as NVML has it."""
+        """What really left, as NVML has it; what it keeps for the time being counts as gone."""
         await self._around.inventory.refresh()
-        stays = self._used(away)
+        stays, kept = {}, self._around.kept.bytes_of(away)
+        for pid, used in self._used(away).items():
+            stays[pid] = max(used - kept, 0)
+            kept -= used - stays[pid]
         return replace(
             away,
             suspended=tuple(
@@ -162,7 +171,9 @@ class Swaps:
     def _used(self, allocation: Allocation) -> dict[int, int]:
         (part,) = allocation.slices
         device = self._around.inventory.device(part.device_uuid)
-        return {process.pid: process.memory_bytes or 0 for process in device.processes}
+        own = {process.pid for process in allocation.suspended}
+        known = {process.pid: process.memory_bytes or 0 for process in device.processes}
+        return {pid: used for pid, used in known.items() if pid in own or not own}
 
     def _read(self, allocation: Allocation) -> tuple[ProcessSwap, ...]:
         if self._preload is None:
@@ -190,6 +201,8 @@ class Swaps:
                 raise _failed(allocation, f"its work did not end within {_DRAIN_SECONDS:g} seconds")
             if wanted is SwapPhase.HERE and now > full + _ROOM_SECONDS:
                 raise _failed(allocation, "the card has not the room for it")
+            if wanted is SwapPhase.HERE and now > full + _TIGHT_SECONDS:
+                self._around.kept.forbid_beside(allocation)
             if now > began + most:
                 raise _failed(allocation, f"its memory was not moved within {most:.0f} seconds")
             if now > asked + _ASK_SECONDS:  # the arbiter may not have answered the first time

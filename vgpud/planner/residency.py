@@ -74,8 +74,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """`cause` is for SUSPEND, and `swaps`: what libvgpu cannot move may stay; `place` in the queue, from 1,
-    for WAIT. A RESUME `beside` one that goes takes the room as it becomes free."""
+    """`cause` is for SUSPEND, and `swaps`: what libvgpu cannot move may stay; `room_for` is who gets its room
+    (empty: nobody yet). `place` in the queue, from 1, is for WAIT. A RESUME `beside` one that goes takes the
+    room as it becomes free."""
 
     kind: Kind
     id: str
@@ -83,6 +84,7 @@ class Move:
     cause: Cause = Cause.IDLE
     place: int = 0
     swaps: bool = False
+    room_for: str = ""
     beside: str = ""
 
 
@@ -228,8 +230,8 @@ class _Round:
 
     def _make_way(self, one: Tenant, waiting: Tenant) -> Move:
         if _turn_over_at(one) <= self._now:
-            return self._send(one, Cause.TURN, f"its turn is over, {waiting.id} waits")
-        return self._send(one, Cause.IDLE, f"it has done nothing for long, {waiting.id} waits")
+            return self._send(one, Cause.TURN, f"its turn is over, {waiting.id} waits", waiting.id)
+        return self._send(one, Cause.IDLE, f"it has done nothing for long, {waiting.id} waits", waiting.id)
 
     def _wait(self, tenant: Tenant, sentence: str) -> Move:
         place = 1 + max((self._blocked.get(uuid, 0) for uuid, _ in tenant.parts), default=0)
@@ -241,13 +243,13 @@ class _Round:
     def _never_fits(self, tenant: Tenant) -> bool:
         return any(size > self._capacity.get(uuid, 0) for uuid, size in tenant.parts)
 
-    def _send(self, tenant: Tenant, cause: Cause, sentence: str) -> Move:
+    def _send(self, tenant: Tenant, cause: Cause, sentence: str, room_for: str = "") -> Move:
         self._here.remove(tenant)
         self._leaves(tenant)
         swaps = cause is Cause.TURN and tenant.swaps and self._may_leave_some(tenant)
         if swaps:
             self._leaving.append(tenant)
-        return Move(Kind.SUSPEND, tenant.id, sentence, cause, swaps=swaps)
+        return Move(Kind.SUSPEND, tenant.id, sentence, cause, swaps=swaps, room_for=room_for)
 
     def _may_leave_some(self, tenant: Tenant) -> bool:
         """Would everybody else still fit, one at a time, beside what is left of those who are away?"""

@@ -89,11 +89,12 @@ def check_room(allocation: Allocation, node: Node, use: Mapping[str, DeviceUse])
             )
 
 
-def check_card(allocation: Allocation, node: Node) -> None:
+def check_card(allocation: Allocation, node: Node, kept_bytes: int = 0) -> None:
     """Has the card itself room? A restore that finds none leaves a process that no later one brings back
-    (NVIDIA/cuda-checkpoint issue 44). Raises VgpuError(NO_CAPACITY)."""
+    (NVIDIA/cuda-checkpoint issue 44). `kept_bytes` of what may be on the host are on the card.
+    Raises VgpuError(NO_CAPACITY)."""
     uuids = {part.device_uuid for part in allocation.slices}
-    wanted = sum(process.memory_bytes for process in allocation.suspended)
+    wanted = sum(process.memory_bytes for process in allocation.suspended) - kept_bytes
     devices = [device for device in node.devices if device.uuid in uuids]
     free = sum(d.memory_total_bytes - d.memory_reserved_bytes - d.memory_used_bytes for d in devices)
     if wanted > free:

@@ -1,0 +1,129 @@
+"""What swapped tenants keep on their devices as long as nobody needs the room (planner/kept.py)."""
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+
+import structlog
+
+from vgpud.lease import ProcessSwap
+from vgpud.model.errors import VgpuError
+from vgpud.model.quantity import format_bytes
+from vgpud.model.tenancy import Allocation, Mode, State
+from vgpud.modes.base import Effector
+from vgpud.modes.preload import Preload
+from vgpud.node.activities import Activities
+from vgpud.node.book import Book
+from vgpud.node.inventory import Inventory
+from vgpud.planner.kept import SHARE_ALL, keep_share, shrunk
+from vgpud.planner.suspend import is_away
+
+log = structlog.get_logger(__name__)
+
+_LOOK_SECONDS = 0.004
+_ASK_SECONDS = 0.25
+_LEAST_SECONDS = 20.0  # and as long again for each of these many bytes: the host's buffer is made first
+_EACH_BYTES = 8 << 30
+
+
+class Kept:
+    def __init__(
+        self, book: Book, inventory: Inventory, effectors: Mapping[Mode, Effector], activities: Activities
+    ) -> None:
+        self._book = book
+        self._inventory = inventory
+        self._activities = activities
+        effector = effectors[Mode.PRELOAD]
+        self._preload = effector if isinstance(effector, Preload) else None
+
+    def bytes_of(self, allocation: Allocation) -> int:
+        """Of a tenant that is suspended; 0 for all others."""
+        if not allocation.is_swapped or allocation.state is not State.SUSPENDED:
+            return 0
+        return sum(swap.kept_bytes for swap in self._swaps(allocation))
+
+    def allow(self, going: Allocation, stays_bytes: int, room_for: str) -> None:
+        """Writes down how much `going` may keep, which is about to leave its device but for what cannot move,
+        `stays_bytes`; what allocation `room_for` needs there is not its any more (empty: nobody waits).
+        Raises VgpuError(LEASE_FAILED)."""
+        if self._preload is None:
+            return
+        (part,) = going.slices
+        uuid = part.device_uuid
+        charged = self._book.use_of(uuid).memory_bytes - part.memory_bytes + stays_bytes
+        charged += sum(self.bytes_of(other) for other in self._away(uuid) if other.id != room_for)
+        if room_for in self._book and is_away(
+            coming := self._book.get(room_for)
+        ):  # else it is charged in full
+            charged += sum(one.memory_bytes for one in coming.slices if one.device_uuid == uuid)
+            charged -= coming.stays_bytes
+        movable = sum(swap.movable_bytes for swap in self._swaps(going))
+        self._preload.keep(going.id, keep_share(self._capacity(uuid), charged, movable))
+
+    def forbid(self, allocation: Allocation) -> None:
+        """Nothing of its movable memory may stay. Raises VgpuError(LEASE_FAILED)."""
+        if self._preload is not None:
+            self._preload.keep(allocation.id, 0)
+
+    def forbid_beside(self, coming: Allocation) -> None:
+        """To all others: the card has less room than the figures say."""
+        for part in coming.slices:
+            for other in self._away(part.device_uuid):
+                if other.id != coming.id and self.bytes_of(other):
+                    log.warning("the card is full: no memory is kept", allocation=other.id, for_=coming.id)
+                    self._less(other, 0)
+
+    async def make_way(self, coming: Allocation) -> None:
+        """It has its room on record: whoever keeps something there lets go of it. Never fails; who finds the
+        card full nevertheless has to wait, or gets an out-of-memory error."""
+        for part in coming.slices:
+            uuid = part.device_uuid
+            kept = {a.id: self.bytes_of(a) for a in self._away(uuid) if a.id != coming.id}
+            if not any(kept.values()):
+                continue
+            less = shrunk(self._capacity(uuid), self._book.use_of(uuid).memory_bytes, kept)
+            for name, now in less.items():
+                freed = format_bytes(kept[name] - now)
+                log.info("makes way", allocation=name, bytes=freed, device=uuid, for_=coming.id)
+                self._less(self._book.get(name), now)
+            await self._until(less)
+
+    def _less(self, allocation: Allocation, allowed_bytes: int) -> None:
+        movable = sum(swap.movable_bytes for swap in self._swaps(allocation))
+        try:
+            if self._preload is not None:
+                self._preload.keep(allocation.id, allowed_bytes * SHARE_ALL // max(movable, 1))
+        except VgpuError as error:  # released meanwhile, say
+            log.debug("keeps nothing any more", allocation=allocation.id, why=str(error))
+
+    async def _until(self, allowed: dict[str, int]) -> None:
+        began = asked = time.monotonic()
+        most = _LEAST_SECONDS * (1 + sum(map(self._bytes_now, allowed)) / _EACH_BYTES)
+        for name in allowed:
+            await self._activities.ask(name)
+        while late := [name for name, bytes_ in allowed.items() if self._bytes_now(name) > bytes_]:
+            now = time.monotonic()
+            if now > began + most:
+                log.warning("has not made way", allocations=late, seconds=round(most))
+                return
+            if now > asked + _ASK_SECONDS:  # the arbiter may not have answered the first time
+                for name in late:
+                    await self._activities.ask(name)
+                asked = now
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _bytes_now(self, name: str) -> int:
+        return self.bytes_of(self._book.get(name)) if name in self._book else 0
+
+    def _away(self, uuid: str) -> Iterable[Allocation]:
+        return [a for a in self._book.allocations_on(uuid) if a.is_swapped and a.state is State.SUSPENDED]
+
+    def _capacity(self, uuid: str) -> int:
+        return self._inventory.device(uuid).memory_usable_bytes
+
+    def _swaps(self, allocation: Allocation) -> tuple[ProcessSwap, ...]:
+        try:
+            return () if self._preload is None else self._preload.swaps(allocation.id)
+        except VgpuError as error:
+            log.debug("no swaps", allocation=allocation.id, why=str(error))
+            return ()
