@@ -8,6 +8,11 @@
 #define NVML_NO_UNVERSIONED_FUNC_DEFS
 #include <nvml.h>
 
+/* Of a header that the toolkit has no more (cudaProfiler.h). outputMode: an enumeration. */
+CUresult cuProfilerInitialize(const char *configFile, const char *outputFile, int outputMode);
+CUresult cuProfilerStart(void);
+CUresult cuProfilerStop(void);
+
 /* In no header of NVIDIA's. */
 nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *name);
 

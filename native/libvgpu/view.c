@@ -109,8 +109,10 @@ VGPU_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
     CUresult result = card_of((unsigned)device, &card);
     if (result != CUDA_SUCCESS)
         return result;
-    vgpu_learn_if_stale(device);
-    vgpu_pool_synchronised();
+    if (!vgpu_away_now()) { /* else NVML shows none of it, and the driver may not answer */
+        vgpu_learn_if_stale(device);
+        vgpu_pool_synchronised();
+    }
     struct slice slice = slice_of((unsigned)device, card);
     if (free != NULL)
         *free = slice.free;

@@ -58,3 +58,25 @@ WAITS(cuGraphExecNodeSetParams, (CUgraphExec hGraphExec, CUgraphNode hNode, CUgr
       hGraphExec, hNode, nodeParams)
 WAITS(cuGraphNodeSetEnabled, (CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled),
       hGraphExec, hNode, isEnabled)
+WAITS(cuFuncGetAttribute, (int *pi, CUfunction_attribute attrib, CUfunction hfunc), pi, attrib, hfunc)
+WAITS(cuFuncGetModule, (CUmodule *hmod, CUfunction hfunc), hmod, hfunc)
+WAITS(cuKernelGetAttribute, (int *pi, CUfunction_attribute attrib, CUkernel kernel, CUdevice dev), pi, attrib, kernel,
+      dev)
+WAITS(cuLinkAddData, (CUlinkState state, CUjitInputType type, void *data, size_t size, const char *name, unsigned int
+      numOptions, CUjit_option *options, void **optionValues), state, type, data, size, name, numOptions, options,
+      optionValues)
+WAITS(cuLinkAddData_v2, (CUlinkState state, CUjitInputType type, void *data, size_t size, const char *name, unsigned
+      int numOptions, CUjit_option *options, void **optionValues), state, type, data, size, name, numOptions, options,
+      optionValues)
+WAITS(cuLinkAddFile, (CUlinkState state, CUjitInputType type, const char *path, unsigned int numOptions, CUjit_option
+      *options, void **optionValues), state, type, path, numOptions, options, optionValues)
+WAITS(cuLinkAddFile_v2, (CUlinkState state, CUjitInputType type, const char *path, unsigned int numOptions,
+      CUjit_option *options, void **optionValues), state, type, path, numOptions, options, optionValues)
+WAITS(cuLinkComplete, (CUlinkState state, void **cubinOut, size_t *sizeOut), state, cubinOut, sizeOut)
+WAITS(cuLinkCreate, (unsigned int numOptions, CUjit_option *options, void **optionValues, CUlinkState *stateOut),
+      numOptions, options, optionValues, stateOut)
+WAITS(cuLinkCreate_v2, (unsigned int numOptions, CUjit_option *options, void **optionValues, CUlinkState *stateOut),
+      numOptions, options, optionValues, stateOut)
+WAITS(cuLinkDestroy, (CUlinkState state), state)
+WAITS(cuModuleGetSurfRef, (CUsurfref *pSurfRef, CUmodule hmod, const char *name), pSurfRef, hmod, name)
+WAITS(cuModuleGetTexRef, (CUtexref *pTexRef, CUmodule hmod, const char *name), pTexRef, hmod, name)

@@ -37,3 +37,16 @@ WAITS(cuTexObjectCreate, (CUtexObject *pTexObject, const CUDA_RESOURCE_DESC *pRe
 WAITS(cuTexObjectDestroy, (CUtexObject texObject), texObject)
 WAITS(cuSurfObjectCreate, (CUsurfObject *pSurfObject, const CUDA_RESOURCE_DESC *pResDesc), pSurfObject, pResDesc)
 WAITS(cuSurfObjectDestroy, (CUsurfObject surfObject), surfObject)
+WAITS(cuMemAddressReserve, (CUdeviceptr *ptr, size_t size, size_t alignment, CUdeviceptr addr, unsigned long long
+      flags), ptr, size, alignment, addr, flags)
+WAITS_TWICE(cuMemBatchDecompressAsync, (CUmemDecompressParams *paramsArray, size_t count, unsigned int flags, size_t
+            *errorIndex, CUstream stream), paramsArray, count, flags, errorIndex, stream)
+WAITS(cuMemGetAllocationGranularity, (size_t *granularity, const CUmemAllocationProp *prop,
+      CUmemAllocationGranularity_flags option), granularity, prop, option)
+WAITS(cuMemGetAllocationPropertiesFromHandle, (CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle), prop,
+      handle)
+WAITS(cuMemHostGetDevicePointer_v2, (CUdeviceptr *pdptr, void *p, unsigned int Flags), pdptr, p, Flags)
+WAITS(cuMemHostGetFlags, (unsigned int *pFlags, void *p), pFlags, p)
+WAITS(cuMemPoolGetAttribute, (CUmemoryPool pool, CUmemPool_attribute attr, void *value), pool, attr, value)
+WAITS(cuPointerGetAttributes, (unsigned int numAttributes, CUpointer_attribute *attributes, void **data, CUdeviceptr
+      ptr), numAttributes, attributes, data, ptr)

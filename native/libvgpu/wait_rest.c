@@ -1,4 +1,4 @@
-/* wait_rest.c: calls that nobody has tried in a process whose memory is out, and that may want the driver's lock.
+/* wait_rest.c: calls of CUDA 10 to 13 that nobody has tried in a process whose memory is out.
  * They need nothing of libvgpu but to wait in front of the driver while the lease is away (away.h, wait.h). */
 #include "wait.h"
 

@@ -48,3 +48,14 @@ WAITS_TWICE(cuStreamGetAttribute, (CUstream hStream, CUstreamAttrID attr, CUstre
             hStream, attr, value)
 WAITS_TWICE(cuStreamSetAttribute, (CUstream hStream, CUstreamAttrID attr, const CUstreamAttrValue *param),
             hStream, attr, param)
+WAITS_TWICE(cuStreamGetCaptureInfo, (CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out),
+            hStream, captureStatus_out, id_out)
+WAITS_TWICE(cuStreamGetCaptureInfo_v2, (CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t
+            *id_out, CUgraph *graph_out, const CUgraphNode **dependencies_out, size_t *numDependencies_out), hStream,
+            captureStatus_out, id_out, graph_out, dependencies_out, numDependencies_out)
+WAITS_TWICE(cuStreamGetCaptureInfo_v3, (CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t
+            *id_out, CUgraph *graph_out, const CUgraphNode **dependencies_out, const CUgraphEdgeData **edgeData_out,
+            size_t *numDependencies_out), hStream, captureStatus_out, id_out, graph_out, dependencies_out,
+            edgeData_out, numDependencies_out)
+WAITS_TWICE(cuStreamGetFlags, (CUstream hStream, unsigned int *flags), hStream, flags)
+WAITS_TWICE(cuStreamGetPriority, (CUstream hStream, int *priority), hStream, priority)

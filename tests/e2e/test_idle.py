@@ -59,7 +59,7 @@ while True:
 
 # One call for each line of input, by name
 CALLS = """
-import ctypes as c, json, sys
+import ctypes as c, json, struct, sys
 u = c.CDLL("libcuda.so.1")
 context, memory, event, stream = c.c_void_p(), c.c_uint64(), c.c_void_p(), c.c_void_p()
 text = c.create_string_buffer(4 << 20)
@@ -78,6 +78,17 @@ module, function, number = c.c_void_p(), c.c_void_p(), c.c_size_t()
 ptx = b".version 6.0\\n.target sm_50\\n.address_size 64\\n.visible .entry e(){ ret; }\\n"
 call("cuModuleLoadData", c.byref(module), ptx)
 call("cuModuleGetFunction", c.byref(function), module, b"e")
+library, kernel, loaded, graph = c.c_void_p(), c.c_void_p(), c.c_void_p(), c.c_void_p()
+call("cuLibraryLoadData", c.byref(library), ptx, None, None, 0, None, None, 0)
+call("cuLibraryGetKernel", c.byref(kernel), library, b"e")
+call("cuKernelGetFunction", c.byref(loaded), kernel)
+call("cuGraphCreate", c.byref(graph), 0)
+once = struct.pack("P7I4x4P", function.value, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0)
+free, total = c.c_size_t(), c.c_size_t()
+def figures():
+    call("cuMemGetInfo_v2", c.byref(free), c.byref(total))
+    return free.value, total.value
+figures()
 blocks = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
 calls = {
     "memset": lambda: call("cuMemsetD8_v2", memory, c.c_ubyte(7), c.c_size_t(4 << 20)),
@@ -90,6 +101,8 @@ calls = {
     "host": lambda: call("cuMemAllocHost_v2", c.byref(c.c_void_p()), c.c_size_t(4096)),
     "occupancy": lambda: call(blocks, c.byref(number), function, 128, c.c_size_t(0)),
     "attribute": lambda: call("cuFuncSetAttribute", function, 8, 0),
+    "attribute of a kernel": lambda: call("cuFuncGetAttribute", c.byref(number), 4, loaded),
+    "node of a graph": lambda: call("cuGraphAddKernelNode_v2", c.byref(c.c_void_p()), graph, None, 0, once),
     "limit": lambda: call("cuCtxGetLimit", c.byref(number), 0),
     "name": lambda: call("cuDeviceGetName", text, 64, 0),
     "elapsed": lambda: call("cuEventElapsedTime", c.byref(number), event, event),
@@ -99,6 +112,9 @@ calls = {
 }
 say(calls=list(calls))
 for line in sys.stdin:
+    if line.strip() == "memory":
+        say(memory=figures())
+        continue
     calls[line.strip()]()
     say(done=line.strip())
 """
@@ -208,6 +224,23 @@ def test_every_kind_of_call_brings_it_back(idle: DemoNode) -> None:
         eventually(lambda: shown(idle, name).standing == "by hand, wants to work", f"{kind} waits")
         resume(idle, name)
         assert tenant.line() == {"done": kind}
+    end(idle, tenant, name)
+
+
+def test_who_asks_for_its_memory_is_answered_and_stays_away(idle: DemoNode) -> None:
+    asked = ["--isolation", "quota", "--memory", "1GiB", "--device", "0"]
+    tenant = idle.tenant(asked, [sys.executable, "-c", CALLS])
+    tenant.line()
+    (name,) = states(idle)
+    ask(tenant, "memory")
+    before = tenant.line()
+    assert before["memory"][1] == GIB
+    goes_idle(idle, name)
+    ask(tenant, "memory")
+    assert tenant.line() == before
+    assert (states(idle)[name], shown(idle, name).standing) == ("suspended", "idle")
+    ask(tenant, "memset")
+    assert tenant.line() == {"done": "memset"}
     end(idle, tenant, name)
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import random
+import select
 import signal
 import sys
 from collections.abc import Callable
@@ -108,6 +109,44 @@ def test_a_suspended_process_holds_nothing_and_goes_on_where_it_was(sim_node: Ma
     assert tenant._read() == "4242"
     assert used_mib(node) == [CONTEXT_MIB + 1000]
     assert [tenant.say("launch 3 10"), tenant.say("sync"), tenant.say("alloc 1")] == ["ok"] * 3
+
+
+LIBRARY = """
+image = b".version 7.8\\n.target sm_80\\n.address_size 64\\n.visible .entry work(){ ret; }\\n"
+module, function, library, kernel, late = (c.c_void_p() for _ in range(5))
+cu("cuModuleLoadData", c.byref(module), image)
+cu("cuModuleGetFunction", c.byref(function), module, b"work")
+cu("cuLibraryLoadData", c.byref(library), image, None, None, 0, None, None, 0)
+cu("cuLibraryGetKernel", c.byref(kernel), library, b"work")
+cu("cuKernelGetFunction", c.byref(late), kernel)
+number = c.c_size_t()
+"""
+ASKED = """
+out = [
+    cu.raw("cuMemGetInfo_v2", c.byref(number), c.byref(number)),
+    cu.raw("cuCtxGetDevice", c.byref(number)),
+    cu.raw("cuStreamGetCtx", None, c.byref(number)),
+    cu.raw("cuDeviceGetAttribute", c.byref(number), 10, 0),
+    cu.raw("cuFuncGetAttribute", c.byref(number), 4, function),
+]
+"""
+
+
+def test_what_answers_in_a_suspended_process(sim_node: Make) -> None:
+    """As on an H200, driver 580.159.04: a kernel that is loaded when it is used has no attributes there."""
+    node = sim_node("h200x1")
+    tenant, control = Tenant(node), Controller(node)
+    assert tenant.do(f"exec({LIBRARY!r}, globals())") == "ok"
+    assert tenant.do(f"exec({ASKED!r})") == "[0, 0, 0, 0, 0]"
+    assert control.suspend(tenant.process.pid) == [0, 0]
+    assert tenant.do(f"exec({ASKED!r})") == f"[{SYSTEM}, 0, 0, 0, 0]"
+    assert tenant.process.stdin is not None
+    tenant.process.stdin.write('do out = cu.raw("cuFuncGetAttribute", c.byref(number), 4, late)\n')
+    tenant.process.stdin.flush()
+    assert tenant.process.stdout is not None
+    assert select.select([tenant.process.stdout], [], [], 0.2)[0] == []
+    assert control.resume(tenant.process.pid) == [0, 0]
+    assert tenant._read() == "0"
 
 
 def test_each_step_wants_the_state_before_it(sim_node: Make) -> None:

@@ -302,7 +302,7 @@ CUresult cuCtxPopCurrent_v2(CUcontext *ctx)
 
 CUresult cuCtxSetCurrent(CUcontext ctx)
 {
-    CU_TRY(cu_enter("cuCtxSetCurrent"));
+    CU_TRY(cu_enter_suspended("cuCtxSetCurrent"));
     CU_CHECK(ctx == NULL || cu_is_context(ctx), CUDA_ERROR_INVALID_CONTEXT);
     if (t_depth > 0)
         t_depth--;
@@ -311,7 +311,7 @@ CUresult cuCtxSetCurrent(CUcontext ctx)
 
 CUresult cuCtxGetCurrent(CUcontext *ctx)
 {
-    CU_TRY(cu_enter("cuCtxGetCurrent"));
+    CU_TRY(cu_enter_suspended("cuCtxGetCurrent"));
     CU_CHECK(ctx != NULL, CUDA_ERROR_INVALID_VALUE);
     *ctx = cu_view();
     return CUDA_SUCCESS;
@@ -320,7 +320,8 @@ CUresult cuCtxGetCurrent(CUcontext *ctx)
 CUresult cuCtxGetDevice(CUdevice *dev)
 {
     CUcontext ctx;
-    CU_TRY(cu_enter_context("cuCtxGetDevice", &ctx));
+    CU_TRY(cu_enter_suspended("cuCtxGetDevice"));
+    CU_TRY(cu_find_context(&ctx));
     CU_CHECK(dev != NULL, CUDA_ERROR_INVALID_VALUE);
     *dev = ctx->ordinal;
     return CUDA_SUCCESS;

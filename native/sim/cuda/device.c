@@ -3,7 +3,7 @@
 
 CUresult cuDeviceGetCount(int *count)
 {
-    CU_TRY(cu_enter("cuDeviceGetCount"));
+    CU_TRY(cu_enter_suspended("cuDeviceGetCount"));
     CU_CHECK(count != NULL, CUDA_ERROR_INVALID_VALUE);
     *count = cu.device_count;
     return CUDA_SUCCESS;
@@ -11,7 +11,8 @@ CUresult cuDeviceGetCount(int *count)
 
 CUresult cuDeviceGet(CUdevice *dev, int ordinal)
 {
-    CU_TRY(cu_enter_device("cuDeviceGet", ordinal));
+    CU_TRY(cu_enter_suspended("cuDeviceGet"));
+    CU_CHECK(ordinal >= 0 && ordinal < cu.device_count, CUDA_ERROR_INVALID_DEVICE);
     CU_CHECK(dev != NULL, CUDA_ERROR_INVALID_VALUE);
     *dev = ordinal;
     return CUDA_SUCCESS;
@@ -290,7 +291,8 @@ static const struct fixed fixed_attributes[] = {
 
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice dev)
 {
-    CU_TRY(cu_enter_device("cuDeviceGetAttribute", dev));
+    CU_TRY(cu_enter_suspended("cuDeviceGetAttribute"));
+    CU_CHECK(dev >= 0 && dev < cu.device_count, CUDA_ERROR_INVALID_DEVICE);
     CU_CHECK(value != NULL && attribute > 0 && attribute < CU_DEVICE_ATTRIBUTE_MAX,
              CUDA_ERROR_INVALID_VALUE);
     if (card_attribute(attribute, dev, value))

@@ -70,6 +70,11 @@ CUresult cuInit(unsigned int flags)
     return result;
 }
 
+bool cu_checkpointed(void)
+{
+    return sim_gate_of(atomic_load_explicit(&cu.proc->gate, memory_order_acquire)) == SIM_CHECKPOINTED;
+}
+
 CUresult cu_gate(void)
 {
     for (;;) {
@@ -106,6 +111,12 @@ CUresult cu_enter(const char *function)
     return CUDA_SUCCESS;
 }
 
+CUresult cu_enter_suspended(const char *function)
+{
+    CU_TRY(cu_enter_locked_out(function));
+    return cu_checkpointed() ? CUDA_SUCCESS : cu_gate();
+}
+
 CUresult cu_enter_locked_out(const char *function)
 {
     if (atomic_load_explicit(&g_state, memory_order_acquire) != 1)
@@ -127,6 +138,11 @@ CUresult cu_enter_device(const char *function, CUdevice dev)
 CUresult cu_enter_context(const char *function, CUcontext *ctx)
 {
     CU_TRY(cu_enter(function));
+    return cu_find_context(ctx);
+}
+
+CUresult cu_find_context(CUcontext *ctx)
+{
     *ctx = cu_current();
     CU_CHECK(*ctx != NULL, CUDA_ERROR_INVALID_CONTEXT);
     CU_CHECK(cu_is_context(*ctx), CUDA_ERROR_CONTEXT_IS_DESTROYED);

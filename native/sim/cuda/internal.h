@@ -128,7 +128,11 @@ extern struct cu_process cu;
 CUresult cu_enter(const char *function);                     /* initialised, not faulted */
 CUresult cu_enter_device(const char *function, CUdevice dev); /* and dev is an ordinal */
 CUresult cu_enter_context(const char *function, CUcontext *ctx); /* and a context is current */
+CUresult cu_find_context(CUcontext *ctx); /* the one that is current */
+/* As cu_enter, for calls that answer in a checkpointed process: as an H200 does, driver 580.159.04. */
+CUresult cu_enter_suspended(const char *function);
 CUresult cu_enter_locked_out(const char *function); /* as cu_enter, for calls that a lock does not hold */
+bool cu_checkpointed(void); /* this process is, now */
 CUresult cu_gate(void); /* waits while this process is locked; learns where a restore has put it */
 void cu_sim_lock(void); /* sim_lock, when this process is not locked */
 void cu_lock(void);
@@ -268,6 +272,7 @@ struct CUmod_st {
     struct cu_global *globals;
     double kernel_us;
     bool waits; /* its kernels: see hold.c */
+    bool lazy;  /* of a library: loaded when it is used */
 };
 struct CUfunc_st {
     uint32_t magic;

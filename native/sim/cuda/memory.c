@@ -6,6 +6,8 @@
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {
     CUcontext ctx;
+    CU_TRY(cu_enter_locked_out("cuMemGetInfo_v2"));
+    CU_CHECK(!cu_checkpointed(), CUDA_ERROR_OPERATING_SYSTEM); /* an H200, driver 580.159.04: it does not wait */
     CU_TRY(cu_enter_context("cuMemGetInfo_v2", &ctx));
     CU_CHECK(free_bytes != NULL && total != NULL, CUDA_ERROR_INVALID_VALUE);
     const struct cu_device *d = cu_device_of(ctx);
@@ -135,7 +137,7 @@ static bool pointer_value(CUpointer_attribute attribute, CUdeviceptr p, void *da
 
 CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr p)
 {
-    CU_TRY(cu_enter("cuPointerGetAttribute"));
+    CU_TRY(cu_enter_suspended("cuPointerGetAttribute"));
     CU_CHECK(data != NULL, CUDA_ERROR_INVALID_VALUE);
     cu_lock();
     bool known = pointer_value(attribute, p, data);

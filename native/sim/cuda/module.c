@@ -271,8 +271,10 @@ static bool is_function(CUfunction f)
 
 CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction f)
 {
-    CU_TRY(cu_enter("cuFuncGetAttribute"));
+    CU_TRY(cu_enter_suspended("cuFuncGetAttribute"));
     CU_CHECK(is_function(f), CUDA_ERROR_INVALID_HANDLE);
+    if (f->module->lazy)
+        CU_TRY(cu_gate());
     CU_CHECK(value != NULL && attribute < CU_FUNC_ATTRIBUTE_MAX, CUDA_ERROR_INVALID_VALUE);
     *value = f->attributes[attribute];
     return CUDA_SUCCESS;

@@ -72,7 +72,9 @@ CUresult PTSZ(cuEventRecordWithFlags)(CUevent event, CUstream stream, unsigned i
 CUresult PTSZ(cuStreamGetCtx)(CUstream stream, CUcontext *out)
 {
     CUcontext ctx;
-    CU_TRY(enter_stream("cuStreamGetCtx", stream, &ctx));
+    double position;
+    CU_TRY(cu_enter_suspended("cuStreamGetCtx"));
+    CU_TRY(cu_stream_resolve(own(stream), &ctx, &position));
     CU_CHECK(out != NULL, CUDA_ERROR_INVALID_VALUE);
     *out = cu_stream_view(own(stream), ctx);
     return CUDA_SUCCESS;
