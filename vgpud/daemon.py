@@ -8,9 +8,10 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import structlog
 import uvloop
@@ -59,6 +60,7 @@ from vgpud.serve.sockets import claim, passed_sockets, public_sockets, runtime_s
 from vgpud.settings import Settings, load_settings
 from vgpud.units import Units, choose_units
 
+T = TypeVar("T")
 log = structlog.get_logger("vgpud")
 
 _STOP_SECONDS = 10.0
@@ -372,15 +374,31 @@ def main() -> int:
             return int(Exit.OK)
         raise_file_limit()
         if arguments.restore:
-            left = asyncio.run(restore(settings))
+            left = asyncio.run(to_the_end(restore(settings)))
             sys.stderr.writelines(f"vgpud: not put back, {line}\n" for line in left)
             return int(Exit.DIFFERS if left else Exit.OK)
         gc.disable()  # until what was recovered is set aside, in `serve`
-        uvloop.run(serve(settings))
+        uvloop.run(to_the_end(serve(settings)))
     except VgpuError as error:
         complain(error)
         return int(error.code.exit_code)
     return int(Exit.OK)
+
+
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """`work`, and then the end of every task that it has left: watches of helpers, looks at hardware.
+
+    asyncio's own end is one round: a task that begins while others are cancelled would be destroyed.
+    """
+    try:
+        return await work
+    finally:
+        while left := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in left:
+                task.cancel()
+            for outcome in await asyncio.gather(*left, return_exceptions=True):
+                if isinstance(outcome, Exception):
+                    log.warning("cut short at the end", why=str(outcome))
 
 
 def complain(error: VgpuError) -> None:

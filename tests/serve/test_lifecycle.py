@@ -156,7 +156,12 @@ def test_a_call_longer_than_the_grace_is_cut(live: Live) -> None:
         with pytest.raises(VgpuError) as caught:
             answer.result(20)
         assert caught.value.code in (ErrorCode.STOPPING, ErrorCode.UNREACHABLE)
+    assert live.do(others()) == []  # nothing of it waits on for an answer
     open_gate(live)
+
+
+async def others() -> list[str]:
+    return [str(task) for task in asyncio.all_tasks() - {asyncio.current_task()}]
 
 
 def test_health_says_when_it_ends(live: Live) -> None:

@@ -1,7 +1,7 @@
 """What changes allocations while they are held: resizes and repairs, one at a time for each."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -19,6 +19,10 @@ class Changes:
         """Ids of the allocations that are being changed."""
         return frozenset(self._tasks)
 
+    @property
+    def tasks(self) -> Collection[asyncio.Task[Any]]:
+        return self._tasks.values()
+
     def begin(self, allocation_id: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Runs on even if its caller goes away; a release waits for it."""
         task = asyncio.ensure_future(work)
@@ -30,7 +34,3 @@ class Changes:
         """Waits until nothing changes the allocation."""
         while (task := self._tasks.get(allocation_id)) is not None:
             await asyncio.wait((task,))
-
-    async def close(self) -> None:
-        """Waits for all that is under way."""
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)

@@ -30,6 +30,7 @@ from vgpud.modes.mig import MigMode
 from vgpud.node import checkpoints
 from vgpud.node.account import Account
 from vgpud.node.activities import Activities
+from vgpud.node.background import Background
 from vgpud.node.blocked import Blocked
 from vgpud.node.book import RequestKey, check_same_request, request_key
 from vgpud.node.cgroups import processes_in
@@ -96,6 +97,8 @@ class NodeKeeper:
         self.meters = Meters(parts.book, parts.inventory, parts.effectors)
         self._processes = Processes(parts.book, parts.inventory, parts.effectors)
         self._changes = Changes()
+        self._background = Background()
+        self.spawn = self._background.spawn
         around = self._surroundings()
         self.activities = around.activities
         self.failures = Failures(around, self.account)
@@ -127,7 +130,6 @@ class NodeKeeper:
         self._ending: dict[str, asyncio.Task[bool]] = {}  # releases nobody asked for: a bound process ended
         self._detached: dict[str, Allocation] = {}  # releases that have only to be written down
         self._released: deque[str] = deque(maxlen=_RELEASED_REMEMBERED)  # newest last
-        self._background: set[asyncio.Task[None]] = set()
         self._started = time.monotonic()
 
     def _surroundings(self) -> checkpoints.Surroundings:
@@ -368,6 +370,10 @@ class NodeKeeper:
         making = {a.id for a in self._book if request_key(a.request) in self._allocating}
         return frozenset(making | set(self._releasing) | self._changes.running)
 
+    def _under_way(self) -> set[asyncio.Task[Any]]:
+        making = [task for _, task in self._allocating.values()]
+        return {*making, *self._releasing.values(), *self._changes.tasks}
+
     def _lifetime_ended(self, allocation_id: str) -> None:
         if allocation_id in self._book:
             self.release_later(allocation_id)
@@ -379,7 +385,7 @@ class NodeKeeper:
             attempt = asyncio.ensure_future(self._release(self._book.get(allocation_id), force=False))
             self._ending[allocation_id] = attempt
             try:
-                await asyncio.shield(attempt)
+                await attempt
             except VgpuError as error:
                 log.debug("release must wait", allocation=allocation_id, why=str(error))
                 await asyncio.sleep(pause)
@@ -543,22 +549,10 @@ class NodeKeeper:
 
     # --- the end
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._background.add(task)
-        task.add_done_callback(self._background_ended)
-
-    def _background_ended(self, task: asyncio.Task[None]) -> None:
-        self._background.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("background work failed", why=str(error), exc_info=error)
-
     async def close(self) -> None:
-        """Waits for allocations and releases under way; tenants stay as they are."""
-        under_way = [*(task for _, task in self._allocating.values()), *self._releasing.values()]
-        await asyncio.gather(*under_way, return_exceptions=True)
-        await self._changes.close()
-        for task in self._background:
-            task.cancel()
+        """Waits for allocations, changes and releases under way; tenants stay as they are."""
+        await self._background.close()
+        while under_way := self._under_way():  # the end of one may be another's beginning
+            await asyncio.gather(*under_way, return_exceptions=True)
         self.lifetimes.close()
         self.hub.close()

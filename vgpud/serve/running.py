@@ -1,6 +1,7 @@
 """Calls that change things: begun, they are finished, whether or not the caller stays."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -16,31 +17,47 @@ Abandoned = Callable[[Any], Awaitable[None]]
 class Running:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
-
-    def __len__(self) -> int:
-        return len(self._tasks)
+        self._owed: set[asyncio.Task[Any]] = set()  # of them: their answers must not be lost
+        self._outlasting: set[asyncio.Task[Any]] = set()  # of them: each awaits another
 
     async def finish(self, name: str, work: Coroutine[Any, Any, Any], abandoned: Abandoned | None) -> Any:  # noqa: ANN401
         """What `work` answers. If this call is cancelled, `work` goes on and `abandoned` gets its answer."""
-        task = self._keep(work)
+        task = self._keep(work, owed=abandoned is not None)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if not task.cancelled():
-                self._keep(self._outlast(name, task, abandoned))
+                outlasting = self._keep(self._outlast(name, task, abandoned), owed=abandoned is not None)
+                self._outlasting.add(outlasting)
             raise
 
-    async def wait(self, seconds: float) -> int:
-        """Waits for what runs; how many calls were still running at the end of that time."""
-        if self._tasks:
-            await asyncio.wait(tuple(self._tasks), timeout=seconds)
-        return len(self._tasks)
+    async def end(self, seconds: float) -> int:
+        """Waits for what runs, then cuts it short; how many calls still ran at the end of that time.
 
-    def _keep(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        An answer that `abandoned` shall get is waited for all the same: nobody else knows of it.
+        """
+        end = time.monotonic() + seconds
+        while self._tasks and (left := end - time.monotonic()) > 0:
+            await asyncio.wait(tuple(self._tasks), timeout=left)
+        late = len(self._tasks - self._outlasting)
+        while self._tasks:
+            for task in self._tasks - self._owed:
+                task.cancel()
+            await asyncio.wait(tuple(self._tasks))
+        return late
+
+    def _keep(self, work: Coroutine[Any, Any, Any], owed: bool) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if owed:
+            self._owed.add(task)
+        task.add_done_callback(self._forget)
         return task
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self._owed.discard(task)
+        self._outlasting.discard(task)
 
     async def _outlast(self, name: str, task: asyncio.Task[Any], abandoned: Abandoned | None) -> None:
         log.info("the caller went away, its call goes on", call=name)

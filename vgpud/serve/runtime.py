@@ -70,6 +70,7 @@ class RuntimeDoor:
             await asyncio.wait(self._open, timeout=grace_seconds)
         for task in self._open:
             task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
 
     def _accept(self) -> None:
         try:

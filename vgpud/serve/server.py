@@ -74,7 +74,7 @@ class Server:
         await self._health.enter_graceful_shutdown()
         self._calls.stop()
         await self._grpc.stop(grace_seconds)
-        left = await self._calls.running.wait(max(0.0, end - time.monotonic()))
+        left = await self._calls.running.end(max(0.0, end - time.monotonic()))
         if left:
             log.warning("calls are cut short, the next start will finish or undo them", calls=left)
         await self._relay.close()

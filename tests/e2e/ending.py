@@ -1,0 +1,28 @@
+"""vgpud in an event loop that clears nothing up, and says what tasks are left at its end.
+
+python -m tests.e2e.ending GRACE_SECONDS
+"""
+
+import asyncio
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+import uvloop
+
+from vgpud import daemon
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(work)
+    sys.stderr.writelines(f"left behind: {task}\n" for task in asyncio.all_tasks(loop))
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+
+
+if __name__ == "__main__":
+    daemon._STOP_SECONDS = float(sys.argv.pop())
+    uvloop.run = run
+    sys.exit(daemon.main())

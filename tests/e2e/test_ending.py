@@ -1,0 +1,65 @@
+"""The daemon's end with calls under way: each is answered, finished or left to the next start, and no task is
+dropped in the middle."""
+
+import sys
+import threading
+import time
+
+import pytest
+
+from tests.demo.node import DemoNode
+from tests.e2e.support import ADMIN, GIB, READ, client, eventually, states
+from vgpud.api.client import Client
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.model.errors import ErrorCode, VgpuError
+
+CALLERS = 6
+ASK = (
+    {"isolation": "quota", "memory_bytes": GIB},
+    {"isolation": "compute", "memory_bytes": GIB, "share_percent": 10},
+    {"isolation": "hardware", "mig_profile": "1g.18gb"},
+)
+#: Of ending.py, asyncio and Python, on what was not waited for.
+COMPLAINTS = ("left behind", "destroyed", "never retrieved", "never awaited", "Traceback")
+
+
+def keep_calling(node: DemoNode, number: int) -> None:
+    """Some of the callers have gone when the answer comes. Ends with the daemon."""
+    seconds = 30 if number % 2 else 0.02
+    while True:
+        try:
+            with client(node, ADMIN, seconds) as calls:
+                made = calls.allocate(pb.AllocateRequest(**ASK[number % len(ASK)]))
+                calls.release(made.id, force=True)
+        except VgpuError as error:
+            if error.code in (ErrorCode.UNREACHABLE, ErrorCode.STOPPING):
+                return
+
+
+def keep_watching(node: DemoNode) -> None:
+    with pytest.raises(VgpuError) as caught, Client(node.run_dir / READ, 30) as calls:
+        for _ in calls.watch():
+            pass
+    assert caught.value.code in (ErrorCode.UNREACHABLE, ErrorCode.STOPPING)
+
+
+@pytest.mark.parametrize("grace", ["10", "0"], ids=["answered", "cut short"])
+def test_no_task_outlasts_the_daemon(node: DemoNode, grace: str) -> None:
+    node.command = (sys.executable, "-m", "tests.e2e.ending", grace)
+    for end in range(2):
+        node.start()
+        threads = [
+            *(threading.Thread(target=keep_calling, args=(node, number)) for number in range(CALLERS)),
+            threading.Thread(target=keep_watching, args=(node,)),
+        ]
+        for thread in threads:
+            thread.start()
+        eventually(lambda: states(node), "calls are under way")
+        time.sleep(0.1 * end)
+        assert node.stop() == 0
+        for thread in threads:
+            thread.join(40)
+        assert not any(thread.is_alive() for thread in threads)
+    log = node.log.read_text()
+    assert [line for line in log.splitlines() if any(word in line for word in COMPLAINTS)] == []
+    assert grace == "10" or "cut short" in log
