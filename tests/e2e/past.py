@@ -1,5 +1,12 @@
 """A tenant whose calls libvgpu does not see, and one whose threads wait for all kinds of things."""
 
+import os
+import subprocess
+from functools import partial
+from pathlib import Path
+
+from vgpud.hardware.blocked import MACHINES, Code, lock_wait
+
 #: Calls the driver's own function for each line of input, "past", by its address: as from a private table.
 PAST = """
 import ctypes as c, json, mmap, struct, sys
@@ -37,54 +44,29 @@ for line in sys.stdin:
     say(done=line.strip())
 """
 
-#: Threads that have worked and then wait, each for something else; they end with the program. For a line of
-#: input one more allocates.
-WAITS = """
-import ctypes as c, json, os, select, sys, threading, time
-u, libc = c.CDLL("libcuda.so.1"), c.CDLL(None)
-def say(**words):
-    sys.stdout.write(json.dumps(words) + "\\n")
-    sys.stdout.flush()
-context, memory = c.c_void_p(), c.c_uint64()
-u.cuInit(0)
-u.cuDevicePrimaryCtxRetain(c.byref(context), 0)
-u.cuCtxSetCurrent(context)
-u.cuMemAlloc_v2(c.byref(memory), c.c_size_t(4 << 20))
-held, condition, event = threading.Lock(), threading.Condition(), threading.Event()
-mutex, rwlock, semaphore, ptcond = (c.create_string_buffer(256) for _ in range(4))
-held.acquire()
-libc.pthread_mutex_lock(mutex)
-libc.pthread_rwlock_wrlock(rwlock)
-read, _write = os.pipe()
-def wait_condition():
-    with condition: condition.wait()
-def wait_ptcond():
-    own = c.create_string_buffer(256)
-    libc.pthread_mutex_lock(own)
-    libc.pthread_cond_wait(ptcond, own)
-forever = threading.Thread(target=lambda: time.sleep(1000), daemon=True)
-waits = [
-    held.acquire, wait_condition, event.wait, lambda: event.wait(1000), lambda: time.sleep(1000),
-    lambda: os.read(read, 1), lambda: select.select([read], [], []), lambda: select.epoll().poll(),
-    lambda: libc.pthread_mutex_lock(mutex), lambda: libc.pthread_rwlock_rdlock(rwlock),
-    lambda: libc.pthread_rwlock_wrlock(rwlock), lambda: libc.sem_wait(semaphore), wait_ptcond, forever.join,
-]
-def work(then):
-    u.cuCtxSetCurrent(context)
-    u.cuMemsetD8_v2(memory, c.c_ubyte(7), c.c_size_t(4096))
-    u.cuCtxSynchronize()
-    ready.release()
-    then()
-ready = threading.Semaphore(0)
-forever.start()
-for then in waits: threading.Thread(target=work, args=(then,), daemon=True).start()
-for _ in waits: ready.acquire()
-say(waits=len(waits))
-def allocate():
-    u.cuCtxSetCurrent(context)
-    code = u.cuMemAlloc_v2(c.byref(memory), c.c_size_t(4096))
-    say(code=code)
-for _ in sys.stdin:
-    threading.Thread(target=allocate, daemon=True).start()
-os._exit(0)
-"""
+
+def build_waits(folder: Path) -> Path:
+    """waits.c. Raises CalledProcessError."""
+    program = folder / "waits"
+    source = Path(__file__).with_name("waits.c")
+    subprocess.run(["cc", "-O1", "-w", str(source), "-o", str(program), "-ldl", "-lpthread"], check=True)
+    return program
+
+
+def frames_are_told(pid: int) -> bool:
+    """Those of the functions in which the process's threads wait for locks: else stale words may be taken for
+    return addresses."""
+    machine = MACHINES[os.uname().machine]
+    folder = Path(f"/proc/{pid}")
+    code = Code((folder / "maps").read_text())
+    found = [lock_wait((task / "syscall").read_bytes(), machine) for task in (folder / "task").iterdir()]
+    memory = os.open(folder / "mem", os.O_RDONLY)
+    try:
+        read = partial(_read, memory)
+        return all(code.frame(wait.pc, read, machine) is not None for wait in found if wait is not None)
+    finally:
+        os.close(memory)
+
+
+def _read(memory: int, address: int, size: int) -> bytes:
+    return os.pread(memory, size, address)

@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from tests.demo.__main__ import real_gpus
 from tests.demo.checks import Checks
 from tests.demo.node import BUILD, POLICY, ROOT, DemoNode
 from tests.e2e.conftest import end_helpers
+from tests.e2e.past import PAST
 from tests.gpu import confine
 from tests.http.test_server import free_port
 from vgpud.model.errors import VgpuError
@@ -31,6 +33,7 @@ from vgpud.model.quantity import MIB
 
 #: systemd's PrivateTmp= hides /tmp, so the node's folders are where vgpud's own would be.
 FOLDERS = "/run"
+LOOK_SECONDS = 10.0
 
 
 class ConfinedNode(DemoNode):
@@ -93,6 +96,28 @@ def suspend(node: DemoNode, checks: Checks) -> None:
     scenes.wait_until_empty(node)
 
 
+def look_inside(node: DemoNode, checks: Checks) -> None:
+    """A whole card has no libvgpu: that its tenant wants to work is read from its threads."""
+    what = "a suspended whole card that wants to work is seen"
+    tenant = node.tenant(["--isolation", "device", "--device", "0"], [sys.executable, "-c", PAST])
+    tenant.line()
+    (name,) = [item["id"] for item in node.ctl_json("ls")["items"]]
+    done = node.ctl("suspend", name, check=False)
+    if done.returncode != 0 and "driver" in done.stderr:
+        checks.skip(what, done.stderr.strip().splitlines()[0])
+    else:
+        assert tenant.process.stdin is not None
+        tenant.process.stdin.write("past\n")
+        tenant.process.stdin.flush()
+        end, standing = time.monotonic() + LOOK_SECONDS, ""
+        while time.monotonic() < end and not standing.endswith("wants to work"):
+            standing = node.ctl_json("show", name)["standing"]
+        node.ctl("resume", name)
+        checks.check(what, standing.endswith("wants to work") and tenant.line() == {"done": "past"}, standing)
+    tenant.end()
+    scenes.wait_until_empty(node)
+
+
 def reload(node: DemoNode, checks: Checks) -> None:
     """A policy with metrics by loopback TCP: a file is read, a socket is bound, and asked."""
     port = free_port()
@@ -139,6 +164,7 @@ def play(node: DemoNode, checks: Checks) -> None:
     closed_in(node, checks)
     refused_outside(node, checks)
     suspend(node, checks)
+    look_inside(node, checks)
     reload(node, checks)
     node.stop()
     scenes.play(node, checks)

@@ -4,9 +4,10 @@
 
 Scenes: `idle` (a tenant gives its memory back after 1 s, and its next work brings it back: how long it took),
 `first` (whatever it does first after that, it is brought back), `past` (so it is by a call that libvgpu does
-not know, which waits inside the driver), `turns` (two tenants of 75 % of the card take turns of 5 s and of
-20 s: what each got of what one gets alone, and that nothing was lost). Needs root, build/native, driver 570
-or later, and a python3 with PyTorch. It ends all that it started.
+not know, which waits inside the driver), `stays` (threads that have worked and wait for something else are
+not taken for such), `turns` (two tenants of 75 % of the card take turns of 5 s and of 20 s: what each got of
+what one gets alone, and that nothing was lost). Needs root, build/native, cc, driver 570 or later, and a
+python3 with PyTorch. It ends all that it started.
 
 On the simulated node it runs with plain driver calls instead of PyTorch, and shorter (figures mean nothing):
 
@@ -16,14 +17,16 @@ On the simulated node it runs with plain driver calls instead of PyTorch, and sh
 import os
 import select
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 
 from tests.demo.node import DemoNode, Tenant
 from tests.demo.scenes import torch_python
-from tests.e2e.past import PAST
+from tests.e2e.past import PAST, build_waits, frames_are_told
 from tests.e2e.support import client, eventually, states
 from tests.e2e.test_idle import BUSY, CALLS, shown
 from tests.e2e.test_suspend import PROGRAM, resume, suspend
@@ -37,6 +40,8 @@ TURNS_SECONDS = (1.0,) if SIMULATED else (5.0, 20.0)
 ROUNDS = 3
 PATIENCE_SECONDS = 40.0
 ITSELF_SECONDS = 10.0
+STAYS_SECONDS = 3.0 if SIMULATED else 8.0
+SEEN = "inside the driver"  # in the journal
 POLICY = """version = 1
 [[device]]
 mode = "preload"
@@ -81,6 +86,24 @@ print(json.dumps({"calls": list(calls)}), flush=True)
 for line in sys.stdin:
     calls[line.strip()]()
     print(json.dumps({"done": line.strip()}), flush=True)
+"""
+# with threads of autograd's, of OpenMP's and of its own that wait
+TRAINED = """
+import json, queue, sys, threading, torch
+model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4))).cuda()
+def step():
+    model(torch.randn(256, 1024, device="cuda")).square().mean().backward()
+    torch.cuda.synchronize()
+def work():
+    step()
+    queue.Queue().get()
+step()
+for _ in range(4): threading.Thread(target=work, daemon=True).start()
+torch.randn(2048, 2048) @ torch.randn(2048, 2048)
+print(json.dumps({"ready": True}), flush=True)
+for line in sys.stdin:
+    step()
+    print(json.dumps({"code": 0}), flush=True)
 """
 WORK = """
 import json, select, sys, torch
@@ -202,6 +225,7 @@ def past() -> None:
         wanted = partial(stands, node, name, "by hand, wants to work")
         eventually(wanted, "it says that it wants to work", PATIENCE_SECONDS)
         unknown = read_activity(node.run_dir / "leases" / name).wants == 0
+        exact = frames_are_told(one.process.pid)
         resume(node, name)
         assert one.line() == {"done": "past"}
         took, by_hand = [], []
@@ -212,8 +236,29 @@ def past() -> None:
             took.append(seconds)
             by_hand.append(asked)
         one.end()
-        told = [line for line in node.log.read_text().splitlines() if "inside the driver" in line]
-        say("past", held=unknown and not any(by_hand), seconds=took, by_hand=by_hand, told=told)
+        told = [line for line in node.log.read_text().splitlines() if SEEN in line]
+        held = unknown and not any(by_hand)
+        say("past", held=held, seconds=took, by_hand=by_hand, frames_are_told=exact, told=told)
+
+
+def stays() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        programs = {"waits.c": [str(build_waits(Path(folder)))]}
+        if not SIMULATED:
+            programs["pytorch"] = [torch_python() or "", "-c", TRAINED]
+        for program, command in programs.items():
+            with running(f'idle_suspend = "{IDLE_SECONDS:g}s"\nmin_residence = "500ms"\n') as node:
+                one = node.tenant(["--isolation", "quota", "--memory", "8GiB", "--device", "0"], command)
+                one.line()
+                ((name, _state),) = states(node).items()
+                goes(node, name)
+                time.sleep(STAYS_SECONDS)
+                state, seen = states(node)[name], SEEN in node.log.read_text()
+                exact = frames_are_told(one.process.pid)
+                back = ask(one)
+                one.end()
+                held = state == "suspended" and not seen and back == {"code": 0}
+                say("stays", held=held, program=program, state=state, frames_are_told=exact)
 
 
 def stands(node: DemoNode, name: str, words: str) -> bool:
@@ -256,7 +301,13 @@ def turns() -> None:
             )
 
 
-SCENES: dict[str, Callable[[], None]] = {"idle": idle, "first": first, "past": past, "turns": turns}
+SCENES: dict[str, Callable[[], None]] = {
+    "idle": idle,
+    "first": first,
+    "past": past,
+    "stays": stays,
+    "turns": turns,
+}
 
 
 def main(names: list[str]) -> int:

@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vgpud.hardware.blocked import CALL_BYTES, MACHINES, Code, Wait, in_driver, is_drivers_own, lock_wait
+from tests.hardware.test_unwind import library
+from vgpud.hardware.blocked import MACHINES, Code, Wait, in_driver, is_drivers_own, lock_wait
 
 X86, ARM = MACHINES["x86_64"], MACHINES["aarch64"]
 PROGRAM, CUBLAS, CUDA = 0x5555_5555_6000, 0x7F00_0100_0000, 0x7F00_0200_0000
 VGPU, BLAS, LIBC, JIT = 0x7F00_0300_0000, 0x7F00_0400_0000, 0x7F00_0500_0000, 0x7F00_0600_0000
+LIBC_FILE = LIBC - 0x28000
 MAPS = f"""\
 {PROGRAM:x}-{PROGRAM + 0x100000:x} r-xp 00001000 fe:00 1234    /opt/a program/bin/python3.12
 {PROGRAM + 0x200000:x}-{PROGRAM + 0x300000:x} rw-p 00000000 00:00 0    [heap]
@@ -20,6 +22,7 @@ MAPS = f"""\
 {CUDA + 0x100000:x}-{CUDA + 0x200000:x} r--p 0092a000 fe:00 77 /usr/lib/x86_64-linux-gnu/libcuda.so.580.159.04
 {VGPU:x}-{VGPU + 0x100000:x} r-xp 00001000 fe:00 78 /usr/lib/vgpud/libvgpu.so
 {BLAS:x}-{BLAS + 0x100000:x} r-xp 00001000 fe:00 79 /opt/numpy.libs/libscipy_openblas64_-56d6093b.so (deleted)
+{LIBC_FILE:x}-{LIBC:x} r--p 00000000 fe:00 80 /usr/lib/x86_64-linux-gnu/libc.so.6
 {LIBC:x}-{LIBC + 0x100000:x} r-xp 00028000 fe:00 80 /usr/lib/x86_64-linux-gnu/libc.so.6
 {JIT:x}-{JIT + 0x1000:x} rwxp 00000000 00:00 0
 not a mapping
@@ -27,7 +30,7 @@ not a mapping
 SP, PC = 0x7FFE_2000_0000, LIBC + 0x98D71
 LOCKED = "202 0x5555557f4128 0x189 0x3 0x0 0x0 0xffffffff"
 CALL = b"\x90\x90\xe8\x01\x02\x03\x04"
-NO_CALL = b"\x90" * CALL_BYTES
+NO_CALL = b"\x90" * len(CALL)
 FRAME = 48
 
 
@@ -38,15 +41,17 @@ class Stack:
     frames: dict[int, int]
     stale: dict[int, int] = field(default_factory=dict)
     call: bytes = CALL
+    library: bytes = b""
 
-    def content(self, size: int = 4096) -> bytes:
-        made = bytearray(size)
-        for offset, word in {**self.frames, **self.stale}.items():
-            struct.pack_into("<Q", made, offset, word)
-        return bytes(made)
-
-    def before(self, address: int) -> bytes:
-        return NO_CALL if address in self.stale.values() else self.call
+    def memory(self, address: int, size: int) -> bytes:
+        if SP <= address < SP + 4096:
+            made = bytearray(4096)
+            for offset, word in {**self.frames, **self.stale}.items():
+                struct.pack_into("<Q", made, offset, word)
+            return bytes(made[address - SP : address - SP + size])
+        if self.library and LIBC_FILE <= address < LIBC_FILE + len(self.library):
+            return self.library[address - LIBC_FILE :][:size]
+        return NO_CALL if address + len(CALL) in self.stale.values() else self.call
 
 
 def line(words: str = LOCKED, sp: int = SP, pc: int = PC) -> bytes:
@@ -55,7 +60,7 @@ def line(words: str = LOCKED, sp: int = SP, pc: int = PC) -> bytes:
 
 def blocked(stack: Stack, text: bytes = line()) -> bool:
     wait = lock_wait(text, X86)
-    return wait is not None and in_driver(wait, stack.content(), Code(MAPS), stack.before, X86)
+    return wait is not None and in_driver(wait, Code(MAPS), stack.memory, X86)
 
 
 PLAIN = Stack({0: LIBC + 0x9A8F1, FRAME: CUDA + 0x1B2C3, 120: CUDA + 0x3400, 400: PROGRAM + 0x11F0})
@@ -145,7 +150,7 @@ def test_a_mutex_of_the_drivers_counts_too() -> None:
 )
 def test_the_c_library_has_several_names(name: str) -> None:
     code = Code(MAPS.replace("libc.so.6", name))
-    assert in_driver(Wait(SP, PC), PLAIN.content(), code, PLAIN.before, X86)
+    assert in_driver(Wait(SP, PC), code, PLAIN.memory, X86)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +173,8 @@ def test_the_c_library_has_several_names(name: str) -> None:
 )
 def test_calls_are_known(code: str) -> None:
     found = bytes.fromhex(code)
-    assert X86.calls(found.rjust(CALL_BYTES, b"\x90"))
-    assert not X86.calls((found + b"\x90").rjust(CALL_BYTES, b"\x90")[-CALL_BYTES:])
+    assert X86.calls(found.rjust(len(CALL), b"\x90"))
+    assert not X86.calls((found + b"\x90").rjust(len(CALL), b"\x90")[-len(CALL) :])
 
 
 @pytest.mark.parametrize("code", ["", "e8", "0102", "ffe0", "ff6008", "c3", "ffd090", "ff1534120000c3"])
@@ -188,8 +193,28 @@ def test_a_signed_return_address_on_arm() -> None:
     stack = Stack({8: LIBC + 8, 56: CUDA + 8 | 0x7B << 48, 200: PROGRAM + 8}, call=bytes.fromhex("00013fd6"))
     wait = lock_wait(line(LOCKED.replace("202", "98")), ARM)
     assert wait is not None
-    assert in_driver(wait, stack.content(), Code(MAPS), stack.before, ARM)
+    assert in_driver(wait, Code(MAPS), stack.memory, ARM)
     assert lock_wait(line(), ARM) is None
+
+
+# the function that waits, pthread_rwlock_rdlock, and another one behind a call that does not return
+LIBRARY = library(
+    {
+        0x28000 + 0x98D00: (0x100, 8),
+        0x28000 + 0x9A800: (0xF1, 48),
+        0x28000 + 0x9A8F1: (0x100, 400),
+    }
+)
+
+
+def test_the_c_librarys_frames_are_known_exactly() -> None:
+    """A return address of a call that has ended is not taken for one that has not."""
+    stale = {24: CUDA + 0x1B2C3, 32: CUDA + 0x3400}
+    frames = {0: LIBC + 0x9A8F1, 48: PROGRAM + 0x11F0, 120: PROGRAM + 0x99, 400: PROGRAM + 3}
+    assert blocked(Stack({**frames, **stale}))  # as far as can be told without
+    assert not blocked(Stack({**frames, **stale}, library=LIBRARY))
+    assert blocked(Stack({**frames, 24: BLAS + 9, 48: CUDA + 0x3400}, library=LIBRARY))
+    assert not blocked(Stack({**frames, 24: CUDA + 9, 48: 12}, library=LIBRARY))
 
 
 WORDS = st.one_of(
@@ -203,14 +228,18 @@ WORDS = st.one_of(
 @given(st.binary(max_size=200), st.text(max_size=300), st.lists(WORDS, max_size=64), st.binary(max_size=9))
 def test_nothing_raises(text: bytes, maps: str, words: list[int], code: bytes) -> None:
     stack = struct.pack(f"<{len(words)}Q", *words) + code
+
+    def memory(address: int, size: int) -> bytes:
+        return stack[:size] if address == SP else code
+
     for machine in MACHINES.values():
         lock_wait(text, machine)
         lock_wait(b"202 " + text, machine)
         for known in (Code(maps), Code(MAPS), Code(f"{maps}\n1-2 r-xp {maps}")):
-            in_driver(Wait(SP, PC), stack, known, lambda _: code, machine)
+            in_driver(Wait(SP, PC), known, memory, machine)
 
 
 @given(st.lists(WORDS.filter(lambda word: not CUDA <= word < CUDA + 0x100000), max_size=64))
 def test_without_the_driver_on_the_stack_nobody_waits_in_it(words: list[int]) -> None:
-    stack = struct.pack(f"<{len(words)}Q", *words)
-    assert not in_driver(Wait(SP, PC), stack, Code(MAPS), lambda _: CALL, X86)
+    stack = Stack({8 * place: word for place, word in enumerate(words)})
+    assert not in_driver(Wait(SP, PC), Code(MAPS), stack.memory, X86)

@@ -9,11 +9,13 @@ next one, 48 or 64 bytes up, in libcuda. The driver's own threads wait for condi
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import cached_property
 from struct import iter_unpack
+from typing import NamedTuple
+
+from vgpud.hardware.unwind import Frame, Memory, Registers, frame
 
 _WAITS = (0, 9)  # FUTEX_WAIT, FUTEX_WAIT_BITSET; linux/futex.h
 _FLAGS = 128 | 256  # FUTEX_PRIVATE_FLAG, FUTEX_CLOCK_REALTIME
@@ -21,7 +23,9 @@ _PRIVATE = 128
 #: What glibc's mutexes (2) and read-write locks (2, 3) wait on (nptl/lowlevellock.c, pthread_rwlock_common.c;
 #: since 2.25). Its semaphores and, before 2.41, its condition variables wait on 0.
 _LOCKS = (2, 3)
-_NEAR_WORDS = 128  # libc's frames are small: a return address out of it that lies further up is none
+_STACK_BYTES = 64 << 10  # up to the caller of the driver
+_NEAR_BYTES = 1024  # libc's frames are small: a return address out of it that lies further up is none
+_MOST_FRAMES = 16
 _LIBC = re.compile(r"(libc|libpthread|ld)[-.]|ld-linux|\[v")
 _DRIVERS_OWN = re.compile(
     r"cuda-EvtHandlr|cuda[0-9a-f]{10,}"
@@ -71,12 +75,13 @@ class Machine:
     futex: int
     calls: Callable[[bytes], bool]
     address: int
+    registers: Registers
 
 
-CALL_BYTES = 7  # the longest, on any of them
+_CALL_BYTES = 7  # the longest, on any of them
 MACHINES: Mapping[str, Machine] = {
-    "x86_64": Machine(202, _calls_x86, (1 << 64) - 1),
-    "aarch64": Machine(98, _calls_arm, (1 << 48) - 1),
+    "x86_64": Machine(202, _calls_x86, (1 << 64) - 1, Registers(stack=7, returns=16)),
+    "aarch64": Machine(98, _calls_arm, (1 << 48) - 1, Registers(stack=31, returns=30)),
 }
 
 
@@ -115,53 +120,101 @@ def _owner(path: str) -> Owner:
     return Owner.LIBC if _LIBC.match(name) else Owner.OTHER
 
 
+class _Mapping(NamedTuple):
+    start: int
+    end: int
+    owner: Owner
+    base: int  # where its file's beginning is mapped
+
+
 class Code:
     """The executable mappings of a process: /proc/PID/maps, where a line that makes no sense is left out."""
 
     def __init__(self, maps: str) -> None:
-        self._lines = [line for line in maps.splitlines() if "x" in line.partition(" ")[2][:4]]
-
-    @cached_property
-    def _mappings(self) -> tuple[list[int], list[tuple[int, Owner]]]:
-        found = []
-        for line in self._lines:
+        bases: dict[str, int] = {}
+        self._mappings: list[_Mapping] = []
+        for line in maps.splitlines():
             place, _, rest = line.partition(" ")
-            first, _, end = place.partition("-")
+            start, _, end = place.partition("-")
             words = rest.split(None, 4)
+            path = words[4] if len(words) > 4 else ""
             try:
-                found.append((int(first, 16), int(end, 16), _owner(words[4] if len(words) > 4 else "")))
-            except ValueError:
+                if int(words[1], 16) == 0:
+                    bases[path] = int(start, 16)
+                if "x" in words[0]:
+                    known = bases.get(path, 0) if path else 0
+                    self._mappings.append(_Mapping(int(start, 16), int(end, 16), _owner(path), known))
+            except (IndexError, ValueError):
                 continue
-        found.sort(key=lambda mapping: mapping[0])
-        return [first for first, _, _ in found], [(end, owner) for _, end, owner in found]
+        self._mappings.sort()
+        self._starts = [mapping.start for mapping in self._mappings]
+        self._frames: dict[int, Frame | None] = {}
 
     def owner(self, address: int) -> Owner | None:
         """None: no code lies there."""
-        starts, rest = self._mappings
-        place = bisect_right(starts, address) - 1
-        return rest[place][1] if place >= 0 and address < rest[place][0] else None
+        found = self._find(address)
+        return None if found is None else found.owner
+
+    def frame(self, pc: int, memory: Memory, machine: Machine) -> Frame | None:
+        """Of the function there; None: it cannot be told."""
+        if pc not in self._frames:
+            found = self._find(pc)
+            base = 0 if found is None else found.base
+            self._frames[pc] = frame(pc, base, memory, machine.registers) if base else None
+        return self._frames[pc]
+
+    def _find(self, address: int) -> _Mapping | None:
+        place = bisect_right(self._starts, address) - 1
+        found = self._mappings[place] if place >= 0 else None
+        return found if found is not None and address < found.end else None
 
 
-def in_driver(wait: Wait, stack: bytes, code: Code, before: Callable[[int], bytes], machine: Machine) -> bool:
+def in_driver(wait: Wait, code: Code, memory: Memory, machine: Machine) -> bool:
     """Has the driver been called, and waits inside C's library now?
 
-    `stack` begins at the stack pointer; `before` gives the CALL_BYTES before an address, or fewer. The
-    innermost return address outside of C's library must be the driver's. Further out somebody must have
-    called it who is neither the driver nor libvgpu, whose own threads want nothing. A word that does not
-    follow a call is no return address.
+    The innermost return address outside of C's library must be the driver's. Further out somebody must have
+    called it who is neither the driver nor libvgpu, whose own threads want nothing.
     """
     if code.owner(wait.pc) is not Owner.LIBC:
         return False
-    called = False
+    out = _out_of_libc(wait, code, memory, machine)
+    if out is None:  # the innermost is the first that looks like one
+        owner, sp = next(_returns(wait.sp, _NEAR_BYTES, code, memory, machine), (None, 0))
+    else:
+        owner, sp = code.owner(out.pc), out.sp
+    if owner is not Owner.DRIVER:
+        return False
+    further = (owner for owner, _ in _returns(sp, _STACK_BYTES, code, memory, machine))
+    return any(owner is Owner.OTHER for owner in further)
+
+
+def _out_of_libc(wait: Wait, code: Code, memory: Memory, machine: Machine) -> Wait | None:
+    """The first frame that is not C's library's; None where that cannot be told."""
+    pc, sp = wait.pc, wait.sp
+    for _ in range(_MOST_FRAMES):
+        found = code.frame(pc, memory, machine)
+        if found is None:
+            return None
+        sp += found.bytes
+        word = memory(sp + found.returns, 8)
+        returns = int.from_bytes(word, "little") & machine.address
+        if code.owner(returns) is not Owner.LIBC:
+            return Wait(sp, returns)
+        pc = returns - 1  # in the call: behind it there may be another function
+    return None
+
+
+def _returns(
+    start: int, size: int, code: Code, memory: Memory, machine: Machine
+) -> Iterator[tuple[Owner, int]]:
+    """What looks like return addresses out of C's library, from the innermost out: whose, and where the stack
+    goes on. A word that does not follow a call is none; words of calls that have ended may be among them.
+    """
+    stack = memory(start, size)
     for place, (word,) in enumerate(iter_unpack("<Q", stack[: len(stack) // 8 * 8])):
         address = word & machine.address
         owner = code.owner(address)
-        if owner is None or owner is Owner.LIBC or not machine.calls(before(address)):
+        if owner is None or owner is Owner.LIBC:
             continue
-        if not called:
-            if owner is not Owner.DRIVER or place >= _NEAR_WORDS:
-                return False
-            called = True
-        elif owner is Owner.OTHER:
-            return True
-    return False
+        if machine.calls(memory(address - _CALL_BYTES, _CALL_BYTES)):
+            yield owner, start + 8 * place + 8

@@ -16,7 +16,7 @@ from itertools import groupby
 
 import structlog
 
-from vgpud.hardware.blocked import CALL_BYTES, MACHINES, Code, Machine, in_driver, is_drivers_own, lock_wait
+from vgpud.hardware.blocked import MACHINES, Code, Machine, in_driver, is_drivers_own, lock_wait
 from vgpud.model.tenancy import Allocation, State, Way
 from vgpud.node.book import Book
 from vgpud.node.lifetimes import start_ticks
@@ -26,7 +26,6 @@ log = structlog.get_logger(__name__)
 _PAUSE_SECONDS = 1.0
 _AGAIN_SECONDS = 0.2  # where one was seen for the first time
 _LOOKS = 2  # in so many one must wait in the same place
-_STACK_BYTES = 64 << 10  # up to the caller of the driver
 _MOST_THREADS = 4096  # in a look; the others have their turn in the next
 _LINE_BYTES = 256
 
@@ -168,12 +167,7 @@ class Looks:
         if wait is None:
             return
         seen.name = files.line(f"task/{tid}/comm").decode(errors="replace").rstrip("\n")
-        stack = files.memory(wait.sp, _STACK_BYTES)
-
-        def before(address: int) -> bytes:
-            return files.memory(address - CALL_BYTES, CALL_BYTES)
-
-        if not is_drivers_own(seen.name) and in_driver(wait, stack, files.code, before, machine):
+        if not is_drivers_own(seen.name) and in_driver(wait, files.code, files.memory, machine):
             seen.looks = 1
 
 

@@ -1,0 +1,149 @@
+"""The frames of a C library's functions, as binutils reads them out of the same library."""
+
+import os
+import platform
+import random
+import re
+import shutil
+import struct
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vgpud.hardware.blocked import MACHINES
+from vgpud.hardware.unwind import Frame, Registers, frame
+
+X86 = Registers(stack=7, returns=16)
+BASE = 0x7F00_0000_0000
+HEADER, COMMON = 0x1000, 0x2000
+DRAWN = 400
+
+
+def _block(content: bytes) -> bytes:
+    padded = content + bytes(-len(content) % 4)
+    return struct.pack("<I", len(padded)) + padded
+
+
+def library(
+    functions: Mapping[int, tuple[int, int]], letters: bytes = b"zR\0", rest: bytes = b"\x01\x1b"
+) -> bytes:
+    """Nothing but the frames of functions by where they begin: their length, and their frame's (x86-64)."""
+    image = bytearray(0x4000)
+    image[:6] = b"\x7fELF\x02\x01"
+    struct.pack_into("<Q", image, 32, 64)
+    struct.pack_into("<HH", image, 54, 56, 2)
+    struct.pack_into("<IIQQ", image, 64 + 56, 0x6474E550, 4, HEADER, HEADER)
+    # the frame's end is rsp + 8, the return address 8 below it
+    common = struct.pack("<IB", 0, 1) + letters + b"\x01\x78\x10" + rest + b"\x0c\x07\x08\x90\x01"
+    entries, table = bytearray(_block(common)), b""
+    for begins, (size, frame_bytes) in sorted(functions.items()):
+        at = COMMON + len(entries)
+        program = b"\x41\x0e" + bytes((frame_bytes & 0x7F | 0x80, frame_bytes >> 7))  # behind a byte of code
+        body = struct.pack("<IiIB", at + 4 - COMMON, begins - at - 8, size, 0) + program
+        entries += _block(body)
+        table += struct.pack("<ii", begins - HEADER, at - HEADER)
+    header = b"\x01\x1b\x03\x3b" + struct.pack("<iI", COMMON - HEADER - 4, len(functions)) + table
+    image[HEADER : HEADER + len(header)] = header
+    image[COMMON : COMMON + len(entries)] = entries
+    return bytes(image)
+
+
+def found(image: bytes, pc: int) -> Frame | None:
+    def memory(address: int, size: int) -> bytes:
+        start = address - BASE
+        return image[start : start + size] if start >= 0 else b""
+
+    return frame(BASE + pc, BASE, memory, X86)
+
+
+TWO = {0x30000: (0x40, 48), 0x30050: (0x10, 400)}
+
+
+@pytest.mark.parametrize(
+    ("pc", "size"),
+    [
+        (0x30000, 8),
+        (0x30001, 48),
+        (0x3003F, 48),
+        (0x30040, None),
+        (0x3004F, None),
+        (0x30051, 400),
+        (0x2F, None),
+    ],
+)
+def test_the_row_of_a_place(pc: int, size: int | None) -> None:
+    assert found(library(TWO), pc) == (None if size is None else Frame(size, -8))
+
+
+def test_a_library_without_frames() -> None:
+    assert found(library({}), 0x30000) is None
+    assert found(bytes(0x4000), 0x30000) is None
+
+
+@pytest.mark.parametrize(
+    ("letters", "rest", "is_read"),
+    [
+        (b"zPLR\0", b"\x07\x9b\0\0\0\0\x1b\x1b", True),
+        (b"zRS\0", b"\x01\x1b", False),  # a signal's frame
+        (b"zR\0", b"\x01\x00", False),  # addresses as they are
+        (b"\0", b"", False),
+    ],
+)
+def test_kinds_of_entries(letters: bytes, rest: bytes, is_read: bool) -> None:
+    assert (found(library(TWO, letters, rest), 0x30010) is not None) == is_read
+
+
+@given(st.integers(0, 0x3FFF), st.binary(min_size=1, max_size=40), st.sampled_from([0, 1, 0x10, 0x51]))
+def test_nothing_raises(place: int, garbage: bytes, offset: int) -> None:
+    image = bytearray(library(TWO))
+    for start in (place, HEADER + place % 64, COMMON + place % 128):
+        image[start : start + len(garbage)] = garbage
+        found(bytes(image), 0x30000 + offset)
+
+
+def rows(path: Path) -> list[tuple[int, str, str]]:
+    """Of `readelf --debug-dump=frames-interp`: place, CFA, and the return address's rule."""
+    words = ["readelf", "--debug-dump=frames-interp", str(path)]
+    # it fails where a library's debug file is not there, and tells all the same
+    text = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60).stdout
+    made = []
+    for block in text.split("\n\n"):
+        if not re.search(r" FDE cie=", block):
+            continue
+        for line in block.splitlines()[2:]:
+            place, cfa, *_, returns = line.split()
+            made.append((int(place, 16), cfa, returns))
+    return made
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="needs readelf")
+def test_a_real_library_is_read_as_binutils_reads_it() -> None:
+    machine = MACHINES.get(platform.machine())
+    if machine is None:
+        pytest.skip("no frames are read on this machine")
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    mapped = [
+        (w[0], w[5]) for w in maps if len(w) == 6 and re.search(r"/libc[-.][^/]*$", w[5]) and w[2] == "0" * 8
+    ]
+    base, path = int(mapped[0][0].partition("-")[0], 16), Path(mapped[0][1])
+    memory = os.open("/proc/self/mem", os.O_RDONLY)
+    drawn = random.Random(7).sample(rows(path), DRAWN)
+    told = missed = 0
+    try:
+        for place, cfa, returns in drawn:
+            known = re.fullmatch(r"c-(\d+)", returns)
+            direct = re.fullmatch(r"(?:rsp|sp)\+(\d+)", cfa)
+            there = frame(base + place, base, lambda at, size: os.pread(memory, size, at), machine.registers)
+            if there is not None:
+                assert (known, direct) != (None, None)
+                assert there == Frame(int(direct[1]), -int(known[1]))
+                told += 1
+            elif known and direct:
+                missed += 1  # a program that has a form in it which is not read
+    finally:
+        os.close(memory)
+    assert told > 20 * missed
