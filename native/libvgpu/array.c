@@ -5,6 +5,7 @@
  * 580). Formats that are not listed count 16 bytes a texel, the largest there is. That is what is claimed,
  * with something to spare; what an array really took is learnt.
  */
+#include "away.h"
 #include "charge.h"
 #include "device.h"
 #include "functions.h"
@@ -157,6 +158,7 @@ static CUresult destroyed(enum vgpu_kind kind, void *handle)
         struct vgpu_charge charge = {.active = false};                                               \
         const descriptor *shape = pAllocateArray;                                                    \
         uint64_t bytes = 0;                                                                          \
+        vgpu_away_check();                                                                           \
         if (shape != NULL) {                                                                         \
             CUDA_ARRAY3D_DESCRIPTOR full =                                                           \
                 shape_3d(shape->Width, shape->Height, depth, shape->Format, shape->NumChannels, flags); \
@@ -177,6 +179,7 @@ ARRAY_CREATE(cuArray3DCreate_v2, CUDA_ARRAY3D_DESCRIPTOR, shape->Depth, shape->F
 VGPU_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pMipmappedArrayDesc,
                                             unsigned int numMipmapLevels)
 {
+    vgpu_away_check();
     struct vgpu_charge charge = {.active = false};
     uint64_t bytes = 0;
     if (pMipmappedArrayDesc != NULL) {

@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "away.h"
 #include "charge.h"
 #include "context.h"
 #include "device.h"
@@ -143,6 +144,7 @@ static CUresult finish(struct creation *made, CUresult result, const CUcontext *
 #define CREATE_BODY(symbol, ...)                     \
     do {                                             \
         struct creation made;                        \
+        vgpu_away_call();                            \
         pthread_mutex_lock(&creation);               \
         CUresult result = begin(&made, dev);         \
         if (result == CUDA_SUCCESS)                  \
@@ -185,6 +187,7 @@ static int index_of(CUcontext context)
 
 #define DESTROY_BODY(symbol)                              \
     do {                                                  \
+        vgpu_away_call();                                 \
         pthread_mutex_lock(&creation);                    \
         int device = ctx != NULL ? index_of(ctx) : VGPU_NOT_IN_LEASE; \
         CUresult result = CALL(symbol, ctx);              \
@@ -236,6 +239,7 @@ static CUresult retain_first(struct creation *made, CUcontext *pctx, CUdevice de
 
 VGPU_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
 {
+    vgpu_away_call();
     struct creation made;
     bool limited;
     CUresult result = vgpu_tenant_enter(&limited);
@@ -303,6 +307,7 @@ CUcontext vgpu_context_primary(int index)
 #define RELEASE_BODY(symbol)                                        \
     do {                                                            \
         int index;                                                  \
+        vgpu_away_call();                                           \
         pthread_mutex_lock(&creation);                              \
         struct device_contexts *known = primary_of(dev, &index);    \
         CUresult result = CALL(symbol, dev);                        \
@@ -317,6 +322,7 @@ CUcontext vgpu_context_primary(int index)
 #define RESET_BODY(symbol)                                          \
     do {                                                            \
         int index;                                                  \
+        vgpu_away_call();                                           \
         pthread_mutex_lock(&creation);                              \
         struct device_contexts *known = primary_of(dev, &index);    \
         CUresult result = CALL(symbol, dev);                        \

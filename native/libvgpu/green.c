@@ -114,6 +114,7 @@ static CUresult create(CUgreenCtx *green, CUdevResourceDesc desc, CUdevice dev, 
 
 VGPU_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags)
 {
+    vgpu_away_call();
     CUcontext primary;
     CUresult result = cuDevicePrimaryCtxRetain(&primary, dev); /* ours: claims */
     if (result != CUDA_SUCCESS)
@@ -125,6 +126,7 @@ VGPU_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc,
 
 VGPU_EXPORT CUresult cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx)
 {
+    vgpu_away_call();
     CUresult result = CALL(cuCtxFromGreenCtx, pContext, hCtx);
     if (result == CUDA_SUCCESS)
         note(*pContext);
@@ -149,6 +151,7 @@ static void ended(CUcontext context, CUdevice device)
 
 VGPU_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx hCtx)
 {
+    vgpu_away_call();
     CUcontext context = NULL;
     CUdevice device;
     bool known = device_of(hCtx, &context, &device);
@@ -160,6 +163,7 @@ VGPU_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx hCtx)
 
 VGPU_EXPORT CUresult cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCtx greenCtx, unsigned int flags, int priority)
 {
+    vgpu_away_call();
     struct vgpu_charge charge = {.active = false};
     CUcontext context;
     CUdevice device;

@@ -1,4 +1,5 @@
 /* launch.c: kernels and graphs. Each passes the gate; what is captured into a graph is not delayed. */
+#include "away.h"
 #include "functions.h"
 #include "gate.h"
 #include "graph.h"
@@ -65,6 +66,7 @@ static void touch_all(const CUDA_LAUNCH_PARAMS *list, unsigned int count)
 VGPU_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsList,
                                                           unsigned int numDevices, unsigned int flags)
 {
+    vgpu_away_call();
     CUstream stream = launchParamsList != NULL && numDevices > 0 ? launchParamsList[0].hStream : NULL;
     touch_all(launchParamsList, numDevices);
     LAUNCH_BODY(KERNEL_WEIGHT, stream, 0, cuLaunchCooperativeKernelMultiDevice, launchParamsList, numDevices, flags);

@@ -1,4 +1,5 @@
 /* memory.c: plain allocations. */
+#include "away.h"
 #include "charge.h"
 #include "functions.h"
 #include "movable.h"
@@ -120,5 +121,8 @@ VGPU_EXPORT CUresult cuMemFree_v2(CUdeviceptr dptr)
 /* Of memory in several chunks the driver would tell the one. */
 VGPU_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
 {
-    return vgpu_movable_range(dptr, pbase, psize) ? CUDA_SUCCESS : CALL(cuMemGetAddressRange_v2, pbase, psize, dptr);
+    if (vgpu_movable_range(dptr, pbase, psize))
+        return CUDA_SUCCESS;
+    vgpu_away_call();
+    return CALL(cuMemGetAddressRange_v2, pbase, psize, dptr);
 }

@@ -7,6 +7,7 @@
  * launch, where nothing can be refused any more; so it is made larger when the function is looked up,
  * through the same limit that the driver itself moves (CU_LIMIT_STACK_SIZE).
  */
+#include "away.h"
 #include "capture.h"
 #include "charge.h"
 #include "device.h"
@@ -62,27 +63,32 @@ static CUresult loaded_library(CUresult result, const CUlibrary *library)
 
 VGPU_EXPORT CUresult cuModuleLoad(CUmodule *module, const char *fname)
 {
+    vgpu_away_call();
     return loaded(CALL(cuModuleLoad, module, fname), module);
 }
 
 VGPU_EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image)
 {
+    vgpu_away_call();
     return loaded(CALL(cuModuleLoadData, module, image), module);
 }
 
 VGPU_EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int numOptions,
                                         CUjit_option *options, void **optionValues)
 {
+    vgpu_away_call();
     return loaded(CALL(cuModuleLoadDataEx, module, image, numOptions, options, optionValues), module);
 }
 
 VGPU_EXPORT CUresult cuModuleLoadFatBinary(CUmodule *module, const void *fatCubin)
 {
+    vgpu_away_call();
     return loaded(CALL(cuModuleLoadFatBinary, module, fatCubin), module);
 }
 
 VGPU_EXPORT CUresult cuModuleUnload(CUmodule hmod)
 {
+    vgpu_away_call();
     return unloaded(CALL(cuModuleUnload, hmod));
 }
 
@@ -91,6 +97,7 @@ VGPU_EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUj
                                        CUlibraryOption *libraryOptions, void **libraryOptionValues,
                                        unsigned int numLibraryOptions)
 {
+    vgpu_away_call();
     return loaded_library(CALL(cuLibraryLoadData, library, code, jitOptions, jitOptionsValues, numJitOptions,
                                libraryOptions, libraryOptionValues, numLibraryOptions),
                           library);
@@ -101,6 +108,7 @@ VGPU_EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *fileN
                                            CUlibraryOption *libraryOptions, void **libraryOptionValues,
                                            unsigned int numLibraryOptions)
 {
+    vgpu_away_call();
     return loaded_library(CALL(cuLibraryLoadFromFile, library, fileName, jitOptions, jitOptionsValues,
                                numJitOptions, libraryOptions, libraryOptionValues, numLibraryOptions),
                           library);
@@ -108,6 +116,7 @@ VGPU_EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *fileN
 
 VGPU_EXPORT CUresult cuLibraryUnload(CUlibrary library)
 {
+    vgpu_away_call();
     return unloaded(CALL(cuLibraryUnload, library));
 }
 
@@ -154,6 +163,7 @@ static CUresult looked_up(CUresult result, CUresult asked, int local_bytes)
 
 VGPU_EXPORT CUresult cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const char *name)
 {
+    vgpu_away_call();
     int local_bytes = 0;
     CUresult result = CALL(cuModuleGetFunction, hfunc, hmod, name);
     if (result != CUDA_SUCCESS)
@@ -164,6 +174,7 @@ VGPU_EXPORT CUresult cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const
 
 VGPU_EXPORT CUresult cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel)
 {
+    vgpu_away_call();
     int local_bytes = 0;
     CUresult result = CALL(cuKernelGetFunction, pFunc, kernel);
     if (result != CUDA_SUCCESS)
@@ -174,6 +185,7 @@ VGPU_EXPORT CUresult cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel)
 
 VGPU_EXPORT CUresult cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, const char *name)
 {
+    vgpu_away_call();
     CUdevice device;
     int local_bytes = 0;
     CUresult result = CALL(cuLibraryGetKernel, pKernel, library, name);
@@ -186,6 +198,7 @@ VGPU_EXPORT CUresult cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, co
 /* The stack is made larger or smaller at once; the other limits count when a module that uses them is loaded. */
 VGPU_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 {
+    vgpu_away_call();
     CUdevice device;
     size_t now;
     int index = limited_device(&device);

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "away.h"
 #include "charge.h"
 #include "device.h"
 #include "functions.h"
@@ -168,6 +169,7 @@ static CUresult begin(struct request *request, CUstream stream, int per_thread, 
     bool limited;
     CUresult result = vgpu_tenant_enter(&limited);
     request->pool = NULL;
+    vgpu_away_check(); /* before anything that asks the driver */
     if (result != CUDA_SUCCESS || !limited || vgpu_graph_captures(stream, per_thread))
         return result;
     int index = vgpu_device_alone();
@@ -184,6 +186,7 @@ static CUresult begin_from(struct request *request, CUmemoryPool pool, CUstream 
     bool limited;
     CUresult result = vgpu_tenant_enter(&limited);
     request->pool = NULL;
+    vgpu_away_check();
     if (result != CUDA_SUCCESS || !limited || vgpu_graph_captures(stream, per_thread))
         return result;
     return claim(request, find(pool), bytes);
@@ -221,6 +224,7 @@ static CUresult end(struct request *request, CUresult result)
     {                                                                                              \
         struct vgpu_entry entry;                                                                   \
         CUresult result;                                                                           \
+        vgpu_away_check();                                                                         \
         if (vgpu_movable_free_after(dptr, hStream, per_thread, &result))                           \
             return result;                                                                         \
         bool taken = vgpu_charge_take(VGPU_KIND_POINTER, dptr, &entry);                            \
@@ -251,6 +255,7 @@ static void note_of_device(CUmemoryPool pool, CUdevice device)
 
 VGPU_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps)
 {
+    vgpu_away_call();
     CUresult result = CALL(cuMemPoolCreate, pool, poolProps);
     if (result == CUDA_SUCCESS)
         note_at(*pool, &poolProps->location, poolProps->allocType);
@@ -276,6 +281,7 @@ static struct pool *forget(CUmemoryPool handle)
 /* What was not freed before, or whose free has not come about, keeps its memory until then: that is learnt. */
 VGPU_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
+    vgpu_away_call();
     pthread_mutex_lock(&list);
     struct pool *known = find(pool);
     CUresult result = CALL(cuMemPoolDestroy, pool);
@@ -308,6 +314,7 @@ static void settle_known(CUmemoryPool handle)
 
 VGPU_EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)
 {
+    vgpu_away_call();
     CUresult result = CALL(cuMemPoolTrimTo, pool, minBytesToKeep);
     settle_known(pool);
     return result;
@@ -315,6 +322,7 @@ VGPU_EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)
 
 VGPU_EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)
 {
+    vgpu_away_call();
     CUresult result = CALL(cuMemPoolSetAttribute, pool, attr, value);
     settle_known(pool);
     return result;
@@ -322,6 +330,7 @@ VGPU_EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribut
 
 VGPU_EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev)
 {
+    vgpu_away_call();
     CUresult result = CALL(cuDeviceGetDefaultMemPool, pool_out, dev);
     if (result == CUDA_SUCCESS)
         note_of_device(*pool_out, dev);
@@ -330,6 +339,7 @@ VGPU_EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice 
 
 VGPU_EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)
 {
+    vgpu_away_call();
     CUresult result = CALL(cuDeviceGetMemPool, pool, dev);
     if (result == CUDA_SUCCESS)
         note_of_device(*pool, dev);
@@ -338,6 +348,7 @@ VGPU_EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)
 
 VGPU_EXPORT CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocation *location, CUmemAllocationType type)
 {
+    vgpu_away_call();
     CUresult result = CALL(cuMemGetDefaultMemPool, pool_out, location, type);
     if (result == CUDA_SUCCESS)
         note_at(*pool_out, location, type);
@@ -346,6 +357,7 @@ VGPU_EXPORT CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocatio
 
 VGPU_EXPORT CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
 {
+    vgpu_away_call();
     CUresult result = CALL(cuMemGetMemPool, pool, location, type);
     if (result == CUDA_SUCCESS)
         note_at(*pool, location, type);
@@ -360,6 +372,7 @@ static void ask_again(void)
 
 VGPU_EXPORT CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
 {
+    vgpu_away_call();
     CUresult result = CALL(cuDeviceSetMemPool, dev, pool);
     ask_again();
     return result;
@@ -367,6 +380,7 @@ VGPU_EXPORT CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
 
 VGPU_EXPORT CUresult cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool)
 {
+    vgpu_away_call();
     CUresult result = CALL(cuMemSetMemPool, location, type, pool);
     ask_again();
     return result;

@@ -151,6 +151,7 @@ static uint64_t slice_total(CUdevice dev, uint64_t card)
 
 VGPU_EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
 {
+    vgpu_away_call();
     CUresult result = CALL(cuDeviceTotalMem_v2, bytes, dev);
     if (result == CUDA_SUCCESS && bytes != NULL)
         *bytes = slice_total(dev, *bytes);
@@ -159,6 +160,7 @@ VGPU_EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
 
 VGPU_EXPORT CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice dev)
 {
+    vgpu_away_call();
     CUresult result = CALL(cuDeviceTotalMem, bytes, dev);
     if (result == CUDA_SUCCESS && bytes != NULL)
         *bytes = narrow(slice_total(dev, *bytes));

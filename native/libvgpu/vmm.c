@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "away.h"
 #include "charge.h"
 #include "functions.h"
 #include "learn.h"
@@ -44,6 +45,7 @@ static struct vgpu_entry handle_entry(CUmemGenericAllocationHandle handle, struc
 VGPU_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
                                  unsigned long long flags)
 {
+    vgpu_away_call();
     struct vgpu_charge charge = {.active = false};
     if (prop == NULL || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
         return CALL(cuMemCreate, handle, size, prop, flags);
@@ -77,6 +79,7 @@ VGPU_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t si
  * leaves with the last. */
 VGPU_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
+    vgpu_away_call();
     struct vgpu_entry entry;
     pthread_mutex_lock(&blocks);
     vgpu_learn_free_begins();
@@ -97,6 +100,7 @@ VGPU_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 
 VGPU_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr)
 {
+    vgpu_away_call();
     struct vgpu_entry mapping;
     if (vgpu_movable_range((CUdeviceptr)(uintptr_t)addr, NULL, NULL))
         return CUDA_ERROR_INVALID_VALUE; /* as of any plain memory */
@@ -115,6 +119,7 @@ VGPU_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *h
 VGPU_EXPORT CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
                               unsigned long long flags)
 {
+    vgpu_away_call();
     struct vgpu_entry held;
     pthread_mutex_lock(&blocks);
     CUresult result = CALL(cuMemMap, ptr, size, offset, handle, flags);
@@ -131,6 +136,7 @@ VGPU_EXPORT CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmem
 /* One unmap may cover several adjacent mappings, each of them whole. */
 VGPU_EXPORT CUresult cuMemUnmap(CUdeviceptr ptr, size_t size)
 {
+    vgpu_away_call();
     struct vgpu_entry mapping;
     pthread_mutex_lock(&blocks);
     vgpu_learn_free_begins();

@@ -11,7 +11,7 @@ from tests.e2e.conftest import ROOMY, NodeMaker
 from tests.e2e.support import GIB, allocate, client, eventually, release, states
 from tests.e2e.test_suspend import SIZE_MIB, end, goes_on, holding, resume, suspend, used_mib
 from vgpud.api.gen import vgpud_pb2 as pb
-from vgpud.lease import read_limits
+from vgpud.lease import read_activity, read_limits
 
 IDLE = """version = 1
 [[device]]
@@ -218,10 +218,11 @@ def test_every_kind_of_call_brings_it_back(idle: DemoNode) -> None:
     tenant = idle.tenant(asked, [sys.executable, "-c", CALLS])
     kinds = tenant.line()["calls"]
     (name,) = states(idle)
+    lease = idle.run_dir / "leases" / name
     for kind in kinds:
         suspend(idle, name)
         ask(tenant, kind)
-        eventually(lambda: shown(idle, name).standing == "by hand, wants to work", f"{kind} waits")
+        eventually(lambda: read_activity(lease).wants == 1, f"{kind} waits in libvgpu")
         resume(idle, name)
         assert tenant.line() == {"done": kind}
     end(idle, tenant, name)

@@ -2,13 +2,14 @@
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from subprocess import Popen
 
 import pytest
 
 from tests.lease.conftest import Node, eventually
-from tests.native.harness import GIB, UUIDS
+from tests.native.harness import GIB, TEST_BUILD, UUIDS
 from vgpud.lease import DeviceLimits, LeaseActivity, read_activity, read_limits, update_limits
 
 # One call for each line of input; what libvgpu lets pass is answered with the result of the driver, if any
@@ -88,6 +89,20 @@ def test_every_kind_of_call_waits_and_is_seen_to(node: Node, lease: Path, tenant
         put(node, lease, away=False)
         assert answer(tenant) == {"done": call}
         eventually(lambda: read_activity(lease).wants == 0)
+
+
+def test_no_call_that_is_wrapped_gets_past(node: Node, lease: Path) -> None:
+    process = node.tenant(lease, TEST_BUILD / "every-call")
+    assert process.stdout is not None
+    count = int(process.stdout.readline())
+    assert count > 500
+    put(node, lease, away=True)
+    eventually(lambda: read_activity(lease).quiet)
+    ask(process, "")
+    with suppress(AssertionError):  # said below, with the names
+        eventually(lambda: read_activity(lease).wants == count)
+    ask(process, "")
+    assert (process.stdout.readline().split(), read_activity(lease).wants) == ([], count)
 
 
 def test_whatever_it_does_is_counted_and_nothing_else(node: Node, lease: Path, tenant: "Popen[str]") -> None:

@@ -38,6 +38,7 @@ def build_tests() -> None:
                 "-G",
                 "Ninja",
                 *(f"-D{k}={v}" for k, v in includes),
+                f"-DVGPU_LIBRARY={LIBVGPU}",
             ]
         )
         run(["cmake", "--build", TEST_BUILD, "-j2"])
