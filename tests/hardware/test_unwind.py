@@ -114,9 +114,9 @@ def rows(path: Path) -> list[tuple[int, str, str]]:
     for block in text.split("\n\n"):
         if not re.search(r" FDE cie=", block):
             continue
-        for line in block.splitlines()[2:]:
-            place, cfa, *_, returns = line.split()
-            made.append((int(place, 16), cfa, returns))
+        lines = [line.split() for line in block.splitlines()[1:]]
+        for place, cfa, *rules in lines[1:]:
+            made.append((int(place, 16), cfa, rules[-1] if lines[0][-1] == "ra" else "u"))
     return made
 
 
