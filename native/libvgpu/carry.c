@@ -1,12 +1,15 @@
 #include "carry.h"
 
 #include <string.h>
+#include <time.h>
 
 #include "functions.h"
 #include "hostbuf.h"
 #include "movable.h"
 
 #define IN_FLIGHT 16u /* copies */
+#define ROOM_LOOK_NS 300000 /* a chunk's copy takes ten times as long */
+#define ROOM_LOOKS 100u
 
 struct copy {
     struct vgpu_piece *piece;
@@ -156,6 +159,18 @@ bool vgpu_carry_out(uint64_t kept)
     return done;
 }
 
+/* While another tenant makes room chunk by chunk, copies under way need not be waited for, too. */
+static CUresult map_soon(struct vgpu_piece *piece, unsigned chunk, bool (*stop)(void))
+{
+    const struct timespec pause = {.tv_nsec = ROOM_LOOK_NS};
+    CUresult result = vgpu_chunk_map(piece, chunk);
+    for (unsigned i = 0; i < ROOM_LOOKS && result == CUDA_ERROR_OUT_OF_MEMORY && (stop == NULL || !stop()); i++) {
+        nanosleep(&pause, NULL);
+        result = vgpu_chunk_map(piece, chunk);
+    }
+    return result;
+}
+
 /* False: an error, or `stop` says so. What is mapped by then is fresh. */
 static bool bring_in(bool (*stop)(void))
 {
@@ -163,7 +178,7 @@ static bool bring_in(bool (*stop)(void))
         for (unsigned i = 0; i < piece->chunk_count; i++) {
             if (piece->chunks[i].handle != 0)
                 continue;
-            if ((stop != NULL && stop()) || !good(vgpu_chunk_map(piece, i)))
+            if ((stop != NULL && stop()) || !good(map_soon(piece, i, stop)))
                 return false;
             if (!good(copy_chunk(piece, i, false))) {
                 CALL(cuStreamSynchronize, line.stream); /* a part of it may be on its way */

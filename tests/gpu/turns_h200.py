@@ -246,6 +246,15 @@ def switches(node: DemoNode) -> dict[str, object]:
     return {way: [round(seconds, 2) for seconds in all_] for way, all_ in took.items()}
 
 
+def reaches(node: DemoNode, times: int) -> int:
+    """Until one has gone for that time, 0.1 s after which the other has come; as often as it was by then."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while (gone := node.log.read_text().count("swapped out at the end of its turn")) < times:
+        assert time.monotonic() < until, f"{gone} of {times} turns have ended"
+        time.sleep(0.1)
+    return gone
+
+
 @contextmanager
 def worker(node: DemoNode, number: int, mib: int) -> Iterator[tuple[Tenant, Count]]:
     count = Count(node.folder / f"rounds-{number}")
@@ -266,9 +275,9 @@ def turns(arguments: argparse.Namespace) -> None:
             time.sleep(2 * TURN_SECONDS)
             alone = (first.read() - start) / (time.perf_counter() - began)
             with worker(node, 2, mib) as (two, second):
-                time.sleep(2 * TURN_SECONDS)  # the buffers of both are made by then
+                gone = reaches(node, 2)  # the buffers of both are made by then
                 begun, starts = time.perf_counter(), (first.read(), second.read())
-                time.sleep(seconds)
+                reaches(node, gone + 2 * max(int(seconds / (2 * TURN_SECONDS + 2)), 1))
                 ends, lasted = (first.read(), second.read()), time.perf_counter() - begun
                 lines = []
                 for each in (one, two):
