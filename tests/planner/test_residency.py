@@ -112,6 +112,25 @@ def test_the_last_to_come_go_where_more_are_there_than_fit() -> None:
     assert told(decide(2, [*crowd[:1], replace(crowd[1], where=Where.GOING)], CARD)) == []
 
 
+def test_what_others_have_left_is_cleared_for_one_that_does_not_fit_beside_it() -> None:
+    """One that came later than they went, as they would not have left it before."""
+    turning = {"rules": TURNS, "cause": Cause.TURN, "swaps": True}
+    idle = away("a", 60, None, **turning, stays=((GPU, 2),))
+    more = away("m", 60, None, **turning, stays=((GPU, 1),))
+    big = away("b", 99, 1)
+    assert told(decide(9, [idle, more, big], CARD)) == ["resume a", "wait b 1"]
+    assert told(decide(9, [replace(idle, where=Where.COMING), more, big], CARD)) == ["wait b 1"]
+    back = replace(idle, where=Where.HERE, since=9)
+    assert told(decide(13, [back, more, big], CARD)) == ["wait b 1"]
+    goes = decide(14, [back, more, big], CARD)
+    assert told(goes) == ["suspend a", "wait b 1"] and not goes.moves[0].swaps
+    assert told(decide(15, [replace(idle, stays=(), swaps=False), more, big], CARD)) == ["resume b"]
+    hand = replace(idle, cause=Cause.HAND)
+    assert told(decide(9, [hand, big], CARD)) == ["wait b 1"]
+    comes = [away("c", 50, 0), big]
+    assert told(decide(9, [idle, *comes], CARD)) == ["resume c", "wait b 1"], "c may leave nothing behind"
+
+
 def test_patience_grows_where_it_was_not_worth_while() -> None:
     patience = 0
     for _ in range(5):

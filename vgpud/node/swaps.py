@@ -15,7 +15,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import EventKind
 from vgpud.model.tenancy import Allocation, Mode, State, SuspendedProcess, Way
 from vgpud.modes.preload import Preload
-from vgpud.node.checkpoints import Checkpoints, Surroundings, living, told
+from vgpud.node.checkpoints import Checkpoints, Surroundings, living, told, waiting
 from vgpud.node.lifetimes import start_ticks
 from vgpud.planner import suspend as rules
 
@@ -206,6 +206,8 @@ class Swaps:
             if now > began + most:
                 raise _failed(allocation, f"its memory was not moved within {most:.0f} seconds")
             if now > asked + _ASK_SECONDS:  # the arbiter may not have answered the first time
+                if allocation.suspended and not waiting(allocation):
+                    return  # they have ended, and nobody may be there to take their slots back
                 await self._around.activities.ask(allocation.id)
                 asked = now
             await asyncio.sleep(_LOOK_SECONDS)

@@ -143,6 +143,7 @@ class _Round:
         self._making: dict[str, int] = {}  # bytes whose holders are on their way out
         self._blocked: dict[str, int] = {}  # devices for which somebody waits: how many
         self._again = inf
+        self._coming: set[str] = set()  # in this decision
         self._tenants = tenants
         self._leaving: list[Tenant] = []  # in this decision, and something of it stays
         self._here = [t for t in tenants if t.where is Where.HERE]
@@ -215,7 +216,7 @@ class _Round:
                 turning = any(t.rules.turn_seconds is not None for t in beside)
                 lacking = "the turns of others are not over" if turning else "others hold the room"
         if lacking:
-            return [self._wait(tenant, lacking)]
+            return self._clear(tenant) or [self._wait(tenant, lacking)]
         idle_before = not self._making
         sent = [self._make_way(one, tenant) for one in chosen]
         if tenant.swaps and idle_before and len(sent) == 1 and sent[0].swaps:
@@ -224,7 +225,26 @@ class _Round:
             return [*sent, Move(Kind.RESUME, tenant.id, sentence, beside=sent[0].id)]
         return [*sent, self._wait(tenant, "room is being made for it")]
 
+    def _clear(self, tenant: Tenant) -> list[Move]:
+        """Nobody is there, and yet it does not fit: what others have left is in its way. The one that has
+        left most comes back, and goes by the driver at its turn's end, which leaves nothing
+        (`_may_leave_some`)."""
+        uuids = {uuid for uuid, _ in tenant.parts}
+        near = [t for t in self._tenants if t is not tenant and uuids & {uuid for uuid, _ in t.parts}]
+        if any(t.where is not Where.AWAY or t.id in self._coming for t in near):
+            return []
+        left = [t for t in near if t.stays and t.cause is not Cause.HAND and t.not_before <= self._now]
+        for other in sorted(left, key=lambda t: (-sum(size for _, size in t.stays), t.id)):
+            stays = dict(other.stays)
+            if all(self._free.get(uuid, 0) + stays.get(uuid, 0) >= size for uuid, size in other.parts):
+                self._come(other)
+                sentence = f"what it has left on the device is in the way of {tenant.id}"
+                waits = self._wait(tenant, f"{other.id} has to take what it left on the device")
+                return [Move(Kind.RESUME, other.id, sentence), waits]
+        return []
+
     def _come(self, tenant: Tenant) -> None:
+        self._coming.add(tenant.id)
         self._take(tenant.stays, 1)
         self._take(tenant.parts, -1)
 
