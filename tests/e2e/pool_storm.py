@@ -132,22 +132,26 @@ class Storm:
     def cycle(self) -> None:
         tenant = self.dice.choice(self.tenants)
         suspended = self.state(tenant).state == "suspended"
-        verbs = ["resume"] * 6 if suspended else ["suspend"] * 3 + ["move"] * 5 + ["work"] * 2
+        running = ["suspend"] * 4 + ["move"] * 5 + ["work"] * 2
+        verbs = ["resume"] * 5 + ["move"] * 3 if suspended else running
         verb = self.dice.choice([*verbs, "kill"])
+        away = " away" if suspended and verb == "move" else ""
         if verb == "kill":
             self.kill(tenant)
         elif verb == "work":
             self.work(tenant)
         elif self.dice.random() < self.cut_share:
             self.cut(self.order(verb, tenant))
-            verb = f"{verb}, vgpud killed"
+            verb = f"{verb}{away}, vgpud killed"
         else:
             try:
                 self.order(verb, tenant)()
             except VgpuError as error:
                 if error.code not in NO_MOVE:
                     raise
-                verb = f"{verb}, refused"
+                verb = f"{verb}{away}, refused"
+            else:
+                verb = f"{verb}{away}"
         self.done[verb] += 1
         self.fill_up()
         self.check()

@@ -328,9 +328,9 @@ def test_cut_later(cut_node: DemoNode, point: str, ends_at: int, fails: bool) ->
 
 
 def test_the_program_for_a_real_pair_of_cards(capsys: pytest.CaptureFixture[str]) -> None:
-    assert move_h200.main(["--simulated", "limit"]) == 0
+    assert move_h200.main(["--simulated", "limit", "suspended"]) == 0
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [one["held"] for one in said if "held" in one] == [True]
+    assert [one["held"] for one in said if "held" in one] == [True, True]
 
 
 def test_several_processes_or_none(cut_node: DemoNode) -> None:

@@ -49,14 +49,15 @@ def test_drain_moves_what_it_can(node: DemoNode) -> None:
     drained = node.ctl("drain", "0", "--move", "-o", "json", check=False)
     assert drained.returncode == 1
     said = json.loads(drained.stdout)
-    assert {one["allocationId"] for one in said["moved"]} == {name, large}
+    assert [one["allocationId"] for one in said["moved"]] == [large, name, sleeping]
     why = {one["allocationId"]: one["why"] for one in said["staying"]}
-    assert why.keys() == {pod, sleeping}
+    assert why.keys() == {pod}
     assert "kubelet" in why[pod]
-    assert "suspended" in why[sleeping]
     where = places(node)
     assert where[large] == [2]  # the 60 GiB leave too little
     assert where[name] == [2]  # the fullest device that has room
+    assert where[sleeping] == [2]
+    assert states(node)[sleeping] == "suspended"
     assert goes_on(tenant)
     release(node, large, elsewhere, pod, sleeping)
     node.ctl("undrain", "0")
@@ -64,12 +65,16 @@ def test_drain_moves_what_it_can(node: DemoNode) -> None:
 
 
 def test_drain_says_where_there_is_no_room(node: DemoNode) -> None:
-    held = [on(node, 100, device) for device in range(8)]
+    """A suspended tenant needs none, but goes where it could come back at once."""
+    sleeping = on(node, 45, 3)
+    suspend(node, sleeping)
+    held = [on(node, 90 if device == 6 else 100, device) for device in range(8)]
     said = json.loads(node.ctl("drain", "3", "--move", "-o", "json", check=False).stdout)
-    assert said["moved"] == []
+    assert [one["allocationId"] for one in said["moved"]] == [sleeping]
     assert "fit in the" in said["staying"][0]["why"]
+    assert places(node)[sleeping] == [6]
     node.ctl("undrain", "3")
-    release(node, *held)
+    release(node, *held, sleeping)
 
 
 # --- defrag

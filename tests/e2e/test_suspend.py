@@ -162,6 +162,17 @@ def test_a_whole_card(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
+def test_a_whole_card_is_released_whoever_has_it_now(node: DemoNode) -> None:
+    tenant, name = holding(node, 0, "--isolation", "device", "--device", "2")
+    suspend(node, name)
+    other = allocate(node, isolation="quota", memory_bytes=GIB, selector=pb.Selector(indices=[2]))
+    tenant.process.kill()
+    eventually(lambda: list(states(node)) == [other.id], "it goes with its process")
+    tenant.end()
+    release(node, other.id)
+    release(node, allocate(node, isolation="device", selector=pb.Selector(indices=[2])).id)
+
+
 @pytest.mark.parametrize("isolation", ["compute", "hardware"])
 def test_modes_that_cannot_be_suspended_say_so(node: DemoNode, isolation: str) -> None:
     held = allocate(node, isolation=isolation, memory_bytes=GIB, selector=pb.Selector(indices=[4]))

@@ -6,9 +6,10 @@ Scenes: `driver` (which lists of GPU pairs the driver takes, without vgpud, and 
 afterwards), `sizes` (times for 1, 8 and 32 GiB beside suspending, resuming and a pinned copy of as much),
 `exact` (a training run moved back and forth 20 times ends bit-equal to an undisturbed one), `limit` (its
 memory limit goes with it), `killed` (vgpud killed in the middle of moves), `peers` (two slices with peer
-access, suspended and resumed), `drain` (drain --move). Needs root, build/native, two GPUs of one kind,
-driver 580 or later, and a python3 with PyTorch. On the simulator: what needs no PyTorch, in MiB. It ends all
-that it started.
+access, suspended and resumed), `drain` (drain --move), `suspended` (moved while it is suspended, several
+times over: its memory is whole, NVML shows it only where it was resumed, and a training run ends bit-equal).
+Needs root, build/native, two GPUs of one kind, driver 580 or later, and a python3 with PyTorch. On the
+simulator: what needs no PyTorch, in MiB. It ends all that it started.
 """
 
 import argparse
@@ -35,6 +36,7 @@ from vgpud.model.errors import VgpuError
 
 SIZES_GIB = (1, 8, 32)
 KILLS = 6
+AWAY_TIMES = 6  # a training run is moved while it is suspended
 
 # Needs ctypes only. Holds MIB of a pattern on each visible device; answers lines: "" whether it is whole and
 # what CUDA says of device 0, "MIB" the result of allocating as much more
@@ -113,6 +115,12 @@ class Bench:
             began = time.perf_counter()
             calls.move(name, [target])
             return time.perf_counter() - began
+
+    def used_mib(self) -> list[int]:
+        """Of the first two devices, as NVML says it now."""
+        time.sleep(1.1)  # a listing may be a second old
+        with client(self.node) as calls:
+            return [int(device.memory_used_bytes) >> 20 for device in calls.list_devices().devices[:2]]
 
     def place(self, name: str) -> int:
         with client(self.node) as calls:
@@ -231,21 +239,75 @@ def sizes(bench: Bench) -> None:
         )
 
 
-def exact(bench: Bench) -> None:
+def train(bench: Bench, times: int, disturb: Callable[[str, int], float]) -> tuple[object, list[float]]:
+    """What a training run ends with that is disturbed so often, and what each time took, in seconds."""
     slow = bench.node.folder / "slow"
-    digests = []
-    for times in (0, TIMES):
-        slow.touch() if times else slow.unlink(missing_ok=True)
-        one, name = bench.torch(8, TRAIN, str(STEPS), str(slow))
-        spans = [bench.move(name, (number + 1) % 2) for number in range(times)]
-        slow.unlink(missing_ok=True)
-        digests.append(one.line())
-        one.end()
+    slow.touch() if times else slow.unlink(missing_ok=True)
+    one, name = bench.torch(8, TRAIN, str(STEPS), str(slow))
+    spans = [disturb(name, (number + 1) % 2) for number in range(times)]
+    slow.unlink(missing_ok=True)
+    digest = one.line()
+    one.end()
+    return digest, spans
+
+
+def exact(bench: Bench) -> None:
+    undisturbed, _ = train(bench, 0, bench.move)
+    digest, spans = train(bench, TIMES, bench.move)
     say(
         "exact",
-        held=digests[0] == digests[1],
+        held=digest == undisturbed,
         times=TIMES,
-        digests=digests,
+        digests=[undisturbed, digest],
+        seconds=[round(s, 2) for s in spans],
+    )
+
+
+def suspended(bench: Bench) -> None:
+    empty = bench.used_mib()
+    one, name = bench.bare(64) if bench.simulated else bench.torch(12, HOLD, str(8 << 10))
+    here = bench.used_mib()
+    timed(bench.node, "suspend", name)
+    spans = [bench.move(name, to) for to in (1, 0, 1)]
+    away = bench.used_mib()
+    spans.append(timed(bench.node, "resume", name))
+    good, there = whole(one), bench.used_mib()
+    timed(bench.node, "suspend", name)  # from there
+    spans.append(bench.move(name, 0))
+    spans.append(timed(bench.node, "resume", name))
+    good = good and whole(one)
+    back = bench.used_mib()
+    one.end()
+    grown = [
+        [now - before for now, before in zip(used, empty, strict=True)] for used in (here, away, there, back)
+    ]
+    say(
+        "suspended",
+        held=good
+        and [[mib > 64 for mib in used] for used in grown]
+        == [[True, False], [False, False], [False, True], [True, False]],
+        whole=good,
+        mib_here_away_there_back=grown,
+        seconds=[round(s, 2) for s in spans],
+    )
+    if not bench.simulated:
+        _suspended_exact(bench)
+
+
+def _suspended_exact(bench: Bench) -> None:
+    def moved(name: str, to: int) -> float:
+        timed(bench.node, "suspend", name)
+        seconds = bench.move(name, to)
+        timed(bench.node, "resume", name)
+        return seconds
+
+    undisturbed, _ = train(bench, 0, moved)
+    digest, spans = train(bench, AWAY_TIMES, moved)
+    say(
+        "suspended",
+        held=digest == undisturbed,
+        times=AWAY_TIMES,
+        digests=[undisturbed, digest],
         seconds=[round(s, 2) for s in spans],
     )
 
@@ -319,6 +381,7 @@ SCENES: dict[str, Callable[[Bench], None]] = {
     "killed": killed,
     "peers": peers,
     "drain": drain,
+    "suspended": suspended,
 }
 NEED_TORCH = ("exact",)
 

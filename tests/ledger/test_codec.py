@@ -10,7 +10,18 @@ from tests.ledger.samples import active, allocation, allocations
 from vgpud.ledger.codec import AllocationRow, decode_allocation, encode_allocation, request_digest
 from vgpud.ledger.shapes import shape_of
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.tenancy import Allocation, Isolation, Lifetime, Mount, Owner, Request, Slice, State
+from vgpud.model.tenancy import (
+    Allocation,
+    Isolation,
+    Lifetime,
+    Mount,
+    Owner,
+    Request,
+    Slice,
+    State,
+    SuspendedProcess,
+    Way,
+)
 
 
 @given(allocations)
@@ -53,6 +64,18 @@ def test_the_written_form_of_version_1() -> None:
 def test_a_row_without_trailing_fields_takes_their_defaults() -> None:
     """So a field added at the end of a dataclass needs no migration."""
     assert shape_of(Mount).decode(["/a", "/b"]) == Mount("/a", "/b", read_only=True)
+
+
+def test_suspended_processes_of_earlier_versions() -> None:
+    """Neither knew which way it went, nor that it may be moved while it is suspended."""
+    row = encode_allocation(allocation(1, State.SUSPENDED, suspended=(SuspendedProcess(7, 11, 13),)))
+    assert row.suspended == '[[7,11,13,"checkpoint",0,""]]'
+    for old, way, stays in (("[[7,11,13]]", Way.CHECKPOINT, 0), ('[[7,11,13,"swap",5]]', Way.SWAP, 5)):
+        (read,) = decode_allocation(row._replace(suspended=old)).suspended
+        assert read == SuspendedProcess(7, 11, 13, way, stays, saved_on="")
+    moved = replace(read, saved_on="GPU-1,GPU-2")
+    kept = encode_allocation(allocation(1, State.SUSPENDED, suspended=(moved,)))
+    assert decode_allocation(kept).suspended == (moved,)
 
 
 BAD: dict[str, Callable[[AllocationRow], AllocationRow]] = {

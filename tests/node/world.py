@@ -22,6 +22,7 @@ from vgpud.node.inventory import Inventory
 from vgpud.node.keeper import NodeKeeper
 from vgpud.node.parts import Parts
 from vgpud.node.transitions import Transitions
+from vgpud.planner.use import is_anybodys
 from vgpud.policy.layers import PolicyPaths
 from vgpud.policy.load import LoadedPolicy, load
 
@@ -91,7 +92,8 @@ class Remembering:
         if self.gate is not None:
             await self.gate.wait()
         self._called("attach")
-        assert device.uuid in self.applied, "a slice was attached to a device that is not in its mode"
+        ready = device.uuid in self.applied or is_anybodys(allocation, part)
+        assert ready, "a slice was attached to a device that is not in its mode"
         self.attached[allocation.id, part.device_uuid] = allocation
         return part, Edits(env=(("CUDA_VISIBLE_DEVICES", part.device_uuid),))
 
@@ -151,7 +153,9 @@ def policy_of(folder: Path, text: str = "version = 1\n") -> Callable[[], LoadedP
 
 
 @asynccontextmanager
-async def world(folder: Path, gateway: FakeGateway | None = None) -> AsyncIterator[World]:
+async def world(
+    folder: Path, gateway: FakeGateway | None = None, suspender: Suspender | None = None
+) -> AsyncIterator[World]:
     gateway = gateway or FakeGateway()
     loader = policy_of(folder)
     effectors = {mode: Remembering(mode) for mode in Mode if mode is not Mode.UNMANAGED}
@@ -168,7 +172,7 @@ async def world(folder: Path, gateway: FakeGateway | None = None) -> AsyncIterat
             specs=Specs(folder / "cdi"),
             load_policy=loader,
             fault=lambda point: None,
-            suspender=Suspender(Path("/usr/bin/false"), folder / "suspend.lock"),
+            suspender=suspender or Suspender(Path("/usr/bin/false"), folder / "suspend.lock"),
         )
         keeper = NodeKeeper(parts, loader())
         yield World(keeper, parts, gateway, effectors, folder)

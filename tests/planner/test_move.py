@@ -1,11 +1,9 @@
-"""What a move needs, what the driver is told, and that a cut one ends."""
+"""What a move needs, and that a cut one ends; test_move_suspended.py has those that are suspended."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from vgpud.model.device import Device, Link
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -74,23 +72,7 @@ def test_who_cannot_be_moved() -> None:
         rules.check_movable(held(0), replace(NODE, driver_version="575.57.08"))
     with pytest.raises(VgpuError, match="kubelet"):
         rules.check_movable(held(0, request="kubelet/x"), NODE)
-    with pytest.raises(VgpuError, match="is suspended"):
-        rules.check_movable(replace(held(0), state=State.SUSPENDED), NODE)
     rules.check_movable(held(0), NODE)
-
-
-ENDS = st.permutations(range(6)).map(lambda order: (order[:2], order[2:4]))
-
-
-@given(ENDS, st.sets(st.sampled_from(UUIDS)))
-def test_the_map_names_every_visible_card_once(ends: tuple[list[int], list[int]], seen: set[str]) -> None:
-    (old, new) = ends
-    moved = rules.turned(going(held(*old), *new))
-    there = rules.device_map(moved, seen)
-    assert set(there) == set(there.values()) == seen | {UUIDS[i] for i in (*old, *new)}
-    assert [there[UUIDS[i]] for i in old] == [UUIDS[i] for i in new]
-    back = rules.device_map(rules.turned(moved), seen)
-    assert {to: source for source, to in there.items()} == back
 
 
 def test_its_memory_is_saved_before_the_other_end_becomes_its_own() -> None:

@@ -64,7 +64,8 @@ class Ledger:
         return await self._do(Tables.load, Durability.PROCESS)
 
     async def intent(self, allocation: Allocation, *, durability: Durability = Durability.POWER) -> None:
-        """Write down what is about to be done: an ALLOCATING row is new, the others exist.
+        """Write down what is about to be done: an ALLOCATING row is new, the others exist. One that is moved
+        while it is suspended stays so.
 
         Of an allocation that exists its state, slices, edits, failure, suspended and cause are written.
         Raises VgpuError(REQUEST_ID_REUSED) or NO_SUCH_ALLOCATION.
@@ -72,7 +73,7 @@ class Ledger:
         if allocation.state is State.ALLOCATING:
             row = encode_allocation(allocation)
             return await self._do(lambda tables: tables.begin(row), durability)
-        if allocation.state in _INTENTS:
+        if allocation.state in _INTENTS or (allocation.state is State.SUSPENDED and allocation.moves):
             outcome = encode_outcome(allocation)
             return await self._do(lambda tables: tables.change(allocation.id, outcome), durability)
         raise VgpuError(

@@ -148,7 +148,7 @@ class Slice:
     `memory_bytes` is what the slice takes of the device's usable memory (whole card: all of it).
     `share` is None where compute is not limited; on top of a MIG instance it is of the instance.
     `other_uuid` is the other end of a move under way, where it holds as much room: the device that it
-    leaves, or, until its bytes are on the host, the one that it is to come to.
+    leaves, or, until its bytes are on the host and that is on record, the one that it is to come to.
     """
 
     device_uuid: str
@@ -276,13 +276,15 @@ class Way(StrEnum):
 class SuspendedProcess:
     """A process that waits. The start time (field 22 of /proc/PID/stat, clock ticks) tells it from
     another one of the same pid; `memory_bytes` of it left devices, or may leave at any time (node/kept.py);
-    `stays_bytes` cannot."""
+    `stays_bytes` cannot. `saved_on` has the UUID of each slice's device when the driver saved it, between
+    commas, which a restore has to name; empty: they are the devices of now."""
 
     pid: int
     start_ticks: int
     memory_bytes: int
     way: Way = Way.CHECKPOINT
     stays_bytes: int = 0
+    saved_on: str = ""
 
 
 class Cause(StrEnum):

@@ -43,10 +43,14 @@ class Book:
         return self._use.get(device_uuid, EMPTY)
 
     def add(self, allocation: Allocation) -> None:
+        """Raises VgpuError(BUG) where a device is in another mode; nothing is added then."""
+        use: dict[str, DeviceUse] = {}
+        for part in charged(allocation):
+            before = use.get(part.device_uuid) or self.use_of(part.device_uuid)
+            use[part.device_uuid] = before.with_slice(part)
+        self._use.update(use)
         self._by_id[allocation.id] = allocation
         self._by_request[request_key(allocation.request)] = allocation.id
-        for part in charged(allocation):
-            self._use[part.device_uuid] = self.use_of(part.device_uuid).with_slice(part)
 
     def remove(self, allocation_id: str) -> None:
         allocation = self._by_id.pop(allocation_id, None)
@@ -61,13 +65,17 @@ class Book:
                 self._use.pop(part.device_uuid, None)
 
     def replace(self, allocation: Allocation) -> None:
-        """The same allocation, changed."""
+        """The same allocation, changed; or as before, where `add` raises."""
         previous = self._by_id[allocation.id]
         if charged(previous) == charged(allocation):
             self._by_id[allocation.id] = allocation
             return
         self.remove(allocation.id)
-        self.add(allocation)
+        try:
+            self.add(allocation)
+        except VgpuError:
+            self.add(previous)
+            raise
 
     def get(self, allocation_id: str) -> Allocation:
         """Raises VgpuError(NO_SUCH_ALLOCATION)."""
@@ -93,9 +101,11 @@ class Book:
         return allocation
 
     def allocations_on(self, device_uuid: str) -> tuple[Allocation, ...]:
-        """Those that stay: what is being released no longer counts."""
+        """Those that stay, also whom it is kept for: what is being released no longer counts."""
         staying = (a for a in self._by_id.values() if a.state is not State.RELEASING)
-        return tuple(a for a in staying if any(p.device_uuid == device_uuid for p in charged(a)))
+        return tuple(
+            a for a in staying if any(p.device_uuid == device_uuid for p in (*a.slices, *charged(a)))
+        )
 
     def allocations_at(self, target: str) -> tuple[Allocation, ...]:
         """Those that stay on a device, or on a MIG device."""

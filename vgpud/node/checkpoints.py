@@ -2,10 +2,12 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import structlog
 
-from vgpud.hardware.suspender import Session, Suspender
+from vgpud.hardware.sight import visible_devices
+from vgpud.hardware.suspender import ProcessState, Session, Suspender
 from vgpud.ledger import Ledger
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import EventKind
@@ -21,6 +23,7 @@ from vgpud.node.inventory import Inventory
 from vgpud.node.kept import Kept
 from vgpud.node.lifetimes import start_ticks
 from vgpud.node.transitions import Transitions
+from vgpud.planner.places import device_map, devices_of, saved_on
 from vgpud.planner.suspend import HostMemory
 
 log = structlog.get_logger(__name__)
@@ -33,7 +36,8 @@ _ROUNDS = 5  # in which a tenant may bring forth new processes before it is give
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What suspending works with. `host` reads what the host has left, and what the policy says of it."""
+    """What suspending works with. `host` reads what the host has left, and what the policy says of it; below
+    `host_root` are the device nodes of the host."""
 
     book: Book
     ledger: Ledger
@@ -47,6 +51,7 @@ class Surroundings:
     fault: FaultHook
     activities: Activities
     kept: Kept
+    host_root: Path = Path("/")
 
 
 class Checkpoints:
@@ -81,6 +86,26 @@ class Checkpoints:
         for number, process in enumerate(going.suspended):
             await self.unless_gone(process, session.save(process.pid, seconds_for(process)))
             self._around.fault(f"{verb}.save-{number}")
+
+    async def restore(self, session: Session, process: SuspendedProcess, allocation: Allocation) -> None:
+        """To the slices' devices, from those that it was saved on."""
+        saved, now = saved_on(process, allocation), devices_of(allocation)
+        pairs = None if saved == now else device_map(saved, now, self.visible(process.pid))
+        await session.restore(process.pid, seconds_for(process), pairs)
+
+    async def placed(self, session: Session, allocation: Allocation) -> Allocation:
+        """As it is to be on record once an order to restore has been given: what is not saved now is on the
+        slices' devices, or was when it was saved."""
+        states = [await session.state(process.pid) for process in allocation.suspended]
+        found = zip(allocation.suspended, states, strict=True)
+        return replace(
+            allocation,
+            suspended=tuple(p if s is ProcessState.SAVED else replace(p, saved_on="") for p, s in found),
+        )
+
+    def visible(self, pid: int) -> frozenset[str]:
+        """UUIDs of the devices whose nodes it can open."""
+        return visible_devices(pid, self._around.inventory.node.devices, self._around.host_root)
 
     async def unless_gone(self, process: SuspendedProcess, work: Awaitable[None]) -> None:
         try:

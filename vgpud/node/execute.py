@@ -19,6 +19,7 @@ from vgpud.node.book import Book
 from vgpud.node.inventory import Inventory
 from vgpud.node.stack import Stack
 from vgpud.node.transitions import Transitions, lost_is_left
+from vgpud.planner.use import is_anybodys
 
 FaultHook = Callable[[str], None]
 
@@ -91,7 +92,8 @@ class Executor:
         await self._inventory.refresh()
 
     async def _attach(self, allocation: Allocation, part: Slice) -> Allocation:
-        await self._transitions.ensure(part.device_uuid, part.device_mode)
+        if not is_anybodys(allocation, part):
+            await self._transitions.ensure(part.device_uuid, part.device_mode)
         device = self._inventory.device(part.device_uuid)
         attach = self._stack.attach if part.is_on_top else self._effectors[part.mode].attach
         done, edits = await attach(allocation, part, device)

@@ -115,7 +115,6 @@ class NodeKeeper:
             lambda: self.policies.current.policy,
             self.operations.closed,
             self.account.tally,
-            parts.host_root,
         )
         self.relocations = Relocations(
             self.moves,
@@ -148,6 +147,7 @@ class NodeKeeper:
             parts.fault,
             activities,
             Kept(parts.book, parts.inventory, parts.effectors, activities),
+            parts.host_root,
         )
 
     def _mig_layouts(self) -> MigLayouts | None:
@@ -421,7 +421,7 @@ class NodeKeeper:
         check_owner(allocation, caller)
         if allocation.moves and allocation.id not in self._changes:  # a move that could not be ended
             await self.moves.recover(allocation)
-            return self._book.get(allocation_id)
+            allocation = self._book.get(allocation_id)
         return await self.suspends.resume(allocation)
 
     # --- reading

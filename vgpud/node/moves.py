@@ -1,16 +1,15 @@
 """Moving tenants to other devices of the same kind: suspended here, restored there, or all as it was.
 
-planner.move has the steps and why they can be cut anywhere. Errors are VgpuError throughout.
+One that is suspended stays so: its place is another, and its record keeps where it was saved. planner.move
+has the steps and why they can be cut anywhere. Errors are VgpuError throughout.
 """
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import structlog
 
-from vgpud.hardware.sight import visible_devices
 from vgpud.hardware.suspender import ProcessState, Session
 from vgpud.model.caller import Caller
 from vgpud.model.device import Node
@@ -25,8 +24,10 @@ from vgpud.node.checks import check_owner, settled
 from vgpud.node.execute import Executor
 from vgpud.node.lifetimes import start_ticks
 from vgpud.planner import move as rules
-from vgpud.planner.suspend import check_host, held_bytes
+from vgpud.planner.places import device_map, devices_of
+from vgpud.planner.suspend import check_host, held_bytes, is_away
 from vgpud.planner.terms import all_terms
+from vgpud.planner.use import is_anybodys
 from vgpud.policy.model import Policy
 
 log = structlog.get_logger(__name__)
@@ -42,7 +43,6 @@ class Moves:
         policy: Callable[[], Policy],
         closed: Callable[[Request], Mapping[str, str]],
         tally: Tally,
-        host_root: Path = Path("/"),
     ) -> None:
         self._around = around
         self._book = around.book
@@ -51,16 +51,16 @@ class Moves:
         self._policy = policy
         self._closed = closed
         self._tally = tally
-        self._host_root = host_root
 
     async def move(self, allocation_id: str, caller: Caller, to: Sequence[str], source: str) -> Allocation:
         """To the devices `to`, one for each slice; or that on `source` to the one device in `to`.
 
-        Raises VgpuError; the tenant then runs on where it was.
+        Raises VgpuError; the tenant then runs on where it was, or is suspended there.
         """
-        allocation = self._book.get(allocation_id)
-        check_owner(allocation, caller)
+        check_owner(self._book.get(allocation_id), caller)
         await self._around.inventory.refresh()
+        allocation = self._book.get(allocation_id)
+        self._around.changes.check(allocation_id)
         plan = self.plan(allocation, rules.ends_of(allocation, to, source))
         if not plan.moves:
             return allocation
@@ -80,7 +80,8 @@ class Moves:
             all_terms(self._policy(), node),
             self._closed(allocation.request),
         )
-        return replace(allocation, slices=slices, state=State.SUSPENDING)
+        state = State.SUSPENDED if is_away(allocation) else State.SUSPENDING
+        return replace(allocation, slices=slices, state=state)
 
     def check(self, allocation: Allocation) -> None:
         """Raises VgpuError where it can be moved nowhere as it is now."""
@@ -95,30 +96,48 @@ class Moves:
         recorded = False
         try:
             async with self._around.suspender.session() as session:
-                await self._around.kept.make_way(rules.turned(going))
-                going = replace(going, suspended=await self._do.processes(session, before, ()))
+                if not is_away(going):
+                    await self._around.kept.make_way(rules.turned(going))
+                going = replace(going, suspended=await self._processes(session, before))
                 self._check(going)
                 first, *rest = rules.move_steps(going)
                 going = await self._step(session, going, first, "")
                 recorded = True
-                sentence = f"{told('moved', going)} from {_names(before)} to {_names(rules.turned(going))}"
+                verb = "moved while suspended" if is_away(going) else "moved"
+                sentence = f"{told(verb, going)} from {_names(before)} to {_names(rules.turned(going))}"
                 return await self._forth_or_back(session, going, rest, sentence)
         except VgpuError:
             if not recorded:  # so nothing was done
                 self._book.replace(before)
             raise
 
+    async def _processes(self, session: Session, before: Allocation) -> tuple[SuspendedProcess, ...]:
+        if not is_away(before):
+            return await self._do.processes(session, before, ())
+        there = (await self._do.placed(session, living(before))).suspended
+        if any(is_anybodys(before, part) for part in before.slices):
+            return there  # on its card are others now
+        found = await self._do.processes(session, before, there)
+        for new in found[len(there) :]:  # began before libvgpu knew, and has the old device for good
+            raise VgpuError(
+                ErrorCode.ALLOCATION_BUSY,
+                f"process {new.pid} of allocation {before.id} has begun to use CUDA as it was suspended",
+                f"run 'vgpuctl resume {before.id}' first, or end that process",
+            )
+        return there
+
     def _check(self, going: Allocation) -> None:
-        wanted = sum(process.memory_bytes for process in going.suspended)
-        check_host(wanted, held_bytes(a for a in self._book if a.id != going.id), self._around.host())
-        rules.check_card(going, self._node)
+        if not is_away(going):
+            wanted = sum(process.memory_bytes for process in going.suspended)
+            check_host(wanted, held_bytes(a for a in self._book if a.id != going.id), self._around.host())
+            rules.check_card(going, self._node)
         lifetime = going.request.lifetime
         pids = {process.pid for process in going.suspended} | set(processes_in(lifetime.cgroup))
         for pid in sorted(pids | ({lifetime.pid} if lifetime.pid else set())):
             self._check_sight(going, pid)
 
     def _check_sight(self, going: Allocation, pid: int) -> None:
-        seen = self._visible(pid)
+        seen = self._do.visible(pid)
         hidden = [part.other_uuid for part in going.slices if part.other_uuid and part.other_uuid not in seen]
         if hidden and start_ticks(pid) is not None:
             raise VgpuError(
@@ -128,8 +147,9 @@ class Moves:
                 "end the container and start it anew: it is then placed where there is room",
             )
 
-    def _visible(self, pid: int) -> frozenset[str]:
-        return visible_devices(pid, self._node.devices, self._host_root)
+    async def settle(self, allocation_id: str) -> None:
+        """Waits until nothing else changes it."""
+        await self._around.changes.settle(allocation_id)
 
     # --- the steps
 
@@ -142,15 +162,17 @@ class Moves:
             return done
         except VgpuError as error:
             self._tally.moved["back"] += 1
-            await self._back(session, self._book.get(going.id), error)
+            held = self._book.get(going.id)
+            await self._back(session, held, devices_of(held) != devices_of(going), error)
             raise
 
-    async def _back(self, session: Session, held: Allocation, why: VgpuError) -> None:
-        """Where it was; `held` is as far as it came."""
+    async def _back(self, session: Session, held: Allocation, turned: bool, why: VgpuError) -> None:
+        """Where it was; `held` is as far as it came, and `turned` if the new devices are its own already."""
         try:
             steps = rules.end_steps(held)
-            if held.state is not State.SUSPENDING:
-                held = replace(rules.turned(held), state=State.SUSPENDING)
+            if turned:
+                held = rules.turned(held)
+                held = held if is_away(held) else replace(held, state=State.SUSPENDING)
                 steps = rules.back_steps(held)
             await self._run(session, held, steps, f"not moved, {why.sentence}")
         except VgpuError as error:
@@ -170,7 +192,7 @@ class Moves:
             case StepKind.LOCK:
                 return await self._lock(session, held)
             case StepKind.SAVE:
-                await self._do.save_all(session, held, "move")
+                await self._save(session, held)
             case StepKind.RECORD_MOVE:
                 return await self._record_move(held)
             case StepKind.RESTORE:
@@ -180,9 +202,7 @@ class Moves:
             case StepKind.UNLOCK:
                 await self._unlock(session, held)
             case StepKind.COMMIT:
-                ended = replace(rules.arrived(held), state=State.ACTIVE, suspended=())
-                held = await self._do.end(ended, EventKind.ALLOCATION_MOVED, sentence)
-                self._around.fault("move.commit")
+                return await self._commit(held, sentence)
             case _:
                 if step.kind is StepKind.ATTACH and step.slice_ordinal == 0:
                     held = replace(held, edits=Edits())  # none of the other end's nodes stays among them
@@ -195,10 +215,22 @@ class Moves:
         await self._around.activities.quieten(held, None)
         return await self._do.lock_all(session, held, "move")
 
+    async def _save(self, session: Session, held: Allocation) -> None:
+        """Of one that is suspended, what an earlier resumption has brought back and not unlocked."""
+        if not is_away(held):
+            await self._do.save_all(session, held, "move")
+            return
+        for number, process in enumerate(held.suspended):
+            if await session.state(process.pid) is not ProcessState.SAVED:
+                await self._do.unless_gone(process, session.save(process.pid, seconds_for(process)))
+            self._around.fault(f"move.save-{number}")
+
     async def _record_move(self, held: Allocation) -> Allocation:
-        await self._around.inventory.refresh()
-        rules.check_card(held, self._node)
-        moved = replace(rules.turned(held), state=State.RESUMING)
+        moved = rules.turned(held)
+        if not is_away(held):
+            await self._around.inventory.refresh()
+            rules.check_card(held, self._node)
+            moved = replace(moved, state=State.RESUMING)
         await self._do.record(moved, "move", held, "record-move")
         return moved
 
@@ -209,20 +241,29 @@ class Moves:
                 await self._do.unless_gone(process, session.unlock(process.pid))
             self._around.fault(f"move.unlock-{number}")
 
+    async def _commit(self, held: Allocation, sentence: str) -> Allocation:
+        ended = rules.arrived(held)
+        if not is_away(held):
+            ended = replace(ended, state=State.ACTIVE, suspended=())
+        done = await self._do.end(ended, EventKind.ALLOCATION_MOVED, sentence)
+        self._around.fault("move.commit")
+        return done
+
     # --- one process
 
     async def _bring(self, session: Session, process: SuspendedProcess, held: Allocation) -> None:
         """To the slices' own devices, wherever its memory is: NVML says where a restored process lies."""
-        device_map = rules.device_map(held, self._visible(process.pid))
+        others = [part.other_uuid or part.device_uuid for part in held.slices]
+        pairs = device_map(others, devices_of(held), self._do.visible(process.pid))
         seconds = seconds_for(process)
         if await session.state(process.pid) is ProcessState.SAVED:
             crosses = held.state is State.RESUMING
-            await session.restore(process.pid, seconds, device_map if crosses else None)
+            await session.restore(process.pid, seconds, pairs if crosses else None)
         if await self._is_at_other_end(process, held):
             if await session.state(process.pid) is ProcessState.RUNNING:
                 await session.lock(process.pid, seconds)
             await session.save(process.pid, seconds)
-            await session.restore(process.pid, seconds, device_map)
+            await session.restore(process.pid, seconds, pairs)
 
     async def _is_at_other_end(self, process: SuspendedProcess, held: Allocation) -> bool:
         await self._around.inventory.refresh()
@@ -248,13 +289,13 @@ class Moves:
                 except VgpuError as error:
                     if held.state is not State.RESUMING:
                         raise
-                    await self._back(session, self._book.get(held.id), error)
+                    await self._back(session, self._book.get(held.id), True, error)
 
         await asyncio.shield(self._around.changes.begin(allocation.id, finish()))
 
 
 def _names(allocation: Allocation) -> str:
-    return ", ".join(part.device_uuid for part in allocation.slices)
+    return ", ".join(devices_of(allocation))
 
 
 def _ended(held: Allocation) -> str:

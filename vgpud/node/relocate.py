@@ -7,13 +7,15 @@ from vgpud.model.caller import Caller
 from vgpud.model.device import Device, Health
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.move_view import DefragView, Evacuation, RoomWanted, TenantMove
-from vgpud.model.tenancy import Allocation, Mode
+from vgpud.model.tenancy import Allocation, Mode, State
 from vgpud.node.book import Book
 from vgpud.node.inventory import Inventory
 from vgpud.node.moves import Moves
 from vgpud.planner.defrag import MOVES_MAX, Bin, Goal, Piece, fewest_moves
 from vgpud.planner.move import check_movable, ends_by_nearness, kind_of
+from vgpud.planner.places import devices_of
 from vgpud.planner.select import selector_error, selects
+from vgpud.planner.suspend import is_away
 from vgpud.planner.terms import all_terms
 from vgpud.planner.use import charged
 from vgpud.planner.words import shown_bytes
@@ -38,25 +40,27 @@ class Relocations:
     # --- leaving a device
 
     async def evacuate(self, device_uuid: str, caller: Caller) -> Evacuation:
-        """Moves what can be moved off a device, the largest first. Raises VgpuError(NO_SUCH_DEVICE)."""
+        """Moves what can be moved off a device, the largest first, and last those that are suspended and
+        need no room. Raises VgpuError(NO_SUCH_DEVICE)."""
         await self._inventory.refresh()
         self._inventory.device(device_uuid)
         moved: list[TenantMove] = []
         staying: list[tuple[str, str]] = []
-        for allocation in sorted(self._book.allocations_on(device_uuid), key=_size, reverse=True):
+        for listed in sorted(self._book.allocations_on(device_uuid), key=_first_to_leave):
+            await self._moves.settle(listed.id)
+            if listed.id not in self._book:
+                continue
             try:
-                moved.append(await self._leave(allocation, device_uuid, caller))
+                moved.append(await self._leave(self._book.get(listed.id), device_uuid, caller))
             except VgpuError as error:
-                staying.append((allocation.id, error.sentence))
+                staying.append((listed.id, error.sentence))
         return Evacuation(tuple(moved), tuple(staying))
 
     async def _leave(self, allocation: Allocation, device_uuid: str, caller: Caller) -> TenantMove:
         check_movable(allocation, self._inventory.node)
         refusals: list[VgpuError] = []
-        spread = self._policy().planner.strategy == "spread"
-        held = [part.device_uuid for part in allocation.slices]
-        for target in ends_by_nearness(allocation, device_uuid, self._inventory.node, self._book.use, spread):
-            to = [target if uuid == device_uuid else uuid for uuid in held]
+        for target in self._targets(allocation, device_uuid):
+            to = _instead(allocation, device_uuid, target)
             try:
                 self._moves.plan(allocation, to)
             except VgpuError as error:
@@ -65,6 +69,21 @@ class Relocations:
             await self._moves.move(allocation.id, caller, to, "")
             return _told(allocation, device_uuid, target)
         raise _nowhere(refusals)
+
+    def _targets(self, allocation: Allocation, device_uuid: str) -> list[str]:
+        """The best first. For one that is suspended, before others those where it could come back now."""
+        spread = self._policy().planner.strategy == "spread"
+        near = ends_by_nearness(allocation, device_uuid, self._inventory.node, self._book.use, spread)
+        if not is_away(allocation):
+            return list(near)
+        return sorted(near, key=lambda target: not self._has_room(allocation, device_uuid, target))
+
+    def _has_room(self, away: Allocation, device_uuid: str, target: str) -> bool:
+        try:
+            self._moves.plan(replace(away, state=State.ACTIVE), _instead(away, device_uuid, target))
+        except VgpuError:
+            return False
+        return True
 
     # --- drawing together
 
@@ -84,7 +103,7 @@ class Relocations:
             share_hundredths=0 if wanted.share is None else wanted.share.hundredths,
             whole=wanted.whole_device,
         )
-        pieces = [piece for piece in self._pieces() if piece.device_uuid in known]
+        pieces = [piece for piece in self._pieces(wanted.whole_device) if piece.device_uuid in known]
         way = fewest_moves(bins, pieces, goal)
         if way is None:
             raise _no_way(wanted, len(pieces))
@@ -137,10 +156,11 @@ class Relocations:
         ours = self._book.use_of(device.uuid).count > 0
         return device.health is Health.OK and not device.mig.current and not drained and (ours or not foreign)
 
-    def _pieces(self) -> list[Piece]:
+    def _pieces(self, whole: bool) -> list[Piece]:
+        """What is suspended is in the way of who wants a `whole` device only."""
         pieces = []
         for allocation in self._book:
-            movable = self._is_movable(allocation)
+            movable = self._is_movable(allocation) and (whole or not is_away(allocation))
             for part in charged(allocation):
                 share = 0 if part.share is None else part.share.hundredths
                 pieces.append(Piece(allocation.id, part.device_uuid, part.memory_bytes, share, movable))
@@ -154,8 +174,13 @@ class Relocations:
         return all(part.mode is Mode.PRELOAD for part in allocation.slices)
 
 
-def _size(allocation: Allocation) -> tuple[int, str]:
-    return sum(part.memory_bytes for part in allocation.slices), allocation.id
+def _first_to_leave(allocation: Allocation) -> tuple[bool, int, str]:
+    return is_away(allocation), -sum(part.memory_bytes for part in allocation.slices), allocation.id
+
+
+def _instead(allocation: Allocation, device_uuid: str, target: str) -> list[str]:
+    """Its devices with another one in a device's place."""
+    return [target if uuid == device_uuid else uuid for uuid in devices_of(allocation)]
 
 
 def _told(allocation: Allocation, source: str, target: str) -> TenantMove:
@@ -176,5 +201,5 @@ def _no_way(wanted: RoomWanted, slices: int) -> VgpuError:
     return VgpuError(
         ErrorCode.NO_CAPACITY,
         f"no {MOVES_MAX} moves of the {slices} slices in mode preload make room for {size}",
-        "see 'vgpuctl ls' for what is there; what is suspended, or a pod's, does not move",
+        "see 'vgpuctl ls' for what is there; what a pod holds, or is swapped out, does not move",
     )

@@ -201,7 +201,7 @@ class Residency:
             rules=rules if settled else Rules(),
             active_at=seen.active_at,
             cause=allocation.cause,
-            wants_since=seen.wants_since,
+            wants_since=None if allocation.moves else seen.wants_since,  # it waits where it comes to be
             rank=_RANKS.get(allocation.request.priority, 0),
             patience=seen.patience,
             not_before=seen.not_before,

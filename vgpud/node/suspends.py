@@ -51,6 +51,7 @@ class Suspends:
 
         Raises VgpuError, with every process of the tenant running as before; also where it has worked
         since it was as `idle_since` says."""
+        self._around.changes.check(allocation.id)
         if settled(allocation).state is State.SUSPENDED:
             return await self._suspended_again(allocation, cause)
         check_well(allocation)
@@ -111,6 +112,10 @@ class Suspends:
             return allocation
         check_well(allocation)
         await self._around.inventory.refresh()
+        allocation = settled(self._book.get(allocation.id))  # something else may have begun meanwhile
+        self._around.changes.check(allocation.id)
+        if allocation.state is State.ACTIVE:
+            return allocation
         if not (beside and allocation.is_swapped):
             rules.check_room(allocation, self._around.inventory.node, self._book.use)
         kept = self._around.kept.bytes_of(allocation)
@@ -133,19 +138,20 @@ class Suspends:
                 return await self.swaps.back(before, coming)
             async with self._around.suspender.session() as session:
                 await self._do.record(coming, "resume", before)
-                return await self._bring_back(session, before, coming)
+                return await self._bring_back(session, coming)
         except VgpuError:
-            if self._book.get(before.id) is coming:
-                self._book.replace(before)
+            held = self._book.get(before.id)
+            if held.state is State.RESUMING:
+                self._book.replace(replace(held, state=State.SUSPENDED))
             raise
 
-    async def _bring_back(self, session: Session, before: Allocation, coming: Allocation) -> Allocation:
+    async def _bring_back(self, session: Session, coming: Allocation) -> Allocation:
         try:
             for number, process in enumerate(coming.suspended):
-                await self._do.unless_gone(process, self._restore(session, process))
+                await self._do.unless_gone(process, self._restore(session, process, coming))
                 self._around.fault(f"resume.restore-{number}")
         except VgpuError as error:
-            await self._stay(session, before, error)
+            await self._stay(session, coming, error)
             raise
         active = replace(coming, state=State.ACTIVE, suspended=())
         await self._do.limit(active)
@@ -154,18 +160,24 @@ class Suspends:
             self._around.fault(f"resume.unlock-{number}")
         return await self._do.end(active, EventKind.ALLOCATION_RESUMED, told("resumed", coming))
 
-    async def _restore(self, session: Session, process: SuspendedProcess) -> None:
+    async def _restore(self, session: Session, process: SuspendedProcess, coming: Allocation) -> None:
         """One that an earlier try brought back needs only to be unlocked."""
         if await session.state(process.pid) is not ProcessState.LOCKED:
-            await session.restore(process.pid, seconds_for(process))
+            await self._do.restore(session, process, coming)
 
-    async def _stay(self, session: Session, before: Allocation, why: VgpuError) -> None:
-        """What came back goes again: half a tenant must not run."""
-        for process in before.suspended:
+    async def _stay(self, session: Session, coming: Allocation, why: VgpuError) -> None:
+        """What came back goes again: half a tenant must not run. It goes from where it is now, which may not
+        be where it was saved before: on record first."""
+        stays = await self._do.placed(session, coming)
+        if stays != coming:
+            await self._do.record(stays, "resume", coming, "record-stay")
+        for number, process in enumerate(stays.suspended):
             with suppress(VgpuError):
                 if await session.state(process.pid) is ProcessState.LOCKED:
                     await session.save(process.pid, seconds_for(process))
-        await self._do.end(before, EventKind.ALLOCATION_SUSPENDED, f"not resumed, {why.sentence}")
+            self._around.fault(f"resume.save-{number}")
+        away = replace(stays, state=State.SUSPENDED)
+        await self._do.end(away, EventKind.ALLOCATION_SUSPENDED, f"not resumed, {why.sentence}")
 
     # --- the start
 
@@ -189,10 +201,10 @@ class Suspends:
         for process in allocation.suspended:
             with suppress(VgpuError):
                 if await session.state(process.pid) is ProcessState.SAVED:
-                    await session.restore(process.pid, seconds_for(process))
+                    await self._do.restore(session, process, allocation)
         states = [await session.state(process.pid) for process in allocation.suspended]
         if ProcessState.SAVED in states:
-            away = replace(allocation, state=State.SUSPENDED)
+            away = replace(await self._do.placed(session, allocation), state=State.SUSPENDED)
             await self._do.limit(away)
             await self._do.end(away, EventKind.ALLOCATION_SUSPENDED, f"{sentence}; its memory is still away")
             return

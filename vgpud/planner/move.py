@@ -4,19 +4,23 @@ A slice on its way names both ends of its move and holds room at both. Until the
 the host its device is the old one, and whatever is cut short is undone; from RECORD_MOVE on it is the new
 one, and what is cut is finished. Either way the steps that end it bring all there is to the slice's own
 device, so that an undoing and a finishing are the same.
+
+One that is suspended has nothing to bring: its record keeps where each of its processes was saved, and it
+takes no room. It has to find some when it is resumed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from vgpud.model.device import Device, Health, Link, Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.plan import Step, StepKind
-from vgpud.model.tenancy import Allocation, Mode, Slice, State
+from vgpud.model.tenancy import Allocation, Mode, Slice
 from vgpud.planner.locality import DISTANCE
-from vgpud.planner.suspend import check_mode
+from vgpud.planner.places import on_record
+from vgpud.planner.suspend import check_mode, is_away
 from vgpud.planner.terms import Terms
-from vgpud.planner.use import EMPTY, DeviceUse
+from vgpud.planner.use import EMPTY, DeviceUse, is_anybodys
 from vgpud.planner.words import counted, shown_bytes, shown_share
 
 # CUDA driver API, "CUDA checkpointing": a restore takes GPU pairs from this branch on
@@ -39,11 +43,12 @@ def check_movable(allocation: Allocation, node: Node) -> None:
             f"allocation {allocation.id} is a pod's: the kubelet has its device in its own books",
             "delete the pod, and let it be scheduled anew",
         )
-    if allocation.state is State.SUSPENDED:
+    if allocation.is_swapped:
         raise VgpuError(
             ErrorCode.ALLOCATION_BUSY,
-            f"allocation {allocation.id} is suspended with {counted(len(allocation.suspended), 'process')}",
-            f"run 'vgpuctl resume {allocation.id}' first",
+            f"allocation {allocation.id} is swapped out by libvgpu, which leaves "
+            f"{shown_bytes(allocation.stays_bytes)} of it on its device at least",
+            f"run 'vgpuctl resume {allocation.id}' first, and then move it",
         )
 
 
@@ -118,14 +123,19 @@ def _going(
             f"mode {part.mode}",
             _OTHER,
         )
-    if use.mode not in (None, part.mode) or (part.mode is Mode.EXCLUSIVE and use.count):
+    taken = use.mode not in (None, part.mode) or (part.mode is Mode.EXCLUSIVE and use.count)
+    if taken and not is_anybodys(allocation, part):
         raise VgpuError(
             ErrorCode.DEVICE_IN_USE,
             f"device {there.index} is in mode {use.mode} with {counted(use.count, 'allocation')}, and "
             f"{allocation.id} needs it in mode {part.mode}",
             _OTHER,
         )
-    _check_room(part, there, use, terms[uuid])
+    if is_away(allocation):  # all but its place among the tenants it asks for when it is resumed
+        _check_room(part, there, replace(use, memory_bytes=0, share_hundredths=0), terms[uuid])
+        _check_size(part, there)
+    else:
+        _check_room(part, there, use, terms[uuid])
     return replace(part, other_uuid=uuid)
 
 
@@ -171,6 +181,16 @@ def _check_room(part: Slice, there: Device, use: DeviceUse, terms: Terms) -> Non
     raise VgpuError(ErrorCode.NO_CAPACITY, f"no room on device {there.index}: {why}", _OTHER)
 
 
+def _check_size(part: Slice, there: Device) -> None:
+    if part.memory_bytes > there.memory_usable_bytes:
+        raise VgpuError(
+            ErrorCode.NO_CAPACITY,
+            f"{shown_bytes(part.memory_bytes)} never fit on device {there.index}, which has "
+            f"{shown_bytes(there.memory_usable_bytes)}",
+            _OTHER,
+        )
+
+
 def check_card(allocation: Allocation, node: Node) -> None:
     """Have the cards at the other ends room for what the tenant's processes hold, whoever else is there? A
     restore that finds none leaves a process that no later one brings back (NVIDIA/cuda-checkpoint issue
@@ -208,7 +228,7 @@ def ends_by_nearness(
 
 def turned(allocation: Allocation) -> Allocation:
     """With the other end of its move as its own device, and its own as the other end."""
-    return replace(
+    there = replace(
         allocation,
         slices=tuple(
             replace(part, device_uuid=part.other_uuid, other_uuid=part.device_uuid)
@@ -217,6 +237,9 @@ def turned(allocation: Allocation) -> Allocation:
             for part in allocation.slices
         ),
     )
+    if not is_away(allocation):
+        return there
+    return replace(there, suspended=tuple(on_record(p, allocation, there) for p in allocation.suspended))
 
 
 def arrived(allocation: Allocation) -> Allocation:
@@ -224,29 +247,19 @@ def arrived(allocation: Allocation) -> Allocation:
     return replace(allocation, slices=tuple(replace(part, other_uuid="") for part in allocation.slices))
 
 
-def device_map(allocation: Allocation, visible: Iterable[str]) -> dict[str, str]:
-    """Where a restore shall put what lay on each device that the process can see, if its memory is that of
-    the other ends. Every visible device is named, each once on either side: the driver takes no less, and
-    CUDA_VISIBLE_DEVICES makes it no fewer (NVIDIA/cuda-checkpoint issue 35; cuda.core's checkpoint module).
-    """
-    moved = {part.other_uuid: part.device_uuid for part in allocation.slices if part.other_uuid}
-    back = {new: old for old, new in moved.items()}
-    return {uuid: moved.get(uuid, back.get(uuid, uuid)) for uuid in sorted({*visible, *moved, *back})}
-
-
 # --- the steps
 
 
 def move_steps(allocation: Allocation) -> tuple[Step, ...]:
     """Of an allocation whose slices name the other ends of their moves."""
-    ends = [part for part in allocation.slices if part.other_uuid]
+    lock = Step(StepKind.LOCK, "its processes wait at their next CUDA call")
     return (
         Step(StepKind.RECORD_INTENT, "both ends are held; a crash from here on is undone at the next start"),
         *(
             Step(StepKind.APPLY_MODE, "it is to come here", device_uuid=part.other_uuid, mode=part.mode)
-            for part in ends
+            for part in _ends(allocation)
         ),
-        Step(StepKind.LOCK, "its processes wait at their next CUDA call"),
+        *(() if is_away(allocation) else (lock,)),
         Step(StepKind.SAVE, "its memory goes to the host"),
         Step(StepKind.RECORD_MOVE, "a crash from here on is finished at the next start"),
         *end_steps(turned(allocation)),
@@ -255,6 +268,10 @@ def move_steps(allocation: Allocation) -> tuple[Step, ...]:
 
 def end_steps(allocation: Allocation) -> tuple[Step, ...]:
     """Brings all there is to the slices' own devices, from whatever state it is in."""
+    memory = (
+        Step(StepKind.RESTORE, "its memory comes here"),
+        Step(StepKind.UNLOCK, "its processes go on"),
+    )
     return (
         *(
             Step(
@@ -267,8 +284,7 @@ def end_steps(allocation: Allocation) -> tuple[Step, ...]:
             for ordinal, part in enumerate(allocation.slices)
         ),
         Step(StepKind.WRITE_SPEC, "containers get the slices through it"),
-        Step(StepKind.RESTORE, "its memory comes here"),
-        Step(StepKind.UNLOCK, "its processes go on"),
+        *(() if is_away(allocation) else memory),
         Step(StepKind.COMMIT, "the other ends are free from here on"),
         *(
             Step(
@@ -277,10 +293,14 @@ def end_steps(allocation: Allocation) -> tuple[Step, ...]:
                 device_uuid=part.other_uuid,
                 mode=part.mode,
             )
-            for part in allocation.slices
-            if part.other_uuid
+            for part in _ends(allocation)
         ),
     )
+
+
+def _ends(allocation: Allocation) -> tuple[Slice, ...]:
+    """The slices that move and whose devices are in their mode for them."""
+    return tuple(p for p in allocation.slices if p.other_uuid and not is_anybodys(allocation, p))
 
 
 def back_steps(allocation: Allocation) -> tuple[Step, ...]:

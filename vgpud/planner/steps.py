@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from vgpud.model.plan import Step, StepKind
 from vgpud.model.tenancy import Allocation, MigMove, Mode, Slice
-from vgpud.planner.use import EMPTY, DeviceUse
+from vgpud.planner.use import EMPTY, DeviceUse, is_anybodys
 
 
 def allocate_steps(
@@ -58,11 +58,9 @@ def repair_steps(allocation: Allocation) -> tuple[Step, ...]:
 
     The commit keeps what attaching may change: a MIG instance comes back with other ids.
     """
+    held = [piece for piece in allocation.slices if not is_anybodys(allocation, piece)]
     return (
-        *(
-            _apply(piece, "the mode is made sure of before the slice is")
-            for piece in _one_per_device(allocation.slices)
-        ),
+        *(_apply(piece, "the mode is made sure of before the slice is") for piece in _one_per_device(held)),
         *_attach(allocation.slices),
         Step(StepKind.WRITE_SPEC, "containers get the slices through it"),
         Step(StepKind.COMMIT, "an instance that was made again has new ids"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from vgpud.model.device import Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, Mode, State
+from vgpud.planner.places import saved_on
 from vgpud.planner.use import EMPTY, DeviceUse
 from vgpud.planner.words import shown_bytes
 
@@ -59,10 +60,11 @@ def check_host(wanted_bytes: int, held: int, host: HostMemory) -> None:
 
 
 def check_room(allocation: Allocation, node: Node, use: Mapping[str, DeviceUse]) -> None:
-    """Can it come back where it was? `use` counts what the others hold, and what it has left there itself.
+    """Can it come back to its devices? `use` counts what the others hold, and what it has left there itself.
 
     Raises VgpuError: NO_SUCH_DEVICE, NO_CAPACITY, DEVICE_IN_USE.
     """
+    _check_places(allocation, node)
     for part in allocation.slices:
         device = node.device(part.device_uuid)
         if device is None:
@@ -86,6 +88,19 @@ def check_room(allocation: Allocation, node: Node, use: Mapping[str, DeviceUse])
                 f"{shown_bytes(part.memory_bytes)} do not fit on device {device.index}: other allocations "
                 f"leave {shown_bytes(free)} of {shown_bytes(device.memory_usable_bytes)}",
                 "release, shrink or suspend another allocation there; this one stays suspended",
+            )
+
+
+def _check_places(allocation: Allocation, node: Node) -> None:
+    """The driver is told of the devices that its processes were saved on."""
+    for process in allocation.suspended:
+        gone = [uuid for uuid in saved_on(process, allocation) if node.device(uuid) is None]
+        if gone:
+            raise VgpuError(
+                ErrorCode.NO_SUCH_DEVICE,
+                f"process {process.pid} of allocation {allocation.id} was saved on device {gone[0]}, which "
+                "is not there",
+                "see 'vgpuctl devices'; the allocation stays suspended",
             )
 
 

@@ -105,14 +105,26 @@ EMPTY = DeviceUse()
 
 def charged(allocation: Allocation) -> tuple[Slice, ...]:
     """The slices as they count on their devices. One that is suspended takes no time, and of memory only what
-    libvgpu could not move; a preload tenant keeps its device in its mode, a whole card is anybody's until its
-    tenant comes back. One that moves counts at both ends."""
+    libvgpu could not move; a preload tenant keeps its device in its mode. One that moves counts at both
+    ends."""
+    parts = allocation.slices
     if allocation.moves:
-        return tuple(end for part in allocation.slices for end in _both_ends(part))
-    if allocation.state is not State.SUSPENDED:
-        return allocation.slices
-    kept = (part for part in allocation.slices if part.mode is not Mode.EXCLUSIVE)
-    return tuple(replace(part, memory_bytes=allocation.stays_bytes, share=None) for part in kept)
+        parts = tuple(end for part in parts for end in _both_ends(part))
+    if allocation.state not in _LEFT:
+        return parts
+    parts = tuple(part for part in parts if not is_anybodys(allocation, part))
+    if allocation.state is State.RELEASING:
+        return parts
+    return tuple(replace(part, memory_bytes=allocation.stays_bytes, share=None) for part in parts)
+
+
+_LEFT = (State.SUSPENDED, State.RELEASING)
+
+
+def is_anybodys(allocation: Allocation, part: Slice) -> bool:
+    """A whole card whose tenant has left it, until it comes back or for good: others may be on it by now, in
+    any mode."""
+    return part.mode is Mode.EXCLUSIVE and allocation.state in _LEFT
 
 
 def _both_ends(part: Slice) -> tuple[Slice, ...]:

@@ -1,0 +1,292 @@
+"""Moving suspended tenants: no memory moves and no room is needed; they come back on the other device."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.demo.node import DemoNode
+from tests.e2e.conftest import NodeMaker
+from tests.e2e.support import GIB, allocate, client, eventually, is_alive, quota, release, simulate, states
+from tests.e2e.test_idle import IDLE
+from tests.e2e.test_move import (
+    NO_RESTORE,
+    SHARED,
+    allocated,
+    check_at,
+    cut,
+    in_use,
+    move,
+    refusal,
+    tenant_of_three,
+    tenant_on,
+    uuids,
+)
+from tests.e2e.test_relocate import looks, on, pair, places
+from tests.e2e.test_suspend import PROGRAM, beside, end, goes_on, holding, resume, suspend
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.lease import read_activity, read_limits
+from vgpud.model.errors import ErrorCode, VgpuError
+
+SIZE_MIB = 32
+
+
+def check_waits_at(node: DemoNode, name: str, index: int, cause: str = "hand") -> None:
+    """The API, the lease and the CDI edits say that it is there; no device has any of it."""
+    uuid = uuids(node)[index]
+    with client(node) as calls:
+        held = calls.get_allocation(name)
+    assert (held.state, held.cause) == ("suspended", cause)
+    assert [part.device_uuid for part in held.slices] == [uuid]
+    lease = read_limits(node.run_dir / "leases" / name)
+    assert ([device.uuid for device in lease.devices], lease.away) == ([uuid], True)
+    assert dict(held.edits.env)["CUDA_VISIBLE_DEVICES"] == uuid
+    assert allocated(node) == {}
+    assert in_use(node) == []
+
+
+@pytest.fixture(scope="module")
+def node(shared_node: DemoNode) -> DemoNode:
+    return shared_node
+
+
+def test_it_comes_back_where_it_was_moved_to(node: DemoNode) -> None:
+    tenant, name = tenant_on(node, 0)
+    suspend(node, name)
+    eventually(lambda: in_use(node) == [], "nothing of it is on a device")
+    for to in (3, 5, 0, 0, 4):
+        gone = move(node, name, to)
+        assert len(gone.suspended_pids) == 1
+        check_waits_at(node, name, to)
+    resume(node, name)
+    check_at(node, name, 4)
+    assert goes_on(tenant)
+    suspend(node, name)  # from there
+    move(node, name, 0)
+    resume(node, name)
+    check_at(node, name, 0)
+    assert move(node, name, 2).state == "active"
+    check_at(node, name, 2)
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+def test_it_needs_its_room_when_it_is_resumed(node: DemoNode) -> None:
+    tenant, name = tenant_on(node, 0)
+    full = on(node, 138, 1)
+    suspend(node, name)
+    move(node, name, 1)
+    with pytest.raises(VgpuError) as refused:
+        resume(node, name)
+    assert refused.value.code is ErrorCode.NO_CAPACITY
+    assert states(node)[name] == "suspended"
+    release(node, full)
+    resume(node, name)
+    check_at(node, name, 1)
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+def test_processes_that_end_and_begin_meanwhile(node: DemoNode) -> None:
+    """Whoever begins has the old device in the environment, and finds itself on the new one."""
+    tenant, name = tenant_on(node, 0)
+    lease = node.run_dir / "leases" / name
+    node.environment["CUDA_VISIBLE_DEVICES"] = uuids(node)[0]
+    try:
+        second = beside(node, lease)
+        second.line()
+        assert len(suspend(node, name).suspended_pids) == 2
+        new = [beside(node, lease)]
+        eventually(lambda: read_activity(lease).wants == 1, "it waits")
+        os.kill(second.process.pid, signal.SIGKILL)
+        eventually(lambda: not is_alive(second.process.pid), "it is gone")
+        assert len(move(node, name, 3).suspended_pids) == 1
+        new.append(beside(node, lease))
+        eventually(lambda: read_activity(lease).wants == 2, "both wait")
+        assert len(move(node, name, 2).suspended_pids) == 1
+    finally:
+        del node.environment["CUDA_VISIBLE_DEVICES"]
+    resume(node, name)
+    for one in new:
+        one.line()
+        assert goes_on(one)
+    assert goes_on(tenant)
+    eventually(lambda: in_use(node) == [2], "all of them are there")
+    assert {second.end()[0], *(one.end()[0] for one in new)} == {-signal.SIGKILL, 0}
+    end(node, tenant, name)
+
+
+def test_two_slices_change_places_by_way_of_others(node: DemoNode) -> None:
+    tenant, name = pair(node, 2, 5)
+    suspend(node, name)
+    move(node, name, 4, source=uuids(node)[5])
+    assert places(node)[name] == [2, 4]
+    move(node, name, 6, 7)
+    move(node, name, 5, 2)
+    resume(node, name)
+    assert places(node)[name] == [5, 2]
+    assert looks(tenant) == [7, 8]
+    eventually(lambda: in_use(node) == [2, 5], "NVML shows it on both")
+    end(node, tenant, name)
+
+
+def test_a_whole_card(node: DemoNode) -> None:
+    """Others may have its card by now, and that which it is to come to."""
+    tenant, name = holding(node, 0, "--isolation", "device", "--device", "2", size_mib=SIZE_MIB)
+    suspend(node, name)
+    others = [on(node, 1, 2), on(node, 1, 3)]
+    move(node, name, 3)
+    with pytest.raises(VgpuError) as refused:
+        resume(node, name)
+    assert refused.value.code is ErrorCode.DEVICE_IN_USE
+    node.ctl("drain", "3", "--move", check=False)
+    assert places(node)[name] == [0]  # free, so it could come back now
+    resume(node, name)
+    assert goes_on(tenant)
+    eventually(lambda: in_use(node) == [0], "NVML shows it there")
+    node.ctl("undrain", "3")
+    release(node, *others)
+    end(node, tenant, name)
+
+
+def test_it_is_released_where_it_is(node: DemoNode) -> None:
+    tenant, name = tenant_on(node, 0)
+    suspend(node, name)
+    move(node, name, 3)
+    with client(node) as calls, pytest.raises(VgpuError) as alive:
+        calls.release(name, force=True)
+    assert alive.value.code is ErrorCode.TENANT_ALIVE
+    tenant.process.kill()
+    eventually(lambda: name not in states(node), "it goes with its process")
+    tenant.end()
+    release(node, allocate(node, isolation="device", selector=pb.Selector(indices=[3])).id)
+
+
+def test_refusals(node: DemoNode) -> None:
+    tenant, name = tenant_on(node, 0)
+    suspend(node, name)
+    with client(node) as calls:
+        calls.drain_device(uuids(node)[2])
+        assert "it is drained" in refusal(node, name, 2).sentence
+        calls.drain_device(uuids(node)[2], undrain=True)
+    shared = allocate(node, isolation="compute", memory_bytes=GIB, selector=pb.Selector(indices=[4]))
+    assert refusal(node, name, 4).code is ErrorCode.DEVICE_IN_USE
+    release(node, shared.id)
+    check_waits_at(node, name, 0)
+    resume(node, name)
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+def test_some_are_back_already_when_it_is_moved_on(cut_node: DemoNode) -> None:
+    """One of three cannot be restored where they were moved to. Each comes back from where it was saved."""
+    node = cut_node
+    node.start(fault_point="resume.restore-0")
+    tenant, name = tenant_of_three(node)
+    suspend(node, name)
+    move(node, name, 3)
+    with pytest.raises(VgpuError):
+        resume(node, name)  # vgpud is killed when the first is there
+    simulate(node, *NO_RESTORE)
+    node.start()
+    assert states(node) == {name: "suspended"}
+    eventually(lambda: in_use(node) == [3], "two of them are there")
+    move(node, name, 5)
+    eventually(lambda: in_use(node) == [], "they have gone again")
+    simulate(node, *NO_RESTORE)
+    with pytest.raises(VgpuError):
+        resume(node, name)
+    resume(node, name)
+    eventually(lambda: in_use(node) == [5], "all have come")
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+def test_cut_after_every_step(cut_node: DemoNode) -> None:
+    """It stays suspended, at one end or the other; the next move is cut at the next step, and once it is on
+    record as moved, the start that finishes it is."""
+    node = cut_node
+    node.start(fault_point="move.record-intent")
+    tenant, name = tenant_on(node, 0)
+    suspend(node, name)
+    for to, following in enumerate(("apply-mode", "save-0", "record-move"), start=1):
+        cut(node, name, to)
+        node.start(fault_point=f"move.{following}")
+        check_waits_at(node, name, 0)
+    cut(node, name, 4)
+    for point in ("attach-0", "write-spec", "commit"):
+        with pytest.raises(RuntimeError, match="did not start"):
+            node.start(fault_point=f"move.{point}")
+    node.start(fault_point="move.unapply-mode")
+    check_waits_at(node, name, 4)
+    cut(node, name, 5)
+    node.start()
+    check_waits_at(node, name, 5)
+    resume(node, name)
+    check_at(node, name, 5)
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+@pytest.mark.parametrize("point", ["record-stay", "save-0"])
+def test_a_resumption_that_is_cut_as_it_is_taken_back(cut_node: DemoNode, point: str) -> None:
+    """What it had brought back was saved where it is now, not where it was before."""
+    node = cut_node
+    node.start(fault_point=f"resume.{point}")
+    tenant, name = tenant_of_three(node)
+    suspend(node, name)
+    move(node, name, 3)
+    simulate(node, "fault", "slow", *NO_RESTORE[2:4], "--microseconds", "1", "--count", "1")  # the first
+    simulate(node, *NO_RESTORE)  # the second
+    with pytest.raises(VgpuError) as lost:
+        resume(node, name)
+    assert lost.value.code is ErrorCode.UNREACHABLE
+    node.start()
+    assert states(node) == {name: "active"}
+    eventually(lambda: in_use(node) == [3], "all are there")
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+def test_an_idle_tenant_comes_back_there_when_it_works(make_node: NodeMaker) -> None:
+    node = make_node(policy=f'{IDLE}\n[pool]\nhost_memory_reserve = "1MiB"\n')
+    node.start()
+    tenant, name = tenant_on(node, 0)
+    eventually(lambda: states(node)[name] == "suspended", "it is suspended as idle")
+    drained = node.ctl("drain", "0", "--move", check=False)
+    assert drained.returncode == 0, drained.stdout
+    to = places(node)[name][0]
+    assert to != 0
+    check_waits_at(node, name, to, "idle")
+    assert goes_on(tenant)
+    assert places(node)[name] == [to]
+    end(node, tenant, name)
+    node.stop()
+
+
+def test_a_process_that_cannot_open_the_new_device(node: DemoNode) -> None:
+    """As in a container. Nothing is changed."""
+    if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no new mount namespace can be made here")
+    before = states(node)
+    tenant = node.tenant([*SHARED, "0"], ["unshare", "-m", sys.executable, "-c", PROGRAM, str(SIZE_MIB)])
+    tenant.line()
+    (name,) = states(node).keys() - before.keys()
+    suspend(node, name)
+    assert "container" in refusal(node, name, 1).sentence
+    check_waits_at(node, name, 0)
+    resume(node, name)
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+def test_a_defrag_takes_it_along_where_a_whole_device_is_wanted(node: DemoNode) -> None:
+    held = [quota(node, 10, selector=pb.Selector(indices=[device])).id for device in range(8)]
+    suspend(node, held[5])
+    with client(node) as calls:
+        (only,) = calls.defrag(pb.DefragRequest(selector=pb.Selector(indices=[5]))).moves
+    assert only.allocation_id == held[5]
+    assert [5] not in places(node).values()
+    release(node, *held)

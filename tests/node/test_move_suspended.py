@@ -1,0 +1,195 @@
+"""Moves of suspended tenants, with a driver that only remembers: what fails on the way, and what meets it."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.node.world import ALICE, ROOT, FakeGateway, World, device, request, world
+from vgpud.hardware.suspender import ProcessState
+from vgpud.model.device import Node
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.tenancy import Allocation, Isolation, Mode, Selector, State
+from vgpud.node.checks import settled
+from vgpud.node.lifetimes import start_ticks
+from vgpud.planner.places import devices_of
+
+NODE = Node(devices=tuple(device(i) for i in range(4)), driver_version="580.159.04")
+
+
+@dataclass
+class Driver:
+    """Stands for a Suspender and its sessions: the states of processes, and what restores were told."""
+
+    states: dict[int, ProcessState] = field(default_factory=dict)
+    told: list[Mapping[str, str] | None] = field(default_factory=list)
+    gate: asyncio.Event | None = None
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator["Driver"]:
+        if self.gate is not None:
+            await self.gate.wait()
+        yield self
+
+    async def state(self, pid: int) -> ProcessState | None:
+        return self.states.get(pid)
+
+    async def lock(self, pid: int, seconds: float) -> None:
+        self.states[pid] = ProcessState.LOCKED
+
+    async def save(self, pid: int, seconds: float) -> None:
+        self.states[pid] = ProcessState.SAVED
+
+    async def restore(self, pid: int, seconds: float, moved: Mapping[str, str] | None = None) -> None:
+        self.told.append(moved)
+        self.states[pid] = ProcessState.LOCKED
+
+    async def unlock(self, pid: int) -> None:
+        self.states[pid] = ProcessState.RUNNING
+
+
+@asynccontextmanager
+async def sleeping(folder: Path, **asked: Any) -> AsyncIterator[tuple[World, Driver, Allocation]]:
+    """A tenant of one process, suspended on the first of four devices."""
+    driver = Driver({os.getpid(): ProcessState.RUNNING})
+    async with world(folder, FakeGateway(NODE), driver) as w:  # type: ignore[arg-type]
+        w.effectors[Mode.PRELOAD].pids = w.effectors[Mode.EXCLUSIVE].pids = (os.getpid(),)
+        held = await w.keeper.allocate(request("r", **asked))
+        away = await w.keeper.suspend(held.id, ALICE)
+        assert [process.start_ticks for process in away.suspended] == [start_ticks(os.getpid())]
+        yield w, driver, away
+
+
+async def on_record(w: World) -> Allocation:
+    (only,) = (await w.parts.ledger.load()).allocations
+    return only
+
+
+def uuid(index: int) -> str:
+    return NODE.devices[index].uuid
+
+
+def test_no_word_to_the_driver_until_it_is_resumed(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with sleeping(tmp_path) as (w, driver, away):
+            for to in (1, 2):
+                moved = await w.keeper.moves.move(away.id, ALICE, [uuid(to)], "")
+                assert (moved.state, devices_of(moved)) == (State.SUSPENDED, (uuid(to),))
+                assert moved.suspended[0].saved_on == uuid(0)
+                assert await on_record(w) == moved
+                assert w.effectors[Mode.PRELOAD].applied == {uuid(to)}
+            assert driver.told == []
+            await w.keeper.resume(away.id, ALICE)
+            a, b, c, d = (uuid(i) for i in range(4))
+            assert driver.told == [{a: c, c: a, b: b, d: d}]
+            assert (await on_record(w)).suspended == ()
+
+    asyncio.run(work())
+
+
+def test_what_cannot_be_attached_there_stays_as_it_was(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with sleeping(tmp_path) as (w, driver, away):
+            preload = w.effectors[Mode.PRELOAD]
+            plain = preload.attach
+
+            async def attach(allocation: Allocation, part: Any, there: Any) -> Any:
+                if there.uuid != uuid(0):
+                    raise VgpuError(ErrorCode.LEASE_FAILED, "the disk is full", "make room")
+                return await plain(allocation, part, there)
+
+            preload.attach = attach  # type: ignore[method-assign]
+            with pytest.raises(VgpuError, match="disk is full"):
+                await w.keeper.moves.move(away.id, ALICE, [uuid(1)], "")
+            now = await on_record(w)
+            assert replace(now, revision=0) == replace(away, revision=0)
+            assert w.keeper.get(away.id) == now
+            assert w.parts.book.use_of(uuid(1)).count == 0
+            await w.keeper.resume(away.id, ALICE)
+            assert driver.told == [None]
+
+    asyncio.run(work())
+
+
+def test_one_that_can_be_attached_nowhere_is_resumed_when_it_can(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with sleeping(tmp_path) as (w, driver, away):
+            w.effectors[Mode.PRELOAD].fail = {"attach"}
+            with pytest.raises(VgpuError, match="told to fail"):
+                await w.keeper.moves.move(away.id, ALICE, [uuid(1)], "")
+            with pytest.raises(VgpuError, match="on its way"):
+                settled(w.keeper.get(away.id))
+            w.effectors[Mode.PRELOAD].fail = set()
+            running = await w.keeper.resume(away.id, ALICE)
+            assert (running.state, devices_of(running)) == (State.ACTIVE, (uuid(0),))
+            assert not running.moves
+            assert driver.told == [None]
+
+    asyncio.run(work())
+
+
+def test_nothing_else_is_done_to_it_meanwhile(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with sleeping(tmp_path) as (w, driver, away):
+            driver.gate = asyncio.Event()
+            moving = asyncio.ensure_future(w.keeper.moves.move(away.id, ALICE, [uuid(1)], ""))
+            while not w.keeper.get(away.id).moves:
+                await asyncio.sleep(0)
+            for other in (
+                w.keeper.resume(away.id, ALICE),
+                w.keeper.suspend(away.id, ALICE),
+                w.keeper.moves.move(away.id, ROOT, [uuid(2)], ""),
+            ):
+                with pytest.raises(VgpuError) as refused:
+                    await other
+                assert refused.value.code is ErrorCode.ALLOCATION_BUSY
+            driver.gate.set()
+            assert devices_of(await moving) == (uuid(1),)
+
+    asyncio.run(work())
+
+
+def test_two_that_resume_it_at_once_do_it_once(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with sleeping(tmp_path) as (w, driver, away):
+            both = [w.keeper.resume(away.id, ALICE) for _ in range(2)]
+            done = await asyncio.gather(*both, return_exceptions=True)
+            assert [one for one in done if isinstance(one, BaseException)] != done
+            assert len(driver.told) == 1
+            assert w.keeper.get(away.id).state is State.ACTIVE
+
+    asyncio.run(work())
+
+
+def test_a_process_that_began_as_it_was_suspended(tmp_path: Path) -> None:
+    """libvgpu was not there yet to hold it: it would keep the old device."""
+
+    async def work() -> None:
+        async with sleeping(tmp_path) as (w, driver, away):
+            driver.states[1] = ProcessState.RUNNING
+            w.effectors[Mode.PRELOAD].pids += (1,)
+            with pytest.raises(VgpuError, match=r"process 1 .* has begun to use CUDA"):
+                await w.keeper.moves.move(away.id, ALICE, [uuid(1)], "")
+            assert devices_of(w.keeper.get(away.id)) == (uuid(0),)
+            assert not w.keeper.get(away.id).moves
+
+    asyncio.run(work())
+
+
+def test_a_whole_card_puts_no_device_into_its_mode(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with sleeping(tmp_path, isolation=Isolation.DEVICE, memory_bytes=None) as (w, _, away):
+            there = next(uuid(i) for i in range(4) if uuid(i) not in devices_of(away))
+            await w.keeper.allocate(request("other", selector=Selector(uuids=(there,))))
+            await w.keeper.moves.move(away.id, ALICE, [there], "")
+            assert w.parts.book.use_of(there).mode is Mode.PRELOAD
+            with pytest.raises(VgpuError) as refused:
+                await w.keeper.resume(away.id, ALICE)
+            assert refused.value.code is ErrorCode.DEVICE_IN_USE
+
+    asyncio.run(work())

@@ -1,0 +1,166 @@
+"""Moves of suspended tenants: their record keeps where they were saved, and what the driver is told of it."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.plan import StepKind
+from vgpud.model.quantity import Percent
+from vgpud.model.tenancy import Allocation, Mode, Slice, State, SuspendedProcess, Way
+from vgpud.planner import move as rules
+from vgpud.planner.places import device_map, devices_of, saved_on
+from vgpud.planner.suspend import check_room
+from vgpud.planner.terms import all_terms
+from vgpud.planner.use import use_of
+from vgpud.policy.model import DeviceRule, Policy, PreloadSettings
+
+from .test_move import GIB, NODE, UUIDS, held
+
+PROCESS = SuspendedProcess(7, 1, GIB)
+
+
+def away(allocation: Allocation, *processes: SuspendedProcess) -> Allocation:
+    return replace(allocation, state=State.SUSPENDED, suspended=processes or (PROCESS,))
+
+
+def whole_card(device: int, name: str = "a") -> Allocation:
+    part = Slice(UUIDS[device], Mode.EXCLUSIVE, NODE.devices[device].memory_usable_bytes)
+    return replace(held(device, name=name), slices=(part,))
+
+
+def going(
+    allocation: Allocation, *to: int, others: tuple[Allocation, ...] = (), policy: Policy | None = None
+) -> Allocation:
+    terms = all_terms(policy or Policy(), NODE)
+    ends = rules.ends_of(allocation, [UUIDS[i] for i in to])
+    slices = rules.going(allocation, ends, NODE, use_of([allocation, *others]), terms, {})
+    return replace(allocation, slices=slices)
+
+
+def moved(allocation: Allocation, *to: int) -> Allocation:
+    return rules.arrived(rules.turned(going(allocation, *to)))
+
+
+# --- what the driver is told
+
+ORDERS = st.lists(st.permutations(range(6)).map(lambda order: tuple(order[:2])), min_size=1, max_size=6)
+
+
+@given(ORDERS, st.sets(st.sampled_from(UUIDS)))
+def test_the_map_names_every_visible_card_once(places: list[tuple[int, int]], seen: set[str]) -> None:
+    """However often the slices were moved since their processes were saved."""
+    first = [UUIDS[i] for i in places[0]]
+    last = [UUIDS[i] for i in places[-1]]
+    there = device_map(first, last, seen)
+    assert set(there) == set(there.values()) == seen | {*first, *last}
+    assert [there[uuid] for uuid in first] == last
+    assert all(there[uuid] == uuid for uuid in seen - {*first, *last})
+
+
+@given(st.permutations(range(6)), st.sets(st.sampled_from(UUIDS)))
+def test_two_that_change_places_go_back_by_the_same_map(order: list[int], seen: set[str]) -> None:
+    old, new = [UUIDS[i] for i in order[:2]], [UUIDS[i] for i in order[2:4]]
+    back = device_map(new, old, seen)
+    assert {to: source for source, to in device_map(old, new, seen).items()} == back
+
+
+def test_a_chain_closes_among_its_own() -> None:
+    """As slices of two kinds of card would: what is left takes what came last of the same chain."""
+    a, b, c, d, e, f = UUIDS
+    assert device_map([a, b, d], [b, c, e], UUIDS) == {a: b, b: c, c: a, d: e, e: d, f: f}
+
+
+# --- the record
+
+
+@given(ORDERS)
+def test_the_record_keeps_where_it_was_saved(places: list[tuple[int, int]]) -> None:
+    allocation = away(held(0, 1))
+    at = allocation
+    for place in places:
+        if not {UUIDS[i] for i in place} & set(devices_of(at)):
+            at = moved(at, *place)
+        (process,) = at.suspended
+        assert saved_on(process, at) == devices_of(allocation)
+        assert (process.saved_on == "") == (devices_of(at) == devices_of(allocation))
+
+
+def test_back_where_it_was_nothing_is_left_to_say() -> None:
+    there = moved(away(held(0, 1)), 2, 3)
+    assert there.suspended[0].saved_on == f"{UUIDS[0]},{UUIDS[1]}"
+    assert moved(there, 0, 1) == away(held(0, 1))
+
+
+def test_one_that_runs_has_no_such_record() -> None:
+    running = replace(going(held(0), 1), state=State.SUSPENDING, suspended=(PROCESS,))
+    assert rules.turned(running).suspended == (PROCESS,)
+
+
+# --- what it needs
+
+
+def test_it_takes_no_room_and_needs_none_now() -> None:
+    full = held(1, name="b", gib=138)
+    on_its_way = going(away(held(0)), 1, others=(full,))
+    use = use_of([on_its_way, full])
+    assert {UUIDS.index(uuid): (one.memory_bytes // GIB, one.count) for uuid, one in use.items()} == {
+        0: (0, 1),
+        1: (138, 2),
+    }
+    with pytest.raises(VgpuError, match="fit in the"):
+        going(held(0), 1, others=(full,))
+
+
+def few_tenants() -> Policy:
+    return Policy(device=(DeviceRule(mode="preload", preload=PreloadSettings(max_tenants=1)),))
+
+
+def test_what_it_could_never_have_there_is_refused() -> None:
+    huge = away(held(0, gib=200))
+    with pytest.raises(VgpuError, match="never fit") as refused:
+        going(huge, 1, policy=Policy(device=(DeviceRule(preload=PreloadSettings(memory_overcommit=2.0)),)))
+    assert refused.value.code is ErrorCode.NO_CAPACITY
+    with pytest.raises(VgpuError, match="the policy allows 1"):
+        going(away(held(0)), 1, others=(held(1, name="b"),), policy=few_tenants())
+    shared = replace(held(1, name="b"), slices=(replace(held(1).slices[0], share=Percent(9000)),))
+    asks = replace(held(0), slices=(replace(held(0).slices[0], share=Percent(5000)),))
+    assert going(away(asks), 1, others=(shared,)).moves
+
+
+def test_a_preload_tenant_needs_a_device_in_its_mode() -> None:
+    with pytest.raises(VgpuError) as refused:
+        going(away(held(0)), 1, others=(whole_card(1, "b"),))
+    assert refused.value.code is ErrorCode.DEVICE_IN_USE
+
+
+def test_a_whole_card_may_wait_for_any_and_holds_none() -> None:
+    there = going(away(whole_card(0)), 1, others=(held(1, name="b"),))
+    assert UUIDS[0] not in use_of([there])
+    kinds = [step.kind for step in rules.move_steps(there)]
+    assert StepKind.APPLY_MODE not in kinds
+    assert StepKind.UNAPPLY_MODE not in kinds
+
+
+def test_one_that_is_swapped_out_is_not_moved() -> None:
+    swapped = away(held(0), SuspendedProcess(7, 1, GIB, Way.SWAP, GIB))
+    with pytest.raises(VgpuError, match="leaves 1GiB of it on its device") as refused:
+        rules.check_movable(swapped, NODE)
+    assert "resume" in refused.value.hint
+    rules.check_movable(away(held(0)), NODE)
+
+
+def test_nothing_of_it_is_locked_or_brought_back() -> None:
+    kinds = [step.kind for step in rules.move_steps(going(away(held(0, 1)), 2, 3))]
+    order = [StepKind.RECORD_INTENT, StepKind.SAVE, StepKind.RECORD_MOVE, StepKind.ATTACH, StepKind.COMMIT]
+    assert [kinds.index(kind) for kind in order] == sorted(kinds.index(kind) for kind in order)
+    assert not {StepKind.LOCK, StepKind.RESTORE, StepKind.UNLOCK} & set(kinds)
+
+
+def test_it_cannot_come_back_while_the_device_it_was_saved_on_is_gone() -> None:
+    there = moved(away(held(0)), 1)
+    check_room(there, NODE, {})
+    with pytest.raises(VgpuError, match="was saved on device"):
+        check_room(there, replace(NODE, devices=NODE.devices[1:]), {})
