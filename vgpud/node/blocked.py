@@ -84,17 +84,26 @@ class _Files:
 
 @contextmanager
 def _opened(process: Process) -> Iterator[_Files | None]:
-    """None where it is gone. What it does not let us read ends the block quietly."""
+    """None where it is gone, or no file can be opened now. What it does not let us read ends the block."""
     try:
         files = _Files(os.open(f"/proc/{process[0]}", os.O_RDONLY | os.O_DIRECTORY))
     except OSError:
         yield None
         return
     try:
+        is_it = _is(process)
         with suppress(OSError):
-            yield files if start_ticks(process[0]) == process[1] else None
+            yield files if is_it else None
     finally:
         files.close()
+
+
+def _is(process: Process) -> bool:
+    """Is what has its pid still the process?"""
+    try:
+        return start_ticks(process[0]) == process[1]
+    except OSError:
+        return False
 
 
 @dataclass(slots=True)

@@ -1,0 +1,53 @@
+"""Looking at the threads of processes that cannot be looked at: nothing is found, and nothing raises."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from vgpud.node import blocked
+from vgpud.node.blocked import Looks
+from vgpud.node.lifetimes import start_ticks
+
+GONE = (2**22 + 1, 1)  # more than any pid, proc(5)
+
+
+def own() -> tuple[int, int]:
+    ticks = start_ticks(os.getpid())
+    assert ticks is not None
+    return os.getpid(), ticks
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EACCES, errno.ESRCH, errno.ENOENT, errno.EIO])
+@pytest.mark.parametrize("wanted", ["/proc/", "task", "syscall", "start_ticks"])
+def test_what_cannot_be_read_is_let_be(monkeypatch: pytest.MonkeyPatch, wanted: str, code: int) -> None:
+    real, refused = os.open, []
+
+    def fail(*words: object) -> int:
+        refused.append(words)
+        raise OSError(code, os.strerror(code))
+
+    def refuse(path: str, flags: int, *rest: int, dir_fd: int | None = None) -> int:
+        if path.endswith(wanted) or (wanted == "/proc/" and path.startswith(wanted)):
+            fail(path)
+        return real(path, flags, *rest, dir_fd=dir_fd)
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        if wanted == "start_ticks":
+            patched.setattr(blocked, "start_ticks", fail)
+        looks = Looks()
+        for _ in range(2):
+            looks.look([own(), GONE])
+        assert looks.blocked([own()]) == ()
+    assert refused
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_machine_that_is_not_known_shows_nothing() -> None:
+    looks = Looks(machine="m68k")
+    looks.look([own()])
+    assert looks.blocked([own()]) == ()
+    assert not looks.is_unsure
