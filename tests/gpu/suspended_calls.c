@@ -3,8 +3,8 @@
  *
  *   suspended_calls [FUNCTION ...]      all, if none is named
  *
- * Each is called first by a process of its own, which has a context, a stream, an event, memory, a function and a
- * library, and was checkpointed before. JSON lines: "answers" with the result, "blocks" (no answer in WAIT_MS), or
+ * Each is called first by a process of its own, which has a context, a stream, an event, memory, a function, a graph
+ * and a library with a kernel that was never launched, and was checkpointed before. JSON lines: "answers" with the result, "blocks" (no answer in WAIT_MS), or
  * "ends" (the process does). Without libvgpu: what blocks or ends here, libvgpu has to stand in front of.
  */
 #define __CUDA_API_VERSION_INTERNAL
@@ -32,6 +32,20 @@ static CUfunction function;
 static CUlibrary library;
 static CUkernel kernel;
 static CUmemoryPool pool;
+static CUkernel late; /* of a binary image: loaded when it is used */
+static CUfunction late_function;
+static CUgraph graph;
+static CUgraphNode node;
+static CUgraphExec executable;
+static CUDA_KERNEL_NODE_PARAMS once = {
+    .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1};
+static const CUmemAllocationProp plain = {
+    .type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+static CUDA_RESOURCE_DESC linear = {
+    .resType = CU_RESOURCE_TYPE_LINEAR,
+    .res.linear = {.format = CU_AD_FORMAT_FLOAT, .numChannels = 1, .sizeInBytes = 4096}};
+static const CUDA_TEXTURE_DESC texture;
+static CUpointer_attribute type_of_memory = CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
 
 /* what answers are written to */
 static int number;
@@ -41,7 +55,9 @@ static void *pointer;
 static char text[4096];
 static float real;
 
-static const char ptx[] = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry e(){ ret; }\n";
+static const char ptx[] = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .global .align 4 .b8 g[64];\n"
+                          ".visible .entry e(){ ret; }\n.visible .entry late(){ ret; }\n"
+                          ".visible .entry got(){ ret; }\n";
 
 static void *need(const char *name)
 {
@@ -62,6 +78,27 @@ static void *need(const char *name)
 
 #define TRY(symbol, ...) \
     static CUresult try_##symbol(void) { return CALL(symbol)(__VA_ARGS__); }
+/* The same function, asked for something else. */
+#define TRY_MORE(name, label, symbol, ...) \
+    static CUresult try_##name(void) { return CALL(symbol)(__VA_ARGS__); }
+#define MORE_CALLS(X)                                                                                  \
+    X(cast, "cuFuncGetAttribute of a kernel", cuFuncGetAttribute, &number, CU_FUNC_ATTRIBUTE_NUM_REGS, (CUfunction)late) \
+    X(late, "cuFuncGetAttribute of a kernel's function", cuFuncGetAttribute, &number, CU_FUNC_ATTRIBUTE_NUM_REGS, \
+      late_function)                                                                                   \
+    X(set, "cuFuncSetAttribute of a kernel", cuFuncSetAttribute, (CUfunction)late,                     \
+      CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 0)                                              \
+    X(module, "cuFuncGetModule of a kernel's function", cuFuncGetModule, &module, late_function)       \
+    X(name, "cuFuncGetName of a kernel", cuFuncGetName, (const char **)&pointer, (CUfunction)late)     \
+    X(kernel, "cuKernelGetAttribute of a late kernel", cuKernelGetAttribute, &number,                  \
+      CU_FUNC_ATTRIBUTE_NUM_REGS, late, 0)                                                             \
+    X(function, "cuKernelGetFunction of a late kernel", cuKernelGetFunction, &function, late)          \
+    X(clock, "cuDeviceGetAttribute of the clock", cuDeviceGetAttribute, &number, CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 0) \
+    X(mode, "cuDeviceGetAttribute of the mode", cuDeviceGetAttribute, &number, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, 0) \
+    X(range, "cuPointerGetAttribute of the range", cuPointerGetAttribute, text, CU_POINTER_ATTRIBUTE_RANGE_SIZE, memory) \
+    X(handles, "cuPointerGetAttribute of the handles", cuPointerGetAttribute, text,                    \
+      CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, memory)                                               \
+    X(host, "cuPointerGetAttribute of the host's", cuPointerGetAttribute, text,                        \
+      CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)host)
 #define CALLS(X)                                                                                       \
     X(cuCtxGetCurrent, &context) X(cuCtxGetDevice, &number) X(cuCtxSetCurrent, context)                \
     X(cuCtxGetFlags, &flags) X(cuCtxGetLimit, &size, CU_LIMIT_STACK_SIZE) X(cuInit, 0)                 \
@@ -95,16 +132,43 @@ static void *need(const char *name)
     X(cuLaunchKernel, function, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL)                               \
     X(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING) X(cuEventCreate, &event, 0)                     \
     X(cuGraphCreate, (CUgraph *)&pointer, 0) X(cuDevicePrimaryCtxRetain, &context, 0)                  \
-    X(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_RELAXED) X(cuDriverGetVersion, &number)
+    X(cuStreamBeginCapture_v2, stream, CU_STREAM_CAPTURE_MODE_RELAXED) X(cuDriverGetVersion, &number)  \
+    X(cuStreamGetCaptureInfo_v2, stream, (CUstreamCaptureStatus *)&number, NULL, NULL, NULL, NULL)     \
+    X(cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *)&number)                               \
+    X(cuModuleGetGlobal_v2, &memory, &size, module, "g") X(cuModuleUnload, module)                     \
+    X(cuLibraryLoadData, &library, ptx, NULL, NULL, 0, NULL, NULL, 0)                                  \
+    X(cuLibraryGetGlobal, &memory, &size, library, "g")                                                \
+    X(cuLinkCreate_v2, 0, NULL, NULL, (CUlinkState *)&pointer)                                         \
+    X(cuMemAddressReserve, &memory, 2 << 20, 0, 0, 0) X(cuMemCreate, (CUmemGenericAllocationHandle *)text, 2 << 20, &plain, 0)  \
+    X(cuMemGetAllocationGranularity, &size, &plain, CU_MEM_ALLOC_GRANULARITY_MINIMUM)                  \
+    X(cuMemPoolGetAttribute, pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, text) X(cuMemPoolTrimTo, pool, 0) \
+    X(cuMemAllocAsync, &memory, 4096, stream) X(cuDeviceGetMemPool, &pool, 0)                          \
+    X(cuMemHostGetDevicePointer_v2, &memory, host, 0)                                                  \
+    X(cuPointerGetAttributes, 1, &type_of_memory, &pointer, memory)                                    \
+    X(cuDeviceCanAccessPeer, &number, 0, 0) X(cuDeviceTotalMem_v2, &size, 0)                           \
+    X(cuDeviceGetUuid_v2, (CUuuid *)text, 0) X(cuDeviceGetPCIBusId, text, 64, 0) X(cuDeviceGet, &number, 0) \
+    X(cuDeviceGetGraphMemAttribute, 0, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, text)                       \
+    X(cuCtxGetStreamPriorityRange, &number, &number) X(cuCtxGetApiVersion, context, &flags)            \
+    X(cuCtxPushCurrent_v2, context) X(cuCtxPopCurrent_v2, &context)                                    \
+    X(cuTexObjectCreate, (CUtexObject *)text, &linear, &texture, NULL)                                 \
+    X(cuGraphAddKernelNode_v2, &node, graph, NULL, 0, &once) X(cuGraphAddEmptyNode, &node, graph, NULL, 0) \
+    X(cuGraphKernelNodeGetParams_v2, node, &once) X(cuGraphGetNodes, graph, NULL, &size)               \
+    X(cuGraphClone, &graph, graph) X(cuGraphInstantiateWithFlags, &executable, graph, 0)               \
+    X(cuGraphExecKernelNodeSetParams_v2, executable, node, &once)                                      \
+    X(cuGraphLaunch, executable, stream) X(cuGraphDestroy, graph)                                      \
+    X(cuLogsCurrent, (CUlogIterator *)text, 0) X(cuGetErrorName, CUDA_SUCCESS, (const char **)&pointer) \
+    X(cuGetProcAddress_v2, "cuMemAlloc", &pointer, 12000, 0, (CUdriverProcAddressQueryResult *)&number)
 
 CALLS(TRY)
+MORE_CALLS(TRY_MORE)
 
 static const struct call {
     const char *name;
     CUresult (*make)(void);
 } calls[] = {
 #define ROW(symbol, ...) {#symbol, try_##symbol},
-    CALLS(ROW)};
+#define ROW_MORE(name, label, ...) {label, try_##name},
+    CALLS(ROW) MORE_CALLS(ROW_MORE)};
 #define COUNT (sizeof(calls) / sizeof(calls[0]))
 
 static struct child {
@@ -112,6 +176,38 @@ static struct child {
     int to;
     int from;
 } children[MOST];
+
+/* The program as the card runs it: only such a one is loaded late. Text where a driver does not link. */
+static const void *binary(void)
+{
+    CUlinkState link;
+    void *image = NULL;
+    if (dlsym(driver, "cuLinkCreate_v2") == NULL)
+        return ptx;
+    MUST(cuLinkCreate_v2, 0, NULL, NULL, &link);
+    MUST(cuLinkAddData_v2, link, CU_JIT_INPUT_PTX, (void *)ptx, sizeof(ptx), "text", 0, NULL, NULL);
+    MUST(cuLinkComplete, link, &image, &size);
+    return image; /* the link stays: the image is its */
+}
+
+static void make_late(void)
+{
+    CUlibrary unused;
+    CUkernel got;
+    MUST(cuLibraryLoadData, &unused, binary(), NULL, NULL, 0, NULL, NULL, 0);
+    MUST(cuLibraryGetKernel, &late, unused, "late");
+    MUST(cuLibraryGetKernel, &got, unused, "got");
+    MUST(cuKernelGetFunction, &late_function, got);
+}
+
+static void make_graph(void)
+{
+    once.func = function;
+    MUST(cuGraphCreate, &graph, 0);
+    MUST(cuGraphAddKernelNode_v2, &node, graph, NULL, 0, &once);
+    MUST(cuGraphInstantiateWithFlags, &executable, graph, 0);
+    MUST(cuGraphLaunch, executable, stream);
+}
 
 static void live(const struct call *call, int from, int to)
 {
@@ -129,6 +225,11 @@ static void live(const struct call *call, int from, int to)
     MUST(cuLibraryLoadData, &library, ptx, NULL, NULL, 0, NULL, NULL, 0);
     MUST(cuLibraryGetKernel, &kernel, library, "e");
     MUST(cuLaunchKernel, function, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
+    MUST(cuDeviceGetDefaultMemPool, &pool, 0);
+    linear.res.linear.devPtr = memory;
+    pointer = text; /* of cuPointerGetAttributes */
+    make_late();
+    make_graph();
     MUST(cuCtxSynchronize);
     if (write(to, &order, 1) != 1 || read(from, &order, 1) != 1)
         _Exit(6);

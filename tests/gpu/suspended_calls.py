@@ -42,7 +42,8 @@ def wrapped() -> set[str]:
 def open_ways(tried: Iterable[dict[str, Any]], known: set[str]) -> list[str]:
     """Calls that neither answer as always nor are wrapped."""
     good = [row["call"] for row in tried if (row["it"], row["result"]) == ("answers", 0)]
-    return [row["call"] for row in tried if row["call"] not in good and row["call"] not in known]
+    left = [row["call"] for row in tried if row["call"] not in good]
+    return [call for call in left if call.split()[0] not in known]
 
 
 def main() -> int:

@@ -120,25 +120,40 @@ def test_programs_with_and_without_a_limit(run: Callable[..., dict[str, Any]]) -
     assert "skipped" in figures["nccl"]  # a simulated H200 is alone
 
 
+KNOWN = {
+    "cuFuncGetAttribute": "answers",
+    "cuLaunchKernel": "blocks",
+    "cuDriverGetVersion": "answers",
+    "cuGraphAddKernelNode_v2": "blocks",
+    "cuFuncGetAttribute of a kernel's function": "blocks",
+}
+
+
 def test_what_a_suspended_process_meets_is_said(node: SimNode, tmp_path: Path) -> None:
     cache = (BUILD / "CMakeCache.txt").read_text()
     (include,) = re.findall(r"^VGPU_CUDA_INCLUDE:\w+=(.*)$", cache, re.MULTILINE)
-    words = [str(suspended_calls.build(tmp_path, Path(include))), "cuLaunchKernel", "cuDriverGetVersion"]
+    words = [str(suspended_calls.build(tmp_path, Path(include))), *KNOWN]
     done = subprocess.run(
         words, env=node.environment(), capture_output=True, text=True, check=True, timeout=60
     )
     said = {row["call"]: row["it"] for row in map(json.loads, done.stdout.splitlines())}
-    assert said == {"cuLaunchKernel": "blocks", "cuDriverGetVersion": "answers"}
+    assert said == KNOWN
 
 
 def test_a_call_that_blocks_and_is_not_wrapped_is_named() -> None:
     tried = [
         {"call": "cuLaunchKernel", "it": "blocks", "result": 0},
+        {"call": "cuFuncGetAttribute of a kernel", "it": "blocks", "result": 0},
+        {"call": "cuDeviceGet of a moon", "it": "blocks", "result": 0},
         {"call": "cuCtxGetCurrent", "it": "answers", "result": 0},
         {"call": "cuNobodyKnows", "it": "blocks", "result": 0},
         {"call": "cuFails", "it": "answers", "result": 304},
     ]
-    assert suspended_calls.open_ways(tried, suspended_calls.wrapped()) == ["cuNobodyKnows", "cuFails"]
+    assert suspended_calls.open_ways(tried, suspended_calls.wrapped()) == [
+        "cuDeviceGet of a moon",
+        "cuNobodyKnows",
+        "cuFails",
+    ]
 
 
 def test_numbers_that_differ_by_themselves() -> None:
