@@ -9,6 +9,9 @@ import pytest
 from tests.demo.node import DemoNode, Tenant
 from tests.e2e.conftest import ROOMY, NodeMaker
 from tests.e2e.support import GIB, allocate, client, eventually, release, states
+from tests.e2e.test_move import tenant_on
+from tests.e2e.test_move_suspended import check_waits_at
+from tests.e2e.test_relocate import places
 from tests.e2e.test_suspend import SIZE_MIB, end, goes_on, holding, resume, suspend, used_mib
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.lease import read_activity, read_limits
@@ -162,6 +165,19 @@ def test_an_idle_tenant_gives_its_memory_back_and_comes_for_it(idle: DemoNode) -
         assert goes_on(other)
     end(idle, tenant, name)
     end(idle, other, second)
+
+
+def test_it_comes_back_where_it_was_moved_to(idle: DemoNode) -> None:
+    tenant, name = tenant_on(idle, 0)
+    goes_idle(idle, name)
+    assert idle.ctl("drain", "0", "--move", check=False).returncode == 0
+    (to,) = places(idle)[name]
+    assert to != 0
+    check_waits_at(idle, name, to, "idle")
+    assert goes_on(tenant)
+    assert places(idle)[name] == [to]
+    idle.ctl("undrain", "0")
+    end(idle, tenant, name)
 
 
 def test_a_tenant_that_works_is_left_alone(make_node: NodeMaker) -> None:

@@ -54,6 +54,16 @@ def test_an_instance_is_taken_off_by_its_place_though_its_ids_came_later() -> No
     assert use.without_slice(Slice("GPU-0", Mode.MIG, GIB, None, made)).mig == (other,)
 
 
+def test_a_whole_card_whose_tenant_has_left_it_is_anybodys() -> None:
+    """For the time being or for good: a start counts both before it has finished the release."""
+    card, other = Slice("GPU-0", Mode.EXCLUSIVE, GIB), Slice("GPU-0", Mode.PRELOAD, GIB)
+    beside = Allocation("b", request(), State.ACTIVE, (other,))
+    for state in (State.SUSPENDED, State.RELEASING):
+        assert use_of([beside, Allocation("a", request(), state, (card,))])["GPU-0"].count == 1
+    with pytest.raises(VgpuError):
+        use_of([beside, Allocation("a", request(), State.ACTIVE, (card,))])
+
+
 def test_two_modes_on_a_device_are_a_bug() -> None:
     use = EMPTY.with_slice(Slice("GPU-0", Mode.MPS, GIB))
     with pytest.raises(VgpuError) as caught:

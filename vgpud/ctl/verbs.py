@@ -128,7 +128,7 @@ VERBS: tuple[Verb | Group, ...] = (
     Verb("resume", "let a suspended allocation go on", "change:resume", (ALLOCATION,)),
     Verb(
         "move",
-        "move a running allocation to another device of the same kind",
+        "move an allocation to another device of the same kind",
         "move:move",
         (
             ALLOCATION,

@@ -45,6 +45,7 @@ class Session:
 
     def __init__(self, answers: asyncio.StreamReader, orders: asyncio.StreamWriter) -> None:
         self._from, self._to = answers, orders
+        self._owed = 0  # answers to come, also to orders that were given up
 
     async def state(self, pid: int) -> ProcessState | None:
         """None: no such process, or one without CUDA."""
@@ -78,9 +79,10 @@ class Session:
     async def _ask(self, verb: str, pid: int, *more: str, seconds: float) -> tuple[int, str, int]:
         try:
             self._to.write(" ".join((verb, str(pid), *more, "\n")).encode())
+            self._owed += 1
             await self._to.drain()
-            line = await asyncio.wait_for(self._from.readline(), seconds)
-            code, name, state = line.decode().split()
+            async with asyncio.timeout(seconds):
+                code, name, state = await self._last_answer()
         except TimeoutError:
             raise VgpuError(
                 ErrorCode.HELPER_TIMEOUT,
@@ -94,6 +96,16 @@ class Session:
                 "see the journal of vgpud",
             ) from error
         return int(code), name, int(state)
+
+    async def _last_answer(self) -> list[str]:
+        """To the last order: those before it come first."""
+        line = b""
+        while self._owed > 0:
+            line = await self._from.readline()
+            self._owed -= 1
+            if not line:
+                break
+        return line.decode().split()
 
 
 class Suspender:

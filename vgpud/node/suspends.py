@@ -168,7 +168,9 @@ class Suspends:
     async def _stay(self, session: Session, coming: Allocation, why: VgpuError) -> None:
         """What came back goes again: half a tenant must not run. It goes from where it is now, which may not
         be where it was saved before: on record first."""
-        stays = await self._do.placed(session, coming)
+        stays = coming
+        with suppress(VgpuError):
+            stays = await self._do.placed(session, coming)
         if stays != coming:
             await self._do.record(stays, "resume", coming, "record-stay")
         for number, process in enumerate(stays.suspended):

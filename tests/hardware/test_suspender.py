@@ -1,0 +1,53 @@
+"""One vgpu-suspend, stood in for by a shell script: each answer belongs to its order."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from vgpud.hardware.suspender import ProcessState, Suspender
+from vgpud.model.errors import ErrorCode, VgpuError
+
+# answers with the state that the pid names; a save waits until there is a file that it may end by
+PROGRAM = """#!/bin/sh
+echo ready
+while read -r verb pid rest; do
+    [ "$verb" != save ] || while [ ! -e "$1.go" ]; do sleep 0.01; done
+    [ "$verb" != unlock ] || exit 1
+    echo "0 CUDA_SUCCESS $((pid % 10))"
+done
+"""
+
+
+def suspender(folder: Path) -> Suspender:
+    program = folder / "suspend"
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    return Suspender(program, folder / "lock")
+
+
+def test_an_answer_that_comes_too_late_is_nobody_elses(tmp_path: Path) -> None:
+    """As of a save that takes longer than it may: what is asked next is about another process."""
+
+    async def work() -> None:
+        async with suspender(tmp_path).session() as session:
+            for _ in range(2):
+                with pytest.raises(VgpuError) as late:
+                    await session.save(12, 0.05)
+                assert late.value.code is ErrorCode.HELPER_TIMEOUT
+            (tmp_path / "lock.go").touch()
+            assert await session.state(11) is ProcessState.LOCKED
+            assert await session.state(10) is ProcessState.RUNNING
+
+    asyncio.run(work())
+
+
+def test_a_helper_that_dies_says_nothing(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with suspender(tmp_path).session() as session:
+            for _ in range(2):
+                with pytest.raises(VgpuError) as gone:
+                    await session.unlock(10)
+                assert gone.value.code is ErrorCode.HELPER_FAILED
+
+    asyncio.run(work())

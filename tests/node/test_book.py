@@ -1,0 +1,28 @@
+"""What is held: a change that cannot be leaves all as it was."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.node.world import device, request
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import GIB
+from vgpud.model.tenancy import Allocation, Mode, Slice, State
+from vgpud.node.book import Book
+
+
+def test_a_whole_card_does_not_come_back_to_others() -> None:
+    book = Book()
+    here, there = device(0).uuid, device(1).uuid
+    both = tuple(Slice(uuid, Mode.EXCLUSIVE, 80 * GIB) for uuid in (there, here))
+    away = Allocation("a", request("a"), State.SUSPENDED, both)
+    book.add(away)
+    book.add(Allocation("b", request("b"), State.ACTIVE, (Slice(here, Mode.PRELOAD, GIB),)))
+    with pytest.raises(VgpuError) as refused:
+        book.replace(replace(away, state=State.ACTIVE))
+    assert refused.value.code is ErrorCode.BUG
+    assert book.get("a") is away
+    assert book.by_request(request("a")) is away
+    assert set(book.use) == {here}
+    assert book.use_of(there).count == 0
+    assert {one.id for one in book.allocations_on(here)} == {"a", "b"}
