@@ -29,12 +29,15 @@ class Driver:
     states: dict[int, ProcessState] = field(default_factory=dict)
     told: list[Mapping[str, str] | None] = field(default_factory=list)
     gate: asyncio.Event | None = None
+    closing: asyncio.Event | None = None
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator["Driver"]:
         if self.gate is not None:
             await self.gate.wait()
         yield self
+        if self.closing is not None:
+            await self.closing.wait()
 
     async def state(self, pid: int) -> ProcessState | None:
         return self.states.get(pid)
@@ -150,6 +153,27 @@ def test_nothing_else_is_done_to_it_meanwhile(tmp_path: Path) -> None:
                 assert refused.value.code is ErrorCode.ALLOCATION_BUSY
             driver.gate.set()
             assert devices_of(await moving) == (uuid(1),)
+
+    asyncio.run(work())
+
+
+def test_what_is_shown_as_moved_can_be_moved_on(tmp_path: Path) -> None:
+    """Also while the helper of the move before has not ended yet."""
+
+    async def work() -> None:
+        async with sleeping(tmp_path) as (w, driver, away):
+            driver.closing = asyncio.Event()
+            first = asyncio.ensure_future(w.keeper.moves.move(away.id, ALICE, [uuid(1)], ""))
+            while devices_of(w.keeper.get(away.id)) != (uuid(1),) or w.keeper.get(away.id).moves:
+                await asyncio.sleep(0)
+            others = [
+                asyncio.ensure_future(w.keeper.moves.move(away.id, ALICE, [uuid(2)], "")),
+                asyncio.ensure_future(w.keeper.suspend(away.id, ALICE)),
+            ]
+            await asyncio.sleep(0.02)
+            driver.closing.set()
+            await asyncio.gather(first, *others)
+            assert devices_of(w.keeper.get(away.id)) == (uuid(2),)
 
     asyncio.run(work())
 

@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Collection, Coroutine
 from typing import Any, TypeVar
 
-from vgpud.model.errors import ErrorCode, VgpuError
-
 T = TypeVar("T")
 
 
@@ -24,15 +22,6 @@ class Changes:
     @property
     def tasks(self) -> Collection[asyncio.Task[Any]]:
         return self._tasks.values()
-
-    def check(self, allocation_id: str) -> None:
-        """Raises VgpuError(ALLOCATION_BUSY) while one is under way, whatever its state says yet."""
-        if allocation_id in self._tasks:
-            raise VgpuError(
-                ErrorCode.ALLOCATION_BUSY,
-                f"allocation {allocation_id} is being changed at this moment",
-                "try again in a moment",
-            )
 
     def begin(self, allocation_id: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Runs on even if its caller goes away; a release waits for it."""

@@ -17,6 +17,7 @@ from vgpud.modes.base import Effector
 from vgpud.node.activities import Activities
 from vgpud.node.book import Book
 from vgpud.node.changes import Changes
+from vgpud.node.checks import settled
 from vgpud.node.execute import FaultHook, new_event
 from vgpud.node.hub import Hub
 from vgpud.node.inventory import Inventory
@@ -60,6 +61,13 @@ class Checkpoints:
     def __init__(self, around: Surroundings) -> None:
         self._around = around
         self._book = around.book
+
+    async def at_rest(self, allocation_id: str) -> Allocation:
+        """As it is when nothing changes it: one change is at its end, or not yet begun to be seen. Until the
+        next await nothing else can begin. Raises VgpuError: ALLOCATION_BUSY, NO_SUCH_ALLOCATION."""
+        settled(self._book.get(allocation_id))
+        await self._around.changes.settle(allocation_id)
+        return settled(self._book.get(allocation_id))
 
     async def lock_all(self, session: Session, going: Allocation, verb: str = "suspend") -> Allocation:
         """A process may be made while others are being locked; it is then written down, and locked too.

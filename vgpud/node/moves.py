@@ -59,8 +59,7 @@ class Moves:
         """
         check_owner(self._book.get(allocation_id), caller)
         await self._around.inventory.refresh()
-        allocation = self._book.get(allocation_id)
-        self._around.changes.check(allocation_id)
+        allocation = await self._do.at_rest(allocation_id)
         plan = self.plan(allocation, rules.ends_of(allocation, to, source))
         if not plan.moves:
             return allocation

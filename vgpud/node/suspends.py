@@ -51,8 +51,8 @@ class Suspends:
 
         Raises VgpuError, with every process of the tenant running as before; also where it has worked
         since it was as `idle_since` says."""
-        self._around.changes.check(allocation.id)
-        if settled(allocation).state is State.SUSPENDED:
+        allocation = await self._do.at_rest(allocation.id)
+        if allocation.state is State.SUSPENDED:
             return await self._suspended_again(allocation, cause)
         check_well(allocation)
         rules.check_mode(allocation)
@@ -112,8 +112,7 @@ class Suspends:
             return allocation
         check_well(allocation)
         await self._around.inventory.refresh()
-        allocation = settled(self._book.get(allocation.id))  # something else may have begun meanwhile
-        self._around.changes.check(allocation.id)
+        allocation = await self._do.at_rest(allocation.id)
         if allocation.state is State.ACTIVE:
             return allocation
         if not (beside and allocation.is_swapped):
