@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.support import eventually
 from tests.native.harness import build_tests
 from tests.simnode import SimNode, build_dir
 from vgpud import lease_layout as layout
@@ -27,6 +28,7 @@ from vgpud.lease import (
 )
 
 KERNEL_US = 1000
+LONG = 120.0  # seconds: until the end of the test
 GIB = 1 << 30
 UUIDS = (
     "import pynvml as n; n.nvmlInit(); "
@@ -49,6 +51,7 @@ class Card:
     arbiter: "subprocess.Popen[bytes] | None" = None
     processes: "list[subprocess.Popen[str]]" = field(default_factory=list)
     preloads: tuple[Path, ...] = ()  # of the tenants, besides libvgpu
+    kernel_us: int = KERNEL_US
 
     @property
     def client(self) -> ArbiterClient:
@@ -56,7 +59,7 @@ class Card:
 
     def start_arbiter(self, *wrapper: str) -> None:
         arbiter = self.sim.build / "bin" / "vgpu-arbiter"
-        command = [*wrapper, arbiter, "--run-dir", self.run_dir, "--foreground"]
+        command = [*wrapper, str(arbiter), "--run-dir", str(self.run_dir), "--foreground"]
         self.arbiter = subprocess.Popen(command)
         deadline = time.monotonic() + 10
         while not self.client.ready():
@@ -99,7 +102,7 @@ class Card:
 
     def spin(self, lease: Path, seconds: float, *words: str) -> "subprocess.Popen[str]":
         return self.program(
-            "vgpu-spin", lease, "--kernel-us", str(KERNEL_US), "--seconds", str(seconds), *words
+            "vgpu-spin", lease, "--kernel-us", str(self.kernel_us), "--seconds", str(seconds), *words
         )
 
     def program(self, name: str, lease: Path, *words: str) -> "subprocess.Popen[str]":
@@ -109,7 +112,7 @@ class Card:
             "CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in read_limits(lease).devices),
         }
         if name == "vgpu-spin":
-            env["VGPU_SIM_KERNEL_US"] = str(KERNEL_US)
+            env["VGPU_SIM_KERNEL_US"] = str(self.kernel_us)
         command = [str(self.sim.build / "bin" / name), *words]
         process = subprocess.Popen(
             command, env=self.sim.environment(env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -127,7 +130,10 @@ class Card:
 
 def percent(process: "subprocess.Popen[str]") -> float:
     """Of the card's time, by the kernels that the process got through."""
-    line = answer(process)
+    return work(answer(process))
+
+
+def work(line: dict[str, Any]) -> float:
     assert line["libvgpu"] is True
     return float(line["per_second"]) * KERNEL_US / 1e4
 
@@ -144,6 +150,63 @@ def counters(lease: Path, ordinal: int = 0) -> dict[str, int]:
     raw = (lease / layout.USAGE_FILE).read_bytes()[at:]
     names = ("granted_ns", "used_ns", "waited_ns", "overrun_ns", "turns", "bypasses")
     return dict(zip(names, struct.unpack_from("<6Q", raw), strict=True))
+
+
+def had(lease: Path, said: dict[str, Any]) -> float:
+    """Percent of the device's time that the arbiter charged to the lease while this lone process spun."""
+    return counters(lease)["used_ns"] / float(said["seconds"]) / 1e7
+
+
+def holds_alone(lease: Path, said: dict[str, Any]) -> None:
+    """A hard share of 25 %. The last turn may have been overrun by what an arbiter waits for at most."""
+    assert work(said) < 29
+    assert 12 < had(lease, said) < 29 + 10 / float(said["seconds"])
+    assert counters(lease)["turns"] > 5
+
+
+@dataclass(frozen=True)
+class Span:
+    """What the arbiter charged to some leases while all of them wanted the device."""
+
+    seconds: float
+    used: tuple[float, ...]  # seconds
+
+    @property
+    def percents(self) -> list[float]:
+        """Of the time that passed."""
+        return [100 * used / self.seconds for used in self.used]
+
+    @property
+    def parts(self) -> list[float]:
+        """Percents of what was given to all of them: they say who had more, however slow the machine."""
+        return [100 * used / sum(self.used) for used in self.used]
+
+
+def span(*leases: Path, ordinals: tuple[int, ...] = (), turns: int = 10, seconds: float = 1.0) -> Span:
+    """Of a time in which each had so many turns, and its first before it; their processes spin for LONG."""
+    where = list(zip(leases, ordinals or (0,) * len(leases), strict=True))
+    until_turns(where, 2)
+    began, before = time.monotonic(), [counters(*one)["used_ns"] for one in where]
+    time.sleep(seconds)
+    until_turns(where, turns)
+    after = [counters(*one)["used_ns"] for one in where]
+    passed = time.monotonic() - began
+    return Span(passed, tuple((b - a) / 1e9 for a, b in zip(before, after, strict=True)))
+
+
+def until_turns(where: list[tuple[Path, int]], more: int) -> None:
+    wanted = [counters(*one)["turns"] + more for one in where]
+    eventually(
+        lambda: all(counters(*one)["turns"] >= least for one, least in zip(where, wanted, strict=True)),
+        f"{more} turns more for each",
+        60,
+    )
+
+
+def bypassed_seldom(*leases: Path) -> bool:
+    """A machine that keeps a process from running for so long may have had it bypassed."""
+    counted = [counters(lease) for lease in leases]
+    return 4 * sum(one["bypasses"] for one in counted) < sum(one["turns"] for one in counted)
 
 
 @pytest.fixture

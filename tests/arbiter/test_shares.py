@@ -1,7 +1,9 @@
-"""Shares on a simulated card. Bounds are wide: the machine is small and busy.
+"""Shares on a simulated card, whatever the machine lets the tenants do with them.
 
-Exactness is measured on a real card (tests/gpu/compute_h200.py). What must hold here is who gets more than
-whom, and that caps are caps."""
+Who has how much is read from the arbiter's accounts, where a tenant that the machine keeps from running pays
+for its turn all the same; what got done has upper bounds only. Exactness is measured on a real card
+(tests/gpu/compute_h200.py) and on the model (test_model.py).
+"""
 
 import itertools
 import os
@@ -12,8 +14,9 @@ import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from tests.arbiter.conftest import Card, answer, counters, percent
+from tests.arbiter.conftest import LONG, Card, answer, counters, had, holds_alone, percent, span, work
 from vgpud import lease_layout as layout
 from vgpud.lease import SharePolicy, write_lease
 
@@ -21,32 +24,43 @@ HARD, CONSERVING, NONE = SharePolicy.HARD, SharePolicy.WORK_CONSERVING, SharePol
 WANT, DONE = 4, 5
 
 
+def windows(process: Any) -> list[int]:
+    """Kernels done in each."""
+    return [b[1] - a[1] for a, b in itertools.pairwise(answer(process)["windows"])]
+
+
 def test_a_lone_hard_tenant_stays_under_its_share(card: Card) -> None:
     lease = card.lease("a", HARD, 25)
-    got = percent(card.spin(lease, 2.0))
-    assert 12 < got < 29
-    assert counters(lease)["turns"] > 5
+    holds_alone(lease, answer(card.spin(lease, 2.0)))
 
 
 def test_two_hard_tenants_divide_the_card(card: Card) -> None:
     small, large = card.lease("a", HARD, 25), card.lease("b", HARD, 75)
-    first, second = card.spin(small, 2.5), card.spin(large, 2.5)
-    got = percent(first), percent(second)
-    assert got[0] < 31 and got[1] < 80
-    assert got[1] > 1.8 * got[0]
+    for lease in (small, large):
+        card.spin(lease, LONG)
+    got = span(small, large, seconds=1.5)
+    assert got.percents[0] < 34 and got.percents[1] < 84, got
+    assert 15 < got.parts[0] < 36, got
 
 
 def test_processes_of_one_tenant_have_one_share(card: Card) -> None:
     lease = card.lease("a", HARD, 30)
     processes = [card.spin(lease, 2.0, "--mode", "streams") for _ in range(3)]
-    assert sum(percent(p) for p in processes) < 36
+    assert 0 < sum(percent(p) for p in processes) < 36
+
+
+def test_a_kernel_longer_than_a_turn_is_paid_for(card: Card) -> None:
+    """Each turn ends late; the next comes so much later."""
+    lease = card.lease("a", HARD, 10)
+    card.kernel_us = 40_000
+    card.spin(lease, LONG)
+    got = span(lease, turns=4, seconds=1.5)
+    assert got.percents[0] < 19, got
 
 
 def test_green_contexts_have_the_share_of_their_tenant(card: Card) -> None:
     lease = card.lease("a", HARD, 25)
-    got = percent(card.spin(lease, 1.5, "--mode", "green"))
-    assert 8 < got < 30
-    assert counters(lease)["turns"] > 3
+    holds_alone(lease, answer(card.spin(lease, 1.5, "--mode", "green")))
 
 
 def test_idle_time_is_lent_and_comes_back(card: Card) -> None:
@@ -55,52 +69,50 @@ def test_idle_time_is_lent_and_comes_back(card: Card) -> None:
     answer(card.spin(lent, 1.5))
     assert counters(lent)["used_ns"] > 750_000_000  # had it, whether or not this machine let it launch enough
     answer(idle)
-    first, second = card.spin(lent, 1.5), card.spin(owner, 1.5)
-    got = percent(first), percent(second)
-    assert got[1] > 1.8 * got[0]
+    for lease in (lent, owner):
+        card.spin(lease, LONG)
+    got = span(lent, owner)
+    assert got.parts[0] < 36, got
 
 
 def test_without_limits_nobody_is_scheduled(card: Card) -> None:
     leases = [card.lease(name, NONE, 100) for name in "ab"]
-    first, second = (card.spin(lease, 1.0) for lease in leases)
-    assert percent(first) + percent(second) > 50
-    assert all(counters(lease)["turns"] <= 3 for lease in leases)
+    first, second = [card.spin(lease, 1.0) for lease in leases]
+    assert min(percent(first), percent(second)) > 0
+    counted = [counters(lease) for lease in leases]
+    assert all(one["turns"] <= 3 and one["waited_ns"] < 1e8 for one in counted), counted
 
 
 def test_a_change_of_share_takes_effect_in_a_running_tenant(card: Card) -> None:
     lease = card.lease("a", HARD, 90)
-    process = card.spin(
-        lease, 2.4, "--report-ms", "200", "--begin-at", str(time.monotonic_ns() + 1_000_000_000)
-    )
-    time.sleep(1.0 + 1.2)
+    card.spin(lease, LONG)
+    before = span(lease, turns=5)
     card.change(lease, HARD, 10)
-    marks = answer(process)["windows"]
-    done = [b[1] - a[1] for a, b in itertools.pairwise(marks)]
-    assert sum(done[-4:]) < 0.4 * sum(done[:4])
+    after = span(lease, turns=5)
+    assert after.percents[0] < 0.4 * before.percents[0], (before, after)
 
 
 def test_a_dead_holder_gives_way(card: Card) -> None:
     dying, living = card.lease("a", CONSERVING, 50), card.lease("b", CONSERVING, 50)
-    victim = card.spin(dying, 20)
-    time.sleep(0.7)
-    other = card.spin(living, 1.5)
-    time.sleep(0.5)
+    victim = card.spin(dying, LONG)
+    other = card.spin(living, 3.0)
+    span(dying, living, turns=3, seconds=0)
     victim.kill()
-    assert percent(other) > 25
+    assert sum(windows(other)[-4:]) > 0
 
 
 def test_a_stopped_holder_is_bypassed(card: Card) -> None:
     stopped, living = card.lease("a", CONSERVING, 50), card.lease("b", CONSERVING, 50)
-    victim = card.spin(stopped, 20)
-    time.sleep(0.7)
-    other = card.spin(living, 2.0)
-    time.sleep(0.6)
+    victim = card.spin(stopped, LONG)
+    other = card.spin(living, 3.0)
+    span(stopped, living, turns=3, seconds=0)
+    before = counters(stopped)["bypasses"]
     os.kill(victim.pid, signal.SIGSTOP)
     try:
-        assert percent(other) > 25
+        assert sum(windows(other)[-4:]) > 0
     finally:
         os.kill(victim.pid, signal.SIGCONT)
-    assert counters(stopped)["bypasses"] <= 2  # it is not waited for again until it answers
+    assert counters(stopped)["bypasses"] - before <= 2  # it is not waited for again until it answers
 
 
 def test_limits_hold_without_the_arbiter_and_when_it_is_back(card: Card) -> None:
@@ -112,72 +124,76 @@ def test_limits_hold_without_the_arbiter_and_when_it_is_back(card: Card) -> None
     card.kill_arbiter()
     time.sleep(1.0)
     card.start_arbiter()
-    marks = answer(process)["windows"]
-    done = [b[1] - a[1] for a, b in itertools.pairwise(marks)]
-    assert max(done) < 125  # of 250 at full speed: no window was unlimited
-    assert min(done[2:]) > 5  # none hung
+    done = windows(process)
+    assert max(a + b for a, b in itertools.pairwise(done)) < 250, done  # of 500 at full speed
+    assert min(sum(done[i : i + 3]) for i in range(2, len(done) - 2)) > 0, done  # none hung
 
 
 def test_a_tenant_without_an_arbiter_keeps_its_share(card: Card) -> None:
-    lease = card.lease("a", HARD, 25)
+    small, large = card.lease("a", HARD, 15), card.lease("b", HARD, 60)
     card.kill_arbiter()
-    got = percent(card.spin(lease, 2.0))
-    assert 8 < got < 32
+    processes = card.spin(small, 2.0), card.spin(large, 2.0)
+    got = [percent(process) for process in processes]
+    assert 0 < got[0] < 21 and got[1] < 68, got
+    assert got[1] > 1.5 * got[0], got
     card.start_arbiter()
 
 
 def test_a_tenant_of_two_devices_is_not_deadlocked_by_another(card: Card) -> None:
     leases = [card.lease(name, CONSERVING, 50, devices=2) for name in "ab"]
     single = card.lease("c", CONSERVING, 50)
-    processes = [card.spin(lease, 1.5, "--device", d) for lease in leases for d in ("0", "1")]
-    processes.append(card.spin(single, 1.5))
-    shares = [percent(p) for p in processes]
-    assert min(shares) > 4, shares
-    assert shares[-1] > 12, shares  # a third of its device
+    for lease in leases:
+        for device in ("0", "1"):
+            card.spin(lease, LONG, "--device", device)
+    card.spin(single, LONG)
+    got = span(*leases, *leases, single, ordinals=(0, 0, 1, 1, 0), turns=5)
+    here = [got.used[0], got.used[1], got.used[4]]
+    assert got.used[4] > 0.15 * sum(here), got  # a third of its device
 
 
 def test_processes_of_one_tenant_on_two_devices_both_run(card: Card) -> None:
-    """The second to ask joins the turn of the first, whether turns are given or not."""
+    """The second to ask joins the turn of the first, whether turns are given or not: it waits for none."""
     free = card.lease("a", NONE, 100, devices=2)
     first, second = (card.spin(free, 1.0, "--device", d) for d in ("0", "1"))
-    assert min(percent(first), percent(second)) > 40
+    assert min(percent(first), percent(second)) > 0
+    assert counters(free, ordinal=1)["waited_ns"] < 2e8
     lent = card.lease("b", CONSERVING, 50, devices=2)
     first = card.spin(lent, 2.5, "--device", "0")
     time.sleep(1.0)
     second = card.spin(lent, 1.0, "--device", "1")
-    assert min(percent(first), percent(second)) > 40
+    assert min(percent(first), percent(second)) > 0
+    assert counters(lent, ordinal=1)["waited_ns"] < 2e8
 
 
 def test_a_launch_on_several_devices_at_once_has_a_turn_on_each(card: Card) -> None:
     both = card.lease("a", CONSERVING, 50, devices=2)
     single = card.lease("b", CONSERVING, 50, first_device=1)
-    processes = card.spin(both, 2.0, "--mode", "multi"), card.spin(single, 2.0)
-    wide, other = (percent(process) for process in processes)
-    assert min(wide, other) > 25
-    assert counters(both, ordinal=1)["turns"] > 5
-    assert counters(both, ordinal=1)["used_ns"] > 3e8
+    card.spin(both, LONG, "--mode", "multi")
+    card.spin(single, LONG)
+    got = span(both, single, ordinals=(1, 0))
+    assert 30 < got.parts[0] < 70, got
 
 
 def test_host_functions_behind_kernels_are_no_way_around_the_share(card: Card) -> None:
     lease = card.lease("a", HARD, 25)
-    assert 12 < percent(card.spin(lease, 1.5, "--mode", "callbacks")) < 29
-    assert counters(lease)["turns"] > 5
+    holds_alone(lease, answer(card.spin(lease, 1.5, "--mode", "callbacks")))
 
 
 def test_work_that_can_wait_gets_a_turn_in_every_second_or_so(card: Card) -> None:
     waits, normal = card.lease("a", CONSERVING, 50, priority=-1), card.lease("b", CONSERVING, 50)
-    processes = card.spin(waits, 3.5), card.spin(normal, 3.5)
-    least, most = (percent(process) for process in processes)
-    assert most > 4 * least > 0
-    assert counters(waits)["turns"] >= 2
+    for lease in (waits, normal):
+        card.spin(lease, LONG)
+    got = span(waits, normal, turns=2)
+    assert 0 < got.parts[0] < 20, got
+    assert got.seconds < 2 * 2 + 4, got  # for the turns, and for the machine
 
 
 def test_who_goes_first_gets_no_more_than_its_share(card: Card) -> None:
     first, normal = card.lease("a", CONSERVING, 30, priority=1), card.lease("b", CONSERVING, 70)
-    processes = card.spin(first, 2.5), card.spin(normal, 2.5)
-    got = [percent(process) for process in processes]
-    assert 15 < got[0] < 38, got
-    assert got[1] > got[0], got  # by how much, where the processors are busy too, says nothing of the arbiter
+    for lease in (first, normal):
+        card.spin(lease, LONG)
+    got = span(first, normal, seconds=1.5)
+    assert 20 < got.parts[0] < 40, got
 
 
 def message(kind: int, turn: int, flags: int, devices: int) -> bytes:
@@ -204,7 +220,9 @@ def test_noise_about_turns_does_no_harm(card: Card) -> None:
                     dice.randrange(2**32),
                 )
             )
-    assert 15 < percent(process) < 46
+    said = answer(process)
+    assert work(said) < 46
+    assert 20 < had(good, said) < 46 + 10 / float(said["seconds"])
     assert card.client.ready()
 
 
@@ -265,10 +283,9 @@ def test_a_tenant_that_is_moved_shares_the_other_card(card: Card) -> None:
     assert card.client.list("a") == (first.pid,)
     owner = card.spin(there, 1.5)
     assert eventually_turns(moved, before["turns"] + 5)
-    second = percent(owner)
+    assert 0 < percent(owner) < 80
     answer(first)
     assert counters(moved)["used_ns"] > before["used_ns"]
-    assert 10 < second < 80  # not alone any more: its cap is 75
     assert (moved / layout.MOVED_FILE).read_text() == f"0 {card.uuids[0]}\n"
 
 
