@@ -21,7 +21,7 @@ class Failing:
         self.status: grpc.Status | None = None
         self.plain: tuple[grpc.StatusCode, str] | None = None
         self.server = grpc.server(ThreadPoolExecutor(2))
-        handler = grpc.unary_unary_rpc_method_handler(self._get_node)
+        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(self._get_node)
         generic = grpc.method_handlers_generic_handler("vgpud.v1.Vgpud", {"GetNode": handler})
         self.server.add_generic_rpc_handlers((generic,))
         self.server.add_insecure_port(f"unix:{path}")
@@ -57,9 +57,10 @@ def test_every_error_comes_back_as_it_was(failing: Failing) -> None:
 def test_its_status_is_that_of_the_table(failing: Failing) -> None:
     failing.status = status.to_status(VgpuError(ErrorCode.NO_CAPACITY, "no room"))
     with grpc.insecure_channel(f"unix:{failing.path}") as channel, pytest.raises(grpc.RpcError) as caught:
-        channel.unary_unary("/vgpud.v1.Vgpud/GetNode")(b"")
-    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
-    assert caught.value.details() == "no room"  # type: ignore[attr-defined]
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/vgpud.v1.Vgpud/GetNode")
+        call(b"")
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert caught.value.details() == "no room"
 
 
 def test_long_errors_are_cut_to_what_any_client_takes(failing: Failing) -> None:
@@ -73,8 +74,9 @@ def test_long_errors_are_cut_to_what_any_client_takes(failing: Failing) -> None:
     assert got.details[-1] == f"and {500 - (len(got.details) - 1)} more"
     # and grpcio with its default limits gets it whole
     with grpc.insecure_channel(f"unix:{failing.path}") as channel, pytest.raises(grpc.RpcError) as caught:
-        channel.unary_unary("/vgpud.v1.Vgpud/GetNode")(b"")
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/vgpud.v1.Vgpud/GetNode")
+        call(b"")
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize(

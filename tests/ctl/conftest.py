@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def environment(socket: Path | None = None) -> dict[str, str]:
 
 @pytest.fixture
 def ctl(daemon: Daemon) -> Ctl:
-    def run(*arguments: str, env: dict[str, str] | None = None, **more: object) -> Done:
+    def run(*arguments: str, env: dict[str, str] | None = None, **more: Any) -> Done:
         return subprocess.run(
             (*COMMAND, *arguments),
             env={**environment(daemon.socket), **(env or {})},
@@ -43,7 +44,7 @@ def ctl(daemon: Daemon) -> Ctl:
             text=True,
             timeout=60,
             check=False,
-            **more,  # type: ignore[call-overload]
+            **more,
         )
 
     return run

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -32,7 +32,7 @@ METHODS = (
 )
 
 
-class Daemon(VgpudServicer):
+class Daemon:
     """`replies` maps a method to a message, to a VgpuError to fail with, or to a function."""
 
     def __init__(self, socket: Path) -> None:
@@ -62,7 +62,7 @@ class Daemon(VgpudServicer):
 
     def start(self) -> None:
         self.server = grpc.server(ThreadPoolExecutor(4))
-        add_VgpudServicer_to_server(self, self.server)
+        add_VgpudServicer_to_server(cast(VgpudServicer, self), self.server)  # its methods are set above
         assert self.server.add_insecure_port(f"unix:{self.socket}")
         self.server.start()
 

@@ -169,7 +169,7 @@ def test_doctor_finds_what_is_wrong(main: Ctl, daemon: Daemon, monkeypatch: pyte
     items = json.loads(done.stdout)["items"]
 
     def state(check: str, words: str) -> str:
-        return next(item["state"] for item in items if item["check"] == check and words in item["sentence"])
+        return str(next(i["state"] for i in items if i["check"] == check and words in i["sentence"]))
 
     assert state("sockets", "has mode 0666, wider than 0660") == "failed"
     assert state("device 2", "it is lost") == "failed"

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,14 +28,14 @@ def plain_edits(daemon: Daemon) -> None:
     daemon.replies["Allocate"] = item
 
 
-def start(daemon: Daemon, *command: str, **more: object) -> subprocess.Popen[str]:
+def start(daemon: Daemon, *command: str, **more: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
         (*COMMAND, "run", "--", *command),
         env=environment(daemon.socket),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        **more,  # type: ignore[call-overload]
+        **more,
     )
 
 

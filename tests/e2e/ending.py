@@ -6,20 +6,23 @@ python -m tests.e2e.ending GRACE_SECONDS
 import asyncio
 import sys
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import uvloop
 
 from vgpud import daemon
 
+T = TypeVar("T")
 
-def run(work: Coroutine[Any, Any, None]) -> None:
+
+def run(main: Coroutine[Any, Any, T], **_: Any) -> T:
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
-    loop.run_until_complete(work)
+    outcome = loop.run_until_complete(main)
     sys.stderr.writelines(f"left behind: {task}\n" for task in asyncio.all_tasks(loop))
     loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()
+    return outcome
 
 
 if __name__ == "__main__":

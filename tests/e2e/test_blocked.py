@@ -56,6 +56,7 @@ def started(node: DemoNode, *program: str, asked: tuple[str, ...] = QUOTA) -> tu
 
 
 def answer(tenant: Tenant, seconds: float = 20) -> dict[str, object]:
+    assert tenant.process.stdout is not None
     readable, _, _ = select.select([tenant.process.stdout], [], [], seconds)
     assert readable, "it is still away"
     return tenant.line()
@@ -105,6 +106,11 @@ def test_a_whole_card_says_so_too(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
+def seen(looks: Looks, one: tuple[int, int]) -> object:
+    looks.look([one])
+    return looks.blocked([one])
+
+
 def test_other_waits_are_let_be(node: DemoNode, waits: str) -> None:
     tenant, name = started(node, waits, asked=CARD)
     one = process(suspend(node, name))
@@ -117,7 +123,7 @@ def test_other_waits_are_let_be(node: DemoNode, waits: str) -> None:
     assert looks.blocked([one]) == ()
     assert shown(node, name).standing == "by hand"
     ask(tenant)  # one more thread, which allocates
-    eventually(lambda: looks.look([one]) or looks.blocked([one]), "it alone is seen")
+    eventually(lambda: seen(looks, one), "it alone is seen")
     assert len(looks.blocked([one])) == 1
     looks.look([(one[0], one[1] + 1)])
     assert looks.blocked([one]) == (), "another process of the same pid"
@@ -131,7 +137,7 @@ def test_many_threads_have_their_turn(node: DemoNode, waits: str) -> None:
     one = process(suspend(node, name))
     ask(tenant)
     looks = Looks(most_threads=16)
-    eventually(lambda: looks.look([one]) or looks.blocked([one]), "it is seen")
+    eventually(lambda: seen(looks, one), "it is seen")
     resume(node, name)
     assert answer(tenant) == {"code": 0}
     end(node, tenant, name)

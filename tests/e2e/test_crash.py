@@ -1,6 +1,7 @@
 """kill -9 of vgpud after every step of Allocate, Release and Resize: the next start converges."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from vgpud.lease import read_limits
 from vgpud.model.errors import ErrorCode, VgpuError
 
 GIB = 1 << 30
-ASK = {
+ASK: dict[str, dict[str, Any]] = {
     "preload": {"isolation": "quota", "memory_bytes": 4 * GIB},
     "mps": {"isolation": "compute", "memory_bytes": 2 * GIB, "share_percent": 50},
     "mig": {"isolation": "hardware", "memory_bytes": 16 * GIB},

@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -117,7 +117,7 @@ class TestMounted:
             node.start()
             held = quota(node)
             node.stop()
-            remount = ["mount", "-o", "remount,ro", node.folder / "state"]
+            remount = ["mount", "-o", "remount,ro", str(node.folder / "state")]
             subprocess.run(remount, check=True)
             refused = start_and_fail(node)
             assert refused.returncode == 70, refused.stderr
@@ -210,15 +210,30 @@ def test_strange_files_in_the_lease_directory(make_node: NodeMaker, tmp_path: Pa
     assert (precious / "file").read_text() == "kept"
 
 
-HOSTILE = {
+def becomes_a_pipe(usage: Path) -> None:
+    usage.unlink()
+    os.mkfifo(usage)
+
+
+def becomes_a_link(usage: Path) -> None:
+    usage.unlink()
+    usage.symlink_to("/dev/zero")
+
+
+def becomes_a_directory(usage: Path) -> None:
+    usage.unlink()
+    (usage / "x").mkdir(parents=True)
+
+
+HOSTILE: dict[str, Callable[[Path], object]] = {
     "scribbled": lambda usage: usage.write_bytes(os.urandom(usage.stat().st_size)),
     "all ones": lambda usage: usage.write_bytes(b"\xff" * usage.stat().st_size),
     "cut short": lambda usage: os.truncate(usage, 10),
     "huge": lambda usage: os.truncate(usage, 1 << 42),
-    "a pipe": lambda usage: (usage.unlink(), os.mkfifo(usage)),
-    "a link": lambda usage: (usage.unlink(), usage.symlink_to("/dev/zero")),
-    "a directory": lambda usage: (usage.unlink(), usage.mkdir(), (usage / "x").mkdir()),
-    "gone": lambda usage: usage.unlink(),
+    "a pipe": becomes_a_pipe,
+    "a link": becomes_a_link,
+    "a directory": becomes_a_directory,
+    "gone": Path.unlink,
 }
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tests.demo.node import DemoNode
 from tests.e2e.support import GIB, client, eventually, helper_pids, states
@@ -22,7 +22,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 SECONDS = float(os.environ.get("VGPUD_STORM_SECONDS", "15"))
 SEED = int(os.environ.get("VGPUD_STORM_SEED", "1"))
 CLIENTS = 16
-ASK = {
+ASK: dict[str, dict[str, Any]] = {
     "preload": {"isolation": "quota", "memory_bytes": 2 * GIB},
     "mps": {"isolation": "compute", "memory_bytes": 2 * GIB, "share_percent": 10},
     "mig": {"isolation": "hardware", "mig_profile": "1g.18gb"},

@@ -73,7 +73,7 @@ def rude(dice: random.Random, slot: int) -> bytes:
 def folder(tmp_path: Path) -> Iterator[Path]:
     build_tests()
     (tmp_path / "leases").mkdir()
-    command = [TEST_BUILD / "arbiter-sanitized", "--run-dir", tmp_path, "--foreground"]
+    command = [str(TEST_BUILD / "arbiter-sanitized"), "--run-dir", str(tmp_path), "--foreground"]
     with (tmp_path / "said").open("wb") as said:
         arbiter = subprocess.Popen(command, stderr=said)
     try:

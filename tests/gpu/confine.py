@@ -133,7 +133,7 @@ class Filter:
         number = self._library.seccomp_syscall_resolve_name(call.encode())
         if number < 0:
             return
-        given = (_Compare * len(compares))(*compares)
+        given = (_Compare * len(compares))(*(_Compare(*one) for one in compares))
         failed = self._library.seccomp_rule_add_array(
             self._context, ctypes.c_uint32(action), number, len(compares), given
         )

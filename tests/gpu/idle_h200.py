@@ -191,6 +191,7 @@ def comes_back(node: DemoNode, name: str, one: Tenant, kind: str) -> tuple[float
     began = time.perf_counter()
     one.process.stdin.write(f"{kind}\n")
     one.process.stdin.flush()
+    assert one.process.stdout is not None
     itself, _, _ = select.select([one.process.stdout], [], [], ITSELF_SECONDS)
     if not itself:
         resume(node, name)

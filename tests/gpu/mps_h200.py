@@ -438,7 +438,9 @@ def pytorch() -> None:
             for one in held
         ]
         outputs = [one.communicate(timeout=120) for one in programs]
-        found = [json.loads(out) if out.strip() else {"error": err[-400:]} for out, err in outputs]
+        found: list[dict[str, Any]] = [
+            json.loads(out) if out.strip() else {"error": err[-400:]} for out, err in outputs
+        ]
         fine = [0 < f.get("bytes", 0) <= gib * GIB for f, gib in zip(found, (8, 16), strict=True)]
         say("pytorch", held=all(fine), tenants=found)
 

@@ -31,7 +31,8 @@ from statistics import median
 from tests.demo.node import DemoNode, Tenant
 from tests.demo.scenes import torch_python
 from tests.e2e.support import client, eventually, states
-from tests.gpu.idle_h200 import SIMULATED, running, say
+from tests.gpu.idle_h200 import SIMULATED, running
+from tests.gpu.scenes import say
 from vgpud.lease import ArbiterClient, LeaseMemory, SwapPhase, read_limits, read_swaps, update_limits
 
 SIZES_MIB = (64, 256) if SIMULATED else (1 << 10, 8 << 10, 32 << 10)

@@ -131,7 +131,7 @@ def test_no_instance_with_mig_mode_off(gateway: Gateway) -> None:
     with pytest.raises(VgpuError) as caught:
         gateway.create_gpu_instance(GPU, 19, Placement(0, 1))
     assert caught.value.code is ErrorCode.UNSUPPORTED
-    assert gateway.destroy_gpu_instance(GPU, 1) is None
+    gateway.destroy_gpu_instance(GPU, 1)
 
 
 @pytest.mark.parametrize("name", ["nvmlGpuInstanceCreateComputeInstance", "nvmlGpuInstanceGetInfo"])

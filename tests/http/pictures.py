@@ -74,7 +74,8 @@ def query(base: str, expression: str, seconds: float) -> list[dict[str, Any]]:
     now = time.time()
     asked = urllib.parse.urlencode({"query": expression, "start": now - seconds, "end": now, "step": 1})
     with urllib.request.urlopen(f"{base}/api/v1/query_range?{asked}", timeout=20) as answer:
-        return json.load(answer)["data"]["result"]
+        found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        return found
 
 
 def panels(base: str, seconds: float) -> str:

@@ -134,7 +134,7 @@ def test_slow_and_talkative_peers_are_dropped(tmp_path: Path, monkeypatch: pytes
         except ConnectionError:
             answer = b""
         assert answer == b""
-        for _, writer in held:
+        for _reader, writer in held:
             writer.close()
 
     with_doors(tmp_path, policy(page=port), work)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -54,9 +55,9 @@ def test_whatever_is_held_the_spec_is_one(
     cdi.validate(spec)
 
 
-def hooks_of(edits: Edits, driver: DriverFiles, hook: HookProgram | None) -> list[dict[str, object]]:
+def hooks_of(edits: Edits, driver: DriverFiles, hook: HookProgram | None) -> list[dict[str, Any]]:
     (device,) = cdi.build_spec(held(edits), driver, hook)["devices"]
-    found: list[dict[str, object]] = device["containerEdits"].get("hooks", [])
+    found: list[dict[str, Any]] = device["containerEdits"].get("hooks", [])
     return found
 
 

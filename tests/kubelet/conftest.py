@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -35,7 +35,7 @@ class Node:
     world: World
     kubelet: Kubelet
     folder: Path
-    door: KubeletDoor | None = None
+    door: KubeletDoor = field(init=False)
     task: asyncio.Task[None] | None = None
 
     def open(self) -> None:

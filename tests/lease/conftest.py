@@ -37,7 +37,7 @@ class Node:
         return ArbiterClient(self.run_dir / "arbiter" / "control.sock")
 
     def start_arbiter(self) -> None:
-        command = [self.program, "--run-dir", self.run_dir, "--foreground"]
+        command = [str(self.program), "--run-dir", str(self.run_dir), "--foreground"]
         self.arbiter = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         eventually(self.client.ready)
 

@@ -155,7 +155,7 @@ def test_a_silent_arbiter_holds_nobody_up(node: Node) -> None:
 
 
 def test_two_arbiters_on_one_folder(node: Node) -> None:
-    command = [ARBITER, "--run-dir", node.run_dir, "--foreground"]
+    command = [str(ARBITER), "--run-dir", str(node.run_dir), "--foreground"]
     second = subprocess.run(command, capture_output=True, text=True, check=False)
     assert second.returncode == 3
     assert "another arbiter" in second.stderr

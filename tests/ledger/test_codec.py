@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -113,20 +114,25 @@ def test_anything_else_is_corrupt(damage: Callable[[AllocationRow], AllocationRo
     assert caught.value.code is ErrorCode.LEDGER_CORRUPT
 
 
+def wrong(model: Any, **values: Any) -> Any:
+    """With values that no checked code could give it."""
+    return replace(model, **values)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"slices": [1]},
         {"slices": ("GPU-0",)},
         {"edits": None},
-        {"request": replace(allocation(1).request, memory_bytes=1.5)},
-        {"request": replace(allocation(1).request, memory_bytes=True)},
-        {"request": replace(allocation(1).request, owner=Owner("root", 0))},  # type: ignore[arg-type]
-        {"request": replace(allocation(1).request, isolation="quota")},
-        {"edits": replace(active(allocation(1)).edits, env=(("A", 1),))},
+        {"request": wrong(allocation(1).request, memory_bytes=1.5)},
+        {"request": wrong(allocation(1).request, memory_bytes=True)},
+        {"request": wrong(allocation(1).request, owner=wrong(Owner(0, 0), uid="root"))},
+        {"request": wrong(allocation(1).request, isolation="quota")},
+        {"edits": wrong(active(allocation(1)).edits, env=(("A", 1),))},
     ],
 )
-def test_a_wrong_value_is_not_written(changes: dict[str, object]) -> None:
+def test_a_wrong_value_is_not_written(changes: dict[str, Any]) -> None:
     with pytest.raises(VgpuError) as caught:
         encode_allocation(allocation(1, **changes))
     assert caught.value.code is ErrorCode.BUG

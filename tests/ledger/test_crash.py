@@ -16,7 +16,7 @@ from vgpud.model.tenancy import State
 
 ROOT = Path(__file__).resolve().parents[2]
 ORDER = ["intent", "original", "commit", "release", "forget"]
-REACHED = {
+REACHED: dict[str, set[State | None]] = {
     "intent": {State.ALLOCATING, State.ACTIVE, State.RELEASING, None},
     "original": {State.ALLOCATING, State.ACTIVE, State.RELEASING, None},
     "commit": {State.ACTIVE, State.RELEASING, None},

@@ -53,7 +53,7 @@ def part(node: DemoNode, isolation: str, gib: int = 4, index: int = 0, **asked: 
 
 @pytest.mark.parametrize("isolation", ["quota", "compute"])
 def test_tenants_of_one_instance_are_each_held_to_their_part(node: DemoNode, isolation: str) -> None:
-    share = {"share_percent": 40.0} if isolation == "compute" else {}
+    share: dict[str, Any] = {"share_percent": 40.0} if isolation == "compute" else {}
     one, two = part(node, isolation, **share), part(node, isolation, 8, **share)
     assert place(one) == place(two) == "2g.35gb@0", "the smallest that will do, and then the same"
     assert one.slices[0].mig.uuid == two.slices[0].mig.uuid == one.edits.env["CUDA_VISIBLE_DEVICES"]
@@ -61,7 +61,8 @@ def test_tenants_of_one_instance_are_each_held_to_their_part(node: DemoNode, iso
         got = fill(node, held)
         assert got["result"] == "CUDA_ERROR_OUT_OF_MEMORY"
         assert (gib - 1) * GIB < got["total_bytes"] <= gib * GIB
-    larger = part(node, isolation, 40, **({"share_percent": 50.0} if share else {}))
+    bigger: dict[str, Any] = dict.fromkeys(share, 50.0)
+    larger = part(node, isolation, 40, **bigger)
     assert place(larger) == "3g.71gb@4", "what does not fit beside them goes elsewhere"
     whole = pb.AllocateRequest(mig_profile="3g.71gb", selector=pb.Selector(indices=[0]))
     with client(node) as calls, pytest.raises(VgpuError) as refused:
@@ -153,7 +154,8 @@ def test_after_a_reboot_the_part_is_made_again_or_released(node: DemoNode) -> No
 
 
 def test_without_leave_of_the_policy_instances_are_given_whole(node: DemoNode) -> None:
-    for asked in ({}, {"mig_profile": "1g.18gb"}):
+    whole: dict[str, Any] = {"mig_profile": "1g.18gb"}
+    for asked in ({}, whole):
         with pytest.raises(VgpuError) as refused:
             part(node, "quota", index=2, **asked)
         assert refused.value.code is ErrorCode.DENIED_BY_POLICY

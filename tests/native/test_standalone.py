@@ -26,7 +26,7 @@ def scope() -> Iterator[dict[str, str]]:
         shutil.rmtree(folder)
 
 
-def info(tenant: Tenant, device: int = 0, **env: str) -> dict[str, Any]:
+def info(tenant: Tenant, device: int = 0, /, **env: str) -> dict[str, Any]:
     done = tenant.run(PROBE, "--device", str(device), "info", **env)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     line: dict[str, Any] = json.loads(done.stdout)

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -185,7 +186,7 @@ def test_a_device_stays_in_its_mode_while_any_tenant_does(tmp_path: Path) -> Non
     async def work() -> None:
         async with world(tmp_path) as w:
             mps = w.effectors[Mode.MPS]
-            ask = {"isolation": Isolation.COMPUTE}
+            ask: dict[str, Any] = {"isolation": Isolation.COMPUTE}
             first = await w.keeper.allocate(request("a", **ask))
             second = await w.keeper.allocate(request("b", **ask))
             assert mps.calls.count("apply") == 1
@@ -202,7 +203,7 @@ def test_a_request_that_comes_while_the_mode_is_left_is_served(tmp_path: Path) -
 
     async def work() -> None:
         async with world(tmp_path, FakeGateway(Node(devices=FakeGateway().node.devices[:1]))) as w:
-            ask = {"isolation": Isolation.COMPUTE}
+            ask: dict[str, Any] = {"isolation": Isolation.COMPUTE}
             for turn in range(20):
                 held = await w.keeper.allocate(request(f"a{turn}", **ask))
                 release = asyncio.ensure_future(w.keeper.release(held.id, ALICE, force=False))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -265,7 +266,9 @@ def test_a_device_that_is_lost_while_it_is_given_fails_what_is_given(tmp_path: P
             w.gateway.node = Node(devices=(replace(device, health=Health.LOST),))
             await w.parts.inventory.refresh()
             await asyncio.sleep(0.02)
-            w.effectors[Mode.PRELOAD].gate.set()
+            gate = w.effectors[Mode.PRELOAD].gate
+            assert gate is not None
+            gate.set()
             held = await making
             await until(lambda: w.keeper.get(held.id).state is State.FAILED)
 
@@ -280,7 +283,7 @@ def test_a_mode_left_on_for_one_who_did_not_come_is_left(
     async def work() -> None:
         async with world(tmp_path, one_device()) as w:
             mps = w.effectors[Mode.MPS]
-            ask = {"isolation": Isolation.COMPUTE}
+            ask: dict[str, Any] = {"isolation": Isolation.COMPUTE}
             last = await w.keeper.allocate(request("a", **ask))
             gate = asyncio.Event()
             plain = w.parts.ledger.intent

@@ -158,7 +158,9 @@ async def world(
 ) -> AsyncIterator[World]:
     gateway = gateway or FakeGateway()
     loader = policy_of(folder)
-    effectors = {mode: Remembering(mode) for mode in Mode if mode is not Mode.UNMANAGED}
+    effectors: dict[Mode, Remembering] = {
+        mode: Remembering(mode) for mode in Mode if mode is not Mode.UNMANAGED
+    }
     inventory = Inventory(gateway)  # type: ignore[arg-type]
     await inventory.refresh()
     book = Book()

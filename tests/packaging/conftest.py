@@ -35,7 +35,7 @@ class Installed:
 
 
 #: What grows on a machine by itself, or is dpkg's and systemd's own record of what was.
-_NOISE = (
+_NOISE: tuple[str, ...] = (
     "/proc",
     "/sys",
     "/dev",

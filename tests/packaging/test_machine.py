@@ -8,6 +8,7 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -45,6 +46,10 @@ def allocations(machine: Machine) -> dict[str, Any]:
     return {item["id"]: item["slices"] for item in items}
 
 
+def holds_memory(machine: Machine, unit: str) -> bool:
+    return "total_bytes" in machine.shell(f"cat /tmp/{unit}")
+
+
 class Tenants:
     """Programs of alice that hold memory on the simulated GPUs: one preload tenant, one MPS tenant."""
 
@@ -65,9 +70,7 @@ class Tenants:
             hold = (PROBE, "hold", str(256 * MIB), "--seconds", "3600")
             machine.run("systemd-run", *options, *SIM, "vgpuctl", "run", *asked, "--", *hold)
         for unit in self.asked:
-            machine.eventually(
-                lambda u=unit: "total_bytes" in machine.shell(f"cat /tmp/{u}"), f"{unit} holds memory"
-            )
+            machine.eventually(partial(holds_memory, machine, unit), f"{unit} holds memory")
         self.began = self.state()
 
     def state(self) -> tuple[object, ...]:

@@ -7,7 +7,8 @@ from vgpud.model.device import Device, GpuInstance, Link, Mig, MigProfile, Node,
 from vgpud.model.quantity import MIB, Percent
 from vgpud.model.tenancy import Isolation, MigSlice, Mode, Owner, Request, Slice
 from vgpud.planner.use import EMPTY, DeviceUse
-from vgpud.policy.model import DeviceRule, Match, Policy
+from vgpud.policy.fields import Match
+from vgpud.policy.model import DeviceRule, Policy
 
 
 def profile(

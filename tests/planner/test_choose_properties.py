@@ -147,15 +147,15 @@ class Tenancy(RuleBasedStateMachine):
 
     @initialize(node=nodes(), rules=policies())
     def start(self, node: Node, rules: Policy) -> None:
-        self.node, self.rules = node, rules
+        self.node, self.policy = node, rules
         self.use: dict[str, DeviceUse] = {}
         self.allocations: dict[int, Allocation] = {}
         self.next = 0
 
     @rule(target=held, wanted=requests())
     def allocate(self, wanted: Request) -> int:
-        decision = choose(wanted, self.node, self.rules, self.use)
-        assert decision == choose(wanted, self.node, self.rules, dict(self.use))
+        decision = choose(wanted, self.node, self.policy, self.use)
+        assert decision == choose(wanted, self.node, self.policy, dict(self.use))
         assert [r.device_uuid for r in decision.reasons] == [d.uuid for d in self.node.devices]
         assert all(reason.sentence for reason in decision.reasons)
         taken = [reason.device_uuid for reason in decision.reasons if reason.taken]
@@ -196,7 +196,7 @@ class Tenancy(RuleBasedStateMachine):
     def nothing_is_promised_twice(self) -> None:
         for device in getattr(self, "node", Node()).devices:
             slices = [p for a in self.allocations.values() for p in a.slices if p.device_uuid == device.uuid]
-            check_device(device, slices, self.rules)
+            check_device(device, slices, self.policy)
 
     @invariant()
     def sums_are_those_of_the_allocations(self) -> None:

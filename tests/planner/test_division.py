@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.planner.cards import A30_PROFILES, H200_PROFILES, MIB, OWNER, h200, node_of
+from tests.planner.cards import A30_PROFILES, H200_PROFILES, OWNER, h200, node_of
 from vgpud.model.device import (
     ComputeInstance,
     Device,
@@ -21,7 +21,7 @@ from vgpud.model.device import (
     split_name,
 )
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.quantity import GIB, Percent
+from vgpud.model.quantity import GIB, MIB, Percent
 from vgpud.model.tenancy import Decision, Isolation, Mode, Request, Slice
 from vgpud.planner.choose import choose
 from vgpud.planner.division import part_of
@@ -33,7 +33,7 @@ from vgpud.planner.use import EMPTY, DeviceUse
 from vgpud.policy.model import Policy
 
 HALF = (9, Placement(4, 4))
-ON_TOP = {"mode": "mig", "mig": {"on_top": ["preload", "mps"]}}
+ON_TOP: dict[str, object] = {"mode": "mig", "mig": {"on_top": ["preload", "mps"]}}
 
 
 def request(profile: str, **asked: Any) -> Request:

@@ -1,6 +1,7 @@
 """Start-up convergence: from any cut of any plan, and any fault, ledger and world come to agree."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -60,10 +61,11 @@ def run(changes: list, draw: st.DrawFn) -> None:  # type: ignore[type-arg]
 @st.composite
 def faults(draw: st.DrawFn, world: World) -> World:
     """What may have happened while vgpud was away."""
-    for things in (world.leases, world.specs, world.daemons, world.instances):
-        for name in sorted(things):  # type: ignore[type-var]
+    kinds: tuple[set[Any], ...] = (world.leases, world.specs, world.daemons, world.instances)
+    for things in kinds:
+        for name in sorted(things):
             if draw(st.integers(0, 3)) == 0:
-                things.discard(name)  # type: ignore[arg-type]
+                things.discard(name)
     if draw(st.booleans()):
         world.specs.add("stray")
         world.leases.add("stray")

@@ -189,8 +189,8 @@ def live(lives: list[Life], seconds: float, begin_away: bool, stays: int = 0) ->
     done: dict[str, float] = {}
     now = 0.0
     while now < seconds:
-        for name, life in enumerate(lives):
-            tenants[str(name)] = _work(life, tenants[str(name)], now)
+        for number, life in enumerate(lives):
+            tenants[str(number)] = _work(life, tenants[str(number)], now)
         for name, at in tuple(done.items()):
             if at <= now:
                 one = tenants[name]
@@ -231,9 +231,9 @@ def live(lives: list[Life], seconds: float, begin_away: bool, stays: int = 0) ->
             kept = sum(size for t in tenants.values() if t.where is Where.AWAY for _, size in t.stays)
             assert held + kept <= CARD[GPU]
         now += STEP
-    for name, life in enumerate(lives):  # those who still wait have waited so long at least
-        wants = tenants[str(name)].wants_since
-        if wants is not None and tenants[str(name)].where is Where.AWAY:
+    for number, life in enumerate(lives):  # those who still wait have waited so long at least
+        wants = tenants[str(number)].wants_since
+        if wants is not None and tenants[str(number)].where is Where.AWAY:
             life.waits.append(now - wants)
 
 
@@ -276,7 +276,7 @@ def test_what_stays_of_those_who_are_away_is_in_nobodys_way(lives: list[Life], s
 
 
 def test_one_that_goes_is_followed_at_once_by_one_that_can_wait_for_room() -> None:
-    turning = {"rules": TURNS, "swaps": True}
+    turning: dict[str, Any] = {"rules": TURNS, "swaps": True}
     first = here("a", 60, **turning, stays=((GPU, 1),))
     second = away("b", 60, 50, **turning, cause=Cause.TURN, stays=((GPU, 1),))
     plan = decide(100, [first, second], CARD)

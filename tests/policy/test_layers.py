@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -169,7 +170,7 @@ def test_no_right_to_read(etc: Etc, monkeypatch: pytest.MonkeyPatch) -> None:
     main = etc.write("etc/vgpud.toml", "version = 1")
     real_open = Path.open
 
-    def refuse(path: Path, *args: object, **kwargs: object) -> object:
+    def refuse(path: Path, *args: Any, **kwargs: Any) -> object:
         if path == main:
             raise PermissionError(13, "Permission denied")
         return real_open(path, *args, **kwargs)

@@ -1,5 +1,7 @@
 """Which rules hide which: never a rule called hidden that could apply."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,10 +9,16 @@ from hypothesis import strategies as st
 from vgpud.model.device import Device, Mig
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Mode
-from vgpud.policy.model import DeviceRule, Match, MigSettings, MpsSettings, Policy, PreloadSettings
+from vgpud.policy.fields import Match
+from vgpud.policy.model import DeviceRule, MigSettings, MpsSettings, Policy, PreloadSettings
 from vgpud.policy.rules import subsumes
 
 H200 = Device("GPU-h", 3, "NVIDIA H200", memory_total_bytes=140 * GIB, mig=Mig(capable=True))
+
+
+def sizes(**words: str) -> dict[str, Any]:
+    """As a file has them: pydantic reads them."""
+    return dict(words)
 
 
 @pytest.mark.parametrize(
@@ -26,10 +34,10 @@ H200 = Device("GPU-h", 3, "NVIDIA H200", memory_total_bytes=140 * GIB, mig=Mig(c
         (Match(name="*H[12]00"), True),
         (Match(name="H200"), False),
         (Match(name="nvidia*"), False),
-        (Match(memory_min="140GiB"), True),
+        (Match(**sizes(memory_min="140GiB")), True),
         (Match(memory_min=140 * GIB + 1), False),
-        (Match(memory_max="140GiB"), True),
-        (Match(memory_max="139.5GiB"), False),
+        (Match(**sizes(memory_max="140GiB")), True),
+        (Match(**sizes(memory_max="139.5GiB")), False),
         (Match(mig_capable=True), True),
         (Match(mig_capable=False), False),
         (Match(index=3, name="NVIDIA*", mig_capable=False), False),
@@ -53,10 +61,10 @@ def test_a_match_covers_a_device_when_all_its_keys_hold(match: Match, covers: bo
         (Match(name="N[*]"), Match(name="N*"), False),
         (Match(name="N*]"), Match(name="N[ab]"), False),
         (Match(name="*"), Match(index=1), False),  # true as well, but only what is certain is told
-        (Match(memory_min="10GiB"), Match(memory_min="20GiB"), True),
-        (Match(memory_min="20GiB"), Match(memory_min="10GiB"), False),
-        (Match(memory_max="20GiB"), Match(memory_max="10GiB"), True),
-        (Match(memory_min="10GiB"), Match(memory_max="20GiB"), False),
+        (Match(**sizes(memory_min="10GiB")), Match(**sizes(memory_min="20GiB")), True),
+        (Match(**sizes(memory_min="20GiB")), Match(**sizes(memory_min="10GiB")), False),
+        (Match(**sizes(memory_max="20GiB")), Match(**sizes(memory_max="10GiB")), True),
+        (Match(**sizes(memory_min="10GiB")), Match(**sizes(memory_max="20GiB")), False),
         (Match(mig_capable=True), Match(mig_capable=True, index=2), True),
         (Match(mig_capable=True), Match(mig_capable=False), False),
         (Match(uuid="GPU-a"), Match(uuid="GPU-a", index=2), True),

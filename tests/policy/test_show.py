@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.policy.conftest import Etc
 from vgpud.model.errors import VgpuError
 from vgpud.policy.effective import as_toml, digest, effective, leaves
+from vgpud.policy.fields import Match
 from vgpud.policy.model import (
     DeviceRule,
-    Match,
     MigSettings,
     MpsSettings,
     PlannerSettings,

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ async def _echo(data: bytes, context: Any) -> bytes:
 async def _serve(run_dir: Path) -> None:
     folder = private_folder(run_dir)
     server = grpc.aio.server()
-    methods = {"Echo": grpc.unary_unary_rpc_method_handler(_echo)}
+    methods: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        "Echo": grpc.unary_unary_rpc_method_handler(_echo)
+    }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench.B", methods),))
     server.add_insecure_port(f"unix:{folder}/echo.sock")
     await server.start()
@@ -89,8 +92,8 @@ def main() -> None:
     for turn in range(2):
         for name, (path, method) in places.items():
             with grpc.insecure_channel(f"unix:{path}") as channel:
-                remote = channel.unary_unary(method)
-                p50, p99 = _measure(lambda call=remote: call(data), calls)  # type: ignore[misc]
+                remote: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(method)
+                p50, p99 = _measure(partial(remote, data), calls)
                 print(f"{turn + 1}. {name:28} p50 {p50:7.0f} us   p99 {p99:7.0f} us")
     process.kill()
     process.join()

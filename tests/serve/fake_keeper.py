@@ -235,7 +235,7 @@ class FakeKeeper:
 
     async def last_events(self, count: int) -> tuple[Event, ...]:
         self._check()
-        return tuple(self.events[-count:])
+        return tuple(event for event, _ in self.events[-count:])
 
     async def look(self) -> None:
         self._check()

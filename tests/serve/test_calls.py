@@ -3,7 +3,9 @@
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
 
 import grpc
 import pytest
@@ -168,7 +170,7 @@ def test_what_each_door_lets_through(live: Live, reader: Client, tenant: Client,
             call(reader)
         assert caught.value.code is ErrorCode.NOT_ALLOWED
     for name in ("ReloadPolicy", "TerminateMpsClient", "DrainDevice"):
-        assert code_of(lambda name=name: changing[name](tenant)) is ErrorCode.NOT_ALLOWED
+        assert code_of(partial(changing[name], tenant)) is ErrorCode.NOT_ALLOWED
     assert live.keeper.requests == []
     assert live.keeper.reloads == []
     tenant.allocate(ask())
@@ -241,14 +243,16 @@ def test_a_watcher_that_goes_is_forgotten(live: Live) -> None:
     with Client(live.ro) as client:
         watches = [client.watch(0) for _ in range(5)]
         wait_until(lambda: live.keeper.watchers == 5)
-        watches[0].close()  # type: ignore[attr-defined]
+        first = watches[0]
+        assert isinstance(first, Generator)
+        first.close()
     wait_until(lambda: live.keeper.watchers == 0)
 
 
 def test_health_and_reflection_answer_at_every_door(live: Live) -> None:
     for path in (live.ro, live.tenant, live.admin):
         with grpc.insecure_channel(f"unix:{path}") as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
+            stub: Any = health_pb2_grpc.HealthStub(channel)  # its stubs name no methods
             for service in ("", "vgpud.v1.Vgpud"):
                 answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -260,16 +264,19 @@ def test_health_and_reflection_answer_at_every_door(live: Live) -> None:
 
 def test_junk_instead_of_a_message_is_a_bad_request(live: Live) -> None:
     with grpc.insecure_channel(f"unix:{live.tenant}") as channel:
-        call = channel.unary_unary("/vgpud.v1.Vgpud/Allocate")
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/vgpud.v1.Vgpud/Allocate")
         with pytest.raises(grpc.RpcError) as caught:
             call(b"\xff\xff\xff", timeout=10)
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         with pytest.raises(grpc.RpcError) as caught:
             call(b"x" * (1024 * 1024 + 1), timeout=10)
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary("/vgpud.v1.Vgpud/Format")(b"", timeout=10)
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED  # type: ignore[attr-defined]
+            unknown: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+                "/vgpud.v1.Vgpud/Format"
+            )
+            unknown(b"", timeout=10)
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert live.keeper.requests == []
 
 

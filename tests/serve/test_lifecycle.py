@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 import pytest
@@ -166,7 +167,8 @@ async def others() -> list[str]:
 
 def test_health_says_when_it_ends(live: Live) -> None:
     with grpc.insecure_channel(f"unix:{live.ro}") as channel:
-        states = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        stub: Any = health_pb2_grpc.HealthStub(channel)  # its stubs name no methods
+        states = stub.Watch(health_pb2.HealthCheckRequest())
         assert next(states).status == health_pb2.HealthCheckResponse.SERVING
         ending = live.begin(live.server.stop(0.5))
         assert next(states).status == health_pb2.HealthCheckResponse.NOT_SERVING

@@ -178,7 +178,7 @@ def test_the_pump_carries_everything_past_a_slow_reader() -> None:
         await asyncio.wait_for(ended, 10)
         assert await loop.sock_recv(far, 10) == b""
         far.close()
-        return got == [there, back], held_up
+        return tuple(got) == (there, back), held_up
 
     assert asyncio.run(carry()) == (True, 2)
 
@@ -225,7 +225,7 @@ class NoDescriptors(socket.socket):
 
     failures = 3
 
-    def accept(self) -> tuple[socket.socket, object]:  # type: ignore[override]
+    def accept(self) -> tuple[socket.socket, object]:
         if self.failures:
             self.failures -= 1
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
