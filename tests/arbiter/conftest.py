@@ -183,9 +183,9 @@ class Span:
 
 
 def span(*leases: Path, ordinals: tuple[int, ...] = (), turns: int = 10, seconds: float = 1.0) -> Span:
-    """Of a time in which each had so many turns, and its first before it; their processes spin for LONG."""
+    """Of a time in which each had so many turns, after its first; their processes spin for LONG."""
     where = list(zip(leases, ordinals or (0,) * len(leases), strict=True))
-    until_turns(where, 2)
+    eventually(lambda: all(counters(*one)["used_ns"] > 0 for one in where), "each has had a turn", 60)
     began, before = time.monotonic(), [counters(*one)["used_ns"] for one in where]
     time.sleep(seconds)
     until_turns(where, turns)

@@ -146,7 +146,8 @@ def test_a_tenant_of_two_devices_is_not_deadlocked_by_another(card: Card) -> Non
         for device in ("0", "1"):
             card.spin(lease, LONG, "--device", device)
     card.spin(single, LONG)
-    got = span(*leases, *leases, single, ordinals=(0, 0, 1, 1, 0), turns=5)
+    got = span(*leases, *leases, single, ordinals=(0, 0, 1, 1, 0), turns=0, seconds=1.5)
+    assert min(got.used) > 0, got  # one that joins a turn on the other device begins none
     here = [got.used[0], got.used[1], got.used[4]]
     assert got.used[4] > 0.15 * sum(here), got  # a third of its device
 

@@ -139,7 +139,7 @@ def test_a_real_library_is_read_as_binutils_reads_it() -> None:
             direct = re.fullmatch(r"(?:rsp|sp)\+(\d+)", cfa)
             there = frame(base + place, base, lambda at, size: os.pread(memory, size, at), machine.registers)
             if there is not None:
-                assert (known, direct) != (None, None)
+                assert known is not None and direct is not None
                 assert there == Frame(int(direct[1]), -int(known[1]))
                 told += 1
             elif known and direct:

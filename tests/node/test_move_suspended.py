@@ -12,9 +12,9 @@ import pytest
 
 from tests.node.world import ALICE, ROOT, FakeGateway, World, device, request, world
 from vgpud.hardware.suspender import ProcessState
-from vgpud.model.device import Node
+from vgpud.model.device import Device, Node
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.tenancy import Allocation, Isolation, Mode, Selector, State
+from vgpud.model.tenancy import Allocation, Edits, Isolation, Mode, Selector, Slice, State
 from vgpud.node.checks import settled
 from vgpud.node.lifetimes import start_ticks
 from vgpud.planner.places import devices_of
@@ -95,18 +95,20 @@ def test_no_word_to_the_driver_until_it_is_resumed(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
-def test_what_cannot_be_attached_there_stays_as_it_was(tmp_path: Path) -> None:
+def test_what_cannot_be_attached_there_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def work() -> None:
         async with sleeping(tmp_path) as (w, driver, away):
             preload = w.effectors[Mode.PRELOAD]
             plain = preload.attach
 
-            async def attach(allocation: Allocation, part: Any, there: Any) -> Any:
+            async def attach(allocation: Allocation, part: Slice, there: Device) -> tuple[Slice, Edits]:
                 if there.uuid != uuid(0):
                     raise VgpuError(ErrorCode.LEASE_FAILED, "the disk is full", "make room")
                 return await plain(allocation, part, there)
 
-            preload.attach = attach  # type: ignore[method-assign]
+            monkeypatch.setattr(preload, "attach", attach)
             with pytest.raises(VgpuError, match="disk is full"):
                 await w.keeper.moves.move(away.id, ALICE, [uuid(1)], "")
             now = await on_record(w)
