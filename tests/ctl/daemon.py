@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -60,9 +61,13 @@ class Daemon:
         for method in METHODS:
             setattr(self, method, self._answer(method))
 
+    def __getattr__(self, name: str) -> Any:
+        """A method that no reply is set for: the servicer says that there is none."""
+        return partial(getattr(VgpudServicer, name), self)
+
     def start(self) -> None:
         self.server = grpc.server(ThreadPoolExecutor(4))
-        add_VgpudServicer_to_server(cast(VgpudServicer, self), self.server)  # its methods are set above
+        add_VgpudServicer_to_server(cast(VgpudServicer, self), self.server)
         assert self.server.add_insecure_port(f"unix:{self.socket}")
         self.server.start()
 
