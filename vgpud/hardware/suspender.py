@@ -147,7 +147,8 @@ class Suspender:
 
 async def _ready(answers: asyncio.StreamReader) -> None:
     try:
-        said = (await asyncio.wait_for(answers.readline(), _START_SECONDS)).decode().strip()
+        async with asyncio.timeout(_START_SECONDS):
+            said = (await answers.readline()).decode().strip()
     except TimeoutError:
         said = "it says nothing"
     if said != "ready":

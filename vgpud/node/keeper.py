@@ -480,7 +480,8 @@ class NodeKeeper:
     async def look(self) -> None:
         """Brings `describe` and `plan` up to date, unless the hardware lets itself be waited for."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._inventory.refresh(_SNAPSHOT_SECONDS), _LOOK_SECONDS)
+            async with asyncio.timeout(_LOOK_SECONDS):
+                await self._inventory.refresh(_SNAPSHOT_SECONDS)
 
     def describe(self) -> NodeDescription:
         error = self._inventory.error

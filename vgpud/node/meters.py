@@ -55,7 +55,8 @@ class Meters:
     async def _take(self) -> None:
         began = time.monotonic()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._inventory.refresh(_FRESH_SECONDS), _LOOK_SECONDS)
+            async with asyncio.timeout(_LOOK_SECONDS):
+                await self._inventory.refresh(_FRESH_SECONDS)
         await self._look_at_sensors()
         held = [a for a in self._book if a.state not in _NOT_METERED and a.slices]
         meters = await asyncio.to_thread(self._read_all, held)

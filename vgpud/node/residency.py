@@ -76,7 +76,8 @@ class Residency:
             self._nudged.clear()
             pause = await self._look()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._nudged.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await self._nudged.wait()
 
     def nudge(self) -> None:
         """Something has changed: look now."""

@@ -105,7 +105,8 @@ class DraDoor:
                 self._complain(str(error), error.hint)
                 wait = self._pace.retry
             try:
-                await asyncio.wait_for(self._dirty.wait(), wait)
+                async with asyncio.timeout(wait):
+                    await self._dirty.wait()
             except TimeoutError:
                 continue
             await asyncio.sleep(self._pace.settle)

@@ -158,7 +158,8 @@ class KubeletDoor:
             self._dirty.clear()
             await self._renew()
             try:
-                await asyncio.wait_for(self._dirty.wait(), self._settings.check_seconds)
+                async with asyncio.timeout(self._settings.check_seconds):
+                    await self._dirty.wait()
             except TimeoutError:
                 continue
             await asyncio.sleep(self._pace.settle)

@@ -1,0 +1,39 @@
+"""The watch of residency ends when it is told to, whatever comes at the same moment."""
+
+import asyncio
+
+import pytest
+
+from vgpud.node.residency import Residency
+
+
+class Restless(Residency):
+    """With nothing to look at."""
+
+    def __init__(self) -> None:
+        self._nudged = asyncio.Event()
+
+    async def _look(self) -> float:
+        return 60.0
+
+
+async def ends(ticks: int) -> bool:
+    """Is it cancelled so many turns of the loop after a nudge?"""
+    watch = Restless()
+    task = asyncio.ensure_future(watch.run())
+    await asyncio.sleep(0.01)
+    watch.nudge()
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait((task,), timeout=5)
+    if not done:  # for the loop's own end
+        task.cancel()
+        await asyncio.wait((task,))
+    return bool(done)
+
+
+@pytest.mark.parametrize("ticks", range(5))
+def test_it_ends_though_it_is_nudged_at_that_moment(ticks: int) -> None:
+    """asyncio.wait_for lost the cancellation then, and vgpud did not stop."""
+    assert asyncio.run(ends(ticks))
