@@ -173,6 +173,8 @@ def test_what_is_shown_as_moved_can_be_moved_on(tmp_path: Path) -> None:
                 asyncio.ensure_future(w.keeper.suspend(away.id, ALICE)),
             ]
             await asyncio.sleep(0.02)
+            assert not any(other.done() for other in others)
+            assert devices_of(w.keeper.get(away.id)) == (uuid(1),)
             driver.closing.set()
             await asyncio.gather(first, *others)
             assert devices_of(w.keeper.get(away.id)) == (uuid(2),)
