@@ -111,6 +111,7 @@ calls = {
     "elapsed": lambda: call("cuEventElapsedTime", c.byref(number), event, event),
     "init": lambda: call("cuInit", 0),
     "capture": lambda: call("cuStreamBeginCapture_v2", stream, 2),
+    "clock": lambda: call("cuDeviceGetAttribute", c.byref(number), 13, 0),
     "end": lambda: call("cuEventDestroy_v2", event),
 }
 say(calls=list(calls))

@@ -180,6 +180,12 @@ class Swaps:
             return ()
         return self._preload.swaps(allocation.id)
 
+    def _others_go(self, allocation: Allocation) -> bool:
+        """Is room being made on its device? The first time that takes as long as the host's buffer."""
+        (part,) = allocation.slices
+        beside = self._book.allocations_on(part.device_uuid)
+        return any(other.state is State.SUSPENDING and other.id != allocation.id for other in beside)
+
     async def _until(self, allocation: Allocation, wanted: SwapPhase) -> None:
         """Every process says that it is there. Raises VgpuError(SUSPEND_FAILED)."""
         began = asked = time.monotonic()
@@ -190,7 +196,9 @@ class Swaps:
                 return
             if not any(swap.phase in (SwapPhase.HERE, SwapPhase.DRAINING) for swap in swaps):
                 drained = now
-            if not any(swap.phase is SwapPhase.COMING and swap.error for swap in swaps):
+            if self._others_go(allocation) or not any(
+                swap.phase is SwapPhase.COMING and swap.error for swap in swaps
+            ):
                 full = now
             held = sum(swap.movable_bytes for swap in swaps)
             most = _MOVE_SECONDS * (1 + held / _MOVE_BYTES)

@@ -295,6 +295,9 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
     CU_CHECK(dev >= 0 && dev < cu.device_count, CUDA_ERROR_INVALID_DEVICE);
     CU_CHECK(value != NULL && attribute > 0 && attribute < CU_DEVICE_ATTRIBUTE_MAX,
              CUDA_ERROR_INVALID_VALUE);
+    bool is_clock =
+        attribute == CU_DEVICE_ATTRIBUTE_CLOCK_RATE || attribute == CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE;
+    CU_CHECK(!is_clock || !cu_checkpointed(), CUDA_ERROR_OPERATING_SYSTEM); /* as an H200 does, 580.159.04 */
     if (card_attribute(attribute, dev, value))
         return CUDA_SUCCESS;
     *value = 0; /* what the card does not have */
