@@ -243,9 +243,8 @@ static void say(struct sched_member *member, const struct sched_tenant *tenant, 
     struct vgpu_turn turn = {.number = tenant->turn, .devices = tenant->held, .window_ns = UINT64_MAX};
     uint64_t ends_at = tenant->stuck ? tenant->joined_until : tenant->ends_at;
     turn.length_ns = ends_at == SCHED_NEVER ? VGPU_TURN_OPEN_ENDED : ends_at > now ? ends_at - now : 0;
-    turn.flags = tenant->free_running ? VGPU_TURN_FREE : 0;
-    if (!tenant->free_running && !tenant->open_ended)
-        turn.flags |= VGPU_TURN_WATCH;
+    bool endless = tenant->free_running && !tenant->stopping; /* who joins a turn that is over has an end, and keeps to it */
+    turn.flags = endless ? VGPU_TURN_FREE : tenant->open_ended ? 0 : VGPU_TURN_WATCH;
     EACH_HELD(tenant, d) {
         turn.flags |= tenant->places[d]->limits.quantum_us > 0 ? VGPU_TURN_BRIEF : 0;
         const struct sched_device *device = tenant->places[d]->device;
@@ -408,8 +407,10 @@ static void bypass(struct sched_tenant *tenant, uint64_t now)
     tenant->late |= bits;
     tenant->late_since = now;
     for (struct sched_member *m = tenant->members; m != NULL; m = m->next) {
-        if (m->state == SCHED_RUNNING)
+        if (m->state == SCHED_RUNNING) {
             m->state = SCHED_LATE;
+            sched_say_revoke(m);
+        }
         if (m->state == SCHED_LATE && m->wants) {
             note_waiting(tenant, now);
             tenant->wanted |= bits;

@@ -263,6 +263,7 @@ void sched_say_revoke(struct sched_member *member)
 {
     struct vgpu_message message = {.kind = VGPU_MSG_REVOKE, .version = VGPU_LEASE_VERSION};
     message.turn.number = member->turn;
+    touch(connection_of(member)->lease); /* a bypass is counted, whatever its process does */
     say(member, &message);
 }
 

@@ -110,10 +110,17 @@ static void close_gate(uint64_t now)
     gate.watching = false;
 }
 
+/* Nobody paces, nor watches the end of, a turn that is free: one with an end is as any other, whatever it says. */
+static void set_terms(const struct vgpu_turn *turn, uint64_t now)
+{
+    bool endless = turn->length_ns == VGPU_TURN_OPEN_ENDED;
+    gate.turn = *turn;
+    gate.ends_at = endless ? UINT64_MAX : now + turn->length_ns;
+    set_state(endless && (turn->flags & VGPU_TURN_FREE) != 0 ? FREE : OPEN);
+}
+
 static void open_turn(const struct vgpu_turn *turn, uint64_t now)
 {
-    gate.turn = *turn;
-    gate.ends_at = turn->length_ns == VGPU_TURN_OPEN_ENDED ? UINT64_MAX : now + turn->length_ns;
     gate.held = true;
     gate.wanted = false;
     gate.fresh = true;
@@ -124,15 +131,7 @@ static void open_turn(const struct vgpu_turn *turn, uint64_t now)
     gate.idle_ns = 0;
     gate.granted_at = turn->sent_ns < now && now - turn->sent_ns < TRANSIT_MAX_NS ? turn->sent_ns : now;
     __atomic_store_n(&vgpu_gate.allow, 0, __ATOMIC_SEQ_CST);
-    set_state((turn->flags & VGPU_TURN_FREE) != 0 ? FREE : OPEN);
-}
-
-/* The turn goes on, under other terms. */
-static void change_turn(const struct vgpu_turn *turn, uint64_t now)
-{
-    gate.turn = *turn;
-    gate.ends_at = turn->length_ns == VGPU_TURN_OPEN_ENDED ? UINT64_MAX : now + turn->length_ns;
-    set_state((turn->flags & VGPU_TURN_FREE) != 0 ? FREE : OPEN);
+    set_terms(turn, now);
 }
 
 static void note_launches(void)
@@ -432,7 +431,7 @@ void vgpu_gate_message(const struct vgpu_message *message)
     if (message->kind == VGPU_MSG_GRANT && message->turn.sent_ns != gate.grant_sent_ns) {
         gate.grant_sent_ns = message->turn.sent_ns; /* the line's thread reads what another has looked at */
         if (gate.state == OPEN && message->turn.number == gate.turn.number)
-            change_turn(&message->turn, now);
+            set_terms(&message->turn, now); /* it goes on, under other terms */
         else if (gate.state == CLOSED && !gate.held && vgpu_away_now())
             decline_turn(&message->turn, now);
         else

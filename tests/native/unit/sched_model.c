@@ -53,6 +53,8 @@ static struct client *client_of(struct sched_member *member)
 void sched_say_grant(struct sched_member *member, const struct vgpu_turn *turn)
 {
     struct client *client = client_of(member);
+    bool free_running = (turn->flags & VGPU_TURN_FREE) != 0; /* until it is revoked, which happens once */
+    CHECK(!free_running || (turn->length_ns == VGPU_TURN_OPEN_ENDED && !member->tenant->stopping));
     client->granted = true;
     client->revoked = false;
     client->turn = *turn;
@@ -79,6 +81,17 @@ static void come(unsigned t)
     CHECK(sched_tenant_add(&nodes[t].tenant, count, (const char (*)[VGPU_UUID_BYTES])uuids));
     nodes[t].there = true;
     memset(nodes[t].clients, 0, sizeof(nodes[t].clients));
+}
+
+/* With few tenants some are alone on their devices, and run free. */
+static unsigned leave_to(unsigned crowd)
+{
+    for (unsigned t = crowd; t < TENANTS; t++)
+        if (nodes[t].there) {
+            sched_tenant_remove(&nodes[t].tenant, now);
+            nodes[t].there = false;
+        }
+    return crowd;
 }
 
 static void change(unsigned t)
@@ -109,6 +122,7 @@ static void client_step(unsigned t, struct client *client)
             struct vgpu_turn done = client->turn;
             done.flags = dice(2) ? VGPU_TURN_MORE : 0;
             done.length_ns = dice(2) ? dice(2000000) : UINT64_MAX;
+            done.devices = dice(2) ? 1u << dice(DEVICES) : done.devices; /* each process uses its own */
             client->granted = false;
             sched_done(&client->member, &done, now);
             if (dice(30) == 0)
@@ -159,6 +173,17 @@ static void check_device(const struct sched_device *device)
         CHECK(!(somebody_may && holders == 0) || (device->next_place != NULL && waits_elsewhere(device->next_place->tenant)));
 }
 
+/* Who may launch, as far as it was told, has its tenant's turn. */
+static void check_gates(unsigned t)
+{
+    for (unsigned c = 0; nodes[t].there && c < MEMBERS; c++) {
+        const struct client *client = &nodes[t].clients[c];
+        bool over = client->revoked || now - client->granted_at >= client->turn.length_ns;
+        if (client->there && client->granted && !over)
+            CHECK(client->member.state == SCHED_RUNNING && nodes[t].tenant.held != 0);
+    }
+}
+
 /* From a managed start, with nothing running free: never two. */
 static void check_exclusive(void)
 {
@@ -174,6 +199,8 @@ static void check_exclusive(void)
             CHECK(turns <= 1 && (!single || device->busy == 1));
         check_device(device);
     }
+    for (unsigned t = 0; t < TENANTS; t++)
+        check_gates(t);
 }
 
 /* Everybody answers and nobody wants more: whoever waits must get a turn. */
@@ -403,8 +430,11 @@ int main(int argc, char **argv)
     seed = argc > 1 ? (unsigned)atoi(argv[1]) : 1;
     long steps = argc > 2 ? atol(argv[2]) : 100000;
     uint64_t next = SCHED_NEVER;
+    unsigned crowd = TENANTS;
     for (step = 0; step < steps; step++) {
-        unsigned t = dice(TENANTS);
+        if (dice(2000) == 0)
+            crowd = leave_to(2 + dice(TENANTS - 1));
+        unsigned t = dice(crowd);
         if (!nodes[t].there) {
             come(t);
             change(t);
