@@ -142,9 +142,14 @@ def test_a_tenant_without_an_arbiter_keeps_its_share(card: Card) -> None:
 def test_a_tenant_of_two_devices_is_not_deadlocked_by_another(card: Card) -> None:
     leases = [card.lease(name, CONSERVING, 50, devices=2) for name in "ab"]
     single = card.lease("c", CONSERVING, 50)
-    processes = [card.spin(lease, 2.0, "--device", device) for lease in leases for device in ("0", "1")]
-    processes.append(card.spin(single, 2.0))
-    assert min(percent(process) for process in processes) > 0
+    for lease in leases:
+        for device in ("0", "1"):
+            card.spin(lease, LONG, "--device", device)
+    card.spin(single, LONG)
+    got = span(*leases, *leases, single, ordinals=(0, 0, 1, 1, 0), turns=0, seconds=1.5)
+    assert min(got.used) > 0, got  # one that joins a turn on the other device begins none
+    here = [got.used[0], got.used[1], got.used[4]]
+    assert got.used[4] > 0.15 * sum(here), got  # a third of its device
 
 
 def test_processes_of_one_tenant_on_two_devices_both_run(card: Card) -> None:

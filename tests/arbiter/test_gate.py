@@ -1,0 +1,76 @@
+"""What a process does with what an arbiter tells it: this one says things that the real one would not."""
+
+import socket
+import struct
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.arbiter.conftest import LONG, Card
+from vgpud import lease_layout as layout
+from vgpud.lease import SharePolicy
+
+REGISTER, WELCOME, WANT, DONE, GRANT, REVOKE = 1, 2, 4, 5, 6, 7
+FREE, WATCH = 1, 2
+OPEN_ENDED = 2**64 - 1
+MESSAGE = struct.Struct("<4IqQQQIIQ24x")  # head, value; turn: number, length, window, flags, devices, sent
+WINDOW_NS = 2_000_000
+
+
+class Line:
+    """To one process, by way of its registration."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self.line = line
+        self.slot = 0
+        line.settimeout(20)
+        self.until(REGISTER, 0)
+        self.say(WELCOME, 0)
+
+    def say(self, kind: int, number: int, length_ns: int = 0, flags: int = 0) -> None:
+        turn = (number, length_ns, WINDOW_NS, flags, 1, time.monotonic_ns())
+        self.line.send(MESSAGE.pack(kind, layout.VERSION, self.slot, 1, 1, *turn))
+
+    def until(self, kind: int, number: int) -> None:
+        """Reads on until a message of this kind comes, about this turn."""
+        said: tuple[int, int] = (0, 0)
+        while said != (kind, number):
+            words = MESSAGE.unpack(self.line.recv(MESSAGE.size))
+            said, self.slot = (words[0], words[5]), words[2]
+
+
+@pytest.fixture
+def line(card: Card) -> Iterator[Line]:
+    """Of a process that has work without end, and wants a turn."""
+    lease = card.lease("a", SharePolicy.WORK_CONSERVING, 50)
+    card.kill_arbiter()
+    path = lease / layout.ARBITER_SOCKET
+    path.unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        listener.settimeout(20)
+        card.spin(lease, LONG)
+        accepted, _ = listener.accept()
+        with accepted:
+            line = Line(accepted)
+            line.until(WANT, 0)
+            yield line
+
+
+def test_a_turn_without_pacing_ends_when_it_is_revoked(line: Line) -> None:
+    line.say(GRANT, 1, OPEN_ENDED, FREE)
+    line.say(REVOKE, 1)
+    line.until(DONE, 1)
+
+
+def test_a_turn_with_an_end_is_given_back_then_also_if_it_is_said_to_need_no_pacing(line: Line) -> None:
+    line.say(GRANT, 1, 5_000_000, FREE)
+    line.until(DONE, 1)
+
+
+def test_a_turn_without_end_has_one_when_that_is_said(line: Line) -> None:
+    line.say(GRANT, 1, OPEN_ENDED)
+    line.say(GRANT, 1, 5_000_000, WATCH)
+    line.until(DONE, 1)
