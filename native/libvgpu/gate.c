@@ -6,19 +6,18 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "arbiter_link.h"
 #include "away.h"
 #include "capture.h"
+#include "clock.h"
 #include "drain.h"
 #include "duty.h"
 #include "lease_open.h"
 #include "pace.h"
 #include "tenant.h"
 
-#define FREE_BATCH 4096u        /* launches between two looks while nobody limits them */
 #define WATCH_NS 250000         /* between two looks for idleness */
 #define WATCH_BRIEF_NS 80000    /* of a tenant that wishes short turns */
 #define SPIN_LEAD_NS 400000u    /* a thread that sleeps may wake 200 us late, and a drain may be over early */
@@ -72,19 +71,6 @@ static struct {
 static pthread_mutex_t one_drains = PTHREAD_MUTEX_INITIALIZER; /* thread at a time */
 static pthread_mutex_t one_spins = PTHREAD_MUTEX_INITIALIZER;
 
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-static void pause_ns(uint64_t ns)
-{
-    struct timespec pause = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
-    nanosleep(&pause, NULL);
-}
-
 static enum state state_now(void)
 {
     return __atomic_load_n(&gate.state, __ATOMIC_ACQUIRE);
@@ -92,10 +78,15 @@ static enum state state_now(void)
 
 /* --- below: with the lock held */
 
+static uint64_t free_until(void)
+{
+    return vgpu_gate.count + vgpu_pace_free(gate.limits->device_count);
+}
+
 static void set_state(enum state state)
 {
     if (state == CLOSED || state == FREE)
-        __atomic_store_n(&vgpu_gate.allow, state == FREE ? vgpu_gate.count + FREE_BATCH : 0, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&vgpu_gate.allow, state == FREE ? free_until() : 0, __ATOMIC_SEQ_CST);
     __atomic_store_n(&gate.state, state, __ATOMIC_RELEASE);
     __atomic_add_fetch(&gate.epoch, 1, __ATOMIC_SEQ_CST);
     if (gate.waiting > 0)
@@ -146,7 +137,7 @@ static void send_message(uint32_t kind, uint32_t flags, int64_t idle_ns)
 {
     struct vgpu_message message = {.kind = kind, .version = VGPU_LEASE_VERSION, .slot = gate.slot};
     message.turn = (struct vgpu_turn){
-        .number = gate.turn.number, .length_ns = (uint64_t)idle_ns, .flags = flags, .devices = vgpu_pace_devices()};
+        .number = gate.turn.number, .length_ns = (uint64_t)idle_ns, .flags = flags, .devices = vgpu_pace_declare()};
     message.turn.sent_ns = now_ns();
     vgpu_link_send(&message); /* a line that broke is noticed by its thread */
 }
@@ -340,6 +331,15 @@ static bool pace(CUstream stream, int per_thread)
     }
 }
 
+/* The turn is not one on a device that is launched to now for the first time: the next will be. */
+static void end_if_stray(void)
+{
+    pthread_mutex_lock(&gate.lock);
+    if (gate.linked && gate.held && gate.state != CLOSED)
+        end_turn(now_ns());
+    pthread_mutex_unlock(&gate.lock);
+}
+
 static CUresult look(CUstream stream, int per_thread)
 {
     bool limited;
@@ -355,12 +355,14 @@ static CUresult look(CUstream stream, int per_thread)
         return CUDA_SUCCESS;
     vgpu_pace_touch(stream, per_thread);
     for (;;) {
+        if (vgpu_pace_strays())
+            end_if_stray();
         enum state state = state_now();
         if (state == FREE) {
             pthread_mutex_lock(&gate.lock);
             note_launches();
             if (gate.state == FREE)
-                __atomic_store_n(&vgpu_gate.allow, vgpu_gate.count + FREE_BATCH, __ATOMIC_SEQ_CST);
+                __atomic_store_n(&vgpu_gate.allow, free_until(), __ATOMIC_SEQ_CST);
             pthread_mutex_unlock(&gate.lock);
             return CUDA_SUCCESS;
         }
@@ -497,11 +499,9 @@ static int64_t own_turn(uint64_t now)
         close_gate(now);
     if (gate.waiting > 0 && !gate.held && gate.state == CLOSED && !away) {
         double share = own_share();
-        uint64_t length = share < 0 ? 0 : vgpu_duty_turn(&gate.duty, share, now, &wait);
+        uint64_t length = share < 0 ? VGPU_TURN_OPEN_ENDED : vgpu_duty_turn(&gate.duty, share, now, &wait);
         struct vgpu_turn turn = {.number = gate.turn.number + 1, .length_ns = length, .window_ns = DUTY_WINDOW_NS};
         turn.flags = share < 0 ? VGPU_TURN_FREE : VGPU_TURN_WATCH;
-        if (share < 0)
-            turn.length_ns = VGPU_TURN_OPEN_ENDED;
         if (turn.length_ns > 0) {
             open_turn(&turn, now);
             wait = 0;

@@ -3,9 +3,9 @@
 #include <pthread.h>
 #include <sched.h>
 #include <string.h>
-#include <time.h>
 
 #include "capture.h"
+#include "clock.h"
 #include "device.h"
 #include "drain.h"
 #include "functions.h"
@@ -15,6 +15,8 @@
 #define RING 32u          /* markers of one context in flight */
 #define DEPTH_MIN 2u      /* launches in flight, however long they are */
 #define BATCH_MAX 2048u
+#define FREE_BATCH 4096u  /* launches between two looks while nobody limits them */
+#define STRAY_BATCH 61u   /* and while one may be the first on a device that is somebody else's now */
 #define LONG_BATCH 1u     /* batches up to this get a marker behind, too: long launches are measured each */
 #define WAIT_MIN_NS 2000u
 #define ARRIVE_MAX_NS 500000u
@@ -39,17 +41,14 @@ struct flow {
 static struct flow flows[VGPU_CONTEXTS_MAX];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread bool mark_after;
-
-static uint64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
+static uint32_t launched_to; /* devices, as bits */
+static uint32_t declared;    /* of them, those that the arbiter was told of; all, if none could be told */
 
 void vgpu_pace_reset(void)
 {
     memset(flows, 0, sizeof(flows));
+    launched_to = 0;
+    declared = 0;
     pthread_mutex_init(&lock, NULL);
 }
 
@@ -85,6 +84,15 @@ static struct flow *flow_find(CUcontext context)
     return NULL;
 }
 
+static void note_devices(void)
+{
+    uint32_t devices = 0;
+    for (unsigned i = 0; i < VGPU_CONTEXTS_MAX; i++)
+        if (flows[i].context != NULL && flows[i].device != VGPU_NOT_IN_LEASE)
+            devices |= 1u << flows[i].device;
+    __atomic_store_n(&launched_to, devices, __ATOMIC_RELAXED);
+}
+
 static struct flow *flow_get(CUcontext context)
 {
     CUdevice device;
@@ -97,6 +105,7 @@ static struct flow *flow_get(CUcontext context)
                                                                             : VGPU_NOT_IN_LEASE;
     flow->run = launched();
     flow->run_seen_ns = now_ns();
+    note_devices();
     return flow;
 }
 
@@ -234,15 +243,26 @@ void vgpu_pace_touch(CUstream stream, int per_thread)
     pthread_mutex_unlock(&lock);
 }
 
-uint32_t vgpu_pace_devices(void)
+uint32_t vgpu_pace_declare(void)
 {
-    uint32_t devices = 0;
+    uint32_t devices = __atomic_load_n(&launched_to, __ATOMIC_RELAXED);
+    __atomic_store_n(&declared, devices != 0 ? devices : UINT32_MAX, __ATOMIC_RELAXED);
+    return devices;
+}
+
+bool vgpu_pace_strays(void)
+{
+    return (__atomic_load_n(&launched_to, __ATOMIC_RELAXED) & ~__atomic_load_n(&declared, __ATOMIC_RELAXED)) != 0;
+}
+
+uint64_t vgpu_pace_free(uint32_t device_count)
+{
+    uint32_t others = ((1u << device_count) - 1) & ~__atomic_load_n(&declared, __ATOMIC_RELAXED);
     pthread_mutex_lock(&lock);
     for (unsigned i = 0; i < VGPU_CONTEXTS_MAX; i++)
-        if (flows[i].context != NULL && flows[i].device != VGPU_NOT_IN_LEASE)
-            devices |= 1u << flows[i].device;
+        flows[i].used = flows[i].context != NULL;
     pthread_mutex_unlock(&lock);
-    return devices;
+    return others != 0 && device_count > 1 ? STRAY_BATCH : FREE_BATCH;
 }
 
 uint64_t vgpu_pace_ahead(void)
@@ -330,5 +350,6 @@ void vgpu_pace_forget(CUcontext context)
     struct flow *flow = context != NULL ? flow_find(context) : NULL;
     if (flow != NULL)
         memset(flow, 0, sizeof(*flow)); /* its events end with it */
+    note_devices();
     pthread_mutex_unlock(&lock);
 }

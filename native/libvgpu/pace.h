@@ -28,8 +28,14 @@ void vgpu_pace_mark_after(CUstream stream, int per_thread, uint64_t weight);
 /* Takes note of the context that is launched to. */
 void vgpu_pace_touch(CUstream stream, int per_thread);
 
-/* Devices (bits of the lease) on which this process has launched. */
-uint32_t vgpu_pace_devices(void);
+/* While nobody limits this process: so many launches may follow without a look, to any context. */
+uint64_t vgpu_pace_free(uint32_t device_count);
+
+/* Devices (bits of the lease) on which this process has launched, to tell the arbiter. */
+uint32_t vgpu_pace_declare(void);
+
+/* Has it launched on one that the arbiter was not told of? Its turn may not be one on that. */
+bool vgpu_pace_strays(void);
 
 /* Nanoseconds, as far as known, until what this process has in flight has run. */
 uint64_t vgpu_pace_ahead(void);

@@ -3,7 +3,8 @@
  *
  *   vgpu-spin --kernel-us D [--rate R] [--mode MODE] [--seconds S] [--report-ms W] [--begin-at NS] [--device N]
  *     MODE: eager (default), graph (40 kernels each), cooperative, streams (4), callbacks (a host function behind
- *     each kernel), multi (one cooperative launch on this device and the next), green (two green contexts, a stream each)
+ *     each kernel), multi (one cooperative launch on this device and the next), both (one launch on each of them),
+ *     green (two green contexts, a stream each)
  *     R: loop iterations in a microsecond, from a run with --calibrate on the idle device
  *   vgpu-spin --kernel-us D --every-us P --burst K     a latency-sensitive client: K kernels every P, timed
  *   vgpu-spin --calibrate                              measures R
@@ -111,6 +112,7 @@ static void CUDA_CB called_back(void *unused)
 
 /* On the next device; its kernels count into memory of their own. */
 static struct {
+    CUcontext first; /* of this device */
     CUcontext context;
     CUfunction kernel;
     CUstream stream;
@@ -121,6 +123,7 @@ static void open_next_device(CUcontext first)
 {
     CUdevice device;
     CUmodule module;
+    beside.first = first;
     DO(cuDeviceGet(&device, want.device + 1));
     DO(cuDevicePrimaryCtxRetain(&beside.context, device));
     DO(cuCtxSetCurrent(beside.context));
@@ -140,6 +143,14 @@ static void launch_on_both(CUstream stream, void **parameters)
     DO(cuLaunchCooperativeKernelMultiDevice(list, 2, 0));
 }
 
+static void launch_beside(void)
+{
+    void *parameters[] = {&run.iterations, &beside.counter, &beside.counter};
+    DO(cuCtxSetCurrent(beside.context));
+    DO(cuLaunchKernel(beside.kernel, run.grid, 1, 1, BLOCK, 1, 1, 0, beside.stream, parameters, NULL));
+    DO(cuCtxSetCurrent(beside.first));
+}
+
 static void launch(CUstream stream)
 {
     void *parameters[] = {&run.iterations, &run.counter, &run.host_device};
@@ -149,6 +160,8 @@ static void launch(CUstream stream)
         DO(cuLaunchCooperativeKernel(run.kernel, run.grid, 1, 1, BLOCK, 1, 1, 0, stream, parameters));
     else
         DO(cuLaunchKernel(run.kernel, run.grid, 1, 1, BLOCK, 1, 1, 0, stream, parameters, NULL));
+    if (strcmp(want.mode, "both") == 0)
+        launch_beside();
     if (strcmp(want.mode, "callbacks") == 0)
         DO(cuLaunchHostFunc(stream, called_back, NULL));
 }
@@ -194,7 +207,7 @@ static void open_device(void)
         DO(cuStreamCreate(&run.streams[i], CU_STREAM_NON_BLOCKING));
     if (strcmp(want.mode, "green") == 0)
         make_green(device);
-    if (strcmp(want.mode, "multi") == 0)
+    if (strcmp(want.mode, "multi") == 0 || strcmp(want.mode, "both") == 0)
         open_next_device(context);
     run.grid = (unsigned)sms * 8; /* eight blocks of 256 fill an SM of 2048 threads */
     run.iterations = (uint64_t)(want.kernel_us * want.rate);

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.arbiter.conftest import LONG, Card, answer, counters, had, holds_alone, percent, span, work
 from vgpud import lease_layout as layout
 from vgpud.lease import SharePolicy, write_lease
@@ -166,10 +168,12 @@ def test_processes_of_one_tenant_on_two_devices_both_run(card: Card) -> None:
     assert counters(lent, ordinal=1)["waited_ns"] < 2e8
 
 
-def test_a_launch_on_several_devices_at_once_has_a_turn_on_each(card: Card) -> None:
+@pytest.mark.parametrize("mode", ["multi", "both"])
+def test_a_process_on_several_devices_has_a_turn_on_each(card: Card, mode: str) -> None:
+    """By one launch on all, and by launches on one after the other: those to the first need no turn."""
     both = card.lease("a", CONSERVING, 50, devices=2)
     single = card.lease("b", CONSERVING, 50, first_device=1)
-    card.spin(both, LONG, "--mode", "multi")
+    card.spin(both, LONG, "--mode", mode)
     card.spin(single, LONG)
     got = span(both, single, ordinals=(1, 0))
     assert 30 < got.parts[0] < 70, got
