@@ -86,7 +86,9 @@ class Residency:
     async def admit(self, made: Allocation) -> Allocation:
         """A new tenant on a device with turns that has no room for it now waits for its turn. One that cannot
         be suspended meets an out-of-memory error of the card at worst, as without turns."""
-        if self._rules(made).turn_seconds is None or not self._is_crowded(made):
+        if self._rules(made).turn_seconds is None:
+            return made
+        if not self._is_crowded(made):
             await self.around.kept.make_way(made)
             return made
         try:
