@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -228,6 +229,10 @@ def test_cut_after_every_step(cut_node: DemoNode) -> None:
     end(node, tenant, name)
 
 
+def is_all_on(node: DemoNode, device: int) -> bool:
+    return in_use(node) == [device]
+
+
 def test_a_resumption_that_is_cut_as_it_is_taken_back(cut_node: DemoNode) -> None:
     """What it had brought back was saved where it is now, not where it was before."""
     node = cut_node
@@ -243,7 +248,7 @@ def test_a_resumption_that_is_cut_as_it_is_taken_back(cut_node: DemoNode) -> Non
         assert lost.value.code is ErrorCode.UNREACHABLE
         node.start(fault_point=following)
         assert states(node) == {name: "active"}
-        eventually(lambda at=to: in_use(node) == [at], "all are there")  # type: ignore[misc]
+        eventually(partial(is_all_on, node, to), "all are there")
         assert goes_on(tenant)
     end(node, tenant, name)
 

@@ -41,7 +41,7 @@ class Stack:
     frames: dict[int, int]
     stale: dict[int, int] = field(default_factory=dict)
     call: bytes = CALL
-    library: bytes = b""
+    libc: bytes = b""
 
     def memory(self, address: int, size: int) -> bytes:
         if SP <= address < SP + 4096:
@@ -49,8 +49,8 @@ class Stack:
             for offset, word in {**self.frames, **self.stale}.items():
                 struct.pack_into("<Q", made, offset, word)
             return bytes(made[address - SP : address - SP + size])
-        if self.library and LIBC_FILE <= address < LIBC_FILE + len(self.library):
-            return self.library[address - LIBC_FILE :][:size]
+        if self.libc and LIBC_FILE <= address < LIBC_FILE + len(self.libc):
+            return self.libc[address - LIBC_FILE :][:size]
         return NO_CALL if address + len(CALL) in self.stale.values() else self.call
 
 
@@ -212,9 +212,9 @@ def test_the_c_librarys_frames_are_known_exactly() -> None:
     stale = {24: CUDA + 0x1B2C3, 32: CUDA + 0x3400}
     frames = {0: LIBC + 0x9A8F1, 48: PROGRAM + 0x11F0, 120: PROGRAM + 0x99, 400: PROGRAM + 3}
     assert blocked(Stack({**frames, **stale}))  # as far as can be told without
-    assert not blocked(Stack({**frames, **stale}, library=LIBRARY))
-    assert blocked(Stack({**frames, 24: BLAS + 9, 48: CUDA + 0x3400}, library=LIBRARY))
-    assert not blocked(Stack({**frames, 24: CUDA + 9, 48: 12}, library=LIBRARY))
+    assert not blocked(Stack({**frames, **stale}, libc=LIBRARY))
+    assert blocked(Stack({**frames, 24: BLAS + 9, 48: CUDA + 0x3400}, libc=LIBRARY))
+    assert not blocked(Stack({**frames, 24: CUDA + 9, 48: 12}, libc=LIBRARY))
 
 
 WORDS = st.one_of(

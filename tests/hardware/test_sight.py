@@ -21,7 +21,7 @@ def test_who_is_gone_sees_none() -> None:
 def test_a_container_sees_the_nodes_that_it_has(tmp_path: Path) -> None:
     """/dev/null and /dev/zero stand for two devices, as no other character devices are everywhere."""
     host, proc = tmp_path / "host", tmp_path / "proc"
-    root = proc / "7/root/dev"
+    root = proc / "7" / "root" / "dev"
     for folder in (host / "dev", root, proc / "7/ns", proc / "self/ns"):
         folder.mkdir(parents=True)
     (proc / "self/ns/mnt").symlink_to("mnt:[1]")

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tests.node.world import ALICE, ROOT, FakeGateway, World, device, request, world
-from vgpud.hardware.suspender import ProcessState
+from vgpud.hardware.suspender import ProcessState, Suspender
 from vgpud.model.device import Device, Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, Edits, Isolation, Mode, Selector, Slice, State
@@ -60,7 +60,7 @@ class Driver:
 async def sleeping(folder: Path, **asked: Any) -> AsyncIterator[tuple[World, Driver, Allocation]]:
     """A tenant of one process, suspended on the first of four devices."""
     driver = Driver({os.getpid(): ProcessState.RUNNING})
-    async with world(folder, FakeGateway(NODE), driver) as w:  # type: ignore[arg-type]
+    async with world(folder, FakeGateway(NODE), cast(Suspender, driver)) as w:
         w.effectors[Mode.PRELOAD].pids = w.effectors[Mode.EXCLUSIVE].pids = (os.getpid(),)
         held = await w.keeper.allocate(request("r", **asked))
         away = await w.keeper.suspend(held.id, ALICE)
