@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,7 +15,6 @@
 #include <unistd.h>
 
 #include "gate.h"
-#include "thread.h"
 
 #define RETRY_MS_MIN 20
 #define RETRY_MS_MAX 100
@@ -173,6 +173,24 @@ static void *keep(void *unused)
     return NULL;
 }
 
+/* The thread takes no signal of the program's: all are blocked in it from its first instruction. */
+static void start_thread(void)
+{
+    pthread_attr_t attributes;
+    pthread_t thread;
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    if (pthread_attr_init(&attributes) != 0)
+        return;
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    (void)pthread_create(&thread, &attributes, keep, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+}
+
 static void set_address(const char *folder)
 {
     line.address.sun_family = AF_UNIX;
@@ -193,7 +211,7 @@ int vgpu_link_start(const char *folder, struct vgpu_usage *usage, uint32_t slot)
         return -ESHUTDOWN;
     if (error != 0)
         vgpu_gate_unlinked();
-    (void)vgpu_thread_start(keep, STACK_BYTES);
+    start_thread();
     return 0;
 }
 

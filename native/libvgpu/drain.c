@@ -1,11 +1,11 @@
 #include "drain.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <string.h>
 
 #include "functions.h"
-#include "thread.h"
 
 #define STACK_BYTES (128 * 1024)
 
@@ -78,7 +78,19 @@ static void *serve(void *unused)
 
 static void start(void)
 {
-    started = vgpu_thread_start(serve, STACK_BYTES);
+    pthread_attr_t attributes;
+    pthread_t thread;
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    if (pthread_attr_init(&attributes) != 0)
+        return;
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    started = pthread_create(&thread, &attributes, serve, NULL) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
 }
 
 void vgpu_drain_thread_ask(CUcontext context)

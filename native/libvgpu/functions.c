@@ -41,12 +41,11 @@ bool vgpu_library_load(enum vgpu_library library)
 
 void *vgpu_real_found(enum vgpu_function_id id)
 {
-    const struct vgpu_function *function = &vgpu_functions[id];
-    void *handle = library_handle(function->library, RTLD_NOLOAD);
+    void *handle = library_handle(vgpu_functions[id].library, RTLD_NOLOAD);
     if (handle == NULL)
         return NULL;
-    void *real = vgpu_libc_dlsym()(handle, function->name);
-    if (real == function->wrapper) /* our own export is not the driver */
+    void *real = vgpu_libc_dlsym()(handle, vgpu_functions[id].name);
+    if (real == vgpu_functions[id].wrapper) /* our own export is not the driver */
         return NULL;
     __atomic_store_n(&vgpu_reals[id], real, __ATOMIC_RELEASE);
     return real;

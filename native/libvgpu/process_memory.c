@@ -1,13 +1,13 @@
 #include "process_memory.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "arbiter_link.h"
 #include "functions.h"
 #include "tenant.h"
-#include "thread.h"
 
 #define PROCESSES_MAX 1024u /* on one device; more than a card can have contexts */
 #define STACK_BYTES (256 * 1024)
@@ -42,7 +42,19 @@ static void *warm(void *unused)
 
 void vgpu_process_memory_warm(void)
 {
-    (void)vgpu_thread_start(warm, STACK_BYTES);
+    pthread_attr_t attributes;
+    pthread_t thread;
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    if (pthread_attr_init(&attributes) != 0)
+        return;
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* the thread takes no signal of the program's */
+    (void)pthread_create(&thread, &attributes, warm, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
 }
 
 static bool handle_of(unsigned device, nvmlDevice_t *handle)
