@@ -83,8 +83,7 @@ static void control_accept(struct source *listener, uint32_t events)
     if (fd < 0)
         return;
     struct source *source = NULL;
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 &&
-        (peer.uid == 0 || peer.uid == geteuid()))
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && (peer.uid == 0 || peer.uid == geteuid()))
         source = calloc(1, sizeof(*source));
     if (source != NULL) {
         *source = (struct source){.fd = fd, .ready = control_ready, .destroy = control_destroy};

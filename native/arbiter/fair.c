@@ -22,8 +22,7 @@ bool fair_active(const struct sched_place *place, uint64_t now)
     const struct sched_tenant *tenant = place->tenant;
     if (!fair_present(place))
         return false;
-    return tenant->held != 0 || tenant->wanted != 0 ||
-           (tenant->last_held != 0 && now - tenant->last_held < ACTIVE_NS);
+    return tenant->held != 0 || tenant->wanted != 0 || (tenant->last_held != 0 && now - tenant->last_held < ACTIVE_NS);
 }
 
 static double asked(const struct sched_place *place)

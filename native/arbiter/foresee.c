@@ -44,8 +44,9 @@ static uint64_t look_out(const struct sched_device *device, uint64_t now)
     if (!device->managed || device->wisher == NULL || device->active < 2 || !fair_active(device->wisher, now))
         return SCHED_NEVER;
     const struct sched_tenant *tenant = device->wisher->tenant;
-    bool foretold = device->wisher->holding ? lull_window(&tenant->busy, tenant->granted_at, &from, &until)
-                    : tenant->wanted == 0 && lull_window(&tenant->idle, tenant->last_held, &from, &until);
+    bool foretold = device->wisher->holding
+                        ? lull_window(&tenant->busy, tenant->granted_at, &from, &until)
+                        : tenant->wanted == 0 && lull_window(&tenant->idle, tenant->last_held, &from, &until);
     if (!foretold || now >= until)
         return SCHED_NEVER;
     if (now < from)

@@ -5,12 +5,12 @@
 #include "scheduler.h"
 #include "together.h"
 
-#define EACH_HELD(tenant, d)                                                                                      \
-    for (uint32_t d = 0; d < (tenant)->device_count; d++)                                                         \
+#define EACH_HELD(tenant, d)                              \
+    for (uint32_t d = 0; d < (tenant)->device_count; d++) \
         if (((tenant)->held >> d & 1) != 0)
 
-#define EACH_WANTED(tenant, d)                                                                                    \
-    for (uint32_t d = 0; d < (tenant)->device_count; d++)                                                         \
+#define EACH_WANTED(tenant, d)                            \
+    for (uint32_t d = 0; d < (tenant)->device_count; d++) \
         if ((together_missing(tenant) >> d & 1) != 0)
 
 /* 0: the tenant may have a turn now; else nanoseconds that its `hard` share makes it wait. */

@@ -13,8 +13,7 @@ static off_t slot_offset(uint32_t slot)
 
 static struct flock slot_range(uint32_t slot, short type)
 {
-    return (struct flock){
-        .l_type = type, .l_whence = SEEK_SET, .l_start = slot_offset(slot), .l_len = 1};
+    return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = slot_offset(slot), .l_len = 1};
 }
 
 uint32_t page_owner(int usage_fd, uint32_t slot)
@@ -66,8 +65,7 @@ static void clear(int usage_fd, uint32_t index)
     if (pread(usage_fd, &slot, sizeof(slot), slot_offset(index)) != (ssize_t)sizeof(slot))
         return; /* truncated by its own tenant: there is nothing to give back */
     retire(usage_fd, &slot);
-    (void)!pwrite(usage_fd, (const char *)&zero + head, sizeof(zero) - head,
-                  slot_offset(index) + (off_t)head);
+    (void)!pwrite(usage_fd, (const char *)&zero + head, sizeof(zero) - head, slot_offset(index) + (off_t)head);
     (void)!pwrite(usage_fd, &zero, head, slot_offset(index));
 }
 

@@ -34,8 +34,7 @@ static bool lease_closed(const struct lease *lease)
 {
     uint32_t state = 0;
     off_t at = (off_t)offsetof(struct vgpu_limits, state);
-    return pread(lease->limits_fd, &state, sizeof(state), at) == (ssize_t)sizeof(state) &&
-           state == VGPU_LEASE_CLOSED;
+    return pread(lease->limits_fd, &state, sizeof(state), at) == (ssize_t)sizeof(state) && state == VGPU_LEASE_CLOSED;
 }
 
 /* Forgets processes of a slot that another process holds by now (the old one exec'd or closed its files). */
@@ -50,8 +49,7 @@ static void forget_former(struct lease *lease, const struct process *now)
 
 static struct vgpu_message answer(struct lease *lease, int32_t pid, const struct vgpu_message *request)
 {
-    struct vgpu_message reply = {
-        .kind = VGPU_MSG_REFUSED, .version = VGPU_LEASE_VERSION, .slot = request->slot};
+    struct vgpu_message reply = {.kind = VGPU_MSG_REFUSED, .version = VGPU_LEASE_VERSION, .slot = request->slot};
     int error = 0;
     if (request->kind != VGPU_MSG_REGISTER || request->slot >= VGPU_MAX_SLOTS) {
         reply.value = EINVAL;
@@ -82,8 +80,7 @@ static void connection_ready(struct source *source, uint32_t events)
     ssize_t size = recv(source->fd, &request, sizeof(request), MSG_TRUNC);
     if (size < 0 && (errno == EAGAIN || errno == EINTR) && !(events & (EPOLLHUP | EPOLLERR)))
         return;
-    if (size != (ssize_t)sizeof(request) ||
-        getsockopt(source->fd, SOL_SOCKET, SO_PEERCRED, &peer, &peer_size) != 0) {
+    if (size != (ssize_t)sizeof(request) || getsockopt(source->fd, SOL_SOCKET, SO_PEERCRED, &peer, &peer_size) != 0) {
         lease_hold(lease); /* the connection does already: this cannot fail */
         connection_close(connection);
         process_sweep(lease);
@@ -111,8 +108,7 @@ void register_accept(struct source *source, uint32_t events)
     int fd = loop_accept(source->fd);
     if (fd < 0)
         return;
-    struct connection *connection =
-        lease->connection_count < CONNECTIONS_MAX ? calloc(1, sizeof(*connection)) : NULL;
+    struct connection *connection = lease->connection_count < CONNECTIONS_MAX ? calloc(1, sizeof(*connection)) : NULL;
     if (connection == NULL || !lease_hold(lease)) {
         free(connection);
         close(fd);

@@ -243,15 +243,15 @@ static void say(struct sched_member *member, const struct sched_tenant *tenant, 
     struct vgpu_turn turn = {.number = tenant->turn, .devices = tenant->held, .window_ns = UINT64_MAX};
     uint64_t ends_at = tenant->stuck ? tenant->joined_until : tenant->ends_at;
     turn.length_ns = ends_at == SCHED_NEVER ? VGPU_TURN_OPEN_ENDED : ends_at > now ? ends_at - now : 0;
-    bool endless = tenant->free_running && !tenant->stopping; /* who joins a turn that is over has an end, and keeps to it */
+    bool endless = tenant->free_running &&
+                   !tenant->stopping; /* who joins a turn that is over has an end, and keeps to it */
     turn.flags = endless ? VGPU_TURN_FREE : tenant->open_ended ? 0 : VGPU_TURN_WATCH;
     EACH_HELD(tenant, d) {
         turn.flags |= tenant->places[d]->limits.quantum_us > 0 ? VGPU_TURN_BRIEF : 0;
         const struct sched_device *device = tenant->places[d]->device;
         bool is_short = (device->wisher != NULL && device->wisher != tenant->places[d]) ||
                         fair_outranked(tenant->places[d]);
-        uint64_t window = is_short ? WINDOW_SHORT_NS
-                          : tenant->open_ended ? WINDOW_LENT_NS : fair_window(device, now);
+        uint64_t window = is_short ? WINDOW_SHORT_NS : tenant->open_ended ? WINDOW_LENT_NS : fair_window(device, now);
         turn.flags |= is_short ? VGPU_TURN_SHORT : 0;
         turn.window_ns = window < turn.window_ns ? window : turn.window_ns;
     }
@@ -590,7 +590,8 @@ uint64_t sched_run(uint64_t now)
     while (try_devices(now))
         continue;
     for (struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next)
-        if (tenant->held != 0 && tenant->open_ended && !tenant->stopping) /* it may just have got what others wait for */
+        if (tenant->held != 0 && tenant->open_ended &&
+            !tenant->stopping) /* it may just have got what others wait for */
             make_room(tenant, now);
     uint64_t next = foresee(devices, now);
     for (const struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next)

@@ -19,11 +19,11 @@
 #define SCHED_NEVER UINT64_MAX
 /* After a turn's end; then the next tenant is let in beside. A quarter of it for who needed it just before. */
 #define SCHED_DRAIN_BOUND_NS 100000000ull
-#define SCHED_DEBT_WAIT_NS 1000000000ull  /* longest wait that the debt of one long kernel can cost */
-#define SCHED_STARVED_NS 1000000000ull    /* who has waited so long is next, whatever its priority */
+#define SCHED_DEBT_WAIT_NS 1000000000ull /* longest wait that the debt of one long kernel can cost */
+#define SCHED_STARVED_NS 1000000000ull   /* who has waited so long is next, whatever its priority */
 
 struct sched_limits {
-    uint32_t share; /* hundredths of a percent */
+    uint32_t share;  /* hundredths of a percent */
     uint32_t policy; /* enum vgpu_share_policy */
     int32_t priority;
     uint32_t quantum_us; /* 0: no wish */
@@ -45,7 +45,7 @@ struct sched_device {
     double weights;     /* of all active places; 1 is the whole device */
     double none_weight; /* of an active place without a limit */
     double round_ns;
-    double wish_ns;     /* shortest quantum that somebody present asks of the others; 0: none */
+    double wish_ns; /* shortest quantum that somebody present asks of the others; 0: none */
     const struct sched_place *wisher;
 };
 
@@ -58,8 +58,8 @@ struct sched_place {
     bool holding;
     uint64_t charged_until; /* while holding */
     uint64_t left_at;       /* when its tenant's last member went; 0: it never had one */
-    double tokens_ns; /* device time that its share has earned and it has not used; negative: debt */
-    double vtime_ns;  /* device time used, divided by the weight */
+    double tokens_ns;       /* device time that its share has earned and it has not used; negative: debt */
+    double vtime_ns;        /* device time used, divided by the weight */
     struct vgpu_compute count;
 };
 
@@ -74,7 +74,7 @@ struct sched_member {
     struct sched_tenant *tenant;
     struct sched_member *next;
     enum sched_member_state state;
-    bool wants; /* while RUNNING or LATE: launches wait at its gate already */
+    bool wants;       /* while RUNNING or LATE: launches wait at its gate already */
     uint32_t devices; /* that it uses, as bits */
     uint64_t seen_at; /* when it last wanted a turn or had one; 0: never */
     uint64_t turn;
@@ -83,29 +83,29 @@ struct sched_member {
 struct sched_tenant {
     struct sched_tenant *next; /* of those that have members */
     struct sched_tenant *next_waiting;
-    int32_t rank;              /* its place in the order: see order.c */
-    double ahead; /* in half rounds */
+    int32_t rank;                                 /* its place in the order: see order.c */
+    double ahead;                                 /* in half rounds */
     struct sched_place *places[VGPU_MAX_DEVICES]; /* by ordinal in the lease */
     uint32_t device_count;
     struct sched_member *members;
     uint32_t wanted; /* devices, as bits; together.h says which of them it waits for */
     uint32_t held;   /* devices, as bits; 0: holds none */
     bool free_running;
-    bool changed;    /* its limits are new: what it used under the old ones is forgiven */
-    bool stopping;   /* revoked, or its turn is over */
-    bool stuck;      /* its turn is over and did not drain: its other devices' kernels may be waited for */
+    bool changed;          /* its limits are new: what it used under the old ones is forgiven */
+    bool stopping;         /* revoked, or its turn is over */
+    bool stuck;            /* its turn is over and did not drain: its other devices' kernels may be waited for */
     uint64_t joined_until; /* while it is stuck; and the end of the last time that it was, 0: none in this turn */
-    bool open_ended; /* lent until somebody else can use it */
-    uint32_t late;     /* devices that it was bypassed on, as bits, while members are LATE */
-    uint32_t bypasses; /* in a row */
+    bool open_ended;       /* lent until somebody else can use it */
+    uint32_t late;         /* devices that it was bypassed on, as bits, while members are LATE */
+    uint32_t bypasses;     /* in a row */
     uint64_t late_since;
     uint64_t turn;
     uint64_t granted_at;
     uint64_t member_left_at; /* when a member's part of the turn last ended */
-    uint64_t quantum_ns; /* what it may keep in the face of others */
-    uint64_t ends_at;    /* SCHED_NEVER while open-ended */
-    uint64_t drains_at;  /* when the device is expected to be idle; SCHED_NEVER: not known */
-    uint64_t soon_at;    /* when its own next turn was last said to begin; 0: it was not said */
+    uint64_t quantum_ns;     /* what it may keep in the face of others */
+    uint64_t ends_at;        /* SCHED_NEVER while open-ended */
+    uint64_t drains_at;      /* when the device is expected to be idle; SCHED_NEVER: not known */
+    uint64_t soon_at;        /* when its own next turn was last said to begin; 0: it was not said */
     uint64_t waits_since;
     uint64_t last_held;
     struct lull busy; /* its turns */

@@ -64,8 +64,7 @@ static int bind_socket(int folder_fd, const struct stat *usage)
     /* through the held folder: a lease path may be longer than sun_path, and cannot be swapped */
     snprintf(address.sun_path, sizeof(address.sun_path), "/proc/self/fd/%d/%s", folder_fd, temporary);
     unlinkat(folder_fd, temporary, 0);
-    if (bind(fd, (struct sockaddr *)&address, sizeof(address)) == 0 &&
-        fchmodat(folder_fd, temporary, mode, 0) == 0 &&
+    if (bind(fd, (struct sockaddr *)&address, sizeof(address)) == 0 && fchmodat(folder_fd, temporary, mode, 0) == 0 &&
         fchownat(folder_fd, temporary, usage->st_uid, usage->st_gid, AT_SYMLINK_NOFOLLOW) == 0 &&
         listen(fd, SOMAXCONN) == 0 && renameat(folder_fd, temporary, folder_fd, VGPU_ARBITER_SOCKET) == 0)
         return fd;
@@ -193,8 +192,8 @@ static int lease_open(int folder_fd, struct lease *lease)
 static bool same_folder(int folder_fd, const struct lease *lease)
 {
     struct stat now;
-    return fstatat(folder_fd, VGPU_USAGE_FILE, &now, AT_SYMLINK_NOFOLLOW) == 0 &&
-           now.st_ino == lease->usage_inode && now.st_dev == lease->usage_device;
+    return fstatat(folder_fd, VGPU_USAGE_FILE, &now, AT_SYMLINK_NOFOLLOW) == 0 && now.st_ino == lease->usage_inode &&
+           now.st_dev == lease->usage_device;
 }
 
 /* Its tenant was moved: whatever turn it holds or waits for is of the old devices, so its processes are to

@@ -5,7 +5,6 @@
 
 #include "scheduler.h"
 
-
 /* What to ask for when a member wants `bits`: also the devices of members that were at work a moment ago. */
 uint32_t together_wanted(const struct sched_tenant *tenant, uint32_t bits, uint64_t now);
 

@@ -17,7 +17,7 @@
 static struct source timer;
 static uint64_t armed_for = SCHED_NEVER;
 static struct lease *touched; /* their counters have changed */
-static bool stale; /* something happened since sched last ran */
+static bool stale;            /* something happened since sched last ran */
 
 static uint64_t now_ns(void)
 {

@@ -75,8 +75,8 @@ static void note_peak(struct vgpu_slot_device *device)
 {
     uint64_t now = plus(load(&device->used_bytes), load(&device->context_bytes));
     uint64_t peak = __atomic_load_n(&device->peak_bytes, __ATOMIC_RELAXED);
-    while (now > peak && !__atomic_compare_exchange_n(&device->peak_bytes, &peak, now, true,
-                                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+    while (now > peak &&
+           !__atomic_compare_exchange_n(&device->peak_bytes, &peak, now, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         continue;
 }
 

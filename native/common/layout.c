@@ -117,7 +117,8 @@ static void messages(void)
 
 int main(void)
 {
-    puts("\"\"\"The lease's layout, generated from native/common/lease.h at build: sizes and offsets in bytes.\"\"\"\n");
+    puts(
+        "\"\"\"The lease's layout, generated from native/common/lease.h at build: sizes and offsets in bytes.\"\"\"\n");
     constants();
     limits();
     usage();

@@ -66,11 +66,11 @@ enum vgpu_lease_memory {
 /* One device of the lease. */
 struct vgpu_device_limits {
     char uuid[VGPU_UUID_BYTES]; /* another one after a move: the entry stays that of its slice */
-    uint64_t memory_bytes; /* limit, contexts and modules included */
-    uint32_t share;        /* hundredths of a percent, 1..10000 */
-    uint32_t share_policy; /* enum vgpu_share_policy */
-    int32_t priority;      /* higher goes first */
-    uint32_t quantum_us;   /* no other tenant's turn is longer while this one is present; 0: as the shares want */
+    uint64_t memory_bytes;      /* limit, contexts and modules included */
+    uint32_t share;             /* hundredths of a percent, 1..10000 */
+    uint32_t share_policy;      /* enum vgpu_share_policy */
+    int32_t priority;           /* higher goes first */
+    uint32_t quantum_us;        /* no other tenant's turn is longer while this one is present; 0: as the shares want */
 };
 
 /*
@@ -86,7 +86,7 @@ struct vgpu_limits {
     uint32_t state; /* enum vgpu_lease_state */
     uint32_t device_count;
     struct vgpu_device_limits devices[VGPU_MAX_DEVICES];
-    uint32_t memory; /* enum vgpu_lease_memory; not in a page of a vgpud that knew none: zero */
+    uint32_t memory;     /* enum vgpu_lease_memory; not in a page of a vgpud that knew none: zero */
     uint32_t keep_share; /* hundredths of a percent of each process's movable memory that stay on the device
                           * while it is OUT: nobody needs the room yet. Zero of a vgpud that knew none */
 };
@@ -126,11 +126,11 @@ struct vgpu_slot {
     int32_t pid;       /* as the process sees itself: informative, never trusted */
     uint64_t start_ns; /* CLOCK_MONOTONIC at the claim */
     /* Written when the arbiter says LOOK: */
-    uint64_t calls;   /* launches by weight, copies, synchronisations and allocations so far */
-    uint32_t looks;   /* how often this was written */
-    uint32_t busy;    /* 1: work that was given to the devices has not all run */
-    uint32_t quiet;   /* 1: the lease is away, and libvgpu itself calls the driver no more until it is back */
-    uint32_t wants;   /* threads that wait for the lease to come back; at any time */
+    uint64_t calls;         /* launches by weight, copies, synchronisations and allocations so far */
+    uint32_t looks;         /* how often this was written */
+    uint32_t busy;          /* 1: work that was given to the devices has not all run */
+    uint32_t quiet;         /* 1: the lease is away, and libvgpu itself calls the driver no more until it is back */
+    uint32_t wants;         /* threads that wait for the lease to come back; at any time */
     uint32_t swap_phase;    /* enum vgpu_swap_phase in the low byte; above it, while OUT, the MiB of movable memory
                              * that are on the device still: in one word, so that both are of one moment */
     uint32_t swap_error;    /* CUresult that REFUSED, or that keeps COMING; 0: none */
@@ -141,12 +141,12 @@ struct vgpu_slot {
 
 /* Compute time of the whole lease on one device; written by the arbiter only. Times in nanoseconds. */
 struct vgpu_compute {
-    uint64_t granted_ns;  /* length of the turns given */
-    uint64_t used_ns;     /* from the grant until the device was given back */
-    uint64_t waited_ns;   /* wanted the device and did not have it */
-    uint64_t overrun_ns;  /* held beyond the end of a turn */
+    uint64_t granted_ns; /* length of the turns given */
+    uint64_t used_ns;    /* from the grant until the device was given back */
+    uint64_t waited_ns;  /* wanted the device and did not have it */
+    uint64_t overrun_ns; /* held beyond the end of a turn */
     uint64_t turns;
-    uint64_t bypasses;    /* turns whose end did not come within the drain bound: the next was let in beside */
+    uint64_t bypasses; /* turns whose end did not come within the drain bound: the next was let in beside */
     uint64_t reserved[2];
 };
 
@@ -154,7 +154,7 @@ struct vgpu_compute {
 struct vgpu_usage {
     uint32_t magic;
     uint32_t version;
-    uint32_t slot_high; /* slots at or above this index have never been used */
+    uint32_t slot_high;                     /* slots at or above this index have never been used */
     uint32_t context_mib[VGPU_MAX_DEVICES]; /* what a context took when one was last measured; 0: none was */
     uint32_t reserved[13];
     struct vgpu_slot_device retired[VGPU_MAX_DEVICES]; /* counters of processes that ended; arbiter's */
@@ -189,10 +189,10 @@ enum vgpu_message_kind {
 
 /* A turn on the devices. Lengths, not points in time: the two ends may be in different time namespaces. */
 enum vgpu_turn_flags {
-    VGPU_TURN_FREE = 1,  /* nobody else is there: launch without pacing until revoked */
-    VGPU_TURN_WATCH = 2, /* give the devices back as soon as nothing is left to do */
-    VGPU_TURN_MORE = 4,  /* in DONE: launches are waiting at the gate */
-    VGPU_TURN_SHORT = 8, /* somebody must not wait: one long launch in flight at a time */
+    VGPU_TURN_FREE = 1,   /* nobody else is there: launch without pacing until revoked */
+    VGPU_TURN_WATCH = 2,  /* give the devices back as soon as nothing is left to do */
+    VGPU_TURN_MORE = 4,   /* in DONE: launches are waiting at the gate */
+    VGPU_TURN_SHORT = 8,  /* somebody must not wait: one long launch in flight at a time */
     VGPU_TURN_BRIEF = 16, /* with WATCH: this tenant wishes short turns, so idleness is looked for more often */
 };
 #define VGPU_TURN_OPEN_ENDED UINT64_MAX
@@ -204,7 +204,7 @@ struct vgpu_turn {
     uint64_t window_ns; /* most device time to have in flight */
     uint32_t flags;     /* enum vgpu_turn_flags */
     uint32_t devices;
-    uint64_t sent_ns;   /* the sender's CLOCK_MONOTONIC: time on the way is nobody's use of a device */
+    uint64_t sent_ns; /* the sender's CLOCK_MONOTONIC: time on the way is nobody's use of a device */
 };
 
 struct vgpu_message {

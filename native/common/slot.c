@@ -39,8 +39,8 @@ static void clear(struct vgpu_slot *slot)
 static void raise_high(struct vgpu_usage *usage, uint32_t slot)
 {
     uint32_t high = __atomic_load_n(&usage->slot_high, __ATOMIC_SEQ_CST);
-    while (high < slot + 1 && !__atomic_compare_exchange_n(&usage->slot_high, &high, slot + 1, false,
-                                                           __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+    while (high < slot + 1 &&
+           !__atomic_compare_exchange_n(&usage->slot_high, &high, slot + 1, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         continue;
 }
 

@@ -30,8 +30,10 @@ static const char *pipe_folder(void)
 static int refuse(int code, const char *pipe)
 {
     if (code == GUARD_NO_CONNECTION)
-        fprintf(stderr, "vgpu: no MPS control daemon answers in %s, and without it this process would have no "
-                        "limit: CUDA error 805\n", pipe);
+        fprintf(stderr,
+                "vgpu: no MPS control daemon answers in %s, and without it this process would have no "
+                "limit: CUDA error 805\n",
+                pipe);
     else
         fprintf(stderr, "vgpu: the other processes of this tenant hold all of its share: CUDA error %d\n", code);
     return code;

@@ -63,8 +63,7 @@ static void note_welcome(const struct vgpu_message *reply)
 /* Registers on a fresh connection. 0: line.fd is up; -ESHUTDOWN: closed lease; other -errno: not now. */
 static int register_once(void)
 {
-    struct vgpu_message message = {
-        .kind = VGPU_MSG_REGISTER, .version = VGPU_LEASE_VERSION, .slot = line.slot};
+    struct vgpu_message message = {.kind = VGPU_MSG_REGISTER, .version = VGPU_LEASE_VERSION, .slot = line.slot};
     struct stat about;
     int fd = dial();
     if (fd < 0)
@@ -194,8 +193,7 @@ static void start_thread(void)
 static void set_address(const char *folder)
 {
     line.address.sun_family = AF_UNIX;
-    int length = snprintf(line.address.sun_path, sizeof(line.address.sun_path), "%s/%s", folder,
-                          VGPU_ARBITER_SOCKET);
+    int length = snprintf(line.address.sun_path, sizeof(line.address.sun_path), "%s/%s", folder, VGPU_ARBITER_SOCKET);
     if (length >= (int)sizeof(line.address.sun_path)) /* too long a path: this process goes unregistered */
         line.address.sun_path[0] = '\0';
 }

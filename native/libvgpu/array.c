@@ -85,12 +85,8 @@ static uint64_t array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned level
 static CUDA_ARRAY3D_DESCRIPTOR shape_3d(size_t width, size_t height, size_t depth, CUarray_format format,
                                         unsigned channels, unsigned flags)
 {
-    return (CUDA_ARRAY3D_DESCRIPTOR){.Width = width,
-                                     .Height = height,
-                                     .Depth = depth,
-                                     .Format = format,
-                                     .NumChannels = channels,
-                                     .Flags = flags};
+    return (CUDA_ARRAY3D_DESCRIPTOR){
+        .Width = width, .Height = height, .Depth = depth, .Format = format, .NumChannels = channels, .Flags = flags};
 }
 
 /* What is claimed for an array of `bytes`: all but plain shapes may take somewhat more than worked out. */
@@ -152,23 +148,23 @@ static CUresult destroyed(enum vgpu_kind kind, void *handle)
 }
 
 /* The descriptor may be NULL: the driver says what it thinks of that. */
-#define ARRAY_CREATE(symbol, descriptor, depth, flags)                                               \
-    VGPU_EXPORT CUresult symbol(CUarray *pHandle, const descriptor *pAllocateArray)                  \
-    {                                                                                                \
-        struct vgpu_charge charge = {.active = false};                                               \
-        const descriptor *shape = pAllocateArray;                                                    \
-        uint64_t bytes = 0;                                                                          \
-        vgpu_away_check();                                                                           \
-        if (shape != NULL) {                                                                         \
-            CUDA_ARRAY3D_DESCRIPTOR full =                                                           \
-                shape_3d(shape->Width, shape->Height, depth, shape->Format, shape->NumChannels, flags); \
-            bytes = array_bytes(&full, 1);                                                           \
-            CUresult refused = vgpu_charge_current(&charge, claim_bytes(&full, 1, bytes));           \
-            if (refused != CUDA_SUCCESS)                                                             \
-                return refused;                                                                      \
-        }                                                                                            \
-        CUresult result = CALL(symbol, pHandle, pAllocateArray);                                     \
-        return settle(&charge, result, VGPU_KIND_ARRAY, bytes, (void *const *)pHandle);              \
+#define ARRAY_CREATE(symbol, descriptor, depth, flags)                                                 \
+    VGPU_EXPORT CUresult symbol(CUarray *pHandle, const descriptor *pAllocateArray)                    \
+    {                                                                                                  \
+        struct vgpu_charge charge = {.active = false};                                                 \
+        const descriptor *shape = pAllocateArray;                                                      \
+        uint64_t bytes = 0;                                                                            \
+        vgpu_away_check();                                                                             \
+        if (shape != NULL) {                                                                           \
+            CUDA_ARRAY3D_DESCRIPTOR full = shape_3d(shape->Width, shape->Height, depth, shape->Format, \
+                                                    shape->NumChannels, flags);                        \
+            bytes = array_bytes(&full, 1);                                                             \
+            CUresult refused = vgpu_charge_current(&charge, claim_bytes(&full, 1, bytes));             \
+            if (refused != CUDA_SUCCESS)                                                               \
+                return refused;                                                                        \
+        }                                                                                              \
+        CUresult result = CALL(symbol, pHandle, pAllocateArray);                                       \
+        return settle(&charge, result, VGPU_KIND_ARRAY, bytes, (void *const *)pHandle);                \
     }
 
 ARRAY_CREATE(cuArrayCreate, CUDA_ARRAY_DESCRIPTOR_v1, 0, 0)
@@ -176,7 +172,8 @@ ARRAY_CREATE(cuArrayCreate_v2, CUDA_ARRAY_DESCRIPTOR, 0, 0)
 ARRAY_CREATE(cuArray3DCreate, CUDA_ARRAY3D_DESCRIPTOR_v1, shape->Depth, shape->Flags)
 ARRAY_CREATE(cuArray3DCreate_v2, CUDA_ARRAY3D_DESCRIPTOR, shape->Depth, shape->Flags)
 
-VGPU_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pMipmappedArrayDesc,
+VGPU_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *pHandle,
+                                            const CUDA_ARRAY3D_DESCRIPTOR *pMipmappedArrayDesc,
                                             unsigned int numMipmapLevels)
 {
     vgpu_away_check();

@@ -39,14 +39,14 @@ void vgpu_capture_reset(void)
 }
 
 /* Counted before the driver is asked, so that no marker gets into the gap. */
-#define BEGIN_BODY(symbol, ...)                                  \
-    do {                                                         \
-        vgpu_away_call();                                        \
-        __atomic_add_fetch(&captures, 1, __ATOMIC_SEQ_CST);      \
-        CUresult result = CALL(symbol, __VA_ARGS__);             \
-        if (result != CUDA_SUCCESS)                              \
-            __atomic_sub_fetch(&captures, 1, __ATOMIC_SEQ_CST);  \
-        return result;                                           \
+#define BEGIN_BODY(symbol, ...)                                 \
+    do {                                                        \
+        vgpu_away_call();                                       \
+        __atomic_add_fetch(&captures, 1, __ATOMIC_SEQ_CST);     \
+        CUresult result = CALL(symbol, __VA_ARGS__);            \
+        if (result != CUDA_SUCCESS)                             \
+            __atomic_sub_fetch(&captures, 1, __ATOMIC_SEQ_CST); \
+        return result;                                          \
     } while (0)
 
 VGPU_EXPORT CUresult cuStreamBeginCapture(CUstream hStream)
@@ -76,8 +76,7 @@ VGPU_EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream hStream, CUgraph hGrap
     BEGIN_BODY(cuStreamBeginCaptureToGraph, hStream, hGraph, dependencies, dependencyData, numDependencies, mode);
 }
 
-VGPU_EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream hStream, CUgraph hGraph,
-                                                      const CUgraphNode *dependencies,
+VGPU_EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies,
                                                       const CUgraphEdgeData *dependencyData, size_t numDependencies,
                                                       CUstreamCaptureMode mode)
 {
@@ -85,14 +84,14 @@ VGPU_EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream hStream, CUgraph 
 }
 
 /* An invalidated capture has ended, too, whatever the driver's answer; one that was not begun has not. */
-#define END_BODY(symbol, ...)                                                                  \
-    do {                                                                                       \
-        vgpu_away_call();                                                                      \
-        CUresult result = CALL(symbol, __VA_ARGS__);                                           \
+#define END_BODY(symbol, ...)                                                                         \
+    do {                                                                                              \
+        vgpu_away_call();                                                                             \
+        CUresult result = CALL(symbol, __VA_ARGS__);                                                  \
         if (result != CUDA_ERROR_ILLEGAL_STATE && result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD && \
-            result != CUDA_ERROR_STREAM_CAPTURE_UNMATCHED && vgpu_capture_any())               \
-            __atomic_sub_fetch(&captures, 1, __ATOMIC_SEQ_CST);                                \
-        return result;                                                                         \
+            result != CUDA_ERROR_STREAM_CAPTURE_UNMATCHED && vgpu_capture_any())                      \
+            __atomic_sub_fetch(&captures, 1, __ATOMIC_SEQ_CST);                                       \
+        return result;                                                                                \
     } while (0)
 
 VGPU_EXPORT CUresult cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)

@@ -7,7 +7,7 @@
 #include "hostbuf.h"
 #include "movable.h"
 
-#define IN_FLIGHT 16u /* copies */
+#define IN_FLIGHT 16u       /* copies */
 #define ROOM_LOOK_NS 300000 /* a chunk's copy takes ten times as long */
 #define ROOM_LOOKS 100u
 

@@ -121,8 +121,8 @@ CUresult vgpu_charge_settle(struct vgpu_charge *charge, CUresult result, const s
 CUresult vgpu_charge_pointer(struct vgpu_charge *charge, CUresult result, enum vgpu_kind kind, uint64_t pointer,
                              uint64_t bytes, bool *keep)
 {
-    struct vgpu_entry entry = {.kind = (uint8_t)kind, .key = pointer, .bytes = charge->bytes,
-                               .device = (int8_t)charge->device};
+    struct vgpu_entry entry = {
+        .kind = (uint8_t)kind, .key = pointer, .bytes = charge->bytes, .device = (int8_t)charge->device};
     *keep = true;
     if (!charge->active || result != CUDA_SUCCESS)
         return vgpu_charge_settle(charge, result, &entry, keep);

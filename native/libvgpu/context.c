@@ -22,9 +22,9 @@
 #include "tenant.h"
 
 struct device_contexts {
-    uint32_t live;        /* contexts of this process on the device, the primary one included */
+    uint32_t live; /* contexts of this process on the device, the primary one included */
     uint32_t primary_refs;
-    CUcontext primary;    /* NULL while it is not active */
+    CUcontext primary; /* NULL while it is not active */
 };
 
 static struct device_contexts contexts[VGPU_MAX_DEVICES];
@@ -141,16 +141,16 @@ static CUresult finish(struct creation *made, CUresult result, const CUcontext *
     return result;
 }
 
-#define CREATE_BODY(symbol, ...)                     \
-    do {                                             \
-        struct creation made;                        \
-        vgpu_away_call();                            \
-        pthread_mutex_lock(&creation);               \
-        CUresult result = begin(&made, dev);         \
-        if (result == CUDA_SUCCESS)                  \
+#define CREATE_BODY(symbol, ...)                                     \
+    do {                                                             \
+        struct creation made;                                        \
+        vgpu_away_call();                                            \
+        pthread_mutex_lock(&creation);                               \
+        CUresult result = begin(&made, dev);                         \
+        if (result == CUDA_SUCCESS)                                  \
             result = finish(&made, CALL(symbol, __VA_ARGS__), pctx); \
-        pthread_mutex_unlock(&creation);             \
-        return result;                               \
+        pthread_mutex_unlock(&creation);                             \
+        return result;                                               \
     } while (0)
 
 VGPU_EXPORT CUresult cuCtxCreate(CUcontext *pctx, unsigned int flags, CUdevice dev)
@@ -169,7 +169,8 @@ VGPU_EXPORT CUresult cuCtxCreate_v3(CUcontext *pctx, CUexecAffinityParam *params
     CREATE_BODY(cuCtxCreate_v3, pctx, paramsArray, numParams, flags, dev);
 }
 
-VGPU_EXPORT CUresult cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags, CUdevice dev)
+VGPU_EXPORT CUresult cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreateParams, unsigned int flags,
+                                    CUdevice dev)
 {
     CREATE_BODY(cuCtxCreate_v4, pctx, ctxCreateParams, flags, dev);
 }
@@ -185,16 +186,16 @@ static int index_of(CUcontext context)
     return vgpu_device_index(device);
 }
 
-#define DESTROY_BODY(symbol)                              \
-    do {                                                  \
-        vgpu_away_call();                                 \
-        pthread_mutex_lock(&creation);                    \
+#define DESTROY_BODY(symbol)                                          \
+    do {                                                              \
+        vgpu_away_call();                                             \
+        pthread_mutex_lock(&creation);                                \
         int device = ctx != NULL ? index_of(ctx) : VGPU_NOT_IN_LEASE; \
-        CUresult result = CALL(symbol, ctx);              \
-        if (result == CUDA_SUCCESS && device != VGPU_NOT_IN_LEASE) \
-            ended(device, ctx);                           \
-        pthread_mutex_unlock(&creation);                  \
-        return result;                                    \
+        CUresult result = CALL(symbol, ctx);                          \
+        if (result == CUDA_SUCCESS && device != VGPU_NOT_IN_LEASE)    \
+            ended(device, ctx);                                       \
+        pthread_mutex_unlock(&creation);                              \
+        return result;                                                \
     } while (0)
 
 VGPU_EXPORT CUresult cuCtxDestroy(CUcontext ctx)
@@ -281,8 +282,7 @@ static void end_if_inactive(struct device_contexts *known, int index, CUdevice d
 {
     unsigned int flags;
     int active = 0;
-    if (known->primary_refs == 0 &&
-        (CALL(cuDevicePrimaryCtxGetState, dev, &flags, &active) != CUDA_SUCCESS || !active))
+    if (known->primary_refs == 0 && (CALL(cuDevicePrimaryCtxGetState, dev, &flags, &active) != CUDA_SUCCESS || !active))
         primary_ended(known, index);
 }
 
@@ -304,32 +304,32 @@ CUcontext vgpu_context_primary(int index)
     return primary;
 }
 
-#define RELEASE_BODY(symbol)                                        \
-    do {                                                            \
-        int index;                                                  \
-        vgpu_away_call();                                           \
-        pthread_mutex_lock(&creation);                              \
-        struct device_contexts *known = primary_of(dev, &index);    \
-        CUresult result = CALL(symbol, dev);                        \
-        if (result == CUDA_SUCCESS && known != NULL) {              \
-            known->primary_refs -= known->primary_refs > 0;         \
-            end_if_inactive(known, index, dev);                     \
-        }                                                           \
-        pthread_mutex_unlock(&creation);                            \
-        return result;                                              \
+#define RELEASE_BODY(symbol)                                     \
+    do {                                                         \
+        int index;                                               \
+        vgpu_away_call();                                        \
+        pthread_mutex_lock(&creation);                           \
+        struct device_contexts *known = primary_of(dev, &index); \
+        CUresult result = CALL(symbol, dev);                     \
+        if (result == CUDA_SUCCESS && known != NULL) {           \
+            known->primary_refs -= known->primary_refs > 0;      \
+            end_if_inactive(known, index, dev);                  \
+        }                                                        \
+        pthread_mutex_unlock(&creation);                         \
+        return result;                                           \
     } while (0)
 
-#define RESET_BODY(symbol)                                          \
-    do {                                                            \
-        int index;                                                  \
-        vgpu_away_call();                                           \
-        pthread_mutex_lock(&creation);                              \
-        struct device_contexts *known = primary_of(dev, &index);    \
-        CUresult result = CALL(symbol, dev);                        \
-        if (result == CUDA_SUCCESS && known != NULL)                \
-            primary_ended(known, index);                            \
-        pthread_mutex_unlock(&creation);                            \
-        return result;                                              \
+#define RESET_BODY(symbol)                                       \
+    do {                                                         \
+        int index;                                               \
+        vgpu_away_call();                                        \
+        pthread_mutex_lock(&creation);                           \
+        struct device_contexts *known = primary_of(dev, &index); \
+        CUresult result = CALL(symbol, dev);                     \
+        if (result == CUDA_SUCCESS && known != NULL)             \
+            primary_ended(known, index);                         \
+        pthread_mutex_unlock(&creation);                         \
+        return result;                                           \
     } while (0)
 
 VGPU_EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice dev)

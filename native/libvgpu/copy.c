@@ -10,98 +10,121 @@
 
 #define COPY_LEAST_BYTES (1u << 20)
 
-#define COPY_BODY(symbol, bytes, stream, per_thread, ...)                          \
-    do {                                                                           \
-        uint64_t size = (bytes);                                                   \
-        if (size < COPY_LEAST_BYTES)                                               \
-            vgpu_away_call();                                                      \
-        if (size < COPY_LEAST_BYTES || vgpu_gate_passes(size / COPY_LEAST_BYTES))  \
-            return CALL_INSIDE(symbol, __VA_ARGS__);                               \
+#define COPY_BODY(symbol, bytes, stream, per_thread, ...)                              \
+    do {                                                                               \
+        uint64_t size = (bytes);                                                       \
+        if (size < COPY_LEAST_BYTES)                                                   \
+            vgpu_away_call();                                                          \
+        if (size < COPY_LEAST_BYTES || vgpu_gate_passes(size / COPY_LEAST_BYTES))      \
+            return CALL_INSIDE(symbol, __VA_ARGS__);                                   \
         CUresult result = vgpu_gate_look(stream, per_thread, size / COPY_LEAST_BYTES); \
-        if (result != CUDA_SUCCESS)                                                \
-            return result;                                                         \
-        result = CALL_INSIDE(symbol, __VA_ARGS__);                                 \
-        vgpu_gate_launched(stream, per_thread, size / COPY_LEAST_BYTES);           \
-        return result;                                                             \
+        if (result != CUDA_SUCCESS)                                                    \
+            return result;                                                             \
+        result = CALL_INSIDE(symbol, __VA_ARGS__);                                     \
+        vgpu_gate_launched(stream, per_thread, size / COPY_LEAST_BYTES);               \
+        return result;                                                                 \
     } while (0)
 
 /* A function and its twin for the per-thread default stream. */
-#define SYNC(symbol, bytes, parameters, ...)                                                              \
-    VGPU_EXPORT CUresult symbol parameters { COPY_BODY(symbol, bytes, NULL, 0, __VA_ARGS__); }            \
-    VGPU_EXPORT CUresult symbol##_ptds parameters { COPY_BODY(symbol##_ptds, bytes, NULL, 1, __VA_ARGS__); }
-#define ASYNC(symbol, bytes, parameters, ...)                                                             \
-    VGPU_EXPORT CUresult symbol parameters { COPY_BODY(symbol, bytes, hStream, 0, __VA_ARGS__); }         \
-    VGPU_EXPORT CUresult symbol##_ptsz parameters { COPY_BODY(symbol##_ptsz, bytes, hStream, 1, __VA_ARGS__); }
+#define SYNC(symbol, bytes, parameters, ...)                   \
+    VGPU_EXPORT CUresult symbol parameters                     \
+    {                                                          \
+        COPY_BODY(symbol, bytes, NULL, 0, __VA_ARGS__);        \
+    }                                                          \
+    VGPU_EXPORT CUresult symbol##_ptds parameters              \
+    {                                                          \
+        COPY_BODY(symbol##_ptds, bytes, NULL, 1, __VA_ARGS__); \
+    }
+#define ASYNC(symbol, bytes, parameters, ...)                     \
+    VGPU_EXPORT CUresult symbol parameters                        \
+    {                                                             \
+        COPY_BODY(symbol, bytes, hStream, 0, __VA_ARGS__);        \
+    }                                                             \
+    VGPU_EXPORT CUresult symbol##_ptsz parameters                 \
+    {                                                             \
+        COPY_BODY(symbol##_ptsz, bytes, hStream, 1, __VA_ARGS__); \
+    }
 
 SYNC(cuMemcpy, ByteCount, (CUdeviceptr dst, CUdeviceptr src, size_t ByteCount), dst, src, ByteCount)
-ASYNC(cuMemcpyAsync, ByteCount, (CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream), dst,
-      src, ByteCount, hStream)
-SYNC(cuMemcpyPeer, ByteCount, (CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext
-      srcContext, size_t ByteCount), dstDevice, dstContext, srcDevice, srcContext, ByteCount)
-ASYNC(cuMemcpyPeerAsync, ByteCount, (CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice,
-      CUcontext srcContext, size_t ByteCount, CUstream hStream), dstDevice, dstContext, srcDevice, srcContext,
+ASYNC(cuMemcpyAsync, ByteCount, (CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream), dst, src,
       ByteCount, hStream)
-SYNC(cuMemcpyHtoD_v2, ByteCount, (CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount), dstDevice,
-      srcHost, ByteCount)
+SYNC(cuMemcpyPeer, ByteCount,
+     (CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext, size_t ByteCount),
+     dstDevice, dstContext, srcDevice, srcContext, ByteCount)
+ASYNC(cuMemcpyPeerAsync, ByteCount,
+      (CUdeviceptr dstDevice, CUcontext dstContext, CUdeviceptr srcDevice, CUcontext srcContext, size_t ByteCount,
+       CUstream hStream),
+      dstDevice, dstContext, srcDevice, srcContext, ByteCount, hStream)
+SYNC(cuMemcpyHtoD_v2, ByteCount, (CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount), dstDevice, srcHost,
+     ByteCount)
 SYNC(cuMemcpyDtoH_v2, ByteCount, (void *dstHost, CUdeviceptr srcDevice, size_t ByteCount), dstHost, srcDevice,
-      ByteCount)
-SYNC(cuMemcpyDtoD_v2, ByteCount, (CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount), dstDevice,
-      srcDevice, ByteCount)
-ASYNC(cuMemcpyHtoDAsync_v2, ByteCount, (CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount, CUstream
-      hStream), dstDevice, srcHost, ByteCount, hStream)
-ASYNC(cuMemcpyDtoHAsync_v2, ByteCount, (void *dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream
-      hStream), dstHost, srcDevice, ByteCount, hStream)
-ASYNC(cuMemcpyDtoDAsync_v2, ByteCount, (CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream
-      hStream), dstDevice, srcDevice, ByteCount, hStream)
-SYNC(cuMemcpyHtoA_v2, ByteCount, (CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount),
-      dstArray, dstOffset, srcHost, ByteCount)
+     ByteCount)
+SYNC(cuMemcpyDtoD_v2, ByteCount, (CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount), dstDevice, srcDevice,
+     ByteCount)
+ASYNC(cuMemcpyHtoDAsync_v2, ByteCount, (CUdeviceptr dstDevice, const void *srcHost, size_t ByteCount, CUstream hStream),
+      dstDevice, srcHost, ByteCount, hStream)
+ASYNC(cuMemcpyDtoHAsync_v2, ByteCount, (void *dstHost, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream),
+      dstHost, srcDevice, ByteCount, hStream)
+ASYNC(cuMemcpyDtoDAsync_v2, ByteCount,
+      (CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t ByteCount, CUstream hStream), dstDevice, srcDevice,
+      ByteCount, hStream)
+SYNC(cuMemcpyHtoA_v2, ByteCount, (CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount), dstArray,
+     dstOffset, srcHost, ByteCount)
 SYNC(cuMemcpyAtoH_v2, ByteCount, (void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount), dstHost,
-      srcArray, srcOffset, ByteCount)
+     srcArray, srcOffset, ByteCount)
 SYNC(cuMemcpyDtoA_v2, ByteCount, (CUarray dstArray, size_t dstOffset, CUdeviceptr srcDevice, size_t ByteCount),
-      dstArray, dstOffset, srcDevice, ByteCount)
+     dstArray, dstOffset, srcDevice, ByteCount)
 SYNC(cuMemcpyAtoD_v2, ByteCount, (CUdeviceptr dstDevice, CUarray srcArray, size_t srcOffset, size_t ByteCount),
-      dstDevice, srcArray, srcOffset, ByteCount)
-SYNC(cuMemcpyAtoA_v2, ByteCount, (CUarray dstArray, size_t dstOffset, CUarray srcArray, size_t srcOffset, size_t
-      ByteCount), dstArray, dstOffset, srcArray, srcOffset, ByteCount)
-ASYNC(cuMemcpyHtoAAsync_v2, ByteCount, (CUarray dstArray, size_t dstOffset, const void *srcHost, size_t
-      ByteCount, CUstream hStream), dstArray, dstOffset, srcHost, ByteCount, hStream)
-ASYNC(cuMemcpyAtoHAsync_v2, ByteCount, (void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount,
-      CUstream hStream), dstHost, srcArray, srcOffset, ByteCount, hStream)
-SYNC(cuMemcpy2D_v2, pCopy == NULL ? 0 : pCopy->WidthInBytes * pCopy->Height, (const CUDA_MEMCPY2D *pCopy),
-      pCopy)
-SYNC(cuMemcpy2DUnaligned_v2, pCopy == NULL ? 0 : pCopy->WidthInBytes * pCopy->Height, (const CUDA_MEMCPY2D
-      *pCopy), pCopy)
-ASYNC(cuMemcpy2DAsync_v2, pCopy == NULL ? 0 : pCopy->WidthInBytes * pCopy->Height, (const CUDA_MEMCPY2D *pCopy,
-      CUstream hStream), pCopy, hStream)
-SYNC(cuMemcpy3D_v2, pCopy == NULL ? 0 : pCopy->WidthInBytes * pCopy->Height * pCopy->Depth, (const CUDA_MEMCPY3D
-      *pCopy), pCopy)
-ASYNC(cuMemcpy3DAsync_v2, pCopy == NULL ? 0 : pCopy->WidthInBytes * pCopy->Height * pCopy->Depth, (const
-      CUDA_MEMCPY3D *pCopy, CUstream hStream), pCopy, hStream)
-SYNC(cuMemcpy3DPeer, pCopy == NULL ? 0 : pCopy->WidthInBytes * pCopy->Height * pCopy->Depth, (const
-      CUDA_MEMCPY3D_PEER *pCopy), pCopy)
-ASYNC(cuMemcpy3DPeerAsync, pCopy == NULL ? 0 : pCopy->WidthInBytes * pCopy->Height * pCopy->Depth, (const
-      CUDA_MEMCPY3D_PEER *pCopy, CUstream hStream), pCopy, hStream)
+     dstDevice, srcArray, srcOffset, ByteCount)
+SYNC(cuMemcpyAtoA_v2, ByteCount,
+     (CUarray dstArray, size_t dstOffset, CUarray srcArray, size_t srcOffset, size_t ByteCount), dstArray, dstOffset,
+     srcArray, srcOffset, ByteCount)
+ASYNC(cuMemcpyHtoAAsync_v2, ByteCount,
+      (CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount, CUstream hStream), dstArray,
+      dstOffset, srcHost, ByteCount, hStream)
+ASYNC(cuMemcpyAtoHAsync_v2, ByteCount,
+      (void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount, CUstream hStream), dstHost, srcArray,
+      srcOffset, ByteCount, hStream)
+SYNC(cuMemcpy2D_v2, pCopy == NULL ? 0 : pCopy->WidthInBytes * pCopy->Height, (const CUDA_MEMCPY2D *pCopy), pCopy)
+SYNC(cuMemcpy2DUnaligned_v2, pCopy == NULL ? 0 : pCopy->WidthInBytes * pCopy->Height, (const CUDA_MEMCPY2D *pCopy),
+     pCopy)
+ASYNC(cuMemcpy2DAsync_v2, pCopy == NULL ? 0 : pCopy->WidthInBytes * pCopy->Height,
+      (const CUDA_MEMCPY2D *pCopy, CUstream hStream), pCopy, hStream)
+SYNC(cuMemcpy3D_v2, pCopy == NULL ? 0 : pCopy->WidthInBytes * pCopy->Height * pCopy->Depth,
+     (const CUDA_MEMCPY3D *pCopy), pCopy)
+ASYNC(cuMemcpy3DAsync_v2, pCopy == NULL ? 0 : pCopy->WidthInBytes * pCopy->Height * pCopy->Depth,
+      (const CUDA_MEMCPY3D *pCopy, CUstream hStream), pCopy, hStream)
+SYNC(cuMemcpy3DPeer, pCopy == NULL ? 0 : pCopy->WidthInBytes * pCopy->Height * pCopy->Depth,
+     (const CUDA_MEMCPY3D_PEER *pCopy), pCopy)
+ASYNC(cuMemcpy3DPeerAsync, pCopy == NULL ? 0 : pCopy->WidthInBytes * pCopy->Height * pCopy->Depth,
+      (const CUDA_MEMCPY3D_PEER *pCopy, CUstream hStream), pCopy, hStream)
 SYNC(cuMemsetD8_v2, N, (CUdeviceptr dstDevice, unsigned char uc, size_t N), dstDevice, uc, N)
 SYNC(cuMemsetD16_v2, N * 2, (CUdeviceptr dstDevice, unsigned short us, size_t N), dstDevice, us, N)
 SYNC(cuMemsetD32_v2, N * 4, (CUdeviceptr dstDevice, unsigned int ui, size_t N), dstDevice, ui, N)
-SYNC(cuMemsetD2D8_v2, Width * Height, (CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width,
-      size_t Height), dstDevice, dstPitch, uc, Width, Height)
-SYNC(cuMemsetD2D16_v2, Width * Height * 2, (CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t
-      Width, size_t Height), dstDevice, dstPitch, us, Width, Height)
-SYNC(cuMemsetD2D32_v2, Width * Height * 4, (CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t
-      Width, size_t Height), dstDevice, dstPitch, ui, Width, Height)
-ASYNC(cuMemsetD8Async, N, (CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream), dstDevice, uc,
-      N, hStream)
-ASYNC(cuMemsetD16Async, N * 2, (CUdeviceptr dstDevice, unsigned short us, size_t N, CUstream hStream),
-      dstDevice, us, N, hStream)
-ASYNC(cuMemsetD32Async, N * 4, (CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream), dstDevice,
-      ui, N, hStream)
-ASYNC(cuMemsetD2D8Async, Width * Height, (CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t
-      Width, size_t Height, CUstream hStream), dstDevice, dstPitch, uc, Width, Height, hStream)
-ASYNC(cuMemsetD2D16Async, Width * Height * 2, (CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t
-      Width, size_t Height, CUstream hStream), dstDevice, dstPitch, us, Width, Height, hStream)
-ASYNC(cuMemsetD2D32Async, Width * Height * 4, (CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t
-      Width, size_t Height, CUstream hStream), dstDevice, dstPitch, ui, Width, Height, hStream)
+SYNC(cuMemsetD2D8_v2, Width *Height,
+     (CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height), dstDevice, dstPitch, uc,
+     Width, Height)
+SYNC(cuMemsetD2D16_v2, Width * Height * 2,
+     (CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height), dstDevice, dstPitch, us,
+     Width, Height)
+SYNC(cuMemsetD2D32_v2, Width * Height * 4,
+     (CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height), dstDevice, dstPitch, ui,
+     Width, Height)
+ASYNC(cuMemsetD8Async, N, (CUdeviceptr dstDevice, unsigned char uc, size_t N, CUstream hStream), dstDevice, uc, N,
+      hStream)
+ASYNC(cuMemsetD16Async, N * 2, (CUdeviceptr dstDevice, unsigned short us, size_t N, CUstream hStream), dstDevice, us, N,
+      hStream)
+ASYNC(cuMemsetD32Async, N * 4, (CUdeviceptr dstDevice, unsigned int ui, size_t N, CUstream hStream), dstDevice, ui, N,
+      hStream)
+ASYNC(cuMemsetD2D8Async, Width *Height,
+      (CUdeviceptr dstDevice, size_t dstPitch, unsigned char uc, size_t Width, size_t Height, CUstream hStream),
+      dstDevice, dstPitch, uc, Width, Height, hStream)
+ASYNC(cuMemsetD2D16Async, Width * Height * 2,
+      (CUdeviceptr dstDevice, size_t dstPitch, unsigned short us, size_t Width, size_t Height, CUstream hStream),
+      dstDevice, dstPitch, us, Width, Height, hStream)
+ASYNC(cuMemsetD2D32Async, Width * Height * 4,
+      (CUdeviceptr dstDevice, size_t dstPitch, unsigned int ui, size_t Width, size_t Height, CUstream hStream),
+      dstDevice, dstPitch, ui, Width, Height, hStream)
 
 static uint64_t sum_of(const size_t *sizes, size_t count)
 {
@@ -112,10 +135,10 @@ static uint64_t sum_of(const size_t *sizes, size_t count)
 }
 
 ASYNC(cuMemcpyBatchAsync, sum_of(sizes, count),
-      (CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs, size_t *attrsIdxs,
+      (CUdeviceptr * dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs, size_t *attrsIdxs,
        size_t numAttrs, size_t *failIdx, CUstream hStream),
       dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, failIdx, hStream)
 ASYNC(cuMemcpyBatchAsync_v2, sum_of(sizes, count),
-      (CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs, size_t *attrsIdxs,
+      (CUdeviceptr * dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs, size_t *attrsIdxs,
        size_t numAttrs, CUstream hStream),
       dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, hStream)

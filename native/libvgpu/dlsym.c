@@ -70,25 +70,25 @@ __asm__(".text\n"
         ".cfi_endproc\n.size dlvsym, .-dlvsym\n");
 #elif defined(__aarch64__)
 /* x0-x2: arguments, x30: return address. A struct of two pointers comes back in x0, x1. */
-#define ENTRY(name, route, caller_register)                                                   \
-    __asm__(".text\n.globl " name "\n.type " name ", %function\n" name ":\n"                  \
-            ".cfi_startproc\n"                                                                \
-            "hint #34\n"                                                                      \
-            "stp x29, x30, [sp, #-48]!\n.cfi_def_cfa_offset 48\n"                             \
-            ".cfi_offset 29, -48\n.cfi_offset 30, -40\n"                                      \
-            "stp x0, x1, [sp, #16]\n"                                                         \
-            "str x2, [sp, #32]\n"                                                             \
-            "mov " caller_register ", x30\n"                                                  \
-            "bl " route "\n"                                                                  \
-            "mov x17, x0\n"                                                                   \
-            "mov x16, x1\n"                                                                   \
-            "ldp x0, x1, [sp, #16]\n"                                                         \
-            "ldr x2, [sp, #32]\n"                                                             \
+#define ENTRY(name, route, caller_register)                                                      \
+    __asm__(".text\n.globl " name "\n.type " name ", %function\n" name ":\n"                     \
+            ".cfi_startproc\n"                                                                   \
+            "hint #34\n"                                                                         \
+            "stp x29, x30, [sp, #-48]!\n.cfi_def_cfa_offset 48\n"                                \
+            ".cfi_offset 29, -48\n.cfi_offset 30, -40\n"                                         \
+            "stp x0, x1, [sp, #16]\n"                                                            \
+            "str x2, [sp, #32]\n"                                                                \
+            "mov " caller_register ", x30\n"                                                     \
+            "bl " route "\n"                                                                     \
+            "mov x17, x0\n"                                                                      \
+            "mov x16, x1\n"                                                                      \
+            "ldp x0, x1, [sp, #16]\n"                                                            \
+            "ldr x2, [sp, #32]\n"                                                                \
             "ldp x29, x30, [sp], #48\n.cfi_def_cfa_offset 0\n.cfi_restore 29\n.cfi_restore 30\n" \
-            "cbz x16, 1f\n"                                                                   \
-            "br x16\n"                                                                        \
-            "1: mov x0, x17\n"                                                                \
-            "ret\n"                                                                           \
+            "cbz x16, 1f\n"                                                                      \
+            "br x16\n"                                                                           \
+            "1: mov x0, x17\n"                                                                   \
+            "ret\n"                                                                              \
             ".cfi_endproc\n.size " name ", .-" name "\n")
 ENTRY("dlsym", "vgpu_dlsym_route", "x2");
 ENTRY("dlvsym", "vgpu_dlvsym_route", "x3");

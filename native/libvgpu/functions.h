@@ -54,15 +54,15 @@ bool vgpu_library_load(enum vgpu_library library);
 #define REAL(symbol) ((__typeof__(&symbol))vgpu_real(VGPU_FN_##symbol))
 
 /* Calls the driver; a driver without the function answers as it would for an unsupported one. */
-#define CALL(symbol, ...)                                       \
-    __extension__({                                             \
-        __typeof__(&symbol) real_ = REAL(symbol);               \
+#define CALL(symbol, ...)                                              \
+    __extension__({                                                    \
+        __typeof__(&symbol) real_ = REAL(symbol);                      \
         real_ != NULL ? real_(__VA_ARGS__) : CUDA_ERROR_NOT_SUPPORTED; \
     })
 
-#define CALL_NVML(symbol, ...)                                  \
-    __extension__({                                             \
-        __typeof__(&symbol) real_ = REAL(symbol);               \
+#define CALL_NVML(symbol, ...)                                              \
+    __extension__({                                                         \
+        __typeof__(&symbol) real_ = REAL(symbol);                           \
         real_ != NULL ? real_(__VA_ARGS__) : NVML_ERROR_FUNCTION_NOT_FOUND; \
     })
 

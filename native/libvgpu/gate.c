@@ -18,16 +18,16 @@
 #include "pace.h"
 #include "tenant.h"
 
-#define WATCH_NS 250000         /* between two looks for idleness */
-#define WATCH_BRIEF_NS 80000    /* of a tenant that wishes short turns */
-#define SPIN_LEAD_NS 400000u    /* a thread that sleeps may wake 200 us late, and a drain may be over early */
-#define SPIN_FOR_NS 1500000u    /* and sleeps again if the turn has not come so long after that */
-#define SPIN_WANT_NS 300000u    /* after asking: the device may be free */
-#define DRAIN_POLL_NS 30000     /* between two looks at a drain that takes long */
-#define DRAIN_SPIN_NS 3000000u  /* how long a drain is looked at without pause */
-#define SILENCE_NS 3000000000u  /* an arbiter that leaves a wish unanswered for so long is taken for gone */
+#define WATCH_NS 250000             /* between two looks for idleness */
+#define WATCH_BRIEF_NS 80000        /* of a tenant that wishes short turns */
+#define SPIN_LEAD_NS 400000u        /* a thread that sleeps may wake 200 us late, and a drain may be over early */
+#define SPIN_FOR_NS 1500000u        /* and sleeps again if the turn has not come so long after that */
+#define SPIN_WANT_NS 300000u        /* after asking: the device may be free */
+#define DRAIN_POLL_NS 30000         /* between two looks at a drain that takes long */
+#define DRAIN_SPIN_NS 3000000u      /* how long a drain is looked at without pause */
+#define SILENCE_NS 3000000000u      /* an arbiter that leaves a wish unanswered for so long is taken for gone */
 #define PACE_WAIT_MAX_NS 100000000u /* what is in flight may wait for the very launch that is held back */
-#define TRANSIT_MAX_NS 2000000u  /* more is not time on the way but another time namespace */
+#define TRANSIT_MAX_NS 2000000u     /* more is not time on the way but another time namespace */
 #define DUTY_WINDOW_NS 2000000u
 #define SLEEP_ABOVE_NS 300000u
 
@@ -39,26 +39,26 @@ static struct {
     pthread_mutex_t lock;
     enum state state; /* read without the lock by those who wait in between */
     bool linked;
-    bool held;        /* a turn is ours until nothing of it is left on the device */
-    bool wanted;      /* WANT was said, or DONE with MORE */
-    bool fresh;       /* nothing was launched in this turn yet */
+    bool held;   /* a turn is ours until nothing of it is left on the device */
+    bool wanted; /* WANT was said, or DONE with MORE */
+    bool fresh;  /* nothing was launched in this turn yet */
     struct vgpu_turn turn;
     uint64_t ends_at; /* UINT64_MAX: open-ended */
     uint64_t closed_at;
     uint64_t wanted_at;
-    uint64_t seen_at;    /* time of the last look */
-    int64_t idle_ns;     /* of the turn */
+    uint64_t seen_at; /* time of the last look */
+    int64_t idle_ns;  /* of the turn */
     uint64_t granted_at;
     uint64_t grant_sent_ns; /* of the last grant that was taken in */
-    uint64_t seen_count; /* for idleness and the counters */
-    uint32_t waiting;    /* threads at the gate */
-    uint32_t epoch;      /* futex: moves when the state does */
-    uint64_t spin_from;  /* when a thread at the gate looks for the grant without sleeping */
+    uint64_t seen_count;    /* for idleness and the counters */
+    uint32_t waiting;       /* threads at the gate */
+    uint32_t epoch;         /* futex: moves when the state does */
+    uint64_t spin_from;     /* when a thread at the gate looks for the grant without sleeping */
     uint64_t spin_until;
-    bool draining;       /* a drain was begun for this turn */
-    bool watching;       /* a drain was begun to see whether the process idles */
-    bool look;           /* LOOK was said, and not answered yet */
-    bool probing;        /* a drain was begun to see whether what was launched has run */
+    bool draining; /* a drain was begun for this turn */
+    bool watching; /* a drain was begun to see whether the process idles */
+    bool look;     /* LOOK was said, and not answered yet */
+    bool probing;  /* a drain was begun to see whether what was launched has run */
     uint64_t looked_count;
     struct vgpu_duty duty;
     const struct vgpu_limits *limits;
@@ -482,7 +482,8 @@ static void watch(void)
         close_gate(now_ns());
         asked = __atomic_load_n(&vgpu_gate.asked, __ATOMIC_SEQ_CST) > 0;
         if (vgpu_gate.count == gate.seen_count && !asked) { /* else something slipped in: it is drained as any other */
-            gate.idle_ns += (int64_t)(begin ? (now - since) / 2 : (uint64_t)watch_ns() / 2); /* it ended somewhere in between */
+            gate.idle_ns += (int64_t)(begin ? (now - since) / 2
+                                            : (uint64_t)watch_ns() / 2); /* it ended somewhere in between */
             give_back(now);
         }
     }

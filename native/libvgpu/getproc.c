@@ -14,16 +14,15 @@ static bool variant_of(const char *name, const char *base)
 {
     size_t length = strlen(base);
     return strncmp(name, base, length) == 0 &&
-           (name[length] == '\0' || strncmp(name + length, "_v", 2) == 0 ||
-            strncmp(name + length, "_pt", 3) == 0);
+           (name[length] == '\0' || strncmp(name + length, "_v", 2) == 0 || strncmp(name + length, "_pt", 3) == 0);
 }
 
 static void *wrapper_by_address(const char *symbol, const void *answer)
 {
     for (int id = 0; id < VGPU_FUNCTIONS; id++) {
         const struct vgpu_function *function = &vgpu_functions[id];
-        if (function->wrapper != NULL && function->library == VGPU_CUDA &&
-            variant_of(function->name, symbol) && vgpu_real((enum vgpu_function_id)id) == answer)
+        if (function->wrapper != NULL && function->library == VGPU_CUDA && variant_of(function->name, symbol) &&
+            vgpu_real((enum vgpu_function_id)id) == answer)
             return function->wrapper;
     }
     return NULL;

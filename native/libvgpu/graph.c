@@ -12,11 +12,11 @@
 #include "pool.h"
 #include "tenant.h"
 
-#define DEPTH_MAX 64 /* child graphs in child graphs */
+#define DEPTH_MAX 64     /* child graphs in child graphs */
 #define NEVER UINT32_MAX /* a count of trims that no graph has been launched at */
 
-static uint32_t any_memory;  /* a graph of this process may allocate */
-static uint32_t trims;       /* a graph whose memory was given back adds it again */
+static uint32_t any_memory; /* a graph of this process may allocate */
+static uint32_t trims;      /* a graph whose memory was given back adds it again */
 static uint64_t charged[VGPU_MAX_DEVICES];
 static CUdevice ordinals[VGPU_MAX_DEVICES]; /* plus 1; 0: no graph has allocated there */
 static pthread_mutex_t settling = PTHREAD_MUTEX_INITIALIZER;
@@ -80,7 +80,8 @@ static void add_graph(CUgraph graph, struct vgpu_entry *need, int depth)
             continue;
         if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
             add_node(nodes[i], need);
-        else if (type == CU_GRAPH_NODE_TYPE_GRAPH && CALL(cuGraphChildGraphNodeGetGraph, nodes[i], &child) == CUDA_SUCCESS)
+        else if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
+                 CALL(cuGraphChildGraphNodeGetGraph, nodes[i], &child) == CUDA_SUCCESS)
             add_graph(child, need, depth + 1);
     }
     free(nodes);
@@ -220,16 +221,17 @@ static CUresult upload_end(struct vgpu_charge *charge, CUresult result)
     return result;
 }
 
-#define INSTANTIATE_WITH_PARAMS(symbol)                                                                       \
-    VGPU_EXPORT CUresult symbol(CUgraphExec *phGraphExec, CUgraph hGraph, CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams) \
-    {                                                                                                         \
-        struct vgpu_charge charge;                                                                            \
-        vgpu_away_call();                                                                                     \
-        CUresult result = upload_begin(&charge, hGraph, instantiateParams);                                   \
-        if (result != CUDA_SUCCESS)                                                                           \
-            return result;                                                                                    \
-        result = instantiated(CALL(symbol, phGraphExec, hGraph, instantiateParams), phGraphExec, hGraph);     \
-        return upload_end(&charge, result);                                                                   \
+#define INSTANTIATE_WITH_PARAMS(symbol)                                                                   \
+    VGPU_EXPORT CUresult symbol(CUgraphExec *phGraphExec, CUgraph hGraph,                                 \
+                                CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams)                         \
+    {                                                                                                     \
+        struct vgpu_charge charge;                                                                        \
+        vgpu_away_call();                                                                                 \
+        CUresult result = upload_begin(&charge, hGraph, instantiateParams);                               \
+        if (result != CUDA_SUCCESS)                                                                       \
+            return result;                                                                                \
+        result = instantiated(CALL(symbol, phGraphExec, hGraph, instantiateParams), phGraphExec, hGraph); \
+        return upload_end(&charge, result);                                                               \
     }
 
 INSTANTIATE_WITH_PARAMS(cuGraphInstantiateWithParams)
@@ -244,14 +246,14 @@ VGPU_EXPORT CUresult cuGraphExecDestroy(CUgraphExec hGraphExec)
     return CALL(cuGraphExecDestroy, hGraphExec);
 }
 
-#define UPLOAD(symbol)                                                                \
-    VGPU_EXPORT CUresult symbol(CUgraphExec hGraphExec, CUstream hStream)             \
-    {                                                                                 \
-        struct vgpu_charge charge;                                                    \
-        vgpu_away_call();                                                             \
-        CUresult result = vgpu_graph_begin(&charge, hGraphExec);                      \
-        if (result != CUDA_SUCCESS)                                                   \
-            return result;                                                            \
+#define UPLOAD(symbol)                                                                 \
+    VGPU_EXPORT CUresult symbol(CUgraphExec hGraphExec, CUstream hStream)              \
+    {                                                                                  \
+        struct vgpu_charge charge;                                                     \
+        vgpu_away_call();                                                              \
+        CUresult result = vgpu_graph_begin(&charge, hGraphExec);                       \
+        if (result != CUDA_SUCCESS)                                                    \
+            return result;                                                             \
         return vgpu_graph_end(&charge, hGraphExec, CALL(symbol, hGraphExec, hStream)); \
     }
 

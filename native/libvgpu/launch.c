@@ -10,45 +10,45 @@
 #define KERNEL_WEIGHT 1u
 #define GRAPH_WEIGHT 16u /* a graph is looked at nearly each time: it may be one kernel or thousands */
 
-#define LAUNCH_BODY(weight, stream, per_thread, symbol, ...)             \
-    do {                                                                 \
-        if (vgpu_gate_passes(weight))                                    \
-            return CALL_INSIDE(symbol, __VA_ARGS__);                     \
-        CUresult result = vgpu_gate_look(stream, per_thread, weight);\
-        if (result != CUDA_SUCCESS)                                      \
-            return result;                                               \
-        result = CALL_INSIDE(symbol, __VA_ARGS__);                       \
-        vgpu_gate_launched(stream, per_thread, weight);              \
-        return result;                                                   \
+#define LAUNCH_BODY(weight, stream, per_thread, symbol, ...)          \
+    do {                                                              \
+        if (vgpu_gate_passes(weight))                                 \
+            return CALL_INSIDE(symbol, __VA_ARGS__);                  \
+        CUresult result = vgpu_gate_look(stream, per_thread, weight); \
+        if (result != CUDA_SUCCESS)                                   \
+            return result;                                            \
+        result = CALL_INSIDE(symbol, __VA_ARGS__);                    \
+        vgpu_gate_launched(stream, per_thread, weight);               \
+        return result;                                                \
     } while (0)
 
-#define LAUNCH_KERNEL(symbol, per_thread)                                                                           \
-    VGPU_EXPORT CUresult symbol(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,  \
-                                unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,             \
-                                unsigned int sharedMemBytes, CUstream hStream, void **kernelParams, void **extra)   \
-    {                                                                                                               \
-        LAUNCH_BODY(KERNEL_WEIGHT, hStream, per_thread, symbol, f, gridDimX, gridDimY, gridDimZ, blockDimX,         \
-                    blockDimY, blockDimZ, sharedMemBytes, hStream, kernelParams, extra);                            \
+#define LAUNCH_KERNEL(symbol, per_thread)                                                                              \
+    VGPU_EXPORT CUresult symbol(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,     \
+                                unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,                \
+                                unsigned int sharedMemBytes, CUstream hStream, void **kernelParams, void **extra)      \
+    {                                                                                                                  \
+        LAUNCH_BODY(KERNEL_WEIGHT, hStream, per_thread, symbol, f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, \
+                    blockDimZ, sharedMemBytes, hStream, kernelParams, extra);                                          \
     }
 LAUNCH_KERNEL(cuLaunchKernel, 0)
 LAUNCH_KERNEL(cuLaunchKernel_ptsz, 1)
 
-#define LAUNCH_KERNEL_EX(symbol, per_thread)                                                                        \
-    VGPU_EXPORT CUresult symbol(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra)      \
-    {                                                                                                               \
-        CUstream stream = config != NULL ? config->hStream : NULL;                                                  \
-        LAUNCH_BODY(KERNEL_WEIGHT, stream, per_thread, symbol, config, f, kernelParams, extra);                     \
+#define LAUNCH_KERNEL_EX(symbol, per_thread)                                                                   \
+    VGPU_EXPORT CUresult symbol(const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra) \
+    {                                                                                                          \
+        CUstream stream = config != NULL ? config->hStream : NULL;                                             \
+        LAUNCH_BODY(KERNEL_WEIGHT, stream, per_thread, symbol, config, f, kernelParams, extra);                \
     }
 LAUNCH_KERNEL_EX(cuLaunchKernelEx, 0)
 LAUNCH_KERNEL_EX(cuLaunchKernelEx_ptsz, 1)
 
-#define LAUNCH_COOPERATIVE(symbol, per_thread)                                                                      \
-    VGPU_EXPORT CUresult symbol(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,  \
-                                unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,             \
-                                unsigned int sharedMemBytes, CUstream hStream, void **kernelParams)                 \
-    {                                                                                                               \
-        LAUNCH_BODY(KERNEL_WEIGHT, hStream, per_thread, symbol, f, gridDimX, gridDimY, gridDimZ, blockDimX,         \
-                    blockDimY, blockDimZ, sharedMemBytes, hStream, kernelParams);                                   \
+#define LAUNCH_COOPERATIVE(symbol, per_thread)                                                                         \
+    VGPU_EXPORT CUresult symbol(CUfunction f, unsigned int gridDimX, unsigned int gridDimY, unsigned int gridDimZ,     \
+                                unsigned int blockDimX, unsigned int blockDimY, unsigned int blockDimZ,                \
+                                unsigned int sharedMemBytes, CUstream hStream, void **kernelParams)                    \
+    {                                                                                                                  \
+        LAUNCH_BODY(KERNEL_WEIGHT, hStream, per_thread, symbol, f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, \
+                    blockDimZ, sharedMemBytes, hStream, kernelParams);                                                 \
     }
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, 0)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, 1)
@@ -63,8 +63,8 @@ static void touch_all(const CUDA_LAUNCH_PARAMS *list, unsigned int count)
         vgpu_pace_touch(list[i].hStream, 0);
 }
 
-VGPU_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsList,
-                                                          unsigned int numDevices, unsigned int flags)
+VGPU_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsList, unsigned int numDevices,
+                                                          unsigned int flags)
 {
     vgpu_away_call();
     CUstream stream = launchParamsList != NULL && numDevices > 0 ? launchParamsList[0].hStream : NULL;
@@ -88,17 +88,17 @@ VGPU_EXPORT CUresult cuLaunchGridAsync(CUfunction f, int grid_width, int grid_he
 }
 
 /* What a graph allocates when it runs is claimed before it is launched: see graph.h. */
-#define LAUNCH_GRAPH(symbol, per_thread)                                          \
-    static CUresult gated_##symbol(CUgraphExec hGraphExec, CUstream hStream)      \
-    {                                                                             \
-        LAUNCH_BODY(GRAPH_WEIGHT, hStream, per_thread, symbol, hGraphExec, hStream); \
-    }                                                                             \
-    VGPU_EXPORT CUresult symbol(CUgraphExec hGraphExec, CUstream hStream)         \
-    {                                                                             \
-        struct vgpu_charge charge;                                                \
-        CUresult result = vgpu_graph_begin(&charge, hGraphExec);                  \
-        if (result != CUDA_SUCCESS)                                               \
-            return result;                                                        \
+#define LAUNCH_GRAPH(symbol, per_thread)                                                 \
+    static CUresult gated_##symbol(CUgraphExec hGraphExec, CUstream hStream)             \
+    {                                                                                    \
+        LAUNCH_BODY(GRAPH_WEIGHT, hStream, per_thread, symbol, hGraphExec, hStream);     \
+    }                                                                                    \
+    VGPU_EXPORT CUresult symbol(CUgraphExec hGraphExec, CUstream hStream)                \
+    {                                                                                    \
+        struct vgpu_charge charge;                                                       \
+        CUresult result = vgpu_graph_begin(&charge, hGraphExec);                         \
+        if (result != CUDA_SUCCESS)                                                      \
+            return result;                                                               \
         return vgpu_graph_end(&charge, hGraphExec, gated_##symbol(hGraphExec, hStream)); \
     }
 LAUNCH_GRAPH(cuGraphLaunch, 0)

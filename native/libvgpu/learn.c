@@ -8,7 +8,7 @@
 #include "process_memory.h"
 #include "tenant.h"
 
-#define LOOKS_MAX 20 /* of about 10 us each, while other threads allocate */
+#define LOOKS_MAX 20  /* of about 10 us each, while other threads allocate */
 #define LEFT_LOOKS 64 /* synchronisations that look after what was left: the first may be of another stream */
 
 uint32_t vgpu_learn_stale;
@@ -32,8 +32,7 @@ static struct state state_of(unsigned device, uint64_t claimed)
     const struct vgpu_slot_device *own = &account->usage->slots[account->slot].devices[device];
     struct state state = {.moves = __atomic_load_n(&vgpu_learn_moves, __ATOMIC_SEQ_CST),
                           .used = __atomic_load_n(&own->used_bytes, __ATOMIC_SEQ_CST)};
-    state.quiet = __atomic_load_n(&own->claim_bytes, __ATOMIC_SEQ_CST) == claimed &&
-                  (uint32_t)state.moves == 0;
+    state.quiet = __atomic_load_n(&own->claim_bytes, __ATOMIC_SEQ_CST) == claimed && (uint32_t)state.moves == 0;
     return state;
 }
 
@@ -109,7 +108,8 @@ void vgpu_learn_instead(int device, uint64_t bytes)
 static void forget_left(int device)
 {
     const struct vgpu_account *account = vgpu_tenant_account();
-    uint64_t now = __atomic_load_n(&account->usage->slots[account->slot].devices[device].context_bytes, __ATOMIC_SEQ_CST);
+    uint64_t now = __atomic_load_n(&account->usage->slots[account->slot].devices[device].context_bytes,
+                                   __ATOMIC_SEQ_CST);
     uint64_t kept = now > left_bytes[device] ? now - left_bytes[device] : 0;
     vgpu_account_set_context(vgpu_tenant_account(), (unsigned)device, kept);
     left_looks[device] = 0;

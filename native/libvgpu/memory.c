@@ -5,22 +5,22 @@
 #include "movable.h"
 
 /* The first version of these calls has 32-bit pointers and sizes; both are one shape otherwise. */
-#define ALLOC_BODY(symbol, free_symbol, kind, pointer, bytes, movable, ...)                      \
-    do {                                                                                         \
-        struct vgpu_charge charge;                                                               \
-        bool keep;                                                                               \
-        CUresult result = vgpu_charge_current(&charge, bytes);                                   \
-        if (result != CUDA_SUCCESS)                                                              \
-            return result;                                                                       \
-        if (movable)                                                                             \
-            return CUDA_SUCCESS;                                                                 \
-        result = CALL(symbol, __VA_ARGS__);                                                      \
+#define ALLOC_BODY(symbol, free_symbol, kind, pointer, bytes, movable, ...)                                         \
+    do {                                                                                                            \
+        struct vgpu_charge charge;                                                                                  \
+        bool keep;                                                                                                  \
+        CUresult result = vgpu_charge_current(&charge, bytes);                                                      \
+        if (result != CUDA_SUCCESS)                                                                                 \
+            return result;                                                                                          \
+        if (movable)                                                                                                \
+            return CUDA_SUCCESS;                                                                                    \
+        result = CALL(symbol, __VA_ARGS__);                                                                         \
         result = vgpu_charge_pointer(&charge, result, kind, result == CUDA_SUCCESS ? *(pointer) : 0, bytes, &keep); \
-        if (!keep) {                                                                             \
-            CALL(free_symbol, *(pointer));                                                       \
-            vgpu_charge_undo(&charge, CUDA_SUCCESS);                                             \
-        }                                                                                        \
-        return result;                                                                           \
+        if (!keep) {                                                                                                \
+            CALL(free_symbol, *(pointer));                                                                          \
+            vgpu_charge_undo(&charge, CUDA_SUCCESS);                                                                \
+        }                                                                                                           \
+        return result;                                                                                              \
     } while (0)
 
 VGPU_EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytesize)
@@ -47,28 +47,28 @@ static uint64_t times(uint64_t a, uint64_t b)
     return b != 0 && a > UINT64_MAX / b ? UINT64_MAX : a * b;
 }
 
-#define PITCH_BODY(symbol, free_symbol, movable)                                                 \
-    do {                                                                                         \
-        struct vgpu_charge charge;                                                               \
-        bool keep;                                                                               \
+#define PITCH_BODY(symbol, free_symbol, movable)                                                                    \
+    do {                                                                                                            \
+        struct vgpu_charge charge;                                                                                  \
+        bool keep;                                                                                                  \
         CUresult result = vgpu_charge_current(&charge, times(vgpu_round(WidthInBytes, PITCH_GUESS_BYTES), Height)); \
-        if (result != CUDA_SUCCESS)                                                              \
-            return result;                                                                       \
-        if (movable)                                                                             \
-            return CUDA_SUCCESS;                                                                 \
-        result = CALL(symbol, dptr, pPitch, WidthInBytes, Height, ElementSizeBytes);             \
-        uint64_t bytes = charge.active && result == CUDA_SUCCESS ? times(*pPitch, Height) : 0;  \
-        if (bytes > 0 && !vgpu_charge_resize(&charge, bytes)) {                                  \
-            CALL(free_symbol, *dptr);                                                            \
-            vgpu_charge_undo(&charge, CUDA_SUCCESS);                                             \
-            return CUDA_ERROR_OUT_OF_MEMORY;                                                     \
-        }                                                                                        \
-        result = vgpu_charge_pointer(&charge, result, VGPU_KIND_POINTER, bytes > 0 ? *dptr : 0, bytes, &keep); \
-        if (!keep) {                                                                             \
-            CALL(free_symbol, *dptr);                                                            \
-            vgpu_charge_undo(&charge, CUDA_SUCCESS);                                             \
-        }                                                                                        \
-        return result;                                                                           \
+        if (result != CUDA_SUCCESS)                                                                                 \
+            return result;                                                                                          \
+        if (movable)                                                                                                \
+            return CUDA_SUCCESS;                                                                                    \
+        result = CALL(symbol, dptr, pPitch, WidthInBytes, Height, ElementSizeBytes);                                \
+        uint64_t bytes = charge.active && result == CUDA_SUCCESS ? times(*pPitch, Height) : 0;                      \
+        if (bytes > 0 && !vgpu_charge_resize(&charge, bytes)) {                                                     \
+            CALL(free_symbol, *dptr);                                                                               \
+            vgpu_charge_undo(&charge, CUDA_SUCCESS);                                                                \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                        \
+        }                                                                                                           \
+        result = vgpu_charge_pointer(&charge, result, VGPU_KIND_POINTER, bytes > 0 ? *dptr : 0, bytes, &keep);      \
+        if (!keep) {                                                                                                \
+            CALL(free_symbol, *dptr);                                                                               \
+            vgpu_charge_undo(&charge, CUDA_SUCCESS);                                                                \
+        }                                                                                                           \
+        return result;                                                                                              \
     } while (0)
 
 static bool movable_rows(struct vgpu_charge *charge, CUdeviceptr *dptr, size_t *pitch, size_t width, size_t height)

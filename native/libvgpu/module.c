@@ -109,8 +109,8 @@ VGPU_EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *fileN
                                            unsigned int numLibraryOptions)
 {
     vgpu_away_call();
-    return loaded_library(CALL(cuLibraryLoadFromFile, library, fileName, jitOptions, jitOptionsValues,
-                               numJitOptions, libraryOptions, libraryOptionValues, numLibraryOptions),
+    return loaded_library(CALL(cuLibraryLoadFromFile, library, fileName, jitOptions, jitOptionsValues, numJitOptions,
+                               libraryOptions, libraryOptionValues, numLibraryOptions),
                           library);
 }
 
@@ -158,7 +158,7 @@ static CUresult looked_up(CUresult result, CUresult asked, int local_bytes)
         CALL(cuCtxGetLimit, &now, CU_LIMIT_STACK_SIZE) != CUDA_SUCCESS || (size_t)local_bytes <= now)
         return result;
     return grow_local(index, device, now, (size_t)local_bytes) == CUDA_ERROR_OUT_OF_MEMORY ? CUDA_ERROR_OUT_OF_MEMORY
-                                                                                            : result;
+                                                                                           : result;
 }
 
 VGPU_EXPORT CUresult cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const char *name)

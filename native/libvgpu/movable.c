@@ -82,8 +82,7 @@ static bool has_granularity(CUdevice device)
     CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                 .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}};
     size_t now = __atomic_load_n(&known, __ATOMIC_RELAXED);
-    if (now == 0 &&
-        CALL(cuMemGetAllocationGranularity, &now, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM) == CUDA_SUCCESS)
+    if (now == 0 && CALL(cuMemGetAllocationGranularity, &now, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM) == CUDA_SUCCESS)
         __atomic_store_n(&known, now, __ATOMIC_RELAXED);
     return now == VGPU_PAGE_BYTES;
 }

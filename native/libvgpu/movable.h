@@ -26,9 +26,9 @@ struct vgpu_piece {
     uint64_t bytes; /* whole pages */
     uint64_t asked;
     CUdevice device;
-    int index; /* of the device in the lease */
+    int index;         /* of the device in the lease */
     CUcontext context; /* whose end frees it */
-    bool dead; /* freed by the program, but not yet at the driver */
+    bool dead;         /* freed by the program, but not yet at the driver */
     unsigned chunk_count;
     struct vgpu_chunk chunks[];
 };

@@ -74,8 +74,9 @@ void vgpu_moved_follow(void)
     while (word != NULL) {
         size_t length = strcspn(word, ",");
         bool former = look_up(history, word, length, uuid);
-        int added = former ? snprintf(list + used, sizeof(list) - used, "%s%s", used > 0 ? "," : "", uuid)
-                           : snprintf(list + used, sizeof(list) - used, "%s%.*s", used > 0 ? "," : "", (int)length, word);
+        int added = former
+                        ? snprintf(list + used, sizeof(list) - used, "%s%s", used > 0 ? "," : "", uuid)
+                        : snprintf(list + used, sizeof(list) - used, "%s%.*s", used > 0 ? "," : "", (int)length, word);
         if (added < 0 || (size_t)added >= sizeof(list) - used)
             return; /* no list of devices is so long: it stays as it is */
         used += (size_t)added;

@@ -11,7 +11,8 @@ struct slice {
 
 /* The slice of a device, if it is in the lease. Without a readable `usage` (another user asks) the
  * card's own use stands in, as far as it fits. */
-static bool slice_of(nvmlDevice_t device, unsigned long long card_total, unsigned long long card_used, struct slice *slice)
+static bool slice_of(nvmlDevice_t device, unsigned long long card_total, unsigned long long card_used,
+                     struct slice *slice)
 {
     uint64_t limit;
     int index = vgpu_nvml_index(device, &limit);

@@ -8,21 +8,21 @@
 #include "nvml_slice.h"
 
 /* Answers a list call as NVML does: the count alone, too small a buffer, or the entries. */
-#define LIST_BODY(symbol, copy)                                                           \
-    do {                                                                                  \
-        uint64_t limit;                                                                   \
-        nvmlProcessInfo_t own[VGPU_MAX_SLOTS];                                            \
+#define LIST_BODY(symbol, copy)                                                                 \
+    do {                                                                                        \
+        uint64_t limit;                                                                         \
+        nvmlProcessInfo_t own[VGPU_MAX_SLOTS];                                                  \
         int index = device != NULL && infoCount != NULL ? vgpu_nvml_index(device, &limit) : -1; \
-        if (index < 0)                                                                    \
-            return CALL_NVML(symbol, device, infoCount, infos);                           \
-        unsigned count = vgpu_nvml_processes(index, own, VGPU_MAX_SLOTS);                 \
-        unsigned room = infos != NULL ? *infoCount : 0;                                   \
-        *infoCount = count;                                                               \
-        if (count > room)                                                                 \
-            return NVML_ERROR_INSUFFICIENT_SIZE;                                          \
-        for (unsigned i = 0; i < count; i++)                                              \
-            infos[i] = copy(own[i]);                                                      \
-        return NVML_SUCCESS;                                                              \
+        if (index < 0)                                                                          \
+            return CALL_NVML(symbol, device, infoCount, infos);                                 \
+        unsigned count = vgpu_nvml_processes(index, own, VGPU_MAX_SLOTS);                       \
+        unsigned room = infos != NULL ? *infoCount : 0;                                         \
+        *infoCount = count;                                                                     \
+        if (count > room)                                                                       \
+            return NVML_ERROR_INSUFFICIENT_SIZE;                                                \
+        for (unsigned i = 0; i < count; i++)                                                    \
+            infos[i] = copy(own[i]);                                                            \
+        return NVML_SUCCESS;                                                                    \
     } while (0)
 
 #define SHORT_FORM(info) ((nvmlProcessInfo_v1_t){.pid = (info).pid, .usedGpuMemory = (info).usedGpuMemory})
@@ -46,14 +46,14 @@ VGPU_EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t de
     LIST_BODY(nvmlDeviceGetComputeRunningProcesses_v3, FULL_FORM);
 }
 
-#define EMPTY_LIST(symbol, type)                                                                        \
-    VGPU_EXPORT nvmlReturn_t symbol(nvmlDevice_t device, unsigned int *infoCount, type *infos)          \
-    {                                                                                                   \
-        uint64_t limit;                                                                                 \
-        if (device == NULL || infoCount == NULL || vgpu_nvml_index(device, &limit) < 0)                 \
-            return CALL_NVML(symbol, device, infoCount, infos);                                         \
-        *infoCount = 0;                                                                                 \
-        return NVML_SUCCESS;                                                                            \
+#define EMPTY_LIST(symbol, type)                                                               \
+    VGPU_EXPORT nvmlReturn_t symbol(nvmlDevice_t device, unsigned int *infoCount, type *infos) \
+    {                                                                                          \
+        uint64_t limit;                                                                        \
+        if (device == NULL || infoCount == NULL || vgpu_nvml_index(device, &limit) < 0)        \
+            return CALL_NVML(symbol, device, infoCount, infos);                                \
+        *infoCount = 0;                                                                        \
+        return NVML_SUCCESS;                                                                   \
     }
 
 EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses, nvmlProcessInfo_v1_t)
@@ -87,25 +87,26 @@ static bool is_own(const struct own *own, unsigned pid)
 }
 
 /* Keeps the entries of own processes in front; the new count. */
-#define KEEP_OWN(own, list, number, pid_of)              \
-    do {                                                 \
-        unsigned kept_ = 0;                              \
-        for (unsigned i_ = 0; i_ < (number); i_++)       \
-            if (is_own(own, pid_of((list)[i_])))         \
-                (list)[kept_++] = (list)[i_];            \
-        (number) = kept_;                                \
+#define KEEP_OWN(own, list, number, pid_of)        \
+    do {                                           \
+        unsigned kept_ = 0;                        \
+        for (unsigned i_ = 0; i_ < (number); i_++) \
+            if (is_own(own, pid_of((list)[i_])))   \
+                (list)[kept_++] = (list)[i_];      \
+        (number) = kept_;                          \
     } while (0)
 
 #define PID_FIELD(entry) (entry).pid
 #define PID_ITSELF(entry) (entry)
 
-VGPU_EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *utilization,
+VGPU_EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
+                                                         nvmlProcessUtilizationSample_t *utilization,
                                                          unsigned int *processSamplesCount,
                                                          unsigned long long lastSeenTimeStamp)
 {
     struct own own;
-    nvmlReturn_t result =
-        CALL_NVML(nvmlDeviceGetProcessUtilization, device, utilization, processSamplesCount, lastSeenTimeStamp);
+    nvmlReturn_t result = CALL_NVML(nvmlDeviceGetProcessUtilization, device, utilization, processSamplesCount,
+                                    lastSeenTimeStamp);
     if (result != NVML_SUCCESS || utilization == NULL)
         return result;
     own_of(device, &own);

@@ -6,7 +6,7 @@
 
 struct vgpu_object {
     const struct dl_phdr_info *info;
-    const ElfW(Sym) *symbols;
+    const ElfW(Sym) * symbols;
     const char *strings;
     const uint32_t *gnu_hash;
     const uint32_t *sysv_hash;
@@ -23,7 +23,7 @@ static const void *dynamic_pointer(ElfW(Addr) base, ElfW(Addr) value)
     return (const void *)(value < base ? base + value : value);
 }
 
-static void read_dynamic(struct vgpu_object *object, const ElfW(Dyn) *entry, ElfW(Addr) base)
+static void read_dynamic(struct vgpu_object *object, const ElfW(Dyn) * entry, ElfW(Addr) base)
 {
     for (; entry->d_tag != DT_NULL; entry++) {
         const void *pointer = dynamic_pointer(base, entry->d_un.d_ptr);
@@ -45,8 +45,7 @@ static int visit_object(struct dl_phdr_info *info, size_t size, void *argument)
     (void)size;
     for (int i = 0; i < info->dlpi_phnum; i++)
         if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
-            read_dynamic(&object, (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr),
-                         info->dlpi_addr);
+            read_dynamic(&object, (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr), info->dlpi_addr);
     return walk->visit(&object, walk->argument);
 }
 
@@ -67,7 +66,7 @@ bool vgpu_object_holds(const struct vgpu_object *object, const void *address)
     return false;
 }
 
-static void *definition(const struct vgpu_object *object, const ElfW(Sym) *symbol, const char *name)
+static void *definition(const struct vgpu_object *object, const ElfW(Sym) * symbol, const char *name)
 {
     if (symbol->st_shndx == SHN_UNDEF || !vgpu_same(object->strings + symbol->st_name, name))
         return NULL;

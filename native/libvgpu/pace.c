@@ -12,12 +12,12 @@
 #include "gate.h"
 #include "tenant.h"
 
-#define RING 32u          /* markers of one context in flight */
-#define DEPTH_MIN 2u      /* launches in flight, however long they are */
+#define RING 32u     /* markers of one context in flight */
+#define DEPTH_MIN 2u /* launches in flight, however long they are */
 #define BATCH_MAX 2048u
-#define FREE_BATCH 4096u  /* launches between two looks while nobody limits them */
-#define STRAY_BATCH 61u   /* and while one may be the first on a device that is somebody else's now */
-#define LONG_BATCH 1u     /* batches up to this get a marker behind, too: long launches are measured each */
+#define FREE_BATCH 4096u /* launches between two looks while nobody limits them */
+#define STRAY_BATCH 61u  /* and while one may be the first on a device that is somebody else's now */
+#define LONG_BATCH 1u    /* batches up to this get a marker behind, too: long launches are measured each */
 #define WAIT_MIN_NS 2000u
 #define ARRIVE_MAX_NS 500000u
 
@@ -34,7 +34,7 @@ struct flow {
     uint64_t run_seen_ns;  /* when that was seen */
     double unit_ns;        /* device time of one launch of weight 1; 0: not known yet */
     CUevent drain;
-    bool used;             /* launched to since the last drain */
+    bool used; /* launched to since the last drain */
     enum vgpu_drain_state draining;
 };
 
@@ -157,19 +157,21 @@ static double at_most(double value, double most)
 }
 
 /* Called with the lock held and the markers reaped. `count`: launches before the one asked for. */
-static enum vgpu_pace decide(const struct flow *flow, uint64_t count, const struct vgpu_turn *turn, uint64_t left_ns, bool first,
-                             uint64_t *batch, uint64_t *wait_ns)
+static enum vgpu_pace decide(const struct flow *flow, uint64_t count, const struct vgpu_turn *turn, uint64_t left_ns,
+                             bool first, uint64_t *batch, uint64_t *wait_ns)
 {
     double unit = flow->unit_ns;
     bool known = unit > 0;
     uint64_t waiting = flow->tail != flow->head && count > flow->run ? count - flow->run : 0;
     double ahead = (double)waiting * unit;
-    double left = ahead - (double)(now_ns() - flow->run_seen_ns); /* the next marker has not run, but much before it has */
+    double left = ahead -
+                  (double)(now_ns() - flow->run_seen_ns); /* the next marker has not run, but much before it has */
     double deep = (turn->flags & VGPU_TURN_SHORT) != 0 ? unit : DEPTH_MIN * unit;
     double room = (double)turn->window_ns > deep ? (double)turn->window_ns : deep;
     *batch = 1;
     /* half of what runs now has run, on average, and half of the next may overrun */
-    if (!first && known && left_ns != UINT64_MAX && (waiting > 0 && left > unit / 2 ? left : unit / 2) > (double)left_ns)
+    if (!first && known && left_ns != UINT64_MAX &&
+        (waiting > 0 && left > unit / 2 ? left : unit / 2) > (double)left_ns)
         return VGPU_PACE_STOP;
     /* Refilled when half of it has run, not launch by launch: each marker costs the device some microseconds. */
     if (flow->tail != flow->head && (known ? ahead > room / 2 : waiting >= DEPTH_MIN)) {

@@ -202,35 +202,35 @@ static CUresult end(struct request *request, CUresult result)
     return result;
 }
 
-#define ALLOC_ASYNC(symbol, per_thread)                                                            \
-    VGPU_EXPORT CUresult symbol(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)              \
-    {                                                                                              \
-        struct request request;                                                                    \
-        CUresult result = begin(&request, hStream, per_thread, bytesize);                          \
+#define ALLOC_ASYNC(symbol, per_thread)                                                                \
+    VGPU_EXPORT CUresult symbol(CUdeviceptr *dptr, size_t bytesize, CUstream hStream)                  \
+    {                                                                                                  \
+        struct request request;                                                                        \
+        CUresult result = begin(&request, hStream, per_thread, bytesize);                              \
         return result != CUDA_SUCCESS ? result : end(&request, CALL(symbol, dptr, bytesize, hStream)); \
     }
 
-#define ALLOC_FROM_POOL(symbol, per_thread)                                                        \
-    VGPU_EXPORT CUresult symbol(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream) \
-    {                                                                                              \
-        struct request request;                                                                    \
-        CUresult result = begin_from(&request, pool, hStream, per_thread, bytesize);               \
+#define ALLOC_FROM_POOL(symbol, per_thread)                                                                  \
+    VGPU_EXPORT CUresult symbol(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream)     \
+    {                                                                                                        \
+        struct request request;                                                                              \
+        CUresult result = begin_from(&request, pool, hStream, per_thread, bytesize);                         \
         return result != CUDA_SUCCESS ? result : end(&request, CALL(symbol, dptr, bytesize, pool, hStream)); \
     }
 
 /* What cuMemAlloc gave may be freed in stream order too. */
-#define FREE_ASYNC(symbol, per_thread)                                                             \
-    VGPU_EXPORT CUresult symbol(CUdeviceptr dptr, CUstream hStream)                                \
-    {                                                                                              \
-        struct vgpu_entry entry;                                                                   \
-        CUresult result;                                                                           \
-        vgpu_away_check();                                                                         \
-        if (vgpu_movable_free_after(dptr, hStream, per_thread, &result))                           \
-            return result;                                                                         \
-        bool taken = vgpu_charge_take(VGPU_KIND_POINTER, dptr, &entry);                            \
-        result = CALL(symbol, dptr, hStream);                                                      \
-        vgpu_charge_freed_later(&entry, taken, result);                                            \
-        return result;                                                                             \
+#define FREE_ASYNC(symbol, per_thread)                                   \
+    VGPU_EXPORT CUresult symbol(CUdeviceptr dptr, CUstream hStream)      \
+    {                                                                    \
+        struct vgpu_entry entry;                                         \
+        CUresult result;                                                 \
+        vgpu_away_check();                                               \
+        if (vgpu_movable_free_after(dptr, hStream, per_thread, &result)) \
+            return result;                                               \
+        bool taken = vgpu_charge_take(VGPU_KIND_POINTER, dptr, &entry);  \
+        result = CALL(symbol, dptr, hStream);                            \
+        vgpu_charge_freed_later(&entry, taken, result);                  \
+        return result;                                                   \
     }
 
 ALLOC_ASYNC(cuMemAllocAsync, 0)

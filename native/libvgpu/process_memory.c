@@ -78,7 +78,8 @@ static bool pick(nvmlReturn_t answer, unsigned count, uint64_t *bytes)
     const unsigned pids[] = {(unsigned)vgpu_link_host_pid(), (unsigned)getpid()};
     for (unsigned p = 0; p < 2; p++)
         for (unsigned i = 0; i < count; i++)
-            if (processes[i].pid == pids[p] && processes[i].usedGpuMemory != (unsigned long long)NVML_VALUE_NOT_AVAILABLE) {
+            if (processes[i].pid == pids[p] &&
+                processes[i].usedGpuMemory != (unsigned long long)NVML_VALUE_NOT_AVAILABLE) {
                 *bytes = processes[i].usedGpuMemory;
                 return true;
             }

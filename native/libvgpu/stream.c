@@ -19,10 +19,10 @@ static CUresult made(struct vgpu_charge *charge, CUresult result)
 }
 
 /* A page is claimed: a stream's memory may be in one that is there, or need one more. */
-#define CREATE_BODY(symbol, ...)                                              \
-    do {                                                                      \
-        struct vgpu_charge charge;                                            \
-        CUresult refused = vgpu_charge_current(&charge, VGPU_PAGE_BYTES);     \
+#define CREATE_BODY(symbol, ...)                                                             \
+    do {                                                                                     \
+        struct vgpu_charge charge;                                                           \
+        CUresult refused = vgpu_charge_current(&charge, VGPU_PAGE_BYTES);                    \
         return refused != CUDA_SUCCESS ? refused : made(&charge, CALL(symbol, __VA_ARGS__)); \
     } while (0)
 

@@ -41,8 +41,7 @@ static void say_error(CUresult error)
 static bool turn_phase(enum vgpu_swap_phase from, enum vgpu_swap_phase to)
 {
     uint32_t expected = from;
-    bool turned =
-        __atomic_compare_exchange_n(&phase, &expected, to, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    bool turned = __atomic_compare_exchange_n(&phase, &expected, to, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
     if (turned)
         __atomic_store_n(&slot->swap_phase, to, __ATOMIC_SEQ_CST);
     return turned;
@@ -150,8 +149,8 @@ static bool drain(void)
 {
     say(VGPU_SWAP_DRAINING);
     hold();
-    while (is_sent() && (!__atomic_load_n(&quiet, __ATOMIC_ACQUIRE) ||
-                         __atomic_load_n(&vgpu_swap.inside, __ATOMIC_SEQ_CST) > 0))
+    while (is_sent() &&
+           (!__atomic_load_n(&quiet, __ATOMIC_ACQUIRE) || __atomic_load_n(&vgpu_swap.inside, __ATOMIC_SEQ_CST) > 0))
         pause_ns(STEP_NS);
     if (is_sent() && !vgpu_capture_any())
         wait_for_contexts(); /* in which it may stay for long: vgpu_swap_follow lets the program go on then */
@@ -180,7 +179,7 @@ static void go(void)
             let_in();
         return;
     }
-    vgpu_learn_free_begins(); /* what NVML says of this process has no meaning until it is back */
+    vgpu_learn_free_begins();           /* what NVML says of this process has no meaning until it is back */
     bool captures = vgpu_capture_any(); /* whose thread waits: it would not end, and is not to be broken */
     if (!captures && vgpu_carry_out(may_keep())) {
         say_out();

@@ -44,12 +44,12 @@ static inline void vgpu_swap_leave(bool entered)
 }
 
 /* A call of the driver that touches device memory. */
-#define CALL_INSIDE(symbol, ...)                            \
-    __extension__({                                         \
-        bool entered_ = vgpu_swap_enter();                  \
+#define CALL_INSIDE(symbol, ...)                             \
+    __extension__({                                          \
+        bool entered_ = vgpu_swap_enter();                   \
         CUresult inside_result_ = CALL(symbol, __VA_ARGS__); \
-        vgpu_swap_leave(entered_);                          \
-        inside_result_;                                     \
+        vgpu_swap_leave(entered_);                           \
+        inside_result_;                                      \
     })
 
 /* Does the lease want plain memory to be movable? */

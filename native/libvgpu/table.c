@@ -99,8 +99,12 @@ bool vgpu_table_put(const struct vgpu_entry *entry)
 
 bool vgpu_table_put_in_page(const struct vgpu_entry *entry, bool *first)
 {
-    struct vgpu_entry page = {.kind = VGPU_KIND_PAGE, .key = entry->key / VGPU_PAGE_BYTES, .bytes = VGPU_PAGE_BYTES,
-                              .owner = entry->owner, .device = entry->device, .count = 1};
+    struct vgpu_entry page = {.kind = VGPU_KIND_PAGE,
+                              .key = entry->key / VGPU_PAGE_BYTES,
+                              .bytes = VGPU_PAGE_BYTES,
+                              .owner = entry->owner,
+                              .device = entry->device,
+                              .count = 1};
     struct shard *shard = shard_of(entry->kind, entry->key);
     pthread_mutex_lock(&shard->mutex);
     bool stored = has_room(shard, 2);

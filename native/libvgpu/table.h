@@ -26,7 +26,7 @@ enum vgpu_kind {
 struct vgpu_entry {
     uint64_t key;
     uint64_t bytes;
-    void *owner; /* context whose end frees the memory, or what the kind says */
+    void *owner;    /* context whose end frees the memory, or what the kind says */
     uint8_t kind;   /* enum vgpu_kind */
     int8_t device;  /* index in the lease */
     uint32_t count; /* of VGPU_KIND_PAGE */

@@ -33,8 +33,7 @@ static struct slice slice_of(unsigned device, struct slice card)
 {
     uint64_t limit = vgpu_tenant_limit(device);
     uint64_t used = vgpu_account_sum(vgpu_tenant_account()->usage, device);
-    struct slice slice = {.total = limit < card.total ? limit : card.total,
-                          .free = used < limit ? limit - used : 0};
+    struct slice slice = {.total = limit < card.total ? limit : card.total, .free = used < limit ? limit - used : 0};
     slice.free = slice.free < card.free ? slice.free : card.free;
     return slice;
 }

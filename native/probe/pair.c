@@ -28,10 +28,10 @@
 #include "check.h"
 #include "limiter.h"
 
-#define SYMBOLS(X)                                                                                         \
-    X(cuInit) X(cuDeviceGet) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuModuleLoadData)            \
-    X(cuModuleGetFunction) X(cuMemHostRegister_v2) X(cuMemHostGetDevicePointer_v2) X(cuLaunchKernel)        \
-    X(cuCtxSynchronize)
+#define SYMBOLS(X)                                                                                           \
+    X(cuInit)                                                                                                \
+    X(cuDeviceGet) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuModuleLoadData) X(cuModuleGetFunction) \
+        X(cuMemHostRegister_v2) X(cuMemHostGetDevicePointer_v2) X(cuLaunchKernel) X(cuCtxSynchronize)
 
 static struct {
 #define MEMBER(name) __typeof__(&name) name;
@@ -92,7 +92,7 @@ static void load(void)
     void *handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (handle == NULL)
         fail(dlerror());
-#define NEEDED(name)                                        \
+#define NEEDED(name)                                         \
     if ((*(void **)&cu.name = dlsym(handle, #name)) == NULL) \
         fail("no " #name);
     SYMBOLS(NEEDED)
@@ -186,14 +186,29 @@ int main(int argc, char **argv)
         {"work", required_argument, NULL, 'w'},     {0}};
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         switch (option) {
-        case 'f': want.file = optarg; break;
-        case 'r': want.rank = atoi(optarg); break;
-        case 'd': want.device = atoi(optarg); break;
-        case 's': want.seconds = strtod(optarg, NULL); break;
-        case 't': want.think_us = strtod(optarg, NULL); break;
-        case 'w': want.work = atoi(optarg); break;
-        case 'h': want.host_ms = strtod(optarg, NULL); break;
-        default: return 2;
+        case 'f':
+            want.file = optarg;
+            break;
+        case 'r':
+            want.rank = atoi(optarg);
+            break;
+        case 'd':
+            want.device = atoi(optarg);
+            break;
+        case 's':
+            want.seconds = strtod(optarg, NULL);
+            break;
+        case 't':
+            want.think_us = strtod(optarg, NULL);
+            break;
+        case 'w':
+            want.work = atoi(optarg);
+            break;
+        case 'h':
+            want.host_ms = strtod(optarg, NULL);
+            break;
+        default:
+            return 2;
         }
     }
     if ((want.rank != 0 && want.rank != 1) || (want.file == NULL && want.host_ms < 0))

@@ -17,7 +17,7 @@ int session_error(const char *call, CUresult result)
     if (result == CUDA_ERROR_OUT_OF_MEMORY)
         return STATUS_NO_MEMORY;
     return result == CUDA_ERROR_NOT_PERMITTED || result == CUDA_ERROR_OPERATING_SYSTEM ? STATUS_NOT_PERMITTED
-                                                                                      : STATUS_FAILED;
+                                                                                       : STATUS_FAILED;
 }
 
 int session_open(int device)

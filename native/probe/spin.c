@@ -31,15 +31,17 @@
 #include "limiter.h"
 #include "objects.h"
 
-#define SPIN_SYMBOLS(X)                                                                                         \
-    X(cuInit) X(cuDeviceGet) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuCtxSynchronize)                 \
-    X(cuModuleLoadData) X(cuModuleGetFunction) X(cuMemHostAlloc) X(cuMemHostGetDevicePointer_v2)                \
-    X(cuMemAlloc_v2) X(cuMemsetD8_v2) X(cuStreamCreate) X(cuStreamSynchronize) X(cuEventCreate) X(cuEventRecord) \
-    X(cuEventSynchronize) X(cuEventElapsedTime) X(cuLaunchKernel) X(cuDeviceGetAttribute)
-#define SPIN_OPTIONAL(X)                                                                                        \
-    X(cuLaunchCooperativeKernel) X(cuStreamBeginCapture_v2) X(cuStreamEndCapture) X(cuGraphInstantiateWithFlags) \
-    X(cuGraphLaunch) X(cuDeviceGetDevResource) X(cuDevSmResourceSplitByCount) X(cuDevResourceGenerateDesc)       \
-    X(cuGreenCtxCreate) X(cuGreenCtxStreamCreate) X(cuLaunchHostFunc) X(cuLaunchCooperativeKernelMultiDevice)
+#define SPIN_SYMBOLS(X)                                                                                            \
+    X(cuInit)                                                                                                      \
+    X(cuDeviceGet) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuCtxSynchronize) X(cuModuleLoadData)          \
+        X(cuModuleGetFunction) X(cuMemHostAlloc) X(cuMemHostGetDevicePointer_v2) X(cuMemAlloc_v2) X(cuMemsetD8_v2) \
+            X(cuStreamCreate) X(cuStreamSynchronize) X(cuEventCreate) X(cuEventRecord) X(cuEventSynchronize)       \
+                X(cuEventElapsedTime) X(cuLaunchKernel) X(cuDeviceGetAttribute)
+#define SPIN_OPTIONAL(X)                                                                                          \
+    X(cuLaunchCooperativeKernel)                                                                                  \
+    X(cuStreamBeginCapture_v2) X(cuStreamEndCapture) X(cuGraphInstantiateWithFlags) X(cuGraphLaunch)              \
+        X(cuDeviceGetDevResource) X(cuDevSmResourceSplitByCount) X(cuDevResourceGenerateDesc) X(cuGreenCtxCreate) \
+            X(cuGreenCtxStreamCreate) X(cuLaunchHostFunc) X(cuLaunchCooperativeKernelMultiDevice)
 
 static struct {
 #define MEMBER(name) __typeof__(&name) name;
@@ -95,10 +97,10 @@ static void load(void)
         fprintf(stderr, "vgpu-spin: %s\n", dlerror());
         exit(3);
     }
-#define NEEDED(name)                                             \
-    if ((*(void **)&cu.name = dlsym(handle, #name)) == NULL) {    \
-        fprintf(stderr, "vgpu-spin: no %s\n", #name);             \
-        exit(3);                                                  \
+#define NEEDED(name)                                           \
+    if ((*(void **)&cu.name = dlsym(handle, #name)) == NULL) { \
+        fprintf(stderr, "vgpu-spin: no %s\n", #name);          \
+        exit(3);                                               \
     }
 #define MAYBE(name) *(void **)&cu.name = dlsym(handle, #name);
     SPIN_SYMBOLS(NEEDED)
@@ -352,8 +354,9 @@ static int latency(void)
             sleep_until(at);
     }
     qsort(times, count, sizeof(*times), by_value);
-    printf("{\"state\": \"latency\", \"libvgpu\": %s, \"count\": %zu, \"p50_us\": %.1f, \"p99_us\": %.1f, \"max_us\": %.1f}\n",
-           limiter_loaded() ? "true" : "false", count, times[count / 2], times[count * 99 / 100], times[count - 1]);
+    printf(
+        "{\"state\": \"latency\", \"libvgpu\": %s, \"count\": %zu, \"p50_us\": %.1f, \"p99_us\": %.1f, \"max_us\": %.1f}\n",
+        limiter_loaded() ? "true" : "false", count, times[count / 2], times[count * 99 / 100], times[count - 1]);
     free(times);
     return 0;
 }
@@ -413,34 +416,69 @@ static int cost(void)
     }
     qsort(ours, BLOCKS, sizeof(double), by_value);
     qsort(driver, BLOCKS, sizeof(double), by_value);
-    printf("{\"state\": \"cost\", \"libvgpu\": %s, \"interposed\": %s, \"ours_min_ns\": %.1f, \"ours_median_ns\": %.1f, "
-           "\"driver_min_ns\": %.1f, \"driver_median_ns\": %.1f}\n",
-           limiter_loaded() ? "true" : "false", real != cu.cuLaunchKernel ? "true" : "false", ours[0],
-           ours[BLOCKS / 2], driver[0], driver[BLOCKS / 2]);
+    printf(
+        "{\"state\": \"cost\", \"libvgpu\": %s, \"interposed\": %s, \"ours_min_ns\": %.1f, \"ours_median_ns\": %.1f, "
+        "\"driver_min_ns\": %.1f, \"driver_median_ns\": %.1f}\n",
+        limiter_loaded() ? "true" : "false", real != cu.cuLaunchKernel ? "true" : "false", ours[0], ours[BLOCKS / 2],
+        driver[0], driver[BLOCKS / 2]);
     return 0;
 }
 
 static bool parse(int argc, char **argv)
 {
-    static const struct option names[] = {
-        {"kernel-us", 1, NULL, 'k'}, {"rate", 1, NULL, 'r'},     {"mode", 1, NULL, 'm'},  {"seconds", 1, NULL, 's'},
-        {"report-ms", 1, NULL, 'w'}, {"begin-at", 1, NULL, 'b'}, {"device", 1, NULL, 'd'}, {"every-us", 1, NULL, 'e'},
-        {"burst", 1, NULL, 'n'},     {"calibrate", 0, NULL, 'c'}, {"cost", 0, NULL, 'x'}, {"linger-ms", 1, NULL, 'l'},  {0}};
+    static const struct option names[] = {{"kernel-us", 1, NULL, 'k'},
+                                          {"rate", 1, NULL, 'r'},
+                                          {"mode", 1, NULL, 'm'},
+                                          {"seconds", 1, NULL, 's'},
+                                          {"report-ms", 1, NULL, 'w'},
+                                          {"begin-at", 1, NULL, 'b'},
+                                          {"device", 1, NULL, 'd'},
+                                          {"every-us", 1, NULL, 'e'},
+                                          {"burst", 1, NULL, 'n'},
+                                          {"calibrate", 0, NULL, 'c'},
+                                          {"cost", 0, NULL, 'x'},
+                                          {"linger-ms", 1, NULL, 'l'},
+                                          {0}};
     for (int name; (name = getopt_long(argc, argv, "", names, NULL)) != -1;)
         switch (name) {
-        case 'k': want.kernel_us = strtod(optarg, NULL); break;
-        case 'r': want.rate = strtod(optarg, NULL); break;
-        case 'm': want.mode = optarg; break;
-        case 's': want.seconds = strtod(optarg, NULL); break;
-        case 'w': want.report_ms = strtod(optarg, NULL); break;
-        case 'b': want.begin_at = strtoull(optarg, NULL, 10); break;
-        case 'd': want.device = atoi(optarg); break;
-        case 'e': want.every_us = strtod(optarg, NULL); break;
-        case 'n': want.burst = atoi(optarg); break;
-        case 'l': want.linger_ms = strtod(optarg, NULL); break;
-        case 'c': want.calibrate = true; break;
-        case 'x': want.cost = true; break;
-        default: return false;
+        case 'k':
+            want.kernel_us = strtod(optarg, NULL);
+            break;
+        case 'r':
+            want.rate = strtod(optarg, NULL);
+            break;
+        case 'm':
+            want.mode = optarg;
+            break;
+        case 's':
+            want.seconds = strtod(optarg, NULL);
+            break;
+        case 'w':
+            want.report_ms = strtod(optarg, NULL);
+            break;
+        case 'b':
+            want.begin_at = strtoull(optarg, NULL, 10);
+            break;
+        case 'd':
+            want.device = atoi(optarg);
+            break;
+        case 'e':
+            want.every_us = strtod(optarg, NULL);
+            break;
+        case 'n':
+            want.burst = atoi(optarg);
+            break;
+        case 'l':
+            want.linger_ms = strtod(optarg, NULL);
+            break;
+        case 'c':
+            want.calibrate = true;
+            break;
+        case 'x':
+            want.cost = true;
+            break;
+        default:
+            return false;
         }
     return want.kernel_us > 0 && want.rate > 0 && want.report_ms > 0 && want.burst > 0 && optind == argc;
 }

@@ -2,7 +2,10 @@
 #define SYMBOL(name) int name(void);
 #include "symbols.def"
 #undef SYMBOL
-#define SYMBOL(name) \
-    __attribute__((visibility("default"))) int name(void) { return 34; } /* CUDA_ERROR_STUB_LIBRARY */
+#define SYMBOL(name)                                      \
+    __attribute__((visibility("default"))) int name(void) \
+    {                                                     \
+        return 34;                                        \
+    } /* CUDA_ERROR_STUB_LIBRARY */
 #include "symbols.def"
 #undef SYMBOL

@@ -184,7 +184,8 @@ static int precreate(const struct hook *hook, const char *config, size_t length)
     if (status != VGPU_DOOR_DONE && status != VGPU_DOOR_UNCHANGED)
         return FAILED;
     const char *answer = status == VGPU_DOOR_DONE ? reply : config;
-    bool written = fwrite(answer, 1, status == VGPU_DOOR_DONE ? reply_length : length, stdout) > 0 && fflush(stdout) == 0;
+    bool written = fwrite(answer, 1, status == VGPU_DOOR_DONE ? reply_length : length, stdout) > 0 &&
+                   fflush(stdout) == 0;
     free(reply);
     return written ? 0 : fail("the edited config.json cannot be written");
 }

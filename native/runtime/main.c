@@ -23,9 +23,9 @@ struct invocation {
 };
 
 /* Flags whose value may be the next word: of runc 1.x and crun 1.x, before and after the command. */
-static const char *const valued[] = {"root",     "log",        "log-format",     "log-level", "criu",
-                                     "rootless", "bundle",     "b",              "config",    "f",
-                                     "pid-file", "preserve-fds", "console-socket", "cgroup-manager"};
+static const char *const valued[] = {
+    "root", "log",    "log-format", "log-level", "criu",         "rootless",       "bundle",
+    "b",    "config", "f",          "pid-file",  "preserve-fds", "console-socket", "cgroup-manager"};
 
 static bool is_valued(const char *name, size_t length)
 {

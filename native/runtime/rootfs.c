@@ -66,8 +66,8 @@ static int write_merged(int folder, const char *library, const char *image, size
     int fd = openat(folder, PRELOAD, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
     if (fd < 0)
         return -1;
-    bool whole = dprintf(fd, "%s\n", library) > 0 &&
-                 write(fd, image, image_length) == (ssize_t)image_length && fchmod(fd, 0644) == 0;
+    bool whole = dprintf(fd, "%s\n", library) > 0 && write(fd, image, image_length) == (ssize_t)image_length &&
+                 fchmod(fd, 0644) == 0;
     if (whole)
         return fd;
     close(fd);

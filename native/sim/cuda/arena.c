@@ -47,8 +47,7 @@ static struct slab *g_room[CU_MAX_ORDINALS][CLASSES];
 
 static void *reserve(uint64_t bytes)
 {
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-                   -1, 0);
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return p == MAP_FAILED ? NULL : p;
 }
 
@@ -81,8 +80,8 @@ static bool start(void)
     g_pages = pages;
     g_base = (char *)(((uintptr_t)p + PAGE - 1) / PAGE * PAGE);
     g_file = new_file(size);
-    if (g_file >= 0 && mmap(g_base, size, PROT_READ | PROT_WRITE,
-                            MAP_SHARED | MAP_NORESERVE | MAP_FIXED, g_file, 0) == MAP_FAILED) {
+    if (g_file >= 0 &&
+        mmap(g_base, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, g_file, 0) == MAP_FAILED) {
         close(g_file);
         g_file = -1;
     }
@@ -95,8 +94,7 @@ void cu_arena_restore(CUdeviceptr p, uint64_t bytes)
         mmap((void *)p, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, g_file,
              (off_t)(p - (CUdeviceptr)g_base));
     else
-        mmap((void *)p, bytes, PROT_READ | PROT_WRITE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        mmap((void *)p, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
 
 int cu_arena_file(CUdeviceptr p, uint64_t *offset)
@@ -206,8 +204,7 @@ static struct slab *new_slab(int ordinal, uint32_t class, CUresult *why)
         cu_uncharge(ordinal, SIM_PLAIN, PAGE);
         return NULL;
     }
-    *s = (struct slab){
-        .base = base, .class_bytes = CLASS_MIN << class, .slots = slots, .blocks = blocks};
+    *s = (struct slab){.base = base, .class_bytes = CLASS_MIN << class, .slots = slots, .blocks = blocks};
     page_of(base)->slab = s;
     link_slab(&g_room[ordinal][class], s);
     return s;
@@ -273,8 +270,7 @@ static void uncharge_block(const struct cu_block *b, uint64_t bytes)
         cu_uncharge(b->ordinal, b->kind, bytes);
 }
 
-static CUresult alloc_large(CUcontext ctx, enum sim_kind kind, CUmemoryPool pool, size_t size,
-                            CUdeviceptr *out)
+static CUresult alloc_large(CUcontext ctx, enum sim_kind kind, CUmemoryPool pool, size_t size, CUdeviceptr *out)
 {
     CU_CHECK(size <= ARENA_MOST, CUDA_ERROR_OUT_OF_MEMORY);
     uint64_t bytes = cu_round_page(size);
@@ -300,8 +296,7 @@ static CUresult alloc_large(CUcontext ctx, enum sim_kind kind, CUmemoryPool pool
     return CUDA_SUCCESS;
 }
 
-CUresult cu_block_place(CUcontext ctx, CUmemoryPool pool, struct cu_graph_memory *memory,
-                        CUdeviceptr base, size_t size)
+CUresult cu_block_place(CUcontext ctx, CUmemoryPool pool, struct cu_graph_memory *memory, CUdeviceptr base, size_t size)
 {
     uint64_t bytes = cu_round_page(size);
     struct cu_block *b = calloc(1, sizeof(*b));
@@ -329,8 +324,7 @@ CUresult cu_block_import(CUcontext ctx, CUmemoryPool pool, int fd, uint64_t offs
     uint64_t inside = offset % PAGE, bytes = cu_round_page(inside + size);
     struct cu_block *b = start() ? calloc(1, sizeof(*b)) : NULL;
     CUdeviceptr base = b == NULL ? 0 : cu_arena_take(bytes);
-    if (base == 0 || mmap((void *)base, bytes, PROT_READ | PROT_WRITE,
-                          MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd,
+    if (base == 0 || mmap((void *)base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd,
                           (off_t)(offset - inside)) == MAP_FAILED) {
         free(b);
         return CUDA_ERROR_MAP_FAILED;
@@ -350,8 +344,7 @@ CUresult cu_block_import(CUcontext ctx, CUmemoryPool pool, int fd, uint64_t offs
     return CUDA_SUCCESS;
 }
 
-CUresult cu_alloc(CUcontext ctx, enum sim_kind kind, CUmemoryPool pool, size_t size,
-                  CUdeviceptr *out)
+CUresult cu_alloc(CUcontext ctx, enum sim_kind kind, CUmemoryPool pool, size_t size, CUdeviceptr *out)
 {
     if (kind == SIM_PLAIN && size <= SMALL_MAX)
         return alloc_small(ctx, size, out);

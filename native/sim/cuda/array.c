@@ -37,8 +37,7 @@ static CUresult extent(const CUDA_ARRAY3D_DESCRIPTOR *shape, size_t *pitch, size
 {
     size_t element = cu_element_bytes(shape->Format, shape->NumChannels);
     CU_CHECK(element > 0 && shape->Width > 0, CUDA_ERROR_INVALID_VALUE);
-    CU_CHECK(shape->Width <= 131072 && shape->Height <= 65536 && shape->Depth <= 16384,
-             CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(shape->Width <= 131072 && shape->Height <= 65536 && shape->Depth <= 16384, CUDA_ERROR_INVALID_VALUE);
     *pitch = (shape->Width * element + ROW_ALIGN - 1) / ROW_ALIGN * ROW_ALIGN;
     size_t rows = at_least_one(shape->Height) * at_least_one(shape->Depth);
     return __builtin_mul_overflow(*pitch, rows, size) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
@@ -73,10 +72,8 @@ CUresult cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape)
 CUresult cuArrayCreate_v2(CUarray *out, const CUDA_ARRAY_DESCRIPTOR *shape)
 {
     CU_CHECK(shape != NULL, CUDA_ERROR_INVALID_VALUE);
-    CUDA_ARRAY3D_DESCRIPTOR full = {.Width = shape->Width,
-                                    .Height = shape->Height,
-                                    .Format = shape->Format,
-                                    .NumChannels = shape->NumChannels};
+    CUDA_ARRAY3D_DESCRIPTOR full = {
+        .Width = shape->Width, .Height = shape->Height, .Format = shape->Format, .NumChannels = shape->NumChannels};
     return cuArray3DCreate_v2(out, &full);
 }
 
@@ -169,8 +166,7 @@ static CUresult make_levels(CUcontext ctx, CUmipmappedArray mipmap, const CUDA_A
     return CUDA_SUCCESS;
 }
 
-CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape,
-                                unsigned int levels)
+CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned int levels)
 {
     CUcontext ctx;
     CU_TRY(cu_enter_context("cuMipmappedArrayCreate", &ctx));

@@ -241,15 +241,13 @@ CUresult cu_capture_whole(CUcontext ctx)
 CUresult cu_capture_unsafe(void)
 {
     CUresult result = CUDA_SUCCESS;
-    if (atomic_load_explicit(&cu_captures, memory_order_relaxed) == 0 ||
-        t_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
+    if (atomic_load_explicit(&cu_captures, memory_order_relaxed) == 0 || t_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
         return CUDA_SUCCESS;
     cu_lock();
     for (struct cu_capture *c = g_captures; c != NULL; c = c->next) {
         bool mine = pthread_equal(c->thread, pthread_self());
         bool counts = mine ? c->mode != CU_STREAM_CAPTURE_MODE_RELAXED
-                           : c->mode == CU_STREAM_CAPTURE_MODE_GLOBAL &&
-                                 t_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+                           : c->mode == CU_STREAM_CAPTURE_MODE_GLOBAL && t_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
         if (!counts)
             continue;
         c->invalid = true;

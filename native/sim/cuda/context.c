@@ -42,8 +42,7 @@ static bool may_enter(const struct cu_device *d)
         struct sim_proc *p = &cu.s->procs[i];
         for (uint32_t j = 0; sim_proc_holds(p) && p != cu.proc && j < SIM_MAX_USES && p->uses[j].used; j++) {
             const struct sim_use *u = &p->uses[j];
-            if (u->used && u->contexts > 0 && u->device == d->device && u->gi == d->gi &&
-                !(u->mps && cu.mps))
+            if (u->used && u->contexts > 0 && u->device == d->device && u->gi == d->gi && !(u->mps && cu.mps))
                 return false;
         }
     }
@@ -252,8 +251,7 @@ CUresult cuCtxCreate(CUcontext *ctx, unsigned int flags, CUdevice dev)
     return cuCtxCreate_v2(ctx, flags, dev);
 }
 
-CUresult cuCtxCreate_v3(CUcontext *ctx, CUexecAffinityParam *affinity, int count,
-                        unsigned int flags, CUdevice dev)
+CUresult cuCtxCreate_v3(CUcontext *ctx, CUexecAffinityParam *affinity, int count, unsigned int flags, CUdevice dev)
 {
     CU_CHECK(affinity == NULL || count == 0, CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
     return cuCtxCreate_v2(ctx, flags, dev);
@@ -261,8 +259,7 @@ CUresult cuCtxCreate_v3(CUcontext *ctx, CUexecAffinityParam *affinity, int count
 
 CUresult cuCtxCreate_v4(CUcontext *ctx, CUctxCreateParams *params, unsigned int flags, CUdevice dev)
 {
-    CU_CHECK(params == NULL || params->numExecAffinityParams == 0,
-             CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
+    CU_CHECK(params == NULL || params->numExecAffinityParams == 0, CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
     return cuCtxCreate_v2(ctx, flags, dev);
 }
 

@@ -37,8 +37,8 @@ struct side {
     size_t pitch, slice;
 };
 
-static CUresult side_of(CUmemorytype type, const void *host, CUdeviceptr device, CUarray array,
-                        size_t pitch, size_t height, struct side *out)
+static CUresult side_of(CUmemorytype type, const void *host, CUdeviceptr device, CUarray array, size_t pitch,
+                        size_t height, struct side *out)
 {
     switch (type) {
     case CU_MEMORYTYPE_HOST:
@@ -63,10 +63,8 @@ CUresult cu_copy_3d(const CUDA_MEMCPY3D *c)
 {
     struct side to, from;
     CU_CHECK(c != NULL, CUDA_ERROR_INVALID_VALUE);
-    CU_TRY(side_of(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstArray, c->dstPitch,
-                   c->dstHeight, &to));
-    CU_TRY(side_of(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcArray, c->srcPitch,
-                   c->srcHeight, &from));
+    CU_TRY(side_of(c->dstMemoryType, c->dstHost, c->dstDevice, c->dstArray, c->dstPitch, c->dstHeight, &to));
+    CU_TRY(side_of(c->srcMemoryType, c->srcHost, c->srcDevice, c->srcArray, c->srcPitch, c->srcHeight, &from));
     for (size_t z = 0; z < c->Depth; z++) {
         for (size_t y = 0; y < c->Height; y++) {
             char *target = to.base + (c->dstZ + z) * to.slice + (c->dstY + y) * to.pitch;
@@ -93,8 +91,7 @@ static CUresult fill(CUdeviceptr to, const void *value, size_t width, size_t cou
     return CUDA_SUCCESS;
 }
 
-CUresult cu_fill_rows(CUdeviceptr to, size_t pitch, const void *value, size_t width, size_t count,
-                      size_t rows)
+CUresult cu_fill_rows(CUdeviceptr to, size_t pitch, const void *value, size_t width, size_t count, size_t rows)
 {
     for (size_t y = 0; y < rows; y++)
         CU_TRY(fill(to + y * pitch, value, width, count));

@@ -25,8 +25,7 @@ CUresult cuDeviceGetName(char *name, int length, CUdevice dev)
     const struct cu_device *d = &cu.devices[dev];
     const struct sim_device *card = cu_sim_device(dev);
     struct sim_ci_profile p;
-    if (d->gi != SIM_NONE &&
-        sim_ci_profile(card, &card->gis[d->gi], card->gis[d->gi].cis[d->ci].profile, &p))
+    if (d->gi != SIM_NONE && sim_ci_profile(card, &card->gis[d->gi], card->gis[d->gi].cis[d->ci].profile, &p))
         snprintf(name, (size_t)length, "%s %s", card->name, p.name);
     else
         snprintf(name, (size_t)length, "%s", card->name);
@@ -88,8 +87,7 @@ CUresult cuDeviceGetPCIBusId(char *id, int length, CUdevice dev)
     CU_TRY(cu_enter_device("cuDeviceGetPCIBusId", dev));
     CU_CHECK(id != NULL && length > 0, CUDA_ERROR_INVALID_VALUE);
     const struct sim_device *card = cu_sim_device(dev);
-    snprintf(id, (size_t)length, "%04X:%02X:%02X.0", card->pci_domain, card->pci_bus,
-             card->pci_device);
+    snprintf(id, (size_t)length, "%04X:%02X:%02X.0", card->pci_domain, card->pci_bus, card->pci_device);
     return CUDA_SUCCESS;
 }
 
@@ -152,8 +150,7 @@ CUresult cuDeviceCanAccessPeer(int *can, CUdevice dev, CUdevice peer)
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CUdevice dev,
-                                 CUdevice peer)
+CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CUdevice dev, CUdevice peer)
 {
     CU_TRY(cu_enter_device("cuDeviceGetP2PAttribute", dev));
     CU_TRY(cu_enter_device("cuDeviceGetP2PAttribute", peer));
@@ -293,10 +290,8 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
 {
     CU_TRY(cu_enter_suspended("cuDeviceGetAttribute"));
     CU_CHECK(dev >= 0 && dev < cu.device_count, CUDA_ERROR_INVALID_DEVICE);
-    CU_CHECK(value != NULL && attribute > 0 && attribute < CU_DEVICE_ATTRIBUTE_MAX,
-             CUDA_ERROR_INVALID_VALUE);
-    bool is_clock =
-        attribute == CU_DEVICE_ATTRIBUTE_CLOCK_RATE || attribute == CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE;
+    CU_CHECK(value != NULL && attribute > 0 && attribute < CU_DEVICE_ATTRIBUTE_MAX, CUDA_ERROR_INVALID_VALUE);
+    bool is_clock = attribute == CU_DEVICE_ATTRIBUTE_CLOCK_RATE || attribute == CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE;
     CU_CHECK(!is_clock || !cu_checkpointed(), CUDA_ERROR_OPERATING_SYSTEM); /* as an H200 does, 580.159.04 */
     if (card_attribute(attribute, dev, value))
         return CUDA_SUCCESS;

@@ -61,7 +61,7 @@ static CUresult read_set(const CUdevResource *resource, struct sm_set *set)
     CU_CHECK(resource->type == CU_DEV_RESOURCE_TYPE_SM, CUDA_ERROR_INVALID_RESOURCE_TYPE);
     memcpy(set, resource->_internal_padding, sizeof(*set));
     return set->magic == SET_MAGIC && set->ordinal < (uint32_t)cu.device_count ? CUDA_SUCCESS
-                                                                              : CUDA_ERROR_INVALID_VALUE;
+                                                                               : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cu_resource_of(int ordinal, const struct cu_sms *sms, CUdevResource *out, CUdevResourceType type)

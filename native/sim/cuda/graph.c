@@ -65,11 +65,9 @@ static bool may_depend(CUgraph graph, const CUgraphNode *before, size_t count)
     return true;
 }
 
-CUresult cu_graph_add(CUgraph graph, CUgraphNodeType type, const CUgraphNode *before, size_t count,
-                      CUgraphNode *out)
+CUresult cu_graph_add(CUgraph graph, CUgraphNodeType type, const CUgraphNode *before, size_t count, CUgraphNode *out)
 {
-    CU_CHECK(cu_is_graph(graph) && out != NULL && (count == 0 || before != NULL),
-             CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(cu_is_graph(graph) && out != NULL && (count == 0 || before != NULL), CUDA_ERROR_INVALID_VALUE);
     CU_CHECK(may_depend(graph, before, count), CUDA_ERROR_INVALID_VALUE);
     CUgraphNode node = calloc(1, sizeof(*node));
     CUgraphNode *copy = calloc(count + 1, sizeof(*copy));
@@ -290,8 +288,7 @@ static CUresult list_graph(CUgraph graph, CUgraphNode *out, size_t *count, bool 
     for (CUgraphNode node = graph->first; all != NULL && node != NULL; node = node->next)
         if (!roots || node->before_count == 0)
             all[n++] = node;
-    CUresult result =
-        all == NULL ? CUDA_ERROR_OUT_OF_MEMORY : cu_list_nodes(out, count, all, n);
+    CUresult result = all == NULL ? CUDA_ERROR_OUT_OF_MEMORY : cu_list_nodes(out, count, all, n);
     cu_unlock();
     free(all);
     return result;

@@ -59,8 +59,8 @@ struct CUgraph_st {
     CUgraphNode first, last;
     size_t node_count;
     CUgraphNode *order; /* of an instantiated graph: in which its nodes run */
-    bool has_memory; /* allocation or free nodes, here or in a child */
-    uint32_t execs;  /* instantiations that live */
+    bool has_memory;    /* allocation or free nodes, here or in a child */
+    uint32_t execs;     /* instantiations that live */
     struct cu_kept_object *objects;
 };
 
@@ -78,8 +78,7 @@ bool cu_is_node(CUgraphNode node);
 CUgraph cu_graph_new(void);
 void cu_graph_free(CUgraph graph);
 CUresult cu_graph_clone(CUgraph from, bool with_memory, CUgraph *out);
-CUresult cu_graph_add(CUgraph graph, CUgraphNodeType type, const CUgraphNode *before, size_t count,
-                      CUgraphNode *out);
+CUresult cu_graph_add(CUgraph graph, CUgraphNodeType type, const CUgraphNode *before, size_t count, CUgraphNode *out);
 void cu_graph_drop_last(CUgraph graph, CUgraphNode node); /* undoes the cu_graph_add just made */
 CUgraphNode cu_graph_find_clone(CUgraph graph, CUgraphNode original);
 CUresult cu_graph_order(CUgraph graph); /* fills order, here and in children; INVALID_VALUE: a cycle */
@@ -90,10 +89,9 @@ CUresult cu_graph_memory_new(CUcontext ctx, size_t size, struct cu_graph_memory 
 void cu_graph_memory_release(struct cu_graph_memory *m);
 CUresult cu_graph_memory_take(struct cu_graph_memory *m); /* at a launch */
 bool cu_graph_memory_owns(CUdeviceptr p);                 /* an address of an allocation node */
-CUresult cu_graph_add_alloc(CUgraph graph, const CUgraphNode *before, size_t count,
-                            CUDA_MEM_ALLOC_NODE_PARAMS *params, CUgraphNode *out);
-CUresult cu_graph_add_free(CUgraph graph, const CUgraphNode *before, size_t count, CUdeviceptr p,
-                           CUgraphNode *out);
+CUresult cu_graph_add_alloc(CUgraph graph, const CUgraphNode *before, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *params,
+                            CUgraphNode *out);
+CUresult cu_graph_add_free(CUgraph graph, const CUgraphNode *before, size_t count, CUdeviceptr p, CUgraphNode *out);
 
 /* graph_exec.c */
 void cu_graph_forget_source(CUgraph graph);

@@ -15,12 +15,10 @@ static void clear_data(CUgraphEdgeData *data, size_t count)
         memset(data, 0, count * sizeof(*data));
 }
 
-CUresult cuGraphGetEdges_v2(CUgraph graph, CUgraphNode *from, CUgraphNode *to,
-                            CUgraphEdgeData *data, size_t *count)
+CUresult cuGraphGetEdges_v2(CUgraph graph, CUgraphNode *from, CUgraphNode *to, CUgraphEdgeData *data, size_t *count)
 {
     CU_TRY(cu_enter("cuGraphGetEdges_v2"));
-    CU_CHECK(cu_is_graph(graph) && count != NULL && (from == NULL) == (to == NULL),
-             CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(cu_is_graph(graph) && count != NULL && (from == NULL) == (to == NULL), CUDA_ERROR_INVALID_VALUE);
     cu_lock();
     size_t n = 0;
     for (CUgraphNode node = graph->first; node != NULL; node = node->next) {
@@ -45,8 +43,7 @@ CUresult cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, size
     return cuGraphGetEdges_v2(graph, from, to, NULL, count);
 }
 
-CUresult cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *out, CUgraphEdgeData *data,
-                                       size_t *count)
+CUresult cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *out, CUgraphEdgeData *data, size_t *count)
 {
     CU_TRY(cu_enter("cuGraphNodeGetDependencies_v2"));
     CU_CHECK(cu_is_node(node) && count != NULL, CUDA_ERROR_INVALID_VALUE);
@@ -70,8 +67,7 @@ static bool depends(CUgraphNode node, CUgraphNode on)
     return false;
 }
 
-CUresult cuGraphNodeGetDependentNodes_v2(CUgraphNode node, CUgraphNode *out, CUgraphEdgeData *data,
-                                         size_t *count)
+CUresult cuGraphNodeGetDependentNodes_v2(CUgraphNode node, CUgraphNode *out, CUgraphEdgeData *data, size_t *count)
 {
     CU_TRY(cu_enter("cuGraphNodeGetDependentNodes_v2"));
     CU_CHECK(cu_is_node(node) && count != NULL, CUDA_ERROR_INVALID_VALUE);
@@ -109,8 +105,7 @@ CUresult cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode *from, const
                                    const CUgraphEdgeData *data, size_t count)
 {
     CU_TRY(cu_enter("cuGraphAddDependencies_v2"));
-    CU_CHECK(cu_is_graph(graph) && (count == 0 || (from != NULL && to != NULL)),
-             CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(cu_is_graph(graph) && (count == 0 || (from != NULL && to != NULL)), CUDA_ERROR_INVALID_VALUE);
     CU_CHECK(is_plain(data, count), CUDA_ERROR_NOT_SUPPORTED);
     CUresult result = CUDA_SUCCESS;
     cu_lock();
@@ -120,16 +115,14 @@ CUresult cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode *from, const
     return result;
 }
 
-CUresult cuGraphAddDependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to,
-                                size_t count)
+CUresult cuGraphAddDependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, size_t count)
 {
     return cuGraphAddDependencies_v2(graph, from, to, NULL, count);
 }
 
 static CUresult remove_edge(CUgraph graph, CUgraphNode from, CUgraphNode to)
 {
-    CU_CHECK(cu_is_node(from) && cu_is_node(to) && to->graph == graph && depends(to, from),
-             CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(cu_is_node(from) && cu_is_node(to) && to->graph == graph && depends(to, from), CUDA_ERROR_INVALID_VALUE);
     size_t kept = 0;
     for (size_t i = 0; i < to->before_count; i++)
         if (to->before[i] != from)
@@ -142,8 +135,7 @@ CUresult cuGraphRemoveDependencies_v2(CUgraph graph, const CUgraphNode *from, co
                                       const CUgraphEdgeData *data, size_t count)
 {
     CU_TRY(cu_enter("cuGraphRemoveDependencies_v2"));
-    CU_CHECK(cu_is_graph(graph) && (count == 0 || (from != NULL && to != NULL)),
-             CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(cu_is_graph(graph) && (count == 0 || (from != NULL && to != NULL)), CUDA_ERROR_INVALID_VALUE);
     CU_CHECK(!graph->has_memory, CUDA_ERROR_NOT_SUPPORTED);
     CU_CHECK(is_plain(data, count), CUDA_ERROR_NOT_SUPPORTED);
     CUresult result = CUDA_SUCCESS;
@@ -154,8 +146,7 @@ CUresult cuGraphRemoveDependencies_v2(CUgraph graph, const CUgraphNode *from, co
     return result;
 }
 
-CUresult cuGraphRemoveDependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to,
-                                   size_t count)
+CUresult cuGraphRemoveDependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, size_t count)
 {
     return cuGraphRemoveDependencies_v2(graph, from, to, NULL, count);
 }

@@ -18,8 +18,7 @@ void cu_graph_forget_source(CUgraph graph)
 
 CUresult cu_graph_instantiate(CUgraph graph, cuuint64_t flags, CUgraphExec *out)
 {
-    const cuuint64_t known = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH |
-                             CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD |
+    const cuuint64_t known = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH | CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD |
                              CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
     CU_CHECK(out != NULL && cu_is_graph(graph), CUDA_ERROR_INVALID_VALUE);
     CU_CHECK((flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) == 0, CUDA_ERROR_NOT_SUPPORTED);
@@ -54,8 +53,7 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned 
     return result;
 }
 
-CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log,
-                               size_t log_bytes)
+CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t log_bytes)
 {
     if (error != NULL)
         *error = NULL;
@@ -64,8 +62,7 @@ CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgraphNode *er
     return cuGraphInstantiateWithFlags(exec, graph, 0);
 }
 
-CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log,
-                            size_t log_bytes)
+CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error, char *log, size_t log_bytes)
 {
     return cuGraphInstantiate_v2(exec, graph, error, log, log_bytes);
 }
@@ -132,8 +129,7 @@ CUresult cuGraphNodeGetEnabled(CUgraphExec exec, CUgraphNode node, unsigned int 
 
 /* Updating what was instantiated from a graph of the same shape. */
 
-static CUresult differs(CUgraphExecUpdateResultInfo *info, CUgraphExecUpdateResult why,
-                        CUgraphNode node)
+static CUresult differs(CUgraphExecUpdateResultInfo *info, CUgraphExecUpdateResult why, CUgraphNode node)
 {
     *info = (CUgraphExecUpdateResultInfo){.result = why, .errorNode = node};
     return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
@@ -194,8 +190,7 @@ CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdate
     return result;
 }
 
-CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error,
-                           CUgraphExecUpdateResult *why)
+CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error, CUgraphExecUpdateResult *why)
 {
     CUgraphExecUpdateResultInfo info = {.result = CU_GRAPH_EXEC_UPDATE_ERROR};
     CUresult result = cuGraphExecUpdate_v2(exec, graph, &info);
@@ -225,8 +220,7 @@ CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, 
 static CUresult run_kernel(const CUDA_KERNEL_NODE_PARAMS *p, CUstream stream)
 {
     return cu_launch(p->func, (unsigned int[]){p->gridDimX, p->gridDimY, p->gridDimZ},
-                     (unsigned int[]){p->blockDimX, p->blockDimY, p->blockDimZ}, p->sharedMemBytes,
-                     stream);
+                     (unsigned int[]){p->blockDimX, p->blockDimY, p->blockDimZ}, p->sharedMemBytes, stream);
 }
 
 static CUresult run_alloc(struct cu_graph_memory *memory)
@@ -268,8 +262,7 @@ static CUresult run_node(CUgraphNode node, CUstream stream)
     case CU_GRAPH_NODE_TYPE_MEMCPY:
         return cu_copy_3d(&node->copy.shape);
     case CU_GRAPH_NODE_TYPE_MEMSET:
-        return cu_fill_rows(set->dst, set->pitch, &set->value, set->elementSize, set->width,
-                            set->height);
+        return cu_fill_rows(set->dst, set->pitch, &set->value, set->elementSize, set->width, set->height);
     case CU_GRAPH_NODE_TYPE_HOST:
         return run_host(&node->host, stream);
     case CU_GRAPH_NODE_TYPE_GRAPH:

@@ -65,19 +65,17 @@ static void mark(CUgraph graph)
 
 static CUresult context_of(const CUmemPoolProps *props, CUcontext *ctx)
 {
-    CU_CHECK(props->allocType == CU_MEM_ALLOCATION_TYPE_PINNED &&
-                 props->location.type == CU_MEM_LOCATION_TYPE_DEVICE,
+    CU_CHECK(props->allocType == CU_MEM_ALLOCATION_TYPE_PINNED && props->location.type == CU_MEM_LOCATION_TYPE_DEVICE,
              CUDA_ERROR_INVALID_VALUE);
-    CU_CHECK(props->location.id >= 0 && props->location.id < cu.device_count,
-             CUDA_ERROR_INVALID_DEVICE);
+    CU_CHECK(props->location.id >= 0 && props->location.id < cu.device_count, CUDA_ERROR_INVALID_DEVICE);
     *ctx = cu_current();
     if (!cu_is_context(*ctx) || (*ctx)->ordinal != props->location.id)
         *ctx = cu.devices[props->location.id].primary;
     return cu_is_context(*ctx) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-CUresult cu_graph_add_alloc(CUgraph graph, const CUgraphNode *before, size_t count,
-                            CUDA_MEM_ALLOC_NODE_PARAMS *params, CUgraphNode *out)
+CUresult cu_graph_add_alloc(CUgraph graph, const CUgraphNode *before, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *params,
+                            CUgraphNode *out)
 {
     CUcontext ctx;
     struct cu_graph_memory *memory;
@@ -96,8 +94,7 @@ CUresult cu_graph_add_alloc(CUgraph graph, const CUgraphNode *before, size_t cou
     return CUDA_SUCCESS;
 }
 
-CUresult cu_graph_add_free(CUgraph graph, const CUgraphNode *before, size_t count, CUdeviceptr p,
-                           CUgraphNode *out)
+CUresult cu_graph_add_free(CUgraph graph, const CUgraphNode *before, size_t count, CUdeviceptr p, CUgraphNode *out)
 {
     CU_CHECK(cu_is_graph(graph) && cu_graph_memory_owns(p), CUDA_ERROR_INVALID_VALUE);
     for (CUgraphNode n = graph->first; n != NULL; n = n->next)
@@ -108,8 +105,8 @@ CUresult cu_graph_add_free(CUgraph graph, const CUgraphNode *before, size_t coun
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
-                                size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *params)
+CUresult cuGraphAddMemAllocNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+                                CUDA_MEM_ALLOC_NODE_PARAMS *params)
 {
     CU_TRY(cu_enter("cuGraphAddMemAllocNode"));
     cu_lock();
@@ -127,8 +124,7 @@ CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARA
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
-                               size_t count, CUdeviceptr p)
+CUresult cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count, CUdeviceptr p)
 {
     CU_TRY(cu_enter("cuGraphAddMemFreeNode"));
     cu_lock();
@@ -140,8 +136,7 @@ CUresult cuGraphAddMemFreeNode(CUgraphNode *out, CUgraph graph, const CUgraphNod
 CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *p)
 {
     CU_TRY(cu_enter("cuGraphMemFreeNodeGetParams"));
-    CU_CHECK(cu_is_node(node) && node->type == CU_GRAPH_NODE_TYPE_MEM_FREE && p != NULL,
-             CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(cu_is_node(node) && node->type == CU_GRAPH_NODE_TYPE_MEM_FREE && p != NULL, CUDA_ERROR_INVALID_VALUE);
     *p = node->free;
     return CUDA_SUCCESS;
 }
@@ -166,8 +161,7 @@ CUresult cuDeviceGetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute attribu
     cu_unlock();
     CU_CHECK(pool != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     /* Used is what graphs are bound to, live or not (measured on an H200: all that is reserved). */
-    const uint64_t values[] = {pool->reserved, pool->reserved_high, pool->reserved,
-                               pool->reserved_high};
+    const uint64_t values[] = {pool->reserved, pool->reserved_high, pool->reserved, pool->reserved_high};
     CU_CHECK((size_t)attribute < sizeof(values) / sizeof(values[0]), CUDA_ERROR_INVALID_VALUE);
     *(cuuint64_t *)value = values[attribute];
     return CUDA_SUCCESS;
@@ -180,8 +174,7 @@ CUresult cuDeviceSetGraphMemAttribute(CUdevice dev, CUgraphMem_attribute attribu
     cu_lock();
     CUmemoryPool pool = cu_pool_of_graphs(dev);
     CUresult result = pool == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
-    bool high = attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH ||
-                attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH;
+    bool high = attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH || attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH;
     if (pool != NULL && high)
         pool->reserved_high = pool->reserved;
     else

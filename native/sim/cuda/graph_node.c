@@ -7,20 +7,16 @@ static CUresult check_kernel(CUDA_KERNEL_NODE_PARAMS *p)
         CU_TRY(cuKernelGetFunction(&p->func, p->kern));
     CU_CHECK(p->func != NULL && p->func->magic == CU_FUNCTION, CUDA_ERROR_INVALID_VALUE);
     return cu_launch_check(p->func, (unsigned int[]){p->gridDimX, p->gridDimY, p->gridDimZ},
-                           (unsigned int[]){p->blockDimX, p->blockDimY, p->blockDimZ},
-                           p->sharedMemBytes);
+                           (unsigned int[]){p->blockDimX, p->blockDimY, p->blockDimZ}, p->sharedMemBytes);
 }
 
 static CUresult check_set(const CUDA_MEMSET_NODE_PARAMS *p)
 {
     CU_CHECK(p->dst != 0 && p->width > 0 && p->height > 0, CUDA_ERROR_INVALID_VALUE);
-    return p->elementSize == 1 || p->elementSize == 2 || p->elementSize == 4
-               ? CUDA_SUCCESS
-               : CUDA_ERROR_INVALID_VALUE;
+    return p->elementSize == 1 || p->elementSize == 2 || p->elementSize == 4 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-static CUresult add(CUgraph graph, CUgraphNodeType type, const CUgraphNode *before, size_t count,
-                    CUgraphNode *out)
+static CUresult add(CUgraph graph, CUgraphNodeType type, const CUgraphNode *before, size_t count, CUgraphNode *out)
 {
     cu_lock();
     CUresult result = cu_graph_add(graph, type, before, count, out);
@@ -46,8 +42,8 @@ static CUgraphNode in_exec(CUgraphExec exec, CUgraphNode node, CUgraphNodeType t
 
 /* Kernels */
 
-CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
-                                 size_t count, const CUDA_KERNEL_NODE_PARAMS *params)
+CUresult cuGraphAddKernelNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+                                 const CUDA_KERNEL_NODE_PARAMS *params)
 {
     CU_TRY(cu_enter("cuGraphAddKernelNode_v2"));
     CU_CHECK(params != NULL, CUDA_ERROR_INVALID_VALUE);
@@ -65,8 +61,8 @@ static CUDA_KERNEL_NODE_PARAMS widen(const CUDA_KERNEL_NODE_PARAMS_v1 *p)
     return wide;
 }
 
-CUresult cuGraphAddKernelNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
-                              size_t count, const CUDA_KERNEL_NODE_PARAMS_v1 *params)
+CUresult cuGraphAddKernelNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+                              const CUDA_KERNEL_NODE_PARAMS_v1 *params)
 {
     CU_CHECK(params != NULL, CUDA_ERROR_INVALID_VALUE);
     CUDA_KERNEL_NODE_PARAMS p = widen(params);
@@ -112,15 +108,13 @@ CUresult cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_NODE_PAR
     return cuGraphKernelNodeSetParams_v2(node, &p);
 }
 
-CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
-                                           const CUDA_KERNEL_NODE_PARAMS *params)
+CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *params)
 {
     CU_TRY(cu_enter("cuGraphExecKernelNodeSetParams_v2"));
     return set_kernel(in_exec(exec, node, CU_GRAPH_NODE_TYPE_KERNEL), params);
 }
 
-CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
-                                        const CUDA_KERNEL_NODE_PARAMS_v1 *params)
+CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1 *params)
 {
     CU_CHECK(params != NULL, CUDA_ERROR_INVALID_VALUE);
     CUDA_KERNEL_NODE_PARAMS p = widen(params);
@@ -129,8 +123,8 @@ CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node,
 
 /* Copies */
 
-CUresult cuGraphAddMemcpyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
-                              size_t count, const CUDA_MEMCPY3D *params, CUcontext ctx)
+CUresult cuGraphAddMemcpyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+                              const CUDA_MEMCPY3D *params, CUcontext ctx)
 {
     CU_TRY(cu_enter("cuGraphAddMemcpyNode"));
     CU_CHECK(params != NULL && cu_is_context(ctx), CUDA_ERROR_INVALID_VALUE);
@@ -161,8 +155,7 @@ CUresult cuGraphMemcpyNodeSetParams(CUgraphNode node, const CUDA_MEMCPY3D *param
     return set_copy(node, params);
 }
 
-CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node,
-                                        const CUDA_MEMCPY3D *params, CUcontext ctx)
+CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D *params, CUcontext ctx)
 {
     (void)ctx;
     CU_TRY(cu_enter("cuGraphExecMemcpyNodeSetParams"));
@@ -171,8 +164,8 @@ CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node,
 
 /* Fills */
 
-CUresult cuGraphAddMemsetNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
-                              size_t count, const CUDA_MEMSET_NODE_PARAMS *params, CUcontext ctx)
+CUresult cuGraphAddMemsetNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+                              const CUDA_MEMSET_NODE_PARAMS *params, CUcontext ctx)
 {
     CU_TRY(cu_enter("cuGraphAddMemsetNode"));
     CU_CHECK(params != NULL && cu_is_context(ctx), CUDA_ERROR_INVALID_VALUE);
@@ -205,8 +198,8 @@ CUresult cuGraphMemsetNodeSetParams(CUgraphNode node, const CUDA_MEMSET_NODE_PAR
     return set_set(node, params);
 }
 
-CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node,
-                                        const CUDA_MEMSET_NODE_PARAMS *params, CUcontext ctx)
+CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS *params,
+                                        CUcontext ctx)
 {
     (void)ctx;
     CU_TRY(cu_enter("cuGraphExecMemsetNodeSetParams"));
@@ -215,8 +208,8 @@ CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode node,
 
 /* Host functions */
 
-CUresult cuGraphAddHostNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
-                            size_t count, const CUDA_HOST_NODE_PARAMS *params)
+CUresult cuGraphAddHostNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+                            const CUDA_HOST_NODE_PARAMS *params)
 {
     CU_TRY(cu_enter("cuGraphAddHostNode"));
     CU_CHECK(params != NULL && params->fn != NULL, CUDA_ERROR_INVALID_VALUE);
@@ -235,8 +228,7 @@ CUresult cuGraphHostNodeGetParams(CUgraphNode node, CUDA_HOST_NODE_PARAMS *param
 
 static CUresult set_host(CUgraphNode node, const CUDA_HOST_NODE_PARAMS *params)
 {
-    CU_CHECK(has_type(node, CU_GRAPH_NODE_TYPE_HOST) && params != NULL && params->fn != NULL,
-             CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(has_type(node, CU_GRAPH_NODE_TYPE_HOST) && params != NULL && params->fn != NULL, CUDA_ERROR_INVALID_VALUE);
     node->host = *params;
     return CUDA_SUCCESS;
 }
@@ -247,8 +239,7 @@ CUresult cuGraphHostNodeSetParams(CUgraphNode node, const CUDA_HOST_NODE_PARAMS 
     return set_host(node, params);
 }
 
-CUresult cuGraphExecHostNodeSetParams(CUgraphExec exec, CUgraphNode node,
-                                      const CUDA_HOST_NODE_PARAMS *params)
+CUresult cuGraphExecHostNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_HOST_NODE_PARAMS *params)
 {
     CU_TRY(cu_enter("cuGraphExecHostNodeSetParams"));
     return set_host(in_exec(exec, node, CU_GRAPH_NODE_TYPE_HOST), params);
@@ -256,8 +247,8 @@ CUresult cuGraphExecHostNodeSetParams(CUgraphExec exec, CUgraphNode node,
 
 /* Child graphs, joints, events */
 
-CUresult cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
-                                  size_t count, CUgraph child)
+CUresult cuGraphAddChildGraphNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
+                                  CUgraph child)
 {
     CUgraph copy;
     CU_TRY(cu_enter("cuGraphAddChildGraphNode"));
@@ -286,15 +277,14 @@ CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph)
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
-                             size_t count)
+CUresult cuGraphAddEmptyNode(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count)
 {
     CU_TRY(cu_enter("cuGraphAddEmptyNode"));
     return add(graph, CU_GRAPH_NODE_TYPE_EMPTY, before, count, out);
 }
 
-static CUresult add_event(CUgraphNode *out, CUgraph graph, CUgraphNodeType type,
-                          const CUgraphNode *before, size_t count, CUevent event)
+static CUresult add_event(CUgraphNode *out, CUgraph graph, CUgraphNodeType type, const CUgraphNode *before,
+                          size_t count, CUevent event)
 {
     CU_CHECK(event != NULL && event->magic == CU_EVENT, CUDA_ERROR_INVALID_VALUE);
     CU_TRY(add(graph, type, before, count, out));
@@ -304,8 +294,7 @@ static CUresult add_event(CUgraphNode *out, CUgraph graph, CUgraphNodeType type,
 
 static CUresult set_event(CUgraphNode node, CUgraphNodeType type, CUevent event)
 {
-    CU_CHECK(has_type(node, type) && event != NULL && event->magic == CU_EVENT,
-             CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(has_type(node, type) && event != NULL && event->magic == CU_EVENT, CUDA_ERROR_INVALID_VALUE);
     node->event = event;
     return CUDA_SUCCESS;
 }
@@ -317,28 +306,27 @@ static CUresult get_event(CUgraphNode node, CUgraphNodeType type, CUevent *event
     return CUDA_SUCCESS;
 }
 
-#define EVENT_NODE(kind, type)                                                                     \
-    CUresult cuGraphAddEvent##kind##Node(CUgraphNode *out, CUgraph graph,                          \
-                                         const CUgraphNode *before, size_t count, CUevent event)   \
-    {                                                                                              \
-        CU_TRY(cu_enter("cuGraphAddEvent" #kind "Node"));                                          \
-        return add_event(out, graph, type, before, count, event);                                  \
-    }                                                                                              \
-    CUresult cuGraphEvent##kind##NodeGetEvent(CUgraphNode node, CUevent *event)                    \
-    {                                                                                              \
-        CU_TRY(cu_enter("cuGraphEvent" #kind "NodeGetEvent"));                                     \
-        return get_event(node, type, event);                                                       \
-    }                                                                                              \
-    CUresult cuGraphEvent##kind##NodeSetEvent(CUgraphNode node, CUevent event)                     \
-    {                                                                                              \
-        CU_TRY(cu_enter("cuGraphEvent" #kind "NodeSetEvent"));                                     \
-        return set_event(node, type, event);                                                       \
-    }                                                                                              \
-    CUresult cuGraphExecEvent##kind##NodeSetEvent(CUgraphExec exec, CUgraphNode node,              \
-                                                  CUevent event)                                   \
-    {                                                                                              \
-        CU_TRY(cu_enter("cuGraphExecEvent" #kind "NodeSetEvent"));                                 \
-        return set_event(in_exec(exec, node, type), type, event);                                  \
+#define EVENT_NODE(kind, type)                                                                                     \
+    CUresult cuGraphAddEvent##kind##Node(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count, \
+                                         CUevent event)                                                            \
+    {                                                                                                              \
+        CU_TRY(cu_enter("cuGraphAddEvent" #kind "Node"));                                                          \
+        return add_event(out, graph, type, before, count, event);                                                  \
+    }                                                                                                              \
+    CUresult cuGraphEvent##kind##NodeGetEvent(CUgraphNode node, CUevent *event)                                    \
+    {                                                                                                              \
+        CU_TRY(cu_enter("cuGraphEvent" #kind "NodeGetEvent"));                                                     \
+        return get_event(node, type, event);                                                                       \
+    }                                                                                                              \
+    CUresult cuGraphEvent##kind##NodeSetEvent(CUgraphNode node, CUevent event)                                     \
+    {                                                                                                              \
+        CU_TRY(cu_enter("cuGraphEvent" #kind "NodeSetEvent"));                                                     \
+        return set_event(node, type, event);                                                                       \
+    }                                                                                                              \
+    CUresult cuGraphExecEvent##kind##NodeSetEvent(CUgraphExec exec, CUgraphNode node, CUevent event)               \
+    {                                                                                                              \
+        CU_TRY(cu_enter("cuGraphExecEvent" #kind "NodeSetEvent"));                                                 \
+        return set_event(in_exec(exec, node, type), type, event);                                                  \
     }
 
 EVENT_NODE(Record, CU_GRAPH_NODE_TYPE_EVENT_RECORD)
@@ -346,8 +334,7 @@ EVENT_NODE(Wait, CU_GRAPH_NODE_TYPE_WAIT_EVENT)
 
 /* One entry for every type. Version 2 adds edge data. */
 
-static CUresult add_any(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count,
-                        CUgraphNodeParams *p)
+static CUresult add_any(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, size_t count, CUgraphNodeParams *p)
 {
     CUDA_KERNEL_NODE_PARAMS kernel;
     CUDA_MEMSET_NODE_PARAMS fill;
@@ -358,8 +345,7 @@ static CUresult add_any(CUgraphNode *out, CUgraph graph, const CUgraphNode *befo
         memcpy(&kernel, &p->kernel, sizeof(kernel));
         return cuGraphAddKernelNode_v2(out, graph, before, count, &kernel);
     case CU_GRAPH_NODE_TYPE_MEMCPY:
-        return cuGraphAddMemcpyNode(out, graph, before, count, &p->memcpy.copyParams,
-                                    p->memcpy.copyCtx);
+        return cuGraphAddMemcpyNode(out, graph, before, count, &p->memcpy.copyParams, p->memcpy.copyCtx);
     case CU_GRAPH_NODE_TYPE_MEMSET:
         memcpy(&fill, &p->memset, sizeof(fill));
         return cuGraphAddMemsetNode(out, graph, before, count, &fill,
@@ -389,14 +375,13 @@ static CUresult add_any(CUgraphNode *out, CUgraph graph, const CUgraphNode *befo
     }
 }
 
-CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *before,
-                           const CUgraphEdgeData *data, size_t count, CUgraphNodeParams *params)
+CUresult cuGraphAddNode_v2(CUgraphNode *out, CUgraph graph, const CUgraphNode *before, const CUgraphEdgeData *data,
+                           size_t count, CUgraphNodeParams *params)
 {
     CU_TRY(cu_enter("cuGraphAddNode_v2"));
     CU_CHECK(out != NULL && params != NULL, CUDA_ERROR_INVALID_VALUE);
     for (size_t i = 0; data != NULL && i < count; i++)
-        CU_CHECK(data[i].from_port == 0 && data[i].to_port == 0 && data[i].type == 0,
-                 CUDA_ERROR_NOT_SUPPORTED);
+        CU_CHECK(data[i].from_port == 0 && data[i].to_port == 0 && data[i].type == 0, CUDA_ERROR_NOT_SUPPORTED);
     return add_any(out, graph, before, count, params);
 }
 

@@ -102,8 +102,8 @@ struct cu_block {
     CUmemoryPool pool;
     unsigned long long id;
     struct cu_graph_memory *memory; /* whose addresses these are, when they are a graph's */
-    bool imported; /* memory of another process, charged to it alone */
-    bool external; /* so, and given back as one's own is */
+    bool imported;                  /* memory of another process, charged to it alone */
+    bool external;                  /* so, and given back as one's own is */
 };
 
 struct cu_process {
@@ -111,11 +111,11 @@ struct cu_process {
     struct sim_proc *proc;
     uint64_t boot;              /* of the node, when this process came; after the next it is no more */
     _Atomic uint32_t gate_seen; /* the value of proc->gate that this process last went through */
-    pthread_mutex_t lock; /* guards everything below, and the registries of each family */
+    pthread_mutex_t lock;       /* guards everything below, and the registries of each family */
     int device_count;
     struct cu_device devices[CU_MAX_ORDINALS];
     unsigned long long next_id;
-    double kernel_us; /* 0: what the profile says */
+    double kernel_us;    /* 0: what the profile says */
     int shared_memories; /* that keep the process from being suspended */
     bool mps;
     _Atomic int mps_fault; /* 0, or the CUresult that every call now gives */
@@ -125,35 +125,35 @@ struct cu_process {
 extern struct cu_process cu;
 
 /* init.c */
-CUresult cu_enter(const char *function);                     /* initialised, not faulted */
-CUresult cu_enter_device(const char *function, CUdevice dev); /* and dev is an ordinal */
+CUresult cu_enter(const char *function);                         /* initialised, not faulted */
+CUresult cu_enter_device(const char *function, CUdevice dev);    /* and dev is an ordinal */
 CUresult cu_enter_context(const char *function, CUcontext *ctx); /* and a context is current */
-CUresult cu_find_context(CUcontext *ctx); /* the one that is current */
+CUresult cu_find_context(CUcontext *ctx);                        /* the one that is current */
 /* As cu_enter, for calls that answer in a checkpointed process: as an H200 does, driver 580.159.04. */
 CUresult cu_enter_suspended(const char *function);
 CUresult cu_enter_locked_out(const char *function); /* as cu_enter, for calls that a lock does not hold */
-bool cu_checkpointed(void); /* this process is, now */
+bool cu_checkpointed(void);                         /* this process is, now */
 CUresult cu_gate(void); /* waits while this process is locked; learns where a restore has put it */
 void cu_sim_lock(void); /* sim_lock, when this process is not locked */
 void cu_lock(void);
 void cu_unlock(void);
 void cu_parse_uuid(const char *text, CUuuid *uuid); /* device.c: "GPU-..." or "MIG-..." */
 struct sim_device *cu_sim_device(int ordinal);
-uint32_t cu_sm_count(int ordinal); /* of the card or the instance, before MPS */
+uint32_t cu_sm_count(int ordinal);   /* of the card or the instance, before MPS */
 int cu_multiprocessors(int ordinal); /* after it: device.c */
 /* visible.c: fills cu.devices by CUDA_VISIBLE_DEVICES, out of those that an MPS daemon offers (NULL: all) */
 CUresult cu_find_devices(const char *offered);
 
-#define CU_TRY(expression)                                                                         \
-    do {                                                                                           \
-        CUresult cu_try_result = (expression);                                                     \
-        if (cu_try_result != CUDA_SUCCESS)                                                         \
-            return cu_try_result;                                                                  \
+#define CU_TRY(expression)                     \
+    do {                                       \
+        CUresult cu_try_result = (expression); \
+        if (cu_try_result != CUDA_SUCCESS)     \
+            return cu_try_result;              \
     } while (0)
-#define CU_CHECK(condition, result)                                                                \
-    do {                                                                                           \
-        if (!(condition))                                                                          \
-            return (result);                                                                       \
+#define CU_CHECK(condition, result) \
+    do {                            \
+        if (!(condition))           \
+            return (result);        \
     } while (0)
 
 /* context.c */
@@ -172,20 +172,19 @@ void cu_uncharge(int ordinal, enum sim_kind kind, uint64_t bytes);
 uint64_t cu_round_page(uint64_t bytes);
 
 /* arena.c: addresses. The caller holds cu_lock. */
-CUresult cu_alloc(CUcontext ctx, enum sim_kind kind, CUmemoryPool pool, size_t size,
-                  CUdeviceptr *out);
+CUresult cu_alloc(CUcontext ctx, enum sim_kind kind, CUmemoryPool pool, size_t size, CUdeviceptr *out);
 CUresult cu_free(CUdeviceptr p);
 struct cu_block *cu_block_at(CUdeviceptr p); /* that holds p; NULL */
 bool cu_in_arena(CUdeviceptr p);
 CUdeviceptr cu_arena_take(uint64_t bytes); /* whole pages, aligned to 2 MiB; 0: no addresses left */
 void cu_arena_give(CUdeviceptr p, uint64_t bytes);
 void cu_arena_restore(CUdeviceptr p, uint64_t bytes); /* after something else was mapped there */
-int cu_arena_file(CUdeviceptr p, uint64_t *offset); /* behind p; -1: none */
+int cu_arena_file(CUdeviceptr p, uint64_t *offset);   /* behind p; -1: none */
 CUresult cu_block_import(CUcontext ctx, CUmemoryPool pool, int fd, uint64_t offset, size_t size, CUdeviceptr *out);
 void cu_block_close(struct cu_block *b); /* of an imported block */
 /* Lays a block on addresses that a graph's allocation node holds. */
-CUresult cu_block_place(CUcontext ctx, CUmemoryPool pool, struct cu_graph_memory *memory,
-                        CUdeviceptr base, size_t size);
+CUresult cu_block_place(CUcontext ctx, CUmemoryPool pool, struct cu_graph_memory *memory, CUdeviceptr base,
+                        size_t size);
 void cu_graph_memory_freed(struct cu_graph_memory *memory); /* graph_memory.c: the block is gone */
 void cu_free_of_context(CUcontext ctx);
 void cu_free_of_pool(CUmemoryPool pool);
@@ -203,7 +202,7 @@ void cu_shared_leave(CUevent e);
 
 /* vmm.c */
 bool cu_vmm_covers(CUdeviceptr p, size_t size);
-int cu_vmm_ordinal(CUdeviceptr p); /* of the memory mapped at p; -1 */
+int cu_vmm_ordinal(CUdeviceptr p);            /* of the memory mapped at p; -1 */
 bool cu_vmm_exported(int fd, uint64_t *size); /* is this what an allocation was exported as? */
 
 /* host.c */
@@ -240,11 +239,11 @@ void cu_pending_resolve(CUcontext ctx);
 /* capture.c */
 extern _Atomic uint32_t cu_captures;
 struct cu_capture *cu_capture_find(CUstream stream); /* that the stream is part of; NULL */
-CUresult cu_capture_refuse(CUstream stream);   /* of a call that no capture can hold */
-CUresult cu_capture_implicit(CUcontext ctx);   /* of a use of the legacy stream */
-CUresult cu_capture_whole(CUcontext ctx);      /* of a wait for all of the context */
-void cu_capture_green(CUgreenCtx green);       /* it ends, and its streams' captures with it */
-CUresult cu_capture_unsafe(void);              /* of a call that may wait for the device */
+CUresult cu_capture_refuse(CUstream stream);         /* of a call that no capture can hold */
+CUresult cu_capture_implicit(CUcontext ctx);         /* of a use of the legacy stream */
+CUresult cu_capture_whole(CUcontext ctx);            /* of a wait for all of the context */
+void cu_capture_green(CUgreenCtx green);             /* it ends, and its streams' captures with it */
+CUresult cu_capture_unsafe(void);                    /* of a call that may wait for the device */
 CUresult cu_capture_record(CUevent event, CUstream stream);
 CUresult cu_capture_wait(CUstream stream, CUevent event);
 CUresult cu_capture_event(CUevent event); /* of a call that asks for the event's outcome */
@@ -255,8 +254,8 @@ void cu_capture_leave_stream(CUstream stream);
 /* launch.c */
 CUresult cu_launch_check(CUfunction f, const unsigned int grid[3], const unsigned int block[3],
                          unsigned int shared_bytes);
-CUresult cu_launch(CUfunction f, const unsigned int grid[3], const unsigned int block[3],
-                   unsigned int shared_bytes, CUstream stream);
+CUresult cu_launch(CUfunction f, const unsigned int grid[3], const unsigned int block[3], unsigned int shared_bytes,
+                   CUstream stream);
 
 /* hold.c */
 CUresult cu_hold(CUfunction f, void **parameters, CUstream stream); /* after the launch of a kernel that may wait */

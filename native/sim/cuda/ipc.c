@@ -145,8 +145,7 @@ static CUresult open_locked(CUcontext ctx, const struct ipc_handle *h, CUdevicep
     struct opened *o = calloc(1, sizeof(*o));
     CU_CHECK(o != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     int fd = open_file(h);
-    CUresult result =
-        fd < 0 ? CUDA_ERROR_MAP_FAILED : cu_block_import(ctx, NULL, fd, h->offset, h->size, &o->at);
+    CUresult result = fd < 0 ? CUDA_ERROR_MAP_FAILED : cu_block_import(ctx, NULL, fd, h->offset, h->size, &o->at);
     if (fd >= 0)
         close(fd);
     if (result != CUDA_SUCCESS) {

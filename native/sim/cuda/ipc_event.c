@@ -54,8 +54,7 @@ void cu_shared_record(CUevent e)
 bool cu_shared_elsewhere(CUevent e)
 {
     sim_lock(cu.s);
-    bool elsewhere = is_current(e) && e->shared->position >= 0 &&
-                     &cu.s->procs[e->shared->proc] != cu.proc;
+    bool elsewhere = is_current(e) && e->shared->position >= 0 && &cu.s->procs[e->shared->proc] != cu.proc;
     sim_unlock(cu.s);
     return elsewhere;
 }
@@ -65,8 +64,8 @@ bool cu_shared_reached(CUevent e)
     sim_lock(cu.s);
     struct sim_proc *p = &cu.s->procs[e->shared->proc];
     struct sim_use *u = &p->uses[e->shared->use];
-    bool dead = !is_current(e) || !atomic_load(&p->used) || p->start_ticks != e->shared->proc_ticks ||
-                !u->used || sim_start_ticks(p->pid, NULL) != p->start_ticks;
+    bool dead = !is_current(e) || !atomic_load(&p->used) || p->start_ticks != e->shared->proc_ticks || !u->used ||
+                sim_start_ticks(p->pid, NULL) != p->start_ticks;
     bool reached = dead || sim_engine_reached(cu.s, u, e->shared->position, NULL);
     sim_unlock(cu.s);
     return reached;
@@ -100,8 +99,7 @@ CUresult cuIpcGetEventHandle(CUipcEventHandle *handle, CUevent event)
     CU_CHECK(event->shared != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     if (event->recorded)
         cu_shared_record(event);
-    struct event_handle given = {
-        EVENT_MAGIC, (uint32_t)(event->shared - cu.s->shared_events), event->shared_id};
+    struct event_handle given = {EVENT_MAGIC, (uint32_t)(event->shared - cu.s->shared_events), event->shared_id};
     memset(handle, 0, sizeof(*handle));
     memcpy(handle, &given, sizeof(given));
     return CUDA_SUCCESS;
@@ -113,8 +111,7 @@ CUresult cuIpcOpenEventHandle(CUevent *out, CUipcEventHandle handle)
     CU_TRY(cu_enter("cuIpcOpenEventHandle"));
     CU_CHECK(out != NULL, CUDA_ERROR_INVALID_VALUE);
     memcpy(&given, &handle, sizeof(given));
-    CU_CHECK(given.magic == EVENT_MAGIC && given.slot < SIM_MAX_SHARED_EVENTS,
-             CUDA_ERROR_INVALID_HANDLE);
+    CU_CHECK(given.magic == EVENT_MAGIC && given.slot < SIM_MAX_SHARED_EVENTS, CUDA_ERROR_INVALID_HANDLE);
     struct sim_shared_event *shared = &cu.s->shared_events[given.slot];
     CU_CHECK(is_alive(shared) && shared->id == given.id, CUDA_ERROR_MAP_FAILED);
     CU_CHECK(shared->owner_pid != (uint32_t)getpid(), CUDA_ERROR_INVALID_CONTEXT);

@@ -4,31 +4,25 @@
 static double work_ns(CUfunction f, const struct cu_device *d)
 {
     const struct sim_device *card = &cu.s->devices[d->device];
-    double us = cu.kernel_us > 0            ? cu.kernel_us
-                : f->module->kernel_us > 0 ? f->module->kernel_us
-                                           : card->kernel_us;
+    double us = cu.kernel_us > 0 ? cu.kernel_us : f->module->kernel_us > 0 ? f->module->kernel_us : card->kernel_us;
     if (d->gi != SIM_NONE) /* the time is that of the whole card; an instance has fewer SMs */
         us *= (double)card->sm_count / card->gis[d->gi].cis[d->ci].sm_count;
     return us * 1000.0;
 }
 
-CUresult cu_launch_check(CUfunction f, const unsigned int grid[3], const unsigned int block[3],
-                         unsigned int shared)
+CUresult cu_launch_check(CUfunction f, const unsigned int grid[3], const unsigned int block[3], unsigned int shared)
 {
     unsigned long long threads = (unsigned long long)block[0] * block[1] * block[2];
     for (int i = 0; i < 3; i++)
         CU_CHECK(grid[i] > 0 && block[i] > 0, CUDA_ERROR_INVALID_VALUE);
-    CU_CHECK(grid[0] <= 2147483647 && grid[1] <= 65535 && grid[2] <= 65535 && block[2] <= 64,
-             CUDA_ERROR_INVALID_VALUE);
-    CU_CHECK(threads <= (unsigned)f->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK],
-             CUDA_ERROR_INVALID_VALUE);
-    unsigned int limit =
-        (unsigned)f->attributes[CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES];
+    CU_CHECK(grid[0] <= 2147483647 && grid[1] <= 65535 && grid[2] <= 65535 && block[2] <= 64, CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(threads <= (unsigned)f->attributes[CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK], CUDA_ERROR_INVALID_VALUE);
+    unsigned int limit = (unsigned)f->attributes[CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES];
     return shared <= 49152 || shared <= limit ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-static CUresult capture(CUfunction f, const unsigned int grid[3], const unsigned int block[3],
-                        unsigned int shared, CUstream stream)
+static CUresult capture(CUfunction f, const unsigned int grid[3], const unsigned int block[3], unsigned int shared,
+                        CUstream stream)
 {
     CUgraphNode node;
     CU_TRY(cu_capture_add(stream, CU_GRAPH_NODE_TYPE_KERNEL, &node));
@@ -43,8 +37,8 @@ static CUresult capture(CUfunction f, const unsigned int grid[3], const unsigned
     return CUDA_SUCCESS;
 }
 
-CUresult cu_launch(CUfunction f, const unsigned int grid[3], const unsigned int block[3],
-                   unsigned int shared_bytes, CUstream stream)
+CUresult cu_launch(CUfunction f, const unsigned int grid[3], const unsigned int block[3], unsigned int shared_bytes,
+                   CUstream stream)
 {
     CUcontext ctx;
     double position;

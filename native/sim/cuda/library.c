@@ -31,8 +31,7 @@ static CUresult module_of(CUlibrary library, CUcontext ctx, CUmodule *out)
 }
 
 CUresult cuLibraryLoadData(CUlibrary *out, const void *code, CUjit_option *jit, void **jit_values,
-                           unsigned int jit_count, CUlibraryOption *options, void **values,
-                           unsigned int count)
+                           unsigned int jit_count, CUlibraryOption *options, void **values, unsigned int count)
 {
     CUcontext ctx;
     CUmodule module;

@@ -42,19 +42,16 @@ CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t size)
 
 CUresult cuMemAllocManaged(CUdeviceptr *out, size_t size, unsigned int flags)
 {
-    CU_CHECK(flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST,
-             CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST, CUDA_ERROR_INVALID_VALUE);
     return allocate("cuMemAllocManaged", SIM_MANAGED, out, size);
 }
 
-CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height,
-                            unsigned int element)
+CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, size_t height, unsigned int element)
 {
     CU_CHECK(pitch != NULL && width > 0 && height > 0, CUDA_ERROR_INVALID_VALUE);
     CU_CHECK(element == 4 || element == 8 || element == 16, CUDA_ERROR_INVALID_VALUE);
     size_t row = (width + PITCH_ALIGN - 1) / PITCH_ALIGN * PITCH_ALIGN, size;
-    CU_CHECK(row >= width && !__builtin_mul_overflow(row, height, &size),
-             CUDA_ERROR_OUT_OF_MEMORY);
+    CU_CHECK(row >= width && !__builtin_mul_overflow(row, height, &size), CUDA_ERROR_OUT_OF_MEMORY);
     CU_TRY(allocate("cuMemAllocPitch_v2", SIM_PLAIN, out, size));
     *pitch = row;
     return CUDA_SUCCESS;
@@ -146,8 +143,7 @@ CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdevi
 }
 
 /* Unlike the single form this succeeds for a pointer that the driver does not know, with zeroes. */
-CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data,
-                                CUdeviceptr p)
+CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data, CUdeviceptr p)
 {
     CU_TRY(cu_enter("cuPointerGetAttributes"));
     CU_CHECK(attributes != NULL && data != NULL, CUDA_ERROR_INVALID_VALUE);

@@ -74,8 +74,8 @@ static size_t global_size(const char *text, const char *name)
         size_t element = 1, count = 1;
         for (const char *t = at; t > p; t--) {
             unsigned bits;
-            if ((t[-1] == 'b' || t[-1] == 'u' || t[-1] == 's' || t[-1] == 'f') &&
-                sscanf(t, "%u", &bits) == 1 && bits >= 8 && bits <= 64) {
+            if ((t[-1] == 'b' || t[-1] == 'u' || t[-1] == 's' || t[-1] == 'f') && sscanf(t, "%u", &bits) == 1 &&
+                bits >= 8 && bits <= 64) {
                 element = bits / 8;
                 break;
             }
@@ -121,8 +121,7 @@ CUresult cuModuleLoadData(CUmodule *out, const void *image)
     return cu_module_load(ctx, image, out);
 }
 
-CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned int count,
-                            CUjit_option *options, void **values)
+CUresult cuModuleLoadDataEx(CUmodule *out, const void *image, unsigned int count, CUjit_option *options, void **values)
 {
     (void)count;
     (void)options;
@@ -314,8 +313,7 @@ CUresult cuFuncGetName(const char **name, CUfunction f)
     return CUDA_SUCCESS;
 }
 
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *count, CUfunction f, int block,
-                                                     size_t shared)
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *count, CUfunction f, int block, size_t shared)
 {
     CU_TRY(cu_enter("cuOccupancyMaxActiveBlocksPerMultiprocessor"));
     CU_CHECK(is_function(f), CUDA_ERROR_INVALID_HANDLE);

@@ -107,8 +107,7 @@ CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)
 CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
 {
     CU_TRY(cu_enter_device("cuDeviceSetMemPool", dev));
-    CU_CHECK(is_pool(pool) && pool->ordinal == dev && !pool->imported,
-             CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(is_pool(pool) && pool->ordinal == dev && !pool->imported, CUDA_ERROR_INVALID_VALUE);
     cu.devices[dev].current_pool = pool;
     return CUDA_SUCCESS;
 }
@@ -117,11 +116,9 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
 {
     CU_TRY(cu_enter("cuMemPoolCreate"));
     CU_CHECK(pool != NULL && props != NULL, CUDA_ERROR_INVALID_VALUE);
-    CU_CHECK(props->allocType == CU_MEM_ALLOCATION_TYPE_PINNED &&
-                 props->location.type == CU_MEM_LOCATION_TYPE_DEVICE,
+    CU_CHECK(props->allocType == CU_MEM_ALLOCATION_TYPE_PINNED && props->location.type == CU_MEM_LOCATION_TYPE_DEVICE,
              CUDA_ERROR_INVALID_VALUE);
-    CU_CHECK(props->location.id >= 0 && props->location.id < cu.device_count,
-             CUDA_ERROR_INVALID_DEVICE);
+    CU_CHECK(props->location.id >= 0 && props->location.id < cu.device_count, CUDA_ERROR_INVALID_DEVICE);
     CU_CHECK((props->handleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0, CUDA_ERROR_NOT_SUPPORTED);
     cu_lock();
     *pool = cu_pool_new(props->location.id, false);
@@ -224,7 +221,6 @@ CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool pool, CUmemLo
 {
     CU_TRY(cu_enter("cuMemPoolGetAccess"));
     CU_CHECK(flags != NULL && location != NULL && is_pool(pool), CUDA_ERROR_INVALID_VALUE);
-    *flags = location->id == pool->ordinal ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-                                           : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    *flags = location->id == pool->ordinal ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
     return CUDA_SUCCESS;
 }

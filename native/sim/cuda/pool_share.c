@@ -101,8 +101,7 @@ CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *handle, CUm
     struct pool_share share;
     int fd = (int)(intptr_t)handle;
     CU_TRY(cu_enter("cuMemPoolImportFromShareableHandle"));
-    CU_CHECK(out != NULL && flags == 0 && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-             CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(out != NULL && flags == 0 && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_INVALID_VALUE);
     CU_CHECK(pread(fd, &share, sizeof(share), 0) == sizeof(share) && share.magic == POOL_MAGIC,
              CUDA_ERROR_INVALID_VALUE);
     int ordinal = ordinal_of(share.device);

@@ -8,8 +8,7 @@ struct entry {
 };
 
 #define API(base, symbol, version) {#base, #symbol, version, (void *)symbol, NULL},
-#define API_PT(base, symbol, version, per_thread)                                                  \
-    {#base, #symbol, version, (void *)symbol, (void *)per_thread},
+#define API_PT(base, symbol, version, per_thread) {#base, #symbol, version, (void *)symbol, (void *)per_thread},
 
 static const struct entry entries[] = {
 #include "api.def"
@@ -40,20 +39,16 @@ static const struct entry *find(const char *symbol, int version, bool *too_new)
 CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, cuuint64_t flags,
                              CUdriverProcAddressQueryResult *status)
 {
-    const cuuint64_t known =
-        CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+    const cuuint64_t known = CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
     bool too_new;
-    CU_CHECK(symbol != NULL && function != NULL && (flags & ~known) == 0,
-             CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(symbol != NULL && function != NULL && (flags & ~known) == 0, CUDA_ERROR_INVALID_VALUE);
     const struct entry *e = find(symbol, version, &too_new);
     bool per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
     if (status != NULL)
         *status = e != NULL ? CU_GET_PROC_ADDRESS_SUCCESS
                   : too_new ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
                             : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-    *function = e == NULL                            ? NULL
-                : per_thread && e->per_thread != NULL ? e->per_thread
-                                                      : e->function;
+    *function = e == NULL ? NULL : per_thread && e->per_thread != NULL ? e->per_thread : e->function;
     /* Version 2 tells through the status and succeeds; without one it fails. */
     return e != NULL || status != NULL ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }

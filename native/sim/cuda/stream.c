@@ -154,8 +154,7 @@ CUresult cuEventCreate(CUevent *out, unsigned int flags)
     CUcontext ctx;
     CU_TRY(cu_enter_context("cuEventCreate", &ctx));
     CU_CHECK(out != NULL && flags <= 7, CUDA_ERROR_INVALID_VALUE);
-    CU_CHECK((flags & CU_EVENT_INTERPROCESS) == 0 || (flags & CU_EVENT_DISABLE_TIMING) != 0,
-             CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK((flags & CU_EVENT_INTERPROCESS) == 0 || (flags & CU_EVENT_DISABLE_TIMING) != 0, CUDA_ERROR_INVALID_VALUE);
     CUevent e = calloc(1, sizeof(*e));
     CU_CHECK(e != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     e->magic = CU_EVENT;
@@ -339,8 +338,7 @@ CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
     CU_TRY(enter_event("cuEventElapsedTime_v2", start));
     CU_TRY(enter_event("cuEventElapsedTime_v2", end));
     CU_CHECK(milliseconds != NULL, CUDA_ERROR_INVALID_VALUE);
-    CU_CHECK(start->recorded && end->recorded &&
-                 ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) == 0,
+    CU_CHECK(start->recorded && end->recorded && ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING) == 0,
              CUDA_ERROR_INVALID_HANDLE);
     CU_CHECK(resolve(start) && resolve(end), CUDA_ERROR_NOT_READY);
     *milliseconds = (float)((double)((int64_t)(end->at_ns - start->at_ns)) / 1e6);

@@ -109,8 +109,7 @@ CUresult cuSurfObjectCreate(CUsurfObject *out, const CUDA_RESOURCE_DESC *resourc
 {
     CUcontext ctx;
     CU_TRY(cu_enter_context("cuSurfObjectCreate", &ctx));
-    CU_CHECK(out != NULL && resource != NULL && resource->resType == CU_RESOURCE_TYPE_ARRAY,
-             CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(out != NULL && resource != NULL && resource->resType == CU_RESOURCE_TYPE_ARRAY, CUDA_ERROR_INVALID_VALUE);
     CU_TRY(check_resource(resource));
     return keep(&(struct object){.surface = true, .resource = *resource}, out);
 }

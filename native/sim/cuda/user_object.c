@@ -45,8 +45,7 @@ void cu_objects_run(void)
     }
 }
 
-CUresult cuUserObjectCreate(CUuserObject *out, void *data, CUhostFn destroy, unsigned int count,
-                            unsigned int flags)
+CUresult cuUserObjectCreate(CUuserObject *out, void *data, CUhostFn destroy, unsigned int count, unsigned int flags)
 {
     CU_TRY(cu_enter("cuUserObjectCreate"));
     CU_CHECK(out != NULL && destroy != NULL && count > 0 && flags == CU_USER_OBJECT_NO_DESTRUCTOR_SYNC,
@@ -79,8 +78,7 @@ CUresult cuUserObjectRelease(CUuserObject object, unsigned int count)
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned int count,
-                                 unsigned int flags)
+CUresult cuGraphRetainUserObject(CUgraph graph, CUuserObject object, unsigned int count, unsigned int flags)
 {
     CU_TRY(cu_enter("cuGraphRetainUserObject"));
     CU_CHECK(cu_is_graph(graph) && is_object(object) && count > 0 && flags <= CU_GRAPH_USER_OBJECT_MOVE,

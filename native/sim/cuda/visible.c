@@ -12,8 +12,7 @@ static void add(uint32_t device, int gi, int ci)
         if (cu.devices[i].device == device && cu.devices[i].gi == gi && cu.devices[i].ci == ci)
             return;
     if (cu.device_count < CU_MAX_ORDINALS)
-        cu.devices[cu.device_count++] =
-            (struct cu_device){.card = device, .device = device, .gi = gi, .ci = ci};
+        cu.devices[cu.device_count++] = (struct cu_device){.card = device, .device = device, .gi = gi, .ci = ci};
 }
 
 typedef bool (*instance_visitor)(uint32_t device, uint32_t gi, uint32_t ci, const char *word);
@@ -77,8 +76,8 @@ static bool take_old_mig(const char *word)
     for (uint32_t i = 0; i < cu.s->device_count; i++) {
         const struct sim_device *d = &cu.s->devices[i];
         size_t n = strlen(d->uuid);
-        if (strncmp(word + 4, d->uuid, n) == 0 && sscanf(word + 4 + n, "/%u/%u", &gi, &ci) == 2 &&
-            gi < SIM_MAX_GIS && ci < SIM_MAX_CIS && d->gis[gi].used && d->gis[gi].cis[ci].used) {
+        if (strncmp(word + 4, d->uuid, n) == 0 && sscanf(word + 4 + n, "/%u/%u", &gi, &ci) == 2 && gi < SIM_MAX_GIS &&
+            ci < SIM_MAX_CIS && d->gis[gi].used && d->gis[gi].cis[ci].used) {
             add(i, (int)gi, (int)ci);
             return true;
         }
@@ -99,8 +98,7 @@ static bool take_word(const char *word)
                 return true;
         return false;
     }
-    return sim_parse_unsigned(word, &index) && index < cu.s->device_count &&
-           take_card((uint32_t)index);
+    return sim_parse_unsigned(word, &index) && index < cu.s->device_count && take_card((uint32_t)index);
 }
 
 static void keep_instances_only(void)
@@ -156,8 +154,7 @@ static void choose(const struct cu_device *offered, int count, const char *list)
             const struct cu_device *got = &cu.devices[cu.device_count - 1];
             bool known = false;
             for (int i = 0; i < count; i++)
-                known = known || (offered[i].card == got->card && offered[i].gi == got->gi &&
-                                  offered[i].ci == got->ci);
+                known = known || (offered[i].card == got->card && offered[i].gi == got->gi && offered[i].ci == got->ci);
             cu.device_count = known ? cu.device_count : before;
         }
         if (cu.device_count == before)

@@ -89,14 +89,12 @@ static CUresult check_prop(const CUmemAllocationProp *prop, int *ordinal)
 {
     CU_CHECK(prop != NULL && prop->type == CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_INVALID_VALUE);
     if (prop->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
-        CU_CHECK(prop->location.id >= 0 && prop->location.id < cu.device_count,
-                 CUDA_ERROR_INVALID_DEVICE);
+        CU_CHECK(prop->location.id >= 0 && prop->location.id < cu.device_count, CUDA_ERROR_INVALID_DEVICE);
         *ordinal = prop->location.id;
         return CUDA_SUCCESS;
     }
     *ordinal = -1;
-    return prop->location.type == CU_MEM_LOCATION_TYPE_HOST ||
-                   prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA
+    return prop->location.type == CU_MEM_LOCATION_TYPE_HOST || prop->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA
                ? CUDA_SUCCESS
                : CUDA_ERROR_INVALID_VALUE;
 }
@@ -107,8 +105,7 @@ CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocatio
     int ordinal;
     CU_TRY(cu_enter("cuMemGetAllocationGranularity"));
     CU_TRY(check_prop(prop, &ordinal));
-    CU_CHECK(granularity != NULL && option <= CU_MEM_ALLOC_GRANULARITY_RECOMMENDED,
-             CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(granularity != NULL && option <= CU_MEM_ALLOC_GRANULARITY_RECOMMENDED, CUDA_ERROR_INVALID_VALUE);
     *granularity = SIM_PAGE_BYTES;
     return CUDA_SUCCESS;
 }
@@ -155,16 +152,14 @@ static CUresult create_locked(struct physical *p, const CUmemAllocationProp *pro
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
-                     const CUmemAllocationProp *prop, unsigned long long flags)
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
+                     unsigned long long flags)
 {
     int ordinal;
     CU_TRY(cu_enter("cuMemCreate"));
     CU_TRY(check_prop(prop, &ordinal));
-    CU_CHECK(handle != NULL && flags == 0 && size > 0 && size % SIM_PAGE_BYTES == 0,
-             CUDA_ERROR_INVALID_VALUE);
-    CU_CHECK((prop->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0,
-             CUDA_ERROR_NOT_SUPPORTED);
+    CU_CHECK(handle != NULL && flags == 0 && size > 0 && size % SIM_PAGE_BYTES == 0, CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK((prop->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0, CUDA_ERROR_NOT_SUPPORTED);
     struct physical *p = calloc(1, sizeof(*p));
     CU_CHECK(p != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     p->ordinal = ordinal;
@@ -362,8 +357,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
     return m == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
-                                                CUmemGenericAllocationHandle handle)
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
 {
     CU_TRY(cu_enter("cuMemGetAllocationPropertiesFromHandle"));
     CU_CHECK(prop != NULL, CUDA_ERROR_INVALID_VALUE);
@@ -375,12 +369,11 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
     return p == NULL ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle,
-                                      CUmemAllocationHandleType type, unsigned long long flags)
+CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
+                                      unsigned long long flags)
 {
     CU_TRY(cu_enter("cuMemExportToShareableHandle"));
-    CU_CHECK(out != NULL && flags == 0 && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-             CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(out != NULL && flags == 0 && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_INVALID_VALUE);
     CUresult result = CUDA_ERROR_INVALID_VALUE; /* no handle, or none that was made for this */
     cu_lock();
     struct physical *p = *find_physical(handle);
@@ -418,13 +411,11 @@ bool cu_vmm_exported(int fd, uint64_t *size)
     return true;
 }
 
-CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *handle,
-                                        CUmemAllocationHandleType type)
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *out, void *handle, CUmemAllocationHandleType type)
 {
     struct share share;
     CU_TRY(cu_enter("cuMemImportFromShareableHandle"));
-    CU_CHECK(out != NULL && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-             CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(out != NULL && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_INVALID_VALUE);
     CU_CHECK(read_share((int)(intptr_t)handle, &share), CUDA_ERROR_INVALID_VALUE);
     struct physical *p = calloc(1, sizeof(*p));
     CU_CHECK(p != NULL, CUDA_ERROR_OUT_OF_MEMORY);

@@ -249,8 +249,7 @@ static void device_query(struct daemon *d, char **words, int count, struct reply
     bool csv = count > 1 && strcmp(words[count - 1], "--csv") == 0;
     say(r, csv ? "Device Ordinal,UUID,Name\n" : "Device Ordinal  UUID                                      Name\n");
     for (uint32_t i = 0; i < d->state->device_count; i++)
-        say(r, csv ? "%u,%s,%s\n" : "%-15u %s  %s\n", i, d->state->devices[i].uuid,
-            d->state->devices[i].name);
+        say(r, csv ? "%u,%s,%s\n" : "%-15u %s  %s\n", i, d->state->devices[i].uuid, d->state->devices[i].name);
 }
 
 static void quit(struct daemon *d, char **words, int count, struct reply *r)

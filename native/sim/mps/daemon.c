@@ -71,8 +71,8 @@ static int listen_at(const struct daemon *d, const char *name, mode_t mode)
         return -1;
     unlink(address.sun_path);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof(address)) != 0 ||
-        chmod(address.sun_path, mode) != 0 || listen(fd, 128) != 0) {
+    if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof(address)) != 0 || chmod(address.sun_path, mode) != 0 ||
+        listen(fd, 128) != 0) {
         if (fd >= 0)
             close(fd);
         return -1;
@@ -240,8 +240,7 @@ static void answer(struct daemon *d, struct connection *c)
     c->peer = PEER_COMMAND;
     command_run(d, c, c->line, reply, sizeof(reply));
     int n = snprintf(head, sizeof(head), "%zu\n", strlen(reply));
-    if (send(c->fd, head, (size_t)n, MSG_NOSIGNAL) < 0 ||
-        send(c->fd, reply, strlen(reply), MSG_NOSIGNAL) < 0)
+    if (send(c->fd, head, (size_t)n, MSG_NOSIGNAL) < 0 || send(c->fd, reply, strlen(reply), MSG_NOSIGNAL) < 0)
         drop(c);
 }
 
@@ -288,8 +287,7 @@ static void accept_from(struct daemon *d, int listener)
 
 static void serve_once(struct daemon *d)
 {
-    struct pollfd fds[MPS_MAX_CONNECTIONS + 2] = {{d->control, POLLIN, 0},
-                                                  {d->privileged, POLLIN, 0}};
+    struct pollfd fds[MPS_MAX_CONNECTIONS + 2] = {{d->control, POLLIN, 0}, {d->privileged, POLLIN, 0}};
     for (int i = 0; i < MPS_MAX_CONNECTIONS; i++)
         fds[i + 2] = (struct pollfd){d->connections[i].fd, POLLIN, 0};
     if (poll(fds, MPS_MAX_CONNECTIONS + 2, g_child_died ? 0 : 500) < 0 && errno != EINTR)
@@ -363,8 +361,7 @@ int daemon_run(bool background, bool multiuser)
     d.state = sim_attach();
     if (d.state == NULL)
         return 244; /* as branch 580 without libcuda: no word, no log */
-    if (snprintf(d.directory, sizeof(d.directory) - 20, "%s", pipe_directory()) >=
-        (int)sizeof(d.directory) - 20) {
+    if (snprintf(d.directory, sizeof(d.directory) - 20, "%s", pipe_directory()) >= (int)sizeof(d.directory) - 20) {
         fprintf(stderr, "The path of the MPS pipe directory is too long\n");
         return 1;
     }

@@ -79,7 +79,7 @@ void client_terminate(struct daemon *d, pid_t server, pid_t client);
 void command_run(struct daemon *d, const struct connection *from, char *line, char *out, size_t size);
 
 /* client.c */
-int control_shell(void); /* commands on stdin, replies on stdout */
+int control_shell(void);        /* commands on stdin, replies on stdout */
 int server_main(pid_t control); /* named, for it may be gone before its child looks */
 const char *pipe_directory(void);
 

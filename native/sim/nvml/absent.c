@@ -3,23 +3,23 @@
  * file leaves nvml.h out, and declares them by that argument alone. */
 #include "absent.h"
 
-#define DEVICE(name)                                                                               \
-    int name(const void *device);                                                                  \
-    int name(const void *device)                                                                   \
-    {                                                                                              \
-        return nv_absent_of_device(#name, device);                                                 \
+#define DEVICE(name)                               \
+    int name(const void *device);                  \
+    int name(const void *device)                   \
+    {                                              \
+        return nv_absent_of_device(#name, device); \
     }
-#define INSTANCE(name)                                                                             \
-    int name(const void *instance);                                                                \
-    int name(const void *instance)                                                                 \
-    {                                                                                              \
-        return nv_absent_of_instance(#name, instance);                                             \
+#define INSTANCE(name)                                 \
+    int name(const void *instance);                    \
+    int name(const void *instance)                     \
+    {                                                  \
+        return nv_absent_of_instance(#name, instance); \
     }
-#define SYSTEM(name)                                                                               \
-    int name(void);                                                                                \
-    int name(void)                                                                                 \
-    {                                                                                              \
-        return nv_absent_of_system(#name);                                                         \
+#define SYSTEM(name)                       \
+    int name(void);                        \
+    int name(void)                         \
+    {                                      \
+        return nv_absent_of_system(#name); \
     }
 
 #include "absent.def"

@@ -48,41 +48,41 @@ nvmlReturn_t nv_copy_text(char *to, unsigned int length, const char *text);
 bool nv_is_admin(void); /* root, or whoever made the node */
 void nv_pci_info(const struct sim_device *d, nvmlPciInfo_t *pci);
 
-#define NV_TRY(expression)                                                                         \
-    do {                                                                                           \
-        nvmlReturn_t nv_try_ret = (expression);                                                    \
-        if (nv_try_ret != NVML_SUCCESS)                                                            \
-            return nv_try_ret;                                                                     \
+#define NV_TRY(expression)                      \
+    do {                                        \
+        nvmlReturn_t nv_try_ret = (expression); \
+        if (nv_try_ret != NVML_SUCCESS)         \
+            return nv_try_ret;                  \
     } while (0)
 
 /* One unsigned figure of a physical device. */
-#define NV_GET_UINT(function, value)                                                               \
-    nvmlReturn_t function(nvmlDevice_t device, unsigned int *out)                                  \
-    {                                                                                              \
-        struct nv_call c;                                                                          \
-        NV_TRY(nv_enter_physical(#function, device, &c));                                          \
-        if (out == NULL)                                                                           \
-            return NVML_ERROR_INVALID_ARGUMENT;                                                    \
-        *out = (value);                                                                            \
-        return NVML_SUCCESS;                                                                       \
+#define NV_GET_UINT(function, value)                              \
+    nvmlReturn_t function(nvmlDevice_t device, unsigned int *out) \
+    {                                                             \
+        struct nv_call c;                                         \
+        NV_TRY(nv_enter_physical(#function, device, &c));         \
+        if (out == NULL)                                          \
+            return NVML_ERROR_INVALID_ARGUMENT;                   \
+        *out = (value);                                           \
+        return NVML_SUCCESS;                                      \
     }
 
-#define NV_GET_TEXT(function, value)                                                               \
-    nvmlReturn_t function(nvmlDevice_t device, char *out, unsigned int length)                     \
-    {                                                                                              \
-        struct nv_call c;                                                                          \
-        NV_TRY(nv_enter_physical(#function, device, &c));                                          \
-        return nv_copy_text(out, length, (value));                                                 \
+#define NV_GET_TEXT(function, value)                                           \
+    nvmlReturn_t function(nvmlDevice_t device, char *out, unsigned int length) \
+    {                                                                          \
+        struct nv_call c;                                                      \
+        NV_TRY(nv_enter_physical(#function, device, &c));                      \
+        return nv_copy_text(out, length, (value));                             \
     }
 
 /* A function that exists, takes this device, and answers that the card does not have it. */
-#define NV_NOT_SUPPORTED(function, parameter)                                                      \
-    nvmlReturn_t function(nvmlDevice_t device, parameter)                                          \
-    {                                                                                              \
-        (void)out;                                                                                 \
-        struct nv_call c;                                                                          \
-        NV_TRY(nv_enter(#function, device, &c));                                                   \
-        return NVML_ERROR_NOT_SUPPORTED;                                                           \
+#define NV_NOT_SUPPORTED(function, parameter)             \
+    nvmlReturn_t function(nvmlDevice_t device, parameter) \
+    {                                                     \
+        (void)out;                                        \
+        struct nv_call c;                                 \
+        NV_TRY(nv_enter(#function, device, &c));          \
+        return NVML_ERROR_NOT_SUPPORTED;                  \
     }
 
 #endif

@@ -23,8 +23,7 @@ static nvmlReturn_t enter(const char *function, nvmlDevice_t device, struct nv_c
     return c->d->accounting ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
-nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count,
-                                         unsigned int *pids)
+nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count, unsigned int *pids)
 {
     struct nv_call c;
     NV_TRY(enter("nvmlDeviceGetAccountingPids", device, &c));
@@ -77,8 +76,7 @@ static bool find_ended(struct nv_call *c, unsigned int pid, struct sim_account *
     return false;
 }
 
-nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid,
-                                          nvmlAccountingStats_t *stats)
+nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid, nvmlAccountingStats_t *stats)
 {
     struct nv_call c;
     struct sim_account a;

@@ -111,10 +111,9 @@ void nv_pci_info(const struct sim_device *d, nvmlPciInfo_t *pci)
     pci->device = d->pci_device;
     pci->pciDeviceId = d->pci_device_id;
     pci->pciSubSystemId = d->pci_subsystem_id;
-    snprintf(pci->busId, sizeof(pci->busId), NVML_DEVICE_PCI_BUS_ID_FMT, d->pci_domain, d->pci_bus,
-             d->pci_device);
-    snprintf(pci->busIdLegacy, sizeof(pci->busIdLegacy), NVML_DEVICE_PCI_BUS_ID_LEGACY_FMT,
-             d->pci_domain & 0xffff, d->pci_bus & 0xff, d->pci_device & 0xff);
+    snprintf(pci->busId, sizeof(pci->busId), NVML_DEVICE_PCI_BUS_ID_FMT, d->pci_domain, d->pci_bus, d->pci_device);
+    snprintf(pci->busIdLegacy, sizeof(pci->busIdLegacy), NVML_DEVICE_PCI_BUS_ID_LEGACY_FMT, d->pci_domain & 0xffff,
+             d->pci_bus & 0xff, d->pci_device & 0xff);
 }
 
 nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
@@ -153,8 +152,8 @@ nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t *pci)
                               .pciSubSystemId = c.d->pci_subsystem_id,
                               .baseClass = 3,
                               .subClass = 2};
-    snprintf(pci->busId, sizeof(pci->busId), NVML_DEVICE_PCI_BUS_ID_FMT, c.d->pci_domain,
-             c.d->pci_bus, c.d->pci_device);
+    snprintf(pci->busId, sizeof(pci->busId), NVML_DEVICE_PCI_BUS_ID_FMT, c.d->pci_domain, c.d->pci_bus,
+             c.d->pci_device);
     return NVML_SUCCESS;
 }
 
@@ -256,8 +255,7 @@ nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, nvmlGpuVirtual
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *current,
-                                  nvmlEnableState_t *pending)
+nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *current, nvmlEnableState_t *pending)
 {
     struct nv_call c;
     NV_TRY(nv_enter("nvmlDeviceGetEccMode", device, &c));
@@ -267,13 +265,12 @@ nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, nvmlEnableState_t *curren
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorType_t type,
-                                         nvmlEccCounterType_t counter, unsigned long long *count)
+nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, nvmlMemoryErrorType_t type, nvmlEccCounterType_t counter,
+                                         unsigned long long *count)
 {
     struct nv_call c;
     NV_TRY(nv_enter("nvmlDeviceGetTotalEccErrors", device, &c));
-    if (count == NULL || type >= NVML_MEMORY_ERROR_TYPE_COUNT ||
-        counter >= NVML_ECC_COUNTER_TYPE_COUNT)
+    if (count == NULL || type >= NVML_MEMORY_ERROR_TYPE_COUNT || counter >= NVML_ECC_COUNTER_TYPE_COUNT)
         return NVML_ERROR_INVALID_ARGUMENT;
     if (!c.d->ecc)
         return NVML_ERROR_NOT_SUPPORTED;

@@ -10,8 +10,7 @@ struct nvmlEventSet_st {
     uint64_t next;
 };
 
-static const unsigned long long supported =
-    nvmlEventTypeXidCriticalError | nvmlEventMigConfigChange;
+static const unsigned long long supported = nvmlEventTypeXidCriticalError | nvmlEventMigConfigChange;
 
 nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types)
 {
@@ -36,8 +35,7 @@ nvmlReturn_t nvmlEventSetCreate(nvmlEventSet_t *set)
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types,
-                                      nvmlEventSet_t set)
+nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set)
 {
     struct nv_call c;
     NV_TRY(nv_enter_physical("nvmlDeviceRegisterEvents", device, &c));
@@ -59,15 +57,14 @@ static bool take(struct sim_state *s, nvmlEventSet_t set, nvmlEventData_t *data)
         const struct sim_event *e = &s->events[set->next++ % SIM_MAX_EVENTS];
         hit = (set->types[e->device] & e->type) != 0;
         if (hit)
-            *data = (nvmlEventData_t){nv_device_handle(e->device), e->type, e->data,
-                                      (unsigned int)e->gi, (unsigned int)e->ci};
+            *data = (nvmlEventData_t){nv_device_handle(e->device), e->type, e->data, (unsigned int)e->gi,
+                                      (unsigned int)e->ci};
     }
     sim_unlock(s);
     return hit;
 }
 
-nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data,
-                                 unsigned int timeout_ms)
+nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsigned int timeout_ms)
 {
     struct sim_state *s;
     NV_TRY(nv_enter_system("nvmlEventSetWait_v2", &s));

@@ -79,8 +79,7 @@ static nvmlReturn_t topology(const char *first, const char *second, unsigned int
         return NVML_ERROR_INVALID_ARGUMENT;
     uint32_t i = (uint32_t)(a - s->devices), j = (uint32_t)(b - s->devices);
     unsigned int links = a->mig_current || b->mig_current ? 0 : s->links[i][j];
-    *level = links > 0 ? LEVEL_SYSTEM + links
-                       : level_of((nvmlGpuTopologyLevel_t)s->topology[i][j]);
+    *level = links > 0 ? LEVEL_SYSTEM + links : level_of((nvmlGpuTopologyLevel_t)s->topology[i][j]);
     return NVML_SUCCESS;
 }
 
@@ -101,8 +100,8 @@ static nvmlReturn_t samples(nvmlDevice_t device, uint64_t since, unsigned int *c
     return NVML_SUCCESS;
 }
 
-static nvmlReturn_t list(nvmlReturn_t (*source)(nvmlDevice_t, unsigned int *, nvmlProcessInfo_t *),
-                         nvmlDevice_t device, unsigned int *count, struct process *out)
+static nvmlReturn_t list(nvmlReturn_t (*source)(nvmlDevice_t, unsigned int *, nvmlProcessInfo_t *), nvmlDevice_t device,
+                         unsigned int *count, struct process *out)
 {
     nvmlProcessInfo_t found[SIM_MAX_PROCS];
     if (count == NULL || (out == NULL && *count > 0))

@@ -181,16 +181,37 @@ nvmlReturn_t nvmlShutdown(void)
 
 const char *nvmlErrorString(nvmlReturn_t result)
 {
-    static const char *const text[] = {
-        "Success", "Uninitialized", "Invalid Argument", "Not Supported",
-        "Insufficient Permissions", "Already Initialized", "Not Found", "Insufficient Size",
-        "Insufficient External Power", "Driver Not Loaded", "Timeout", "Interrupt Request Issue",
-        "NVML Shared Library Not Found", "Function Not Found", "Corrupted infoROM", "GPU is lost",
-        "GPU requires reset", "The operating system has blocked the request",
-        "RM has detected an NVML/RM version mismatch.", "In use by another client",
-        "Insufficient Memory", "No data", "Vgpu ECC not supported", "Insufficient Resources",
-        "Frequency not supported", "Argument version mismatch", "Deprecated", "Not ready",
-        "GPU not found", "Invalid state", "Reset type not supported"};
+    static const char *const text[] = {"Success",
+                                       "Uninitialized",
+                                       "Invalid Argument",
+                                       "Not Supported",
+                                       "Insufficient Permissions",
+                                       "Already Initialized",
+                                       "Not Found",
+                                       "Insufficient Size",
+                                       "Insufficient External Power",
+                                       "Driver Not Loaded",
+                                       "Timeout",
+                                       "Interrupt Request Issue",
+                                       "NVML Shared Library Not Found",
+                                       "Function Not Found",
+                                       "Corrupted infoROM",
+                                       "GPU is lost",
+                                       "GPU requires reset",
+                                       "The operating system has blocked the request",
+                                       "RM has detected an NVML/RM version mismatch.",
+                                       "In use by another client",
+                                       "Insufficient Memory",
+                                       "No data",
+                                       "Vgpu ECC not supported",
+                                       "Insufficient Resources",
+                                       "Frequency not supported",
+                                       "Argument version mismatch",
+                                       "Deprecated",
+                                       "Not ready",
+                                       "GPU not found",
+                                       "Invalid state",
+                                       "Reset type not supported"};
     if ((unsigned)result < sizeof(text) / sizeof(text[0]))
         return text[result];
     return "Unknown Error";
@@ -329,10 +350,9 @@ nvmlReturn_t nvmlDeviceGetHandleByUUIDV(const nvmlUUID_t *uuid, nvmlDevice_t *de
     b = uuid->value.bytes;
     const char *const kinds[] = {"GPU", "MIG"};
     for (int i = 0; i < 2; i++) {
-        snprintf(text, sizeof(text),
-                 "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", kinds[i],
-                 b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12],
-                 b[13], b[14], b[15]);
+        snprintf(text, sizeof(text), "%s-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+                 kinds[i], b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13],
+                 b[14], b[15]);
         if (nvmlDeviceGetHandleByUUID(text, device) == NVML_SUCCESS)
             return NVML_SUCCESS;
     }

@@ -8,14 +8,13 @@ static nvmlReturn_t need_ecc(const char *function, nvmlDevice_t device, struct n
 }
 
 nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, nvmlMemoryErrorType_t type,
-                                             nvmlEccCounterType_t counter,
-                                             nvmlMemoryLocation_t location,
+                                             nvmlEccCounterType_t counter, nvmlMemoryLocation_t location,
                                              unsigned long long *count)
 {
     struct nv_call c;
     NV_TRY(need_ecc("nvmlDeviceGetMemoryErrorCounter", device, &c));
-    if (count == NULL || type >= NVML_MEMORY_ERROR_TYPE_COUNT ||
-        counter >= NVML_ECC_COUNTER_TYPE_COUNT || location >= NVML_MEMORY_LOCATION_COUNT)
+    if (count == NULL || type >= NVML_MEMORY_ERROR_TYPE_COUNT || counter >= NVML_ECC_COUNTER_TYPE_COUNT ||
+        location >= NVML_MEMORY_LOCATION_COUNT)
         return NVML_ERROR_INVALID_ARGUMENT;
     if (location != NVML_MEMORY_LOCATION_DRAM && location != NVML_MEMORY_LOCATION_SRAM)
         return NVML_ERROR_NOT_SUPPORTED;
@@ -41,9 +40,8 @@ static bool remaps_rows(const struct sim_device *d)
     return d->ecc && d->architecture >= NVML_DEVICE_ARCH_AMPERE;
 }
 
-nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correctable,
-                                       unsigned int *uncorrectable, unsigned int *pending,
-                                       unsigned int *failed)
+nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correctable, unsigned int *uncorrectable,
+                                       unsigned int *pending, unsigned int *failed)
 {
     struct nv_call c;
     NV_TRY(nv_enter_physical("nvmlDeviceGetRemappedRows", device, &c));
@@ -55,8 +53,7 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correc
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device,
-                                               nvmlRowRemapperHistogramValues_t *values)
+nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device, nvmlRowRemapperHistogramValues_t *values)
 {
     struct nv_call c;
     NV_TRY(nv_enter_physical("nvmlDeviceGetRowRemapperHistogram", device, &c));
@@ -80,17 +77,16 @@ static nvmlReturn_t retired(const char *function, nvmlDevice_t device, unsigned 
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetRetiredPages(nvmlDevice_t device, nvmlPageRetirementCause_t cause,
-                                       unsigned int *count, unsigned long long *addresses)
+nvmlReturn_t nvmlDeviceGetRetiredPages(nvmlDevice_t device, nvmlPageRetirementCause_t cause, unsigned int *count,
+                                       unsigned long long *addresses)
 {
     (void)cause;
     (void)addresses;
     return retired("nvmlDeviceGetRetiredPages", device, count);
 }
 
-nvmlReturn_t nvmlDeviceGetRetiredPages_v2(nvmlDevice_t device, nvmlPageRetirementCause_t cause,
-                                          unsigned int *count, unsigned long long *addresses,
-                                          unsigned long long *times)
+nvmlReturn_t nvmlDeviceGetRetiredPages_v2(nvmlDevice_t device, nvmlPageRetirementCause_t cause, unsigned int *count,
+                                          unsigned long long *addresses, unsigned long long *times)
 {
     (void)cause;
     (void)addresses;
@@ -121,8 +117,7 @@ nvmlReturn_t nvmlDeviceGetGspFirmwareVersion(nvmlDevice_t device, char *version)
     return nv_copy_text(version, NVML_GSP_FIRMWARE_VERSION_BUF_SIZE, c.s->driver_version);
 }
 
-nvmlReturn_t nvmlDeviceGetGspFirmwareMode(nvmlDevice_t device, unsigned int *enabled,
-                                          unsigned int *by_default)
+nvmlReturn_t nvmlDeviceGetGspFirmwareMode(nvmlDevice_t device, unsigned int *enabled, unsigned int *by_default)
 {
     struct nv_call c;
     NV_TRY(nv_enter("nvmlDeviceGetGspFirmwareMode", device, &c));
@@ -133,8 +128,8 @@ nvmlReturn_t nvmlDeviceGetGspFirmwareMode(nvmlDevice_t device, unsigned int *ena
 }
 
 /* Object versions as the H200 reported them; older cards differ in the digits only. */
-nvmlReturn_t nvmlDeviceGetInforomVersion(nvmlDevice_t device, nvmlInforomObject_t object,
-                                         char *version, unsigned int length)
+nvmlReturn_t nvmlDeviceGetInforomVersion(nvmlDevice_t device, nvmlInforomObject_t object, char *version,
+                                         unsigned int length)
 {
     struct nv_call c;
     NV_TRY(nv_enter_physical("nvmlDeviceGetInforomVersion", device, &c));
@@ -159,8 +154,7 @@ nvmlReturn_t nvmlDeviceGetC2cModeInfoV(nvmlDevice_t device, nvmlC2cModeInfo_v1_t
 
 /* Clocks */
 
-static nvmlReturn_t full_clock(const char *function, nvmlDevice_t device, nvmlClockType_t type,
-                               unsigned int *clock)
+static nvmlReturn_t full_clock(const char *function, nvmlDevice_t device, nvmlClockType_t type, unsigned int *clock)
 {
     struct nv_call c;
     NV_TRY(nv_enter_physical(function, device, &c));
@@ -172,26 +166,22 @@ static nvmlReturn_t full_clock(const char *function, nvmlDevice_t device, nvmlCl
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetApplicationsClock(nvmlDevice_t device, nvmlClockType_t type,
-                                            unsigned int *clock)
+nvmlReturn_t nvmlDeviceGetApplicationsClock(nvmlDevice_t device, nvmlClockType_t type, unsigned int *clock)
 {
     return full_clock("nvmlDeviceGetApplicationsClock", device, type, clock);
 }
 
-nvmlReturn_t nvmlDeviceGetDefaultApplicationsClock(nvmlDevice_t device, nvmlClockType_t type,
-                                                   unsigned int *clock)
+nvmlReturn_t nvmlDeviceGetDefaultApplicationsClock(nvmlDevice_t device, nvmlClockType_t type, unsigned int *clock)
 {
     return full_clock("nvmlDeviceGetDefaultApplicationsClock", device, type, clock);
 }
 
-nvmlReturn_t nvmlDeviceGetMaxCustomerBoostClock(nvmlDevice_t device, nvmlClockType_t type,
-                                                unsigned int *clock)
+nvmlReturn_t nvmlDeviceGetMaxCustomerBoostClock(nvmlDevice_t device, nvmlClockType_t type, unsigned int *clock)
 {
     return full_clock("nvmlDeviceGetMaxCustomerBoostClock", device, type, clock);
 }
 
-nvmlReturn_t nvmlDeviceGetClock(nvmlDevice_t device, nvmlClockType_t type, nvmlClockId_t id,
-                                unsigned int *clock)
+nvmlReturn_t nvmlDeviceGetClock(nvmlDevice_t device, nvmlClockType_t type, nvmlClockId_t id, unsigned int *clock)
 {
     if (id >= NVML_CLOCK_ID_COUNT)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -200,8 +190,8 @@ nvmlReturn_t nvmlDeviceGetClock(nvmlDevice_t device, nvmlClockType_t type, nvmlC
     return full_clock("nvmlDeviceGetClock", device, type, clock);
 }
 
-static nvmlReturn_t one_of(const char *function, nvmlDevice_t device, unsigned int value,
-                           unsigned int *count, unsigned int *values)
+static nvmlReturn_t one_of(const char *function, nvmlDevice_t device, unsigned int value, unsigned int *count,
+                           unsigned int *values)
 {
     struct nv_call c;
     NV_TRY(nv_enter_physical(function, device, &c));
@@ -215,16 +205,15 @@ static nvmlReturn_t one_of(const char *function, nvmlDevice_t device, unsigned i
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetSupportedMemoryClocks(nvmlDevice_t device, unsigned int *count,
-                                                unsigned int *clocks)
+nvmlReturn_t nvmlDeviceGetSupportedMemoryClocks(nvmlDevice_t device, unsigned int *count, unsigned int *clocks)
 {
     unsigned int clock;
     NV_TRY(full_clock("nvmlDeviceGetSupportedMemoryClocks", device, NVML_CLOCK_MEM, &clock));
     return one_of("nvmlDeviceGetSupportedMemoryClocks", device, clock, count, clocks);
 }
 
-nvmlReturn_t nvmlDeviceGetSupportedGraphicsClocks(nvmlDevice_t device, unsigned int memory,
-                                                  unsigned int *count, unsigned int *clocks)
+nvmlReturn_t nvmlDeviceGetSupportedGraphicsClocks(nvmlDevice_t device, unsigned int memory, unsigned int *count,
+                                                  unsigned int *clocks)
 {
     unsigned int clock, known;
     NV_TRY(full_clock("nvmlDeviceGetSupportedGraphicsClocks", device, NVML_CLOCK_MEM, &known));
@@ -244,8 +233,7 @@ nvmlReturn_t nvmlDeviceGetSupportedClocksEventReasons(nvmlDevice_t device, unsig
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(nvmlDevice_t device,
-                                                         unsigned long long *mask)
+nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(nvmlDevice_t device, unsigned long long *mask)
 {
     return nvmlDeviceGetSupportedClocksEventReasons(device, mask);
 }
@@ -265,8 +253,7 @@ nvmlReturn_t nvmlDeviceGetPowerManagementMode(nvmlDevice_t device, nvmlEnableSta
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetViolationStatus(nvmlDevice_t device, nvmlPerfPolicyType_t policy,
-                                          nvmlViolationTime_t *time)
+nvmlReturn_t nvmlDeviceGetViolationStatus(nvmlDevice_t device, nvmlPerfPolicyType_t policy, nvmlViolationTime_t *time)
 {
     struct nv_call c;
     NV_TRY(nv_enter_physical("nvmlDeviceGetViolationStatus", device, &c));
@@ -278,8 +265,7 @@ nvmlReturn_t nvmlDeviceGetViolationStatus(nvmlDevice_t device, nvmlPerfPolicyTyp
 
 /* Nothing moves over the simulated link, encodes, or captures a screen. */
 
-nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, nvmlPcieUtilCounter_t counter,
-                                         unsigned int *value)
+nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, nvmlPcieUtilCounter_t counter, unsigned int *value)
 {
     struct nv_call c;
     NV_TRY(nv_enter_physical("nvmlDeviceGetPcieThroughput", device, &c));
@@ -289,8 +275,8 @@ nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, nvmlPcieUtilCounte
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetEncoderStats(nvmlDevice_t device, unsigned int *sessions,
-                                       unsigned int *fps, unsigned int *latency)
+nvmlReturn_t nvmlDeviceGetEncoderStats(nvmlDevice_t device, unsigned int *sessions, unsigned int *fps,
+                                       unsigned int *latency)
 {
     struct nv_call c;
     NV_TRY(nv_enter("nvmlDeviceGetEncoderStats", device, &c));
@@ -300,8 +286,7 @@ nvmlReturn_t nvmlDeviceGetEncoderStats(nvmlDevice_t device, unsigned int *sessio
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetEncoderSessions(nvmlDevice_t device, unsigned int *count,
-                                          nvmlEncoderSessionInfo_t *sessions)
+nvmlReturn_t nvmlDeviceGetEncoderSessions(nvmlDevice_t device, unsigned int *count, nvmlEncoderSessionInfo_t *sessions)
 {
     struct nv_call c;
     (void)sessions;
@@ -322,8 +307,7 @@ nvmlReturn_t nvmlDeviceGetFBCStats(nvmlDevice_t device, nvmlFBCStats_t *stats)
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetFBCSessions(nvmlDevice_t device, unsigned int *count,
-                                      nvmlFBCSessionInfo_t *sessions)
+nvmlReturn_t nvmlDeviceGetFBCSessions(nvmlDevice_t device, unsigned int *count, nvmlFBCSessionInfo_t *sessions)
 {
     struct nv_call c;
     (void)sessions;
@@ -362,8 +346,7 @@ nvmlReturn_t nvmlSystemGetHicVersion(unsigned int *count, nvmlHwbcEntry_t *entri
     return none_of("nvmlSystemGetHicVersion", count);
 }
 
-nvmlReturn_t nvmlSystemGetTopologyGpuSet(unsigned int cpu, unsigned int *count,
-                                         nvmlDevice_t *devices)
+nvmlReturn_t nvmlSystemGetTopologyGpuSet(unsigned int cpu, unsigned int *count, nvmlDevice_t *devices)
 {
     struct sim_state *s;
     NV_TRY(nv_enter_system("nvmlSystemGetTopologyGpuSet", &s));

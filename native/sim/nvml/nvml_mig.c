@@ -43,8 +43,7 @@ nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned int *c
     return NVML_SUCCESS;
 }
 
-static nvmlReturn_t find_profile(struct nv_call *c, unsigned int profile,
-                                 const struct sim_gi_profile **found)
+static nvmlReturn_t find_profile(struct nv_call *c, unsigned int profile, const struct sim_gi_profile **found)
 {
     if (profile >= NVML_GPU_INSTANCE_PROFILE_COUNT)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -114,8 +113,7 @@ static void fill_v3(const struct sim_gi_profile *p, nvmlGpuInstanceProfileInfo_v
     snprintf(info->name, sizeof(info->name), "%s", p->name);
 }
 
-static nvmlReturn_t fill_versioned(const struct sim_gi_profile *p,
-                                   nvmlGpuInstanceProfileInfo_v2_t *info)
+static nvmlReturn_t fill_versioned(const struct sim_gi_profile *p, nvmlGpuInstanceProfileInfo_v2_t *info)
 {
     if (info->version == nvmlGpuInstanceProfileInfo_v2)
         fill_v2(p, info);
@@ -151,10 +149,8 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceProfileInfoByIdV(nvmlDevice_t device, unsig
     return fill_versioned(p, info);
 }
 
-nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device,
-                                                           unsigned int profile_id,
-                                                           nvmlGpuInstancePlacement_t *placements,
-                                                           unsigned int *count)
+nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device, unsigned int profile_id,
+                                                           nvmlGpuInstancePlacement_t *placements, unsigned int *count)
 {
     struct nv_call c;
     NV_TRY(nv_enter_physical("nvmlDeviceGetGpuInstancePossiblePlacements_v2", device, &c));
@@ -172,16 +168,13 @@ nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements_v2(nvmlDevice_t device,
     if (room < p->placement_count)
         return NVML_ERROR_INSUFFICIENT_SIZE;
     for (uint32_t i = 0; i < p->placement_count; i++)
-        placements[i] =
-            (nvmlGpuInstancePlacement_t){p->placements[i].start, p->placements[i].size};
+        placements[i] = (nvmlGpuInstancePlacement_t){p->placements[i].start, p->placements[i].size};
     return NVML_SUCCESS;
 }
 
 /* Version 1 took no buffer size: the caller's buffer holds as many as the profile has. */
-nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements(nvmlDevice_t device,
-                                                        unsigned int profile_id,
-                                                        nvmlGpuInstancePlacement_t *placements,
-                                                        unsigned int *count)
+nvmlReturn_t nvmlDeviceGetGpuInstancePossiblePlacements(nvmlDevice_t device, unsigned int profile_id,
+                                                        nvmlGpuInstancePlacement_t *placements, unsigned int *count)
 {
     if (count != NULL && placements != NULL)
         *count = SIM_MAX_PLACEMENTS;
@@ -206,8 +199,8 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsi
     return NVML_SUCCESS;
 }
 
-static nvmlReturn_t create_gi(struct nv_call *c, unsigned int profile_id,
-                              const nvmlGpuInstancePlacement_t *placement, nvmlGpuInstance_t *out)
+static nvmlReturn_t create_gi(struct nv_call *c, unsigned int profile_id, const nvmlGpuInstancePlacement_t *placement,
+                              nvmlGpuInstance_t *out)
 {
     uint32_t gi = 0;
     if (out == NULL)
@@ -225,8 +218,7 @@ static nvmlReturn_t create_gi(struct nv_call *c, unsigned int profile_id,
     return (nvmlReturn_t)ret;
 }
 
-nvmlReturn_t nvmlDeviceCreateGpuInstance(nvmlDevice_t device, unsigned int profile_id,
-                                         nvmlGpuInstance_t *gi)
+nvmlReturn_t nvmlDeviceCreateGpuInstance(nvmlDevice_t device, unsigned int profile_id, nvmlGpuInstance_t *gi)
 {
     struct nv_call c;
     NV_TRY(nv_enter_physical("nvmlDeviceCreateGpuInstance", device, &c));
@@ -239,8 +231,7 @@ nvmlReturn_t nvmlDeviceCreateGpuInstanceWithPlacement(nvmlDevice_t device, unsig
 {
     struct nv_call c;
     NV_TRY(nv_enter_physical("nvmlDeviceCreateGpuInstanceWithPlacement", device, &c));
-    return placement == NULL ? NVML_ERROR_INVALID_ARGUMENT
-                             : create_gi(&c, profile_id, placement, gi);
+    return placement == NULL ? NVML_ERROR_INVALID_ARGUMENT : create_gi(&c, profile_id, placement, gi);
 }
 
 nvmlReturn_t nvmlGpuInstanceDestroy(nvmlGpuInstance_t gi)
@@ -255,8 +246,8 @@ nvmlReturn_t nvmlGpuInstanceDestroy(nvmlGpuInstance_t gi)
     return (nvmlReturn_t)ret;
 }
 
-nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned int profile_id,
-                                       nvmlGpuInstance_t *gis, unsigned int *count)
+nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned int profile_id, nvmlGpuInstance_t *gis,
+                                       unsigned int *count)
 {
     struct nv_call c;
     NV_TRY(nv_enter_physical("nvmlDeviceGetGpuInstances", device, &c));
@@ -274,8 +265,7 @@ nvmlReturn_t nvmlDeviceGetGpuInstances(nvmlDevice_t device, unsigned int profile
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned int id,
-                                          nvmlGpuInstance_t *gi)
+nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned int id, nvmlGpuInstance_t *gi)
 {
     struct nv_call c;
     NV_TRY(nv_enter_physical("nvmlDeviceGetGpuInstanceById", device, &c));
@@ -347,8 +337,7 @@ nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t mig, nvml
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index,
-                                                 nvmlDevice_t *mig)
+nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned int index, nvmlDevice_t *mig)
 {
     struct nv_call c;
     NV_TRY(nv_enter_physical("nvmlDeviceGetMigDeviceHandleByIndex", device, &c));

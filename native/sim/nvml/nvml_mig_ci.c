@@ -4,17 +4,13 @@
 static nvmlReturn_t find_profile(struct nv_call *c, unsigned int profile, unsigned int engines,
                                  struct sim_ci_profile *p)
 {
-    if (profile >= NVML_COMPUTE_INSTANCE_PROFILE_COUNT ||
-        engines >= NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_COUNT)
+    if (profile >= NVML_COMPUTE_INSTANCE_PROFILE_COUNT || engines >= NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_COUNT)
         return NVML_ERROR_INVALID_ARGUMENT;
-    return sim_ci_profile(c->d, &c->d->gis[c->gi], profile, p) ? NVML_SUCCESS
-                                                               : NVML_ERROR_NOT_SUPPORTED;
+    return sim_ci_profile(c->d, &c->d->gis[c->gi], profile, p) ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
-nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlGpuInstance_t gi,
-                                                          unsigned int profile,
-                                                          unsigned int engines,
-                                                          nvmlComputeInstanceProfileInfo_t *info)
+nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlGpuInstance_t gi, unsigned int profile,
+                                                          unsigned int engines, nvmlComputeInstanceProfileInfo_t *info)
 {
     struct nv_call c;
     struct sim_ci_profile p;
@@ -35,10 +31,9 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfo(nvmlGpuInstance_t gi,
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t
-nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInstance_t gi, unsigned int profile,
-                                              unsigned int engines,
-                                              nvmlComputeInstanceProfileInfo_v2_t *info)
+nvmlReturn_t nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInstance_t gi, unsigned int profile,
+                                                           unsigned int engines,
+                                                           nvmlComputeInstanceProfileInfo_v2_t *info)
 {
     struct nv_call c;
     struct sim_ci_profile p;
@@ -67,8 +62,7 @@ nvmlGpuInstanceGetComputeInstanceProfileInfoV(nvmlGpuInstance_t gi, unsigned int
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlGpuInstanceGetComputeInstanceRemainingCapacity(nvmlGpuInstance_t gi,
-                                                                unsigned int profile_id,
+nvmlReturn_t nvmlGpuInstanceGetComputeInstanceRemainingCapacity(nvmlGpuInstance_t gi, unsigned int profile_id,
                                                                 unsigned int *count)
 {
     struct nv_call c;
@@ -83,9 +77,9 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstanceRemainingCapacity(nvmlGpuInstance_
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlGpuInstanceGetComputeInstancePossiblePlacements(
-    nvmlGpuInstance_t gi, unsigned int profile_id, nvmlComputeInstancePlacement_t *placements,
-    unsigned int *count)
+nvmlReturn_t nvmlGpuInstanceGetComputeInstancePossiblePlacements(nvmlGpuInstance_t gi, unsigned int profile_id,
+                                                                 nvmlComputeInstancePlacement_t *placements,
+                                                                 unsigned int *count)
 {
     struct nv_call c;
     struct sim_ci_profile p;
@@ -95,8 +89,7 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstancePossiblePlacements(
         return NVML_ERROR_INVALID_ARGUMENT;
     NV_TRY(find_profile(&c, profile_id, 0, &p));
     unsigned int room = *count;
-    *count =
-        sim_ci_placements(&c.d->gi_profiles[c.d->gis[c.gi].profile], p.slice_count, starts);
+    *count = sim_ci_placements(&c.d->gi_profiles[c.d->gis[c.gi].profile], p.slice_count, starts);
     if (placements == NULL)
         return NVML_SUCCESS;
     if (room < *count)
@@ -107,8 +100,7 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstancePossiblePlacements(
 }
 
 static nvmlReturn_t create_ci(struct nv_call *c, unsigned int profile_id,
-                              const nvmlComputeInstancePlacement_t *placement,
-                              nvmlComputeInstance_t *out)
+                              const nvmlComputeInstancePlacement_t *placement, nvmlComputeInstance_t *out)
 {
     uint32_t ci = 0;
     if (out == NULL)
@@ -119,8 +111,7 @@ static nvmlReturn_t create_ci(struct nv_call *c, unsigned int profile_id,
     if (placement != NULL)
         at = (struct sim_placement){placement->start, placement->size};
     sim_lock(c->s);
-    int ret = sim_ci_create(c->s, c->device, (uint32_t)c->gi, profile_id,
-                            placement == NULL ? NULL : &at, &ci);
+    int ret = sim_ci_create(c->s, c->device, (uint32_t)c->gi, profile_id, placement == NULL ? NULL : &at, &ci);
     sim_unlock(c->s);
     if (ret == NVML_SUCCESS)
         *out = nv_ci_handle(c->device, (uint32_t)c->gi, ci);
@@ -135,14 +126,13 @@ nvmlReturn_t nvmlGpuInstanceCreateComputeInstance(nvmlGpuInstance_t gi, unsigned
     return create_ci(&c, profile_id, NULL, ci);
 }
 
-nvmlReturn_t nvmlGpuInstanceCreateComputeInstanceWithPlacement(
-    nvmlGpuInstance_t gi, unsigned int profile_id, const nvmlComputeInstancePlacement_t *placement,
-    nvmlComputeInstance_t *ci)
+nvmlReturn_t nvmlGpuInstanceCreateComputeInstanceWithPlacement(nvmlGpuInstance_t gi, unsigned int profile_id,
+                                                               const nvmlComputeInstancePlacement_t *placement,
+                                                               nvmlComputeInstance_t *ci)
 {
     struct nv_call c;
     NV_TRY(nv_enter_gi("nvmlGpuInstanceCreateComputeInstanceWithPlacement", gi, &c));
-    return placement == NULL ? NVML_ERROR_INVALID_ARGUMENT
-                             : create_ci(&c, profile_id, placement, ci);
+    return placement == NULL ? NVML_ERROR_INVALID_ARGUMENT : create_ci(&c, profile_id, placement, ci);
 }
 
 nvmlReturn_t nvmlComputeInstanceDestroy(nvmlComputeInstance_t ci)
@@ -173,8 +163,7 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstances(nvmlGpuInstance_t gi, unsigned i
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(nvmlGpuInstance_t gi, unsigned int id,
-                                                   nvmlComputeInstance_t *ci)
+nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(nvmlGpuInstance_t gi, unsigned int id, nvmlComputeInstance_t *ci)
 {
     struct nv_call c;
     NV_TRY(nv_enter_gi("nvmlGpuInstanceGetComputeInstanceById", gi, &c));
@@ -186,8 +175,7 @@ nvmlReturn_t nvmlGpuInstanceGetComputeInstanceById(nvmlGpuInstance_t gi, unsigne
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlComputeInstanceGetInfo_v2(nvmlComputeInstance_t ci,
-                                           nvmlComputeInstanceInfo_t *info)
+nvmlReturn_t nvmlComputeInstanceGetInfo_v2(nvmlComputeInstance_t ci, nvmlComputeInstanceInfo_t *info)
 {
     struct nv_call c;
     NV_TRY(nv_enter_ci("nvmlComputeInstanceGetInfo_v2", ci, &c));

@@ -34,7 +34,10 @@ static unsigned int collect(struct nv_call *c, enum list list, struct entry *out
             if (!wanted(c, u, list))
                 continue;
             if (n < room)
-                out[n] = (struct entry){p->pid, sim_use_bytes(u), u->gi, u->ci,
+                out[n] = (struct entry){p->pid,
+                                        sim_use_bytes(u),
+                                        u->gi,
+                                        u->ci,
                                         sim_queue_percent(&u->queue),
                                         u->queue.last_launch_ns == 0 ? 0 : sim_wall_us()};
             n++;
@@ -44,8 +47,8 @@ static unsigned int collect(struct nv_call *c, enum list list, struct entry *out
     return n;
 }
 
-static nvmlReturn_t list_of(const char *function, nvmlDevice_t device, enum list list,
-                            unsigned int *count, struct entry *out)
+static nvmlReturn_t list_of(const char *function, nvmlDevice_t device, enum list list, unsigned int *count,
+                            struct entry *out)
 {
     struct nv_call c;
     NV_TRY(nv_enter(function, device, &c));
@@ -56,8 +59,8 @@ static nvmlReturn_t list_of(const char *function, nvmlDevice_t device, enum list
     return *count > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
-static nvmlReturn_t list_v2(const char *function, nvmlDevice_t device, enum list list,
-                            unsigned int *count, nvmlProcessInfo_v2_t *infos)
+static nvmlReturn_t list_v2(const char *function, nvmlDevice_t device, enum list list, unsigned int *count,
+                            nvmlProcessInfo_v2_t *infos)
 {
     struct entry found[SIM_MAX_PROCS];
     if (count != NULL && *count > 0 && infos == NULL)
@@ -69,8 +72,8 @@ static nvmlReturn_t list_v2(const char *function, nvmlDevice_t device, enum list
     return NVML_SUCCESS;
 }
 
-static nvmlReturn_t list_v1(const char *function, nvmlDevice_t device, enum list list,
-                            unsigned int *count, nvmlProcessInfo_v1_t *infos)
+static nvmlReturn_t list_v1(const char *function, nvmlDevice_t device, enum list list, unsigned int *count,
+                            nvmlProcessInfo_v1_t *infos)
 {
     struct entry found[SIM_MAX_PROCS];
     if (count != NULL && *count > 0 && infos == NULL)
@@ -81,18 +84,18 @@ static nvmlReturn_t list_v1(const char *function, nvmlDevice_t device, enum list
     return NVML_SUCCESS;
 }
 
-#define PROCESS_LIST(name, list)                                                                   \
-    nvmlReturn_t name##_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)     \
-    {                                                                                              \
-        return list_v2(#name "_v3", device, list, count, infos);                                   \
-    }                                                                                              \
-    nvmlReturn_t name##_v2(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *infos)  \
-    {                                                                                              \
-        return list_v2(#name "_v2", device, list, count, infos);                                   \
-    }                                                                                              \
-    nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *infos)       \
-    {                                                                                              \
-        return list_v1(#name, device, list, count, infos);                                         \
+#define PROCESS_LIST(name, list)                                                                  \
+    nvmlReturn_t name##_v3(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_t *infos)    \
+    {                                                                                             \
+        return list_v2(#name "_v3", device, list, count, infos);                                  \
+    }                                                                                             \
+    nvmlReturn_t name##_v2(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v2_t *infos) \
+    {                                                                                             \
+        return list_v2(#name "_v2", device, list, count, infos);                                  \
+    }                                                                                             \
+    nvmlReturn_t name(nvmlDevice_t device, unsigned int *count, nvmlProcessInfo_v1_t *infos)      \
+    {                                                                                             \
+        return list_v1(#name, device, list, count, infos);                                        \
     }
 
 PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses, LIST_COMPUTE)
@@ -146,8 +149,7 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
-                                             nvmlProcessUtilizationSample_t *samples,
+nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
                                              unsigned int *count, unsigned long long last_seen_us)
 {
     struct nv_call c;
@@ -178,8 +180,7 @@ nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device,
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device,
-                                                   nvmlProcessesUtilizationInfo_t *info)
+nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *info)
 {
     nvmlProcessUtilizationSample_t samples[SIM_MAX_PROCS];
     if (info == NULL)
@@ -193,10 +194,9 @@ nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device,
     if (n > room)
         return NVML_ERROR_INSUFFICIENT_SIZE;
     for (unsigned int i = 0; i < n; i++)
-        info->procUtilArray[i] =
-            (nvmlProcessUtilizationInfo_v1_t){.timeStamp = samples[i].timeStamp,
-                                              .pid = samples[i].pid,
-                                              .smUtil = samples[i].smUtil,
-                                              .memUtil = samples[i].memUtil};
+        info->procUtilArray[i] = (nvmlProcessUtilizationInfo_v1_t){.timeStamp = samples[i].timeStamp,
+                                                                   .pid = samples[i].pid,
+                                                                   .smUtil = samples[i].smUtil,
+                                                                   .memUtil = samples[i].memUtil};
     return NVML_SUCCESS;
 }

@@ -18,8 +18,7 @@ static uint32_t temperature_of(struct nv_call *c)
 static uint32_t power_mw(struct nv_call *c)
 {
     return c->d->power_idle_mw +
-           (uint32_t)((uint64_t)(c->d->power_limit_mw - c->d->power_idle_mw) * load_percent(c) /
-                      100);
+           (uint32_t)((uint64_t)(c->d->power_limit_mw - c->d->power_idle_mw) * load_percent(c) / 100);
 }
 
 NV_GET_UINT(nvmlDeviceGetPowerUsage, power_mw(&c))
@@ -29,8 +28,7 @@ NV_GET_UINT(nvmlDeviceGetPowerManagementDefaultLimit, c.d->power_max_mw)
 NV_NOT_SUPPORTED(nvmlDeviceGetFanSpeed, unsigned int *out)
 NV_GET_UINT(nvmlDeviceGetNumFans, 0)
 
-nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned int *low,
-                                                          unsigned int *high)
+nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned int *low, unsigned int *high)
 {
     struct nv_call c;
     NV_TRY(nv_enter_physical("nvmlDeviceGetPowerManagementLimitConstraints", device, &c));
@@ -51,8 +49,7 @@ nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, unsigned l
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensor,
-                                      unsigned int *temperature)
+nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensor, unsigned int *temperature)
 {
     struct nv_call c;
     NV_TRY(nv_enter_physical("nvmlDeviceGetTemperature", device, &c));
@@ -74,8 +71,7 @@ nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_t *t
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device,
-                                               nvmlTemperatureThresholds_t threshold,
+nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, nvmlTemperatureThresholds_t threshold,
                                                unsigned int *temperature)
 {
     struct nv_call c;
@@ -118,8 +114,7 @@ nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, nvmlClockType_t type, u
     return clock_of(&c, type, false, clock);
 }
 
-nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlClockType_t type,
-                                       unsigned int *clock)
+nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *clock)
 {
     struct nv_call c;
     NV_TRY(nv_enter("nvmlDeviceGetMaxClockInfo", device, &c));
@@ -146,8 +141,7 @@ nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, unsigne
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device,
-                                                       unsigned long long *mask)
+nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device, unsigned long long *mask)
 {
     return nvmlDeviceGetCurrentClocksEventReasons(device, mask);
 }
@@ -164,26 +158,22 @@ static nvmlReturn_t engine_idle(const char *function, nvmlDevice_t device, unsig
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetEncoderUtilization(nvmlDevice_t device, unsigned int *percent,
-                                             unsigned int *period_us)
+nvmlReturn_t nvmlDeviceGetEncoderUtilization(nvmlDevice_t device, unsigned int *percent, unsigned int *period_us)
 {
     return engine_idle("nvmlDeviceGetEncoderUtilization", device, percent, period_us);
 }
 
-nvmlReturn_t nvmlDeviceGetDecoderUtilization(nvmlDevice_t device, unsigned int *percent,
-                                             unsigned int *period_us)
+nvmlReturn_t nvmlDeviceGetDecoderUtilization(nvmlDevice_t device, unsigned int *percent, unsigned int *period_us)
 {
     return engine_idle("nvmlDeviceGetDecoderUtilization", device, percent, period_us);
 }
 
-nvmlReturn_t nvmlDeviceGetJpgUtilization(nvmlDevice_t device, unsigned int *percent,
-                                         unsigned int *period_us)
+nvmlReturn_t nvmlDeviceGetJpgUtilization(nvmlDevice_t device, unsigned int *percent, unsigned int *period_us)
 {
     return engine_idle("nvmlDeviceGetJpgUtilization", device, percent, period_us);
 }
 
-nvmlReturn_t nvmlDeviceGetOfaUtilization(nvmlDevice_t device, unsigned int *percent,
-                                         unsigned int *period_us)
+nvmlReturn_t nvmlDeviceGetOfaUtilization(nvmlDevice_t device, unsigned int *percent, unsigned int *period_us)
 {
     return engine_idle("nvmlDeviceGetOfaUtilization", device, percent, period_us);
 }
@@ -207,8 +197,7 @@ static void fill_field(struct nv_call *c, nvmlFieldValue_t *v)
         break;
     case NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION:
         v->valueType = NVML_VALUE_TYPE_UNSIGNED_LONG_LONG;
-        v->value.ullVal =
-            (unsigned long long)(c->d->whole.busy_ns_total / 1e9 * c->d->power_limit_mw);
+        v->value.ullVal = (unsigned long long)(c->d->whole.busy_ns_total / 1e9 * c->d->power_limit_mw);
         break;
     default:
         v->nvmlReturn = NVML_ERROR_NOT_SUPPORTED;

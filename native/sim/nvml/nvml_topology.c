@@ -15,8 +15,8 @@ nvmlReturn_t nvmlDeviceGetNumaNodeId(nvmlDevice_t device, unsigned int *node)
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned int size,
-                                         unsigned long *nodes, nvmlAffinityScope_t scope)
+nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned int size, unsigned long *nodes,
+                                         nvmlAffinityScope_t scope)
 {
     struct nv_call c;
     NV_TRY(nv_enter_physical("nvmlDeviceGetMemoryAffinity", device, &c));
@@ -28,8 +28,8 @@ nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned int size,
 }
 
 /* The host's processors are split evenly over the NUMA nodes of the profile. */
-nvmlReturn_t nvmlDeviceGetCpuAffinityWithinScope(nvmlDevice_t device, unsigned int size,
-                                                 unsigned long *cpus, nvmlAffinityScope_t scope)
+nvmlReturn_t nvmlDeviceGetCpuAffinityWithinScope(nvmlDevice_t device, unsigned int size, unsigned long *cpus,
+                                                 nvmlAffinityScope_t scope)
 {
     struct nv_call c;
     NV_TRY(nv_enter_physical("nvmlDeviceGetCpuAffinityWithinScope", device, &c));
@@ -64,8 +64,8 @@ nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t device1, nvmlDevic
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, nvmlGpuTopologyLevel_t level,
-                                              unsigned int *count, nvmlDevice_t *devices)
+nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, nvmlGpuTopologyLevel_t level, unsigned int *count,
+                                              nvmlDevice_t *devices)
 {
     struct nv_call c;
     NV_TRY(nv_enter_physical("nvmlDeviceGetTopologyNearestGpus", device, &c));
@@ -83,8 +83,8 @@ nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, nvmlGpuTopolo
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device1, nvmlDevice_t device2,
-                                    nvmlGpuP2PCapsIndex_t index, nvmlGpuP2PStatus_t *status)
+nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device1, nvmlDevice_t device2, nvmlGpuP2PCapsIndex_t index,
+                                    nvmlGpuP2PStatus_t *status)
 {
     struct nv_call a, b;
     NV_TRY(nv_enter_physical("nvmlDeviceGetP2PStatus", device1, &a));
@@ -97,8 +97,8 @@ nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t device1, nvmlDevice_t device2,
     return NVML_SUCCESS;
 }
 
-static nvmlReturn_t enter_link(const char *function, nvmlDevice_t device, unsigned int link,
-                               const void *out, struct nv_call *c)
+static nvmlReturn_t enter_link(const char *function, nvmlDevice_t device, unsigned int link, const void *out,
+                               struct nv_call *c)
 {
     NV_TRY(nv_enter_physical(function, device, c));
     if (out == NULL || link >= NVML_NVLINK_MAX_LINKS)
@@ -106,8 +106,7 @@ static nvmlReturn_t enter_link(const char *function, nvmlDevice_t device, unsign
     return link < c->d->nvlink_count ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
-nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link,
-                                      nvmlEnableState_t *active)
+nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link, nvmlEnableState_t *active)
 {
     struct nv_call c;
     NV_TRY(enter_link("nvmlDeviceGetNvLinkState", device, link, active, &c));
@@ -118,8 +117,7 @@ nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link,
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetNvLinkVersion(nvmlDevice_t device, unsigned int link,
-                                        unsigned int *version)
+nvmlReturn_t nvmlDeviceGetNvLinkVersion(nvmlDevice_t device, unsigned int link, unsigned int *version)
 {
     struct nv_call c;
     NV_TRY(enter_link("nvmlDeviceGetNvLinkVersion", device, link, version, &c));
@@ -127,8 +125,8 @@ nvmlReturn_t nvmlDeviceGetNvLinkVersion(nvmlDevice_t device, unsigned int link,
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned int link,
-                                           nvmlNvLinkCapability_t capability, unsigned int *result)
+nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned int link, nvmlNvLinkCapability_t capability,
+                                           unsigned int *result)
 {
     struct nv_call c;
     NV_TRY(enter_link("nvmlDeviceGetNvLinkCapability", device, link, result, &c));
@@ -139,8 +137,7 @@ nvmlReturn_t nvmlDeviceGetNvLinkCapability(nvmlDevice_t device, unsigned int lin
 }
 
 /* All-to-all goes through switches, each link of a device to one of four, as on an HGX board. */
-nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link,
-                                                 nvmlPciInfo_t *pci)
+nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci)
 {
     struct nv_call c;
     NV_TRY(enter_link("nvmlDeviceGetNvLinkRemotePciInfo_v2", device, link, pci, &c));
@@ -148,13 +145,11 @@ nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned i
     nv_pci_info(&first, pci);
     pci->bus = 5 + link % 4;
     snprintf(pci->busId, sizeof(pci->busId), NVML_DEVICE_PCI_BUS_ID_FMT, 0u, pci->bus, 0u);
-    snprintf(pci->busIdLegacy, sizeof(pci->busIdLegacy), NVML_DEVICE_PCI_BUS_ID_LEGACY_FMT, 0u,
-             pci->bus & 0xff, 0u);
+    snprintf(pci->busIdLegacy, sizeof(pci->busIdLegacy), NVML_DEVICE_PCI_BUS_ID_LEGACY_FMT, 0u, pci->bus & 0xff, 0u);
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned int link,
-                                              nvmlPciInfo_t *pci)
+nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo(nvmlDevice_t device, unsigned int link, nvmlPciInfo_t *pci)
 {
     return nvmlDeviceGetNvLinkRemotePciInfo_v2(device, link, pci);
 }

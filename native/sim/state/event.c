@@ -6,8 +6,7 @@
 
 #include "state.h"
 
-void sim_post_event(struct sim_state *s, uint32_t device, int gi, int ci, uint64_t type,
-                    uint64_t data)
+void sim_post_event(struct sim_state *s, uint32_t device, int gi, int ci, uint64_t type, uint64_t data)
 {
     uint64_t sequence = s->next_event;
     s->events[sequence % SIM_MAX_EVENTS] = (struct sim_event){sequence, type, data, device, gi, ci};

@@ -52,8 +52,7 @@ static void remove_path(const char *name)
 static void write_access(const char *name, uint32_t minor)
 {
     char text[96];
-    snprintf(text, sizeof(text),
-             "DeviceFileMinor: %u\nDeviceFileMode: 292\nDeviceFileModify: 1\n", minor);
+    snprintf(text, sizeof(text), "DeviceFileMinor: %u\nDeviceFileMode: 292\nDeviceFileModify: 1\n", minor);
     write_file(name, text);
 }
 
@@ -109,18 +108,17 @@ static void write_minors(struct sim_state *s)
 static void write_gpu(const struct sim_device *d)
 {
     char name[192], text[1024];
-    snprintf(name, sizeof(name), "proc/driver/nvidia/gpus/%04x:%02x:%02x.0/information",
-             d->pci_domain, d->pci_bus, d->pci_device);
+    snprintf(name, sizeof(name), "proc/driver/nvidia/gpus/%04x:%02x:%02x.0/information", d->pci_domain, d->pci_bus,
+             d->pci_device);
     snprintf(text, sizeof(text),
              "Model: \t\t %s\nIRQ:   \t\t %u\nGPU UUID: \t %s\nVideo BIOS: \t %s\n"
              "Bus Type: \t PCIe\nDMA Size: \t 52 bits\nDMA Mask: \t 0xfffffffffffff\n"
              "Bus Location: \t %04x:%02x:%02x.0\nDevice Minor: \t %u\n"
              "GPU Firmware: \t N/A\nGPU Excluded:\t No\n",
-             d->name, 64 + d->minor, d->uuid, d->vbios, d->pci_domain, d->pci_bus, d->pci_device,
-             d->minor);
+             d->name, 64 + d->minor, d->uuid, d->vbios, d->pci_domain, d->pci_bus, d->pci_device, d->minor);
     write_file(name, text);
-    snprintf(name, sizeof(name), "sys/bus/pci/devices/%04x:%02x:%02x.0/numa_node", d->pci_domain,
-             d->pci_bus, d->pci_device);
+    snprintf(name, sizeof(name), "sys/bus/pci/devices/%04x:%02x:%02x.0/numa_node", d->pci_domain, d->pci_bus,
+             d->pci_device);
     snprintf(text, sizeof(text), "%u\n", d->numa_node);
     write_file(name, text);
     snprintf(name, sizeof(name), CAPABILITIES "/gpu%u/mig", d->minor);

@@ -17,8 +17,7 @@ static bool overlaps(const struct sim_device *d, const struct sim_placement *at)
 {
     for (uint32_t i = 0; i < SIM_MAX_GIS; i++) {
         const struct sim_gi *g = &d->gis[i];
-        if (g->used && at->start < g->placement.start + g->placement.size &&
-            g->placement.start < at->start + at->size)
+        if (g->used && at->start < g->placement.start + g->placement.size && g->placement.start < at->start + at->size)
             return true;
     }
     return false;
@@ -49,8 +48,7 @@ static bool is_place_of(const struct sim_gi_profile *p, const struct sim_placeme
 }
 
 /* The driver fills from the high end when it is not told where (NVIDIA's MIG guide). */
-static bool choose_place(const struct sim_device *d, const struct sim_gi_profile *p,
-                         struct sim_placement *at)
+static bool choose_place(const struct sim_device *d, const struct sim_gi_profile *p, struct sim_placement *at)
 {
     for (uint32_t i = p->placement_count; i > 0; i--) {
         if (!overlaps(d, &p->placements[i - 1])) {
@@ -67,8 +65,8 @@ static uint32_t id_of_place(const struct sim_device *d, const struct sim_placeme
     return d->memory_slices / at->size - 1 + at->start / at->size;
 }
 
-int sim_gi_create(struct sim_state *s, uint32_t device, uint32_t profile_id,
-                  const struct sim_placement *at, uint32_t *gi)
+int sim_gi_create(struct sim_state *s, uint32_t device, uint32_t profile_id, const struct sim_placement *at,
+                  uint32_t *gi)
 {
     struct sim_device *d = &s->devices[device];
     const struct sim_gi_profile *p = sim_gi_profile_by_id(d, profile_id);
@@ -155,8 +153,7 @@ static bool ci_overlaps(const struct sim_gi *g, uint32_t start, uint32_t size)
     return false;
 }
 
-uint32_t sim_ci_remaining(const struct sim_device *d, const struct sim_gi *g,
-                          const struct sim_ci_profile *c)
+uint32_t sim_ci_remaining(const struct sim_device *d, const struct sim_gi *g, const struct sim_ci_profile *c)
 {
     uint32_t starts[SIM_MAX_CIS], n = 0;
     uint32_t count = sim_ci_placements(&d->gi_profiles[g->profile], c->slice_count, starts);
@@ -165,8 +162,8 @@ uint32_t sim_ci_remaining(const struct sim_device *d, const struct sim_gi *g,
     return n;
 }
 
-static int ci_place(const struct sim_device *d, const struct sim_gi *g, uint32_t slices,
-                    const struct sim_placement *at, uint32_t *start)
+static int ci_place(const struct sim_device *d, const struct sim_gi *g, uint32_t slices, const struct sim_placement *at,
+                    uint32_t *start)
 {
     uint32_t starts[SIM_MAX_CIS];
     uint32_t count = sim_ci_placements(&d->gi_profiles[g->profile], slices, starts);
@@ -277,9 +274,8 @@ void sim_mig_uuid(const struct sim_device *d, uint32_t gi, uint32_t ci, char out
     snprintf(key, sizeof(key), "%s/%u/%u", d->uuid, gi, ci);
     uint64_t a = mix(UINT64_C(0xcbf29ce484222325), key);
     uint64_t b = mix(a, key);
-    snprintf(out, 48, "MIG-%08x-%04x-5%03x-%04x-%012llx", (uint32_t)(a >> 32),
-             (uint32_t)(a >> 16) & 0xffff, (uint32_t)a & 0xfff,
-             ((uint32_t)(b >> 48) & 0x3fff) | 0x8000,
+    snprintf(out, 48, "MIG-%08x-%04x-5%03x-%04x-%012llx", (uint32_t)(a >> 32), (uint32_t)(a >> 16) & 0xffff,
+             (uint32_t)a & 0xfff, ((uint32_t)(b >> 48) & 0x3fff) | 0x8000,
              (unsigned long long)(b & UINT64_C(0xffffffffffff)));
 }
 

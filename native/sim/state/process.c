@@ -213,8 +213,8 @@ bool sim_in_use(struct sim_state *s, uint32_t device, int gi, int ci)
             continue;
         for (uint32_t j = 0; j < SIM_MAX_USES && p->uses[j].used; j++) {
             const struct sim_use *u = &p->uses[j];
-            if (u->contexts > 0 && u->device == device &&
-                (gi == SIM_NONE || u->gi == gi) && (ci == SIM_NONE || u->ci == ci))
+            if (u->contexts > 0 && u->device == device && (gi == SIM_NONE || u->gi == gi) &&
+                (ci == SIM_NONE || u->ci == ci))
                 return true;
         }
     }

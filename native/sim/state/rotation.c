@@ -132,8 +132,8 @@ static void turn_to(const struct sim_device *d, struct sim_engine *e, uint32_t k
 }
 
 /* How many whole rotations from here leave everybody something to do, and end before `now`. */
-static uint64_t rotations_alike(const struct sim_device *d, const struct sim_engine *e,
-                                const struct ring *r, uint64_t now)
+static uint64_t rotations_alike(const struct sim_device *d, const struct sim_engine *e, const struct ring *r,
+                                uint64_t now)
 {
     uint64_t slice = slice_of(d), most = (now - e->last_ns) / (r->turns * (slice + switch_of(d)));
     for (uint32_t i = 0; i < r->members && most > 0; i++) {
@@ -146,8 +146,7 @@ static uint64_t rotations_alike(const struct sim_device *d, const struct sim_eng
 
 /* A member's share of `count` rotations, the first of its slices beginning at `at`. The third at the latest shows
  * the history what the interval is. */
-static void run_slices(struct sim_queue *q, double rate, uint64_t at, uint64_t slice, uint64_t period,
-                       uint64_t count)
+static void run_slices(struct sim_queue *q, double rate, uint64_t at, uint64_t slice, uint64_t period, uint64_t count)
 {
     for (uint64_t i = 0; i < 3 && i < count; i++) {
         sim_history_run(q, at + i * period, rate, slice);
@@ -158,8 +157,7 @@ static void run_slices(struct sim_queue *q, double rate, uint64_t at, uint64_t s
 static void skip_rotations(const struct sim_device *d, struct sim_engine *e, struct ring *r, uint64_t now)
 {
     uint64_t slice = slice_of(d), each = slice + switch_of(d), period = r->turns * each;
-    if (r->turns < 2 || e->last_ns != e->ready_ns || e->last_ns < r->alike_from_ns ||
-        now - e->last_ns < period)
+    if (r->turns < 2 || e->last_ns != e->ready_ns || e->last_ns < r->alike_from_ns || now - e->last_ns < period)
         return;
     uint64_t count = rotations_alike(d, e, r, now), from = e->last_ns, to = from + count * period;
     r->alike_from_ns = to + period;
@@ -168,8 +166,7 @@ static void skip_rotations(const struct sim_device *d, struct sim_engine *e, str
         for (uint32_t j = t->first; j < t->first + t->count; j++) {
             struct sim_queue *q = &r->use[j]->queue;
             run_slices(q, r->rate[j], from + i * each, slice, period, count);
-            sim_history_busy(q->bucket_epoch, q->bucket_ns, from, to,
-                             r->rate[j] * (double)slice / (double)period);
+            sim_history_busy(q->bucket_epoch, q->bucket_ns, from, to, r->rate[j] * (double)slice / (double)period);
         }
     }
     pass(e, to);
@@ -238,8 +235,8 @@ void sim_rotate(struct sim_state *s, const struct sim_device *d, struct sim_engi
 }
 
 /* Exact if nobody comes or goes and no more than its present or next slice is needed; else the end of that. */
-double sim_rotation_left(struct sim_state *s, const struct sim_device *d, struct sim_engine *e,
-                         const struct sim_use *u, double position)
+double sim_rotation_left(struct sim_state *s, const struct sim_device *d, struct sim_engine *e, const struct sim_use *u,
+                         double position)
 {
     struct ring r;
     double left = 0;

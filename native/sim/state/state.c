@@ -29,8 +29,7 @@ static struct sim_state *map_file(int fd)
         errno = EINVAL;
         return NULL;
     }
-    struct sim_state *s =
-        mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    struct sim_state *s = mmap(NULL, sizeof(*s), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
     return s == MAP_FAILED ? NULL : s;
 }
 
@@ -45,8 +44,8 @@ struct sim_state *sim_attach_path(const char *path)
     errno = saved;
     if (s == NULL)
         return NULL;
-    if (s->magic != SIM_MAGIC || s->layout_version != SIM_LAYOUT_VERSION ||
-        s->size != sizeof(*s) || s->device_count > SIM_MAX_DEVICES) {
+    if (s->magic != SIM_MAGIC || s->layout_version != SIM_LAYOUT_VERSION || s->size != sizeof(*s) ||
+        s->device_count > SIM_MAX_DEVICES) {
         munmap(s, sizeof(*s));
         errno = EINVAL;
         return NULL;

@@ -80,10 +80,10 @@ struct sim_use {
     uint32_t used;
     _Atomic uint32_t device;   /* changes under the lock of the engine that it leaves */
     uint32_t suspended_device; /* where it was when its process was checkpointed */
-    int32_t gi, ci; /* SIM_NONE outside MIG */
+    int32_t gi, ci;            /* SIM_NONE outside MIG */
     _Atomic uint32_t contexts;
-    uint32_t mps;            /* through an MPS server */
-    double mps_fraction;     /* 0..1 of the SMs */
+    uint32_t mps;        /* through an MPS server */
+    double mps_fraction; /* 0..1 of the SMs */
     uint64_t bytes[SIM_KINDS];
     uint64_t peak_bytes;
     struct sim_queue queue; /* guarded by the device's engine lock */
@@ -94,10 +94,10 @@ enum sim_gate { SIM_RUNNING, SIM_LOCKED, SIM_CHECKPOINTED, SIM_FAILED, SIM_GATE_
 
 struct sim_proc {
     _Atomic uint32_t used;
-    _Atomic uint32_t gate; /* a futex: those whom it holds wait for its next value */
-    uint32_t restore_broken; /* a restore ran out of memory: none succeeds any more */
-    uint32_t cannot_suspend; /* holds memory that other processes share */
-    uint8_t card_of[SIM_MAX_DEVICES]; /* where each card's work of this process is done now */
+    _Atomic uint32_t gate;                      /* a futex: those whom it holds wait for its next value */
+    uint32_t restore_broken;                    /* a restore ran out of memory: none succeeds any more */
+    uint32_t cannot_suspend;                    /* holds memory that other processes share */
+    uint8_t card_of[SIM_MAX_DEVICES];           /* where each card's work of this process is done now */
     uint8_t suspended_card_of[SIM_MAX_DEVICES]; /* and was, when it was checkpointed */
     uint32_t pid;
     uint64_t start_ticks; /* field 22 of /proc/PID/stat: tells a reused pid */
@@ -159,8 +159,8 @@ struct sim_device {
     struct sim_gi_profile gi_profiles[SIM_MAX_GI_PROFILES];
     /* changes while the node runs */
     uint32_t compute_mode, persistence, accounting, mig_current, mig_pending;
-    uint32_t lost; /* fallen off the bus */
-    uint64_t hidden_bytes; /* fault: memory that nobody holds and nobody can have */
+    uint32_t lost;          /* fallen off the bus */
+    uint64_t hidden_bytes;  /* fault: memory that nobody holds and nobody can have */
     uint64_t account_count; /* ever ended; the last SIM_MAX_ACCOUNTS are kept */
     struct sim_account accounts[SIM_MAX_ACCOUNTS];
     struct sim_gi gis[SIM_MAX_GIS];
@@ -174,7 +174,7 @@ struct sim_fault {
     uint32_t used, action;
     char function[64];
     uint32_t code;
-    int32_t remaining; /* calls left; negative: for ever */
+    int32_t remaining;        /* calls left; negative: for ever */
     uint32_t device_plus_one; /* 0: every device */
     uint32_t delay_us;
 };
@@ -203,7 +203,7 @@ struct sim_state {
     uint64_t boot_count, next_event;
     _Atomic uint32_t fault_count;
     _Atomic uint32_t event_wake; /* a futex: changes with every event */
-    _Atomic uint32_t proc_high; /* entries at or above were never used */
+    _Atomic uint32_t proc_high;  /* entries at or above were never used */
     /* Held by the thread that claimed the entry, for as long as it lives: robust, so that the kernel itself
      * marks the entries of the killed. Dense, for every query reads them all. */
     pthread_mutex_t alive[SIM_MAX_PROCS];
@@ -218,10 +218,10 @@ struct sim_state {
 };
 
 /* state.c: the mapping, the lock, the processes */
-struct sim_state *sim_attach(void);                      /* by the environment; NULL: no node */
-struct sim_state *sim_attach_path(const char *path);     /* NULL with errno */
-struct sim_state *sim_create_path(const char *path);     /* a zeroed state with live mutexes */
-const char *sim_state_path(void);                        /* of the attached node, or "" */
+struct sim_state *sim_attach(void);                  /* by the environment; NULL: no node */
+struct sim_state *sim_attach_path(const char *path); /* NULL with errno */
+struct sim_state *sim_create_path(const char *path); /* a zeroed state with live mutexes */
+const char *sim_state_path(void);                    /* of the attached node, or "" */
 void sim_lock(struct sim_state *s);
 void sim_unlock(struct sim_state *s);
 void sim_engine_lock(struct sim_device *d);
@@ -237,12 +237,12 @@ void sim_proc_release(struct sim_state *s, struct sim_proc *p);
 void sim_sweep(struct sim_state *s);
 struct sim_use *sim_use_find(struct sim_proc *p, uint32_t device, int gi, int ci);
 struct sim_use *sim_use_get(struct sim_proc *p, uint32_t device, int gi, int ci);
-uint64_t sim_use_bytes(const struct sim_use *u); /* on the device: managed memory is not */
+uint64_t sim_use_bytes(const struct sim_use *u);                       /* on the device: managed memory is not */
 uint64_t sim_used_bytes(struct sim_state *s, uint32_t device, int gi); /* gi SIM_NONE: all */
 uint64_t sim_capacity_bytes(const struct sim_state *s, uint32_t device, int gi);
 bool sim_in_use(struct sim_state *s, uint32_t device, int gi, int ci);
 struct sim_proc *sim_proc_find(struct sim_state *s, uint32_t pid); /* of a living process; NULL */
-bool sim_proc_holds(const struct sim_proc *p); /* alive, and its memory is on the devices */
+bool sim_proc_holds(const struct sim_proc *p);                     /* alive, and its memory is on the devices */
 
 /* checkpoint.c: a process is locked, taken off its devices, and brought back. Returns are CUresult
  * values; the state changes by one store, so a caller killed half-way leaves the old or the new. */
@@ -272,8 +272,8 @@ void sim_engine_advance(struct sim_state *s, struct sim_device *d, struct sim_en
 
 /* rotation.c: whose turn it is. The caller holds the engine's lock. */
 void sim_rotate(struct sim_state *s, const struct sim_device *d, struct sim_engine *e, uint64_t now_ns);
-double sim_rotation_left(struct sim_state *s, const struct sim_device *d, struct sim_engine *e,
-                         const struct sim_use *u, double position); /* ns until `position`, or to look again */
+double sim_rotation_left(struct sim_state *s, const struct sim_device *d, struct sim_engine *e, const struct sim_use *u,
+                         double position); /* ns until `position`, or to look again */
 void sim_rotation_leave(struct sim_engine *e, uint32_t ref);
 void sim_rotation_mend(struct sim_state *s, struct sim_device *d); /* after a holder of the lock was killed */
 
@@ -292,14 +292,13 @@ struct sim_ci_profile {
 };
 const struct sim_gi_profile *sim_gi_profile_by_id(const struct sim_device *d, uint32_t id);
 uint32_t sim_gi_remaining(const struct sim_device *d, const struct sim_gi_profile *p);
-int sim_gi_create(struct sim_state *s, uint32_t device, uint32_t profile_id,
-                  const struct sim_placement *at, uint32_t *gi);
+int sim_gi_create(struct sim_state *s, uint32_t device, uint32_t profile_id, const struct sim_placement *at,
+                  uint32_t *gi);
 int sim_gi_destroy(struct sim_state *s, uint32_t device, uint32_t gi);
 bool sim_ci_profile(const struct sim_device *d, const struct sim_gi *g, uint32_t nvml_profile,
                     struct sim_ci_profile *out);
 uint32_t sim_ci_placements(const struct sim_gi_profile *p, uint32_t slices, uint32_t *starts);
-uint32_t sim_ci_remaining(const struct sim_device *d, const struct sim_gi *g,
-                          const struct sim_ci_profile *c);
+uint32_t sim_ci_remaining(const struct sim_device *d, const struct sim_gi *g, const struct sim_ci_profile *c);
 int sim_ci_create(struct sim_state *s, uint32_t device, uint32_t gi, uint32_t ci_profile_id,
                   const struct sim_placement *at, uint32_t *ci);
 int sim_ci_destroy(struct sim_state *s, uint32_t device, uint32_t gi, uint32_t ci);
@@ -307,8 +306,7 @@ int sim_mig_set_mode(struct sim_state *s, uint32_t device, uint32_t mode, int *a
 void sim_mig_uuid(const struct sim_device *d, uint32_t gi, uint32_t ci, char out[48]);
 void sim_device_reset(struct sim_state *s, uint32_t device);
 void sim_reboot(struct sim_state *s);
-void sim_post_event(struct sim_state *s, uint32_t device, int gi, int ci, uint64_t type,
-                    uint64_t data);
+void sim_post_event(struct sim_state *s, uint32_t device, int gi, int ci, uint64_t type, uint64_t data);
 void sim_event_sleep(struct sim_state *s, uint32_t seen, uint64_t most_ns); /* while event_wake is seen */
 void sim_account_end(struct sim_state *s, const struct sim_proc *p);
 struct sim_account sim_account_of(const struct sim_proc *p, const struct sim_use *u);

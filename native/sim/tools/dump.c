@@ -30,16 +30,15 @@ static void print_instances(const struct sim_device *d)
             continue;
         printf("%s{\"id\":%u,\"profile_id\":%u,\"profile\":\"%s\",\"start\":%u,\"size\":%u,"
                "\"compute_instances\":[",
-               comma, gi, d->gi_profiles[g->profile].id, d->gi_profiles[g->profile].name,
-               g->placement.start, g->placement.size);
+               comma, gi, d->gi_profiles[g->profile].id, d->gi_profiles[g->profile].name, g->placement.start,
+               g->placement.size);
         const char *inner = "";
         for (uint32_t ci = 0; ci < SIM_MAX_CIS; ci++) {
             char uuid[48];
             if (!g->cis[ci].used)
                 continue;
             sim_mig_uuid(d, gi, ci, uuid);
-            printf("%s{\"id\":%u,\"sm_count\":%u,\"uuid\":\"%s\"}", inner, ci, g->cis[ci].sm_count,
-                   uuid);
+            printf("%s{\"id\":%u,\"sm_count\":%u,\"uuid\":\"%s\"}", inner, ci, g->cis[ci].sm_count, uuid);
             inner = ",";
         }
         printf("]}");
@@ -54,10 +53,9 @@ static void print_device(struct sim_state *s, uint32_t i)
            "\"memory_reserved\":%llu,\"memory_used\":%llu,\"hidden_bytes\":%llu,"
            "\"compute_mode\":%u,\"mig_current\":%u,\"mig_pending\":%u,\"lost\":%u,"
            "\"busy_ns\":%.0f,\"gpu_instances\":[",
-           i, d->uuid, d->name, (unsigned long long)d->memory_total,
-           (unsigned long long)d->memory_reserved,
-           (unsigned long long)sim_used_bytes(s, i, SIM_NONE), (unsigned long long)d->hidden_bytes,
-           d->compute_mode, d->mig_current, d->mig_pending, d->lost, d->whole.busy_ns_total);
+           i, d->uuid, d->name, (unsigned long long)d->memory_total, (unsigned long long)d->memory_reserved,
+           (unsigned long long)sim_used_bytes(s, i, SIM_NONE), (unsigned long long)d->hidden_bytes, d->compute_mode,
+           d->mig_current, d->mig_pending, d->lost, d->whole.busy_ns_total);
     print_instances(d);
     printf("]}");
 }
@@ -80,8 +78,8 @@ void sim_dump(struct sim_state *s)
     sim_sweep(s);
     for (uint32_t i = 0; i < s->device_count; i++)
         advance(s, &s->devices[i]);
-    printf("{\"profile\":\"%s\",\"driver_version\":\"%s\",\"boot_count\":%llu,\"devices\":[",
-           s->profile, s->driver_version, (unsigned long long)s->boot_count);
+    printf("{\"profile\":\"%s\",\"driver_version\":\"%s\",\"boot_count\":%llu,\"devices\":[", s->profile,
+           s->driver_version, (unsigned long long)s->boot_count);
     for (uint32_t i = 0; i < s->device_count; i++) {
         printf(i == 0 ? "" : ",");
         print_device(s, i);
@@ -93,8 +91,7 @@ void sim_dump(struct sim_state *s)
         if (!atomic_load(&p->used))
             continue;
         static const char *const gates[] = {"running", "locked", "checkpointed", "failed"};
-        printf("%s{\"pid\":%u,\"state\":\"%s\",\"uses\":[", comma, p->pid,
-               gates[sim_gate_of(atomic_load(&p->gate))]);
+        printf("%s{\"pid\":%u,\"state\":\"%s\",\"uses\":[", comma, p->pid, gates[sim_gate_of(atomic_load(&p->gate))]);
         print_uses(s, p);
         printf("]}");
         comma = ",";
@@ -105,8 +102,8 @@ void sim_dump(struct sim_state *s)
         const struct sim_fault *f = &s->faults[i];
         if (!f->used)
             continue;
-        printf("%s{\"function\":\"%s\",\"action\":%u,\"code\":%u,\"remaining\":%d,\"delay_us\":%u}",
-               comma, f->function, f->action, f->code, f->remaining, f->delay_us);
+        printf("%s{\"function\":\"%s\",\"action\":%u,\"code\":%u,\"remaining\":%d,\"delay_us\":%u}", comma, f->function,
+               f->action, f->code, f->remaining, f->delay_us);
         comma = ",";
     }
     printf("]}\n");

@@ -139,8 +139,7 @@ int main(int argc, char **argv)
         return create(argv[1]);
     struct sim_state *s = sim_attach_path(argv[1]);
     if (s == NULL) {
-        fprintf(stderr, "vgpu-simctl: %s is no state file of this version: %s\n", argv[1],
-                strerror(errno));
+        fprintf(stderr, "vgpu-simctl: %s is no state file of this version: %s\n", argv[1], strerror(errno));
         return 1;
     }
     if (strcmp(argv[2], "dump") == 0) {

@@ -14,8 +14,7 @@ struct field {
     size_t offset, size;
 };
 
-#define ENTRY(type, kind, field)                                                                   \
-    {#field, kind, offsetof(struct type, field), sizeof(((struct type *)0)->field)},
+#define ENTRY(type, kind, field) {#field, kind, offsetof(struct type, field), sizeof(((struct type *)0)->field)},
 #define DEVICE_U(f) ENTRY(sim_device, KIND_U, f)
 #define DEVICE_L(f) ENTRY(sim_device, KIND_L, f)
 #define DEVICE_D(f) ENTRY(sim_device, KIND_D, f)
@@ -27,11 +26,10 @@ struct field {
 #define NODE_U(f) ENTRY(sim_state, KIND_U, f)
 #define NODE_T(f) ENTRY(sim_state, KIND_T, f)
 
-static const struct field device_fields[] = {
-    SIM_DEVICE_FIELDS(DEVICE_U, DEVICE_L, DEVICE_D, DEVICE_T){0}};
+static const struct field device_fields[] = {SIM_DEVICE_FIELDS(DEVICE_U, DEVICE_L, DEVICE_D, DEVICE_T){0}};
 static const struct field gi_fields[] = {SIM_GI_FIELDS(GI_U, GI_L, GI_D, GI_T){0}};
-static const struct field node_fields[] = {NODE_T(profile) NODE_T(driver_version) NODE_T(
-    nvml_version) NODE_U(cuda_version) NODE_U(device_count) NODE_U(caps_minor_base){0}};
+static const struct field node_fields[] = {NODE_T(profile) NODE_T(driver_version) NODE_T(nvml_version)
+                                               NODE_U(cuda_version) NODE_U(device_count) NODE_U(caps_minor_base){0}};
 
 static bool set_field(void *base, const struct field *fields, const char *name, const char *value)
 {
@@ -66,8 +64,7 @@ static bool set_placements(struct sim_gi_profile *p, const char *value)
     while (*value != '\0') {
         unsigned start, size;
         int used = 0;
-        if (p->placement_count == SIM_MAX_PLACEMENTS ||
-            sscanf(value, "%u:%u%n", &start, &size, &used) != 2)
+        if (p->placement_count == SIM_MAX_PLACEMENTS || sscanf(value, "%u:%u%n", &start, &size, &used) != 2)
             return false;
         p->placements[p->placement_count++] = (struct sim_placement){start, size};
         value += used;
@@ -85,8 +82,7 @@ static bool set_gi(struct sim_device *d, unsigned index, const char *name, const
     if (index >= d->gi_profile_count)
         d->gi_profile_count = index + 1;
     p->used = 1;
-    return strcmp(name, "placements") == 0 ? set_placements(p, value)
-                                           : set_field(p, gi_fields, name, value);
+    return strcmp(name, "placements") == 0 ? set_placements(p, value) : set_field(p, gi_fields, name, value);
 }
 
 static bool set_line(struct sim_state *s, const char *key, const char *value)
@@ -101,8 +97,7 @@ static bool set_line(struct sim_state *s, const char *key, const char *value)
         return a < SIM_MAX_DEVICES && set_field(&s->devices[a], device_fields, key + used, value);
     bool link = sscanf(key, "link.%u.%u", &a, &b) == 2;
     if (link || sscanf(key, "topology.%u.%u", &a, &b) == 2) {
-        if (a >= SIM_MAX_DEVICES || b >= SIM_MAX_DEVICES || !sim_parse_unsigned(value, &number) ||
-            number > UINT8_MAX)
+        if (a >= SIM_MAX_DEVICES || b >= SIM_MAX_DEVICES || !sim_parse_unsigned(value, &number) || number > UINT8_MAX)
             return false;
         (link ? s->links : s->topology)[a][b] = (uint8_t)number;
         return true;

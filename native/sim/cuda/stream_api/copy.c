@@ -18,8 +18,7 @@ static CUresult capture_3d(CUstream stream, CUcontext ctx, const CUDA_MEMCPY3D *
     return CUDA_SUCCESS;
 }
 
-static CUresult capture_line(CUstream stream, CUcontext ctx, CUdeviceptr to, CUdeviceptr from,
-                             size_t size)
+static CUresult capture_line(CUstream stream, CUcontext ctx, CUdeviceptr to, CUdeviceptr from, size_t size)
 {
     CUDA_MEMCPY3D line = {.srcMemoryType = CU_MEMORYTYPE_UNIFIED,
                           .srcDevice = from,
@@ -73,8 +72,7 @@ CUresult PTDS(cuMemcpy)(CUdeviceptr to, CUdeviceptr from, size_t size)
     return cu_copy((void *)to, (const void *)from, size);
 }
 
-CUresult PTDS(cuMemcpyPeer)(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from, CUcontext from_ctx,
-                            size_t size)
+CUresult PTDS(cuMemcpyPeer)(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from, CUcontext from_ctx, size_t size)
 {
     CU_TRY(enter_sync("cuMemcpyPeer"));
     CU_CHECK(cu_is_context(to_ctx) && cu_is_context(from_ctx), CUDA_ERROR_INVALID_CONTEXT);
@@ -117,8 +115,8 @@ CUresult PTSZ(cuMemcpyAsync)(CUdeviceptr to, CUdeviceptr from, size_t size, CUst
     return cu_copy((void *)to, (const void *)from, size);
 }
 
-CUresult PTSZ(cuMemcpyPeerAsync)(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from,
-                                 CUcontext from_ctx, size_t size, CUstream stream)
+CUresult PTSZ(cuMemcpyPeerAsync)(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr from, CUcontext from_ctx, size_t size,
+                                 CUstream stream)
 {
     CUcontext ctx;
     CU_TRY(enter_stream("cuMemcpyPeerAsync", stream, &ctx));
@@ -131,22 +129,22 @@ CUresult PTSZ(cuMemcpyPeerAsync)(CUdeviceptr to, CUcontext to_ctx, CUdeviceptr f
 static CUDA_MEMCPY3D widen(const CUDA_MEMCPY2D *c)
 {
     return (CUDA_MEMCPY3D){.srcXInBytes = c->srcXInBytes,
-                          .srcY = c->srcY,
-                          .srcMemoryType = c->srcMemoryType,
-                          .srcHost = c->srcHost,
-                          .srcDevice = c->srcDevice,
-                          .srcArray = c->srcArray,
-                          .srcPitch = c->srcPitch == 0 ? c->WidthInBytes : c->srcPitch,
-                          .dstXInBytes = c->dstXInBytes,
-                          .dstY = c->dstY,
-                          .dstMemoryType = c->dstMemoryType,
-                          .dstHost = c->dstHost,
-                          .dstDevice = c->dstDevice,
-                          .dstArray = c->dstArray,
-                          .dstPitch = c->dstPitch == 0 ? c->WidthInBytes : c->dstPitch,
-                          .WidthInBytes = c->WidthInBytes,
-                          .Height = c->Height,
-                          .Depth = 1};
+                           .srcY = c->srcY,
+                           .srcMemoryType = c->srcMemoryType,
+                           .srcHost = c->srcHost,
+                           .srcDevice = c->srcDevice,
+                           .srcArray = c->srcArray,
+                           .srcPitch = c->srcPitch == 0 ? c->WidthInBytes : c->srcPitch,
+                           .dstXInBytes = c->dstXInBytes,
+                           .dstY = c->dstY,
+                           .dstMemoryType = c->dstMemoryType,
+                           .dstHost = c->dstHost,
+                           .dstDevice = c->dstDevice,
+                           .dstArray = c->dstArray,
+                           .dstPitch = c->dstPitch == 0 ? c->WidthInBytes : c->dstPitch,
+                           .WidthInBytes = c->WidthInBytes,
+                           .Height = c->Height,
+                           .Depth = 1};
 }
 
 static CUresult copy_2d(const CUDA_MEMCPY2D *c)

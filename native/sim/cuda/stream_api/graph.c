@@ -2,8 +2,7 @@
 #include "api.h"
 #include "graph.h"
 
-CUresult PTSZ(cuGraphInstantiateWithParams)(CUgraphExec *exec, CUgraph graph,
-                                            CUDA_GRAPH_INSTANTIATE_PARAMS *params)
+CUresult PTSZ(cuGraphInstantiateWithParams)(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)
 {
     CU_TRY(cu_enter("cuGraphInstantiateWithParams"));
     CU_CHECK(params != NULL, CUDA_ERROR_INVALID_VALUE);
@@ -11,8 +10,7 @@ CUresult PTSZ(cuGraphInstantiateWithParams)(CUgraphExec *exec, CUgraph graph,
     CUresult result = cu_graph_instantiate(graph, params->flags, exec);
     cu_unlock();
     params->hErrNode_out = NULL;
-    params->result_out = result == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS
-                                                : CUDA_GRAPH_INSTANTIATE_ERROR;
+    params->result_out = result == CUDA_SUCCESS ? CUDA_GRAPH_INSTANTIATE_SUCCESS : CUDA_GRAPH_INSTANTIATE_ERROR;
     return result;
 }
 
@@ -46,8 +44,8 @@ CUresult PTSZ(cuGraphLaunch)(CUgraphExec exec, CUstream stream)
     return cu_graph_launch(exec, own(stream));
 }
 
-static CUresult begin(const char *function, CUstream stream, CUgraph graph,
-                      const CUgraphNode *before, size_t count, CUstreamCaptureMode mode)
+static CUresult begin(const char *function, CUstream stream, CUgraph graph, const CUgraphNode *before, size_t count,
+                      CUstreamCaptureMode mode)
 {
     CUcontext ctx;
     CU_TRY(cu_enter_context(function, &ctx));
@@ -69,9 +67,8 @@ CUresult PTSZ(cuStreamBeginCapture)(CUstream stream)
     return begin("cuStreamBeginCapture", stream, NULL, NULL, 0, CU_STREAM_CAPTURE_MODE_GLOBAL);
 }
 
-CUresult PTSZ(cuStreamBeginCaptureToGraph)(CUstream stream, CUgraph graph,
-                                           const CUgraphNode *before, const CUgraphEdgeData *data,
-                                           size_t count, CUstreamCaptureMode mode)
+CUresult PTSZ(cuStreamBeginCaptureToGraph)(CUstream stream, CUgraph graph, const CUgraphNode *before,
+                                           const CUgraphEdgeData *data, size_t count, CUstreamCaptureMode mode)
 {
     (void)data;
     CU_CHECK(cu_is_graph(graph) && (count == 0 || before != NULL), CUDA_ERROR_INVALID_VALUE);
@@ -91,16 +88,15 @@ CUresult PTSZ(cuStreamEndCapture)(CUstream stream, CUgraph *graph)
 }
 
 /* Asking does not count as using: on the legacy stream only this gives IMPLICIT. */
-CUresult PTSZ(cuStreamGetCaptureInfo_v3)(CUstream stream, CUstreamCaptureStatus *status,
-                                         cuuint64_t *id, CUgraph *graph, const CUgraphNode **before,
-                                         const CUgraphEdgeData **data, size_t *count)
+CUresult PTSZ(cuStreamGetCaptureInfo_v3)(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+                                         const CUgraphNode **before, const CUgraphEdgeData **data, size_t *count)
 {
     CUcontext ctx;
     CU_TRY(enter_stream("cuStreamGetCaptureInfo_v3", stream, &ctx));
     CU_CHECK(status != NULL, CUDA_ERROR_INVALID_VALUE);
     CUstream s = own(stream);
     const struct cu_capture *c = cu_capture_find(s);
-    *status = c == NULL     ? CU_STREAM_CAPTURE_STATUS_NONE
+    *status = c == NULL    ? CU_STREAM_CAPTURE_STATUS_NONE
               : c->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
                            : CU_STREAM_CAPTURE_STATUS_ACTIVE;
     if (c == NULL || c->invalid)
@@ -115,15 +111,13 @@ CUresult PTSZ(cuStreamGetCaptureInfo_v3)(CUstream stream, CUstreamCaptureStatus 
     return CUDA_SUCCESS;
 }
 
-CUresult PTSZ(cuStreamGetCaptureInfo_v2)(CUstream stream, CUstreamCaptureStatus *status,
-                                         cuuint64_t *id, CUgraph *graph, const CUgraphNode **before,
-                                         size_t *count)
+CUresult PTSZ(cuStreamGetCaptureInfo_v2)(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
+                                         const CUgraphNode **before, size_t *count)
 {
     return PTSZ(cuStreamGetCaptureInfo_v3)(stream, status, id, graph, before, NULL, count);
 }
 
-CUresult PTSZ(cuStreamGetCaptureInfo)(CUstream stream, CUstreamCaptureStatus *status,
-                                      cuuint64_t *id)
+CUresult PTSZ(cuStreamGetCaptureInfo)(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id)
 {
     return PTSZ(cuStreamGetCaptureInfo_v3)(stream, status, id, NULL, NULL, NULL, NULL);
 }
@@ -133,28 +127,24 @@ CUresult PTSZ(cuStreamIsCapturing)(CUstream stream, CUstreamCaptureStatus *statu
     return PTSZ(cuStreamGetCaptureInfo_v3)(stream, status, NULL, NULL, NULL, NULL, NULL);
 }
 
-CUresult PTSZ(cuStreamUpdateCaptureDependencies_v2)(CUstream stream, CUgraphNode *nodes,
-                                                    const CUgraphEdgeData *data, size_t count,
-                                                    unsigned int flags)
+CUresult PTSZ(cuStreamUpdateCaptureDependencies_v2)(CUstream stream, CUgraphNode *nodes, const CUgraphEdgeData *data,
+                                                    size_t count, unsigned int flags)
 {
     CUcontext ctx;
     (void)data;
     CU_TRY(enter_stream("cuStreamUpdateCaptureDependencies_v2", stream, &ctx));
-    CU_CHECK(flags <= CU_STREAM_SET_CAPTURE_DEPENDENCIES && (count == 0 || nodes != NULL),
-             CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(flags <= CU_STREAM_SET_CAPTURE_DEPENDENCIES && (count == 0 || nodes != NULL), CUDA_ERROR_INVALID_VALUE);
     const struct cu_capture *c = cu_capture_find(own(stream));
     CU_CHECK(c != NULL, CUDA_ERROR_ILLEGAL_STATE);
     for (size_t i = 0; i < count; i++)
         CU_CHECK(cu_is_node(nodes[i]) && nodes[i]->graph == c->graph, CUDA_ERROR_INVALID_VALUE);
     cu_lock();
-    CUresult result =
-        cu_capture_set(own(stream), nodes, count, flags == CU_STREAM_ADD_CAPTURE_DEPENDENCIES);
+    CUresult result = cu_capture_set(own(stream), nodes, count, flags == CU_STREAM_ADD_CAPTURE_DEPENDENCIES);
     cu_unlock();
     return result;
 }
 
-CUresult PTSZ(cuStreamUpdateCaptureDependencies)(CUstream stream, CUgraphNode *nodes, size_t count,
-                                                 unsigned int flags)
+CUresult PTSZ(cuStreamUpdateCaptureDependencies)(CUstream stream, CUgraphNode *nodes, size_t count, unsigned int flags)
 {
     return PTSZ(cuStreamUpdateCaptureDependencies_v2)(stream, nodes, NULL, count, flags);
 }

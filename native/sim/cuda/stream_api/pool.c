@@ -40,8 +40,7 @@ static CUresult capture_free(CUdeviceptr p, CUstream stream)
     return result;
 }
 
-static CUresult allocate(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUcontext ctx,
-                         CUstream stream)
+static CUresult allocate(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUcontext ctx, CUstream stream)
 {
     if (cu_capture_find(stream) != NULL)
         return capture_alloc(out, size, ctx, stream);
@@ -64,8 +63,7 @@ CUresult PTSZ(cuMemAllocAsync)(CUdeviceptr *out, size_t size, CUstream stream)
     return allocate(out, size, NULL, ctx, own(stream));
 }
 
-CUresult PTSZ(cuMemAllocFromPoolAsync)(CUdeviceptr *out, size_t size, CUmemoryPool pool,
-                                       CUstream stream)
+CUresult PTSZ(cuMemAllocFromPoolAsync)(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUstream stream)
 {
     CUcontext ctx;
     CU_TRY(enter_stream("cuMemAllocFromPoolAsync", stream, &ctx));
@@ -88,8 +86,8 @@ CUresult PTSZ(cuMemFreeAsync)(CUdeviceptr p, CUstream stream)
     return result;
 }
 
-CUresult PTSZ(cuMemPrefetchAsync_v2)(CUdeviceptr p, size_t size, CUmemLocation location,
-                                     unsigned int flags, CUstream stream)
+CUresult PTSZ(cuMemPrefetchAsync_v2)(CUdeviceptr p, size_t size, CUmemLocation location, unsigned int flags,
+                                     CUstream stream)
 {
     CUcontext ctx;
     (void)location;

@@ -108,8 +108,7 @@ CUresult PTSZ(cuStreamGetPriority)(CUstream stream, int *priority)
     return CUDA_SUCCESS;
 }
 
-CUresult PTSZ(cuStreamAttachMemAsync)(CUstream stream, CUdeviceptr p, size_t size,
-                                      unsigned int flags)
+CUresult PTSZ(cuStreamAttachMemAsync)(CUstream stream, CUdeviceptr p, size_t size, unsigned int flags)
 {
     CUcontext ctx;
     (void)size;
@@ -138,8 +137,7 @@ CUresult PTSZ(cuLaunchHostFunc)(CUstream stream, CUhostFn function, void *data)
     return CUDA_SUCCESS;
 }
 
-CUresult PTSZ(cuStreamAddCallback)(CUstream stream, CUstreamCallback callback, void *data,
-                                   unsigned int flags)
+CUresult PTSZ(cuStreamAddCallback)(CUstream stream, CUstreamCallback callback, void *data, unsigned int flags)
 {
     CUcontext ctx;
     double position;
