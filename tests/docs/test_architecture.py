@@ -1,0 +1,43 @@
+"""The map of the code in docs/architecture.md agrees with the code."""
+
+import ast
+import re
+
+from tests.lint.test_house import MAY_IMPORT
+from tests.simnode import ROOT
+
+PAGE = ROOT / "docs" / "architecture.md"
+
+
+def purpose(room: str) -> str:
+    """The first sentence of the room's docstring."""
+    folder = ROOT / "vgpud" / room
+    path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    documented = ast.get_docstring(ast.parse(path.read_text())) or ""
+    return " ".join(documented.partition("\n\n")[0].split()).rstrip(".")
+
+
+def rooms_table() -> str:
+    """Rooms in an order in which each imports only from rooms above it."""
+    placed: list[str] = []
+    while len(placed) < len(MAY_IMPORT):
+        free = sorted(r for r, below in MAY_IMPORT.items() if r not in placed and below <= set(placed))
+        assert free, f"the rooms {sorted(set(MAY_IMPORT) - set(placed))} import each other in a circle"
+        placed += free
+    rows = [
+        f"| `{room}` | {', '.join(f'`{r}`' for r in sorted(MAY_IMPORT[room])) or '-'} | {purpose(room)} |"
+        for room in placed
+    ]
+    return "\n".join(["| room | may import | holds |", "|---|---|---|", *rows])
+
+
+def test_the_table_of_rooms_is_the_lint_table() -> None:
+    shown = re.search(r"<!-- rooms -->\n(.*?)\n<!-- /rooms -->", PAGE.read_text(), re.S)
+    assert shown is not None
+    assert shown[1] == rooms_table()
+
+
+def test_each_path_on_the_map_exists() -> None:
+    paths = re.findall(r"`((?:vgpud|native|tests|configs|systemd)/[\w./-]+)`", PAGE.read_text())
+    assert len(paths) > 50
+    assert [path for path in paths if path != "vgpud/lease_layout.py" and not (ROOT / path).exists()] == []
