@@ -1,0 +1,122 @@
+/*
+ * rm.h: the few facts of the driver's resource manager that taking a tenant off the device needs. Numbers and
+ * layouts are those of NVIDIA's published headers (open-gpu-kernel-modules: nv_escape.h, nvos.h, nvstatuscodes.h,
+ * cl*.h, ctrl2080fifo.h, ctrl2080gpu.h), asked of driver 580.159.04 on an H100. NVIDIA does not document them as an
+ * interface: native/probe proves on each device that they do what is said here before anything is built on it.
+ *
+ * A process's calls go through an open file of /dev/nvidiactl. A client (the root of a process's objects) belongs
+ * to the open file that made it; a call on another file with its handle is refused.
+ */
+#ifndef VGPU_RM_H
+#define VGPU_RM_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/ioctl.h>
+
+#define RM_CONTROL_DEVICE "/dev/nvidiactl"
+
+/* ioctl(2) request: type 'F', one of these numbers, the size of the structure, read and write. */
+#define RM_IOCTL_TYPE 'F'
+enum rm_escape {
+    RM_ESCAPE_FREE = 0x29,
+    RM_ESCAPE_CONTROL = 0x2a,
+    RM_ESCAPE_ALLOC = 0x2b,
+};
+
+enum rm_class {
+    RM_CLASS_DEVICE = 0x0080,        /* parent: the client */
+    RM_CLASS_SUBDEVICE = 0x2080,     /* parent: a device */
+    RM_CLASS_CHANNEL_GROUP = 0xa06c, /* parent: a device */
+    RM_CLASS_CHANNEL_LOW = 0x6f,     /* low byte of every channel class (0xc86f on Hopper); parent: a group */
+    RM_CLASS_COMPUTE_LOW = 0xc0,     /* low byte of every compute class (0xcbc0 on Hopper); parent: a channel */
+};
+
+enum rm_status {
+    RM_OK = 0,
+    RM_INSUFFICIENT_PERMISSIONS = 0x1b,
+    RM_INVALID_ARGUMENT = 0x1f,
+    RM_INVALID_CLIENT = 0x23,
+    RM_INVALID_OBJECT_HANDLE = 0x33,
+    RM_INVALID_PARAM_STRUCT = 0x3c,
+    RM_NOT_SUPPORTED = 0x56,
+    RM_OBJECT_NOT_FOUND = 0x57,
+};
+
+/* RM_ESCAPE_ALLOC, in two lengths; the size in the ioctl request says which. `client` of a new client: itself. */
+struct rm_alloc {
+    uint32_t client;
+    uint32_t parent;
+    uint32_t object; /* the new handle */
+    uint32_t class_id;
+    uint64_t parameters;
+    uint64_t rights;
+    uint32_t parameters_size;
+    uint32_t flags;
+    uint32_t status;
+    uint32_t unused;
+};
+struct rm_alloc_short {
+    uint32_t client;
+    uint32_t parent;
+    uint32_t object;
+    uint32_t class_id;
+    uint64_t parameters;
+    uint32_t parameters_size;
+    uint32_t status;
+};
+
+/* RM_ESCAPE_FREE: the object and everything below it. */
+struct rm_free {
+    uint32_t client;
+    uint32_t parent;
+    uint32_t object;
+    uint32_t status;
+};
+
+/* RM_ESCAPE_CONTROL. */
+struct rm_control {
+    uint32_t client;
+    uint32_t object;
+    uint32_t command;
+    uint32_t flags;
+    uint64_t parameters;
+    uint32_t parameters_size;
+    uint32_t status;
+};
+
+/* Of a subdevice: the UUID, with flags 0 as text ("GPU-..."). */
+#define RM_GET_GID 0x2080014au
+struct rm_gid {
+    uint32_t index;
+    uint32_t flags;
+    uint32_t length; /* of the answer, its NUL counted */
+    uint8_t data[256];
+};
+
+/* Of a subdevice: with `disable`, the channels run no more when the call returns, also in the middle of a
+ * kernel; without it they go on. */
+#define RM_DISABLE_CHANNELS 0x2080110bu
+#define RM_DISABLE_CHANNELS_MAX 64u
+struct rm_disable_channels {
+    uint8_t disable;
+    uint8_t unused0[3];
+    uint32_t count;
+    uint8_t only_scheduling;
+    uint8_t rewind;
+    uint8_t unused1[6];
+    uint64_t event; /* 0 */
+    uint32_t clients[RM_DISABLE_CHANNELS_MAX];
+    uint32_t channels[RM_DISABLE_CHANNELS_MAX];
+};
+
+#define RM_REQUEST(escape, structure) _IOWR(RM_IOCTL_TYPE, escape, structure)
+
+_Static_assert(sizeof(struct rm_alloc) == 48, "driver's ABI");
+_Static_assert(sizeof(struct rm_alloc_short) == 32, "driver's ABI");
+_Static_assert(sizeof(struct rm_free) == 16, "driver's ABI");
+_Static_assert(sizeof(struct rm_control) == 32, "driver's ABI");
+_Static_assert(sizeof(struct rm_gid) == 268, "driver's ABI");
+_Static_assert(sizeof(struct rm_disable_channels) == 536, "driver's ABI");
+
+#endif
