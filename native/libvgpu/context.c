@@ -17,6 +17,7 @@
 #include "green.h"
 #include "learn.h"
 #include "movable.h"
+#include "pace.h"
 #include "pool.h"
 #include "process_memory.h"
 #include "tenant.h"
@@ -131,7 +132,7 @@ static CUresult finish(struct creation *made, CUresult result, const CUcontext *
     if (result != CUDA_SUCCESS) {
         vgpu_charge_undo(&made->charge, result);
     } else if (!measure(made)) {
-        CALL(cuCtxDestroy_v2, *context);
+        CALL(cuCtxDestroy_v2, *context); /* nothing was launched to it */
         vgpu_account_set_context(vgpu_tenant_account(), (unsigned)device, made->before);
         result = CUDA_ERROR_OUT_OF_MEMORY;
     } else {
@@ -191,6 +192,7 @@ static int index_of(CUcontext context)
         vgpu_away_call();                                             \
         pthread_mutex_lock(&creation);                                \
         int device = ctx != NULL ? index_of(ctx) : VGPU_NOT_IN_LEASE; \
+        vgpu_pace_forget(ctx);                                        \
         CUresult result = CALL(symbol, ctx);                          \
         if (result == CUDA_SUCCESS && device != VGPU_NOT_IN_LEASE)    \
             ended(device, ctx);                                       \
@@ -206,6 +208,14 @@ VGPU_EXPORT CUresult cuCtxDestroy(CUcontext ctx)
 VGPU_EXPORT CUresult cuCtxDestroy_v2(CUcontext ctx)
 {
     DESTROY_BODY(cuCtxDestroy_v2);
+}
+
+/* Of CUDA 4: whether it ends the context, the driver's count of cuCtxAttach decides. */
+VGPU_EXPORT CUresult cuCtxDetach(CUcontext ctx)
+{
+    vgpu_away_call();
+    vgpu_pace_forget(ctx);
+    return CALL(cuCtxDetach, ctx);
 }
 
 /* One more reference to a primary context that is there already costs nothing. */
@@ -269,6 +279,13 @@ static struct device_contexts *primary_of(CUdevice dev, int *index)
     return &contexts[*index];
 }
 
+/* Before the driver ends it, if it does: what is libvgpu's own in the context goes while it lives. */
+static void primary_ends(const struct device_contexts *known, int index)
+{
+    vgpu_pace_forget(known->primary);
+    vgpu_green_ends(index);
+}
+
 static void primary_ended(struct device_contexts *known, int index)
 {
     ended(index, known->primary);
@@ -310,6 +327,8 @@ CUcontext vgpu_context_primary(int index)
         vgpu_away_call();                                        \
         pthread_mutex_lock(&creation);                           \
         struct device_contexts *known = primary_of(dev, &index); \
+        if (known != NULL && known->primary_refs <= 1)           \
+            primary_ends(known, index);                          \
         CUresult result = CALL(symbol, dev);                     \
         if (result == CUDA_SUCCESS && known != NULL) {           \
             known->primary_refs -= known->primary_refs > 0;      \
@@ -325,6 +344,8 @@ CUcontext vgpu_context_primary(int index)
         vgpu_away_call();                                        \
         pthread_mutex_lock(&creation);                           \
         struct device_contexts *known = primary_of(dev, &index); \
+        if (known != NULL)                                       \
+            primary_ends(known, index);                          \
         CUresult result = CALL(symbol, dev);                     \
         if (result == CUDA_SUCCESS && known != NULL)             \
             primary_ended(known, index);                         \

@@ -9,43 +9,28 @@
 
 #define STACK_BYTES (128 * 1024)
 
-static struct job {
-    CUcontext context;
-    uint64_t asked;
-    uint64_t done;
-} jobs[VGPU_CONTEXTS_MAX];
-
+static struct vgpu_drain_job *jobs;
+static const struct vgpu_drain_job *current; /* the thread is in its context */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t news = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t out = PTHREAD_COND_INITIALIZER; /* `current` has changed */
 static bool started;
 
 void vgpu_drain_thread_reset(void)
 {
-    memset(jobs, 0, sizeof(jobs));
+    jobs = NULL;
+    current = NULL;
     pthread_mutex_init(&lock, NULL);
     pthread_cond_init(&news, NULL);
+    pthread_cond_init(&out, NULL);
     started = false;
 }
 
-static struct job *job_of(CUcontext context)
+static struct vgpu_drain_job *next_job(void)
 {
-    struct job *spare = NULL;
-    for (unsigned i = 0; i < VGPU_CONTEXTS_MAX; i++) {
-        if (jobs[i].context == context)
-            return &jobs[i];
-        if (jobs[i].asked == jobs[i].done)
-            spare = &jobs[i];
-    }
-    if (spare != NULL)
-        *spare = (struct job){.context = context};
-    return spare;
-}
-
-static struct job *next_job(void)
-{
-    for (unsigned i = 0; i < VGPU_CONTEXTS_MAX; i++)
-        if (jobs[i].asked != jobs[i].done)
-            return &jobs[i];
+    for (struct vgpu_drain_job *job = jobs; job != NULL; job = job->next)
+        if (job->asked != job->done)
+            return job;
     return NULL;
 }
 
@@ -57,21 +42,23 @@ static void *serve(void *unused)
     pthread_mutex_lock(&lock);
     for (;;) {
         CUcontext popped;
-        struct job *job = next_job();
+        struct vgpu_drain_job *job = next_job();
         if (job == NULL) {
             pthread_cond_wait(&news, &lock);
             continue;
         }
         uint64_t asked = job->asked;
         CUcontext context = job->context;
+        current = job;
         pthread_mutex_unlock(&lock);
         if (CALL(cuCtxPushCurrent_v2, context) == CUDA_SUCCESS) {
             CALL(cuCtxSynchronize);
             CALL(cuCtxPopCurrent_v2, &popped);
         }
         pthread_mutex_lock(&lock);
-        if (job->context == context)
-            job->done = asked;
+        job->done = asked;
+        current = NULL;
+        pthread_cond_broadcast(&out);
     }
     return NULL;
 }
@@ -93,26 +80,41 @@ static void start(void)
     pthread_attr_destroy(&attributes);
 }
 
-void vgpu_drain_thread_ask(CUcontext context)
+void vgpu_drain_thread_ask(struct vgpu_drain_job *job, CUcontext context)
 {
     pthread_mutex_lock(&lock);
     if (!started)
         start();
-    struct job *job = started ? job_of(context) : NULL;
-    if (job != NULL) {
+    if (started) {
+        if (job->context == NULL) {
+            job->context = context;
+            job->next = jobs;
+            jobs = job;
+        }
         job->asked++;
         pthread_cond_signal(&news);
     }
     pthread_mutex_unlock(&lock);
 }
 
-bool vgpu_drain_thread_done(CUcontext context)
+bool vgpu_drain_thread_done(const struct vgpu_drain_job *job)
 {
-    bool done = true;
     pthread_mutex_lock(&lock);
-    for (unsigned i = 0; i < VGPU_CONTEXTS_MAX; i++)
-        if (jobs[i].context == context)
-            done = jobs[i].done == jobs[i].asked;
+    bool done = job->done == job->asked;
     pthread_mutex_unlock(&lock);
     return done;
+}
+
+void vgpu_drain_thread_forget(struct vgpu_drain_job *job)
+{
+    pthread_mutex_lock(&lock);
+    for (struct vgpu_drain_job **link = &jobs; *link != NULL; link = &(*link)->next)
+        if (*link == job) {
+            *link = job->next;
+            break;
+        }
+    while (current == job)
+        pthread_cond_wait(&out, &lock);
+    job->context = NULL;
+    pthread_mutex_unlock(&lock);
 }

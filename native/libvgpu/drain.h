@@ -4,18 +4,28 @@
 #define VGPU_DRAIN_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include "cuda_api.h"
 
-#define VGPU_CONTEXTS_MAX 32u
-
 enum vgpu_drain_state { VGPU_DRAIN_BY_MARKERS, VGPU_DRAIN_BY_EVENT, VGPU_DRAIN_BY_THREAD };
 
+/* Of one context; zero at first, and the caller's memory until vgpu_drain_thread_forget. */
+struct vgpu_drain_job {
+    struct vgpu_drain_job *next;
+    CUcontext context; /* NULL: the thread does not know the job */
+    uint64_t asked;
+    uint64_t done;
+};
+
 /* Asks for one synchronization of the context, begun after this call. */
-void vgpu_drain_thread_ask(CUcontext context);
+void vgpu_drain_thread_ask(struct vgpu_drain_job *job, CUcontext context);
 
 /* Has the one asked for last come to its end? */
-bool vgpu_drain_thread_done(CUcontext context);
+bool vgpu_drain_thread_done(const struct vgpu_drain_job *job);
+
+/* The context is about to end. Returns when the thread is out of it; the job's memory may be freed then. */
+void vgpu_drain_thread_forget(struct vgpu_drain_job *job);
 
 void vgpu_drain_thread_reset(void);
 

@@ -189,8 +189,7 @@ static void decline_turn(const struct vgpu_turn *turn, uint64_t now)
 
 static double own_share(void)
 {
-    gate.share = vgpu_duty_share(gate.limits, gate.share);
-    return gate.share;
+    return gate.share = vgpu_duty_share(gate.limits, gate.share);
 }
 
 /* --- below: without the lock */
@@ -353,7 +352,8 @@ static CUresult look(CUstream stream, int per_thread)
     vgpu_away_wait(); /* before anything that asks the driver */
     if (vgpu_capture_on(stream, per_thread))
         return CUDA_SUCCESS;
-    vgpu_pace_touch(stream, per_thread);
+    if (!vgpu_pace_touch(stream, per_thread))
+        return CUDA_ERROR_OUT_OF_MEMORY;
     for (;;) {
         if (vgpu_pace_strays())
             end_if_stray();

@@ -13,6 +13,7 @@
 #include "device.h"
 #include "functions.h"
 #include "learn.h"
+#include "pace.h"
 #include "tenant.h"
 
 enum { CLAIM_BYTES = 6 << 20 };
@@ -76,6 +77,15 @@ static void forget(CUcontext context)
     struct name *name = context == NULL ? NULL : find(context);
     if (name != NULL)
         name->context = NULL;
+    pthread_mutex_unlock(&lock);
+}
+
+void vgpu_green_ends(int device)
+{
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < used; i++)
+        if (names[i].device == device && names[i].context != NULL)
+            vgpu_pace_forget(names[i].context);
     pthread_mutex_unlock(&lock);
 }
 
@@ -155,6 +165,8 @@ VGPU_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx hCtx)
     CUcontext context = NULL;
     CUdevice device;
     bool known = device_of(hCtx, &context, &device);
+    if (known)
+        vgpu_pace_forget(context);
     CUresult result = CALL(cuGreenCtxDestroy, hCtx);
     if (result == CUDA_SUCCESS && known)
         ended(context, device);

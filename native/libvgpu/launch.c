@@ -54,13 +54,16 @@ LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, 0)
 LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, 1)
 
 /* The turn has to be one on all of its devices. */
-static void touch_all(const CUDA_LAUNCH_PARAMS *list, unsigned int count)
+static CUresult touch_all(const CUDA_LAUNCH_PARAMS *list, unsigned int count)
 {
     bool limited;
-    if (list == NULL || vgpu_tenant_enter(&limited) != CUDA_SUCCESS || !limited)
-        return;
+    CUresult result = vgpu_tenant_enter(&limited);
+    if (list == NULL || result != CUDA_SUCCESS || !limited)
+        return result;
     for (unsigned int i = 0; i < count; i++)
-        vgpu_pace_touch(list[i].hStream, 0);
+        if (!vgpu_pace_touch(list[i].hStream, 0))
+            return CUDA_ERROR_OUT_OF_MEMORY;
+    return CUDA_SUCCESS;
 }
 
 VGPU_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsList, unsigned int numDevices,
@@ -68,7 +71,9 @@ VGPU_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *la
 {
     vgpu_away_call();
     CUstream stream = launchParamsList != NULL && numDevices > 0 ? launchParamsList[0].hStream : NULL;
-    touch_all(launchParamsList, numDevices);
+    CUresult noted = touch_all(launchParamsList, numDevices);
+    if (noted != CUDA_SUCCESS)
+        return noted;
     LAUNCH_BODY(KERNEL_WEIGHT, stream, 0, cuLaunchCooperativeKernelMultiDevice, launchParamsList, numDevices, flags);
 }
 

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "capture.h"
@@ -22,8 +23,9 @@
 #define ARRIVE_MAX_NS 500000u
 
 struct flow {
-    CUcontext context; /* NULL: free */
-    int device;        /* index in the lease, or VGPU_NOT_IN_LEASE */
+    struct flow *next;
+    CUcontext context;
+    int device; /* index in the lease, or VGPU_NOT_IN_LEASE */
     CUevent ring[RING];
     uint64_t counts[RING]; /* launches before the marker */
     uint32_t made;         /* events that exist */
@@ -36,9 +38,10 @@ struct flow {
     CUevent drain;
     bool used; /* launched to since the last drain */
     enum vgpu_drain_state draining;
+    struct vgpu_drain_job job;
 };
 
-static struct flow flows[VGPU_CONTEXTS_MAX];
+static struct flow *flows; /* one for each context that was launched to and has not ended */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static __thread bool mark_after;
 static uint32_t launched_to; /* devices, as bits */
@@ -46,7 +49,7 @@ static uint32_t declared;    /* of them, those that the arbiter was told of; all
 
 void vgpu_pace_reset(void)
 {
-    memset(flows, 0, sizeof(flows));
+    flows = NULL; /* the parent's stay as garbage: a thread that is not here may have held the heap's lock */
     launched_to = 0;
     declared = 0;
     pthread_mutex_init(&lock, NULL);
@@ -78,18 +81,18 @@ static CUcontext context_of(CUstream stream, int per_thread)
 
 static struct flow *flow_find(CUcontext context)
 {
-    for (unsigned i = 0; i < VGPU_CONTEXTS_MAX; i++)
-        if (flows[i].context == context)
-            return &flows[i];
+    for (struct flow *flow = flows; flow != NULL; flow = flow->next)
+        if (flow->context == context)
+            return flow;
     return NULL;
 }
 
 static void note_devices(void)
 {
     uint32_t devices = 0;
-    for (unsigned i = 0; i < VGPU_CONTEXTS_MAX; i++)
-        if (flows[i].context != NULL && flows[i].device != VGPU_NOT_IN_LEASE)
-            devices |= 1u << flows[i].device;
+    for (const struct flow *flow = flows; flow != NULL; flow = flow->next)
+        if (flow->device != VGPU_NOT_IN_LEASE)
+            devices |= 1u << flow->device;
     __atomic_store_n(&launched_to, devices, __ATOMIC_RELAXED);
 }
 
@@ -97,9 +100,10 @@ static struct flow *flow_get(CUcontext context)
 {
     CUdevice device;
     struct flow *flow = context != NULL ? flow_find(context) : NULL;
-    if (flow != NULL || context == NULL || (flow = flow_find(NULL)) == NULL)
+    if (flow != NULL || context == NULL || (flow = calloc(1, sizeof(*flow))) == NULL)
         return flow;
-    memset(flow, 0, sizeof(*flow));
+    flow->next = flows;
+    flows = flow;
     flow->context = context;
     flow->device = vgpu_device_of_context(context, &device) == CUDA_SUCCESS ? vgpu_device_index(device)
                                                                             : VGPU_NOT_IN_LEASE;
@@ -236,13 +240,15 @@ void vgpu_pace_mark_after(CUstream stream, int per_thread, uint64_t weight)
     pthread_mutex_unlock(&lock);
 }
 
-void vgpu_pace_touch(CUstream stream, int per_thread)
+bool vgpu_pace_touch(CUstream stream, int per_thread)
 {
+    CUcontext context = context_of(stream, per_thread);
     pthread_mutex_lock(&lock);
-    struct flow *flow = flow_get(context_of(stream, per_thread));
+    struct flow *flow = flow_get(context);
     if (flow != NULL)
         flow->used = true;
     pthread_mutex_unlock(&lock);
+    return flow != NULL || context == NULL;
 }
 
 uint32_t vgpu_pace_declare(void)
@@ -261,8 +267,8 @@ uint64_t vgpu_pace_free(uint32_t device_count)
 {
     uint32_t others = ((1u << device_count) - 1) & ~__atomic_load_n(&declared, __ATOMIC_RELAXED);
     pthread_mutex_lock(&lock);
-    for (unsigned i = 0; i < VGPU_CONTEXTS_MAX; i++)
-        flows[i].used = flows[i].context != NULL;
+    for (struct flow *flow = flows; flow != NULL; flow = flow->next)
+        flow->used = true;
     pthread_mutex_unlock(&lock);
     return others != 0 && device_count > 1 ? STRAY_BATCH : FREE_BATCH;
 }
@@ -273,9 +279,8 @@ uint64_t vgpu_pace_ahead(void)
     uint64_t count = launched();
     pthread_mutex_lock(&lock);
     uint64_t now = now_ns();
-    for (unsigned i = 0; i < VGPU_CONTEXTS_MAX; i++) {
-        const struct flow *flow = &flows[i];
-        if (flow->context == NULL || !flow->used || flow->tail == flow->head)
+    for (const struct flow *flow = flows; flow != NULL; flow = flow->next) {
+        if (!flow->used || flow->tail == flow->head)
             continue;
         double ahead = (double)(count - flow->run) * flow->unit_ns - (double)(now - flow->run_seen_ns);
         most = ahead > most ? ahead : most;
@@ -292,7 +297,7 @@ static void begin_one(struct flow *flow)
         return;
     if (REAL(cuCtxRecordEvent) == NULL) {
         flow->draining = VGPU_DRAIN_BY_THREAD;
-        vgpu_drain_thread_ask(flow->context);
+        vgpu_drain_thread_ask(&flow->job, flow->context);
         return;
     }
     if (CALL(cuCtxPushCurrent_v2, flow->context) != CUDA_SUCCESS)
@@ -307,9 +312,9 @@ void vgpu_drain_begin(void)
 {
     CUstreamCaptureMode mode = vgpu_capture_relax();
     pthread_mutex_lock(&lock);
-    for (unsigned i = 0; i < VGPU_CONTEXTS_MAX; i++)
-        if (flows[i].context != NULL && flows[i].used)
-            begin_one(&flows[i]);
+    for (struct flow *flow = flows; flow != NULL; flow = flow->next)
+        if (flow->used)
+            begin_one(flow);
     pthread_mutex_unlock(&lock);
     vgpu_capture_restore(mode);
 }
@@ -320,7 +325,7 @@ static bool done_one(struct flow *flow)
     if (flow->draining == VGPU_DRAIN_BY_EVENT)
         return CALL(cuEventQuery, flow->drain) != CUDA_ERROR_NOT_READY;
     if (flow->draining == VGPU_DRAIN_BY_THREAD)
-        return vgpu_drain_thread_done(flow->context);
+        return vgpu_drain_thread_done(&flow->job);
     return flow->tail == flow->head;
 }
 
@@ -329,8 +334,8 @@ bool vgpu_drain_done(void)
     bool done = true;
     CUstreamCaptureMode mode = vgpu_capture_relax();
     pthread_mutex_lock(&lock);
-    for (unsigned i = 0; i < VGPU_CONTEXTS_MAX && done; i++)
-        done = flows[i].context == NULL || !flows[i].used || done_one(&flows[i]);
+    for (struct flow *flow = flows; flow != NULL && done; flow = flow->next)
+        done = !flow->used || done_one(flow);
     pthread_mutex_unlock(&lock);
     vgpu_capture_restore(mode);
     return done;
@@ -339,19 +344,35 @@ bool vgpu_drain_done(void)
 void vgpu_pace_idle(void)
 {
     pthread_mutex_lock(&lock);
-    for (unsigned i = 0; i < VGPU_CONTEXTS_MAX; i++) {
-        flows[i].used = false;
-        flows[i].barrier = flows[i].head + 1; /* the first may have come while the device was on its way */
+    for (struct flow *flow = flows; flow != NULL; flow = flow->next) {
+        flow->used = false;
+        flow->barrier = flow->head + 1; /* the first may have come while the device was on its way */
     }
     pthread_mutex_unlock(&lock);
+}
+
+/* With the lock held, and the context alive. */
+static void release(struct flow *flow)
+{
+    vgpu_drain_thread_forget(&flow->job);
+    for (uint32_t i = 0; i < flow->made; i++)
+        CALL(cuEventDestroy_v2, flow->ring[i]);
+    if (flow->drain != NULL)
+        CALL(cuEventDestroy_v2, flow->drain);
+    free(flow);
 }
 
 void vgpu_pace_forget(CUcontext context)
 {
     pthread_mutex_lock(&lock);
-    struct flow *flow = context != NULL ? flow_find(context) : NULL;
-    if (flow != NULL)
-        memset(flow, 0, sizeof(*flow)); /* its events end with it */
+    for (struct flow **link = &flows; *link != NULL; link = &(*link)->next) {
+        struct flow *flow = *link;
+        if (flow->context != context)
+            continue;
+        *link = flow->next;
+        release(flow);
+        break;
+    }
     note_devices();
     pthread_mutex_unlock(&lock);
 }

@@ -25,8 +25,8 @@ enum vgpu_pace vgpu_pace(CUstream stream, int per_thread, const struct vgpu_turn
 /* After the launch, which still counts as asked: marks its end if launches are long. */
 void vgpu_pace_mark_after(CUstream stream, int per_thread, uint64_t weight);
 
-/* Takes note of the context that is launched to. */
-void vgpu_pace_touch(CUstream stream, int per_thread);
+/* Takes note of the context that is launched to; false: there is no memory to, and nothing may be launched to it. */
+bool vgpu_pace_touch(CUstream stream, int per_thread);
 
 /* While nobody limits this process: so many launches may follow without a look, to any context. */
 uint64_t vgpu_pace_free(uint32_t device_count);
@@ -47,7 +47,8 @@ bool vgpu_drain_done(void);
 /* Everything has run, and the turn is over. */
 void vgpu_pace_idle(void);
 
-/* The context is about to end. */
+/* The context is about to end, and its events with it: none of them is used after this. Called before the driver ends
+ * it; where it lives on, the next launch to it notes it again. */
 void vgpu_pace_forget(CUcontext context);
 
 void vgpu_pace_reset(void);

@@ -3,7 +3,6 @@
 #include "wait.h"
 
 WAITS(cuCtxAttach, (CUcontext * pctx, unsigned int flags), pctx, flags)
-WAITS(cuCtxDetach, (CUcontext ctx), ctx)
 WAITS(cuCtxPopCurrent, (CUcontext * pctx), pctx)
 WAITS(cuCtxPushCurrent, (CUcontext ctx), ctx)
 WAITS(cuDeviceComputeCapability, (int *major, int *minor, CUdevice dev), major, minor, dev)

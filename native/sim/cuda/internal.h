@@ -82,6 +82,7 @@ struct CUstream_st {
 struct CUevent_st {
     uint32_t magic;
     CUcontext ctx;
+    unsigned long long context_id; /* it ends with its context: a later one may be at the same address */
     unsigned int flags;
     bool recorded, resolved;
     double position;

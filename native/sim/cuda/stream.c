@@ -159,6 +159,7 @@ CUresult cuEventCreate(CUevent *out, unsigned int flags)
     CU_CHECK(e != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     e->magic = CU_EVENT;
     e->ctx = ctx;
+    e->context_id = ctx->id;
     e->flags = flags;
     *out = e;
     return CUDA_SUCCESS;
@@ -216,7 +217,7 @@ void cu_pending_add(CUcontext ctx, CUevent e)
 
 static CUresult record_at(CUevent event, CUcontext ctx, double position)
 {
-    CU_CHECK(event->ctx == ctx, CUDA_ERROR_INVALID_HANDLE);
+    CU_CHECK(event->ctx == ctx && event->context_id == ctx->id, CUDA_ERROR_INVALID_HANDLE);
     event->capture_id = 0;
     event->position = position;
     event->recorded_ns = sim_now_ns();
@@ -305,7 +306,7 @@ static CUresult enter_event(const char *function, CUevent e)
 {
     CU_TRY(cu_enter(function));
     CU_CHECK(e != NULL && e->magic == CU_EVENT, CUDA_ERROR_INVALID_HANDLE);
-    CU_CHECK(cu_is_context(e->ctx), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    CU_CHECK(cu_is_context(e->ctx) && e->ctx->id == e->context_id, CUDA_ERROR_CONTEXT_IS_DESTROYED);
     return CUDA_SUCCESS;
 }
 

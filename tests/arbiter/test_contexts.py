@@ -1,0 +1,46 @@
+"""Contexts that end, and many of them at once, do not free a tenant from its share."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from tests.arbiter.conftest import KERNEL_US, Card
+from tests.native.harness import GIB, LIBVGPU, TEST_BUILD
+from vgpud.lease import DeviceLimits, SharePolicy, write_lease
+
+SHARE = 20
+ROOM_BYTES = 64 * GIB  # for all contexts
+PARTED = 45  # percent: far from what a tenant without a share has (70 to 100), whatever the machine does
+
+
+def percent(card: Card, how: str, count: int, kernel_us: int = KERNEL_US) -> float:
+    devices = [DeviceLimits(card.uuids[0], ROOM_BYTES, SHARE * 100, SharePolicy.HARD)]
+    lease = write_lease(card.run_dir / "leases", "a", devices, uid=os.getuid(), gid=os.getgid())
+    card.client.add("a")
+    env = {"LD_PRELOAD": str(LIBVGPU), "VGPU_LEASE": str(lease), "VGPU_SIM_KERNEL_US": str(kernel_us)}
+    done = subprocess.run(
+        [str(TEST_BUILD / "context-cycles"), how, str(count), "2", str(kernel_us), "1"],
+        env=card.sim.environment(env),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return float(json.loads(done.stdout)["percent"])
+
+
+@pytest.mark.parametrize("how", ["reset", "release", "destroy", "green"])
+def test_a_share_holds_while_contexts_end_and_begin(card: Card, how: str) -> None:
+    assert percent(card, how, 20) < PARTED
+
+
+def test_a_share_holds_for_a_hundred_context_resets_of_short_kernels(card: Card) -> None:
+    assert percent(card, "reset", 200, 100) < PARTED
+
+
+@pytest.mark.parametrize("live", [30, 36, 60])
+def test_a_share_holds_with_many_live_contexts(card: Card, live: int) -> None:
+    assert percent(card, "live", live) < PARTED
