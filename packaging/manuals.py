@@ -145,6 +145,14 @@ def _verb(words: str, verb: Verb) -> Iterator[str]:
         yield term(*_option(argument))
 
 
+def examples() -> Iterator[str]:
+    """Of every verb; each is parsed by a test."""
+    verbs = (verb for entry in VERBS for verb in (entry.verbs if isinstance(entry, Group) else (entry,)))
+    yield ".EX"
+    yield from (escape(line) for verb in verbs for line in verb.examples)
+    yield ".EE"
+
+
 def exits() -> Iterator[str]:
     for code, text in EXITS.items():
         yield term(f"`{code.value}`", text)
@@ -178,6 +186,7 @@ def _default(value: object) -> str:
 LISTS: Mapping[str, Callable[[], Iterator[str]]] = {
     "everywhere": everywhere,
     "verbs": verbs,
+    "examples": examples,
     "exits": exits,
     "settings": settings,
     "policy": policy,

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.ctl.conftest import ROOT, Ctl, environment
-from vgpud.ctl.parse import EVERYWHERE, parse
+from vgpud.ctl.parse import EVERYWHERE, SYNONYMS, parse
 from vgpud.ctl.verbs import ANY_OUTPUT, ISOLATIONS, VERBS, Group, Verb
 from vgpud.model.errors import Exit, VgpuError
-from vgpud.model.tenancy import Isolation
+from vgpud.model.tenancy import MODE_OF, Isolation
 
 LINES = [(v.name, v) for v in VERBS if isinstance(v, Verb)] + [
     (f"{g.name} {v.name}", v) for g in VERBS if isinstance(g, Group) for v in g.verbs
@@ -137,18 +138,22 @@ def test_what_follows_the_command_is_its_own(line: str, command: list[str]) -> N
 
 
 REFUSED = [
-    ("", "no verb given", "one of status, devices"),
     ("stats", "unknown verb 'stats'", "did you mean 'vgpuctl status'"),
     ("relese x", "unknown verb 'relese'", "did you mean 'vgpuctl release'"),
+    ("rm x", "unknown verb 'rm'", "did you mean 'vgpuctl release'"),
+    ("describe x", "unknown verb 'describe'", "did you mean 'vgpuctl show'"),
+    ("gpus", "unknown verb 'gpus'", "did you mean 'vgpuctl devices'"),
+    ("logs", "unknown verb 'logs'", "did you mean 'vgpuctl events'"),
+    ("release --all", "vgpuctl release has no option --all", "vgpuctl release --help"),
+    ("run --cors 5 -- true", "vgpuctl run has no option --cors", "did you mean --cores"),
     ("xyzzy", "unknown verb 'xyzzy'", "one of status, devices"),
-    ("policy", "no verb given", "one of check, show, diff, test, reload"),
     ("policy relaod", "unknown verb 'relaod'", "did you mean 'vgpuctl policy reload'"),
     ("-q", "required: VERB", "vgpuctl --help"),
     ("show", "required: ALLOCATION", "vgpuctl show --help"),
     ("release", "required: ALLOCATION", "vgpuctl release --help"),
     ("devices extra", "unrecognized arguments: extra", "vgpuctl devices --help"),
-    ("alloc --memroy 1GiB", "unrecognized arguments", "vgpuctl alloc --help"),
-    ("alloc --mem 1GiB", "unrecognized arguments", "vgpuctl alloc --help"),
+    ("alloc --memroy 1GiB", "vgpuctl alloc has no option --memroy", "did you mean --memory"),
+    ("alloc --mem 1GiB", "vgpuctl alloc has no option --mem", "did you mean --memory"),
     ("devices -o xml", "vgpuctl devices has no output format 'xml'", "table, wide, json, yaml, name"),
     ("ls -o env", "vgpuctl ls has no output format 'env'", "table, wide, json, yaml, name"),
     ("watch -o yaml", "has no output format 'yaml'", "use one of table, json"),
@@ -190,6 +195,45 @@ def test_refused(line: str, sentence: str, hint: str) -> None:
     assert sentence in refused.value.sentence
     assert hint in refused.value.hint
     assert refused.value.code.exit_code is Exit.BAD_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("line", "printed"),
+    [
+        ("", "usage: vgpuctl [OPTIONS] VERB"),
+        ("help", "usage: vgpuctl [OPTIONS] VERB"),
+        ("mig", "usage: vgpuctl mig [OPTIONS] VERB"),
+        ("help run", "usage: vgpuctl run [OPTIONS]"),
+        ("help mig ls", "usage: vgpuctl mig ls [OPTIONS]"),
+        ("version", "vgpuctl "),
+        ("-V", "vgpuctl "),
+    ],
+)
+def test_help_and_version_are_words_too(line: str, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse(line.split())
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out.startswith(printed)
+
+
+EXAMPLES = [(line, verb) for _, verb in LINES for line in verb.examples]
+
+
+@pytest.mark.parametrize(("line", "verb"), EXAMPLES, ids=[line for line, _ in EXAMPLES])
+def test_each_example_parses_as_its_verb(line: str, verb: Verb) -> None:
+    assert parse(shlex.split(line)[1:])[0] is verb
+
+
+def test_each_synonym_leads_to_a_verb() -> None:
+    lines = {line for line, _ in LINES}
+    assert {meant for meant in SYNONYMS.values() if meant not in lines} == set()
+    assert not SYNONYMS.keys() & {entry.name for entry in VERBS}
+
+
+@pytest.mark.parametrize("mode", ["mig", "mps", "preload", "exclusive"])
+def test_a_mode_names_the_isolation_that_it_gives(mode: str) -> None:
+    _, arguments = parse(["alloc", "--isolation", mode])
+    assert MODE_OF[Isolation(arguments.isolation)] == mode
 
 
 def test_a_refusal_as_the_user_sees_it(ctl: Ctl) -> None:

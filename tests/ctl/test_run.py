@@ -59,16 +59,19 @@ def test_kill_9_from_outside_meets_the_command_itself(daemon: Daemon) -> None:
 
 
 def test_what_is_asked_of_the_daemon(ctl: Ctl, daemon: Daemon) -> None:
-    options = (
-        "--memory 4GiB --cores 12.5 --count 2 --isolation quota --device 0 --device GPU-x --label nightly"
+    options = "--memory 4GiB --cores 12.5 --count 2 --isolation quota --device 0 --label nightly"
+    assert (
+        ctl(
+            "run", *options.split(), "--device", canned.B[:12], "--device-name", "NVIDIA H*", "--", "true"
+        ).returncode
+        == 0
     )
-    assert ctl("run", *options.split(), "--device-name", "NVIDIA H*", "--", "true").returncode == 0
     (request,) = daemon.requests("Allocate")
     assert request.bind_to_caller
     assert request.request_id.startswith("vgpuctl-")
     assert (request.memory_bytes, request.share_percent, request.count) == (4 * canned.GIB, 12.5, 2)
     assert (request.isolation, request.label) == ("quota", "nightly")
-    wanted = pb.Selector(uuids=["GPU-x"], indices=[0], name_glob="NVIDIA H*")
+    wanted = pb.Selector(uuids=[canned.B], indices=[0], name_glob="NVIDIA H*")
     assert request.selector == wanted
     assert daemon.requests("Release") == []
 

@@ -324,3 +324,29 @@ def test_it_runs_from_any_directory(daemon: Daemon, tmp_path: Path) -> None:
 
     assert done.stdout == f"vgpuctl {__version__}\n"
     assert str(ROOT) not in done.stdout
+
+
+def test_an_allocation_is_named_by_the_first_characters_of_its_id(main: Ctl, daemon: Daemon) -> None:
+    known = canned.allocations().allocations
+    assert main("show", known[0].id[:4]).returncode == 0
+    assert daemon.requests("GetAllocation")[-1].allocation_id == known[0].id
+    assert main("release", known[0].id[:3]).returncode == 0  # too short to be completed: passed on as it is
+    assert daemon.requests("Release")[-1].allocation_id == known[0].id[:3]
+
+
+def test_a_beginning_of_two_ids_is_refused(main: Ctl, daemon: Daemon) -> None:
+    ids = ["abcd00000001", "abcd00000002"]
+    daemon.replies["ListAllocations"] = pb.ListAllocationsReply(
+        allocations=[pb.Allocation(id=i) for i in ids]
+    )
+    done = main("release", "abcd")
+    assert (done.returncode, daemon.requests("Release")) == (2, [])
+    assert "2 allocations begin with 'abcd': abcd00000001, abcd00000002" in done.stderr
+
+
+def test_a_device_is_named_by_the_first_characters_of_its_uuid(main: Ctl, daemon: Daemon) -> None:
+    uuids = [device.uuid for device in canned.devices().devices]
+    assert main("plan", "--device", uuids[1][:12]).returncode in (0, 33)
+    assert list(daemon.requests("Plan")[-1].selector.uuids) == [uuids[1]]
+    done = main("alloc", "--device", "GPU-nowhere")
+    assert (done.returncode, daemon.requests("Allocate")) == (6, [])

@@ -43,6 +43,12 @@ def count(text: str) -> int:
     return int(text)
 
 
+def isolation(text: str) -> str:
+    """A kind of isolation, or the mode that gives it."""
+    modes = {"mig": "hardware", "mps": "compute", "preload": "quota", "exclusive": "device"}
+    return modes.get(text, text)
+
+
 def pid(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < 2**31:
         raise ArgumentTypeError(f"{text!r} is not a process id")

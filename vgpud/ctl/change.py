@@ -6,7 +6,9 @@ from argparse import Namespace
 from vgpud.api import status
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl import tables, words
+from vgpud.ctl.allocations import allocation_id
 from vgpud.ctl.connect import connect
+from vgpud.ctl.devices import complete_uuids
 from vgpud.ctl.document import plain
 from vgpud.ctl.environment import export_lines
 from vgpud.ctl.fail import exit_code_of, print_error, worst
@@ -21,6 +23,7 @@ def alloc(arguments: Namespace, terminal: Terminal) -> int:
     request = request_of(arguments)
     try:
         with connect(arguments) as client:
+            complete_uuids(client, request.selector)
             allocation = client.allocate(request)
     except (VgpuError, KeyboardInterrupt) as error:
         if not isinstance(error, VgpuError) or error.code in UNCERTAIN:
@@ -38,8 +41,9 @@ def release(arguments: Namespace, terminal: Terminal) -> int:
     done: list[dict[str, object]] = []
     codes = []
     with connect(arguments) as client:
-        for name in arguments.allocation:
+        for named in arguments.allocation:
             try:
+                name = allocation_id(client, named)
                 reply = client.release(name, arguments.force)
             except VgpuError as error:
                 print_error(error, terminal)
@@ -59,14 +63,14 @@ def resize(arguments: Namespace, terminal: Terminal) -> int:
         raise VgpuError(ErrorCode.BAD_REQUEST, "nothing to change", "give --memory, --cores or both")
     share = None if arguments.cores is None else arguments.cores.value
     with connect(arguments) as client:
-        allocation = client.resize(arguments.allocation, arguments.memory, share)
+        allocation = client.resize(allocation_id(client, arguments.allocation), arguments.memory, share)
     _show(allocation, terminal)
     return Exit.OK.value
 
 
 def suspend(arguments: Namespace, terminal: Terminal) -> int:
     with connect(arguments) as client:
-        allocation = client.suspend(arguments.allocation)
+        allocation = client.suspend(allocation_id(client, arguments.allocation))
     _show(allocation, terminal)
     if not terminal.is_machine:
         amount = words.memory(allocation.suspended_bytes)
@@ -78,7 +82,7 @@ def suspend(arguments: Namespace, terminal: Terminal) -> int:
 
 def resume(arguments: Namespace, terminal: Terminal) -> int:
     with connect(arguments) as client:
-        allocation = client.resume(arguments.allocation)
+        allocation = client.resume(allocation_id(client, arguments.allocation))
     _show(allocation, terminal)
     return Exit.OK.value
 
@@ -86,7 +90,9 @@ def resume(arguments: Namespace, terminal: Terminal) -> int:
 def plan(arguments: Namespace, terminal: Terminal) -> int:
     """Exit code of the refusal that alloc would meet, or 0."""
     with connect(arguments) as client:
-        reply = client.plan(request_of(arguments))
+        request = request_of(arguments)
+        complete_uuids(client, request.selector)
+        reply = client.plan(request)
     names = [part.device_uuid for part in reply.slices]
     parts = tables.slices(pb.Allocation(slices=reply.slices))
     shown = [parts, tables.reasons(reply.reasons), tables.steps(reply.steps)]

@@ -1,9 +1,15 @@
 """A device as an operator names it: by index, UUID, or a beginning of one that fits no other."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.errors import ErrorCode, VgpuError
+
+if TYPE_CHECKING:
+    from vgpud.api.client import Client
+
+_UUID_CHARACTERS = 40  # "GPU-" and a UUID of RFC 9562
 
 
 def device_uuid(devices: Iterable[pb.Device], named: str) -> str:
@@ -22,3 +28,16 @@ def device_uuid(devices: Iterable[pb.Device], named: str) -> str:
             "see 'vgpuctl devices'",
         )
     return found[0]
+
+
+def complete_uuids(client: "Client", selector: pb.Selector) -> None:
+    """Replaces the beginnings of UUIDs by whole ones; asks vgpud for the devices only if there are any.
+
+    Raises VgpuError(NO_SUCH_DEVICE), and what listing the devices raises.
+    """
+    if all(len(uuid) >= _UUID_CHARACTERS for uuid in selector.uuids):
+        return
+    known = client.list_devices().devices
+    whole = [device_uuid(known, uuid) for uuid in selector.uuids]
+    del selector.uuids[:]
+    selector.uuids.extend(whole)

@@ -10,6 +10,7 @@ from vgpud.api.client import Client
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl import mig_parted, mig_tables
 from vgpud.ctl.connect import connect
+from vgpud.ctl.devices import complete_uuids
 from vgpud.ctl.document import plain
 from vgpud.ctl.fail import exit_code_of, print_error
 from vgpud.ctl.request import selector_of
@@ -73,6 +74,7 @@ def defrag(arguments: Namespace, terminal: Terminal) -> int:
     if not arguments.dry_run:
         return _apply(request, arguments, terminal)
     with connect(arguments) as client:
+        complete_uuids(client, request.defrag)
         reply = client.plan_mig(request)
     return _show_plan(reply, terminal, "MigPlan")
 
@@ -124,15 +126,19 @@ def _policy(file: str, config: str, found: dict[str, tuple[str, ...]], devices: 
 def _chosen(client: Client, arguments: Namespace) -> list[pb.MigDevice]:
     """Raises VgpuError(NO_SUCH_DEVICE) for a --device that is none of those that MIG can partition."""
     devices = list(client.list_mig().devices)
+    wanted: set[str] = set()
     for named in arguments.device or []:
-        if not any(named in (str(d.device_index), d.device_uuid) for d in devices):
+        found = [
+            d.device_uuid for d in devices if named == str(d.device_index) or d.device_uuid.startswith(named)
+        ]
+        if len(found) != 1:
             raise VgpuError(
                 ErrorCode.NO_SUCH_DEVICE,
-                f"device {named!r} is none of the {len(devices)} that MIG can partition",
+                f"device {named!r} is {len(found) or 'none'} of the {len(devices)} that MIG can partition",
                 "see 'vgpuctl mig ls'",
             )
-    wanted = set(arguments.device or [])
-    return [d for d in devices if not wanted or wanted & {str(d.device_index), d.device_uuid}]
+        wanted.add(found[0])
+    return [d for d in devices if not wanted or d.device_uuid in wanted]
 
 
 def _request(client: Client, arguments: Namespace) -> pb.MigRequest:
@@ -145,6 +151,7 @@ def _request(client: Client, arguments: Namespace) -> pb.MigRequest:
         )
     if arguments.layout:
         selector = selector_of(arguments.device or [], "")
+        complete_uuids(client, selector)
         return pb.MigRequest(targets=[pb.MigTarget(selector=selector, layout=arguments.layout)])
     _, entries = mig_parted.read(arguments.file, arguments.config)
     found = mig_parted.layouts(entries, _chosen(client, arguments))

@@ -5,8 +5,9 @@ from argparse import Namespace
 
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl import tables, words
+from vgpud.ctl.allocations import allocation_id
 from vgpud.ctl.connect import connect
-from vgpud.ctl.devices import device_uuid
+from vgpud.ctl.devices import complete_uuids, device_uuid
 from vgpud.ctl.document import plain
 from vgpud.ctl.request import selector_of
 from vgpud.ctl.table import Column, Table
@@ -27,7 +28,7 @@ def move(arguments: Namespace, terminal: Terminal) -> int:
         devices = client.list_devices().devices
         to = [device_uuid(devices, named) for named in arguments.to]
         source = device_uuid(devices, arguments.source) if arguments.source else ""
-        allocation = client.move(arguments.allocation, to, source)
+        allocation = client.move(allocation_id(client, arguments.allocation), to, source)
     table = tables.allocations([allocation], time.time_ns())
     terminal.show(View("Allocation", plain(allocation), [allocation.id], [table]))
     return Exit.OK.value
@@ -38,6 +39,7 @@ def defrag(arguments: Namespace, terminal: Terminal) -> int:
     selector = selector_of(arguments.device or [], "")
     request = pb.DefragRequest(memory_bytes=arguments.memory, share_percent=share, selector=selector)
     with connect(arguments) as client:
+        complete_uuids(client, request.selector)
         reply = client.plan_defrag(request) if arguments.dry_run else client.defrag(request)
     rows = [
         (

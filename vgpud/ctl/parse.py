@@ -1,6 +1,8 @@
 """Reads a command line by the table of verbs. Options of every verb may stand before or after it."""
 
 import argparse
+import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import NoReturn, TypeVar
 
@@ -36,14 +38,69 @@ DEFAULTS: dict[str, object] = {
     "color": "auto",
 }
 
+# words of other tools for a verb of this one
+SYNONYMS: dict[str, str] = {
+    "create": "alloc",
+    "allocate": "alloc",
+    "new": "alloc",
+    "delete": "release",
+    "del": "release",
+    "free": "release",
+    "remove": "release",
+    "rm": "release",
+    "stop": "release",
+    "exec": "run",
+    "describe": "show",
+    "get": "show",
+    "info": "show",
+    "inspect": "show",
+    "list": "ls",
+    "allocations": "ls",
+    "gpu": "devices",
+    "gpus": "devices",
+    "nodes": "devices",
+    "dev": "devices",
+    "log": "events",
+    "logs": "events",
+    "history": "events",
+    "check": "doctor",
+    "diagnose": "doctor",
+    "cordon": "drain",
+    "uncordon": "undrain",
+    "migrate": "move",
+    "mv": "move",
+    "checkpoint": "suspend",
+    "restore": "resume",
+    "processes": "ps",
+    "quota": "policy show",
+    "reload": "policy reload",
+    "config": "policy show",
+}
+
 _Entry = TypeVar("_Entry", Verb, Verb | Group)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, saying what is wrong in the house's way."""
+    """argparse whose errors are VgpuErrors; an unknown option is named before a missing argument is."""
+
+    _line: Sequence[str] = ()
+
+    def read(self, line: Sequence[str], namespace: argparse.Namespace) -> None:
+        """Parses `line` into `namespace`. Raises VgpuError(BAD_REQUEST)."""
+        self._line = line
+        self.parse_args(line, namespace)
 
     def error(self, message: str) -> NoReturn:
+        unknown = self._unknown_option()
+        if unknown and ("unrecognized" in message or "required" in message):
+            near = _nearest(unknown, self._option_string_actions)
+            hint = f"did you mean {near}" if near else f"see '{self.prog} --help'"
+            raise bad_usage(f"{self.prog} has no option {unknown}", hint)
         raise bad_usage(message, f"see '{self.prog} --help'")
+
+    def _unknown_option(self) -> str:
+        options = (word.partition("=")[0] for word in self._line if re.match("--[a-z]", word))
+        return next((word for word in options if word not in self._option_string_actions), "")
 
 
 def bad_usage(sentence: str, hint: str) -> Exception:
@@ -59,13 +116,13 @@ def parse(argv: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
     Raises VgpuError, or SystemExit(0) once help or the version has been printed.
     """
     namespace = argparse.Namespace(**DEFAULTS)
-    head, tail = _split(argv)
+    head, tail = _split(_without_help_verb(argv))
     entry, prog, rest = _choose("vgpuctl", VERBS, head, namespace)
     if isinstance(entry, Group):
         verb, prog, rest = _choose(prog, entry.verbs, rest, namespace)
     else:
         verb = entry
-    _verb_parser(verb, prog).parse_args(rest if verb.takes_command else [*rest, *tail], namespace)
+    _verb_parser(verb, prog).read(rest if verb.takes_command else [*rest, *tail], namespace)
     if verb.takes_command:
         # words before "--" can be a command too, and then the "--" is one of its own
         namespace.command = namespace.command + tail if namespace.command else tail[1:]
@@ -76,6 +133,13 @@ def parse(argv: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
             f"{prog} has no output format {namespace.output!r}", f"use one of {', '.join(verb.outputs)}"
         )
     return verb, namespace
+
+
+def _without_help_verb(argv: Sequence[str]) -> Sequence[str]:
+    """`help VERB` is `VERB --help`, and `version` is `--version`."""
+    if argv and argv[0] == "help":
+        return [*argv[1:], "--help"]
+    return ["--version"] if list(argv) == ["version"] else argv
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -90,9 +154,7 @@ def _choose(
 ) -> tuple[_Entry, str, list[str]]:
     """Reads up to the verb; the words after it come back untouched."""
     parser = _chooser(prog, entries)
-    if not argv:
-        raise bad_usage("no verb given", f"one of {', '.join(entry.name for entry in entries)}")
-    parser.parse_args(argv, namespace)
+    parser.read(argv or ["--help"], namespace)
     word, rest = namespace.verb, namespace.rest
     found = next((entry for entry in entries if entry.name == word), None)
     if found is None:
@@ -114,7 +176,7 @@ def _chooser(prog: str, entries: Iterable[Verb | Group]) -> Parser:
     if prog == "vgpuctl":
         from vgpud import __version__
 
-        parser.add_argument("--version", action="version", version=f"vgpuctl {__version__}")
+        parser.add_argument("-V", "--version", action="version", version=f"vgpuctl {__version__}")
     parser.add_argument("verb", metavar="VERB", help=argparse.SUPPRESS)
     rest = parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     rest.required = False
@@ -126,7 +188,11 @@ def _verb_parser(verb: Verb, prog: str) -> Parser:
     parser = Parser(
         prog=prog,
         usage=" ".join((prog, "[OPTIONS]", *positionals)),
-        description=f"{verb.help[0].upper()}{verb.help[1:]}. {verb.details}".strip(),
+        description=textwrap.fill(f"{verb.help[0].upper()}{verb.help[1:]}. {verb.details}".strip(), 78),
+        epilog="\n".join(("examples:", *(f"  $ {line}" for line in verb.examples)))
+        if verb.examples
+        else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     for flags, options in verb.arguments:
@@ -142,9 +208,18 @@ def _add_everywhere(parser: Parser) -> None:
         group.add_argument(*flags, default=argparse.SUPPRESS, **options)
 
 
-def _unknown_verb(prog: str, word: str, names: list[str]) -> Exception:
+def _nearest(word: str, known: Iterable[str]) -> str:
+    """The known word that was probably meant; empty if none is near."""
     from difflib import get_close_matches
 
-    near = get_close_matches(word, names, n=1, cutoff=0.5)
-    hint = f"did you mean '{prog} {near[0]}'" if near else f"one of {', '.join(names)}"
+    words = list(known)
+    begins = [one for one in words if one.startswith(word)]
+    near = begins if len(begins) == 1 else get_close_matches(word, words, n=1, cutoff=0.6)
+    return near[0] if near else ""
+
+
+def _unknown_verb(prog: str, word: str, names: list[str]) -> Exception:
+    meant = SYNONYMS.get(word, "") if prog == "vgpuctl" else ""
+    near = meant or _nearest(word, names)
+    hint = f"did you mean '{prog} {near}'" if near else f"one of {', '.join(names)}"
     return bad_usage(f"unknown verb {word!r}", hint)

@@ -6,6 +6,7 @@ from typing import Any
 
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl import tables, words
+from vgpud.ctl.allocations import allocation_id
 from vgpud.ctl.connect import connect
 from vgpud.ctl.document import plain
 from vgpud.ctl.table import Column, Table, facts
@@ -90,7 +91,7 @@ def ls(arguments: Namespace, terminal: Terminal) -> int:
 
 def show(arguments: Namespace, terminal: Terminal) -> int:
     with connect(arguments) as client:
-        item = client.get_allocation(arguments.allocation)
+        item = client.get_allocation(allocation_id(client, arguments.allocation))
     terminal.show(View("Allocation", plain(item), [item.id], [allocation_facts(item), tables.slices(item)]))
     return Exit.OK.value
 
@@ -98,7 +99,7 @@ def show(arguments: Namespace, terminal: Terminal) -> int:
 def explain(arguments: Namespace, terminal: Terminal) -> int:
     """The decision that was made when the allocation was, with a reason per device."""
     with connect(arguments) as client:
-        item = client.get_allocation(arguments.allocation)
+        item = client.get_allocation(allocation_id(client, arguments.allocation))
     document = {
         "allocationId": item.id,
         "isolation": item.isolation,

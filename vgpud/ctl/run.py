@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from vgpud.ctl.connect import connect
+from vgpud.ctl.devices import complete_uuids
 from vgpud.ctl.environment import host_environment, initial_environment, merged
 from vgpud.ctl.fail import CommandFailed
 from vgpud.ctl.request import request_of
@@ -46,6 +47,7 @@ def run(arguments: Namespace, terminal: Terminal) -> NoReturn:
     request = request_of(arguments)
     request.bind_to_caller = True
     with connect(arguments) as client:
+        complete_uuids(client, request.selector)
         allocation = client.allocate(request)
     if terminal.verbose:
         devices = ", ".join(part.device_uuid for part in allocation.slices)

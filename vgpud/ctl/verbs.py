@@ -21,6 +21,7 @@ class Verb(NamedTuple):
     details: str = ""
     streams: bool = False  # prints documents until it is stopped
     takes_command: bool = False  # what follows "--" is for another program
+    examples: tuple[str, ...] = ()  # whole command lines, shown by --help and in the manual
 
 
 class Group(NamedTuple):
@@ -31,9 +32,13 @@ class Group(NamedTuple):
     verbs: tuple[Verb, ...]
 
 
-ALLOCATION = argument("allocation", metavar="ALLOCATION", help="an allocation's id")
+ALLOCATION = argument(
+    "allocation", metavar="ALLOCATION", help="an allocation's id, or its first characters (4 or more)"
+)
 
-DEVICE = argument("device", metavar="UUID|INDEX", help="a device")
+DEVICE = argument(
+    "device", metavar="UUID|INDEX", help="a device: its index, its UUID, or the first characters of its UUID"
+)
 
 LIMITS = (
     argument("--memory", type=kinds.memory, metavar="SIZE", help="per slice, as in 4GiB or 80GB"),
@@ -45,7 +50,12 @@ WANTED = (
     argument(
         "--count", type=kinds.count, metavar="N", help="slices, each on a device of its own (default 1)"
     ),
-    argument("--isolation", choices=ISOLATIONS, help="what must be kept apart; policy chooses when left out"),
+    argument(
+        "--isolation",
+        type=kinds.isolation,
+        choices=ISOLATIONS,
+        help="hardware (by mig), compute (mps), quota (preload), device (exclusive); default: by policy",
+    ),
     argument("--profile", metavar="NAME", help="a MIG profile, as in 1g.18gb"),
     argument(
         "--device",
@@ -92,8 +102,17 @@ VERBS: tuple[Verb | Group, ...] = (
         "is the daemon well, and its devices",
         "read:status",
         details="Exits 0 when all is well and 37 when a device or an allocation has failed.",
+        examples=("vgpuctl status",),
     ),
-    Verb("devices", "list the devices", "read:devices"),
+    Verb(
+        "devices",
+        "list the devices",
+        "read:devices",
+        examples=(
+            "vgpuctl devices",
+            "vgpuctl devices -o json",
+        ),
+    ),
     Verb(
         "alloc",
         "allocate slices and print the allocation's id",
@@ -106,17 +125,37 @@ VERBS: tuple[Verb | Group, ...] = (
         (*ANY_OUTPUT, "env"),
         "name",
         details='eval "$(vgpuctl alloc --memory 4GiB -o env)" puts this shell under the allocation.',
+        examples=(
+            "vgpuctl alloc --memory 8GiB --cores 25",
+            "vgpuctl alloc --profile 1g.18gb --label notebook",
+            "vgpuctl alloc --memory 4GiB --device 0 --device 1 -o json",
+        ),
     ),
     Verb(
         "release",
         "give allocations back",
         "change:release",
         (
-            argument("allocation", nargs="+", metavar="ALLOCATION", help="an allocation's id"),
+            argument(
+                "allocation",
+                nargs="+",
+                metavar="ALLOCATION",
+                help="an allocation's id, or its first characters (4 or more)",
+            ),
             argument("--force", action="store_true", help="also while its processes run"),
         ),
+        examples=(
+            "vgpuctl release 4f2a91c07be3",
+            "vgpuctl release --force 4f2a 91c0",
+        ),
     ),
-    Verb("resize", "change the limits of an allocation", "change:resize", (ALLOCATION, *LIMITS)),
+    Verb(
+        "resize",
+        "change the limits of an allocation",
+        "change:resize",
+        (ALLOCATION, *LIMITS),
+        examples=("vgpuctl resize 4f2a --memory 12GiB --cores 50",),
+    ),
     Verb(
         "suspend",
         "take an allocation's memory off its devices until it is resumed",
@@ -124,8 +163,15 @@ VERBS: tuple[Verb | Group, ...] = (
         (ALLOCATION,),
         details="All its processes wait meanwhile, at their next CUDA call. 16 GiB take some ten seconds: "
         "give a long --timeout. vgpud goes on if the call is cut short.",
+        examples=("vgpuctl suspend 4f2a --timeout 300",),
     ),
-    Verb("resume", "let a suspended allocation go on", "change:resume", (ALLOCATION,)),
+    Verb(
+        "resume",
+        "let a suspended allocation go on",
+        "change:resume",
+        (ALLOCATION,),
+        examples=("vgpuctl resume 4f2a",),
+    ),
     Verb(
         "move",
         "move an allocation to another device of the same kind",
@@ -143,6 +189,10 @@ VERBS: tuple[Verb | Group, ...] = (
         ),
         details="Its processes wait meanwhile, and find their memory as it was. Give a long --timeout for "
         "many GiB: vgpud goes on if the call is cut short.",
+        examples=(
+            "vgpuctl move 4f2a --to 3",
+            "vgpuctl move 4f2a --from 0 --to GPU-8f29b814",
+        ),
     ),
     Verb(
         "defrag",
@@ -160,11 +210,44 @@ VERBS: tuple[Verb | Group, ...] = (
         ),
         details="Without --memory and --cores, a device is freed of preload tenants. The fewest moves are "
         "found, and done one after the other.",
+        examples=(
+            "vgpuctl defrag --memory 60GiB --dry-run",
+            "vgpuctl defrag --device 2",
+        ),
     ),
-    Verb("ls", "list the allocations", "read:ls"),
-    Verb("show", "show one allocation and what it uses", "read:show", (ALLOCATION,)),
-    Verb("explain", "say why an allocation got its devices", "read:explain", (ALLOCATION,)),
-    Verb("plan", "say what alloc would do, changing nothing", "change:plan", (*WANTED, *OWNED)),
+    Verb(
+        "ls",
+        "list the allocations",
+        "read:ls",
+        examples=(
+            "vgpuctl ls",
+            "vgpuctl ls -o wide",
+        ),
+    ),
+    Verb(
+        "show",
+        "show one allocation and what it uses",
+        "read:show",
+        (ALLOCATION,),
+        examples=("vgpuctl show 4f2a",),
+    ),
+    Verb(
+        "explain",
+        "say why an allocation got its devices",
+        "read:explain",
+        (ALLOCATION,),
+        examples=("vgpuctl explain 4f2a",),
+    ),
+    Verb(
+        "plan",
+        "say what alloc would do, changing nothing",
+        "change:plan",
+        (*WANTED, *OWNED),
+        examples=(
+            "vgpuctl plan --memory 90GiB",
+            "vgpuctl plan --isolation hardware --memory 30GiB",
+        ),
+    ),
     Verb(
         "run",
         "run a command under an allocation of its own",
@@ -177,6 +260,11 @@ VERBS: tuple[Verb | Group, ...] = (
         details="The command takes this process's place, so its exit code and signals are its own; "
         "the allocation ends with it.",
         takes_command=True,
+        examples=(
+            "vgpuctl run --memory 4GiB -- python train.py",
+            "vgpuctl run --memory 8GiB --cores 30 --label inference -- ./server --port 8000",
+            "vgpuctl run --isolation hardware --memory 16GiB -- ./server",
+        ),
     ),
     Group(
         "policy",
@@ -338,8 +426,15 @@ VERBS: tuple[Verb | Group, ...] = (
         "mps:drain",
         (DEVICE, argument("--move", action="store_true", help="move what is there to other devices")),
         details="Exits 0 when nothing is left, and 1 while something is; ask again.",
+        examples=("vgpuctl drain 3 --move",),
     ),
-    Verb("undrain", "let a device take tenants again", "mps:undrain", (DEVICE,)),
+    Verb(
+        "undrain",
+        "let a device take tenants again",
+        "mps:undrain",
+        (DEVICE,),
+        examples=("vgpuctl undrain 3",),
+    ),
     Verb(
         "top",
         "watch devices and tenants live",
@@ -366,26 +461,42 @@ VERBS: tuple[Verb | Group, ...] = (
             argument("--ascii", action="store_true", help="bars without block characters"),
         ),
         details="Keys: q quit, s sort, r reverse, / filter, j and k scroll. Into a pipe it looks once.",
+        examples=(
+            "vgpuctl top",
+            "vgpuctl top --once --sort waited",
+            "vgpuctl top --filter gpu0",
+        ),
     ),
-    Verb("ps", "list processes, whose they are, and on which device", "ps:ps"),
+    Verb(
+        "ps",
+        "list processes, whose they are, and on which device",
+        "ps:ps",
+        examples=("vgpuctl ps",),
+    ),
     Verb(
         "why",
         "say how an allocation or process got what it has, and what limits it now",
         "why:why",
         (argument("subject", metavar="ALLOCATION|PID", help="an allocation's id, or a process of one"),),
         details="Exits 1 for a process that no allocation put there.",
+        examples=(
+            "vgpuctl why 4f2a",
+            "vgpuctl why 31337",
+        ),
     ),
     Verb(
         "events",
         "print the latest events",
         "ps:events",
         (argument("--last", type=kinds.last, default=100, metavar="N", help="so many (default 100)"),),
+        examples=("vgpuctl events --last 20",),
     ),
     Verb(
         "doctor",
         "check this host for vgpud, with a fix for each finding",
         "doctor:doctor",
         details="Needs no daemon to begin with. Exits 37 when a check has failed.",
+        examples=("vgpuctl doctor",),
     ),
     Verb(
         "bug-report",
@@ -399,6 +510,7 @@ VERBS: tuple[Verb | Group, ...] = (
             ),
         ),
         details="Names of hosts, users, labels, commands, addresses and serial numbers are taken out.",
+        examples=("vgpuctl bug-report --file /tmp/report.tar.gz",),
     ),
     Verb(
         "completion",
@@ -419,5 +531,6 @@ VERBS: tuple[Verb | Group, ...] = (
         ),
         outputs=("table", "json"),
         streams=True,
+        examples=("vgpuctl watch -o json",),
     ),
 )

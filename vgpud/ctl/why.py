@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from vgpud.api.client import Client
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl import tables, words
+from vgpud.ctl.allocations import allocation_id
 from vgpud.ctl.connect import connect
 from vgpud.ctl.document import plain
 from vgpud.ctl.table import Column, Table, facts
@@ -52,7 +53,7 @@ def why(arguments: Namespace, terminal: Terminal) -> int:
 def _find(client: Client, subject: str) -> pb.Allocation | pb.NodeProcess:
     """An id, or a pid. Raises VgpuError(NO_SUCH_ALLOCATION) for one that is neither."""
     try:
-        return client.get_allocation(subject)
+        return client.get_allocation(subject if subject.isdigit() else allocation_id(client, subject))
     except VgpuError as error:
         if error.code is not ErrorCode.NO_SUCH_ALLOCATION or not (subject.isascii() and subject.isdigit()):
             raise

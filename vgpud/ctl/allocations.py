@@ -1,0 +1,31 @@
+"""An allocation as an operator names it: by its id, or by the first characters of an id that fit no other."""
+
+import string
+from typing import TYPE_CHECKING
+
+from vgpud.model.errors import ErrorCode, VgpuError
+
+if TYPE_CHECKING:
+    from vgpud.api.client import Client
+
+ID_CHARACTERS = 12  # node/keeper.py makes ids of six random bytes
+FEWEST_CHARACTERS = 4  # a shorter beginning is too easily a slip
+_SHOWN = 4
+
+
+def allocation_id(client: "Client", named: str) -> str:
+    """The whole id. A name that cannot be the beginning of an id is returned as it is: vgpud refuses it.
+
+    Raises VgpuError: BAD_REQUEST if several allocations begin so, and what listing them raises.
+    """
+    if not FEWEST_CHARACTERS <= len(named) < ID_CHARACTERS or not set(named) <= set(string.hexdigits):
+        return named
+    found = sorted(a.id for a in client.list_allocations().allocations if a.id.startswith(named.lower()))
+    if len(found) > 1:
+        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        raise VgpuError(
+            ErrorCode.BAD_REQUEST,
+            f"{len(found)} allocations begin with {named!r}: {', '.join(found[:_SHOWN])}{more}",
+            "give more characters of the id",
+        )
+    return found[0] if found else named
