@@ -17,7 +17,9 @@ ON_NODE = {
     "vgpuctl --timeout 120 suspend ...": "vgpuctl --timeout 120 suspend $HELD && vgpuctl resume $HELD",
     "vgpuctl why PID": "vgpuctl why $PID",
     "vgpuctl top --sort waited": "vgpuctl top --sort waited",
-    "vgpuctl --version": "vgpuctl --version",
+    "vgpuctl version": "vgpuctl version",
+    "vgpuctl help VERB": "vgpuctl help run",
+    "vgpuctl VERB --help": "vgpuctl run --help",
     "vgpuctl mps terminate PID": "vgpuctl mps terminate $CLIENT",
     "vgpu-sim run --profile h200x8 -- bash": "vgpu-sim run --profile h200x8 -- bash -c true",
     'eval "$(vgpuctl alloc --memory 8GiB -o env)"': 'eval "$(vgpuctl alloc --memory 8GiB -o env)"'
