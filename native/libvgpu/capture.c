@@ -83,6 +83,28 @@ VGPU_EXPORT CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream hStream, CUgraph 
     BEGIN_BODY(cuStreamBeginCaptureToGraph_ptsz, hStream, hGraph, dependencies, dependencyData, numDependencies, mode);
 }
 
+VGPU_EXPORT CUresult cuStreamBeginRecaptureToGraph(CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph,
+                                                   CUgraphRecaptureCallback callbackFunc, void *userData)
+{
+    BEGIN_BODY(cuStreamBeginRecaptureToGraph, hStream, mode, hGraph, callbackFunc, userData);
+}
+
+VGPU_EXPORT CUresult cuStreamBeginRecaptureToGraph_ptsz(CUstream hStream, CUstreamCaptureMode mode, CUgraph hGraph,
+                                                        CUgraphRecaptureCallback callbackFunc, void *userData)
+{
+    BEGIN_BODY(cuStreamBeginRecaptureToGraph_ptsz, hStream, mode, hGraph, callbackFunc, userData);
+}
+
+VGPU_EXPORT CUresult cuStreamBeginCaptureToCig(CUstream hStream, CUstreamCigCaptureParams *streamCigCaptureParams)
+{
+    BEGIN_BODY(cuStreamBeginCaptureToCig, hStream, streamCigCaptureParams);
+}
+
+VGPU_EXPORT CUresult cuStreamBeginCaptureToCig_ptsz(CUstream hStream, CUstreamCigCaptureParams *streamCigCaptureParams)
+{
+    BEGIN_BODY(cuStreamBeginCaptureToCig_ptsz, hStream, streamCigCaptureParams);
+}
+
 /* An invalidated capture has ended, too, whatever the driver's answer; one that was not begun has not. */
 #define END_BODY(symbol, ...)                                                                         \
     do {                                                                                              \
@@ -102,4 +124,14 @@ VGPU_EXPORT CUresult cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
 VGPU_EXPORT CUresult cuStreamEndCapture_ptsz(CUstream hStream, CUgraph *phGraph)
 {
     END_BODY(cuStreamEndCapture_ptsz, hStream, phGraph);
+}
+
+VGPU_EXPORT CUresult cuStreamEndCaptureToCig(CUstream hStream)
+{
+    END_BODY(cuStreamEndCaptureToCig, hStream);
+}
+
+VGPU_EXPORT CUresult cuStreamEndCaptureToCig_ptsz(CUstream hStream)
+{
+    END_BODY(cuStreamEndCaptureToCig_ptsz, hStream);
 }

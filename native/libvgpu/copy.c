@@ -10,19 +10,19 @@
 
 #define COPY_LEAST_BYTES (1u << 20)
 
-#define COPY_BODY(symbol, bytes, stream, per_thread, ...)                              \
-    do {                                                                               \
-        uint64_t size = (bytes);                                                       \
-        if (size < COPY_LEAST_BYTES)                                                   \
-            vgpu_away_call();                                                          \
-        if (size < COPY_LEAST_BYTES || vgpu_gate_passes(size / COPY_LEAST_BYTES))      \
-            return CALL_INSIDE(symbol, __VA_ARGS__);                                   \
-        CUresult result = vgpu_gate_look(stream, per_thread, size / COPY_LEAST_BYTES); \
-        if (result != CUDA_SUCCESS)                                                    \
-            return result;                                                             \
-        result = CALL_INSIDE(symbol, __VA_ARGS__);                                     \
-        vgpu_gate_launched(stream, per_thread, size / COPY_LEAST_BYTES);               \
-        return result;                                                                 \
+#define COPY_BODY(symbol, bytes, stream, per_thread, ...)                                \
+    do {                                                                                 \
+        uint64_t bytes_ = (bytes);                                                       \
+        if (bytes_ < COPY_LEAST_BYTES)                                                   \
+            vgpu_away_call();                                                            \
+        if (bytes_ < COPY_LEAST_BYTES || vgpu_gate_passes(bytes_ / COPY_LEAST_BYTES))    \
+            return CALL_INSIDE(symbol, __VA_ARGS__);                                     \
+        CUresult result = vgpu_gate_look(stream, per_thread, bytes_ / COPY_LEAST_BYTES); \
+        if (result != CUDA_SUCCESS)                                                      \
+            return result;                                                               \
+        result = CALL_INSIDE(symbol, __VA_ARGS__);                                       \
+        vgpu_gate_launched(stream, per_thread, bytes_ / COPY_LEAST_BYTES);               \
+        return result;                                                                   \
     } while (0)
 
 /* A function and its twin for the per-thread default stream. */
@@ -142,3 +142,41 @@ ASYNC(cuMemcpyBatchAsync_v2, sum_of(sizes, count),
       (CUdeviceptr * dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes *attrs, size_t *attrsIdxs,
        size_t numAttrs, CUstream hStream),
       dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, hStream)
+
+#define ELEMENT_BYTES_MAX 16u /* four channels of 32 bits */
+
+/* Of copies in three dimensions. An extent counts elements, whose size an array knows: the most that it can be is
+ * taken, so that such a copy is never let by. Between two pointers an element is a byte. */
+static uint64_t sum_of_3d(const CUDA_MEMCPY3D_BATCH_OP *copies, size_t count)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; copies != NULL && i < count; i++) {
+        const CUDA_MEMCPY3D_BATCH_OP *one = &copies[i];
+        bool bytes = one->src.type == CU_MEMCPY_OPERAND_TYPE_POINTER && one->dst.type == CU_MEMCPY_OPERAND_TYPE_POINTER;
+        sum += one->extent.width * one->extent.height * one->extent.depth * (bytes ? 1u : ELEMENT_BYTES_MAX);
+    }
+    return sum;
+}
+
+static uint64_t sum_of_fabric(const CUDA_FABRIC_COPY_BATCH_OP *copies, size_t count)
+{
+    uint64_t sum = 0;
+    for (size_t i = 0; copies != NULL && i < count; i++)
+        sum += copies[i].size;
+    return sum;
+}
+
+ASYNC(cuMemcpyWithAttributesAsync, size,
+      (CUdeviceptr dst, CUdeviceptr src, size_t size, CUmemcpyAttributes *attr, CUstream hStream), dst, src, size, attr,
+      hStream)
+ASYNC(cuMemcpy3DWithAttributesAsync, sum_of_3d(op, 1),
+      (CUDA_MEMCPY3D_BATCH_OP * op, unsigned long long flags, CUstream hStream), op, flags, hStream)
+ASYNC(cuMemcpy3DBatchAsync, sum_of_3d(opList, numOps),
+      (size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, size_t *failIdx, unsigned long long flags, CUstream hStream),
+      numOps, opList, failIdx, flags, hStream)
+ASYNC(cuMemcpy3DBatchAsync_v2, sum_of_3d(opList, numOps),
+      (size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, unsigned long long flags, CUstream hStream), numOps, opList,
+      flags, hStream)
+ASYNC(cuFabricCpyBatchAsync, sum_of_fabric(opList, numOps),
+      (size_t numOps, CUDA_FABRIC_COPY_BATCH_OP *opList, unsigned long long flags, CUstream hStream), numOps, opList,
+      flags, hStream)

@@ -10,7 +10,10 @@ import argparse
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+import hooks
 
 HERE = Path(__file__).resolve().parent
 FLAGS = ["-std=gnu11", "-O2", "-g", "-DNDEBUG", "-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden"]
@@ -34,10 +37,14 @@ def versions(library: Path) -> set[tuple[int, ...]]:
 def build(out: Path, machine: str, glibc: str, includes: list[Path]) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     library = out / "libvgpu.so"
-    command = [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-gnu.{glibc}", *FLAGS]
-    command += [f"-isystem{folder}" for folder in includes]
-    command += [f"-iquote{HERE}", f"-iquote{HERE.parent / 'common'}", *map(str, sources())]
-    subprocess.run([*command, *LINK, "-lpthread", "-ldl", "-o", str(library)], check=True)
+    compiler = [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-gnu.{glibc}"]
+    with tempfile.TemporaryDirectory() as generated:
+        made = Path(generated)
+        hooks.generate(made, compiler, includes)
+        command = [*compiler, *FLAGS, *(f"-isystem{folder}" for folder in includes)]
+        command += [f"-iquote{HERE}", f"-iquote{made}", f"-iquote{HERE.parent / 'common'}"]
+        command += [*map(str, sources()), str(made / "waits.c")]
+        subprocess.run([*command, *LINK, "-lpthread", "-ldl", "-o", str(library)], check=True)
     return library
 
 

@@ -26,7 +26,20 @@ assert u.cuDevicePrimaryCtxRetain(c.byref(context), 0) == 0
 assert u.cuCtxSetCurrent(context) == 0
 assert u.cuMemAlloc_v2(c.byref(memory), c.c_size_t(8 << 20)) == 0
 one = (1, 1, 1, 1, 1, 1, 0, None, None, None)
+n, mib = c.c_size_t, 1 << 20
+class Extent(c.Structure):
+    _fields_ = [(name, c.c_size_t) for name in ("width", "height", "depth")]
+class Copy3D(c.Structure):
+    _fields_ = [("source", c.c_uint64 * 5), ("to", c.c_uint64 * 5), ("extent", Extent), ("rest", c.c_uint64)]
+class FabricCopy(c.Structure):
+    _fields_ = [("source", c.c_uint64 * 3), ("to", c.c_uint64 * 3), ("bytes", n), ("rest", c.c_uint64)]
+copy = Copy3D((1,), (1,), Extent(4 * mib, 4, 4))
+fabric = (FabricCopy * 2)(*(FabricCopy((1,), (1,), 32 * mib),) * 2)
 calls = {
+    "copy with attributes": lambda: u.cuMemcpyWithAttributesAsync(memory, memory, n(64 * mib), None, None),
+    "copy in 3D with attributes": lambda: u.cuMemcpy3DWithAttributesAsync(c.byref(copy), n(0), None),
+    "batch in 3D": lambda: u.cuMemcpy3DBatchAsync_v2(n(1), c.byref(copy), n(0), None),
+    "batch on the fabric": lambda: u.cuFabricCpyBatchAsync(n(2), fabric, n(0), None),
     "launch": lambda: u.cuLaunchKernel(c.c_void_p(1), *one),
     "synchronise": lambda: u.cuCtxSynchronize(),
     "allocate": lambda: u.cuMemAlloc_v2(c.byref(c.c_uint64()), c.c_size_t(4096)),
@@ -114,6 +127,18 @@ def test_whatever_it_does_is_counted_and_nothing_else(node: Node, lease: Path, t
         answer(tenant)
         assert looked(node, lease).calls > before.calls, call
     eventually(lambda: not looked(node, lease).busy)
+
+
+@pytest.mark.parametrize(
+    "call", ["copy with attributes", "copy in 3D with attributes", "batch in 3D", "batch on the fabric"]
+)
+def test_a_copy_passes_the_gate_as_a_launch_for_each_mib(
+    node: Node, lease: Path, tenant: "Popen[str]", call: str
+) -> None:
+    before = looked(node, lease)
+    ask(tenant, call)
+    answer(tenant)
+    assert looked(node, lease).calls - before.calls == 64
 
 
 def test_it_comes_back_though_nobody_says_so(node: Node, lease: Path, tenant: "Popen[str]") -> None:

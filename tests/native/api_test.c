@@ -278,6 +278,46 @@ static void check_graph(void)
     CHECK(free_bytes() == LIMIT - CONTEXT - 320 * MIB);
 }
 
+static void check_graph_node(void)
+{
+    CUgraphNodeParams parameters = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC};
+    CUgraph graph;
+    CUgraphNode node;
+    CUgraphExec exec;
+    begin();
+    parameters.alloc.poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    parameters.alloc.poolProps.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    parameters.alloc.bytesize = 300 * MIB;
+    CHECK(cuGraphCreate(&graph, 0) == CUDA_SUCCESS);
+    CHECK(cuGraphAddNode_v3(&node, graph, NULL, NULL, 0, &parameters) == CUDA_SUCCESS);
+    CHECK(cuGraphInstantiateWithFlags(&exec, graph, 0) == CUDA_SUCCESS);
+    CHECK(cuGraphLaunch(exec, NULL) == CUDA_SUCCESS && free_bytes() == LIMIT - CONTEXT - 320 * MIB);
+}
+
+int fake_capture_questions(void);
+
+/* Streams are asked after only while libvgpu knows of a capture. */
+static bool knows_of_a_capture(void)
+{
+    CUdeviceptr pointer;
+    int before = fake_capture_questions();
+    CHECK(cuMemAllocAsync(&pointer, MIB, NULL) == CUDA_SUCCESS && cuMemFreeAsync(pointer, NULL) == CUDA_SUCCESS);
+    return fake_capture_questions() > before;
+}
+
+static void check_captures(void)
+{
+    CUstreamCigCaptureParams parameters = {0};
+    CUgraph graph;
+    begin();
+    CHECK(!knows_of_a_capture());
+    CHECK(cuStreamBeginRecaptureToGraph(NULL, CU_STREAM_CAPTURE_MODE_RELAXED, NULL, NULL, NULL) == CUDA_SUCCESS);
+    CHECK(knows_of_a_capture());
+    CHECK(cuStreamEndCapture(NULL, &graph) == CUDA_SUCCESS && !knows_of_a_capture());
+    CHECK(cuStreamBeginCaptureToCig(NULL, &parameters) == CUDA_SUCCESS && knows_of_a_capture());
+    CHECK(cuStreamEndCaptureToCig(NULL) == CUDA_SUCCESS && !knows_of_a_capture());
+}
+
 /* What the driver takes by itself: globals, local memory, streams. */
 static void check_driver(void)
 {
@@ -485,7 +525,8 @@ int main(int argc, char **argv)
                   {"context", check_context}, {"card-full", check_card_full},       {"fork", check_fork},
                   {"signals", check_signals}, {"nvml", check_nvml},                 {"small", check_small},
                   {"pool", check_pool},       {"graph", check_graph},               {"driver", check_driver},
-                  {"processes", check_processes}, {"pitch", check_pitch}, {"private-entries", check_private_entries}};
+                  {"processes", check_processes}, {"pitch", check_pitch}, {"private-entries", check_private_entries},
+                  {"graph-node", check_graph_node}, {"captures", check_captures}};
     for (size_t i = 0; argc == 2 && i < sizeof(checks) / sizeof(checks[0]); i++)
         if (strcmp(argv[1], checks[i].name) == 0) {
             checks[i].check();

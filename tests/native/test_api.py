@@ -22,6 +22,7 @@ CHECKS: tuple[str, ...] = (
     "fork",
 )
 CHECKS += ("signals", "nvml", "small", "pool", "graph", "driver", "processes", "pitch", "private-entries")
+CHECKS += ("graph-node", "captures")
 
 
 def sanitized() -> tuple[Path, ...]:
