@@ -239,7 +239,9 @@ async def serve(settings: Settings) -> None:
         await doors.start(keeper.policy().policy)
         keeper.policies.preparing.append(doors.prepare)
         door = runtime_socket(settings.run_dir, settings.group, passed)
-        runtimes = RuntimeDoor(daemon.containers, door, cgroup_of)
+        runtimes = RuntimeDoor(
+            daemon.containers, door, cgroup_of, lambda: keeper.policy().policy.runtime.users
+        )
         runtimes.start()
         watcher = watch_devices(daemon, keeper, loop)
         work = (

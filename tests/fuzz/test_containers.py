@@ -3,13 +3,25 @@
 import asyncio
 import json
 import socket
+from pathlib import Path
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vgpud.inject.wish import owner_of, wish_of
+from vgpud.inject.driver import DriverFiles
+from vgpud.inject.hooks import HookProgram
+from vgpud.inject.oci import edited, refused
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
+from vgpud.model.tenancy import DeviceNode, Edits, Mount
 from vgpud.serve import runtime, runtime_wire
+
+HOOK = HookProgram(Path("/usr/bin/vgpu-hook"), Path("/run/vgpud"))
+NO_DRIVER = DriverFiles()
+EDITS = Edits(
+    env=(("CUDA_VISIBLE_DEVICES", "GPU-1"),),
+    mounts=(Mount("/run/vgpud/leases/a1", "/run/vgpud/lease"),),
+    device_nodes=(DeviceNode("/dev/nvidia0", major=195, minor=0),),
+)
 
 HEADS = st.builds(
     runtime_wire.REQUEST.pack,
@@ -26,13 +38,23 @@ KEYS = st.sampled_from(
 )
 ANNOTATIONS = st.dictionaries(KEYS.map("vgpud.io/{}".format), TEXTS | SCALARS, max_size=5)
 VARIABLES = st.lists(st.builds("VGPU_{}={}".format, KEYS.map(str.upper), TEXTS) | SCALARS, max_size=5)
+ANY_JSON = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+)
+HOOKS = st.dictionaries(st.sampled_from(["createRuntime", "poststop", "x"]), ANY_JSON, max_size=2) | ANY_JSON
 CONFIGS = st.fixed_dictionaries(
     {},
     optional={
         "annotations": ANNOTATIONS | SCALARS,
+        "mounts": ANY_JSON,
+        "hooks": HOOKS,
         "process": st.fixed_dictionaries({}, optional={"env": VARIABLES | SCALARS, "user": SCALARS})
         | SCALARS,
-        "linux": SCALARS,
+        "linux": st.fixed_dictionaries(
+            {}, optional={"devices": ANY_JSON, "resources": ANY_JSON, "uidMappings": ANY_JSON}
+        )
+        | SCALARS,
     },
 )
 
@@ -61,26 +83,36 @@ def test_any_message(words: bytes) -> None:
     if message is not None:
         assert len(message.id.encode(errors="replace")) <= 4 * runtime_wire.MAX_ID_BYTES
         assert len(message.body) <= runtime_wire.MAX_BODY_BYTES
-        assert message.pid == 0  # no descriptor came with it
+        assert message.process is None  # no descriptor came with it
 
 
 def understood(body: bytes) -> None:
     try:
-        config = runtime._parsed(body)
-        wish = wish_of(config)
-        owner = owner_of(config)
+        found = runtime._understood(body)
     except VgpuError as error:
         assert error.code.exit_code is Exit.BAD_ARGUMENT
         assert len(str(error).splitlines()) == 1
-    else:
+        return
+    if found is not None:
+        config, wish, owner = found
         assert owner.uid >= 0
-        assert wish is None or wish.memory_bytes is None or wish.memory_bytes > 0
+        assert wish.memory_bytes is None or wish.memory_bytes > 0
+        for make in (
+            lambda: edited(config, "a1", EDITS, NO_DRIVER, HOOK),
+            lambda: refused(config, "no", HOOK),
+        ):
+            assert isinstance(json.loads(runtime._dumped(make)), dict)
 
 
 @given(st.binary(max_size=200))
 @example(b"[" * 100_000)
 @example(b'{"a":' * 100_000)
 @example(b'{"linux": ' + b"9" * 5000 + b"}")
+@example(b'{"annotations": {"vgpud.io/count": "' + b"9" * 5000 + b'"}}')
+@example(b'{"annotations": {"vgpud.io/memory": "1GiB"}, "x": ' + b"[" * 700 + b"]" * 700 + b"}")
+@example(b'{"annotations": {"vgpud.io/memory": "1GiB"}, "hooks": {"createRuntime": [3]}}')
+@example(b'{"annotations": {"vgpud.io/memory": "1GiB"}, "process": {"env": [3]}}')
+@example(b'{"annotations": {"vgpud.io/memory": "1GiB"}, "linux": {"resources": {"devices": {"a": 1}}}}')
 def test_any_body(body: bytes) -> None:
     understood(body)
 

@@ -98,3 +98,13 @@ def test_the_first_rule_that_covers_counts() -> None:
 def test_root_has_a_quota_where_it_is_named() -> None:
     assert sentence(QuotaRule(max_allocations=0), owner=ROOT) is None
     assert sentence(QuotaRule(uids=(0,), max_allocations=0), owner=ROOT) is not None
+
+
+def test_all_uids_of_a_user_share_its_quota() -> None:
+    """65 536 subordinate uids are no 65 536 quotas; a rule by group sees the group of its account."""
+    other = Owner(100_001, 100_001)
+    mine = Allocation("a1", Request("r1", other, quota_owner=ALICE), State.ACTIVE, (piece(),))
+    for rule in (QuotaRule(max_allocations=1), QuotaRule(gids=(100,), max_allocations=1)):
+        refusal = over_quota(Policy(quota=(rule,)), ALICE, [mine], (piece(),))
+        assert refusal is not None
+        assert refusal.sentence == "uid 1000 holds 1 allocation of the 1 that its quota allows"

@@ -5,8 +5,12 @@ import contextlib
 import json
 import os
 import socket
+import subprocess
+import sys
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +22,9 @@ from vgpud.model.caller import Caller
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Allocation, Edits, Lifetime, Request, State
+from vgpud.serve import runtime
 from vgpud.serve.peers import start_ticks
-from vgpud.serve.runtime import RuntimeDoor
+from vgpud.serve.runtime import Limits, RuntimeDoor
 from vgpud.serve.runtime_wire import FOR_PARENT, MAGIC, REPLY, REQUEST, Status, Verb
 from vgpud.serve.sockets import runtime_socket
 
@@ -80,24 +85,32 @@ async def answer(peer: socket.socket) -> tuple[Status, str]:
 
 
 @contextlib.asynccontextmanager
-async def world(folder: Path, held: socket.socket | None = None) -> AsyncIterator[World]:
-    """`held` is what systemd listens on, if it does."""
+async def world(
+    folder: Path, held: socket.socket | None = None, opened: bool = True, limits: Limits | None = None
+) -> AsyncIterator[World]:
+    """`held` is what systemd listens on, if it does; `opened` is the policy's [runtime] users."""
     hook = folder / "vgpu-hook"
     hook.touch()
     run_dir = folder / "run"
     run_dir.mkdir(exist_ok=True)
     containers = FakeContainers(Specs(folder / "cdi", HookProgram(hook, run_dir)))
     passed = {} if held is None else {"runtime": held.dup()}
-    door = RuntimeDoor(containers, runtime_socket(run_dir, "", passed), lambda pid, starter: f"of {pid}")
+    door = RuntimeDoor(
+        containers,
+        runtime_socket(run_dir, "", passed),
+        lambda pid, starter: f"of {pid}",
+        lambda: opened,
+        limits,
+    )
     door.start()
     yield World(containers, run_dir / "runtime.sock")
     await door.stop(1.0)
     assert (run_dir / "runtime.sock").exists() == (held is not None)
 
 
-def run(folder: Path, scene: Any) -> None:
+def run(folder: Path, scene: Any, **more: Any) -> None:
     async def play() -> None:
-        async with world(folder) as made:
+        async with world(folder, **more) as made:
             await asyncio.wait_for(scene(made), 30)
 
     asyncio.run(play())
@@ -214,3 +227,190 @@ def test_who_comes_while_the_daemon_is_away_is_served_by_the_next(tmp_path: Path
                     assert await answer(peer) == (Status.UNCHANGED, "")
 
     asyncio.run(asyncio.wait_for(play(), 30))
+
+
+def config_asking(**more: object) -> str:
+    return json.dumps({"annotations": {"vgpud.io/memory": "1GiB"}, **more})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        config_asking(x=0).replace("0}", "[" * 700 + "]" * 700 + "}"),
+        config_asking(x=0).replace("0}", "9" * 5000 + "}"),
+        json.dumps({"annotations": {"vgpud.io/count": "9" * 5000}}),
+        config_asking(hooks=3),
+        config_asking(hooks={"poststop": [3]}),
+        config_asking(process={"env": [3]}),
+        config_asking(process=[]).replace("[]", '"x"'),
+        config_asking(linux={"devices": [3]}),
+        config_asking(linux={"resources": {"devices": 3}}),
+        config_asking(mounts={"destination": "/"}),
+    ],
+)
+def test_a_config_of_the_wrong_shape_is_refused_before_anything_is_allocated(
+    tmp_path: Path, body: str
+) -> None:
+    async def scene(made: World) -> None:
+        status, text = await made.ask(Verb.PREPARE, body=body)
+        assert status is Status.REFUSED and "E103" in text
+        assert made.containers.started == []
+
+    run(tmp_path, scene)
+
+
+def test_a_message_above_one_mebibyte_is_refused_by_its_header(tmp_path: Path) -> None:
+    async def scene(made: World) -> None:
+        with await made.connect() as peer:
+            head = REQUEST.pack(MAGIC, Verb.PREPARE, 0, 2, (1 << 20) + 1)
+            await asyncio.get_running_loop().sock_sendall(peer, head)
+            status, text = await answer(peer)
+        assert status is Status.REFUSED and "1048577 bytes" in text
+
+    run(tmp_path, scene)
+
+
+def test_a_refusal_is_short_whatever_it_is_about(tmp_path: Path) -> None:
+    async def scene(made: World) -> None:
+        for body in (
+            json.dumps({"annotations": {"vgpud.io/" + "memoryy" * 100_000: "1"}}),
+            json.dumps({"annotations": {"vgpud.io/memory": "9" * 900_000}}),
+            config_asking(process={"user": {"uid": "9" * 900_000}}),
+        ):
+            status, text = await made.ask(Verb.PREPARE, body=body)
+            assert status is Status.REFUSED and len(text) < 2500
+
+    run(tmp_path, scene)
+
+
+def test_config_json_is_read_and_written_off_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time that a container's configuration takes is not taken from all other callers."""
+    places: list[threading.Thread] = []
+
+    def noted(real: Any, *given: Any) -> Any:
+        places.append(threading.current_thread())
+        return real(*given)
+
+    for name in ("parsed", "wish_of", "edited"):
+        monkeypatch.setattr(runtime, name, partial(noted, getattr(runtime, name)))
+
+    async def scene(made: World) -> None:
+        assert (await made.ask(Verb.PREPARE, body=ASKS))[0] is Status.DONE
+        assert len(places) == 3 and threading.current_thread() not in places
+
+    run(tmp_path, scene)
+
+
+def test_unread_replies_of_a_user_end_and_leave_the_others_room(tmp_path: Path) -> None:
+    """512 replies that nobody read once kept root from starting containers."""
+    limits = Limits(total=4, per_user=4, for_root=2, reply_seconds=0.2)
+    large = config_asking(x="y" * 700_000)
+
+    async def scene(made: World) -> None:
+        loop = asyncio.get_running_loop()
+        unread = []
+        for _ in range(6):
+            peer = await made.connect()
+            unread.append(peer)
+            await loop.sock_sendall(peer, REQUEST.pack(MAGIC, Verb.PREPARE, 0, 2, len(large)) + b"c1")
+            await loop.sock_sendall(peer, large.encode())
+        while len(made.containers.started) < 6:  # all shares are taken, root's too
+            await asyncio.sleep(0.01)
+        answered = False
+        while not answered:
+            with contextlib.suppress(ConnectionResetError):
+                answered = (await made.ask(Verb.PREPARE, body="{}"))[0] is Status.UNCHANGED
+            await asyncio.sleep(0.05)
+        for peer in unread:
+            peer.close()
+
+    run(tmp_path, scene, limits=limits)
+
+
+AS_USER = """
+import os, socket, sys
+os.setgroups([]); os.setresgid(4242, 4242, 4242); os.setresuid(4242, 4242, 4242)
+held = []
+for _ in range(int(sys.argv[2])):
+    held.append(socket.socket(socket.AF_UNIX)); held[-1].connect(sys.argv[1])
+held[-1].settimeout(20)
+print(held[-1].recv(4096)[12:].decode().splitlines()[0] if sys.argv[3] == "read" else "connected", flush=True)
+input()
+"""
+
+
+@contextlib.asynccontextmanager
+async def another_user(made: World, connections: int, then: str) -> AsyncIterator[str]:
+    """A process of uid 4242 with so many connections; the first line of what the last one is told."""
+    words = [sys.executable, "-c", AS_USER, str(made.path), str(connections), then]
+    pipe = asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe)
+    assert child.stdout is not None
+    try:
+        yield (await child.stdout.readline()).decode().strip()
+    finally:
+        await child.communicate(b"\n")
+
+
+def opened_to_all(made: World) -> None:
+    made.path.chmod(0o666)
+    for folder in made.path.parents:
+        if folder.stat().st_mode & 0o001 == 0:
+            folder.chmod(0o711)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+
+
+@pytest.mark.root
+@needs_root
+def test_silent_connections_of_a_user_leave_root_its_room(tmp_path: Path) -> None:
+    async def scene(made: World) -> None:
+        opened_to_all(made)
+        async with another_user(made, 5, "read") as told:
+            assert told == "uid 4242 has 4 containers on their way, of 4 in all (E401)"
+            assert await made.ask(Verb.PREPARE, body="{}") == (Status.UNCHANGED, "")
+
+    run(tmp_path, scene, limits=Limits(total=4, per_user=4, for_root=1))
+
+
+@pytest.mark.root
+@needs_root
+def test_the_door_is_roots_unless_the_policy_opens_it(tmp_path: Path) -> None:
+    async def scene(made: World) -> None:
+        opened_to_all(made)
+        async with another_user(made, 1, "read") as told:
+            assert told == "uid 4242 may not start containers with GPU slices by runtime.sock (E201)"
+        assert await made.ask(Verb.PREPARE, body="{}") == (Status.UNCHANGED, "")
+
+    run(tmp_path, scene, opened=False)
+
+
+BINDS_ROOTS = """
+import os, socket, sys
+from vgpud.serve.runtime_wire import MAGIC, REQUEST, Verb
+os.setgroups([]); os.setresgid(4242, 4242, 4242); os.setresuid(4242, 4242, 4242)
+peer = socket.socket(socket.AF_UNIX); peer.settimeout(20); peer.connect(sys.argv[1])
+for pid in (1, os.getpid()):
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(sys.argv[1])
+        socket.send_fds(peer, [REQUEST.pack(MAGIC, Verb.BIND, 0, 2, 0)], [os.pidfd_open(pid)])
+        peer.sendall(b"a1")
+        print(peer.recv(4096)[12:].decode().partition(chr(10))[0])
+"""
+
+
+@pytest.mark.root
+@needs_root
+def test_a_user_binds_no_process_of_another_user(tmp_path: Path) -> None:
+    async def scene(made: World) -> None:
+        opened_to_all(made)
+        words = [sys.executable, "-c", BINDS_ROOTS, str(made.path)]
+        done = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, timeout=30)
+        refusal, accepted = done.stdout.split("\n")[:2]
+        assert refusal == "process 1 belongs to uid 0, and the caller is uid 4242 (E202)", done.stderr
+        assert accepted == "" and len(made.containers.bound) == 1
+
+    run(tmp_path, scene)

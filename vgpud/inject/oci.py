@@ -1,29 +1,108 @@
 """Edits to an OCI config.json (Open Container Initiative, runtime-spec 1.0.2 and 1.1), JSON in, JSON out."""
 
-import copy
+import json
 from collections.abc import Mapping
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from vgpud.inject.driver import DriverFiles
 from vgpud.inject.hooks import PRELOAD, HookProgram
 from vgpud.inject.wish import PREPARED
+from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import DeviceNode, Edits, Mount
 
+_MAX_DEPTH = 64  # the specification needs 7
 _OPEN_TO_ALL = 0o666  # the cgroup's rule and the driver decide, as with NVIDIA's own nodes
+
+
+def parsed(body: bytes) -> dict[str, Any]:
+    """Raises VgpuError(BAD_REQUEST) for what is not a JSON object."""
+    try:
+        config = json.loads(body)
+    except (ValueError, RecursionError):  # no JSON, a number of thousands of digits, brackets without end
+        config = None
+    if not isinstance(config, dict):
+        raise _bad("config.json is not a JSON object")
+    return config
+
+
+def check_shape(config: Mapping[str, Any]) -> None:
+    """Whether the parts that `edited` changes are of the types that the specification says.
+
+    Raises VgpuError(BAD_REQUEST). What passes here makes neither `edited` nor its writing as JSON fail.
+    """
+    if _deeper(config, _MAX_DEPTH):
+        raise _bad(f"config.json is nested deeper than {_MAX_DEPTH}")
+    try:
+        _Config.model_validate(config)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"][:6])
+        raise _bad(
+            f"{where} of config.json is not what the specification says: {first['msg'].lower()}"
+        ) from None
+
+
+def _deeper(value: object, most: int) -> bool:
+    """Level by level: the depth of the caller's text is not the depth of our stack."""
+    level = [value]
+    for _ in range(most):
+        level = [
+            below
+            for one in level
+            for below in (one.values() if isinstance(one, dict) else one if isinstance(one, list) else ())
+            if isinstance(below, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+class _Part(BaseModel):
+    """A part of config.json with the fields that `edited` and `wish_of` use; all others are passed on."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class _Process(_Part):
+    env: list[str] | None = None
+    user: dict[str, Any] | None = None
+
+
+class _Resources(_Part):
+    devices: list[dict[str, Any]] | None = None
+
+
+class _Linux(_Part):
+    devices: list[dict[str, Any]] | None = None
+    resources: _Resources | None = None
+
+
+class _Config(_Part):
+    process: _Process | None = None
+    linux: _Linux | None = None
+    mounts: list[dict[str, Any]] | None = None
+    hooks: dict[str, list[dict[str, Any]] | None] | None = None
+    annotations: dict[str, Any] | None = None
+
+
+def _bad(sentence: str) -> VgpuError:
+    return VgpuError(ErrorCode.BAD_REQUEST, sentence, "give the runtime a valid bundle")
 
 
 def edited(
     config: Mapping[str, Any], allocation_id: str, edits: Edits, driver: DriverFiles, hook: HookProgram
 ) -> dict[str, Any]:
     """The same container under an allocation, which it binds to its init and ends when it is gone."""
-    after = copy.deepcopy(dict(config))
-    process = after.setdefault("process", {})
+    after = dict(config)
+    process = after["process"] = dict(after.get("process") or {})
     environment = {key: value for key, value in edits.env if key != PRELOAD}
     process["env"] = _with_environment(process.get("env") or [], environment)
-    linux = after.setdefault("linux", {})
+    linux = after["linux"] = dict(after.get("linux") or {})
     nodes = [node for node in edits.device_nodes if node.major is not None and node.minor is not None]
     linux["devices"] = _with_nodes(linux.get("devices") or [], nodes)
-    resources = linux.setdefault("resources", {})
+    resources = linux["resources"] = dict(linux.get("resources") or {})
     resources["devices"] = [*(resources.get("devices") or []), *(_rule(node) for node in nodes)]
     after["mounts"] = _with_mounts(after.get("mounts") or [], driver.mounts + edits.mounts)
     after["hooks"] = _with_hooks(after.get("hooks") or {}, allocation_id, edits, driver, hook)
@@ -33,7 +112,7 @@ def edited(
 
 def refused(config: Mapping[str, Any], text: str, hook: HookProgram) -> dict[str, Any]:
     """A container that its runtime will not start, and says why: Podman does not show its hooks' words."""
-    after = copy.deepcopy(dict(config))
+    after = dict(config)
     hooks = dict(after.get("hooks") or {})
     hooks["createRuntime"] = [hook.oci("refuse", text), *(hooks.get("createRuntime") or [])]
     after["hooks"] = hooks

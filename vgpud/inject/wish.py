@@ -28,6 +28,7 @@ KEYS = {
     "label": False,
 }
 _MAX_COUNT = 64
+_MAX_KEY_CHARACTERS = 32  # a longer one resembles none: the time that this takes grows with its length
 _MAX_ID_CHARACTERS = 100  # of a request id's 128
 _MAX_TEXT_CHARACTERS = 256
 # a pod's pause container has the pod's annotations (containerd, CRI-O)
@@ -106,9 +107,9 @@ def _words(annotations: Mapping[str, Any], environment: Mapping[str, str]) -> di
             continue
         key = name.removeprefix(PREFIX)
         if key not in KEYS:
-            near = get_close_matches(key, KEYS, n=1)
+            near = get_close_matches(key[:_MAX_KEY_CHARACTERS], KEYS, n=1)
             known = f"did you mean {PREFIX}{near[0]}" if near else f"{PREFIX} goes with {', '.join(KEYS)}"
-            raise _bad(f"unknown annotation {name!r}", known)
+            raise _bad(f"unknown annotation {name[:_MAX_TEXT_CHARACTERS]!r}", known)
         words[key] = str(value).strip()
     for key in KEYS:
         value = environment.get(f"VGPU_{key.upper().replace('-', '_')}", "")
@@ -117,7 +118,7 @@ def _words(annotations: Mapping[str, Any], environment: Mapping[str, str]) -> di
 
 
 def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MAX_COUNT):
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= _MAX_COUNT):
         raise _bad(f"count {text[:32]!r} is not a number of devices from 1 to {_MAX_COUNT}", "as in count 2")
     return int(text)
 
@@ -178,7 +179,9 @@ def _mapped(number: int, mappings: Any) -> int:  # noqa: ANN401 - JSON
 
 def _number(value: object, field_name: str) -> int:
     if type(value) is not int or not 0 <= value < 2**32 - 1:
-        raise _bad(f"{field_name} of config.json is {value!r}", "give the runtime a valid config.json")
+        raise _bad(
+            f"{field_name} of config.json is {repr(value)[:64]}", "give the runtime a valid config.json"
+        )
     return value
 
 

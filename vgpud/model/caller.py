@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
-from vgpud.model.tenancy import Lifetime
+from vgpud.model.tenancy import Lifetime, Owner
 
 
 class Door(IntEnum):
@@ -16,12 +16,26 @@ class Door(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A peer as SO_PEERCRED named it at accept; `process` tells its pid from a later reuse."""
+    """A peer as SO_PEERCRED named it at accept; `process` tells its pid from a later reuse.
+
+    `quota_owner` is as in Request: the user behind a subordinate uid.
+    """
 
     door: Door
     uid: int
     gid: int
     process: Lifetime
+    quota_owner: Owner | None = None
+
+    @property
+    def owner(self) -> Owner:
+        """The owner of what this caller allocates for itself."""
+        return Owner(self.uid, self.gid)
+
+    @property
+    def user(self) -> int:
+        """The user whose connections, calls and log lines these are."""
+        return self.uid if self.quota_owner is None else self.quota_owner.uid
 
     @property
     def is_admin(self) -> bool:

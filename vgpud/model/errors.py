@@ -95,6 +95,13 @@ class ErrorCode(Enum):
 BY_NUMBER: dict[int, ErrorCode] = {code.number: code for code in ErrorCode}
 
 
+_LONGEST_CHARACTERS = 1000  # whatever text of a caller it quotes
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_CHARACTERS else f"{text[:_LONGEST_CHARACTERS]}..."
+
+
 @dataclass(unsafe_hash=True)  # not frozen: the interpreter sets __traceback__ and __context__
 class VgpuError(Exception):
     """An error for a person: what is wrong with the figures in it, and one thing to do about it.
@@ -109,6 +116,7 @@ class VgpuError(Exception):
     details: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
+        self.sentence, self.hint = _cut(self.sentence), _cut(self.hint)
         super().__init__(self.code, self.sentence, self.hint, self.details)
 
     def __str__(self) -> str:

@@ -92,6 +92,13 @@ class Request:
     label: str = ""  # free text of the caller, shown in listings
     lifetime: Lifetime = field(default_factory=Lifetime)
     priority: str = ""  # one of PRIORITIES, in modes mps and preload; empty: the policy's, or normal
+    # whose quota counts, where the owner's uid is one that this user has beside its own (subuid(5))
+    quota_owner: Owner | None = None
+
+    @property
+    def counts_for(self) -> Owner:
+        """The user that quotas go by."""
+        return self.quota_owner or self.owner
 
     @property
     def whole_device(self) -> bool:

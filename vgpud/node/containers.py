@@ -30,7 +30,14 @@ class Containers:
 
     async def bind(self, allocation_id: str, caller: Caller, lifetime: Lifetime) -> None:
         """It ends with this process, the container's init, from here on; durably."""
+        starter = self._parts.book.get(allocation_id).request.lifetime
         check_owner(self._parts.book.get(allocation_id), caller)
+        if lifetime.start_ticks < starter.start_ticks:
+            raise VgpuError(
+                ErrorCode.BAD_REQUEST,
+                f"process {lifetime.pid} was there before process {starter.pid}, which starts the container",
+                "bind the allocation to the init of its own container",
+            )
         await self._keeper.change(allocation_id, lambda: self._bind(allocation_id, lifetime))
         held = self._parts.book.get(allocation_id)
         if held.request.lifetime != lifetime:

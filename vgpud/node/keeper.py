@@ -246,7 +246,7 @@ class NodeKeeper:
             pools={} if self.mig is None else self.mig.pools.pools(),
         )
         if decision.refusal is None:
-            refusal = over_quota(self.policy().policy, request.owner, self._book, decision.slices)
+            refusal = over_quota(self.policy().policy, request.counts_for, self._book, decision.slices)
             decision = decision if refusal is None else Decision(reasons=decision.reasons, refusal=refusal)
         if decision.refusal is not None:
             return decision, ()
@@ -404,7 +404,7 @@ class NodeKeeper:
         return await self.resizes.resize(allocation, memory_bytes, share)
 
     def _check_quota(self, changed: Allocation, slices: tuple[Slice, ...]) -> None:
-        over = over_quota(self.policy().policy, changed.request.owner, self._book, slices, changed.id)
+        over = over_quota(self.policy().policy, changed.request.counts_for, self._book, slices, changed.id)
         if over is not None:
             raise over
 

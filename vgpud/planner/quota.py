@@ -18,7 +18,7 @@ def over_quota(
     rule = policy.quota_of(owner.uid, owner.gid)
     if rule is None:
         return None
-    own = [a for a in held if a.request.owner.uid == owner.uid and a.state is not State.RELEASING]
+    own = [a for a in held if a.request.counts_for.uid == owner.uid and a.state is not State.RELEASING]
     before = [a for a in own if a.id != instead_of]
     slices = [*(part for a in before for part in a.slices), *wanted]
     if rule.max_allocations is not None and len(before) + 1 > rule.max_allocations:

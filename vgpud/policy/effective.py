@@ -18,7 +18,7 @@ def effective(policy: Policy) -> dict[str, Any]:
     is itself a valid policy.
     """
     filled = policy.model_copy(update={"device": tuple(_filled(rule) for rule in policy.device)})
-    doors = {"kubelet": policy.kubelet.resource, "dra": policy.dra.enabled}
+    doors = {"kubelet": policy.kubelet.resource, "dra": policy.dra.enabled, "runtime": policy.runtime.users}
     unserved = {name for name, is_open in doors.items() if not is_open}
     return filled.model_dump(mode="json", exclude_none=True, exclude=unserved)
 

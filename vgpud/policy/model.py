@@ -329,6 +329,16 @@ class HttpSettings(Table):
     listen: Listen = Field("", description="serve it by TCP at this loopback address; empty: not at all")
 
 
+class RuntimeSettings(Table):
+    """Containers that start with an allocation of their own, by runtime.sock."""
+
+    users: bool = Field(
+        False,
+        description="users in group vgpu may start them too (rootless Podman), not only root; "
+        "each container then belongs to the user who starts it",
+    )
+
+
 Ids = Annotated[
     tuple[Annotated[int, Field(ge=0, lt=2**32 - 1)], ...],
     Field(strict=False, max_length=MAX_RULES),
@@ -393,6 +403,9 @@ class Policy(Table):
         default_factory=KubeletSettings, description="resources for pods, by the kubelet's device plugin API"
     )
     dra: DraSettings = Field(default_factory=DraSettings, description="devices for the claims of pods")
+    runtime: RuntimeSettings = Field(
+        default_factory=RuntimeSettings, description="containers that start with an allocation"
+    )
 
     def rule_for(self, device: Device) -> DeviceRule:
         """The first rule that covers the device; without one, mode "auto"."""
@@ -420,4 +433,5 @@ TABLES: dict[str, type[BaseModel]] = {
     "kubelet.resource": KubeletResource,
     "kubelet.resource.match": Match,
     "dra": DraSettings,
+    "runtime": RuntimeSettings,
 }

@@ -8,6 +8,7 @@ import json
 import secrets
 import socket
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from vgpud import __version__
@@ -16,7 +17,7 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.caller import Caller
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event
-from vgpud.model.tenancy import Allocation, Lifetime, Owner, Request
+from vgpud.model.tenancy import Allocation, Lifetime, Request
 from vgpud.policy.effective import effective
 from vgpud.serve import mig, move, operate, usage
 from vgpud.serve.keeper import Keeper
@@ -49,12 +50,13 @@ def _request(caller: Caller, asked: pb.AllocateRequest) -> Request:
     owner = decode.named_owner(asked)
     if owner is not None:
         check_owner_override(caller)
-    return decode.request(
+    request = decode.request(
         asked,
         request_id=asked.request_id or f"made-{secrets.token_hex(8)}",
-        owner=owner or Owner(caller.uid, caller.gid),
+        owner=owner or caller.owner,
         lifetime=_caller_lifetime(caller) if asked.bind_to_caller else Lifetime(),
     )
+    return replace(request, quota_owner=caller.quota_owner) if owner is None else request
 
 
 def _caller_lifetime(caller: Caller) -> Lifetime:

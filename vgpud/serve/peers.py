@@ -1,18 +1,24 @@
 """Who is at the other end of a socket, as the kernel says."""
 
 import os
+import re
 import select
 import socket
 import struct
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.tenancy import Lifetime
+from vgpud.model.tenancy import Lifetime, Owner
+from vgpud.serve.users import SubordinateUids, login_group, namespace_owner
 
 _UCRED = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
+_FDINFO_PID = re.compile(rb"^Pid:\s*(-?\d+)$", re.MULTILINE)  # pidfd_open(2)
+_STATUS_UID = re.compile(rb"^Uid:\s*(\d+)", re.MULTILINE)  # the real one, proc_pid_status(5)
+_SUBORDINATE = SubordinateUids()
 _SO_PEERPIDFD = 77  # asm-generic/socket.h, since Linux 6.5; not in the socket module
 
 
@@ -24,22 +30,52 @@ def identify(connection: socket.socket, door: Door) -> Caller:
     """
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, gid = _UCRED.unpack(raw)
-    return Caller(door, uid, gid, _lifetime(connection, pid))
+    process, made_by = _process(connection, pid)
+    user = _SUBORDINATE.user_of(uid if made_by is None else made_by)
+    if user == uid:
+        return Caller(door, uid, gid, process)
+    return Caller(door, uid, gid, process, Owner(user, login_group(user, gid)))
 
 
-def _lifetime(connection: socket.socket, pid: int) -> Lifetime:
+def _process(connection: socket.socket, pid: int) -> tuple[Lifetime, int | None]:
+    """The peer's process, and the user who made its user namespace."""
     if pid <= 0:
-        return Lifetime()
+        return Lifetime(), None
     try:
         pidfd = _pidfd(connection, pid)
     except OSError:  # ended, or no descriptors left
-        return Lifetime()
+        return Lifetime(), None
     try:
-        ticks = start_ticks(pid)
-        # while the pidfd says that its process lives, nobody else can have had its pid
-        return Lifetime() if ticks is None or _ended(pidfd) else Lifetime(pid, ticks)
+        ticks, made_by = start_ticks(pid), namespace_owner(pidfd, pid)
+        # while the pidfd says that its process lives, no other process can have had its pid
+        return (Lifetime(), None) if ticks is None or _ended(pidfd) else (Lifetime(pid, ticks), made_by)
     finally:
         os.close(pidfd)
+
+
+@dataclass(frozen=True, slots=True)
+class PassedProcess:
+    """A process that a caller named by its pidfd; `user` is the user that it counts as."""
+
+    pid: int
+    start_ticks: int
+    user: int
+
+
+def passed_process(pidfd: int) -> PassedProcess | None:
+    """None for what is no pidfd, and for a process that has ended or is not in this pid namespace."""
+    try:
+        found = _FDINFO_PID.search(Path(f"/proc/self/fdinfo/{pidfd}").read_bytes())
+        pid = int(found[1]) if found else 0
+        if pid <= 0:
+            return None
+        uid = _STATUS_UID.search(Path(f"/proc/{pid}/status").read_bytes())
+        ticks, made_by = start_ticks(pid), namespace_owner(pidfd, pid)
+    except OSError:
+        return None
+    if uid is None or ticks is None or _ended(pidfd):
+        return None
+    return PassedProcess(pid, ticks, _SUBORDINATE.user_of(int(uid[1]) if made_by is None else made_by))
 
 
 def _pidfd(connection: socket.socket, pid: int) -> int:
@@ -74,7 +110,7 @@ class PeerTable:
 
     def __init__(self) -> None:
         self._peers: dict[str, tuple[Caller, VgpuError | None]] = {}
-        self._served_by_uid: Counter[int] = Counter()
+        self._served_by_user: Counter[int] = Counter()
         self._served = 0
         self._made = 0
 
@@ -86,8 +122,8 @@ class PeerTable:
     def refused(self) -> int:
         return len(self._peers) - self._served
 
-    def connections_of(self, uid: int) -> int:
-        return self._served_by_uid[uid]
+    def connections_of(self, user: int) -> int:
+        return self._served_by_user[user]
 
     def is_refused(self, name: str) -> bool:
         return self._peers[name][1] is not None
@@ -98,19 +134,19 @@ class PeerTable:
         name = f"c{self._made}"
         self._peers[name] = (caller, refusal)
         if refusal is None:
-            self._count(caller.uid, 1)
+            self._count(caller.user, 1)
         return name
 
     def remove(self, name: str) -> None:
         caller, refusal = self._peers.pop(name)
         if refusal is None:
-            self._count(caller.uid, -1)
+            self._count(caller.user, -1)
 
-    def _count(self, uid: int, change: int) -> None:
+    def _count(self, user: int, change: int) -> None:
         self._served += change
-        self._served_by_uid[uid] += change
-        if not self._served_by_uid[uid]:
-            del self._served_by_uid[uid]
+        self._served_by_user[user] += change
+        if not self._served_by_user[user]:
+            del self._served_by_user[user]
 
     def caller(self, grpc_peer: str) -> Caller:
         """By what grpc calls the peer, "unix:/folder/name", percent-encoded.

@@ -157,8 +157,8 @@ class Relay:
             allowed = limits.total + limits.admin
         else:
             allowed = limits.total
-            if self.peers.connections_of(caller.uid) >= limits.per_uid:
-                return _too_many(f"uid {caller.uid} has {limits.per_uid} connections open")
+            if self.peers.connections_of(caller.user) >= limits.per_uid:
+                return _too_many(f"uid {caller.user} has {limits.per_uid} connections open")
         if self.peers.served >= allowed:
             return _too_many(f"vgpud has {self.peers.served} connections open")
         return None

@@ -10,32 +10,46 @@ import json
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 import structlog
 
 from vgpud.inject.hooks import HookProgram
-from vgpud.inject.oci import edited, refused
+from vgpud.inject.oci import check_shape, edited, parsed, refused
 from vgpud.inject.specs import Specs
 from vgpud.inject.wish import Wish, owner_of, wish_of
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, Lifetime, Owner, Request
 from vgpud.serve.peers import identify, start_ticks
-from vgpud.serve.runtime_wire import Message, Status, Verb, receive, reply
+from vgpud.serve.runtime_wire import Message, Status, Verb, packed, receive, reply
+from vgpud.serve.shares import Shares
 from vgpud.serve.sockets import RuntimeSocket
 
 log = structlog.get_logger(__name__)
 
-_RECEIVE_SECONDS = 5.0
 _ACCEPT_PAUSE_SECONDS = 0.1
-_CONNECTIONS = 512
 _PARENT_FIELD = 4 - 3  # counted after the command's closing bracket, proc(5)
 _SHOWN_CHARACTERS = 12  # of a container's id, as docker ps and podman ps show it
 
 CgroupOf = Callable[[int, int], str]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of connections, each of which is one message and its answer."""
+
+    total: int = 512
+    per_user: int = 16
+    for_root: int = 64
+    receive_seconds: float = 5.0
+    reply_seconds: float = 10.0
 
 
 class Containers(Protocol):
@@ -52,12 +66,28 @@ class Containers(Protocol):
 
 
 class RuntimeDoor:
-    def __init__(self, containers: Containers, door: RuntimeSocket, cgroup_of: CgroupOf) -> None:
+    """`open_to_users` says whether the policy lets users beside root start containers with allocations."""
+
+    def __init__(
+        self,
+        containers: Containers,
+        door: RuntimeSocket,
+        cgroup_of: CgroupOf,
+        open_to_users: Callable[[], bool],
+        limits: Limits | None = None,
+    ) -> None:
         self._containers = containers
         self._door = door
         self._listener = door.listening
         self._cgroup_of = cgroup_of
+        self._open_to_users = open_to_users
+        self._limits = limits or Limits()
+        self._shares = Shares(self._limits.total, self._limits.per_user, self._limits.for_root)
         self._open: set[asyncio.Task[None]] = set()
+        # config.json is read and written here: the event loop serves the other callers meanwhile
+        self._reader = ThreadPoolExecutor(1, "vgpud-config")
+        # one message of each user waits for the reader, however many that user sends
+        self._turns: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
 
     def start(self) -> None:
         asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
@@ -71,6 +101,7 @@ class RuntimeDoor:
         for task in self._open:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
+        self._reader.shutdown(wait=False, cancel_futures=True)
 
     def _accept(self) -> None:
         try:
@@ -83,41 +114,74 @@ class RuntimeDoor:
             loop.remove_reader(self._listener.fileno())  # it stays readable: without a pause this would spin
             loop.call_later(_ACCEPT_PAUSE_SECONDS, self._accept_again)
             return
-        if len(self._open) >= _CONNECTIONS:
-            connection.close()  # the caller tries again
-            return
         connection.setblocking(False)
-        task = asyncio.ensure_future(self._serve(connection))
+        try:
+            caller = identify(connection, Door.TENANT)
+        except OSError:
+            connection.close()
+            return
+        refusal = self._refusal(caller)
+        if refusal is not None:
+            _send_away(connection, refusal)
+            return
+        task = asyncio.ensure_future(self._serve(connection, caller))
         self._open.add(task)
         task.add_done_callback(self._open.discard)
+
+    def _refusal(self, caller: Caller) -> VgpuError | None:
+        """Why this caller is not heard; else a share is taken for it."""
+        if not _is_root(caller) and not self._open_to_users():
+            return VgpuError(
+                ErrorCode.NOT_ALLOWED,
+                f"uid {caller.uid} may not start containers with GPU slices by runtime.sock",
+                "set users = true in [runtime] of the policy, or start the container as root",
+            )
+        if not self._shares.take(caller.user):
+            return VgpuError(
+                ErrorCode.NO_CAPACITY,
+                f"uid {caller.user} has {self._shares.taken_by(caller.user)} containers on their way, of "
+                f"{self._shares.taken} in all",
+                "try again in a moment",
+            )
+        return None
 
     def _accept_again(self) -> None:
         if self._listener.fileno() >= 0:
             self.start()
 
-    async def _serve(self, connection: socket.socket) -> None:
-        with connection:
-            try:
-                status, body = await self._answer(connection)
-                await reply(connection, status, body)
-            except OSError as error:  # what was allocated ends with the caller
-                log.debug("a runtime went away", why=error.strerror)
-
-    async def _answer(self, connection: socket.socket) -> tuple[Status, bytes]:
+    async def _serve(self, connection: socket.socket, caller: Caller) -> None:
         try:
-            caller = _caller(connection)
-            async with asyncio.timeout(_RECEIVE_SECONDS):
+            with connection:
+                status, body = await self._answer(connection, caller)
+                async with asyncio.timeout(self._limits.reply_seconds):
+                    await reply(connection, status, body)
+        except (OSError, TimeoutError) as error:  # what was allocated ends with the caller
+            log.debug("a runtime went away", why=str(error), uid=caller.user)
+        finally:
+            self._shares.give_back(caller.user)
+
+    async def _answer(self, connection: socket.socket, caller: Caller) -> tuple[Status, bytes]:
+        try:
+            async with asyncio.timeout(self._limits.receive_seconds):
                 message = await receive(connection)
-            return await self._carry_out(caller, message)
         except TimeoutError:
             raise ConnectionAbortedError("the message did not end") from None
         except VgpuError as error:
-            log.info("container refused", why=str(error))
-            return Status.REFUSED, _told(error)
+            return Status.REFUSED, _refused(error, caller)
+        try:
+            return await self._carry_out(_known(caller), message)
+        except VgpuError as error:
+            return Status.REFUSED, _refused(error, caller)
         except Exception as error:  # a bug of ours must not leave the runtime waiting
             log.exception("runtime door failed")
             bug = VgpuError(ErrorCode.BUG, f"vgpud stumbled over {type(error).__name__}", "see its log")
             return Status.REFUSED, _told(bug)
+
+    async def _aside(self, caller: Caller, work: Callable[..., T], *given: object) -> T:
+        """`work` off the event loop, after what this user has there already."""
+        turn = self._turns.setdefault(caller.user, asyncio.Lock())
+        async with turn:
+            return await asyncio.get_running_loop().run_in_executor(self._reader, work, *given)
 
     async def _carry_out(self, caller: Caller, message: Message) -> tuple[Status, bytes]:
         match message.verb:
@@ -130,53 +194,73 @@ class RuntimeDoor:
         return Status.DONE, b""
 
     async def _prepare(self, caller: Caller, message: Message) -> tuple[Status, bytes]:
-        config = _parsed(message.body)
+        understood = await self._aside(caller, _understood, message.body)
+        if understood is None:
+            return Status.UNCHANGED, b""
+        config, wish, named = understood
         try:
-            return await self._prepared(caller, message, config)
+            return await self._prepared(caller, message, config, wish, named)
         except VgpuError as error:
             hook = self._containers.specs.hook
             if not message.for_parent or hook is None:
                 raise
             # Podman tells nobody what its precreate hooks say, but does tell what its runtime says
-            log.info("container refused", why=str(error))
-            return Status.DONE, json.dumps(refused(config, _told(error).decode(), hook)).encode()
+            text = _refused(error, caller).decode()
+            return Status.DONE, await self._aside(caller, _dumped, refused, config, text, hook)
 
     async def _prepared(
-        self, caller: Caller, message: Message, config: dict[str, Any]
+        self, caller: Caller, message: Message, config: dict[str, Any], wish: Wish, named: Owner
     ) -> tuple[Status, bytes]:
-        wish = wish_of(config)
-        if wish is None:
-            return Status.UNCHANGED, b""
         specs = self._containers.specs
         hook = _needed(specs.hook)
-        owner = owner_of(config) if caller.is_admin else Owner(caller.uid, caller.gid)
+        owner = named if caller.is_admin else caller.owner
         starter = _parent(caller.process) if message.for_parent else caller.process
-        held = await self._containers.start(_request(wish, message.id, owner, starter))
-        after = edited(config, held.id, held.edits, specs.driver, hook)
-        log.info("container prepared", container=message.id, allocation=held.id, uid=owner.uid)
-        return Status.DONE, json.dumps(after).encode()
+        request = _request(wish, message.id, owner, starter)
+        if not caller.is_admin:
+            request = replace(request, quota_owner=caller.quota_owner)
+        held = await self._containers.start(request)
+        after = await self._aside(caller, _dumped, edited, config, held.id, held.edits, specs.driver, hook)
+        log.info(
+            "container prepared", container=message.id, allocation=held.id, uid=caller.uid, owner=owner.uid
+        )
+        return Status.DONE, after
 
     def _init(self, caller: Caller, message: Message) -> Lifetime:
-        ticks = start_ticks(message.pid) if message.pid else None
-        if ticks is None:
+        init = message.process
+        if init is None:
             raise VgpuError(
                 ErrorCode.BAD_REQUEST,
                 "the container's init has ended, or cannot be seen from vgpud's pid namespace",
                 "see the runtime's own log for why it ended",
             )
-        return Lifetime(message.pid, ticks, self._cgroup_of(message.pid, caller.process.pid))
+        if not caller.is_admin and init.user != caller.user:
+            raise VgpuError(
+                ErrorCode.NOT_OWNER,
+                f"process {init.pid} belongs to uid {init.user}, and the caller is uid {caller.user}",
+                "bind the allocation to the init of its own container",
+            )
+        return Lifetime(init.pid, init.start_ticks, self._cgroup_of(init.pid, caller.process.pid))
 
 
-def _caller(connection: socket.socket) -> Caller:
+def _is_root(caller: Caller) -> bool:
+    return caller.uid in (0, os.geteuid())
+
+
+def _known(caller: Caller) -> Caller:
     """Root may do all here; others what they may by the tenants' socket. Raises VgpuError(BAD_REQUEST)."""
-    caller = identify(connection, Door.TENANT)
     if caller.process.pid == 0:
         raise VgpuError(
             ErrorCode.BAD_REQUEST,
             "the calling process has ended, or cannot be seen from vgpud's pid namespace",
             "run the container runtime in vgpud's pid namespace or one below it",
         )
-    return replace(caller, door=Door.ADMIN) if caller.uid in (0, os.geteuid()) else caller
+    return replace(caller, door=Door.ADMIN) if _is_root(caller) else caller
+
+
+def _send_away(connection: socket.socket, refusal: VgpuError) -> None:
+    """Without a word of the caller being read, and without waiting for it."""
+    with connection, suppress(OSError):
+        connection.send(packed(Status.REFUSED, _told(refusal)))
 
 
 def _request(wish: Wish, container: str, owner: Owner, starter: Lifetime) -> Request:
@@ -207,16 +291,21 @@ def _parent(process: Lifetime) -> Lifetime:
     return Lifetime(pid, ticks)
 
 
-def _parsed(body: bytes) -> dict[str, Any]:
-    try:
-        config = json.loads(body)
-    except (ValueError, RecursionError):
-        config = None
-    if not isinstance(config, dict):
-        raise VgpuError(
-            ErrorCode.BAD_REQUEST, "config.json is not a JSON object", "give the runtime a valid bundle"
-        )
-    return config
+def _understood(body: bytes) -> tuple[dict[str, Any], Wish, Owner] | None:
+    """config.json, what it asks for, and the user that its process is; None if it asks for nothing.
+
+    Raises VgpuError: whatever is wrong with it is told before anything is allocated.
+    """
+    config = parsed(body)
+    wish = wish_of(config)
+    if wish is None:
+        return None
+    check_shape(config)
+    return config, wish, owner_of(config)
+
+
+def _dumped(make: Callable[..., dict[str, Any]], *given: object) -> bytes:
+    return json.dumps(make(*given)).encode()
 
 
 def _needed(hook: HookProgram | None) -> HookProgram:
@@ -227,6 +316,11 @@ def _needed(hook: HookProgram | None) -> HookProgram:
             "install it, or name it in VGPUD_HOOK",
         )
     return hook
+
+
+def _refused(error: VgpuError, caller: Caller) -> bytes:
+    log.info("container refused", why=str(error), uid=caller.user, pid=caller.process.pid)
+    return _told(error)
 
 
 def _told(error: VgpuError) -> bytes:

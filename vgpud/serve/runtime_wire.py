@@ -2,23 +2,21 @@
 
 import asyncio
 import os
-import re
 import socket
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
 
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.serve.peers import PassedProcess, passed_process
 
 MAGIC = 0x54524756
 REQUEST = struct.Struct("=5I")
 REPLY = struct.Struct("=3I")
 FOR_PARENT = 1
 MAX_ID_BYTES = 4096
-MAX_BODY_BYTES = 16 << 20
+MAX_BODY_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 18
-_PID = re.compile(rb"^Pid:\s*(-?\d+)$", re.MULTILINE)
 
 
 class Verb(IntEnum):
@@ -35,18 +33,18 @@ class Status(IntEnum):
 
 @dataclass(frozen=True)
 class Message:
-    """`pid` is what the pidfd beside it names in this pid namespace; 0 if there was none."""
+    """`process` is what the pidfd beside it names; None for no pidfd, and for a process that has ended."""
 
     verb: Verb
     for_parent: bool
     id: str
     body: bytes
-    pid: int
+    process: PassedProcess | None
 
 
 async def receive(connection: socket.socket) -> Message:
     """Raises VgpuError(BAD_REQUEST), or OSError where the peer goes away."""
-    head, pid = await _head(connection)
+    head, process = await _head(connection)
     magic, verb, flags, id_length, body_length = REQUEST.unpack(head)
     if magic != MAGIC or verb not in set(Verb) or id_length > MAX_ID_BYTES or body_length > MAX_BODY_BYTES:
         raise VgpuError(
@@ -56,27 +54,18 @@ async def receive(connection: socket.socket) -> Message:
         )
     name = await _exactly(connection, id_length)
     body = await _exactly(connection, body_length)
-    return Message(Verb(verb), bool(flags & FOR_PARENT), name.decode(errors="replace"), body, pid)
+    return Message(Verb(verb), bool(flags & FOR_PARENT), name.decode(errors="replace"), body, process)
 
 
-async def _head(connection: socket.socket) -> tuple[bytes, int]:
+async def _head(connection: socket.socket) -> tuple[bytes, PassedProcess | None]:
     await _readable(connection)
     head, descriptors, _, _ = socket.recv_fds(connection, REQUEST.size, 1, socket.MSG_CMSG_CLOEXEC)
     try:
-        pid = _pid_of(descriptors[0]) if descriptors else 0
+        process = passed_process(descriptors[0]) if descriptors else None
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    return head + await _exactly(connection, REQUEST.size - len(head)), pid
-
-
-def _pid_of(pidfd: int) -> int:
-    """Of this pid namespace (pidfd_open(2), proc(5)): 0 for one outside of it, and for no pidfd."""
-    try:
-        found = _PID.search(Path(f"/proc/self/fdinfo/{pidfd}").read_bytes())
-    except OSError:
-        return 0
-    return max(0, int(found[1])) if found else 0
+    return head + await _exactly(connection, REQUEST.size - len(head)), process
 
 
 async def _readable(connection: socket.socket) -> None:
@@ -104,4 +93,8 @@ async def _exactly(connection: socket.socket, length: int) -> bytes:
 async def reply(connection: socket.socket, status: Status, body: bytes = b"") -> None:
     """Raises OSError where the peer is gone."""
     loop = asyncio.get_running_loop()
-    await loop.sock_sendall(connection, REPLY.pack(MAGIC, status, len(body)) + body)
+    await loop.sock_sendall(connection, packed(status, body))
+
+
+def packed(status: Status, body: bytes) -> bytes:
+    return REPLY.pack(MAGIC, status, len(body)) + body

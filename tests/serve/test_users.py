@@ -1,0 +1,141 @@
+"""A user is one user for quotas and limits, by whichever of its uids it calls."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.serve.live import Live
+from vgpud.api.client import Client
+from vgpud.model.caller import Caller, Door
+from vgpud.model.tenancy import Owner
+from vgpud.serve import peers
+from vgpud.serve.relay import Limits
+from vgpud.serve.users import SubordinateUids
+
+USER, FIRST = 4242, 1_000_000
+# becomes the user, makes a user namespace, waits for its maps, takes a uid of it, and connects
+IN_A_NAMESPACE = """
+import ctypes, os, socket, sys
+path, inside, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+os.setgroups([]); os.setresgid(4242, 4242, 4242); os.setresuid(4242, 4242, 4242)
+assert ctypes.CDLL(None).unshare(0x10000000) == 0
+print("made", flush=True); input()
+os.setresgid(inside, inside, inside); os.setresuid(inside, inside, inside)
+held = []
+for _ in range(count):
+    held.append(socket.socket(socket.AF_UNIX)); held[-1].connect(path)
+print("connected", flush=True); input()
+"""
+WITHOUT_A_NAMESPACE = """
+import os, socket, sys
+os.setgroups([]); os.setresgid(int(sys.argv[2]), -1, -1); os.setresuid(*[int(sys.argv[2])] * 3)
+held = socket.socket(socket.AF_UNIX); held.connect(sys.argv[1])
+print("connected", flush=True); input()
+"""
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user"),
+]
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="vgu-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder) / "s"
+
+
+@contextmanager
+def subordinate(path: Path, inside: int, count: int = 1) -> Iterator[None]:
+    """A process of USER's namespace holds `count` connections as uid FIRST + inside."""
+    words = [sys.executable, "-c", IN_A_NAMESPACE, str(path), str(inside), str(count)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin and child.stdout
+        assert child.stdout.readline() == "made\n"
+        for kind in ("uid_map", "gid_map"):
+            Path(f"/proc/{child.pid}/{kind}").write_text(f"0 {FIRST} 65536\n")
+        print(file=child.stdin, flush=True)
+        assert child.stdout.readline() == "connected\n"
+        yield
+        print(file=child.stdin, flush=True)
+
+
+@contextmanager
+def listening(path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        path.chmod(0o666)
+        listener.listen()
+        yield listener
+
+
+def accepted(listener: socket.socket) -> Caller:
+    connection, _ = listener.accept()
+    with connection:
+        return peers.identify(connection, Door.TENANT)
+
+
+def test_a_subordinate_uid_counts_as_the_user_who_made_the_namespace(path: Path) -> None:
+    with listening(path) as listener:
+        for inside in (0, 1, 65535):
+            with subordinate(path, inside):
+                caller = accepted(listener)
+                assert (caller.uid, caller.user) == (FIRST + inside, USER)
+                assert caller.quota_owner == Owner(USER, FIRST + inside)
+                assert caller.process.pid > 0
+
+
+def test_a_subordinate_uid_outside_of_its_namespace_counts_as_its_user(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that was made set-uid inside of the namespace runs with that uid on the host."""
+    subuid = tmp_path / "subuid"
+    subuid.write_text(f"# comment\nbroken:x:1\n{USER}:{FIRST}:65536\nno-such-user:{FIRST + 65536}:65536\n")
+    monkeypatch.setattr(peers, "_SUBORDINATE", SubordinateUids(subuid))
+    with listening(path) as listener:
+        for uid, user in ((FIRST, USER), (FIRST + 65535, USER), (FIRST + 65536, FIRST + 65536), (7, 7)):
+            words = [sys.executable, "-c", WITHOUT_A_NAMESPACE, str(path), str(uid)]
+            with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+                assert child.stdin and child.stdout
+                assert child.stdout.readline() == "connected\n"
+                caller = accepted(listener)
+                assert (caller.uid, caller.user) == (uid, user)
+                print(file=child.stdin, flush=True)
+
+
+def test_changed_ranges_are_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "subuid"
+    ranges = SubordinateUids(file)
+    assert ranges.user_of(FIRST) == FIRST
+    file.write_text(f"{USER}:{FIRST}:10\n")
+    assert (ranges.user_of(FIRST), ranges.user_of(FIRST + 10)) == (USER, FIRST + 10)
+    file.unlink()
+    assert ranges.user_of(FIRST) == FIRST
+
+
+def test_connections_of_all_uids_of_a_user_count_together() -> None:
+    live = Live(Limits(total=30, per_uid=4, admin=1))
+    try:
+        with subordinate(live.ro, 1, 3), subordinate(live.ro, 2, 3):
+            live.do(settled(live, 6))
+            assert live.server._relay.peers.connections_of(USER) == 4
+            assert live.server._relay.peers.refused == 2
+            with Client(live.ro, 10) as other:
+                assert other.get_node().status == "well"
+    finally:
+        live.close()
+
+
+async def settled(live: Live, connections: int) -> None:
+    known = live.server._relay.peers
+    while known.served + known.refused < connections:
+        await asyncio.sleep(0.01)

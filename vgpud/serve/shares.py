@@ -1,0 +1,40 @@
+"""Fair parts of what a door has a bounded number of: connections, calls under way, watches."""
+
+from collections import Counter
+
+ROOT = 0
+
+
+class Shares:
+    """At most `total` at one time, `per_user` of them one user's, and `for_root` more that only root gets."""
+
+    def __init__(self, total: int, per_user: int, for_root: int) -> None:
+        self._total = total
+        self._per_user = per_user
+        self._for_root = for_root
+        self._taken: Counter[int] = Counter()
+        self._all = 0
+
+    @property
+    def taken(self) -> int:
+        return self._all
+
+    def taken_by(self, user: int) -> int:
+        return self._taken[user]
+
+    def take(self, user: int) -> bool:
+        """True if one more is this user's now, to be given back; False if there is none for it."""
+        if user == ROOT:
+            room = self._all < self._total + self._for_root
+        else:
+            room = self._all < self._total and self._taken[user] < self._per_user
+        if room:
+            self._all += 1
+            self._taken[user] += 1
+        return room
+
+    def give_back(self, user: int) -> None:
+        self._all -= 1
+        self._taken[user] -= 1
+        if not self._taken[user]:
+            del self._taken[user]
