@@ -75,6 +75,31 @@ def test_a_reload_of_a_bad_policy_keeps_the_old_one(node: DemoNode, kind: str) -
     release(node, quota(node).id)
 
 
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("match.index = 12", "the node has no device 12"),
+        ('mode = "mig"\nmig.layout = ["1g.10gb*7"]', "mig.layout: device 0"),
+    ],
+)
+def test_a_rule_that_the_devices_cannot_keep_is_refused_everywhere(
+    node: DemoNode, rule: str, said: str
+) -> None:
+    config(node).write_text(f"version = 1\n[[device]]\n{rule}\n")
+    answers = [
+        node.ctl(*words, check=False)
+        for words in (
+            ("policy", "reload"),
+            ("policy", "reload", "--dry-run"),
+            ("policy", "check", str(config(node))),
+            ("doctor",),
+        )
+    ]
+    config(node).write_text(POLICY)
+    assert [answer.returncode for answer in answers] == [78, 78, 78, 37]
+    assert all(said in answer.stdout + answer.stderr for answer in answers)
+
+
 def test_sighup_reloads_and_survives_a_bad_policy(node: DemoNode) -> None:
     assert node.daemon is not None
     with client(node) as calls:

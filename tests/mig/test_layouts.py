@@ -195,7 +195,7 @@ def test_instances_of_others(make_node: NodeMaker, foreign: str, lent: int, remo
         with pytest.raises(VgpuError) as full:
             allocate(node, "4g.71gb")
         assert full.value.code is ErrorCode.NO_CAPACITY
-        assert any("made by someone else" in line for line in full.value.details)
+        assert any("was not made by vgpud" in line for line in full.value.details)
     node.kill()
     node.start()
     assert ("2g.35gb@0" in standing(node)) != bool(removed)

@@ -27,8 +27,8 @@ def sizes(**words: str) -> dict[str, Any]:
         (Match(), True),
         (Match(uuid="GPU-h"), True),
         (Match(uuid="GPU-"), False),
-        (Match(index=3), True),
-        (Match(index=0), False),
+        (Match(index=(3,)), True),
+        (Match(index=(0,)), False),
         (Match(name="NVIDIA H200"), True),
         (Match(name="NVIDIA*"), True),
         (Match(name="*H[12]00"), True),
@@ -40,8 +40,8 @@ def sizes(**words: str) -> dict[str, Any]:
         (Match(**sizes(memory_max="139.5GiB")), False),
         (Match(mig_capable=True), True),
         (Match(mig_capable=False), False),
-        (Match(index=3, name="NVIDIA*", mig_capable=False), False),
-        (Match(index=3, name="NVIDIA*", mig_capable=True), True),
+        (Match(index=(3,), name="NVIDIA*", mig_capable=False), False),
+        (Match(index=(3,), name="NVIDIA*", mig_capable=True), True),
     ],
 )
 def test_a_match_covers_a_device_when_all_its_keys_hold(match: Match, covers: bool) -> None:
@@ -52,7 +52,7 @@ def test_a_match_covers_a_device_when_all_its_keys_hold(match: Match, covers: bo
     ("wide", "narrow", "hides"),
     [
         (Match(), Match(), True),
-        (Match(), Match(name="*", index=1, mig_capable=True), True),
+        (Match(), Match(name="*", index=(1,), mig_capable=True), True),
         (Match(name="NVIDIA*"), Match(name="NVIDIA H200*"), True),
         (Match(name="NVIDIA*"), Match(name="NVIDIA H?00"), True),
         (Match(name="*"), Match(name="[AH]100"), False),  # true, but brackets are not looked into
@@ -60,17 +60,17 @@ def test_a_match_covers_a_device_when_all_its_keys_hold(match: Match, covers: bo
         (Match(name="NVIDIA H?00"), Match(name="NVIDIA H*00"), False),
         (Match(name="N[*]"), Match(name="N*"), False),
         (Match(name="N*]"), Match(name="N[ab]"), False),
-        (Match(name="*"), Match(index=1), False),  # true as well, but only what is certain is told
+        (Match(name="*"), Match(index=(1,)), False),  # true as well, but only what is certain is told
         (Match(**sizes(memory_min="10GiB")), Match(**sizes(memory_min="20GiB")), True),
         (Match(**sizes(memory_min="20GiB")), Match(**sizes(memory_min="10GiB")), False),
         (Match(**sizes(memory_max="20GiB")), Match(**sizes(memory_max="10GiB")), True),
         (Match(**sizes(memory_min="10GiB")), Match(**sizes(memory_max="20GiB")), False),
-        (Match(mig_capable=True), Match(mig_capable=True, index=2), True),
+        (Match(mig_capable=True), Match(mig_capable=True, index=(2,)), True),
         (Match(mig_capable=True), Match(mig_capable=False), False),
-        (Match(uuid="GPU-a"), Match(uuid="GPU-a", index=2), True),
-        (Match(uuid="GPU-a"), Match(index=2), False),
-        (Match(index=0), Match(), False),
-        (Match(index=0), Match(index=0), True),
+        (Match(uuid="GPU-a"), Match(uuid="GPU-a", index=(2,)), True),
+        (Match(uuid="GPU-a"), Match(index=(2,)), False),
+        (Match(index=(0,)), Match(), False),
+        (Match(index=(0,)), Match(index=(0,)), True),
     ],
 )
 def test_one_match_hides_another(wide: Match, narrow: Match, hides: bool) -> None:

@@ -55,7 +55,7 @@ def examine(arguments: Namespace) -> list[Finding]:
         *checks.tenants(node),
     ]
     found += [*checks.leftovers(host, held), *checks.clock(node, time.time_ns())]
-    found.append(_policy(node.node.policy_digest))
+    found.append(_policy(node))
     return found
 
 
@@ -84,13 +84,21 @@ def _files() -> list[Finding]:
     return [Finding("policy", OK, "the files are valid")]
 
 
-def _policy(digest: str) -> Finding:
+def _policy(node: Node) -> Finding:
+    from vgpud.ctl.policy_cases import node_of
     from vgpud.ctl.policy_files import on_disk
+    from vgpud.planner.misfits import misfits
 
     try:
         loaded = on_disk()
     except VgpuError as error:
         return Finding("policy", FAIL, error.sentence, error.hint)
+    problems = misfits(loaded, node_of(node.devices))
+    if problems:
+        first = problems[0]
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        return Finding("policy", FAIL, f"{first.origin}: {first.key}: {first.sentence}{more}", first.hint)
+    digest = node.node.policy_digest
     if loaded.digest == digest:
         return Finding("policy", OK, f"{digest[:8]}, as on disk")
     return Finding(

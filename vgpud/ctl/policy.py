@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from vgpud.policy.load import LoadedPolicy
 
 BUILT_IN = "built-in"
+UNCOMPARED = " (not compared with the devices of this node: vgpud does not answer)"
 
 
 def check(arguments: Namespace, terminal: Terminal) -> int:
     """Exit.CONFIG with every mistake, one to a line, if the file is not right."""
-    document = _offline(arguments.file)
+    loaded = _file(arguments.file)
+    compared = _check_devices(loaded, arguments)
+    document = _document(loaded)
     if terminal.output in ("table", "wide"):
-        terminal.say(f"{arguments.file} is a valid policy")
+        terminal.say(f"{arguments.file} is a valid policy" + ("" if compared else UNCOMPARED))
     else:
         terminal.show(_view(document, origins=True, kind="PolicyCheck"))
     return Exit.OK.value
@@ -91,13 +94,34 @@ def _online(arguments: Namespace) -> dict[str, Any]:
 
 
 def _offline(name: str) -> dict[str, Any]:
+    return _document(_file(name))
+
+
+def _file(name: str) -> "LoadedPolicy":
     """The file by itself; raises VgpuError(BAD_POLICY) with a line of details per mistake."""
     from vgpud.policy.show import check as check_file
 
     path = Path(name)
     if path.is_dir():
         raise VgpuError(ErrorCode.BAD_REQUEST, f"{name!r} is a directory", "name one TOML file")
-    return _document(check_file(path))
+    return check_file(path)
+
+
+def _check_devices(loaded: "LoadedPolicy", arguments: Namespace) -> bool:
+    """False if vgpud does not answer. Raises VgpuError(BAD_POLICY) for rules that the devices cannot keep."""
+    from vgpud.ctl.policy_cases import node_of
+    from vgpud.planner.misfits import misfits
+    from vgpud.policy.load import bad_policy
+
+    try:
+        with connect(arguments) as client:
+            devices = client.list_devices().devices
+    except VgpuError:
+        return False
+    problems = misfits(loaded, node_of(devices))
+    if problems:
+        raise bad_policy(problems)
+    return True
 
 
 def _document(loaded: "LoadedPolicy") -> dict[str, Any]:

@@ -18,7 +18,7 @@ expect = { refused = "OVER_QUOTA" }
 import json
 import tomllib
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -184,7 +184,7 @@ def _policy(arguments: Namespace) -> Policy:
 def _node(path: Path, cases: Cases, arguments: Namespace) -> Node:
     if cases.node.devices is None:
         with connect(arguments) as client:
-            return Node(devices=tuple(device_of(item) for item in client.list_devices().devices))
+            return node_of(client.list_devices().devices)
     from google.protobuf.json_format import ParseDict, ParseError
 
     file = path.parent / cases.node.devices
@@ -197,7 +197,11 @@ def _node(path: Path, cases: Cases, arguments: Namespace) -> Node:
             f"{file} is no list of devices: {error}",
             "make it by 'vgpuctl devices -o json'",
         ) from None
-    return Node(devices=tuple(device_of(item) for item in found))
+    return node_of(found)
+
+
+def node_of(devices: Iterable[pb.Device]) -> Node:
+    return Node(devices=tuple(device_of(item) for item in devices))
 
 
 def device_of(item: pb.Device) -> Device:

@@ -56,9 +56,10 @@ from vgpud.node.residency import Residency
 from vgpud.node.resizes import Resizes
 from vgpud.node.suspends import Suspends
 from vgpud.planner.choose import choose
+from vgpud.planner.misfits import misfits
 from vgpud.planner.quota import over_quota
 from vgpud.planner.steps import allocate_steps, release_steps
-from vgpud.policy.load import LoadedPolicy
+from vgpud.policy.load import LoadedPolicy, bad_policy
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -511,7 +512,11 @@ class NodeKeeper:
         return await self.policies.reload(dry_run, self._ledger, self.hub)
 
     def _load_policy(self) -> LoadedPolicy:
-        return self._parts.load_policy()
+        loaded = self._parts.load_policy()
+        problems = misfits(loaded, self._inventory.node)
+        if problems:
+            raise bad_policy(problems)
+        return loaded
 
     def _reload_report(self, old: LoadedPolicy, new: LoadedPolicy) -> ReloadReport:
         return reload_report(old, new, self._inventory.node, self._book.use)

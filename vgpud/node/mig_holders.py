@@ -45,7 +45,9 @@ class Holders:
             owners = (self._book.get(name).request.owner.uid for name in instance.allocation_id.split(", "))
             users = ", ".join(dict.fromkeys(map(_user, owners)))
             return f"{what} is held by allocation {instance.allocation_id} of user {users}"
-        return f"{what} is idle" if instance.own else f"{what} was made by someone else"
+        if instance.gpu_instance_id is None:
+            return f"{what} belongs to a layout that is applied when device {device.index} is idle"
+        return f"{what} is idle" if instance.own else f"{what} was not made by vgpud"
 
     def device(self, device: Device) -> MigDevice:
         layout = self._pools.layout(device)

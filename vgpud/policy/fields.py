@@ -21,7 +21,7 @@ from vgpud.model.quantity import MAX_BYTES, UNITS, check_bytes, format_bytes, pa
 
 
 def wrong(sentence: str, hint: str) -> PydanticCustomError:
-    """A validation error with our own words; policy/problems.py takes them out of its context."""
+    """A validation error with a sentence and a hint; policy/words.py reads them from its context."""
     return PydanticCustomError("vgpud", "{sentence}", {"sentence": sentence, "hint": hint})
 
 
@@ -92,6 +92,54 @@ Seconds = Annotated[
 ]
 
 
+MAX_INDEX = 255
+_RANGE = re.compile(r"([0-9]{1,3})(?:-([0-9]{1,3}))?")
+
+
+def _indices(value: object) -> tuple[int, ...]:
+    """Sorted, each once. `value` is a number, a text such as "0-3,6", or an array of these."""
+    if isinstance(value, list | tuple):
+        return tuple(sorted({index for part in value for index in _indices(part)}))
+    if isinstance(value, str):
+        return tuple(sorted({index for part in value.split(",") for index in _range(part.strip())}))
+    if isinstance(value, bool) or not isinstance(value, int):
+        shown = str(value).lower() if isinstance(value, bool) else repr(value)
+        raise wrong(f"{shown} is not an index", 'write 3, [0, 1] or "0-3,6"')
+    if not 0 <= value <= MAX_INDEX:
+        raise wrong(f"index {value} is out of bounds", f"from 0 to {MAX_INDEX}")
+    return (value,)
+
+
+def _range(text: str) -> range:
+    found = _RANGE.fullmatch(text)
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    if first > last or last > MAX_INDEX:
+        raise wrong(f"{text!r} is not a range of indexes", f'write it as in "0-3,6", from 0 to {MAX_INDEX}')
+    return range(first, last + 1)
+
+
+def _shown_indices(value: tuple[int, ...]) -> int | list[int]:
+    return value[0] if len(value) == 1 else list(value)
+
+
+_ONE_INDEX = {"type": "integer", "minimum": 0, "maximum": MAX_INDEX}
+_INDEX_TEXT = {"type": "string", "pattern": "^ *[0-9]{1,3}(-[0-9]{1,3})?( *, *[0-9]{1,3}(-[0-9]{1,3})?)* *$"}
+Indices = Annotated[
+    tuple[int, ...],
+    BeforeValidator(_indices),
+    PlainSerializer(_shown_indices, when_used="json"),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _ONE_INDEX,
+                _INDEX_TEXT,
+                {"type": "array", "minItems": 1, "items": {"anyOf": [_ONE_INDEX, _INDEX_TEXT]}},
+            ]
+        }
+    ),
+]
+
+
 class Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -102,8 +150,11 @@ class Match(Table):
     uuid: str | None = Field(
         None, min_length=1, description="the device's NVML UUID, whole, as nvidia-smi -L prints it"
     )
-    index: int | None = Field(
-        None, ge=0, description="NVML's index; a UUID is safer, for an index can change at a reboot"
+    index: Indices | None = Field(
+        None,
+        min_length=1,
+        description='NVML\'s index: a number, an array, or text with ranges such as "0-3,6"; a UUID is '
+        "safer, because an index can change at a reboot",
     )
     name: str | None = Field(
         None, min_length=1, description='shell pattern on the product name, as in "NVIDIA H200*"; case counts'
@@ -116,7 +167,7 @@ class Match(Table):
         return all(
             (
                 self.uuid is None or self.uuid == device.uuid,
-                self.index is None or self.index == device.index,
+                self.index is None or device.index in self.index,
                 self.name is None or fnmatchcase(device.name, self.name),
                 self.memory_min is None or device.memory_total_bytes >= self.memory_min,
                 self.memory_max is None or device.memory_total_bytes <= self.memory_max,

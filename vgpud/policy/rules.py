@@ -57,7 +57,7 @@ def subsumes(wide: Match, narrow: Match) -> bool:
     """Every device that `narrow` covers, `wide` covers too. Never wrongly true; False if unsure."""
     return (
         (wide.uuid is None or wide.uuid == narrow.uuid)
-        and (wide.index is None or wide.index == narrow.index)
+        and (wide.index is None or (narrow.index is not None and set(narrow.index) <= set(wide.index)))
         and (wide.name is None or (narrow.name is not None and _glob_subsumes(wide.name, narrow.name)))
         and (
             wide.memory_min is None
