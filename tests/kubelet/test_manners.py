@@ -9,6 +9,7 @@ import pytest
 
 from tests.kubelet.conftest import MEMORY, Node, node_in, run
 from tests.kubelet.double import AdmissionError
+from vgpud import clock
 from vgpud.api.gen.kubelet import deviceplugin_v1beta1_pb2 as dp
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Mode
@@ -36,41 +37,46 @@ def test_a_kubelet_that_restarts_finds_everything_again(short: Path) -> None:
     run(story())
 
 
-def test_a_kubelet_that_does_not_know_its_pods_yet_takes_nothing_from_them(short: Path) -> None:
+def test_a_kubelet_that_does_not_know_its_pods_yet_takes_nothing_from_them(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The grace is an hour, of a clock that the test turns on by what has passed."""
+    passed, real = 0.0, clock.now
+    monkeypatch.setattr(clock, "now", lambda: real() + passed)
+
     async def story() -> None:
+        nonlocal passed
         async with node_in(short, SLOW.replace("check_seconds = 0.2", "check_seconds = 3600")) as node:
             await node.kubelet.healthy(UNITS, 160)
             await node.kubelet.admit("a/one", UNITS, 5)
-            now = 0.0
             allocator = node.door.allocator
-            allocator.clock = lambda: now
-            await allocator.check(60)
+            await allocator.check(3600)
             assert [hold.pod for hold in allocator.holds] == ["a/one/main"]
             node.kubelet.listing_empty = True
             await node.kubelet.restart()
-            await allocator.check(60)
-            now = 59.0
-            await allocator.check(60)
+            await allocator.check(3600)
+            passed = 3000.0
+            await allocator.check(3600)
             node.kubelet.listing_fails = True  # says nothing of pods, however long
-            now = 1000.0
-            await allocator.check(60)
+            passed = 60000.0
+            await allocator.check(3600)
             node.kubelet.listing_fails = False
-            await allocator.check(60)  # and what was counted before it does not count on
-            now = 1059.0
-            await allocator.check(60)
+            await allocator.check(3600)  # and what was counted before it does not count on
+            passed = 63000.0
+            await allocator.check(3600)
             assert gib(node) == [5]
             node.kubelet.listing_empty = False  # the pod is seen again: it begins anew
-            await allocator.check(60)
+            await allocator.check(3600)
             node.kubelet.end("a/one")
-            now = 1060.0
-            await allocator.check(60)
+            passed = 64000.0
+            await allocator.check(3600)
             assert gib(node) == [5]
             node.world.effectors[Mode.PRELOAD].pids = (1,)
-            now = 1120.0
-            await allocator.check(60)
+            passed = 68000.0
+            await allocator.check(3600)
             assert gib(node) == [5]  # its processes still run
             node.world.effectors[Mode.PRELOAD].pids = ()
-            await allocator.check(60)
+            await allocator.check(3600)
             assert node.world.is_empty()
             assert not list(allocator.holds)
 

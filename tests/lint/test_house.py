@@ -22,12 +22,24 @@ MAY_IMPORT: dict[str, set[str]] = {
     "policy": {"model"},
     "planner": {"policy", "model"},
     "inject": {"model"},
-    "modes": {"hardware", "lease", "units", "model"},
-    "node": {"modes", "inject", "planner", "policy", "hardware", "ledger", "lease", "units", "model"},
-    "serve": {"node", "api", "inject", "model", "policy"},
+    "modes": {"clock", "hardware", "lease", "units", "model"},
+    "node": {
+        "clock",
+        "modes",
+        "inject",
+        "planner",
+        "policy",
+        "hardware",
+        "ledger",
+        "lease",
+        "units",
+        "model",
+    },
+    "serve": {"clock", "node", "api", "inject", "model", "policy"},
     "metrics": {"model"},
     "http": {"metrics", "model", "policy"},
     "ctl": {"api", "model", "policy", "planner"},
+    "clock": set(),
     "sd": set(),
     "logs": {"sd", "model"},
     "settings": {"model", "policy"},
@@ -124,3 +136,24 @@ def test_libvgpu_keeps_its_hands_off() -> None:
         words = set(path.read_text().replace("(", " ( ").split())
         calls = {w for w in words if w in forbidden and f"{w}(" in path.read_text()}
         assert not calls, f"{path.name} calls {calls}"
+
+
+# what runs in the event loop: its time is `vgpud.clock`, which a test can turn. Elsewhere threads and short
+# programs wait for the kernel, and a duration that is only measured is one of `perf_counter`
+LOOPS = ("node", "serve", "modes", "http")
+ON_THREADS = {"modes/gpu_use.py", "modes/mps/processes.py"}
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_loops_of_the_daemon_have_one_clock(path: Path) -> None:
+    if room_of(path) in LOOPS and str(path.relative_to(ROOT / "vgpud")) not in ON_THREADS:
+        assert "time.monotonic" not in imports_and_attributes(path)
+
+
+def imports_and_attributes(path: Path) -> set[str]:
+    """Dotted names of two parts that the module writes, and what it imports."""
+    found = imports_of(path)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            found.add(f"{node.value.id}.{node.attr}")
+    return found

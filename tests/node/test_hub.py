@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import clock
 from tests.node.world import ALICE, request, world
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event, EventKind
@@ -36,7 +37,7 @@ def test_history_then_live_without_gap_or_repeat() -> None:
             seen.append((await anext(stream))[0].revision)
         assert seen == [4, 5, 6, 7, 8, 9]
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_a_watcher_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +47,7 @@ def test_a_watcher_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch)
         hub = Hub(lambda after: history_of(0, after))
         stream = hub.subscribe(0)
         first = asyncio.ensure_future(anext(stream))
-        await asyncio.sleep(0.01)
+        await clock.settled()
         hub.publish(event(1))
         assert (await first)[0].revision == 1
         for revision in range(2, 20):
@@ -57,7 +58,7 @@ def test_a_watcher_that_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch)
         assert ended.value.code is ErrorCode.STOPPING
         assert hub.revision == 19
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_a_busy_node_is_watched_whole_and_in_order(tmp_path: Path) -> None:
@@ -77,8 +78,8 @@ def test_a_busy_node_is_watched_whole_and_in_order(tmp_path: Path) -> None:
                 await w.keeper.release(held.id, ALICE, force=False)
 
             await asyncio.gather(*(tenant(n) for n in range(60)))
-            await asyncio.sleep(0.05)
+            await clock.settled()
             watcher.cancel()
             assert revisions == list(range(1, 121))
 
-    asyncio.run(work())
+    clock.run(work())

@@ -2,20 +2,20 @@
 
 import asyncio
 import itertools
-import threading
 
+from tests import clock
 from tests.node.world import FakeGateway
 from vgpud.model.device import Node
 from vgpud.node.inventory import Inventory
 
 
 class Numbered(FakeGateway):
-    """Each snapshot says when it was begun; the first waits to be let go."""
+    """Each snapshot has the number in which it began; those with a gate wait at it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.begun = itertools.count(1)
-        self.gates: dict[int, threading.Event] = {}
+        self.gates: dict[int, clock.Gate] = {}
         self.at_once = 0
         self.most_at_once = 0
 
@@ -24,27 +24,27 @@ class Numbered(FakeGateway):
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         if number in self.gates:
-            self.gates[number].wait(5)
+            self.gates[number].wait()
         self.at_once -= 1
         return Node(driver_version=str(number))
 
 
-def test_those_who_wait_for_a_snapshot_share_the_next() -> None:
+def test_callers_that_wait_for_a_snapshot_share_the_next() -> None:
     async def work() -> None:
         gateway = Numbered()
-        gateway.gates = {1: threading.Event(), 2: threading.Event()}
+        gateway.gates = {1: clock.Gate(), 2: clock.Gate()}
         inventory = Inventory(gateway)  # type: ignore[arg-type]
         first = asyncio.ensure_future(inventory.refresh())
-        await asyncio.sleep(0.02)
+        await clock.settled()
         rest = [asyncio.ensure_future(inventory.refresh()) for _ in range(8)]
-        await asyncio.sleep(0.02)
-        gateway.gates[1].set()
+        await clock.settled()
+        gateway.gates[1].open()
         await first
-        await asyncio.sleep(0.05)
+        await clock.settled()
         assert not any(task.done() for task in rest), "the first one began before they asked"
-        gateway.gates[2].set()
+        gateway.gates[2].open()
         await asyncio.gather(*rest)
         assert gateway.most_at_once == 1
         assert inventory.node.driver_version == "2"
 
-    asyncio.run(work())
+    clock.run(work())

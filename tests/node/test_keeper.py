@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests import clock
 from tests.node.world import ALICE, BOB, ROOT, FakeGateway, request, world
 from vgpud.model.device import Node
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -28,7 +29,7 @@ def test_allocate_then_release_leaves_nothing(tmp_path: Path) -> None:
             state = await w.parts.ledger.load()
             assert state.allocations == ()
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_the_same_request_twice_is_one_allocation(tmp_path: Path) -> None:
@@ -39,7 +40,7 @@ def test_the_same_request_twice_is_one_allocation(tmp_path: Path) -> None:
             assert {a.id for a in (*at_once, later)} == {later.id}
             assert w.effectors[Mode.PRELOAD].calls.count("attach") == 1
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 @pytest.mark.parametrize("during", [False, True])
@@ -59,7 +60,7 @@ def test_a_request_id_with_another_body_is_refused(tmp_path: Path, during: bool)
                 gate.set()
             assert (await first).slices[0].memory_bytes == 4 * GIB
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -75,7 +76,7 @@ def test_a_request_id_belongs_to_its_user(tmp_path: Path, at_once: bool) -> None
             assert [await w.keeper.allocate(one) for one in asked] == held
             assert len((await w.parts.ledger.load()).allocations) == 2
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 @pytest.mark.parametrize("step", ["apply", "attach"])
@@ -90,7 +91,7 @@ def test_what_fails_half_way_is_undone(tmp_path: Path, step: str) -> None:
             w.effectors[Mode.PRELOAD].fail = set()
             assert (await w.keeper.allocate(request("r"))).state is State.ACTIVE
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_an_undo_that_fails_is_tried_again(tmp_path: Path) -> None:
@@ -101,13 +102,10 @@ def test_an_undo_that_fails_is_tried_again(tmp_path: Path) -> None:
                 await w.keeper.allocate(request("r"))
             assert len(w.parts.book) == 1
             w.effectors[Mode.PRELOAD].fail = set()
-            for _ in range(40):
-                if w.is_empty():
-                    break
-                await asyncio.sleep(0.1)
+            await clock.passed(10)
             assert w.is_empty()
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_an_unwritable_spec_folder_undoes_the_allocation(tmp_path: Path) -> None:
@@ -120,7 +118,7 @@ def test_an_unwritable_spec_folder_undoes_the_allocation(tmp_path: Path) -> None
             assert len(w.parts.book) == 0
             assert not w.effectors[Mode.PRELOAD].attached
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_racing_requests_never_pass_the_card(tmp_path: Path) -> None:
@@ -136,7 +134,7 @@ def test_racing_requests_never_pass_the_card(tmp_path: Path) -> None:
             assert {e.code for e in refused} == {ErrorCode.NO_CAPACITY}
             assert all(u.memory_bytes == 80 * GIB for u in w.parts.book.use.values())
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_only_the_owner_or_root_releases(tmp_path: Path) -> None:
@@ -149,7 +147,7 @@ def test_only_the_owner_or_root_releases(tmp_path: Path) -> None:
             await w.keeper.release(held.id, ROOT, force=False)
             assert w.is_empty()
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_living_tenants_hold_a_release_up_unless_forced(tmp_path: Path) -> None:
@@ -164,7 +162,7 @@ def test_living_tenants_hold_a_release_up_unless_forced(tmp_path: Path) -> None:
             await w.keeper.release(held.id, ALICE, force=True)
             assert w.is_empty()
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_a_release_that_fails_can_be_repeated(tmp_path: Path) -> None:
@@ -179,7 +177,7 @@ def test_a_release_that_fails_can_be_repeated(tmp_path: Path) -> None:
             await w.keeper.release(held.id, ALICE, force=False)
             assert w.is_empty()
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_a_device_stays_in_its_mode_while_any_tenant_does(tmp_path: Path) -> None:
@@ -195,7 +193,7 @@ def test_a_device_stays_in_its_mode_while_any_tenant_does(tmp_path: Path) -> Non
             await w.keeper.release(second.id, ALICE, force=False)
             assert mps.applied == set()
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_a_request_that_comes_while_the_mode_is_left_is_served(tmp_path: Path) -> None:
@@ -215,7 +213,7 @@ def test_a_request_that_comes_while_the_mode_is_left_is_served(tmp_path: Path) -
                 await w.keeper.release(newcomer.id, ALICE, force=False)
                 assert w.is_empty()
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_resize_up_down_and_over(tmp_path: Path) -> None:
@@ -235,7 +233,7 @@ def test_resize_up_down_and_over(tmp_path: Path) -> None:
                 await w.keeper.resize(held.id, BOB, 2 * GIB, None)
             assert denied.value.code is ErrorCode.NOT_OWNER
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_no_driver_is_an_answer_not_a_crash(tmp_path: Path) -> None:
@@ -247,7 +245,7 @@ def test_no_driver_is_an_answer_not_a_crash(tmp_path: Path) -> None:
             assert refused.value.code is ErrorCode.DRIVER_MISSING
             assert "not loaded" in w.keeper.describe().hardware_error
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_watchers_see_each_event_once_and_in_order(tmp_path: Path) -> None:
@@ -279,7 +277,7 @@ def test_watchers_see_each_event_once_and_in_order(tmp_path: Path) -> None:
             assert revisions == sorted(set(revisions))
             assert w.keeper.describe().revision == revisions[-1]
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_a_lost_device_fails_what_is_on_it_and_nothing_else(tmp_path: Path) -> None:
@@ -295,7 +293,7 @@ def test_a_lost_device_fails_what_is_on_it_and_nothing_else(tmp_path: Path) -> N
             assert w.keeper.get(held[0].id).failure == "device 0 is lost"
             await w.keeper.release(held[0].id, ALICE, force=False)
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_an_intent_that_cannot_be_written_books_nothing(
@@ -315,7 +313,7 @@ def test_an_intent_that_cannot_be_written_books_nothing(
             assert w.effectors[Mode.PRELOAD].calls == []
             assert (await w.keeper.allocate(request("r"))).state is State.ACTIVE
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_a_request_waits_for_the_room_that_a_release_is_making(tmp_path: Path) -> None:
@@ -326,12 +324,12 @@ def test_a_request_waits_for_the_room_that_a_release_is_making(tmp_path: Path) -
             preload = w.effectors[Mode.PRELOAD]
             preload.detach_gate = asyncio.Event()
             release = asyncio.ensure_future(w.keeper.release(first.id, ALICE, force=False))
-            await asyncio.sleep(0.01)
+            await clock.settled()
             newcomer = asyncio.ensure_future(w.keeper.allocate(request("c", gib=80)))
-            await asyncio.sleep(0.05)
+            await clock.settled()
             assert not newcomer.done()
             preload.detach_gate.set()
             assert (await newcomer).slices[0].device_uuid == first.slices[0].device_uuid
             await release
 
-    asyncio.run(work())
+    clock.run(work())

@@ -1,9 +1,9 @@
 """Bound processes: their end is noticed, once, also when it came before anyone looked."""
 
-import asyncio
 import os
 import subprocess
 
+from tests import clock
 from vgpud.hardware.ended import has_ended
 from vgpud.model.tenancy import Lifetime
 from vgpud.node.lifetimes import Lifetimes, is_alive, start_ticks
@@ -21,19 +21,16 @@ def test_the_end_of_a_process_is_told_once() -> None:
         lifetimes.watch("a", of(sleeper.pid))
         lifetimes.watch("a", of(sleeper.pid))
         lifetimes.watch("mine", of(os.getpid()))
-        await asyncio.sleep(0.05)
+        await clock.settled()
         assert told == []
         sleeper.kill()
-        for _ in range(100):
-            if told:
-                break
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.05)
+        await clock.until(lambda: told)
+        await clock.settled()
         assert told == ["a"]
         sleeper.wait()
         lifetimes.close()
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_a_process_that_is_gone_already_and_a_pid_that_was_reused() -> None:
@@ -46,11 +43,11 @@ def test_a_process_that_is_gone_already_and_a_pid_that_was_reused() -> None:
         lifetimes.watch("gone", gone)
         lifetimes.watch("reused", Lifetime(os.getpid(), 1))
         lifetimes.watch("unbound", Lifetime())
-        await asyncio.sleep(0.02)
+        await clock.settled()
         assert sorted(told) == ["gone", "reused"]
         lifetimes.close()
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_what_is_forgotten_is_not_told() -> None:
@@ -62,10 +59,10 @@ def test_what_is_forgotten_is_not_told() -> None:
         lifetimes.forget("a")
         sleeper.kill()
         sleeper.wait()
-        await asyncio.sleep(0.05)
+        await clock.settled()
         assert told == []
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_a_zombie_has_ended_and_is_not_alive() -> None:

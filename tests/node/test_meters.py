@@ -1,16 +1,18 @@
-"""Meters for everybody who looks: shared, and never stopped by hardware that hangs."""
+"""Meters: shared by callers, and never stopped by hardware that hangs."""
 
 import asyncio
-import time
 from pathlib import Path
 
+import pytest
+
+from tests import clock
 from tests.node.world import FakeGateway, request, world
 from vgpud.model.device import Node
 from vgpud.model.tenancy import Mode
 from vgpud.model.view import Vitals
 
 
-def test_many_who_look_share_one_look(tmp_path: Path) -> None:
+def test_concurrent_readers_share_one_reading(tmp_path: Path) -> None:
     async def work() -> None:
         async with world(tmp_path) as w:
             held = await w.keeper.allocate(request("r1"))
@@ -18,10 +20,11 @@ def test_many_who_look_share_one_look(tmp_path: Path) -> None:
             assert w.effectors[Mode.PRELOAD].calls.count("meters") == 1
             assert {id(one) for one in seen} == {id(seen[0])}
             assert list(seen[0].meters) == [held.id]
-            await w.keeper.meters.read(0.0)
+            await clock.passed(1)
+            await w.keeper.metered()
             assert w.effectors[Mode.PRELOAD].calls.count("meters") == 2
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_a_slice_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
@@ -31,39 +34,41 @@ def test_a_slice_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
             w.effectors[Mode.PRELOAD].fail.add("meters")
             assert dict((await w.keeper.metered()).meters) == {}
 
-    asyncio.run(work())
+    clock.run(work())
 
 
-class Slow(FakeGateway):
-    """NVML that takes its time."""
+class Hanging(FakeGateway):
+    """NVML whose calls wait at a gate, once there is one."""
 
-    seconds = 0.0
+    gate: clock.Gate | None = None
 
     def snapshot(self) -> Node:
-        time.sleep(self.seconds)
+        if self.gate is not None:
+            self.gate.wait()
         return super().snapshot()
 
     def vitals(self, uuid: str) -> Vitals:
-        time.sleep(self.seconds)
+        if self.gate is not None:
+            self.gate.wait()
         return Vitals(temperature_celsius=40)
 
 
-def test_hardware_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
+def test_hardware_that_hangs_is_waited_for_half_a_second(tmp_path: Path) -> None:
     async def work() -> None:
-        gateway = Slow()
+        gateway = Hanging()
         async with world(tmp_path, gateway) as w:
             held = await w.keeper.allocate(request("r1"))
-            gateway.seconds = 1.5
-            began = time.monotonic()
+            gateway.gate = clock.Gate()
+            now = asyncio.get_running_loop().time
             for _ in range(2):
-                seen = await w.keeper.meters.read(0.0)
+                await clock.passed(10)  # until what was read before is too old
+                began = now()
+                seen = await w.keeper.metered()
+                assert now() - began == pytest.approx(2 * 0.5)  # a snapshot, and the sensors
                 assert list(seen.meters) == [held.id]
                 assert dict(seen.vitals) == {}
-            # four looks at the hardware, of half a second at most; waiting would take nine
-            assert time.monotonic() - began < 6
-            gateway.seconds = 0.0
-            await asyncio.sleep(3.2)
-            await w.keeper.meters.read(0.0)
-            assert (await w.keeper.meters.read(0.0)).vitals
+            gateway.gate.open()
+            await clock.passed(10)
+            assert (await w.keeper.metered()).vitals
 
-    asyncio.run(work())
+    clock.run(work())

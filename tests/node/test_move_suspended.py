@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests import clock
 from tests.node.world import ALICE, ROOT, FakeGateway, World, device, request, world
 from vgpud.hardware.suspender import ProcessState, Suspender
 from vgpud.model.device import Device, Node
@@ -92,7 +93,7 @@ def test_no_word_to_the_driver_until_it_is_resumed(tmp_path: Path) -> None:
             assert driver.told == [{a: c, c: a, b: b, d: d}]
             assert (await on_record(w)).suspended == ()
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_what_cannot_be_attached_there_stays_as_it_was(
@@ -118,7 +119,7 @@ def test_what_cannot_be_attached_there_stays_as_it_was(
             await w.keeper.resume(away.id, ALICE)
             assert driver.told == [None]
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_one_that_can_be_attached_nowhere_is_resumed_when_it_can(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_one_that_can_be_attached_nowhere_is_resumed_when_it_can(tmp_path: Path)
             assert not running.moves
             assert driver.told == [None]
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_nothing_else_is_done_to_it_meanwhile(tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_nothing_else_is_done_to_it_meanwhile(tmp_path: Path) -> None:
             driver.gate.set()
             assert devices_of(await moving) == (uuid(1),)
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_what_is_shown_as_moved_can_be_moved_on(tmp_path: Path) -> None:
@@ -172,14 +173,14 @@ def test_what_is_shown_as_moved_can_be_moved_on(tmp_path: Path) -> None:
                 asyncio.ensure_future(w.keeper.moves.move(away.id, ALICE, [uuid(2)], "")),
                 asyncio.ensure_future(w.keeper.suspend(away.id, ALICE)),
             ]
-            await asyncio.sleep(0.02)
+            await clock.settled()
             assert not any(other.done() for other in others)
             assert devices_of(w.keeper.get(away.id)) == (uuid(1),)
             driver.closing.set()
             await asyncio.gather(first, *others)
             assert devices_of(w.keeper.get(away.id)) == (uuid(2),)
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_two_that_resume_it_at_once_do_it_once(tmp_path: Path) -> None:
@@ -191,7 +192,7 @@ def test_two_that_resume_it_at_once_do_it_once(tmp_path: Path) -> None:
             assert len(driver.told) == 1
             assert w.keeper.get(away.id).state is State.ACTIVE
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_a_process_that_began_as_it_was_suspended(tmp_path: Path) -> None:
@@ -206,7 +207,7 @@ def test_a_process_that_began_as_it_was_suspended(tmp_path: Path) -> None:
             assert devices_of(w.keeper.get(away.id)) == (uuid(0),)
             assert not w.keeper.get(away.id).moves
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_a_whole_card_puts_no_device_into_its_mode(tmp_path: Path) -> None:
@@ -220,4 +221,4 @@ def test_a_whole_card_puts_no_device_into_its_mode(tmp_path: Path) -> None:
                 await w.keeper.resume(away.id, ALICE)
             assert refused.value.code is ErrorCode.DEVICE_IN_USE
 
-    asyncio.run(work())
+    clock.run(work())

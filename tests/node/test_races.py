@@ -4,14 +4,13 @@ import asyncio
 import resource
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import clock
 from tests.node.test_lifetimes import of
 from tests.node.world import ALICE, FakeGateway, World, policy_of, request, world
 from vgpud.hardware.ended import has_ended
@@ -27,14 +26,6 @@ from vgpud.units import Running
 
 def one_device() -> FakeGateway:
     return FakeGateway(Node(devices=FakeGateway().node.devices[:1]))
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(200):
-        if holds():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never came about")
 
 
 def full() -> VgpuError:
@@ -58,7 +49,7 @@ def test_a_resize_that_cannot_be_put_in_force_leaves_the_old_size(tmp_path: Path
             w.effectors[Mode.PRELOAD].fail = set()
             assert (await w.keeper.resize(held.id, ALICE, 40 * GIB, None)).state is State.ACTIVE
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_a_resize_whose_end_was_not_recorded_can_be_repeated(
@@ -79,7 +70,7 @@ def test_a_resize_whose_end_was_not_recorded_can_be_repeated(
             assert (again.state, again.slices[0].memory_bytes) == (State.ACTIVE, 40 * GIB)
             assert (await w.parts.ledger.load()).allocations[0].state is State.ACTIVE
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_a_release_waits_for_a_resize_that_is_under_way(
@@ -99,16 +90,16 @@ def test_a_release_waits_for_a_resize_that_is_under_way(
 
             monkeypatch.setattr(preload, "resize", slow)
             resizing = asyncio.ensure_future(w.keeper.resize(held.id, ALICE, 8 * GIB, None))
-            await until(lambda: w.keeper.get(held.id).state is State.RESIZING)
+            await clock.until(lambda: w.keeper.get(held.id).state is State.RESIZING)
             releasing = asyncio.ensure_future(w.keeper.release(held.id, ALICE, force=True))
-            await asyncio.sleep(0.05)
+            await clock.settled()
             gate.set()
             assert (await resizing).slices[0].memory_bytes == 8 * GIB
             assert await releasing is False
             assert w.is_empty()
             assert (await w.parts.ledger.load()).allocations == ()
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_room_that_a_failed_shrink_gave_up_was_given_to_nobody(
@@ -128,7 +119,7 @@ def test_room_that_a_failed_shrink_gave_up_was_given_to_nobody(
 
             monkeypatch.setattr(w.parts.ledger, "intent", fails)
             shrink = asyncio.ensure_future(w.keeper.resize(held.id, ALICE, 10 * GIB, None))
-            await until(lambda: w.keeper.get(held.id).state is State.RESIZING)
+            await clock.until(lambda: w.keeper.get(held.id).state is State.RESIZING)
             with pytest.raises(VgpuError) as refused:
                 await w.keeper.allocate(request("b", gib=60))
             assert refused.value.code is ErrorCode.NO_CAPACITY
@@ -137,7 +128,7 @@ def test_room_that_a_failed_shrink_gave_up_was_given_to_nobody(
                 await shrink
             assert w.parts.book.use_of(held.slices[0].device_uuid).memory_bytes == 80 * GIB
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 # --- release
@@ -160,13 +151,13 @@ def test_two_releases_at_once_are_one(tmp_path: Path) -> None:
             preload.tenants = tenants  # type: ignore[method-assign,assignment]
             first = asyncio.ensure_future(w.keeper.release(held.id, ALICE, force=False))
             second = asyncio.ensure_future(w.keeper.release(held.id, ALICE, force=False))
-            await asyncio.sleep(0.01)
+            await clock.settled()
             gates[0].set()
             assert await first is False
             gates[1].set()
             assert await second is True
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_a_release_during_an_undo_is_the_same_work(tmp_path: Path) -> None:
@@ -176,10 +167,10 @@ def test_a_release_during_an_undo_is_the_same_work(tmp_path: Path) -> None:
             preload.fail = {"attach"}
             preload.detach_gate = asyncio.Event()
             making = asyncio.ensure_future(w.keeper.allocate(request("r")))
-            await until(lambda: any(a.state is State.RELEASING for a in w.parts.book))
+            await clock.until(lambda: any(a.state is State.RELEASING for a in w.parts.book))
             (name,) = (a.id for a in w.parts.book)
             releasing = asyncio.ensure_future(w.keeper.release(name, ALICE, force=True))
-            await asyncio.sleep(0.01)
+            await clock.settled()
             preload.detach_gate.set()
             assert await releasing is False
             with pytest.raises(VgpuError, match="attach was told to fail"):
@@ -187,7 +178,7 @@ def test_a_release_during_an_undo_is_the_same_work(tmp_path: Path) -> None:
             assert preload.calls.count("detach") == 1
             assert w.is_empty()
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 # --- failures of devices
@@ -216,14 +207,14 @@ def test_a_release_while_a_device_fails_stops_nothing_else_from_failing(
 
             monkeypatch.setattr(w.parts.ledger, "commit", slow)
             failing = asyncio.ensure_future(w.keeper.failures.mark_on(uuid, "device 0 is lost"))
-            await asyncio.sleep(0.01)
+            await clock.settled()
             await w.keeper.release(first, ALICE, force=True)
             gate.set()
             await failing
             assert first not in w.parts.book
             assert w.keeper.get(second).state is State.FAILED
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_a_failure_does_not_take_a_release_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +233,7 @@ def test_a_failure_does_not_take_a_release_back(tmp_path: Path, monkeypatch: pyt
 
             monkeypatch.setattr(w.parts.ledger, "commit", slow)
             failing = asyncio.ensure_future(w.keeper.failures.mark_on(uuid, "device 0 is lost"))
-            await asyncio.sleep(0.01)
+            await clock.settled()
             w.effectors[Mode.PRELOAD].fail = {"detach"}
             with pytest.raises(VgpuError, match="told to fail"):
                 await w.keeper.release(second, ALICE, force=True)
@@ -253,7 +244,7 @@ def test_a_failure_does_not_take_a_release_back(tmp_path: Path, monkeypatch: pyt
             states = {a.id: a.state for a in (await w.parts.ledger.load()).allocations}
             assert states == {first: State.FAILED, second: State.RELEASING}
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_a_device_that_is_lost_while_it_is_given_fails_what_is_given(tmp_path: Path) -> None:
@@ -261,18 +252,18 @@ def test_a_device_that_is_lost_while_it_is_given_fails_what_is_given(tmp_path: P
         async with world(tmp_path, one_device()) as w:
             w.effectors[Mode.PRELOAD].gate = asyncio.Event()
             making = asyncio.ensure_future(w.keeper.allocate(request("r")))
-            await until(lambda: any(w.parts.book))
+            await clock.until(lambda: any(w.parts.book))
             (device,) = w.gateway.node.devices
             w.gateway.node = Node(devices=(replace(device, health=Health.LOST),))
             await w.parts.inventory.refresh()
-            await asyncio.sleep(0.02)
+            await clock.settled()
             gate = w.effectors[Mode.PRELOAD].gate
             assert gate is not None
             gate.set()
             held = await making
-            await until(lambda: w.keeper.get(held.id).state is State.FAILED)
+            await clock.until(lambda: w.keeper.get(held.id).state is State.FAILED)
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 def test_a_mode_left_on_for_one_who_did_not_come_is_left(
@@ -296,7 +287,7 @@ def test_a_mode_left_on_for_one_who_did_not_come_is_left(
 
             monkeypatch.setattr(w.parts.ledger, "intent", fails)
             newcomer = asyncio.ensure_future(w.keeper.allocate(request("b", **ask)))
-            await until(lambda: len(w.parts.book) == 2)
+            await clock.until(lambda: len(w.parts.book) == 2)
             await w.keeper.release(last.id, ALICE, force=False)
             assert mps.applied
             gate.set()
@@ -304,7 +295,7 @@ def test_a_mode_left_on_for_one_who_did_not_come_is_left(
                 await newcomer
             assert w.is_empty()
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 # --- bound processes
@@ -327,12 +318,12 @@ def test_a_process_may_have_any_name(tmp_path: Path) -> None:
         async def work() -> None:
             async with world(tmp_path) as w:
                 held = await w.keeper.allocate(request("r", lifetime=of(tenant.pid)))
-                await asyncio.sleep(0.05)
+                await clock.settled()
                 assert w.keeper.get(held.id).state is State.ACTIVE
                 tenant.kill()
-                await until(w.is_empty)
+                await clock.until(w.is_empty)
 
-        asyncio.run(work())
+        clock.run(work())
     finally:
         tenant.kill()
         tenant.communicate()
@@ -348,16 +339,16 @@ def test_want_of_descriptors_is_not_the_end_of_a_process() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         try:
             lifetimes.watch("a", bound)
-            await asyncio.sleep(0.05)
+            await clock.settled()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert told == []
         sleeper.kill()
-        await until(lambda: told == ["a"])
+        await clock.until(lambda: told == ["a"])
         sleeper.wait()
         lifetimes.close()
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 # --- start
@@ -379,7 +370,7 @@ def test_a_resize_that_cannot_be_finished_stops_no_start(tmp_path: Path) -> None
             await w.keeper.release(held.id, ALICE, force=False)
             assert w.is_empty()
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 class NoUnits:
@@ -402,7 +393,7 @@ def test_a_failed_allocation_is_not_made_well_by_a_resize(tmp_path: Path) -> Non
             assert refused.value.code is ErrorCode.UNSUPPORTED
             assert w.keeper.get(held.id).state is State.FAILED
 
-    asyncio.run(work())
+    clock.run(work())
 
 
 # --- policy
@@ -415,17 +406,22 @@ def test_of_two_reloads_at_once_the_later_one_stays(tmp_path: Path) -> None:
         async with world(tmp_path) as w:
             older = policy_of(tmp_path, 'version = 1\n[[device]]\nmode = "mps"\n')()
             newer = policy_of(tmp_path, 'version = 1\n[[device]]\nmode = "preload"\n')()
-            reads = iter(((0.2, older), (0.0, newer)))
+            slow = clock.Gate()
+            reads = iter((older, newer))
 
             def read() -> LoadedPolicy:
-                pause, read = next(reads)
-                time.sleep(pause)
-                return read
+                mine = next(reads)
+                if mine is older:
+                    slow.wait()
+                return mine
 
             object.__setattr__(w.parts, "load_policy", read)
             first = asyncio.ensure_future(w.keeper.reload_policy(dry_run=False))
-            await asyncio.sleep(0.05)
-            await asyncio.gather(first, w.keeper.reload_policy(dry_run=False))
+            await clock.settled()
+            second = asyncio.ensure_future(w.keeper.reload_policy(dry_run=False))
+            await clock.settled()
+            slow.open()
+            await asyncio.gather(first, second)
             assert w.keeper.policy() is newer
 
-    asyncio.run(work())
+    clock.run(work())

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests import clock
 from vgpud.node.residency import Residency
 
 
@@ -21,7 +22,7 @@ async def ends(ticks: int) -> bool:
     """Is it cancelled so many turns of the loop after a nudge?"""
     watch = Restless()
     task = asyncio.ensure_future(watch.run())
-    await asyncio.sleep(0.01)
+    await clock.settled()
     watch.nudge()
     for _ in range(ticks):
         await asyncio.sleep(0)
@@ -36,4 +37,4 @@ async def ends(ticks: int) -> bool:
 @pytest.mark.parametrize("ticks", range(5))
 def test_it_ends_though_it_is_nudged_at_that_moment(ticks: int) -> None:
     """asyncio.wait_for lost the cancellation then, and vgpud did not stop."""
-    assert asyncio.run(ends(ticks))
+    assert clock.run(ends(ticks))

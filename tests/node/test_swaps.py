@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests import clock
 from vgpud.lease import ProcessSwap, SwapPhase
 from vgpud.model.errors import VgpuError
 from vgpud.model.tenancy import Allocation, State
@@ -37,24 +38,18 @@ class Finds(swaps.Swaps):
         return (ProcessSwap(SwapPhase.COMING, 2, 1 << 30, 1 << 30),)
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swaps, "_TIGHT_SECONDS", 0.02)
-    monkeypatch.setattr(swaps, "_ROOM_SECONDS", 0.05)
-
-
-def test_room_that_is_being_made_is_waited_for_however_long_that_takes() -> None:
-    """The first time it takes as long as the other's buffer on the host: 23 s of 69 GiB on an H200's host."""
+def test_a_resume_waits_while_another_tenant_of_the_device_is_suspended() -> None:
+    """The first time that takes as long as the other's buffer on the host: 23 s for 69 GiB (an H200's)."""
     beside = [tenant("b", State.SUSPENDING)]
     finds = Finds(beside)
 
     async def comes() -> None:
         waits = asyncio.ensure_future(finds._until(tenant("a", State.RESUMING), SwapPhase.HERE))
-        await asyncio.sleep(0.3)
+        await clock.passed(60)
         assert not waits.done() and not finds.forbidden
         beside[0] = tenant("b", State.SUSPENDED)
         with pytest.raises(VgpuError, match="has not the room"):
             await waits
         assert set(finds.forbidden) == {"a"}
 
-    asyncio.run(comes())
+    clock.run(comes())

@@ -8,9 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tests import clock
 from vgpud.hardware.suspender import Suspender
 from vgpud.inject.specs import Specs
-from vgpud.ledger import Ledger
+from vgpud.ledger import Durability, Ledger
 from vgpud.model.caller import Caller, Door
 from vgpud.model.device import Device, Node
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -124,6 +125,14 @@ class Remembering:
         return tuple(SliceMeter(part.device_uuid, 1, len(self.pids)) for part in allocation.slices)
 
 
+class Counted(Ledger):
+    """A test's time stands still while it writes."""
+
+    async def _do(self, operation: Any, durability: Durability) -> Any:
+        with clock.outside():
+            return await super()._do(operation, durability)
+
+
 @dataclass
 class World:
     keeper: NodeKeeper
@@ -164,7 +173,7 @@ async def world(
     inventory = Inventory(gateway)  # type: ignore[arg-type]
     await inventory.refresh()
     book = Book()
-    async with await Ledger.open(folder / "ledger.db") as ledger:
+    async with await Counted.open(folder / "ledger.db") as ledger:
         parts = Parts(
             ledger=ledger,
             inventory=inventory,
@@ -184,7 +193,3 @@ async def world(
 def request(name: str, gib: int = 4, **changes: Any) -> Request:
     base = Request(id=name, owner=Owner(1000, 1000), memory_bytes=gib * GIB, isolation=Isolation.QUOTA)
     return replace(base, **changes)
-
-
-def run(work: Callable[[], Sequence[object] | object]) -> None:
-    asyncio.run(work())  # type: ignore[arg-type]

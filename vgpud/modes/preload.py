@@ -5,7 +5,6 @@ second finds it there. The arbiter registers the tenant's processes and outlives
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import TypeVar
 
 import structlog
 
+from vgpud import clock
 from vgpud.hardware.nodes import device_nodes
 from vgpud.lease import (
     ArbiterClient,
@@ -157,8 +157,8 @@ class Preload:
         except VgpuError as error:
             if error.code is not ErrorCode.HELPER_FAILED:
                 raise
-        end = time.monotonic() + _NOTICE_SECONDS
-        while self._notice is not None and time.monotonic() < end:  # noqa: ASYNC110 - a turn or two
+        end = clock.now() + _NOTICE_SECONDS
+        while self._notice is not None and clock.now() < end:  # noqa: ASYNC110 - a turn or two
             await asyncio.sleep(0)  # the loop has not come to hear of its end yet
         await self.ensure_arbiter()
         return await self._order_once(order, allocation_id)

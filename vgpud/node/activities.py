@@ -1,12 +1,12 @@
 """What tenants do: asked of libvgpu in their processes through the arbiter, and read from their leases."""
 
 import asyncio
-import time
 from collections.abc import Container, Mapping
 from contextlib import suppress
 
 import structlog
 
+from vgpud import clock
 from vgpud.lease import LeaseActivity
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, Mode
@@ -51,13 +51,13 @@ class Activities:
 
         Raises VgpuError(ALLOCATION_BUSY) if the tenant has worked since `idle_since`.
         """
-        began = asked = time.monotonic()
+        began = asked = clock.now()
         now = self.read(going)
-        while now is not None and not now.quiet and time.monotonic() < began + _QUIET_SECONDS:
+        while now is not None and not now.quiet and clock.now() < began + _QUIET_SECONDS:
             await asyncio.sleep(_LOOK_SECONDS)
-            if time.monotonic() > asked + _ASK_SECONDS:  # the arbiter may not have answered the first time
+            if clock.now() > asked + _ASK_SECONDS:  # the arbiter may not have answered the first time
                 await self.ask(going.id)
-                asked = time.monotonic()
+                asked = clock.now()
             now = self.read(going)
         if now is None:
             return

@@ -1,10 +1,10 @@
 """The last snapshot of the hardware, refreshed when something may have changed, never by polling."""
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from vgpud import clock
 from vgpud.hardware.gateway import Gateway
 from vgpud.model.device import Device, Health, Node
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -64,7 +64,7 @@ class Inventory:
 
     async def refresh(self, max_age_seconds: float = 0.0) -> None:
         """A snapshot no older than that; concurrent callers share one. A failure is never kept."""
-        if self._error is None and time.monotonic() - self._taken <= max_age_seconds:
+        if max_age_seconds > 0 and self._error is None and clock.now() - self._taken <= max_age_seconds:
             return
         if self._running is not None:
             await asyncio.shield(self._running)
@@ -92,7 +92,7 @@ class Inventory:
                 self.health_changed(changed)
         except VgpuError as error:
             self._error = error
-        self._taken = time.monotonic()
+        self._taken = clock.now()
 
 
 def _health_in(node: Node, uuid: str) -> Health:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from vgpud import clock
 from vgpud.hardware.events import DeviceEvent
 from vgpud.model.caller import Caller
 from vgpud.model.device import Device
@@ -130,7 +131,7 @@ class NodeKeeper:
         self._ending: dict[str, asyncio.Task[bool]] = {}  # releases nobody asked for: a bound process ended
         self._detached: dict[str, Allocation] = {}  # releases that have only to be written down
         self._released: deque[str] = deque(maxlen=_RELEASED_REMEMBERED)  # newest last
-        self._started = time.monotonic()
+        self._started = clock.now()
 
     def _surroundings(self) -> checkpoints.Surroundings:
         parts = self._parts
@@ -495,7 +496,7 @@ class NodeKeeper:
             policy_digest=self.policies.current.digest,
             status=f"{len(devices)} devices{simulated}, {len(self._book)} allocations, "
             f"policy {self.policies.current.digest[:8]}",
-            uptime_seconds=time.monotonic() - self._started,
+            uptime_seconds=clock.now() - self._started,
             hardware_error=str(error) if error is not None else "",
         )
 

@@ -1,11 +1,11 @@
 """What swapped tenants keep on their devices as long as nobody needs the room (planner/kept.py)."""
 
 import asyncio
-import time
 from collections.abc import Iterable, Mapping
 
 import structlog
 
+from vgpud import clock
 from vgpud.lease import ProcessSwap
 from vgpud.model.errors import VgpuError
 from vgpud.model.quantity import format_bytes
@@ -97,12 +97,12 @@ class Kept:
             log.debug("keeps nothing any more", allocation=allocation.id, why=str(error))
 
     async def _until(self, allowed: dict[str, int]) -> None:
-        began = asked = time.monotonic()
+        began = asked = clock.now()
         most = _LEAST_SECONDS * (1 + sum(map(self._bytes_now, allowed)) / _EACH_BYTES)
         for name in allowed:
             await self._activities.ask(name)
         while late := [name for name, bytes_ in allowed.items() if self._bytes_now(name) > bytes_]:
-            now = time.monotonic()
+            now = clock.now()
             if now > began + most:
                 log.warning("has not made way", allocations=late, seconds=round(most))
                 return

@@ -1,12 +1,12 @@
 """Sensors and meters of everything at once, shared by all who look within the same half second."""
 
 import asyncio
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 
 import structlog
 
+from vgpud import clock
 from vgpud.model.errors import VgpuError
 from vgpud.model.tenancy import Allocation, Mode, State
 from vgpud.model.view import Metered, SliceMeter, Vitals
@@ -37,7 +37,7 @@ class Meters:
 
     async def read(self, max_age_seconds: float = _SHARED_SECONDS) -> Metered:
         """Never fails, nor waits for hardware that hangs: what cannot be read is left out."""
-        oldest = time.monotonic() - max_age_seconds
+        oldest = clock.now() - max_age_seconds
         while self._taken < oldest:
             if self._running is None:
                 self._running = asyncio.ensure_future(self._take())
@@ -53,7 +53,7 @@ class Meters:
         self._running = None
 
     async def _take(self) -> None:
-        began = time.monotonic()
+        began = clock.now()
         with suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_SECONDS):
                 await self._inventory.refresh(_FRESH_SECONDS)
@@ -64,14 +64,14 @@ class Meters:
         self._taken = began
 
     async def _look_at_sensors(self) -> None:
-        if time.monotonic() - self._vitals_taken <= _SENSOR_SECONDS:
+        if clock.now() - self._vitals_taken <= _SENSOR_SECONDS:
             return
         if self._sensing is None:
             self._sensing = asyncio.ensure_future(self._inventory.vitals())
         done, _ = await asyncio.wait((self._sensing,), timeout=_LOOK_SECONDS)
         if done:  # else a driver that hangs is asked no second time meanwhile
             self._vitals, self._sensing = self._sensing.result(), None
-            self._vitals_taken = time.monotonic()
+            self._vitals_taken = clock.now()
 
     def _read_all(self, held: list[Allocation]) -> dict[str, tuple[SliceMeter, ...]]:
         node = self._inventory.node

@@ -5,7 +5,6 @@ suspended by one, nothing is looked at. One tenant is moved at a time, or one go
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from vgpud import clock
 from vgpud.lease import LeaseActivity
 from vgpud.model.device import Node
 from vgpud.model.errors import VgpuError
@@ -126,7 +126,7 @@ class Residency:
 
     async def _look(self) -> float:
         """Seconds until the next."""
-        now = time.monotonic()
+        now = clock.now()
         ruled = [(a, rules) for a in self.around.book if (rules := self._rules(a)).any or _is_sent(a)]
         for gone in self._seen.keys() - {allocation.id for allocation, _ in ruled}:
             del self._seen[gone]
@@ -232,7 +232,7 @@ class Residency:
         except VgpuError as error:
             log.warning("not moved", allocation=move.id, move=move.kind.value, why=str(error))
             if seen is not None:
-                seen.not_before = time.monotonic() + _BACK_OFF_SECONDS
+                seen.not_before = clock.now() + _BACK_OFF_SECONDS
                 seen.why_not = error.sentence
         finally:
             self._moving.discard(move.id)
@@ -244,18 +244,18 @@ class Residency:
         worked = seen is not None and seen.active_at > seen.since
         await self.suspends.suspend(allocation, move.cause, idle, move.swaps, move.room_for)
         if seen is not None and move.cause is Cause.TURN and worked:
-            seen.wants_since = time.monotonic()  # it is in the middle of its work, wherever its threads are
+            seen.wants_since = clock.now()  # it is in the middle of its work, wherever its threads are
         self.tally.suspended[move.cause.value] += 1
 
     async def _resume(self, allocation: Allocation, move: Move, seen: _Seen | None) -> None:
         log.info("resume", allocation=move.id, why=move.sentence)
-        began, cause = time.monotonic(), allocation.cause
+        began, cause = clock.now(), allocation.cause
         wanted = None if seen is None else seen.wants_since
         if seen is not None and cause is Cause.IDLE:
             seen.patience = patience_after(seen.patience, began - seen.since, self._rules(allocation))
         await self.suspends.resume(allocation, bool(move.beside))
         self.tally.resumed[cause.value] += 1
-        self.tally.resume_waited_seconds += time.monotonic() - (began if wanted is None else wanted)
+        self.tally.resume_waited_seconds += clock.now() - (began if wanted is None else wanted)
 
     # --- rules
 

@@ -5,11 +5,11 @@ followed. All of them, or none; what is cut is finished at the next start.
 """
 
 import asyncio
-import time
 from dataclasses import replace
 
 import structlog
 
+from vgpud import clock
 from vgpud.lease import ProcessSwap, SwapPhase
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import EventKind
@@ -188,17 +188,17 @@ class Swaps:
 
     async def _until(self, allocation: Allocation, wanted: SwapPhase) -> None:
         """Every process says that it is there. Raises VgpuError(SUSPEND_FAILED)."""
-        began = asked = time.monotonic()
+        began = asked = clock.now()
         drained = full = began
         while True:
-            swaps, now = self._read(allocation), time.monotonic()
+            swaps, now = self._read(allocation), clock.now()
             if all(swap.phase is wanted for swap in swaps):
                 return
             if not any(swap.phase in (SwapPhase.HERE, SwapPhase.DRAINING) for swap in swaps):
                 drained = now
-            if self._others_go(allocation) or not any(
-                swap.phase is SwapPhase.COMING and swap.error for swap in swaps
-            ):
+            if self._others_go(allocation):
+                began = full = now  # as long as that takes; it has a bound of its own
+            if not any(swap.phase is SwapPhase.COMING and swap.error for swap in swaps):
                 full = now
             held = sum(swap.movable_bytes for swap in swaps)
             most = _MOVE_SECONDS * (1 + held / _MOVE_BYTES)

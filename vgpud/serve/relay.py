@@ -9,13 +9,13 @@ import errno
 import os
 import resource
 import socket
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
+from vgpud import clock
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.serve.peers import PeerTable, identify
@@ -165,7 +165,7 @@ class Relay:
 
     def _complain(self, kind: str, sentence: str, **words: str) -> None:
         """Once a minute for each kind: callers must not be able to fill the log."""
-        now = time.monotonic()
+        now = clock.now()
         if now - self._complained.get(kind, -_COMPLAIN_SECONDS) >= _COMPLAIN_SECONDS:
             self._complained[kind] = now
             log.warning(sentence, **words)

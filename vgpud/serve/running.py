@@ -1,12 +1,12 @@
 """Calls that change things: begun, they are finished, whether or not the caller stays."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import structlog
 
+from vgpud import clock
 from vgpud.model.errors import VgpuError
 
 log = structlog.get_logger(__name__)
@@ -36,8 +36,8 @@ class Running:
 
         An answer that `abandoned` shall get is waited for all the same: nobody else knows of it.
         """
-        end = time.monotonic() + seconds
-        while self._tasks and (left := end - time.monotonic()) > 0:
+        end = clock.now() + seconds
+        while self._tasks and (left := end - clock.now()) > 0:
             await asyncio.wait(tuple(self._tasks), timeout=left)
         late = len(self._tasks - self._outlasting)
         while self._tasks:

@@ -1,7 +1,6 @@
 """The gRPC server behind the relay: what the daemon starts and stops."""
 
 import stat
-import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -10,6 +9,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from vgpud import clock
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.serve.calls import SERVICE, Calls
 from vgpud.serve.keeper import Keeper
@@ -68,13 +68,13 @@ class Server:
 
     async def stop(self, grace_seconds: float = 10.0) -> None:
         """Takes no more callers, ends the watches, and gives calls that run `grace_seconds` to finish."""
-        end = time.monotonic() + grace_seconds
+        end = clock.now() + grace_seconds
         self._relay.stop_accepting()
         self._sockets.close()
         await self._health.enter_graceful_shutdown()
         self._calls.stop()
         await self._grpc.stop(grace_seconds)
-        left = await self._calls.running.end(max(0.0, end - time.monotonic()))
+        left = await self._calls.running.end(max(0.0, end - clock.now()))
         if left:
             log.warning("calls are cut short, the next start will finish or undo them", calls=left)
         await self._relay.close()

@@ -6,13 +6,13 @@ each process a part of them, and refuses cuInit when no daemon answers (native/g
 """
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import structlog
 
+from vgpud import clock
 from vgpud.hardware.ended import is_ending
 from vgpud.hardware.gateway import Gateway
 from vgpud.hardware.nodes import device_nodes
@@ -162,8 +162,8 @@ class MpsMode:
     async def _servers_gone(self, device_uuid: str) -> None:
         """The threads of a server that was ended still give the card back, and whoever comes next would
         take it for a program of others. Bounded; what NVML cannot tell is not waited for."""
-        end = time.monotonic() + _LEAVING_SECONDS
-        while time.monotonic() < end:
+        end = clock.now() + _LEAVING_SECONDS
+        while clock.now() < end:
             try:
                 listed = await asyncio.to_thread(self._gateway.processes, device_uuid)
             except VgpuError:

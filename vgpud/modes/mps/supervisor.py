@@ -8,7 +8,6 @@ import asyncio
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from vgpud import clock
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.modes.mps.control import MpsControl
 from vgpud.modes.mps.features import Features
@@ -183,7 +183,7 @@ class Supervisor:
         self._forget()
         self.charge.folder.close()
         self.charge.died("its MPS control daemon died and took its clients along")
-        self._spawn(self._bring_back(time.monotonic()))
+        self._spawn(self._bring_back(clock.now()))
 
     async def _bring_back(self, died: float) -> None:
         """Until it runs again, or nobody is on the device any more."""
@@ -196,7 +196,7 @@ class Supervisor:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LAST_RETRY_SECONDS)
                 continue
-            seconds = time.monotonic() - died
+            seconds = clock.now() - died
             log.warning("MPS is back", device=self.charge.device_uuid, seconds=round(seconds, 3))
             self.charge.notice(f"MPS is back after {seconds:.1f} s, with every limit in force")
             return
@@ -218,7 +218,7 @@ class Supervisor:
         try:
             servers = await asyncio.to_thread(control.servers)
         except VgpuError as error:
-            verdict = health.silent(time.monotonic(), rules.hang_seconds)
+            verdict = health.silent(clock.now(), rules.hang_seconds)
             await self._silent(verdict, str(error))
             return
         if health.answered():
@@ -227,7 +227,7 @@ class Supervisor:
             return
         for server in servers:
             state = await asyncio.to_thread(control.server_state, server)
-            verdict = health.server(server, state, time.monotonic(), rules.hang_seconds)
+            verdict = health.server(server, state, clock.now(), rules.hang_seconds)
             if verdict is Verdict.SAY:
                 self.charge.notice(
                     f"MPS server {server} is in FAULT: a client's fault reached all its clients"

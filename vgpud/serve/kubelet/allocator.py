@@ -7,12 +7,12 @@ seen yet. PodResources tells which.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import structlog
 
+from vgpud import clock
 from vgpud.model.caller import Caller, Door
 from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -41,7 +41,6 @@ class Allocator:
         changed: Callable[[], None],
     ) -> None:
         self.holds = holds
-        self.clock: Callable[[], float] = time.monotonic
         self._keeper = keeper
         self._pods = pods
         self._devices = devices
@@ -149,7 +148,7 @@ class Allocator:
 
     async def _release(self, allocation: Allocation, patience_seconds: float) -> None:
         """Raises VgpuError(TENANT_ALIVE) where processes stay in it."""
-        end = time.monotonic() + patience_seconds
+        end = clock.now() + patience_seconds
         while True:
             try:
                 await self._keeper.release(allocation.id, ROOT, force=False)
@@ -157,7 +156,7 @@ class Allocator:
             except VgpuError as error:
                 if error.code is ErrorCode.NO_SUCH_ALLOCATION:
                     break
-                if error.code is not ErrorCode.TENANT_ALIVE or time.monotonic() >= end:
+                if error.code is not ErrorCode.TENANT_ALIVE or clock.now() >= end:
                     raise
             await asyncio.sleep(_PAUSE_SECONDS)
         self._unseen.pop(allocation.request.id, None)
@@ -172,7 +171,7 @@ class Allocator:
             if listed is None:
                 self._unseen.clear()
                 return
-            now = self.clock()
+            now = clock.now()
             for allocation in self._keeper.list()[0]:
                 name = allocation.request.id
                 if not name.startswith(KUBELET_PREFIX):

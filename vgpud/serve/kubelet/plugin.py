@@ -1,7 +1,6 @@
 """One resource as a device plugin: its own socket, its list of ids, its calls."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -9,6 +8,7 @@ from typing import Protocol
 import grpc
 import structlog
 
+from vgpud import clock
 from vgpud.api.gen.kubelet import deviceplugin_v1beta1_pb2 as pb
 from vgpud.inject.driver import DriverFiles
 from vgpud.model.tenancy import Allocation, Edits
@@ -81,14 +81,14 @@ class Plugin:
     def unwatched(self, seconds: float) -> bool:
         """Registered, and yet has nobody listened for so long? A kubelet that gave up does not come back."""
         silent = self.registered and not self._streams
-        return silent and time.monotonic() - self._unwatched_since >= seconds
+        return silent and clock.now() - self._unwatched_since >= seconds
 
     async def register(self, kubelet: Path) -> None:
         """Raises VgpuError(UNREACHABLE) with the kubelet's words."""
         asked = pb.RegisterRequest(
             version=VERSION, endpoint=self.socket.name, resource_name=self.resource.name, options=_OPTIONS
         )
-        self._unwatched_since = time.monotonic()
+        self._unwatched_since = clock.now()
         await wire.ask(kubelet, _REGISTER, asked, pb.Empty, _REGISTER_SECONDS)
         self.registered = True
         log.info("registered with the kubelet", resource=self.resource.name, ids=len(self._shares))
@@ -140,7 +140,7 @@ class Plugin:
                 yield listing(shares)
         finally:
             self._streams -= 1
-            self._unwatched_since = time.monotonic()
+            self._unwatched_since = clock.now()
 
     async def _prefer(self, asked: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
         return pb.PreferredAllocationResponse(

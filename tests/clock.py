@@ -1,0 +1,136 @@
+"""An event loop whose time the test turns: `run(main)` instead of `asyncio.run(main)`.
+
+Time stands still while anything can run, and while something outside of the loop is under way (a thread of
+the executor, a job of the ledger, whatever is between `begins` and `ends`). Where nothing of that is left, it
+is the time of the next timer at once. So `await passed(3600)` takes no time, and is over when all that
+happens within that hour has happened.
+"""
+
+import asyncio
+import selectors
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_START = 1000.0  # seconds; the first tick of a machine is not special
+_LIMIT = 30 * 86400.0  # seconds after the start: by then, what a test waits for does not come
+_PATIENCE_SECONDS = 60.0  # of real time, for processes and threads that the loop does not know of
+
+
+class _Selector(selectors.DefaultSelector):
+    """Turns the loop's time instead of waiting."""
+
+    loop: "TurnedLoop"
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None or timeout <= 0:
+            return super().select(timeout)
+        if self.loop.outside:
+            return super().select(None)
+        if events := super().select(0):
+            return events
+        self.loop.turn(timeout)
+        return []
+
+
+class TurnedLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._now = _START
+        self.outside = 0  # how many things are under way that only real time brings to their end
+        selector = _Selector()
+        selector.loop = self
+        super().__init__(selector)
+
+    def time(self) -> float:
+        return self._now
+
+    def turn(self, seconds: float) -> None:
+        """Raises TimeoutError where a test waits for what never comes."""
+        self._now += seconds
+        if self._now > _START + _LIMIT:
+            raise TimeoutError(f"the test has not ended after {_LIMIT:g} s of its own time")
+
+    def begins(self) -> None:
+        self.outside += 1
+
+    def ends(self, *_: object) -> None:
+        self.outside -= 1
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., T], *args: Any
+    ) -> "asyncio.Future[T]":
+        self.begins()
+        future = super().run_in_executor(executor, func, *args)
+        future.add_done_callback(self.ends)
+        return future
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """`main` to its end, on a clock of its own."""
+    with asyncio.Runner(loop_factory=TurnedLoop) as runner:
+        return runner.run(main)
+
+
+@contextmanager
+def outside() -> Iterator[None]:
+    """Time stands still within: what is awaited there happens outside of the loop. Other loops: no effect."""
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, TurnedLoop):
+        yield
+        return
+    loop.begins()
+    try:
+        yield
+    finally:
+        loop.ends()
+
+
+class Gate:
+    """A thread of the executor waits here until the test opens it; time passes meanwhile."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, TurnedLoop)
+        self._loop = loop
+        self._open = threading.Event()
+        self._waiting = 0
+
+    def wait(self) -> None:
+        """In the thread."""
+        self._loop.call_soon_threadsafe(self._arrived)
+        assert self._open.wait(_PATIENCE_SECONDS)
+
+    def _arrived(self) -> None:
+        if not self._open.is_set():
+            self._waiting += 1
+            self._loop.ends()
+
+    def open(self) -> None:
+        """In the loop."""
+        self._open.set()
+        while self._waiting:
+            self._waiting -= 1
+            self._loop.begins()
+
+
+async def passed(seconds: float) -> None:
+    """When so much of the loop's time has passed, and all that happens within it has happened."""
+    await asyncio.sleep(seconds)
+
+
+async def settled() -> None:
+    """When everything that can happen without time passing has happened."""
+    await passed(1e-6)
+
+
+async def until(holds: Callable[[], object], what: str = "it") -> None:
+    """When it holds, by time that passes in the loop or by what goes on outside of it."""
+    end = time.monotonic() + _PATIENCE_SECONDS
+    while not holds():
+        assert time.monotonic() < end, f"never: {what}"
+        await asyncio.to_thread(time.sleep, 0.002)
+        await passed(0.01)
