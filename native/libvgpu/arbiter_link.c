@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,7 +13,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "descriptor.h"
 #include "gate.h"
+#include "thread.h"
 
 #define RETRY_MS_MIN 20
 #define RETRY_MS_MAX 100
@@ -42,9 +43,10 @@ static bool still_ours(int fd)
 static int dial(void)
 {
     struct timeval wait = {.tv_usec = VGPU_LINK_WAIT_MS * 1000};
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    int made = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    int fd = made < 0 ? -errno : vgpu_above_stdio(made);
     if (fd < 0)
-        return -errno;
+        return fd;
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof(wait));
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait));
     if (connect(fd, (struct sockaddr *)&line.address, sizeof(line.address)) == 0)
@@ -172,24 +174,6 @@ static void *keep(void *unused)
     return NULL;
 }
 
-/* The thread takes no signal of the program's: all are blocked in it from its first instruction. */
-static void start_thread(void)
-{
-    pthread_attr_t attributes;
-    pthread_t thread;
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    if (pthread_attr_init(&attributes) != 0)
-        return;
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attributes, STACK_BYTES);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    (void)pthread_create(&thread, &attributes, keep, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
-}
-
 static void set_address(const char *folder)
 {
     line.address.sun_family = AF_UNIX;
@@ -198,19 +182,29 @@ static void set_address(const char *folder)
         line.address.sun_path[0] = '\0';
 }
 
+static void drop_line(void)
+{
+    if (line.fd >= 0 && still_ours(line.fd))
+        close(line.fd);
+    line.fd = -1;
+}
+
 int vgpu_link_start(const char *folder, struct vgpu_usage *usage, uint32_t slot)
 {
     set_address(folder);
     line.usage = usage;
     line.slot = slot;
-    vgpu_gate_start(folder, usage, slot);
+    if (!vgpu_gate_start(folder, usage, slot))
+        return -EIO;
     int error = line.address.sun_path[0] != '\0' ? register_once() : -ENAMETOOLONG;
     if (error == -ESHUTDOWN)
         return -ESHUTDOWN;
     if (error != 0)
         vgpu_gate_unlinked();
-    start_thread();
-    return 0;
+    if (vgpu_thread_start(keep, NULL, STACK_BYTES, NULL))
+        return 0;
+    drop_line();
+    return -EAGAIN;
 }
 
 bool vgpu_link_send(const struct vgpu_message *message)
@@ -242,8 +236,6 @@ void vgpu_link_reset_after_fork(void)
 {
     pthread_mutex_init(&reader, NULL);
     vgpu_gate_reset();
-    if (line.fd >= 0 && still_ours(line.fd))
-        close(line.fd);
-    line.fd = -1;
+    drop_line();
     line.host_pid = 0;
 }

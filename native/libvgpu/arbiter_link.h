@@ -12,8 +12,9 @@
 
 /*
  * Registers `slot` at <folder>/arbiter.sock, waiting at most VGPU_LINK_WAIT_MS for an answer, and
- * starts the thread that registers again whenever the arbiter comes back. Returns 0, or -ESHUTDOWN:
- * the lease is closed. An arbiter that is away, slow or confused is no error: limits stay as they were.
+ * starts the thread that registers again whenever the arbiter comes back. Returns 0; -ESHUTDOWN: the lease is
+ * closed; -EIO: its limits cannot be mapped; -EAGAIN: there is no thread, without which no launch would pass. An
+ * arbiter that is away, slow or confused is no error: limits stay as they were.
  */
 #define VGPU_LINK_WAIT_MS 200
 int vgpu_link_start(const char *folder, struct vgpu_usage *usage, uint32_t slot);

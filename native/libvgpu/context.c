@@ -21,6 +21,7 @@
 #include "pool.h"
 #include "process_memory.h"
 #include "tenant.h"
+#include "thread.h"
 
 struct device_contexts {
     uint32_t live; /* contexts of this process on the device, the primary one included */
@@ -30,6 +31,20 @@ struct device_contexts {
 
 static struct device_contexts contexts[VGPU_MAX_DEVICES];
 static pthread_mutex_t creation = PTHREAD_MUTEX_INITIALIZER; /* one measurement at a time */
+
+/* Neither call's caller is cancelled in between: it would keep the lock, here or in the driver. */
+static int creation_begins(void)
+{
+    int cancels = vgpu_thread_keep();
+    pthread_mutex_lock(&creation);
+    return cancels;
+}
+
+static void creation_ends(int cancels)
+{
+    pthread_mutex_unlock(&creation);
+    vgpu_thread_release(cancels);
+}
 
 void vgpu_context_reset(void)
 {
@@ -146,11 +161,11 @@ static CUresult finish(struct creation *made, CUresult result, const CUcontext *
     do {                                                             \
         struct creation made;                                        \
         vgpu_away_call();                                            \
-        pthread_mutex_lock(&creation);                               \
+        int cancels = creation_begins();                             \
         CUresult result = begin(&made, dev);                         \
         if (result == CUDA_SUCCESS)                                  \
             result = finish(&made, CALL(symbol, __VA_ARGS__), pctx); \
-        pthread_mutex_unlock(&creation);                             \
+        creation_ends(cancels);                                      \
         return result;                                               \
     } while (0)
 
@@ -190,13 +205,13 @@ static int index_of(CUcontext context)
 #define DESTROY_BODY(symbol)                                          \
     do {                                                              \
         vgpu_away_call();                                             \
-        pthread_mutex_lock(&creation);                                \
+        int cancels = creation_begins();                              \
         int device = ctx != NULL ? index_of(ctx) : VGPU_NOT_IN_LEASE; \
         vgpu_pace_forget(ctx);                                        \
         CUresult result = CALL(symbol, ctx);                          \
         if (result == CUDA_SUCCESS && device != VGPU_NOT_IN_LEASE)    \
             ended(device, ctx);                                       \
-        pthread_mutex_unlock(&creation);                              \
+        creation_ends(cancels);                                       \
         return result;                                                \
     } while (0)
 
@@ -256,7 +271,7 @@ VGPU_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
     CUresult result = vgpu_tenant_enter(&limited);
     if (result != CUDA_SUCCESS)
         return result;
-    pthread_mutex_lock(&creation);
+    int cancels = creation_begins();
     int device = limited ? vgpu_device_index(dev) : VGPU_NOT_IN_LEASE;
     if (device != VGPU_NOT_IN_LEASE && contexts[device].primary != NULL) {
         result = retain_more(&contexts[device], pctx, dev);
@@ -265,7 +280,7 @@ VGPU_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
         if (result == CUDA_SUCCESS)
             result = retain_first(&made, pctx, dev);
     }
-    pthread_mutex_unlock(&creation);
+    creation_ends(cancels);
     return result;
 }
 
@@ -306,18 +321,18 @@ static void end_if_inactive(struct device_contexts *known, int index, CUdevice d
 void vgpu_context_look(CUdevice dev)
 {
     int index;
-    pthread_mutex_lock(&creation);
+    int cancels = creation_begins();
     struct device_contexts *known = primary_of(dev, &index);
     if (known != NULL)
         end_if_inactive(known, index, dev);
-    pthread_mutex_unlock(&creation);
+    creation_ends(cancels);
 }
 
 CUcontext vgpu_context_primary(int index)
 {
-    pthread_mutex_lock(&creation);
+    int cancels = creation_begins();
     CUcontext primary = contexts[index].primary;
-    pthread_mutex_unlock(&creation);
+    creation_ends(cancels);
     return primary;
 }
 
@@ -325,7 +340,7 @@ CUcontext vgpu_context_primary(int index)
     do {                                                         \
         int index;                                               \
         vgpu_away_call();                                        \
-        pthread_mutex_lock(&creation);                           \
+        int cancels = creation_begins();                         \
         struct device_contexts *known = primary_of(dev, &index); \
         if (known != NULL && known->primary_refs <= 1)           \
             primary_ends(known, index);                          \
@@ -334,7 +349,7 @@ CUcontext vgpu_context_primary(int index)
             known->primary_refs -= known->primary_refs > 0;      \
             end_if_inactive(known, index, dev);                  \
         }                                                        \
-        pthread_mutex_unlock(&creation);                         \
+        creation_ends(cancels);                                  \
         return result;                                           \
     } while (0)
 
@@ -342,14 +357,14 @@ CUcontext vgpu_context_primary(int index)
     do {                                                         \
         int index;                                               \
         vgpu_away_call();                                        \
-        pthread_mutex_lock(&creation);                           \
+        int cancels = creation_begins();                         \
         struct device_contexts *known = primary_of(dev, &index); \
         if (known != NULL)                                       \
             primary_ends(known, index);                          \
         CUresult result = CALL(symbol, dev);                     \
         if (result == CUDA_SUCCESS && known != NULL)             \
             primary_ended(known, index);                         \
-        pthread_mutex_unlock(&creation);                         \
+        creation_ends(cancels);                                  \
         return result;                                           \
     } while (0)
 

@@ -1,11 +1,11 @@
 #include "drain.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdint.h>
 #include <string.h>
 
 #include "functions.h"
+#include "thread.h"
 
 #define STACK_BYTES (128 * 1024)
 
@@ -63,29 +63,13 @@ static void *serve(void *unused)
     return NULL;
 }
 
-static void start(void)
-{
-    pthread_attr_t attributes;
-    pthread_t thread;
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    if (pthread_attr_init(&attributes) != 0)
-        return;
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attributes, STACK_BYTES);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    started = pthread_create(&thread, &attributes, serve, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
-}
-
-void vgpu_drain_thread_ask(struct vgpu_drain_job *job, CUcontext context)
+bool vgpu_drain_thread_ask(struct vgpu_drain_job *job, CUcontext context)
 {
     pthread_mutex_lock(&lock);
     if (!started)
-        start();
-    if (started) {
+        started = vgpu_thread_start(serve, NULL, STACK_BYTES, NULL);
+    bool asked = started;
+    if (asked) {
         if (job->context == NULL) {
             job->context = context;
             job->next = jobs;
@@ -95,6 +79,7 @@ void vgpu_drain_thread_ask(struct vgpu_drain_job *job, CUcontext context)
         pthread_cond_signal(&news);
     }
     pthread_mutex_unlock(&lock);
+    return asked;
 }
 
 bool vgpu_drain_thread_done(const struct vgpu_drain_job *job)

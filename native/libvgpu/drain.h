@@ -18,8 +18,8 @@ struct vgpu_drain_job {
     uint64_t done;
 };
 
-/* Asks for one synchronization of the context, begun after this call. */
-void vgpu_drain_thread_ask(struct vgpu_drain_job *job, CUcontext context);
+/* Asks for one synchronization of the context, begun after this call. False: there is no thread for it. */
+bool vgpu_drain_thread_ask(struct vgpu_drain_job *job, CUcontext context);
 
 /* Has the one asked for last come to its end? */
 bool vgpu_drain_thread_done(const struct vgpu_drain_job *job);

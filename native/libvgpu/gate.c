@@ -17,6 +17,7 @@
 #include "lease_open.h"
 #include "pace.h"
 #include "tenant.h"
+#include "thread.h"
 
 #define WATCH_NS 250000             /* between two looks for idleness */
 #define WATCH_BRIEF_NS 80000        /* of a tenant that wishes short turns */
@@ -231,23 +232,17 @@ static void sleep_at_gate(uint32_t epoch, uint64_t now, uint64_t until)
         vgpu_link_hang_up();
 }
 
-/* The grant is about to come: nobody has to be woken for it. */
-static void spin_at_gate(uint32_t epoch, uint64_t until)
-{
-    while (__atomic_load_n(&gate.epoch, __ATOMIC_ACQUIRE) == epoch && now_ns() < until) {
-        vgpu_link_poll();
-        sched_yield();
-    }
-}
-
-/* Between two looks at a gate that is closed, without a turn. */
+/* Between two looks at a gate that is closed, without a turn. Close before the grant no thread has to be woken. */
 static void pass_time(uint32_t epoch, uint64_t now, uint64_t spin_from, uint64_t spin_until)
 {
     if (now < spin_from || now >= spin_until || pthread_mutex_trylock(&one_spins) != 0) {
         sleep_at_gate(epoch, now, spin_from);
         return;
     }
-    spin_at_gate(epoch, spin_until);
+    while (__atomic_load_n(&gate.epoch, __ATOMIC_ACQUIRE) == epoch && now_ns() < spin_until) {
+        vgpu_link_poll();
+        sched_yield();
+    }
     pthread_mutex_unlock(&one_spins);
 }
 
@@ -375,8 +370,10 @@ static CUresult look(CUstream stream, int per_thread)
 
 CUresult vgpu_gate_look(CUstream stream, int per_thread, uint64_t weight)
 {
+    int cancels = vgpu_thread_keep();
     __atomic_add_fetch(&vgpu_gate.asked, weight, __ATOMIC_SEQ_CST);
     CUresult result = look(stream, per_thread);
+    vgpu_thread_release(cancels);
     if (result != CUDA_SUCCESS)
         __atomic_sub_fetch(&vgpu_gate.asked, weight, __ATOMIC_SEQ_CST);
     return result;
@@ -390,14 +387,17 @@ void vgpu_gate_launched(CUstream stream, int per_thread, uint64_t weight)
 
 /* --- the link thread's */
 
-void vgpu_gate_start(const char *folder, struct vgpu_usage *usage, uint32_t slot)
+bool vgpu_gate_start(const char *folder, struct vgpu_usage *usage, uint32_t slot)
 {
     gate.limits = vgpu_lease_limits(folder);
+    if (gate.limits == NULL)
+        return false;
     gate.usage = usage;
     gate.slot = slot;
     gate.share = -1;
     gate.look = true; /* the lease may be away, and going or coming before anybody says LOOK */
     vgpu_away_start(gate.limits, &usage->slots[slot]);
+    return true;
 }
 
 void vgpu_gate_linked(void)

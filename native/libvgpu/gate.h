@@ -37,8 +37,8 @@ void vgpu_gate_launched(CUstream stream, int per_thread, uint64_t weight);
 
 /* --- for the link thread */
 
-/* `folder`: of the lease; its limits count while there is no arbiter. */
-void vgpu_gate_start(const char *folder, struct vgpu_usage *usage, uint32_t slot);
+/* `folder`: of the lease; its limits count while there is no arbiter. False: they cannot be mapped. */
+bool vgpu_gate_start(const char *folder, struct vgpu_usage *usage, uint32_t slot);
 void vgpu_gate_linked(void);
 void vgpu_gate_unlinked(void);
 void vgpu_gate_message(const struct vgpu_message *message);

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "functions.h"
+#include "thread.h"
 
 #define SEGMENTS 512u
 #define SEGMENT_BYTES (1ull << 30) /* of whole segments; the last one may be smaller */
@@ -40,23 +41,19 @@ static void touch_all(char *base, uint64_t bytes)
 {
     pthread_t threads[HELPERS];
     struct part parts[HELPERS];
-    pthread_attr_t attributes;
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
     unsigned helpers = processors < 1 ? 1 : processors > HELPERS ? HELPERS : (unsigned)processors;
     bool made[HELPERS] = {false};
     uint64_t each = bytes / helpers / GRAIN_BYTES * GRAIN_BYTES;
-    bool can = pthread_attr_init(&attributes) == 0 && pthread_attr_setstacksize(&attributes, STACK_BYTES) == 0;
     for (unsigned i = 0; i < helpers; i++) {
         parts[i] = (struct part){base + i * each, i + 1 == helpers ? bytes - i * each : each};
-        made[i] = can && i + 1 < helpers && pthread_create(&threads[i], &attributes, touch, &parts[i]) == 0;
+        made[i] = i + 1 < helpers && vgpu_thread_start(touch, &parts[i], STACK_BYTES, &threads[i]);
         if (!made[i])
             touch(&parts[i]);
     }
     for (unsigned i = 0; i < helpers; i++)
         if (made[i])
             pthread_join(threads[i], NULL);
-    if (can)
-        pthread_attr_destroy(&attributes);
 }
 
 static CUresult lock_segment(struct segment *segment)

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "descriptor.h"
 #include "limits.h"
 #include "standalone.h"
 
@@ -40,7 +41,7 @@ static int open_file(const struct vgpu_lease_view *view, const char *name, int f
     int fd = openat(folder, name, flags | O_NOFOLLOW | O_CLOEXEC);
     int error = errno;
     close(folder);
-    return fd < 0 ? -error : fd;
+    return fd < 0 ? -error : vgpu_above_stdio(fd);
 }
 
 /* A file that is shorter than its struct would raise SIGBUS in the host process: it is refused here, unless only

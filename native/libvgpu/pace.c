@@ -296,8 +296,8 @@ static void begin_one(struct flow *flow)
     if (vgpu_capture_any()) /* recording a context breaks its captures */
         return;
     if (REAL(cuCtxRecordEvent) == NULL) {
-        flow->draining = VGPU_DRAIN_BY_THREAD;
-        vgpu_drain_thread_ask(&flow->job, flow->context);
+        if (vgpu_drain_thread_ask(&flow->job, flow->context))
+            flow->draining = VGPU_DRAIN_BY_THREAD;
         return;
     }
     if (CALL(cuCtxPushCurrent_v2, flow->context) != CUDA_SUCCESS)

@@ -1,13 +1,13 @@
 #include "process_memory.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "arbiter_link.h"
 #include "functions.h"
 #include "tenant.h"
+#include "thread.h"
 
 #define PROCESSES_MAX 1024u /* on one device; more than a card can have contexts */
 #define STACK_BYTES (256 * 1024)
@@ -20,11 +20,13 @@ static nvmlProcessInfo_t processes[PROCESSES_MAX];
 
 static bool nvml_ready(void)
 {
+    int cancels = vgpu_thread_keep();
     pthread_mutex_lock(&starting);
     if (!ready && vgpu_library_load(VGPU_NVML) && CALL_NVML(nvmlInit_v2) == NVML_SUCCESS)
         __atomic_store_n(&ready, true, __ATOMIC_RELEASE);
     bool now = ready;
     pthread_mutex_unlock(&starting);
+    vgpu_thread_release(cancels);
     return now;
 }
 
@@ -42,19 +44,7 @@ static void *warm(void *unused)
 
 void vgpu_process_memory_warm(void)
 {
-    pthread_attr_t attributes;
-    pthread_t thread;
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    if (pthread_attr_init(&attributes) != 0)
-        return;
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attributes, STACK_BYTES);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* the thread takes no signal of the program's */
-    (void)pthread_create(&thread, &attributes, warm, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
+    (void)vgpu_thread_start(warm, NULL, STACK_BYTES, NULL); /* without it the first look takes longer */
 }
 
 static bool handle_of(unsigned device, nvmlDevice_t *handle)

@@ -1,7 +1,6 @@
 #include "swap.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <string.h>
 #include <time.h>
 
@@ -11,6 +10,7 @@
 #include "functions.h"
 #include "learn.h"
 #include "movable.h"
+#include "thread.h"
 
 #define STACK_BYTES (256 * 1024)
 #define LOOK_NS 100000000 /* nobody may be there to say that the lease's word changed */
@@ -242,19 +242,7 @@ static void *keep(void *unused)
 
 static void start_thread(void)
 {
-    pthread_attr_t attributes;
-    pthread_t thread;
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    if (pthread_attr_init(&attributes) != 0)
-        return;
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attributes, STACK_BYTES);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    __atomic_store_n(&started, pthread_create(&thread, &attributes, keep, NULL) == 0, __ATOMIC_RELEASE);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
+    __atomic_store_n(&started, vgpu_thread_start(keep, NULL, STACK_BYTES, NULL), __ATOMIC_RELEASE);
 }
 
 /* --- the link thread's */

@@ -16,19 +16,20 @@
 #include "process_memory.h"
 #include "arbiter_link.h"
 #include "slot.h"
+#include "thread.h"
 #include "view.h"
 #include "vmm.h"
 
 int vgpu_tenant_phase; /* written last, under `entry` */
 static pthread_mutex_t entry = PTHREAD_MUTEX_INITIALIZER;
-static struct vgpu_lease_view lease;
+static struct vgpu_lease_view lease = {.usage_fd = -1};
 static struct vgpu_account account = {.slow = PTHREAD_MUTEX_INITIALIZER};
 static uint64_t generation_seen;
 static uint64_t memory_limit[VGPU_MAX_DEVICES];
 static dev_t usage_device; /* of the usage file: the child of a fork closes only what is still it */
 static ino_t usage_inode;
 static bool complained;
-static bool fork_handler_set;
+static pthread_once_t fork_handler = PTHREAD_ONCE_INIT;
 
 /* At most one line a process, and only when something is wrong. */
 static void complain(const char *what, int error)
@@ -112,9 +113,11 @@ bool vgpu_tenant_reclaim(void)
 {
     if (vgpu_link_up())
         return false;
+    int cancels = vgpu_thread_keep();
     pthread_mutex_lock(&entry);
     int cleared = vgpu_slot_clear_dead(lease.usage_fd, lease.usage, account.slot);
     pthread_mutex_unlock(&entry);
+    vgpu_thread_release(cancels);
     return cleared > 0;
 }
 
@@ -128,11 +131,20 @@ void vgpu_tenant_unlock_contexts(void)
     vgpu_slot_unlock_contexts(lease.usage_fd);
 }
 
-/* The child has none of the parent's contexts, slot or threads; it enters anew if it uses CUDA.
- * Locks may have been held by threads that are not here any more. */
-static void forget_in_child(void)
+static void close_usage_in_child(void)
 {
     struct stat about;
+    if (lease.usage_fd >= 0 && fstat(lease.usage_fd, &about) == 0 && about.st_dev == usage_device &&
+        about.st_ino == usage_inode)
+        close(lease.usage_fd);
+    lease.usage_fd = -1;
+}
+
+/* The child has none of the parent's contexts, slot or threads; it enters anew if it uses CUDA.
+ * Locks may have been held by threads that are not here any more, one of which may have been in the midst of entering:
+ * what it had mapped by then stays mapped. */
+static void forget_in_child(void)
+{
     vgpu_link_reset_after_fork();
     vgpu_device_reset();
     vgpu_charge_reset();
@@ -144,41 +156,51 @@ static void forget_in_child(void)
     vgpu_nvml_export_reset();
     pthread_mutex_init(&entry, NULL);
     pthread_mutex_init(&account.slow, NULL);
+    close_usage_in_child();
     if (vgpu_tenant_phase != VGPU_TENANT_LIMITED)
         return;
     vgpu_tenant_phase = VGPU_TENANT_COLD;
     munmap((void *)lease.limits, sizeof(struct vgpu_limits));
     munmap(lease.usage, sizeof(struct vgpu_usage));
-    if (fstat(lease.usage_fd, &about) == 0 && about.st_dev == usage_device && about.st_ino == usage_inode)
-        close(lease.usage_fd);
+}
+
+/* Before the first lock is taken: a child that is forked while another thread enters for the first time has to be told,
+ * too. */
+static void set_fork_handler(void)
+{
+    (void)pthread_atfork(NULL, NULL, forget_in_child);
 }
 
 static void close_lease(void)
 {
     munmap((void *)lease.limits, sizeof(struct vgpu_limits));
     munmap(lease.usage, sizeof(struct vgpu_usage));
-    close(lease.usage_fd); /* drops the slot's lock: whoever comes next may clear it */
+    close(lease.usage_fd); /* drops the slot's lock: the next process to come may clear it */
+    lease.usage_fd = -1;
 }
 
 /* Takes a slot and registers. The arbiter's only veto is a closed lease. */
 static CUresult join(void)
 {
     struct stat about;
-    int slot = lease.first.state != VGPU_LEASE_CLOSED ? vgpu_slot_claim(lease.usage_fd, lease.usage) : -ESHUTDOWN;
-    if (slot >= 0) {
-        int error = vgpu_link_start(lease.folder, lease.usage, (uint32_t)slot);
-        slot = error != 0 ? error : slot;
-    }
-    if (slot < 0) {
-        complain(slot == -ESHUTDOWN ? "the lease is closed" : "no process slot", -slot);
-        return slot == -ESHUTDOWN ? CUDA_ERROR_NOT_PERMITTED : CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    account.usage = lease.usage;
-    account.slot = (uint32_t)slot;
     if (fstat(lease.usage_fd, &about) == 0) {
         usage_device = about.st_dev;
         usage_inode = about.st_ino;
     }
+    int slot = lease.first.state != VGPU_LEASE_CLOSED ? vgpu_slot_claim(lease.usage_fd, lease.usage) : -ESHUTDOWN;
+    int error = 0;
+    if (slot >= 0) {
+        error = vgpu_link_start(lease.folder, lease.usage, (uint32_t)slot);
+        slot = error != 0 ? error : slot;
+    }
+    if (slot < 0) {
+        complain(slot == -ESHUTDOWN ? "the lease is closed" : error != 0 ? "no thread" : "no process slot", -slot);
+        return slot == -ESHUTDOWN ? CUDA_ERROR_NOT_PERMITTED
+               : error != 0       ? CUDA_ERROR_OPERATING_SYSTEM
+                                  : CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    account.usage = lease.usage;
+    account.slot = (uint32_t)slot;
     return CUDA_SUCCESS;
 }
 
@@ -202,8 +224,6 @@ static CUresult enter_first(void)
     }
     set_limits(&lease.first);
     generation_seen = 1; /* odd, so never what a good page says: the first use looks */
-    if (!fork_handler_set)
-        fork_handler_set = pthread_atfork(NULL, NULL, forget_in_child) == 0;
     for (unsigned d = 0; d < lease.first.device_count; d++)
         if (lease.usage->context_mib[d] == 0) { /* the first process here will wait for NVML: hide its start */
             vgpu_process_memory_warm();
@@ -216,10 +236,13 @@ static CUresult enter_first(void)
 CUresult vgpu_tenant_enter_first(bool *limited)
 {
     CUresult result = CUDA_SUCCESS;
+    int cancels = vgpu_thread_keep();
+    pthread_once(&fork_handler, set_fork_handler);
     pthread_mutex_lock(&entry);
     if (vgpu_tenant_phase == VGPU_TENANT_COLD)
         result = enter_first();
     *limited = vgpu_tenant_phase == VGPU_TENANT_LIMITED;
     pthread_mutex_unlock(&entry);
+    vgpu_thread_release(cancels);
     return result;
 }

@@ -10,8 +10,8 @@
 /*
  * Is this process limited? The first call looks for the lease; with one, it claims a slot and
  * registers. Sets *limited. Returns CUDA_SUCCESS, or why nothing may run: the lease cannot be read or
- * is not valid (CUDA_ERROR_OPERATING_SYSTEM), is closed (CUDA_ERROR_NOT_PERMITTED), or has as many
- * processes as a lease can (CUDA_ERROR_OUT_OF_MEMORY). Such an error is not kept: the next call looks again.
+ * is not valid, or no thread of libvgpu's can be started (CUDA_ERROR_OPERATING_SYSTEM), the lease is closed
+ * (CUDA_ERROR_NOT_PERMITTED), or has as many processes as a lease can (CUDA_ERROR_OUT_OF_MEMORY). Such an error is not kept: the next call looks again.
  */
 CUresult vgpu_tenant_enter_first(bool *limited);
 enum vgpu_tenant_phase { VGPU_TENANT_COLD, VGPU_TENANT_UNLIMITED, VGPU_TENANT_LIMITED };

@@ -106,7 +106,8 @@ VGPU_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *h
         return CUDA_ERROR_INVALID_VALUE; /* as of any plain memory */
     pthread_mutex_lock(&blocks);
     CUresult result = CALL(cuMemRetainAllocationHandle, handle, addr);
-    if (result == CUDA_SUCCESS && vgpu_table_get(VGPU_KIND_MAPPING, (uint64_t)(uintptr_t)addr, &mapping)) {
+    if (result == CUDA_SUCCESS && vgpu_table_get(VGPU_KIND_MAPPING, (uint64_t)(uintptr_t)addr, &mapping) &&
+        mapping.owner != NULL) {
         struct block *block = mapping.owner;
         struct vgpu_entry entry = handle_entry(*handle, block);
         if (vgpu_table_put(&entry))
@@ -116,18 +117,26 @@ VGPU_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *h
     return result;
 }
 
+/* A mapping of a block, or of memory that another process charges (NULL): its place must be known where one unmap covers
+ * both. Called with `blocks` held. */
+static void note_mapping(CUdeviceptr at, size_t bytes, struct block *block)
+{
+    bool limited;
+    struct vgpu_entry mapping = {.kind = VGPU_KIND_MAPPING, .key = at, .bytes = bytes, .owner = block};
+    if (vgpu_tenant_enter(&limited) == CUDA_SUCCESS && limited && vgpu_table_put(&mapping) && block != NULL)
+        block->mappings++;
+}
+
 VGPU_EXPORT CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
                               unsigned long long flags)
 {
     vgpu_away_call();
-    struct vgpu_entry held;
+    struct vgpu_entry held = {.owner = NULL};
     pthread_mutex_lock(&blocks);
     CUresult result = CALL(cuMemMap, ptr, size, offset, handle, flags);
-    if (result == CUDA_SUCCESS && vgpu_table_get(VGPU_KIND_HANDLE, handle, &held)) {
-        struct block *block = held.owner;
-        struct vgpu_entry mapping = {.kind = VGPU_KIND_MAPPING, .key = ptr, .bytes = size, .owner = block};
-        if (vgpu_table_put(&mapping))
-            block->mappings++;
+    if (result == CUDA_SUCCESS) {
+        bool known = vgpu_table_get(VGPU_KIND_HANDLE, handle, &held);
+        note_mapping(ptr, size, known ? held.owner : NULL);
     }
     pthread_mutex_unlock(&blocks);
     return result;
@@ -145,9 +154,11 @@ VGPU_EXPORT CUresult cuMemUnmap(CUdeviceptr ptr, size_t size)
         CUdeviceptr at = ptr;
         while (at - ptr < size && vgpu_table_take(VGPU_KIND_MAPPING, at, &mapping) && mapping.bytes > 0) {
             struct block *block = mapping.owner;
+            at += mapping.bytes;
+            if (block == NULL)
+                continue;
             block->mappings--;
             let_go(block);
-            at += mapping.bytes;
         }
     }
     vgpu_learn_free_ends();

@@ -18,12 +18,13 @@
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 
-#define SYMBOLS(X)                                                                                                 \
-    X(cuInit)                                                                                                      \
-    X(cuDeviceGet) X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease_v2) X(cuDevicePrimaryCtxReset_v2)       \
-        X(cuCtxCreate_v2) X(cuCtxDestroy_v2) X(cuCtxSetCurrent) X(cuCtxSynchronize) X(cuModuleLoadData)            \
-            X(cuModuleGetFunction) X(cuLaunchKernel) X(cuDeviceGetDevResource) X(cuDevSmResourceSplitByCount)      \
-                X(cuDevResourceGenerateDesc) X(cuGreenCtxCreate) X(cuGreenCtxDestroy) X(cuCtxFromGreenCtx)
+#define SYMBOLS(X)                                                                                                  \
+    X(cuInit)                                                                                                       \
+    X(cuDeviceGet)                                                                                                  \
+    X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease_v2) X(cuDevicePrimaryCtxReset_v2) X(cuCtxCreate_v2)     \
+        X(cuCtxDestroy_v2) X(cuCtxSetCurrent) X(cuCtxSynchronize) X(cuModuleLoadData) X(cuModuleGetFunction)        \
+            X(cuLaunchKernel) X(cuDeviceGetDevResource) X(cuDevSmResourceSplitByCount) X(cuDevResourceGenerateDesc) \
+                X(cuGreenCtxCreate) X(cuGreenCtxDestroy) X(cuCtxFromGreenCtx)
 
 static struct {
 #define MEMBER(name) __typeof__(&name) name;
@@ -63,7 +64,7 @@ static void check(CUresult result, const char *call)
 static void load(void)
 {
     void *handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-#define FIND(name) \
+#define FIND(name)                                                             \
     if (handle == NULL || (*(void **)&cu.name = dlsym(handle, #name)) == NULL) \
         check(CUDA_ERROR_NOT_FOUND, #name);
     SYMBOLS(FIND)
@@ -195,7 +196,7 @@ int main(int argc, char **argv)
         for (unsigned i = 0; i < count; i++)
             cycle(argv[1], us / count);
     double elapsed = now_us() - began;
-    printf("{\"how\": \"%s\", \"count\": %u, \"kernels\": %llu, \"seconds\": %.3f, \"percent\": %.2f}\n", argv[1], count,
-           (unsigned long long)launched, elapsed / 1e6, 100 * (double)launched * kernel_us / elapsed);
+    printf("{\"how\": \"%s\", \"count\": %u, \"kernels\": %llu, \"seconds\": %.3f, \"percent\": %.2f}\n", argv[1],
+           count, (unsigned long long)launched, elapsed / 1e6, 100 * (double)launched * kernel_us / elapsed);
     return 0;
 }

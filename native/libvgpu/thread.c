@@ -1,0 +1,62 @@
+#include "thread.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdint.h>
+
+#include "dlsym.h"
+
+#define STACK_MAX_BYTES (256u << 20)
+
+typedef size_t (*minimum_fn)(const pthread_attr_t *attributes);
+
+/* What glibc takes of a stack for itself and for thread-local storage; its own word for it, where it says it. */
+static size_t overhead_bytes(const pthread_attr_t *attributes)
+{
+    minimum_fn minimum = (minimum_fn)(uintptr_t)vgpu_libc_dlsym()(RTLD_DEFAULT, "__pthread_get_minstack");
+    return minimum != NULL ? minimum(attributes) : 0;
+}
+
+/* 0, or an errno. EINVAL: the stack is too small for what the C library puts there. */
+static int start_with(void *(*body)(void *), void *argument, size_t stack_bytes, pthread_t *thread)
+{
+    pthread_attr_t attributes;
+    int error = pthread_attr_init(&attributes);
+    if (error != 0)
+        return error;
+    error = pthread_attr_setstacksize(&attributes, stack_bytes + overhead_bytes(&attributes));
+    if (error == 0)
+        error = pthread_create(thread, &attributes, body, argument);
+    pthread_attr_destroy(&attributes);
+    return error;
+}
+
+bool vgpu_thread_start(void *(*body)(void *), void *argument, size_t stack_bytes, pthread_t *thread)
+{
+    sigset_t all;
+    sigset_t before;
+    pthread_t own;
+    int error = EINVAL;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (; error == EINVAL && stack_bytes <= STACK_MAX_BYTES; stack_bytes *= 4)
+        error = start_with(body, argument, stack_bytes, thread != NULL ? thread : &own);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error == 0 && thread == NULL)
+        pthread_detach(own);
+    return error == 0;
+}
+
+int vgpu_thread_keep(void)
+{
+    int before = PTHREAD_CANCEL_ENABLE;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+    return before;
+}
+
+void vgpu_thread_release(int before)
+{
+    int ignored;
+    pthread_setcancelstate(before, &ignored);
+}

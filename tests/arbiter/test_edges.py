@@ -1,0 +1,100 @@
+"""Programs that do what few do run inside a share as they run without one (tests/gpu/edges.c)."""
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.arbiter.conftest import Card
+from tests.native.harness import GIB, LIBVGPU, TEST_BUILD
+from vgpud import lease_layout as layout
+from vgpud.lease import DeviceLimits, SharePolicy, write_lease
+
+OPERATING_SYSTEM = 304  # CUDA_ERROR_OPERATING_SYSTEM
+WAIT_S = 60  # a program that hangs has not ended by then
+
+
+def lease_of(card: Card, served: bool = True) -> Path:
+    devices = [DeviceLimits(card.uuids[0], 2 * GIB, 2000, SharePolicy.HARD)]
+    lease = write_lease(card.run_dir / "leases", "a", devices, uid=os.getuid(), gid=os.getgid())
+    if served:
+        card.client.add("a")
+    return lease
+
+
+def environment(card: Card, lease: Path) -> dict[str, str]:
+    more = {"LD_PRELOAD": str(LIBVGPU), "VGPU_LEASE": str(lease), "VGPU_SIM_KERNEL_US": "200"}
+    return card.sim.environment(more)
+
+
+def run(
+    card: Card, lease: Path, program: str, *words: str, preload: str = ""
+) -> "subprocess.CompletedProcess[str]":
+    env = environment(card, lease)
+    return subprocess.run(
+        [str(TEST_BUILD / program), *words],
+        env=env | {"LD_PRELOAD": f"{preload} {env['LD_PRELOAD']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_S,
+    )
+
+
+@pytest.mark.parametrize("program", ["edges", "edges120000", "edges1048576"])
+def test_a_program_with_much_thread_local_storage_launches(card: Card, program: str) -> None:
+    done = run(card, lease_of(card), program, "launch")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_program_that_has_no_thread_left_is_refused_at_its_first_call(card: Card) -> None:
+    """Without libvgpu's own thread no turn would be taken in: each launch would wait for ever."""
+    done = run(card, lease_of(card), "edges", "launch", preload=str(TEST_BUILD / "libnothreads.so"))
+    assert done.returncode == 1
+    assert "libvgpu: no thread" in done.stderr
+    assert f"cuInit(0): {OPERATING_SYSTEM}" in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_a_program_started_without_standard_streams_writes_to_nothing_of_libvgpus(
+    card: Card, tmp_path: Path, closed: str
+) -> None:
+    lease, verdict = lease_of(card), tmp_path / "verdict"
+    command = f"exec {TEST_BUILD / 'edges'} stdio {verdict} {closed}"
+    subprocess.run(["bash", "-c", command], env=environment(card, lease), check=False, timeout=WAIT_S)
+    assert verdict.read_text() == "right\n"
+    head = (lease / layout.USAGE_FILE).read_bytes()[:8]
+    assert head == layout.MAGIC.to_bytes(4, "little") + layout.VERSION.to_bytes(4, "little")
+
+
+def test_a_fork_while_another_thread_enters_for_the_first_time(card: Card) -> None:
+    """The stand-in arbiter takes the connection and says nothing: the first cuInit waits for it meanwhile."""
+    lease = lease_of(card, served=False)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(lease / layout.ARBITER_SOCKET))
+    listener.listen()
+    program = subprocess.Popen(
+        [str(TEST_BUILD / "edges"), "fork"],
+        env=environment(card, lease),
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        with listener, listener.accept()[0] as connection:
+            connection.recv(4096)
+            _, error = program.communicate(b"x", timeout=WAIT_S)
+        assert (program.returncode, error) == (0, b"")
+    finally:
+        program.kill()
+
+
+def test_cancelled_threads_leave_the_gate_as_it_was(card: Card) -> None:
+    done = run(card, lease_of(card), "edges", "cancel")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_one_unmap_over_an_imported_and_a_charged_mapping_gives_the_charge_back(card: Card) -> None:
+    done = run(card, lease_of(card), "edges", "unmap")
+    assert (done.returncode, done.stderr) == (0, "")
