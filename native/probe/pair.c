@@ -28,10 +28,12 @@
 #include "check.h"
 #include "limiter.h"
 
-#define SYMBOLS(X)                                                                                           \
-    X(cuInit)                                                                                                \
-    X(cuDeviceGet) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuModuleLoadData) X(cuModuleGetFunction) \
-        X(cuMemHostRegister_v2) X(cuMemHostGetDevicePointer_v2) X(cuLaunchKernel) X(cuCtxSynchronize)
+/* clang-format off */
+#define SYMBOLS(X)                                                                                         \
+    X(cuInit) X(cuDeviceGet) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuModuleLoadData)            \
+    X(cuModuleGetFunction) X(cuMemHostRegister_v2) X(cuMemHostGetDevicePointer_v2) X(cuLaunchKernel)        \
+    X(cuCtxSynchronize)
+/* clang-format on */
 
 static struct {
 #define MEMBER(name) __typeof__(&name) name;

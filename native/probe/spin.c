@@ -31,17 +31,32 @@
 #include "limiter.h"
 #include "objects.h"
 
-#define SPIN_SYMBOLS(X)                                                                                            \
-    X(cuInit)                                                                                                      \
-    X(cuDeviceGet) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuCtxSynchronize) X(cuModuleLoadData)          \
-        X(cuModuleGetFunction) X(cuMemHostAlloc) X(cuMemHostGetDevicePointer_v2) X(cuMemAlloc_v2) X(cuMemsetD8_v2) \
-            X(cuStreamCreate) X(cuStreamSynchronize) X(cuEventCreate) X(cuEventRecord) X(cuEventSynchronize)       \
-                X(cuEventElapsedTime) X(cuLaunchKernel) X(cuDeviceGetAttribute)
-#define SPIN_OPTIONAL(X)                                                                                          \
-    X(cuLaunchCooperativeKernel)                                                                                  \
-    X(cuStreamBeginCapture_v2) X(cuStreamEndCapture) X(cuGraphInstantiateWithFlags) X(cuGraphLaunch)              \
-        X(cuDeviceGetDevResource) X(cuDevSmResourceSplitByCount) X(cuDevResourceGenerateDesc) X(cuGreenCtxCreate) \
-            X(cuGreenCtxStreamCreate) X(cuLaunchHostFunc) X(cuLaunchCooperativeKernelMultiDevice)
+#define SPIN_SYMBOLS(X)             \
+    X(cuInit)                       \
+    X(cuDeviceGet)                  \
+    X(cuDevicePrimaryCtxRetain)     \
+    X(cuCtxSetCurrent)              \
+    X(cuCtxSynchronize)             \
+    X(cuModuleLoadData)             \
+    X(cuModuleGetFunction)          \
+    X(cuMemHostAlloc)               \
+    X(cuMemHostGetDevicePointer_v2) \
+    X(cuMemAlloc_v2)                \
+    X(cuMemsetD8_v2)                \
+    X(cuStreamCreate)               \
+    X(cuStreamSynchronize)          \
+    X(cuEventCreate)                \
+    X(cuEventRecord) X(cuEventSynchronize) X(cuEventElapsedTime) X(cuLaunchKernel) X(cuDeviceGetAttribute)
+#define SPIN_OPTIONAL(X)           \
+    X(cuLaunchCooperativeKernel)   \
+    X(cuStreamBeginCapture_v2)     \
+    X(cuStreamEndCapture)          \
+    X(cuGraphInstantiateWithFlags) \
+    X(cuGraphLaunch)               \
+    X(cuDeviceGetDevResource)      \
+    X(cuDevSmResourceSplitByCount) \
+    X(cuDevResourceGenerateDesc)   \
+    X(cuGreenCtxCreate) X(cuGreenCtxStreamCreate) X(cuLaunchHostFunc) X(cuLaunchCooperativeKernelMultiDevice)
 
 static struct {
 #define MEMBER(name) __typeof__(&name) name;

@@ -18,13 +18,22 @@
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 
-#define SYMBOLS(X)                                                                                                  \
-    X(cuInit)                                                                                                       \
-    X(cuDeviceGet)                                                                                                  \
-    X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxRelease_v2) X(cuDevicePrimaryCtxReset_v2) X(cuCtxCreate_v2)     \
-        X(cuCtxDestroy_v2) X(cuCtxSetCurrent) X(cuCtxSynchronize) X(cuModuleLoadData) X(cuModuleGetFunction)        \
-            X(cuLaunchKernel) X(cuDeviceGetDevResource) X(cuDevSmResourceSplitByCount) X(cuDevResourceGenerateDesc) \
-                X(cuGreenCtxCreate) X(cuGreenCtxDestroy) X(cuCtxFromGreenCtx)
+#define SYMBOLS(X)                  \
+    X(cuInit)                       \
+    X(cuDeviceGet)                  \
+    X(cuDevicePrimaryCtxRetain)     \
+    X(cuDevicePrimaryCtxRelease_v2) \
+    X(cuDevicePrimaryCtxReset_v2)   \
+    X(cuCtxCreate_v2)               \
+    X(cuCtxDestroy_v2)              \
+    X(cuCtxSetCurrent)              \
+    X(cuCtxSynchronize)             \
+    X(cuModuleLoadData)             \
+    X(cuModuleGetFunction)          \
+    X(cuLaunchKernel)               \
+    X(cuDeviceGetDevResource)       \
+    X(cuDevSmResourceSplitByCount)  \
+    X(cuDevResourceGenerateDesc) X(cuGreenCtxCreate) X(cuGreenCtxDestroy) X(cuCtxFromGreenCtx)
 
 static struct {
 #define MEMBER(name) __typeof__(&name) name;

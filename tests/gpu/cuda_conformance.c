@@ -70,7 +70,8 @@ static void plain(void)
     mark();
     say("alloc 32 MiB", alloc(&p, 32 * MIB));
     used("alloc 32 MiB: bytes");
-    say("address range code", CALL(cuMemGetAddressRange_v2, (CUdeviceptr *, size_t *, CUdeviceptr), &base, &size, p + 5));
+    say("address range code",
+        CALL(cuMemGetAddressRange_v2, (CUdeviceptr *, size_t *, CUdeviceptr), &base, &size, p + 5));
     say("address range size", (long long)size);
     say("address range base", (long long)(p - base));
     say("free inside", drop(p + 256));
@@ -107,11 +108,13 @@ static void pitched_and_arrays(void)
     size_t pitch;
     CUarray array;
     mark();
-    say("pitch", CALL(cuMemAllocPitch_v2, (CUdeviceptr *, size_t *, size_t, size_t, unsigned), &p, &pitch, 1000, 4096, 4));
+    say("pitch",
+        CALL(cuMemAllocPitch_v2, (CUdeviceptr *, size_t *, size_t, size_t, unsigned), &p, &pitch, 1000, 4096, 4));
     say("pitch of 1000", (long long)pitch);
     used("pitch: bytes");
     drop(p);
-    say("pitch, element 3", CALL(cuMemAllocPitch_v2, (CUdeviceptr *, size_t *, size_t, size_t, unsigned), &p, &pitch, 1000, 4, 3));
+    say("pitch, element 3",
+        CALL(cuMemAllocPitch_v2, (CUdeviceptr *, size_t *, size_t, size_t, unsigned), &p, &pitch, 1000, 4, 3));
     CUDA_ARRAY_DESCRIPTOR d = {2048, 2048, CU_AD_FORMAT_FLOAT, 1};
     mark();
     say("array", CALL(cuArrayCreate_v2, (CUarray *, const CUDA_ARRAY_DESCRIPTOR *), &array, &d));
@@ -143,23 +146,34 @@ static void managed_and_host(void)
 
 static void mapped(void)
 {
-    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
     CUmemGenericAllocationHandle h, second;
-    CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE},
+                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     CUdeviceptr p;
     size_t step = 0;
     char byte = 7;
-    say("granularity", CALL(cuMemGetAllocationGranularity, (size_t *, const CUmemAllocationProp *, int), &step, &prop, 0));
+    say("granularity",
+        CALL(cuMemGetAllocationGranularity, (size_t *, const CUmemAllocationProp *, int), &step, &prop, 0));
     say("granularity: bytes", (long long)step);
     mark();
-    say("create", CALL(cuMemCreate, (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long), &h, 4 * step, &prop, 0));
+    say("create",
+        CALL(cuMemCreate, (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long), &h,
+             4 * step, &prop, 0));
     used("create: bytes");
-    say("create, size + 1", CALL(cuMemCreate, (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long), &second, step + 1, &prop, 0));
-    say("reserve", CALL(cuMemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long), &p, 8 * step, 0, 0, 0));
-    say("map", CALL(cuMemMap, (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long), p, 4 * step, 0, h, 0));
-    say("map over", CALL(cuMemMap, (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long), p, 4 * step, 0, h, 0));
+    say("create, size + 1",
+        CALL(cuMemCreate, (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long),
+             &second, step + 1, &prop, 0));
+    say("reserve", CALL(cuMemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long), &p,
+                        8 * step, 0, 0, 0));
+    say("map", CALL(cuMemMap, (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long), p,
+                    4 * step, 0, h, 0));
+    say("map over", CALL(cuMemMap, (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long), p,
+                         4 * step, 0, h, 0));
     say("copy before access", CALL(cuMemcpyHtoD_v2, (CUdeviceptr, const void *, size_t), p, &byte, 1));
-    say("access", CALL(cuMemSetAccess, (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t), p, 4 * step, &access, 1));
+    say("access",
+        CALL(cuMemSetAccess, (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t), p, 4 * step, &access, 1));
     say("copy after access", CALL(cuMemcpyHtoD_v2, (CUdeviceptr, const void *, size_t), p, &byte, 1));
     say("release while mapped", CALL(cuMemRelease, (CUmemGenericAllocationHandle), h));
     used("released, mapped: bytes");
@@ -193,12 +207,14 @@ static void pools(void)
     say("async", alloc_async(&p, 16 * MIB, NULL));
     sync_context();
     used("async 16 MiB: bytes");
-    CALL(cuMemPoolGetAttribute, (CUmemoryPool, CUmemPool_attribute, void *), pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &v);
+    CALL(cuMemPoolGetAttribute, (CUmemoryPool, CUmemPool_attribute, void *), pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
+         &v);
     say("async 16 MiB: pool used", (long long)v);
     say("async free", free_async(p, NULL));
     sync_context();
     used("async freed: bytes");
-    CALL(cuMemPoolSetAttribute, (CUmemoryPool, CUmemPool_attribute, void *), pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep);
+    CALL(cuMemPoolSetAttribute, (CUmemoryPool, CUmemPool_attribute, void *), pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD,
+         &keep);
     alloc_async(&p, 48 * MIB, NULL);
     free_async(p, NULL);
     sync_context();
@@ -210,14 +226,16 @@ static void pools(void)
     say("async free null", free_async(0, NULL));
 }
 
-static const char g_ptx[] =
-    ".version 7.0\n.target sm_70\n.address_size 64\n.visible .global .align 4 .b8 table[64];\n"
-    ".visible .entry work()\n{\nret;\n}\n.visible .entry other()\n{\nret;\n}\n";
+static const char g_ptx[] = ".version 7.0\n.target sm_70\n.address_size 64\n.visible .global .align 4 .b8 table[64];\n"
+                            ".visible .entry work()\n{\nret;\n}\n.visible .entry other()\n{\nret;\n}\n";
 static CUfunction g_work;
 
 CUresult launch(CUstream s, unsigned grid, unsigned block, unsigned shared)
 {
-    return CALL(cuLaunchKernel, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **), g_work, grid, 1, 1, block, 1, 1, shared, s, NULL, NULL);
+    return CALL(
+        cuLaunchKernel,
+        (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **),
+        g_work, grid, 1, 1, block, 1, 1, shared, s, NULL, NULL);
 }
 
 static void modules(void)
@@ -233,7 +251,8 @@ static void modules(void)
     say("global", CALL(cuModuleGetGlobal_v2, (CUdeviceptr *, size_t *, CUmodule, const char *), &p, &n, m, "table"));
     say("global: bytes", (long long)n);
     say("no global", CALL(cuModuleGetGlobal_v2, (CUdeviceptr *, size_t *, CUmodule, const char *), &p, &n, m, "tab"));
-    say("max threads", CALL(cuFuncGetAttribute, (int *, CUfunction_attribute, CUfunction), &value, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, g_work));
+    say("max threads", CALL(cuFuncGetAttribute, (int *, CUfunction_attribute, CUfunction), &value,
+                            CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, g_work));
     say("max threads: count", value);
     say("launch", launch(NULL, 1, 32, 0));
     say("launch, grid 0", launch(NULL, 0, 32, 0));
@@ -316,14 +335,23 @@ static void graph_memory_nodes(CUstream s)
     CUgraph g, clone;
     CUgraphExec e, second;
     CUgraphNode a, f, b;
-    CUDA_MEM_ALLOC_NODE_PARAMS p = {.poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}}, .bytesize = 64 * MIB};
+    CUDA_MEM_ALLOC_NODE_PARAMS p = {
+        .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}},
+        .bytesize = 64 * MIB};
     mark();
     CALL(cuGraphCreate, (CUgraph *, unsigned), &g, 0);
-    say("graph alloc", CALL(cuGraphAddMemAllocNode, (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUDA_MEM_ALLOC_NODE_PARAMS *), &a, g, NULL, 0, &p));
-    say("graph free", CALL(cuGraphAddMemFreeNode, (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUdeviceptr), &f, g, &a, 1, p.dptr));
-    say("graph free twice", CALL(cuGraphAddMemFreeNode, (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUdeviceptr), &b, g, &f, 1, p.dptr));
+    say("graph alloc",
+        CALL(cuGraphAddMemAllocNode,
+             (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUDA_MEM_ALLOC_NODE_PARAMS *), &a, g, NULL, 0, &p));
+    say("graph free", CALL(cuGraphAddMemFreeNode, (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUdeviceptr),
+                           &f, g, &a, 1, p.dptr));
+    say("graph free twice",
+        CALL(cuGraphAddMemFreeNode, (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUdeviceptr), &b, g, &f, 1,
+             p.dptr));
     p.bytesize = 32 * MIB;
-    say("graph second alloc", CALL(cuGraphAddMemAllocNode, (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUDA_MEM_ALLOC_NODE_PARAMS *), &b, g, &f, 1, &p));
+    say("graph second alloc",
+        CALL(cuGraphAddMemAllocNode,
+             (CUgraphNode *, CUgraph, const CUgraphNode *, size_t, CUDA_MEM_ALLOC_NODE_PARAMS *), &b, g, &f, 1, &p));
     say("graph clone with memory", CALL(cuGraphClone, (CUgraph *, CUgraph), &clone, g));
     say("graph instantiate", instantiate(&e, g, 0));
     say("graph instantiate twice", instantiate(&second, g, 0));
@@ -359,11 +387,29 @@ static CUresult after(CUstream s, CUresult (*act)(CUstream), int mode, CUresult 
     return result;
 }
 
-static CUresult act_sync(CUstream s) { return CALL(cuStreamSynchronize, (CUstream), s); }
-static CUresult act_query(CUstream s) { return CALL(cuStreamQuery, (CUstream), s); }
-static CUresult act_alloc(CUstream s) { CUdeviceptr p; (void)s; return alloc(&p, 1); }
-static CUresult act_context(CUstream s) { (void)s; return sync_context(); }
-static CUresult act_begin(CUstream s) { return begin(s, 0); }
+static CUresult act_sync(CUstream s)
+{
+    return CALL(cuStreamSynchronize, (CUstream), s);
+}
+static CUresult act_query(CUstream s)
+{
+    return CALL(cuStreamQuery, (CUstream), s);
+}
+static CUresult act_alloc(CUstream s)
+{
+    CUdeviceptr p;
+    (void)s;
+    return alloc(&p, 1);
+}
+static CUresult act_context(CUstream s)
+{
+    (void)s;
+    return sync_context();
+}
+static CUresult act_begin(CUstream s)
+{
+    return begin(s, 0);
+}
 static CUevent g_event;
 static CUresult act_event(CUstream s)
 {
@@ -382,8 +428,15 @@ static CUresult act_wait(CUstream s)
     CALL(cuEventRecord, (CUevent, CUstream), other, NULL);
     return CALL(cuStreamWaitEvent, (CUstream, CUevent, unsigned), s, other, 0);
 }
-static CUresult act_launch(CUstream s) { return launch(s, 1, 32, 0); }
-static CUresult act_legacy(CUstream s) { (void)s; return launch(NULL, 1, 32, 0); }
+static CUresult act_launch(CUstream s)
+{
+    return launch(s, 1, 32, 0);
+}
+static CUresult act_legacy(CUstream s)
+{
+    (void)s;
+    return launch(NULL, 1, 32, 0);
+}
 static CUresult act_copy(CUstream s)
 {
     static char byte;
@@ -401,12 +454,19 @@ static void spoilers(void)
         CUresult (*act)(CUstream);
         int mode;
         unsigned flags;
-    } cases[] = {{"sync", act_sync, 0, 1}, {"query", act_query, 0, 1}, {"alloc, global", act_alloc, 0, 1},
-                 {"alloc, relaxed", act_alloc, 2, 1}, {"context sync", act_context, 0, 1},
-                 {"context sync, relaxed", act_context, 2, 1}, {"begin", act_begin, 0, 1},
-                 {"event query", act_event, 0, 1}, {"event sync", act_event_sync, 0, 1},
-                 {"wait for another", act_wait, 0, 1}, {"launch", act_launch, 0, 1},
-                 {"legacy launch, blocking", act_legacy, 0, 0}, {"legacy launch, non-blocking", act_legacy, 0, 1},
+    } cases[] = {{"sync", act_sync, 0, 1},
+                 {"query", act_query, 0, 1},
+                 {"alloc, global", act_alloc, 0, 1},
+                 {"alloc, relaxed", act_alloc, 2, 1},
+                 {"context sync", act_context, 0, 1},
+                 {"context sync, relaxed", act_context, 2, 1},
+                 {"begin", act_begin, 0, 1},
+                 {"event query", act_event, 0, 1},
+                 {"event sync", act_event_sync, 0, 1},
+                 {"wait for another", act_wait, 0, 1},
+                 {"launch", act_launch, 0, 1},
+                 {"legacy launch, blocking", act_legacy, 0, 0},
+                 {"legacy launch, non-blocking", act_legacy, 0, 1},
                  {"legacy copy, relaxed, blocking", act_copy, 2, 0}};
     CALL(cuEventCreate, (CUevent *, unsigned), &g_event, 0);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -476,13 +536,18 @@ static void procaddr(void)
         const char *name;
         int version;
         cuuint64_t flags;
-    } cases[] = {{"cuMemAlloc", 12000, 0}, {"cuMemAlloc", 2000, 0}, {"cuNothing", 12000, 0},
-                 {"cuGraphLaunch", 12000, 2}, {"cuGraphAddKernelNode", 11000, 0}, {"cuLaunchKernel", 12000, 3}};
+    } cases[] = {{"cuMemAlloc", 12000, 0},
+                 {"cuMemAlloc", 2000, 0},
+                 {"cuNothing", 12000, 0},
+                 {"cuGraphLaunch", 12000, 2},
+                 {"cuGraphAddKernelNode", 11000, 0},
+                 {"cuLaunchKernel", 12000, 3}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char text[96];
         void *f = NULL;
         int status = -1;
-        CUresult r = CALL(cuGetProcAddress_v2, (const char *, void **, int, cuuint64_t, int *), cases[i].name, &f, cases[i].version, cases[i].flags, &status);
+        CUresult r = CALL(cuGetProcAddress_v2, (const char *, void **, int, cuuint64_t, int *), cases[i].name, &f,
+                          cases[i].version, cases[i].flags, &status);
         snprintf(text, sizeof(text), "procaddr %s %d %d", cases[i].name, cases[i].version, (int)cases[i].flags);
         say(text, r * 100 + (r == CUDA_SUCCESS ? status * 10 : 0) + (f != NULL));
     }

@@ -22,16 +22,16 @@ void said(const char *name, long long value);
 enum { CRASHED = -11 };
 extern sigjmp_buf question;
 extern volatile int asking;
-#define say(name, value)                                          \
-    do {                                                          \
-        if (sigsetjmp(question, 1) == 0) {                        \
-            asking = 1;                                           \
-            long long answer_ = (long long)(value);               \
-            asking = 0;                                           \
-            said(name, answer_);                                  \
-        } else {                                                  \
-            said(name, CRASHED);                                  \
-        }                                                         \
+#define say(name, value)                            \
+    do {                                            \
+        if (sigsetjmp(question, 1) == 0) {          \
+            asking = 1;                             \
+            long long answer_ = (long long)(value); \
+            asking = 0;                             \
+            said(name, answer_);                    \
+        } else {                                    \
+            said(name, CRASHED);                    \
+        }                                           \
     } while (0)
 
 void mark(void);             /* what is free now */

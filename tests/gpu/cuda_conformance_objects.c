@@ -9,8 +9,8 @@ static CUresult split(CUdevResource *out, unsigned *count, const CUdevResource *
                       unsigned least)
 {
     return CALL(cuDevSmResourceSplitByCount,
-                (CUdevResource *, unsigned *, const CUdevResource *, CUdevResource *, unsigned, unsigned), out, count, of,
-                rest, flags, least);
+                (CUdevResource *, unsigned *, const CUdevResource *, CUdevResource *, unsigned, unsigned), out, count,
+                of, rest, flags, least);
 }
 
 static CUresult describe(CUdevResourceDesc *desc, CUdevResource *of, unsigned count)
@@ -36,10 +36,12 @@ static void resources(void)
     CUdevResource all, part, both[2];
     CUdevResourceDesc desc;
     unsigned one = 1, none = 0;
-    say("green: device", CALL(cuDeviceGetDevResource, (CUdevice, CUdevResource *, CUdevResourceType), 0, &all, CU_DEV_RESOURCE_TYPE_SM));
+    say("green: device",
+        CALL(cuDeviceGetDevResource, (CUdevice, CUdevResource *, CUdevResourceType), 0, &all, CU_DEV_RESOURCE_TYPE_SM));
     say("green: least part", all.sm.minSmPartitionSize);
     say("green: alignment", all.sm.smCoscheduledAlignment);
-    say("green: device, no type", CALL(cuDeviceGetDevResource, (CUdevice, CUdevResource *, CUdevResourceType), 0, &part, CU_DEV_RESOURCE_TYPE_INVALID));
+    say("green: device, no type", CALL(cuDeviceGetDevResource, (CUdevice, CUdevResource *, CUdevResourceType), 0, &part,
+                                       CU_DEV_RESOURCE_TYPE_INVALID));
     say_split("16", &all, 0, 16);
     say_split("17", &all, 0, 17);
     say_split("0", &all, 0, 0);
@@ -72,18 +74,25 @@ static void greens(CUcontext primary)
     CALL(cuDeviceGetDevResource, (CUdevice, CUdevResource *, CUdevResourceType), 0, &all, CU_DEV_RESOURCE_TYPE_SM);
     split(&part, &one, &all, NULL, 0, 16);
     describe(&desc, &part, 1);
-    say("green: create, flags 0", CALL(cuGreenCtxCreate, (CUgreenCtx *, CUdevResourceDesc, CUdevice, unsigned), &green, desc, 0, 0));
-    say("green: create, flags 2", CALL(cuGreenCtxCreate, (CUgreenCtx *, CUdevResourceDesc, CUdevice, unsigned), &green, desc, 0, 2));
+    say("green: create, flags 0",
+        CALL(cuGreenCtxCreate, (CUgreenCtx *, CUdevResourceDesc, CUdevice, unsigned), &green, desc, 0, 0));
+    say("green: create, flags 2",
+        CALL(cuGreenCtxCreate, (CUgreenCtx *, CUdevResourceDesc, CUdevice, unsigned), &green, desc, 0, 2));
     mark();
-    say("green: create", CALL(cuGreenCtxCreate, (CUgreenCtx *, CUdevResourceDesc, CUdevice, unsigned), &green, desc, 0, CU_GREEN_CTX_DEFAULT_STREAM));
+    say("green: create", CALL(cuGreenCtxCreate, (CUgreenCtx *, CUdevResourceDesc, CUdevice, unsigned), &green, desc, 0,
+                              CU_GREEN_CTX_DEFAULT_STREAM));
     used("green: create: bytes");
     say("green: context", CALL(cuCtxFromGreenCtx, (CUcontext *, CUgreenCtx), &ctx, green));
-    say("green: its SMs", CALL(cuGreenCtxGetDevResource, (CUgreenCtx, CUdevResource *, CUdevResourceType), green, &of, CU_DEV_RESOURCE_TYPE_SM));
+    say("green: its SMs", CALL(cuGreenCtxGetDevResource, (CUgreenCtx, CUdevResource *, CUdevResourceType), green, &of,
+                               CU_DEV_RESOURCE_TYPE_SM));
     say("green: its SMs: count", of.sm.smCount);
-    say("green: the primary's SMs", CALL(cuCtxGetDevResource, (CUcontext, CUdevResource *, CUdevResourceType), primary, &of, CU_DEV_RESOURCE_TYPE_SM));
+    say("green: the primary's SMs", CALL(cuCtxGetDevResource, (CUcontext, CUdevResource *, CUdevResourceType), primary,
+                                         &of, CU_DEV_RESOURCE_TYPE_SM));
     say("green: the primary's SMs: as the device's", of.sm.smCount == all.sm.smCount);
-    say("green: stream, flags 0", CALL(cuGreenCtxStreamCreate, (CUstream *, CUgreenCtx, unsigned, int), &stream, green, 0, 0));
-    say("green: stream", CALL(cuGreenCtxStreamCreate, (CUstream *, CUgreenCtx, unsigned, int), &stream, green, CU_STREAM_NON_BLOCKING, -9));
+    say("green: stream, flags 0",
+        CALL(cuGreenCtxStreamCreate, (CUstream *, CUgreenCtx, unsigned, int), &stream, green, 0, 0));
+    say("green: stream", CALL(cuGreenCtxStreamCreate, (CUstream *, CUgreenCtx, unsigned, int), &stream, green,
+                              CU_STREAM_NON_BLOCKING, -9));
     CALL(cuStreamGetPriority, (CUstream, int *), stream, &priority);
     say("green: stream's priority", priority);
     CALL(cuStreamGetCtx, (CUstream, CUcontext *), stream, &now);
@@ -104,9 +113,12 @@ static void greens(CUcontext primary)
     say("green: stream's end", CALL(cuStreamDestroy_v2, (CUstream), stream));
 }
 
-static CUresult texture(CUtexObject *t, const CUDA_RESOURCE_DESC *of, const CUDA_TEXTURE_DESC *how, const CUDA_RESOURCE_VIEW_DESC *view)
+static CUresult texture(CUtexObject *t, const CUDA_RESOURCE_DESC *of, const CUDA_TEXTURE_DESC *how,
+                        const CUDA_RESOURCE_VIEW_DESC *view)
 {
-    return CALL(cuTexObjectCreate, (CUtexObject *, const CUDA_RESOURCE_DESC *, const CUDA_TEXTURE_DESC *, const CUDA_RESOURCE_VIEW_DESC *), t, of, how, view);
+    return CALL(cuTexObjectCreate,
+                (CUtexObject *, const CUDA_RESOURCE_DESC *, const CUDA_TEXTURE_DESC *, const CUDA_RESOURCE_VIEW_DESC *),
+                t, of, how, view);
 }
 
 static CUDA_RESOURCE_DESC linear(CUdeviceptr p, size_t size, unsigned channels)
@@ -180,9 +192,11 @@ static void textures(void)
     say("texture: resource told: the array", back.resType == CU_RESOURCE_TYPE_ARRAY && back.res.array.hArray == array);
     CALL(cuTexObjectDestroy, (CUtexObject), t);
     texture(&t, &of, &plain, NULL);
-    say("texture: no view told", CALL(cuTexObjectGetResourceViewDesc, (CUDA_RESOURCE_VIEW_DESC *, CUtexObject), &view, t));
+    say("texture: no view told",
+        CALL(cuTexObjectGetResourceViewDesc, (CUDA_RESOURCE_VIEW_DESC *, CUtexObject), &view, t));
     CALL(cuTexObjectDestroy, (CUtexObject), t);
-    say("surface: of an array not made for it", CALL(cuSurfObjectCreate, (CUsurfObject *, const CUDA_RESOURCE_DESC *), &s, &of));
+    say("surface: of an array not made for it",
+        CALL(cuSurfObjectCreate, (CUsurfObject *, const CUDA_RESOURCE_DESC *), &s, &of));
     of.res.array.hArray = written;
     say("surface", CALL(cuSurfObjectCreate, (CUsurfObject *, const CUDA_RESOURCE_DESC *), &s, &of));
     say("surface: end", CALL(cuSurfObjectDestroy, (CUsurfObject), s));
@@ -195,35 +209,50 @@ static void textures(void)
 
 static void shared_pools(void)
 {
-    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                            .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
     const CUmemAllocationHandleType fd_type = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     CUmemoryPool pool, own, taken;
     CUmemPoolPtrExportData data;
     CUdeviceptr p, q;
     int fd = -1;
     CALL(cuMemPoolCreate, (CUmemoryPool *, const CUmemPoolProps *), &own, &props);
-    say("shared pool: of one not made for it", CALL(cuMemPoolExportToShareableHandle, (void *, CUmemoryPool, CUmemAllocationHandleType, unsigned long long), &fd, own, fd_type, 0));
+    say("shared pool: of one not made for it",
+        CALL(cuMemPoolExportToShareableHandle, (void *, CUmemoryPool, CUmemAllocationHandleType, unsigned long long),
+             &fd, own, fd_type, 0));
     CALL(cuMemAllocFromPoolAsync, (CUdeviceptr *, size_t, CUmemoryPool, CUstream), &p, MIB, own, NULL);
-    say("shared pool: pointer of one not made for it", CALL(cuMemPoolExportPointer, (CUmemPoolPtrExportData *, CUdeviceptr), &data, p));
+    say("shared pool: pointer of one not made for it",
+        CALL(cuMemPoolExportPointer, (CUmemPoolPtrExportData *, CUdeviceptr), &data, p));
     CALL(cuMemFreeAsync, (CUdeviceptr, CUstream), p, NULL);
     CALL(cuMemPoolDestroy, (CUmemoryPool), own);
     props.handleTypes = fd_type;
     say("shared pool", CALL(cuMemPoolCreate, (CUmemoryPool *, const CUmemPoolProps *), &pool, &props));
     mark();
-    say("shared pool: alloc", CALL(cuMemAllocFromPoolAsync, (CUdeviceptr *, size_t, CUmemoryPool, CUstream), &p, MIB, pool, NULL));
+    say("shared pool: alloc",
+        CALL(cuMemAllocFromPoolAsync, (CUdeviceptr *, size_t, CUmemoryPool, CUstream), &p, MIB, pool, NULL));
     CALL(cuCtxSynchronize, (void));
     used("shared pool: alloc: bytes");
-    say("shared pool: export, flags 1", CALL(cuMemPoolExportToShareableHandle, (void *, CUmemoryPool, CUmemAllocationHandleType, unsigned long long), &fd, pool, fd_type, 1));
-    say("shared pool: export", CALL(cuMemPoolExportToShareableHandle, (void *, CUmemoryPool, CUmemAllocationHandleType, unsigned long long), &fd, pool, fd_type, 0));
-    say("shared pool: export a pointer", CALL(cuMemPoolExportPointer, (CUmemPoolPtrExportData *, CUdeviceptr), &data, p));
+    say("shared pool: export, flags 1",
+        CALL(cuMemPoolExportToShareableHandle, (void *, CUmemoryPool, CUmemAllocationHandleType, unsigned long long),
+             &fd, pool, fd_type, 1));
+    say("shared pool: export",
+        CALL(cuMemPoolExportToShareableHandle, (void *, CUmemoryPool, CUmemAllocationHandleType, unsigned long long),
+             &fd, pool, fd_type, 0));
+    say("shared pool: export a pointer",
+        CALL(cuMemPoolExportPointer, (CUmemPoolPtrExportData *, CUdeviceptr), &data, p));
     mark();
-    CUresult result = CALL(cuMemPoolImportFromShareableHandle, (CUmemoryPool *, void *, CUmemAllocationHandleType, unsigned long long), &taken, (void *)(intptr_t)fd, fd_type, 0);
+    CUresult result = CALL(cuMemPoolImportFromShareableHandle,
+                           (CUmemoryPool *, void *, CUmemAllocationHandleType, unsigned long long), &taken,
+                           (void *)(intptr_t)fd, fd_type, 0);
     say("shared pool: import in the same process", result);
     if (result == CUDA_SUCCESS) {
-        say("shared pool: alloc from the imported", CALL(cuMemAllocFromPoolAsync, (CUdeviceptr *, size_t, CUmemoryPool, CUstream), &q, MIB, taken, NULL));
+        say("shared pool: alloc from the imported",
+            CALL(cuMemAllocFromPoolAsync, (CUdeviceptr *, size_t, CUmemoryPool, CUstream), &q, MIB, taken, NULL));
         say("shared pool: the imported as the device's", CALL(cuDeviceSetMemPool, (CUdevice, CUmemoryPool), 0, taken));
-        say("shared pool: pointer into the pool's own", CALL(cuMemPoolImportPointer, (CUdeviceptr *, CUmemoryPool, CUmemPoolPtrExportData *), &q, pool, &data));
-        result = CALL(cuMemPoolImportPointer, (CUdeviceptr *, CUmemoryPool, CUmemPoolPtrExportData *), &q, taken, &data);
+        say("shared pool: pointer into the pool's own",
+            CALL(cuMemPoolImportPointer, (CUdeviceptr *, CUmemoryPool, CUmemPoolPtrExportData *), &q, pool, &data));
+        result = CALL(cuMemPoolImportPointer, (CUdeviceptr *, CUmemoryPool, CUmemPoolPtrExportData *), &q, taken,
+                      &data);
         say("shared pool: pointer", result);
         used("shared pool: pointer: bytes");
         if (result == CUDA_SUCCESS)
@@ -246,7 +275,8 @@ static CUresult import(CUexternalMemory *out, CUexternalMemoryHandleType type, i
 static CUresult map(CUdeviceptr *p, CUexternalMemory memory, unsigned long long offset, unsigned long long size)
 {
     CUDA_EXTERNAL_MEMORY_BUFFER_DESC desc = {.offset = offset, .size = size};
-    return CALL(cuExternalMemoryGetMappedBuffer, (CUdeviceptr *, CUexternalMemory, const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *), p, memory, &desc);
+    return CALL(cuExternalMemoryGetMappedBuffer,
+                (CUdeviceptr *, CUexternalMemory, const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *), p, memory, &desc);
 }
 
 static void external(void)
@@ -258,11 +288,15 @@ static void external(void)
     CUexternalMemory memory;
     CUdeviceptr p;
     int fd, other = open("/dev/null", O_RDWR | O_CLOEXEC);
-    CALL(cuMemCreate, (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long), &made, 4 * MIB, &prop, 0);
-    CALL(cuMemExportToShareableHandle, (void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType, unsigned long long), &fd, made, prop.requestedHandleTypes, 0);
+    CALL(cuMemCreate, (CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long), &made,
+         4 * MIB, &prop, 0);
+    CALL(cuMemExportToShareableHandle,
+         (void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType, unsigned long long), &fd, made,
+         prop.requestedHandleTypes, 0);
     say("external: of a file", import(&memory, CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD, other, 4 * MIB));
     say("external: of nothing", import(&memory, CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD, fd, 0));
-    say("external: of a kind for another system", import(&memory, CU_EXTERNAL_MEMORY_HANDLE_TYPE_D3D12_HEAP, fd, 4 * MIB));
+    say("external: of a kind for another system",
+        import(&memory, CU_EXTERNAL_MEMORY_HANDLE_TYPE_D3D12_HEAP, fd, 4 * MIB));
     say("external: of no kind", import(&memory, (CUexternalMemoryHandleType)0, fd, 4 * MIB));
     close(other);
     mark();

@@ -27,13 +27,13 @@ static double now_ns(void)
     return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
 }
 
-#define CHECK(call)                                                       \
-    do {                                                                  \
-        CUresult result_ = (call);                                        \
-        if (result_ != CUDA_SUCCESS) {                                    \
-            fprintf(stderr, "%d: %s: %d\n", __LINE__, #call, result_);    \
-            exit(1);                                                      \
-        }                                                                 \
+#define CHECK(call)                                                    \
+    do {                                                               \
+        CUresult result_ = (call);                                     \
+        if (result_ != CUDA_SUCCESS) {                                 \
+            fprintf(stderr, "%d: %s: %d\n", __LINE__, #call, result_); \
+            exit(1);                                                   \
+        }                                                              \
     } while (0)
 
 /* The driver's own function, from its symbol table: dlsym is libvgpu's. */
@@ -164,7 +164,8 @@ static void refusal(void)
         took[block] = (now_ns() - start) / 100;
     }
     qsort(took, BLOCKS, sizeof(double), by_size);
-    printf("{\"figure\": \"refusal\", \"hooked_median_ns\": %.1f, \"hooked_min_ns\": %.1f}\n", took[BLOCKS / 2], took[0]);
+    printf("{\"figure\": \"refusal\", \"hooked_median_ns\": %.1f, \"hooked_min_ns\": %.1f}\n", took[BLOCKS / 2],
+           took[0]);
 }
 
 static void calls(void)
@@ -173,8 +174,8 @@ static void calls(void)
     static CUdeviceptr many[MANY];
     CUmodule module;
     CUdeviceptr keep;
-    apis[0] = (struct api){own("cuMemAlloc_v2"), own("cuMemFree_v2"), own("cuMemAllocAsync"), own("cuMemFreeAsync"),
-                           own("cuMemGetInfo_v2"), own("cuLaunchKernel")};
+    apis[0] = (struct api){own("cuMemAlloc_v2"),  own("cuMemFree_v2"),    own("cuMemAllocAsync"),
+                           own("cuMemFreeAsync"), own("cuMemGetInfo_v2"), own("cuLaunchKernel")};
     apis[1] = (struct api){cuMemAlloc, cuMemFree, cuMemAllocAsync, cuMemFreeAsync, cuMemGetInfo, cuLaunchKernel};
     printf("{\"figure\": \"hooked\", \"differs\": %d}\n", (void *)apis[0].alloc != (void *)apis[1].alloc);
     CHECK(cuModuleLoadData(&module, ptx));
@@ -207,6 +208,7 @@ int main(int argc, char **argv)
     if (argc > 1 && strcmp(argv[1], "calls") == 0)
         calls();
     else
-        printf("{\"figure\": \"start\", \"init_ns\": %.0f, \"context_ns\": %.0f}\n", initialised - start, made - initialised);
+        printf("{\"figure\": \"start\", \"init_ns\": %.0f, \"context_ns\": %.0f}\n", initialised - start,
+               made - initialised);
     return 0;
 }

@@ -35,11 +35,11 @@ static void fail(const char *what, CUresult result)
     fprintf(stderr, "%s: %d\n", what, result);
     exit(1);
 }
-#define CHECK(call)                             \
-    do {                                        \
-        CUresult result_ = (call);              \
-        if (result_ != CUDA_SUCCESS)            \
-            fail(#call, result_);               \
+#define CHECK(call)                  \
+    do {                             \
+        CUresult result_ = (call);   \
+        if (result_ != CUDA_SUCCESS) \
+            fail(#call, result_);    \
     } while (0)
 
 enum { NOTHING, BEGINNING = 100, ENDING };
@@ -83,7 +83,7 @@ struct piece {
     CUgraphExec exec;
 };
 
-static const char *const families[] = {"alloc", "pitch", "managed", "vmm",   "async",
+static const char *const families[] = {"alloc", "pitch", "managed", "vmm",    "async",
                                        "pool",  "array", "array3d", "mipmap", "graph"};
 enum { ALLOC, PITCH, MANAGED, VMM, ASYNC, POOL, ARRAY, ARRAY3D, MIPMAP, GRAPH, FAMILIES };
 static CUmemoryPool own_pool;
@@ -116,7 +116,8 @@ static CUresult make(struct piece *piece, int family, size_t bytes)
     CUmemAllocationProp properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = here};
     CUDA_ARRAY_DESCRIPTOR flat = {bytes / 16384 > 0 ? 4096 : bytes / 4 + 1, bytes / 16384, CU_AD_FORMAT_FLOAT, 1};
     CUDA_ARRAY3D_DESCRIPTOR deep = {256, 256, bytes / (256 * 256 * 4) + 1, CU_AD_FORMAT_FLOAT, 1, 0};
-    CUDA_ARRAY3D_DESCRIPTOR levels = {2048, bytes / 4 * 3 / (2048 * 4) + 1, 0, CU_AD_FORMAT_FLOAT, 1, 0}; /* smaller levels: a third more */
+    CUDA_ARRAY3D_DESCRIPTOR levels = {2048, bytes / 4 * 3 / (2048 * 4) + 1, 0, CU_AD_FORMAT_FLOAT, 1,
+                                      0}; /* smaller levels: a third more */
     piece->family = family;
     piece->bytes = bytes;
     switch (family) {

@@ -40,8 +40,8 @@ static CUgraphNode node;
 static CUgraphExec executable;
 static CUDA_KERNEL_NODE_PARAMS once = {
     .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1};
-static const CUmemAllocationProp plain = {
-    .type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
+static const CUmemAllocationProp plain = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                          .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
 static CUDA_RESOURCE_DESC linear = {
     .resType = CU_RESOURCE_TYPE_LINEAR,
     .res.linear = {.format = CU_AD_FORMAT_FLOAT, .numChannels = 1, .sizeInBytes = 4096}};
@@ -68,20 +68,28 @@ static void *need(const char *name)
     return found;
 }
 #define CALL(symbol) ((__typeof__(&symbol))need(#symbol))
-#define MUST(symbol, ...)                                        \
-    do {                                                         \
-        CUresult result_ = CALL(symbol)(__VA_ARGS__);            \
-        if (result_ != CUDA_SUCCESS) {                           \
-            fprintf(stderr, "%s: %d\n", #symbol, (int)result_);  \
-            _Exit(5);                                            \
-        }                                                        \
+#define MUST(symbol, ...)                                       \
+    do {                                                        \
+        CUresult result_ = CALL(symbol)(__VA_ARGS__);           \
+        if (result_ != CUDA_SUCCESS) {                          \
+            fprintf(stderr, "%s: %d\n", #symbol, (int)result_); \
+            _Exit(5);                                           \
+        }                                                       \
     } while (0)
 
-#define TRY(symbol, ...) \
-    static CUresult try_##symbol(void) { return CALL(symbol)(__VA_ARGS__); }
+#define TRY(symbol, ...)                  \
+    static CUresult try_##symbol(void)    \
+    {                                     \
+        return CALL(symbol)(__VA_ARGS__); \
+    }
 /* The same function, asked for something else. */
 #define TRY_MORE(name, label, symbol, ...) \
-    static CUresult try_##name(void) { return CALL(symbol)(__VA_ARGS__); }
+    static CUresult try_##name(void)       \
+    {                                      \
+        return CALL(symbol)(__VA_ARGS__);  \
+    }
+/* lists, one call after the other */
+/* clang-format off */
 #define MORE_CALLS(X)                                                                                  \
     X(cast, "cuFuncGetAttribute of a kernel", cuFuncGetAttribute, &number, CU_FUNC_ATTRIBUTE_NUM_REGS, (CUfunction)late) \
     X(late, "cuFuncGetAttribute of a kernel's function", cuFuncGetAttribute, &number, CU_FUNC_ATTRIBUTE_NUM_REGS, \
@@ -159,6 +167,7 @@ static void *need(const char *name)
     X(cuGraphLaunch, executable, stream) X(cuGraphDestroy, graph)                                      \
     X(cuLogsCurrent, (CUlogIterator *)text, 0) X(cuGetErrorName, CUDA_SUCCESS, (const char **)&pointer) \
     X(cuGetProcAddress_v2, "cuMemAlloc", &pointer, 12000, 0, (CUdriverProcAddressQueryResult *)&number)
+/* clang-format on */
 
 CALLS(TRY)
 MORE_CALLS(TRY_MORE)

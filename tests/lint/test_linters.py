@@ -1,16 +1,26 @@
 """The linters are tests: what they refuse does not land."""
 
-import shutil
+import re
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
+TOOLS = Path(sys.executable).parent
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
+def committed() -> list[Path]:
+    words = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [ROOT / name for name in names if (ROOT / name).is_file()]
+
+
+def is_shell(path: Path) -> bool:
+    with path.open("rb") as file:
+        return re.match(rb"#!.*\b(ba|da)?sh\b", file.readline(100)) is not None
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
@@ -31,8 +41,12 @@ def test_mypy_strict() -> None:
 
 
 def test_shell_scripts() -> None:
-    shellcheck = shutil.which("shellcheck")
-    if shellcheck is None:
-        pytest.skip("shellcheck is not installed")
-    slurm = [f"configs/slurm/{name}" for name in ("prolog", "task-prolog", "epilog", "vgpud-slurm.sh")]
-    assert_clean(run(shellcheck, "-x", "dev", ".ci/run", *slurm))
+    scripts = [path for path in committed() if path.suffix == ".sh" or is_shell(path)]
+    assert len(scripts) > 10
+    assert_clean(run(TOOLS / "shellcheck", "-x", *scripts))
+
+
+def test_c_format() -> None:
+    sources = [path for path in committed() if path.suffix in (".c", ".h")]
+    assert len(sources) > 100
+    assert_clean(run(TOOLS / "clang-format", "--dry-run", "-Werror", *sources))

@@ -23,12 +23,12 @@
 #define LIMIT (1024 * MIB)
 #define CONTEXT (64 * MIB) /* of the fake driver */
 
-#define CHECK(condition)                                                       \
-    do {                                                                       \
-        if (!(condition)) {                                                    \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);    \
-            exit(1);                                                           \
-        }                                                                      \
+#define CHECK(condition)                                                    \
+    do {                                                                    \
+        if (!(condition)) {                                                 \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+            exit(1);                                                        \
+        }                                                                   \
     } while (0)
 
 void *next_of(const char *name);
@@ -66,7 +66,10 @@ static const char *object_of(const void *address)
     return slash != NULL ? slash + 1 : about.dli_fname;
 }
 
-static bool ours(const void *address) { return strcmp(object_of(address), "libvgpu.so") == 0; }
+static bool ours(const void *address)
+{
+    return strcmp(object_of(address), "libvgpu.so") == 0;
+}
 
 static void check_ways_in(void)
 {
@@ -81,10 +84,11 @@ static void check_ways_in(void)
     CHECK(strcmp(object_of(dlsym(cuda, "cuDeviceGetCount")), "libcuda.so.1") == 0);
     CHECK(namesake != NULL && strcmp(object_of(dlsym(namesake, "cuMemAlloc_v2")), "libnamesake.so") == 0);
     CHECK(next_of("malloc") != NULL && !ours(next_of("malloc")));
-    CHECK(next_of("next_of") == NULL && dlerror() != NULL); /* RTLD_NEXT is still the caller's next */
+    CHECK(next_of("next_of") == NULL && dlerror() != NULL);            /* RTLD_NEXT is still the caller's next */
     CHECK(dlsym(cuda, "cuCtxCreate_v4") == NULL && dlerror() != NULL); /* this driver has none: neither have we */
     CHECK(dlsym(RTLD_DEFAULT, "cuCtxCreate_v4") == NULL);
-    CHECK(dlvsym(RTLD_DEFAULT, "dlopen", "GLIBC_2.2.5") != NULL || dlvsym(RTLD_DEFAULT, "dlopen", "GLIBC_2.17") != NULL);
+    CHECK(dlvsym(RTLD_DEFAULT, "dlopen", "GLIBC_2.2.5") != NULL ||
+          dlvsym(RTLD_DEFAULT, "dlopen", "GLIBC_2.17") != NULL);
     CHECK(dlvsym(RTLD_DEFAULT, "dlopen", "NONE_1.0") == NULL);
 }
 
@@ -116,11 +120,11 @@ static void check_private_entries(void)
     setenv("FAKE_PRIVATE_ENTRIES", "1", 1);
     CHECK(cuGetProcAddress_v2("cuStreamSynchronize", &address, 12000, 0, NULL) == CUDA_SUCCESS);
     CHECK(address == (void *)cuStreamSynchronize);
-    CHECK(cuGetProcAddress_v2("cuStreamSynchronize", &per_thread, 12000,
-                              CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, NULL) == CUDA_SUCCESS);
+    CHECK(cuGetProcAddress_v2("cuStreamSynchronize", &per_thread, 12000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM,
+                              NULL) == CUDA_SUCCESS);
     CHECK(ours(per_thread) && per_thread != address);
-    CHECK(cuGetProcAddress_v2("cuStreamSynchronize", &address, 2000,
-                              CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, NULL) == CUDA_SUCCESS);
+    CHECK(cuGetProcAddress_v2("cuStreamSynchronize", &address, 2000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM,
+                              NULL) == CUDA_SUCCESS);
     CHECK(address == (void *)cuStreamSynchronize); /* there was none for each thread yet */
     CHECK(cuGetProcAddress_v2("cuMemAlloc", &address, 12000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, NULL) ==
           CUDA_SUCCESS);
@@ -246,10 +250,9 @@ static void check_pool(void)
 
 static void check_graph(void)
 {
-    CUDA_MEM_ALLOC_NODE_PARAMS parameters = {
-        .poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
-                      .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}},
-        .bytesize = 300 * MIB};
+    CUDA_MEM_ALLOC_NODE_PARAMS parameters = {.poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                                           .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0}},
+                                             .bytesize = 300 * MIB};
     CUgraph graph;
     CUgraphNode node;
     CUgraphExec exec;
@@ -455,10 +458,10 @@ static void check_processes(void)
 {
     void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
     nvmlReturn_t (*init)(void) = (nvmlReturn_t (*)(void))dlsym(library, "nvmlInit_v2");
-    nvmlReturn_t (*by_index)(unsigned, nvmlDevice_t *) =
-        (nvmlReturn_t (*)(unsigned, nvmlDevice_t *))dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
-    nvmlReturn_t (*list)(nvmlDevice_t, unsigned *, nvmlProcessInfo_t *) =
-        (nvmlReturn_t (*)(nvmlDevice_t, unsigned *, nvmlProcessInfo_t *))dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v3");
+    nvmlReturn_t (*by_index)(unsigned, nvmlDevice_t *) = (nvmlReturn_t (*)(unsigned, nvmlDevice_t *))dlsym(
+        library, "nvmlDeviceGetHandleByIndex_v2");
+    nvmlReturn_t (*list)(nvmlDevice_t, unsigned *, nvmlProcessInfo_t *) = (nvmlReturn_t (*)(
+        nvmlDevice_t, unsigned *, nvmlProcessInfo_t *))dlsym(library, "nvmlDeviceGetComputeRunningProcesses_v3");
     nvmlProcessInfo_t processes[4];
     nvmlDevice_t device;
     CUdeviceptr pointer;
@@ -495,12 +498,12 @@ static void check_nvml(void)
 {
     void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW);
     nvmlReturn_t (*init)(void) = (nvmlReturn_t (*)(void))dlsym(library, "nvmlInit_v2");
-    nvmlReturn_t (*by_index)(unsigned, nvmlDevice_t *) =
-        (nvmlReturn_t (*)(unsigned, nvmlDevice_t *))dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
-    nvmlReturn_t (*info)(nvmlDevice_t, nvmlMemory_t *) =
-        (nvmlReturn_t (*)(nvmlDevice_t, nvmlMemory_t *))dlsym(library, "nvmlDeviceGetMemoryInfo");
-    nvmlReturn_t (*info2)(nvmlDevice_t, nvmlMemory_v2_t *) =
-        (nvmlReturn_t (*)(nvmlDevice_t, nvmlMemory_v2_t *))dlsym(library, "nvmlDeviceGetMemoryInfo_v2");
+    nvmlReturn_t (*by_index)(unsigned, nvmlDevice_t *) = (nvmlReturn_t (*)(unsigned, nvmlDevice_t *))dlsym(
+        library, "nvmlDeviceGetHandleByIndex_v2");
+    nvmlReturn_t (*info)(nvmlDevice_t, nvmlMemory_t *) = (nvmlReturn_t (*)(nvmlDevice_t, nvmlMemory_t *))dlsym(
+        library, "nvmlDeviceGetMemoryInfo");
+    nvmlReturn_t (*info2)(nvmlDevice_t, nvmlMemory_v2_t *) = (nvmlReturn_t (*)(nvmlDevice_t, nvmlMemory_v2_t *))dlsym(
+        library, "nvmlDeviceGetMemoryInfo_v2");
     nvmlMemory_t memory;
     nvmlMemory_v2_t memory2 = {.version = nvmlMemory_v2};
     nvmlDevice_t device;
@@ -520,13 +523,26 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*check)(void);
-    } checks[] = {{"ways-in", check_ways_in}, {"proc-address", check_proc_address}, {"plain", check_plain},
-                  {"async", check_async},     {"vmm", check_vmm},                   {"array", check_array},
-                  {"context", check_context}, {"card-full", check_card_full},       {"fork", check_fork},
-                  {"signals", check_signals}, {"nvml", check_nvml},                 {"small", check_small},
-                  {"pool", check_pool},       {"graph", check_graph},               {"driver", check_driver},
-                  {"processes", check_processes}, {"pitch", check_pitch}, {"private-entries", check_private_entries},
-                  {"graph-node", check_graph_node}, {"captures", check_captures}};
+    } checks[] = {{"ways-in", check_ways_in},
+                  {"proc-address", check_proc_address},
+                  {"plain", check_plain},
+                  {"async", check_async},
+                  {"vmm", check_vmm},
+                  {"array", check_array},
+                  {"context", check_context},
+                  {"card-full", check_card_full},
+                  {"fork", check_fork},
+                  {"signals", check_signals},
+                  {"nvml", check_nvml},
+                  {"small", check_small},
+                  {"pool", check_pool},
+                  {"graph", check_graph},
+                  {"driver", check_driver},
+                  {"processes", check_processes},
+                  {"pitch", check_pitch},
+                  {"private-entries", check_private_entries},
+                  {"graph-node", check_graph_node},
+                  {"captures", check_captures}};
     for (size_t i = 0; argc == 2 && i < sizeof(checks) / sizeof(checks[0]); i++)
         if (strcmp(argv[1], checks[i].name) == 0) {
             checks[i].check();

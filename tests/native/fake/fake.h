@@ -19,8 +19,8 @@ extern __thread CUcontext fake_current;
 
 int fake_device(void);     /* of the current context */
 int fake_no_context(void); /* CUDA_SUCCESS if there is one */
-#define NEED_CONTEXT                             \
-    if (fake_no_context() != CUDA_SUCCESS)       \
+#define NEED_CONTEXT                       \
+    if (fake_no_context() != CUDA_SUCCESS) \
         return (CUresult)fake_no_context();
 
 /* Bytes that reach the card; called with the mutex held. */

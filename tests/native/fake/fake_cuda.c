@@ -48,7 +48,9 @@ struct page {
 };
 
 static struct page pages[PAGES];
-static struct { uint64_t at, bytes, handle; } mappings[MAPPINGS];
+static struct {
+    uint64_t at, bytes, handle;
+} mappings[MAPPINGS];
 static uint64_t hidden_bytes[DEVICES]; /* managed memory: NVML does not show it */
 
 static struct state private_state;
@@ -103,8 +105,8 @@ static void compare_with_ledger(int device)
     uint64_t ledger = own->claim_bytes + own->used_bytes + own->context_bytes;
     uint64_t excess = own_bytes[0] > ledger ? own_bytes[0] - ledger : 0;
     uint64_t seen = __atomic_load_n(&state->uncounted, __ATOMIC_SEQ_CST);
-    while (excess > seen && !__atomic_compare_exchange_n(&state->uncounted, &seen, excess, 0, __ATOMIC_SEQ_CST,
-                                                         __ATOMIC_SEQ_CST))
+    while (excess > seen &&
+           !__atomic_compare_exchange_n(&state->uncounted, &seen, excess, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         continue;
 }
 
@@ -121,8 +123,8 @@ void fake_count(int device, uint64_t bytes)
     uint64_t now = __atomic_add_fetch(&state->now[device], bytes, __ATOMIC_SEQ_CST);
     uint64_t most = __atomic_load_n(&state->most[device], __ATOMIC_SEQ_CST);
     own_bytes[device] += bytes;
-    while (now > most && !__atomic_compare_exchange_n(&state->most[device], &most, now, 0, __ATOMIC_SEQ_CST,
-                                                      __ATOMIC_SEQ_CST))
+    while (now > most &&
+           !__atomic_compare_exchange_n(&state->most[device], &most, now, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
         continue;
     compare_with_ledger(device);
 }
@@ -295,7 +297,11 @@ API CUresult cuGetErrorName(CUresult error, const char **text)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuDeviceGetCount(int *number) { *number = DEVICES; return CUDA_SUCCESS; }
+API CUresult cuDeviceGetCount(int *number)
+{
+    *number = DEVICES;
+    return CUDA_SUCCESS;
+}
 
 API CUresult cuDeviceGet(CUdevice *device, int ordinal)
 {
@@ -356,8 +362,16 @@ API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuCtxSetCurrent(CUcontext context) { fake_current = context; return CUDA_SUCCESS; }
-API CUresult cuCtxGetCurrent(CUcontext *context) { *context = fake_current; return CUDA_SUCCESS; }
+API CUresult cuCtxSetCurrent(CUcontext context)
+{
+    fake_current = context;
+    return CUDA_SUCCESS;
+}
+API CUresult cuCtxGetCurrent(CUcontext *context)
+{
+    *context = fake_current;
+    return CUDA_SUCCESS;
+}
 
 API CUresult cuCtxGetDevice(CUdevice *device)
 {
@@ -366,8 +380,17 @@ API CUresult cuCtxGetDevice(CUdevice *device)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuCtxPushCurrent_v2(CUcontext context) { fake_current = context; return CUDA_SUCCESS; }
-API CUresult cuCtxPopCurrent_v2(CUcontext *context) { *context = fake_current; fake_current = NULL; return CUDA_SUCCESS; }
+API CUresult cuCtxPushCurrent_v2(CUcontext context)
+{
+    fake_current = context;
+    return CUDA_SUCCESS;
+}
+API CUresult cuCtxPopCurrent_v2(CUcontext *context)
+{
+    *context = fake_current;
+    fake_current = NULL;
+    return CUDA_SUCCESS;
+}
 
 API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {
@@ -452,7 +475,10 @@ API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, con
     return make(prop->location.id, bytes, (uint64_t *)handle);
 }
 
-API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) { return drop(handle); }
+API CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+    return drop(handle);
+}
 
 API CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                       unsigned long long flags)
@@ -496,7 +522,10 @@ API CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *shape
                 (uint64_t *)array);
 }
 
-API CUresult cuArrayDestroy(CUarray array) { return drop((uint64_t)(uintptr_t)array); }
+API CUresult cuArrayDestroy(CUarray array)
+{
+    return drop((uint64_t)(uintptr_t)array);
+}
 
 API CUresult cuMemsetD8_v2(CUdeviceptr pointer, unsigned char value, size_t bytes)
 {
@@ -532,29 +561,50 @@ API CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz,
 }
 
 /* No name leads here. */
-static CUresult private_entry(void) { return CUDA_SUCCESS; }
+static CUresult private_entry(void)
+{
+    return CUDA_SUCCESS;
+}
 
 /* As the driver does it: the base name and a version give the newest variant of that version. */
 API CUresult cuGetProcAddress_v2(const char *symbol, void **address, int version, cuuint64_t flags,
                                  CUdriverProcAddressQueryResult *status)
 {
-    static const struct { const char *name; int since; void *function; } table[] = {
-        {"cuInit", 2000, cuInit}, {"cuGetErrorName", 6000, cuGetErrorName},
-        {"cuGetProcAddress", 12000, cuGetProcAddress_v2}, {"cuDeviceGetCount", 2000, cuDeviceGetCount},
-        {"cuDeviceGet", 2000, cuDeviceGet}, {"cuDeviceGetName", 2000, cuDeviceGetName},
-        {"cuDeviceGetUuid", 11040, cuDeviceGetUuid_v2}, {"cuDeviceTotalMem", 3020, cuDeviceTotalMem_v2},
-        {"cuDevicePrimaryCtxRetain", 7000, cuDevicePrimaryCtxRetain},
-        {"cuDevicePrimaryCtxRelease", 11000, cuDevicePrimaryCtxRelease_v2},
-        {"cuCtxSetCurrent", 4000, cuCtxSetCurrent}, {"cuCtxSynchronize", 2000, cuCtxSynchronize},
-        {"cuMemGetInfo", 3020, cuMemGetInfo_v2}, {"cuMemAlloc", 3020, cuMemAlloc_v2}, {"cuMemAlloc", 2000, cuMemAlloc},
-        {"cuMemAllocPitch", 3020, cuMemAllocPitch_v2}, {"cuMemAllocManaged", 6000, cuMemAllocManaged},
-        {"cuMemAllocAsync", 11020, cuMemAllocAsync}, {"cuMemFreeAsync", 11020, cuMemFreeAsync},
-        {"cuMemCreate", 10020, cuMemCreate}, {"cuMemRelease", 10020, cuMemRelease},
-        {"cuArrayCreate", 3020, cuArrayCreate_v2}, {"cuArrayDestroy", 2000, cuArrayDestroy},
-        {"cuMemFree", 3020, cuMemFree_v2}, {"cuStreamSynchronize", 2000, cuStreamSynchronize}, {"cuMemsetD8", 3020, cuMemsetD8_v2},
-        {"cuMemsetD2D8", 3020, cuMemsetD2D8_v2},
-        {"cuMemcpyDtoH", 3020, cuMemcpyDtoH_v2}, {"cuModuleLoadData", 2000, cuModuleLoadData},
-        {"cuModuleGetFunction", 2000, cuModuleGetFunction}, {"cuLaunchKernel", 4000, cuLaunchKernel}};
+    static const struct {
+        const char *name;
+        int since;
+        void *function;
+    } table[] = {{"cuInit", 2000, cuInit},
+                 {"cuGetErrorName", 6000, cuGetErrorName},
+                 {"cuGetProcAddress", 12000, cuGetProcAddress_v2},
+                 {"cuDeviceGetCount", 2000, cuDeviceGetCount},
+                 {"cuDeviceGet", 2000, cuDeviceGet},
+                 {"cuDeviceGetName", 2000, cuDeviceGetName},
+                 {"cuDeviceGetUuid", 11040, cuDeviceGetUuid_v2},
+                 {"cuDeviceTotalMem", 3020, cuDeviceTotalMem_v2},
+                 {"cuDevicePrimaryCtxRetain", 7000, cuDevicePrimaryCtxRetain},
+                 {"cuDevicePrimaryCtxRelease", 11000, cuDevicePrimaryCtxRelease_v2},
+                 {"cuCtxSetCurrent", 4000, cuCtxSetCurrent},
+                 {"cuCtxSynchronize", 2000, cuCtxSynchronize},
+                 {"cuMemGetInfo", 3020, cuMemGetInfo_v2},
+                 {"cuMemAlloc", 3020, cuMemAlloc_v2},
+                 {"cuMemAlloc", 2000, cuMemAlloc},
+                 {"cuMemAllocPitch", 3020, cuMemAllocPitch_v2},
+                 {"cuMemAllocManaged", 6000, cuMemAllocManaged},
+                 {"cuMemAllocAsync", 11020, cuMemAllocAsync},
+                 {"cuMemFreeAsync", 11020, cuMemFreeAsync},
+                 {"cuMemCreate", 10020, cuMemCreate},
+                 {"cuMemRelease", 10020, cuMemRelease},
+                 {"cuArrayCreate", 3020, cuArrayCreate_v2},
+                 {"cuArrayDestroy", 2000, cuArrayDestroy},
+                 {"cuMemFree", 3020, cuMemFree_v2},
+                 {"cuStreamSynchronize", 2000, cuStreamSynchronize},
+                 {"cuMemsetD8", 3020, cuMemsetD8_v2},
+                 {"cuMemsetD2D8", 3020, cuMemsetD2D8_v2},
+                 {"cuMemcpyDtoH", 3020, cuMemcpyDtoH_v2},
+                 {"cuModuleLoadData", 2000, cuModuleLoadData},
+                 {"cuModuleGetFunction", 2000, cuModuleGetFunction},
+                 {"cuLaunchKernel", 4000, cuLaunchKernel}};
     (void)flags;
     if (symbol == NULL || address == NULL)
         return CUDA_ERROR_INVALID_VALUE;

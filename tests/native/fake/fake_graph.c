@@ -12,10 +12,19 @@
 #define THREADS 1024u /* that the device runs at once */
 #define STREAM_BYTES (1ull << 20)
 
-struct CUgraphNode_st { CUDA_MEM_ALLOC_NODE_PARAMS parameters; };
-struct CUgraph_st { struct CUgraphNode_st nodes[NODES]; size_t count; };
-struct CUgraphExec_st { uint64_t need; };
-struct CUmod_st { unsigned long long globals, local; };
+struct CUgraphNode_st {
+    CUDA_MEM_ALLOC_NODE_PARAMS parameters;
+};
+struct CUgraph_st {
+    struct CUgraphNode_st nodes[NODES];
+    size_t count;
+};
+struct CUgraphExec_st {
+    uint64_t need;
+};
+struct CUmod_st {
+    unsigned long long globals, local;
+};
 
 static uint64_t graph_bytes;
 static size_t stack_bytes = 1024;
@@ -85,7 +94,11 @@ API CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA
     return result;
 }
 
-API CUresult cuGraphExecDestroy(CUgraphExec exec) { free(exec); return CUDA_SUCCESS; }
+API CUresult cuGraphExecDestroy(CUgraphExec exec)
+{
+    free(exec);
+    return CUDA_SUCCESS;
+}
 
 API CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
 {
@@ -113,8 +126,7 @@ API CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute 
 API CUresult cuModuleLoadData(CUmodule *module, const void *image)
 {
     struct CUmod_st loaded = {0, 0};
-    NEED_CONTEXT
-    (void)sscanf(image, "%llu %llu", &loaded.globals, &loaded.local);
+    NEED_CONTEXT(void) sscanf(image, "%llu %llu", &loaded.globals, &loaded.local);
     *module = malloc(sizeof(loaded));
     **module = loaded;
     pthread_mutex_lock(&fake_mutex);
@@ -148,9 +160,9 @@ API CUresult cuFuncGetAttribute(int *value, CUfunction_attribute which, CUfuncti
 API CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute which, CUdevice device)
 {
     (void)device;
-    *value = which == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT                ? 8
+    *value = which == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT             ? 8
              : which == CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR ? (int)THREADS / 8
-                                                                            : 0;
+                                                                           : 0;
     return CUDA_SUCCESS;
 }
 

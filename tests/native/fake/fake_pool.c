@@ -14,7 +14,10 @@ struct CUmemPoolHandle_st {
 
 static struct CUmemPoolHandle_st pools[POOLS]; /* the first are the devices' own */
 static CUmemoryPool currents[DEVICES];
-static struct { uint64_t at, bytes; CUmemoryPool pool; } blocks[BLOCKS];
+static struct {
+    uint64_t at, bytes;
+    CUmemoryPool pool;
+} blocks[BLOCKS];
 static uint64_t next_at = 0x600000000000;
 
 static CUmemoryPool own(int device)
@@ -109,10 +112,21 @@ static CUresult synchronise(void)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuCtxSynchronize(void) { return synchronise(); }
-API CUresult cuStreamSynchronize(CUstream stream) { (void)stream; return synchronise(); }
+API CUresult cuCtxSynchronize(void)
+{
+    return synchronise();
+}
+API CUresult cuStreamSynchronize(CUstream stream)
+{
+    (void)stream;
+    return synchronise();
+}
 
-API CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device) { *pool = own(device); return CUDA_SUCCESS; }
+API CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device)
+{
+    *pool = own(device);
+    return CUDA_SUCCESS;
+}
 
 API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
 {
@@ -121,7 +135,11 @@ API CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool) { currents[device] = pool; return CUDA_SUCCESS; }
+API CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
+{
+    currents[device] = pool;
+    return CUDA_SUCCESS;
+}
 
 API CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
 {

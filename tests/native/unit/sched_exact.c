@@ -20,18 +20,18 @@
 enum { MOST = 9 };
 
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
-#define ARRIVE_NS 138000u  /* from one process to another, on an H200 */
-#define NOTICE_NS 12000u   /* until the arbiter knows that the device is idle */
-#define LINGER_NS 80000u   /* until a process that has nothing more to do gives its turn back */
+#define ARRIVE_NS 138000u /* from one process to another, on an H200 */
+#define NOTICE_NS 12000u  /* until the arbiter knows that the device is idle */
+#define LINGER_NS 80000u  /* until a process that has nothing more to do gives its turn back */
 #define WINDOW_NS 4000000000u
 #define SECOND_NS 1000000000u
 
-#define CHECK(what)                                                       \
-    do {                                                                  \
-        if (!(what)) {                                                    \
-            fprintf(stderr, "\n%s: %s\n", scenario, #what);               \
-            abort();                                                      \
-        }                                                                 \
+#define CHECK(what)                                         \
+    do {                                                    \
+        if (!(what)) {                                      \
+            fprintf(stderr, "\n%s: %s\n", scenario, #what); \
+            abort();                                        \
+        }                                                   \
     } while (0)
 
 struct worker {
@@ -210,7 +210,8 @@ static void check_weights(const uint32_t *shares, unsigned tenants, uint32_t pol
         fprintf(stderr, " %+.2f", 100 * bias[i]);
         CHECK(fabs(bias[i]) < 0.006);
         const struct vgpu_compute *counted = &workers[i].tenant.places[0]->count;
-        CHECK(counted->granted_ns + counted->overrun_ns >= counted->used_ns && counted->granted_ns < 1.3 * (double)counted->used_ns);
+        CHECK(counted->granted_ns + counted->overrun_ns >= counted->used_ns &&
+              counted->granted_ns < 1.3 * (double)counted->used_ns);
     }
     fprintf(stderr, "\n");
     end();

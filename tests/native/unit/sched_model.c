@@ -21,12 +21,12 @@
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
 enum { DEVICES = 3, TENANTS = 9, MEMBERS = 3, CROWD = 48 };
 
-#define CHECK(what)                                                                          \
-    do {                                                                                     \
-        if (!(what)) {                                                                       \
-            fprintf(stderr, "seed %u step %ld: %s\n", seed, step, #what);                    \
-            abort();                                                                         \
-        }                                                                                    \
+#define CHECK(what)                                                       \
+    do {                                                                  \
+        if (!(what)) {                                                    \
+            fprintf(stderr, "seed %u step %ld: %s\n", seed, step, #what); \
+            abort();                                                      \
+        }                                                                 \
     } while (0)
 
 struct client {
@@ -170,7 +170,8 @@ static void check_device(const struct sched_device *device)
         CHECK(!(endless && device->managed && device->next_place != NULL && device->next_place != p));
     }
     if (device->managed)
-        CHECK(!(somebody_may && holders == 0) || (device->next_place != NULL && waits_elsewhere(device->next_place->tenant)));
+        CHECK(!(somebody_may && holders == 0) ||
+              (device->next_place != NULL && waits_elsewhere(device->next_place->tenant)));
 }
 
 /* Who may launch, as far as it was told, has its tenant's turn. */
@@ -299,10 +300,12 @@ static int shares(void)
     enum { HARD = VGPU_SHARE_HARD, LENT = VGPU_SHARE_WORK_CONSERVING, NONE = VGPU_SHARE_NONE };
     static const struct wish pairs_and_a_single[] = {
         {0, 2, 5000, LENT, 0.32, 0.345}, {0, 2, 5000, LENT, 0.32, 0.345}, {0, 1, 5000, LENT, 0.32, 0.345}};
-    static const struct wish crossed[] = {{0, 2, 5000, LENT, 0.3, 0.36}, {1, 2, 5000, LENT, 0.3, 0.36},
-                                          {1, 1, 5000, LENT, 0.3, 0.36}, {2, 1, 5000, LENT, 0.3, 0.7}};
-    static const struct wish ring[] = {{0, 2, 5000, LENT, 0.3, 0.36}, {1, 2, 5000, LENT, 0.3, 0.36},
-                                       {0, 3, 5000, LENT, 0.3, 0.36}};
+    static const struct wish crossed[] = {{0, 2, 5000, LENT, 0.3, 0.36},
+                                          {1, 2, 5000, LENT, 0.3, 0.36},
+                                          {1, 1, 5000, LENT, 0.3, 0.36},
+                                          {2, 1, 5000, LENT, 0.3, 0.7}};
+    static const struct wish ring[] = {
+        {0, 2, 5000, LENT, 0.3, 0.36}, {1, 2, 5000, LENT, 0.3, 0.36}, {0, 3, 5000, LENT, 0.3, 0.36}};
     static const struct wish hard[] = {{0, 1, 2500, HARD, 0.245, 0.252}, {0, 1, 7500, HARD, 0.74, 0.752}};
     static const struct wish alone[] = {{0, 1, 1000, HARD, 0.098, 0.102}};
     static const struct wish mixed[] = {

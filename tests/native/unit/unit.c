@@ -14,12 +14,12 @@
 #include "slot.h"
 #include "table.h"
 
-#define CHECK(condition)                                                        \
-    do {                                                                        \
-        if (!(condition)) {                                                     \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);     \
-            _exit(1);                                                           \
-        }                                                                       \
+#define CHECK(condition)                                                    \
+    do {                                                                    \
+        if (!(condition)) {                                                 \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+            _exit(1);                                                       \
+        }                                                                   \
     } while (0)
 
 #define THREADS 8
@@ -198,23 +198,56 @@ static void refused_with(void (*spoil)(struct vgpu_limits *limits))
     CHECK(vgpu_limits_read(shared_limits, &copy) == -EINVAL);
 }
 
-static void spoil_magic(struct vgpu_limits *l) { l->magic = 0; }
-static void spoil_version(struct vgpu_limits *l) { l->version = 99; }
-static void spoil_state(struct vgpu_limits *l) { l->state = 0; }
-static void spoil_count(struct vgpu_limits *l) { l->device_count = VGPU_MAX_DEVICES + 1; }
-static void spoil_none(struct vgpu_limits *l) { l->device_count = 0; }
-static void spoil_memory(struct vgpu_limits *l) { l->devices[3].memory_bytes = 0; }
-static void spoil_huge(struct vgpu_limits *l) { l->devices[3].memory_bytes = UINT64_MAX; }
-static void spoil_share(struct vgpu_limits *l) { l->devices[3].share = 10001; }
-static void spoil_policy(struct vgpu_limits *l) { l->devices[3].share_policy = 3; }
-static void spoil_uuid(struct vgpu_limits *l) { memset(l->devices[3].uuid, 'x', VGPU_UUID_BYTES); }
-static void spoil_name(struct vgpu_limits *l) { memset(l->allocation, 'x', VGPU_ID_BYTES); }
+static void spoil_magic(struct vgpu_limits *l)
+{
+    l->magic = 0;
+}
+static void spoil_version(struct vgpu_limits *l)
+{
+    l->version = 99;
+}
+static void spoil_state(struct vgpu_limits *l)
+{
+    l->state = 0;
+}
+static void spoil_count(struct vgpu_limits *l)
+{
+    l->device_count = VGPU_MAX_DEVICES + 1;
+}
+static void spoil_none(struct vgpu_limits *l)
+{
+    l->device_count = 0;
+}
+static void spoil_memory(struct vgpu_limits *l)
+{
+    l->devices[3].memory_bytes = 0;
+}
+static void spoil_huge(struct vgpu_limits *l)
+{
+    l->devices[3].memory_bytes = UINT64_MAX;
+}
+static void spoil_share(struct vgpu_limits *l)
+{
+    l->devices[3].share = 10001;
+}
+static void spoil_policy(struct vgpu_limits *l)
+{
+    l->devices[3].share_policy = 3;
+}
+static void spoil_uuid(struct vgpu_limits *l)
+{
+    memset(l->devices[3].uuid, 'x', VGPU_UUID_BYTES);
+}
+static void spoil_name(struct vgpu_limits *l)
+{
+    memset(l->allocation, 'x', VGPU_ID_BYTES);
+}
 
 static void test_bad_limits_are_refused(void)
 {
-    void (*const spoilers[])(struct vgpu_limits *) = {spoil_magic, spoil_version, spoil_state,  spoil_count,
-                                                      spoil_none,  spoil_memory,  spoil_huge,   spoil_share,
-                                                      spoil_policy, spoil_uuid,   spoil_name};
+    void (*const spoilers[])(struct vgpu_limits *) = {spoil_magic,  spoil_version, spoil_state, spoil_count,
+                                                      spoil_none,   spoil_memory,  spoil_huge,  spoil_share,
+                                                      spoil_policy, spoil_uuid,    spoil_name};
     for (size_t i = 0; i < sizeof(spoilers) / sizeof(spoilers[0]); i++)
         refused_with(spoilers[i]);
 }

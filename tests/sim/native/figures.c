@@ -12,12 +12,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                        \
-            exit(1);                                                                               \
-        }                                                                                          \
+#define CHECK(condition)                                                    \
+    do {                                                                    \
+        if (!(condition)) {                                                 \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+            exit(1);                                                        \
+        }                                                                   \
     } while (0)
 
 static const char ptx[] = ".version 7.8\n.target sm_80\n.visible .entry work(.param .u64 p){ret;}\n";
@@ -43,17 +43,17 @@ static CUfunction begin(void)
 }
 
 /* The cheapest of several batches: what a busy machine adds is nobody's cost. */
-#define COST(call)                                                                                 \
-    __extension__({                                                                                \
-        double best = 1e18;                                                                        \
-        for (int b = 0; b < BATCHES; b++) {                                                        \
-            double start = now_ns(CLOCK_PROCESS_CPUTIME_ID);                                       \
-            for (int i = 0; i < CALLS / BATCHES; i++)                                              \
-                call;                                                                              \
-            double each = (now_ns(CLOCK_PROCESS_CPUTIME_ID) - start) / (CALLS / BATCHES);          \
-            best = each < best ? each : best;                                                      \
-        }                                                                                          \
-        best;                                                                                      \
+#define COST(call)                                                                        \
+    __extension__({                                                                       \
+        double best = 1e18;                                                               \
+        for (int b = 0; b < BATCHES; b++) {                                               \
+            double start = now_ns(CLOCK_PROCESS_CPUTIME_ID);                              \
+            for (int i = 0; i < CALLS / BATCHES; i++)                                     \
+                call;                                                                     \
+            double each = (now_ns(CLOCK_PROCESS_CPUTIME_ID) - start) / (CALLS / BATCHES); \
+            best = each < best ? each : best;                                             \
+        }                                                                                 \
+        best;                                                                             \
     })
 
 static void measure(void)
