@@ -1,9 +1,101 @@
-"""What holds for the tests of every room."""
+"""What holds for the tests of every room: conditions (tests/conditions.py), signals, examples."""
 
+import signal
+from collections import Counter
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import pytest
 from hypothesis import settings
 
+from tests.conditions import CONDITIONS, named_by
+
 # no test is timed: a machine that is busy with something else must not fail one
-# the same examples in each run: a failure is the change's; `--hypothesis-profile=explore` looks for new ones
+# the same examples in each run: a failure is the change's; `./dev test --explore MINUTES` looks for new ones
 settings.register_profile("explore", deadline=None)
 settings.register_profile("vgpud", deadline=None, derandomize=True)
 settings.load_profile("vgpud")
+
+NOT_HERE = pytest.StashKey[dict[str, int]]()
+
+
+def children_start_with_default_signals() -> None:
+    """Exec keeps what is ignored: under nohup, a shell's `&` and some CI systems every program of a test
+    would ignore SIGINT. A handler that does nothing ignores a signal here, and exec resets it to the default.
+    """
+    for number in signal.valid_signals():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    children_start_with_default_signals()
+    config.stash[NOT_HERE] = {}
+
+
+def named(item: pytest.Item) -> list[str]:
+    """The conditions of a test."""
+    return [name for mark in item.iter_markers("needs") for name in mark.args]
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by -m
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(CONDITIONS[name].real for name in named(item)):
+            item.add_marker("real")
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    for item in items:
+        counts = item.config.stash[NOT_HERE]
+        for name in [name for name in named(item) if CONDITIONS[name].real][:1]:
+            counts[name] = counts.get(name, 0) + 1
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for name in named(item):
+        if missing := CONDITIONS[name].missing():
+            pytest.skip(f"{name}: {missing}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A skip without a condition fails, and one with a condition that the test's tier excludes."""
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        condition = named_by(reason)
+        if condition not in CONDITIONS:
+            report.outcome = "failed"
+            report.longrepr = f"skipped without a condition of tests/conditions.py: {reason}"
+        elif CONDITIONS[condition].real and item.get_closest_marker("real") is None:
+            report.outcome = "failed"
+            report.longrepr = f'needs("{condition}") is missing on this test, which was skipped: {reason}'
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["not_here"] = session.config.stash[NOT_HERE]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Every worker of xdist collects every test: the last one's word is that of all."""
+    node.config.stash[NOT_HERE] = getattr(node, "workeroutput", {}).get("not_here", {})
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    def line(counts: Mapping[str, int]) -> str:
+        return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+
+    lacked: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", []):
+        lacked[named_by(report.longrepr[2])] += 1
+    if left := config.stash[NOT_HERE]:
+        tests = f"{sum(left.values())} tests of real programs ({line(left)})"
+        terminalreporter.write_line(f"not tested here: {tests}; ./dev test-all runs them")
+    if lacked:
+        told = f"not tested here: {lacked.total()} tests for want of {line(lacked)}; docs/testing.md says how"
+        terminalreporter.write_line(told)

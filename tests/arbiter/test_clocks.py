@@ -5,9 +5,8 @@ import signal
 import subprocess
 import time
 
-import pytest
-
 from tests.arbiter.conftest import LONG, Card, answer, bypassed_seldom, holds_alone, span
+from tests.conditions import unmet
 from tests.native.harness import TEST_BUILD
 from vgpud.lease import SharePolicy
 
@@ -31,7 +30,7 @@ def test_an_arbiter_in_another_time_namespace(card: Card) -> None:
     """As after a suspend, when the two ends' clocks have gone apart; a container may have its own as well."""
     tried = subprocess.run([*A_DAY_LATER, "true"], capture_output=True, text=True, check=False)
     if tried.returncode != 0:
-        pytest.skip(f"no time namespace: {tried.stderr.strip()}")
+        unmet("namespaces", tried.stderr.strip())
     card.kill_arbiter()
     card.start_arbiter(*A_DAY_LATER)
     shares_hold(card)

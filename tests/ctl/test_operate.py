@@ -3,13 +3,13 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import tarfile
 from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs
 from tests.ctl import canned
 from tests.ctl.conftest import COMMAND, ROOT, Ctl, environment
 from tests.ctl.daemon import Daemon
@@ -349,18 +349,17 @@ def test_bash_completes(scripts: Path) -> None:
     assert complete(bash, "vgpuctl run -- py") == []
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(
+    "shell", ["bash", *(pytest.param(name, marks=needs(name)) for name in ("zsh", "fish"))]
+)
 def test_each_shell_takes_its_script(scripts: Path, shell: str) -> None:
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
     words = ["-n", str(scripts / shell)]
     done = subprocess.run([shell, *words], capture_output=True, text=True, check=False, timeout=20)
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@needs("fish")
 def test_fish_completes(scripts: Path) -> None:
-    if shutil.which("fish") is None:
-        pytest.skip("fish is not installed")
     program = (
         f"source {scripts / 'fish'}; complete -C 'vgpuctl policy re'; complete -C 'vgpuctl alloc --isol'"
     )

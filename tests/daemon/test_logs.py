@@ -5,9 +5,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
 import structlog
 
+from tests.conditions import needs
 from vgpud import logs
 from vgpud.model.journal import Message
 
@@ -77,9 +77,8 @@ def test_the_manual_names_every_id() -> None:
     assert {message.name for message in Message if f"`{message.value}`" not in manual} == set()
 
 
+@needs("systemd")
 def test_journalctl_takes_the_catalog(tmp_path: Path) -> None:
-    if shutil.which("journalctl") is None:
-        pytest.skip("journalctl is not here")
     folder = tmp_path / "usr/lib/systemd/catalog"
     folder.mkdir(parents=True)
     (tmp_path / "var/lib/systemd/catalog").mkdir(parents=True)

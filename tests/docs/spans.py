@@ -60,6 +60,11 @@ _SUITE = "is the suite, or is run by a test of it by other words"
 NOT_RUN = {
     "./dev demo": _SUITE,  # tests/demo
     "./dev test": _SUITE,
+    "./dev test tests/planner": _SUITE,
+    "./dev test -k suspended": _SUITE,
+    "./dev test-all": _SUITE,
+    "./dev test-all tests/slurm": _SUITE,
+    "./dev test-all -m real": _SUITE,
     "./dev build": _SUITE,
     "./dev deb": _SUITE,  # tests/packaging
     "./dev deb --system-compiler": _SUITE,

@@ -4,12 +4,13 @@ A `toml` block that begins with `version` becomes the node's policy; one of case
 CASES.toml. A page gives back what it takes: the pages share one daemon.
 """
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
+from tests.conditions import needs
 from tests.demo.node import BUILD, POLICY, DemoNode
 from tests.docs.pages import blocks, name_of, pages_of
 from tests.docs.shell import Reader
@@ -59,10 +60,14 @@ def policy(text: str, node: DemoNode) -> None:
     check(path)
 
 
-@pytest.mark.parametrize("page", pages_of(""), ids=name_of)
+def pages() -> list[ParameterSet]:
+    """A page that calls curl has its condition."""
+    marks = {page: [needs("curl")] if "$ curl " in page.read_text() else [] for page in pages_of("")}
+    return [pytest.param(page, marks=mark, id=name_of(page)) for page, mark in marks.items()]
+
+
+@pytest.mark.parametrize("page", pages())
 def test_what_the_page_says_is_what_happens(page: Path, node: DemoNode, shell: Reader) -> None:
-    if shutil.which("curl") is None and "$ curl " in page.read_text():
-        pytest.skip("curl is not installed")
     tried = 0
     for block in blocks(page):
         if block.language == "toml" and "[[case]]" in block.text:

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.conditions import needs
 from tests.demo.node import DemoNode
 from tests.docs.pages import in_place, name_of, pages_of
 from tests.docs.shell import Reader
@@ -55,7 +56,7 @@ printf {token}
 """
 
 
-@pytest.mark.root
+@needs("podman", "root")
 @pytest.mark.parametrize("page", pages_of("containers"), ids=name_of)
 def test_containers(
     page: Path,
@@ -95,7 +96,7 @@ def job(cluster: Cluster, tmp_path: Path) -> Iterator[Reader]:  # noqa: F811
         made.close()
 
 
-@pytest.mark.root
+@needs("slurm", "root")
 @pytest.mark.parametrize("page", pages_of("slurm"), ids=name_of)
 def test_slurm(page: Path, job: Reader, cluster: Cluster) -> None:  # noqa: F811
     for block in in_place(page, "slurm"):
@@ -107,11 +108,10 @@ def test_slurm(page: Path, job: Reader, cluster: Cluster) -> None:  # noqa: F811
     assert (job.work / "job-was-here").exists(), cluster.logs()
 
 
+@needs("kubectl")
 @pytest.mark.parametrize("page", pages_of("kubernetes"), ids=name_of)
 def test_kubernetes(page: Path, tmp_path: Path) -> None:
     real = shutil.which("kubectl")
-    if real is None:
-        pytest.skip("kubectl is not installed")
     token = base64.b64encode(b"the-token").decode()
     shell = Reader(tmp_path, os.environ, {EXAMPLES: str(ROOT / "configs")})
     shell.program("kubectl", KUBECTL.format(real=real, python=sys.executable, token=token))

@@ -1,13 +1,13 @@
 """Manual pages: made, whole, and without a complaint of the programs that read them."""
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs
 from tests.ctl.conftest import ROOT
 from vgpud.ctl.parse import EVERYWHERE
 from vgpud.ctl.verbs import VERBS, Group
@@ -84,20 +84,18 @@ def test_runtime_has_the_annotations_of_the_containers_page(made: Path) -> None:
     assert {name for name in documented if name not in page} == set()
 
 
+@needs("mandoc")
 @pytest.mark.parametrize("name", PAGES)
 def test_mandoc_has_no_complaint(made: Path, name: str) -> None:
-    if shutil.which("mandoc") is None:
-        pytest.skip("mandoc is not here")
     asked = ["mandoc", "-Tlint", "-Wwarning", str(made / "man" / name)]
     said = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=30).stdout
     # a page without a date is the same whenever it is made
     assert [line for line in said.splitlines() if "missing date" not in line] == []
 
 
+@needs("man")
 @pytest.mark.parametrize("name", PAGES)
 def test_man_has_no_complaint(made: Path, name: str) -> None:
-    if shutil.which("man") is None or shutil.which("groff") is None:
-        pytest.skip("man-db and groff are not here")
     asked = ["man", "--warnings", "-E", "UTF-8", "-l", "-Tutf8", "-Z", str(made / "man" / name)]
     done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")

@@ -2,13 +2,13 @@
 
 import os
 import select
-import shutil
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs, unmet
 from tests.demo.node import DemoNode, Tenant
 from tests.e2e.past import PAST, build_waits, frames_are_told
 from tests.e2e.support import eventually, states
@@ -23,7 +23,7 @@ from vgpud.node.lifetimes import start_ticks
 QUOTA = ("--isolation", "quota", "--memory", "1GiB", "--device", "0")
 CARD = ("--isolation", "device", "--device", "2")
 SAID = "waits inside the driver"
-YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+pytestmark = needs("ptrace")
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +34,12 @@ def shared_policy() -> str:
 @pytest.fixture(scope="module")
 def node(shared_node: DemoNode) -> DemoNode:
     if os.uname().machine not in MACHINES or not Path("/proc/self/syscall").exists():
-        pytest.skip("this machine does not say what a thread waits for")
-    if os.geteuid() != 0 and YAMA.exists() and int(YAMA.read_text()) > 0:
-        pytest.skip("this kernel lets root only look into other processes (kernel.yama.ptrace_scope)")
+        unmet("frames", "this machine does not say what a thread waits for")
     return shared_node
 
 
 @pytest.fixture(scope="module")
 def waits(tmp_path_factory: pytest.TempPathFactory) -> str:
-    if shutil.which("cc") is None:
-        pytest.skip("needs a C compiler")
     return str(build_waits(tmp_path_factory.mktemp("waits")))
 
 
@@ -119,7 +115,7 @@ def test_other_waits_are_let_be(node: DemoNode, waits: str) -> None:
         looks.look([one])
         time.sleep(0.05)
     if not frames_are_told(one[0]):
-        pytest.skip("this C library's frames cannot be told by the stack pointer alone")
+        unmet("frames", "not by the stack pointer alone")
     assert looks.blocked([one]) == ()
     assert shown(node, name).standing == "by hand"
     ask(tenant)  # one more thread, which allocates

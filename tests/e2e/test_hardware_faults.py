@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conditions import unmet
 from tests.demo.node import BUILD, DemoNode
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import (
@@ -39,7 +40,7 @@ def without_nvml(node: DemoNode, folder: Path) -> None:
         check=False,
     )
     if found.returncode == 0:
-        pytest.skip("this machine has a libnvidia-ml.so.1 of its own")
+        unmet("no-driver", "this machine has a libnvidia-ml.so.1 of its own")
 
 
 def test_without_nvml_and_when_it_is_installed(make_node: NodeMaker, tmp_path: Path) -> None:

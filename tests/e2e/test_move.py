@@ -2,11 +2,11 @@
 
 import json
 import signal
-import subprocess
 import sys
 
 import pytest
 
+from tests.conditions import needs
 from tests.demo.node import DemoNode, Tenant
 from tests.e2e.conftest import ROOMY, NodeMaker
 from tests.e2e.support import GIB, MIB, allocate, client, eventually, quota, release, simulate, states
@@ -198,10 +198,9 @@ def test_refusals(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
+@needs("namespaces")
 def test_a_process_that_cannot_open_the_new_device(node: DemoNode) -> None:
     """As in a container: in mounts of its own, without the device's node."""
-    if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
-        pytest.skip("no new mount namespace can be made here")
     tenant = node.tenant([*SHARED, "0"], ["unshare", "-m", sys.executable, "-c", PROGRAM, str(SIZE_MIB)])
     tenant.line()
     (name,) = states(node)

@@ -2,12 +2,12 @@
 
 import os
 import signal
-import subprocess
 import sys
 from functools import partial
 
 import pytest
 
+from tests.conditions import needs
 from tests.demo.node import DemoNode
 from tests.e2e.support import GIB, allocate, client, eventually, is_alive, quota, release, simulate, states
 from tests.e2e.test_move import (
@@ -253,10 +253,9 @@ def test_a_resumption_that_is_cut_as_it_is_taken_back(cut_node: DemoNode) -> Non
     end(node, tenant, name)
 
 
+@needs("namespaces")
 def test_a_process_that_cannot_open_the_new_device(node: DemoNode) -> None:
     """As in a container. Nothing is changed."""
-    if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
-        pytest.skip("no new mount namespace can be made here")
     before = states(node)
     tenant = node.tenant([*SHARED, "0"], ["unshare", "-m", sys.executable, "-c", PROGRAM, str(SIZE_MIB)])
     tenant.line()

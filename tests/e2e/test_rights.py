@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs
 from tests.demo.node import ROOT, DemoNode
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import ADMIN, PROBE, READ, TENANT, allocate, eventually, quota, release, states
 from tests.otheruser import as_user
 
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root can call as other users"),
-]
+pytestmark = needs("root")
 
 GROUP = grp.getgrnam("games")
 ALICE = pwd.getpwnam("nobody").pw_uid

@@ -222,10 +222,24 @@ def _holds_the_tree(folder: str) -> bool:
     return any(Path(kept).is_relative_to(folder) for kept in (ROOT, sys.prefix, sys.base_prefix))
 
 
+def _enter_own_root() -> None:
+    """Makes `/` a mount of this process alone, which it is not in a chroot: there nothing of `/` can be set.
+
+    It is bound over /proc, a mount in every root, which is made private first: no other process sees it.
+    """
+    _checked("unshare", libc.unshare(NEW_MOUNTS | NEW_UTS))
+    _mount("none", "/proc", None, MS_PRIVATE)
+    _mount("/", "/proc", None, MS_BIND | MS_REC)
+    os.chroot("/proc")
+    os.chdir("/")
+    _mount("none", "/", None, MS_REC | MS_PRIVATE)
+
+
 def mounts(writable: list[str]) -> list[str]:
     """The unit's view of the file system; returns what had to stay open for this tree's own sake."""
-    _checked("unshare", libc.unshare(NEW_MOUNTS | NEW_UTS))
-    _mount("none", "/", None, MS_REC | MS_PRIVATE)
+    here = Path.cwd()
+    _enter_own_root()
+    os.chdir(here)
     kept: list[str] = []
     held = {path: os.open(path, os.O_PATH) for path in writable}
     for folder in (*PROTECTED_HOMES, "/tmp", "/var/tmp"):

@@ -10,10 +10,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PREFIX = Path(os.environ.get("VGPU_SIM_PREFIX", ROOT / "build/native/sim"))
 
-pytestmark = pytest.mark.skipif(
-    not (PREFIX / "lib/libnvidia-ml.so.1").exists(), reason=f"no simulated node is built in {PREFIX}"
-)
-
 
 @pytest.mark.parametrize(
     ("scene", "profile"),

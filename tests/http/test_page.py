@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import shutil
 import subprocess
 from base64 import b64encode
 from dataclasses import replace
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conditions import browser, needs
 from tests.http.test_server import free_port, observe, policy
 from tests.metrics.samples import NODE, observation
 from vgpud.http.bars import WIDTH, device_bar
@@ -18,8 +18,6 @@ from vgpud.http.doors import Doors
 from vgpud.http.page import CONTENT_SECURITY_POLICY, page
 from vgpud.model.device import ComputeInstance, Placement
 from vgpud.model.view import NodeDescription
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 def test_nothing_comes_from_elsewhere() -> None:
@@ -87,10 +85,10 @@ def test_a_lost_device_and_no_hardware_are_shown() -> None:
     assert "the nvidia kernel driver is not loaded" in bare
 
 
+@needs("chromium")
 def test_a_browser_draws_it_without_a_complaint(tmp_path: Path) -> None:
-    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    if browser is None:
-        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
+    program = browser()
+    assert program is not None
     port = free_port()
     (tmp_path / "private").mkdir()
 
@@ -99,7 +97,7 @@ def test_a_browser_draws_it_without_a_complaint(tmp_path: Path) -> None:
         await doors.start(policy(page=port))
         try:
             process = await asyncio.create_subprocess_exec(
-                browser,
+                program,
                 *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
                 *("--enable-logging=stderr", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"),
                 f"http://127.0.0.1:{port}/",

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.conditions import needs, unmet
 from tests.demo.node import DemoNode
 from tests.e2e.conftest import NodeMaker, node_maker
 from tests.kubelet import official
@@ -48,7 +49,7 @@ def cluster() -> Iterator[tuple[Cluster, HttpCluster]]:
 def node_of(make_node: NodeMaker, served: HttpCluster) -> DemoNode:
     path = official.client()
     if path is None:
-        pytest.skip(official.why)
+        unmet("python-index", official.why)
     node = make_node("h200x8", POLICY)
     (node.folder / "kubeconfig").write_text(served.kubeconfig)
     (node.folder / "k" / "plugins_registry").mkdir(parents=True)
@@ -98,6 +99,7 @@ def held(node: DemoNode) -> dict[str, dict[str, Any]]:
     return {item["requestId"]: item for item in node.ctl_json("ls")["items"]}
 
 
+@needs("python-index")
 def test_placed_by_the_scheduler_and_had_where_it_said(
     make_node: NodeMaker, cluster: tuple[Cluster, HttpCluster]
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs, unmet
 from tests.kubelet import official
 from tests.kubelet.cluster import Cluster, HttpCluster
 from tests.kubelet.test_slices import NODE, places, policy_of
@@ -20,10 +21,11 @@ from vgpud.serve.dra.api import ApiServer
 from vgpud.serve.dra.cards import cards_of
 
 
+@needs("python-index")
 def test_with_the_official_client(tmp_path: Path) -> None:
     path = official.client()
     if path is None:
-        pytest.skip(official.why)
+        unmet("python-index", official.why)
     cluster = Cluster()
     cluster.claims["ns", "a"] = {"metadata": {"uid": "u-1"}}
     served = HttpCluster(cluster)
@@ -56,13 +58,9 @@ def test_with_the_official_client(tmp_path: Path) -> None:
     assert not cluster.slices_by_name
 
 
-def test_without_the_official_client_it_says_so(tmp_path: Path) -> None:
-    try:
-        import kubernetes  # noqa: F401
-    except ImportError:
-        with pytest.raises(VgpuError) as refused:
-            asyncio.run(ApiServer(tmp_path / "x").minor())
-        assert refused.value.code is ErrorCode.UNSUPPORTED
-        assert "vgpud[dra]" in refused.value.hint
-    else:
-        pytest.skip("the package kubernetes is installed here")
+def test_without_the_official_client_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes", None)
+    with pytest.raises(VgpuError) as refused:
+        asyncio.run(ApiServer(tmp_path / "x").minor())
+    assert refused.value.code is ErrorCode.UNSUPPORTED
+    assert "vgpud[dra]" in refused.value.hint

@@ -15,8 +15,6 @@ import subprocess
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.lease.conftest import Node, eventually, lease_used
 from tests.lease.test_lifecycle import OWN, go_on, python, told
 from tests.native.harness import CONTEXT_BYTES, GIB, MIB
@@ -28,6 +26,7 @@ for _ in range(24):
     assert file < 0 or libc.inotify_add_watch(file, b"/", 1) >= 0
 say("ready")
 """
+PROCESSES = 20
 FIRST_SLOT = 128 + 16 * 64  # offset of the first process's slot in `usage`, see lease.h
 
 
@@ -53,8 +52,8 @@ def make_it_look(lease: Path) -> None:
         connection.connect(str(lease / "arbiter.sock"))
 
 
-def test_memory_comes_back_when_the_process_is_gone_and_no_sooner(node: Node) -> None:
-    lease = node.lease()
+def dies_slowly(node: Node, lease: Path) -> int:
+    """One process from its start to its end; how often it was seen alive without its lock."""
     process = slow_to_go(node, lease)
     pidfd, usage = os.pidfd_open(process.pid), os.open(lease / "usage", os.O_RDWR)
     process.kill()
@@ -69,8 +68,13 @@ def test_memory_comes_back_when_the_process_is_gone_and_no_sooner(node: Node) ->
     os.close(pidfd)
     os.close(usage)
     assert early == 0
-    if between == 0:
-        pytest.skip("the process was gone as soon as its lock was")
+    return between
+
+
+def test_memory_comes_back_when_the_process_is_gone_and_no_sooner(node: Node) -> None:
+    """Most processes show the time between lock and end: one that does not is followed by another."""
+    lease = node.lease()
+    assert any(dies_slowly(node, lease) for _ in range(PROCESSES))
 
 
 WAITS_FOR_ITS_MEMORY = """

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.conditions import needs
 from tests.native.harness import GIB, UUIDS
 from vgpud import lease_layout as layout
 from vgpud.lease import (
@@ -40,7 +41,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert list_leases(tmp_path) == {"a1"}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to a tenant")
+@needs("root")
 def test_ownership_and_modes(tmp_path: Path) -> None:
     os.umask(0o077)
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs, unmet
 from tests.lease.conftest import Node, eventually, lease_used
 from tests.native.harness import ARBITER, CONTEXT_BYTES, GIB, MIB, PROBE, ROOT, TEST_BUILD, UUIDS, Tenant
 from vgpud.lease import DeviceLimits, read_usage, update_limits, write_lease
@@ -55,8 +56,7 @@ def static_program() -> Path:
     program = TEST_BUILD / "static-program"
     words = ["cmake", "--build", str(TEST_BUILD), "--target", "static-program"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip("no static C library here (libc6-dev brings libc.a)")
+    assert done.returncode == 0, done.stdout + done.stderr  # libc.a comes with the C library's headers
     return program
 
 
@@ -83,7 +83,7 @@ def test_death_at_an_instruction_of_libvgpu(node: Node, family: str) -> None:
         words = [str(TEST_BUILD / "stepkill"), str(process.pid), str(dice.randrange(300))]
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
         if done.returncode == 3:
-            pytest.skip("processes may not be traced here")
+            unmet("ptrace", done.stderr.strip())
         process.kill()
         process.communicate()
         if done.returncode == 0:
@@ -196,18 +196,9 @@ say("ended")
 IN_A_NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
-def namespaces() -> None:
-    try:
-        done = subprocess.run([*IN_A_NAMESPACE, "true"], capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no unshare here")
-    if done.returncode != 0:
-        pytest.skip(f"no pid namespaces here: {done.stderr.strip()}")
-
-
+@needs("namespaces")
 def test_a_tenant_in_a_pid_namespace(node: Node) -> None:
     """The arbiter knows it by the host's pid, NVML's wrappers name it by its own."""
-    namespaces()
     lease = node.lease()
     code = """
 class Info(ctypes.Structure):
@@ -277,9 +268,9 @@ print("fine")
 """
 
 
+@needs("namespaces")
 def test_a_pid_that_is_used_again(tmp_path: Path) -> None:
     """Neither a stranger with the dead tenant's pid nor a later tenant process with it is taken for it."""
-    namespaces()
     (tmp_path / "leases").mkdir()
     done = subprocess.run(
         [*IN_A_NAMESPACE, sys.executable, "-c", REUSE, str(tmp_path)],
@@ -290,7 +281,7 @@ def test_a_pid_that_is_used_again(tmp_path: Path) -> None:
         timeout=60,
     )
     if done.returncode == 3 or "ns_last_pid" in done.stderr:
-        pytest.skip("pids cannot be chosen here")
+        unmet("namespaces", f"pids cannot be chosen: {done.stderr.strip()}")
     assert done.stdout == "fine\n", done.stderr
 
 

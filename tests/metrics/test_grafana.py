@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.conditions import needs, unmet
 from tests.metrics import grafana_schema
 from tests.metrics.samples import observation
 from tests.sim import outside
@@ -88,10 +89,11 @@ SPOILT: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
+@needs("npm")
 def test_the_dashboard_is_one_by_grafanas_schema(tmp_path: Path) -> None:
     home = grafana_schema.fetch()
     if home is None:
-        pytest.skip(f"@grafana/schema cannot be fetched: {grafana_schema.why}")
+        unmet("npm", f"@grafana/schema cannot be fetched: {grafana_schema.why}")
     (tmp_path / "own").mkdir()
     assert grafana_schema.errors(home, DASHBOARD, tmp_path / "own") == ""
     spoilt = copy.deepcopy(DASHBOARD)
@@ -115,7 +117,7 @@ def test_every_alert_says_what_to_do() -> None:
 def promtool() -> str:
     program = outside.promtool()
     if program is None:
-        pytest.skip(f"promtool cannot be fetched: {outside.why.get('prometheus')}")
+        unmet("debian-archive", outside.why.get("prometheus"))
     return str(program)
 
 
@@ -126,6 +128,7 @@ def run(*words: str, folder: Path, text: str | None = None) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@needs("debian-archive")
 def test_promtool_takes_the_rules_and_their_tests_pass(promtool: str, tmp_path: Path) -> None:
     for name in ("vgpud.rules.yml", "vgpud.rules.test.yml"):
         shutil.copy(PROMETHEUS / name, tmp_path)
@@ -133,6 +136,7 @@ def test_promtool_takes_the_rules_and_their_tests_pass(promtool: str, tmp_path: 
         run(promtool, *words, folder=tmp_path)
 
 
+@needs("debian-archive")
 def test_promtool_takes_every_query_of_the_dashboard(promtool: str, tmp_path: Path) -> None:
     rules = [
         {"record": f"dashboard:{number}", "expr": expression.replace("$instance", ".*")}
@@ -142,5 +146,6 @@ def test_promtool_takes_every_query_of_the_dashboard(promtool: str, tmp_path: Pa
     run(promtool, "check", "rules", "all.yml", folder=tmp_path)
 
 
+@needs("debian-archive")
 def test_promtool_takes_the_figures(promtool: str, tmp_path: Path) -> None:
     run(promtool, "check", "metrics", folder=tmp_path, text=Renderer().render(observation()))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.conditions import needs, unmet
 from tests.demo.node import DemoNode
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import GIB, PROBE, client, eventually, release, simulate, states
@@ -242,12 +243,13 @@ def test_a_policy_lays_them_out_before_any_door_opens(make_node: NodeMaker) -> N
     eventually(lambda: standing(node) == {"3g.71gb@4"}, "the rest follows when it is released")
 
 
+@needs("debian-archive")
 def test_what_nvidia_smi_makes_and_lists(node: DemoNode) -> None:
     """The judge is NVIDIA's own program: it lists ours, and what it makes is taken for others'."""
     branch = max(outside.SUITES)
     program = outside.nvidia_smi(branch)
     if program is None:
-        pytest.skip(f"nvidia-smi {branch} cannot be fetched: {outside.why.get('nvidia-smi')}")
+        unmet("debian-archive", outside.why.get("nvidia-smi"))
     node.start()
     held = [allocate(node, "1c.3g.71gb"), allocate(node, "1c.3g.71gb")]
     gi = held[0].slices[0].mig.gpu_instance_id

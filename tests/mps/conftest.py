@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conditions import unmet
 from tests.simnode import build_dir
 from vgpud.model.errors import VgpuError
 from vgpud.model.quantity import Percent
@@ -34,7 +35,7 @@ def nvidias() -> Path:
     if all(path.exists() for path in wanted):
         return OUTSIDE
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-        pytest.skip("no apt here to fetch nvidia-cuda-mps with")
+        unmet("debian-archive", "no apt here to fetch nvidia-cuda-mps with")
     try:
         done = subprocess.run(
             [ROOT / "tests" / "mps" / "fetch.sh", OUTSIDE],
@@ -44,11 +45,10 @@ def nvidias() -> Path:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        pytest.skip(f"apt did not fetch nvidia-cuda-mps in {FETCH_SECONDS} s")
+        unmet("debian-archive", f"apt did not fetch nvidia-cuda-mps in {FETCH_SECONDS} s")
     if done.returncode != 0:
-        pytest.skip(
-            f"apt cannot fetch nvidia-cuda-mps: {(done.stderr or 'no word').strip().splitlines()[-1]}"
-        )
+        said = (done.stderr or "no word").strip().splitlines()[-1]
+        unmet("debian-archive", f"apt cannot fetch nvidia-cuda-mps: {said}")
     return OUTSIDE
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs
 from tests.simnode import SimNode, sim_node  # noqa: F401
 from vgpud.model.quantity import MIB, Percent
 from vgpud.model.tenancy import Mode, Slice
@@ -120,6 +121,7 @@ def test_no_pipe_folder_in_the_environment_is_no_way_past_it(node: Node) -> None
     assert REFUSED in done.stdout
 
 
+@needs("debian-archive")
 @pytest.mark.parametrize("branch", ["535", "550"])
 def test_nvidias_own_socket_is_known(node: Node, nvidias: Path, branch: str) -> None:
     """It is SEQPACKET, the simulator's is STREAM."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs
 from tests.mps.conftest import Watched, sits_silent, watched
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import Percent
@@ -19,6 +20,7 @@ from vgpud.modes.mps.features import probe
 from vgpud.modes.mps.holders import holders
 from vgpud.modes.mps.rules import Limits, MpsRules
 
+pytestmark = needs("debian-archive")
 PATIENCE_SECONDS = 20
 
 

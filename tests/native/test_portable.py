@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs, unmet
 from tests.native.harness import ROOT
 
 OUTSIDE = ROOT / "build" / "outside" / "ziglang"  # fetched once, never committed
@@ -33,12 +34,13 @@ def zig() -> Path:
         why = f"not within {FETCH_SECONDS} s"
     if why:
         shutil.rmtree(new, ignore_errors=True)
-        pytest.skip(f"Zig cannot be fetched: {why}")
+        unmet("python-index", why)
     if not OUTSIDE.exists():
         new.rename(OUTSIDE)
     return OUTSIDE
 
 
+@needs("python-index")
 def test_portable_build(tmp_path: Path, zig: Path) -> None:
     for machine, name in (("x86_64", "X86-64"), ("aarch64", "AArch64")):
         script = ROOT / "native/libvgpu/portable.py"

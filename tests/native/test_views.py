@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs, unmet
 from tests.native.harness import GIB, LIBVGPU, MIB, PROBE
 from tests.sim import outside
 from tests.simnode import SimNode
@@ -53,11 +54,12 @@ def slices(sim_node: Make, tmp_path: Path) -> Slices:
     return Slices(sim_node("h200x1"), tmp_path / "leases")
 
 
+@needs("debian-archive")
 @pytest.mark.parametrize("branch", ["535", "550"])
 def test_nvidia_smi_shows_the_slice_alone(slices: Slices, branch: str) -> None:
     program = outside.nvidia_smi(branch)
     if program is None:
-        pytest.skip(f"nvidia-smi {branch} cannot be fetched: {outside.why.get('nvidia-smi')}")
+        unmet("debian-archive", outside.why.get("nvidia-smi"))
     for name, total, used in (("one", 4096, 626), ("two", 8192, 726)):
         own, other = slices.pids[name], slices.pids["two" if name == "one" else "one"]
         table = slices.run(name, str(program)).stdout
@@ -75,10 +77,11 @@ def test_nvidia_smi_shows_the_slice_alone(slices: Slices, branch: str) -> None:
         assert memory.findtext("total") == f"{total} MiB" and memory.findtext("used") == f"{used} MiB"
 
 
+@needs("debian-archive")
 def test_outside_of_slices_nvidia_smi_shows_all(slices: Slices) -> None:
     program = outside.nvidia_smi("550")
     if program is None:
-        pytest.skip(f"nvidia-smi cannot be fetched: {outside.why.get('nvidia-smi')}")
+        unmet("debian-archive", outside.why.get("nvidia-smi"))
     done = slices.node.run(
         [str(program), "--query-compute-apps=pid", "--format=csv,noheader"], {"LD_PRELOAD": str(LIBVGPU)}
     )
@@ -92,10 +95,11 @@ print([d.memory_total() >> 20, d.memory_used() >> 20, d.memory_free() >> 20, sor
 """
 
 
+@needs("python-index")
 def test_nvitop(slices: Slices) -> None:
     folder = outside.python_tools()
     if folder is None:
-        pytest.skip(f"nvitop cannot be fetched: {outside.why.get('python-tools')}")
+        unmet("python-index", outside.why.get("python-tools"))
     done = slices.run("one", sys.executable, "-c", NVITOP, PYTHONPATH=str(folder))
     assert json.loads(done.stdout) == [4096, 626, 4096 - 626, [slices.pids["one"]]]
 

@@ -11,16 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.conditions import unmet
 from tests.packaging import debs as packages
 from tests.packaging.machine import Machine, NoBoot
-from tests.packaging.tools import WORK, debian_root, lacking
+from tests.packaging.tools import WORK, debian_root
 
 
 @pytest.fixture(scope="session")
 def debs() -> Path:
     """The folder of the packages, without libvgpu for old C libraries."""
-    if reason := lacking("dpkg-buildpackage", "dh"):
-        pytest.skip(reason)
     return packages.build()
 
 
@@ -67,11 +66,9 @@ def listing(machine: Machine) -> frozenset[str]:
 @contextmanager
 def installed_on(suite: str, debs: Path) -> Iterator[Installed]:
     """A booted machine of this release with the packages; skips where there can be none."""
-    if reason := lacking("mmdebstrap", "systemd-nspawn"):
-        pytest.skip(reason)
     root = debian_root(suite)
     if isinstance(root, str):
-        pytest.skip(root)
+        unmet("machine", root)
     folder = Path(tempfile.mkdtemp(prefix="machine-", dir=WORK))
     shutil.rmtree(folder)
     # as cp does: Python's copytree would read the device nodes
@@ -84,7 +81,7 @@ def installed_on(suite: str, debs: Path) -> Iterator[Installed]:
         machine = Machine(folder, seen)
     except NoBoot as error:
         shutil.rmtree(seen)
-        pytest.skip(str(error))
+        unmet("machine", error)
     try:
         machine.shell("useradd -m alice; useradd -m bob")
         before = listing(machine)

@@ -1,13 +1,13 @@
 """What is in the packages, before anything is installed."""
 
 import re
-import shutil
 import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs
 from tests.docs.pages import PAGES
 from tests.packaging.debs import NAMES, field, files, one
 from tests.simnode import ROOT
@@ -15,7 +15,7 @@ from vgpud import __version__
 from vgpud.ledger.schema import MIGRATIONS
 from vgpud.settings import Settings
 
-pytestmark = [pytest.mark.root, pytest.mark.xdist_group("packaging")]
+pytestmark = [pytest.mark.xdist_group("packaging")]
 LIBRARIES = Path("/usr/lib/vgpud")
 DEBIAN = ROOT / "packaging" / "deb" / "debian"
 
@@ -26,16 +26,16 @@ def test_one_version_everywhere() -> None:
     assert (project, changelog) == (__version__, __version__)
 
 
+@needs("lintian", "debhelper")
 def test_lintian_finds_no_error(debs: Path) -> None:
     """Where lintian is; every override says why."""
-    if shutil.which("lintian") is None:
-        pytest.skip("needs lintian: apt-get install lintian")
     argv = ["lintian", "--allow-root", "--fail-on", "error", *(str(one(debs, name)) for name in NAMES)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "mismatched-override" not in done.stdout
 
 
+@needs("debhelper")
 def test_the_environment_is_of_the_lock_and_has_no_tools(debs: Path) -> None:
     names = files(one(debs, "vgpud"))
     packages = {
@@ -63,6 +63,7 @@ def test_the_environment_is_of_the_lock_and_has_no_tools(debs: Path) -> None:
     assert modules - compiled == set()
 
 
+@needs("debhelper")
 def test_the_programs_and_what_shells_and_readers_want(debs: Path) -> None:
     names = {path.split(" ")[0] for path in files(one(debs, "vgpud"))}
     programs = ("/usr/sbin/vgpud", "/usr/bin/vgpuctl", "/usr/bin/vgpu-runtime")
@@ -75,6 +76,7 @@ def test_the_programs_and_what_shells_and_readers_want(debs: Path) -> None:
     assert wanted - names == set()
 
 
+@needs("debhelper")
 def test_what_the_pages_name_of_the_package_is_there(debs: Path) -> None:
     """Examples to copy, scripts, and the pictures of the pages themselves."""
     names = {path.split(" ")[0].removesuffix(".gz") for path in files(one(debs, "vgpud"))}
@@ -85,6 +87,7 @@ def test_what_the_pages_name_of_the_package_is_there(debs: Path) -> None:
     assert {path for path in named | pictures if not any(name.startswith(path) for name in names)} == set()
 
 
+@needs("debhelper")
 def test_what_the_daemon_looks_for_beside_itself_is_there(debs: Path) -> None:
     names = {path.split(" ")[0] for path in files(one(debs, "vgpud"))}
     wanted = [known.default for known in Settings.model_fields.values()]
@@ -93,6 +96,7 @@ def test_what_the_daemon_looks_for_beside_itself_is_there(debs: Path) -> None:
     assert programs - names == set()
 
 
+@needs("debhelper")
 def test_nobody_but_root_can_change_them(debs: Path) -> None:
     for name in NAMES:
         writable = {
@@ -101,6 +105,7 @@ def test_nobody_but_root_can_change_them(debs: Path) -> None:
         assert writable == set()
 
 
+@needs("debhelper")
 def test_the_library_lies_under_its_version(debs: Path) -> None:
     deb = one(debs, "libvgpu")
     version = field(deb, "Version")
@@ -116,6 +121,7 @@ def test_the_library_lies_under_its_version(debs: Path) -> None:
     assert f"libvgpu (= {version})" in field(one(debs, "vgpud"), "Depends")
 
 
+@needs("debhelper")
 def test_the_only_conffiles_are_the_policy(debs: Path) -> None:
     shown = {name: conffiles(one(debs, name)) for name in NAMES}
     assert shown == {"vgpud": ["/etc/vgpud/vgpud.toml"], "libvgpu": [], "vgpud-sim": []}
@@ -128,6 +134,7 @@ def conffiles(deb: Path) -> list[str]:
     return done.stdout.split()
 
 
+@needs("debhelper")
 def test_the_ledger_format_is_told_to_the_installer(debs: Path) -> None:
     done = subprocess.run(
         ["dpkg-deb", "--info", str(one(debs, "vgpud")), "preinst"], capture_output=True, text=True, check=True
@@ -135,6 +142,7 @@ def test_the_ledger_format_is_told_to_the_installer(debs: Path) -> None:
     assert f"\nKNOWN={len(MIGRATIONS)} " in done.stdout
 
 
+@needs("debhelper")
 @pytest.mark.parametrize("unit", ["vgpud-arbiter.service", "vgpud-mps@"])
 def test_no_script_touches_what_tenants_live_by(debs: Path, unit: str) -> None:
     """But a purge, which ends all."""
@@ -149,20 +157,7 @@ def test_no_script_touches_what_tenants_live_by(debs: Path, unit: str) -> None:
         assert acting == [], script
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")
-def test_scripts_are_sound(tmp_path: Path) -> None:
-    scripts = [
-        path
-        for path in DEBIAN.iterdir()
-        if path.name.split(".")[1:2] in (["preinst"], ["prerm"], ["postinst"], ["postrm"], ["bug-script"])
-    ]
-    assert len(scripts) >= 6
-    done = subprocess.run(
-        ["shellcheck", "--shell=dash", *map(str, scripts)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout
-
-
+@needs("debhelper")
 def test_what_container_runtimes_and_slurm_call_is_there(debs: Path) -> None:
     """Where the hooks in the CDI specs, and the manuals, say that it is."""
     found = {name.removeprefix(".").partition(" -> ")[0] for name in files(one(debs, "vgpud"))}

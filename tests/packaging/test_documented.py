@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs
 from tests.docs.pages import in_place, name_of, pages_of
 from tests.docs.shell import Shell
 from tests.docs.spans import ON_MACHINE
 from tests.packaging.conftest import Installed
 from tests.packaging.machine import Machine
 
-pytestmark = [pytest.mark.root, pytest.mark.systemd, pytest.mark.xdist_group("packaging")]
+pytestmark = [needs("machine", "debhelper", "root"), pytest.mark.xdist_group("packaging")]
 
 READER = "/tmp/reader"
 #: What an administrator leaves behind who follows every page.

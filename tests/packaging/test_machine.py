@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from tests.conditions import needs
 from tests.packaging.conftest import Installed, listing
 from tests.packaging.debs import as_later
 from tests.packaging.machine import Machine
 from vgpud.model.journal import Message
 
-pytestmark = [pytest.mark.root, pytest.mark.systemd, pytest.mark.xdist_group("packaging")]
+pytestmark = [needs("machine", "debhelper", "root"), pytest.mark.xdist_group("packaging")]
 
 MIB = 1 << 20
 SIM = ("vgpu-sim", "run", "--state", "/run/vgpud-sim/node", "--")

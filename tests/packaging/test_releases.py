@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs, unmet
 from tests.packaging.conftest import Installed, installed_on, listing
 from tests.packaging.debs import NAMES, one
 from tests.packaging.test_machine import MIB, PROBE, SIM, allocations, ctl
 from vgpud.model.journal import Message
 
-pytestmark = [pytest.mark.root, pytest.mark.xdist_group("packaging")]
+pytestmark = [needs("debhelper", "apt"), pytest.mark.xdist_group("packaging")]
 
 #: What a release has of what the packages depend on (packages.debian.org, packages.ubuntu.com).
 RELEASES = {
@@ -83,7 +84,6 @@ def apt_says(debs: Path, release: str, folder: Path) -> subprocess.CompletedProc
     )
 
 
-@pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt-get")
 @pytest.mark.parametrize("release", [name for name in RELEASES if name != "Ubuntu 22.04"])
 def test_apt_installs_them_where_python_is_new_enough(debs: Path, release: str, tmp_path: Path) -> None:
     said = apt_says(debs, release, tmp_path)
@@ -91,7 +91,6 @@ def test_apt_installs_them_where_python_is_new_enough(debs: Path, release: str, 
     assert set(re.findall(r"^Inst (\S+)", said.stdout, re.MULTILINE)) == set(NAMES)
 
 
-@pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt-get")
 def test_apt_says_why_not_where_python_is_too_old(debs: Path, tmp_path: Path) -> None:
     said = apt_says(debs, "Ubuntu 22.04", tmp_path)
     assert said.returncode == 100
@@ -104,11 +103,12 @@ def interpreter(python: str) -> str | None:
     return str(found[-1]) if found else shutil.which(f"python{python}")
 
 
+@needs("pythons")
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
 def test_every_python_loads_all_of_it(debs: Path, python: str, tmp_path: Path) -> None:
     program = interpreter(python)
     if program is None:
-        pytest.skip(f"no Python {python} is here")
+        unmet("pythons", f"no Python {python} is here")
     subprocess.run(["dpkg-deb", "-x", str(one(debs, "vgpud")), str(tmp_path)], check=True)
     home = tmp_path / "usr" / "lib" / "vgpud"
     (home / "bin" / "python3").unlink()
@@ -128,7 +128,7 @@ def trixie(debs: Path) -> Iterator[Installed]:
         yield machine
 
 
-@pytest.mark.systemd
+@needs("machine", "root")
 def test_debian_13_from_the_installation_to_the_purge(trixie: Installed) -> None:
     machine = trixie.machine
     print(f"Debian 13: dpkg -i of the three packages to READY: {trixie.install_seconds:.1f} s")

@@ -1,7 +1,5 @@
 """Real container engines, which need root, over a vgpud on a simulated node."""
 
-import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.conditions import unmet
 from tests.demo.node import BUILD, DemoNode
 from tests.e2e.conftest import node_maker
 from tests.e2e.support import eventually, states
@@ -20,15 +19,6 @@ FRONT = BUILD / "bin" / "vgpu-runtime"
 HOOK = BUILD / "bin" / "vgpu-hook"
 # what this user's session may have less of than Podman's defaults
 LIMITS = ("--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
-
-
-def need(*programs: str) -> None:
-    """Skips where a program is missing, or we are not root."""
-    if os.geteuid() != 0:
-        pytest.skip("containers are started as root")
-    for program in programs:
-        if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
-            pytest.skip(f"{program} is not installed")
 
 
 @pytest.fixture(scope="session")
@@ -90,10 +80,9 @@ def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoNode]:
 
 def podman_with(node: DemoNode, rootfs: Path, *runtime: str) -> Podman:
     """Skips where Podman cannot run a container at all."""
-    need("podman", "runc", "conmon")
     plain = Podman(node, rootfs, ("--runtime=runc",)).run(check=False)
     if plain.returncode != 0:
-        pytest.skip(f"podman runs no container here: {plain.stderr.strip()}")
+        unmet("podman", f"it runs no container here: {plain.stderr.strip()}")
     return Podman(node, rootfs, runtime)
 
 

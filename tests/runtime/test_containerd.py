@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs, unmet
 from tests.demo.node import DemoNode
 from tests.e2e.support import eventually, states
-from tests.runtime.conftest import FRONT, left_nothing, need
+from tests.runtime.conftest import FRONT, left_nothing
 
-pytestmark = pytest.mark.root
+pytestmark = needs("containerd", "root")
 CONFIG = """
 version = 2
 root = "{folder}/root"
@@ -26,7 +27,6 @@ Ctr = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def ctr(shared_node: DemoNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ctr]:
-    need("containerd", "ctr", "runc", "containerd-shim-runc-v2")
     folder = tmp_path_factory.mktemp("containerd")
     (folder / "config.toml").write_text(CONFIG.format(folder=folder))
     # the shim and its runtime have containerd's environment
@@ -49,7 +49,7 @@ def ctr(shared_node: DemoNode, tmp_path_factory: pytest.TempPathFactory) -> Iter
     try:
         eventually(lambda: daemon.poll() is not None or call("version").returncode == 0, "containerd serves")
         if daemon.poll() is not None:
-            pytest.skip(f"containerd does not start here: {(folder / 'log').read_text()[-500:]}")
+            unmet("containerd", f"it does not start here: {(folder / 'log').read_text()[-500:]}")
         yield call
     finally:
         call("task", "rm", "--force", "held")

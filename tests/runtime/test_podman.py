@@ -10,30 +10,23 @@ from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs
 from tests.demo.node import DemoNode
 from tests.e2e.support import quota, release, states
 from tests.runtime.conftest import HOOK, LIMITS, Podman, left_nothing, podman_with
-from tests.sim import outside
 
-pytestmark = pytest.mark.root
+pytestmark = needs("podman", "root")
 ASKS = "--annotation=vgpud.io/memory=8GiB"
 SMI = "nvidia-smi --query-gpu=memory.total --format=csv,noheader"
 
 
-def need_smi() -> None:
-    if outside.nvidia_smi("550") is None:
-        pytest.skip(f"nvidia-smi cannot be fetched: {outside.why.get('nvidia-smi')}")
-
-
 def test_nvidia_smi_inside_shows_the_slice(podman: Podman) -> None:
-    need_smi()
     assert podman.run(ASKS, command=SMI).stdout.strip() == "8192 MiB"
     assert podman.run("--env=VGPU_MEMORY=2GiB", command=SMI).stdout.strip() == "2048 MiB"
 
 
 def test_no_environment_gets_round_the_limit(podman: Podman) -> None:
     """As after ssh or su: libvgpu comes by /etc/ld.so.preload."""
-    need_smi()
     state = podman.node.environment["VGPU_SIM_STATE"]
     done = podman.run(ASKS, command=f"env -i VGPU_SIM_STATE={state} /usr/bin/{SMI}")
     assert done.stdout.strip() == "8192 MiB"
@@ -140,7 +133,6 @@ def by_cdi(shared_node: DemoNode, rootfs: Path) -> Iterator[Podman]:
 
 
 def test_podman_takes_the_spec(by_cdi: Podman, shared_node: DemoNode) -> None:
-    need_smi()
     held = quota(shared_node, 3)
     by_cdi.link()  # type: ignore[attr-defined]
     done = by_cdi.run(f"--device={held.cdi_name}", command=f"{SMI}; cat /etc/ld.so.preload")
@@ -154,7 +146,6 @@ def test_podman_takes_the_spec(by_cdi: Podman, shared_node: DemoNode) -> None:
 
 def test_podman_by_its_hook(shared_node: DemoNode, rootfs: Path, tmp_path: Path) -> None:
     """hooks.d, stage precreate: no other runtime has to be named."""
-    need_smi()
     example = json.loads((HOOK.parents[3] / "configs/oci/vgpud-hook.json").read_text())
     example["hook"]["path"] = str(HOOK)
     example["hook"]["args"] = ["vgpu-hook", f"--run-dir={shared_node.run_dir}", "precreate"]

@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs, unmet
 from tests.demo.node import DemoNode
 from tests.e2e.support import eventually, is_alive, states
 from tests.runtime.bundles import Runc, config
-from tests.runtime.conftest import left_nothing, need
+from tests.runtime.conftest import left_nothing
 from tests.runtime.rootfs import make_rootfs
 
-pytestmark = pytest.mark.root
+pytestmark = needs("runc", "root")
 ENV = ("VGPU_MEMORY=8GiB",)
 
 
 @pytest.fixture
 def runc(shared_node: DemoNode, tmp_path: Path) -> Iterator[Runc]:
-    need("runc")
     made = Runc(tmp_path, shared_node.run_dir)
     plain = made.call("--version", check=False)
     if plain.returncode != 0:
-        pytest.skip(f"runc does not run here: {plain.stdout}")
+        unmet("runc", plain.stdout)
     yield made
     made.clear()
     left_nothing(shared_node)

@@ -2,13 +2,10 @@
 
 from pathlib import Path
 
-import pytest
-
-from tests.runtime.conftest import need
+from tests.conditions import needs
 from tests.runtime.soak import soak
 
 
-@pytest.mark.root
+@needs("runc", "root")
 def test_nothing_is_left_of_forty_containers(tmp_path: Path) -> None:
-    need("runc")
     assert soak(tmp_path, starts=40, restart_every=10, seed=7) == {}

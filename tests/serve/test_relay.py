@@ -13,6 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tests.conditions import needs
 from tests.otheruser import as_user
 from tests.serve.live import Live
 from tests.serve.test_calls import wait_until
@@ -58,19 +59,14 @@ def as_another(path: Path, uid: int, gid: int, groups: str = "") -> str:
     return done.stdout.strip()
 
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
-
-
-@pytest.mark.root
-@needs_root
+@needs("root")
 def test_the_kernel_names_the_caller(live: Live) -> None:
     live.tenant.chmod(0o666)
     assert as_another(live.tenant, 4242, 4243) == "4242 4243 True"
     assert live.keeper.requests[0].owner.uid == 4242
 
 
-@pytest.mark.root
-@needs_root
+@needs("root")
 def test_the_tenant_socket_is_for_its_group(live: Live) -> None:
     os.chown(live.tenant, -1, TENANTS)
     assert as_another(live.tenant, 4242, 4243, "").startswith("NOT_ALLOWED uid 4242 may not open")
@@ -78,8 +74,7 @@ def test_the_tenant_socket_is_for_its_group(live: Live) -> None:
     assert as_another(live.ro, 4242, 4243).startswith("NOT_ALLOWED uid 4242 may not call Allocate")
 
 
-@pytest.mark.root
-@needs_root
+@needs("root")
 def test_the_admin_socket_is_for_root_even_if_its_mode_is_not(live: Live) -> None:
     live.admin.chmod(0o666)
     answer = as_another(live.admin, 4242, 4243)
@@ -87,8 +82,7 @@ def test_the_admin_socket_is_for_root_even_if_its_mode_is_not(live: Live) -> Non
     assert live.keeper.requests == []
 
 
-@pytest.mark.root
-@needs_root
+@needs("root")
 def test_nobody_else_gets_at_what_is_behind(live: Live) -> None:
     private = live.run_dir / "private"
     assert private.stat().st_mode & 0o777 == 0o700

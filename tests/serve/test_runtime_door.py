@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.conditions import needs
 from vgpud.inject.hooks import HookProgram
 from vgpud.inject.specs import Specs
 from vgpud.model.caller import Caller
@@ -361,11 +362,7 @@ def opened_to_all(made: World) -> None:
             folder.chmod(0o711)
 
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
-
-
-@pytest.mark.root
-@needs_root
+@needs("root")
 def test_silent_connections_of_a_user_leave_root_its_room(tmp_path: Path) -> None:
     async def scene(made: World) -> None:
         opened_to_all(made)
@@ -376,8 +373,7 @@ def test_silent_connections_of_a_user_leave_root_its_room(tmp_path: Path) -> Non
     run(tmp_path, scene, limits=Limits(total=4, per_user=4, for_root=1))
 
 
-@pytest.mark.root
-@needs_root
+@needs("root")
 def test_the_door_is_roots_unless_the_policy_opens_it(tmp_path: Path) -> None:
     async def scene(made: World) -> None:
         opened_to_all(made)
@@ -402,8 +398,7 @@ for pid in (1, os.getpid()):
 """
 
 
-@pytest.mark.root
-@needs_root
+@needs("root")
 def test_a_user_binds_no_process_of_another_user(tmp_path: Path) -> None:
     async def scene(made: World) -> None:
         opened_to_all(made)

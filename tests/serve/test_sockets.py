@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from tests.conditions import needs
 from vgpud.model.caller import Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.serve.sockets import PublicSockets, passed_sockets, private_folder, public_sockets
@@ -47,8 +48,7 @@ def test_modes_do_not_depend_on_the_umask(run_dir: Path, umask: int) -> None:
     assert modes(run_dir) == {}
 
 
-@pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file to a group")
+@needs("root")
 def test_only_the_tenants_socket_is_the_groups(run_dir: Path) -> None:
     group = next(g for g in grp.getgrall() if g.gr_gid != 0)
     sockets = opened(run_dir, group.gr_name)

@@ -1,7 +1,6 @@
 """A user is one user for quotas and limits, by whichever of its uids it calls."""
 
 import asyncio
-import os
 import socket
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs
 from tests.serve.live import Live
 from vgpud.api.client import Client
 from vgpud.model.caller import Caller, Door
@@ -41,10 +41,7 @@ held = socket.socket(socket.AF_UNIX); held.connect(sys.argv[1])
 print("connected", flush=True); input()
 """
 
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user"),
-]
+pytestmark = needs("root")
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ Those of Debian (non-free nvidia-cuda-mps, branches 535 and 550) run without a G
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs
 from tests.mps.conftest import nvidias, short_folder
 from tests.otheruser import as_user
 from tests.simnode import SimNode
@@ -144,6 +144,7 @@ class Daemon:
         self._line("quit", ())
 
 
+@needs("debian-archive", "root")
 @pytest.mark.parametrize("branch", ["535", "550"])
 def test_the_stand_in_answers_as_nvidias(
     sim_node: Make, nvidias: Path, short_folder: Path, branch: str
@@ -154,8 +155,6 @@ def test_the_stand_in_answers_as_nvidias(
     try:
         old = BEFORE_550 if branch == "535" else set()
         compare(ours.hears(LINES), real.hears(LINES), old)
-        if os.geteuid() != 0 or shutil.which("setpriv") is None:
-            pytest.skip("answers to another user: needs root and setpriv")
         other = tuple(as_user(NOBODY, NOBODY))
         old = ANYBODY_SETS_BEFORE_550 if branch == "535" else set()
         compare(ours.hears(OTHERS_LINES, other)[:-1], real.hears(OTHERS_LINES, other)[:-1], old)

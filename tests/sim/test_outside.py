@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs, unmet
 from tests.sim import outside
 from tests.sim.tenant import Tenant
 from tests.simnode import ROOT, SimNode
@@ -27,7 +28,7 @@ CARD = (Path(__file__).parent / "data" / "h200_mig_profiles.txt").read_text().sp
 def fetched(branch: str) -> Path:
     program = outside.nvidia_smi(branch)
     if program is None:
-        pytest.skip(f"nvidia-smi {branch} cannot be fetched: {outside.why.get('nvidia-smi')}")
+        unmet("debian-archive", outside.why.get("nvidia-smi"))
     return program
 
 
@@ -35,7 +36,7 @@ def fetched(branch: str) -> Path:
 def tools() -> Path:
     folder = outside.python_tools()
     if folder is None:
-        pytest.skip(f"nvitop and gpustat cannot be fetched: {outside.why.get('python-tools')}")
+        unmet("python-index", outside.why.get("python-tools"))
     return folder
 
 
@@ -49,8 +50,10 @@ def run(branch: str, node: SimNode, words: str, check: bool = True) -> subproces
 
 
 BRANCHES = pytest.mark.parametrize("branch", ["535", "550"])
+NVIDIA_SMI = needs("debian-archive")
 
 
+@NVIDIA_SMI
 @BRANCHES
 def test_lists_and_queries(node: SimNode, branch: str) -> None:
     devices = node.dump()["devices"]
@@ -69,6 +72,7 @@ def test_lists_and_queries(node: SimNode, branch: str) -> None:
         assert [c.strip() for c in row[1:9]] == ["X" if i == j else "NV18" for j in range(8)]
 
 
+@NVIDIA_SMI
 @BRANCHES
 def test_the_summary_shows_a_tenant(node: SimNode, branch: str) -> None:
     tenant = Tenant(node)
@@ -83,6 +87,7 @@ def test_the_summary_shows_a_tenant(node: SimNode, branch: str) -> None:
     assert len(rows) == 2 and all(r[0] == "0" for r in rows)
 
 
+@NVIDIA_SMI
 @BRANCHES
 def test_compute_mode(node: SimNode, branch: str) -> None:
     assert "to EXCLUSIVE_PROCESS" in run(branch, node, "-c 3 -i 2").stdout
@@ -96,6 +101,7 @@ def instances(node: SimNode) -> list[tuple[int, int, int]]:
     return sorted((g["profile_id"], g["start"], len(g["compute_instances"])) for g in found)
 
 
+@NVIDIA_SMI
 @BRANCHES
 def test_mig_from_the_mode_to_the_last_instance(node: SimNode, branch: str) -> None:
     assert "Enabled MIG Mode" in run(branch, node, "-i 0 -mig 1").stdout
@@ -123,12 +129,14 @@ def body(text: str) -> list[str]:
     return [" ".join(line.replace("-", "").replace("=", "").split()) for line in text.splitlines()]
 
 
+@NVIDIA_SMI
 def test_profiles_print_as_on_the_card(sim_node: Make) -> None:
     node = sim_node("h200x1")
     assert body(run("550", node, "mig -lgip").stdout) == body(CARD[0])
     assert run("550", node, "mig -lgipp").stdout.split("\n")[:7] == CARD[1].split("\n")[:7]
 
 
+@NVIDIA_SMI
 def test_535_lists_profiles_once_mig_is_on(sim_node: Make) -> None:
     """Before branch 550 nvidia-smi itself refuses to list profiles of a card without MIG mode."""
     node = sim_node("h200x1")
@@ -139,6 +147,7 @@ def test_535_lists_profiles_once_mig_is_on(sim_node: Make) -> None:
     assert run("535", node, "mig -lgipp").stdout.split("\n")[:7] == CARD[1].split("\n")[:7]
 
 
+@needs("python-index")
 def test_nvitop_and_gpustat(node: SimNode, tools: Path) -> None:
     tenant = Tenant(node)
     tenant.say("alloc 100")

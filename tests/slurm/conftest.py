@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conditions import unmet
 from tests.demo.node import ROOT, DemoNode
 from tests.e2e.conftest import node_maker
 
@@ -146,12 +147,6 @@ def start(folder: Path, program: str, *words: str) -> subprocess.Popen[bytes]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-    if os.geteuid() != 0:
-        pytest.skip("Slurm's daemons are started as root")
-    for program in ("slurmctld", "slurmd", "munged", "srun"):
-        if shutil.which(program, path=path) is None:
-            pytest.skip(f"{program} is not installed")
     running: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="vgpud-slurm-") as name, node_maker(Path(name)) as make:
         folder = Path(name)
@@ -185,7 +180,7 @@ def wait_idle(cluster: Cluster) -> None:
         if shown.stdout.strip() == "idle":
             return
         time.sleep(0.2)
-    pytest.skip(f"slurm does not start here: {shown.stdout}{shown.stderr}{cluster.logs()}")
+    unmet("slurm", f"it does not start here: {shown.stdout}{shown.stderr}{cluster.logs()}")
 
 
 def nobody() -> int:

@@ -2,12 +2,11 @@
 
 import os
 
-import pytest
-
+from tests.conditions import needs
 from tests.e2e.support import eventually, states
 from tests.slurm.conftest import Cluster, nobody
 
-pytestmark = pytest.mark.root
+pytestmark = needs("slurm", "root")
 
 
 def empty(cluster: Cluster) -> None:

@@ -1,14 +1,13 @@
 """tests/gpu/confine.py closes a program in as the unit says: it knows every line, and what it does holds."""
 
 import ctypes.util
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs, unmet
 from tests.gpu import confine
 
 TRIES = {
@@ -38,12 +37,10 @@ def test_every_line_of_the_unit_is_known(monkeypatch: pytest.MonkeyPatch, tmp_pa
         confine.directives()
 
 
-@pytest.mark.root
+@needs("seccomp", "root")
 def test_what_the_unit_forbids_is_not_possible(tmp_path: Path) -> None:
-    if os.geteuid() != 0 or shutil.which("systemd-analyze") is None:
-        pytest.skip("needs root and systemd-analyze")
     if ctypes.util.find_library("seccomp") is None:
-        pytest.skip("needs libseccomp2")
+        unmet("seccomp", "libseccomp2 is not installed")
     prepared = tmp_path / "confine.json"
     confine.prepare(prepared)
     confined = [sys.executable, "-m", "tests.gpu.confine", "run", str(prepared), "--writable", str(tmp_path)]
@@ -59,6 +56,6 @@ def test_what_the_unit_forbids_is_not_possible(tmp_path: Path) -> None:
         finally:
             other.kill()
     if "not applied: ProtectSystem" in done.stderr:
-        pytest.skip("this system gives root no mounts of its own")
+        unmet("namespaces", done.stderr.strip())
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert (tmp_path / "here").exists()

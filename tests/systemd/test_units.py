@@ -1,17 +1,14 @@
 """The unit files: sound for systemd, closed as far as they can be, open where vgpud needs it."""
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs
 from vgpud.settings import load_settings
 
 UNITS = Path(__file__).resolve().parents[2] / "systemd"
-needs_systemd = pytest.mark.skipif(
-    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
-)
 
 
 def words(unit: str, key: str) -> list[str]:
@@ -19,7 +16,7 @@ def words(unit: str, key: str) -> list[str]:
     return [word for line in lines if line.startswith(f"{key}=") for word in line.partition("=")[2].split()]
 
 
-@needs_systemd
+@needs("systemd")
 def test_systemd_finds_nothing_wrong() -> None:
     files = sorted(str(path) for path in UNITS.iterdir() if path.suffix in (".service", ".socket"))
     done = subprocess.run(
@@ -30,7 +27,7 @@ def test_systemd_finds_nothing_wrong() -> None:
     assert [line for line in wrong if "vgpu" in line] == []
 
 
-@needs_systemd
+@needs("systemd")
 @pytest.mark.parametrize(("unit", "most"), [("vgpud.service", 3.0), ("vgpud-arbiter.service", 2.0)])
 def test_exposure(unit: str, most: float) -> None:
     """As `systemd-analyze security` counts: 0 is closed, 10 is open."""

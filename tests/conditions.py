@@ -1,0 +1,184 @@
+"""The one table of what a test may need of a machine, and of what may therefore be skipped.
+
+A test names its conditions with `@needs("podman", "root")`. A condition with `real=True` is a program (or a
+file) that `./dev` does not install: its tests have the mark `real`, and only `./dev test-all` runs them. A
+test that finds out while it runs calls `unmet("namespaces", what_the_kernel_said)`. Every other skip fails.
+
+`python -m tests.conditions` prints the table as docs/testing.md has it, `python -m tests.conditions packages`
+the Debian packages that the real tests need and this machine lacks.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+#: Where Debian has programs that are not on every user's PATH.
+PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+
+
+@dataclass(frozen=True)
+class Condition:
+    why: str  # what tests do with it
+    how: str  # how a machine comes to have it; empty: the Debian packages say it
+    packages: tuple[str, ...] = ()
+    real: bool = False
+    programs: tuple[str, ...] = ()  # all of them must be there
+    look: Callable[[], str] = str  # what is missing besides; empty when nothing is
+
+    def missing(self) -> str:
+        """What is missing on this machine; empty when nothing is."""
+        lacking = [program for program in self.programs if shutil.which(program, path=PATH) is None]
+        return f"{', '.join(lacking)} not installed" if lacking else self.look()
+
+
+def installed(packages: str, why: str, programs: str = "", look: Callable[[], str] = str) -> Condition:
+    """A real condition: programs out of Debian packages, by default of the packages' names."""
+    return Condition(why, "", tuple(packages.split()), True, tuple((programs or packages).split()), look)
+
+
+def fetched(why: str, how: str) -> Condition:
+    """A real condition: something that the tests fetch once into build/outside, and never commit."""
+    return Condition(why, how, real=True)
+
+
+def _not_root() -> str:
+    return "" if os.geteuid() == 0 else f"this is user {os.geteuid()}"
+
+
+@cache
+def _namespaces() -> str:
+    words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "mount", "-t", "tmpfs"]
+    try:
+        done = subprocess.run([*words, "tmpfs", "/tmp"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return "unshare is not installed"
+    return done.stderr.strip() or "unshare failed" if done.returncode else ""
+
+
+def _traced() -> str:
+    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
+    if os.geteuid() == 0 or not scope.exists() or scope.read_text().strip() == "0":
+        return ""
+    return f"kernel.yama.ptrace_scope is {scope.read_text().strip()}"
+
+
+def _browser() -> str:
+    return "" if browser() else f"none of {', '.join(BROWSERS)} is installed"
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+def browser() -> str | None:
+    """The first browser of BROWSERS that is installed."""
+    return next((found for name in BROWSERS if (found := shutil.which(name))), None)
+
+
+CONDITIONS: dict[str, Condition] = {
+    # what a kernel or a user may not allow: the first tier skips for these only
+    "root": Condition("become other users, give files away, mount", "run it as root", look=_not_root),
+    "namespaces": Condition(
+        "mounts, pids and clocks of a test's own",
+        "run it as root, in a container with CAP_SYS_ADMIN and no seccomp filter on unshare and mount",
+        look=_namespaces,
+    ),
+    "ptrace": Condition(
+        "kill at an instruction, read another process's memory",
+        "run it as root, or set kernel.yama.ptrace_scope to 0",
+        look=_traced,
+    ),
+    "frames": Condition(
+        "what a thread waits for inside a driver, told by the kernel and by the C library's frames",
+        "a kernel with /proc/PID/syscall on x86-64 or ARM64, and a C library with its call frames",
+    ),
+    "no-driver": Condition("a machine without NVML", "a machine without NVIDIA's driver"),
+    # programs that ./dev does not install: the tests are `real`
+    "podman": installed("podman runc conmon", "containers by vgpu-runtime, CDI and hooks"),
+    "runc": installed("runc", "a container's life by vgpu-runtime"),
+    "containerd": installed(
+        "containerd runc",
+        "containerd's shim over vgpu-runtime",
+        "containerd ctr containerd-shim-runc-v2 runc",
+    ),
+    "slurm": installed(
+        "slurmctld slurmd slurm-client munge",
+        "jobs with slices by prolog, task prolog and epilog",
+        "slurmctld slurmd srun munged",
+    ),
+    "chromium": installed("chromium", "draw the status page", " ", _browser),
+    "lintian": installed("lintian", "judge the Debian packages"),
+    "debhelper": installed("dpkg-dev debhelper", "build the Debian packages", "dpkg-buildpackage dh"),
+    "machine": installed(
+        "mmdebstrap systemd-container uidmap",
+        "install, upgrade and purge the packages on a Debian that boots under systemd-nspawn",
+        "mmdebstrap systemd-nspawn",
+    ),
+    "systemd": installed(
+        "systemd", "judge the unit files and the message catalog", "systemd-analyze journalctl"
+    ),
+    "seccomp": installed("systemd libseccomp2", "confine a program as the unit says", "systemd-analyze"),
+    "mandoc": installed("mandoc", "judge the manual pages"),
+    "man": installed("man-db groff", "format the manual pages", "man groff"),
+    "npm": installed("npm", "judge the Grafana dashboard by Grafana's own types", "npm node"),
+    "curl": installed("curl", "follow the pages that call curl"),
+    "kubectl": installed("kubernetes-client", "follow the pages for a cluster", "kubectl"),
+    "zsh": installed("zsh", "judge the completion script"),
+    "fish": installed("fish", "judge the completion script, and complete"),
+    "apt": Condition(
+        "ask apt whether the packages install", "Debian or Ubuntu", (), True, ("apt-get", "dpkg-deb")
+    ),
+    "debian-archive": fetched(
+        "NVIDIA's nvidia-smi and MPS daemons 535 and 550, promtool",
+        "x86-64, and an apt that reaches Debian's archive",
+    ),
+    "python-index": fetched(
+        "nvitop, gpustat, the Kubernetes client, Zig", "a pip that reaches an index of Python packages"
+    ),
+    "pythons": fetched("load vgpud with Python 3.11, 3.12 and 3.13", "install them, by pyenv for example"),
+}
+
+
+def needs(*names: str) -> pytest.MarkDecorator:
+    """The test is skipped where a condition is missing, and it is `real` where one of these is."""
+    unknown = [name for name in names if name not in CONDITIONS]
+    if unknown:
+        raise ValueError(f"not in tests/conditions.py: {', '.join(unknown)}")
+    return pytest.mark.needs(*names)
+
+
+def unmet(name: str, what: object) -> NoReturn:
+    """Skips the running test: it found that the condition is missing."""
+    assert name in CONDITIONS, f"not in tests/conditions.py: {name}"
+    pytest.skip(f"{name}: {what}")
+
+
+def named_by(reason: str) -> str:
+    """The condition that a skip names, as needs() and unmet() write it."""
+    return reason.removeprefix("Skipped: ").partition(":")[0]
+
+
+def packages() -> list[str]:
+    """Debian packages of the real conditions that this machine lacks."""
+    lacking = [one for one in CONDITIONS.values() if one.real and one.packages and one.missing()]
+    return sorted({package for one in lacking for package in one.packages})
+
+
+def table() -> str:
+    """The table as Markdown."""
+    lines = ["| condition | tier | tests use it to | how to have it |", "|---|---|---|---|"]
+    for name, one in CONDITIONS.items():
+        how = one.how or f"`apt-get install {' '.join(one.packages)}`"
+        lines.append(f"| `{name}` | {'test-all' if one.real else 'test'} | {one.why} | {how} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print("\n".join(packages()) if sys.argv[1:] == ["packages"] else table())

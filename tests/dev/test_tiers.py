@@ -1,0 +1,79 @@
+"""The harness itself, on tests of its own: conditions, tiers, and what the summary says of them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conditions import CONDITIONS, packages, table
+from tests.simnode import ROOT
+
+SUITE = """
+import signal, subprocess, sys
+import pytest
+from tests.conditions import CONDITIONS, Condition, needs, unmet
+
+CONDITIONS["moon"] = Condition("look at it", "wait", look=lambda: "it is day")
+CONDITIONS["rocket"] = Condition("fly", "build it", real=True)
+
+@needs("moon")
+def test_moon(): raise AssertionError("was run")
+@needs("rocket")
+def test_rocket(): unmet("rocket", "no fuel")
+def test_undeclared(): unmet("rocket", "no fuel")
+def test_plain_skip(): pytest.skip("not today")
+@pytest.mark.skip
+def test_marked_skip(): pass
+@pytest.mark.xfail
+def test_xfail(): assert False
+def test_signals():
+    code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).stdout == b"True\\n"
+"""
+
+
+def play(folder: Path, *words: str, before: str = "") -> str:
+    (folder / "test_it.py").write_text(SUITE)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-rA"]
+    options = [f"--rootdir={folder}", "-c", str(ROOT / "pyproject.toml"), *words, str(folder)]
+    done = subprocess.run(
+        ["sh", "-c", f'{before} exec "$@"', "sh", *command, *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "workers"])
+def test_a_skip_without_a_condition_fails(tmp_path: Path, workers: tuple[str, ...]) -> None:
+    said = play(tmp_path, *workers)
+    assert "2 failed, 1 passed, 2 skipped, 1 xfailed, 1 error" in said
+    assert "skipped without a condition of tests/conditions.py: Skipped: not today" in said
+    assert 'needs("rocket") is missing on this test, which was skipped: Skipped: rocket: no fuel' in said
+    assert "not tested here: 2 tests for want of moon 1, rocket 1; docs/testing.md says how" in said
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "workers"])
+def test_the_first_tier_says_what_it_leaves_out(tmp_path: Path, workers: tuple[str, ...]) -> None:
+    said = play(tmp_path, *workers, "-m", "not real", "-k", "rocket or moon")
+    assert "not tested here: 1 tests of real programs (rocket 1); ./dev test-all runs them" in said
+    assert "1 skipped" in said
+
+
+def test_programs_of_tests_do_not_ignore_what_a_parent_ignores(tmp_path: Path) -> None:
+    assert "1 passed" in play(tmp_path, "-k", "signals", before="trap '' INT PIPE;")
+
+
+def test_the_documented_table_is_the_one_in_force() -> None:
+    assert table() in (ROOT / "docs" / "testing.md").read_text()
+    assert [name for name, one in CONDITIONS.items() if not (one.how or one.packages)] == []
+
+
+def test_the_packages_of_what_is_installed_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.conditions.PATH", "/nowhere")
+    assert {"podman", "slurmd", "chromium", "lintian"} <= set(packages())
+    monkeypatch.setattr("tests.conditions.shutil.which", lambda name, path=None: f"/usr/bin/{name}")
+    assert packages() == []
