@@ -28,13 +28,24 @@
 static __thread volatile char storage[TLS_BYTES];
 #endif
 
-#define SYMBOLS(X)                                                                                                \
-    X(cuInit)                                                                                                     \
-    X(cuDeviceGet)                                                                                                \
-    X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) X(cuCtxSynchronize) X(cuModuleLoadData) X(cuModuleGetFunction) \
-        X(cuLaunchKernel) X(cuMemAlloc_v2) X(cuMemFree_v2) X(cuMemGetInfo_v2) X(cuMemCreate) X(cuMemRelease)      \
-            X(cuMemAddressReserve) X(cuMemAddressFree) X(cuMemMap) X(cuMemUnmap) X(cuMemGetAllocationGranularity) \
-                X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle)
+#define SYMBOLS(X)              \
+    X(cuInit)                   \
+    X(cuDeviceGet)              \
+    X(cuDevicePrimaryCtxRetain) \
+    X(cuCtxSetCurrent)          \
+    X(cuCtxSynchronize)         \
+    X(cuModuleLoadData)         \
+    X(cuModuleGetFunction)      \
+    X(cuLaunchKernel)           \
+    X(cuMemAlloc_v2)            \
+    X(cuMemFree_v2)             \
+    X(cuMemGetInfo_v2)          \
+    X(cuMemCreate)              \
+    X(cuMemRelease)             \
+    X(cuMemAddressReserve)      \
+    X(cuMemAddressFree)         \
+    X(cuMemMap)                 \
+    X(cuMemUnmap) X(cuMemGetAllocationGranularity) X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle)
 
 static struct {
 #define MEMBER(name) __typeof__(&name) name;
