@@ -10,7 +10,7 @@ from tests.otheruser import as_user
 
 ROOT = Path(__file__).resolve().parents[2]
 NOBODY = 65534
-VERBS = ("demo", "test", "lint", "bench", "build", "deb", "clean")
+VERBS = ("shell", "demo", "test", "lint", "bench", "build", "deb", "clean")
 
 
 def dev(*words: str, **changes: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,74 @@
+"""`./dev shell`: a shell, or a command, on a simulated node with vgpud running.
+
+    ./dev shell                      bash on a node of 8 H200
+    ./dev shell --profile h100x8     another node of configs/sim
+    ./dev shell -- vgpuctl devices   one command; the exit code is its own
+
+Everything is in a folder of its own and is gone when the shell ends.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.demo.node import BUILD, ROOT, DemoNode
+from tests.demo.scenes import clear_away
+
+WELCOME = """a simulated node of profile {profile}; vgpud runs, this shell is root's on it. Try:
+  vgpuctl devices
+  vgpuctl plan --memory 90GiB
+  vgpuctl run --memory 8GiB --cores 25 -- vgpu-spin --kernel-us 1000 --seconds 60 >/dev/null &
+  vgpuctl top
+'exit' ends the node.
+"""
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="./dev shell", description="A shell on a simulated node.")
+    parser.add_argument("--profile", default="h200x8", help="a node of configs/sim (default h200x8)")
+    parser.add_argument("command", nargs="*", help="run this instead of a shell")
+    return parser.parse_args()
+
+
+def enter(profile: str) -> int:
+    """This program again, inside a new simulated node."""
+    with tempfile.TemporaryDirectory(prefix="vgpu-sim-") as folder:
+        state = str(Path(folder) / "node")
+        simulated = [str(BUILD / "bin" / "vgpu-sim"), "run", "--profile", profile, "--state", state]
+        return subprocess.call([*simulated, "--", sys.executable, "-m", "tests.demo.shell", *sys.argv[1:]])
+
+
+def environment(node: DemoNode, commands: Path) -> dict[str, str]:
+    """What a shell on the node needs: vgpuctl and the node's programs by name."""
+    wrapper = commands / "vgpuctl"
+    wrapper.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m vgpud.ctl "$@"\n')
+    wrapper.chmod(0o755)
+    path = f"{commands}:{BUILD / 'bin'}:{os.environ.get('PATH', os.defpath)}"
+    return {**node.environment, "PATH": path, "PS1": "(vgpud) \\w\\$ "}
+
+
+def main() -> int:
+    asked = arguments()
+    if "VGPU_SIM_STATE" not in os.environ:
+        return enter(asked.profile)
+    node = DemoNode()
+    try:
+        node.start()
+        commands = node.folder / "commands"
+        commands.mkdir()
+        if asked.command:
+            return subprocess.call(asked.command, env=environment(node, commands))
+        print(WELCOME.format(profile=asked.profile), end="", flush=True)
+        return subprocess.call(["bash", "--norc"], env=environment(node, commands))
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 1
+    finally:
+        clear_away(node)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

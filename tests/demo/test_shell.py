@@ -1,0 +1,38 @@
+"""./dev shell: a command on a simulated node with vgpud running."""
+
+import json
+import os
+import subprocess
+import sys
+
+from tests.simnode import ROOT
+
+
+def shell(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "VGPU_SIM_STATE"}
+    return subprocess.run(
+        [sys.executable, "-m", "tests.demo.shell", *words],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_command_meets_the_node_of_the_profile() -> None:
+    done = shell("--profile", "t4x1", "--", "vgpuctl", "devices", "-o", "json")
+    assert done.returncode == 0, done.stderr
+    (device,) = json.loads(done.stdout)["items"]
+    assert device["name"] == "Tesla T4"
+
+
+def test_the_exit_code_is_the_commands() -> None:
+    assert shell("--profile", "t4x1", "--", "sh", "-c", "exit 7").returncode == 7
+
+
+def test_an_unknown_profile_is_refused_with_those_there_are() -> None:
+    done = shell("--profile", "nope", "--", "true")
+    assert done.returncode == 1
+    assert "no profile 'nope'; there are: a100x8" in done.stderr
