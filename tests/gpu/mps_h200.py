@@ -385,17 +385,20 @@ def users() -> None:
 
 
 def silent() -> None:
-    """A process that connects and says nothing: does it stop the daemon here too, and is it found?"""
+    """A process that connects and says nothing: does it stop the daemon here too, and is it cut off?"""
     with running() as node:
         held = share(node, 4, 40)
         program = Program(node, held)
         code = (
-            "import socket, sys, time\n"
+            "import socket, sys\n"
             "for kind in (socket.SOCK_SEQPACKET, socket.SOCK_STREAM):\n"
             "    s = socket.socket(socket.AF_UNIX, kind)\n"
             "    try: s.connect(sys.argv[1])\n"
             "    except OSError as error: continue\n"
-            "    else: print('connected', kind, flush=True); time.sleep(60)\n"
+            "    else:\n"
+            "        print('connected', kind, flush=True)\n"
+            "        while s.recv(4096): pass\n"
+            "        break\n"
         )
         pipe = held.edits.host_env["CUDA_MPS_PIPE_DIRECTORY"]
         holder = subprocess.Popen([PYTHON, "-c", code, f"{pipe}/control"], stdout=subprocess.PIPE, text=True)
@@ -411,9 +414,9 @@ def silent() -> None:
             "silent",
             held=rate > 0 and control_pid(node) == pid,
             socket=kind,
-            holder_ended_by_vgpud=ended is not None,
+            connection_cut_by_vgpud=ended == 0,
             after_seconds=time.time() - began,
-            log=[line for line in node.log.read_text().splitlines() if "keeps" in line or "answer" in line][
+            log=[line for line in node.log.read_text().splitlines() if "kept" in line or "answer" in line][
                 -4:
             ],
         )

@@ -74,6 +74,7 @@ class Watched:
     folder: DeviceFolder
     limits: Limits | None
     rules: MpsRules
+    tenants: frozenset[int] = frozenset()
     deaths: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
@@ -104,6 +105,7 @@ def watched(program: str, run_dir: Path, rules: MpsRules | None = None) -> Watch
             features=lambda: probe(program),
             rules=lambda: made.rules,
             limits=lambda: made.limits,
+            tenants=lambda: made.tenants,
             died=made.deaths.append,
             notice=made.notices.append,
             answer_seconds=1.0,

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -400,6 +401,23 @@ def test_the_compute_mode_is_closed_and_put_back(make: NodeMaker) -> None:
     eventually(lambda: mode() == "default", "the compute mode was not put back")
 
 
+def test_the_pipes_are_open_to_those_who_hold_a_share(make: NodeMaker) -> None:
+    node = make(policy=QUICK + 'users = "queue"\n')
+    node.start()
+    first = share(node, 1, 10, owner_uid=4001, owner_gid=4001)
+    share(node, 1, 10, owner_uid=4002, owner_gid=4002)
+    folder = Path(first.edits.host_env["CUDA_MPS_PIPE_DIRECTORY"]).parents[1]
+
+    def users() -> list[int]:
+        entries = struct.iter_unpack("<HHI", os.getxattr(folder, "system.posix_acl_access")[4:])
+        return [uid for tag, _, uid in entries if tag == 2]
+
+    assert users() == [4001, 4002]
+    assert folder.stat().st_mode & 0o7 == 0
+    release(node, first.id)
+    assert users() == [4002]
+
+
 def test_edits_name_nothing_of_other_tenants(make: NodeMaker) -> None:
     node = make(policy=QUICK)
     node.start()
@@ -412,8 +430,7 @@ def test_edits_name_nothing_of_other_tenants(make: NodeMaker) -> None:
         "/run/vgpu/mps-tenant",
         "/run/vgpu/mps-tenant/limits",
         "/run/vgpu/libvgpu-guard.so",
-        "/dev/shm",
-    }
+    }, "nothing of the host's but what is MPS's: /dev/shm has the files of every user"
     assert all(path.exists() for path in sources.values())
     read_only = {m.container_path for m in one.edits.mounts if m.read_only}
     assert read_only == {"/run/vgpu/mps", "/run/vgpu/mps-tenant/limits", "/run/vgpu/libvgpu-guard.so"}

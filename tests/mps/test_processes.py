@@ -1,8 +1,8 @@
 """What /proc says of control daemons and servers."""
 
+import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from vgpud.modes.mps.folders import DeviceFolder
@@ -13,10 +13,10 @@ SLOW = (
 )
 
 
-def server(folder: DeviceFolder, seconds: float) -> subprocess.Popen[str]:
-    """A process of a daemon's life, which ends by itself after so long."""
+def server(folder: DeviceFolder, seconds: float, program: str = sys.executable) -> subprocess.Popen[str]:
+    """A process with the environment of a daemon's life, which ends by itself after so long."""
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOW.format(seconds)],
+        [program, "-c", SLOW.format(seconds)],
         env={"CUDA_MPS_PIPE_DIRECTORY": str(folder.life(1))},
         stdout=subprocess.PIPE,
         text=True,
@@ -28,14 +28,36 @@ def server(folder: DeviceFolder, seconds: float) -> subprocess.Popen[str]:
 
 def test_the_end_of_servers_is_waited_for(tmp_path: Path) -> None:
     folder = DeviceFolder(tmp_path)
+    program = sys.executable
     quick, slow = server(folder, 0.5), server(folder, 60)
-    known = of_lives(folder)
+    known = of_lives(folder, program)
     assert {one.pid for one in known} == {quick.pid, slow.pid}
-    began = time.monotonic()
     assert still_there(known, 2.0) == (slow.pid,), "it says who did not end"
-    assert time.monotonic() - began >= 2.0
     assert quick.wait(0) == 0
-    assert end_servers(folder) == (slow.pid,)
+    assert end_servers(folder, program) == (slow.pid,)
     assert still_there(known, 10.0) == ()
     slow.communicate()
-    assert of_lives(folder) == ()
+    assert of_lives(folder, program) == ()
+
+
+def test_a_program_with_a_servers_environment_is_no_server(tmp_path: Path) -> None:
+    """The attack: a program with set-user-id keeps the environment that its caller gave it."""
+    folder = DeviceFolder(tmp_path)
+    stranger = server(folder, 60)
+    try:
+        assert end_servers(folder, "/usr/bin/nvidia-cuda-mps-control") == ()
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.communicate()
+
+
+def test_a_server_whose_program_was_upgraded_is_still_one(tmp_path: Path) -> None:
+    control = tmp_path / "nvidia-cuda-mps-control"
+    program = tmp_path / "nvidia-cuda-mps-server"
+    shutil.copy("/bin/sleep", program)
+    folder = DeviceFolder(tmp_path / "d")
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(folder.life(3))}
+    with subprocess.Popen([program, "60"], env=environment) as old:
+        program.unlink()
+        assert end_servers(folder, str(control)) == (old.pid,)

@@ -2,23 +2,27 @@
 
 import asyncio
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.conditions import needs
 from tests.mps.conftest import Watched, sits_silent, watched
+from tests.otheruser import as_user
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import Percent
 from vgpud.modes.mps.control import MpsControl
 from vgpud.modes.mps.features import probe
-from vgpud.modes.mps.holders import holders
 from vgpud.modes.mps.rules import Limits, MpsRules
+from vgpud.modes.mps.silent import cut_silent
 
 pytestmark = needs("debian-archive")
 PATIENCE_SECONDS = 20
@@ -138,45 +142,125 @@ def test_limits_follow_who_is_there(real: Watched) -> None:
     play(work)
 
 
-def test_a_silent_connection_stops_the_daemon_and_who_holds_it_is_found(real: Watched) -> None:
-    """Measured so on 535 and 550: the daemon reads from one connection and waits for it."""
+BYSTANDER = """
+import array, socket, sys, time
+with socket.socket(fileno=int(sys.argv[1])) as link:
+    _, control, _, _ = link.recvmsg(1, socket.CMSG_SPACE(4))
+print("has it", array.array("i", control[0][2])[0] > 0, flush=True)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def bystander(passed: socket.socket) -> Iterator[subprocess.Popen[str]]:
+    """A process of another user's that was handed a connection, as a message bus takes any descriptor."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = subprocess.Popen(
+            [*as_user(65534, 65534), sys.executable, "-c", BYSTANDER, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            socket.send_fds(ours, [b"x"], [passed.fileno()])
+            assert process.stdout is not None
+            assert process.stdout.readline() == "has it True\n"
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def test_a_passed_silent_connection_is_cut_and_its_holder_lives(real: Watched) -> None:
+    """The attack: a descriptor passed to a stranger's process had that process killed by vgpud."""
 
     async def work() -> None:
         await real.supervisor.up()
-        control = MpsControl(real.supervisor.charge.program, real.folder.pipe, real.folder.log, 0.5)
-        assert control.answers()
-        assert holders(real.pid) == ()
-        with sits_silent(real.folder.pipe):
-            assert not control.answers()
-            assert os.getpid() in holders(real.pid)
-        await until(control.answers, "it did not go on when the connection ended")
+        pid = real.pid
+        silent = sits_silent(real.folder.pipe)
+        with bystander(silent) as holder:
+            silent.close()
+            real.rules = MpsRules(check_seconds=0.2, hang_seconds=30)
+            real.supervisor.watch()
+            await until(lambda: "answers again" in "".join(real.notices[-1:]), "the daemon did not go on")
+            assert holder.poll() is None, "no process is ended for what it has open"
+        assert f"1 silent connections of uid {os.getuid()} kept" in "".join(real.notices)
+        assert (real.pid, real.deaths) == (pid, [])
 
     play(work)
 
 
-def test_a_process_that_holds_the_daemon_is_ended_not_the_daemon(real: Watched) -> None:
+def test_many_silent_connections_are_cut_at_one_check(real: Watched) -> None:
     async def work() -> None:
         await real.supervisor.up()
         pid = real.pid
-        code = (
-            "import socket, sys, time; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET);"
-            "s.connect(sys.argv[1]); print('in', flush=True); time.sleep(60)"
-        )
-        holder = subprocess.Popen(
-            [sys.executable, "-c", code, real.folder.pipe / "control"], stdout=subprocess.PIPE, text=True
-        )
-        try:
-            assert holder.stdout is not None
-            assert holder.stdout.readline() == "in\n"
-            real.rules = MpsRules(check_seconds=0.2, hang_seconds=30)
-            real.supervisor.watch()
-            await until(lambda: holder.poll() is not None, "the holder was not ended")
-            await until(lambda: "answers again" in real.notices[-1], "the daemon did not go on")
-            assert any(f"process {holder.pid} kept" in notice for notice in real.notices)
-            assert (real.pid, real.deaths) == (pid, [])
-        finally:
-            holder.kill()
-            holder.wait()
+        silent = [sits_silent(real.folder.pipe) for _ in range(4)]
+        real.rules = MpsRules(check_seconds=0.2, hang_seconds=30)
+        real.supervisor.watch()
+        await until(lambda: "answers again" in "".join(real.notices[-1:]), "the daemon did not go on")
+        assert any(notice.startswith("4 silent connections") for notice in real.notices)
+        assert (real.pid, real.deaths) == (pid, [])
+        for one in silent:
+            one.close()
+
+    play(work)
+
+
+def test_a_daemon_that_waits_on_nothing_has_no_connection_cut(real: Watched) -> None:
+    async def work() -> None:
+        await real.supervisor.up()
+        running = real.units.running(real.supervisor.name)
+        assert running is not None
+        assert not cut_silent(running, 1.0)
+        assert real.supervisor.control().answers()
+
+    play(work)
+
+
+CONNECT = (
+    "import socket, sys; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.connect(sys.argv[1])"
+)
+
+
+def connects(uid: int, path: Path) -> bool:
+    """As that user; the capabilities that let it read a checkout are not the programs of users'."""
+    words = [shutil.which("setpriv") or "setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+    done = subprocess.run(
+        [*words, "--", "/usr/bin/python3", "-c", CONNECT, path / "control"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 or "PermissionError" in done.stderr
+    return done.returncode == 0
+
+
+def test_only_tenants_reach_the_daemon(real: Watched) -> None:
+    async def work() -> None:
+        real.tenants = frozenset({4001, 4002})
+        await real.supervisor.up()
+        assert [connects(uid, real.folder.pipe) for uid in (0, 4001, 4002, 4003)] == [True, True, True, False]
+        real.tenants = frozenset({4003})
+        await real.supervisor.limit()
+        assert [connects(uid, real.folder.pipe) for uid in (4001, 4003)] == [False, True]
+
+    play(work)
+
+
+def test_limits_that_another_user_changed_are_set_again(real: Watched) -> None:
+    """The attack: any program that reaches the daemon of branch 535 may set the limits of all."""
+
+    async def work() -> None:
+        real.rules = MpsRules(check_seconds=0.2)
+        await real.supervisor.up()
+        real.says("set_default_active_thread_percentage 1")
+        real.says("set_default_device_pinned_mem_limit 0 1M")
+        await until(lambda: settings(real) == ("2G", "33.3"), "the limits were not set again")
+        await until(lambda: real.notices, "it was not said")
+        said = " ".join(real.notices)
+        assert "were changed by another program and are set again" in said
+        assert "default active thread percentage" in said
 
     play(work)
 

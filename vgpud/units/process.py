@@ -1,5 +1,6 @@
 """Processes told apart from later ones with the same pid, and signals that reach only the right one."""
 
+import ctypes
 import os
 import select
 import signal
@@ -7,6 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+
+_PIDFD_GETFD = 438  # asm-generic/unistd.h, the same on every architecture (Linux 5.6)
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,14 @@ class PidFd:
             signal.pidfd_send_signal(self._fd, number)
         except ProcessLookupError:
             return
+
+    def copy_of(self, descriptor: int) -> int:
+        """A descriptor of ours for that open file of the process (pidfd_getfd(2)). Raises OSError."""
+        got = int(_libc.syscall(_PIDFD_GETFD, self._fd, descriptor, 0))
+        if got < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        return got
 
 
 def parse_stat(line: str) -> Stat | None:

@@ -108,6 +108,31 @@ class MpsControl:
         for server in self.servers():
             self._limit_server(server, limits)
 
+    def changed(self, limits: Limits, below_normal: bool | None = None) -> tuple[str, ...]:
+        """What reads back otherwise than `limit` with the same arguments left it: a sentence each.
+
+        Any program that reaches the daemon may set limits on branch 535. Raises VgpuError.
+        """
+        servers = [
+            (f"active_thread_percentage {server}", f"device_pinned_mem_limit {server} 0")
+            for server in self.servers()
+        ]
+        named = [("default_active_thread_percentage", "default_device_pinned_mem_limit 0"), *servers]
+        found = []
+        for share_name, memory_name in named:
+            printed = answers.share(said := self.ask(f"get_{share_name}"))
+            if answers.refusal(said) is None and not answers.share_agrees(limits.share.value, printed):
+                found.append((share_name, said, f"{limits.share.value:g}"))
+            word = answers.memory(said := self.ask(f"get_{memory_name}"))
+            if answers.is_memory(word) and word != answers.memory_as_printed(limits.memory_mib):
+                found.append((memory_name, word, f"{limits.memory_mib}M"))
+        if below_normal is not None:
+            said = self.ask("get_default_client_priority")
+            wanted = "1" if below_normal else "0"
+            if said.split()[-1:] != [wanted]:
+                found.append(("default client priority", said, wanted))
+        return tuple(f"{name.replace('_', ' ')} {was!r} instead of {wanted}" for name, was, wanted in found)
+
     def set_default_share(self, share: Percent) -> None:
         """Raises VgpuError(MPS_REFUSED) unless it reads back as set."""
         self._set_share("default_active_thread_percentage", "", share)

@@ -49,7 +49,8 @@ def mps_edits(
     """The pipe folder is mounted whole: a new life of the daemon is a new folder in it.
 
     Read-only is no hindrance to connect(2) (tried with NVIDIA's daemon), and keeps a container's root
-    from unlinking what its neighbours need.
+    from unlinking what its neighbours need. /dev/shm stays the container's own: client and server need no
+    common one (measured on an H200, driver 580).
     """
     mebibytes, percent = part_of_process(part, rules.processes_per_tenant, rules.pooled_memory)
     asked = allocation.request.priority or ("below-normal" if rules.below_normal else "")
@@ -77,7 +78,6 @@ def mps_edits(
             Mount(str(tenant / "limits"), f"{CONTAINER_TENANT}/limits"),
             Mount(str(guard), CONTAINER_GUARD),
             # NVIDIA's client and server meet in shared memory (k8s-device-plugin issue 843)
-            Mount("/dev/shm", "/dev/shm", read_only=False),
         ),
         device_nodes=nodes,
     )

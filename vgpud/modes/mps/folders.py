@@ -1,10 +1,12 @@
 """Where a device's control daemon and its tenants meet.
 
+    RUN/mps/DEVICE           for root, and by an ACL for the uids that hold a share of the device
     RUN/mps/DEVICE/pipe/gN   one life of the daemon: its sockets, for nobody but root until it is limited
     RUN/mps/DEVICE/pipe/p    -> gN while clients may come; tenants know this name only
     RUN/mps/DEVICE/log
     RUN/mps/t/ALLOCATION     what the guard in a tenant's processes reads: limits, and the parts taken
 
+Containers have `pipe` mounted, so the folder above it does not stand in their way, whatever their uids.
 So no client can reach a daemon whose limits are not in force, not even one of root's; and the stale
 sockets and pid file of a daemon that was killed lie in a folder that is never used again.
 """
@@ -12,6 +14,7 @@ sockets and pid file of a daemon that was killed lie in a folder that is never u
 import hashlib
 import os
 import shutil
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,8 +74,9 @@ class DeviceFolder:
             )
         self.close()
         try:
-            for parent in (self.path.parent, self.path, self.pipes):
-                _make(parent, 0o755)
+            _make(self.path.parent, 0o755)
+            _make(self.path, 0o700)
+            _make(self.pipes, 0o755)
             _make(self.log, 0o700)
             _make(folder, 0o700)
             for old in self.lives()[1:]:
@@ -80,6 +84,23 @@ class DeviceFolder:
         except OSError as error:
             raise _failed(folder, error) from None
         return folder
+
+    def admit(self, uids: frozenset[int]) -> None:
+        """Those users' programs, and root's, come to `pipe` by its path; no others. Idempotent.
+
+        Raises VgpuError(HELPER_FAILED) where the file system has no ACLs.
+        """
+        if not self.path.is_dir():
+            return
+        try:
+            os.setxattr(self.path, "system.posix_acl_access", _acl(uids))
+        except OSError as error:
+            raise VgpuError(
+                ErrorCode.HELPER_FAILED,
+                f"{self.path} cannot be closed to all but its tenants: "
+                f"{(error.strerror or str(error)).lower()}",
+                "set VGPUD_RUN_DIR to a file system with ACLs, such as tmpfs",
+            ) from None
 
     def open(self, life: Path) -> None:
         """From now on clients may come. The name is there whole or not at all."""
@@ -138,6 +159,21 @@ def write_tenant(folder: Path, part: Slice, rules: MpsRules, uid: int, gid: int)
 def remove_tenant(folder: Path) -> None:
     """Processes that start under the allocation's environment after this are refused by the guard."""
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _acl(uids: frozenset[int]) -> bytes:
+    """All for the owner, search for these users, nothing for others: linux/posix_acl_xattr.h, version 2."""
+    nobody, search, everything = 0, 1, 7
+    owner, user, group, mask, other = 0x01, 0x02, 0x04, 0x10, 0x20  # linux/posix_acl.h
+    no_id = 0xFFFFFFFF
+    entries = [
+        (owner, everything, no_id),
+        *((user, search, uid) for uid in sorted(uids)),
+        (group, nobody, no_id),
+        (mask, search, no_id),
+        (other, nobody, no_id),
+    ]
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
 def _make(folder: Path, mode: int) -> None:

@@ -314,6 +314,7 @@ class MpsMode:
                 features=self.features,
                 rules=lambda: world.rules_for(device_uuid),
                 limits=lambda: Limits.largest(world.slices_on(target)),
+                tenants=lambda: world.users_on(target),
                 died=lambda sentence: self._died(target, device_uuid, sentence),
                 notice=lambda sentence: world.notice(target, sentence),
             )

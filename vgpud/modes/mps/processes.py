@@ -2,14 +2,21 @@
 
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import structlog
+
 from vgpud.modes.mps.folders import DeviceFolder
 from vgpud.units.process import Running, has_exited, open_pidfd, read_stat
+
+log = structlog.get_logger(__name__)
+
+_SERVER = "nvidia-cuda-mps-server"
 
 
 def command(pid: int) -> str:
@@ -36,26 +43,33 @@ def was_started_with(pid: int, option: str) -> bool:
         return False
 
 
-def end_servers(folder: DeviceFolder) -> tuple[int, ...]:
+def end_servers(folder: DeviceFolder, program: str) -> tuple[int, ...]:
     """Ends the servers that daemons of this device left behind, and answers their pids.
 
-    Only while no daemon runs. A server has its daemon's environment: the name of one life's folder,
-    which no tenant is ever given. Its clients are lost already, and under EXCLUSIVE_PROCESS it would
-    keep the card from the next server.
+    Only while no daemon runs: their clients are lost already, and under EXCLUSIVE_PROCESS a server would
+    keep the card from the next one. `program` is nvidia-cuda-mps-control.
     """
     ended = []
-    for server in _with_pipe_of_a_life(folder):
+    for server in of_lives(folder, program):
         pidfd = open_pidfd(server)
         if pidfd is not None:
             with pidfd:
+                log.warning(
+                    "an MPS server was left behind, ended", pid=server.pid, command=command(server.pid)
+                )
                 pidfd.send(signal.SIGKILL)
             ended.append(server.pid)
     return tuple(ended)
 
 
-def of_lives(folder: DeviceFolder) -> tuple[Running, ...]:
-    """The daemon of this device and its servers, now."""
-    return tuple(_with_pipe_of_a_life(folder))
+def of_lives(folder: DeviceFolder, program: str) -> tuple[Running, ...]:
+    """The daemon of this device and its servers, now.
+
+    A server runs NVIDIA's program, and has its daemon's environment: the name of one life's folder. The
+    environment alone says nothing: any program can be started with it, one with set-user-id too.
+    """
+    programs = _programs(program)
+    return tuple(p for p in _with_pipe_of_a_life(folder) if _executable(p.pid) in programs)
 
 
 def still_there(processes: Iterable[Running], seconds: float) -> tuple[int, ...]:
@@ -81,3 +95,16 @@ def _with_pipe_of_a_life(folder: DeviceFolder) -> Iterator[Running]:
             environ = (entry / "environ").read_bytes().split(b"\0")
             if stat is not None and any(map(of_a_life.fullmatch, environ)):
                 yield Running("", stat.pid, stat.start_ticks)
+
+
+def _programs(control: str) -> frozenset[Path]:
+    found = Path(shutil.which(control) or control).resolve()
+    return frozenset({found, found.with_name(_SERVER)})
+
+
+def _executable(pid: int) -> Path | None:
+    """An upgrade removes the file of a program that runs (proc(5): " (deleted)" is put behind the name)."""
+    try:
+        return Path(str(Path(f"/proc/{pid}/exe").readlink()).removesuffix(" (deleted)"))
+    except OSError:
+        return None

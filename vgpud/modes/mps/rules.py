@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from vgpud.model.quantity import MIB, WHOLE, Percent
-from vgpud.model.tenancy import Allocation, Mode, Slice
+from vgpud.model.tenancy import ANYONE, Allocation, Mode, Slice
 from vgpud.modes.base import Originals
 
 
@@ -60,6 +60,11 @@ class MpsWorld:
     died: Callable[[str, str], None]
     notice: Callable[[str, str], None]
     originals: Originals
+
+    def users_on(self, target: str) -> frozenset[int]:
+        """The uids that hold a share there; a pod's programs, of no known uid, come by its mount alone."""
+        owners = (allocation.request.owner.uid for allocation in self.allocations_on(target))
+        return frozenset(uid for uid in owners if uid != ANYONE)
 
     def slices_on(self, target: str) -> tuple[Slice, ...]:
         return tuple(

@@ -7,9 +7,7 @@ tenants' way in is closed at once, and opened again when a new daemon has read b
 import asyncio
 import os
 import shutil
-import signal
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,9 @@ from vgpud.modes.mps.control import MpsControl
 from vgpud.modes.mps.features import Features
 from vgpud.modes.mps.folders import DeviceFolder
 from vgpud.modes.mps.health import Health, Verdict
-from vgpud.modes.mps.holders import holders
 from vgpud.modes.mps.processes import command, end_servers, of_lives, still_there, was_started_with
 from vgpud.modes.mps.rules import Limits, MpsRules, Users
+from vgpud.modes.mps.silent import cut_silent
 from vgpud.units import Units, UnitSpec
 
 log = structlog.get_logger(__name__)
@@ -34,6 +32,7 @@ _LAST_RETRY_SECONDS = 30.0
 _READY_SECONDS = 10.0
 _STOP_SECONDS = 5.0
 _GONE_SECONDS = 5.0
+_CUT_SECONDS = 2.0
 
 
 def unit_name(device_uuid: str) -> str:
@@ -53,6 +52,7 @@ class Charge:
     features: Callable[[], Features]
     rules: Callable[[], MpsRules]
     limits: Callable[[], Limits | None]  # None: nobody is on the device
+    tenants: Callable[[], frozenset[int]]  # the uids whose programs may reach the daemon
     died: Callable[[str], None]
     notice: Callable[[str], None]
     answer_seconds: float = 5.0
@@ -64,6 +64,7 @@ class Supervisor:
     charge: Charge
     units: Units
     multi_user: bool = False  # of the daemon that runs
+    _set: tuple[Limits, bool | None] | None = None  # what was read back last, by this vgpud
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _unwatch: Callable[[], None] | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -97,9 +98,9 @@ class Supervisor:
         async with self._lock:
             self._forget()
             self.charge.folder.close()
-            known = await asyncio.to_thread(of_lives, self.charge.folder)
+            known = await asyncio.to_thread(of_lives, self.charge.folder, self.charge.program)
             await asyncio.to_thread(self.units.stop, self.name, _STOP_SECONDS)
-            await asyncio.to_thread(end_servers, self.charge.folder)
+            await asyncio.to_thread(end_servers, self.charge.folder, self.charge.program)
             # a server takes its time to leave the card, and would be taken for somebody else's program
             left = await asyncio.to_thread(still_there, known, _GONE_SECONDS)
             if left:
@@ -108,7 +109,7 @@ class Supervisor:
 
     async def _start(self) -> None:
         charge = self.charge
-        await asyncio.to_thread(end_servers, charge.folder)
+        await asyncio.to_thread(end_servers, charge.folder, charge.program)
         life = await asyncio.to_thread(charge.folder.prepare)
         control = self.control(life)
         multi = charge.rules().users is Users.MULTI and charge.features().multi_user
@@ -154,11 +155,30 @@ class Supervisor:
         )
 
     async def _limit(self, control: MpsControl) -> None:
+        """Puts the limits in force, and lets the tenants' uids in; nobody else's."""
+        await asyncio.to_thread(self.charge.folder.admit, self.charge.tenants())
         limits = self.charge.limits()
         if limits is None:
             return
         below = self.charge.rules().below_normal if self.charge.features().priority else None
+        self._set = None
         await asyncio.to_thread(control.limit, limits, below)
+        self._set = (limits, below)
+
+    async def _limit_again(self, control: MpsControl) -> None:
+        """Limits that another program changed are put in force again, and it is told."""
+        async with self._lock:
+            if self._set is None:
+                return
+            found = await asyncio.to_thread(control.changed, *self._set)
+            if not found:
+                return
+            log.error("MPS limits were changed", device=self.charge.device_uuid, found=found)
+            await self._limit(control)
+        self.charge.notice(
+            f"limits of its MPS control daemon were changed by another program and are set again: "
+            f"{', '.join(found)}"
+        )
 
     # --- watching
 
@@ -223,6 +243,7 @@ class Supervisor:
             return
         if health.answered():
             self.charge.notice("its MPS control daemon answers again")
+        await self._limit_again(control)
         if not self.charge.features().server_status:
             return
         for server in servers:
@@ -237,18 +258,28 @@ class Supervisor:
                 await asyncio.to_thread(control.shutdown_server, server)
 
     async def _silent(self, verdict: Verdict, why: str) -> None:
-        """A process that keeps the daemon waiting is ended first: the daemon's end is every client's."""
+        """A connection that keeps the daemon waiting is cut first: the daemon's end is every client's."""
         running = await asyncio.to_thread(self.units.running, self.name)
         if running is None:
             return  # its death is another matter
         if verdict is Verdict.SAY:
             self.charge.notice(f"its MPS control daemon does not answer: {why}")
-        found = await asyncio.to_thread(holders, running.pid)
-        for pid in found:
-            log.error("a process keeps the MPS control daemon waiting, ended", pid=pid, command=command(pid))
-            self.charge.notice(f"process {pid} kept its MPS control daemon from answering and was ended")
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        found = await asyncio.to_thread(cut_silent, running, _CUT_SECONDS)
+        for peer, times in found.items():
+            log.error(
+                "a silent connection kept the MPS control daemon waiting, cut",
+                device=self.charge.device_uuid,
+                uid=peer.uid,
+                pid=peer.pid,
+                command=command(peer.pid),
+                connections=times,
+            )
+        if found:
+            uids = ", ".join(map(str, sorted({peer.uid for peer in found})))
+            self.charge.notice(
+                f"{found.total()} silent connections of uid {uids} kept its MPS control daemon "
+                "from answering and were cut"
+            )
         if verdict is Verdict.END and not found:
             log.error("the MPS control daemon hangs, ended", device=self.charge.device_uuid)
             await asyncio.to_thread(self.units.stop, self.name, 0.0)

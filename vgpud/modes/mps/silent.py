@@ -1,0 +1,97 @@
+"""Cuts the connection that keeps a control daemon from answering.
+
+NVIDIA's daemon reads from one connection at a time and waits for it: a process that connects and says
+nothing stops it for everybody (measured on 535 and 550). Ending the daemon would end all its clients, and
+the processes that have the connection open need not be those that made it: a descriptor can be passed to
+any process that takes one. So no process is signalled: the daemon's own end is shut down through a copy
+of its descriptor (pidfd_getfd(2)), the daemon reads an end of file and goes on.
+"""
+
+import os
+import socket
+import struct
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from vgpud.units.process import PidFd, Running, open_pidfd, read_stat
+
+# asm/unistd.h of x86-64 and asm-generic/unistd.h (aarch64): read, recvfrom, recvmsg
+_READING = frozenset({0, 45, 47, 63, 207, 212})
+_UCRED = struct.Struct("=iII")  # unix(7): pid, uid, gid
+_NEXT_SECONDS = 0.01  # in which the daemon comes to its next connection
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The process that connected, as the kernel noted it at connect(2); pid 0 is of another namespace.
+
+    The pid is for the log alone: it may be another process's by now.
+    """
+
+    pid: int
+    uid: int
+
+
+def cut_silent(daemon: Running, seconds: float) -> Counter[Peer]:
+    """Cuts one connection after the other for as long as the daemon waits on one, at most so long.
+
+    Answers how many of each peer's. Empty where the daemon does not wait on a client, or where the kernel
+    lets nobody look (Yama's ptrace_scope 3).
+    """
+    found: Counter[Peer] = Counter()
+    pidfd = open_pidfd(daemon)
+    if pidfd is None:
+        return found
+    until = time.monotonic() + seconds
+    with pidfd:
+        while (peer := _cut(daemon.pid, pidfd)) is not None:
+            found[peer] += 1
+            if time.monotonic() >= until:
+                break
+            time.sleep(_NEXT_SECONDS)
+    return found
+
+
+def _cut(pid: int, pidfd: PidFd) -> Peer | None:
+    waits = _waits_on(pid)
+    if waits is None:
+        return None
+    try:
+        with socket.socket(fileno=pidfd.copy_of(waits)) as connection:
+            peer = _peer(connection)
+            # the copy is of what it waited on before and after, so not of a connection that it serves
+            if _is_own(peer.pid, pid) or _waits_on(pid) != waits or not _is_copy(connection, pid, waits):
+                return None
+            connection.shutdown(socket.SHUT_RDWR)
+    except OSError:  # no socket, or gone
+        return None
+    return peer
+
+
+def _waits_on(pid: int) -> int | None:
+    """The descriptor that the process reads from now (proc(5), /proc/PID/syscall)."""
+    try:
+        words = Path(f"/proc/{pid}/syscall").read_text().split()
+        return int(words[1], 16) if len(words) > 1 and int(words[0]) in _READING else None
+    except (OSError, ValueError):
+        return None
+
+
+def _is_copy(connection: socket.socket, pid: int, descriptor: int) -> bool:
+    theirs = os.stat(f"/proc/{pid}/fd/{descriptor}")  # noqa: PTH116 - follows the link to the socket itself
+    ours = os.fstat(connection.fileno())
+    return (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino)
+
+
+def _peer(connection: socket.socket) -> Peer:
+    said = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, uid, _ = _UCRED.unpack(said)
+    return Peer(pid, uid)
+
+
+def _is_own(pid: int, daemon_pid: int) -> bool:
+    """The daemon itself, or a server of its: they are of its session (measured on 580)."""
+    theirs, own = read_stat(pid), read_stat(daemon_pid)
+    return theirs is not None and own is not None and theirs.session == own.session
