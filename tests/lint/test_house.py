@@ -141,7 +141,7 @@ def test_libvgpu_keeps_its_hands_off() -> None:
 # what runs in the event loop: its time is `vgpud.clock`, which a test can turn. Elsewhere threads and short
 # programs wait for the kernel, and a duration that is only measured is one of `perf_counter`
 LOOPS = ("node", "serve", "modes", "http")
-ON_THREADS = {"modes/gpu_use.py", "modes/mps/processes.py"}
+ON_THREADS = {"modes/gpu_use.py", "modes/mps/processes.py", "modes/mps/silent.py"}
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))

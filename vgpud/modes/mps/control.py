@@ -11,6 +11,7 @@ percentage PID"). A daemon in whose socket somebody sits silent answers nobody (
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,9 @@ from vgpud.modes.mps.answers import ListedClient
 from vgpud.modes.mps.rules import Limits
 
 log = structlog.get_logger(__name__)
+
+_BUSY = "Cannot send command"  # seen on 535 and 550 when two programs ask at once
+_BUSY_PAUSES_SECONDS = (0.02, 0.05, 0.1, 0.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class MpsControl:
         Raises VgpuError: HELPER_FAILED when no daemon answers, HELPER_TIMEOUT when it is silent.
         """
         try:
-            done = _run(self.program, command, {**os.environ, **self.environment()}, self.timeout_seconds)
+            done = self._run_when_free(command)
         except subprocess.TimeoutExpired:
             raise VgpuError(
                 ErrorCode.HELPER_TIMEOUT,
@@ -68,6 +72,17 @@ class MpsControl:
                 "see its log in " + str(self.log),
             )
         return done.stdout.strip()
+
+    def _run_when_free(self, command: str) -> subprocess.CompletedProcess[str]:
+        """The daemon serves one program at a time and sends another away, who tries again."""
+        env = {**os.environ, **self.environment()}
+        done = _run(self.program, command, env, self.timeout_seconds)
+        for pause in _BUSY_PAUSES_SECONDS:
+            if done.returncode == 0 or _BUSY not in done.stderr + done.stdout:
+                break
+            time.sleep(pause)
+            done = _run(self.program, command, env, self.timeout_seconds)
+        return done
 
     def answers(self) -> bool:
         try:
@@ -121,7 +136,7 @@ class MpsControl:
         found = []
         for share_name, memory_name in named:
             printed = answers.share(said := self.ask(f"get_{share_name}"))
-            if answers.refusal(said) is None and not answers.share_agrees(limits.share.value, printed):
+            if printed is not None and not answers.share_agrees(limits.share.value, printed):
                 found.append((share_name, said, f"{limits.share.value:g}"))
             word = answers.memory(said := self.ask(f"get_{memory_name}"))
             if answers.is_memory(word) and word != answers.memory_as_printed(limits.memory_mib):
@@ -129,7 +144,7 @@ class MpsControl:
         if below_normal is not None:
             said = self.ask("get_default_client_priority")
             wanted = "1" if below_normal else "0"
-            if said.split()[-1:] != [wanted]:
+            if said and said.split()[-1] != wanted:
                 found.append(("default client priority", said, wanted))
         return tuple(f"{name.replace('_', ' ')} {was!r} instead of {wanted}" for name, was, wanted in found)
 

@@ -64,7 +64,7 @@ class Supervisor:
     charge: Charge
     units: Units
     multi_user: bool = False  # of the daemon that runs
-    _set: tuple[Limits, bool | None] | None = None  # what was read back last, by this vgpud
+    _wanted: tuple[Limits, bool | None] | None = None  # what this vgpud set last
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _unwatch: Callable[[], None] | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -161,22 +161,21 @@ class Supervisor:
         if limits is None:
             return
         below = self.charge.rules().below_normal if self.charge.features().priority else None
-        self._set = None
+        self._wanted = (limits, below)
         await asyncio.to_thread(control.limit, limits, below)
-        self._set = (limits, below)
 
     async def _limit_again(self, control: MpsControl) -> None:
-        """Limits that another program changed are put in force again, and it is told."""
+        """Limits that do not read back as set are set again, and it is told: another program changed them."""
         async with self._lock:
-            if self._set is None:
+            if self._wanted is None:
                 return
-            found = await asyncio.to_thread(control.changed, *self._set)
+            found = await asyncio.to_thread(control.changed, *self._wanted)
             if not found:
                 return
-            log.error("MPS limits were changed", device=self.charge.device_uuid, found=found)
+            log.error("MPS limits were not as set", device=self.charge.device_uuid, found=found)
             await self._limit(control)
         self.charge.notice(
-            f"limits of its MPS control daemon were changed by another program and are set again: "
+            "limits of its MPS control daemon were not as vgpud had set them, and are set again: "
             f"{', '.join(found)}"
         )
 
