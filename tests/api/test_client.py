@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vgpud.api.client import Client, choose_socket
+from vgpud.api.client import Client
+from vgpud.api.sockets import choose_socket
 from vgpud.model.caller import Door
 from vgpud.model.errors import ErrorCode, VgpuError
 

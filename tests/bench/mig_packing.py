@@ -3,6 +3,7 @@
 import random
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import mean
 
@@ -143,20 +144,22 @@ def _times(report: Report) -> None:
     _decision(report)
 
 
+LAYOUTS = [
+    ((19, 6), (14, 4)),
+    ((9, 4),),
+    ((5, 0), (19, 6)),
+    ((19, 6),),
+    ((14, 4), (14, 2)),
+    ((19, 5),),
+    ((9, 4), (19, 0)),
+    (),
+]
+
+
 def _decision(report: Report) -> None:
     """Eight devices in use, a new request each time; beside it the placement alone, and a plain scan."""
     node = node_of(*(h200(i, mig_on=True) for i in range(8)))
-    layouts = [
-        ((19, 6), (14, 4)),
-        ((9, 4),),
-        ((5, 0), (19, 6)),
-        ((19, 6),),
-        ((14, 4), (14, 2)),
-        ((19, 5),),
-        ((9, 4), (19, 0)),
-        (),
-    ]
-    use = {f"GPU-{i}": used_mig(*places) for i, places in enumerate(layouts) if places}
+    use = {f"GPU-{i}": used_mig(*places) for i, places in enumerate(LAYOUTS) if places}
     asked = [request(mig_profile=name) for name in ("1g.18gb", "2g.35gb", "3g.71gb")]
     for one in asked:
         choose(one, node, AUTO, use)
@@ -208,9 +211,10 @@ def _decision(report: Report) -> None:
         ("the place alone, by table", lambda n: places(ids[n % 3])),
         ("the place alone, by scanning (baseline)", lambda n: scan(ids[n % 3])),
     ):
-        seconds = []
-        for n in range(3000):
-            began = time.perf_counter()
-            work(n)
-            seconds.append(time.perf_counter() - began)
-        report.add(latency_row(name, seconds))
+        report.add(latency_row(name, [_timed(work, n) for n in range(3000)]))
+
+
+def _timed(work: Callable[[int], object], number: int) -> float:
+    began = time.perf_counter()
+    work(number)
+    return time.perf_counter() - began

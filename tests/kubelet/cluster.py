@@ -5,6 +5,7 @@ every field known, every limit kept. The scheduler allocates as the upstream one
 partitions are never overdrawn, capacity that may be consumed by several is rounded up by its policy.
 """
 
+import asyncio
 import copy
 import itertools
 import json
@@ -306,71 +307,77 @@ def refusal(status: int, words: str) -> Refusal:
 # --- over HTTP, for the official client
 
 
+def _answer(handler: BaseHTTPRequestHandler, work: Any, done: int) -> None:
+    try:
+        body, status = asyncio.run(work), done
+    except Refusal as error:
+        body, status = {"kind": "Status", "message": error.sentence}, error.status
+    data = json.dumps(body or {}).encode()
+    handler.send_response(status)
+    handler.send_header("Content-Type", "application/json")
+    handler.send_header("Content-Length", str(len(data)))
+    handler.end_headers()
+    handler.wfile.write(data)
+
+
+def _handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def _body(self) -> dict[str, Any]:
+            found: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            return found
+
+        def do_GET(self) -> None:
+            url = urlparse(self.path)
+            words = url.path.strip("/").split("/")
+            if words == ["version"]:
+                version = {"major": "1", "minor": f"{cluster.minor_version}+"}
+                rest = ("gitVersion", "gitCommit", "gitTreeState", "buildDate", "goVersion", "compiler")
+                full = {**version, **dict.fromkeys((*rest, "platform"), "x")}
+                _answer(self, _now(full), 200)
+            elif words[:3] == ["api", "v1", "nodes"]:
+                _answer(self, _node(cluster, words[3]), 200)
+            elif words[-1] == "resourceslices":
+                fields = parse_qs(url.query)["fieldSelector"][0].split(",")
+                chosen = dict(field.split("=") for field in fields)
+                _answer(self, _listed(cluster, chosen["spec.driver"], chosen["spec.nodeName"]), 200)
+            else:
+                _answer(self, cluster.claim(words[4], words[6]), 200)
+
+        def do_POST(self) -> None:
+            _answer(self, cluster.create_slice(self._body()), 201)
+
+        def do_PUT(self) -> None:
+            _answer(self, cluster.replace_slice(self._body()), 200)
+
+        def do_DELETE(self) -> None:
+            _answer(self, cluster.delete_slice(self.path.rpartition("/")[2]), 200)
+
+    return Handler
+
+
+def _kubeconfig(port: int) -> str:
+    return json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+        }
+    )
+
+
 class HttpCluster:
     """The same cluster on a loopback port; `kubeconfig` is the text that leads there."""
 
     def __init__(self, cluster: Cluster) -> None:
-        import asyncio
-
-        def answer(handler: BaseHTTPRequestHandler, work: Any, done: int) -> None:
-            try:
-                body, status = asyncio.run(work), done
-            except Refusal as error:
-                body, status = {"kind": "Status", "message": error.sentence}, error.status
-            data = json.dumps(body or {}).encode()
-            handler.send_response(status)
-            handler.send_header("Content-Type", "application/json")
-            handler.send_header("Content-Length", str(len(data)))
-            handler.end_headers()
-            handler.wfile.write(data)
-
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *_: Any) -> None:
-                pass
-
-            def _body(self) -> dict[str, Any]:
-                found: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                return found
-
-            def do_GET(self) -> None:
-                url = urlparse(self.path)
-                words = url.path.strip("/").split("/")
-                if words == ["version"]:
-                    version = {"major": "1", "minor": f"{cluster.minor_version}+"}
-                    rest = ("gitVersion", "gitCommit", "gitTreeState", "buildDate", "goVersion", "compiler")
-                    full = {**version, **dict.fromkeys((*rest, "platform"), "x")}
-                    answer(self, _now(full), 200)
-                elif words[:3] == ["api", "v1", "nodes"]:
-                    answer(self, _node(cluster, words[3]), 200)
-                elif words[-1] == "resourceslices":
-                    fields = parse_qs(url.query)["fieldSelector"][0].split(",")
-                    chosen = dict(field.split("=") for field in fields)
-                    answer(self, _listed(cluster, chosen["spec.driver"], chosen["spec.nodeName"]), 200)
-                else:
-                    answer(self, cluster.claim(words[4], words[6]), 200)
-
-            def do_POST(self) -> None:
-                answer(self, cluster.create_slice(self._body()), 201)
-
-            def do_PUT(self) -> None:
-                answer(self, cluster.replace_slice(self._body()), 200)
-
-            def do_DELETE(self) -> None:
-                answer(self, cluster.delete_slice(self.path.rpartition("/")[2]), 200)
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(cluster))
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        port = self._server.server_address[1]
-        self.kubeconfig = json.dumps(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "current-context": "c",
-                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-                "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-                "users": [{"name": "u", "user": {"token": "t"}}],
-            }
-        )
+        self.kubeconfig = _kubeconfig(self._server.server_address[1])
 
     def close(self) -> None:
         self._server.shutdown()

@@ -12,6 +12,7 @@ from vgpud.model.tenancy import Cause
 from vgpud.planner.residency import (
     PATIENCE_MOST,
     Kind,
+    Move,
     Plan,
     Rules,
     Tenant,
@@ -175,15 +176,9 @@ def live(lives: list[Life], seconds: float, begin_away: bool, stays: int = 0) ->
     """Steps all through time; checks that no more is there than fits. Switches take SWITCH each way. With
     `stays` so much of each is left there if the plan allows it."""
     left = ((GPU, stays),) if stays else ()
+    where = Where.AWAY if begin_away else Where.HERE
     tenants = {
-        str(i): Tenant(
-            str(i),
-            ((GPU, life.size),),
-            Where.AWAY if begin_away else Where.HERE,
-            0.0,
-            life.rules,
-            cause=Cause.TURN,
-        )
+        str(i): Tenant(str(i), ((GPU, life.size),), where, 0.0, life.rules, cause=Cause.TURN)
         for i, life in enumerate(lives)
     }
     done: dict[str, float] = {}
@@ -191,50 +186,51 @@ def live(lives: list[Life], seconds: float, begin_away: bool, stays: int = 0) ->
     while now < seconds:
         for number, life in enumerate(lives):
             tenants[str(number)] = _work(life, tenants[str(number)], now)
-        for name, at in tuple(done.items()):
-            if at <= now:
-                one = tenants[name]
-                gone = one.where is Where.GOING
-                tenants[name] = replace(
-                    one, where=Where.AWAY if gone else Where.HERE, since=now, active_at=now
-                )
-                if not gone:
-                    tenants[name] = replace(tenants[name], stays=left, swaps=bool(left))
-                del done[name]
+        for name in [name for name, at in done.items() if at <= now]:
+            tenants[name] = _arrived(tenants[name], now, left)
+            del done[name]
         for move in decide(now, tuple(tenants.values()), CARD).moves:
-            one, life = tenants[move.id], lives[int(move.id)]
-            if move.kind is Kind.SUSPEND:
-                life.suspensions.append((now, move.cause, one.since))
-                tenants[move.id] = replace(
-                    one,
-                    where=Where.GOING,
-                    since=now,
-                    cause=move.cause,
-                    stays=left if move.swaps else (),
-                    swaps=move.swaps,
-                )
+            if move.kind in (Kind.SUSPEND, Kind.RESUME):
+                tenants[move.id] = _moved(lives[int(move.id)], tenants, move, now, left)
                 done[move.id] = now + SWITCH
-            elif move.kind is Kind.RESUME:
-                assert one.wants_since is not None
-                assert not move.beside or (one.swaps and tenants[move.beside].where is Where.GOING)
-                life.waits.append(now - one.wants_since)
-                patience = patience_after(one.patience, now - one.since, one.rules)
-                tenants[move.id] = replace(
-                    one, where=Where.COMING, since=now, wants_since=None, patience=patience
-                )
-                done[move.id] = now + SWITCH
-        there = [t for t in tenants.values() if t.where is not Where.AWAY]
-        if stays:  # one that goes makes room, bit by bit, for one that comes
-            there = [t for t in there if t.where is Where.HERE]
         if begin_away:
-            held = sum(size for t in there for _, size in t.parts)
-            kept = sum(size for t in tenants.values() if t.where is Where.AWAY for _, size in t.stays)
-            assert held + kept <= CARD[GPU]
+            assert _taken(tenants, count_switches=not stays) <= CARD[GPU]
         now += STEP
     for number, life in enumerate(lives):  # those who still wait have waited so long at least
         wants = tenants[str(number)].wants_since
         if wants is not None and tenants[str(number)].where is Where.AWAY:
             life.waits.append(now - wants)
+
+
+def _arrived(one: Tenant, now: float, left: tuple[tuple[str, int], ...]) -> Tenant:
+    """The tenant at the end of its switch."""
+    if one.where is Where.GOING:
+        return replace(one, where=Where.AWAY, since=now, active_at=now)
+    return replace(one, where=Where.HERE, since=now, active_at=now, stays=left, swaps=bool(left))
+
+
+def _moved(
+    life: Life, tenants: dict[str, Tenant], move: Move, now: float, left: tuple[tuple[str, int], ...]
+) -> Tenant:
+    """The tenant at the beginning of a switch, which its life notes."""
+    one = tenants[move.id]
+    if move.kind is Kind.SUSPEND:
+        life.suspensions.append((now, move.cause, one.since))
+        stays = left if move.swaps else ()
+        return replace(one, where=Where.GOING, since=now, cause=move.cause, stays=stays, swaps=move.swaps)
+    assert one.wants_since is not None
+    assert not move.beside or (one.swaps and tenants[move.beside].where is Where.GOING)
+    life.waits.append(now - one.wants_since)
+    patience = patience_after(one.patience, now - one.since, one.rules)
+    return replace(one, where=Where.COMING, since=now, wants_since=None, patience=patience)
+
+
+def _taken(tenants: dict[str, Tenant], count_switches: bool) -> int:
+    """Bytes on the device. A tenant that goes makes room, bit by bit, for one that comes beside it."""
+    held = {Where.HERE, Where.GOING, Where.COMING} if count_switches else {Where.HERE}
+    there = sum(size for t in tenants.values() if t.where in held for _, size in t.parts)
+    kept = sum(size for t in tenants.values() if t.where is Where.AWAY for _, size in t.stays)
+    return there + kept
 
 
 def _work(life: Life, tenant: Tenant, now: float) -> Tenant:

@@ -91,10 +91,7 @@ for i in range(cu.integer("cuDeviceGetCount") if first == 0 else 0):
         assert seen == [uuids[i].removeprefix("GPU-").replace("-", "") for i in wanted], text
 
 
-def test_memory_of_every_family_is_charged_and_comes_back(node: SimNode) -> None:
-    out = ask(
-        node,
-        """
+FAMILIES = """
 from ctypes import Structure, c_int, c_uint, c_size_t, c_ushort, c_ubyte
 class Location(Structure): _fields_ = [("type", c_int), ("id", c_int)]
 class Prop(Structure): _fields_ = [("type", c_int), ("handles", c_int), ("location", Location), ("win", c.c_void_p), ("flags", c_ubyte * 8)]
@@ -149,8 +146,11 @@ def host():
     cu("cuMemAllocHost_v2", c.byref(p), size(64 * MIB))
     return p
 family("host", host, lambda p: cu("cuMemFreeHost", p))
-""",
-    )
+"""
+
+
+def test_memory_of_every_family_is_charged_and_comes_back(node: SimNode) -> None:
+    out = ask(node, FAMILIES)
     assert isinstance(out, dict)
     assert out.pop("context") == CONTEXT_MIB
     assert all(value == 0 for name, value in out.items() if name.endswith("after"))

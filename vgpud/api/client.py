@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
+from vgpud.api.sockets import usable_socket
 from vgpud.model.caller import Door
-from vgpud.model.errors import ErrorCode, VgpuError
 
 if TYPE_CHECKING:
     import grpc
@@ -24,55 +24,12 @@ if TYPE_CHECKING:
     from vgpud.api.gen import vgpud_pb2 as pb
     from vgpud.api.gen.vgpud_pb2_grpc import VgpudStub
 
-_SOCKET_NAMES = {Door.READ: "ro.sock", Door.TENANT: "vgpud.sock", Door.ADMIN: "admin.sock"}
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     # the daemon is trusted, and its listings have no pages
     ("grpc.max_receive_message_length", 256 * 1024 * 1024),
     ("grpc.max_metadata_size", 64 * 1024),
 )
-
-
-def choose_socket(door: Door) -> Path:
-    """The socket for a call that needs `door`.
-
-    VGPUD_SOCKET if it is set; else in VGPUD_RUN_DIR (/run/vgpud) the most privileged one that this
-    process may open.
-    """
-    named = os.environ.get("VGPUD_SOCKET")
-    if named:
-        return Path(named)
-    folder = Path(os.environ.get("VGPUD_RUN_DIR") or "/run/vgpud")
-    if os.geteuid() == 0:
-        return folder / _SOCKET_NAMES[Door.ADMIN]
-    tenant = folder / _SOCKET_NAMES[Door.TENANT]
-    if door is Door.READ and not os.access(tenant, os.R_OK | os.W_OK):
-        return folder / _SOCKET_NAMES[Door.READ]
-    return tenant
-
-
-def unreachable(socket: Path, why: str) -> VgpuError:
-    return VgpuError(
-        ErrorCode.UNREACHABLE,
-        f"vgpud does not answer at {socket}: {why}",
-        "see if it runs: systemctl status vgpud; VGPUD_SOCKET names another socket",
-    )
-
-
-def _closed_to_us(socket: Path, door: Door) -> VgpuError:
-    hint = "join its group (usermod -aG vgpu USER, then log in anew), or call as root"
-    return VgpuError(
-        ErrorCode.NOT_ALLOWED,
-        f"uid {os.geteuid()} may not open {socket}",
-        "call as root" if door is Door.ADMIN else hint,
-    )
-
-
-def _exists(socket: Path, door: Door) -> bool:
-    try:
-        return socket.exists()
-    except PermissionError:
-        raise _closed_to_us(socket, door) from None
 
 
 def _quiet_grpc() -> None:
@@ -169,7 +126,7 @@ class Client:
         It is listening when this returns. The iterator raises VgpuError: BAD_REVISION if that
         revision is no longer kept, STOPPING when the daemon stops.
         """
-        socket = self._socket(Door.READ)
+        socket = usable_socket(self._named, Door.READ)
         _quiet_grpc()
         import grpc
 
@@ -296,7 +253,7 @@ class Client:
         return reply
 
     def _call(self, method: str, request: Any, door: Door = Door.READ) -> Any:  # noqa: ANN401 (a stub's)
-        socket = self._socket(door)
+        socket = usable_socket(self._named, door)
         _quiet_grpc()
         import grpc
 
@@ -306,14 +263,6 @@ class Client:
             return getattr(self._stub(socket), method)(request, timeout=self._timeout_seconds)
         except grpc.RpcError as failure:
             raise from_rpc_error(failure, socket, self._timeout_seconds) from None
-
-    def _socket(self, door: Door) -> Path:
-        socket = self._named or choose_socket(door)
-        if not _exists(socket, door):
-            raise unreachable(socket, "there is no such socket")
-        if not os.access(socket, os.R_OK | os.W_OK):
-            raise _closed_to_us(socket, door)
-        return socket
 
     def _stub(self, socket: Path) -> "VgpudStub":
         known = self._channels.get(socket)

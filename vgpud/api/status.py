@@ -13,8 +13,8 @@ from google.protobuf.any_pb2 import Any
 from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]  # ships without stubs
 from grpc_status import rpc_status
 
-from vgpud.api.client import unreachable
 from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.api.sockets import unreachable
 from vgpud.model.errors import BY_NUMBER, ErrorCode, VgpuError
 
 _MAX_TEXT_BYTES = 512  # sentence, hint, one detail; gRPC sends the sentence again, three bytes for one

@@ -1,0 +1,62 @@
+"""The daemon's sockets, as a caller sees them: which one a call takes, and why it cannot be used."""
+
+import os
+from pathlib import Path
+
+from vgpud.model.caller import Door
+from vgpud.model.errors import ErrorCode, VgpuError
+
+_SOCKET_NAMES = {Door.READ: "ro.sock", Door.TENANT: "vgpud.sock", Door.ADMIN: "admin.sock"}
+
+
+def usable_socket(named: Path | None, door: Door) -> Path:
+    """`named`, else the one that `choose_socket` takes. Raises UNREACHABLE or NOT_ALLOWED."""
+    socket = named or choose_socket(door)
+    if not _exists(socket, door):
+        raise unreachable(socket, "there is no such socket")
+    if not os.access(socket, os.R_OK | os.W_OK):
+        raise _closed(socket, door)
+    return socket
+
+
+def choose_socket(door: Door) -> Path:
+    """The socket for a call that needs `door`.
+
+    VGPUD_SOCKET if it is set; else in VGPUD_RUN_DIR (/run/vgpud) the most privileged one that this
+    process may open.
+    """
+    named = os.environ.get("VGPUD_SOCKET")
+    if named:
+        return Path(named)
+    folder = Path(os.environ.get("VGPUD_RUN_DIR") or "/run/vgpud")
+    if os.geteuid() == 0:
+        return folder / _SOCKET_NAMES[Door.ADMIN]
+    tenant = folder / _SOCKET_NAMES[Door.TENANT]
+    if door is Door.READ and not os.access(tenant, os.R_OK | os.W_OK):
+        return folder / _SOCKET_NAMES[Door.READ]
+    return tenant
+
+
+def unreachable(socket: Path, why: str) -> VgpuError:
+    """The error for a daemon that does not answer at `socket`."""
+    return VgpuError(
+        ErrorCode.UNREACHABLE,
+        f"vgpud does not answer at {socket}: {why}",
+        "see if it runs: systemctl status vgpud; VGPUD_SOCKET names another socket",
+    )
+
+
+def _closed(socket: Path, door: Door) -> VgpuError:
+    hint = "join its group (usermod -aG vgpu USER, then log in anew), or call as root"
+    return VgpuError(
+        ErrorCode.NOT_ALLOWED,
+        f"uid {os.geteuid()} may not open {socket}",
+        "call as root" if door is Door.ADMIN else hint,
+    )
+
+
+def _exists(socket: Path, door: Door) -> bool:
+    try:
+        return socket.exists()
+    except PermissionError:
+        raise _closed(socket, door) from None
