@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "native"
@@ -19,6 +19,18 @@ POLICY = """version = 1
 [[device]]
 mode = "auto"
 """
+
+
+class Daemon(Protocol):
+    """What is used of subprocess.Popen."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int, /) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
 
 
 class DemoNode:
@@ -47,14 +59,14 @@ class DemoNode:
             "VGPUD_SOCKET": str(self.run_dir / "admin.sock"),
         }
         self.log = self.folder / "vgpud.log"
-        self.daemon: subprocess.Popen[bytes] | None = None
+        self.daemon: Daemon | None = None
 
     def start(self, timeout_seconds: float = 20, fault_point: str = "") -> float:
         """Seconds until it serves; raises RuntimeError with the log's end if it does not."""
         began = time.monotonic()
         environment = {**self.environment, "VGPUD_FAULT_POINT": fault_point}
         with self.log.open("ab") as log:
-            self.daemon = subprocess.Popen(self.command, env=environment, stderr=log, cwd=ROOT)
+            self.daemon = self.launch(environment, log.fileno())
         while time.monotonic() - began < timeout_seconds:
             if self.daemon.poll() is not None:
                 break
@@ -62,6 +74,10 @@ class DemoNode:
                 return time.monotonic() - began
             time.sleep(0.01)
         raise RuntimeError(f"vgpud did not start:\n{self.log.read_text()[-4000:]}")
+
+    def launch(self, environment: Mapping[str, str], log: int) -> Daemon:
+        """The daemon's process; `log` is a descriptor."""
+        return subprocess.Popen(self.command, env=environment, stderr=log, cwd=ROOT)
 
     def answers(self) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:

@@ -1,13 +1,14 @@
 """A whole vgpud on a simulated node of its own, for each test."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.demo.node import POLICY, DemoNode
+from tests import prepared
+from tests.demo.node import POLICY, Daemon, DemoNode
 from tests.simnode import create
 
 NodeMaker = Callable[..., DemoNode]
@@ -21,13 +22,22 @@ def simulated(state: Path, profile: str) -> dict[str, str]:
     return inside
 
 
+class PreparedNode(DemoNode):
+    """Its daemon has nothing to import any more, unless a test has another program for it."""
+
+    def launch(self, environment: Mapping[str, str], log: int) -> Daemon:
+        if self.command is not DemoNode.command:
+            return super().launch(environment, log)
+        return prepared.start(environment, log)
+
+
 @contextmanager
 def node_maker(folder: Path) -> Iterator[NodeMaker]:
     """Makes nodes, and clears away all that they started."""
     made: list[DemoNode] = []
 
     def make(profile: str = "h200x8", policy: str = POLICY) -> DemoNode:
-        node = DemoNode(policy, simulated(folder / f"sim{len(made)}", profile))
+        node = PreparedNode(policy, simulated(folder / f"sim{len(made)}", profile))
         made.append(node)
         return node
 
