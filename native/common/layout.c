@@ -14,6 +14,7 @@ static void constants(void)
     CONSTANT("MAX_DEVICES", VGPU_MAX_DEVICES);
     CONSTANT("MAX_SLOTS", VGPU_MAX_SLOTS);
     CONSTANT("UUID_BYTES", VGPU_UUID_BYTES);
+    CONSTANT("CALL_BYTES", VGPU_CALL_BYTES);
     CONSTANT("ID_BYTES", VGPU_ID_BYTES);
     CONSTANT("SHARE_ALL", VGPU_SHARE_ALL);
     CONSTANT("SHARE_NONE", VGPU_SHARE_NONE);
@@ -72,6 +73,8 @@ static void usage(void)
     SIZE("USAGE", vgpu_usage);
     FIELD("USAGE", vgpu_usage, "SLOT_HIGH", slot_high);
     FIELD("USAGE", vgpu_usage, "CONTEXT_MIB", context_mib);
+    FIELD("USAGE", vgpu_usage, "UNKNOWN_CALLS", unknown_calls);
+    FIELD("USAGE", vgpu_usage, "UNKNOWN_CALL", unknown_call);
     FIELD("USAGE", vgpu_usage, "RETIRED", retired);
     FIELD("USAGE", vgpu_usage, "SLOTS", slots);
     FIELD("USAGE", vgpu_usage, "COMPUTE", compute);

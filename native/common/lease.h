@@ -30,6 +30,7 @@
 #define VGPU_MAX_SLOTS 256u  /* processes of one allocation at one time */
 #define VGPU_UUID_BYTES 64u  /* "GPU-..." or "MIG-...", NUL-terminated */
 #define VGPU_ID_BYTES 64u    /* allocation id, NUL-terminated */
+#define VGPU_CALL_BYTES 48u  /* name of a function of the driver, NUL-terminated; a longer one is cut */
 #define VGPU_SHARE_ALL 10000u
 
 /* Where a tenant finds its lease: the fixed mount point first, else the folder that the environment
@@ -156,7 +157,8 @@ struct vgpu_usage {
     uint32_t version;
     uint32_t slot_high;                     /* slots at or above this index have never been used */
     uint32_t context_mib[VGPU_MAX_DEVICES]; /* what a context took when one was last measured; 0: none was */
-    uint32_t reserved[13];
+    uint32_t unknown_calls; /* functions that a process's driver exports and libvgpu does not know: a newer driver */
+    char unknown_call[VGPU_CALL_BYTES];                /* one of them, NUL-terminated */
     struct vgpu_slot_device retired[VGPU_MAX_DEVICES]; /* counters of processes that ended; arbiter's */
     struct vgpu_slot slots[VGPU_MAX_SLOTS];
     struct vgpu_compute compute[VGPU_MAX_DEVICES];

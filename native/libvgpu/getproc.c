@@ -51,6 +51,18 @@ static void *wrapper_by_version(const char *symbol, int version, cuuint64_t flag
     return best != NULL ? best->wrapper : NULL;
 }
 
+/* What the driver answers for the newest version that libvgpu knows, or NULL. */
+static void *newest_known(const char *symbol, cuuint64_t flags)
+{
+    void *answer = NULL;
+    CUresult result = REAL(cuGetProcAddress_v2) != NULL
+                          ? CALL(cuGetProcAddress_v2, symbol, &answer, CUDA_VERSION, flags, NULL)
+                          : CALL(cuGetProcAddress, symbol, &answer, CUDA_VERSION, flags);
+    return result == CUDA_SUCCESS ? answer : NULL;
+}
+
+/* A variant that is newer than the header may take other arguments than any wrapper does: it stays the driver's own,
+ * as an exported function does that libvgpu does not know (unknown.h). */
 static void *map_answer(const char *symbol, void *answer, int version, cuuint64_t flags)
 {
     Dl_info about;
@@ -61,6 +73,8 @@ static void *map_answer(const char *symbol, void *answer, int version, cuuint64_
         int id = vgpu_wrapped(about.dli_sname);
         return id >= 0 ? vgpu_functions[id].wrapper : answer;
     }
+    if (version > CUDA_VERSION && newest_known(symbol, flags) != answer)
+        return answer;
     wrapper = wrapper_by_version(symbol, version, flags);
     return wrapper != NULL ? wrapper : answer;
 }

@@ -118,3 +118,35 @@ void *vgpu_object_symbol(const struct vgpu_object *object, const char *name)
         return find_gnu(object, name);
     return object->sysv_hash != NULL ? find_sysv(object, name) : NULL;
 }
+
+/* Of the symbol table, which does not say its own length. In the GNU hash table the chain of the bucket that begins
+ * last ends with the last symbol. */
+static uint32_t symbol_count(const struct vgpu_object *object)
+{
+    if (object->sysv_hash != NULL)
+        return object->sysv_hash[1];
+    if (object->gnu_hash == NULL)
+        return 0;
+    const uint32_t *table = object->gnu_hash;
+    const uint32_t *bucket = (const uint32_t *)&((const ElfW(Addr) *)&table[4])[table[2]];
+    const uint32_t *chain = bucket + table[0];
+    uint32_t last = 0;
+    for (uint32_t i = 0; i < table[0]; i++)
+        last = bucket[i] > last ? bucket[i] : last;
+    if (last < table[1])
+        return 0;
+    while ((chain[last - table[1]] & 1) == 0)
+        last++;
+    return last + 1;
+}
+
+void vgpu_object_functions(const struct vgpu_object *object, void (*visit)(const char *name, void *argument),
+                           void *argument)
+{
+    uint32_t count = object->symbols != NULL && object->strings != NULL ? symbol_count(object) : 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const ElfW(Sym) *symbol = &object->symbols[i];
+        if (symbol->st_shndx != SHN_UNDEF && ELF64_ST_TYPE(symbol->st_info) == STT_FUNC)
+            visit(object->strings + symbol->st_name, argument);
+    }
+}

@@ -30,4 +30,8 @@ bool vgpu_object_holds(const struct vgpu_object *object, const void *address);
 /* The address of a symbol that the object itself defines, or NULL. */
 void *vgpu_object_symbol(const struct vgpu_object *object, const char *name);
 
+/* Tells `visit` the name of each function that the object itself defines for others. */
+void vgpu_object_functions(const struct vgpu_object *object, void (*visit)(const char *name, void *argument),
+                           void *argument);
+
 #endif

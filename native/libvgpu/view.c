@@ -11,6 +11,7 @@
 #include "moved.h"
 #include "pool.h"
 #include "tenant.h"
+#include "unknown.h"
 
 VGPU_EXPORT CUresult cuInit(unsigned int flags)
 {
@@ -19,6 +20,7 @@ VGPU_EXPORT CUresult cuInit(unsigned int flags)
     if (result == CUDA_SUCCESS && limited) {
         vgpu_away_wait(); /* initialised before, it would wait in the driver */
         vgpu_moved_follow();
+        vgpu_unknown_tell(vgpu_tenant_account()->usage);
     }
     return result == CUDA_SUCCESS ? CALL(cuInit, flags) : result;
 }

@@ -130,6 +130,13 @@ static void check_private_entries(void)
           CUDA_SUCCESS);
     CHECK(address == (void *)cuMemAlloc_v2);
     CHECK(cuGetProcAddress_v2("cuMemAlloc", &address, 2000, 0, NULL) == CUDA_SUCCESS && address == (void *)cuMemAlloc);
+    /* a version above the header's: the wrapper of the same function, never that of an older one */
+    CHECK(cuGetProcAddress_v2("cuMemAlloc", &address, 14000, 0, NULL) == CUDA_SUCCESS);
+    CHECK(address == (void *)cuMemAlloc_v2);
+    CHECK(cuGetProcAddress_v2("cuMemsetD8", &address, 13000, 0, NULL) == CUDA_SUCCESS);
+    CHECK(address == (void *)cuMemsetD8_v2);
+    CHECK(cuGetProcAddress_v2("cuMemsetD8", &address, 14000, 0, NULL) == CUDA_SUCCESS);
+    CHECK(strcmp(object_of(address), "libcuda.so.1") == 0);
 }
 
 static void check_plain(void)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.native.harness import CONTEXT_BYTES, GIB, LIBVGPU, MIB, PROBE, TEST_BUILD, Tenant
 from vgpud import lease_layout as layout
+from vgpud.lease import UnknownCalls, read_unknown_calls
 
 CHECKS: tuple[str, ...] = (
     "ways-in",
@@ -98,3 +99,10 @@ def test_without_a_lease_nothing_changes() -> None:
 def test_a_program_without_cuda_is_left_alone(lease: Path) -> None:
     done = Tenant(lease).run("bash", "-c", "ls / >/dev/null; grep -c libcuda /proc/self/maps")
     assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_a_function_that_libvgpu_does_not_know_is_told(lease: Path) -> None:
+    """The fake driver has one; it passes, and the page says its name."""
+    done = Tenant(lease).run(TEST_BUILD / "api-test", "ways-in")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert read_unknown_calls(lease) == UnknownCalls(1, "cuMemTeleport")

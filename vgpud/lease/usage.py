@@ -6,6 +6,7 @@ never raises for them.
 
 import contextlib
 import os
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -17,6 +18,7 @@ from vgpud.lease.pages import BYTES_MAX, lease_failed
 from vgpud.model.view import ComputeTime
 
 _COUNT_MAX = 1 << 62
+_UNKNOWN_MAX = 10_000  # no driver has so many functions
 _WORD = struct.Struct("<Q")
 
 
@@ -240,3 +242,30 @@ def read_activity(folder: Path) -> LeaseActivity:
         wants=sum(wants for *_, wants in figures),
         answers=tuple(((at // layout.SLOT_SIZE, start), looks) for at, start, _, looks, *_ in figures),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownCalls:
+    """Functions of a tenant's driver that libvgpu does not know, because the driver is newer: no limit
+    holds there. `example` is one of them."""
+
+    count: int
+    example: str
+
+
+_NO_UNKNOWN = UnknownCalls(0, "")
+_NAME = re.compile(rb"cu\w{1,45}", re.ASCII)
+
+
+def read_unknown_calls(folder: Path) -> UnknownCalls:
+    """The tenant's own word: bounded, and a name is one or is left out.
+
+    Raises VgpuError LEASE_FAILED if the lease itself is gone.
+    """
+    with usage_of(folder) as fd:
+        raw = _read(fd, layout.USAGE_UNKNOWN_CALLS, 4 + layout.CALL_BYTES)
+    count = int.from_bytes(raw[:4], "little")
+    if count == 0:
+        return _NO_UNKNOWN
+    name = raw[4:].split(b"\0", 1)[0]
+    return UnknownCalls(min(count, _UNKNOWN_MAX), name.decode() if _NAME.fullmatch(name) else "")

@@ -566,6 +566,12 @@ static CUresult private_entry(void)
     return CUDA_SUCCESS;
 }
 
+/* With an argument more, say. */
+static CUresult private_entry_of_14(void)
+{
+    return CUDA_SUCCESS;
+}
+
 /* As the driver does it: the base name and a version give the newest variant of that version. */
 API CUresult cuGetProcAddress_v2(const char *symbol, void **address, int version, cuuint64_t flags,
                                  CUdriverProcAddressQueryResult *status)
@@ -613,7 +619,8 @@ API CUresult cuGetProcAddress_v2(const char *symbol, void **address, int version
         if (strcmp(table[i].name, symbol) == 0 && table[i].since <= version)
             *address = table[i].function;
     if (*address != NULL && getenv("FAKE_PRIVATE_ENTRIES") != NULL)
-        *address = (void *)private_entry;
+        *address = version >= 14000 && strcmp(symbol, "cuMemsetD8") == 0 ? (void *)private_entry_of_14
+                                                                         : (void *)private_entry;
     if (status != NULL)
         *status = *address != NULL ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     return *address != NULL ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
