@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.ctl import tables
 from vgpud.ctl.table import GAP, Column, Table, clean, facts, render, width
 from vgpud.ctl.terminal import wants_color
 
@@ -91,3 +93,15 @@ class Tty(io.StringIO):
 )
 def test_color(choice: str, tty: bool, environment: dict[str, str], wanted: bool) -> None:
     assert wants_color(choice, Tty() if tty else io.StringIO(), environment) is wanted
+
+
+def test_devices_of_which_the_same_is_said_share_a_line() -> None:
+    said = [pb.Reason(device_uuid=f"GPU-{n}{n}-4000", sentence="too small") for n in range(3)]
+    table = tables.reasons([pb.Reason(device_uuid="GPU-aa-1", taken=True, mode="mig", sentence="fits"), *said])
+    assert table.rows == [("yes", "GPU-aa", "mig", "fits"), ("no", "GPU-00 and 2 more", "", "too small")]
+
+
+def test_the_memory_of_equal_slices_is_counted() -> None:
+    parts = [pb.Slice(device_uuid=f"GPU-{n}", mode="preload", memory_bytes=2**30) for n in range(2)]
+    (row,) = tables.allocations([pb.Allocation(id="a", slices=parts)], 0).rows
+    assert row[5] == "2 x 1GiB"

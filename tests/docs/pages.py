@@ -113,6 +113,23 @@ def pattern(lines: tuple[str, ...]) -> re.Pattern[str]:
         elif line.startswith("...") and line.endswith("..."):
             parts.append(rf"(?:.*\n)*?.*{re.escape(line.strip('.'))}.*\n(?:.*\n)*?")
         else:
-            words = r"[ ]+".join(re.escape(word) for word in line.split())
-            parts.append(r"[ ]*" + words.replace(r"\.\.\.", r".*") + r"[ ]*\n")
+            words = r"[ ]+".join(_loose(word) for word in line.split())
+            parts.append(r"[ ]*" + words + r"[ ]*\n")
     return re.compile("".join(parts))
+
+
+#: What differs from run to run is recorded on the page and matched by its form.
+_FORMS = (
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+Z",  # a moment
+    r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    r"[0-9a-f]{12}",  # an allocation
+    r"[0-9]+(?:ms|s|min|h)",  # an age
+)
+
+
+def _loose(word: str) -> str:
+    for form in _FORMS:
+        found = re.search(rf"(?<![\w-]){form}(?![\w-])", word)
+        if found is not None:
+            return _loose(word[: found.start()]) + form + _loose(word[found.end() :])
+    return re.escape(word).replace(r"\.\.\.", r".*")

@@ -34,10 +34,15 @@ def rooms_table() -> str:
 def test_the_table_of_rooms_is_the_lint_table() -> None:
     shown = re.search(r"<!-- rooms -->\n(.*?)\n<!-- /rooms -->", PAGE.read_text(), re.S)
     assert shown is not None
-    assert shown[1] == rooms_table()
+    assert shown[1] == rooms_table(), "run: python -m tests.docs.test_architecture"
 
 
 def test_each_path_on_the_map_exists() -> None:
     paths = re.findall(r"`((?:vgpud|native|tests|configs|systemd)/[\w./-]+)`", PAGE.read_text())
     assert len(paths) > 50
     assert [path for path in paths if path != "vgpud/lease_layout.py" and not (ROOT / path).exists()] == []
+
+
+if __name__ == "__main__":  # python -m tests.docs.test_architecture: writes the table anew
+    new = f"<!-- rooms -->\n{rooms_table()}\n<!-- /rooms -->"
+    PAGE.write_text(re.sub(r"<!-- rooms -->.*<!-- /rooms -->", lambda _: new, PAGE.read_text(), flags=re.S))

@@ -94,7 +94,7 @@ def plan(arguments: Namespace, terminal: Terminal) -> int:
         complete_uuids(client, request.selector)
         reply = client.plan(request)
     names = [part.device_uuid for part in reply.slices]
-    parts = tables.slices(pb.Allocation(slices=reply.slices))
+    parts = tables.planned(reply.slices)
     shown = [parts, tables.reasons(reply.reasons), tables.steps(reply.steps)]
     document = plain(reply)
     terminal.show(View("Plan", document, names, [table for table in shown if table.rows]))

@@ -104,8 +104,8 @@ def _allocation_row(item: pb.Allocation, now_ns: int) -> Sequence[str]:
         f"{item.state} ({item.standing})" if item.standing else item.state,
         words.joined(dict.fromkeys(part.mode for part in parts)),
         words.joined(words.short_uuid(part.device_uuid) for part in parts),
-        words.alike([words.held_memory(part) for part in parts]) if parts else "",
-        words.alike(shares) if parts else "",
+        _of_each([words.held_memory(part) for part in parts]),
+        _of_each(shares),
         words.age(item.created_unix_ns, now_ns),
         item.label,
         str(item.bound_pid or ""),
@@ -114,6 +114,13 @@ def _allocation_row(item: pb.Allocation, now_ns: int) -> Sequence[str]:
         item.request_id,
         str(item.revision),
     )
+
+
+def _of_each(values: Sequence[str]) -> str:
+    """The value of one slice; "2 x 1GiB" where two slices have the same."""
+    if len(values) > 1 and len(set(values)) == 1 and values[0] != "-":
+        return f"{len(values)} x {values[0]}"
+    return words.alike(list(values)) if values else ""
 
 
 def slices(item: pb.Allocation) -> Table:
@@ -145,6 +152,28 @@ def slices(item: pb.Allocation) -> Table:
     )
     use = {entry.device_uuid: entry for entry in item.use}
     return Table(columns, [_slice_row(part, use.get(part.device_uuid)) for part in item.slices])
+
+
+def planned(parts: Sequence[pb.Slice]) -> Table:
+    """The slices that a request would get."""
+    columns = (
+        Column("DEVICE"),
+        Column("MODE"),
+        Column("MIG"),
+        Column("MEMORY", right=True),
+        Column("SHARE", right=True),
+    )
+    rows = [
+        (
+            words.short_uuid(part.device_uuid),
+            part.mode,
+            words.mig_name(part),
+            words.held_memory(part),
+            words.share(part),
+        )
+        for part in parts
+    ]
+    return Table(columns, rows)
 
 
 def _slice_row(part: pb.Slice, use: pb.SliceUse | None) -> Sequence[str]:
@@ -182,14 +211,26 @@ def _seconds(use: pb.SliceUse | None, field: _Time) -> str:
 
 def reasons(items: Iterable[pb.Reason]) -> Table:
     columns = (Column("TAKEN", styles=TAKEN_STYLES), Column("DEVICE"), Column("MODE"), Column("WHY"))
-    rows = [(words.yes(item.taken), item.device_uuid, item.mode, item.sentence) for item in items]
+    alike: dict[tuple[bool, str, str], list[str]] = {}
+    for item in items:
+        alike.setdefault((item.taken, item.mode, item.sentence), []).append(item.device_uuid)
+    rows = [
+        (words.yes(taken), _first_of(uuids), mode, sentence)
+        for (taken, mode, sentence), uuids in alike.items()
+    ]
     return Table(columns, rows)
+
+
+def _first_of(uuids: Sequence[str]) -> str:
+    """The device, or the first of several of which the same is said."""
+    more = len(uuids) - 1
+    return words.short_uuid(uuids[0]) + (f" and {more} more" if more else "")
 
 
 def steps(items: Iterable[pb.Step]) -> Table:
     columns = (Column("STEP", right=True), Column("DO"), Column("DEVICE"), Column("MODE"), Column("WHY"))
     rows = [
-        (str(number), item.kind, item.device_uuid, item.mode, item.reason)
+        (str(number), item.kind, words.short_uuid(item.device_uuid), item.mode, item.reason)
         for number, item in enumerate(items, 1)
     ]
     return Table(columns, rows)
