@@ -78,6 +78,7 @@ class SimNode:
         env["VGPUD_HOST_ROOT"] = str(self.host_root)
         env["LD_LIBRARY_PATH"] = f"{self.build / 'sim' / 'lib'}" + (f":{rest}" if rest else "")
         env["PATH"] = f"{self.build / 'sim' / 'bin'}:{env.get('PATH', os.defpath)}"
+        env["LD_PRELOAD"] = str(self.build / "sim" / "lib" / "libvgpu-sim-rm.so")
         env["CUDA_MPS_PIPE_DIRECTORY"] = str(self.state.parent / "no-mps")
         env.update(extra or {})
         return env

@@ -147,6 +147,13 @@ def test_a_memory_limit_counts_the_context(mps: Mps, key: str) -> None:
         mps.say(f"shutdown_server {server}")  # a running server keeps the limits it started with
 
 
+def test_a_client_has_no_channels_of_its_own(mps: Mps) -> None:
+    mps.daemon()
+    mps.tenant()
+    (client,) = [p for p in mps.node.dump()["processes"] if p["uses"] and p["uses"][0]["mps"]]
+    assert (client["client"], client["uses"][0]["channels"]) == (0, 0)
+
+
 def test_a_client_may_only_lower_its_limit(mps: Mps) -> None:
     mps.daemon()
     mps.say("set_default_device_pinned_mem_limit 0 2048M")

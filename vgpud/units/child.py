@@ -26,7 +26,7 @@ from vgpud.units.process import (
     session_members,
 )
 
-_INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH")
+_INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD")
 _LOG_LINES = 5
 _KILL_SECONDS = 10.0
 # $0 is the pid file, "$@" the helper; proc(5): /proc/PID/stat is one line and exec leaves its start

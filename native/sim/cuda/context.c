@@ -95,9 +95,14 @@ static CUresult create(CUdevice dev, unsigned int flags, bool primary, CUcontext
     CUcontext ctx = new_context();
     CU_CHECK(ctx != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     CU_TRY(cu_charge(dev, SIM_CONTEXT, context_cost(d)));
-    atomic_fetch_add_explicit(&d->use->contexts, 1, memory_order_release);
     memset(ctx, 0, sizeof(*ctx));
     ctx->ordinal = dev;
+    result = cu_channels_make(ctx);
+    if (result != CUDA_SUCCESS) {
+        cu_uncharge(dev, SIM_CONTEXT, context_cost(d));
+        return result;
+    }
+    atomic_fetch_add_explicit(&d->use->contexts, 1, memory_order_release);
     ctx->flags = flags;
     ctx->primary = primary;
     ctx->id = ++cu.next_id;
@@ -133,6 +138,7 @@ static void destroy(CUcontext ctx)
     if (ctx->primary)
         cu_green_end_all(ctx);
     ctx->magic = CU_DEAD;
+    cu_channels_end(ctx);
     atomic_fetch_sub_explicit(&d->use->contexts, 1, memory_order_release);
     cu_uncharge(ctx->ordinal, SIM_CONTEXT, context_cost(d));
 }

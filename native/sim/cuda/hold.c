@@ -32,7 +32,8 @@ static void look(struct hold *h)
     }
     if (!h->begun || __atomic_load_n(h->word, __ATOMIC_SEQ_CST) < h->value)
         return;
-    sim_engine_release(cu.s, use, h->end);
+    if (!sim_engine_release(cu.s, use, h->end))
+        return;
     h->ctx = NULL;
     atomic_fetch_sub(&g_count, 1);
 }

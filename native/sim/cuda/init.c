@@ -1,7 +1,7 @@
 /* cuInit, versions, and the way into every call. */
 #include "internal.h"
 
-struct cu_process cu = {.lock = PTHREAD_MUTEX_INITIALIZER, .mps_fraction = 1.0};
+struct cu_process cu = {.lock = PTHREAD_MUTEX_INITIALIZER, .mps_fraction = 1.0, .rm_file = -1};
 static _Atomic int g_state; /* 0: not initialised, 1: ready, 2: child of a process that was */
 
 void vgpuSimSetKernelMicroseconds(double microseconds);

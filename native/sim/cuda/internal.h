@@ -14,7 +14,8 @@
 
 #include "../state/state.h"
 
-enum { CU_MAX_ORDINALS = 32, CU_LAUNCH_DEPTH = 1024, CU_PENDING_EVENTS = 64 };
+enum { CU_MAX_ORDINALS = 32, CU_LAUNCH_DEPTH = 1024, CU_PENDING_EVENTS = 64, CU_CHANNEL_GROUPS = 4 };
+#define CU_EXPORT __attribute__((visibility("default")))
 
 /* A handle's first word tells a live object of the right type; freed objects are kept for reuse, so
  * that a stale handle is refused and never touches memory that is gone. */
@@ -49,7 +50,8 @@ struct cu_device {
     CUmemoryPool default_pool, current_pool, graph_pool;
     _Atomic double launched[CU_LAUNCH_DEPTH];
     _Atomic uint64_t launch_count;
-    uint64_t mps_limit; /* bytes that this process may hold; 0: no limit */
+    uint64_t mps_limit;               /* bytes that this process may hold; 0: no limit */
+    uint32_t rm_device, rm_subdevice; /* handles; 0: not made yet */
 };
 
 struct CUctx_st {
@@ -64,6 +66,7 @@ struct CUctx_st {
     CUevent pending[CU_PENDING_EVENTS];
     uint32_t pending_count;
     size_t limits[CU_LIMIT_MAX];
+    uint32_t groups[CU_CHANNEL_GROUPS]; /* handles of its channel groups */
 };
 
 struct CUstream_st {
@@ -118,6 +121,8 @@ struct cu_process {
     unsigned long long next_id;
     double kernel_us;    /* 0: what the profile says */
     int shared_memories; /* that keep the process from being suspended */
+    int rm_file;         /* of the control device; -1: not open yet */
+    uint32_t rm_client, rm_handles;
     bool mps;
     _Atomic int mps_fault; /* 0, or the CUresult that every call now gives */
     double mps_fraction;
@@ -166,6 +171,10 @@ struct cu_device *cu_device_of(CUcontext ctx);
 CUresult cu_primary_retain(CUdevice dev, CUcontext *ctx); /* the caller holds cu_lock */
 void cu_primary_release(CUdevice dev);                    /* so does this one's */
 void cu_green_end_all(CUcontext primary);                 /* green.c: it is gone */
+
+/* channels.c: the caller holds cu_lock. */
+CUresult cu_channels_make(CUcontext ctx);
+void cu_channels_end(CUcontext ctx);
 
 /* charge.c: device memory against the shared state. A charge is all or nothing. */
 CUresult cu_charge(int ordinal, enum sim_kind kind, uint64_t bytes);

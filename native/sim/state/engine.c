@@ -4,11 +4,16 @@
  */
 #include "state.h"
 
+#include <limits.h>
+#include <linux/futex.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #define SPIN_BELOW_NS 60000.0
 #define LOOK_AGAIN_NS 5000000.0 /* others may join or leave while one waits */
+#define STANDS (-1.0)
 
 struct sim_engine *sim_engine_of(struct sim_device *d, int gi, int ci)
 {
@@ -57,6 +62,34 @@ void sim_engine_forget(struct sim_state *s, uint32_t ref, struct sim_use *u)
     sim_engine_unlock(d);
 }
 
+static void activate(struct sim_engine *e, uint32_t ref, struct sim_queue *q)
+{
+    if (!q->active && e->active_count < SIM_MAX_ACTIVE) {
+        q->active = 1;
+        e->active[e->active_count++] = ref;
+    }
+    if (!q->active) /* more than SIM_MAX_ACTIVE at once: this work passes in no time */
+        q->done = q->submitted;
+}
+
+void sim_engine_channels(struct sim_state *s, uint32_t ref, struct sim_use *u)
+{
+    struct sim_device *d = &s->devices[u->device];
+    struct sim_engine *e = sim_engine_of(d, u->gi, u->ci);
+    if (sim_use_stands(u) && u->queue.active) {
+        sim_rotation_leave(e, ref);
+        u->queue.active = 0;
+    } else if (!sim_use_stands(u) && !u->queue.active && u->queue.submitted - u->queue.done > SIM_WORK_EPSILON_NS) {
+        if (e->active_count == 0)
+            e->holder = 0; /* no switch: the call that lets the channels go on has put the state back */
+        activate(e, ref, &u->queue);
+    }
+    if (!sim_use_stands(u)) {
+        atomic_fetch_add(&u->on_wake, 1);
+        syscall(SYS_futex, &u->on_wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    }
+}
+
 double sim_engine_submit(struct sim_state *s, struct sim_proc *p, struct sim_use *u, double work_ns)
 {
     struct sim_device *d = lock_engine(s, u);
@@ -69,26 +102,24 @@ double sim_engine_submit(struct sim_state *s, struct sim_proc *p, struct sim_use
     struct sim_engine *e = sim_engine_of(d, u->gi, u->ci);
     sim_engine_advance(s, d, e);
     struct sim_queue *q = &u->queue;
-    if (!q->active && e->active_count < SIM_MAX_ACTIVE) {
-        q->active = 1;
-        e->active[e->active_count++] = ref;
-    }
     q->submitted += work_ns;
-    if (!q->active) /* more than SIM_MAX_ACTIVE at once: this work passes in no time */
-        q->done = q->submitted;
+    if (!sim_use_stands(u))
+        activate(e, ref, q);
     q->last_launch_ns = e->last_ns;
     double position = q->submitted;
     sim_engine_unlock(d);
     return position;
 }
 
-void sim_engine_release(struct sim_state *s, struct sim_use *u, double position)
+bool sim_engine_release(struct sim_state *s, struct sim_use *u, double position)
 {
     struct sim_device *d = lock_engine(s, u);
     sim_engine_advance(s, d, sim_engine_of(d, u->gi, u->ci));
-    if (u->queue.done < position)
+    bool runs = !sim_use_stands(u);
+    if (runs && u->queue.done < position)
         sim_history_jump(&u->queue, sim_now_ns(), position);
     sim_engine_unlock(d);
+    return runs;
 }
 
 bool sim_engine_reached(struct sim_state *s, struct sim_use *u, double position, uint64_t *at_ns)
@@ -111,6 +142,7 @@ bool sim_engine_idle(struct sim_state *s, struct sim_use *u)
     return idle;
 }
 
+/* 0: reached; STANDS: not while the channels are off. */
 static double time_left(struct sim_state *s, struct sim_use *u, double position)
 {
     struct sim_device *d = lock_engine(s, u);
@@ -118,22 +150,36 @@ static double time_left(struct sim_state *s, struct sim_use *u, double position)
     struct sim_engine *e = sim_engine_of(d, u->gi, u->ci);
     sim_engine_advance(s, d, e);
     const struct sim_queue *q = &u->queue;
-    if (q->done + SIM_WORK_EPSILON_NS < position && q->active)
+    bool reached = q->done + SIM_WORK_EPSILON_NS >= position;
+    if (!reached && q->active)
         left = sim_rotation_left(s, d, e, u, position);
+    else if (!reached && sim_use_stands(u))
+        left = STANDS;
     sim_engine_unlock(d);
     return left;
+}
+
+static void sleep_until_on(struct sim_use *u, uint32_t seen)
+{
+    struct timespec t = {0, (long)LOOK_AGAIN_NS};
+    syscall(SYS_futex, &u->on_wake, FUTEX_WAIT, seen, &t, NULL, 0);
 }
 
 void sim_engine_wait(struct sim_state *s, struct sim_use *u, double position)
 {
     for (uint32_t looks = 1;; looks++) {
+        uint32_t wake = atomic_load(&u->on_wake);
         double left = time_left(s, u, position);
-        if (left <= 0)
+        if (left <= 0 && left != STANDS)
             return;
         if (looks % 8 == 0) { /* another's death speeds this engine up: notice it */
             sim_lock(s);
             sim_sweep(s);
             sim_unlock(s);
+        }
+        if (left == STANDS) {
+            sleep_until_on(u, wake);
+            continue;
         }
         if (left < SPIN_BELOW_NS)
             continue; /* the kernel's timer slack alone is 50 us */

@@ -14,6 +14,7 @@
     U(shared_memory_optin_bytes) U(async_engines) U(persistence) U(compute_mode)                   \
     L(memory_total) L(memory_reserved) L(bar1_total) L(context_bytes) L(context_mps_bytes)         \
     L(green_context_bytes) D(kernel_us) D(timeslice_us) D(context_switch_us)                       \
+    D(channels_stop_us) D(channels_off_us) D(channels_on_us)                                       \
     U(mig_capable) U(mig_needs_reset) U(mig_persists_reboot) U(memory_slices) U(sm_per_slice)
 /* clang-format on */
 

@@ -46,6 +46,7 @@ void sim_proc_release(struct sim_state *s, struct sim_proc *p)
             p->uses[i].used = 0;
         }
     }
+    sim_rm_forget(p);
     p->pid = 0;
     atomic_store(&p->used, 0);
 }
@@ -73,7 +74,8 @@ void sim_sweep(struct sim_state *s)
 {
     uint32_t high = atomic_load(&s->proc_high);
     for (uint32_t i = 0; i < high; i++)
-        if (atomic_load_explicit(&s->procs[i].used, memory_order_acquire) && is_gone(s, i))
+        if (atomic_load_explicit(&s->procs[i].used, memory_order_acquire) && is_gone(s, i) &&
+            !sim_rm_open_elsewhere(s, &s->procs[i]))
             sim_proc_release(s, &s->procs[i]);
 }
 

@@ -13,6 +13,7 @@
 
 static struct sim_state *g_state;
 static char g_path[4096];
+static struct stat g_file;
 static pthread_mutex_t g_attach_lock = PTHREAD_MUTEX_INITIALIZER;
 
 const char *sim_state_path(void)
@@ -40,6 +41,7 @@ struct sim_state *sim_attach_path(const char *path)
         return NULL;
     struct sim_state *s = map_file(fd);
     int saved = errno;
+    fstat(fd, &g_file);
     close(fd);
     errno = saved;
     if (s == NULL)
@@ -104,8 +106,10 @@ struct sim_state *sim_create_path(const char *path)
     init_mutex(&s->lock);
     for (uint32_t i = 0; i < SIM_MAX_PROCS; i++)
         init_mutex(&s->alive[i]);
-    for (uint32_t i = 0; i < SIM_MAX_DEVICES; i++)
+    for (uint32_t i = 0; i < SIM_MAX_DEVICES; i++) {
         init_mutex(&s->devices[i].engine_lock);
+        init_mutex(&s->devices[i].rm_lock);
+    }
     s->size = sizeof(*s);
     s->layout_version = SIM_LAYOUT_VERSION;
     snprintf(g_path, sizeof(g_path), "%s", path);
@@ -142,6 +146,27 @@ void sim_engine_lock(struct sim_device *d)
 void sim_engine_unlock(struct sim_device *d)
 {
     pthread_mutex_unlock(&d->engine_lock);
+}
+
+void sim_rm_lock(struct sim_device *d)
+{
+    robust_lock(&d->rm_lock); /* a call that was killed has done all or nothing */
+}
+
+void sim_rm_unlock(struct sim_device *d)
+{
+    pthread_mutex_unlock(&d->rm_lock);
+}
+
+int sim_open_state(void)
+{
+    return open(g_path, O_RDWR | O_CLOEXEC);
+}
+
+bool sim_is_state_file(int fd)
+{
+    struct stat st;
+    return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_dev == g_file.st_dev && st.st_ino == g_file.st_ino;
 }
 
 static uint64_t clock_ns(clockid_t clock)

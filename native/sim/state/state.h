@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC UINT64_C(0x314d495355504756) /* "VGPUSIM1" */
-#define SIM_LAYOUT_VERSION 5u
+#define SIM_LAYOUT_VERSION 6u
 #define SIM_ENV_STATE "VGPU_SIM_STATE"
 #define SIM_NONE (-1)
 #define SIM_PAGE_BYTES (UINT64_C(2) << 20) /* device memory is charged in 2 MiB pages */
@@ -37,6 +37,7 @@ enum {
     SIM_MAX_ACCOUNTS = 4000, /* NVML's accounting buffer */
     SIM_SEGMENTS = 32,
     SIM_BUCKETS = 16,
+    SIM_MAX_OBJECTS = 4096, /* of one process: some 160 contexts */
 };
 #define SIM_BUCKET_NS UINT64_C(125000000) /* utilisation is averaged over 8 buckets: one second */
 
@@ -86,7 +87,17 @@ struct sim_use {
     double mps_fraction; /* 0..1 of the SMs */
     uint64_t bytes[SIM_KINDS];
     uint64_t peak_bytes;
-    struct sim_queue queue; /* guarded by the device's engine lock */
+    struct sim_queue queue;          /* guarded by the device's engine lock, as the rest */
+    uint32_t channels, channels_off; /* that can compute; with all of them off the queue stands still */
+    _Atomic uint32_t on_wake;        /* a futex: changes when it goes on */
+};
+
+/* What a process's driver client consists of: rm.c. */
+struct sim_object {
+    uint32_t handle, parent, class_id; /* handle 0: free */
+    uint8_t use;                       /* of the process, to whose device it belongs */
+    uint8_t computes;                  /* a channel of a group that holds a compute object */
+    uint8_t off;
 };
 
 /* CUprocessState, in the low bits of sim_proc.gate; the rest counts the moves to other devices. */
@@ -103,6 +114,9 @@ struct sim_proc {
     uint64_t start_ticks; /* field 22 of /proc/PID/stat: tells a reused pid */
     uint64_t first_seen_us;
     struct sim_use uses[SIM_MAX_USES];
+    _Atomic uint32_t rm_client;                 /* its handle; 0: none */
+    uint32_t object_high;                       /* entries at or above were never used */
+    struct sim_object objects[SIM_MAX_OBJECTS]; /* guarded by sim_lock */
 };
 
 /* One engine: the whole card, or one compute instance. Holds those that have work pending, in the order
@@ -153,6 +167,8 @@ struct sim_device {
     uint64_t memory_total, memory_reserved, bar1_total;
     uint64_t context_bytes, context_mps_bytes, green_context_bytes;
     double kernel_us, timeslice_us, context_switch_us;
+    double channels_stop_us, channels_off_us, channels_on_us; /* a call to stop channels: they stand still, it returns;
+                                                                 and a call to let them go on */
     uint32_t mig_capable, mig_needs_reset, mig_persists_reboot, memory_slices;
     uint32_t sm_per_slice;
     uint32_t gi_profile_count;
@@ -164,6 +180,7 @@ struct sim_device {
     uint64_t account_count; /* ever ended; the last SIM_MAX_ACCOUNTS are kept */
     struct sim_account accounts[SIM_MAX_ACCOUNTS];
     struct sim_gi gis[SIM_MAX_GIS];
+    pthread_mutex_t rm_lock; /* the driver's: calls that stop channels or let them go on come one after the other */
     pthread_mutex_t engine_lock;
     uint32_t engine_torn; /* who held the lock was killed: the engines' lists are to be made anew */
     struct sim_engine whole;
@@ -201,6 +218,7 @@ struct sim_state {
     char profile[64], driver_version[32], nvml_version[48];
     uint32_t cuda_version, caps_minor_base;
     uint64_t boot_count, next_event;
+    uint32_t rm_clients; /* ever made */
     _Atomic uint32_t fault_count;
     _Atomic uint32_t event_wake; /* a futex: changes with every event */
     _Atomic uint32_t proc_high;  /* entries at or above were never used */
@@ -226,8 +244,12 @@ void sim_lock(struct sim_state *s);
 void sim_unlock(struct sim_state *s);
 void sim_engine_lock(struct sim_device *d);
 void sim_engine_unlock(struct sim_device *d);
-uint64_t sim_now_ns(void);  /* CLOCK_MONOTONIC */
-uint64_t sim_wall_us(void); /* CLOCK_REALTIME, as NVML's time stamps */
+void sim_rm_lock(struct sim_device *d);
+void sim_rm_unlock(struct sim_device *d);
+int sim_open_state(void);       /* the state file of the attached node, a new open file; -1 with errno */
+bool sim_is_state_file(int fd); /* of the attached node */
+uint64_t sim_now_ns(void);      /* CLOCK_MONOTONIC */
+uint64_t sim_wall_us(void);     /* CLOCK_REALTIME, as NVML's time stamps */
 uint64_t sim_start_ticks(uint32_t pid, char *run_state);
 bool sim_parse_unsigned(const char *text, unsigned long long *value);
 
@@ -262,13 +284,21 @@ static inline enum sim_gate sim_gate_of(uint32_t gate)
 struct sim_engine *sim_engine_of(struct sim_device *d, int gi, int ci);
 double sim_engine_submit(struct sim_state *s, struct sim_proc *p, struct sim_use *u, double work_ns);
 bool sim_engine_reached(struct sim_state *s, struct sim_use *u, double position, uint64_t *at_ns);
-void sim_engine_release(struct sim_state *s, struct sim_use *u, double position); /* what is before it is done */
+/* What is before the position is done; false: it is not, for the queue stands still. */
+bool sim_engine_release(struct sim_state *s, struct sim_use *u, double position);
 bool sim_engine_idle(struct sim_state *s, struct sim_use *u); /* nothing of this queue is left to do */
 void sim_engine_wait(struct sim_state *s, struct sim_use *u, double position);
 void sim_engine_forget(struct sim_state *s, uint32_t ref, struct sim_use *u);
 uint32_t sim_engine_percent(struct sim_device *d, struct sim_engine *e);
 uint32_t sim_queue_percent(const struct sim_queue *q);
 void sim_engine_advance(struct sim_state *s, struct sim_device *d, struct sim_engine *e);
+
+/* Stops the queue or lets it go on, as its channels say. The caller holds the engine's lock. */
+void sim_engine_channels(struct sim_state *s, uint32_t ref, struct sim_use *u);
+static inline bool sim_use_stands(const struct sim_use *u)
+{
+    return u->channels > 0 && u->channels_off == u->channels;
+}
 
 /* rotation.c: whose turn it is. The caller holds the engine's lock. */
 void sim_rotate(struct sim_state *s, const struct sim_device *d, struct sim_engine *e, uint64_t now_ns);
@@ -310,6 +340,13 @@ void sim_post_event(struct sim_state *s, uint32_t device, int gi, int ci, uint64
 void sim_event_sleep(struct sim_state *s, uint32_t seen, uint64_t most_ns); /* while event_wake is seen */
 void sim_account_end(struct sim_state *s, const struct sim_proc *p);
 struct sim_account sim_account_of(const struct sim_proc *p, const struct sim_use *u);
+
+/* rm.c: the control device, /dev/nvidiactl, for which the state file stands: each open file of it may hold a client. */
+bool sim_rm_is(struct sim_state *s, int fd);
+int sim_rm_open(struct sim_state *s, struct sim_proc *p); /* a new file, whose client is p's; -1 with errno */
+int sim_rm_ioctl(struct sim_state *s, int fd, unsigned long request, void *argument); /* as ioctl(2) */
+bool sim_rm_open_elsewhere(const struct sim_state *s, const struct sim_proc *p); /* its file outlives the process */
+void sim_rm_forget(struct sim_proc *p); /* the process is gone, its engines have been left */
 
 /* hosttree.c: <state>.root/proc/driver/nvidia and friends */
 void sim_tree_write(struct sim_state *s);

@@ -3,6 +3,28 @@
 
 #include <stdio.h>
 
+#include "../../common/rm.h"
+
+/* Handles: of the subdevice, and of the channels that can compute. */
+static void print_channels(const struct sim_proc *p, uint32_t use)
+{
+    uint32_t subdevice = 0;
+    const char *comma = "";
+    printf(",\"compute_channels\":[");
+    for (uint32_t i = 0; i < p->object_high; i++) {
+        const struct sim_object *o = &p->objects[i];
+        if (o->handle == 0 || o->use != use)
+            continue;
+        if (o->class_id == RM_CLASS_SUBDEVICE)
+            subdevice = o->handle;
+        if (o->computes) {
+            printf("%s%u", comma, o->handle);
+            comma = ",";
+        }
+    }
+    printf("],\"subdevice\":%u", subdevice);
+}
+
 static void print_uses(struct sim_state *s, const struct sim_proc *p)
 {
     const char *comma = "";
@@ -12,10 +34,13 @@ static void print_uses(struct sim_state *s, const struct sim_proc *p)
             continue;
         printf("%s{\"device\":%u,\"gi\":%d,\"ci\":%d,\"contexts\":%u,\"mps\":%u,"
                "\"mps_fraction\":%g,\"bytes\":%llu,\"context_bytes\":%llu,\"managed_bytes\":%llu,"
-               "\"submitted_ns\":%.0f,\"done_ns\":%.0f}",
+               "\"submitted_ns\":%.0f,\"done_ns\":%.0f,\"channels\":%u,\"channels_off\":%u",
                comma, u->device, u->gi, u->ci, u->contexts, u->mps, u->mps_fraction,
                (unsigned long long)sim_use_bytes(u), (unsigned long long)u->bytes[SIM_CONTEXT],
-               (unsigned long long)u->bytes[SIM_MANAGED], u->queue.submitted, u->queue.done);
+               (unsigned long long)u->bytes[SIM_MANAGED], u->queue.submitted, u->queue.done, u->channels,
+               u->channels_off);
+        print_channels(p, i);
+        printf("}");
         comma = ",";
     }
     (void)s;
@@ -91,7 +116,8 @@ void sim_dump(struct sim_state *s)
         if (!atomic_load(&p->used))
             continue;
         static const char *const gates[] = {"running", "locked", "checkpointed", "failed"};
-        printf("%s{\"pid\":%u,\"state\":\"%s\",\"uses\":[", comma, p->pid, gates[sim_gate_of(atomic_load(&p->gate))]);
+        printf("%s{\"pid\":%u,\"state\":\"%s\",\"client\":%u,\"uses\":[", comma, p->pid,
+               gates[sim_gate_of(atomic_load(&p->gate))], atomic_load(&p->rm_client));
         print_uses(s, p);
         printf("]}");
         comma = ",";

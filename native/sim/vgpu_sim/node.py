@@ -13,6 +13,9 @@ from typing import Any
 
 from vgpu_sim import profile as profiles
 
+#: What stands for the driver's control device in programs without a CUDA driver.
+CONTROL_DEVICE = "libvgpu-sim-rm.so"
+
 
 class NodeError(RuntimeError):
     """vgpu-simctl refused, or is not where it should be."""
@@ -94,6 +97,7 @@ class Node:
         env["VGPUD_HOST_ROOT"] = str(self.host_root)
         env["LD_LIBRARY_PATH"] = _first(self.tree.lib, base.get("LD_LIBRARY_PATH"))
         env["PATH"] = _first(self.tree.bin, base.get("PATH", os.defpath))
+        env["LD_PRELOAD"] = _first(self.tree.lib / CONTROL_DEVICE, base.get("LD_PRELOAD"))
         return env
 
 

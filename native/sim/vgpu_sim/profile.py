@@ -27,7 +27,8 @@ CARD_DEFAULTS: Mapping[str, int | float | str] = {
     "shared_memory_per_sm_bytes": 65536, "shared_memory_optin_bytes": 65536, "async_engines": 3,
     "context_bytes": 551550976, "context_mps_bytes": 364904448,
     "green_context_bytes": 6291456, "kernel_us": 10.0, "timeslice_us": 2000.0,
-    "context_switch_us": 120.9, "numa_node_reported": 0,
+    "context_switch_us": 120.9, "channels_stop_us": 250.0, "channels_off_us": 449.0,
+    "channels_on_us": 275.0, "numa_node_reported": 0,
 }  # fmt: skip
 CARD_KEYS = frozenset(CARD_DEFAULTS) | {"name", "cc", "mig"}
 ENGINES = {"copy": "copy_engines", "decode": "decoders", "encode": "encoders", "jpeg": "jpegs", "ofa": "ofas"}

@@ -1,0 +1,36 @@
+/* libvgpu-sim-rm.so: the control device of a simulated node, for a process that has no simulated libcuda: preloaded,
+ * it stands before the C library's ioctl. The node is the one whose file the call is made on. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "../../common/rm.h"
+#include "../state/state.h"
+
+static struct sim_state *node_of(int fd)
+{
+    static struct sim_state *s;
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    char link[64], path[4096];
+    pthread_mutex_lock(&lock);
+    if (s == NULL) {
+        snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+        ssize_t n = readlink(link, path, sizeof(path) - 1);
+        path[n < 0 ? 0 : n] = '\0';
+        s = path[0] == '/' ? sim_attach_path(path) : NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    return sim_rm_is(s, fd) ? s : NULL;
+}
+
+__attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, ...)
+{
+    va_list arguments;
+    va_start(arguments, request);
+    void *argument = va_arg(arguments, void *);
+    va_end(arguments);
+    struct sim_state *s = _IOC_TYPE(request) == RM_IOCTL_TYPE ? node_of(fd) : NULL;
+    return s != NULL ? sim_rm_ioctl(s, fd, request, argument) : (int)syscall(SYS_ioctl, fd, request, argument);
+}

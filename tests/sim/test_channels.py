@@ -1,0 +1,276 @@
+"""The control device of a simulated node: channels as libcuda makes them, and the call that stops them."""
+
+# ruff: noqa: E501 - the snippets are programs; broken lines read worse
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sim.tenant import Tenant
+from tests.simnode import ROOT, SimNode
+
+Make = Callable[..., SimNode]
+CONTEXT_BYTES = 526 << 20
+REFUSED, BAD_CLIENT, NO_OBJECT = 0x1F, 0x23, 0x57
+LONG = "launch 1 300000"
+
+
+class Outside:
+    """A process that takes another's open control file for each call, as the arbiter does."""
+
+    CODE = """
+import ctypes as c, json, os, sys
+libc = c.CDLL(None, use_errno=True)
+request = lambda nr, size: 3 << 30 | size << 16 | ord("F") << 8 | nr
+class Control(c.Structure):
+    _fields_ = [(n, c.c_uint32) for n in ("client", "object", "command", "flags")] + [("parameters", c.c_uint64), ("size", c.c_uint32), ("status", c.c_uint32)]
+def control(fd, client, object, command, parameters):
+    a = Control(client, object, command, 0, c.addressof(parameters), c.sizeof(parameters), 0xffff)
+    rc = libc.ioctl(fd, c.c_ulong(request(0x2a, c.sizeof(a))), c.byref(a))
+    return a.status if rc == 0 else -c.get_errno()
+class Disable(c.Structure):
+    _fields_ = [("disable", c.c_uint8), ("count", c.c_uint32), ("only", c.c_uint8), ("rewind", c.c_uint8), ("event", c.c_uint64), ("clients", c.c_uint32 * 64), ("channels", c.c_uint32 * 64)]
+class Gid(c.Structure):
+    _fields_ = [("index", c.c_uint32), ("flags", c.c_uint32), ("length", c.c_uint32), ("data", c.c_char * 256)]
+kept = []
+def file_of(pid):
+    path = os.environ["VGPU_SIM_STATE"]
+    own = [int(n) for n in os.listdir(f"/proc/{pid}/fd") if os.readlink(f"/proc/{pid}/fd/{n}") == path]
+    pidfd = os.pidfd_open(pid)
+    fd = libc.syscall(438, pidfd, own[0], 0)
+    os.close(pidfd)
+    return fd
+for line in sys.stdin:
+    a = json.loads(line)
+    fd = os.open(os.environ["VGPU_SIM_STATE"], os.O_RDWR) if a["pid"] is None else kept[-1] if a["pid"] == 0 else file_of(a["pid"])
+    if a["verb"] == "keep":
+        kept.append(fd)
+        answer = "kept"
+    elif a["verb"] == "gid":
+        gid = Gid()
+        answer = control(fd, a["client"], a["subdevice"], 0x2080014a, gid) or gid.data.decode()
+    else:
+        p = Disable(disable=a["verb"] == "off", count=len(a["channels"]))
+        for i, (client, channel) in enumerate(a["channels"]):
+            p.clients[i], p.channels[i] = client, channel
+        answer = control(fd, a["client"], a["subdevice"], 0x2080110b, p)
+    if a["verb"] != "keep" and a["pid"] != 0:
+        os.close(fd)
+    print(json.dumps(answer), flush=True)
+"""
+
+    def __init__(self, node: SimNode) -> None:
+        library = str(node.build / "sim" / "lib" / "libvgpu-sim-rm.so")
+        self.process = node.start([sys.executable, "-c", self.CODE], {"LD_PRELOAD": library})
+
+    def ask(self, verb: str, pid: int | None, **rest: Any) -> Any:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps({"verb": verb, "pid": pid, **rest}) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def turn(self, verb: str, node: SimNode, pid: int, **change: Any) -> Any:
+        """`off` or `on` for all compute channels of a process; its answer's status."""
+        process, use = entry(node, pid)
+        client = process["client"]
+        call = {
+            "client": client,
+            "subdevice": use["subdevice"],
+            "channels": [[client, channel] for channel in use["compute_channels"]],
+        }
+        return self.ask(verb, change.pop("file", pid), **{**call, **change})
+
+
+def entry(node: SimNode, pid: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A process of the node and what it has on its first device."""
+    process = next(p for p in node.dump()["processes"] if p["pid"] == pid)
+    return process, process["uses"][0]
+
+
+def done_ns(node: SimNode, pid: int) -> float:
+    return float(entry(node, pid)[1]["done_ns"])
+
+
+@pytest.fixture
+def node(sim_node: Make) -> SimNode:
+    return sim_node()
+
+
+@pytest.fixture
+def tenant(node: SimNode) -> Tenant:
+    return Tenant(node)
+
+
+@pytest.fixture
+def outside(node: SimNode) -> Outside:
+    return Outside(node)
+
+
+RECORDER = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include "rm.h"
+int ioctl(int fd, unsigned long request, ...)
+{
+    va_list list;
+    va_start(list, request);
+    void *argument = va_arg(list, void *);
+    va_end(list);
+    int (*next)(int, unsigned long, ...) = dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), "ioctl");
+    int result = next(fd, request, argument);
+    const struct rm_alloc *a = argument;
+    if (_IOC_TYPE(request) == 'F' && _IOC_NR(request) == RM_ESCAPE_ALLOC && result == 0 && a->status == 0)
+        fprintf(stderr, "%x ", a->class_id);
+    if (_IOC_TYPE(request) == 'F' && _IOC_NR(request) == RM_ESCAPE_FREE)
+        fprintf(stderr, "free ");
+    return result;
+}
+"""
+GROUP = "a06c " + "c86f " * 8 + "cbc0 " + ("a06c " + "c86f " * 4) * 3
+
+
+def test_a_preloaded_ioctl_sees_each_object_made_and_freed(node: SimNode, tmp_path: Path) -> None:
+    source, library = tmp_path / "recorder.c", tmp_path / "recorder.so"
+    source.write_text(RECORDER)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", f"-I{ROOT}/native/common", str(source), "-o", str(library)], check=True
+    )
+    code = "from tests.sim.cuda import *; d = Driver(); d.init(); d.context(); x = d.context(); d('cuCtxDestroy_v2', x)"
+    done = node.run([sys.executable, "-c", code], {"LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)})
+    assert done.stderr == "41 80 2080 " + GROUP * 2 + "free " * 4
+
+
+def test_channels_go_with_their_context_and_forty_contexts_have_forty_groups(
+    node: SimNode, tenant: Tenant
+) -> None:
+    pid = tenant.process.pid
+    tenant.do("contexts = [cu.context() for _ in range(39)]")
+    assert entry(node, pid)[1]["channels"] == 40 * 8
+    tenant.do("[cu('cuCtxDestroy_v2', x) for x in contexts]")
+    assert entry(node, pid)[1]["channels"] == 8
+
+
+def test_a_running_kernel_stops_in_its_middle_and_ends_whole(
+    node: SimNode, tenant: Tenant, outside: Outside
+) -> None:
+    pid = tenant.process.pid
+    tenant.say(LONG)
+    assert outside.turn("off", node, pid) == 0
+    stands = done_ns(node, pid)
+    assert 0 < stands < 300e6
+    assert outside.turn("off", node, pid) == 0
+    assert done_ns(node, pid) == stands
+    assert outside.turn("on", node, pid) == 0
+    assert tenant.say("sync") == "ok"
+    assert done_ns(node, pid) == 300e6
+
+
+def test_work_given_while_off_waits_for_the_channels(node: SimNode, tenant: Tenant, outside: Outside) -> None:
+    pid = tenant.process.pid
+    outside.turn("off", node, pid)
+    tenant.say("launch 3 10")
+    assert done_ns(node, pid) == 0
+    outside.turn("on", node, pid)
+    assert tenant.say("sync") == "ok"
+
+
+def test_a_stopped_process_is_taken_off_and_put_back(node: SimNode, tenant: Tenant, outside: Outside) -> None:
+    pid = tenant.process.pid
+    tenant.say(LONG)
+    os.kill(pid, signal.SIGSTOP)
+    assert outside.turn("off", node, pid) == 0
+    assert entry(node, pid)[1]["channels_off"] == 8
+    assert outside.turn("on", node, pid) == 0
+    os.kill(pid, signal.SIGCONT)
+    assert tenant.say("sync") == "ok"
+
+
+def test_copies_go_on_while_compute_is_off(node: SimNode, tenant: Tenant, outside: Outside) -> None:
+    pid = tenant.process.pid
+    tenant.say("alloc 1")
+    tenant.do("s = c.c_void_p(); cu('cuStreamCreate', c.byref(s), 1)")
+    tenant.do("k = c.c_void_p(); cu('cuStreamCreate', c.byref(k), 1)")
+    tenant.do("cu('cuLaunchKernel', function, 1, 1, 1, 32, 1, 1, 0, k, None, None)")
+    outside.turn("off", node, pid)
+    tenant.do("cu('cuMemsetD32Async', c.c_uint64(pointers[0]), 7, c.c_size_t(1), s)")
+    answer = "b = c.c_int(); cu('cuMemcpyDtoHAsync_v2', c.byref(b), c.c_uint64(pointers[0]), c.c_size_t(4), s); cu('cuStreamSynchronize', s); out = b.value"
+    assert tenant.do(answer) == "7"
+
+
+@pytest.mark.parametrize("channels", [[[0, 1]], [[0, 0x5C000001]], [[0, 0xFFFFFFFF]]])
+def test_a_handle_that_is_no_channel_stops_nothing(
+    node: SimNode, tenant: Tenant, outside: Outside, channels: list[list[int]]
+) -> None:
+    process, use = entry(node, tenant.process.pid)
+    real = [process["client"], use["compute_channels"][0]]
+    wrong = [[process["client"], channel] for _, channel in channels]
+    assert outside.turn("off", node, tenant.process.pid, channels=[real, *wrong]) == NO_OBJECT
+    assert entry(node, tenant.process.pid)[1]["channels_off"] == 0
+
+
+def test_a_client_is_known_by_its_open_file_alone(node: SimNode, tenant: Tenant, outside: Outside) -> None:
+    other = Tenant(node)
+    assert outside.turn("off", node, tenant.process.pid, file=other.process.pid) == BAD_CLIENT
+    assert outside.turn("off", node, tenant.process.pid, file=None) == BAD_CLIENT
+    assert entry(node, tenant.process.pid)[1]["channels_off"] == 0
+
+
+def test_more_channels_than_a_call_may_name_are_refused(
+    node: SimNode, tenant: Tenant, outside: Outside
+) -> None:
+    process, use = entry(node, tenant.process.pid)
+    sixty_four = [[process["client"], channel] for channel in use["compute_channels"]] * 8
+    assert outside.turn("off", node, tenant.process.pid, channels=sixty_four) == 0
+
+
+def test_a_subdevice_says_which_device_it_is(node: SimNode, outside: Outside) -> None:
+    tenant = Tenant(node, {"CUDA_VISIBLE_DEVICES": "3"})
+    process, use = entry(node, tenant.process.pid)
+    uuid = outside.ask("gid", tenant.process.pid, client=process["client"], subdevice=use["subdevice"])
+    assert uuid == node.dump()["devices"][3]["uuid"]
+
+
+def test_a_process_killed_while_off_leaves_nothing(node: SimNode, tenant: Tenant, outside: Outside) -> None:
+    tenant.say(LONG)
+    outside.turn("off", node, tenant.process.pid)
+    tenant.kill()
+    assert node.dump()["processes"] == []
+    other = Tenant(node)
+    other.say("launch 1 10")
+    assert other.say("sync") == "ok"
+
+
+def test_a_copy_of_the_open_file_keeps_the_memory(node: SimNode, tenant: Tenant, outside: Outside) -> None:
+    outside.ask("keep", tenant.process.pid)
+    tenant.kill()
+    assert node.dump()["devices"][0]["memory_used"] == CONTEXT_BYTES
+    outside.process.kill()
+    outside.process.wait()
+    assert node.dump()["devices"][0]["memory_used"] == 0
+
+
+def test_a_refusing_driver_answers_its_status_and_stops_nothing(
+    node: SimNode, tenant: Tenant, outside: Outside
+) -> None:
+    node.sim("fault", "fail", "--function", "FIFO_DISABLE_CHANNELS", "--code", str(REFUSED))
+    assert outside.turn("off", node, tenant.process.pid) == REFUSED
+    assert entry(node, tenant.process.pid)[1]["channels_off"] == 0
+
+
+def test_a_lying_driver_answers_that_all_is_well_and_stops_nothing(
+    node: SimNode, tenant: Tenant, outside: Outside
+) -> None:
+    node.sim("fault", "fail", "--function", "FIFO_DISABLE_CHANNELS.lies", "--code", "1")
+    assert outside.turn("off", node, tenant.process.pid) == 0
+    assert entry(node, tenant.process.pid)[1]["channels_off"] == 0
