@@ -54,6 +54,7 @@ from vgpud.policy.model import DeviceRule, Policy
 from vgpud.serve.dra.api import ApiServer
 from vgpud.serve.dra.door import DraDoor
 from vgpud.serve.kubelet.door import Kubelet, KubeletDoor
+from vgpud.serve.peers import identify
 from vgpud.serve.runtime import RuntimeDoor
 from vgpud.serve.server import Server
 from vgpud.serve.sockets import claim, passed_sockets, public_sockets, runtime_socket
@@ -235,7 +236,7 @@ async def serve(settings: Settings) -> None:
         assert daemon.ledger is not None
         assert daemon.containers is not None
         assert daemon.cdi_watch is not None
-        doors = Doors(settings.run_dir, lambda: observe(keeper))
+        doors = Doors(settings.run_dir, lambda: observe(keeper), lambda peer: identify(peer, Door.READ).user)
         await doors.start(keeper.policy().policy)
         keeper.policies.preparing.append(doors.prepare)
         door = runtime_socket(settings.run_dir, settings.group, passed)

@@ -47,6 +47,9 @@ def configure(level: int) -> None:
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+    # grpc writes a traceback for each caller that goes away in the middle of a reply; what fails in vgpud
+    # itself is caught and logged by the doors
+    logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
     logging.basicConfig(level=max(level, logging.WARNING), stream=sys.stderr)
 
 

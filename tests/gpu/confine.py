@@ -35,13 +35,15 @@ IGNORED = {
         "RestartSec",
     ),
     *("RestartPreventExitStatus", "RuntimeDirectory", "RuntimeDirectoryPreserve", "StateDirectory"),
-    *("StateDirectoryMode", "ConfigurationDirectory", "KillMode"),
+    *("StateDirectoryMode", "ConfigurationDirectory", "KillMode", "OOMPolicy", "OOMScoreAdjust"),
 }
 NOT_HERE = {
     "DevicePolicy": "a BPF program of the cgroup",
     "DeviceAllow": "a BPF program of the cgroup",
     "IPAddressDeny": "a BPF program of the cgroup",
     "IPAddressAllow": "a BPF program of the cgroup",
+    "MemoryHigh": "a limit of the cgroup",
+    "MemoryMax": "a limit of the cgroup",
 }
 PROTECTED_HOMES = ("/home", "/root", "/run/user")
 TUNABLES = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/acpi", "/sys")

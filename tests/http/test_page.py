@@ -93,7 +93,7 @@ def test_a_browser_draws_it_without_a_complaint(tmp_path: Path) -> None:
     (tmp_path / "private").mkdir()
 
     async def run() -> tuple[str, str]:
-        doors = Doors(tmp_path, observe)
+        doors = Doors(tmp_path, observe, lambda peer: 0)
         await doors.start(policy(page=port))
         try:
             process = await asyncio.create_subprocess_exec(

@@ -36,11 +36,16 @@ def policy(page: int | None = None, figures: int | None = None) -> Policy:
     return Policy(http=HttpSettings(listen=listen(page)), metrics=MetricsSettings(listen=listen(figures)))
 
 
-def with_doors(folder: Path, first: Policy, work: Callable[[Doors], Awaitable[None]]) -> None:
+def with_doors(
+    folder: Path,
+    first: Policy,
+    work: Callable[[Doors], Awaitable[None]],
+    user_of: Callable[[socket.socket], int] = lambda peer: 0,
+) -> None:
     (folder / "private").mkdir()
 
     async def run() -> None:
-        doors = Doors(folder, observe)
+        doors = Doors(folder, observe, user_of)
         await doors.start(first)
         try:
             await work(doors)
@@ -125,19 +130,43 @@ def test_slow_and_talkative_peers_are_dropped(tmp_path: Path, monkeypatch: pytes
         except ConnectionError:
             answer = b""
         assert answer == b""
-        monkeypatch.setattr(http, "MAX_CONNECTIONS", 2)
-        monkeypatch.setattr(http, "PEER_SECONDS", 20)
-        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        await asyncio.sleep(0.1)
-        try:
-            answer = await say(get("/"), port)
-        except ConnectionError:
-            answer = b""
-        assert answer == b""
+
+    with_doors(tmp_path, policy(page=port), work)
+
+
+def test_slow_peers_do_not_keep_a_scrape_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 connections that say nothing once shut the page and the figures for all."""
+    port = free_port()
+    monkeypatch.setattr(http, "PEER_SECONDS", 1e6)
+
+    async def work(_: Doors) -> None:
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * http.MAX_CONNECTIONS)]
+        assert status(await say(get("/"), port)) == 200
         for _reader, writer in held:
             writer.close()
 
     with_doors(tmp_path, policy(page=port), work)
+
+
+def test_a_user_has_a_share_of_the_unix_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "PEER_SECONDS", 1e6)
+    path, users = tmp_path / "metrics.sock", [7] * http.CONNECTIONS_PER_USER + [7, 8, 0]
+
+    async def work(_: Doors) -> None:
+        held = []
+        for _each in range(http.CONNECTIONS_PER_USER):
+            held.append(await asyncio.open_unix_connection(str(path)))
+        try:
+            refused = await say(get("/metrics"), path=path)
+        except ConnectionError:
+            refused = b""
+        assert refused == b""
+        for _who in ("user 8", "root"):
+            assert status(await say(get("/metrics"), path=path)) == 200
+        for _reader, writer in held:
+            writer.close()
+
+    with_doors(tmp_path, policy(), work, lambda peer: users.pop(0))
 
 
 def test_a_page_that_fails_says_nothing_of_it(tmp_path: Path) -> None:

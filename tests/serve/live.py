@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.serve.fake_keeper import FakeKeeper
+from vgpud.serve.intake import Bounds
 from vgpud.serve.relay import Limits
 from vgpud.serve.server import Server
 from vgpud.serve.sockets import public_sockets
@@ -18,7 +19,7 @@ T = TypeVar("T")
 
 
 class Live:
-    def __init__(self, limits: Limits | None = None, group: str = "") -> None:
+    def __init__(self, limits: Limits | None = None, group: str = "", bounds: Bounds | None = None) -> None:
         # short, and open to other users: Unix socket paths have room for 108 bytes
         self.run_dir = Path(tempfile.mkdtemp(prefix="vgs-"))
         self.run_dir.chmod(0o755)
@@ -26,11 +27,11 @@ class Live:
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
         self._stopped = False
-        self.do(self._start(limits, group))
+        self.do(self._start(limits, group, bounds))
 
-    async def _start(self, limits: Limits | None, group: str) -> None:
+    async def _start(self, limits: Limits | None, group: str, bounds: Bounds | None) -> None:
         self.keeper = FakeKeeper()
-        self.server = Server(self.keeper, public_sockets(self.run_dir, group, {}), limits)
+        self.server = Server(self.keeper, public_sockets(self.run_dir, group, {}), limits, bounds)
         await self.server.start()
 
     def do(self, work: Coroutine[Any, Any, T], timeout_seconds: float = 30) -> T:

@@ -205,6 +205,40 @@ def test_one_user_cannot_take_every_connection() -> None:
         live.close()
 
 
+@needs("root")
+def test_a_user_with_few_connections_gets_in_where_others_hold_all() -> None:
+    """Users with 1024 idle connections each kept all others out."""
+    live = Live(Limits(total=6, per_uid=4, admin=1))
+    live.tenant.chmod(0o666)
+    words = [sys.executable, "-c", HOLDS, str(live.tenant)]
+    holders = []
+    try:
+        for uid in ("4242", "4243"):
+            pipe = subprocess.PIPE
+            holder = subprocess.Popen([*words, uid], stdin=pipe, stdout=pipe, text=True)
+            holders.append(holder)
+            assert holder.stdout is not None and holder.stdout.readline() == "3\n"
+        wait_until(lambda: live.server._relay.peers.served == 6)
+        answer = as_another(live.tenant, 4244, 4244)
+        assert answer == "4244 4244 True"
+        known = live.server._relay.peers
+        assert sorted(known.connections_of(uid) for uid in (4242, 4243)) == [2, 3]
+    finally:
+        for holder in holders:
+            holder.communicate("\n")
+        live.close()
+
+
+HOLDS = """
+import os, socket, sys
+uid = int(sys.argv[2]); os.setgroups([]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)
+held = []
+for _ in range(3):
+    held.append(socket.socket(socket.AF_UNIX)); held[-1].connect(sys.argv[1])
+print(len(held), flush=True); input()
+"""
+
+
 def test_limits_leave_room_below_the_descriptor_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 4096))
     lowered = Limits().within_descriptors()

@@ -7,8 +7,9 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -357,31 +358,36 @@ async def another_user(made: World, connections: int, then: str) -> AsyncIterato
 
 def opened_to_all(made: World) -> None:
     made.path.chmod(0o666)
-    for folder in made.path.parents:
-        if folder.stat().st_mode & 0o001 == 0:
-            folder.chmod(0o711)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """One that other users may enter, as far as TMPDIR lets them."""
+    with tempfile.TemporaryDirectory(prefix="vgr-") as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
 
 
 @needs("root")
-def test_silent_connections_of_a_user_leave_root_its_room(tmp_path: Path) -> None:
+def test_silent_connections_of_a_user_leave_root_its_room(open_folder: Path) -> None:
     async def scene(made: World) -> None:
         opened_to_all(made)
         async with another_user(made, 5, "read") as told:
             assert told == "uid 4242 has 4 containers on their way, of 4 in all (E401)"
             assert await made.ask(Verb.PREPARE, body="{}") == (Status.UNCHANGED, "")
 
-    run(tmp_path, scene, limits=Limits(total=4, per_user=4, for_root=1))
+    run(open_folder, scene, limits=Limits(total=4, per_user=4, for_root=1))
 
 
 @needs("root")
-def test_the_door_is_roots_unless_the_policy_opens_it(tmp_path: Path) -> None:
+def test_the_door_is_roots_unless_the_policy_opens_it(open_folder: Path) -> None:
     async def scene(made: World) -> None:
         opened_to_all(made)
         async with another_user(made, 1, "read") as told:
             assert told == "uid 4242 may not start containers with GPU slices by runtime.sock (E201)"
         assert await made.ask(Verb.PREPARE, body="{}") == (Status.UNCHANGED, "")
 
-    run(tmp_path, scene, opened=False)
+    run(open_folder, scene, opened=False)
 
 
 BINDS_ROOTS = """
@@ -399,7 +405,7 @@ for pid in (1, os.getpid()):
 
 
 @needs("root")
-def test_a_user_binds_no_process_of_another_user(tmp_path: Path) -> None:
+def test_a_user_binds_no_process_of_another_user(open_folder: Path) -> None:
     async def scene(made: World) -> None:
         opened_to_all(made)
         words = [sys.executable, "-c", BINDS_ROOTS, str(made.path)]
@@ -408,4 +414,4 @@ def test_a_user_binds_no_process_of_another_user(tmp_path: Path) -> None:
         assert refusal == "process 1 belongs to uid 0, and the caller is uid 4242 (E202)", done.stderr
         assert accepted == "" and len(made.containers.bound) == 1
 
-    run(tmp_path, scene)
+    run(open_folder, scene)

@@ -31,9 +31,18 @@ class _Door:
 
 
 class Doors:
-    """`observe` gathers what is shown. The addresses of a new policy are bound before it comes into force."""
+    """`observe` gathers what is shown; `user_of` names the user at the other end of a Unix socket.
 
-    def __init__(self, run_dir: Path, observe: Callable[[], Awaitable[Observation]]) -> None:
+    The addresses of a new policy are bound before it comes into force.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        observe: Callable[[], Awaitable[Observation]],
+        user_of: Callable[[socket.socket], int],
+    ) -> None:
+        self._user_of = user_of
         self._run_dir = run_dir
         self._observe = observe
         self._renderer = Renderer()
@@ -55,12 +64,15 @@ class Doors:
             one.close()
             raise _cannot(str(self._run_dir / SOCKET_NAME), error) from None
         self._unix = await asyncio.start_unix_server(
-            Server(pages, only_loopback=False).connected, sock=one, limit=MAX_HEAD_BYTES
+            Server(pages, False, self._user_at).connected, sock=one, limit=MAX_HEAD_BYTES
         )
         try:
             (await self.prepare(policy))(True)
         except VgpuError as error:  # a page that cannot be shown must not keep a node from serving
             log.error("not served by HTTP", why=str(error), hint=error.hint)
+
+    def _user_at(self, writer: asyncio.StreamWriter) -> int:
+        return self._user_of(writer.get_extra_info("socket"))
 
     async def prepare(self, policy: Policy) -> Callable[[bool], None]:
         """Binds what `policy` adds; what comes back keeps it (True) and drops the rest, or undoes it.

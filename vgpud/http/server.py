@@ -12,11 +12,15 @@ from http import HTTPStatus
 
 import structlog
 
+from vgpud.model.shares import Shares
+
 log = structlog.get_logger(__name__)
 
 MAX_HEAD_BYTES = 8192
 PEER_SECONDS = 5.0
 MAX_CONNECTIONS = 64
+CONNECTIONS_PER_USER = 8
+CONNECTIONS_OF_ROOT = 16  # beside those
 
 _REQUEST = re.compile(rb"([A-Z]{1,16}) (/[!-~]{0,2000}) HTTP/1\.[01]")
 _HOST = re.compile(rb"\r\nhost:[ \t]*([!-~]*)[ \t]*\r\n", re.IGNORECASE)
@@ -40,19 +44,55 @@ def _plain(status: HTTPStatus) -> Response:
 
 
 class Server:
-    """Answers `pages` by path; `only_loopback` looks at the Host header as well (for TCP)."""
+    """Answers `pages` by path; `only_loopback` looks at the Host header as well (for TCP).
 
-    def __init__(self, pages: Mapping[str, Page], only_loopback: bool) -> None:
+    Where `user_of` names the user at the other end, each user has a share of the connections. Where it
+    cannot be known (TCP), a new connection takes the place of the oldest one.
+    """
+
+    def __init__(
+        self,
+        pages: Mapping[str, Page],
+        only_loopback: bool,
+        user_of: Callable[[asyncio.StreamWriter], int] | None = None,
+    ) -> None:
         self._pages = pages
         self._only_loopback = only_loopback
-        self._connections = 0
+        self._user_of = user_of
+        self._shares = Shares(MAX_CONNECTIONS, CONNECTIONS_PER_USER, CONNECTIONS_OF_ROOT)
+        self._open: dict[asyncio.StreamWriter, None] = {}  # by TCP, oldest first
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """For asyncio.start_server."""
-        self._connections += 1
+        if self._user_of is None:
+            self._make_room()
+            self._open[writer] = None
+            try:
+                await self._converse(reader, writer)
+            finally:
+                self._open.pop(writer, None)
+            return
         try:
-            if self._connections > MAX_CONNECTIONS:
-                return
+            user = self._user_of(writer)
+        except OSError:  # it has gone already
+            writer.close()
+            return
+        if not self._shares.take(user):
+            writer.close()
+            return
+        try:
+            await self._converse(reader, writer)
+        finally:
+            self._shares.give_back(user)
+
+    def _make_room(self) -> None:
+        if len(self._open) >= MAX_CONNECTIONS:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.transport.abort()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
             async with asyncio.timeout(PEER_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
             response = await self._answer(head)
@@ -62,7 +102,6 @@ class Server:
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # a peer that went away, is too slow, or talks too much
         finally:
-            self._connections -= 1
             writer.close()
 
     async def _answer(self, head: bytes) -> Response:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, NoReturn
+from weakref import WeakValueDictionary
 
 import grpc
 import structlog
@@ -13,16 +14,21 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.api.status import to_status
 from vgpud.model.caller import Caller
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.event import Event
+from vgpud.model.tenancy import Allocation
 from vgpud.serve import audit
 from vgpud.serve.handlers import CHANGING, HANDLERS, Handler, event_for
 from vgpud.serve.keeper import Keeper
 from vgpud.serve.peers import PeerTable
-from vgpud.serve.permissions import check_door
+from vgpud.serve.permissions import check_door, may_see_edits
 from vgpud.serve.running import Abandoned, Running
 
 log = structlog.get_logger(__name__)
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Vgpud"]
+
+_DELIVERIES_PER_USER = 4  # of events, at one time
+_TAKE_SECONDS = 30.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -30,10 +36,15 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class Calls:
     """Binds each method to its handler."""
 
-    def __init__(self, keeper: Keeper, peers: PeerTable) -> None:
+    def __init__(self, keeper: Keeper, peers: PeerTable, drop: Callable[[str], None]) -> None:
         self.running = Running()
         self._keeper = keeper
         self._peers = peers
+        self._drop = drop
+        # of one event at a time, by whether its edits are seen
+        self._written: dict[bool, tuple[Event, Allocation | None, bytes]] = {}
+        # what thousands of watchers of one user are told takes turns: others are not held up by all of it
+        self._deliveries: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
         self._stopping = asyncio.Event()
 
     def generic_handler(self) -> grpc.GenericRpcHandler:
@@ -114,6 +125,7 @@ class Calls:
     async def _send_events(self, data: bytes, context: Context) -> None:
         caller = self._caller("Watch", context)
         asked = _parse(pb.WatchRequest, data)
+        turns = self._deliveries.setdefault(caller.user, asyncio.Semaphore(_DELIVERIES_PER_USER))
         events = self._keeper.subscribe(asked.after_revision if asked.HasField("after_revision") else None)
         # a watch is told to stop, not cancelled: that might cut grpc in the middle of a write
         stopping = asyncio.ensure_future(self._stopping.wait())
@@ -129,7 +141,8 @@ class Calls:
                 item = upcoming.result()
                 if item is None:
                     return
-                await context.write(event_for(caller, *item).SerializeToString())
+                async with turns:
+                    await self._write(self._shown(caller, *item), context)
                 upcoming = asyncio.ensure_future(anext(events, None))
         finally:
             stopping.cancel()
@@ -137,6 +150,23 @@ class Calls:
             await asyncio.gather(stopping, upcoming, return_exceptions=True)
             if isinstance(events, AsyncGenerator):
                 await events.aclose()
+
+    def _shown(self, caller: Caller, happened: Event, held: Allocation | None) -> bytes:
+        """An event as this caller may see it, written once for all watchers who see the same of it."""
+        sees = held is not None and may_see_edits(caller, held.request.owner.uid)
+        before = self._written.get(sees)
+        if before is None or before[0] is not happened or before[1] is not held:
+            before = happened, held, event_for(caller, happened, held).SerializeToString()
+            self._written[sees] = before
+        return before[2]
+
+    async def _write(self, data: bytes, context: Context) -> None:
+        """A watcher that does not take what happened loses its connection."""
+        timer = asyncio.get_running_loop().call_later(_TAKE_SECONDS, self._drop, context.peer())
+        try:
+            await context.write(data)
+        finally:
+            timer.cancel()
 
 
 async def _audited(name: str, caller: Caller, asked: Message, work: Coroutine[Any, Any, Message]) -> Message:

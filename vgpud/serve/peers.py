@@ -125,6 +125,16 @@ class PeerTable:
     def connections_of(self, user: int) -> int:
         return self._served_by_user[user]
 
+    def greediest(self) -> tuple[int, int]:
+        """The user with the most connections, and how many; root's are not counted."""
+        others = ((user, count) for user, count in self._served_by_user.items() if user != 0)
+        return max(others, key=lambda one: one[1], default=(0, 0))
+
+    def oldest_of(self, user: int) -> str:
+        """The name of the connection that this user has had for longest; "" if it has none."""
+        own = (name for name, (caller, refusal) in self._peers.items() if caller.user == user and not refusal)
+        return next(own, "")
+
     def is_refused(self, name: str) -> bool:
         return self._peers[name][1] is not None
 
@@ -153,7 +163,7 @@ class PeerTable:
 
         Raises VgpuError: its refusal, or NOT_ALLOWED for one that did not come through the relay.
         """
-        known = self._peers.get(unquote(grpc_peer).rpartition("/")[2])
+        known = self._peers.get(name_in(grpc_peer))
         if known is None:
             raise VgpuError(
                 ErrorCode.NOT_ALLOWED,
@@ -164,3 +174,8 @@ class PeerTable:
         if refusal is not None:
             raise refusal
         return caller
+
+
+def name_in(grpc_peer: str) -> str:
+    """The name that an onward connection is bound to, in what grpc calls its peer."""
+    return unquote(grpc_peer).rpartition("/")[2]

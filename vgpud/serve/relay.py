@@ -10,7 +10,7 @@ import os
 import resource
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -18,7 +18,7 @@ import structlog
 from vgpud import clock
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.serve.peers import PeerTable, identify
+from vgpud.serve.peers import PeerTable, identify, name_in
 from vgpud.serve.pump import Pump
 
 log = structlog.get_logger(__name__)
@@ -38,11 +38,15 @@ _SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many connections are kept open; the admin socket has `admin` more of its own."""
+    """How many connections are kept open; the admin socket has `admin` more of its own.
+
+    `per_stranger` bounds a user's connections of all kinds when one more comes by ro.sock, but not root's.
+    """
 
     total: int = 4096
     per_uid: int = 1024
     admin: int = 64
+    per_stranger: int = 64
 
     def within_descriptors(self) -> "Limits":
         """Lowered to what RLIMIT_NOFILE leaves room for, so that refusals come before EMFILE does."""
@@ -50,7 +54,7 @@ class Limits:
         if soft == resource.RLIM_INFINITY:
             return self
         room = max(8, (soft - _DESCRIPTORS_KEPT) // _DESCRIPTORS_PER_CONNECTION - self.admin)
-        return Limits(min(self.total, room), min(self.per_uid, max(4, room // 2)), self.admin)
+        return replace(self, total=min(self.total, room), per_uid=min(self.per_uid, max(4, room // 2)))
 
 
 class Relay:
@@ -68,7 +72,7 @@ class Relay:
         self._onward = str(onward)
         self._folder = folder
         self._limits = limits
-        self._pumps: set[Pump] = set()
+        self._pumps: dict[str, Pump] = {}  # by the name of the onward connection
         self._connecting: set[asyncio.Task[None]] = set()
         self._accepting = False
         self._complained: dict[str, float] = {}
@@ -94,7 +98,14 @@ class Relay:
         for task in tuple(self._connecting):
             task.cancel()
         await asyncio.gather(*self._connecting, return_exceptions=True)
-        for pump in tuple(self._pumps):
+        for pump in tuple(self._pumps.values()):
+            pump.close()
+
+    def drop(self, grpc_peer: str) -> None:
+        """Ends the connection that grpc knows by this name, with all calls on it."""
+        pump = self._pumps.get(name_in(grpc_peer))
+        if pump is not None:
+            self._complain("drop", "ended a connection whose caller sends no message or takes no reply")
             pump.close()
 
     # --- accepting
@@ -157,11 +168,25 @@ class Relay:
             allowed = limits.total + limits.admin
         else:
             allowed = limits.total
-            if self.peers.connections_of(caller.user) >= limits.per_uid:
-                return _too_many(f"uid {caller.user} has {limits.per_uid} connections open")
-        if self.peers.served >= allowed:
+            stranger = caller.door is Door.READ and caller.uid not in (0, os.geteuid())
+            most = min(limits.per_uid, limits.per_stranger) if stranger else limits.per_uid
+            if self.peers.connections_of(caller.user) >= most:
+                return _too_many(f"uid {caller.user} has {most} connections open")
+        if self.peers.served >= allowed and not self._made_room(caller):
             return _too_many(f"vgpud has {self.peers.served} connections open")
         return None
+
+    def _made_room(self, caller: Caller) -> bool:
+        """With all connections taken, the user who has most of them gives its oldest to one who has fewer."""
+        user, count = self.peers.greediest()
+        if count <= self.peers.connections_of(caller.user) + 1:
+            return False
+        oldest = self.peers.oldest_of(user)
+        if oldest not in self._pumps:  # it is still being connected onwards
+            return False
+        self._complain("room", f"ended the oldest of {count} connections of uid {user}: others have fewer")
+        self._pumps[oldest].close()
+        return True
 
     def _complain(self, kind: str, sentence: str, **words: str) -> None:
         """Once a minute for each kind: callers must not be able to fill the log."""
@@ -213,11 +238,10 @@ class Relay:
 
     def _join(self, onward: socket.socket, name: str, connection: socket.socket) -> None:
         def ended() -> None:
-            self._pumps.discard(pump)
+            del self._pumps[name]
             self.peers.remove(name)
 
-        pump = Pump(self._loop, connection, onward, ended)
-        self._pumps.add(pump)
+        pump = self._pumps[name] = Pump(self._loop, connection, onward, ended)
         if self.peers.is_refused(name):
             self._loop.call_later(_REFUSED_SECONDS, pump.close)
 

@@ -25,10 +25,10 @@ from vgpud.inject.specs import Specs
 from vgpud.inject.wish import Wish, owner_of, wish_of
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.shares import Shares
 from vgpud.model.tenancy import Allocation, Lifetime, Owner, Request
 from vgpud.serve.peers import identify, start_ticks
 from vgpud.serve.runtime_wire import Message, Status, Verb, packed, receive, reply
-from vgpud.serve.shares import Shares
 from vgpud.serve.sockets import RuntimeSocket
 
 log = structlog.get_logger(__name__)

@@ -12,6 +12,7 @@ from grpc_reflection.v1alpha import reflection
 from vgpud import clock
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.serve.calls import SERVICE, Calls
+from vgpud.serve.intake import Bounds, Intake
 from vgpud.serve.keeper import Keeper
 from vgpud.serve.relay import Limits, Relay
 from vgpud.serve.sockets import PublicSockets, check_length, private_folder
@@ -22,7 +23,10 @@ MAX_REQUEST_BYTES = 1024 * 1024
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", -1),
-    ("grpc.max_concurrent_streams", 128),
+    ("grpc.max_concurrent_streams", 32),
+    # a stream takes 16 KiB until its message is read, and a fast peer cannot widen that
+    ("grpc.http2.lookahead_bytes", 16 * 1024),
+    ("grpc.http2.bdp_probe", 0),
     # a peer that connects and says nothing, or nothing of HTTP/2
     ("grpc.server_handshake_timeout_ms", 5000),
     ("grpc.so_reuseport", 0),
@@ -33,10 +37,17 @@ _OPTIONS = (
 class Server:
     """Serves `keeper` on `sockets`, which it closes at the end."""
 
-    def __init__(self, keeper: Keeper, sockets: PublicSockets, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        keeper: Keeper,
+        sockets: PublicSockets,
+        limits: Limits | None = None,
+        bounds: Bounds | None = None,
+    ) -> None:
         self._keeper = keeper
         self._sockets = sockets
         self._limits = limits or Limits().within_descriptors()
+        self._bounds = bounds or Bounds()
         self._health = health.aio.HealthServicer()
 
     async def start(self) -> None:
@@ -46,8 +57,9 @@ class Server:
         inner = folder / "grpc.sock"
         check_length(inner)
         self._relay = Relay(self._sockets.listening, inner, folder, self._limits)
-        self._calls = Calls(self._keeper, self._relay.peers)
-        self._grpc = grpc.aio.server(options=_OPTIONS)
+        self._calls = Calls(self._keeper, self._relay.peers, self._relay.drop)
+        self._intake = Intake(self._relay.peers, self._relay.drop, self._bounds)
+        self._grpc = grpc.aio.server(options=_OPTIONS, interceptors=(self._intake,))
         self._grpc.add_generic_rpc_handlers((self._calls.generic_handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)

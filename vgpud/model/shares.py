@@ -2,13 +2,12 @@
 
 from collections import Counter
 
-ROOT = 0
-
 
 class Shares:
     """At most `total` at one time, `per_user` of them one user's, and `for_root` more that only root gets."""
 
-    def __init__(self, total: int, per_user: int, for_root: int) -> None:
+    def __init__(self, total: int, per_user: int, for_root: int, root: int = 0) -> None:
+        self.root = root
         self._total = total
         self._per_user = per_user
         self._for_root = for_root
@@ -24,7 +23,7 @@ class Shares:
 
     def take(self, user: int) -> bool:
         """True if one more is this user's now, to be given back; False if there is none for it."""
-        if user == ROOT:
+        if user == self.root:
             room = self._all < self._total + self._for_root
         else:
             room = self._all < self._total and self._taken[user] < self._per_user

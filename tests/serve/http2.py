@@ -1,0 +1,87 @@
+"""As much of HTTP/2 (RFC 9113) and gRPC as a peer needs that breaks off where it likes."""
+
+import socket
+import struct
+from pathlib import Path
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, SETTINGS, GOAWAY, RST_STREAM = 0, 1, 4, 7, 3
+
+
+class Peer:
+    """One connection; streams are numbered 1, 3, 5 as they are opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(30)
+        self.socket.connect(str(path))
+        self.socket.sendall(_PREFACE + _frame(SETTINGS, 0, 0, b""))
+        self._next = 1
+
+    def open(self, method: str, service: str = "vgpud.v1.Vgpud") -> int:
+        """Headers of a call; its message is to come."""
+        stream, self._next = self._next, self._next + 2
+        fields = {
+            ":method": "POST",
+            ":scheme": "http",
+            ":path": f"/{service}/{method}",
+            ":authority": "localhost",
+            "content-type": "application/grpc",
+            "te": "trailers",
+        }
+        block = b"".join(_literal(name, value) for name, value in fields.items())
+        self.socket.sendall(_frame(HEADERS, 0x4, stream, block))
+        return stream
+
+    def begin_message(self, stream: int, length: int, data: bytes = b"") -> None:
+        """A message of `length` bytes, of which `data` is the beginning."""
+        self.socket.sendall(_frame(DATA, 0, stream, struct.pack(">BI", 0, length) + data))
+
+    def more(self, stream: int, data: bytes) -> None:
+        self.socket.sendall(_frame(DATA, 0, stream, data))
+
+    def ends(self) -> bool:
+        """Reads until the server closes the connection; False if it says nothing for 30 s."""
+        try:
+            while self.socket.recv(65536):
+                pass
+        except TimeoutError:
+            return False
+        except ConnectionError:
+            pass
+        return True
+
+    def ended_streams(self, count: int) -> set[int]:
+        """Reads until so many streams were ended by the server; its numbers."""
+        ended: set[int] = set()
+        while len(ended) < count:
+            kind, flags, stream, _ = self._read()
+            if kind == RST_STREAM or (kind in (HEADERS, DATA) and flags & 0x1):
+                ended.add(stream)
+        return ended
+
+    def _read(self) -> tuple[int, int, int, bytes]:
+        head = self._exactly(9)
+        length = int.from_bytes(head[:3], "big")
+        return head[3], head[4], int.from_bytes(head[5:], "big") & 0x7FFFFFFF, self._exactly(length)
+
+    def _exactly(self, length: int) -> bytes:
+        data = b""
+        while len(data) < length:
+            part = self.socket.recv(length - len(data))
+            if not part:
+                raise ConnectionError("the server closed the connection")
+            data += part
+        return data
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+
+
+def _literal(name: str, value: str) -> bytes:
+    """RFC 7541, 6.2.2: without indexing, a new name; lengths below 127."""
+    return b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()

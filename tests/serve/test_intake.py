@@ -1,0 +1,125 @@
+"""Peers that begin calls and do not end them: each has its share, and loses its connection in time."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.serve.fake_keeper import FakeLoaded
+from tests.serve.http2 import Peer
+from tests.serve.live import Live
+from tests.serve.test_calls import wait_until
+from vgpud.api.client import Client
+from vgpud.serve.intake import Bounds
+from vgpud.serve.server import MAX_REQUEST_BYTES
+
+QUICK = Bounds(calls_per_user=6, calls_per_stranger=4, watches_per_user=2, messages_per_user=3, root=0)
+EVER = 1e6
+
+
+def bounded(**more: float) -> Live:
+    live = Live(bounds=Bounds(**(vars_of(QUICK) | more)))  # type: ignore[arg-type]
+    # root has no share of its own here: the tests run as root, and are to be like any other user
+    for shares in (live.server._intake._calls, live.server._intake._strangers_calls):
+        shares.root = -1
+    live.server._intake._watches.root = -1
+    return live
+
+
+def vars_of(bounds: Bounds) -> dict[str, float]:
+    return {name: getattr(bounds, name) for name in Bounds.__slots__}
+
+
+@pytest.fixture
+def live() -> Iterator[Live]:
+    made = bounded(message_seconds=EVER, reply_seconds=EVER)
+    yield made
+    made.close()
+
+
+def reading(live: Live) -> int:
+    return live.server._intake.receiving
+
+
+@pytest.mark.parametrize(("door", "most"), [("ro", 4), ("tenant", 6)])
+def test_messages_that_never_end_are_as_many_as_the_share(live: Live, door: str, most: int) -> None:
+    """48 connections with 128 unfinished messages of 1 MiB each took 5 GB."""
+    peer = Peer(getattr(live, door))
+    for _ in range(12):
+        peer.begin_message(peer.open("Plan"), MAX_REQUEST_BYTES, bytes(1000))
+    calls = live.server._intake._strangers_calls if door == "ro" else live.server._intake._calls
+    assert len(peer.ended_streams(12 - most)) == 12 - most
+    assert calls.taken == most
+    wait_until(lambda: reading(live) == QUICK.messages_per_user)  # what is read into memory at one time
+    peer.close()
+    wait_until(lambda: calls.taken == 0)
+
+
+@pytest.mark.parametrize(
+    ("method", "service"),
+    [
+        ("GetNode", "vgpud.v1.Vgpud"),
+        ("Watch", "vgpud.v1.Vgpud"),
+        ("Check", "grpc.health.v1.Health"),
+        ("ServerReflectionInfo", "grpc.reflection.v1alpha.ServerReflection"),
+    ],
+)
+def test_a_message_that_does_not_end_in_time_ends_its_connection(method: str, service: str) -> None:
+    live = bounded(message_seconds=0.2, reply_seconds=0.2)
+    try:
+        for begun in (b"", b"x" * 100):
+            peer = Peer(live.ro)
+            stream = peer.open(method, service)
+            if begun:
+                peer.begin_message(stream, 1000, begun)
+            assert peer.ends()
+        wait_until(lambda: live.server._relay.peers.served == 0)
+        with Client(live.ro, 10) as client:
+            assert client.get_node().status == "well"
+    finally:
+        live.close()
+
+
+def test_a_reply_that_is_not_taken_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = bounded(message_seconds=EVER, reply_seconds=0.3)
+    try:
+        monkeypatch.setattr(live.keeper, "policy", lambda: FakeLoaded(digest="y" * 3_000_000))
+        peer = Peer(live.ro)
+        peer.begin_message(peer.open("GetPolicy"), 0)
+        wait_until(lambda: live.server._relay.peers.served == 1)
+        wait_until(lambda: live.server._relay.peers.served == 0)
+        wait_until(lambda: live.server._intake._strangers_calls.taken == 0)
+        peer.close()
+    finally:
+        live.close()
+
+
+def test_watches_of_a_user_are_as_many_as_its_share(live: Live) -> None:
+    peer = Peer(live.ro)
+    for _ in range(5):
+        peer.begin_message(peer.open("Watch"), 0)
+        # END_STREAM is not sent: the call stays open both ways
+    watches = live.server._intake._watches
+    wait_until(lambda: watches.taken == 2)
+    assert len(peer.ended_streams(3)) == 3
+    assert watches.taken == 2
+    peer.close()
+    wait_until(lambda: watches.taken == 0)
+
+
+def test_unread_replies_of_a_user_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = bounded(message_seconds=EVER, reply_seconds=EVER, unread_bytes_per_user=5_000_000)
+    try:
+        monkeypatch.setattr(live.keeper, "policy", lambda: FakeLoaded(digest="y" * 3_000_000))
+        unread = live.server._intake._unread_bytes
+        peers = [Peer(live.ro) for _ in range(2)]
+        peers[0].begin_message(peers[0].open("GetPolicy"), 0)
+        wait_until(lambda: 3_000_000 < unread[os.geteuid()] < 4_000_000)
+        peers[1].begin_message(peers[1].open("GetPolicy"), 0)
+        assert peers[1].ended_streams(1) == {1}
+        assert 3_000_000 < unread[os.geteuid()] < 4_000_000
+        for peer in peers:
+            peer.close()
+        wait_until(lambda: not unread)
+    finally:
+        live.close()

@@ -1,0 +1,50 @@
+"""vgpud's memory limits against the most that callers can take, added up from the bounds of its doors."""
+
+from pathlib import Path
+
+from vgpud.model.quantity import GIB, parse_bytes
+from vgpud.serve.intake import Bounds
+from vgpud.serve.relay import Limits
+from vgpud.serve.runtime import Limits as RuntimeLimits
+from vgpud.serve.runtime_wire import MAX_BODY_BYTES
+from vgpud.serve.server import MAX_REQUEST_BYTES
+
+UNIT = Path(__file__).resolve().parents[2] / "systemd" / "vgpud.service"
+MIB = GIB // 1024
+# 58 MiB with nothing allocated on the simulated node; the rest is for allocations and the driver's NVML
+BASE_BYTES = 200 * MIB
+CONNECTION_BYTES = 64 * 1024  # measured below 30 KiB: grpc's transport, the relay's pump and its buffers
+WINDOW_BYTES = 16 * 1024  # of a call whose message is not being read: lookahead_bytes in serve/server.py
+CONFIG_COPIES = 6  # a config.json as bytes, parsed, edited and written
+HOSTILE_USERS, HOSTILE_STRANGERS = 4, 8
+
+
+def unit_bytes(key: str) -> int:
+    (line,) = [line for line in UNIT.read_text().splitlines() if line.startswith(f"{key}=")]
+    return parse_bytes(line.partition("=")[2].replace("G", "GiB").replace("M", "MiB"))
+
+
+def one_user(connections: int, calls: int) -> int:
+    bounds = Bounds()
+    return (
+        connections * CONNECTION_BYTES
+        + calls * WINDOW_BYTES
+        + bounds.messages_per_user * MAX_REQUEST_BYTES
+        + bounds.unread_bytes_per_user
+    )
+
+
+def test_several_hostile_users_at_once_stay_below_the_limits() -> None:
+    limits, bounds = Limits(), Bounds()
+    tenant = one_user(limits.per_uid, bounds.calls_per_user)
+    tenant += RuntimeLimits().per_user * MAX_BODY_BYTES * CONFIG_COPIES
+    stranger = one_user(limits.per_stranger, bounds.calls_per_stranger)
+    worst = BASE_BYTES + HOSTILE_USERS * tenant + HOSTILE_STRANGERS * stranger
+    assert tenant < 300 * MIB
+    assert stranger < 64 * MIB
+    assert worst <= unit_bytes("MemoryMax")
+    assert (
+        BASE_BYTES + tenant + HOSTILE_STRANGERS * stranger
+        <= unit_bytes("MemoryHigh")
+        < unit_bytes("MemoryMax")
+    )

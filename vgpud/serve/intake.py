@@ -1,0 +1,176 @@
+"""What one user may have under way by gRPC: calls, messages being received, watches; and for how long.
+
+A message may take 1 MiB, so what counts is how many are on their way at one time. The server hands each
+call over when its headers are there; its message is read here, in turn with the others of the same user. A
+caller that does not end its message in time, or does not take its reply, loses its connection.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+from weakref import WeakValueDictionary
+
+import grpc
+
+from vgpud.api.status import to_status
+from vgpud.model.caller import Caller, Door
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.shares import Shares
+from vgpud.serve.peers import PeerTable
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Handler = Any  # grpc.RpcMethodHandler, which knows no parameters when it runs
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """For each user, and in all; strangers are those who come by ro.sock."""
+
+    calls: int = 4096
+    calls_per_user: int = 1024
+    calls_per_stranger: int = 64
+    watches: int = 1024
+    watches_per_user: int = 64
+    messages_per_user: int = 16
+    unread_bytes_per_user: int = 32 * 1024 * 1024
+    root: int = 1024  # calls and watches that only root gets beside those
+    message_seconds: float = 5.0
+    reply_seconds: float = 30.0
+
+
+class Intake(grpc.aio.ServerInterceptor):
+    """`drop` ends the connection of a peer, by grpc's name of it."""
+
+    def __init__(self, peers: PeerTable, drop: Callable[[str], None], bounds: Bounds) -> None:
+        self._peers = peers
+        self._drop = drop
+        self._bounds = bounds
+        self._calls = Shares(bounds.calls, bounds.calls_per_user, bounds.root)
+        self._strangers_calls = Shares(bounds.calls, bounds.calls_per_stranger, bounds.root)
+        self._watches = Shares(bounds.watches, bounds.watches_per_user, bounds.root)
+        self._unread_bytes: Counter[int] = Counter()  # of replies, by user
+        self.receiving = 0  # messages, each of which may take the most that one may
+        self._turns: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        handler = await continuation(details)
+        return None if handler is None else self._bounded(handler)
+
+    def _bounded(self, handler: Handler) -> Handler:
+        """The same method; on the wire a request that is one message looks like a stream of one."""
+        coders = (handler.request_deserializer, handler.response_serializer)
+        if handler.unary_unary is not None:
+            return grpc.stream_unary_rpc_method_handler(self._call(handler.unary_unary), *coders)
+        if handler.unary_stream is not None:
+            return grpc.stream_stream_rpc_method_handler(self._watch(handler.unary_stream), *coders)
+        return grpc.stream_stream_rpc_method_handler(self._dialogue(handler.stream_stream), *coders)
+
+    def _call(self, inner: Callable[[Any, Context], Awaitable[Any]]) -> Callable[[object, Context], Any]:
+        async def serve(_: object, context: Context) -> Any:  # noqa: ANN401
+            caller = await self._admitted(context, self._shares_of)
+            asked = await self._received(caller, context)
+            reply = await inner(asked, context)
+            # grpc sends it when this has returned, and calls back when all of it is sent
+            await self._owed(reply, caller, context)
+            self._dropped_after(self._bounds.reply_seconds, context)
+            return reply
+
+        return serve
+
+    def _watch(self, inner: Callable[[Any, Context], Awaitable[None]]) -> Callable[[object, Context], Any]:
+        async def serve(_: object, context: Context) -> None:
+            caller = await self._admitted(context, lambda _: self._watches)
+            await inner(await self._received(caller, context), context)
+
+        return serve
+
+    def _dialogue(self, inner: Callable[[Any, Context], Any]) -> Callable[[Any, Context], Any]:
+        """Reflection: a few questions, and the time of one reply for all of them."""
+
+        async def serve(requests: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ANN401
+            await self._admitted(context, self._shares_of)
+            self._dropped_after(self._bounds.reply_seconds, context)
+            async for reply in inner(requests, context):
+                yield reply
+
+        return serve
+
+    def _shares_of(self, caller: Caller) -> Shares:
+        return self._strangers_calls if caller.door is Door.READ else self._calls
+
+    async def _admitted(self, context: Context, shares_of: Callable[[Caller], Shares]) -> Caller:
+        """The caller, who has a share until the call is over; or the call is refused, its message unread."""
+        try:
+            caller = self._peers.caller(context.peer())
+            shares = shares_of(caller)
+        except VgpuError as refusal:
+            return await _abort(context, refusal)
+        if not shares.take(caller.user):
+            have = f"{shares.taken_by(caller.user)} calls under way, of {shares.taken} in all"
+            full = VgpuError(
+                ErrorCode.NO_CAPACITY, f"uid {caller.user} has {have}", "wait for some of them to end"
+            )
+            return await _abort(context, full)
+        _when_over(context, lambda: shares.give_back(caller.user))
+        return caller
+
+    async def _received(self, caller: Caller, context: Context) -> Any:  # noqa: ANN401
+        turns = self._turns.setdefault(caller.user, asyncio.Semaphore(self._bounds.messages_per_user))
+        async with turns:
+            timer = self._drop_after(self._bounds.message_seconds, context)
+            self.receiving += 1
+            try:
+                asked = await context.read()
+            finally:
+                self.receiving -= 1
+                timer.cancel()
+        if asked is grpc.aio.EOF:
+            await _abort(
+                context,
+                VgpuError(ErrorCode.BAD_REQUEST, "the call ended before its message", "send one message"),
+            )
+        return asked
+
+    async def _owed(self, reply: object, caller: Caller, context: Context) -> None:
+        """Counts a reply until it is sent; one more is refused to a user who leaves many of them unread."""
+        length = len(reply) if isinstance(reply, bytes) else 0
+        unread = self._unread_bytes[caller.user]
+        if unread and unread + length > self._bounds.unread_bytes_per_user and not caller.is_admin:
+            await _abort(
+                context,
+                VgpuError(
+                    ErrorCode.NO_CAPACITY,
+                    f"uid {caller.user} has {unread} bytes of replies unread",
+                    "read the replies that are there before asking for more",
+                ),
+            )
+        self._unread_bytes[caller.user] += length
+
+        def sent() -> None:
+            self._unread_bytes[caller.user] -= length
+            if not self._unread_bytes[caller.user]:
+                del self._unread_bytes[caller.user]
+
+        _when_over(context, sent)
+
+    def _drop_after(self, seconds: float, context: Context) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(seconds, self._drop, context.peer())
+
+    def _dropped_after(self, seconds: float, context: Context) -> None:
+        timer = self._drop_after(seconds, context)
+        _when_over(context, timer.cancel)
+
+
+def _when_over(context: Context, work: Callable[[], None]) -> None:
+    """`work` once the call has ended and what was sent has gone out."""
+    context.add_done_callback(lambda _: work())  # type: ignore[arg-type] # the stub names its parameter
+
+
+async def _abort(context: Context, failure: VgpuError) -> NoReturn:
+    await context.abort_with_status(to_status(failure))
