@@ -97,7 +97,8 @@ def test_color(choice: str, tty: bool, environment: dict[str, str], wanted: bool
 
 def test_devices_of_which_the_same_is_said_share_a_line() -> None:
     said = [pb.Reason(device_uuid=f"GPU-{n}{n}-4000", sentence="too small") for n in range(3)]
-    table = tables.reasons([pb.Reason(device_uuid="GPU-aa-1", taken=True, mode="mig", sentence="fits"), *said])
+    taken = pb.Reason(device_uuid="GPU-aa-1", taken=True, mode="mig", sentence="fits")
+    table = tables.reasons([taken, *said])
     assert table.rows == [("yes", "GPU-aa", "mig", "fits"), ("no", "GPU-00 and 2 more", "", "too small")]
 
 

@@ -36,7 +36,7 @@ def chart() -> str:
         middle = y + len(systems) * BAR / 2 + 4
         parts.append(
             f'<text x="{LEFT - 10}" y="{middle}" text-anchor="end" fill="#1f2328">'
-            f'{escape(case["name"])}</text>'
+            f"{escape(case['name'])}</text>"
         )
         for number, got in enumerate(case["got"]):
             top = y + number * BAR
