@@ -1,0 +1,60 @@
+"""vgpu-engine-probe: whether a device's tenants can be taken off it from outside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sim.test_mps import Mps
+from tests.simnode import SimNode
+
+Make = Callable[..., SimNode]
+
+
+@pytest.fixture
+def node(sim_node: Make) -> SimNode:
+    return sim_node()
+
+
+def probe(node: SimNode, env: dict[str, str] | None = None) -> dict[str, Any]:
+    program = str(node.build / "bin" / "vgpu-engine-probe")
+    answer: dict[str, Any] = json.loads(node.run([program, node.dump()["devices"][1]["uuid"]], env).stdout)
+    return answer
+
+
+def test_a_device_whose_kernels_stand_still_and_go_on_has_the_engine_cut(node: SimNode) -> None:
+    answer = probe(node)
+    assert answer["engine"] == "cut"
+    assert answer["off_us"] >= 449 and answer["on_us"] >= 275
+    assert node.dump()["processes"] == []
+
+
+def test_a_driver_that_refuses_leaves_the_gate_and_its_status(node: SimNode) -> None:
+    node.sim("fault", "fail", "--function", "FIFO_DISABLE_CHANNELS", "--code", "86")
+    answer = probe(node)
+    assert answer["engine"] == "gate"
+    assert "refuses to stop channels: status 0x56" in answer["why"]
+
+
+def test_a_driver_that_stops_nothing_though_it_says_so_is_found_out(node: SimNode) -> None:
+    node.sim("fault", "fail", "--function", "FIFO_DISABLE_CHANNELS.lies", "--code", "1")
+    answer = probe(node)
+    assert answer["engine"] == "gate"
+    assert "the kernel goes on" in answer["why"]
+
+
+def test_an_mps_client_has_no_channels_to_stop(node: SimNode, tmp_path: Path) -> None:
+    mps = Mps(node, tmp_path)
+    mps.daemon()
+    answer = probe(node, mps.env)
+    mps.say("quit -t 1")
+    assert answer == {
+        "engine": "gate",
+        "why": "the process has no channels of its own",
+        "off_us": 0,
+        "on_us": 0,
+    }
