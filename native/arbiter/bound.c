@@ -1,6 +1,7 @@
 #include "bound.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/inotify.h>
@@ -8,15 +9,37 @@
 #include <unistd.h>
 
 #include "lease.h"
+#include "rest.h"
 #include "served.h"
 
 static struct source events = {.fd = -1};
 
-static void cut(int usage_fd)
+#define BLOCK_BYTES 512              /* of st_blocks, see stat(2) */
+#define ROOM_BYTES (2 * 1024 * 1024) /* a file system may give room in steps as large as a huge page */
+
+/* Room can be taken beyond the end of a file, too: fallocate with FALLOC_FL_KEEP_SIZE. */
+static bool is_too_large(const struct stat *about)
+{
+    const off_t most = (off_t)sizeof(struct vgpu_usage);
+    const off_t room = about->st_blocks * BLOCK_BYTES;
+    return about->st_size > most || room > (most / ROOM_BYTES + 1) * ROOM_BYTES;
+}
+
+static void cut(struct lease *lease)
 {
     struct stat about;
-    if (fstat(usage_fd, &about) == 0 && about.st_size > (off_t)sizeof(struct vgpu_usage))
-        (void)!ftruncate(usage_fd, sizeof(struct vgpu_usage));
+    if (fstat(lease->usage_fd, &about) != 0 || !is_too_large(&about))
+        return;
+    lease->cuts++;
+    (void)!ftruncate(lease->usage_fd, sizeof(struct vgpu_usage)); /* also frees what lies beyond its end */
+}
+
+static void cut_closed(struct lease *lease)
+{
+    if (!lease_hold(lease))
+        return;
+    cut(lease);
+    lease_release(lease);
 }
 
 static void look(struct source *source, uint32_t ready)
@@ -27,10 +50,14 @@ static void look(struct source *source, uint32_t ready)
     for (ssize_t at = 0; at < size;) {
         const struct inotify_event *event = (const struct inotify_event *)&buffer[at];
         struct lease *lease = lease_by_watch(event->wd); /* NULL: an event of before its end */
-        if (lease != NULL && lease_hold(lease)) {
-            cut(lease->usage_fd);
-            lease_release(lease);
+        if (lease != NULL && !rest_afford(lease, 1)) {
+            bound_end(lease->watch);
+            lease->watch = -1; /* until bound_renew */
         }
+        if (lease != NULL)
+            cut_closed(lease);
+        if ((event->mask & IN_Q_OVERFLOW) != 0)
+            lease_each(cut_closed);
         at += (ssize_t)(sizeof(*event) + event->len);
     }
 }
@@ -42,13 +69,20 @@ int bound_open(void)
     return events.fd < 0 ? -errno : loop_add(&events, EPOLLIN);
 }
 
-int bound_begin(int usage_fd)
+void bound_begin(struct lease *lease)
 {
     char path[32];
-    snprintf(path, sizeof(path), "/proc/self/fd/%d", usage_fd);
-    int watch = events.fd >= 0 ? inotify_add_watch(events.fd, path, IN_MODIFY) : -1;
-    cut(usage_fd);
-    return watch;
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", lease->usage_fd);
+    lease->watch = events.fd >= 0 ? inotify_add_watch(events.fd, path, IN_MODIFY) : -1;
+    cut(lease);
+}
+
+void bound_renew(struct lease *lease)
+{
+    if (lease->watch >= 0 || !lease_hold(lease))
+        return;
+    bound_begin(lease);
+    lease_release(lease);
 }
 
 void bound_end(int watch)

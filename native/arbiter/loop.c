@@ -30,6 +30,16 @@ int loop_add(struct source *source, uint32_t events)
     return epoll_ctl(epoll_fd, EPOLL_CTL_ADD, source->fd, &event) == 0 ? 0 : -errno;
 }
 
+void loop_pause(struct source *source)
+{
+    epoll_ctl(epoll_fd, EPOLL_CTL_DEL, source->fd, NULL);
+}
+
+void loop_resume(struct source *source, uint32_t events)
+{
+    (void)loop_add(source, events);
+}
+
 void loop_remove(struct source *source)
 {
     if (source->dead)

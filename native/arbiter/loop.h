@@ -19,6 +19,10 @@ int loop_add(struct source *source, uint32_t events);
 /* Closes the descriptor at once; destroy runs when no event of this batch can still point at it. */
 void loop_remove(struct source *source);
 
+/* Not looked at from now on; then again. Events of before may still come in this batch. */
+void loop_pause(struct source *source);
+void loop_resume(struct source *source, uint32_t events);
+
 /* Called after each batch of events. */
 void loop_after(void (*after)(void));
 

@@ -24,6 +24,8 @@
 #include "bound.h"
 #include "control.h"
 #include "loop.h"
+#include "process.h"
+#include "rest.h"
 #include "served.h"
 #include "turns.h"
 
@@ -73,6 +75,15 @@ static int open_folder(const char *path, mode_t mode)
     return fd < 0 ? -errno : fd;
 }
 
+static void look_at_resting(struct lease *lease)
+{
+    bound_renew(lease);
+    if (lease->look_later && lease_hold(lease)) {
+        process_look_again(lease);
+        lease_release(lease);
+    }
+}
+
 static int start(const char *run_dir)
 {
     char path[4096];
@@ -92,6 +103,8 @@ static int start(const char *run_dir)
     int error = loop_open();
     if (error == 0)
         error = turns_open();
+    if (error == 0)
+        error = rest_open(look_at_resting);
     if (error == 0 && bound_open() != 0)
         fputs("vgpu-arbiter: the size of usage files is not watched\n", stderr);
     if (error != 0)

@@ -1,13 +1,17 @@
 #include "process.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "dying.h"
+#include "identity.h"
 #include "page.h"
+#include "rest.h"
 
 static uint32_t last_owner; /* registration numbers, 1 to VGPU_OWNER_SELF - 1 */
 
@@ -32,12 +36,40 @@ static void process_destroy(struct source *source)
     free(source); /* the source is the first member */
 }
 
+static uint64_t cpu_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* A look at a file's locks goes through all of them, and the tenant may have set any number. The time of each is the
+ * lease's; where it was long, no other follows: its slots are left as they are. */
+static pid_t holder(struct lease *lease, uint32_t slot)
+{
+    if (lease->shut)
+        return -1;
+    uint64_t before = cpu_ns();
+    pid_t pid = page_holder(lease->usage_fd, slot);
+    rest_spent_on_locks(lease, cpu_ns() - before);
+    return pid;
+}
+
+static void clear_if_dead(struct lease *lease, uint32_t slot)
+{
+    if (lease->shut)
+        return;
+    uint64_t before = cpu_ns();
+    page_clear_if_dead(lease->usage_fd, slot);
+    rest_spent_on_locks(lease, cpu_ns() - before);
+}
+
 /* The pidfd became readable: the process is dead, and the kernel has dropped its locks. */
 static void process_ended(struct source *source, uint32_t events)
 {
     struct process *process = (struct process *)source;
     (void)events;
-    page_clear_if_dead(process->lease->usage_fd, process->slot);
+    clear_if_dead(process->lease, process->slot);
     process_forget(process);
 }
 
@@ -72,57 +104,81 @@ static struct process *track(struct lease *lease, uint32_t slot, int32_t pid, in
     return process;
 }
 
-struct process *process_watch(struct lease *lease, uint32_t slot, int32_t pid, int *error)
+static struct process *met_again(struct process *known)
 {
+    known->left = false;
+    return known;
+}
+
+struct process *process_watch(struct lease *lease, uint32_t slot, int32_t pid, int pidfd, int *error)
+{
+    bool holds = holder(lease, slot) == pid;
+    if (!holds || !identity_alive(pidfd)) {
+        *error = holds ? ESRCH : EPERM;
+        return NULL;
+    }
     struct process *known = find(lease, slot, pid);
-    if (known != NULL && page_holder(lease->usage_fd, slot) == pid)
-        return known;
-    int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
-    if (pidfd < 0) {
-        *error = errno;
-        return NULL;
-    }
-    if (page_holder(lease->usage_fd, slot) != pid) {
-        close(pidfd);
-        *error = EPERM;
-        return NULL;
-    }
-    struct process *process = track(lease, slot, pid, pidfd);
+    if (known != NULL && identity_alive(known->pidfd.fd))
+        return met_again(known);
+    if (known != NULL) /* a dead one of the same number: its end is not told of yet */
+        process_forget(known);
+    int own = fcntl(pidfd, F_DUPFD_CLOEXEC, 0);
+    struct process *process = own >= 0 ? track(lease, slot, pid, own) : NULL;
     if (process == NULL) {
-        close(pidfd);
-        *error = ENOMEM;
+        *error = own < 0 ? errno : ENOMEM;
+        if (own >= 0)
+            close(own);
     }
     return process;
 }
 
-static bool dying(const struct lease *lease, uint32_t slot)
+/* Forgets a process that lives on without its slot's lock, and clears the slot. */
+static bool forgotten(struct process *process)
 {
-    for (const struct process *p = lease->processes; p != NULL; p = p->next)
-        if (p->slot == slot && vgpu_process_dying(p->pid))
-            return true;
-    return false;
+    struct lease *lease = process->lease;
+    if (holder(lease, process->slot) == process->pid || vgpu_process_dying(process->pid) || lease->shut)
+        return false;
+    clear_if_dead(lease, process->slot); /* it may have let go since the look above */
+    process_forget(process);
+    return true;
+}
+
+void process_left(struct lease *lease, uint32_t owner)
+{
+    struct process *process = lease->processes;
+    while (process != NULL && process->owner != owner)
+        process = process->next;
+    if (process == NULL || forgotten(process))
+        return;
+    process->left = true; /* it may be in the midst of closing its files: the lock's goes after the connection's */
+    rest_look_later(lease);
+}
+
+void process_look_again(struct lease *lease)
+{
+    for (struct process *p = lease->processes, *next; p != NULL; p = next) {
+        next = p->next;
+        if (p->left && !forgotten(p))
+            p->left = false;
+    }
 }
 
 void process_sweep(struct lease *lease)
 {
-    for (uint32_t slot = 0; slot < VGPU_MAX_SLOTS; slot++)
-        if (page_owner(lease->usage_fd, slot) != 0 && page_holder(lease->usage_fd, slot) == 0 && !dying(lease, slot))
-            page_clear_if_dead(lease->usage_fd, slot);
-    for (struct process *p = lease->processes, *next; p != NULL; p = next) {
-        next = p->next;
-        if (page_holder(lease->usage_fd, p->slot) != p->pid && !vgpu_process_dying(p->pid)) {
-            page_clear_if_dead(lease->usage_fd, p->slot); /* it may have let go since the look above */
-            process_forget(p);
-        }
-    }
+    for (uint32_t slot = 0; slot < VGPU_MAX_SLOTS && !lease->shut; slot++)
+        if (page_owner(lease->usage_fd, slot) != 0 && holder(lease, slot) == 0)
+            clear_if_dead(lease, slot);
 }
 
 void process_adopt_all(struct lease *lease)
 {
     int ignored;
-    for (uint32_t slot = 0; slot < VGPU_MAX_SLOTS; slot++) {
-        pid_t pid = page_holder(lease->usage_fd, slot);
-        if (pid > 0)
-            process_watch(lease, slot, pid, &ignored);
+    for (uint32_t slot = 0; slot < VGPU_MAX_SLOTS && !lease->shut; slot++) {
+        pid_t pid = holder(lease, slot);
+        int pidfd = pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
+        if (pidfd >= 0 && identity_belongs(pid, lease))
+            process_watch(lease, slot, pid, pidfd, &ignored);
+        if (pidfd >= 0)
+            close(pidfd);
     }
 }

@@ -5,20 +5,26 @@
 #include "served.h"
 
 /*
- * Watches the process that holds the lock of `slot`, if that is `pid`. The pidfd is opened first and
- * the lock looked at after: the kernel says that the holder lives, so a pid that was used anew in
- * between cannot pass. Returns the (new or known) process, or NULL with *error set to an errno.
+ * Watches the process of this pidfd, whose number is `pid` while it lives, if it holds the lock of `slot`. `pidfd` stays
+ * the caller's. Returns the (new or known) process, or NULL with *error set to an errno: ESRCH, it is gone; EPERM,
+ * another process holds the slot, or none.
  */
-struct process *process_watch(struct lease *lease, uint32_t slot, int32_t pid, int *error);
+struct process *process_watch(struct lease *lease, uint32_t slot, int32_t pid, int pidfd, int *error);
+
+/* The connection of the process with this registration number has ended. It lives on without the slot's lock after an
+ * exec or when it closed all files: its slot is cleared then. One look, whatever the lease holds, and one with the next
+ * tick (rest.h) if it has the lock still. */
+void process_left(struct lease *lease, uint32_t owner);
+void process_look_again(struct lease *lease);
 
 /* Forgets a process without touching its slot. */
 void process_forget(struct process *process);
 
-/* Clears every slot that is owned but whose lock nobody holds, and forgets processes that live on without
- * one: exec and close-everything drop the lock but not the process. One that is dying is left to its pidfd. */
+/* Clears every slot that is owned but whose lock no process holds, of a lease that is served from now on. */
 void process_sweep(struct lease *lease);
 
-/* Watches every process that holds a lock of this lease's slots (after a restart). */
+/* Watches every process that holds a lock of this lease's slots and may be one of its own (after a restart): a lock says
+ * no more than a number. */
 void process_adopt_all(struct lease *lease);
 
 #endif

@@ -6,8 +6,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "identity.h"
 #include "page.h"
 #include "process.h"
+#include "rest.h"
 #include "turns.h"
 
 #define CONNECTIONS_MAX (2 * VGPU_MAX_SLOTS) /* of one lease; forked children may hold old ones open */
@@ -22,6 +24,11 @@ void connection_close(struct connection *connection)
         *link = connection->next;
     connection->lease->connection_count--;
     loop_remove(&connection->socket);
+    if (connection->pidfd >= 0)
+        close(connection->pidfd);
+    connection->pidfd = -1;
+    if (connection->owner != 0)
+        process_left(connection->lease, connection->owner);
     lease_release(connection->lease);
 }
 
@@ -47,23 +54,29 @@ static void forget_former(struct lease *lease, const struct process *now)
     }
 }
 
-static struct vgpu_message answer(struct lease *lease, int32_t pid, const struct vgpu_message *request)
+static struct vgpu_message answer(struct connection *connection, const struct vgpu_message *request)
 {
+    struct lease *lease = connection->lease;
     struct vgpu_message reply = {.kind = VGPU_MSG_REFUSED, .version = VGPU_LEASE_VERSION, .slot = request->slot};
     int error = 0;
     if (request->kind != VGPU_MSG_REGISTER || request->slot >= VGPU_MAX_SLOTS) {
         reply.value = EINVAL;
     } else if (request->version != VGPU_LEASE_VERSION) {
         reply.value = EPROTO;
+    } else if (connection->pidfd < 0) {
+        reply.value = EALREADY;
     } else if (lease_closed(lease)) {
         reply.value = ESHUTDOWN;
     } else {
-        struct process *process = process_watch(lease, request->slot, pid, &error);
+        struct process *process = process_watch(lease, request->slot, connection->pid, connection->pidfd, &error);
         reply.value = error;
         if (process != NULL) {
             forget_former(lease, process);
             reply.kind = VGPU_MSG_WELCOME;
             reply.owner = process->owner;
+            connection->owner = process->owner;
+            close(connection->pidfd); /* it is watched by one of the process's from now on */
+            connection->pidfd = -1;
             reply.value = process->pid;
         }
     }
@@ -75,16 +88,11 @@ static void connection_ready(struct source *source, uint32_t events)
     struct connection *connection = (struct connection *)source;
     struct lease *lease = connection->lease;
     struct vgpu_message request;
-    struct ucred peer;
-    socklen_t peer_size = sizeof(peer);
     ssize_t size = recv(source->fd, &request, sizeof(request), MSG_TRUNC);
     if (size < 0 && (errno == EAGAIN || errno == EINTR) && !(events & (EPOLLHUP | EPOLLERR)))
         return;
-    if (size != (ssize_t)sizeof(request) || getsockopt(source->fd, SOL_SOCKET, SO_PEERCRED, &peer, &peer_size) != 0) {
-        lease_hold(lease); /* the connection does already: this cannot fail */
+    if (size != (ssize_t)sizeof(request) || !rest_afford(lease, 1)) {
         connection_close(connection);
-        process_sweep(lease);
-        lease_release(lease);
         return;
     }
     if (request.kind == VGPU_MSG_WANT || request.kind == VGPU_MSG_DONE || request.kind == VGPU_MSG_ENDING) {
@@ -92,7 +100,7 @@ static void connection_ready(struct source *source, uint32_t events)
             connection_close(connection);
         return;
     }
-    struct vgpu_message reply = answer(lease, peer.pid, &request);
+    struct vgpu_message reply = answer(connection, &request);
     if (send(source->fd, &reply, sizeof(reply), MSG_DONTWAIT | MSG_NOSIGNAL) != (ssize_t)sizeof(reply)) {
         connection_close(connection);
     } else if (reply.kind == VGPU_MSG_WELCOME) {
@@ -105,19 +113,29 @@ void register_accept(struct source *source, uint32_t events)
 {
     struct lease *lease = (struct lease *)source;
     (void)events;
+    if (lease->resting) /* since this event came */
+        return;
     int fd = loop_accept(source->fd);
     if (fd < 0)
         return;
-    struct connection *connection = lease->connection_count < CONNECTIONS_MAX ? calloc(1, sizeof(*connection)) : NULL;
+    pid_t pid = 0;
+    bool room = rest_afford(lease, RATE_CONNECTION_UNITS) && lease->connection_count < CONNECTIONS_MAX;
+    int pidfd = room ? identity_of_peer(fd, lease, &pid) : -1;
+    struct connection *connection = pidfd >= 0 ? calloc(1, sizeof(*connection)) : NULL;
     if (connection == NULL || !lease_hold(lease)) {
         free(connection);
         close(fd);
+        if (pidfd >= 0)
+            close(pidfd);
         return;
     }
+    connection->pid = pid;
+    connection->pidfd = pidfd;
     connection->socket = (struct source){.fd = fd, .ready = connection_ready, .destroy = connection_destroy};
     connection->lease = lease;
     if (loop_add(&connection->socket, EPOLLIN) != 0) {
         close(fd);
+        close(pidfd);
         free(connection);
         lease_release(lease);
         return;

@@ -16,6 +16,7 @@
 #include "page.h"
 #include "process.h"
 #include "register.h"
+#include "rest.h"
 #include "turns.h"
 
 static struct lease *leases;
@@ -160,6 +161,7 @@ static void lease_close(struct lease *lease)
     while (lease->connections != NULL)
         connection_close(lease->connections);
     turns_lease_remove(lease);
+    rest_forget(lease);
     bound_end(lease->watch);
     struct lease **link = &leases;
     while (*link != lease)
@@ -178,6 +180,8 @@ static int lease_open(int folder_fd, struct lease *lease)
     lease->holds = 1;
     lease->usage_device = usage.st_dev;
     lease->usage_inode = usage.st_ino;
+    lease->owner = usage.st_uid;
+    lease->anyone = (usage.st_mode & S_IWOTH) != 0;
     lease->listener.fd = bind_socket(folder_fd, &usage);
     error = lease->listener.fd < 0 ? lease->listener.fd : loop_add(&lease->listener, EPOLLIN);
     if (error != 0) {
@@ -231,7 +235,7 @@ static int lease_add_folder(int folder_fd, const char *id)
         free(lease);
         return error;
     }
-    lease->watch = bound_begin(lease->usage_fd);
+    bound_begin(lease);
     lease->next = leases;
     leases = lease;
     turns_lease_add(lease);
@@ -264,9 +268,15 @@ int lease_remove(const char *id)
 struct lease *lease_by_watch(int watch)
 {
     for (struct lease *lease = leases; lease != NULL; lease = lease->next)
-        if (lease->watch == watch)
+        if (watch >= 0 && lease->watch == watch)
             return lease;
     return NULL;
+}
+
+void lease_each(void (*visit)(struct lease *lease))
+{
+    for (struct lease *lease = leases; lease != NULL; lease = lease->next)
+        visit(lease);
 }
 
 int lease_look(const char *id)
@@ -288,6 +298,8 @@ int lease_list(const char *id, struct vgpu_process_list *list)
     for (struct process *p = lease->processes; p != NULL && count < VGPU_MAX_SLOTS; p = p->next)
         list->pids[count++] = p->pid;
     list->head.value = count;
+    list->head.slot = lease->cuts;
+    list->head.owner = lease->shut;
     return 0;
 }
 

@@ -8,6 +8,7 @@
 
 #include "lease.h"
 #include "loop.h"
+#include "rate.h"
 #include "scheduler.h"
 
 struct lease;
@@ -20,6 +21,7 @@ struct process {
     int32_t pid; /* in the arbiter's pid namespace */
     uint32_t slot;
     uint32_t owner;
+    bool left; /* its connection has ended, and it still held its lock then */
 };
 
 struct connection {
@@ -27,7 +29,10 @@ struct connection {
     struct lease *lease;
     struct connection *next;
     struct sched_member member;
-    bool joined; /* the member is the lease's */
+    bool joined;    /* the member is the lease's */
+    int pidfd;      /* of the process that connected (identity.h), until it has registered: then -1 */
+    pid_t pid;      /* its number while it lives */
+    uint32_t owner; /* registration number of the process that it registered; 0: none yet */
 };
 
 struct lease {
@@ -41,7 +46,16 @@ struct lease {
     int usage_fd;
     dev_t usage_device; /* of the file that was there when the lease was added */
     ino_t usage_inode;
-    int watch; /* of usage_fd, see bound.h */
+    uid_t owner;      /* whom the lease is for: the file's owner */
+    bool anyone;      /* it is written by any user that reaches it: a container's */
+    int watch;        /* of usage_fd, see bound.h */
+    uint32_t cuts;    /* how often `usage` was longer, or took more room, than it may */
+    struct rate rate; /* see rest.h */
+    bool resting;
+    bool shut;       /* its locks are not looked at any more */
+    bool look_later; /* processes that have left (process.h) are to be looked at again */
+    bool ticks;
+    struct lease *ticking_next;
     struct sched_tenant tenant;
     bool schedules; /* the tenant is known to sched */
     bool touched;   /* its counters are to be published */
@@ -72,6 +86,9 @@ int lease_list(const char *id, struct vgpu_process_list *list);
 
 /* The lease whose `usage` has this watch (bound.h), or NULL. */
 struct lease *lease_by_watch(int watch);
+
+/* Calls `visit` for each lease that is served; it must not remove one. */
+void lease_each(void (*visit)(struct lease *lease));
 
 /* Serves everything under leases/ (at start). Returns how many could not be served. */
 int lease_scan(int leases_fd);

@@ -112,6 +112,7 @@ static void usage(void)
 static void messages(void)
 {
     SIZE("MESSAGE", vgpu_message);
+    FIELD("MESSAGE", vgpu_message, "SLOT", slot);
     FIELD("MESSAGE", vgpu_message, "VALUE", value);
     FIELD("MESSAGE", vgpu_message, "ALLOCATION", allocation);
     SIZE("PROCESS_LIST", vgpu_process_list);

@@ -221,7 +221,8 @@ struct vgpu_message {
     };
 };
 
-/* Answer to VGPU_MSG_LIST: host pids of the lease's live registered processes. */
+/* Answer to VGPU_MSG_LIST: host pids of the lease's live registered processes. head.slot: how often `usage` was larger
+ * than it may be and was cut; head.owner: 1 if its locks are so many that the arbiter looks at them no more. */
 struct vgpu_process_list {
     struct vgpu_message head; /* kind VGPU_MSG_PROCESSES, value: count */
     int32_t pids[VGPU_MAX_SLOTS];

@@ -1,7 +1,7 @@
 """The lease of a preload tenant: its limits (pages.py), its use (usage.py), and the arbiter that serves it
 (arbiter.py)."""
 
-from vgpud.lease.arbiter import ArbiterClient
+from vgpud.lease.arbiter import ArbiterClient, Tampering
 from vgpud.lease.contexts import ContextCosts
 from vgpud.lease.memory import LeaseMemory
 from vgpud.lease.pages import (
@@ -46,6 +46,7 @@ __all__ = [
     "ProcessUse",
     "SharePolicy",
     "SwapPhase",
+    "Tampering",
     "UnknownCalls",
     "Usage",
     "close_lease",

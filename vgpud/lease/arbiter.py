@@ -4,10 +4,19 @@ import errno
 import os
 import socket
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 
 from vgpud import lease_layout as layout
 from vgpud.model.errors import ErrorCode, VgpuError
+
+
+@dataclass(frozen=True)
+class Tampering:
+    """Since the arbiter started."""
+
+    cuts: int = 0  # `usage` was larger than it may be, or took more room, and was cut
+    shut: bool = False  # its locks are so many that the arbiter looks at them no more
 
 
 class ArbiterClient:
@@ -41,14 +50,29 @@ class ArbiterClient:
     def list(self, allocation: str) -> tuple[int, ...]:
         """Pids, as the arbiter's namespace names them, of the lease's live registered processes; none
         for a lease that it does not serve. Raises as `add` does."""
-        reply = self._ask(layout.MSG_LIST, allocation)
-        (kind,) = struct.unpack_from("<I", reply)
-        if kind != layout.MSG_PROCESSES or len(reply) != layout.PROCESS_LIST_SIZE:
-            self._check(reply, f"list lease {allocation}", (errno.ENOENT,))
+        reply = self._list(allocation)
+        if reply is None:
             return ()
         (count,) = struct.unpack_from("<q", reply, layout.MESSAGE_VALUE)
         count = max(0, min(count, layout.MAX_SLOTS))
         return struct.unpack_from(f"<{count}i", reply, layout.PROCESS_LIST_PIDS)
+
+    def tampering(self, allocation: str) -> Tampering:
+        """What the arbiter has seen of the tenant that libvgpu never does; nothing where it does not serve
+        the lease. Raises as `add` does."""
+        reply = self._list(allocation)
+        if reply is None:
+            return Tampering()
+        cuts, shut = struct.unpack_from("<II", reply, layout.MESSAGE_SLOT)
+        return Tampering(cuts, shut != 0)
+
+    def _list(self, allocation: str) -> bytes | None:
+        reply = self._ask(layout.MSG_LIST, allocation)
+        (kind,) = struct.unpack_from("<I", reply)
+        if kind == layout.MSG_PROCESSES and len(reply) == layout.PROCESS_LIST_SIZE:
+            return reply
+        self._check(reply, f"list lease {allocation}", (errno.ENOENT,))
+        return None
 
     def _ask(self, kind: int, allocation: str) -> bytes:
         head = struct.pack("<IIIIq", kind, layout.VERSION, layout.NO_SLOT, 0, 0)

@@ -1,0 +1,128 @@
+#include "identity.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/nsfs.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "served.h"
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77 /* include/uapi/asm-generic/socket.h since Linux 6.5 */
+#endif
+
+#define LINE_BYTES 4352 /* of mountinfo: a path may have 4096 */
+#define MOUNTS_MAX 2000
+
+bool identity_alive(int pidfd)
+{
+    struct pollfd dead = {.fd = pidfd, .events = POLLIN};
+    return poll(&dead, 1, 0) == 0;
+}
+
+static FILE *open_proc(pid_t pid, const char *name)
+{
+    char path[64];
+    snprintf(path, sizeof(path), "/proc/%d/%s", (int)pid, name);
+    return fopen(path, "re");
+}
+
+static bool runs_as(pid_t pid, uid_t owner)
+{
+    char line[LINE_BYTES];
+    unsigned real;
+    unsigned effective;
+    bool same = false;
+    FILE *status = open_proc(pid, "status");
+    if (status == NULL)
+        return false;
+    while (fgets(line, sizeof(line), status) != NULL)
+        if (sscanf(line, "Uid: %u %u", &real, &effective) == 2)
+            same = real == owner && effective == owner;
+    fclose(status);
+    return same;
+}
+
+/* Of a namespace that is not the arbiter's own: that one is root's, and every process is in it. */
+static bool in_user_namespace_of(pid_t pid, uid_t owner)
+{
+    char path[64];
+    uid_t uid = (uid_t)-1;
+    snprintf(path, sizeof(path), "/proc/%d/ns/user", (int)pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    int parent = ioctl(fd, NS_GET_PARENT);
+    bool made = parent >= 0 && ioctl(fd, NS_GET_OWNER_UID, &uid) == 0 && uid == owner && uid != 0;
+    if (parent >= 0)
+        close(parent);
+    close(fd);
+    return made;
+}
+
+/* mountinfo: ID PARENT DEVICE ROOT PLACE ... ; see proc(5). */
+static bool has_mounted(pid_t pid, const char *id)
+{
+    char line[LINE_BYTES];
+    char root[LINE_BYTES];
+    char place[LINE_BYTES];
+    char wanted[VGPU_ID_BYTES + 32];
+    bool found = false;
+    FILE *mounts = open_proc(pid, "mountinfo");
+    if (mounts == NULL)
+        return false;
+    snprintf(wanted, sizeof(wanted), "/leases/%s", id);
+    for (int i = 0; !found && i < MOUNTS_MAX && fgets(line, sizeof(line), mounts) != NULL; i++) {
+        if (sscanf(line, "%*d %*d %*s %s %s", root, place) != 2 || strcmp(place, VGPU_LEASE_MOUNT) != 0)
+            continue;
+        const char *at = strstr(root, wanted);
+        const char *rest = at != NULL ? at + strlen(wanted) : NULL;
+        found = rest != NULL && (*rest == '\0' || strcmp(rest, "/" VGPU_ANYONE_FOLDER) == 0);
+    }
+    fclose(mounts);
+    return found;
+}
+
+bool identity_belongs(pid_t pid, const struct lease *lease)
+{
+    if (!lease->anyone && (runs_as(pid, lease->owner) || in_user_namespace_of(pid, lease->owner)))
+        return true;
+    return has_mounted(pid, lease->id);
+}
+
+/* Before 6.5. The number may be another process's by now: it has to be one that may have connected. */
+static int open_by_number(pid_t pid, const struct lease *lease)
+{
+    int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (pidfd < 0)
+        return -errno;
+    if (identity_belongs(pid, lease) && identity_alive(pidfd))
+        return pidfd;
+    close(pidfd);
+    return -EPERM;
+}
+
+int identity_of_peer(int socket_fd, const struct lease *lease, pid_t *pid)
+{
+    struct ucred peer;
+    int pidfd = -1;
+    socklen_t size = sizeof(peer);
+    if (getsockopt(socket_fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0)
+        return -errno;
+    *pid = peer.pid;
+    size = sizeof(pidfd);
+    if (getsockopt(socket_fd, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) == 0) {
+        if (identity_alive(pidfd))
+            return pidfd;
+        close(pidfd);
+        return -ESRCH;
+    }
+    return errno == ENOPROTOOPT ? open_by_number(peer.pid, lease) : -errno;
+}

@@ -1,0 +1,47 @@
+/*
+ * rate.h: what a tenant may cost the arbiter, as a bucket of units. A message is 1; libvgpu needs a few for each turn.
+ * 10 000 messages a second are some 7 % of a core; a burst of 256 processes that come at once fits.
+ */
+#ifndef ARBITER_RATE_H
+#define ARBITER_RATE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define RATE_UNITS_PER_S 10000
+#define RATE_BURST_UNITS 20000
+#define RATE_CONNECTION_UNITS 20u /* accepted, and closed again */
+#define RATE_NS_PER_UNIT 7000u    /* of what is measured instead of counted */
+
+struct rate {
+    int64_t units;  /* at `at_ns`; below 0: owed */
+    uint64_t at_ns; /* CLOCK_MONOTONIC; 0: full */
+};
+
+/* Units at `now_ns`, which does not go back. */
+static inline int64_t rate_fill(struct rate *rate, uint64_t now_ns)
+{
+    const uint64_t ns_per_unit = 1000000000u / RATE_UNITS_PER_S;
+    uint64_t came = (now_ns - rate->at_ns) / ns_per_unit;
+    if (rate->at_ns == 0 || came >= 2 * RATE_BURST_UNITS) {
+        *rate = (struct rate){.units = RATE_BURST_UNITS, .at_ns = now_ns};
+        return rate->units;
+    }
+    rate->at_ns += came * ns_per_unit;
+    rate->units += (int64_t)came;
+    if (rate->units > RATE_BURST_UNITS)
+        rate->units = RATE_BURST_UNITS;
+    return rate->units;
+}
+
+/* Takes `units`; false: there were none left. No more than a burst is ever owed. */
+static inline bool rate_take(struct rate *rate, uint32_t units, uint64_t now_ns)
+{
+    bool left = rate_fill(rate, now_ns) > 0;
+    rate->units -= units;
+    if (rate->units < -RATE_BURST_UNITS)
+        rate->units = -RATE_BURST_UNITS;
+    return left;
+}
+
+#endif

@@ -1,0 +1,112 @@
+#include "rest.h"
+
+#include <errno.h>
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#define TICK_NS 100000000
+#define AGAIN_UNITS (RATE_BURST_UNITS / 4)
+#define LOCKS_MAX_NS 2000000u /* some 8000 locks on one file */
+
+static struct source timer = {.fd = -1};
+static struct lease *ticking; /* those that rest, or are to be looked at later */
+static void (*on_tick)(struct lease *lease);
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* The timer runs while it has a lease. */
+static void arm(void)
+{
+    const struct timespec tick = {.tv_nsec = TICK_NS};
+    struct itimerspec when = {0};
+    if (ticking != NULL)
+        when = (struct itimerspec){.it_interval = tick, .it_value = tick};
+    timerfd_settime(timer.fd, 0, &when, NULL);
+}
+
+static void add(struct lease *lease)
+{
+    if (lease->ticks)
+        return;
+    lease->ticks = true;
+    lease->ticking_next = ticking;
+    ticking = lease;
+    if (lease->ticking_next == NULL)
+        arm();
+}
+
+static void begin(struct lease *lease)
+{
+    if (!lease->resting)
+        loop_pause(&lease->listener);
+    lease->resting = true;
+    add(lease);
+}
+
+void rest_forget(struct lease *lease)
+{
+    struct lease **link = &ticking;
+    while (*link != NULL && *link != lease)
+        link = &(*link)->ticking_next;
+    if (*link == NULL)
+        return;
+    *link = lease->ticking_next;
+    lease->ticks = false;
+    if (ticking == NULL)
+        arm();
+}
+
+void rest_look_later(struct lease *lease)
+{
+    lease->look_later = true;
+    add(lease);
+}
+
+static void tick(struct source *source, uint32_t events)
+{
+    uint64_t count;
+    (void)events;
+    if (read(source->fd, &count, sizeof(count)) < 0)
+        return;
+    for (struct lease *lease = ticking, *next; lease != NULL; lease = next) {
+        next = lease->ticking_next;
+        on_tick(lease);
+        lease->look_later = false;
+        if (lease->resting && !lease->shut && rate_fill(&lease->rate, now_ns()) >= AGAIN_UNITS) {
+            lease->resting = false;
+            loop_resume(&lease->listener, EPOLLIN);
+        }
+        if (!lease->resting)
+            rest_forget(lease);
+    }
+}
+
+bool rest_afford(struct lease *lease, uint32_t units)
+{
+    bool left = rate_take(&lease->rate, units, now_ns()) && !lease->resting;
+    if (!left)
+        begin(lease);
+    return left;
+}
+
+void rest_spent_on_locks(struct lease *lease, uint64_t ns)
+{
+    if (ns > LOCKS_MAX_NS)
+        lease->shut = true;
+    if (!rate_take(&lease->rate, (uint32_t)(ns / RATE_NS_PER_UNIT), now_ns()) || lease->shut)
+        begin(lease);
+}
+
+int rest_open(void (*tick_of)(struct lease *lease))
+{
+    on_tick = tick_of;
+    timer = (struct source){.fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), .ready = tick};
+    return timer.fd < 0 ? -errno : loop_add(&timer, EPOLLIN);
+}
