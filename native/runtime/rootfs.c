@@ -61,6 +61,24 @@ static int make_read_only(int folder, const char *name)
     return done;
 }
 
+/* The file of that name, made if there is none, as a place to mount over: an image may have a FIFO or a device there,
+ * whose open(2) blocks or does something, so it is not opened. -1 with errno, EINVAL if it is no file. */
+static int place_of_file(int folder, const char *name, mode_t mode)
+{
+    struct stat found;
+    int made = openat(folder, name, O_RDONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+    if (made >= 0)
+        close(made);
+    else if (errno != EEXIST)
+        return -1;
+    int fd = openat(folder, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0 || (fstat(fd, &found) == 0 && S_ISREG(found.st_mode)))
+        return fd;
+    close(fd);
+    errno = EINVAL;
+    return -1;
+}
+
 static int write_merged(int folder, const char *library, const char *image, size_t image_length)
 {
     int fd = openat(folder, PRELOAD, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
@@ -101,6 +119,7 @@ static int put_merged(const char *root, int etc, int target, const char *library
 int vgpu_preload(const char *root, const char *library)
 {
     size_t length = 0;
+    char at[PLACE_MAX];
     int etc = open_below(root, "etc");
     if (etc < 0) {
         int top = open_below(root, "");
@@ -108,10 +127,10 @@ int vgpu_preload(const char *root, const char *library)
             etc = open_folder(top, "etc");
         close(top);
     }
-    int target = etc < 0 ? -1 : openat(etc, PRELOAD, O_RDONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
+    int target = etc < 0 ? -1 : place_of_file(etc, PRELOAD, 0644);
     if (target < 0)
         return -1;
-    char *image = vgpu_read_fd(target, &length);
+    char *image = vgpu_read_file(place(target, at), &length);
     int failed = image == NULL || put_merged(root, etc, target, library, image, length) != 0 ||
                  make_read_only(etc, PRELOAD) != 0;
     int error = errno;
@@ -148,7 +167,7 @@ static bool is_driver(const char *name)
 static int show(int from, int to, const char *name)
 {
     int source = openat(from, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-    int target = openat(to, name, O_RDONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0755);
+    int target = place_of_file(to, name, 0755);
     int failed = source < 0 || target < 0 || bind_over(source, target) != 0;
     int error = errno;
     if (source >= 0)

@@ -45,6 +45,14 @@ def test_a_job_that_asks_for_nothing_gets_nothing(cluster: Cluster) -> None:
     assert done.returncode == 0 and "VGPU_ALLOCATION" not in done.stdout
 
 
+def test_a_jobs_own_text_asks_for_nothing(cluster: Cluster) -> None:
+    """The attack: a name and a comment that look like Slurm's field for resources."""
+    text = "x TresPerNode=gres/vgpu_memory=140 TresPerNode=gres:vgpu_memory:140 "
+    done = cluster.run("srun", f"--job-name={text}", f"--comment={text}", "env")
+    assert done.returncode == 0 and "VGPU_ALLOCATION=" not in done.stdout, done.stdout + cluster.logs()
+    empty(cluster)
+
+
 def test_a_refusal_is_told_to_the_job_and_drains_nothing(cluster: Cluster) -> None:
     """vgpud has less than Slurm believes: somebody holds part of it outside of Slurm."""
     outside = cluster.node.ctl("alloc", "--memory", "100GiB", "--isolation", "quota").stdout.strip()

@@ -1,0 +1,85 @@
+"""What stands in an image where the hook expects files: it must neither block nor be used."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conditions import needs
+from tests.demo.node import ROOT
+
+pytestmark = needs("root", "namespaces")
+
+LIBRARY = "/run/vgpu/libvgpu.so"
+NULL = os.makedev(1, 3)
+CALL = """
+import ctypes, os, sys
+hook = ctypes.CDLL(sys.argv[1], use_errno=True)
+root, folder = sys.argv[2].encode(), b"/opt/driver"
+result = hook.vgpu_preload(root, b"%s") if sys.argv[3] == "preload" else hook.vgpu_libraries(root, folder)
+print(result, os.strerror(ctypes.get_errno()) if result else open(sys.argv[4]).read(), end="")
+"""
+
+
+@pytest.fixture(scope="module")
+def hook(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The part of vgpu-hook that works in a root file system."""
+    library = tmp_path_factory.mktemp("hook") / "rootfs.so"
+    sources = [ROOT / "native" / "runtime" / name for name in ("rootfs.c", "files.c")]
+    subprocess.run(
+        ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", library, *sources], check=True
+    )
+    return library
+
+
+def call(hook: Path, root: Path, what: str, shown: Path) -> str:
+    """In mounts of its own. The limit is for a hook that blocks in open(2)."""
+    words = ["unshare", "--mount", sys.executable, "-c", CALL % LIBRARY, hook, root, what, shown]
+    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "link"])
+def test_a_preload_list_that_is_no_file_is_refused(hook: Path, tmp_path: Path, kind: str) -> None:
+    """The attack: open(2) of a FIFO without a writer waits, and the container's start with it."""
+    (tmp_path / "etc").mkdir()
+    preload = tmp_path / "etc" / "ld.so.preload"
+    make = {
+        "fifo": lambda: os.mkfifo(preload),
+        "device": lambda: os.mknod(preload, 0o600 | 0o020000, NULL),
+        "link": lambda: preload.symlink_to("/etc/hostname"),
+    }
+    make[kind]()
+    assert call(hook, tmp_path, "preload", preload) == "-1 Invalid argument"
+
+
+@pytest.mark.parametrize("before", [None, "libimage.so\n"])
+def test_a_preload_list_is_kept_behind_libvgpu(hook: Path, tmp_path: Path, before: str | None) -> None:
+    (tmp_path / "etc").mkdir()
+    preload = tmp_path / "etc" / "ld.so.preload"
+    if before is not None:
+        preload.write_text(before)
+    assert call(hook, tmp_path, "preload", preload) == f"0 {LIBRARY}\n{before or ''}"
+    assert preload.read_text() == (before or ""), "the image stays as it is"
+
+
+def driver_and_libc(root: Path) -> Path:
+    """An image with a C library, and a driver's library beside it; answers where the latter is shown."""
+    for folder in ("opt/driver", "usr/lib64"):
+        (root / folder).mkdir(parents=True)
+    (root / "opt/driver/libcuda.so.1").write_text("the driver's")
+    (root / "usr/lib64/libc.so.6").touch()
+    return root / "usr/lib64/libcuda.so.1"
+
+
+def test_a_fifo_in_a_librarys_place_is_refused(hook: Path, tmp_path: Path) -> None:
+    place = driver_and_libc(tmp_path)
+    os.mkfifo(place)
+    assert call(hook, tmp_path, "libraries", place) == "-1 Invalid argument"
+
+
+def test_a_library_is_shown_over_the_images(hook: Path, tmp_path: Path) -> None:
+    place = driver_and_libc(tmp_path)
+    place.write_text("the image's")
+    assert call(hook, tmp_path, "libraries", place) == "0 the driver's"
