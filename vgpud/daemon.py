@@ -241,7 +241,11 @@ async def serve(settings: Settings) -> None:
         keeper.policies.preparing.append(doors.prepare)
         door = runtime_socket(settings.run_dir, settings.group, passed)
         runtimes = RuntimeDoor(
-            daemon.containers, door, cgroup_of, lambda: keeper.policy().policy.runtime.users
+            daemon.containers,
+            door,
+            cgroup_of,
+            open_to_users=lambda: keeper.policy().policy.runtime.users,
+            reads_environment=lambda: keeper.policy().policy.runtime.environment,
         )
         runtimes.start()
         watcher = watch_devices(daemon, keeper, loop)

@@ -88,7 +88,7 @@ def test_any_message(words: bytes) -> None:
 
 def understood(body: bytes) -> None:
     try:
-        found = runtime._understood(body)
+        _, found = runtime._understood(body, True)
     except VgpuError as error:
         assert error.code.exit_code is Exit.BAD_ARGUMENT
         assert len(str(error).splitlines()) == 1

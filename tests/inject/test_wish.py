@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vgpud.inject.wish import KEYS, Wish, owner_of, wish_of
+from vgpud.inject.wish import KEYS, Wish, ignored_by, owner_of, wish_of
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB, Percent
 from vgpud.model.tenancy import Isolation, Owner, Selector
@@ -39,7 +39,8 @@ def test_every_word_by_annotation_and_by_environment() -> None:
     )
     assert wish_of(container({f"vgpud.io/{key}": value for key, value in words.items()})) == expected
     env = [f"VGPU_{key.upper().replace('-', '_')}={value}" for key, value in words.items()]
-    assert wish_of(container(env=env)) == expected
+    assert wish_of(container(env=env), environment=True) == expected
+    assert wish_of(container(env=env)) is None
 
 
 @pytest.mark.parametrize(
@@ -59,13 +60,25 @@ def test_every_word_by_annotation_and_by_environment() -> None:
     ],
 )
 def test_no_request(asks_nothing: dict[str, Any]) -> None:
-    assert wish_of(asks_nothing) is None
+    assert wish_of(asks_nothing, environment=True) is None
+    assert ignored_by(asks_nothing, environment=True) == ()
 
 
-def test_who_starts_a_container_stands_above_its_image() -> None:
-    found = wish_of(container({"vgpud.io/memory": "1GiB"}, ["VGPU_MEMORY=100GiB", "VGPU_CORES=30"]))
-    assert found is not None
-    assert (found.memory_bytes, found.share) == (GIB, Percent(3000))
+@pytest.mark.parametrize("environment", [False, True])
+def test_an_image_adds_nothing_to_annotations_and_cancels_none(environment: bool) -> None:
+    """The attack: ENV VGPU_ALLOCATION in an image let its container start without the operator's limit."""
+    image = ["VGPU_MEMORY=100GiB", "VGPU_CORES=30", "VGPU_ALLOCATION=x"]
+    config = container({"vgpud.io/memory": "1GiB"}, image)
+    assert wish_of(config, environment) == Wish(memory_bytes=GIB)
+    assert ignored_by(config, environment) == ("VGPU_MEMORY", "VGPU_CORES", "VGPU_ALLOCATION")
+
+
+def test_an_image_asks_for_nothing_that_the_policy_does_not_let_it() -> None:
+    config = container(env=["VGPU_MEMORY=100GiB", "VGPU_LABEL=x"])
+    assert wish_of(config) is None
+    assert ignored_by(config) == ("VGPU_MEMORY", "VGPU_LABEL")
+    assert wish_of(config, environment=True) is not None
+    assert ignored_by(config, environment=True) == ()
 
 
 @pytest.mark.parametrize(
@@ -86,7 +99,7 @@ def test_who_starts_a_container_stands_above_its_image() -> None:
 )
 def test_a_limit_that_cannot_be_read_is_refused(config: dict[str, Any], code: ErrorCode, said: str) -> None:
     with pytest.raises(VgpuError, match=said) as refused:
-        wish_of(config)
+        wish_of(config, environment=True)
     assert refused.value.code is code
 
 

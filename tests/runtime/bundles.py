@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,22 @@ CGROUPS = "vgpud-test"
 NAMESPACES = ("mount", "pid", "ipc", "uts", "network")
 
 
-def config(rootfs: Path, *command: str, env: tuple[str, ...] = (), host_pids: bool = False) -> dict[str, Any]:
-    """A config.json of root in namespaces of its own, but for the host's pids where wanted."""
+def config(
+    rootfs: Path, *command: str, asks: Mapping[str, str] | None = None, host_pids: bool = False
+) -> dict[str, Any]:
+    """A config.json with these annotations: root in its own namespaces, but the host's pids where wanted."""
     proc: dict[str, Any] = {"destination": "/proc", "type": "proc", "source": "proc"}
     if host_pids:  # a new proc file system would need a pid namespace of its own
         proc = {"destination": "/proc", "type": "bind", "source": "/proc", "options": ["rbind"]}
     namespaces = [n for n in NAMESPACES if not (host_pids and n == "pid")]
     return {
         "ociVersion": "1.0.2",
+        "annotations": dict(asks or {}),
         "process": {
             "user": {"uid": 0, "gid": 0},
             "args": list(command),
             "cwd": "/",
-            "env": ["PATH=/usr/bin:/bin", *env],
+            "env": ["PATH=/usr/bin:/bin"],
             "noNewPrivileges": True,
         },
         "root": {"path": str(rootfs), "readonly": False},

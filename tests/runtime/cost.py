@@ -16,12 +16,12 @@ from tests.e2e.conftest import node_maker
 from tests.runtime.bundles import Runc, config
 from tests.runtime.rootfs import make_rootfs
 
-ENV = ("VGPU_MEMORY=1GiB", "VGPU_ISOLATION=quota")
+ASKS = {"vgpud.io/memory": "1GiB", "vgpud.io/isolation": "quota"}
 
 
-def create(runc: Runc, command: list[str], name: str, env: tuple[str, ...], rootfs: Path) -> float:
+def create(runc: Runc, command: list[str], name: str, asks: dict[str, str], rootfs: Path) -> float:
     """Milliseconds."""
-    folder = runc.bundle(name, config(rootfs, "sleep", "60", env=env))
+    folder = runc.bundle(name, config(rootfs, "sleep", "60", asks=asks))
     with (folder / "output").open("w") as output:
         began = time.perf_counter()
         subprocess.run(
@@ -48,15 +48,15 @@ def main() -> int:
         (folder / "runc").mkdir()
         runc = Runc(folder / "runc", node.run_dir)
         plain = ["runc", "--root", str(runc.root / "state")]
-        ways: dict[str, tuple[list[str], tuple[str, ...]]] = {
-            "runc": (plain, ()),
-            "nothing asked": (runc.command(), ()),
-            "memory asked": (runc.command(), ENV),
+        ways: dict[str, tuple[list[str], dict[str, str]]] = {
+            "runc": (plain, {}),
+            "nothing asked": (runc.command(), {}),
+            "memory asked": (runc.command(), ASKS),
         }
         times: dict[str, list[float]] = {way: [] for way in ways}
         for number in range(rounds):
-            for way, (command, env) in ways.items():
-                times[way].append(create(runc, command, f"c{number}{way[:3]}", env, rootfs))
+            for way, (command, asks) in ways.items():
+                times[way].append(create(runc, command, f"c{number}{way[:3]}", asks, rootfs))
     base = statistics.median(times["runc"])
     for way, found in times.items():
         found.sort()

@@ -27,14 +27,14 @@ from tests.e2e.support import states
 from tests.runtime.bundles import Runc, config
 from tests.runtime.rootfs import make_rootfs
 
-WANTS = (
-    ("VGPU_MEMORY=1GiB",),
-    ("VGPU_MEMORY=1GiB", "VGPU_ISOLATION=quota", "VGPU_CORES=10"),
-    ("VGPU_MEMORY=2GiB", "VGPU_ISOLATION=compute"),
-    ("VGPU_ISOLATION=hardware", "VGPU_PROFILE=1g.18gb"),
-    ("VGPU_ISOLATION=device",),
-    ("VGPU_MEMORY=9999GiB",),  # refused
-    (),
+WANTS: tuple[dict[str, str], ...] = (
+    {"memory": "1GiB"},
+    {"memory": "1GiB", "isolation": "quota", "cores": "10"},
+    {"memory": "2GiB", "isolation": "compute"},
+    {"isolation": "hardware", "profile": "1g.18gb"},
+    {"isolation": "device"},
+    {"memory": "9999GiB"},  # refused
+    {},
 )
 #: A container's init is killed, it ends by itself, it is deleted, its runtime is killed in the start.
 ENDS = ("kill", "exit", "delete", "crash")
@@ -55,7 +55,10 @@ class Soak:
         name = f"c{number}"
         want, end = self.random.choice(WANTS), self.random.choice(ENDS)
         command = ("sleep", "600") if end != "exit" else ("sh", "-c", ":")
-        folder = self.runc.bundle(name, config(self.rootfs, *command, env=want))
+        folder = self.runc.bundle(
+            name,
+            config(self.rootfs, *command, asks={f"vgpud.io/{key}": value for key, value in want.items()}),
+        )
         pid_file = folder / "pid"
         words = ("run", "--detach", "--bundle", str(folder), "--pid-file", str(pid_file), name)
         if end == "crash":

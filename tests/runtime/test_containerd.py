@@ -64,7 +64,7 @@ def run(ctr: Ctr, rootfs: Path, name: str, *words: str, command: str) -> subproc
 
 def test_a_container_has_its_slice(ctr: Ctr, shared_node: DemoNode, rootfs: Path) -> None:
     command = "cat /etc/ld.so.preload; env"
-    done = run(ctr, rootfs, "env", "--rm", "--env=VGPU_MEMORY=8GiB", command=command)
+    done = run(ctr, rootfs, "env", "--rm", "--annotation=vgpud.io/memory=8GiB", command=command)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("/run/vgpu/libvgpu.so\n") and "VGPU_ALLOCATION=" in done.stdout
     left_nothing(shared_node)

@@ -36,8 +36,19 @@ def hook(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def call(hook: Path, root: Path, what: str, shown: Path) -> str:
     """In mounts of its own. The limit is for a hook that blocks in open(2)."""
-    words = ["unshare", "--mount", sys.executable, "-c", CALL % LIBRARY, hook, root, what, shown]
-    return subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+    words: list[str | Path] = [
+        "unshare",
+        "--mount",
+        sys.executable,
+        "-c",
+        CALL % LIBRARY,
+        hook,
+        root,
+        what,
+        shown,
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "link"])

@@ -15,7 +15,7 @@ from tests.runtime.conftest import left_nothing
 from tests.runtime.rootfs import make_rootfs
 
 pytestmark = needs("runc", "root")
-ENV = ("VGPU_MEMORY=8GiB",)
+ASKS = {"vgpud.io/memory": "8GiB"}
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def runc(shared_node: DemoNode, tmp_path: Path) -> Iterator[Runc]:
 
 
 def test_a_life(runc: Runc, shared_node: DemoNode, rootfs: Path) -> None:
-    runc.run("life", config(rootfs, "sleep", "600", env=ENV))
+    runc.run("life", config(rootfs, "sleep", "600", asks=ASKS))
     (name,) = states(shared_node)
     assert shared_node.ctl_json("show", name)["label"] == "life"
     spec = (runc.root / "life" / "config.json").read_text()
@@ -39,7 +39,7 @@ def test_a_life(runc: Runc, shared_node: DemoNode, rootfs: Path) -> None:
     left_nothing(shared_node)
     after = (runc.root / "life" / "config.json").read_text()
     assert "prepared" not in after, "the bundle is as it was"
-    runc.run("life", config(rootfs, "sleep", "600", env=ENV))
+    runc.run("life", config(rootfs, "sleep", "600", asks=ASKS))
     assert len(states(shared_node)) == 1 and name not in states(shared_node)
     runc.delete("life")
 
@@ -47,7 +47,7 @@ def test_a_life(runc: Runc, shared_node: DemoNode, rootfs: Path) -> None:
 def test_processes_that_outlive_the_init_keep_it(runc: Runc, shared_node: DemoNode, rootfs: Path) -> None:
     """With the host's pid namespace they may: its cgroup has them."""
     command = "sleep 601 & echo $! >/tmp/child; exec sleep 600"
-    spec = config(rootfs, "sh", "-c", command, env=ENV, host_pids=True)
+    spec = config(rootfs, "sh", "-c", command, asks=ASKS, host_pids=True)
     (rootfs / "tmp" / "child").unlink(missing_ok=True)
     init = runc.run("cgroup", spec)
     eventually((rootfs / "tmp" / "child").exists, "the second process runs")
@@ -64,7 +64,7 @@ def test_processes_that_outlive_the_init_keep_it(runc: Runc, shared_node: DemoNo
 
 def test_a_container_of_another_user(runc: Runc, shared_node: DemoNode, rootfs: Path) -> None:
     """Who the process is on the host owns the allocation, so it can write to its lease."""
-    spec = config(rootfs, "sleep", "600", env=ENV)
+    spec = config(rootfs, "sleep", "600", asks=ASKS)
     spec["process"]["user"] = {"uid": 12345, "gid": 12346}
     runc.run("user", spec)
     (name,) = states(shared_node)
@@ -75,7 +75,7 @@ def test_a_container_of_another_user(runc: Runc, shared_node: DemoNode, rootfs: 
 
 def test_a_create_that_fails_after_the_hook(runc: Runc, shared_node: DemoNode, rootfs: Path) -> None:
     """The init was bound already, and ends with the failed creation."""
-    spec = config(rootfs, "no-such-program", env=ENV)
+    spec = config(rootfs, "no-such-program", asks=ASKS)
     folder = runc.bundle("fails", spec)
     done = runc.call("run", "--bundle", str(folder), "fails", check=False)
     assert done.returncode != 0 and "no-such-program" in done.stdout
@@ -87,7 +87,7 @@ def test_an_image_that_leads_out_of_itself(runc: Runc, shared_node: DemoNode, tm
     host.mkdir()
     (trap / "etc").rmdir()
     (trap / "etc").symlink_to(host)
-    folder = runc.bundle("trap", config(trap, "sh", "-c", ":", env=ENV))
+    folder = runc.bundle("trap", config(trap, "sh", "-c", ":", asks=ASKS))
     done = runc.call("run", "--bundle", str(folder), "trap", check=False)
     assert done.returncode != 0 and "ld.so.preload cannot be merged" in done.stdout
     assert list(host.iterdir()) == []

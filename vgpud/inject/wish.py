@@ -1,8 +1,8 @@
 """What a container's config.json asks for, in its annotations or its environment.
 
 The keys are those of vgpuctl's options: annotation "vgpud.io/memory", variable VGPU_MEMORY, and so on.
-An annotation is the word of who starts the container and stands above the environment, which may be
-the image's.
+An annotation comes from the caller of the runtime. A variable may be the image's: config.json does not tell.
+The order is: annotations alone where there are any; else the variables, where the policy says so.
 """
 
 from collections.abc import Mapping
@@ -63,13 +63,18 @@ class Wish:
         )
 
 
-def wish_of(config: Mapping[str, Any]) -> Wish | None:
-    """None where nothing is asked for. Raises VgpuError: BAD_QUANTITY, BAD_PERCENT, BAD_REQUEST."""
+def wish_of(config: Mapping[str, Any], environment: bool = False) -> Wish | None:
+    """None where nothing is asked for; `environment` says whether the policy lets variables ask.
+
+    Raises VgpuError: BAD_QUANTITY, BAD_PERCENT, BAD_REQUEST.
+    """
     annotations = _table(config, "annotations")
-    environment = environment_of(config)
-    if "sandbox" in (annotations.get(name) for name in _SANDBOX) or environment.get(_HELD):
+    variables = environment_of(config)
+    if "sandbox" in (annotations.get(name) for name in _SANDBOX):
         return None
-    words = _words(annotations, environment)
+    words = _annotated(annotations)
+    if not words and environment and not variables.get(_HELD):
+        words = _asked_by(variables)
     if not any(KEYS[key] for key in words):
         return None
     return Wish(
@@ -99,7 +104,16 @@ def environment_of(config: Mapping[str, Any]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _words(annotations: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
+def ignored_by(config: Mapping[str, Any], environment: bool = False) -> tuple[str, ...]:
+    """The variables that would ask, or cancel, and that `wish_of` with the same arguments passes over."""
+    variables = environment_of(config)
+    asked = tuple(map(_variable, _asked_by(variables)))
+    if _annotated(_table(config, "annotations")):
+        return (*asked, _HELD) if variables.get(_HELD) else asked
+    return () if environment or variables.get(_HELD) else asked
+
+
+def _annotated(annotations: Mapping[str, Any]) -> dict[str, str]:
     """By key; what is set to nothing is not set. A misspelt annotation is no annotation without a limit."""
     words = {}
     for name, value in annotations.items():
@@ -111,10 +125,16 @@ def _words(annotations: Mapping[str, Any], environment: Mapping[str, str]) -> di
             known = f"did you mean {PREFIX}{near[0]}" if near else f"{PREFIX} goes with {', '.join(KEYS)}"
             raise _bad(f"unknown annotation {name[:_MAX_TEXT_CHARACTERS]!r}", known)
         words[key] = str(value).strip()
-    for key in KEYS:
-        value = environment.get(f"VGPU_{key.upper().replace('-', '_')}", "")
-        words.setdefault(key, value.strip())
     return {key: value for key, value in words.items() if value}
+
+
+def _asked_by(variables: Mapping[str, str]) -> dict[str, str]:
+    words = {key: variables.get(_variable(key), "").strip() for key in KEYS}
+    return {key: value for key, value in words.items() if value}
+
+
+def _variable(key: str) -> str:
+    return f"VGPU_{key.upper().replace('-', '_')}"
 
 
 def _count(text: str) -> int:

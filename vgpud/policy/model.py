@@ -337,6 +337,11 @@ class RuntimeSettings(Table):
         description="users in group vgpu may start them too (rootless Podman), not only root; "
         "each container then belongs to the user who starts it",
     )
+    environment: bool = Field(
+        False,
+        description="a container without annotations may ask by variables (VGPU_MEMORY), "
+        "which may be its image's",
+    )
 
 
 Ids = Annotated[

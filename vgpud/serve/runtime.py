@@ -22,7 +22,7 @@ import structlog
 from vgpud.inject.hooks import HookProgram
 from vgpud.inject.oci import check_shape, edited, parsed, refused
 from vgpud.inject.specs import Specs
-from vgpud.inject.wish import Wish, owner_of, wish_of
+from vgpud.inject.wish import Wish, ignored_by, owner_of, wish_of
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.shares import Shares
@@ -66,7 +66,8 @@ class Containers(Protocol):
 
 
 class RuntimeDoor:
-    """`open_to_users` says whether the policy lets users beside root start containers with allocations."""
+    """`open_to_users` says whether the policy lets users beside root start containers with allocations,
+    `reads_environment` whether a container's variables may ask for them."""
 
     def __init__(
         self,
@@ -75,12 +76,14 @@ class RuntimeDoor:
         cgroup_of: CgroupOf,
         open_to_users: Callable[[], bool],
         limits: Limits | None = None,
+        reads_environment: Callable[[], bool] = lambda: False,
     ) -> None:
         self._containers = containers
         self._door = door
         self._listener = door.listening
         self._cgroup_of = cgroup_of
         self._open_to_users = open_to_users
+        self._reads_environment = reads_environment
         self._limits = limits or Limits()
         self._shares = Shares(self._limits.total, self._limits.per_user, self._limits.for_root)
         self._open: set[asyncio.Task[None]] = set()
@@ -194,10 +197,19 @@ class RuntimeDoor:
         return Status.DONE, b""
 
     async def _prepare(self, caller: Caller, message: Message) -> tuple[Status, bytes]:
-        understood = await self._aside(caller, _understood, message.body)
-        if understood is None:
+        understood = await self._aside(caller, _understood, message.body, self._reads_environment())
+        ignored, asks = understood
+        if ignored:
+            log.warning(
+                "variables of a container ask for nothing: they may be its image's",
+                container=message.id,
+                ignored=ignored,
+                hint="use annotations, or set environment = true in [runtime] of the policy",
+                uid=caller.uid,
+            )
+        if asks is None:
             return Status.UNCHANGED, b""
-        config, wish, named = understood
+        config, wish, named = asks
         try:
             return await self._prepared(caller, message, config, wish, named)
         except VgpuError as error:
@@ -291,17 +303,20 @@ def _parent(process: Lifetime) -> Lifetime:
     return Lifetime(pid, ticks)
 
 
-def _understood(body: bytes) -> tuple[dict[str, Any], Wish, Owner] | None:
-    """config.json, what it asks for, and the user that its process is; None if it asks for nothing.
+def _understood(
+    body: bytes, environment: bool
+) -> tuple[tuple[str, ...], tuple[dict[str, Any], Wish, Owner] | None]:
+    """The variables that are ignored; and config.json, what it asks for, and the user that its process is, or
+    None if it asks for nothing.
 
     Raises VgpuError: whatever is wrong with it is told before anything is allocated.
     """
     config = parsed(body)
-    wish = wish_of(config)
+    wish, ignored = wish_of(config, environment), ignored_by(config, environment)
     if wish is None:
-        return None
+        return ignored, None
     check_shape(config)
-    return config, wish, owner_of(config)
+    return ignored, (config, wish, owner_of(config))
 
 
 def _dumped(make: Callable[..., dict[str, Any]], *given: object) -> bytes:
