@@ -63,6 +63,12 @@ def _namespaces() -> str:
     return done.stderr.strip() or "unshare failed" if done.returncode else ""
 
 
+@cache
+def _user_namespaces() -> str:
+    done = subprocess.run(["unshare", "--user", "true"], capture_output=True, text=True, check=False)
+    return done.stderr.strip() or "unshare failed" if done.returncode else ""
+
+
 def _traced() -> str:
     scope = Path("/proc/sys/kernel/yama/ptrace_scope")
     if os.geteuid() == 0 or not scope.exists() or scope.read_text().strip() == "0":
@@ -89,6 +95,11 @@ CONDITIONS: dict[str, Condition] = {
         "mounts, pids and clocks of a test's own",
         "run it as root, in a container with CAP_SYS_ADMIN and no seccomp filter on unshare and mount",
         look=_namespaces,
+    ),
+    "user-namespaces": Condition(
+        "a tenant with uids of its own",
+        "run it where `/` is a mount point (not in a plain chroot) and user namespaces are allowed",
+        look=_user_namespaces,
     ),
     "ptrace": Condition(
         "kill at an instruction, read another process's memory",

@@ -1,21 +1,27 @@
 """What holds for the tests of every room: conditions (tests/conditions.py), signals, examples."""
 
+import os
 import signal
+import tempfile
 from collections import Counter
 from collections.abc import Generator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from tests.conditions import CONDITIONS, named_by
+from tests.gpu import confine
 
 # no test is timed: a machine that is busy with something else must not fail one
 # the same examples in each run: a failure is the change's; `./dev test --explore MINUTES` looks for new ones
-settings.register_profile("explore", deadline=None)
+settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 settings.register_profile("vgpud", deadline=None, derandomize=True)
 settings.load_profile("vgpud")
 
+MOST_TMPDIR_BYTES = 30
 NOT_HERE = pytest.StashKey[dict[str, int]]()
 
 
@@ -29,8 +35,24 @@ def children_start_with_default_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
+def root_is_a_mount() -> None:
+    """In a plain chroot no test could make mounts of its own; where root may not mount, tests say so."""
+    mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    if "/" not in mounted and os.geteuid() == 0:
+        with suppress(OSError):
+            confine.enter_own_root()
+
+
+def sockets_have_room() -> None:
+    """A socket's path has at most 108 bytes (unix(7)): with a long TMPDIR the tests' folders are in /tmp."""
+    if len(tempfile.gettempdir()) > MOST_TMPDIR_BYTES:
+        os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
+
+
 def pytest_configure(config: pytest.Config) -> None:
     children_start_with_default_signals()
+    root_is_a_mount()
+    sockets_have_room()
     config.stash[NOT_HERE] = {}
 
 

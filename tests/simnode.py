@@ -28,12 +28,13 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+BUILD = Path(os.environ.get("VGPU_BUILD_DIR", ROOT / "build" / "native")).absolute()
 TIMEOUT_SECONDS = 60
 
 
 def build_dir() -> Path:
     """The build folder; fails the test when the simulator is not built there."""
-    build = Path(os.environ.get("VGPU_BUILD_DIR", ROOT / "build" / "native")).absolute()
+    build = BUILD
     parts = ["sim/lib/libcuda.so.1", "sim/lib/libnvidia-ml.so.1", "sim/bin/vgpu-simctl"]
     missing = [part for part in parts if not (build / part).exists()]
     if missing:

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / "build" / "native"
+from tests import simnode
+
+ROOT, BUILD = simnode.ROOT, simnode.BUILD
 POLICY = """version = 1
 [[device]]
 mode = "auto"

@@ -66,6 +66,9 @@ NOT_RUN = {
     "./dev test-all": _SUITE,
     "./dev test-all tests/slurm": _SUITE,
     "./dev test-all -m real": _SUITE,
+    "./dev test --explore 30": _SUITE,
+    "./dev coverage": _SUITE,
+    "./dev coverage --pure": _SUITE,
     "./dev build": _SUITE,
     "./dev deb": _SUITE,  # tests/packaging
     "./dev deb --system-compiler": _SUITE,

@@ -224,24 +224,25 @@ def _holds_the_tree(folder: str) -> bool:
     return any(Path(kept).is_relative_to(folder) for kept in (ROOT, sys.prefix, sys.base_prefix))
 
 
-def _enter_own_root() -> None:
+def enter_own_root() -> None:
     """Makes `/` a mount of this process alone, which it is not in a chroot: there nothing of `/` can be set.
 
     It is bound over /proc, a mount in every root, which is made private first: no other process sees it.
     """
-    _checked("unshare", libc.unshare(NEW_MOUNTS | NEW_UTS))
+    here = Path.cwd()
+    _checked("unshare", libc.unshare(NEW_MOUNTS))
     _mount("none", "/proc", None, MS_PRIVATE)
     _mount("/", "/proc", None, MS_BIND | MS_REC)
     os.chroot("/proc")
     os.chdir("/")
     _mount("none", "/", None, MS_REC | MS_PRIVATE)
+    os.chdir(here)
 
 
 def mounts(writable: list[str]) -> list[str]:
     """The unit's view of the file system; returns what had to stay open for this tree's own sake."""
-    here = Path.cwd()
-    _enter_own_root()
-    os.chdir(here)
+    enter_own_root()
+    _checked("unshare", libc.unshare(NEW_UTS))
     kept: list[str] = []
     held = {path: os.open(path, os.O_PATH) for path in writable}
     for folder in (*PROTECTED_HOMES, "/tmp", "/var/tmp"):

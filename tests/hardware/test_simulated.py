@@ -3,12 +3,12 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PREFIX = Path(os.environ.get("VGPU_SIM_PREFIX", ROOT / "build/native/sim"))
+from tests.simnode import BUILD, ROOT
+
+PREFIX = BUILD / "sim"
 
 
 @pytest.mark.parametrize(

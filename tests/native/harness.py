@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("VGPU_NATIVE_BUILD", ROOT / "build" / "native"))
+from tests import simnode
+
+ROOT, BUILD = simnode.ROOT, simnode.BUILD
 TEST_BUILD = ROOT / "build" / "native-tests"
 LIBVGPU = BUILD / "lib" / "libvgpu.so"
 PROBE = BUILD / "bin" / "vgpu-probe"

@@ -81,6 +81,7 @@ def accepted(listener: socket.socket) -> Caller:
         return peers.identify(connection, Door.TENANT)
 
 
+@needs("user-namespaces")
 def test_a_subordinate_uid_counts_as_the_user_who_made_the_namespace(path: Path) -> None:
     with listening(path) as listener:
         for inside in (0, 1, 65535):
@@ -119,6 +120,7 @@ def test_changed_ranges_are_read_again(tmp_path: Path) -> None:
     assert ranges.user_of(FIRST) == FIRST
 
 
+@needs("user-namespaces")
 def test_connections_of_all_uids_of_a_user_count_together() -> None:
     live = Live(Limits(total=30, per_uid=4, admin=1))
     try:

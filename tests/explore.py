@@ -1,0 +1,34 @@
+"""`./dev test --explore MINUTES`: the property tests with new seeds, until the time is over or one fails.
+
+A failure prints its seed and the shrunk example. It is kept by an `@example(...)` above the test's `@given`
+(for a state machine: by a test of its own), from when on every run of the suite tries it.
+"""
+
+import random
+import subprocess
+import sys
+import time
+
+from tests.simnode import ROOT
+
+CHOSEN = ("-m", "hypothesis and not real", "--hypothesis-profile=explore", "-x", "-q", "-n", "2")
+
+
+def main(words: list[str]) -> int:
+    end = time.monotonic() + 60 * float(words[0])
+    rounds = 0
+    while True:
+        seed = random.SystemRandom().randrange(1 << 32)
+        command = [sys.executable, "-m", "pytest", *CHOSEN, f"--hypothesis-seed={seed}", *words[1:]]
+        if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
+            found = f"found with --hypothesis-seed={seed}"
+            print(f"{found}: keep it as an @example (docs/testing.md)", file=sys.stderr)
+            return code
+        rounds += 1
+        if time.monotonic() > end:
+            print(f"{rounds} rounds, each with a seed of its own: nothing found")
+            return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
