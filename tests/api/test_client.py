@@ -13,7 +13,7 @@ from vgpud.model.caller import Door
 from vgpud.model.errors import ErrorCode, VgpuError
 
 
-def test_importing_it_loads_no_grpc() -> None:
+def test_importing_the_client_loads_no_grpc() -> None:
     code = (
         "import sys, vgpud.api.client as c; c.Client().close();"
         "print([m for m in ('grpc', 'google.protobuf') if m in sys.modules])"
@@ -34,18 +34,18 @@ def test_the_environment_names_a_socket(run_dir: Path, monkeypatch: pytest.Monke
     assert {choose_socket(door) for door in Door} == {Path("/some/where.sock")}
 
 
-def test_root_goes_by_the_admin_socket(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_uses_the_admin_socket(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert {choose_socket(door) for door in Door} == {run_dir / "admin.sock"}
 
 
-def test_a_member_of_the_group_goes_by_vgpud_sock(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_of_the_group_uses_vgpud_sock(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     (run_dir / "vgpud.sock").touch()
     assert {choose_socket(door) for door in Door} == {run_dir / "vgpud.sock"}
 
 
-def test_anybody_else_reads_by_ro_sock(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_other_user_reads_by_ro_sock(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert choose_socket(Door.READ) == run_dir / "ro.sock"
     (run_dir / "vgpud.sock").touch()
@@ -60,7 +60,7 @@ def test_anybody_else_reads_by_ro_sock(run_dir: Path, monkeypatch: pytest.Monkey
     assert caught.value.hint == "call as root", "the group would not help"
 
 
-def test_no_socket_is_no_daemon(run_dir: Path) -> None:
+def test_a_missing_socket_is_an_unreachable_daemon(run_dir: Path) -> None:
     with pytest.raises(VgpuError) as caught, Client() as client:
         client.get_node()
     assert caught.value.code is ErrorCode.UNREACHABLE
@@ -68,7 +68,7 @@ def test_no_socket_is_no_daemon(run_dir: Path) -> None:
     assert "systemctl status vgpud" in caught.value.hint
 
 
-def test_nobody_listens(tmp_path: Path) -> None:
+def test_a_socket_without_a_listener_is_unreachable(tmp_path: Path) -> None:
     import socket
 
     path = tmp_path / "s"

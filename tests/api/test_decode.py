@@ -85,12 +85,12 @@ def test_any_double_is_a_share_to_two_decimals_or_refused(value: float) -> None:
 @pytest.mark.parametrize(
     "value", [math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0, 0.009, 12.345, 100.01, 1e300]
 )
-def test_shares_that_are_none(value: float) -> None:
+def test_impossible_shares_are_refused(value: float) -> None:
     assert refused(pb.AllocateRequest(share_percent=value)).code is ErrorCode.BAD_PERCENT
 
 
 @pytest.mark.parametrize("value", [0, MAX_BYTES + 1, 2**64 - 1])
-def test_amounts_of_memory_that_are_none(value: int) -> None:
+def test_impossible_amounts_of_memory_are_refused(value: int) -> None:
     assert refused(pb.AllocateRequest(memory_bytes=value)).code is ErrorCode.BAD_QUANTITY
 
 
@@ -118,7 +118,7 @@ def test_wrong_requests_are_refused_with_their_figures(asked: pb.AllocateRequest
 
 
 @pytest.mark.parametrize("request_id", ["", "x" * 129, "a\x00b", "a\nb"])
-def test_wrong_ids(request_id: str) -> None:
+def test_wrong_ids_are_refused(request_id: str) -> None:
     assert refused(pb.AllocateRequest(), request_id).code is ErrorCode.BAD_REQUEST
 
 

@@ -151,7 +151,7 @@ def test_a_plan_carries_its_refusal() -> None:
     assert (done.steps[0].kind, done.steps[0].mode) == ("attach", "mig")
 
 
-def test_the_rest() -> None:
+def test_every_other_reply_arrives_whole() -> None:
     node = encode.node(
         NodeDescription(Node((Device("G", 0),)), 2, 3, "d", "s", 1.5, "no driver"), "host", "1.0"
     )

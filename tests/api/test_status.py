@@ -107,7 +107,7 @@ def test_errors_of_grpc_itself(failing: Failing, code: grpc.StatusCode, number: 
         ("Socket closed", "socket closed"),
     ],
 )
-def test_who_is_not_there_is_said_in_one_sentence(failing: Failing, said: str, why: str) -> None:
+def test_an_absent_daemon_is_said_in_one_sentence(failing: Failing, said: str, why: str) -> None:
     failing.plain = (grpc.StatusCode.UNAVAILABLE, said)
     words = why if why == "socket closed" else f"connection {why}"
     assert failing.error().sentence == f"vgpud does not answer at {failing.path}: {words}"

@@ -58,7 +58,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_text(name: str, main: Ctl, daemon: Daemon) -> None:
+def test_the_text_of_each_verb_is_the_golden_one(name: str, main: Ctl, daemon: Daemon) -> None:
     daemon.replies["ListAllocations"] = canned.allocations(canned.aged(canned.preload(), 3), canned.mig())
     done = main(*TEXTS[name].split())
     assert (done.returncode, done.stderr) == (0, "")
@@ -66,7 +66,7 @@ def test_text(name: str, main: Ctl, daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_document(name: str, main: Ctl) -> None:
+def test_the_document_of_each_verb_is_the_golden_one(name: str, main: Ctl) -> None:
     done = main(*DOCUMENTS[name].split(), "-o", "json")
     assert done.returncode == 0
     document = json.loads(done.stdout)
@@ -77,7 +77,7 @@ def test_document(name: str, main: Ctl) -> None:
 
 
 @pytest.mark.parametrize("line", NAMES)
-def test_names(line: str, main: Ctl) -> None:
+def test_the_names_of_each_verb_are_the_golden_ones(line: str, main: Ctl) -> None:
     done = main(*line.split(), "-o", "name")
     assert (done.returncode, done.stdout.splitlines()) == (0, NAMES[line])
 
@@ -88,7 +88,7 @@ def test_golden_holds_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("name", ["devices", "ls", "explain"])
-def test_no_headers(name: str, main: Ctl, daemon: Daemon) -> None:
+def test_a_table_without_headers_has_its_rows_alone(name: str, main: Ctl, daemon: Daemon) -> None:
     daemon.replies["ListAllocations"] = canned.allocations(canned.aged(canned.preload(), 3), canned.mig())
     with_them = main(*TEXTS[name].split()).stdout.splitlines()
     without = main(*TEXTS[name].split(), "--no-headers").stdout.splitlines()

@@ -47,7 +47,7 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, *more
     return said.err
 
 
-def test_by_runtime_class(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_runtime_class_is_converted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (pod,), notes = run(capsys, tmp_path, POD)
     assert pod["metadata"]["annotations"] == {"kept": "yes"}
     spec = pod["spec"]
@@ -66,7 +66,7 @@ def test_by_runtime_class(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     assert "GPU_CORE_UTILIZATION_POLICY is left out" in notes and "scheduler does not count" in notes
 
 
-def test_by_extended_resources(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_extended_resources_are_converted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (pod,), notes = run(capsys, tmp_path, POD, "--to", "kubelet")
     container = pod["spec"]["containers"][0]
     assert container["resources"]["limits"] == {"cpu": 4, "vgpud.io/memory-gib": 6}
@@ -79,7 +79,7 @@ WHOLE = "{name: c, resources: {limits: {nvidia.com/gpu: 1}}}"
 
 
 @pytest.mark.parametrize(("target", "asked"), [("runtime", "device"), ("kubelet", None)])
-def test_a_whole_card(
+def test_a_whole_card_is_converted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, target: str, asked: str | None
 ) -> None:
     (pod,), _ = run(capsys, tmp_path, f"{{kind: Pod, spec: {{containers: [{WHOLE}]}}}}", "--to", target)
@@ -111,14 +111,16 @@ def test_a_part_of_a_card_needs_its_size(capsys: pytest.CaptureFixture[str], tmp
         "{{kind: Service, spec: {{ports: []}}}}\n---\n{{kind: Pod, spec: {0}}}",
     ],
 )
-def test_whatever_carries_the_pods(capsys: pytest.CaptureFixture[str], tmp_path: Path, carrier: str) -> None:
+def test_every_kind_of_workload_is_converted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, carrier: str
+) -> None:
     text = carrier.format(f"{{containers: [{WHOLE}]}}")
     documents, _ = run(capsys, tmp_path, text)
     assert "VGPU_ISOLATION" in yaml.safe_dump_all(documents)
     assert "nvidia.com" not in yaml.safe_dump_all(documents)
 
 
-def test_what_asks_hami_for_nothing_stays(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_manifest_without_hami_is_unchanged(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pod = "{kind: Pod, spec: {containers: [{name: c, resources: {limits: {cpu: 1}}}]}}"
     text = f"{pod}\n---\n{{kind: ConfigMap}}\n"
     documents, notes = run(capsys, tmp_path, text)
@@ -139,7 +141,7 @@ def test_what_asks_hami_for_nothing_stays(capsys: pytest.CaptureFixture[str], tm
         ("{", "not YAML"),
     ],
 )
-def test_what_cannot_be_read(
+def test_a_manifest_that_cannot_be_read_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, said: str
 ) -> None:
     assert said in refused(capsys, tmp_path, text)

@@ -43,7 +43,7 @@ mig-configs:
     }
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_a_written_mig_parted_file_is_read_back(tmp_path: Path) -> None:
     import yaml
 
     devices = [device(0, 1, "1g.5gb", "3g.20gb", "1g.5gb"), device(1, 1), pb.MigDevice(device_index=2)]
@@ -72,7 +72,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_what_is_wrong_is_said(tmp_path: Path, text: str) -> None:
+def test_a_wrong_mig_parted_file_is_refused_with_the_reason(tmp_path: Path, text: str) -> None:
     with pytest.raises(VgpuError) as wrong:
         read(file(tmp_path, text), None)
     assert wrong.value.code is ErrorCode.BAD_REQUEST

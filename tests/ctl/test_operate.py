@@ -36,7 +36,7 @@ def test_ps_names_the_tenant_and_those_outside(main: Ctl) -> None:
     assert document["items"][1]["memoryBytes"] is None
 
 
-def test_events(main: Ctl, daemon: Daemon) -> None:
+def test_the_events_are_listed(main: Ctl, daemon: Daemon) -> None:
     done = main("events", "--last", "7")
     assert daemon.requests("ListEvents")[0].last == 7
     assert done.stdout.splitlines()[1].split("  ")[-1] == "in force"
@@ -62,7 +62,7 @@ def sentences(allocation: pb.Allocation, now: pb.SliceMeter, before: pb.SliceMet
     return "\n".join(limiting(allocation, devices, [(now, before or now)], 2.0))
 
 
-def test_what_limits_memory() -> None:
+def test_the_cause_of_a_memory_limit_is_named() -> None:
     part = pb.Slice(device_uuid=canned.A, mode="preload", memory_bytes=4 * GIB, share_percent=25)
     said = sentences(held(part), pb.SliceMeter(memory_used_bytes=4 * GIB, refusals_limit=3, refusals_card=1))
     assert "memory on device 0: 4GiB of 4GiB, it is full: give it more with 'vgpuctl resize'" in said
@@ -72,7 +72,7 @@ def test_what_limits_memory() -> None:
     assert "full" not in sentences(held(part), pb.SliceMeter(memory_used_bytes=GIB))
 
 
-def test_what_limits_compute() -> None:
+def test_the_cause_of_a_compute_limit_is_named() -> None:
     part = pb.Slice(device_uuid=canned.A, mode="preload", memory_bytes=4 * GIB, share_percent=25)
     before = pb.SliceMeter(compute_used_ns=0, compute_waited_ns=0, throttled_ns=0)
     now = pb.SliceMeter(compute_used_ns=5 * 10**8, compute_waited_ns=10**9, throttled_ns=2 * 10**8)
@@ -86,7 +86,7 @@ def test_what_limits_compute() -> None:
     assert "the card is its own" in sentences(held(part), now)
 
 
-def test_what_has_failed_comes_first() -> None:
+def test_a_failed_allocation_comes_first() -> None:
     part = pb.Slice(device_uuid=canned.C, mode="preload", memory_bytes=GIB)
     failed = held(part, failure="device 2 is lost")
     failed.state = "failed"
@@ -95,7 +95,7 @@ def test_what_has_failed_comes_first() -> None:
     assert said[1].startswith("device 2 is lost: ")
 
 
-def test_who_is_suspended_waits_for_that() -> None:
+def test_a_suspended_tenant_is_said_to_wait_for_its_resume() -> None:
     waiting = held(pb.Slice(device_uuid=canned.A, mode="preload", memory_bytes=GIB))
     waiting.state = "suspended"
     waiting.standing = "idle"
@@ -205,7 +205,7 @@ def test_a_bug_report_names_nobody(main: Ctl, daemon: Daemon, tmp_path: Path) ->
     assert "file exists" in again.stderr
 
 
-def test_redaction() -> None:
+def test_a_bug_report_hides_names_and_paths() -> None:
     names = [("node1", "HOST"), ("node1.example.org", "HOST"), ("alice", "user1000")]
     text = (
         "node1.example.org node1 alice malice /home/alice/x 10.20.30.40 127.0.0.1 580.159.04 1.2.3.4.5 "
@@ -232,7 +232,7 @@ def test_compare_tells_keys_that_come_go_and_change() -> None:
     assert compare(old, old) == ()
 
 
-def test_policy_diff(main: Ctl, daemon: Daemon, tmp_path: Path) -> None:
+def test_a_policy_diff_shows_changed_keys(main: Ctl, daemon: Daemon, tmp_path: Path) -> None:
     from vgpud.policy.effective import effective
     from vgpud.policy.model import Policy
 
@@ -280,7 +280,7 @@ expect = { mode = "mig" }
 """
 
 
-def test_policy_cases(main: Ctl, tmp_path: Path) -> None:
+def test_policy_cases_pass_and_fail(main: Ctl, tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text(POLICY)
     (tmp_path / "devices.json").write_text(main("devices", "-o", "json").stdout)
     cases = tmp_path / "cases.toml"

@@ -115,7 +115,7 @@ def test_the_marker_ends_options_of_other_verbs() -> None:
     assert (arguments.allocation, arguments.force) == (["-odd", "--force"], False)
 
 
-def test_defaults() -> None:
+def test_options_have_their_defaults() -> None:
     _, arguments = parse(["devices"])
     assert (arguments.output, arguments.timeout, arguments.color) == ("table", 30.0, "auto")
     _, arguments = parse(["alloc"])
@@ -189,7 +189,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("line", "sentence", "hint"), REFUSED, ids=[line or "-" for line, _, _ in REFUSED])
-def test_refused(line: str, sentence: str, hint: str) -> None:
+def test_a_wrong_command_line_is_refused(line: str, sentence: str, hint: str) -> None:
     with pytest.raises(VgpuError) as refused:
         parse(line.split())
     assert sentence in refused.value.sentence

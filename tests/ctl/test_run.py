@@ -157,7 +157,7 @@ def script(path: Path, text: str, mode: int) -> str:
     return str(path)
 
 
-def test_a_command_that_is_not_there(ctl: Ctl, daemon: Daemon) -> None:
+def test_an_absent_command_exits_127(ctl: Ctl, daemon: Daemon) -> None:
     done = ctl("run", "--", "no-such-command")
     assert done.returncode == 127
     assert done.stderr == (
@@ -176,7 +176,7 @@ def test_a_command_that_is_not_there(ctl: Ctl, daemon: Daemon) -> None:
         ("\x00\x01", 0o755, "exec format error", "built for this machine"),
     ],
 )
-def test_a_command_that_cannot_run(
+def test_a_command_that_cannot_run_exits_126(
     ctl: Ctl, daemon: Daemon, tmp_path: Path, text: str, mode: int, why: str, hint: str
 ) -> None:
     done = ctl("run", "--", script(tmp_path / "tool", text, mode))

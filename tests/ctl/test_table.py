@@ -47,7 +47,7 @@ def test_color_does_not_move_columns() -> None:
 @pytest.mark.parametrize(
     ("text", "cells"), [("abc", 3), ("träning", 7), ("設定", 4), ("e\N{COMBINING ACUTE ACCENT}", 1), ("", 0)]
 )
-def test_width(text: str, cells: int) -> None:
+def test_a_wide_character_counts_two_columns(text: str, cells: int) -> None:
     assert width(text) == cells
 
 

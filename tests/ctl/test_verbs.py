@@ -209,7 +209,7 @@ def test_an_error_is_a_document_for_machines(main: Ctl, daemon: Daemon) -> None:
     assert "(E301)" in done.stderr
 
 
-def test_a_daemon_that_is_not_there(main: Ctl, daemon: Daemon) -> None:
+def test_an_absent_daemon_is_an_error_with_a_hint(main: Ctl, daemon: Daemon) -> None:
     daemon.stop()
     done = main("ls")
     assert done.returncode == 32
@@ -217,13 +217,13 @@ def test_a_daemon_that_is_not_there(main: Ctl, daemon: Daemon) -> None:
     assert main("ls", "--socket", f"{daemon.socket}.other").returncode == 32
 
 
-def test_a_socket_of_ones_own_choice(main: Ctl, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_socket_can_be_chosen(main: Ctl, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VGPUD_SOCKET", "/nowhere/vgpud.sock")
     assert main("ls").returncode == 32
     assert main("--socket", str(daemon.socket), "ls").returncode == 0
 
 
-def test_a_daemon_that_does_not_answer(main: Ctl, daemon: Daemon) -> None:
+def test_a_silent_daemon_is_an_error_with_a_hint(main: Ctl, daemon: Daemon) -> None:
     gate = threading.Event()
     daemon.replies["ListDevices"] = lambda _request: (gate.wait(30), canned.devices())[1]
     done = main("devices", "--timeout", "0.2")
@@ -241,7 +241,7 @@ def test_a_bug_is_a_sentence(main: Ctl, monkeypatch: pytest.MonkeyPatch) -> None
     assert "Traceback" in main("devices", "-v").stderr
 
 
-def test_a_reader_that_went_away(daemon: Daemon) -> None:
+def test_a_closed_pipe_ends_the_output_quietly(daemon: Daemon) -> None:
     for line in ("devices", "ls -o json", "status -o yaml", "policy show", "devices --help"):
         with subprocess.Popen(
             (*COMMAND, *line.split()),
@@ -256,7 +256,7 @@ def test_a_reader_that_went_away(daemon: Daemon) -> None:
         assert (process.returncode, said) == (141, b""), line
 
 
-def test_a_full_disk(daemon: Daemon) -> None:
+def test_a_full_disk_under_the_output_is_an_error(daemon: Daemon) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             (*COMMAND, "devices"),

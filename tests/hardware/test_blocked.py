@@ -83,7 +83,7 @@ IN_CUBLAS = Stack(
         ),
     ],
 )
-def test_it_waits_inside_the_driver(stack: Stack) -> None:
+def test_a_thread_that_waits_inside_the_driver_is_found(stack: Stack) -> None:
     assert blocked(stack)
 
 
@@ -104,7 +104,7 @@ def test_it_waits_inside_the_driver(stack: Stack) -> None:
         pytest.param(Stack({0: LIBC + 9}), id="nobody"),
     ],
 )
-def test_it_does_not(stack: Stack) -> None:
+def test_a_thread_that_waits_elsewhere_is_not_found(stack: Stack) -> None:
     assert not blocked(stack)
 
 
@@ -122,20 +122,20 @@ def test_it_does_not(stack: Stack) -> None:
         pytest.param("-1", id="no call"),
     ],
 )
-def test_other_waits_are_none(words: str) -> None:
+def test_a_wait_outside_the_driver_does_not_count(words: str) -> None:
     assert not blocked(PLAIN, line(words))
 
 
 @pytest.mark.parametrize("text", [b"running\n", b"", b"202", b"202 0x1 0x189 0x3 0x0\n", b"\xff\xfe \0"])
-def test_texts_that_say_nothing(text: bytes) -> None:
+def test_a_malformed_syscall_line_is_no_wait(text: bytes) -> None:
     assert lock_wait(text, X86) is None
 
 
-def test_only_the_c_library_waits() -> None:
+def test_a_wait_of_the_c_library_alone_does_not_count() -> None:
     assert not blocked(PLAIN, line(pc=BLAS + 5))
 
 
-def test_threads_by_name() -> None:
+def test_the_drivers_own_threads_are_told_by_their_names() -> None:
     assert all(map(is_drivers_own, ("cuda-EvtHandlr", "cuda00001400006", "cuda0000140000f")))
     assert not any(map(is_drivers_own, ("python3", "cuda-bench", "cudaMemtest", "cuda", "cuda2", "")))
 
@@ -171,21 +171,21 @@ def test_the_c_library_has_several_names(name: str) -> None:
         "ff142534120000",
     ],
 )
-def test_calls_are_known(code: str) -> None:
+def test_every_call_instruction_of_x86_is_known(code: str) -> None:
     found = bytes.fromhex(code)
     assert X86.calls(found.rjust(len(CALL), b"\x90"))
     assert not X86.calls((found + b"\x90").rjust(len(CALL), b"\x90")[-len(CALL) :])
 
 
 @pytest.mark.parametrize("code", ["", "e8", "0102", "ffe0", "ff6008", "c3", "ffd090", "ff1534120000c3"])
-def test_what_is_no_call(code: str) -> None:
+def test_an_address_after_no_call_is_no_return_address(code: str) -> None:
     assert not X86.calls(bytes.fromhex(code))
 
 
 @pytest.mark.parametrize(
     ("code", "calls"), [("00000094", 1), ("ffffffff", 0), ("00013fd6", 1), ("00011fd6", 0)]
 )
-def test_calls_on_arm(code: str, calls: int) -> None:
+def test_every_call_instruction_of_arm_is_known(code: str, calls: int) -> None:
     assert ARM.calls(bytes.fromhex(code)) == bool(calls)
 
 
@@ -226,7 +226,7 @@ WORDS = st.one_of(
 
 
 @given(st.binary(max_size=200), st.text(max_size=300), st.lists(WORDS, max_size=64), st.binary(max_size=9))
-def test_nothing_raises(text: bytes, maps: str, words: list[int], code: bytes) -> None:
+def test_damaged_memory_raises_nothing(text: bytes, maps: str, words: list[int], code: bytes) -> None:
     stack = struct.pack(f"<{len(words)}Q", *words) + code
 
     def memory(address: int, size: int) -> bytes:
@@ -240,6 +240,6 @@ def test_nothing_raises(text: bytes, maps: str, words: list[int], code: bytes) -
 
 
 @given(st.lists(WORDS.filter(lambda word: not CUDA <= word < CUDA + 0x100000), max_size=64))
-def test_without_the_driver_on_the_stack_nobody_waits_in_it(words: list[int]) -> None:
+def test_a_stack_without_the_driver_is_no_wait_inside_it(words: list[int]) -> None:
     stack = Stack({8 * place: word for place, word in enumerate(words)})
     assert not in_driver(Wait(SP, PC), Code(MAPS), stack.memory, X86)

@@ -29,12 +29,12 @@ def test_text_that_is_not_utf8_is_not_a_crash() -> None:
 
 
 @pytest.mark.parametrize("name", ["nvmlDeviceGetSomethingNew", "nvmlDeviceGetSerial"])
-def test_what_the_binding_lacks_is_none(name: str) -> None:
+def test_a_function_that_the_binding_lacks_answers_none(name: str) -> None:
     assert Gateway(binding=FakeNvml(1)).call(name) is None
 
 
 @pytest.mark.parametrize(("status", "level"), [(3, "debug"), (999, "warning")])
-def test_no_answer_is_logged_once(status: int, level: str) -> None:
+def test_an_unsupported_question_is_logged_once(status: int, level: str) -> None:
     fake = FakeNvml(1)
     fake.answers["nvmlSystemGetDriverVersion"] = status
     nvml = Nvml(fake)

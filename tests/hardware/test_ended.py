@@ -29,7 +29,7 @@ def test_a_process_whose_main_thread_has_ended_is_ending_and_has_not_ended() -> 
     process.wait()
 
 
-def test_one_that_runs_or_cannot_be_seen_has_not_ended() -> None:
+def test_a_process_that_runs_or_cannot_be_seen_has_not_ended() -> None:
     child = subprocess.Popen(["true"])
     child.wait()
     for pid in (os.getpid(), child.pid):

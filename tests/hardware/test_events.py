@@ -70,7 +70,7 @@ def test_a_lost_device_is_told_and_the_watch_goes_on() -> None:
 
 
 @pytest.mark.parametrize("status", [pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_TIMEOUT])
-def test_errors_and_quiet_times_do_not_end_it(status: int) -> None:
+def test_errors_and_quiet_times_do_not_end_the_watch(status: int) -> None:
     nvml = FakeNvml(1)
     nvml.events = [status, status, xid(nvml, 0, 48)]
     assert [e.xid for e in watch(nvml, 1)] == [48]
@@ -82,7 +82,7 @@ def test_a_driver_reload_is_followed() -> None:
     assert [e.xid for e in watch(nvml, 2)] == [48, 74]
 
 
-def test_it_waits_for_a_driver_that_is_missing() -> None:
+def test_the_watch_waits_for_a_driver_that_is_missing() -> None:
     nvml = FakeNvml(1)
     nvml.answers["nvmlInit"] = pynvml.NVML_ERROR_DRIVER_NOT_LOADED
     nvml.events = [xid(nvml, 0, 48)]

@@ -57,7 +57,7 @@ def test_a_whole_device_has_no_capability_nodes(host: FakeFilesystem) -> None:
     assert device_nodes(DEVICE, None) == COMMON
 
 
-def test_a_mig_instance_has_exactly_its_two(host: FakeFilesystem) -> None:
+def test_a_mig_instance_has_exactly_two_capability_nodes(host: FakeFilesystem) -> None:
     assert device_nodes(DEVICE, SLICE) == COMMON + CAPS
 
 

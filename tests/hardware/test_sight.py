@@ -10,15 +10,15 @@ DEVICES = (Device("GPU-a", 0, minor=0), Device("GPU-b", 1, minor=1))
 HERE = os.getpid()
 
 
-def test_who_shares_our_mounts_sees_all() -> None:
+def test_a_process_in_the_daemons_mounts_sees_every_device() -> None:
     assert visible_devices(HERE, DEVICES) == {"GPU-a", "GPU-b"}
 
 
-def test_who_is_gone_sees_none() -> None:
+def test_a_dead_process_sees_no_devices() -> None:
     assert visible_devices(1 << 29, DEVICES) == frozenset()
 
 
-def test_a_container_sees_the_nodes_that_it_has(tmp_path: Path) -> None:
+def test_a_container_sees_the_devices_whose_nodes_it_has(tmp_path: Path) -> None:
     """/dev/null and /dev/zero stand for two devices, as no other character devices are everywhere."""
     host, proc = tmp_path / "host", tmp_path / "proc"
     root = proc / "7" / "root" / "dev"

@@ -109,7 +109,7 @@ def test_links_are_both_ways_and_prefer_nvlink(gateway: Gateway) -> None:
     assert len(links) == 5 * 4
 
 
-def test_what_never_changes_is_read_once(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_static_facts_are_read_once(nvml: FakeNvml, gateway: Gateway) -> None:
     first = gateway.snapshot()
     nvml.calls.clear()
     nvml.gpus[0].processes = [process(7)]
@@ -255,7 +255,7 @@ def test_a_device_that_needs_a_reset_has_failed(nvml: FakeNvml, gateway: Gateway
     assert "reset" in device.health_reason
 
 
-def test_several_that_hang_are_waited_for_together() -> None:
+def test_several_hanging_devices_are_waited_for_together() -> None:
     nvml = FakeNvml(8)
     gateway = Gateway(deadline_seconds=1.0, binding=nvml)
     gateway.snapshot()

@@ -26,7 +26,7 @@ def suspender(folder: Path) -> Suspender:
     return Suspender(program, folder / "lock")
 
 
-def test_an_answer_that_comes_too_late_is_nobody_elses(tmp_path: Path) -> None:
+def test_a_late_answer_is_not_taken_for_the_next_calls(tmp_path: Path) -> None:
     """As of a save that takes longer than it may: what is asked next is about another process."""
 
     async def work() -> None:

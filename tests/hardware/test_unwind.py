@@ -75,11 +75,11 @@ TWO = {0x30000: (0x40, 48), 0x30050: (0x10, 400)}
         (0x2F, None),
     ],
 )
-def test_the_row_of_a_place(pc: int, size: int | None) -> None:
+def test_the_unwind_row_of_an_address_is_found(pc: int, size: int | None) -> None:
     assert found(library(TWO), pc) == (None if size is None else Frame(size, -8))
 
 
-def test_a_library_without_frames() -> None:
+def test_a_library_without_frames_has_no_rows() -> None:
     assert found(library({}), 0x30000) is None
     assert found(bytes(0x4000), 0x30000) is None
 
@@ -93,12 +93,12 @@ def test_a_library_without_frames() -> None:
         (b"\0", b"", False),
     ],
 )
-def test_kinds_of_entries(letters: bytes, rest: bytes, is_read: bool) -> None:
+def test_each_kind_of_frame_entry_is_read(letters: bytes, rest: bytes, is_read: bool) -> None:
     assert (found(library(TWO, letters, rest), 0x30010) is not None) == is_read
 
 
 @given(st.integers(0, 0x3FFF), st.binary(min_size=1, max_size=40), st.sampled_from([0, 1, 0x10, 0x51]))
-def test_nothing_raises(place: int, garbage: bytes, offset: int) -> None:
+def test_damaged_frames_raise_nothing(place: int, garbage: bytes, offset: int) -> None:
     image = bytearray(library(TWO))
     for start in (place, HEADER + place % 64, COMMON + place % 128):
         image[start : start + len(garbage)] = garbage

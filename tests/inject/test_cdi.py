@@ -45,7 +45,7 @@ def test_a_written_spec_says_what_the_edits_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "version"), [("abc", "0.3.0"), ("1bc", "0.5.0")])
-def test_the_lowest_version_that_covers_it(name: str, version: str) -> None:
+def test_a_spec_has_the_lowest_version_that_covers_it(name: str, version: str) -> None:
     """SPEC.md: device names that start with a digit came with 0.5.0."""
     assert cdi.build_spec(allocation(name))["cdiVersion"] == version
 
@@ -94,7 +94,7 @@ def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
     cdi.remove_spec(tmp_path / "file", "a1")
 
 
-def test_what_a_write_that_was_cut_left_is_cleared(tmp_path: Path) -> None:
+def test_leftovers_of_an_interrupted_write_are_removed(tmp_path: Path) -> None:
     path = cdi.write_spec(tmp_path, allocation())
     (tmp_path / f".{path.name}.tmp").write_text("{")
     (tmp_path / ".others.json.tmp").write_text("{")

@@ -30,7 +30,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def test_what_is_added() -> None:
+def test_an_oci_config_gets_environment_mounts_and_devices() -> None:
     after = edited(CONFIG, "a1", EDITS, DriverFiles(), HOOK)
     assert after["process"]["env"] == ["PATH=/bin", "LD_PRELOAD=/image/own.so", "CUDA_VISIBLE_DEVICES=GPU-1"]
     (device,) = after["linux"]["devices"]
@@ -58,7 +58,7 @@ def test_hooks_follow_those_that_are_there() -> None:
 
 
 @given(EDITS_OF_ANY_SHAPE, st.sampled_from([DriverFiles(), DRIVER]))
-def test_the_rest_stays_and_the_original_too(edits: Edits, driver: DriverFiles) -> None:
+def test_the_rest_of_an_oci_config_and_the_original_are_unchanged(edits: Edits, driver: DriverFiles) -> None:
     before = copy.deepcopy(CONFIG)
     after = edited(CONFIG, "a1", edits, driver, HOOK)
     assert before == CONFIG

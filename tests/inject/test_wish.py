@@ -59,7 +59,7 @@ def test_every_word_by_annotation_and_by_environment() -> None:
         container({"vgpud.io/memory": "1GiB", "io.kubernetes.cri-o.ContainerType": "sandbox"}),
     ],
 )
-def test_no_request(asks_nothing: dict[str, Any]) -> None:
+def test_a_container_that_asks_for_nothing_gets_nothing(asks_nothing: dict[str, Any]) -> None:
     assert wish_of(asks_nothing, environment=True) is None
     assert ignored_by(asks_nothing, environment=True) == ()
 
@@ -114,7 +114,7 @@ JSON = st.recursive(
     st.fixed_dictionaries({}, optional=dict.fromkeys(("annotations", "process", "linux"), JSON))
     | st.fixed_dictionaries({"linux": st.fixed_dictionaries({"uidMappings": JSON, "gidMappings": JSON})})
 )
-def test_no_config_is_a_bug(config: dict[str, Any]) -> None:
+def test_a_missing_config_is_a_bug(config: dict[str, Any]) -> None:
     for ask in (wish_of, owner_of):
         try:
             ask(config)
@@ -122,7 +122,7 @@ def test_no_config_is_a_bug(config: dict[str, Any]) -> None:
             assert refused.code is ErrorCode.BAD_REQUEST
 
 
-def test_the_owner_is_who_the_process_is_on_the_host() -> None:
+def test_the_owner_is_the_processs_uid_on_the_host() -> None:
     user = {"uid": 1000, "gid": 100}
     config: dict[str, Any] = {"process": {"user": user}}
     assert owner_of(config) == Owner(1000, 100)

@@ -61,7 +61,7 @@ def as_stranger(*command: str | Path) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize("name", ["usage", "arbiter.sock"])
-def test_users_of_the_host_do_not_get_to_it(node: Node, lease: Path, name: str) -> None:
+def test_users_of_the_host_cannot_open_a_lease_of_unknown_uid(node: Node, lease: Path, name: str) -> None:
     assert as_stranger("ls", node.run_dir / "leases").returncode == 0
     assert stat.S_IMODE((lease / name).stat().st_mode) == 0o666
     looked = as_stranger("stat", lease / name)
@@ -88,7 +88,7 @@ def within(node: Node, lease: Path, *command: str | Path) -> "subprocess.Popen[s
     return process
 
 
-def test_a_user_within_registers_and_is_limited(node: Node, lease: Path) -> None:
+def test_a_user_in_the_container_registers_and_is_limited(node: Node, lease: Path) -> None:
     process = within(node, lease, PROBE, "fill", "--piece", "32MiB", "--keep", "--then-wait-on-stdin")
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -104,7 +104,7 @@ def test_a_user_within_registers_and_is_limited(node: Node, lease: Path) -> None
     eventually(lambda: lease_used(lease) == 0 and node.client.list("p1") == ())
 
 
-def test_an_arbiter_that_starts_anew_serves_it_again(node: Node, lease: Path) -> None:
+def test_a_restarted_arbiter_serves_a_lease_of_unknown_uid(node: Node, lease: Path) -> None:
     process = within(node, lease, PROBE, "hold", "256MiB", "--then-wait-on-stdin")
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())["state"] == "held"

@@ -117,7 +117,7 @@ def test_a_restarted_arbiter_finds_everyone(node: Node) -> None:
     eventually(lambda: lease_used(lease) == 0)
 
 
-def test_an_arbiter_that_is_away_holds_nobody_up_and_frees_nobody(node: Node) -> None:
+def test_an_absent_arbiter_blocks_and_frees_no_tenant(node: Node) -> None:
     node.kill_arbiter()
     lease = node.lease(serve=False)
     process = node.tenant(lease, *HOLD)
@@ -144,7 +144,7 @@ def test_memory_of_the_dead_is_not_lost_while_the_arbiter_is_away(node: Node) ->
     assert json.loads(filled.stdout)["total_bytes"] == GIB - CONTEXT_BYTES
 
 
-def test_a_silent_arbiter_holds_nobody_up(node: Node) -> None:
+def test_a_silent_arbiter_blocks_no_tenant(node: Node) -> None:
     lease = node.lease()
     assert node.arbiter is not None
     node.arbiter.send_signal(signal.SIGSTOP)
@@ -161,7 +161,7 @@ def test_two_arbiters_on_one_folder(node: Node) -> None:
     assert "another arbiter" in second.stderr
 
 
-def test_it_goes_to_the_background_and_says_when_it_is_ready(tmp_path: Path) -> None:
+def test_the_arbiter_goes_to_the_background_once_it_is_ready(tmp_path: Path) -> None:
     notify = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
         inbox.bind(str(notify))
@@ -182,13 +182,13 @@ def cmdline(process: Path) -> bytes:
         return b""
 
 
-def test_wrong_arguments() -> None:
+def test_wrong_arguments_are_refused() -> None:
     for arguments in ([], ["--run-dir"], ["--nonsense"], ["--run-dir", "/tmp", "more"]):
         done = subprocess.run([ARBITER, *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == 2
 
 
-def test_it_sleeps_while_nothing_happens(node: Node) -> None:
+def test_the_arbiter_sleeps_while_nothing_happens(node: Node) -> None:
     lease = node.lease()
     process = node.tenant(lease, *HOLD)
     held_by(process)
@@ -206,7 +206,7 @@ def test_it_sleeps_while_nothing_happens(node: Node) -> None:
     eventually(sleeps)  # what its tenant's start left to do is done once, a moment later
 
 
-def test_a_thousand_leases(node: Node) -> None:
+def test_the_arbiter_serves_a_thousand_leases(node: Node) -> None:
     for i in range(1000):
         write_lease(node.run_dir / "leases", f"m{i}", [DeviceLimits(UUIDS[0], GIB)], 0, 0)
     node.kill_arbiter()
@@ -242,7 +242,7 @@ def test_a_closed_lease_grants_nothing_and_kills_nobody(node: Node) -> None:
     assert json.loads(out.splitlines()[-1])["result"] == "CUDA_SUCCESS"
 
 
-def test_unknown_leases_and_names(node: Node) -> None:
+def test_unknown_leases_and_names_are_refused(node: Node) -> None:
     assert node.client.list("nothing") == ()
     node.client.remove("nothing")
     for name in ("nothing", "../arbiter", ".hidden", "a/b", ""):
@@ -294,7 +294,7 @@ def test_a_slot_that_is_not_held_is_refused(checked: Node) -> None:
     assert checked.client.list("a1") == (other.pid,)
 
 
-def test_noise_on_the_sockets(checked: Node) -> None:
+def test_noise_on_the_sockets_is_survived(checked: Node) -> None:
     lease = checked.lease()
     dice = random.Random(11)
     control = checked.run_dir / "arbiter" / "control.sock"
@@ -368,7 +368,7 @@ def test_connections_beyond_the_bound_do_no_harm(checked: Node) -> None:
     eventually(lambda: checked.client.list("a1") == (process.pid,))
 
 
-def test_bad_lease_folders_at_start(checked: Node) -> None:
+def test_bad_lease_folders_at_start_are_passed_over(checked: Node) -> None:
     checked.kill_arbiter()
     leases = checked.run_dir / "leases"
     (leases / "empty").mkdir()

@@ -118,7 +118,7 @@ def test_no_call_that_is_wrapped_gets_past(node: Node, lease: Path) -> None:
     assert (process.stdout.readline().split(), read_activity(lease).wants) == ([], count)
 
 
-def test_whatever_it_does_is_counted_and_nothing_else(node: Node, lease: Path, tenant: "Popen[str]") -> None:
+def test_every_call_of_a_suspended_process_is_counted(node: Node, lease: Path, tenant: "Popen[str]") -> None:
     for call in CALLS:
         before = looked(node, lease)
         again = looked(node, lease)
@@ -141,7 +141,7 @@ def test_a_copy_passes_the_gate_as_a_launch_for_each_mib(
     assert looked(node, lease).calls - before.calls == 64
 
 
-def test_it_comes_back_though_nobody_says_so(node: Node, lease: Path, tenant: "Popen[str]") -> None:
+def test_a_suspended_process_resumes_without_a_message(node: Node, lease: Path, tenant: "Popen[str]") -> None:
     put(node, lease, away=True)
     eventually(lambda: read_activity(lease).quiet)
     node.kill_arbiter()
@@ -151,7 +151,9 @@ def test_it_comes_back_though_nobody_says_so(node: Node, lease: Path, tenant: "P
     assert answer(tenant) == {"done": "launch"}
 
 
-def test_it_goes_though_the_arbiter_was_away(node: Node, lease: Path, tenant: "Popen[str]") -> None:
+def test_a_process_is_suspended_though_the_arbiter_was_absent(
+    node: Node, lease: Path, tenant: "Popen[str]"
+) -> None:
     """Who registers anew looks."""
     node.kill_arbiter()
     put(node, lease, away=True, look=False)
@@ -172,7 +174,7 @@ def test_a_process_that_comes_meanwhile_waits_too(node: Node, lease: Path) -> No
     assert answer(process) == {"ready": True}
 
 
-def test_the_dead_want_nothing(node: Node, lease: Path, tenant: "Popen[str]") -> None:
+def test_a_dead_process_asks_for_nothing(node: Node, lease: Path, tenant: "Popen[str]") -> None:
     put(node, lease, away=True)
     ask(tenant, "launch")
     eventually(lambda: read_activity(lease).wants == 1)

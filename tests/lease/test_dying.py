@@ -88,7 +88,7 @@ say("got", bool(select.select([pidfd], [], [], 0)[0]))
 """
 
 
-def test_nobody_is_given_it_before_while_the_arbiter_is_away(node: Node) -> None:
+def test_no_process_is_given_the_memory_earlier_while_the_arbiter_is_absent(node: Node) -> None:
     lease = node.lease()
     process = slow_to_go(node, lease)
     code = f"PID, BYTES = {process.pid}, {GIB - OWN - CONTEXT_BYTES - 90 * MIB}" + WAITS_FOR_ITS_MEMORY

@@ -33,7 +33,7 @@ DEVICES = (
 )
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_a_written_lease_is_read_back(tmp_path: Path) -> None:
     folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
     limits = read_limits(folder)
     assert (limits.allocation, limits.closed, limits.devices) == ("a1", False, DEVICES)
@@ -42,7 +42,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 
 @needs("root")
-def test_ownership_and_modes(tmp_path: Path) -> None:
+def test_a_leases_files_have_the_tenants_owner_and_modes(tmp_path: Path) -> None:
     os.umask(0o077)
     try:
         folder = write_lease(tmp_path, "a1", DEVICES, 1234, 4321)
@@ -111,7 +111,7 @@ def test_writing_again_keeps_the_files(tmp_path: Path) -> None:
     assert [(folder / n).stat().st_ino for n in ("limits", "usage")] == inodes
 
 
-def test_close_remove_and_leftovers(tmp_path: Path) -> None:
+def test_a_lease_is_closed_and_removed_with_its_leftovers(tmp_path: Path) -> None:
     folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
     close_lease(folder)
     close_lease(folder)
@@ -140,14 +140,14 @@ def test_impossible_limits_are_refused(tmp_path: Path, bad: DeviceLimits) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_devices_are_refused(tmp_path: Path) -> None:
+def test_an_update_with_other_devices_is_refused(tmp_path: Path) -> None:
     folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
     with pytest.raises(VgpuError):
         update_limits(folder, DEVICES[::-1])
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 10, b"\0" * layout.LIMITS_SIZE])
-def test_damaged_limits(tmp_path: Path, damage: bytes) -> None:
+def test_damaged_limits_are_refused(tmp_path: Path, damage: bytes) -> None:
     folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
     (folder / "limits").write_bytes(damage)
     with pytest.raises(VgpuError) as refused:

@@ -64,7 +64,7 @@ def static_program() -> Path:
 
 
 @pytest.mark.parametrize("family", ["alloc", "vmm", "async", "array", "managed"])
-def test_death_at_an_instruction_of_libvgpu(node: Node, family: str) -> None:
+def test_a_death_at_any_instruction_of_libvgpu_gives_back(node: Node, family: str) -> None:
     """Some processes end in the middle of a claim, a settlement, a table's shard, a page's count."""
     lease = node.lease(memory_bytes=2 * GIB)
     survivor = node.tenant(lease, *HOLD)
@@ -97,7 +97,7 @@ def test_death_at_an_instruction_of_libvgpu(node: Node, family: str) -> None:
 
 @pytest.mark.parametrize("call", [1, 2, 5, 9, 14])
 @pytest.mark.parametrize("family", ["alloc", "vmm", "array", "managed"])
-def test_death_inside_the_driver(node: Node, family: str, call: int) -> None:
+def test_a_death_inside_the_driver_gives_back(node: Node, family: str, call: int) -> None:
     lease = node.lease()
     process = node.tenant(
         lease, PROBE, "--family", family, "churn", "1000", "--piece", "16MiB", FAKE_DIE_AT_CALL=str(call)
@@ -197,7 +197,7 @@ IN_A_NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
 @needs("namespaces")
-def test_a_tenant_in_a_pid_namespace(node: Node) -> None:
+def test_the_arbiter_knows_a_tenant_in_a_pid_namespace(node: Node) -> None:
     """The arbiter knows it by the host's pid, NVML's wrappers name it by its own."""
     lease = node.lease()
     code = """
@@ -269,7 +269,7 @@ print("fine")
 
 
 @needs("namespaces")
-def test_a_pid_that_is_used_again(tmp_path: Path) -> None:
+def test_a_reused_pid_is_not_taken_for_the_dead_tenants(tmp_path: Path) -> None:
     """Neither a stranger with the dead tenant's pid nor a later tenant process with it is taken for it."""
     (tmp_path / "leases").mkdir()
     done = subprocess.run(
@@ -288,7 +288,7 @@ def test_a_pid_that_is_used_again(tmp_path: Path) -> None:
 # --- limits that change, several devices
 
 
-def test_down_below_what_is_held(node: Node) -> None:
+def test_a_limit_below_what_is_held_stops_new_allocations(node: Node) -> None:
     """No new memory until it falls, nothing is killed, and what is free is never a wrapped number."""
     lease = node.lease()
     process = python(
@@ -319,7 +319,7 @@ while True:
     assert (total, result) == (512, 0) and 0 < free <= 512 - 64 - 120
 
 
-def test_each_device_by_its_uuid(node: Node) -> None:
+def test_each_device_is_limited_by_its_uuid(node: Node) -> None:
     """The lease names the second card first: limits follow the UUID, not the order."""
     leases = node.run_dir / "leases"
     lease = write_lease(

@@ -187,7 +187,7 @@ def test_a_caller_that_leaves_does_not_disturb_the_others(tmp_path: Path) -> Non
     asyncio.run(work())
 
 
-def test_a_writer_that_fails_lets_nobody_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_fails_ends_every_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rollback that fails as well, or no memory: the callers are told, and the next ones are served."""
 
     async def work() -> None:

@@ -39,7 +39,7 @@ def test_a_row_holds_every_field_of_an_allocation() -> None:
     assert {f.name for f in fields(Allocation)} == set(AllocationRow._fields) - columns
 
 
-def test_the_written_form_of_version_1() -> None:
+def test_a_row_of_version_1_is_read() -> None:
     """It must not change without a migration: ledgers in this form are out there."""
     row = encode_allocation(replace(active(allocation(3)), reasons=allocation(3).reasons[3:5]))
     uuid = "GPU-00000003-1111-2222-3333-444444444444"
@@ -104,7 +104,7 @@ BAD: dict[str, Callable[[AllocationRow], AllocationRow]] = {
 
 
 @pytest.mark.parametrize("damage", BAD.values(), ids=BAD.keys())
-def test_anything_else_is_corrupt(damage: Callable[[AllocationRow], AllocationRow]) -> None:
+def test_a_row_in_another_form_is_corrupt(damage: Callable[[AllocationRow], AllocationRow]) -> None:
     row = encode_allocation(active(allocation(3)))
     decode_allocation(row)  # also fills the cache of rows, which must not let a damaged one through
     damaged = damage(row)

@@ -68,7 +68,7 @@ def edit(path: Path, *statements: str) -> None:
         connection.commit()
 
 
-def test_a_new_ledger_is_what_the_house_wants(tmp_path: Path) -> None:
+def test_a_new_ledger_has_wal_and_full_synchronous(tmp_path: Path) -> None:
     path = ledger_path(tmp_path)
     fill(path, 0)
     with closing(files.connect(path)) as db:

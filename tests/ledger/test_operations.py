@@ -105,7 +105,7 @@ def test_an_id_given_twice_is_a_bug(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", [State.RELEASING, State.RESIZING])
-def test_what_has_no_row_cannot_change(tmp_path: Path, state: State) -> None:
+def test_an_allocation_without_a_row_cannot_change(tmp_path: Path, state: State) -> None:
     assert code_of(tmp_path, lambda x: x.intent(allocation(1, state))) is ErrorCode.NO_SUCH_ALLOCATION
     assert code_of(tmp_path, lambda x: x.commit(allocation(1), event("a1"))) is ErrorCode.NO_SUCH_ALLOCATION
     assert after(tmp_path, lambda x: x.forget("a1", event("a1"))).revision == 0

@@ -83,7 +83,7 @@ REFUSED = {
 }
 
 
-def test_what_cannot_be_is_refused(node: DemoNode) -> None:
+def test_an_impossible_layout_is_refused(node: DemoNode) -> None:
     node.start()
     for line, code in REFUSED.items():
         done = node.ctl("mig", *line.split(), check=False)

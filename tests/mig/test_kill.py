@@ -46,7 +46,7 @@ def test_a_start_that_is_killed_while_it_lays_out_begins_again(make_node: NodeMa
 
 
 @pytest.mark.parametrize("point", ["clear-instance", "attach-0", "commit"])
-def test_a_request_that_moves_idle_instances_killed(make_node: NodeMaker, point: str) -> None:
+def test_a_request_killed_while_it_moves_idle_instances_is_finished(make_node: NodeMaker, point: str) -> None:
     node = make_node(policy='version = 1\n[[device]]\nmode = "mig"\nmig.dynamic = true\n')
     node.start()
     apply(node, "1g.18gb@0")

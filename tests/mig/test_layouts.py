@@ -178,7 +178,7 @@ def restore(node: DemoNode) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("foreign", "lent", "removed"), [("keep", 0, 0), ("lend", 1, 0), ("remove", 0, 1)])
-def test_instances_of_others(make_node: NodeMaker, foreign: str, lent: int, removed: int) -> None:
+def test_instances_of_others_are_kept(make_node: NodeMaker, foreign: str, lent: int, removed: int) -> None:
     node = make_node(policy=f'version = 1\n[[device]]\nmode = "mig"\nmig.foreign = "{foreign}"\n')
     nvml(node, "n.nvmlDeviceSetMigMode(h, 1)")
     make_by_hand(node, profile=14, start=0, size=2, compute=1)

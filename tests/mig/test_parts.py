@@ -135,7 +135,7 @@ def test_a_layout_killed_after_a_step_is_finished_by_the_next_start(node: DemoNo
 
 
 @pytest.mark.parametrize("foreign", ["keep", "lend"])
-def test_parts_that_others_made(make_node: NodeMaker, foreign: str) -> None:
+def test_compute_instances_of_others_are_kept(make_node: NodeMaker, foreign: str) -> None:
     """By hand: in a GPU instance of theirs, and in one of ours."""
     node = make_node(policy=f'version = 1\n[[device]]\nmode = "mig"\nmig.foreign = "{foreign}"\n')
     nvml(node, "n.nvmlDeviceSetMigMode(h, 1)")
@@ -158,7 +158,7 @@ def test_parts_that_others_made(make_node: NodeMaker, foreign: str) -> None:
     assert [i.placement.start for i in device(node).instances] == [0, 4]
 
 
-def test_memory_limits_on_top(make_node: NodeMaker) -> None:
+def test_memory_limits_hold_on_compute_instances(make_node: NodeMaker) -> None:
     """Hardware does not divide the memory of a GPU instance: libvgpu does where it is asked to."""
     node = make_node(policy=ON_TOP)
     node.start()

@@ -46,7 +46,7 @@ from vgpud.model.quantity import (
         ("0.000000000931322574615478515625GiB", 1),
     ],
 )
-def test_reads_exactly(text: str, value: int | None) -> None:
+def test_a_size_is_read_exactly_or_refused(text: str, value: int | None) -> None:
     if value is None:
         with pytest.raises(VgpuError):
             parse_bytes(text)
@@ -92,7 +92,7 @@ def test_reads_exactly(text: str, value: int | None) -> None:
         ("9" * 5000 + "GiB", "it has 5003 characters", "write it as in"),
     ],
 )
-def test_refuses_with_a_way_out(text: str, sentence: str, hint: str) -> None:
+def test_a_refused_size_is_answered_with_a_hint(text: str, sentence: str, hint: str) -> None:
     with pytest.raises(VgpuError) as caught:
         parse_bytes(text)
     assert caught.value.code is ErrorCode.BAD_QUANTITY
@@ -114,7 +114,7 @@ def test_a_fraction_finer_than_28_digits_is_not_rounded_away() -> None:
     gap=st.sampled_from(["", " ", "  "]),
 )
 @example(whole=1, fraction="5", unit="GiB", gap="")
-def test_agrees_with_rational_arithmetic(whole: int, fraction: str, unit: str, gap: str) -> None:
+def test_a_size_agrees_with_rational_arithmetic(whole: int, fraction: str, unit: str, gap: str) -> None:
     number = f"{whole}.{fraction}" if fraction else str(whole)
     exact = Fraction(number) * UNITS[unit]
     if exact.denominator == 1 and 0 < exact <= MAX_BYTES:
@@ -125,7 +125,7 @@ def test_agrees_with_rational_arithmetic(whole: int, fraction: str, unit: str, g
 
 
 @given(st.integers(1, MAX_BYTES) | st.integers(1, MAX_BYTES // GIB).map(lambda n: n * GIB))
-def test_format_reads_back(value: int) -> None:
+def test_a_formatted_size_reads_back(value: int) -> None:
     assert parse_bytes(format_bytes(value)) == value
 
 
@@ -133,7 +133,7 @@ def test_format_reads_back(value: int) -> None:
     ("value", "text"),
     [(0, "0B"), (1, "1B"), (1024, "1KiB"), (1025, "1025B"), (3 * GIB // 2, "1536MiB"), (TIB, "1TiB")],
 )
-def test_formats_in_the_largest_unit_that_divides(value: int, text: str) -> None:
+def test_a_size_is_formatted_in_the_largest_unit_that_divides_it(value: int, text: str) -> None:
     assert format_bytes(value) == text
 
 
@@ -149,12 +149,12 @@ def test_formats_in_the_largest_unit_that_divides(value: int, text: str) -> None
         (2 * TIB, "2TiB"),
     ],
 )
-def test_shows_rounded(value: int, text: str) -> None:
+def test_a_shown_size_is_rounded(value: int, text: str) -> None:
     assert show_bytes(value) == text
 
 
 @given(st.integers(1, MAX_BYTES))
-def test_what_is_shown_is_near_and_never_1024_of_a_unit(value: int) -> None:
+def test_a_shown_size_is_near_and_never_1024_of_a_unit(value: int) -> None:
     shown = show_bytes(value)
     unit = next(unit for unit in ("TiB", "GiB", "MiB", "KiB", "B") if shown.endswith(unit))
     amount = Fraction(shown.removesuffix(unit))
@@ -198,7 +198,7 @@ def test_no_text_breaks_the_parsers(text: str) -> None:
         ("007", 700),
     ],
 )
-def test_reads_a_share(text: str, hundredths: int) -> None:
+def test_a_share_is_read_exactly(text: str, hundredths: int) -> None:
     assert Percent.parse(text).hundredths == hundredths
 
 
@@ -221,7 +221,7 @@ def test_reads_a_share(text: str, hundredths: int) -> None:
         ("9" * 5000, "not a percentage"),
     ],
 )
-def test_refuses_a_share(text: str, why: str) -> None:
+def test_an_impossible_share_is_refused(text: str, why: str) -> None:
     with pytest.raises(VgpuError) as caught:
         Percent.parse(text)
     assert caught.value.code is ErrorCode.BAD_PERCENT
@@ -244,7 +244,7 @@ def test_refuses_a_share(text: str, why: str) -> None:
         (33.333, "more than two decimals"),
     ],
 )
-def test_refuses_a_share_off_the_wire(value: float, why: str) -> None:
+def test_an_impossible_share_off_the_wire_is_refused(value: float, why: str) -> None:
     with pytest.raises(VgpuError) as caught:
         Percent.from_float(value)
     assert caught.value.code is ErrorCode.BAD_PERCENT

@@ -179,7 +179,7 @@ def test_overcommit_lets_memory_limits_pass_the_card() -> None:
     assert refusal is not None and refusal.code is ErrorCode.IMPOSSIBLE
 
 
-def test_overcommit_is_of_preload_alone() -> None:
+def test_overcommit_applies_to_preload_alone() -> None:
     rules = policy({"mode": "auto", "preload": {"memory_overcommit": 2.0}})
     use = {"GPU-0": used(Mode.MPS, H200_USABLE - GIB)}
     assert choose(request(memory=2 * GIB, isolation=COMPUTE), NODE, rules, use).refusal
@@ -205,13 +205,13 @@ def test_a_profile_may_name_its_place(start: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["3g.71gb@", "@4", "3g.71gb@x", "3g.71gb@-1", "3g.71gb@444"])
-def test_a_place_that_is_none_is_refused(text: str) -> None:
+def test_an_impossible_placement_is_refused(text: str) -> None:
     refusal = choose(request(mig_profile=text), NODE, AUTO, {}).refusal
     assert refusal is not None
     assert "is not a MIG profile and a memory slice" in refusal.sentence
 
 
-def test_a_place_that_is_taken_or_is_not_there_is_refused() -> None:
+def test_a_taken_or_absent_placement_is_refused() -> None:
     taken = used_mig((9, 4))
     for text, use in (("3g.71gb@4", taken), ("3g.71gb@1", EMPTY)):
         decision = choose(request(mig_profile=text), NODE, AUTO, {"GPU-0": use})

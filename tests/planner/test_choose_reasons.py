@@ -380,7 +380,7 @@ def refused(
         ),
     ],
 )
-def test_reason_and_number(
+def test_each_refusal_has_its_reason_and_number(
     wanted: Request, device: Device, rules: Policy, use: DeviceUse, code: ErrorCode, sentence: str
 ) -> None:
     node = node_of(device)
@@ -430,7 +430,7 @@ def test_a_request_that_contradicts_itself_is_a_bad_request(wanted: Request, sen
 
 
 @pytest.mark.parametrize("memory", [0, -1, 2**60])
-def test_an_amount_that_is_none_is_refused(memory: int) -> None:
+def test_an_impossible_amount_is_refused(memory: int) -> None:
     assert refused(request(memory=memory), h200_node(1)).code is ErrorCode.BAD_QUANTITY
 
 
@@ -448,7 +448,7 @@ def test_a_selector_that_names_no_device_says_which(selector: Selector, sentence
     assert (error.code, error.sentence) == (ErrorCode.NO_SUCH_DEVICE, sentence)
 
 
-def test_a_node_without_devices() -> None:
+def test_a_node_without_devices_refuses_every_request() -> None:
     error = refused(request(), node_of())
     assert (error.code, error.sentence) == (ErrorCode.NO_SUCH_DEVICE, "this node has no device")
 

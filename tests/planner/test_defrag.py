@@ -110,7 +110,7 @@ def follow(devices: list[Bin], pieces: list[Piece], way: Way) -> list[Piece]:
 
 @settings(max_examples=150, deadline=None)
 @given(nodes())
-def test_as_few_as_can_be(world: tuple[list[Bin], list[Piece], Goal]) -> None:
+def test_as_few_instances_move_as_possible(world: tuple[list[Bin], list[Piece], Goal]) -> None:
     devices, pieces, goal = world
     way = fewest_moves(devices, pieces, goal, MOST)
     fewest = brute_force(devices, pieces, goal)
@@ -124,7 +124,7 @@ def test_nothing_moves_where_there_is_room() -> None:
     assert way == Way("d1", ())
 
 
-def test_one_makes_way_for_another() -> None:
+def test_an_instance_moves_to_make_way_for_another() -> None:
     """The 4 of d0 fits on d1 only after the 2 there has gone to d2."""
     pieces = [
         Piece("a", "d0", 4),
@@ -149,6 +149,6 @@ def test_many_alike_are_no_longer_search() -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_what_cannot_move_stays(whole: bool) -> None:
+def test_an_instance_in_use_does_not_move(whole: bool) -> None:
     pieces = [Piece("a", "d0", 9, movable=False)]
     assert fewest_moves(bins(10), pieces, Goal(frozenset({"d0"}), 5, whole=whole)) is None

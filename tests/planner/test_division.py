@@ -56,7 +56,7 @@ def taken(decision: Decision) -> Slice:
     return decision.slices[0]
 
 
-def test_names() -> None:
+def test_the_names_of_compute_instances_are_the_drivers() -> None:
     assert split_name("1c.3g.71gb") == (1, "3g.71gb")
     assert split_name("MIG 2c.4g.71gb+me") == (2, "4g.71gb+me")
     assert split_name("3g.71gb") is None

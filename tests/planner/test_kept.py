@@ -11,7 +11,7 @@ sizes = st.integers(0, CARD)
 
 
 @given(charged=sizes, movable=st.integers(0, CARD))
-def test_who_goes_keeps_what_there_is_room_for(charged: int, movable: int) -> None:
+def test_a_suspended_tenant_keeps_as_much_memory_as_there_is_room_for(charged: int, movable: int) -> None:
     share = keep_share(CARD, charged, movable)
     assert 0 <= share <= SHARE_ALL
     kept = movable * share // SHARE_ALL
@@ -21,7 +21,7 @@ def test_who_goes_keeps_what_there_is_room_for(charged: int, movable: int) -> No
 
 
 @given(charged=sizes, kept=st.dictionaries(st.sampled_from("abcdef"), sizes))
-def test_who_comes_has_its_room(charged: int, kept: dict[str, int]) -> None:
+def test_a_resumed_tenant_has_its_room(charged: int, kept: dict[str, int]) -> None:
     less = shrunk(CARD, charged, kept)
     after = {**kept, **less}
     assert all(0 <= less[name] < kept[name] for name in less)
@@ -34,7 +34,7 @@ def test_who_comes_has_its_room(charged: int, kept: dict[str, int]) -> None:
         )
 
 
-def test_figures() -> None:
+def test_the_memory_to_keep_is_what_the_resumed_tenant_leaves() -> None:
     assert keep_share(CARD, 106 << 30, 105 << 30) == 3309  # 34.75 of 105 GiB
     assert keep_share(CARD, CARD, 105 << 30) == 0
     assert keep_share(CARD, 0, 1 << 30) == SHARE_ALL

@@ -75,7 +75,7 @@ def test_pinned_instances_that_are_in_the_way_are_named() -> None:
 
 
 @given(st.sampled_from(sorted(H200.free_after)))
-def test_what_is_spelt_is_read_back(state: int) -> None:
+def test_a_written_layout_is_read_back(state: int) -> None:
     words = spell(H200, H200.keys(state))
     assert target(H200, Layout(), 0, words) == state
 
@@ -95,7 +95,7 @@ def test_a_name_that_two_profiles_share_needs_an_id() -> None:
 
 
 @pytest.mark.parametrize("word", ["", "@3", "1g.18gb@", "1g.18gb*0", "1g.18gb@1*2", "1g 18gb"])
-def test_a_word_that_is_none_is_refused(word: str) -> None:
+def test_an_unknown_layout_word_is_refused(word: str) -> None:
     with pytest.raises(VgpuError) as wrong:
         parse([word])
     assert wrong.value.code is ErrorCode.BAD_REQUEST

@@ -33,19 +33,19 @@ def going(allocation: Allocation, *to: int, others: tuple[Allocation, ...] = ())
     return replace(allocation, slices=slices, state=State.SUSPENDING)
 
 
-def test_both_ends_are_held() -> None:
+def test_a_move_holds_source_and_destination() -> None:
     use = use_of([going(held(0, 1), 0, 3)])
     assert {UUIDS.index(uuid): one.memory_bytes // GIB for uuid, one in use.items()} == {0: 10, 1: 10, 3: 10}
 
 
 @pytest.mark.parametrize("to", [(1,), (0, 1, 2), (2, 2), (1, 2), (2, 0)])
-def test_ends_that_make_no_sense(to: tuple[int, ...]) -> None:
+def test_an_impossible_destination_is_refused(to: tuple[int, ...]) -> None:
     with pytest.raises(VgpuError) as refused:
         rules.ends_of(held(0, 1), [UUIDS[i] for i in to])
     assert refused.value.code is ErrorCode.BAD_REQUEST
 
 
-def test_one_slice_of_several() -> None:
+def test_one_slice_of_several_moves() -> None:
     assert rules.ends_of(held(0, 1), [UUIDS[4]], UUIDS[1]) == (UUIDS[0], UUIDS[4])
     with pytest.raises(VgpuError):
         rules.ends_of(held(0, 1), [UUIDS[4]], UUIDS[2])
@@ -59,7 +59,7 @@ def test_one_slice_of_several() -> None:
         ({"mig": replace(h200(1).mig, current=True)}, ErrorCode.UNSUPPORTED),
     ],
 )
-def test_cards_that_cannot_take_it(there: dict[str, Any], code: ErrorCode) -> None:
+def test_a_card_that_cannot_take_the_tenant_is_refused(there: dict[str, Any], code: ErrorCode) -> None:
     devices: list[Device] = [h200(0), replace(h200(1), **there)]
     node = replace(NODE, devices=tuple(devices))
     with pytest.raises(VgpuError) as refused:
@@ -67,7 +67,7 @@ def test_cards_that_cannot_take_it(there: dict[str, Any], code: ErrorCode) -> No
     assert refused.value.code is code
 
 
-def test_who_cannot_be_moved() -> None:
+def test_a_tenant_that_cannot_move_is_refused() -> None:
     with pytest.raises(VgpuError, match=r"575\.57\.08"):
         rules.check_movable(held(0), replace(NODE, driver_version="575.57.08"))
     with pytest.raises(VgpuError, match="kubelet"):

@@ -88,13 +88,13 @@ def test_the_record_keeps_where_it_was_saved(places: list[tuple[int, int]]) -> N
         assert (process.saved_on == "") == (devices_of(at) == devices_of(allocation))
 
 
-def test_back_where_it_was_nothing_is_left_to_say() -> None:
+def test_a_tenant_back_on_its_device_has_no_map() -> None:
     there = moved(away(held(0, 1)), 2, 3)
     assert there.suspended[0].saved_on == f"{UUIDS[0]},{UUIDS[1]}"
     assert moved(there, 0, 1) == away(held(0, 1))
 
 
-def test_one_that_runs_has_no_such_record() -> None:
+def test_a_running_tenant_has_no_map() -> None:
     running = replace(going(held(0), 1), state=State.SUSPENDING, suspended=(PROCESS,))
     assert rules.turned(running).suspended == (PROCESS,)
 
@@ -102,7 +102,7 @@ def test_one_that_runs_has_no_such_record() -> None:
 # --- what it needs
 
 
-def test_it_takes_no_room_and_needs_none_now() -> None:
+def test_a_suspended_move_takes_no_room() -> None:
     full = held(1, name="b", gib=138)
     on_its_way = going(away(held(0)), 1, others=(full,))
     use = use_of([on_its_way, full])
@@ -118,7 +118,7 @@ def few_tenants() -> Policy:
     return Policy(device=(DeviceRule(mode="preload", preload=PreloadSettings(max_tenants=1)),))
 
 
-def test_what_it_could_never_have_there_is_refused() -> None:
+def test_a_suspended_move_to_a_device_that_is_too_small_is_refused() -> None:
     huge = away(held(0, gib=200))
     with pytest.raises(VgpuError, match="never fit") as refused:
         going(huge, 1, policy=Policy(device=(DeviceRule(preload=PreloadSettings(memory_overcommit=2.0)),)))
@@ -144,7 +144,7 @@ def test_a_whole_card_may_wait_for_any_and_holds_none() -> None:
     assert StepKind.UNAPPLY_MODE not in kinds
 
 
-def test_one_that_is_swapped_out_is_not_moved() -> None:
+def test_a_swapped_out_tenant_is_not_moved() -> None:
     swapped = away(held(0), SuspendedProcess(7, 1, GIB, Way.SWAP, GIB))
     with pytest.raises(VgpuError, match="leaves 1GiB of it on its device") as refused:
         rules.check_movable(swapped, NODE)
@@ -152,14 +152,14 @@ def test_one_that_is_swapped_out_is_not_moved() -> None:
     rules.check_movable(away(held(0)), NODE)
 
 
-def test_nothing_of_it_is_locked_or_brought_back() -> None:
+def test_a_suspended_move_locks_and_resumes_nothing() -> None:
     kinds = [step.kind for step in rules.move_steps(going(away(held(0, 1)), 2, 3))]
     order = [StepKind.RECORD_INTENT, StepKind.SAVE, StepKind.RECORD_MOVE, StepKind.ATTACH, StepKind.COMMIT]
     assert [kinds.index(kind) for kind in order] == sorted(kinds.index(kind) for kind in order)
     assert not {StepKind.LOCK, StepKind.RESTORE, StepKind.UNLOCK} & set(kinds)
 
 
-def test_it_cannot_come_back_while_the_device_it_was_saved_on_is_gone() -> None:
+def test_a_tenant_does_not_resume_while_the_device_it_was_saved_on_is_absent() -> None:
     there = moved(away(held(0)), 1)
     check_room(there, NODE, {})
     with pytest.raises(VgpuError, match="was saved on device"):

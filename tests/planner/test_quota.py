@@ -83,7 +83,7 @@ def test_a_resize_counts_in_the_place_of_what_it_changes() -> None:
     assert sentence(QuotaRule(max_allocations=1), piece(), instead_of="a1") is None
 
 
-def test_the_first_rule_that_covers_counts() -> None:
+def test_the_first_matching_quota_rule_counts() -> None:
     policy = Policy(
         quota=(
             QuotaRule(uids=(1000,), max_allocations=5),

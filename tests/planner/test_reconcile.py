@@ -242,7 +242,9 @@ def there(**changes: object) -> World:
         ),
     ],
 )
-def test_one_cause_one_action(allocation: Allocation, world: World, kind: ActionKind, reason: str) -> None:
+def test_each_difference_has_its_one_action(
+    allocation: Allocation, world: World, kind: ActionKind, reason: str
+) -> None:
     world.ledger["a"] = allocation
     assert world.reconcile() == (Action(kind, "a", reason),)
 

@@ -41,7 +41,7 @@ def told(plan: Plan) -> list[str]:
     return [f"{move.kind.value} {move.id}" + (f" {move.place}" if move.place else "") for move in plan.moves]
 
 
-def test_an_idle_tenant_goes_when_its_time_is_over_and_not_before() -> None:
+def test_an_idle_tenant_is_suspended_at_its_limit_and_not_before() -> None:
     lazy = here("a", 50, rules=IDLE, active_at=100)
     assert decide(699, [lazy], CARD) == Plan((), 700)
     assert told(decide(700, [lazy], CARD)) == ["suspend a"]
@@ -51,13 +51,13 @@ def test_an_idle_tenant_goes_when_its_time_is_over_and_not_before() -> None:
     assert told(decide(700, [replace(lazy, patience=1)], CARD)) == []
 
 
-def test_who_wants_comes_back_if_there_is_room() -> None:
+def test_a_tenant_that_asks_is_resumed_where_there_is_room() -> None:
     assert told(decide(9, [here("a", 40), away("b", 60)], CARD)) == ["resume b"]
     assert told(decide(9, [here("a", 40), away("b", 60, None)], CARD)) == []
     assert told(decide(9, [here("a", 40), away("b", 60, cause=Cause.HAND)], CARD)) == []
 
 
-def test_the_longest_there_makes_room_when_its_turn_is_over() -> None:
+def test_the_longest_resident_makes_room_when_its_turn_is_over() -> None:
     tenants = [here("a", 75, since=10), away("b", 75, wants=11)]
     early = decide(14, tenants, CARD)
     assert (told(early), early.again) == (["wait b 1"], 15)
@@ -68,7 +68,7 @@ def test_the_longest_there_makes_room_when_its_turn_is_over() -> None:
     assert told(decide(9, three, CARD)) == ["suspend c", "suspend b", "wait d 1"]
 
 
-def test_without_turns_it_waits_for_those_who_go_by_themselves() -> None:
+def test_without_turns_a_tenant_waits_until_another_goes_idle() -> None:
     tenants = [here("a", 75, rules=IDLE), away("b", 75, rules=IDLE)]
     waits = decide(599, tenants, CARD)
     assert told(waits) == ["wait b 1"]
@@ -79,7 +79,7 @@ def test_without_turns_it_waits_for_those_who_go_by_themselves() -> None:
     assert told(decide(600, patient[:1], CARD)) == []
 
 
-def test_first_come_first_served_and_priority_is_worth_a_turn() -> None:
+def test_tenants_are_resumed_in_order_and_priority_is_worth_a_turn() -> None:
     queue = [here("a", 90), away("c", 50, 2), away("b", 50, 1), away("small", 10, 3)]
     assert told(decide(4, queue, CARD)) == ["wait b 1", "wait c 2", "wait small 3"]
     queue[1] = replace(queue[1], rank=1)
@@ -91,7 +91,7 @@ def test_first_come_first_served_and_priority_is_worth_a_turn() -> None:
     ]
 
 
-def test_one_on_two_devices_comes_when_both_have_room() -> None:
+def test_a_tenant_of_two_devices_is_resumed_when_both_have_room() -> None:
     both = replace(away("a", 0), parts=((GPU, 60), (OTHER, 60)))
     on_one = replace(here("b", 0), parts=((OTHER, 60),))
     assert told(decide(9, [both, on_one], CARD)) == ["suspend b", "wait a 1"]
@@ -99,21 +99,21 @@ def test_one_on_two_devices_comes_when_both_have_room() -> None:
     assert told(decide(9, [both], CARD)) == ["resume a"]
 
 
-def test_who_cannot_come_is_in_nobodys_way() -> None:
+def test_a_tenant_that_cannot_be_resumed_delays_no_other() -> None:
     stuck = away("a", 50, 0, not_before=20, why_not="the card is full")
     assert told(decide(9, [stuck, away("b", 100, 1)], CARD)) == ["wait a 1", "resume b"]
     huge = away("a", 101, 0)
     assert told(decide(9, [huge, away("b", 100, 1)], CARD)) == ["wait a 1", "resume b"]
 
 
-def test_the_last_to_come_go_where_more_are_there_than_fit() -> None:
+def test_the_last_resumed_are_suspended_where_more_are_resident_than_fit() -> None:
     """A new one first: its turn has not begun, and it has not worked yet."""
     crowd = [here("a", 75), here("b", 75, since=1), here("c", 20, since=2, rules=IDLE)]
     assert told(decide(2, crowd, CARD)) == ["suspend b"]
     assert told(decide(2, [*crowd[:1], replace(crowd[1], where=Where.GOING)], CARD)) == []
 
 
-def test_what_others_have_left_is_cleared_for_one_that_does_not_fit_beside_it() -> None:
+def test_kept_memory_is_evicted_for_a_tenant_that_does_not_fit_beside_it() -> None:
     """One that came later than they went, as they would not have left it before."""
     turning = {"rules": TURNS, "cause": Cause.TURN, "swaps": True}
     idle = away("a", 60, None, **turning, stays=((GPU, 2),))
@@ -132,7 +132,7 @@ def test_what_others_have_left_is_cleared_for_one_that_does_not_fit_beside_it() 
     assert told(decide(9, [idle, *comes], CARD)) == ["resume c", "wait b 1"], "c may leave nothing behind"
 
 
-def test_patience_grows_where_it_was_not_worth_while() -> None:
+def test_the_pause_before_a_suspension_grows_where_suspending_did_not_pay() -> None:
     patience = 0
     for _ in range(5):
         patience = patience_after(patience, 10, IDLE)
@@ -251,7 +251,7 @@ def _work(life: Life, tenant: Tenant, now: float) -> Tenant:
 
 @settings(max_examples=80, deadline=None)
 @given(lives_of(turns=True))
-def test_nobody_that_wants_waits_longer_than_all_turns_and_switches(lives: list[Life]) -> None:
+def test_no_tenant_waits_longer_than_all_turns_and_switches(lives: list[Life]) -> None:
     live(lives, 300, begin_away=True)
     bound = len(lives) * (5 + 2 * SWITCH + 2 * STEP)
     for life in lives:
@@ -262,7 +262,7 @@ def test_nobody_that_wants_waits_longer_than_all_turns_and_switches(lives: list[
 
 @settings(max_examples=60, deadline=None)
 @given(lives_of(turns=True), st.integers(1, 12))
-def test_what_stays_of_those_who_are_away_is_in_nobodys_way(lives: list[Life], stays: int) -> None:
+def test_memory_that_suspended_tenants_keep_delays_no_other(lives: list[Life], stays: int) -> None:
     for life in lives:
         life.size = max(life.size, stays)
     live(lives, 200, begin_away=True, stays=stays)
@@ -271,7 +271,7 @@ def test_what_stays_of_those_who_are_away_is_in_nobodys_way(lives: list[Life], s
         assert all(waited <= bound for waited in life.waits), (life.waits, bound)
 
 
-def test_one_that_goes_is_followed_at_once_by_one_that_can_wait_for_room() -> None:
+def test_a_suspension_is_followed_at_once_by_the_next_resume() -> None:
     turning: dict[str, Any] = {"rules": TURNS, "swaps": True}
     first = here("a", 60, **turning, stays=((GPU, 1),))
     second = away("b", 60, 50, **turning, cause=Cause.TURN, stays=((GPU, 1),))
@@ -287,7 +287,7 @@ def test_one_that_goes_is_followed_at_once_by_one_that_can_wait_for_room() -> No
 
 @settings(max_examples=80, deadline=None)
 @given(lives_of(turns=False))
-def test_however_they_work_they_are_not_sent_to_and_fro(lives: list[Life]) -> None:
+def test_no_pattern_of_work_makes_tenants_thrash(lives: list[Life]) -> None:
     """Two suspensions of a tenant are as far apart as its idle time and its residence at least."""
     for life in lives:
         life.size = 100 // len(lives)
@@ -302,7 +302,7 @@ def test_however_they_work_they_are_not_sent_to_and_fro(lives: list[Life]) -> No
 
 @settings(max_examples=60, deadline=None)
 @given(lives_of(turns=True))
-def test_all_that_was_to_be_done_is_done(lives: list[Life]) -> None:
+def test_every_planned_switch_is_done(lives: list[Life]) -> None:
     todo = sum(work for life in lives for _, work in life.spells)
     switches = (todo / 5 + 6 * len(lives)) * (2 * SWITCH + 2 * STEP) * 2
     live(lives, todo + switches + 60, begin_away=True)
@@ -327,7 +327,7 @@ def test_all_that_was_to_be_done_is_done(lives: list[Life]) -> None:
         unique_by=lambda t: t.id,
     )
 )
-def test_a_plan_makes_sense_whatever_is_there(tenants: list[Tenant]) -> None:
+def test_every_plan_is_consistent(tenants: list[Tenant]) -> None:
     plan = decide(100, tenants, CARD)
     by_id = {tenant.id: tenant for tenant in tenants}
     free = dict(CARD)
@@ -360,7 +360,7 @@ def test_a_day_of_notebooks_on_half_the_card_they_hold() -> None:
     assert sorted(found.waits)[len(found.waits) // 2] <= 10
 
 
-def test_who_works_just_after_each_suspension_is_soon_left_alone() -> None:
+def test_a_tenant_that_works_just_after_each_suspension_is_soon_left_resident() -> None:
     traces = metronomes(2, 605, 0.3)
     patient = replay(traces, Rules(idle_seconds=600), 0.3)
     hasty = replay(traces, Rules(idle_seconds=600), 0.3, patient=False)

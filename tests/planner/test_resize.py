@@ -86,7 +86,7 @@ def test_overcommit_counts_what_the_policy_allows() -> None:
         assert caught.value.code is ErrorCode.NO_CAPACITY
 
 
-def test_less_is_always_possible() -> None:
+def test_a_smaller_size_is_always_possible() -> None:
     """Also where the policy allowed more when the others came."""
     crowded = use_of([MINE, OTHER, replace(OTHER, id="c")])
     made = resize_slices(MINE, 3 * GIB, None, NODE, crowded, AUTO)

@@ -40,7 +40,7 @@ def test_a_device_that_is_in_its_mode_is_not_put_into_it_again() -> None:
     assert ("apply-mode", "GPU-1") in short(allocate_steps(PAIR, use))
 
 
-def test_release_goes_the_other_way_round() -> None:
+def test_release_takes_the_steps_in_reverse() -> None:
     mine = allocation(*PAIR)
     assert short(release_steps(mine, use_of([mine]))) == [
         ("record-intent", ""),
@@ -60,7 +60,7 @@ def test_a_device_with_other_slices_stays_in_its_mode() -> None:
     assert ("unapply-mode", "GPU-1") not in points
 
 
-def test_repair_makes_everything_sure_again() -> None:
+def test_repair_repeats_every_step() -> None:
     assert short(repair_steps(allocation(*PAIR))) == [
         ("apply-mode", "GPU-0"),
         ("apply-mode", "GPU-1"),

@@ -54,7 +54,7 @@ def test_an_instance_is_taken_off_by_its_place_though_its_ids_came_later() -> No
     assert use.without_slice(Slice("GPU-0", Mode.MIG, GIB, None, made)).mig == (other,)
 
 
-def test_a_whole_card_whose_tenant_has_left_it_is_anybodys() -> None:
+def test_a_whole_card_that_its_tenant_has_left_is_free() -> None:
     """For the time being or for good: a start counts both before it has finished the release."""
     card, other = Slice("GPU-0", Mode.EXCLUSIVE, GIB), Slice("GPU-0", Mode.PRELOAD, GIB)
     beside = Allocation("b", request(), State.ACTIVE, (other,))

@@ -57,7 +57,7 @@ def test_every_mistake_is_told_with_file_line_and_key(path: Path) -> None:
         "hex",
     ],
 )
-def test_what_is_not_toml(tmp_path: Path, text: str, detail: str) -> None:
+def test_a_file_that_is_not_toml_is_refused_with_its_line(tmp_path: Path, text: str, detail: str) -> None:
     path = tmp_path / "vgpud.toml"
     path.write_bytes(text.encode())
     with pytest.raises(VgpuError) as caught:
@@ -66,7 +66,7 @@ def test_what_is_not_toml(tmp_path: Path, text: str, detail: str) -> None:
     assert got.removeprefix(str(path)).startswith(detail)
 
 
-def test_bytes_that_are_not_utf8(tmp_path: Path) -> None:
+def test_a_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "vgpud.toml"
     path.write_bytes(b"version = 1\n# caf\xe9\n")
     with pytest.raises(VgpuError, match=r"vgpud.toml:2: byte 17 \(0xe9\) is not UTF-8"):
@@ -103,7 +103,7 @@ def test_mistakes_of_all_files_are_told_at_once_lowest_layer_first(etc: Etc) -> 
     assert caught.value.sentence.startswith("the policy has 7 errors in 5 files, the first at ")
 
 
-def test_too_many_rules(tmp_path: Path) -> None:
+def test_too_many_rules_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "vgpud.toml"
     path.write_text("version = 1\n" + "[[device]]\n" * 257)
     with pytest.raises(VgpuError, match=":2: device: has 257 entries"):

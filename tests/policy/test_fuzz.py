@@ -53,17 +53,17 @@ def try_file(path: Path, content: bytes) -> None:
 
 @given(st.text())
 @example('version = 1\na = "\ud7ff\ue000\U0010ffff"')
-def test_any_text(folder: Path, text: str) -> None:
+def test_any_text_is_taken_or_refused(folder: Path, text: str) -> None:
     try_file(folder / "text.toml", text.encode())
 
 
 @given(st.binary())
-def test_any_bytes(folder: Path, content: bytes) -> None:
+def test_any_bytes_are_taken_or_refused(folder: Path, content: bytes) -> None:
     try_file(folder / "bytes.toml", content)
 
 
 @given(documents())
-def test_any_toml(folder: Path, text: str) -> None:
+def test_any_toml_is_taken_or_refused(folder: Path, text: str) -> None:
     try_file(folder / "toml.toml", f"version = 1\n{text}".encode())
 
 
@@ -93,7 +93,7 @@ BROKEN_LAYERS = st.lists(LINES | st.sampled_from(HEADERS), max_size=4).map("".jo
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(BROKEN_LAYERS, min_size=3, max_size=3))
-def test_any_layers(folder: Path, texts: list[str]) -> None:
+def test_any_layers_are_merged_or_refused(folder: Path, texts: list[str]) -> None:
     paths = PolicyPaths(folder / "main.toml", folder / "vendor", None, folder / "admin")
     for directory, text in zip(("vendor", "admin"), texts[1:], strict=True):
         (folder / directory).mkdir(exist_ok=True)

@@ -113,7 +113,7 @@ def test_whatever_the_parser_takes_is_located(text: str) -> None:
 
 
 @given(st.text() | st.lists(st.sampled_from(FRAGMENTS)).map("".join))
-def test_on_what_is_not_toml_it_says_so_or_ends(text: str) -> None:
+def test_text_that_is_not_toml_is_refused_in_bounded_time(text: str) -> None:
     with contextlib.suppress(ValueError, TooDeepError):
         locate(text)
 
@@ -134,7 +134,7 @@ def test_depth_is_bounded() -> None:
             locate(f"\n{beyond}")
 
 
-def test_spelling() -> None:
+def test_every_spelling_of_a_key_is_located() -> None:
     assert spell(()) == ""
     assert spell(("device", 2, "match", "memory_min")) == "device[2].match.memory_min"
     assert spell(("a b", 'c"', "d\ne\x7f\U000e0001")) == '"a b"."c\\""."d\\u000Ae\\u007F\\U000E0001"'

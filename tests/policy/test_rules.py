@@ -140,6 +140,6 @@ def test_a_rule_allows_its_mode_and_auto_allows_all(mode: Mode) -> None:
     assert [m for m in Mode if DeviceRule(mode=mode.value).allows(m)] == [mode]
 
 
-def test_nobody_may_have_an_unmanaged_device() -> None:
+def test_an_unmanaged_device_is_given_to_no_tenant() -> None:
     assert not any(DeviceRule(mode="unmanaged").allows(mode) for mode in Mode)
     assert not DeviceRule().allows(Mode.UNMANAGED)

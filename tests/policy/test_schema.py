@@ -31,7 +31,7 @@ def test_the_shipped_schema_is_current() -> None:
     assert shipped == render(), "run: python -m vgpud.policy.schema > configs/vgpud.schema.json"
 
 
-def test_it_is_a_schema() -> None:
+def test_the_schema_is_valid_json_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(schema())
 
 

@@ -69,7 +69,7 @@ def test_every_effective_key_with_its_value_and_origin(etc: Etc) -> None:
     ]
 
 
-def test_without_rules_it_says_so(etc: Etc) -> None:
+def test_a_policy_without_rules_is_shown_as_such(etc: Etc) -> None:
     assert [tuple(row) for row in render_with_origins(etc.load())] == [
         ("version", "1", "built-in"),
         ("planner.strategy", '"pack"', "built-in"),
@@ -97,7 +97,7 @@ def test_check_asks_a_drop_in_for_no_version(etc: Etc, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", ["nowhere.toml", "a\0b", "x" * 300])
-def test_check_of_a_file_that_is_not_there(tmp_path: Path, name: str) -> None:
+def test_a_check_of_an_absent_file_is_an_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(VgpuError, match="cannot be read"):
         check(tmp_path / name)
 

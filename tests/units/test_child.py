@@ -59,7 +59,7 @@ def test_start_is_idempotent_and_restarts_what_died(units: ChildUnits) -> None:
     assert units.start(spec).pid != first.pid
 
 
-def test_the_dead_are_reaped(units: ChildUnits) -> None:
+def test_dead_helpers_are_reaped(units: ChildUnits) -> None:
     running = units.start(UnitSpec("helper", SLEEP))
     os.kill(running.pid, signal.SIGKILL)
     until(lambda: units.running("helper") is None)
@@ -139,14 +139,14 @@ def test_a_helper_that_ends_at_once_says_why(units: ChildUnits, ready: Path | No
     assert units.running("helper") is None
 
 
-def test_a_program_that_is_not_there(units: ChildUnits) -> None:
+def test_an_absent_program_is_an_error(units: ChildUnits) -> None:
     with pytest.raises(VgpuError) as caught:
         units.start(UnitSpec("helper", ("/nonexistent/program",), ready=Path("/nonexistent/socket")))
     assert caught.value.code is ErrorCode.HELPER_FAILED
     assert "/nonexistent/program" in caught.value.details[-1]
 
 
-def test_one_that_ignores_sigterm_is_killed(units: ChildUnits, tmp_path: Path) -> None:
+def test_a_helper_that_ignores_sigterm_is_killed(units: ChildUnits, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     script = STUBBORN[2].replace("ready", str(ready))
     running = units.start(UnitSpec("helper", (*STUBBORN[:2], script), ready=ready))
@@ -154,7 +154,7 @@ def test_one_that_ignores_sigterm_is_killed(units: ChildUnits, tmp_path: Path) -
     assert not is_alive(running.pid, running.start_ticks)
 
 
-def test_one_that_ends_on_sigterm_is_let_to_clean_up(units: ChildUnits, tmp_path: Path) -> None:
+def test_a_helper_that_ends_on_sigterm_may_clean_up(units: ChildUnits, tmp_path: Path) -> None:
     ready, cleaned = tmp_path / "ready", tmp_path / "cleaned"
     script = f"trap 'echo >{cleaned}; exit' TERM; echo >{ready}; while :; do sleep 0.05; done"
     units.start(UnitSpec("helper", ("/bin/sh", "-c", script), ready=ready))

@@ -89,7 +89,7 @@ def test_the_calls_of_systemctl(units: SystemdUnits, systemd: Path) -> None:
     ]
 
 
-def test_environment_file(units: SystemdUnits, tmp_path: Path) -> None:
+def test_the_environment_file_is_written_as_systemd_reads_it(units: SystemdUnits, tmp_path: Path) -> None:
     units.start(UnitSpec(NAME, ("x",), env={"PLAIN": "/run/x", "ODD": 'a "b" $c \\ `d`'}))
     path = tmp_path / f"units/{NAME}.env"
     assert path.read_text() == 'PLAIN="/run/x"\nODD="a \\"b\\" \\$c \\\\ \\`d\\`"\n'
@@ -98,7 +98,7 @@ def test_environment_file(units: SystemdUnits, tmp_path: Path) -> None:
         units.start(UnitSpec("other", ("x",), env={"A": "1\n2"}))
 
 
-def test_one_that_ignores_sigterm_is_killed(units: SystemdUnits, systemd: Path) -> None:
+def test_a_unit_that_ignores_sigterm_is_killed(units: SystemdUnits, systemd: Path) -> None:
     ready = systemd / "ready"
     (systemd / "exec").write_text(f"trap '' TERM; echo >{ready}; while :; do sleep 0.1; done")
     running = units.start(UnitSpec(NAME, ("x",), ready=ready))
@@ -133,7 +133,7 @@ def test_stopping_a_unit_that_is_not_installed(units: SystemdUnits, systemd: Pat
     units.stop(NAME, 1)
 
 
-def test_no_systemctl(tmp_path: Path) -> None:
+def test_an_absent_systemctl_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(VgpuError) as caught:
         SystemdUnits(tmp_path, str(tmp_path / "absent")).start(UnitSpec(NAME, ("x",)))
     assert caught.value.code is ErrorCode.HELPER_FAILED
