@@ -5,7 +5,7 @@
 
 #include "functions.h"
 #include "hostbuf.h"
-#include "movable.h"
+#include "piece.h"
 
 #define IN_FLIGHT 16u       /* copies */
 #define ROOM_LOOK_NS 300000 /* a chunk's copy takes ten times as long */
@@ -111,7 +111,7 @@ static CUresult take_off(struct vgpu_piece *piece, unsigned chunk)
 struct vgpu_carry_bytes vgpu_carry_count(void)
 {
     struct vgpu_carry_bytes bytes = {0, 0};
-    for (const struct vgpu_piece *piece = vgpu_movable_pieces(); piece != NULL; piece = piece->next)
+    for (const struct vgpu_piece *piece = vgpu_pieces(); piece != NULL; piece = piece->next)
         for (unsigned i = 0; i < piece->chunk_count; i++) {
             bytes.all += vgpu_chunk_bytes(piece, i);
             bytes.here += piece->chunks[i].handle != 0 ? vgpu_chunk_bytes(piece, i) : 0;
@@ -130,7 +130,7 @@ static CUresult make_room(struct vgpu_carry_bytes now, uint64_t kept)
 static bool all_out(struct vgpu_carry_bytes now, uint64_t kept)
 {
     CUresult result = CUDA_SUCCESS;
-    for (struct vgpu_piece *piece = vgpu_movable_pieces(); piece != NULL; piece = piece->next)
+    for (struct vgpu_piece *piece = vgpu_pieces(); piece != NULL; piece = piece->next)
         for (unsigned i = 0; i < piece->chunk_count && now.here > kept && result == CUDA_SUCCESS; i++) {
             if (piece->chunks[i].handle == 0)
                 continue;
@@ -147,7 +147,7 @@ static bool all_out(struct vgpu_carry_bytes now, uint64_t kept)
 
 bool vgpu_carry_out(uint64_t kept)
 {
-    const struct vgpu_piece *first = vgpu_movable_pieces();
+    const struct vgpu_piece *first = vgpu_pieces();
     struct vgpu_carry_bytes now = vgpu_carry_count();
     if (now.here <= kept)
         return true;
@@ -174,7 +174,7 @@ static CUresult map_soon(struct vgpu_piece *piece, unsigned chunk, bool (*stop)(
 /* False: an error, or `stop` says so. What is mapped by then is fresh. */
 static bool bring_in(bool (*stop)(void))
 {
-    for (struct vgpu_piece *piece = vgpu_movable_pieces(); piece != NULL; piece = piece->next)
+    for (struct vgpu_piece *piece = vgpu_pieces(); piece != NULL; piece = piece->next)
         for (unsigned i = 0; i < piece->chunk_count; i++) {
             if (piece->chunks[i].handle != 0)
                 continue;
@@ -192,7 +192,7 @@ static bool bring_in(bool (*stop)(void))
 
 static void settle(bool stays)
 {
-    for (struct vgpu_piece *piece = vgpu_movable_pieces(); piece != NULL; piece = piece->next)
+    for (struct vgpu_piece *piece = vgpu_pieces(); piece != NULL; piece = piece->next)
         for (unsigned i = 0; i < piece->chunk_count; i++) {
             if (!stays && piece->chunks[i].fresh)
                 vgpu_chunk_unmap(piece, i);
@@ -202,7 +202,7 @@ static void settle(bool stays)
 
 bool vgpu_carry_in(bool (*stop)(void))
 {
-    const struct vgpu_piece *first = vgpu_movable_pieces();
+    const struct vgpu_piece *first = vgpu_pieces();
     if (first == NULL)
         return true;
     if (!begin(first))

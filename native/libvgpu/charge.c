@@ -3,10 +3,9 @@
 #include "away.h"
 #include "device.h"
 #include "functions.h"
-#include "green.h"
-#include "graph.h"
 #include "learn.h"
-#include "pool.h"
+#include "primary.h"
+#include "source.h"
 #include "tenant.h"
 
 /* Before a refusal: memory that this process's pools hold without need goes back, as the driver does it
@@ -19,7 +18,7 @@ static bool reserve(int device, uint64_t bytes)
     uint64_t limit = vgpu_tenant_limit(d);
     if (vgpu_account_reserve(account, d, bytes, limit))
         return true;
-    if (bytes <= limit && vgpu_pool_give_back(device) && vgpu_account_reserve(account, d, bytes, limit))
+    if (bytes <= limit && vgpu_sources_give_back(device) && vgpu_account_reserve(account, d, bytes, limit))
         return true;
     if (bytes <= limit && vgpu_learn_leftovers(device) && vgpu_account_reserve(account, d, bytes, limit))
         return true;
@@ -147,7 +146,7 @@ CUresult vgpu_charge_pointer(struct vgpu_charge *charge, CUresult result, enum v
 void *vgpu_charge_context(void)
 {
     CUcontext context = NULL;
-    return CALL(cuCtxGetCurrent, &context) == CUDA_SUCCESS ? (void *)vgpu_green_primary(context) : NULL;
+    return CALL(cuCtxGetCurrent, &context) == CUDA_SUCCESS ? (void *)vgpu_primary_of(context) : NULL;
 }
 
 bool vgpu_charge_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry)
@@ -212,12 +211,4 @@ void vgpu_charge_end_context(CUcontext context)
 {
     if (context != NULL)
         vgpu_table_purge(ends_with_context, context);
-}
-
-void vgpu_charge_reset(void)
-{
-    vgpu_table_reset();
-    vgpu_pool_reset();
-    vgpu_graph_reset();
-    vgpu_learn_reset();
 }

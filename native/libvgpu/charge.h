@@ -67,6 +67,4 @@ void vgpu_charge_freed_later(const struct vgpu_entry *entry, bool taken, CUresul
 /* A context ended: what was allocated in it is gone. */
 void vgpu_charge_end_context(CUcontext context);
 
-void vgpu_charge_reset(void);
-
 #endif

@@ -14,12 +14,13 @@
 #include "context.h"
 #include "device.h"
 #include "functions.h"
-#include "green.h"
+#include "in_child.h"
 #include "learn.h"
 #include "movable.h"
 #include "pace.h"
-#include "pool.h"
+#include "primary.h"
 #include "process_memory.h"
+#include "source.h"
 #include "tenant.h"
 #include "thread.h"
 
@@ -46,12 +47,12 @@ static void creation_ends(int cancels)
     vgpu_thread_release(cancels);
 }
 
-void vgpu_context_reset(void)
+static void reset(void)
 {
     memset(contexts, 0, sizeof(contexts));
-    vgpu_green_reset();
     pthread_mutex_init(&creation, NULL);
 }
+VGPU_IN_CHILD(reset);
 
 /* What a context takes on the device, as a process of this lease found; 0: nobody has yet. */
 static uint64_t learnt(unsigned device)
@@ -131,7 +132,7 @@ static void ended(int device, CUcontext context)
     vgpu_movable_end_context(context);
     if (contexts[device].live > 0)
         contexts[device].live--;
-    vgpu_pool_settle_all(device);
+    vgpu_sources_settle(device);
     if (contexts[device].live == 0)
         vgpu_account_set_context(vgpu_tenant_account(), (unsigned)device, 0);
     vgpu_learn_changed();
@@ -298,7 +299,7 @@ static struct device_contexts *primary_of(CUdevice dev, int *index)
 static void primary_ends(const struct device_contexts *known, int index)
 {
     vgpu_pace_forget(known->primary);
-    vgpu_green_ends(index);
+    vgpu_primary_ends(index, vgpu_pace_forget);
 }
 
 static void primary_ended(struct device_contexts *known, int index)
@@ -306,7 +307,7 @@ static void primary_ended(struct device_contexts *known, int index)
     ended(index, known->primary);
     known->primary = NULL;
     known->primary_refs = 0;
-    vgpu_green_ended(index);
+    vgpu_primary_ended(index);
 }
 
 /* Green contexts keep it too, and the driver alone knows how long. */

@@ -10,7 +10,4 @@ CUcontext vgpu_context_primary(int index);
 /* What kept a primary context besides the program's own references went: it may have ended. */
 void vgpu_context_look(CUdevice dev);
 
-/* In a forked child: it has none of its parent's contexts. */
-void vgpu_context_reset(void);
-
 #endif

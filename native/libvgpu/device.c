@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "functions.h"
+#include "in_child.h"
 #include "limits.h"
 #include "tenant.h"
 
@@ -93,8 +94,9 @@ CUresult vgpu_device_of_stream(CUstream stream, int per_thread, CUdevice *device
     return result == CUDA_SUCCESS ? vgpu_device_of_context(context, device) : result;
 }
 
-void vgpu_device_reset(void)
+static void reset(void)
 {
     memset(cache, 0, sizeof(cache));
     vgpu_device_known_alone = 0;
 }
+VGPU_IN_CHILD(reset);

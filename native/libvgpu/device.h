@@ -22,6 +22,4 @@ static inline int vgpu_device_alone(void)
     return __atomic_load_n(&vgpu_device_known_alone, __ATOMIC_RELAXED) - 1;
 }
 
-void vgpu_device_reset(void);
-
 #endif

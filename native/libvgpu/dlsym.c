@@ -5,21 +5,15 @@
  * address in place, so RTLD_NEXT, RTLD_DEFAULT, scopes and dlerror mean what they mean without
  * libvgpu. That jump cannot be written in C; the two entry points are a few lines of assembly.
  *
- * The next dlsym is found by walking the dynamic symbol tables of the objects loaded after libvgpu
- * (dl_iterate_phdr): no GLIBC_PRIVATE symbol, no version number, and other interposers stay in line.
- *
  * For a wrapped name the answer is looked up first, and replaced only if it is NVIDIA's own function
  * (or libvgpu's export of it); a function of the same name from anywhere else is handed on untouched.
  * RTLD_NEXT then means the first object after the caller's own, in load order, that defines the name.
  */
-#include "dlsym.h"
-
 #include <dlfcn.h>
 #include <stddef.h>
-#include <string.h>
 
-#include "objects.h"
-#include "functions.h"
+#include "hooks.h"
+#include "next_symbol.h"
 
 /* Either a value to return, or a function to jump to with the caller's arguments. */
 struct vgpu_route {
@@ -96,68 +90,20 @@ ENTRY("dlvsym", "vgpu_dlvsym_route", "x3");
 #error "dlsym's entry is written for x86-64 and aarch64"
 #endif
 
-static void *libc_dlsym;
-static void *libc_dlvsym;
-
-struct next_search {
-    const char *name;
-    const void *from; /* an address in the object after which the search begins */
-    bool past;
-    void *found;
-};
-
-static int visit_next(const struct vgpu_object *object, void *argument)
-{
-    struct next_search *search = argument;
-    if (search->past)
-        search->found = vgpu_object_symbol(object, search->name);
-    else
-        search->past = vgpu_object_holds(object, search->from);
-    return search->found != NULL;
-}
-
-/* The first definition of `name` in load order after the object that holds `from`. */
-static void *next_definition(const char *name, const void *from)
-{
-    struct next_search search = {.name = name, .from = from};
-    vgpu_objects_walk(visit_next, &search);
-    return search.found;
-}
-
-static void *next_of_ours(void **cache, const char *name)
-{
-    void *found = __atomic_load_n(cache, __ATOMIC_ACQUIRE);
-    if (found == NULL) {
-        found = next_definition(name, cache);
-        __atomic_store_n(cache, found, __ATOMIC_RELEASE);
-    }
-    return found;
-}
-
-vgpu_dlsym_fn vgpu_libc_dlsym(void)
-{
-    return (vgpu_dlsym_fn)next_of_ours(&libc_dlsym, "dlsym");
-}
-
-vgpu_dlvsym_fn vgpu_libc_dlvsym(void)
-{
-    return (vgpu_dlvsym_fn)next_of_ours(&libc_dlvsym, "dlvsym");
-}
-
 /* What a lookup that found `found` shall return for the wrapped function `id`. */
 static struct vgpu_route replace(int id, void *found)
 {
-    const struct vgpu_function *function = &vgpu_functions[id];
+    const struct vgpu_hook *hook = &vgpu_hooks[id];
     struct vgpu_route route = {.value = found};
     if (found == NULL)
         return route;
-    if (found == function->wrapper) {
+    if (found == hook->wrapper) {
         /* Our export stands in for the driver's function only where the driver has it; the second
          * lookup also leaves the dlerror that the process would see without us. */
         if (vgpu_real((enum vgpu_function_id)id) == NULL)
-            route.value = vgpu_libc_dlsym()(RTLD_NEXT, function->name);
-    } else if (vgpu_is_nvidia(function->library, found)) {
-        route.value = function->wrapper;
+            route.value = vgpu_libc_dlsym()(RTLD_NEXT, vgpu_functions[id].name);
+    } else if (vgpu_is_nvidia(vgpu_functions[id].library, found)) {
+        route.value = hook->wrapper;
     }
     return route;
 }
@@ -169,7 +115,7 @@ struct vgpu_route vgpu_dlsym_route(void *handle, const char *name, const void *c
         return (struct vgpu_route){.jump = (void *)vgpu_libc_dlsym()};
     if (handle != RTLD_NEXT)
         return replace(id, vgpu_libc_dlsym()(handle, name));
-    void *found = next_definition(name, caller);
+    void *found = vgpu_next_definition(name, caller);
     if (found == NULL) /* jumps for the error text */
         return (struct vgpu_route){.jump = (void *)vgpu_libc_dlsym()};
     return replace(id, found);

@@ -1,14 +1,14 @@
 #include "functions.h"
 
 #include <dlfcn.h>
+#include <stdint.h>
 #include <string.h>
 
-#include "dlsym.h"
-#include "objects.h"
+#include "next_symbol.h"
 
 const struct vgpu_function vgpu_functions[VGPU_FUNCTIONS] = {
-#define HOOK(symbol, library, family, since, what) {#symbol, (void *)&symbol, since, VGPU_##library},
-#define USED(symbol, library) {#symbol, NULL, 0, VGPU_##library},
+#define HOOK(symbol, library, family, since, what) {#symbol, VGPU_##library},
+#define USED(symbol, library) {#symbol, VGPU_##library},
 #define OPEN(symbol, family, reason)
 #include "hooks.def"
 #undef HOOK
@@ -39,26 +39,25 @@ bool vgpu_library_load(enum vgpu_library library)
     return library_handle(library, RTLD_LOCAL) != NULL;
 }
 
+/* The linker's names for libvgpu's own ends. */
+extern const char __ehdr_start[] __attribute__((visibility("hidden")));
+extern const char _end[] __attribute__((visibility("hidden")));
+
+static bool is_own(const void *address)
+{
+    return (uintptr_t)address - (uintptr_t)__ehdr_start < (uintptr_t)_end - (uintptr_t)__ehdr_start;
+}
+
 void *vgpu_real_found(enum vgpu_function_id id)
 {
     void *handle = library_handle(vgpu_functions[id].library, RTLD_NOLOAD);
     if (handle == NULL)
         return NULL;
     void *real = vgpu_libc_dlsym()(handle, vgpu_functions[id].name);
-    if (real == vgpu_functions[id].wrapper) /* our own export is not the driver */
+    if (is_own(real)) /* our own export is not the driver */
         return NULL;
     __atomic_store_n(&vgpu_reals[id], real, __ATOMIC_RELEASE);
     return real;
-}
-
-int vgpu_wrapped(const char *name)
-{
-    if ((name[0] != 'c' || name[1] != 'u') && (name[0] != 'n' || name[1] != 'v'))
-        return -1; /* nearly every lookup of every program ends here */
-    for (int id = 0; id < VGPU_FUNCTIONS; id++)
-        if (vgpu_functions[id].wrapper != NULL && vgpu_same(vgpu_functions[id].name, name))
-            return id;
-    return -1;
 }
 
 bool vgpu_is_nvidia(enum vgpu_library library, const void *address)

@@ -25,8 +25,6 @@ enum vgpu_function_id {
 
 struct vgpu_function {
     const char *name;
-    void *wrapper; /* NULL: called, not wrapped */
-    int since;     /* CUDA version that brought this variant, as cuGetProcAddress counts */
     enum vgpu_library library;
 };
 
@@ -40,9 +38,6 @@ static inline void *vgpu_real(enum vgpu_function_id id)
     void *real = __atomic_load_n(&vgpu_reals[id], __ATOMIC_ACQUIRE);
     return __builtin_expect(real != NULL, 1) ? real : vgpu_real_found(id);
 }
-
-/* The id of a wrapped function by its symbol name, or -1. */
-int vgpu_wrapped(const char *name);
 
 /* Is this address inside NVIDIA's library? (libcuda.so*, libnvidia-ml.so*) */
 bool vgpu_is_nvidia(enum vgpu_library library, const void *address);

@@ -8,8 +8,10 @@
 #include "capture.h"
 #include "device.h"
 #include "functions.h"
+#include "in_child.h"
 #include "learn.h"
 #include "pool.h"
+#include "source.h"
 #include "tenant.h"
 
 #define DEPTH_MAX 64     /* child graphs in child graphs */
@@ -29,7 +31,7 @@ bool vgpu_graph_captures(CUstream stream, int per_thread)
     return true;
 }
 
-bool vgpu_graph_settle(int device)
+static bool settle(int device)
 {
     cuuint64_t held = 0;
     CUdevice ordinal = __atomic_load_n(&ordinals[device], __ATOMIC_RELAXED) - 1;
@@ -49,6 +51,9 @@ bool vgpu_graph_settle(int device)
         vgpu_learn_changed();
     return held == before;
 }
+
+static const struct vgpu_source graph_source = {.settle = settle};
+VGPU_SOURCE(graph_source);
 
 /* What one allocation node can add, and where. */
 static void add_node(CUgraphNode node, struct vgpu_entry *need)
@@ -132,20 +137,21 @@ CUresult vgpu_graph_end(struct vgpu_charge *charge, CUgraphExec exec, CUresult r
 {
     if (!charge->active)
         return result;
-    vgpu_graph_settle(charge->device);
+    settle(charge->device);
     if (result != CUDA_SUCCESS)
         note_resident(exec, NEVER);
     vgpu_charge_undo(charge, result);
     return result;
 }
 
-void vgpu_graph_reset(void)
+static void reset(void)
 {
     pthread_mutex_init(&settling, NULL);
     memset(charged, 0, sizeof(charged));
     memset(ordinals, 0, sizeof(ordinals));
     any_memory = 0;
 }
+VGPU_IN_CHILD(reset);
 
 static void note_memory_node(const CUgraphNodeParams *parameters)
 {
@@ -225,7 +231,7 @@ static CUresult upload_begin(struct vgpu_charge *charge, CUgraph graph, const CU
 static CUresult upload_end(struct vgpu_charge *charge, CUresult result)
 {
     for (int d = 0; charge->active && d < (int)VGPU_MAX_DEVICES; d++)
-        vgpu_graph_settle(d);
+        settle(d);
     vgpu_charge_undo(charge, result);
     return result;
 }
@@ -277,6 +283,6 @@ VGPU_EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
     CUresult result = CALL(cuDeviceGraphMemTrim, device);
     __atomic_fetch_add(&trims, 1, __ATOMIC_SEQ_CST);
     if (vgpu_tenant_enter(&limited) == CUDA_SUCCESS && limited && vgpu_device_index(device) != VGPU_NOT_IN_LEASE)
-        vgpu_graph_settle(vgpu_device_index(device));
+        settle(vgpu_device_index(device));
     return result;
 }

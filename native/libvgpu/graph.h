@@ -20,9 +20,4 @@ bool vgpu_graph_captures(CUstream stream, int per_thread);
 CUresult vgpu_graph_begin(struct vgpu_charge *charge, CUgraphExec exec);
 CUresult vgpu_graph_end(struct vgpu_charge *charge, CUgraphExec exec, CUresult result);
 
-/* Charges graph memory on a device (index in the lease) as it is now. True: nothing had changed. */
-bool vgpu_graph_settle(int device);
-
-void vgpu_graph_reset(void);
-
 #endif

@@ -3,10 +3,6 @@
  * is claimed for as if the program had retained it. What it takes itself is claimed at what one of 16 SMs took
  * on an H200, then learnt. Memory that is made while one is current is the primary context's.
  */
-#include "green.h"
-
-#include <pthread.h>
-
 #include "away.h"
 #include "charge.h"
 #include "context.h"
@@ -14,39 +10,10 @@
 #include "functions.h"
 #include "learn.h"
 #include "pace.h"
+#include "primary.h"
 #include "tenant.h"
 
 enum { CLAIM_BYTES = 6 << 20 };
-enum { NAMES_MAX = 256 }; /* more are not known: what is made in them is given back pointer by pointer only */
-
-static struct name {
-    CUcontext context; /* NULL: free */
-    CUcontext primary;
-    int device;
-} names[NAMES_MAX];
-static unsigned used; /* entries at or above were never used */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-static struct name *find(CUcontext context)
-{
-    for (unsigned i = 0; i < used; i++)
-        if (names[i].context == context)
-            return &names[i];
-    return NULL;
-}
-
-CUcontext vgpu_green_primary(CUcontext context)
-{
-    if (__atomic_load_n(&used, __ATOMIC_RELAXED) == 0 || context == NULL)
-        return context;
-    pthread_mutex_lock(&lock);
-    const struct name *name = find(context);
-    if (name != NULL)
-        context = name->primary;
-    pthread_mutex_unlock(&lock);
-    return context;
-}
-
 static void note(CUcontext context)
 {
     CUdevice device;
@@ -58,50 +25,7 @@ static void note(CUcontext context)
     CUcontext primary = index == VGPU_NOT_IN_LEASE ? NULL : vgpu_context_primary(index);
     if (primary == NULL)
         return;
-    pthread_mutex_lock(&lock);
-    struct name *name = find(context);
-    if (name == NULL)
-        name = find(NULL);
-    if (name == NULL && used < NAMES_MAX) {
-        name = &names[used];
-        __atomic_store_n(&used, used + 1, __ATOMIC_RELAXED);
-    }
-    if (name != NULL)
-        *name = (struct name){context, primary, index};
-    pthread_mutex_unlock(&lock);
-}
-
-static void forget(CUcontext context)
-{
-    pthread_mutex_lock(&lock);
-    struct name *name = context == NULL ? NULL : find(context);
-    if (name != NULL)
-        name->context = NULL;
-    pthread_mutex_unlock(&lock);
-}
-
-void vgpu_green_ends(int device)
-{
-    pthread_mutex_lock(&lock);
-    for (unsigned i = 0; i < used; i++)
-        if (names[i].device == device && names[i].context != NULL)
-            vgpu_pace_forget(names[i].context);
-    pthread_mutex_unlock(&lock);
-}
-
-void vgpu_green_ended(int device)
-{
-    pthread_mutex_lock(&lock);
-    for (unsigned i = 0; i < used; i++)
-        if (names[i].device == device)
-            names[i].context = NULL;
-    pthread_mutex_unlock(&lock);
-}
-
-void vgpu_green_reset(void)
-{
-    pthread_mutex_init(&lock, NULL);
-    used = 0;
+    vgpu_primary_note(context, primary, index);
 }
 
 /* With the primary context kept by the caller. */
@@ -153,7 +77,7 @@ static bool device_of(CUgreenCtx green, CUcontext *context, CUdevice *device)
 static void ended(CUcontext context, CUdevice device)
 {
     bool limited;
-    forget(context);
+    vgpu_primary_forget(context);
     vgpu_context_look(device);
     if (vgpu_tenant_enter(&limited) == CUDA_SUCCESS && limited && vgpu_device_index(device) != VGPU_NOT_IN_LEASE)
         vgpu_learn(vgpu_device_index(device), 0);

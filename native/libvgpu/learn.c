@@ -3,9 +3,9 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "graph.h"
-#include "pool.h"
+#include "in_child.h"
 #include "process_memory.h"
+#include "source.h"
 #include "tenant.h"
 
 #define LOOKS_MAX 20  /* of about 10 us each, while other threads allocate */
@@ -40,13 +40,12 @@ static struct state state_of(unsigned device, uint64_t claimed)
 static bool look(int device, uint64_t claimed, bool *known)
 {
     uint64_t held;
-    vgpu_pool_settle_all(device);
-    vgpu_graph_settle(device);
+    vgpu_sources_settle(device);
     struct state before = state_of((unsigned)device, claimed);
     *known = vgpu_process_memory((unsigned)device, &held);
     if (!*known)
         return true;
-    bool same = vgpu_pool_settle_all(device) && vgpu_graph_settle(device);
+    bool same = vgpu_sources_settle(device);
     struct state after = state_of((unsigned)device, claimed);
     if (!same || !before.quiet || !after.quiet || before.moves != after.moves || before.used != after.used)
         return false;
@@ -142,7 +141,7 @@ void vgpu_learn_unseen(int device, int64_t bytes)
     __atomic_fetch_add(&unseen[device], (uint64_t)bytes, __ATOMIC_SEQ_CST);
 }
 
-void vgpu_learn_reset(void)
+static void reset(void)
 {
     pthread_mutex_init(&looking, NULL);
     memset(unseen, 0, sizeof(unseen));
@@ -151,3 +150,4 @@ void vgpu_learn_reset(void)
     vgpu_learn_stale = 0;
     vgpu_learn_moves = 0;
 }
+VGPU_IN_CHILD(reset);

@@ -62,6 +62,4 @@ static inline void vgpu_learn_free_ends(void)
     __atomic_fetch_add(&vgpu_learn_moves, VGPU_LEARN_CHANGE - 1, __ATOMIC_SEQ_CST);
 }
 
-void vgpu_learn_reset(void);
-
 #endif

@@ -1,6 +1,5 @@
 #include "movable.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 
 #include "away.h"
@@ -8,66 +7,9 @@
 #include "device.h"
 #include "functions.h"
 #include "learn.h"
+#include "piece.h"
 #include "swap.h"
 #include "tenant.h"
-
-static struct vgpu_piece *pieces;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the list */
-
-struct vgpu_piece *vgpu_movable_pieces(void)
-{
-    return pieces;
-}
-
-static void link_piece(struct vgpu_piece *piece)
-{
-    pthread_mutex_lock(&lock);
-    piece->next = pieces;
-    piece->from = &pieces;
-    if (pieces != NULL)
-        pieces->from = &piece->next;
-    pieces = piece;
-    pthread_mutex_unlock(&lock);
-}
-
-/* With the lock held. */
-static void unlink_piece(struct vgpu_piece *piece)
-{
-    *piece->from = piece->next;
-    if (piece->next != NULL)
-        piece->next->from = piece->from;
-}
-
-CUresult vgpu_chunk_map(struct vgpu_piece *piece, unsigned chunk)
-{
-    CUmemGenericAllocationHandle handle;
-    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = piece->device}};
-    CUmemAccessDesc access = {.location = prop.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    uint64_t bytes = vgpu_chunk_bytes(piece, chunk);
-    CUdeviceptr base = vgpu_chunk_base(piece, chunk);
-    CUresult result = CALL(cuMemCreate, &handle, bytes, &prop, 0);
-    if (result != CUDA_SUCCESS)
-        return result;
-    result = CALL(cuMemMap, base, bytes, 0, handle, 0);
-    if (result == CUDA_SUCCESS) {
-        result = CALL(cuMemSetAccess, base, bytes, &access, 1);
-        if (result != CUDA_SUCCESS)
-            CALL(cuMemUnmap, base, bytes);
-    }
-    if (result != CUDA_SUCCESS)
-        CALL(cuMemRelease, handle);
-    else
-        piece->chunks[chunk].handle = handle;
-    return result;
-}
-
-void vgpu_chunk_unmap(struct vgpu_piece *piece, unsigned chunk)
-{
-    CALL(cuMemUnmap, vgpu_chunk_base(piece, chunk), vgpu_chunk_bytes(piece, chunk));
-    CALL(cuMemRelease, piece->chunks[chunk].handle);
-    piece->chunks[chunk].handle = 0;
-}
 
 static void unmap_all(struct vgpu_piece *piece)
 {
@@ -131,7 +73,7 @@ static bool remember(struct vgpu_charge *charge, struct vgpu_piece *piece)
     if (!keep)
         end_piece(piece);
     else
-        link_piece(piece);
+        vgpu_piece_link(piece);
     return keep;
 }
 
@@ -173,9 +115,7 @@ static CUresult let_go(const struct vgpu_entry *entry)
     bool dead = vgpu_capture_any();
     CUresult result = dead ? CUDA_SUCCESS : wait_for(piece->context);
     if (result == CUDA_SUCCESS && !dead) {
-        pthread_mutex_lock(&lock);
-        unlink_piece(piece);
-        pthread_mutex_unlock(&lock);
+        vgpu_piece_unlink(piece);
         end_piece(piece);
     }
     if (dead) {
@@ -227,58 +167,53 @@ static void end_charged(struct vgpu_piece *piece)
     vgpu_charge_freed(&entry, true, CUDA_SUCCESS);
 }
 
+static bool is_dead(const struct vgpu_piece *piece, void *unused)
+{
+    (void)unused;
+    return piece->dead;
+}
+
 void vgpu_movable_sweep(void)
 {
     if (vgpu_capture_any())
         return;
-    for (;;) {
-        pthread_mutex_lock(&lock);
-        struct vgpu_piece *piece = pieces;
-        while (piece != NULL && !piece->dead)
-            piece = piece->next;
-        if (piece != NULL)
-            unlink_piece(piece);
-        pthread_mutex_unlock(&lock);
-        if (piece == NULL)
-            return;
+    for (struct vgpu_piece *piece; (piece = vgpu_piece_find(is_dead, NULL, true)) != NULL;) {
         wait_for(piece->context);
         end_charged(piece);
     }
+}
+
+struct range {
+    CUdeviceptr pointer;
+    CUdeviceptr *base;
+    size_t *bytes;
+};
+
+static bool is_around(const struct vgpu_piece *piece, void *argument)
+{
+    const struct range *range = argument;
+    if (range->pointer - piece->base >= piece->bytes)
+        return false;
+    if (range->base != NULL)
+        *range->base = piece->base;
+    if (range->bytes != NULL)
+        *range->bytes = piece->asked;
+    return true;
 }
 
 bool vgpu_movable_range(CUdeviceptr pointer, CUdeviceptr *base, size_t *bytes)
 {
     if (!vgpu_swap_counts())
         return false;
-    pthread_mutex_lock(&lock);
-    const struct vgpu_piece *piece = pieces;
-    while (piece != NULL && pointer - piece->base >= piece->bytes)
-        piece = piece->next;
-    if (piece != NULL && base != NULL)
-        *base = piece->base;
-    if (piece != NULL && bytes != NULL)
-        *bytes = piece->asked;
-    pthread_mutex_unlock(&lock);
-    return piece != NULL;
+    struct range range = {pointer, base, bytes};
+    return vgpu_piece_find(is_around, &range, false) != NULL;
 }
 
 /* One that another thread is freeing at this moment is left to it. */
-static bool ends_with(const struct vgpu_piece *piece, CUcontext context)
+static bool ends_with(const struct vgpu_piece *piece, void *context)
 {
     struct vgpu_entry known;
     return piece->context == context && (piece->dead || vgpu_table_take(VGPU_KIND_MOVABLE, piece->base, &known));
-}
-
-static struct vgpu_piece *take_of(CUcontext context)
-{
-    pthread_mutex_lock(&lock);
-    struct vgpu_piece *piece = pieces;
-    while (piece != NULL && !ends_with(piece, context))
-        piece = piece->next;
-    if (piece != NULL)
-        unlink_piece(piece);
-    pthread_mutex_unlock(&lock);
-    return piece;
 }
 
 void vgpu_movable_end_context(CUcontext context)
@@ -287,13 +222,7 @@ void vgpu_movable_end_context(CUcontext context)
         return;
     bool inside = vgpu_swap_enter();
     vgpu_swap_forget(context);
-    for (struct vgpu_piece *piece; (piece = take_of(context)) != NULL;)
+    for (struct vgpu_piece *piece; (piece = vgpu_piece_find(ends_with, context, true)) != NULL;)
         end_charged(piece);
     vgpu_swap_leave(inside);
-}
-
-void vgpu_movable_reset(void)
-{
-    pieces = NULL;
-    pthread_mutex_init(&lock, NULL);
 }

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "functions.h"
+#include "in_child.h"
 #include "nvml_slice.h"
 
 enum { ENTRY_COMPUTE = 213, ENTRY_GRAPHICS, ENTRY_MPS, LISTS = 3, NAME_BYTES = 4096, TABLE_MAX_BYTES = 1 << 20 };
@@ -154,7 +155,8 @@ VGPU_EXPORT nvmlReturn_t nvmlInternalGetExportTable(const void **table, const vo
     return result;
 }
 
-void vgpu_nvml_export_reset(void)
+static void reset(void)
 {
     pthread_mutex_init(&copying, NULL);
 }
+VGPU_IN_CHILD(reset);

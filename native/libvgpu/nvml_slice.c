@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "functions.h"
+#include "in_child.h"
 #include "limits.h"
 
 #define NO_INSTANCE 0xffffffffu /* NVML's word for "not a MIG instance" */
@@ -89,7 +90,8 @@ unsigned vgpu_nvml_processes(int index, nvmlProcessInfo_t *processes, unsigned m
     return count;
 }
 
-void vgpu_nvml_reset(void)
+static void reset(void)
 {
     pthread_mutex_init(&opening, NULL);
 }
+VGPU_IN_CHILD(reset);

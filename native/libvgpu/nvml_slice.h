@@ -18,8 +18,4 @@ int vgpu_nvml_index(nvmlDevice_t device, uint64_t *limit_bytes);
  * each on the device `index`. Returns how many there are, of which at most `most` are given. */
 unsigned vgpu_nvml_processes(int index, nvmlProcessInfo_t *processes, unsigned most);
 
-/* In a forked child: a thread that is not here may have held the lock. */
-void vgpu_nvml_reset(void);
-void vgpu_nvml_export_reset(void);
-
 #endif

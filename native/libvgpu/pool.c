@@ -14,8 +14,10 @@
 #include "device.h"
 #include "functions.h"
 #include "graph.h"
+#include "in_child.h"
 #include "learn.h"
 #include "movable.h"
+#include "source.h"
 #include "tenant.h"
 
 struct pool {
@@ -118,15 +120,18 @@ static bool settle_or_give_back(int device, bool trim)
     return same;
 }
 
-bool vgpu_pool_settle_all(int device)
+static bool settle_all(int device)
 {
     return settle_or_give_back(device, false);
 }
 
-bool vgpu_pool_give_back(int device)
+static bool give_back(int device)
 {
     return __atomic_load_n(&holding, __ATOMIC_RELAXED) != 0 && !settle_or_give_back(device, true);
 }
+
+static const struct vgpu_source pool_source = {settle_all, give_back};
+VGPU_SOURCE(pool_source);
 
 void vgpu_pool_synchronised(void)
 {
@@ -138,13 +143,14 @@ void vgpu_pool_synchronised(void)
     pthread_mutex_unlock(&list);
 }
 
-void vgpu_pool_reset(void)
+static void reset(void)
 {
     pthread_mutex_init(&list, NULL);
     pools = NULL;
     holding = 0;
     memset(current, 0, sizeof(current));
 }
+VGPU_IN_CHILD(reset);
 
 /* What a stream-ordered request needs beside its claim. */
 struct request {

@@ -11,15 +11,7 @@
 /* A pool grows by 32 MiB blocks, by no more than the request needs (measured on an H200, driver 580). */
 #define VGPU_POOL_GRAIN (32u << 20)
 
-/* Charges all pools on a device (index in the lease) as they are now. True: nothing had changed. */
-bool vgpu_pool_settle_all(int device);
-
-/* Makes the pools on a device give back what nothing uses. True: something came back. */
-bool vgpu_pool_give_back(int device);
-
 /* After a synchronisation: pools give memory back then. Costs one load unless a pool holds memory. */
 void vgpu_pool_synchronised(void);
-
-void vgpu_pool_reset(void);
 
 #endif

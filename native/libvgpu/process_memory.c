@@ -6,6 +6,7 @@
 
 #include "arbiter_link.h"
 #include "functions.h"
+#include "in_child.h"
 #include "tenant.h"
 #include "thread.h"
 
@@ -90,9 +91,10 @@ bool vgpu_process_memory(unsigned device, uint64_t *bytes)
     return pick(answer, count, bytes);
 }
 
-void vgpu_process_memory_reset(void)
+static void reset(void)
 {
     pthread_mutex_init(&starting, NULL);
     ready = false;
     memset(handle_uuids, 0, sizeof(handle_uuids));
 }
+VGPU_IN_CHILD(reset);

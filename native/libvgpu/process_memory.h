@@ -15,7 +15,4 @@ void vgpu_process_memory_warm(void);
 /* Has it started? Else a look would wait for it. */
 bool vgpu_process_memory_ready(void);
 
-/* In a forked child: NVML is to be started anew. */
-void vgpu_process_memory_reset(void);
-
 #endif

@@ -9,7 +9,7 @@
 #include "carry.h"
 #include "functions.h"
 #include "learn.h"
-#include "movable.h"
+#include "piece.h"
 #include "thread.h"
 
 #define STACK_BYTES (256 * 1024)
@@ -134,7 +134,7 @@ static void let_in(void)
 static void wait_for_contexts(void)
 {
     CUcontext done = NULL;
-    for (const struct vgpu_piece *piece = vgpu_movable_pieces(); piece != NULL; piece = piece->next) {
+    for (const struct vgpu_piece *piece = vgpu_pieces(); piece != NULL; piece = piece->next) {
         CUcontext popped;
         if (piece->context == done || CALL(cuCtxPushCurrent_v2, piece->context) != CUDA_SUCCESS)
             continue;
@@ -285,5 +285,4 @@ void vgpu_swap_reset(void)
     pthread_mutex_init(&lock, NULL);
     pthread_cond_init(&news, NULL);
     vgpu_carry_reset();
-    vgpu_movable_reset();
 }

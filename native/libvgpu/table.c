@@ -1,4 +1,5 @@
 #include "table.h"
+#include "in_child.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -201,7 +202,7 @@ uint64_t vgpu_table_count(void)
     return count;
 }
 
-void vgpu_table_reset(void)
+static void reset(void)
 {
     for (unsigned s = 0; s < SHARDS; s++) {
         pthread_mutex_init(&shards[s].mutex, NULL);
@@ -210,3 +211,4 @@ void vgpu_table_reset(void)
         shards[s].count = 0;
     }
 }
+VGPU_IN_CHILD(reset);

@@ -7,19 +7,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "charge.h"
-#include "context.h"
-#include "device.h"
+#include "in_child.h"
 #include "lease_open.h"
 #include "limits.h"
-#include "nvml_slice.h"
-#include "process_memory.h"
 #include "arbiter_link.h"
 #include "slot.h"
 #include "thread.h"
-#include "view.h"
-#include "vmm.h"
-
 int vgpu_tenant_phase; /* written last, under `entry` */
 static pthread_mutex_t entry = PTHREAD_MUTEX_INITIALIZER;
 static struct vgpu_lease_view lease = {.usage_fd = -1};
@@ -146,14 +139,7 @@ static void close_usage_in_child(void)
 static void forget_in_child(void)
 {
     vgpu_link_reset_after_fork();
-    vgpu_device_reset();
-    vgpu_charge_reset();
-    vgpu_context_reset();
-    vgpu_vmm_reset();
-    vgpu_process_memory_reset();
-    vgpu_view_reset();
-    vgpu_nvml_reset();
-    vgpu_nvml_export_reset();
+    vgpu_in_child();
     pthread_mutex_init(&entry, NULL);
     pthread_mutex_init(&account.slow, NULL);
     close_usage_in_child();
@@ -224,11 +210,6 @@ static CUresult enter_first(void)
     }
     set_limits(&lease.first);
     generation_seen = 1; /* odd, so never what a good page says: the first use looks */
-    for (unsigned d = 0; d < lease.first.device_count; d++)
-        if (lease.usage->context_mib[d] == 0) { /* the first process here will wait for NVML: hide its start */
-            vgpu_process_memory_warm();
-            break;
-        }
     __atomic_store_n(&vgpu_tenant_phase, VGPU_TENANT_LIMITED, __ATOMIC_RELEASE);
     return CUDA_SUCCESS;
 }

@@ -5,7 +5,7 @@
 #include <signal.h>
 #include <stdint.h>
 
-#include "dlsym.h"
+#include "next_symbol.h"
 
 #define STACK_MAX_BYTES (256u << 20)
 

@@ -1,23 +1,35 @@
 /* view.c: what the tenant is told about its memory: the slice. */
-#include "view.h"
-
 #include <pthread.h>
 #include <time.h>
 
 #include "away.h"
 #include "device.h"
 #include "functions.h"
+#include "in_child.h"
 #include "learn.h"
 #include "moved.h"
 #include "pool.h"
+#include "process_memory.h"
 #include "tenant.h"
 #include "unknown.h"
+
+/* Where no process of the lease has learnt what a context takes, this one will wait for NVML: its start is hidden. */
+static void warm(void)
+{
+    const struct vgpu_usage *usage = vgpu_tenant_account()->usage;
+    for (unsigned d = 0; d < vgpu_tenant_devices() && !vgpu_process_memory_ready(); d++)
+        if (__atomic_load_n(&usage->context_mib[d], __ATOMIC_RELAXED) == 0) {
+            vgpu_process_memory_warm();
+            return;
+        }
+}
 
 VGPU_EXPORT CUresult cuInit(unsigned int flags)
 {
     bool limited;
     CUresult result = vgpu_tenant_enter(&limited);
     if (result == CUDA_SUCCESS && limited) {
+        warm();
         vgpu_away_wait(); /* initialised before, it would wait in the driver */
         vgpu_moved_follow();
         vgpu_unknown_tell(vgpu_tenant_account()->usage);
@@ -106,10 +118,11 @@ static CUresult card_of(unsigned device, struct slice *slice)
     return result;
 }
 
-void vgpu_view_reset(void)
+static void reset(void)
 {
     pthread_mutex_init(&card_mutex, NULL);
 }
+VGPU_IN_CHILD(reset);
 
 VGPU_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
 {

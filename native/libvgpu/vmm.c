@@ -8,11 +8,10 @@
 #include "away.h"
 #include "charge.h"
 #include "functions.h"
+#include "in_child.h"
 #include "learn.h"
 #include "movable.h"
 #include "tenant.h"
-#include "vmm.h"
-
 struct block {
     uint64_t bytes;
     int device; /* index in the lease */
@@ -22,10 +21,11 @@ struct block {
 
 static pthread_mutex_t blocks = PTHREAD_MUTEX_INITIALIZER; /* guards the counts of all blocks */
 
-void vgpu_vmm_reset(void)
+static void reset(void)
 {
     pthread_mutex_init(&blocks, NULL);
 }
+VGPU_IN_CHILD(reset);
 
 /* Ends the block if nothing holds it any more. Called with `blocks` held. */
 static void let_go(struct block *block)

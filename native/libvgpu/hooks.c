@@ -1,13 +1,35 @@
 /*
- * getproc.c: cuGetProcAddress. The driver is asked first, with the same arguments, so versions,
- * flags and status are its own; then the function it returned is mapped to the wrapper of that very
- * function, told by its address, never by the name that was asked for (which stands for many variants).
+ * hooks.c: the table of wrappers, and cuGetProcAddress, which hands them out. The driver is asked first, with the same
+ * arguments, so versions, flags and status are its own; then the function that it returned is mapped to the wrapper of
+ * that very function, told by its address, never by the name that was asked for (which stands for many variants).
  */
+#include "hooks.h"
+
 #include <dlfcn.h>
 #include <string.h>
 
 #include "away.h"
-#include "functions.h"
+#include "objects.h"
+
+const struct vgpu_hook vgpu_hooks[VGPU_FUNCTIONS] = {
+#define HOOK(symbol, library, family, since, what) {(void *)&symbol, since},
+#define USED(symbol, library) {NULL, 0},
+#define OPEN(symbol, family, reason)
+#include "hooks.def"
+#undef HOOK
+#undef USED
+#undef OPEN
+};
+
+int vgpu_wrapped(const char *name)
+{
+    if ((name[0] != 'c' || name[1] != 'u') && (name[0] != 'n' || name[1] != 'v'))
+        return -1; /* nearly every lookup of every program ends here */
+    for (int id = 0; id < VGPU_FUNCTIONS; id++)
+        if (vgpu_hooks[id].wrapper != NULL && vgpu_same(vgpu_functions[id].name, name))
+            return id;
+    return -1;
+}
 
 /* Is `name` a variant of `base`: itself, or itself with _v2, _ptsz, _v2_ptds, ...? */
 static bool variant_of(const char *name, const char *base)
@@ -21,16 +43,16 @@ static void *wrapper_by_address(const char *symbol, const void *answer)
 {
     for (int id = 0; id < VGPU_FUNCTIONS; id++) {
         const struct vgpu_function *function = &vgpu_functions[id];
-        if (function->wrapper != NULL && function->library == VGPU_CUDA && variant_of(function->name, symbol) &&
+        if (vgpu_hooks[id].wrapper != NULL && function->library == VGPU_CUDA && variant_of(function->name, symbol) &&
             vgpu_real((enum vgpu_function_id)id) == answer)
-            return function->wrapper;
+            return vgpu_hooks[id].wrapper;
     }
     return NULL;
 }
 
-static bool is_per_thread(const struct vgpu_function *function)
+static bool is_per_thread(int id)
 {
-    return strstr(function->name, "_pt") != NULL;
+    return strstr(vgpu_functions[id].name, "_pt") != NULL;
 }
 
 /* A driver may answer with an entry that is not the exported one; then its own name for it decides, and
@@ -38,17 +60,17 @@ static bool is_per_thread(const struct vgpu_function *function)
 static void *wrapper_by_version(const char *symbol, int version, cuuint64_t flags)
 {
     bool per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0;
-    const struct vgpu_function *best = NULL;
+    int best = -1;
     for (int id = 0; id < VGPU_FUNCTIONS; id++) {
-        const struct vgpu_function *function = &vgpu_functions[id];
-        if (function->wrapper == NULL || function->library != VGPU_CUDA || !variant_of(function->name, symbol) ||
-            function->since > version || (is_per_thread(function) && !per_thread))
+        if (vgpu_hooks[id].wrapper == NULL || vgpu_functions[id].library != VGPU_CUDA ||
+            !variant_of(vgpu_functions[id].name, symbol) || vgpu_hooks[id].since > version ||
+            (is_per_thread(id) && !per_thread))
             continue;
-        bool closer = best == NULL || (is_per_thread(function) && !is_per_thread(best));
-        if (closer || (is_per_thread(function) == is_per_thread(best) && function->since > best->since))
-            best = function;
+        bool closer = best < 0 || (is_per_thread(id) && !is_per_thread(best));
+        if (closer || (is_per_thread(id) == is_per_thread(best) && vgpu_hooks[id].since > vgpu_hooks[best].since))
+            best = id;
     }
-    return best != NULL ? best->wrapper : NULL;
+    return best >= 0 ? vgpu_hooks[best].wrapper : NULL;
 }
 
 /* What the driver answers for the newest version that libvgpu knows, or NULL. */
@@ -71,7 +93,7 @@ static void *map_answer(const char *symbol, void *answer, int version, cuuint64_
         return wrapper;
     if (dladdr(answer, &about) != 0 && about.dli_sname != NULL && about.dli_saddr == answer) {
         int id = vgpu_wrapped(about.dli_sname);
-        return id >= 0 ? vgpu_functions[id].wrapper : answer;
+        return id >= 0 ? vgpu_hooks[id].wrapper : answer;
     }
     if (version > CUDA_VERSION && newest_known(symbol, flags) != answer)
         return answer;

@@ -1,0 +1,19 @@
+/*
+ * next_symbol.h: what comes after libvgpu in load order: the C library's dlsym and dlvsym, which libvgpu interposes.
+ * Found by walking the dynamic symbol tables of the loaded objects (dl_iterate_phdr): no GLIBC_PRIVATE symbol, no
+ * version number, and other interposers stay in line.
+ */
+#ifndef VGPU_NEXT_SYMBOL_H
+#define VGPU_NEXT_SYMBOL_H
+
+typedef void *(*vgpu_dlsym_fn)(void *handle, const char *name);
+typedef void *(*vgpu_dlvsym_fn)(void *handle, const char *name, const char *version);
+
+/* The first definition of `name` in load order after the object that holds `from`, or NULL. */
+void *vgpu_next_definition(const char *name, const void *from);
+
+/* The next dlsym in load order after libvgpu: another interposer's, or the C library's. */
+vgpu_dlsym_fn vgpu_libc_dlsym(void);
+vgpu_dlvsym_fn vgpu_libc_dlvsym(void);
+
+#endif

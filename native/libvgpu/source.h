@@ -1,0 +1,28 @@
+/*
+ * source.h: memory that the driver holds for this process and says the amount of: pools, graphs. Each kind of it has a
+ * source, which is asked before the ledger is compared with NVML.
+ */
+#ifndef VGPU_SOURCE_H
+#define VGPU_SOURCE_H
+
+#include <stdbool.h>
+
+#include "in_child.h"
+
+struct vgpu_source {
+    /* Charges what the driver holds on a device (index in the lease) now. True: nothing had changed. */
+    bool (*settle)(int device);
+    /* Makes the driver give back what nothing uses. True: something came back. May be NULL. */
+    bool (*give_back)(int device);
+};
+
+/* Makes a `static const struct vgpu_source` known. */
+#define VGPU_SOURCE(source) \
+    VGPU_RETAINED           \
+    __attribute__((section("vgpu_sources"))) static const struct vgpu_source *const source##_listed = &source
+
+/* All of them: as above. */
+bool vgpu_sources_settle(int device);
+bool vgpu_sources_give_back(int device);
+
+#endif
