@@ -27,6 +27,7 @@ TESTS = (
     "turns_h200",
     "move_h200",
     "confined_h200",
+    "edges_h200",
     "cuda_conformance",
 )
 BENCHES = ("compute_h200", "compute_ranks", "memory_figures")

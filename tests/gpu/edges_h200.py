@@ -1,0 +1,150 @@
+"""What few programs do, on a real GPU: `python -m tests.gpu.edges_h200 [--build DIR] [--programs DIR]`.
+
+Contexts that end and begin again, more of them than a table has, thread-local storage, closed standard
+streams, a fork, cancelled threads, one cuMemUnmap over mappings of two kinds: each alone on the device, under
+a memory limit and a hard share of 20 %, with libvgpu preloaded. The programs are context_cycles.c and edges.c
+(build/native-tests). Each line is what was asked and what came; exit status: how many were wrong. Some three
+minutes; no setting of the device is changed.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from vgpud.lease import ArbiterClient, DeviceLimits, SharePolicy, write_lease
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARE = 20
+NEAR = 6  # percent of the device: a share of 20 that is held by a program that starts anew again and again
+KERNEL_US = 500
+GIB = 1 << 30
+SECONDS_MOST = 100
+CYCLES = (("reset", 200, 20), ("release", 40, 8), ("destroy", 40, 8), ("green", 20, 6))
+LIVE = (30, 36, 60)
+
+
+@dataclass
+class Machine:
+    build: Path
+    programs: Path
+    run_dir: Path
+    uuid: str
+    wrong: int = 0
+    leases: int = 0
+
+    def lease(self, policy: SharePolicy) -> Path:
+        self.leases += 1
+        name = f"a{self.leases}"
+        devices = [DeviceLimits(self.uuid, 48 * GIB, SHARE * 100, policy)]
+        folder = write_lease(self.run_dir / "leases", name, devices, uid=os.getuid(), gid=os.getgid())
+        ArbiterClient(self.run_dir / "arbiter" / "control.sock").add(name)
+        return folder
+
+    def run(
+        self, lease: Path | None, *words: str, program: str = "edges"
+    ) -> "subprocess.CompletedProcess[str]":
+        env = dict(os.environ)
+        if lease is not None:
+            env |= {"LD_PRELOAD": str(self.build / "lib" / "libvgpu.so"), "VGPU_LEASE": str(lease)}
+        command = [str(self.programs / program), *words]
+        try:
+            return subprocess.run(
+                command, env=env, capture_output=True, text=True, check=False, timeout=SECONDS_MOST, input="x"
+            )
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(command, -1, "", f"it did not end within {SECONDS_MOST} s")
+
+    def say(self, what: str, right: bool, figure: str) -> None:
+        self.wrong += not right
+        print(f"{'right' if right else 'WRONG'}  {what}: {figure}", flush=True)
+
+
+def contexts(machine: Machine) -> None:
+    rate = float(machine.run(None, "calibrate", program="context-cycles").stdout)
+    iterations = str(int(rate * KERNEL_US))
+    asked = [(how, count, seconds) for how, count, seconds in CYCLES] + [("live", n, 4) for n in LIVE]
+    for how, count, seconds in asked:
+        one(machine, None, iterations, how, count if how == "live" else count // 10, 2)
+        one(machine, SharePolicy.NONE, iterations, how, count if how == "live" else count // 10, 2)
+        one(machine, SharePolicy.HARD, iterations, how, count, seconds)
+
+
+def one(
+    machine: Machine, policy: SharePolicy | None, iterations: str, how: str, count: int, seconds: int
+) -> None:
+    lease = machine.lease(policy) if policy is not None else None
+    words = (how, str(count), str(seconds), str(KERNEL_US), iterations)
+    done = machine.run(lease, *words, program="context-cycles")
+    percent = json.loads(done.stdout)["percent"] if done.returncode == 0 else -1.0
+    name = "native" if policy is None else policy.name.lower()
+    figure = f"{percent} % of the device" if percent >= 0 else f"{done.returncode} {done.stderr.strip()}"
+    right = 0 <= percent <= (SHARE + NEAR if policy is SharePolicy.HARD else 1000)
+    machine.say(f"{count} contexts, {how}, {name}", right, figure)
+
+
+def programs(machine: Machine) -> None:
+    for way, program in (
+        ("launch", "edges"),
+        ("launch", "edges120000"),
+        ("launch", "edges1048576"),
+        ("fork", "edges"),
+        ("cancel", "edges"),
+        ("unmap", "edges"),
+    ):
+        done = machine.run(machine.lease(SharePolicy.HARD), way, program=program)
+        machine.say(f"{program} {way}", done.returncode == 0, f"{done.returncode} {done.stderr.strip()}")
+
+
+def streams(machine: Machine) -> None:
+    for closed in ("0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"):
+        lease, verdict = machine.lease(SharePolicy.HARD), machine.run_dir / "verdict"
+        verdict.unlink(missing_ok=True)
+        env = dict(os.environ) | {
+            "LD_PRELOAD": str(machine.build / "lib" / "libvgpu.so"),
+            "VGPU_LEASE": str(lease),
+        }
+        command = f"exec {machine.programs / 'edges'} stdio {verdict} {closed}"
+        subprocess.run(["bash", "-c", command], env=env, check=False, timeout=60, capture_output=True)
+        said = verdict.read_text().strip() if verdict.exists() else "nothing"
+        machine.say(f"started with {closed}", said == "right", said)
+
+
+@contextmanager
+def machine_of(build: Path, tests: Path) -> Iterator[Machine]:
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    uuid = listed.split("UUID: ")[1].split(")")[0]
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "leases").mkdir()
+        command = [str(build / "bin" / "vgpu-arbiter"), "--run-dir", folder, "--foreground"]
+        arbiter = subprocess.Popen(command)
+        while not ArbiterClient(Path(folder) / "arbiter" / "control.sock").ready():
+            time.sleep(0.01)
+        try:
+            yield Machine(build, tests, Path(folder), uuid)
+        finally:
+            arbiter.kill()
+            arbiter.wait()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "native")
+    parser.add_argument("--programs", type=Path, default=ROOT / "build" / "native-tests")
+    words = parser.parse_args()
+    with machine_of(words.build, words.programs) as machine:
+        programs(machine)
+        streams(machine)
+        contexts(machine)
+    return machine.wrong
+
+
+if __name__ == "__main__":
+    sys.exit(main())
