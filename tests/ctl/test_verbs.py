@@ -1,6 +1,7 @@
 """What each verb asks of the daemon, what it says, and how it ends."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -350,3 +351,43 @@ def test_a_device_is_named_by_the_first_characters_of_its_uuid(main: Ctl, daemon
     assert list(daemon.requests("Plan")[-1].selector.uuids) == [uuids[1]]
     done = main("alloc", "--device", "GPU-nowhere")
     assert (done.returncode, daemon.requests("Allocate")) == (6, [])
+
+
+def test_a_listing_is_filtered_by_user_label_and_device(main: Ctl, daemon: Daemon) -> None:
+    def item(name: str, uid: int, label: str, device: str) -> pb.Allocation:
+        return pb.Allocation(id=name, owner_uid=uid, label=label, slices=[pb.Slice(device_uuid=device)])
+
+    daemon.replies["ListAllocations"] = pb.ListAllocationsReply(
+        allocations=[
+            item("a", os.getuid(), "train-1", canned.A),
+            item("b", 4242, "train-2", canned.B),
+            item("c", 4242, "serve", canned.A),
+        ]
+    )
+    for line, names in {
+        "": ["a", "b", "c"],
+        "--mine": ["a"],
+        "--user 4242": ["b", "c"],
+        "--label train-*": ["a", "b"],
+        "--device 0": ["a", "c"],
+        f"--user 4242 --device {canned.A[:12]}": ["c"],
+        "--label none": [],
+    }.items():
+        assert main("ls", "-o", "name", *line.split()).stdout.split() == names, line
+
+
+def test_a_user_is_named_or_numbered(main: Ctl, daemon: Daemon) -> None:
+    assert main("ls", "--user", "root", "-o", "name").returncode == 0
+    done = main("ls", "--user", "no-such-user")
+    assert done.returncode == 2
+    assert "this host has no user 'no-such-user'" in done.stderr
+
+
+def test_events_of_a_span(main: Ctl, daemon: Daemon) -> None:
+    now = time.time_ns()
+    daemon.replies["ListEvents"] = pb.ListEventsReply(
+        events=[pb.Event(revision=1, unix_ns=now - 7200 * 10**9), pb.Event(revision=2, unix_ns=now)]
+    )
+    assert main("events", "--since", "1h", "-o", "name").stdout.split() == ["2"]
+    assert main("events", "--since", "3h", "-o", "name").stdout.split() == ["1", "2"]
+    assert main("events", "--since", "tomorrow").returncode == 2

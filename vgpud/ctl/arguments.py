@@ -1,5 +1,6 @@
 """Turns the words of a command line into values; imports its parsers only when a value is there."""
 
+import re
 from argparse import ArgumentTypeError
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -78,6 +79,26 @@ def last(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MAX_EVENTS:
         raise ArgumentTypeError(f"{text!r} is not a number of events from 1 to {MAX_EVENTS}")
     return int(text)
+
+
+def since(text: str) -> float:
+    """Seconds of a span: a number and s, min, h or d."""
+    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(s|min|h|d)", text)
+    if found is None:
+        raise ArgumentTypeError(f"{text!r} is not a span, as in 90s, 10min, 2h or 1d")
+    return float(found[1]) * {"s": 1, "min": 60, "h": 3600, "d": 86400}[found[2]]
+
+
+def uid(text: str) -> int:
+    """A user's number, by number or login name."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    import pwd
+
+    try:
+        return pwd.getpwnam(text).pw_uid
+    except (KeyError, ValueError):
+        raise ArgumentTypeError(f"this host has no user {text!r}") from None
 
 
 def revision(text: str) -> int:

@@ -19,6 +19,7 @@ from vgpud.model.errors import ErrorCode, Exit, VgpuError
 
 # what NVIDIA's drivers were seen to take for one instance, with room
 STEP_SECONDS = 15.0
+FOLLOW_SECONDS = 2.0  # for events that are on their way when the call has been answered
 
 
 def ls(arguments: Namespace, terminal: Terminal) -> int:
@@ -190,20 +191,34 @@ def _apply(request: pb.MigRequest, arguments: Namespace, terminal: Terminal) -> 
 
 @contextmanager
 def _progress(arguments: Namespace, terminal: Terminal) -> Iterator[None]:
-    """Says the daemon's events about devices while the body runs."""
-    with connect(arguments) as client:
-        events = client.watch()
+    """Prints the daemon's events about devices: from before the body until its last one."""
+    with connect(arguments) as asking, connect(arguments) as client:
+        events = client.watch(_revision(asking))
+        seen = 0
+        changed = threading.Condition()
 
         def follow() -> None:
+            nonlocal seen
             with suppress(VgpuError, ValueError):
                 for event in events:
                     if event.kind == "device_changed":
                         terminal.say(event.sentence)
+                    with changed:
+                        seen = event.revision
+                        changed.notify()
 
         follower = threading.Thread(target=follow, daemon=True)
         follower.start()
         try:
             yield
+            last = _revision(asking)
+            with changed:
+                changed.wait_for(lambda: seen >= last, timeout=FOLLOW_SECONDS)
         finally:
             client.close()  # ends the stream, and the thread with it
-            follower.join(timeout=2)
+            follower.join(timeout=FOLLOW_SECONDS)
+
+
+def _revision(client: Client) -> int:
+    """Of the last event."""
+    return max((event.revision for event in client.list_events(1).events), default=0)

@@ -1,5 +1,6 @@
 """`vgpuctl ps` and `vgpuctl events`: which process is whose, and what has happened."""
 
+import time
 from argparse import Namespace
 
 from vgpud.api.gen import vgpud_pb2 as pb
@@ -55,7 +56,10 @@ def _row(item: pb.NodeProcess) -> tuple[str, ...]:
 def events(arguments: Namespace, terminal: Terminal) -> int:
     """The latest, oldest first; `vgpuctl watch --after REVISION` goes on from there."""
     with connect(arguments) as client:
-        found = client.list_events(arguments.last).events
+        found = list(client.list_events(arguments.last).events)
+    if arguments.since is not None:
+        begin_ns = time.time_ns() - round(arguments.since * 1e9)
+        found = [item for item in found if item.unix_ns >= begin_ns]
     if terminal.is_machine or terminal.output == "name":
         document = {"items": [_document(item) for item in found]}
         terminal.show(View("EventList", document, [str(item.revision) for item in found], []))

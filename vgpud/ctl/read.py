@@ -1,13 +1,16 @@
 """The verbs that only look: status, devices, ls, show, explain."""
 
+import os
 import time
 from argparse import Namespace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl import tables, words
 from vgpud.ctl.allocations import allocation_id
 from vgpud.ctl.connect import connect
+from vgpud.ctl.devices import device_uuid
 from vgpud.ctl.document import plain
 from vgpud.ctl.table import Column, Table, facts
 from vgpud.ctl.terminal import Terminal, View
@@ -81,12 +84,24 @@ def devices(arguments: Namespace, terminal: Terminal) -> int:
 
 def ls(arguments: Namespace, terminal: Terminal) -> int:
     with connect(arguments) as client:
+        uuid = device_uuid(client.list_devices().devices, arguments.device) if arguments.device else ""
         reply = client.list_allocations()
-    names = [item.id for item in reply.allocations]
-    document = listing([plain(item) for item in reply.allocations], reply.revision)
-    table = tables.allocations(reply.allocations, time.time_ns())
+    kept = [item for item in reply.allocations if _is_wanted(item, arguments, uuid)]
+    names = [item.id for item in kept]
+    document = listing([plain(item) for item in kept], reply.revision)
+    table = tables.allocations(kept, time.time_ns())
     terminal.show(View("AllocationList", document, names, [table]))
     return Exit.OK.value
+
+
+def _is_wanted(item: pb.Allocation, arguments: Namespace, uuid: str) -> bool:
+    """True if all conditions of the command line hold; `uuid` is empty for any device."""
+    return (
+        (not arguments.mine or item.owner_uid == os.getuid())
+        and (arguments.user is None or item.owner_uid == arguments.user)
+        and (arguments.label is None or fnmatchcase(item.label, arguments.label))
+        and (not uuid or any(part.device_uuid == uuid for part in item.slices))
+    )
 
 
 def show(arguments: Namespace, terminal: Terminal) -> int:

@@ -219,10 +219,16 @@ VERBS: tuple[Verb | Group, ...] = (
         "ls",
         "list the allocations",
         "read:ls",
-        examples=(
-            "vgpuctl ls",
-            "vgpuctl ls -o wide",
+        (
+            argument("--mine", action="store_true", help="only those of the calling user"),
+            argument(
+                "--user", type=kinds.uid, metavar="USER", help="only those of this user, by name or number"
+            ),
+            argument("--label", metavar="GLOB", help="only those whose label matches, as in 'train-*'"),
+            argument("--device", metavar="UUID|INDEX", help="only those with a slice of this device"),
         ),
+        details="All of several conditions hold for what is listed.",
+        examples=("vgpuctl ls", "vgpuctl ls -o wide", "vgpuctl ls --mine --device 0"),
     ),
     Verb(
         "show",
@@ -488,8 +494,13 @@ VERBS: tuple[Verb | Group, ...] = (
         "events",
         "print the latest events",
         "ps:events",
-        (argument("--last", type=kinds.last, default=100, metavar="N", help="so many (default 100)"),),
-        examples=("vgpuctl events --last 20",),
+        (
+            argument("--last", type=kinds.last, default=100, metavar="N", help="so many (default 100)"),
+            argument(
+                "--since", type=kinds.since, metavar="SPAN", help="only those of the last 90s, 10min, 2h"
+            ),
+        ),
+        examples=("vgpuctl events --last 20", "vgpuctl events --since 10min"),
     ),
     Verb(
         "doctor",
