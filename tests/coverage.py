@@ -27,7 +27,8 @@ PURE_TESTS = (
     "tests/policy",
     "tests/planner",
     "tests/node",
-    "tests/mig",
+    "tests/mig/test_cut.py",
+    "tests/mig/test_parts_cut.py",
     "tests/api",
     "tests/metrics",
 )

@@ -1,16 +1,16 @@
 """Sets of devices against brute force."""
 
-from itertools import combinations
+from itertools import combinations, permutations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vgpud.model.device import Link, Node
 from vgpud.model.tenancy import Mode, Slice
-from vgpud.planner.locality import nearest
+from vgpud.planner.locality import nearest, nearest_devices
 from vgpud.planner.verdict import Fit
 
-from .cards import h200, node_of
+from .cards import h200, h200_node, node_of
 
 
 @st.composite
@@ -66,3 +66,24 @@ def test_a_bridge_across_numa_nodes_is_preferred() -> None:
     links |= {(devices[a].uuid, devices[b].uuid): Link.NVLINK for a, b in ((1, 2), (2, 1))}
     fits = [Fit(d, Mode.EXCLUSIVE, Slice(d.uuid, Mode.EXCLUSIVE, 1), (i,), "") for i, d in enumerate(devices)]
     assert [fit.device.index for fit in nearest(node_of(*devices, links=links), fits, 2)] == [1, 2]
+
+
+def test_devices_that_must_be_taken_are_grown_by_those_joined_to_them() -> None:
+    devices = [h200(i) for i in range(8)]
+    pair = {("GPU-1", "GPU-6"), ("GPU-6", "GPU-1")}
+    links = {
+        (a.uuid, b.uuid): Link.NVLINK if (a.uuid, b.uuid) in pair else Link.SYSTEM
+        for a, b in permutations(devices, 2)
+    }
+    node, uuids = node_of(*devices, links=links), [device.uuid for device in devices]
+    assert nearest_devices(node, uuids, ["GPU-6"], 2) == ("GPU-6", "GPU-1")
+    assert set(nearest_devices(node, uuids, [], 2)) == {"GPU-1", "GPU-6"}
+    assert nearest_devices(node, uuids, ["GPU-2"], 3)[0] == "GPU-2"
+
+
+def test_without_links_one_numa_node_and_then_the_order_decide() -> None:
+    node = h200_node(8)  # four to a NUMA node
+    uuids = [f"GPU-{i}" for i in (5, 0, 1, 6, 7)]
+    assert nearest_devices(node, uuids, [], 3) == ("GPU-5", "GPU-6", "GPU-7")
+    assert nearest_devices(node, uuids[:2], ["GPU-0"], 5) == ("GPU-0", "GPU-5")
+    assert nearest_devices(node, (), (), 1) == ()

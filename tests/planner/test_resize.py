@@ -6,11 +6,11 @@ import pytest
 
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB, WHOLE, Percent
-from vgpud.model.tenancy import Allocation, Mode, Slice, State
+from vgpud.model.tenancy import Allocation, MigSlice, Mode, Slice, State
 from vgpud.planner.resize import resize_slices
 from vgpud.planner.use import use_of
 
-from .cards import AUTO, H200_USABLE, h200_node, policy, request
+from .cards import AUTO, H200_PROFILES, H200_USABLE, h200, h200_node, instance, node_of, policy, request
 
 NODE = h200_node(2)
 PIECES = (Slice("GPU-0", Mode.PRELOAD, 4 * GIB), Slice("GPU-1", Mode.PRELOAD, 4 * GIB))
@@ -93,3 +93,16 @@ def test_a_smaller_size_is_always_possible() -> None:
     assert {piece.memory_bytes for piece in made} == {3 * GIB}
     with pytest.raises(VgpuError, match=r"leave 0B of 139\.8GiB"):
         resize_slices(MINE, 5 * GIB, None, NODE, crowded, AUTO)
+
+
+def test_a_quota_on_a_mig_instance_is_bounded_by_the_instance() -> None:
+    profile = H200_PROFILES[0]
+    mig = MigSlice(profile.id, profile.name, profile.placements[0])
+    mine = replace(MINE, slices=(Slice("GPU-0", Mode.PRELOAD, 4 * GIB, None, mig),))
+    node = node_of(h200(0, mig_on=True, instances=(instance(1, 19, 0),)))
+    use = use_of([mine])
+    (made,) = resize_slices(mine, profile.memory_bytes, None, node, use, AUTO)
+    assert made.memory_bytes == profile.memory_bytes
+    with pytest.raises(VgpuError) as caught:
+        resize_slices(mine, profile.memory_bytes + 1, None, node, use, AUTO)
+    assert caught.value.code is ErrorCode.NO_CAPACITY

@@ -1,0 +1,71 @@
+"""May a tenant be suspended, and come back: modes, the host's memory, the device's."""
+
+from dataclasses import replace
+
+import pytest
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import GIB
+from vgpud.model.tenancy import Allocation, MigSlice, Mode, Slice, State, SuspendedProcess
+from vgpud.planner.suspend import HostMemory, check_card, check_host, check_mode, check_room
+
+from .cards import H200_PROFILES, H200_USABLE, h200, h200_node, node_of, request, used
+
+NODE = h200_node(1)
+
+
+def tenant(mode: Mode = Mode.PRELOAD, memory_bytes: int = 4 * GIB, uuid: str = "GPU-0") -> Allocation:
+    return Allocation("a", request(), State.SUSPENDED, (Slice(uuid, mode, memory_bytes),))
+
+
+def test_mps_clients_and_tenants_on_mig_are_not_suspended() -> None:
+    small = H200_PROFILES[0]
+    on_mig = replace(
+        tenant(), slices=(Slice("GPU-0", Mode.PRELOAD, GIB, None, MigSlice(19, "1g", small.placements[0])),)
+    )
+    for allocation, why in ((tenant(Mode.MPS), "MPS clients"), (on_mig, "it lies on MIG")):
+        with pytest.raises(VgpuError, match=why) as caught:
+            check_mode(allocation)
+        assert caught.value.code is ErrorCode.UNSUPPORTED
+    check_mode(tenant())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "held", "limit", "why"),
+    [
+        (9, 0, None, "do not fit into the host's"),
+        (4, 3, 6, "pass the host memory of suspended tenants"),
+        (8, 0, None, ""),
+        (3, 3, 6, ""),
+    ],
+)
+def test_the_host_has_room_for_what_is_suspended(wanted: int, held: int, limit: int | None, why: str) -> None:
+    host = HostMemory(10 * GIB, 2 * GIB, None if limit is None else limit * GIB)
+    if not why:
+        check_host(wanted * GIB, held * GIB, host)
+        return
+    with pytest.raises(VgpuError, match=why) as caught:
+        check_host(wanted * GIB, held * GIB, host)
+    assert caught.value.code is ErrorCode.NO_CAPACITY
+
+
+def test_a_device_that_is_absent_in_another_mode_or_full_does_not_take_its_tenant_back() -> None:
+    def refused(allocation: Allocation, mode: Mode | None = None, memory_bytes: int = 0) -> ErrorCode:
+        with pytest.raises(VgpuError) as caught:
+            check_room(allocation, NODE, {} if mode is None else {"GPU-0": used(mode, memory_bytes)})
+        return caught.value.code
+
+    assert refused(tenant(uuid="GPU-9")) is ErrorCode.NO_SUCH_DEVICE
+    assert refused(tenant(), Mode.MPS, GIB) is ErrorCode.DEVICE_IN_USE
+    assert refused(tenant(Mode.EXCLUSIVE), Mode.EXCLUSIVE, GIB) is ErrorCode.DEVICE_IN_USE
+    assert refused(tenant(), Mode.PRELOAD, H200_USABLE - 4 * GIB + 1) is ErrorCode.NO_CAPACITY
+    check_room(tenant(), NODE, {"GPU-0": used(Mode.PRELOAD, H200_USABLE - 4 * GIB)})
+
+
+def test_programs_of_others_on_the_card_leave_too_little_to_resume() -> None:
+    saved = replace(tenant(), suspended=(SuspendedProcess(1, 1, 8 * GIB),))
+    full = node_of(h200(0, memory_used_bytes=H200_USABLE - 7 * GIB))
+    with pytest.raises(VgpuError, match="programs that vgpud did not start leave") as caught:
+        check_card(saved, full)
+    assert caught.value.code is ErrorCode.NO_CAPACITY
+    check_card(saved, full, kept_bytes=GIB)
