@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 
 from tests.e2e.support import eventually
 from tests.native.harness import build_tests
-from tests.simnode import SimNode, build_dir
+from tests.simnode import SimNode, build_dir, create
 from vgpud import lease_layout as layout
 from vgpud.lease import (
     ArbiterClient,
@@ -30,10 +31,6 @@ from vgpud.lease import (
 KERNEL_US = 1000
 LONG = 120.0  # seconds: until the end of the test
 GIB = 1 << 30
-UUIDS = (
-    "import pynvml as n; n.nvmlInit(); "
-    "print([n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(i)) for i in (0, 1)])"
-)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -128,16 +125,6 @@ class Card:
             self.kill_arbiter()
 
 
-def percent(process: "subprocess.Popen[str]") -> float:
-    """Of the card's time, by the kernels that the process got through."""
-    return work(answer(process))
-
-
-def work(line: dict[str, Any]) -> float:
-    assert line["libvgpu"] is True
-    return float(line["per_second"]) * KERNEL_US / 1e4
-
-
 def answer(process: "subprocess.Popen[str]") -> dict[str, Any]:
     out, error = process.communicate(timeout=60)
     assert process.returncode == 0, out + error
@@ -152,18 +139,6 @@ def counters(lease: Path, ordinal: int = 0) -> dict[str, int]:
     return dict(zip(names, struct.unpack_from("<6Q", raw), strict=True))
 
 
-def had(lease: Path, said: dict[str, Any]) -> float:
-    """Percent of the device's time that the arbiter charged to the lease while this lone process spun."""
-    return counters(lease)["used_ns"] / float(said["seconds"]) / 1e7
-
-
-def holds_alone(lease: Path, said: dict[str, Any]) -> None:
-    """A hard share of 25 %. The last turn may have been overrun by what an arbiter waits for at most."""
-    assert work(said) < 29
-    assert 12 < had(lease, said) < 29 + 10 / float(said["seconds"])
-    assert counters(lease)["turns"] > 5
-
-
 @dataclass(frozen=True)
 class Span:
     """What the arbiter charged to some leases while all of them wanted the device."""
@@ -175,11 +150,6 @@ class Span:
     def percents(self) -> list[float]:
         """Of the time that passed."""
         return [100 * used / self.seconds for used in self.used]
-
-    @property
-    def parts(self) -> list[float]:
-        """Percents of what was given to all of them: they say who had more, however slow the machine."""
-        return [100 * used / sum(self.used) for used in self.used]
 
 
 def span(*leases: Path, ordinals: tuple[int, ...] = (), turns: int = 10, seconds: float = 1.0) -> Span:
@@ -209,15 +179,23 @@ def bypassed_seldom(*leases: Path) -> bool:
     return 4 * sum(one["bypasses"] for one in counted) < sum(one["turns"] for one in counted)
 
 
-@pytest.fixture
-def card() -> Iterator[Card]:
+@contextmanager
+def made_card() -> Iterator[Card]:
     folder = Path(tempfile.mkdtemp())  # short: the socket's path must fit
     (folder / "run" / "leases").mkdir(parents=True)
     sim = SimNode(folder / "state", build_dir(), "h200x8")
-    sim.sim("create", "--profile", "h200x8", "--seed", "")
-    made = Card(sim, folder / "run", tuple(json.loads(sim.python(UUIDS).replace("'", '"'))))
+    create(sim.state, sim.profile)
+    made = Card(sim, folder / "run", tuple(one["uuid"] for one in sim.dump()["devices"][:2]))
     made.start_arbiter()
-    yield made
-    made.end()
-    sim.stop()
-    shutil.rmtree(folder)
+    try:
+        yield made
+    finally:
+        made.end()
+        sim.stop()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def card() -> Iterator[Card]:
+    with made_card() as made:
+        yield made

@@ -5,24 +5,27 @@ import signal
 import subprocess
 import time
 
-from tests.arbiter.conftest import LONG, Card, answer, bypassed_seldom, holds_alone, span
+from tests.arbiter.accounts import divide, have_turns, is_held_to
+from tests.arbiter.conftest import LONG, Card, bypassed_seldom, counters
 from tests.conditions import unmet
 from tests.native.harness import TEST_BUILD
 from vgpud.lease import SharePolicy
 
 HARD, CONSERVING = SharePolicy.HARD, SharePolicy.WORK_CONSERVING
+AN_HOUR_NS = 3600 * 10**9
 A_DAY_LATER = ("unshare", "--time", "--fork", "--kill-child", "--monotonic", "86400", "--boottime", "86400")
 
 
 def shares_hold(card: Card) -> None:
     alone = card.lease("a", HARD, 25)
-    holds_alone(alone, answer(card.spin(alone, 1.5)))
+    lone = card.spin(alone, LONG)
+    is_held_to(alone, 25)
+    lone.kill()
     small, large = card.lease("b", CONSERVING, 25), card.lease("c", CONSERVING, 75)
     for lease in (small, large):
         card.spin(lease, LONG)
-    got = span(small, large)
-    assert 12 < got.parts[0] < 36, got
-    assert sum(got.percents) < 130, got  # no day was charged
+    divide(small, large, least=12, most=36)
+    assert all(counters(lease)["used_ns"] < AN_HOUR_NS for lease in (alone, small, large))
     assert bypassed_seldom(small, large)
 
 
@@ -48,13 +51,13 @@ def test_a_node_that_stands_still_for_a_second(card: Card) -> None:
     """The arbiter and all tenants, in the middle of turns: nobody pays for it, and nobody is given up."""
     small, large = card.lease("a", CONSERVING, 25), card.lease("b", CONSERVING, 75)
     processes = [card.spin(lease, LONG) for lease in (small, large)]
-    span(small, large, turns=5, seconds=0)
+    have_turns(small, large)
     assert card.arbiter is not None
     pids = [card.arbiter.pid, *(process.pid for process in processes)]
-    for word in (signal.SIGSTOP, signal.SIGCONT):
-        for pid in pids:
-            os.kill(pid, word)
-        time.sleep(1.0)
-    got = span(small, large)
-    assert 12 < got.parts[0] < 40, got
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(1.0)  # longer than a turn, a drain and a bypass
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    divide(small, large, least=12, most=40)
     assert bypassed_seldom(small, large)

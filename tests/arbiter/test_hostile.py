@@ -7,7 +7,8 @@ import threading
 from contextlib import closing, suppress
 from pathlib import Path
 
-from tests.arbiter.conftest import LONG, Card, bypassed_seldom, span
+from tests.arbiter.accounts import divide
+from tests.arbiter.conftest import LONG, Card, bypassed_seldom
 from tests.fuzz.test_arbiter import Tenant, message, rude
 from vgpud import lease_layout as layout
 from vgpud.lease import SharePolicy, read_meters
@@ -55,16 +56,14 @@ def test_tenants_without_manners_cost_the_others_no_more_than_their_turns(card: 
     try:
         for lease in good:
             card.spin(lease, LONG)
-        got = span(*good, seconds=2.0)
+        divide(*good, least=33, most=67)
         assert len(list(open_files.iterdir())) < before + 60  # it keeps none that it is passed
     finally:
         stop.set()
         for thread in threads:
             thread.join()
-    assert min(got.percents) > 10, got
-    assert 33 < got.parts[0] < 67, got
     for lease in good:
         (meter,) = read_meters(lease, 1)
-        assert meter.compute.used_ns < 1e9 * LONG
+        assert meter.compute.used_ns < 3600e9  # nothing that a tenant made up
     assert bypassed_seldom(*good)
     assert card.client.ready()

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import grpc_bench, idle_replay, ledger, mig_packing, operate, soak
+from tests.bench import grpc_bench, idle_replay, ledger, mig_packing, operate, shares, soak
 from tests.bench.common import HEAD, Report
 from tests.demo.node import BUILD
 
@@ -16,6 +16,7 @@ BENCHES: dict[str, Callable[[argparse.Namespace], Report]] = {
     "ledger": lambda arguments: ledger.run(arguments.calls),
     "mig-packing": lambda arguments: mig_packing.run(),
     "idle-replay": lambda arguments: idle_replay.run(),
+    "shares": lambda arguments: shares.run(),
     "operate": lambda arguments: operate.run(),
     "soak": lambda arguments: soak.run(arguments.cycles),
     "grpc": lambda arguments: grpc_bench.run(arguments.calls, arguments.idle_seconds),

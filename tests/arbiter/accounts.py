@@ -1,0 +1,90 @@
+"""Conditions on the arbiter's accounts, which come about however slow the machine is.
+
+Who has how much is the scheduler's decision: its model and exact figures are test_model.py's, on a clock that
+they turn, and what a card gives is `./dev bench shares`. Here, real processes meet the real arbiter.
+"""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.arbiter.conftest import answer, counters
+from tests.e2e.support import eventually
+from vgpud.lease import read_meters
+
+_SECONDS = 60  # of patience
+
+
+def launches(lease: Path) -> int:
+    """Of all processes of a lease with one device, ever."""
+    (meter,) = read_meters(lease, 1)
+    return meter.memory.launches
+
+
+def throttled_ns(lease: Path) -> int:
+    """How long libvgpu itself has held launches back."""
+    (meter,) = read_meters(lease, 1)
+    return meter.memory.throttled_ns
+
+
+def works(process: "subprocess.Popen[str]") -> bool:
+    """A short one: it ends, and has had kernels done."""
+    return float(answer(process)["per_second"]) > 0
+
+
+def goes_on(lease: Path, more: int = 100) -> None:
+    """Its processes launch kernels from now on."""
+    wanted = launches(lease) + more
+    eventually(lambda: launches(lease) >= wanted, f"{more} launches more of {lease.name}", _SECONDS)
+
+
+class Accounts:
+    """What leases have used and waited since now, on one device of each."""
+
+    def __init__(self, *leases: Path, ordinals: tuple[int, ...] = ()) -> None:
+        self._where = list(zip(leases, ordinals or (0,) * len(leases), strict=True))
+        self._before = [counters(*one) for one in self._where]
+
+    def since(self, name: str) -> list[int]:
+        return [counters(*one)[name] - was[name] for one, was in zip(self._where, self._before, strict=True)]
+
+    @property
+    def part(self) -> float:
+        """The first one's, in percent of what all of them used."""
+        used = self.since("used_ns")
+        return 100 * used[0] / max(sum(used), 1)
+
+    @property
+    def percent(self) -> float:
+        """What the first one used of the time that it wanted the device."""
+        (used, *_), (waited, *_) = self.since("used_ns"), self.since("waited_ns")
+        return 100 * used / max(used + waited, 1)
+
+    def come_to(self, holds: Callable[["Accounts"], bool], what: str, turns: int = 10) -> None:
+        """After so many turns of each at the least."""
+        eventually(
+            lambda: min(self.since("turns")) >= turns and holds(self), f"{what} ({self._shown()})", _SECONDS
+        )
+
+    def _shown(self) -> str:
+        names = ", ".join(lease.name for lease, _ in self._where)
+        return f"of {names}"
+
+
+def have_turns(*leases: Path, ordinals: tuple[int, ...] = (), turns: int = 5) -> None:
+    """Each gets so many turns from now on."""
+    Accounts(*leases, ordinals=ordinals).come_to(lambda _: True, f"{turns} turns for each", turns)
+
+
+def divide(*leases: Path, least: float, most: float, ordinals: tuple[int, ...] = ()) -> None:
+    """The first one's part of what all of them use comes to lie between these percents."""
+    have_turns(*leases, ordinals=ordinals, turns=1)  # all of them want it
+    what = f"a part between {least:g} and {most:g} %"
+    Accounts(*leases, ordinals=ordinals).come_to(lambda got: least < got.part < most, what)
+
+
+def is_held_to(lease: Path, percent: float, turns: int = 10) -> None:
+    """Alone, it comes to have about that much of the time in which it wants the device, and not nothing."""
+    have_turns(lease, turns=1)
+    what = f"about {percent:g} % of its time"
+    Accounts(lease).come_to(lambda got: percent / 3 < got.percent < 1.3 * percent, what, turns)

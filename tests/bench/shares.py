@@ -1,0 +1,64 @@
+"""What tenants of a simulated card get done, beside what they are promised, and what the arbiter costs.
+
+Real processes in real time: on a machine with cores to spare the first figure is close to the second. The
+scheduler alone, on a clock of its own, is exact (tests/arbiter/test_model.py).
+"""
+
+import os
+import time
+from pathlib import Path
+
+from tests.arbiter.conftest import LONG, Card, counters, made_card, span, until_turns
+from tests.bench.common import Report
+from vgpud.lease import SharePolicy
+
+HARD, CONSERVING = SharePolicy.HARD, SharePolicy.WORK_CONSERVING
+_SECONDS = 3.0
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+def run() -> Report:
+    report = Report("shares")
+    for asked, policy in (((25.0, 75.0), HARD), ((25.0,), HARD), ((20.0, 80.0), CONSERVING)):
+        with made_card() as card:
+            _shares(report, card, asked, policy)
+    for busy in (1, 4):
+        with made_card() as card:
+            _cost(report, card, busy)
+    return report
+
+
+def _shares(report: Report, card: Card, asked: tuple[float, ...], policy: SharePolicy) -> None:
+    leases = [card.lease(f"t{n}", policy, share) for n, share in enumerate(asked)]
+    for lease in leases:
+        card.spin(lease, LONG)
+    got = span(*leases, seconds=_SECONDS)
+    for share, percent in zip(asked, got.percents, strict=True):
+        what = f"{policy.name.lower()}, {share:g} of {'+'.join(f'{one:g}' for one in asked)}"
+        report.value(what, percent, "% of the card", f"promised: {share:g}")
+
+
+def _cost(report: Report, card: Card, busy: int) -> None:
+    leases = [card.lease(f"b{n}", CONSERVING, 60 // busy) for n in range(busy)]
+    latency = card.lease("l", CONSERVING, 30, priority=1, quantum_us=1000)
+    for lease in leases:
+        card.spin(lease, LONG)
+    card.spin(latency, LONG, "--every-us", "5000")
+    until_turns([(lease, 0) for lease in (*leases, latency)], 5)
+    assert card.arbiter is not None
+    before, began, turns = _cpu_seconds(card.arbiter.pid), time.monotonic(), _turns(*leases, latency)
+    time.sleep(_SECONDS)
+    passed = time.monotonic() - began
+    percent = 100 * (_cpu_seconds(card.arbiter.pid) - before) / passed
+    per_second = (_turns(*leases, latency) - turns) / passed
+    what = f"the arbiter, {busy} busy and a latency tenant"
+    report.value(what, percent, "% of a core", f"at {per_second:.0f} turns a second; aim: below 25")
+
+
+def _turns(*leases: Path) -> int:
+    return sum(counters(lease)["turns"] for lease in leases)
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / _TICK
