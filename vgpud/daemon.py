@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import structlog
 import uvloop
 
-from vgpud import __version__, logs, sd
+from vgpud import __version__, audit, logs, sd
 from vgpud.hardware.events import DeviceEvent, watch_events
 from vgpud.hardware.gateway import Gateway
 from vgpud.hardware.suspender import Suspender
@@ -326,6 +326,7 @@ def dra_door(daemon: Daemon, keeper: NodeKeeper) -> DraDoor:
 
 async def reload(keeper: NodeKeeper, hung_up: asyncio.Event) -> None:
     """Each time; what comes during a reload is one more."""
+    audit.by_itself("SIGHUP")
     while await hung_up.wait():
         hung_up.clear()
         await reload_once(keeper)

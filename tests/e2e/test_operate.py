@@ -181,11 +181,12 @@ def test_the_audit_trail_has_who_what_and_the_outcome(node: DemoNode) -> None:
     lines = [json.loads(line) for line in node.log.read_text().splitlines() if line.startswith("{")]
     trail = [line for line in lines if line["event"] == "audit"]
     assert all(line["message_id"] == Message.AUDIT for line in trail)
-    made = next(line for line in trail if "audited" in line["asked"])
-    assert (made["audit"], made["uid"], made["door"], made["outcome"]) == ("Allocate", 0, "admin", "done")
+    made = next(line for line in trail if line.get("label") == "audited")
+    assert (made["audit"], made["uid"], made["door"], made["outcome"]) == ("allocate", 0, "admin", "done")
     assert made["pid"] > 0
-    given, refused = [line for line in trail if line["audit"] == "Release"][-2:]
-    assert (given["outcome"], held in given["asked"]) == ("done", True)
+    given = [line for line in trail if line["audit"] == "release"][-1]
+    assert (given["outcome"], given["allocation"]) == ("done", held)
+    refused = [line for line in trail if line["audit"] == "Release"][-1]
     assert (refused["outcome"], refused["door"]) == ("NOT_ALLOWED", "read")
     decided = next(line for line in lines if line["event"] == "allocated" and line.get("label") == "audited")
     assert decided["allocation"] == held

@@ -25,8 +25,9 @@ class Account:
         log.info(
             "allocated",
             message_id=Message.ALLOCATED,
-            **_asked(allocation.request),
-            **_held(allocation),
+            uid=allocation.request.owner.uid,
+            **asked(allocation.request),
+            **held(allocation),
             seconds=round(seconds, 4),
         )
 
@@ -35,21 +36,24 @@ class Account:
         log.info(
             "refused",
             message_id=Message.REFUSED,
-            **_asked(request),
+            uid=request.owner.uid,
+            **asked(request),
             reason=refusal.code.name,
             error=refusal.code.number,
             why=refusal.sentence,
         )
 
-    def released(self, allocation: Allocation) -> None:
+    def released(self, allocation: Allocation, repeats: int = 0) -> None:
+        """`repeats` is how often its request came again while it was held."""
         self.tally.released += 1
         held_seconds = max(0.0, (time.time_ns() - allocation.created_unix_ns) / 1e9)
         log.info(
             "released",
             message_id=Message.RELEASED,
-            **_held(allocation),
+            **held(allocation),
             uid=allocation.request.owner.uid,
             held_seconds=round(held_seconds, 1),
+            **({"repeats": repeats} if repeats else {}),
         )
 
     def resized(self, allocation: Allocation, sentence: str) -> None:
@@ -57,7 +61,7 @@ class Account:
         log.info(
             "resized",
             message_id=Message.RESIZED,
-            **_held(allocation),
+            **held(allocation),
             uid=allocation.request.owner.uid,
             why=sentence,
         )
@@ -67,7 +71,7 @@ class Account:
         log.warning(
             "allocation failed",
             message_id=Message.ALLOCATION_FAILED,
-            **_held(allocation),
+            **held(allocation),
             uid=allocation.request.owner.uid,
             why=sentence,
         )
@@ -94,9 +98,8 @@ class Account:
         )
 
 
-def _asked(request: Request) -> dict[str, object]:
+def asked(request: Request) -> dict[str, object]:
     wanted = {
-        "uid": request.owner.uid,
         "request": request.id,
         "memory_asked_bytes": request.memory_bytes,
         "share_asked": None if request.share is None else str(request.share),
@@ -108,7 +111,7 @@ def _asked(request: Request) -> dict[str, object]:
     return {key: value for key, value in wanted.items() if value is not None}
 
 
-def _held(allocation: Allocation) -> dict[str, object]:
+def held(allocation: Allocation) -> dict[str, object]:
     modes = Counter(part.mode.value for part in allocation.slices)
     return {
         "allocation": allocation.id,

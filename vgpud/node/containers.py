@@ -6,6 +6,7 @@ that fails or crashes in between takes the allocation with it. All methods raise
 
 from dataclasses import replace
 
+from vgpud import audit
 from vgpud.inject.specs import Specs
 from vgpud.model.caller import Caller
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -30,6 +31,11 @@ class Containers:
 
     async def bind(self, allocation_id: str, caller: Caller, lifetime: Lifetime) -> None:
         """It ends with this process, the container's init, from here on; durably."""
+        owner = self._parts.book.get(allocation_id).request.owner.uid
+        with audit.change("bind", allocation=allocation_id, owner=owner, init=lifetime.pid):
+            await self._bind_checked(allocation_id, caller, lifetime)
+
+    async def _bind_checked(self, allocation_id: str, caller: Caller, lifetime: Lifetime) -> None:
         starter = self._parts.book.get(allocation_id).request.lifetime
         check_owner(self._parts.book.get(allocation_id), caller)
         if lifetime.start_ticks < starter.start_ticks:
@@ -59,8 +65,10 @@ class Containers:
         """The runtime says that the container is gone; it is released once its last process is."""
         if allocation_id not in self._parts.book:
             return
-        check_owner(self._parts.book.get(allocation_id), caller)
-        self._keeper.release_later(allocation_id)
+        owner = self._parts.book.get(allocation_id).request.owner.uid
+        with audit.change("end", allocation=allocation_id, owner=owner):
+            check_owner(self._parts.book.get(allocation_id), caller)
+            self._keeper.release_later(allocation_id, "its runtime says that its container is gone")
 
 
 def _bound(allocation: Allocation, lifetime: Lifetime) -> Allocation:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import structlog
 
+from vgpud import audit
 from vgpud.model.errors import VgpuError
 from vgpud.model.event import EventKind
 from vgpud.model.tenancy import State
@@ -48,3 +49,4 @@ class Failures:
             self._book.replace(failed)
         self._hub.publish(replace(event, revision=failed.revision), failed)
         self._account.failed(failed, sentence)
+        audit.automatic("fail", sentence, allocation=failed.id, owner=failed.request.owner.uid)

@@ -8,15 +8,15 @@ and commits. What fails on the way is undone; what is cut by a crash converges a
 import asyncio
 import secrets
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import structlog
 
-from vgpud import clock
+from vgpud import audit, clock
 from vgpud.hardware.events import DeviceEvent
 from vgpud.model.caller import Caller
 from vgpud.model.device import Device
@@ -29,7 +29,7 @@ from vgpud.model.tenancy import Allocation, Decision, Mode, Request, Slice, Stat
 from vgpud.model.view import DeviceView, Metered, NodeDescription, NodeProcess, ReloadReport, SliceUse
 from vgpud.modes.mig import MigMode
 from vgpud.node import checkpoints
-from vgpud.node.account import Account
+from vgpud.node.account import Account, asked, held
 from vgpud.node.activities import Activities
 from vgpud.node.background import Background
 from vgpud.node.blocked import Blocked
@@ -130,6 +130,7 @@ class NodeKeeper:
         self._releasing: dict[str, asyncio.Task[None]] = {}
         self._ending: dict[str, asyncio.Task[bool]] = {}  # releases nobody asked for: a bound process ended
         self._detached: dict[str, Allocation] = {}  # releases that have only to be written down
+        self._repeats: Counter[RequestKey] = Counter()  # of requests that already had their allocation
         self._released: deque[str] = deque(maxlen=_RELEASED_REMEMBERED)  # newest last
         self._started = clock.now()
 
@@ -173,14 +174,22 @@ class NodeKeeper:
         if under_way is not None:
             first, task = under_way
             check_same_request(first, request)
+            self._repeats[key] += 1
             return await asyncio.shield(task)
         existing = self._book.by_request(request)
         if existing is not None:
+            self._repeats[key] += 1
             return settled(existing)
-        task = asyncio.ensure_future(self._allocate(request))
+        task = asyncio.ensure_future(self._audited(request))
         self._allocating[key] = request, task
         task.add_done_callback(lambda _: self._allocating.pop(key, None))
         return await asyncio.shield(task)
+
+    async def _audited(self, request: Request) -> Allocation:
+        with audit.change("allocate", owner=request.owner.uid, **asked(request)) as told:
+            allocation = await self._allocate(request)
+            told.words |= held(allocation)
+        return allocation
 
     async def _allocate(self, request: Request) -> Allocation:
         decision, steps = await self.plan(request)
@@ -222,7 +231,7 @@ class NodeKeeper:
             await self._begin_release(allocation_id)
         except VgpuError as error:
             log.warning("undo failed, will retry", allocation=allocation_id, why=str(error))
-            self.spawn(self._release_when_possible(allocation_id))
+            self.spawn(self._release_when_possible(allocation_id, "its allocation failed half-way"))
 
     async def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]:
         """What Allocate would do now; changes nothing, and nothing is awaited after the decision."""
@@ -260,9 +269,21 @@ class NodeKeeper:
         """True if it was gone already. Raises VgpuError: NOT_OWNER, TENANT_ALIVE, NO_SUCH_ALLOCATION."""
         if allocation_id not in self._book and allocation_id in self._released:
             return True
+        with self._change("release", allocation_id, caller, force=force or None) as told:
+            told.made = not await self._release(self._book.get(allocation_id), force)
+        return not told.made
+
+    @contextmanager
+    def _change(
+        self, name: str, allocation_id: str, caller: Caller, **words: object
+    ) -> Iterator[audit.Change]:
+        """A change that is asked for, to an allocation that the caller may touch."""
         allocation = self._book.get(allocation_id)
-        check_owner(allocation, caller)
-        return await self._release(allocation, force)
+        with audit.change(
+            name, allocation=allocation_id, owner=allocation.request.owner.uid, **words
+        ) as told:
+            check_owner(allocation, caller)
+            yield told
 
     def remember_released(self, ids: Iterable[str]) -> None:
         """At start: whoever heard no answer to a release may ask again."""
@@ -330,12 +351,13 @@ class NodeKeeper:
             del self._detached[allocation.id]
         self.lifetimes.forget(allocation.id)
         self._released.append(allocation.id)
+        repeats = self._repeats.pop(request_key(allocation.request), 0)
         if event is not None:
             self.hub.publish(event, allocation)
         if self.mig is not None:
             for uuid in {part.device_uuid for part in allocation.slices if part.mig is not None}:
                 self.spawn(self.mig.converge_device(uuid))  # what had to wait for it
-        self.account.released(allocation)
+        self.account.released(allocation, repeats)
 
     async def _leave_modes(self, allocation: Allocation) -> None:
         """Of allocations that leave a device together none was the last when its release was planned."""
@@ -348,9 +370,9 @@ class NodeKeeper:
         """At start: takes away what an intent left behind, without asking for tenants."""
         await asyncio.shield(self._begin_release(allocation_id))
 
-    def release_later(self, allocation_id: str) -> None:
+    def release_later(self, allocation_id: str, reason: str) -> None:
         """As soon as no process runs in it."""
-        self.spawn(self._release_when_possible(allocation_id))
+        self.spawn(self._release_when_possible(allocation_id, reason))
 
     async def run_steps(self, verb: str, allocation_id: str, steps: Sequence[Step]) -> None:
         """Runs a plan on a held allocation, and tells watchers what came of it."""
@@ -378,16 +400,19 @@ class NodeKeeper:
 
     def _lifetime_ended(self, allocation_id: str) -> None:
         if allocation_id in self._book:
-            self.release_later(allocation_id)
+            self.release_later(allocation_id, "the process that it is bound to ended")
 
-    async def _release_when_possible(self, allocation_id: str) -> None:
+    async def _release_when_possible(self, allocation_id: str, reason: str) -> None:
         """For an allocation nobody will release: as soon as the processes left in it have ended."""
+        audit.by_itself(reason)
         pause = _RETRY_SECONDS / 16
         while allocation_id in self._book:
+            owner = self._book.get(allocation_id).request.owner.uid
             attempt = asyncio.ensure_future(self._release(self._book.get(allocation_id), force=False))
             self._ending[allocation_id] = attempt
             try:
-                await attempt
+                if not await attempt:
+                    audit.record("release", None, allocation=allocation_id, owner=owner)
             except VgpuError as error:
                 log.debug("release must wait", allocation=allocation_id, why=str(error))
                 await asyncio.sleep(pause)
@@ -401,9 +426,9 @@ class NodeKeeper:
         self, allocation_id: str, caller: Caller, memory_bytes: int | None, share: Percent | None
     ) -> Allocation:
         """Changes the limits of a running tenant; all slices get the same."""
-        allocation = self._book.get(allocation_id)
-        check_owner(allocation, caller)
-        return await self.resizes.resize(allocation, memory_bytes, share)
+        wanted = {"memory_bytes": memory_bytes, "share": None if share is None else str(share)}
+        with self._change("resize", allocation_id, caller, **wanted):
+            return await self.resizes.resize(self._book.get(allocation_id), memory_bytes, share)
 
     def _check_quota(self, changed: Allocation, slices: tuple[Slice, ...]) -> None:
         over = over_quota(self.policy().policy, changed.request.counts_for, self._book, slices, changed.id)
@@ -414,17 +439,15 @@ class NodeKeeper:
 
     async def suspend(self, allocation_id: str, caller: Caller) -> Allocation:
         """Its device memory goes to the host, and its processes wait until it is resumed."""
-        allocation = self._book.get(allocation_id)
-        check_owner(allocation, caller)
-        return await self.suspends.suspend(allocation)
+        with self._change("suspend", allocation_id, caller):
+            return await self.suspends.suspend(self._book.get(allocation_id))
 
     async def resume(self, allocation_id: str, caller: Caller) -> Allocation:
-        allocation = self._book.get(allocation_id)
-        check_owner(allocation, caller)
-        if allocation.moves and allocation.id not in self._changes:  # a move that could not be ended
-            await self.moves.recover(allocation)
+        with self._change("resume", allocation_id, caller):
             allocation = self._book.get(allocation_id)
-        return await self.suspends.resume(allocation)
+            if allocation.moves and allocation.id not in self._changes:  # a move that could not be ended
+                await self.moves.recover(allocation)
+            return await self.suspends.resume(self._book.get(allocation_id))
 
     # --- reading
 
@@ -510,7 +533,12 @@ class NodeKeeper:
 
     async def reload_policy(self, dry_run: bool) -> ReloadReport:
         """All or nothing: raises VgpuError(BAD_POLICY) and keeps the old policy if the files are wrong."""
-        return await self.policies.reload(dry_run, self._ledger, self.hub)
+        if dry_run:
+            return await self.policies.reload(dry_run, self._ledger, self.hub)
+        with audit.change("reload policy") as told:
+            report = await self.policies.reload(dry_run, self._ledger, self.hub)
+            told.words["digest"] = report.digest
+        return report
 
     def _load_policy(self) -> LoadedPolicy:
         loaded = self._parts.load_policy()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from vgpud import audit
 from vgpud.ledger import Ledger
 from vgpud.model.device import Device, Health
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -204,6 +205,10 @@ class MigLayouts:
             return await self._carry_out(tuple(p for p in self.defrag_plans(selector) if p.steps))
 
     async def _carry_out(self, plans: tuple[DevicePlan, ...]) -> MigPlan:
+        with audit.change("MIG layout", device=",".join(plan.device.uuid for plan in plans)):
+            return await self._checked(plans)
+
+    async def _checked(self, plans: tuple[DevicePlan, ...]) -> MigPlan:
         refusal = self.refusal(plans)
         if refusal is not None:
             raise refusal

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import structlog
 
+from vgpud import audit
 from vgpud.hardware.suspender import ProcessState, Session
 from vgpud.model.caller import Caller
 from vgpud.model.device import Node
@@ -57,7 +58,12 @@ class Moves:
 
         Raises VgpuError; the tenant then runs on where it was, or is suspended there.
         """
-        check_owner(self._book.get(allocation_id), caller)
+        owner = self._book.get(allocation_id).request.owner.uid
+        with audit.change("move", allocation=allocation_id, owner=owner, to=",".join(to)):
+            check_owner(self._book.get(allocation_id), caller)
+            return await self._checked(allocation_id, to, source)
+
+    async def _checked(self, allocation_id: str, to: Sequence[str], source: str) -> Allocation:
         await self._around.inventory.refresh()
         allocation = await self._do.at_rest(allocation_id)
         plan = self.plan(allocation, rules.ends_of(allocation, to, source))

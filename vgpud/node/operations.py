@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 import structlog
 
+from vgpud import audit
 from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.journal import Message
@@ -54,8 +55,8 @@ class Operations:
         return tuple(daemon for daemons in found for daemon in daemons)
 
     async def terminate(self, device_uuid: str, pid: int) -> None:
-        await self._mps().terminate(self._owner_of(device_uuid), pid)
-        log.warning("MPS client ended by an operator", device=device_uuid, pid=pid)
+        with audit.change("terminate MPS client", device=device_uuid, client=pid):
+            await self._mps().terminate(self._owner_of(device_uuid), pid)
 
     def _owner_of(self, target: str) -> Device:
         """The device of a MIG device, or the device itself. Raises VgpuError(NO_SUCH_DEVICE)."""
@@ -69,7 +70,8 @@ class Operations:
         await self._inventory.refresh()
         device = self._inventory.device(device_uuid)
         if drained != self.is_drained(device_uuid):
-            await self._drains.put(device_uuid, drained)
+            with audit.change("drain" if drained else "undrain", device=device_uuid):
+                await self._drains.put(device_uuid, drained)
             word = "drained" if drained else "undrained"
             log.info(word, message_id=Message.DRAINED, device=device_uuid)
         held = tuple(a.id for a in self._book if any(p.device_uuid == device_uuid for p in a.slices))

@@ -154,7 +154,7 @@ async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -
         case ActionKind.UNDO | ActionKind.FINISH:
             await keeper.dismantle(action.subject)
         case ActionKind.RELEASE:
-            keeper.release_later(action.subject)
+            keeper.release_later(action.subject, "the process that it is bound to ended while vgpud was away")
         case ActionKind.REMOVE_SPEC:
             parts.specs.remove(action.subject)
         case ActionKind.REMOVE_LEASE:

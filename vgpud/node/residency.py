@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from vgpud import clock
+from vgpud import audit, clock
 from vgpud.lease import LeaseActivity
 from vgpud.model.device import Node
 from vgpud.model.errors import VgpuError
@@ -92,7 +92,9 @@ class Residency:
             await self.around.kept.make_way(made)
             return made
         try:
-            return await self.suspends.suspend(made, Cause.TURN)
+            owner = made.request.owner.uid
+            with audit.change("suspend", allocation=made.id, owner=owner, reason="it waits for its turn"):
+                return await self.suspends.suspend(made, Cause.TURN)
         except VgpuError as error:
             log.warning("a tenant that does not fit is not suspended", allocation=made.id, why=str(error))
             return self.around.book.get(made.id) if made.id in self.around.book else made
@@ -242,7 +244,9 @@ class Residency:
         log.info("suspend", allocation=move.id, cause=move.cause.value, why=move.sentence)
         idle = seen.activity if seen is not None and move.cause is Cause.IDLE else None
         worked = seen is not None and seen.active_at > seen.since
-        await self.suspends.suspend(allocation, move.cause, idle, move.swaps, move.room_for)
+        audit.by_itself(f"residency: {move.sentence}")
+        with audit.change("suspend", allocation=move.id, owner=allocation.request.owner.uid):
+            await self.suspends.suspend(allocation, move.cause, idle, move.swaps, move.room_for)
         if seen is not None and move.cause is Cause.TURN and worked:
             seen.wants_since = clock.now()  # it is in the middle of its work, wherever its threads are
         self.tally.suspended[move.cause.value] += 1
@@ -253,7 +257,9 @@ class Residency:
         wanted = None if seen is None else seen.wants_since
         if seen is not None and cause is Cause.IDLE:
             seen.patience = patience_after(seen.patience, began - seen.since, self._rules(allocation))
-        await self.suspends.resume(allocation, bool(move.beside))
+        audit.by_itself(f"residency: {move.sentence}")
+        with audit.change("resume", allocation=move.id, owner=allocation.request.owner.uid):
+            await self.suspends.resume(allocation, bool(move.beside))
         self.tally.resumed[cause.value] += 1
         self.tally.resume_waited_seconds += clock.now() - (began if wanted is None else wanted)
 

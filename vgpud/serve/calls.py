@@ -1,7 +1,7 @@
 """The methods of vgpud.v1.Vgpud as grpc.aio runs them: bytes in, bytes out, errors as status details."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
@@ -10,13 +10,13 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from vgpud import audit
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.api.status import to_status
 from vgpud.model.caller import Caller
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event
 from vgpud.model.tenancy import Allocation
-from vgpud.serve import audit
 from vgpud.serve.handlers import CHANGING, HANDLERS, Handler, event_for
 from vgpud.serve.keeper import Keeper
 from vgpud.serve.peers import PeerTable
@@ -71,7 +71,6 @@ class Calls:
                 asked = _parse(request_class, data)
                 work = handler(self._keeper, caller, asked)
                 if changing:
-                    work = _audited(name, caller, asked, work)
                     reply = await self.running.finish(name, work, self._if_abandoned(asked, caller))
                 else:
                     reply = await work
@@ -89,10 +88,11 @@ class Calls:
         if self._stopping.is_set():
             raise _stopping()
         caller = self._peers.caller(context.peer())
+        audit.asked_by(caller)
         try:
             check_door(name, caller)
         except VgpuError as refusal:
-            audit.record(name, caller, None, refusal)
+            audit.record(name, refusal)
             raise
         return caller
 
@@ -167,17 +167,6 @@ class Calls:
             await context.write(data)
         finally:
             timer.cancel()
-
-
-async def _audited(name: str, caller: Caller, asked: Message, work: Coroutine[Any, Any, Message]) -> Message:
-    """`work`, and a line of what came of it: also where its caller has gone away meanwhile."""
-    try:
-        reply = await work
-    except VgpuError as failure:
-        audit.record(name, caller, asked, failure)
-        raise
-    audit.record(name, caller, asked, None)
-    return reply
 
 
 def _parse(request_class: type[Message], data: bytes) -> Any:  # noqa: ANN401

@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
+from vgpud import audit
 from vgpud.inject.hooks import HookProgram
 from vgpud.inject.oci import check_shape, edited, parsed, refused
 from vgpud.inject.specs import Specs
@@ -35,6 +36,7 @@ log = structlog.get_logger(__name__)
 
 _ACCEPT_PAUSE_SECONDS = 0.1
 _PARENT_FIELD = 4 - 3  # counted after the command's closing bracket, proc(5)
+_AUDITED_CHARACTERS = 128
 _SHOWN_CHARACTERS = 12  # of a container's id, as docker ps and podman ps show it
 
 CgroupOf = Callable[[int, int], str]
@@ -172,7 +174,9 @@ class RuntimeDoor:
         except VgpuError as error:
             return Status.REFUSED, _refused(error, caller)
         try:
-            return await self._carry_out(_known(caller), message)
+            known = _known(caller)
+            audit.asked_by(known, "runtime", container=message.id[:_AUDITED_CHARACTERS])
+            return await self._carry_out(known, message)
         except VgpuError as error:
             return Status.REFUSED, _refused(error, caller)
         except Exception as error:  # a bug of ours must not leave the runtime waiting

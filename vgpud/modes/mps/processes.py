@@ -11,6 +11,7 @@ from pathlib import Path
 
 import structlog
 
+from vgpud import audit
 from vgpud.modes.mps.folders import DeviceFolder
 from vgpud.units.process import Running, has_exited, open_pidfd, read_stat
 
@@ -54,8 +55,11 @@ def end_servers(folder: DeviceFolder, program: str) -> tuple[int, ...]:
         pidfd = open_pidfd(server)
         if pidfd is not None:
             with pidfd:
-                log.warning(
-                    "an MPS server was left behind, ended", pid=server.pid, command=command(server.pid)
+                audit.automatic(
+                    "end MPS server",
+                    "its control daemon has ended",
+                    server=server.pid,
+                    command=command(server.pid),
                 )
                 pidfd.send(signal.SIGKILL)
             ended.append(server.pid)

@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from vgpud import clock
+from vgpud import audit, clock
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.modes.mps.control import MpsControl
 from vgpud.modes.mps.features import Features
@@ -254,6 +254,8 @@ class Supervisor:
                 )
             elif verdict is Verdict.END:
                 self.charge.notice(f"MPS server {server} stays in FAULT and is ended")
+                reason = f"it stays in FAULT for more than {rules.hang_seconds:g} s"
+                audit.automatic("end MPS server", reason, device=self.charge.device_uuid, server=server)
                 await asyncio.to_thread(control.shutdown_server, server)
 
     async def _silent(self, verdict: Verdict, why: str) -> None:
@@ -265,6 +267,13 @@ class Supervisor:
             self.charge.notice(f"its MPS control daemon does not answer: {why}")
         found = await asyncio.to_thread(cut_silent, running, _CUT_SECONDS)
         for peer, times in found.items():
+            audit.automatic(
+                "cut MPS connections",
+                f"they kept the control daemon waiting: {why}",
+                device=self.charge.device_uuid,
+                peer_uid=peer.uid,
+                peer_pid=peer.pid,
+            )
             log.error(
                 "a silent connection kept the MPS control daemon waiting, cut",
                 device=self.charge.device_uuid,
@@ -281,6 +290,7 @@ class Supervisor:
             )
         if verdict is Verdict.END and not found:
             log.error("the MPS control daemon hangs, ended", device=self.charge.device_uuid)
+            audit.automatic("end MPS daemon", f"it hangs: {why}", device=self.charge.device_uuid)
             await asyncio.to_thread(self.units.stop, self.name, 0.0)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -6,6 +6,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
+from vgpud import audit
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import CLAIM_PREFIX, Allocation, Lifetime, State
@@ -42,6 +43,7 @@ class Preparer:
 
     async def prepare(self, namespace: str, name: str, uid: str) -> tuple[Answer, ...]:
         """Raises VgpuError; what was newly made of a claim that fails is undone."""
+        audit.asked_by(ROOT, "dra", claim=f"{namespace}/{name}")
         async with self._lock(uid):
             known = self._claims.get(uid)
             if known is not None and known.answers and all(map(self._stands, known.request_ids)):
@@ -67,6 +69,10 @@ class Preparer:
 
     async def unprepare(self, uid: str) -> None:
         """Also of a claim that is not known. Raises VgpuError(TENANT_ALIVE) while its processes run."""
+        audit.asked_by(ROOT, "dra", claim=uid)
+        await self._unprepare(uid)
+
+    async def _unprepare(self, uid: str) -> None:
         async with self._lock(uid):
             for allocation in self._of(uid):
                 try:
@@ -94,9 +100,10 @@ class Preparer:
                 there = {}
             if (there.get("metadata") or {}).get("uid") != claim.uid:
                 missing.add(claim.uid)
+        audit.by_itself("its claim is gone from the cluster")
         for uid in missing & self._suspects:
             try:
-                await self.unprepare(uid)
+                await self._unprepare(uid)
             except VgpuError as error:
                 log.warning("its claim is gone, but it cannot go yet", uid=uid, why=str(error))
             else:

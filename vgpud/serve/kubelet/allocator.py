@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import structlog
 
-from vgpud import clock
+from vgpud import audit, clock
 from vgpud.model.caller import Caller, Door
 from vgpud.model.device import Device
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -52,6 +52,7 @@ class Allocator:
 
     async def allocate(self, resource: Resource, ids: Collection[str]) -> Allocation:
         """Raises VgpuError. The same ids give the same allocation until their pod has gone."""
+        audit.asked_by(ROOT, "kubelet")
         async with self._one_at_a_time:
             wanted = frozenset(ids)
             if len(wanted) != len(ids):
@@ -166,6 +167,7 @@ class Allocator:
 
     async def check(self, release_seconds: float) -> None:
         """Asks the kubelet once; releases what no pod has held for so long of answers without a gap."""
+        audit.by_itself("no pod holds it")
         async with self._one_at_a_time:
             listed = await self._pods.list()
             if listed is None:

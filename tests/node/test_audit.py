@@ -1,0 +1,165 @@
+"""The audit trail: one line for each change, by whichever way it came, with its cause."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests import clock
+from tests.node.world import ALICE, BOB, World, request, world
+from vgpud import audit
+from vgpud.daemon import reload_once
+from vgpud.model.caller import Caller, Door
+from vgpud.model.errors import VgpuError
+from vgpud.model.tenancy import Lifetime
+from vgpud.node.containers import Containers
+
+ASKER = Caller(Door.TENANT, 1000, 1000, Lifetime(77, 1))
+
+
+def trail(tmp_path: Path, scene: Callable[[World], Coroutine[Any, Any, None]]) -> list[dict[str, Any]]:
+    """The audit lines of a scene."""
+
+    async def work() -> None:
+        async with world(tmp_path) as w:
+            await scene(w)
+
+    with capture_logs() as lines:
+        clock.run(work())
+    return [dict(line) for line in lines if line["event"] == "audit"]
+
+
+def told(line: dict[str, Any], *keys: str) -> tuple[Any, ...]:
+    return tuple(line.get(key) for key in keys)
+
+
+def test_a_change_names_its_caller_door_and_owner(tmp_path: Path) -> None:
+    async def scene(w: World) -> None:
+        audit.asked_by(ASKER)
+        held = await w.keeper.allocate(request("r"))
+        await w.keeper.resize(held.id, ASKER, 2**30, None)
+        await w.keeper.release(held.id, ASKER, force=False)
+
+    lines = trail(tmp_path, scene)
+    assert [told(line, "audit", "outcome") for line in lines] == [
+        ("allocate", "done"),
+        ("resize", "done"),
+        ("release", "done"),
+    ]
+    assert {told(line, "door", "uid", "pid", "owner") for line in lines} == {("tenant", 1000, 77, 1000)}
+    assert len({line["allocation"] for line in lines}) == 1
+
+
+def test_a_change_that_is_refused_is_written_too(tmp_path: Path) -> None:
+    async def scene(w: World) -> None:
+        audit.asked_by(ASKER)
+        held = await w.keeper.allocate(request("r"))
+        audit.asked_by(BOB)
+        for work in (
+            w.keeper.release(held.id, BOB, force=True),
+            w.keeper.suspend(held.id, BOB),
+            w.keeper.allocate(replace(request("big"), memory_bytes=2**60)),
+        ):
+            with pytest.raises(VgpuError):
+                await work
+
+    lines = trail(tmp_path, scene)[1:]
+    assert [told(line, "audit", "outcome", "uid", "owner") for line in lines] == [
+        ("release", "NOT_OWNER", 1001, 1000),
+        ("suspend", "NOT_OWNER", 1001, 1000),
+        ("allocate", "BAD_QUANTITY", 1001, 1000),
+    ]
+
+
+def test_repeats_of_a_request_are_counted_not_written(tmp_path: Path) -> None:
+    """A loop over one request id wrote 2940 lines a second, for which the journal left out other lines."""
+    counted: list[Any] = []
+
+    async def scene(w: World) -> None:
+        audit.asked_by(ALICE)
+        await asyncio.gather(*(w.keeper.allocate(request("r")) for _ in range(50)))
+        held = await w.keeper.allocate(request("r"))
+        with capture_logs() as lines:
+            await w.keeper.release(held.id, ALICE, force=False)
+        counted.extend(line.get("repeats") for line in lines if line["event"] == "released")
+
+    assert [line["audit"] for line in trail(tmp_path, scene)] == ["allocate"]
+    assert counted == [50]
+
+
+def test_a_release_by_itself_names_its_reason(tmp_path: Path) -> None:
+    async def scene(w: World) -> None:
+        audit.asked_by(ASKER)
+        held = await w.keeper.allocate(request("r"))
+        w.keeper._lifetime_ended(held.id)
+        while held.id in w.parts.book:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)
+
+    line = trail(tmp_path, scene)[-1]
+    assert told(line, "audit", "door", "reason") == (
+        "release",
+        "vgpud",
+        "the process that it is bound to ended",
+    )
+
+
+def test_a_reload_by_signal_is_told_from_one_that_was_asked_for(tmp_path: Path) -> None:
+    async def scene(w: World) -> None:
+        audit.by_itself("SIGHUP")
+        await reload_once(w.keeper)
+        audit.asked_by(replace(ASKER, door=Door.ADMIN))
+        await w.keeper.reload_policy(dry_run=False)
+        await w.keeper.reload_policy(dry_run=True)
+
+    lines = trail(tmp_path, scene)
+    assert [told(line, "audit", "door", "reason") for line in lines] == [
+        ("reload policy", "vgpud", "SIGHUP"),
+        ("reload policy", "admin", None),
+    ]
+
+
+def test_a_container_is_named_by_prepare_bind_and_end(tmp_path: Path) -> None:
+    async def scene(w: World) -> None:
+        containers = Containers(w.keeper, w.parts)
+        audit.asked_by(ASKER, "runtime", container="c1")
+        held = await containers.start(request("r", lifetime=Lifetime(1, 5)))
+        with pytest.raises(VgpuError, match="was there before"):
+            await containers.bind(held.id, ASKER, Lifetime(2, 4))
+        with pytest.raises(VgpuError):
+            containers.end(held.id, BOB)
+
+    lines = trail(tmp_path, scene)
+    assert [told(line, "audit", "outcome") for line in lines] == [
+        ("allocate", "done"),
+        ("bind", "BAD_REQUEST"),
+        ("end", "NOT_OWNER"),
+    ]
+    assert {told(line, "door", "container", "uid", "pid") for line in lines} == {("runtime", "c1", 1000, 77)}
+
+
+def test_what_a_lost_device_takes_names_the_loss(tmp_path: Path) -> None:
+    async def scene(w: World) -> None:
+        audit.asked_by(ASKER)
+        held = await w.keeper.allocate(request("r"))
+        await w.keeper.failures.mark(held.id, "device 0 is lost")
+
+    assert told(trail(tmp_path, scene)[-1], "audit", "door", "reason", "owner") == (
+        "fail",
+        "vgpud",
+        "device 0 is lost",
+        1000,
+    )
+
+
+def test_a_drain_is_written_once(tmp_path: Path) -> None:
+    async def scene(w: World) -> None:
+        audit.asked_by(replace(ASKER, door=Door.ADMIN))
+        for _ in range(2):
+            await w.keeper.operations.drain("GPU-00000000", True)
+
+    assert [told(line, "audit", "device") for line in trail(tmp_path, scene)] == [("drain", "GPU-00000000")]
