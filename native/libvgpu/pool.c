@@ -259,9 +259,20 @@ static void note_of_device(CUmemoryPool pool, CUdevice device)
     note_at(pool, &(CUmemLocation){.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}, CU_MEM_ALLOCATION_TYPE_PINNED);
 }
 
+/* Of a limited tenant's, on a device that its lease does not have. */
+static bool is_outside(const CUmemPoolProps *props)
+{
+    bool limited;
+    return props != NULL && props->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+           vgpu_tenant_enter(&limited) == CUDA_SUCCESS && limited &&
+           vgpu_device_index(props->location.id) == VGPU_NOT_IN_LEASE;
+}
+
 VGPU_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps)
 {
     vgpu_away_call();
+    if (is_outside(poolProps))
+        return CUDA_ERROR_NOT_PERMITTED; /* as of cuMemCreate: what it takes is charged to no lease */
     CUresult result = CALL(cuMemPoolCreate, pool, poolProps);
     if (result == CUDA_SUCCESS)
         note_at(*pool, &poolProps->location, poolProps->allocType);

@@ -17,6 +17,7 @@ import hooks
 
 HERE = Path(__file__).resolve().parent
 FLAGS = ["-std=gnu11", "-O2", "-g", "-DNDEBUG", "-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden"]
+FLAGS += ["-ftls-model=initial-exec"]
 FLAGS += ["-fno-sanitize=all", "-Wall", "-Wextra"]
 LINK = ["-shared", "-Wl,-soname,libvgpu.so", "-Wl,-z,defs", "-Wl,-z,now", "-Wl,-z,relro", "-Wl,-z,nodelete"]
 LINK += ["-Wl,-Bsymbolic"]

@@ -1,8 +1,10 @@
 #include "swap.h"
 
-#include <pthread.h>
+#include <linux/futex.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "away.h"
 #include "capture.h"
@@ -22,8 +24,8 @@ struct vgpu_swap_words vgpu_swap;
 static const struct vgpu_limits *limits;
 static struct vgpu_slot *slot;
 static bool started;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t news = PTHREAD_COND_INITIALIZER;
+static uint32_t news;  /* futex: moves when the lease's word, or the gate's, may have changed */
+static uint32_t seen;  /* of `news`, by the thread */
 static uint32_t quiet; /* the gate has drained since the lease went */
 static uint32_t phase; /* enum vgpu_swap_phase; DRAINING -> HERE is anybody's who sees that the lease is back */
 
@@ -69,18 +71,18 @@ static bool is_sent(void)
            __atomic_load_n(&limits->memory, __ATOMIC_ACQUIRE) == VGPU_MEMORY_OUT;
 }
 
-static void pause_ns(int64_t ns)
+/* The thread's: until there is news since the last pause, or for so long, whatever is done to the wall clock. */
+static void pause_for(int64_t ns)
 {
-    struct timespec until;
-    pthread_mutex_lock(&lock);
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += (long)ns;
-    if (until.tv_nsec >= 1000000000) {
-        until.tv_sec++;
-        until.tv_nsec -= 1000000000;
-    }
-    pthread_cond_timedwait(&news, &lock, &until);
-    pthread_mutex_unlock(&lock);
+    const struct timespec most = {.tv_nsec = (long)ns};
+    syscall(SYS_futex, &news, FUTEX_WAIT_PRIVATE, seen, &most, NULL, 0);
+    seen = __atomic_load_n(&news, __ATOMIC_SEQ_CST);
+}
+
+static void tell(void)
+{
+    __atomic_add_fetch(&news, 1, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, &news, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
 /* --- those who touch the memory */
@@ -151,7 +153,7 @@ static bool drain(void)
     hold();
     while (is_sent() &&
            (!__atomic_load_n(&quiet, __ATOMIC_ACQUIRE) || __atomic_load_n(&vgpu_swap.inside, __ATOMIC_SEQ_CST) > 0))
-        pause_ns(STEP_NS);
+        pause_for(STEP_NS);
     if (is_sent() && !vgpu_capture_any())
         wait_for_contexts(); /* in which it may stay for long: vgpu_swap_follow lets the program go on then */
     return is_sent() && turn_phase(VGPU_SWAP_DRAINING, VGPU_SWAP_GOING);
@@ -166,7 +168,7 @@ static bool come_back(void)
             return false;
         }
         say_error(vgpu_carry_error());
-        pause_ns(AGAIN_NS);
+        pause_for(AGAIN_NS);
     }
     say_error(CUDA_SUCCESS);
     return true;
@@ -187,7 +189,7 @@ static void go(void)
     }
     CUresult why = captures ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : vgpu_carry_error();
     while (!vgpu_carry_in(NULL))
-        pause_ns(AGAIN_NS);
+        pause_for(AGAIN_NS);
     vgpu_learn_free_ends();
     say_error(why);
     say(VGPU_SWAP_REFUSED);
@@ -234,7 +236,7 @@ static void *keep(void *unused)
         } else {
             if (sent && now == VGPU_SWAP_OUT && vgpu_carry_count().here > may_keep())
                 shrink();
-            pause_ns(LOOK_NS);
+            pause_for(LOOK_NS);
         }
     }
     return NULL;
@@ -269,9 +271,7 @@ void vgpu_swap_follow(bool is_quiet)
         start_thread();
     if (!is_sent() && turn_phase(VGPU_SWAP_DRAINING, VGPU_SWAP_HERE))
         let_in();
-    pthread_mutex_lock(&lock);
-    pthread_cond_signal(&news);
-    pthread_mutex_unlock(&lock);
+    tell();
 }
 
 void vgpu_swap_reset(void)
@@ -282,7 +282,5 @@ void vgpu_swap_reset(void)
     phase = VGPU_SWAP_HERE;
     quiet = 0;
     memset(&vgpu_swap, 0, sizeof(vgpu_swap));
-    pthread_mutex_init(&lock, NULL);
-    pthread_cond_init(&news, NULL);
     vgpu_carry_reset();
 }

@@ -154,7 +154,7 @@ static void forget_in_child(void)
  * too. */
 static void set_fork_handler(void)
 {
-    (void)pthread_atfork(NULL, NULL, forget_in_child);
+    (void)vgpu_thread_at_fork(forget_in_child);
 }
 
 static void close_lease(void)

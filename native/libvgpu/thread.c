@@ -48,6 +48,19 @@ bool vgpu_thread_start(void *(*body)(void *), void *argument, size_t stack_bytes
     return error == 0;
 }
 
+typedef int (*register_fn)(void (*prepare)(void), void (*parent)(void), void (*child)(void), void *object);
+typedef int (*atfork_fn)(void (*prepare)(void), void (*parent)(void), void (*child)(void));
+
+bool vgpu_thread_at_fork(void (*child)(void))
+{
+    vgpu_dlsym_fn look_up = vgpu_libc_dlsym();
+    register_fn glibc = (register_fn)(uintptr_t)look_up(RTLD_DEFAULT, "__register_atfork");
+    if (glibc != NULL)
+        return glibc(NULL, NULL, child, NULL) == 0;
+    atfork_fn other = (atfork_fn)(uintptr_t)look_up(RTLD_DEFAULT, "pthread_atfork");
+    return other != NULL && other(NULL, NULL, child) == 0;
+}
+
 int vgpu_thread_keep(void)
 {
     int before = PTHREAD_CANCEL_ENABLE;

@@ -14,6 +14,10 @@
  */
 bool vgpu_thread_start(void *(*body)(void *), void *argument, size_t stack_bytes, pthread_t *thread);
 
+/* As pthread_atfork(NULL, NULL, child), which in glibc is no function of the library's but one linked into each object,
+ * of a name that other C libraries lack. False: the C library has neither. */
+bool vgpu_thread_at_fork(void (*child)(void));
+
 /* A section in which the calling thread is not cancelled: it holds locks that others need. The two calls are a pair,
  * and nest. */
 int vgpu_thread_keep(void);

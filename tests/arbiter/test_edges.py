@@ -98,3 +98,8 @@ def test_cancelled_threads_leave_the_gate_as_it_was(card: Card) -> None:
 def test_one_unmap_over_an_imported_and_a_charged_mapping_gives_the_charge_back(card: Card) -> None:
     done = run(card, lease_of(card), "edges", "unmap")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_pool_of_a_device_that_the_lease_does_not_have_is_refused(card: Card) -> None:
+    done = run(card, lease_of(card), "edges", "outside")
+    assert (done.returncode, done.stderr) == (0, "")

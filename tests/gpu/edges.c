@@ -8,6 +8,7 @@
  *              calls it
  *     cancel   threads that launch are cancelled, one after the other
  *     unmap    one cuMemUnmap over a mapping of an imported handle and one of its own
+ *     outside  makes a memory pool on the second device, which the lease does not have
  * Ends with 0, or says what is wrong.
  */
 #include <dlfcn.h>
@@ -45,7 +46,9 @@ static __thread volatile char storage[TLS_BYTES];
     X(cuMemAddressReserve)      \
     X(cuMemAddressFree)         \
     X(cuMemMap)                 \
-    X(cuMemUnmap) X(cuMemGetAllocationGranularity) X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle)
+    X(cuMemUnmap)               \
+    X(cuMemPoolCreate)          \
+    X(cuMemGetAllocationGranularity) X(cuMemExportToShareableHandle) X(cuMemImportFromShareableHandle)
 
 static struct {
 #define MEMBER(name) __typeof__(&name) name;
@@ -242,13 +245,23 @@ static void try_unmap(void)
         fail("bytes that stay charged after cuMemUnmap", kept);
 }
 
+static void try_outside(void)
+{
+    CUmemoryPool pool;
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, {1}}};
+    begin();
+    CUresult result = cu.cuMemPoolCreate(&pool, &props);
+    if (result != CUDA_ERROR_NOT_PERMITTED)
+        fail("cuMemPoolCreate", result);
+}
+
 int main(int argc, char **argv)
 {
     static const struct {
         const char *name;
         void (*run)(void);
-    } ways[] = {
-        {"launch", try_launch}, {"stdio", try_stdio}, {"fork", try_fork}, {"cancel", try_cancel}, {"unmap", try_unmap}};
+    } ways[] = {{"launch", try_launch}, {"stdio", try_stdio}, {"fork", try_fork},
+                {"cancel", try_cancel}, {"unmap", try_unmap}, {"outside", try_outside}};
     int first = argc > 2 ? open(argv[2], O_WRONLY | O_CREAT | O_TRUNC, 0600) : STDERR_FILENO;
     out = fdopen(fcntl(first, F_DUPFD, 100), "w");
     if (argc > 2)

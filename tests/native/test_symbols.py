@@ -45,6 +45,14 @@ def test_needs_only_the_c_library() -> None:
     assert {name.split(".")[0] for name in needed} <= {"libc", "libdl", "libpthread", "ld-linux-x86-64"}
 
 
+def test_programs_of_musl_start_with_it_preloaded() -> None:
+    """musl takes these libraries' names for its own, and has neither glibc's loader nor its private names."""
+    needed = subprocess.run(["readelf", "-d", LIBVGPU], capture_output=True, text=True, check=True).stdout
+    assert "[ld-linux" not in needed
+    imported = {name.split("@")[0] for name in symbols("--undefined-only")}
+    assert not imported & {"__register_atfork", "__tls_get_addr"}
+
+
 @pytest.mark.parametrize("library", ["libvgpu.so", "libvgpu-guard.so"])
 def test_it_loads_beside_a_c_library_of_2_17(library: str) -> None:
     """Also of today's compiler: no symbol of a later version, and threads and dlopen where they were then."""
