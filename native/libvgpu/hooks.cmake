@@ -1,5 +1,10 @@
 # The table of hooks and the wrappers that only wait are made from NVIDIA's headers: see hooks.py. Defines VGPU_HOOKS, the
 # folder of what is made, and the target vgpu_hooks that makes it. Also included by tests/native.
+set(VGPU_LAYERS ${CMAKE_CURRENT_LIST_DIR}) # the folders of libvgpu, the lowest first: tests/lint/test_native_layers.py
+foreach(layer driver ledger compute residency families view entry)
+  list(APPEND VGPU_LAYERS ${CMAKE_CURRENT_LIST_DIR}/${layer})
+endforeach()
+
 find_package(Python3 3.11 REQUIRED COMPONENTS Interpreter)
 set(VGPU_HOOKS ${CMAKE_BINARY_DIR}/hooks)
 set(VGPU_HOOKS_MADE ${VGPU_HOOKS}/hooks.def ${VGPU_HOOKS}/known.def ${VGPU_HOOKS}/waits.c)
@@ -10,7 +15,7 @@ add_custom_command(
           --include ${VGPU_CUDA_INCLUDE} --include ${VGPU_NVML_INCLUDE} ${CMAKE_C_COMPILER}
   COMMAND ${CMAKE_COMMAND} -E touch ${VGPU_HOOKS}/made
   DEPENDS ${CMAKE_CURRENT_LIST_DIR}/hooks.py ${CMAKE_CURRENT_LIST_DIR}/hooks.toml
-          ${CMAKE_CURRENT_LIST_DIR}/cuda_api.h ${VGPU_CUDA_INCLUDE}/cuda.h ${VGPU_CUDA_INCLUDE}/cudaTypedefs.h
+          ${CMAKE_CURRENT_LIST_DIR}/driver/cuda_api.h ${VGPU_CUDA_INCLUDE}/cuda.h ${VGPU_CUDA_INCLUDE}/cudaTypedefs.h
   COMMENT "table of hooks"
   VERBATIM)
 add_custom_target(vgpu_hooks DEPENDS ${VGPU_HOOKS}/made)

@@ -73,7 +73,7 @@ def read_table(path: Path) -> dict[str, Entry]:
 def read_prototypes(compiler: list[str], includes: list[Path]) -> dict[str, str]:
     """Parameters of each function of the driver, by its true symbol name: cuda_api.h, preprocessed."""
     flags = [f"-I{folder}" for folder in includes]
-    command = [*compiler, "-E", "-P", "-x", "c", *flags, str(HERE / "cuda_api.h")]
+    command = [*compiler, "-E", "-P", "-x", "c", *flags, str(HERE / "driver" / "cuda_api.h")]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return {name: " ".join(parameters.split()) for name, parameters in PROTOTYPE.findall(text)}
 

@@ -24,7 +24,7 @@ LINK += ["-Wl,-Bsymbolic"]
 
 
 def sources() -> list[Path]:
-    own = [path for path in sorted(HERE.glob("*.c")) if path.name != "hooks_doc.c"]
+    own = [path for path in sorted(HERE.rglob("*.c")) if path.name != "hooks_doc.c"]
     common = HERE.parent / "common"
     return own + [path for path in sorted(common.glob("*.c")) if path.name != "layout.c"]
 
@@ -43,7 +43,12 @@ def build(out: Path, machine: str, glibc: str, includes: list[Path]) -> Path:
         made = Path(generated)
         hooks.generate(made, compiler, includes)
         command = [*compiler, *FLAGS, *(f"-isystem{folder}" for folder in includes)]
-        command += [f"-iquote{HERE}", f"-iquote{made}", f"-iquote{HERE.parent / 'common'}"]
+        folders = [
+            *(folder for folder in sorted(HERE.iterdir()) if folder.is_dir()),
+            made,
+            HERE.parent / "common",
+        ]
+        command += [f"-iquote{folder}" for folder in folders]
         command += [*map(str, sources()), str(made / "waits.c")]
         subprocess.run([*command, *LINK, "-lpthread", "-ldl", "-o", str(library)], check=True)
     return library

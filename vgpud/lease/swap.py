@@ -1,4 +1,4 @@
-"""How far the movable memory of a lease's processes has followed its word (native/libvgpu/swap.h)."""
+"""How far the movable memory of a lease's processes has followed its word (residency/swap.h in libvgpu)."""
 
 import struct
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Turns the fast way: libvgpu takes a tenant's movable memory off the card itself (native/libvgpu/swap.h).
+"""Turns the fast way: libvgpu takes a tenant's movable memory off the card itself (residency/swap.h).
 
 vgpud writes the word into the lease, on record before, and waits until every process says that it has
 followed. All of them, or none; what is cut is finished at the next start.
