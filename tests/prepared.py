@@ -145,6 +145,7 @@ def _become(environment: dict[str, str], stderr: int, wake: int) -> None:
     os.close(stderr)
     os.environ.clear()
     os.environ.update(environment)
+    sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(":") if path]
     sys.argv[:] = ["vgpud"]
 
 

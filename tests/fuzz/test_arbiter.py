@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.lease.conftest import eventually
-from tests.native.harness import GIB, TEST_BUILD, UUIDS, build_tests
+from tests.native.harness import GIB, GID, TEST_BUILD, UID, UUIDS, build_tests
 from vgpud import lease_layout as layout
 from vgpud.lease import ArbiterClient, DeviceLimits, SharePolicy, update_limits, write_lease
 
@@ -98,7 +98,7 @@ def test_rude_tenants_harm_nobody(folder: Path, seed: int) -> None:
     """Three tenants on the same devices say what they like; a fourth is served as if they were not there."""
     dice = random.Random(seed)
     client = ArbiterClient(folder / "arbiter" / "control.sock")
-    leases = [write_lease(folder / "leases", f"rude{i}", limits(dice), uid=0, gid=0) for i in range(3)]
+    leases = [write_lease(folder / "leases", f"rude{i}", limits(dice), uid=UID, gid=GID) for i in range(3)]
     for lease in leases:
         client.add(lease.name)
     tenants = [Tenant(lease, dice.randrange(layout.MAX_SLOTS)) for lease in leases]
@@ -113,7 +113,7 @@ def test_rude_tenants_harm_nobody(folder: Path, seed: int) -> None:
             update_limits(leases[which], limits(dice))
             tenants[which].close()
             tenants[which] = Tenant(leases[which], dice.randrange(layout.MAX_SLOTS))
-    good = write_lease(folder / "leases", "good", [DeviceLimits(UUIDS[0], GIB)], uid=0, gid=0)
+    good = write_lease(folder / "leases", "good", [DeviceLimits(UUIDS[0], GIB)], uid=UID, gid=GID)
     client.add("good")
     polite = Tenant(good, 0)
     assert client.list("good") == (os.getpid(),)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.harness import ARBITER, GIB, UUIDS, Tenant, build_tests
+from tests.native.harness import ARBITER, GIB, GID, UID, UUIDS, Tenant, build_tests
 from vgpud.lease import ArbiterClient, DeviceLimits, Usage, read_usage, write_lease
 
 
@@ -48,7 +48,7 @@ class Node:
 
     def lease(self, name: str = "a1", memory_bytes: int = GIB, serve: bool = True) -> Path:
         folder = write_lease(
-            self.run_dir / "leases", name, [DeviceLimits(UUIDS[0], memory_bytes)], uid=0, gid=0
+            self.run_dir / "leases", name, [DeviceLimits(UUIDS[0], memory_bytes)], uid=UID, gid=GID
         )
         if serve:
             self.client.add(name)

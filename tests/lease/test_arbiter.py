@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.lease.conftest import Node, eventually, lease_used
-from tests.native.harness import ARBITER, CONTEXT_BYTES, GIB, MIB, PROBE, TEST_BUILD, UUIDS, Tenant
+from tests.native.harness import ARBITER, CONTEXT_BYTES, GIB, GID, MIB, PROBE, TEST_BUILD, UID, UUIDS, Tenant
 from vgpud import lease_layout as layout
 from vgpud.lease import DeviceLimits, close_lease, read_usage, remove_lease, update_limits, write_lease
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -208,7 +208,7 @@ def test_the_arbiter_sleeps_while_nothing_happens(node: Node) -> None:
 
 def test_the_arbiter_serves_a_thousand_leases(node: Node) -> None:
     for i in range(1000):
-        write_lease(node.run_dir / "leases", f"m{i}", [DeviceLimits(UUIDS[0], GIB)], 0, 0)
+        write_lease(node.run_dir / "leases", f"m{i}", [DeviceLimits(UUIDS[0], GIB)], UID, GID)
     node.kill_arbiter()
     node.start_arbiter()
     process = node.tenant(node.run_dir / "leases" / "m999", *HOLD)

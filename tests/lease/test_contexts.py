@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.harness import CONTEXT_BYTES, GIB, MIB, PROBE, UUIDS, Tenant
+from tests.native.harness import CONTEXT_BYTES, GIB, GID, MIB, PROBE, UID, UUIDS, Tenant
 from vgpud import lease_layout as layout
 from vgpud.lease import ContextCosts, DeviceLimits, remove_lease, write_lease
 from vgpud.model.tenancy import ANYONE
@@ -28,11 +28,11 @@ def said(usage: Path) -> tuple[int, ...]:
 def test_by_device_and_the_least_that_any_says(tmp_path: Path) -> None:
     costs = ContextCosts()
     for name, found in (("a", (518, 0)), ("b", (64, 300)), ("c", (600, 1))):  # 1 MiB is no context
-        write_lease(tmp_path, name, BOTH, 0, 0)
+        write_lease(tmp_path, name, BOTH, UID, GID)
         say(tmp_path / name / "usage", *found)
         costs.learn(tmp_path / name)
     assert UUIDS[0] in costs
-    turned = write_lease(tmp_path, "d", BOTH[::-1], 0, 0)
+    turned = write_lease(tmp_path, "d", BOTH[::-1], UID, GID)
     costs.seed(tmp_path / "d")
     assert said(turned / "usage") == (300, 64, 0)
     pod = write_lease(tmp_path, "e", BOTH[:1], ANYONE, ANYONE)
@@ -43,7 +43,7 @@ def test_by_device_and_the_least_that_any_says(tmp_path: Path) -> None:
 
 def test_leases_that_are_gone_or_spoilt_say_nothing(tmp_path: Path) -> None:
     costs = ContextCosts()
-    folder = write_lease(tmp_path, "a", BOTH, 0, 0)
+    folder = write_lease(tmp_path, "a", BOTH, UID, GID)
     os.truncate(folder / "usage", 5)
     costs.learn(folder)
     costs.seed(folder)
@@ -58,7 +58,7 @@ def test_leases_that_are_gone_or_spoilt_say_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("known", [True, False])
 def test_with_the_figure_a_first_process_does_not_wait_for_nvml(tmp_path: Path, known: bool) -> None:
     """NVML that never comes up: only where nobody knows the cost of a context somebody waits for it."""
-    folder = write_lease(tmp_path, "a", BOTH[:1], 0, 0)
+    folder = write_lease(tmp_path, "a", BOTH[:1], UID, GID)
     say(folder / "usage", CONTEXT_BYTES // MIB if known else 0)
     process = Tenant(folder).start(PROBE, "hold", "16MiB", "--seconds", "0", FAKE_NVML_NEVER_STARTS="1")
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.lease.conftest import Node, eventually, lease_used
-from tests.native.harness import CONTEXT_BYTES, GIB, MIB, PROBE, UUIDS, Tenant
+from tests.native.harness import CONTEXT_BYTES, GIB, GID, MIB, PROBE, UID, UUIDS, Tenant
 from vgpud import lease_layout as layout
 from vgpud.lease import DeviceLimits, read_usage, write_lease
 
@@ -80,7 +80,7 @@ def half_written(lease: Path) -> None:
 
 @pytest.mark.parametrize("damage", [spoil_limits, cut_limits, remove_limits, cut_usage, half_written])
 def test_a_bad_lease_fails_closed(tmp_path: Path, damage: object) -> None:
-    lease = write_lease(tmp_path, "a1", [DeviceLimits(UUIDS[0], GIB)], 0, 0)
+    lease = write_lease(tmp_path, "a1", [DeviceLimits(UUIDS[0], GIB)], UID, GID)
     assert callable(damage)
     damage(lease)
     done = Tenant(lease).run(PROBE, "fill")

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conditions import needs
-from tests.native.harness import GIB, UUIDS
+from tests.native.harness import GIB, GID, UID, UUIDS
 from vgpud import lease_layout as layout
 from vgpud.lease import (
     ArbiterClient,
@@ -34,7 +34,7 @@ DEVICES = (
 
 
 def test_a_written_lease_is_read_back(tmp_path: Path) -> None:
-    folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
+    folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
     limits = read_limits(folder)
     assert (limits.allocation, limits.closed, limits.devices) == ("a1", False, DEVICES)
     assert read_usage(folder).processes == ()
@@ -59,7 +59,7 @@ def test_a_leases_files_have_the_tenants_owner_and_modes(tmp_path: Path) -> None
 
 
 def test_updates_are_in_place_and_even(tmp_path: Path) -> None:
-    folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
+    folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
     inode = (folder / "limits").stat().st_ino
     smaller = (DeviceLimits(UUIDS[0], GIB), DEVICES[1])
     update_limits(folder, smaller)
@@ -96,7 +96,7 @@ def test_a_lease_of_unknown_uid_is_used_as_any_other(tmp_path: Path) -> None:
 
 
 def test_an_update_that_died_is_gone_over(tmp_path: Path) -> None:
-    folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
+    folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
     with (folder / "limits").open("r+b") as file:
         file.seek(layout.LIMITS_GENERATION)
         file.write(struct.pack("<Q", 7))
@@ -105,14 +105,14 @@ def test_an_update_that_died_is_gone_over(tmp_path: Path) -> None:
 
 
 def test_writing_again_keeps_the_files(tmp_path: Path) -> None:
-    folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
+    folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
     inodes = [(folder / n).stat().st_ino for n in ("limits", "usage")]
-    assert write_lease(tmp_path, "a1", DEVICES, 0, 0) == folder
+    assert write_lease(tmp_path, "a1", DEVICES, UID, GID) == folder
     assert [(folder / n).stat().st_ino for n in ("limits", "usage")] == inodes
 
 
 def test_a_lease_is_closed_and_removed_with_its_leftovers(tmp_path: Path) -> None:
-    folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
+    folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
     close_lease(folder)
     close_lease(folder)
     assert read_limits(folder).closed
@@ -135,20 +135,20 @@ def test_a_lease_is_closed_and_removed_with_its_leftovers(tmp_path: Path) -> Non
 )
 def test_impossible_limits_are_refused(tmp_path: Path, bad: DeviceLimits) -> None:
     with pytest.raises(VgpuError) as refused:
-        write_lease(tmp_path, "a1", [bad], 0, 0)
+        write_lease(tmp_path, "a1", [bad], UID, GID)
     assert refused.value.code is ErrorCode.IMPOSSIBLE
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_update_with_other_devices_is_refused(tmp_path: Path) -> None:
-    folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
+    folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
     with pytest.raises(VgpuError):
         update_limits(folder, DEVICES[::-1])
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 10, b"\0" * layout.LIMITS_SIZE])
 def test_damaged_limits_are_refused(tmp_path: Path, damage: bytes) -> None:
-    folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
+    folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
     (folder / "limits").write_bytes(damage)
     with pytest.raises(VgpuError) as refused:
         read_limits(folder)
@@ -162,7 +162,7 @@ def test_damaged_limits_are_refused(tmp_path: Path, damage: bytes) -> None:
 def test_a_scribbled_usage_page_reads_as_bounded_numbers(
     tmp_path: Path, words: list[bytes], size: int
 ) -> None:
-    folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
+    folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
     noise = b"".join(words)
     (folder / "usage").write_bytes((noise * (size // len(noise) + 1))[:size])
     usage = read_usage(folder)
@@ -174,7 +174,7 @@ def test_a_scribbled_usage_page_reads_as_bounded_numbers(
 
 
 def test_usage_that_is_a_link_is_refused(tmp_path: Path) -> None:
-    folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
+    folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
     (folder / "usage").unlink()
     (folder / "usage").symlink_to("/etc/passwd")
     with pytest.raises(VgpuError):
@@ -192,7 +192,7 @@ def test_no_arbiter_is_a_numbered_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", [b"", b"\0" * 64, struct.pack("<II", layout.MAGIC, layout.VERSION + 1)])
 def test_a_damaged_lease_can_be_closed_and_removed(tmp_path: Path, damage: bytes) -> None:
     """Else its allocation could never be released: an upgrade may change the version."""
-    folder = write_lease(tmp_path, "a1", DEVICES, 0, 0)
+    folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
     (folder / layout.LIMITS_FILE).write_bytes(damage)
     close_lease(folder)
     remove_lease(tmp_path, "a1")

@@ -12,7 +12,19 @@ import pytest
 
 from tests.conditions import needs, unmet
 from tests.lease.conftest import Node, eventually, lease_used
-from tests.native.harness import ARBITER, CONTEXT_BYTES, GIB, MIB, PROBE, ROOT, TEST_BUILD, UUIDS, Tenant
+from tests.native.harness import (
+    ARBITER,
+    CONTEXT_BYTES,
+    GIB,
+    GID,
+    MIB,
+    PROBE,
+    ROOT,
+    TEST_BUILD,
+    UID,
+    UUIDS,
+    Tenant,
+)
 from vgpud.lease import DeviceLimits, read_usage, update_limits, write_lease
 
 HOLD = (PROBE, "hold", "256MiB", "--then-wait-on-stdin")
@@ -323,7 +335,7 @@ def test_each_device_is_limited_by_its_uuid(node: Node) -> None:
     """The lease names the second card first: limits follow the UUID, not the order."""
     leases = node.run_dir / "leases"
     lease = write_lease(
-        leases, "two", [DeviceLimits(UUIDS[1], 300 * MIB), DeviceLimits(UUIDS[0], GIB)], uid=0, gid=0
+        leases, "two", [DeviceLimits(UUIDS[1], 300 * MIB), DeviceLimits(UUIDS[0], GIB)], uid=UID, gid=GID
     )
     node.client.add("two")
     for device, limit in ((0, GIB), (1, 300 * MIB)):

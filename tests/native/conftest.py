@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.harness import GIB, UUIDS, build_tests
+from tests.native.harness import GIB, GID, UID, UUIDS, build_tests
 from tests.simnode import sim_node  # noqa: F401
 from vgpud.lease import DeviceLimits, write_lease
 
@@ -15,4 +15,4 @@ def built() -> None:
 @pytest.fixture
 def lease(tmp_path: Path) -> Path:
     """A lease of 1 GiB on the first fake device, with no arbiter."""
-    return write_lease(tmp_path, "a1", [DeviceLimits(UUIDS[0], GIB)], uid=0, gid=0)
+    return write_lease(tmp_path, "a1", [DeviceLimits(UUIDS[0], GIB)], uid=UID, gid=GID)

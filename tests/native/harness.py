@@ -17,6 +17,7 @@ PROBE = BUILD / "bin" / "vgpu-probe"
 ARBITER = BUILD / "bin" / "vgpu-arbiter"
 DRIVER = TEST_BUILD / "driver"  # the fake libcuda and NVML
 UUIDS = tuple(f"GPU-00000000-0000-0000-0000-{i:012x}" for i in (1, 2))
+UID, GID = os.geteuid(), os.getegid()  # an ordinary user gives its leases to no other
 MIB = 1 << 20
 GIB = 1 << 30
 CONTEXT_BYTES = 64 * MIB  # of the fake driver

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conditions import needs, unmet
-from tests.native.harness import GIB, LIBVGPU, MIB, PROBE
+from tests.native.harness import GIB, GID, LIBVGPU, MIB, PROBE, UID
 from tests.sim import outside
 from tests.simnode import SimNode
 from vgpud.lease import DeviceLimits, write_lease
@@ -30,7 +30,7 @@ class Slices:
         self.node = node
         self.uuid = node.dump()["devices"][0]["uuid"]
         self.leases = {
-            name: write_lease(folder, name, [DeviceLimits(self.uuid, size)], 0, 0)
+            name: write_lease(folder, name, [DeviceLimits(self.uuid, size)], UID, GID)
             for name, size in (("one", 4 * GIB), ("two", 8 * GIB))
         }
         self.pids = {name: self._hold(name, size) for name, size in (("one", 100), ("two", 200))}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.harness import GIB, LIBVGPU, MIB
+from tests.native.harness import GIB, GID, LIBVGPU, MIB, UID
 from tests.simnode import SimNode
 from vgpud.lease import DeviceLimits, write_lease
 
@@ -42,7 +42,7 @@ print(json.dumps({"found": found, "pieces": pieces}))
 def test_per_thread_default_streams(sim_node: Callable[..., SimNode], tmp_path: Path, size_gib: int) -> None:
     node = sim_node("h200x1")
     devices = [DeviceLimits(node.dump()["devices"][0]["uuid"], size_gib * GIB)]
-    env = {"LD_PRELOAD": str(LIBVGPU), "VGPU_LEASE": str(write_lease(tmp_path, "one", devices, 0, 0))}
+    env = {"LD_PRELOAD": str(LIBVGPU), "VGPU_LEASE": str(write_lease(tmp_path, "one", devices, UID, GID))}
     done = node.run([sys.executable, "-c", PROGRAM], env)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)

@@ -202,6 +202,7 @@ def test_what_is_no_message_is_refused(tmp_path: Path, head: bytes) -> None:
     run(tmp_path, scene)
 
 
+@needs("root")
 def test_peers_that_go_away_or_say_nothing_hold_up_nobody(tmp_path: Path) -> None:
     async def scene(made: World) -> None:
         silent = [await made.connect() for _ in range(20)]
@@ -305,6 +306,7 @@ def test_config_json_is_read_and_written_off_the_event_loop(
     run(tmp_path, scene)
 
 
+@needs("root")
 def test_unread_replies_of_a_user_end_and_leave_the_others_room(tmp_path: Path) -> None:
     """512 replies that nobody read once kept root from starting containers."""
     limits = Limits(total=4, per_user=4, for_root=2, reply_seconds=0.2)
