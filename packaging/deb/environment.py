@@ -22,9 +22,7 @@ from wheels import FROM_THE_DISTRIBUTION, PYTHONS, target
 
 _NOTES = {"direct_url.json", "REQUESTED", "INSTALLER"}
 _SOURCES = {".pyx", ".pxd", ".c", ".h"}
-# A package costs its install a sync for each file, and of these two vgpud uses a small part: what rich and
-# structlog highlight is Python; of Google's API messages grpcio-status needs google.rpc.
-_LEXERS = {"__init__.py", "_mapping.py", "python.py", "special.py"}
+# A package costs its install a sync for each file: of Google's API messages grpcio-status needs google.rpc only.
 _MESSAGES = {"protobuf", "rpc", "_upb"}
 #: Where the distribution has modules for all of its Pythons; name of the Debian package -> what to take.
 _DISTRIBUTION = Path("/usr/lib/python3/dist-packages")
@@ -92,9 +90,6 @@ def tidy(home: Path) -> None:
     for path in [p for p in home.rglob("*") if p.is_dir() and p.name in ("test", "tests", "testdata")]:
         shutil.rmtree(path)
     packages = home / "lib" / "python3" / "site-packages"
-    for path in (packages / "pygments" / "lexers").iterdir():
-        if path.name not in _LEXERS:
-            path.unlink()
     for path in (packages / "google").iterdir():
         if path.name not in _MESSAGES:
             shutil.rmtree(path)
