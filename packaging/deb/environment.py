@@ -22,7 +22,7 @@ from wheels import FROM_THE_DISTRIBUTION, PYTHONS, target
 
 _NOTES = {"direct_url.json", "REQUESTED", "INSTALLER"}
 _SOURCES = {".pyx", ".pxd", ".c", ".h"}
-# A package costs its install a sync for each file: of Google's API messages grpcio-status needs google.rpc only.
+# A package costs its install a sync for each file: of Google's API messages only google.rpc is needed.
 _MESSAGES = {"protobuf", "rpc", "_upb"}
 #: Where the distribution has modules for all of its Pythons; name of the Debian package -> what to take.
 _DISTRIBUTION = Path("/usr/lib/python3/dist-packages")
