@@ -122,6 +122,7 @@ class Daemon:
         """A keeper whose book, ledger and world agree; raises VgpuError if that cannot be had."""
         policy = self.load_policy()
         make_folders(self.settings)
+        check_mount(self.settings)
         async with await Ledger.open(self.settings.state_dir / "ledger.db") as ledger:
             self.claim = claim(self.settings.run_dir)
             self.ledger = ledger
@@ -206,6 +207,23 @@ def make_folders(settings: Settings) -> None:
                 f"folder {folder} cannot be made: {(error.strerror or str(error)).lower()}",
                 "check its parent's rights, or set VGPUD_RUN_DIR and VGPUD_STATE_DIR",
             ) from None
+
+
+def check_mount(settings: Settings) -> None:
+    """Leases are mounted into containers, whose root may change the mode of what lies there.
+
+    Raises VgpuError(BAD_SETTING) where a program with set-user-id or a device there would be one on the host.
+    """
+    if os.geteuid() != 0 or settings.any_run_dir:
+        return
+    flags = os.statvfs(settings.run_dir).f_flag
+    missing = [name for name, flag in (("nosuid", os.ST_NOSUID), ("nodev", os.ST_NODEV)) if not flags & flag]
+    if missing:
+        raise VgpuError(
+            ErrorCode.BAD_SETTING,
+            f"{settings.run_dir} is on a file system without {' and '.join(missing)}",
+            f"mount -t tmpfs -o nosuid,nodev,mode=755 tmpfs {settings.run_dir}, or set VGPUD_RUN_DIR",
+        )
 
 
 def raise_file_limit() -> None:

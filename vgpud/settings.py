@@ -38,6 +38,10 @@ class Settings(BaseSettings):
     )
     node_name: str = Field("", description="the node's name in the cluster; empty: the host's name")
     mps_control: str = Field("nvidia-cuda-mps-control", description="NVIDIA's MPS control daemon")
+    any_run_dir: bool = Field(
+        False,
+        description="tests only: run_dir may be where a container's root can leave set-user-id programs",
+    )
     fault_point: str = Field("", description="tests only: the daemon kills itself after this step")
 
     def policy_paths(self) -> PolicyPaths:

@@ -49,6 +49,7 @@ class DemoNode:
         self.environment = {
             **environment,
             "VGPUD_RUN_DIR": str(self.run_dir),
+            "VGPUD_ANY_RUN_DIR": "true",
             "VGPUD_STATE_DIR": str(self.folder / "state"),
             "VGPUD_CDI_DIR": str(self.folder / "cdi"),
             "VGPUD_CONFIG": str(config),

@@ -36,6 +36,7 @@ IGNORED = {
     ),
     *("RestartPreventExitStatus", "RuntimeDirectory", "RuntimeDirectoryPreserve", "StateDirectory"),
     *("StateDirectoryMode", "ConfigurationDirectory", "KillMode", "OOMPolicy", "OOMScoreAdjust"),
+    *("LogRateLimitIntervalSec", "LogRateLimitBurst"),
 }
 NOT_HERE = {
     "DevicePolicy": "a BPF program of the cgroup",
@@ -51,7 +52,15 @@ LOGS = ("/dev/kmsg", "/proc/kmsg")
 APPLIED = {
     *("NoNewPrivileges", "CapabilityBoundingSet", "ProtectSystem", "ProtectHome", "ProtectClock"),
     *("ProtectControlGroups", "ProtectHostname", "ProtectKernelLogs", "ProtectKernelModules"),
-    *("ProtectKernelTunables", "PrivateMounts", "PrivateTmp", "KeyringMode", "LockPersonality", "UMask"),
+    *(
+        "ProtectKernelTunables",
+        "PrivateMounts",
+        "PrivateNetwork",
+        "PrivateTmp",
+        "KeyringMode",
+        "LockPersonality",
+        "UMask",
+    ),
     *("MemoryDenyWriteExecute", "RestrictAddressFamilies", "RestrictNamespaces", "RestrictRealtime"),
     *(
         "RestrictSUIDSGID",
@@ -82,7 +91,7 @@ EPERM, EAFNOSUPPORT = 1, 97
 PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_SET_MDWE = 22, 24, 38, 65
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 NAMESPACES = (0x80, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
-NEW_MOUNTS, NEW_UTS = 0x20000, 0x4000000
+NEW_MOUNTS, NEW_UTS, NEW_NETWORK = 0x20000, 0x4000000, 0x40000000
 MOUNT_ATTR_RDONLY, AT_RECURSIVE, AT_FDCWD = 1, 0x8000, -100
 SYS_MOUNT_SETATTR = 442
 SYS_KEYCTL = {"x86_64": 250, "aarch64": 219}
@@ -242,7 +251,7 @@ def enter_own_root() -> None:
 def mounts(writable: list[str]) -> list[str]:
     """The unit's view of the file system; returns what had to stay open for this tree's own sake."""
     enter_own_root()
-    _checked("unshare", libc.unshare(NEW_UTS))
+    _checked("unshare", libc.unshare(NEW_UTS | NEW_NETWORK))
     kept: list[str] = []
     held = {path: os.open(path, os.O_PATH) for path in writable}
     for folder in (*PROTECTED_HOMES, "/tmp", "/var/tmp"):

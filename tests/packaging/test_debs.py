@@ -1,5 +1,6 @@
 """What is in the packages, before anything is installed."""
 
+import json
 import re
 import subprocess
 import tomllib
@@ -33,6 +34,30 @@ def test_lintian_finds_no_error(debs: Path) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "mismatched-override" not in done.stdout
+
+
+def content(deb: Path, path: str) -> str:
+    with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", deb], stdout=subprocess.PIPE) as archive:
+        words = ["tar", "--extract", "--to-stdout", "--file=-", f".{path}"]
+        return subprocess.check_output(words, stdin=archive.stdout, text=True)
+
+
+@needs("debhelper")
+def test_what_is_bundled_is_in_the_bill_of_materials_and_in_the_copyright(debs: Path) -> None:
+    deb = one(debs, "vgpud")
+    pattern = re.compile(r"site-packages/([\w.]+)-([^/-]*)\.dist-info/$")
+    found = (pattern.search(path) for path in files(deb))
+    bundled = {(match[1].lower().replace("_", "-"), match[2]) for match in found if match} - {
+        ("vgpud", __version__)
+    }
+    document = json.loads(content(deb, "/usr/share/vgpud/sbom.cdx.json"))
+    assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.5")
+    listed = {(part["name"], part["version"]) for part in document["components"]}
+    assert bundled <= listed
+    assert {"glibc", "BoringSSL"} <= {name for name, _ in listed}
+    assert all(part["licenses"][0]["license"]["name"] for part in document["components"])
+    text = content(deb, "/usr/share/doc/vgpud/copyright")
+    assert all(f"  {name} ({version}): " in text for name, version in bundled)
 
 
 @needs("debhelper")

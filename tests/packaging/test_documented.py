@@ -18,7 +18,7 @@ READER = "/tmp/reader"
 #: What an administrator leaves behind who follows every page.
 MADE = "/etc/containers/oci/hooks.d/vgpud-hook.json /etc/systemd/system/vgpud.service.d"
 EDITOR = """#!/bin/sh
-printf '[Service]\\nRestrictAddressFamilies=AF_INET AF_INET6\\n' >"$1"
+printf '[Service]\\nPrivateNetwork=no\\nRestrictAddressFamilies=AF_INET AF_INET6\\n' >"$1"
 """
 
 

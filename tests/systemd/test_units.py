@@ -28,7 +28,9 @@ def test_systemd_finds_nothing_wrong() -> None:
 
 
 @needs("systemd")
-@pytest.mark.parametrize(("unit", "most"), [("vgpud.service", 3.0), ("vgpud-arbiter.service", 2.0)])
+@pytest.mark.parametrize(
+    ("unit", "most"), [("vgpud.service", 2.5), ("vgpud-arbiter.service", 2.0), ("vgpud-mps@.service", 3.0)]
+)
 def test_exposure(unit: str, most: float) -> None:
     """As `systemd-analyze security` counts: 0 is closed, 10 is open."""
     argv = ["systemd-analyze", "security", "--offline=true", "--no-pager", f"--threshold={most * 10:.0f}"]
@@ -99,7 +101,18 @@ def test_a_hang_is_noticed_and_a_wrong_policy_not_tried_again() -> None:
     assert words("vgpud.service", "Type") == ["notify"]
 
 
+def test_tcp_takes_a_drop_in() -> None:
+    assert words("vgpud.service", "PrivateNetwork") == ["yes"]
+    assert words("vgpud.service", "RestrictAddressFamilies") == ["AF_UNIX"]
+
+
+def test_a_silent_connection_can_be_cut() -> None:
+    """The call is of no group that the filter lets through."""
+    assert "pidfd_getfd" in words("vgpud.service", "SystemCallFilter")
+    assert "CAP_SYS_PTRACE" in words("vgpud.service", "CapabilityBoundingSet")
+
+
 def test_metrics_reach_this_node_only() -> None:
-    """Whatever address a policy names."""
+    """Whatever address a policy names, with the drop-in."""
     assert words("vgpud.service", "IPAddressDeny") == ["any"]
     assert words("vgpud.service", "IPAddressAllow") == ["localhost"]

@@ -153,6 +153,6 @@ def wanted_addresses(policy: Policy) -> dict[str, bool]:
 def _cannot(address: str, error: OSError) -> VgpuError:
     hint = "name another address in [http] or [metrics] of the policy"
     if error.errno in (97, 1, 13):  # EAFNOSUPPORT, EPERM, EACCES: the unit's RestrictAddressFamilies=
-        hint = "let the unit use TCP: systemctl edit vgpud, RestrictAddressFamilies=AF_INET AF_INET6"
+        hint = "let the unit use TCP: systemctl edit vgpud, as docs/metrics.md says"
     why = (error.strerror or str(error)).lower()
     return VgpuError(ErrorCode.BAD_SETTING, f"cannot listen on {address}: {why}", hint)

@@ -1,0 +1,52 @@
+"""Where the run folder lies: a container's root may make files in it set-user-id."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.conditions import needs
+from tests.e2e.conftest import node_maker
+from vgpud.daemon import check_mount
+from vgpud.model.errors import Exit, VgpuError
+from vgpud.settings import Settings
+
+
+@needs("root")
+@pytest.mark.parametrize(
+    ("flags", "missing"),
+    [
+        (0, "nosuid and nodev"),
+        (os.ST_NOSUID, "nodev"),
+        (os.ST_NODEV, "nosuid"),
+        (os.ST_NOSUID | os.ST_NODEV, ""),
+    ],
+)
+def test_a_mount_that_honours_set_user_id_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: int, missing: str
+) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=flags))
+    if not missing:
+        check_mount(Settings(run_dir=tmp_path))
+        return
+    with pytest.raises(VgpuError, match=f"without {missing} ") as refused:
+        check_mount(Settings(run_dir=tmp_path))
+    assert "mount -t tmpfs -o nosuid,nodev" in refused.value.hint
+
+
+@needs("root")
+def test_a_daemon_there_does_not_start(tmp_path: Path) -> None:
+    """The attack: a container's root left a program with set-user-id where every user could run it."""
+    flags = os.statvfs(tmp_path).f_flag
+    with node_maker(tmp_path) as make:
+        node = make()
+        node.environment["VGPUD_ANY_RUN_DIR"] = "false"
+        if flags & os.ST_NOSUID and flags & os.ST_NODEV:
+            node.start()
+            return
+        with pytest.raises(RuntimeError):
+            node.start()
+        assert node.daemon is not None
+        assert node.daemon.wait(20) == Exit.CONFIG
+        assert "is on a file system without nosuid" in node.log.read_text()
