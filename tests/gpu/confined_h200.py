@@ -119,17 +119,17 @@ def look_inside(node: DemoNode, checks: Checks) -> None:
 
 
 def reload(node: DemoNode, checks: Checks) -> None:
-    """A policy with metrics by loopback TCP: a file is read, a socket is bound, and asked."""
-    port = free_port()
-    Path(node.environment["VGPUD_CONFIG"]).write_text(f'{POLICY}[metrics]\nlisten = "127.0.0.1:{port}"\n')
+    """A policy is read, and metrics are asked for; TCP is not the unit's without a drop-in, and is refused."""
+    policy, plain = Path(node.environment["VGPUD_CONFIG"]), POLICY
+    policy.write_text(f'{plain}[metrics]\nlisten = "127.0.0.1:{free_port()}"\n')
+    tcp = node.ctl("policy", "reload", check=False)
+    policy.write_text(plain)
     done = node.ctl("policy", "reload", check=False)
-    url = f"http://127.0.0.1:{port}/metrics"
-    got = subprocess.run(
-        ["curl", "-sf", "--max-time", "10", url], capture_output=True, text=True, check=False
-    )
+    words = ["curl", "-sf", "--max-time", "10", "--unix-socket", str(node.run_dir / "metrics.sock")]
+    got = subprocess.run([*words, "http://localhost/metrics"], capture_output=True, text=True, check=False)
     checks.check(
-        "a policy is reloaded, and metrics are served by TCP on this node",
-        done.returncode == 0 and "vgpud_gpu_healthy" in got.stdout,
+        "a policy is reloaded, metrics are served by the socket, and TCP is refused",
+        done.returncode == 0 and tcp.returncode != 0 and "vgpud_gpu_healthy" in got.stdout,
         done.stderr.strip() or f"{len(got.stdout.splitlines())} lines",
     )
 
