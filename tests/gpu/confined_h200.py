@@ -119,7 +119,7 @@ def look_inside(node: DemoNode, checks: Checks) -> None:
 
 
 def reload(node: DemoNode, checks: Checks) -> None:
-    """A policy is read, and metrics are asked for; TCP is not the unit's without a drop-in, and is refused."""
+    """Metrics are served by the socket; TCP is not the unit's without a drop-in, and is refused."""
     policy, plain = Path(node.environment["VGPUD_CONFIG"]), POLICY
     policy.write_text(f'{plain}[metrics]\nlisten = "127.0.0.1:{free_port()}"\n')
     tcp = node.ctl("policy", "reload", check=False)
