@@ -19,7 +19,7 @@ from vgpud.model.errors import ErrorCode, Exit, VgpuError
 
 # what NVIDIA's drivers were seen to take for one instance, with room
 STEP_SECONDS = 15.0
-FOLLOW_SECONDS = 2.0  # for events that are on their way when the call has been answered
+FOLLOW_SECONDS = 20.0  # for events that are on their way when the call has been answered
 
 
 def ls(arguments: Namespace, terminal: Terminal) -> int:
