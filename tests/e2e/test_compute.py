@@ -1,7 +1,6 @@
 """Compute shares through the daemon: asked for, summed, resized while a program runs, counted."""
 
 import itertools
-import time
 from pathlib import Path
 
 import pytest
@@ -47,7 +46,6 @@ def test_shares_of_a_device_do_not_pass_the_whole_of_it(started: DemoNode) -> No
     assert grown.returncode != 0
     started.ctl("resize", first, "--cores", "50")
     started.ctl("resize", second, "--cores", "45")
-    time.sleep(0.1)
     for allocation in (first, second, memory_only):
         started.ctl("release", allocation)
 

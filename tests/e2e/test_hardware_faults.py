@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -108,11 +107,17 @@ def impatient(make_node: NodeMaker) -> DemoNode:
     return node
 
 
+def healths(node: DemoNode) -> list[str]:
+    """Of the last snapshot, which may be a second old."""
+    with client(node) as calls:
+        return [device.health for device in calls.list_devices().devices]
+
+
 def test_one_device_that_hangs(impatient: DemoNode) -> None:
     node = impatient
     held = quota(node)
-    time.sleep(1.1)  # the last snapshot may be a second old
     simulate(node, "fault", "hang", "--function", "nvmlDevice*", "--device", "0")
+    eventually(lambda: healths(node)[0] == "silent", "a snapshot that is new")
     with client(node) as calls:
         sick, *others = calls.list_devices().devices
         assert sick.health == "silent"
@@ -125,9 +130,7 @@ def test_one_device_that_hangs(impatient: DemoNode) -> None:
     release(node, other.id)
     assert states(node)[held.id] in ("active", "failed")
     simulate(node, "fault", "clear")
-    time.sleep(1.1)
-    with client(node) as calls:
-        assert {device.health for device in calls.list_devices().devices} == {"ok"}
+    eventually(lambda: set(healths(node)) == {"ok"}, "all devices answer")
     release(node, held.id)
     release(node, quota(node).id)
 
@@ -157,7 +160,6 @@ def test_a_start_while_a_device_hangs(impatient: DemoNode) -> None:
 def test_a_library_that_hangs_altogether(impatient: DemoNode) -> None:
     node = impatient
     held = quota(node)
-    time.sleep(1.1)
     simulate(node, "fault", "hang", "--function", "nvml*")
     answers: list[object] = []
 
@@ -170,15 +172,14 @@ def test_a_library_that_hangs_altogether(impatient: DemoNode) -> None:
 
     waiting = threading.Thread(target=list_devices)
     waiting.start()
-    with client(node, timeout_seconds=1.5) as calls:
+    with client(node) as calls:
         assert calls.get_node().allocation_count == 1
         assert len(calls.list_allocations().allocations) == 1
         calls.get_policy()
-    waiting.join(20)
+    waiting.join(60)
     assert answers
-    status = node.ctl("status", check=False)
-    assert status.returncode == 37
-    assert "E504" in status.stdout
+    eventually(lambda: node.ctl("status", check=False).returncode == 37, "it is known to hang")
+    assert "E504" in node.ctl("status", check=False).stdout
     simulate(node, "fault", "clear")
     eventually(lambda: node.ctl("status", check=False).returncode == 0, "it is well again")
     release(node, held.id)
