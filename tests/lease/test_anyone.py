@@ -14,15 +14,19 @@ from tests.conditions import needs
 from tests.lease.conftest import Node, eventually, lease_used
 from tests.native.harness import CONTEXT_BYTES, GIB, MIB, PROBE, UUIDS, Tenant
 from tests.otheruser import as_user
+from vgpud import lease_layout
 from vgpud.lease import DeviceLimits, read_usage, write_lease
 from vgpud.model.tenancy import ANYONE
 
 pytestmark = needs("root")
 
 NOBODY = 65534
-# as a container's runtime does: the folder read-only, and its usage page writable
+# as a container's runtime does: the folder read-only, and its usage page writable, at the place by which the
+# arbiter knows that a process of any user belongs to the lease
 MOUNT = """
 set -e
+mount -t tmpfs tmpfs /run
+mkdir -p "$2"
 mount --bind "$1" "$2"
 mount -o remount,bind,ro "$2"
 mount --bind "$1/usage" "$2/usage"
@@ -73,8 +77,7 @@ def test_users_of_the_host_cannot_open_a_lease_of_unknown_uid(node: Node, lease:
 
 def within(node: Node, lease: Path, *command: str | Path) -> "subprocess.Popen[str]":
     """`command` as another user than root, where the lease is mounted as into a container."""
-    mounted = node.run_dir / "mounted"
-    mounted.mkdir()
+    mounted = Path(lease_layout.MOUNT)
     env = ["env", "-i", *(f"{name}={value}" for name, value in Tenant(mounted).env().items())]
     mount: list[str | Path] = ["unshare", "-m", "sh", "-c", MOUNT, "sh", lease, mounted]
     process = subprocess.Popen(
