@@ -20,7 +20,7 @@ static struct source events = {.fd = -1};
 /* Room can be taken beyond the end of a file, too: fallocate with FALLOC_FL_KEEP_SIZE. */
 static bool is_too_large(const struct stat *about)
 {
-    const off_t most = (off_t)sizeof(struct vgpu_usage);
+    const off_t most = (off_t)VGPU_USAGE_FILE_BYTES;
     const off_t room = about->st_blocks * BLOCK_BYTES;
     return about->st_size > most || room > (most / ROOM_BYTES + 1) * ROOM_BYTES;
 }
@@ -31,7 +31,7 @@ static void cut(struct lease *lease)
     if (fstat(lease->usage_fd, &about) != 0 || !is_too_large(&about))
         return;
     lease->cuts++;
-    (void)!ftruncate(lease->usage_fd, sizeof(struct vgpu_usage)); /* also frees what lies beyond its end */
+    (void)!ftruncate(lease->usage_fd, VGPU_USAGE_FILE_BYTES); /* also frees what lies beyond its end */
 }
 
 static void cut_closed(struct lease *lease)

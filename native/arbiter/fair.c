@@ -5,6 +5,7 @@
 #define DEVIATION_NS 6e6
 #define ROUND_MAX_NS 80e6
 #define SHARED_ROUND_NS 30e6 /* a tenant's part of a round */
+#define CUT_ROUND_NS 50e6    /* likewise, where a hand-over costs 700 us */
 #define SHARED_ROUND_MAX_NS 200e6
 #define QUANTUM_MIN_NS 500e3
 #define ACTIVE_NS 100000000ull /* a tenant that held the device so lately still counts in the weights */
@@ -81,6 +82,8 @@ static void find_wish(struct sched_device *device)
 {
     device->wisher = NULL;
     device->wish_ns = 0;
+    if (device->cut)
+        return;
     for (const struct sched_place *p = device->places; p != NULL; p = p->next) {
         double wish = p->limits.quantum_us * 1e3;
         if (fair_present(p) && wish > 0 && (device->wisher == NULL || wish < device->wish_ns)) {
@@ -113,7 +116,7 @@ static double round_length(const struct sched_device *device, uint64_t now)
 {
     double length = ROUND_MAX_NS;
     if (device->active > 1) /* each hand-over costs the device nearly 200 us, whatever the round */
-        return clamp(SHARED_ROUND_NS * device->active, 0, SHARED_ROUND_MAX_NS);
+        return clamp((device->cut ? CUT_ROUND_NS : SHARED_ROUND_NS) * device->active, 0, SHARED_ROUND_MAX_NS);
     for (const struct sched_place *p = device->places; p != NULL; p = p->next) {
         if (!fair_active(p, now))
             continue;

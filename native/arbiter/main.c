@@ -1,7 +1,7 @@
 /*
  * vgpu-arbiter: registers the processes of every preload lease and gives back what the dead held.
  *
- * usage: vgpu-arbiter --run-dir DIR [--foreground]
+ * usage: vgpu-arbiter --run-dir DIR [--foreground] [--control-device PATH]
  * Serves DIR/leases/<allocation>/arbiter.sock; takes orders on DIR/arbiter/control.sock (root).
  * Its knowledge of live processes is in the kernel (the locks on `usage` slots): killed and started
  * again it finds every tenant where it was, with no state file and without vgpud.
@@ -26,6 +26,7 @@
 #include "loop.h"
 #include "process.h"
 #include "rest.h"
+#include "rm.h"
 #include "served.h"
 #include "turns.h"
 
@@ -84,9 +85,12 @@ static void look_at_resting(struct lease *lease)
     }
 }
 
-static int start(const char *run_dir)
+static int start(const char *run_dir, const char *control_device)
 {
     char path[4096];
+    int run_fd = open_folder(run_dir, 0755);
+    if (run_fd < 0)
+        return fail(run_dir, run_fd);
     snprintf(path, sizeof(path), "%s/leases", run_dir);
     int leases_fd = open_folder(path, 0755);
     if (leases_fd < 0)
@@ -102,7 +106,7 @@ static int start(const char *run_dir)
     }
     int error = loop_open();
     if (error == 0)
-        error = turns_open();
+        error = turns_open(run_fd, control_device);
     if (error == 0)
         error = rest_open(look_at_resting);
     if (error == 0 && bound_open() != 0)
@@ -117,24 +121,29 @@ static int start(const char *run_dir)
 
 int main(int argc, char **argv)
 {
-    static const struct option options[] = {
-        {"run-dir", required_argument, NULL, 'r'}, {"foreground", no_argument, NULL, 'f'}, {0}};
+    static const struct option options[] = {{"run-dir", required_argument, NULL, 'r'},
+                                            {"foreground", no_argument, NULL, 'f'},
+                                            {"control-device", required_argument, NULL, 'c'},
+                                            {0}};
     const char *run_dir = NULL;
+    const char *control_device = RM_CONTROL_DEVICE;
     bool foreground = false;
     for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (option == 'r')
             run_dir = optarg;
         else if (option == 'f')
             foreground = true;
+        else if (option == 'c')
+            control_device = optarg;
         else
             return EXIT_USAGE;
     }
     if (run_dir == NULL || optind != argc) {
-        fputs("usage: vgpu-arbiter --run-dir DIR [--foreground]\n", stderr);
+        fputs("usage: vgpu-arbiter --run-dir DIR [--foreground] [--control-device PATH]\n", stderr);
         return EXIT_USAGE;
     }
     raise_descriptor_limit();
-    int status = start(run_dir);
+    int status = start(run_dir, control_device);
     if (status != 0)
         return status;
     if (!foreground && daemon(0, 1) != 0)

@@ -95,7 +95,8 @@ static void connection_ready(struct source *source, uint32_t events)
         connection_close(connection);
         return;
     }
-    if (request.kind == VGPU_MSG_WANT || request.kind == VGPU_MSG_DONE || request.kind == VGPU_MSG_ENDING) {
+    if (request.kind == VGPU_MSG_WANT || request.kind == VGPU_MSG_DONE || request.kind == VGPU_MSG_ENDING ||
+        request.kind == VGPU_MSG_CHANNELS) {
         if (request.version != VGPU_LEASE_VERSION || !turns_message(connection, &request))
             connection_close(connection);
         return;
@@ -104,6 +105,7 @@ static void connection_ready(struct source *source, uint32_t events)
     if (send(source->fd, &reply, sizeof(reply), MSG_DONTWAIT | MSG_NOSIGNAL) != (ssize_t)sizeof(reply)) {
         connection_close(connection);
     } else if (reply.kind == VGPU_MSG_WELCOME) {
+        connection->slot = request.slot;
         turns_lease_add(lease); /* its limits may not have been readable before */
         turns_join(connection);
     }

@@ -316,6 +316,38 @@ void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint6
     member_left(tenant, now);
 }
 
+void sched_idle(struct sched_member *member, uint64_t idle_ns, uint64_t now)
+{
+    struct vgpu_turn over = {.number = member->turn, .length_ns = idle_ns};
+    if (member->state == SCHED_RUNNING || member->state == SCHED_LATE) {
+        sched_done(member, &over, now);
+    } else if (member->state == SCHED_WAITING) {
+        member->state = SCHED_IDLE;
+        member_left(member->tenant, now);
+    }
+}
+
+void sched_cut_done(struct sched_tenant *tenant, uint64_t lost_ns, uint64_t now)
+{
+    for (struct sched_member *m = tenant->members; m != NULL; m = m->next) {
+        struct vgpu_turn over = {.number = m->turn, .length_ns = lost_ns, .flags = VGPU_TURN_MORE};
+        if (m->cut && (m->state == SCHED_RUNNING || m->state == SCHED_LATE))
+            sched_done(m, &over, now);
+    }
+}
+
+/* Are all of its members that run cut ones? */
+static bool is_cut(const struct sched_tenant *tenant)
+{
+    bool runs = false;
+    for (const struct sched_member *m = tenant->members; m != NULL; m = m->next) {
+        if (m->state == SCHED_RUNNING && !m->cut)
+            return false;
+        runs |= m->state == SCHED_RUNNING;
+    }
+    return runs;
+}
+
 /* --- decisions */
 
 static void let_in(struct sched_tenant *tenant, uint64_t now)
@@ -541,11 +573,13 @@ static void look_at_holder(struct sched_tenant *tenant, uint64_t now)
         set_free(tenant, now);
     else if (!tenant->stopping)
         make_room(tenant, now);
+    if (tenant->held != 0 && !tenant->stopping && now >= tenant->ends_at && is_cut(tenant))
+        stop(tenant, now);
 }
 
 static void look_at(struct sched_tenant *tenant, uint64_t now)
 {
-    if (tenant->held != 0 && now >= drain_ends(tenant))
+    if (tenant->held != 0 && now >= drain_ends(tenant) && !is_cut(tenant))
         bypass(tenant, now);
     if (tenant->held != 0) {
         look_at_holder(tenant, now);
@@ -564,6 +598,8 @@ static uint64_t next_look(const struct sched_tenant *tenant, uint64_t now)
         return wait > 0 ? now + wait : SCHED_NEVER;
     }
     uint64_t bound = tenant->ends_at != SCHED_NEVER ? drain_ends(tenant) : SCHED_NEVER;
+    if (is_cut(tenant))
+        bound = tenant->stopping ? SCHED_NEVER : tenant->ends_at;
     return earlier(bound, together_next_look(tenant, now));
 }
 

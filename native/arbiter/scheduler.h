@@ -38,6 +38,7 @@ struct sched_device {
     uint32_t users;             /* tenants, with members or without */
     uint32_t busy;              /* tenants that hold the device */
     bool managed;
+    bool cut; /* tenants are taken off it at once: short turns for all are not needed for one that cannot wait */
     struct sched_place *next_place; /* who gets it next, see order.h */
     /* as of the last fair_refresh */
     uint64_t refreshed_at;
@@ -75,6 +76,7 @@ struct sched_member {
     struct sched_member *next;
     enum sched_member_state state;
     bool wants;       /* while RUNNING or LATE: launches wait at its gate already */
+    bool cut;         /* taken off its devices at the end of a turn: it gives nothing back by itself */
     uint32_t devices; /* that it uses, as bits */
     uint64_t seen_at; /* when it last wanted a turn or had one; 0: never */
     uint64_t turn;
@@ -130,6 +132,14 @@ void sched_want(struct sched_member *member, uint32_t devices, uint64_t now);
 /* A member gave its turn back: number, MORE, and how long it idled at its end (believed up to a bound, as it
  * is when the member says that it runs nothing). Stale turn numbers are ignored. */
 void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint64_t now);
+
+/* A member that is cut has nothing to do any more, in a turn or waiting for one, and had nothing for `idle_ns`
+ * (believed up to a bound). */
+void sched_idle(struct sched_member *member, uint64_t idle_ns, uint64_t now);
+
+/* All cut members of the tenant are off its devices, as sched_say_revoke asked for; of the turn nothing of them
+ * ran for `lost_ns`. They want the next turn: one that does not says sched_idle. */
+void sched_cut_done(struct sched_tenant *tenant, uint64_t lost_ns, uint64_t now);
 
 /* A member launches no more in its turn, and expects the device to be idle in `left_ns`. */
 void sched_ending(struct sched_member *member, uint64_t number, uint64_t left_ns, uint64_t now);

@@ -33,10 +33,14 @@ struct connection {
     int pidfd;      /* of the process that connected (identity.h), until it has registered: then -1 */
     pid_t pid;      /* its number while it lives */
     uint32_t owner; /* registration number of the process that it registered; 0: none yet */
+    bool watches;   /* cut: it was told to say when it idles */
+    uint32_t slot;  /* of its process */
 };
 
 struct lease {
     struct source listener;
+    struct lease *next_cut;       /* of those whose turns are kept by the engine cut */
+    struct cut_place *cut_places; /* one a device; NULL: they are kept by the tenant's gate */
     struct lease *next;
     struct process *processes;
     struct connection *connections;
@@ -59,6 +63,7 @@ struct lease {
     struct sched_tenant tenant;
     bool schedules; /* the tenant is known to sched */
     bool touched;   /* its counters are to be published */
+    bool away;      /* VGPU_LEASE_AWAY, as of the last look at its limits */
     struct lease *touched_next;
     uint64_t generation; /* of the limits that sched knows */
     char id[VGPU_ID_BYTES];

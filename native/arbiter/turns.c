@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -9,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cut.h"
 #include "limits.h"
 
 #define READ_TRIES 8
@@ -76,12 +78,60 @@ void turns_lease_settle(struct lease *lease)
     publish(lease);
 }
 
+static struct connection *connection_of(struct sched_member *member)
+{
+    return (struct connection *)((char *)member - offsetof(struct connection, member));
+}
+
+/* A tenant that does not read its socket loses it; the hang-up is handled when it comes in. */
+static void say(struct sched_member *member, const struct vgpu_message *message)
+{
+    int fd = connection_of(member)->socket.fd;
+    if (send(fd, message, sizeof(*message), MSG_DONTWAIT | MSG_NOSIGNAL) != (ssize_t)sizeof(*message))
+        shutdown(fd, SHUT_RDWR);
+}
+
+static void say_cut(struct connection *connection, bool watch)
+{
+    struct vgpu_message message = {.kind = VGPU_MSG_CUT, .version = VGPU_LEASE_VERSION};
+    message.turn.flags = watch ? VGPU_TURN_WATCH : 0;
+    connection->watches = watch;
+    say(&connection->member, &message);
+}
+
+/* Who is alone on devices that are not given in turns need not say when it idles. */
+static bool is_watched(const struct lease *lease)
+{
+    for (uint32_t d = 0; d < lease->tenant.device_count; d++)
+        if (lease->tenant.places[d]->device->managed)
+            return true;
+    return false;
+}
+
+static void tell_watches(void)
+{
+    for (struct lease *lease = cut_lease_next(NULL); lease != NULL; lease = cut_lease_next(lease)) {
+        bool watch = is_watched(lease);
+        for (struct connection *c = lease->connections; c != NULL; c = c->next)
+            if (c->joined && c->member.cut && c->watches != watch)
+                say_cut(c, watch);
+    }
+}
+
 static void run_if_stale(void)
 {
+    uint64_t again = SCHED_NEVER;
     if (!stale)
         return;
-    stale = false;
-    arm(sched_run(now_ns()));
+    while (stale) { /* a turn that is over may be another's */
+        stale = false;
+        uint64_t now = now_ns();
+        again = sched_run(now);
+        uint64_t cut = cut_follow(now);
+        again = cut < again ? cut : again;
+    }
+    tell_watches();
+    arm(again);
     loop_alert_until(sched_alert_until());
     for (struct lease *lease = touched, *next; lease != NULL; lease = next) {
         next = lease->touched_next;
@@ -89,6 +139,11 @@ static void run_if_stale(void)
         publish(lease);
     }
     touched = NULL;
+}
+
+static void look_again(void)
+{
+    stale = true;
 }
 
 static void timer_ready(struct source *source, uint32_t events)
@@ -101,13 +156,16 @@ static void timer_ready(struct source *source, uint32_t events)
     }
 }
 
-int turns_open(void)
+int turns_open(int run_fd, const char *control_device)
 {
     timer = (struct source){.fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), .ready = timer_ready};
     if (timer.fd < 0)
         return -errno;
     loop_after(run_if_stale);
-    return loop_add(&timer, EPOLLIN);
+    int error = loop_add(&timer, EPOLLIN);
+    if (error == 0 && cut_open(run_fd, control_device, look_again) != 0)
+        fprintf(stderr, "vgpu-arbiter: no device has the engine cut: %s is not there\n", control_device);
+    return error;
 }
 
 /* A whole page between two equal, even generations. vgpud wrote it, and it may be writing now. */
@@ -133,6 +191,7 @@ static void set_limits(struct lease *lease, const struct vgpu_limits *limits)
         sched_set_limits(&lease->tenant, d, &to);
     }
     lease->generation = limits->generation;
+    lease->away = limits->state == VGPU_LEASE_AWAY;
     stale = true;
 }
 
@@ -145,8 +204,10 @@ void turns_lease_add(struct lease *lease)
     for (uint32_t d = 0; d < limits.device_count; d++)
         memcpy(uuids[d], limits.devices[d].uuid, sizeof(uuids[d]));
     lease->schedules = sched_tenant_add(&lease->tenant, limits.device_count, (const char (*)[VGPU_UUID_BYTES])uuids);
-    if (lease->schedules)
+    if (lease->schedules) {
         set_limits(lease, &limits);
+        cut_lease_add(lease);
+    }
 }
 
 static bool same_devices(const struct lease *lease, const struct vgpu_limits *limits)
@@ -191,6 +252,7 @@ void turns_lease_remove(struct lease *lease)
 {
     if (!lease->schedules)
         return;
+    cut_lease_remove(lease);
     sched_tenant_remove(&lease->tenant, now_ns());
     lease->schedules = false;
     untouch(lease);
@@ -204,6 +266,11 @@ void turns_join(struct connection *connection)
     sched_member_add(&connection->lease->tenant, &connection->member, now_ns());
     connection->joined = true;
     stale = true;
+    connection->member.cut = connection->lease->cut_places != NULL;
+    if (connection->member.cut) {
+        cut_lease_stale(connection->lease);
+        say_cut(connection, true);
+    }
 }
 
 void turns_leave(struct connection *connection)
@@ -216,6 +283,16 @@ void turns_leave(struct connection *connection)
     stale = true;
 }
 
+/* What a member that is cut says; it is off its devices or on them, whatever it says. */
+static void cut_message(struct connection *connection, const struct vgpu_message *message, uint64_t now)
+{
+    struct sched_member *member = &connection->member;
+    if (message->kind == VGPU_MSG_WANT)
+        sched_want(member, cut_devices(connection->lease, connection->slot) | message->turn.devices, now);
+    else if (message->kind == VGPU_MSG_DONE)
+        sched_idle(member, message->turn.length_ns, now);
+}
+
 bool turns_message(struct connection *connection, const struct vgpu_message *message)
 {
     const struct vgpu_turn *turn = &message->turn;
@@ -224,7 +301,15 @@ bool turns_message(struct connection *connection, const struct vgpu_message *mes
     turns_lease_refresh(connection->lease);
     uint64_t now = now_ns();
     uint64_t transit = now > turn->sent_ns && now - turn->sent_ns < TRANSIT_MAX_NS ? now - turn->sent_ns : 0;
-    if (message->kind == VGPU_MSG_WANT) {
+    if (message->kind == VGPU_MSG_CHANNELS) {
+        cut_lease_stale(connection->lease);
+    } else if (connection->member.cut && (turn->flags & VGPU_TURN_GATED) == 0) {
+        cut_message(connection, message, now);
+    } else if (message->kind == VGPU_MSG_WANT) {
+        if (connection->member.cut) { /* it is gated from now on */
+            sched_idle(&connection->member, 0, now);
+            connection->member.cut = false;
+        }
         sched_want(&connection->member, turn->devices, now);
     } else if (message->kind == VGPU_MSG_ENDING) {
         sched_ending(&connection->member, turn->number, turn->length_ns > transit ? turn->length_ns - transit : 0, now);
@@ -238,33 +323,26 @@ bool turns_message(struct connection *connection, const struct vgpu_message *mes
     return true;
 }
 
-static struct connection *connection_of(struct sched_member *member)
+/* Who is cut is put on its devices and taken off, and hears nothing of it. */
+static void say_turn(struct sched_member *member, const struct vgpu_message *message)
 {
-    return (struct connection *)((char *)member - offsetof(struct connection, member));
-}
-
-/* A tenant that does not read its socket loses it; the hang-up is handled when it comes in. */
-static void say(struct sched_member *member, const struct vgpu_message *message)
-{
-    int fd = connection_of(member)->socket.fd;
-    if (send(fd, message, sizeof(*message), MSG_DONTWAIT | MSG_NOSIGNAL) != (ssize_t)sizeof(*message))
-        shutdown(fd, SHUT_RDWR);
+    touch(connection_of(member)->lease); /* its counters moved, whoever's message it was */
+    if (!member->cut)
+        say(member, message);
 }
 
 void sched_say_grant(struct sched_member *member, const struct vgpu_turn *turn)
 {
     struct vgpu_message message = {.kind = VGPU_MSG_GRANT, .version = VGPU_LEASE_VERSION, .turn = *turn};
     message.turn.sent_ns = now_ns();
-    touch(connection_of(member)->lease); /* its counters moved, whoever's message it was */
-    say(member, &message);
+    say_turn(member, &message);
 }
 
 void sched_say_revoke(struct sched_member *member)
 {
     struct vgpu_message message = {.kind = VGPU_MSG_REVOKE, .version = VGPU_LEASE_VERSION};
     message.turn.number = member->turn;
-    touch(connection_of(member)->lease); /* a bypass is counted, whatever its process does */
-    say(member, &message);
+    say_turn(member, &message);
 }
 
 void turns_look(struct connection *connection)
@@ -278,5 +356,6 @@ void sched_say_soon(struct sched_member *member, uint64_t in_ns)
 {
     struct vgpu_message message = {.kind = VGPU_MSG_SOON, .version = VGPU_LEASE_VERSION};
     message.turn.length_ns = in_ns;
-    say(member, &message);
+    if (!member->cut)
+        say(member, &message);
 }

@@ -4,8 +4,8 @@
 
 #include "served.h"
 
-/* Opens the timer. 0 or -errno. */
-int turns_open(void);
+/* Opens the timer. `run_fd`, `control_device`: see cut.h. 0 or -errno. */
+int turns_open(int run_fd, const char *control_device);
 
 /* A lease came, is changed, or goes. A lease whose limits cannot be read takes no part. */
 void turns_lease_add(struct lease *lease);

@@ -78,6 +78,12 @@ static void usage(void)
     FIELD("USAGE", vgpu_usage, "RETIRED", retired);
     FIELD("USAGE", vgpu_usage, "SLOTS", slots);
     FIELD("USAGE", vgpu_usage, "COMPUTE", compute);
+    CONSTANT("USAGE_FILE_SIZE", VGPU_USAGE_FILE_BYTES);
+    CONSTANT("CHANNELS_AT", VGPU_CHANNELS_AT);
+    SIZE("CHANNELS", vgpu_channel_table);
+    FIELD("CHANNELS", vgpu_channel_table, "COUNT", count);
+    FIELD("CHANNELS", vgpu_channel_table, "GROUPS", groups);
+    SIZE("CHANNEL_GROUP", vgpu_channel_group);
     SIZE("COMPUTE", vgpu_compute);
     FIELD("COMPUTE", vgpu_compute, "GRANTED_NS", granted_ns);
     FIELD("COMPUTE", vgpu_compute, "USED_NS", used_ns);

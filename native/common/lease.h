@@ -164,20 +164,53 @@ struct vgpu_usage {
     struct vgpu_compute compute[VGPU_MAX_DEVICES];
 };
 
+/*
+ * The channels that carry a process's kernels, for an arbiter that takes tenants off the device by the driver's
+ * own call (rm.h). At VGPU_CHANNELS_AT of the `usage` file there is one table a slot, written by the slot's
+ * process as the driver makes and frees channels; a file that ends before them has none. Every number here is a
+ * tenant's claim: the arbiter makes its call through the tenant's own open file, and the driver refuses what is
+ * not of that file.
+ */
+#define VGPU_GROUP_CHANNELS 8u
+#define VGPU_MAX_GROUPS 255u
+struct vgpu_channel_group {
+    uint8_t uuid[16]; /* of the device, as the driver gave it */
+    uint32_t file;    /* number of the process's open control device */
+    uint32_t client;  /* handles of the driver's, see rm.h */
+    uint32_t subdevice;
+    uint32_t count; /* of channels; a group with more has several entries */
+    uint32_t channels[VGPU_GROUP_CHANNELS];
+};
+struct vgpu_channel_table {
+    uint64_t generation; /* odd while it is written */
+    uint32_t count;
+    uint32_t lost; /* 1: there are groups that had no room here */
+    uint32_t
+        off; /* devices of the lease, as bits, that its channels are off or on their way from: the arbiter's word */
+    uint8_t unused[44];
+    struct vgpu_channel_group groups[VGPU_MAX_GROUPS];
+};
+#define VGPU_CHANNELS_AT 294912u /* offset of the first table: a whole page's */
+#define VGPU_USAGE_FILE_BYTES (VGPU_CHANNELS_AT + VGPU_MAX_SLOTS * sizeof(struct vgpu_channel_table))
+
 /* Messages on arbiter.sock (SEQPACKET, one struct a packet). */
 enum vgpu_message_kind {
     VGPU_MSG_REGISTER = 1, /* tenant -> arbiter; slot = the slot whose lock the sender holds */
     VGPU_MSG_WELCOME = 2,  /* arbiter -> tenant; owner = word for the slot, value = host pid */
     VGPU_MSG_REFUSED = 3,  /* arbiter -> tenant; value: errno (ESHUTDOWN: the lease is closed) */
     /* Compute turns, on a registered connection; `turn` is filled in. */
-    VGPU_MSG_WANT = 4,   /* tenant -> arbiter: work waits; turn.devices: bits of the devices it is for */
-    VGPU_MSG_DONE = 5,   /* tenant -> arbiter: nothing of turn.number is left on the device; turn.flags: MORE */
-    VGPU_MSG_GRANT = 6,  /* arbiter -> tenant: launch now */
-    VGPU_MSG_REVOKE = 7, /* arbiter -> tenant: launch no more, and say DONE when nothing is left */
-    VGPU_MSG_ENDING = 8, /* tenant -> arbiter: launches no more in turn.number; idle in turn.length_ns or so */
-    VGPU_MSG_SOON = 9,   /* arbiter -> tenant: a GRANT is expected in turn.length_ns or so */
-    VGPU_MSG_LOOK = 10,  /* arbiter -> tenant: see what state the lease is in, and write your slot's figures;
+    VGPU_MSG_WANT = 4,      /* tenant -> arbiter: work waits; turn.devices: bits of the devices it is for */
+    VGPU_MSG_DONE = 5,      /* tenant -> arbiter: nothing of turn.number is left on the device; turn.flags: MORE */
+    VGPU_MSG_GRANT = 6,     /* arbiter -> tenant: launch now */
+    VGPU_MSG_REVOKE = 7,    /* arbiter -> tenant: launch no more, and say DONE when nothing is left */
+    VGPU_MSG_ENDING = 8,    /* tenant -> arbiter: launches no more in turn.number; idle in turn.length_ns or so */
+    VGPU_MSG_SOON = 9,      /* arbiter -> tenant: a GRANT is expected in turn.length_ns or so */
+    VGPU_MSG_LOOK = 10,     /* arbiter -> tenant: see what state the lease is in, and write your slot's figures;
                           * vgpud -> arbiter: say so to all processes of this lease */
+    VGPU_MSG_CUT = 11,      /* arbiter -> tenant: launch as you like, turns are kept by taking your channels off the
+                             * device; with WATCH in turn.flags: say DONE when nothing is left to do, WANT at the
+                             * next call */
+    VGPU_MSG_CHANNELS = 12, /* tenant -> arbiter: the table of this process's channels has changed */
     /* control socket, root only */
     VGPU_MSG_ADD = 16,    /* vgpud -> arbiter: serve this lease */
     VGPU_MSG_REMOVE = 17, /* vgpud -> arbiter: stop serving it and forget it */
@@ -195,6 +228,7 @@ enum vgpu_turn_flags {
     VGPU_TURN_WATCH = 2,  /* give the devices back as soon as nothing is left to do */
     VGPU_TURN_MORE = 4,   /* in DONE: launches are waiting at the gate */
     VGPU_TURN_SHORT = 8,  /* somebody must not wait: one long launch in flight at a time */
+    VGPU_TURN_GATED = 32, /* in WANT: this process has no channels of its own, and keeps its turns by its gate */
     VGPU_TURN_BRIEF = 16, /* with WATCH: this tenant wishes short turns, so idleness is looked for more often */
 };
 #define VGPU_TURN_OPEN_ENDED UINT64_MAX
@@ -236,5 +270,8 @@ _Static_assert(offsetof(struct vgpu_slot, devices) == 64, "device words stay on 
 _Static_assert(offsetof(struct vgpu_usage, retired) == 128, "ABI");
 _Static_assert(sizeof(struct vgpu_message) == 24 + VGPU_ID_BYTES, "ABI");
 _Static_assert(sizeof(struct vgpu_compute) == 64, "one cache line a device");
+_Static_assert(sizeof(struct vgpu_usage) <= VGPU_CHANNELS_AT && VGPU_CHANNELS_AT % 16384 == 0, "ABI: whole pages");
+_Static_assert(sizeof(struct vgpu_channel_group) == 64, "ABI");
+_Static_assert(sizeof(struct vgpu_channel_table) == 16384, "ABI: whole pages");
 
 #endif

@@ -85,8 +85,10 @@ struct rm_control {
     uint32_t status;
 };
 
-/* Of a subdevice: the UUID, with flags 0 as text ("GPU-..."). */
+/* Of a subdevice: the UUID, as text ("GPU-...") or as 16 bytes. */
 #define RM_GET_GID 0x2080014au
+#define RM_GID_TEXT 0u
+#define RM_GID_BINARY 2u
 struct rm_gid {
     uint32_t index;
     uint32_t flags;

@@ -49,6 +49,7 @@ class Card:
     processes: "list[subprocess.Popen[str]]" = field(default_factory=list)
     preloads: tuple[Path, ...] = ()  # of the tenants, besides libvgpu
     kernel_us: int = KERNEL_US
+    engine: str = "gate"
 
     @property
     def client(self) -> ArbiterClient:
@@ -57,7 +58,11 @@ class Card:
     def start_arbiter(self, *wrapper: str) -> None:
         arbiter = self.sim.build / "bin" / "vgpu-arbiter"
         command = [*wrapper, str(arbiter), "--run-dir", str(self.run_dir), "--foreground"]
-        self.arbiter = subprocess.Popen(command)
+        command += ["--control-device", str(self.sim.state)]
+        (self.run_dir / "engines").mkdir(exist_ok=True)
+        for uuid in self.uuids:
+            (self.run_dir / "engines" / uuid).write_text(f"{self.engine}\n")
+        self.arbiter = subprocess.Popen(command, env=self.sim.environment())
         deadline = time.monotonic() + 10
         while not self.client.ready():
             assert time.monotonic() < deadline
@@ -180,12 +185,13 @@ def bypassed_seldom(*leases: Path) -> bool:
 
 
 @contextmanager
-def made_card() -> Iterator[Card]:
+def made_card(engine: str = "gate") -> Iterator[Card]:
     folder = Path(tempfile.mkdtemp())  # short: the socket's path must fit
     (folder / "run" / "leases").mkdir(parents=True)
     sim = SimNode(folder / "state", build_dir(), "h200x8")
     create(sim.state, sim.profile)
     made = Card(sim, folder / "run", tuple(one["uuid"] for one in sim.dump()["devices"][:2]))
+    made.engine = engine
     made.start_arbiter()
     try:
         yield made
@@ -198,4 +204,10 @@ def made_card() -> Iterator[Card]:
 @pytest.fixture
 def card() -> Iterator[Card]:
     with made_card() as made:
+        yield made
+
+
+@pytest.fixture
+def cut_card() -> Iterator[Card]:
+    with made_card("cut") as made:
         yield made

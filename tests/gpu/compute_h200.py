@@ -64,6 +64,7 @@ class Node:
     build: Path
     run_dir: Path
     uuid: str
+    engine: str = "gate"
     rate: float = 400.0
     arbiter: "subprocess.Popen[bytes] | None" = None
     count: int = 0
@@ -75,6 +76,8 @@ class Node:
 
     def start(self) -> None:
         (self.run_dir / "leases").mkdir(parents=True, exist_ok=True)
+        (self.run_dir / "engines").mkdir(exist_ok=True)
+        (self.run_dir / "engines" / self.uuid).write_text(f"{self.engine}\n")
         command = [str(self.build / "bin" / "vgpu-arbiter"), "--run-dir", str(self.run_dir), "--foreground"]
         self.arbiter = subprocess.Popen(command)
         while not self.client.ready():
@@ -483,11 +486,11 @@ def switches(node: Node) -> int:
 
 
 @contextmanager
-def made(build: Path) -> Iterator[Node]:
+def made(build: Path, engine: str) -> Iterator[Node]:
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
     uuid = os.environ.get("VGPU_BENCH_UUID", listed.split("UUID: ")[1].split(")")[0])
     with tempfile.TemporaryDirectory() as folder:
-        node = Node(build, Path(folder), uuid)
+        node = Node(build, Path(folder), uuid, engine)
         node.start()
         try:
             if "VGPU_BENCH_RATE" not in os.environ:
@@ -556,12 +559,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--build", type=Path, required=True, help="folder of the native build")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--engine", choices=("cut", "gate"), default="gate", help="that keeps the turns")
     parser.add_argument(
         "sections", nargs="*", choices=[*SECTIONS, []], help="all but 'quick', 'pairs' and 'weights', if none"
     )
     options = parser.parse_args()
     figures: dict[str, object] = {}
-    with made(options.build) as node:
+    with made(options.build, options.engine) as node:
         for name in options.sections or [s for s in SECTIONS if s not in ("quick", "pairs", "weights")]:
             began = time.monotonic()
             try:

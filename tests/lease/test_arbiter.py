@@ -335,20 +335,20 @@ def test_a_usage_page_that_grows_is_cut_back(checked: Node) -> None:
     usage = lease / "usage"
     with usage.open("r+b") as grown:
         grown.truncate(1 << 40)
-        eventually(lambda: usage.stat().st_size == layout.USAGE_SIZE)
+        eventually(lambda: usage.stat().st_size == layout.USAGE_FILE_SIZE)
         for _ in range(20):
             grown.seek(0, os.SEEK_END)
             grown.write(bytes(1 << 20))
             grown.flush()
-        eventually(lambda: usage.stat().st_size == layout.USAGE_SIZE)
+        eventually(lambda: usage.stat().st_size == layout.USAGE_FILE_SIZE)
         os.posix_fallocate(grown.fileno(), 0, 64 << 20)
-        eventually(lambda: usage.stat().st_size == layout.USAGE_SIZE)
+        eventually(lambda: usage.stat().st_size == layout.USAGE_FILE_SIZE)
     assert lease_used(lease) == HELD
     checked.kill_arbiter()
     with usage.open("r+b") as grown:
         grown.truncate(1 << 30)
     checked.start_arbiter()
-    eventually(lambda: usage.stat().st_size == layout.USAGE_SIZE)
+    eventually(lambda: usage.stat().st_size == layout.USAGE_FILE_SIZE)
     process.communicate("")
     eventually(lambda: lease_used(lease) == 0)
 

@@ -48,10 +48,10 @@ def test_room_beyond_the_end_of_a_usage_file_is_given_back(shm: Node) -> None:
     usage = shm.lease() / layout.USAGE_FILE
     libc = ctypes.CDLL(None, use_errno=True)
     with usage.open("r+b") as file:
-        size, beyond = ctypes.c_long(64 * MIB), ctypes.c_long(layout.USAGE_SIZE)
+        size, beyond = ctypes.c_long(64 * MIB), ctypes.c_long(layout.USAGE_FILE_SIZE)
         assert libc.fallocate(file.fileno(), FALLOC_FL_KEEP_SIZE, beyond, size) == 0
-    assert usage.stat().st_size == layout.USAGE_SIZE
-    eventually(lambda: usage.stat().st_blocks * 512 <= 4 * MIB)
+    assert usage.stat().st_size == layout.USAGE_FILE_SIZE
+    eventually(lambda: usage.stat().st_blocks * 512 <= 8 * MIB)
     assert shm.client.tampering("a1").cuts > 0
 
 

@@ -202,7 +202,7 @@ def _fill(draft: Path, body: bytes, uid: int, gid: int) -> None:
     usage = draft / layout.USAGE_FILE
     fd = os.open(usage, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.ftruncate(fd, layout.USAGE_SIZE)
+        os.ftruncate(fd, layout.USAGE_FILE_SIZE)
         os.pwrite(fd, struct.pack("<II", layout.MAGIC, layout.VERSION), 0)
         if uid == ANYONE:
             os.fchmod(fd, 0o666)  # those whom the container lets see it

@@ -11,8 +11,11 @@
 #include "arbiter_link.h"
 #include "away.h"
 #include "capture.h"
+#include "channels.h"
 #include "clock.h"
+#include "cut.h"
 #include "drain.h"
+#include "inside.h"
 #include "duty.h"
 #include "lease_open.h"
 #include "pace.h"
@@ -32,7 +35,7 @@
 #define DUTY_WINDOW_NS 2000000u
 #define SLEEP_ABOVE_NS 300000u
 
-enum state { CLOSED, OPEN, FREE };
+enum state { CLOSED, OPEN, FREE, CUT };
 
 struct vgpu_gate_words vgpu_gate;
 
@@ -40,6 +43,7 @@ static struct {
     pthread_mutex_t lock;
     enum state state; /* read without the lock by those who wait in between */
     bool linked;
+    bool gated;  /* it cannot be cut: it has no channels of its own */
     bool held;   /* a turn is ours until nothing of it is left on the device */
     bool wanted; /* WANT was said, or DONE with MORE */
     bool fresh;  /* nothing was launched in this turn yet */
@@ -159,14 +163,14 @@ static void want(uint64_t now)
     gate.wanted_at = now;
     gate.spin_from = now;
     gate.spin_until = now + SPIN_WANT_NS;
-    send_message(VGPU_MSG_WANT, 0, 0);
+    send_message(VGPU_MSG_WANT, gate.gated ? VGPU_TURN_GATED : 0, 0);
 }
 
 static void give_back(uint64_t now)
 {
     bool more = gate.waiting > 0 && !vgpu_away_now();
     gate.held = false;
-    gate.look = gate.look || vgpu_away.away; /* nothing of ours is in the driver from now on: say so */
+    gate.look = gate.look || vgpu_away_now(); /* nothing of ours is in the driver from now on: say so */
     vgpu_pace_idle();
     note_launches();
     if (gate.linked) {
@@ -334,6 +338,20 @@ static void end_if_stray(void)
     pthread_mutex_unlock(&gate.lock);
 }
 
+/* Something is launched: a process that has no channels to be cut by, a client of MPS, keeps its turns itself. */
+static bool stay_cut(void)
+{
+    if (vgpu_channels_known())
+        return true;
+    vgpu_cut_end();
+    pthread_mutex_lock(&gate.lock);
+    gate.gated = true;
+    if (gate.state == CUT)
+        close_gate(now_ns());
+    pthread_mutex_unlock(&gate.lock);
+    return false;
+}
+
 static CUresult look(CUstream stream, int per_thread)
 {
     bool limited;
@@ -359,6 +377,10 @@ static CUresult look(CUstream stream, int per_thread)
             if (gate.state == FREE)
                 __atomic_store_n(&vgpu_gate.allow, free_until(), __ATOMIC_SEQ_CST);
             pthread_mutex_unlock(&gate.lock);
+            return CUDA_SUCCESS;
+        }
+        if (state == CUT && stay_cut()) {
+            vgpu_cut_work();
             return CUDA_SUCCESS;
         }
         if (state == OPEN && pace(stream, per_thread))
@@ -408,6 +430,7 @@ void vgpu_gate_linked(void)
     gate.look = true; /* one may have been missed */
     if (gate.state != CLOSED)
         close_gate(now_ns());
+    gate.gated = false;
     gate.held = false; /* what still runs of a turn that no arbiter gave is drained beside the next holder */
     if (gate.waiting > 0)
         want(now_ns());
@@ -419,6 +442,7 @@ void vgpu_gate_unlinked(void)
     pthread_mutex_lock(&gate.lock);
     gate.linked = false;
     gate.wanted = false;
+    vgpu_cut_end();
     if (own_share() < 0 && !vgpu_away_now())
         set_state(FREE);
     else if (gate.state != CLOSED)
@@ -447,6 +471,10 @@ void vgpu_gate_message(const struct vgpu_message *message)
         gate.spin_from = now + (in > SPIN_LEAD_NS ? in - SPIN_LEAD_NS : 0);
         gate.spin_until = now + in + SPIN_FOR_NS;
         set_state(CLOSED); /* those who sleep have a new time to wake */
+    } else if (message->kind == VGPU_MSG_CUT && !gate.gated) {
+        vgpu_cut_begin((message->turn.flags & VGPU_TURN_WATCH) != 0, &vgpu_gate.allow);
+        if (gate.state != CUT)
+            set_state(CUT);
     } else if (message->kind == VGPU_MSG_LOOK) {
         gate.look = true; /* its answer may take calls of the driver: the line's thread gives it */
     }
@@ -532,10 +560,13 @@ static void answer_look(uint64_t now)
     bool away = vgpu_away_now();
     pthread_mutex_lock(&gate.lock);
     vgpu_away_follow();
-    if (away && gate.state != CLOSED)
+    bool cut = gate.state == CUT;
+    if (cut && away)
+        __atomic_store_n(&vgpu_gate.allow, 0, __ATOMIC_SEQ_CST); /* who launches looks, and waits */
+    if (!cut && away && gate.state != CLOSED)
         end_turn(now);
-    bool closed = gate.state == CLOSED;
-    bool held = gate.held;
+    bool closed = gate.state == CLOSED || vgpu_cut_idle();
+    bool held = cut ? !closed : gate.held;
     uint64_t count = __atomic_load_n(&vgpu_gate.count, __ATOMIC_SEQ_CST);
     bool same = count == gate.looked_count;
     gate.look = false;
@@ -546,6 +577,17 @@ static void answer_look(uint64_t now)
     vgpu_away_answer(count, busy, away && !held);
 }
 
+static int64_t cut_tick(void)
+{
+    int64_t wait;
+    if (!vgpu_cut_look(&wait) || !vgpu_away_now())
+        return wait;
+    pthread_mutex_lock(&gate.lock);
+    gate.look = true; /* nothing of ours is in the driver from now on: say so */
+    pthread_mutex_unlock(&gate.lock);
+    return 0;
+}
+
 int64_t vgpu_gate_tick(void)
 {
     uint64_t now = now_ns();
@@ -554,6 +596,9 @@ int64_t vgpu_gate_tick(void)
     pthread_mutex_unlock(&gate.lock);
     if (asked)
         answer_look(now);
+    if (state_now() == CUT)
+        return cut_tick();
+    vgpu_cut_rescue();
     pthread_mutex_lock(&gate.lock);
     if (gate.state == OPEN && gate.ends_at != UINT64_MAX && now >= gate.ends_at)
         end_turn(now);
@@ -585,6 +630,8 @@ int64_t vgpu_gate_tick(void)
 void vgpu_gate_reset(void)
 {
     vgpu_away_reset();
+    vgpu_cut_reset();
+    vgpu_inside_reset();
     if (gate.limits != NULL)
         munmap((void *)gate.limits, sizeof(struct vgpu_limits));
     memset(&gate, 0, sizeof(gate));

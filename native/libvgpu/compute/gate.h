@@ -24,6 +24,8 @@ extern struct vgpu_gate_words vgpu_gate;
 
 static inline bool vgpu_gate_passes(uint64_t weight)
 {
+    if (__builtin_expect(__atomic_load_n(&vgpu_gate.allow, __ATOMIC_RELAXED) == UINT64_MAX, 1))
+        return true; /* not limited, or cut */
     uint64_t count = __atomic_add_fetch(&vgpu_gate.count, weight, __ATOMIC_RELAXED);
     return __builtin_expect(count < __atomic_load_n(&vgpu_gate.allow, __ATOMIC_RELAXED), 1);
 }

@@ -36,7 +36,8 @@ struct flow {
     uint64_t run_seen_ns;  /* when that was seen */
     double unit_ns;        /* device time of one launch of weight 1; 0: not known yet */
     CUevent drain;
-    bool used; /* launched to since the last drain */
+    bool used;     /* launched to since the last drain */
+    bool launched; /* to it, ever */
     enum vgpu_drain_state draining;
     struct vgpu_drain_job job;
 };
@@ -91,7 +92,7 @@ static void note_devices(void)
 {
     uint32_t devices = 0;
     for (const struct flow *flow = flows; flow != NULL; flow = flow->next)
-        if (flow->device != VGPU_NOT_IN_LEASE)
+        if (flow->device != VGPU_NOT_IN_LEASE && flow->launched)
             devices |= 1u << flow->device;
     __atomic_store_n(&launched_to, devices, __ATOMIC_RELAXED);
 }
@@ -109,7 +110,17 @@ static struct flow *flow_get(CUcontext context)
                                                                             : VGPU_NOT_IN_LEASE;
     flow->run = launched();
     flow->run_seen_ns = now_ns();
-    note_devices();
+    return flow;
+}
+
+/* Something is launched to the context. */
+static struct flow *flow_launched(CUcontext context)
+{
+    struct flow *flow = flow_get(context);
+    if (flow != NULL && !flow->launched) {
+        flow->launched = true;
+        note_devices();
+    }
     return flow;
 }
 
@@ -209,7 +220,7 @@ enum vgpu_pace vgpu_pace(CUstream stream, int per_thread, const struct vgpu_turn
     *batch = 1;
     *wait_ns = 0;
     pthread_mutex_lock(&lock);
-    struct flow *flow = flow_get(context_of(stream, per_thread));
+    struct flow *flow = flow_launched(context_of(stream, per_thread));
     if (flow != NULL) {
         uint64_t count = launched();
         uint32_t last = (flow->head - 1) % RING;
@@ -244,7 +255,7 @@ bool vgpu_pace_touch(CUstream stream, int per_thread)
 {
     CUcontext context = context_of(stream, per_thread);
     pthread_mutex_lock(&lock);
-    struct flow *flow = flow_get(context);
+    struct flow *flow = flow_launched(context);
     if (flow != NULL)
         flow->used = true;
     pthread_mutex_unlock(&lock);
@@ -263,13 +274,33 @@ bool vgpu_pace_strays(void)
     return (__atomic_load_n(&launched_to, __ATOMIC_RELAXED) & ~__atomic_load_n(&declared, __ATOMIC_RELAXED)) != 0;
 }
 
-uint64_t vgpu_pace_free(uint32_t device_count)
+void vgpu_pace_note(CUcontext context)
 {
-    uint32_t others = ((1u << device_count) - 1) & ~__atomic_load_n(&declared, __ATOMIC_RELAXED);
+    pthread_mutex_lock(&lock);
+    (void)flow_get(context);
+    pthread_mutex_unlock(&lock);
+}
+
+bool vgpu_pace_none(void)
+{
+    pthread_mutex_lock(&lock);
+    bool none = flows == NULL;
+    pthread_mutex_unlock(&lock);
+    return none;
+}
+
+void vgpu_pace_use_all(void)
+{
     pthread_mutex_lock(&lock);
     for (struct flow *flow = flows; flow != NULL; flow = flow->next)
         flow->used = true;
     pthread_mutex_unlock(&lock);
+}
+
+uint64_t vgpu_pace_free(uint32_t device_count)
+{
+    uint32_t others = ((1u << device_count) - 1) & ~__atomic_load_n(&declared, __ATOMIC_RELAXED);
+    vgpu_pace_use_all();
     return others != 0 && device_count > 1 ? STRAY_BATCH : FREE_BATCH;
 }
 

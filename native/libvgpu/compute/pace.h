@@ -28,6 +28,15 @@ void vgpu_pace_mark_after(CUstream stream, int per_thread, uint64_t weight);
 /* Takes note of the context that is launched to; false: there is no memory to, and nothing may be launched to it. */
 bool vgpu_pace_touch(CUstream stream, int per_thread);
 
+/* Takes note of a context that was made: before anything is launched to it. */
+void vgpu_pace_note(CUcontext context);
+
+/* Is no context known? */
+bool vgpu_pace_none(void);
+
+/* The next drain is one of all contexts. */
+void vgpu_pace_use_all(void);
+
 /* While nobody limits this process: so many launches may follow without a look, to any context. */
 uint64_t vgpu_pace_free(uint32_t device_count);
 

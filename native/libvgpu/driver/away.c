@@ -26,10 +26,66 @@ bool vgpu_away_now(void)
     return vgpu_away_state() == VGPU_LEASE_AWAY || vgpu_swap_held();
 }
 
+static void (*on_work)(void);
+
+void vgpu_away_on_work(void (*say)(void))
+{
+    __atomic_store_n(&on_work, say, __ATOMIC_RELEASE);
+}
+
+static void say_work(void)
+{
+    void (*say)(void) = __atomic_load_n(&on_work, __ATOMIC_ACQUIRE);
+    if (say != NULL)
+        say();
+}
+
+static uint32_t set_bit(uint32_t bit, bool to)
+{
+    uint32_t before = to ? __atomic_fetch_or(&vgpu_away.away, bit, __ATOMIC_SEQ_CST)
+                         : __atomic_fetch_and(&vgpu_away.away, ~bit, __ATOMIC_SEQ_CST);
+    return before & bit;
+}
+
+void vgpu_away_set(uint32_t bit, bool to)
+{
+    set_bit(bit, to);
+}
+
+struct vgpu_inside *vgpu_away_enter(void)
+{
+    for (;;) {
+        uint32_t bits = __atomic_load_n(&vgpu_away.away, __ATOMIC_ACQUIRE);
+        if ((bits & (VGPU_AWAY_LEASE | VGPU_AWAY_IDLE)) != 0)
+            vgpu_away_wait();
+        if ((bits & VGPU_AWAY_CUT) == 0)
+            return NULL;
+        struct vgpu_inside *own = vgpu_inside_enter();
+        if ((__atomic_load_n(&vgpu_away.away, __ATOMIC_ACQUIRE) & (VGPU_AWAY_LEASE | VGPU_AWAY_IDLE)) == 0)
+            return own;
+        vgpu_inside_leave(&own); /* it counted as idle in between, maybe: so this call is said */
+    }
+}
+
+/* Who waits for the lease is not in the driver, though its call has begun. */
+static uint32_t step_out(void)
+{
+    uint32_t depth = vgpu_inside_own != NULL ? vgpu_inside_own->depth : 0;
+    if (depth > 0)
+        __atomic_store_n(&vgpu_inside_own->depth, 0, __ATOMIC_RELEASE);
+    return depth;
+}
+
+static void step_in(uint32_t depth)
+{
+    if (depth > 0)
+        __atomic_store_n(&vgpu_inside_own->depth, depth, __ATOMIC_RELAXED);
+}
+
 void vgpu_away_follow(void)
 {
     bool away = vgpu_away_now();
-    bool before = __atomic_exchange_n(&vgpu_away.away, away, __ATOMIC_SEQ_CST) != 0;
+    bool before = set_bit(VGPU_AWAY_LEASE, away) != 0;
     if (before && !away) {
         __atomic_store_n(&slot->quiet, 0, __ATOMIC_SEQ_CST);
         __atomic_add_fetch(&epoch, 1, __ATOMIC_SEQ_CST);
@@ -41,10 +97,14 @@ void vgpu_away_wait(void)
 {
     struct timespec most = {.tv_nsec = LOOK_NS};
     if (!vgpu_away_now()) {
-        if (__atomic_load_n(&vgpu_away.away, __ATOMIC_RELAXED))
+        uint32_t bits = __atomic_load_n(&vgpu_away.away, __ATOMIC_RELAXED);
+        if ((bits & VGPU_AWAY_LEASE) != 0)
             vgpu_away_follow();
+        if ((bits & VGPU_AWAY_IDLE) != 0)
+            say_work();
         return;
     }
+    uint32_t depth = step_out();
     __atomic_add_fetch(&slot->wants, 1, __ATOMIC_SEQ_CST);
     for (;;) {
         uint32_t seen = __atomic_load_n(&epoch, __ATOMIC_SEQ_CST);
@@ -53,7 +113,9 @@ void vgpu_away_wait(void)
         syscall(SYS_futex, &epoch, FUTEX_WAIT_PRIVATE, seen, &most, NULL, 0);
     }
     __atomic_sub_fetch(&slot->wants, 1, __ATOMIC_SEQ_CST);
+    step_in(depth);
     vgpu_away_follow();
+    say_work();
 }
 
 void vgpu_away_start(const struct vgpu_limits *page, struct vgpu_slot *own)

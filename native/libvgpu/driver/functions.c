@@ -39,6 +39,12 @@ bool vgpu_library_load(enum vgpu_library library)
     return library_handle(library, RTLD_LOCAL) != NULL;
 }
 
+void *vgpu_library_symbol(enum vgpu_library library, const char *name)
+{
+    void *handle = library_handle(library, RTLD_NOLOAD);
+    return handle != NULL ? vgpu_libc_dlsym()(handle, name) : NULL;
+}
+
 /* The linker's names for libvgpu's own ends. */
 extern const char __ehdr_start[] __attribute__((visibility("hidden")));
 extern const char _end[] __attribute__((visibility("hidden")));

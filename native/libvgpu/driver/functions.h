@@ -39,6 +39,9 @@ static inline void *vgpu_real(enum vgpu_function_id id)
     return __builtin_expect(real != NULL, 1) ? real : vgpu_real_found(id);
 }
 
+/* What a symbol is to the library and what it needs, libvgpu left out; NULL: the process has not loaded it. */
+void *vgpu_library_symbol(enum vgpu_library library, const char *name);
+
 /* Is this address inside NVIDIA's library? (libcuda.so*, libnvidia-ml.so*) */
 bool vgpu_is_nvidia(enum vgpu_library library, const void *address);
 

@@ -171,7 +171,7 @@ static int make_folder(const char *folder, const struct vgpu_limits *limits)
         return -errno;
     int error = write_file(draft, VGPU_LIMITS_FILE, limits, sizeof(*limits), sizeof(*limits));
     if (error == 0)
-        error = write_file(draft, VGPU_USAGE_FILE, usage_head, sizeof(usage_head), sizeof(struct vgpu_usage));
+        error = write_file(draft, VGPU_USAGE_FILE, usage_head, sizeof(usage_head), VGPU_USAGE_FILE_BYTES);
     if (error == 0 && rename(draft, folder) == 0)
         return 0;
     if (error == 0)

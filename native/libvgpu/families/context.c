@@ -153,6 +153,7 @@ static CUresult finish(struct creation *made, CUresult result, const CUcontext *
         result = CUDA_ERROR_OUT_OF_MEMORY;
     } else {
         contexts[device].live++;
+        vgpu_pace_note(*context);
     }
     done(made);
     return result;
@@ -258,6 +259,7 @@ static CUresult retain_first(struct creation *made, CUcontext *pctx, CUdevice de
     } else {
         known->live++;
         known->primary = *pctx;
+        vgpu_pace_note(*pctx);
         known->primary_refs++;
     }
     done(made);

@@ -62,8 +62,10 @@ VGPU_EXPORT CUresult cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx)
 {
     vgpu_away_call();
     CUresult result = CALL(cuCtxFromGreenCtx, pContext, hCtx);
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS) {
         note(*pContext);
+        vgpu_pace_note(*pContext);
+    }
     return result;
 }
 

@@ -12,6 +12,7 @@
 
 #define LAUNCH_BODY(weight, stream, per_thread, symbol, ...)          \
     do {                                                              \
+        vgpu_away_launch();                                           \
         if (vgpu_gate_passes(weight))                                 \
             return CALL_INSIDE(symbol, __VA_ARGS__);                  \
         CUresult result = vgpu_gate_look(stream, per_thread, weight); \

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "in_child.h"
+#include "channels.h"
 #include "lease_open.h"
 #include "limits.h"
 #include "arbiter_link.h"
@@ -176,6 +177,7 @@ static CUresult join(void)
     int slot = lease.first.state != VGPU_LEASE_CLOSED ? vgpu_slot_claim(lease.usage_fd, lease.usage) : -ESHUTDOWN;
     int error = 0;
     if (slot >= 0) {
+        vgpu_channels_start(lease.usage_fd, (uint32_t)slot);
         error = vgpu_link_start(lease.folder, lease.usage, (uint32_t)slot);
         slot = error != 0 ? error : slot;
     }
@@ -200,6 +202,7 @@ static CUresult enter_first(void)
         return CUDA_ERROR_OPERATING_SYSTEM;
     }
     if (found == 0) {
+        vgpu_channels_ignore();
         __atomic_store_n(&vgpu_tenant_phase, VGPU_TENANT_UNLIMITED, __ATOMIC_RELEASE);
         return CUDA_SUCCESS;
     }

@@ -311,7 +311,19 @@ static uint32_t disable(struct sim_state *s, struct sim_device *d, const struct 
 
 static uint32_t get_gid(const struct sim_device *d, struct rm_gid *gid)
 {
-    if (gid->flags != 0)
+    unsigned digits = 0;
+    if (gid->flags == RM_GID_BINARY) {
+        memset(gid->data, 0, sizeof(gid->data));
+        for (const char *c = d->uuid + strlen("GPU-"); *c != '\0' && digits < 32; c++)
+            if (*c != '-') {
+                unsigned value = (unsigned)(*c <= '9' ? *c - '0' : *c - 'a' + 10);
+                gid->data[digits / 2] = (uint8_t)(gid->data[digits / 2] | value << (digits % 2 == 0 ? 4 : 0));
+                digits++;
+            }
+        gid->length = 16;
+        return RM_OK;
+    }
+    if (gid->flags != RM_GID_TEXT)
         return RM_NOT_SUPPORTED;
     gid->length = (uint32_t)snprintf((char *)gid->data, sizeof(gid->data), "%s", d->uuid) + 1;
     return RM_OK;

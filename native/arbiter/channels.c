@@ -1,0 +1,296 @@
+#include "channels.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "rm.h"
+
+#define READ_TRIES 8
+
+#ifndef SYS_pidfd_getfd
+#define SYS_pidfd_getfd 438
+#endif
+
+struct channels_thread {
+    pthread_mutex_t lock;
+    pthread_cond_t news;
+    struct channels_order *first;
+    struct channels_order **last;
+};
+
+static struct source finished_source;
+static pthread_mutex_t finished_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct channels_order *finished;
+static struct channels_order **finished_last = &finished;
+static void (*report)(struct channels_order *order);
+static struct stat control_device;
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* --- the table of a slot */
+
+bool channels_uuid(const char *text, uint8_t uuid[16])
+{
+    unsigned digits = 0;
+    if (strncmp(text, "GPU-", 4) != 0)
+        return false;
+    memset(uuid, 0, 16);
+    for (text += 4; *text != '\0' && digits < 32; text++) {
+        if (*text == '-')
+            continue;
+        if (!isxdigit((unsigned char)*text))
+            return false;
+        unsigned value = isdigit((unsigned char)*text) ? (unsigned)(*text - '0')
+                                                       : (unsigned)(tolower((unsigned char)*text) - 'a' + 10);
+        uuid[digits / 2] = (uint8_t)(uuid[digits / 2] | value << (digits % 2 == 0 ? 4 : 0));
+        digits++;
+    }
+    return digits == 32 && *text == '\0';
+}
+
+/* The groups between two equal, even generations. */
+static bool read_table(int usage_fd, uint32_t slot, struct vgpu_channel_table *table)
+{
+    off_t at = (off_t)(VGPU_CHANNELS_AT + slot * sizeof(*table));
+    size_t head = offsetof(struct vgpu_channel_table, groups);
+    for (int attempt = 0; attempt < READ_TRIES; attempt++) {
+        uint64_t after;
+        if (pread(usage_fd, table, head, at) != (ssize_t)head || table->count > VGPU_MAX_GROUPS)
+            return false;
+        size_t size = table->count * sizeof(table->groups[0]);
+        if (pread(usage_fd, table->groups, size, at + (off_t)head) != (ssize_t)size ||
+            pread(usage_fd, &after, sizeof(after), at) != (ssize_t)sizeof(after))
+            return false;
+        if (after == table->generation && (after & 1) == 0)
+            return table->count > 0;
+    }
+    return table->count > 0; /* a writer that is stopped, or does not stop: the driver refuses what is not there */
+}
+
+bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], struct channels_process *process)
+{
+    static struct vgpu_channel_table table; /* of the loop's thread */
+    process->count = 0;
+    process->groups = NULL;
+    if (!read_table(usage_fd, slot, &table))
+        return false;
+    process->groups = malloc(table.count * sizeof(table.groups[0]));
+    process->slot = slot;
+    process->off = table.off;
+    for (uint32_t i = 0; process->groups != NULL && i < table.count; i++)
+        if (memcmp(table.groups[i].uuid, uuid, sizeof(table.groups[i].uuid)) == 0)
+            process->groups[process->count++] = table.groups[i];
+    if (process->count > 0)
+        return true;
+    free(process->groups);
+    process->groups = NULL;
+    return false;
+}
+
+void channels_note_off(int usage_fd, uint32_t slot, uint32_t ordinal, bool off)
+{
+    uint32_t bits = 0;
+    off_t at = (off_t)(VGPU_CHANNELS_AT + slot * sizeof(struct vgpu_channel_table) +
+                       offsetof(struct vgpu_channel_table, off));
+    if (pread(usage_fd, &bits, sizeof(bits), at) != (ssize_t)sizeof(bits))
+        return;
+    bits = off ? bits | 1u << ordinal : bits & ~(1u << ordinal);
+    (void)!pwrite(usage_fd, &bits, sizeof(bits), at);
+}
+
+/* --- a device's thread */
+
+static bool is_control_device(int fd)
+{
+    struct stat about;
+    if (fstat(fd, &about) != 0 || (about.st_mode & S_IFMT) != (control_device.st_mode & S_IFMT))
+        return false;
+    if (S_ISCHR(about.st_mode))
+        return about.st_rdev == control_device.st_rdev;
+    return about.st_dev == control_device.st_dev && about.st_ino == control_device.st_ino; /* a simulated one */
+}
+
+static void refused(struct channels_order *order, int error, uint32_t status)
+{
+    order->failed++;
+    order->error = error;
+    order->status = status;
+}
+
+/* One call for all that is in `list`, through the process's own file. */
+static void call(struct channels_order *order, int pidfd, const struct vgpu_channel_group *group,
+                 struct rm_disable_channels *list)
+{
+    struct rm_control control = {.client = group->client,
+                                 .object = group->subdevice,
+                                 .command = RM_DISABLE_CHANNELS,
+                                 .parameters = (uint64_t)(uintptr_t)list,
+                                 .parameters_size = sizeof(*list)};
+    int file = (int)syscall(SYS_pidfd_getfd, pidfd, (int)group->file, 0);
+    if (file < 0) {
+        if (errno != ESRCH) /* it is dead: the driver took its channels away */
+            refused(order, errno, 0);
+        return;
+    }
+    order->calls++;
+    if (!is_control_device(file))
+        refused(order, ENODEV, 0);
+    else if (ioctl(file, RM_REQUEST(RM_ESCAPE_CONTROL, struct rm_control), &control) != 0)
+        refused(order, errno, 0);
+    else if (control.status != RM_OK)
+        refused(order, 0, control.status);
+    close(file);
+}
+
+static bool same_call(const struct vgpu_channel_group *a, const struct vgpu_channel_group *b)
+{
+    return a->file == b->file && a->client == b->client && a->subdevice == b->subdevice;
+}
+
+/* As few calls as can be: each takes as long as a whole hand-over, however many channels it is for. */
+static void carry_out_process(struct channels_order *order, const struct channels_process *process)
+{
+    struct rm_disable_channels list = {.count = 0};
+    uint32_t calls = 0;
+    for (uint32_t i = 0; i < process->count; i++) {
+        const struct vgpu_channel_group *group = &process->groups[i];
+        uint32_t count = group->count < VGPU_GROUP_CHANNELS ? group->count : VGPU_GROUP_CHANNELS;
+        list.disable = order->off;
+        for (uint32_t c = 0; c < count; c++) {
+            list.clients[list.count] = group->client;
+            list.channels[list.count++] = group->channels[c];
+        }
+        bool last = i + 1 == process->count || !same_call(group, &process->groups[i + 1]) ||
+                    list.count + VGPU_GROUP_CHANNELS > RM_DISABLE_CHANNELS_MAX;
+        if (!last || list.count == 0)
+            continue;
+        if (++calls > CHANNELS_PROCESS_CALLS_MAX) {
+            refused(order, E2BIG, 0);
+            return;
+        }
+        call(order, process->pidfd, group, &list);
+        memset(&list, 0, sizeof(list));
+    }
+}
+
+static void finish(struct channels_order *order)
+{
+    uint64_t one = 1;
+    pthread_mutex_lock(&finished_lock);
+    order->next = NULL;
+    *finished_last = order;
+    finished_last = &order->next;
+    pthread_mutex_unlock(&finished_lock);
+    (void)!write(finished_source.fd, &one, sizeof(one));
+}
+
+static void *serve(void *argument)
+{
+    struct channels_thread *thread = argument;
+    prctl(PR_SET_TIMERSLACK, 1000UL);
+    for (;;) {
+        pthread_mutex_lock(&thread->lock);
+        while (thread->first == NULL)
+            pthread_cond_wait(&thread->news, &thread->lock);
+        struct channels_order *order = thread->first;
+        thread->first = order->next;
+        if (thread->first == NULL)
+            thread->last = &thread->first;
+        pthread_mutex_unlock(&thread->lock);
+        order->began_ns = now_ns();
+        for (uint32_t p = 0; p < order->process_count; p++)
+            carry_out_process(order, &order->processes[p]);
+        order->ended_ns = now_ns();
+        finish(order);
+    }
+    return NULL;
+}
+
+struct channels_thread *channels_thread_start(void)
+{
+    pthread_t id;
+    sigset_t all;
+    sigset_t before;
+    struct channels_thread *thread = calloc(1, sizeof(*thread));
+    if (thread == NULL)
+        return NULL;
+    pthread_mutex_init(&thread->lock, NULL);
+    pthread_cond_init(&thread->news, NULL);
+    thread->last = &thread->first;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&id, NULL, serve, thread);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error != 0) {
+        free(thread);
+        return NULL;
+    }
+    pthread_detach(id);
+    return thread;
+}
+
+void channels_submit(struct channels_thread *thread, struct channels_order *order)
+{
+    order->next = NULL;
+    pthread_mutex_lock(&thread->lock);
+    *thread->last = order;
+    thread->last = &order->next;
+    pthread_cond_signal(&thread->news);
+    pthread_mutex_unlock(&thread->lock);
+}
+
+/* --- the loop's thread */
+
+void channels_order_free(struct channels_order *order)
+{
+    for (uint32_t p = 0; p < order->process_count; p++) {
+        close(order->processes[p].pidfd);
+        free(order->processes[p].groups);
+    }
+    free(order->processes);
+    free(order);
+}
+
+static void take_finished(struct source *source, uint32_t events)
+{
+    uint64_t count;
+    (void)events;
+    (void)!read(source->fd, &count, sizeof(count));
+    pthread_mutex_lock(&finished_lock);
+    struct channels_order *order = finished;
+    finished = NULL;
+    finished_last = &finished;
+    pthread_mutex_unlock(&finished_lock);
+    for (struct channels_order *next; order != NULL; order = next) {
+        next = order->next;
+        report(order);
+        channels_order_free(order);
+    }
+}
+
+int channels_open(const char *path, void (*done)(struct channels_order *order))
+{
+    report = done;
+    if (stat(path, &control_device) != 0)
+        return -errno;
+    finished_source = (struct source){.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), .ready = take_finished};
+    if (finished_source.fd < 0)
+        return -errno;
+    return loop_add(&finished_source, EPOLLIN);
+}

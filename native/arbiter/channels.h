@@ -1,0 +1,70 @@
+/*
+ * channels.h: takes the channels of a tenant's processes off a device and puts them back, from outside, by the
+ * driver's own call (rm.h). A call blocks for up to half a millisecond, so each device has a thread for it.
+ *
+ * The driver knows a client by its open file, so the call goes through the process's own: taken by
+ * pidfd_getfd(2) for the moment of the call only, since an open file keeps the memory of its client allocated.
+ * What a process lists is hostile input: a file that is not the control device is not called, and every channel
+ * of a call is named as one of the client that the call is for, which the driver checks against the file.
+ */
+#ifndef ARBITER_CHANNELS_H
+#define ARBITER_CHANNELS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "lease.h"
+#include "loop.h"
+
+#define CHANNELS_PROCESS_CALLS_MAX 64u /* what one process can cost at most; more is an error */
+
+/* The groups of one process on one device. */
+struct channels_process {
+    int pidfd; /* of its own: closed with the order */
+    uint32_t count;
+    uint32_t slot;
+    uint32_t off; /* as the table says */
+    struct vgpu_channel_group *groups;
+};
+
+/* One order for one device's thread; freed by channels_order_free. */
+struct channels_order {
+    struct channels_order *next;
+    bool off;
+    uint32_t process_count;
+    struct channels_process *processes;
+    void *owner; /* the caller's */
+    uint32_t ordinal;
+    /* the answer */
+    uint32_t calls;
+    uint32_t failed; /* groups whose call was refused */
+    uint32_t status; /* of the last refusal: the driver's, or 0 */
+    int error;       /* errno of the last refusal, or 0 */
+    uint64_t began_ns;
+    uint64_t ended_ns;
+};
+
+/* `path`: the control device. `done` is called from the loop, for each order that was carried out. 0 or -errno. */
+int channels_open(const char *path, void (*done)(struct channels_order *order));
+
+struct channels_thread;
+
+/* A thread for one device; NULL: out of memory. Devices do not go, so neither does it. */
+struct channels_thread *channels_thread_start(void);
+
+/* Hands the order over; it comes back by `done`. Orders of a thread are carried out in their order. */
+void channels_submit(struct channels_thread *thread, struct channels_order *order);
+
+void channels_order_free(struct channels_order *order);
+
+/* Puts the groups of a process on the device `uuid` that the table of its slot lists into `process`. False: it has
+ * none, or the table cannot be read. `process->groups` is to be freed. */
+bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], struct channels_process *process);
+
+/* Writes the table's word of a slot about one device. */
+void channels_note_off(int usage_fd, uint32_t slot, uint32_t ordinal, bool off);
+
+/* The 16 bytes of "GPU-..."; false: it is no such text. */
+bool channels_uuid(const char *text, uint8_t uuid[16]);
+
+#endif

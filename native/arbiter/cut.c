@@ -1,0 +1,404 @@
+#include "cut.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "channels.h"
+#include "fair.h"
+
+#define KERNEL_RUNS_ON_NS 250000u /* of the call that stops it: measured on an H100 */
+#define AGAIN_NS 5000000u         /* between two orders to take the same place off: its tenant can ask for them */
+#define TRIES 3u                  /* a channel may have been freed between its listing and the call */
+
+enum state { UNKNOWN, ON, OFF };
+
+struct cut_device {
+    struct cut_device *next;
+    char uuid[VGPU_UUID_BYTES];
+    uint8_t id[16];
+    uint32_t users;
+    bool cut;
+    struct channels_thread *thread;
+};
+
+/* A channel group that is off. To take one off that is off, or to put one back that is on, loses what waits in it:
+ * it is not run until its process submits more (seen on an H200, driver 580.159.04). */
+struct off_group {
+    uint32_t slot;
+    uint32_t client;
+    uint32_t channel; /* its first */
+};
+
+struct cut_place {
+    struct cut_device *device;
+    struct off_group *off;
+    uint32_t off_count;
+    struct channels_order *order; /* under way */
+    enum state state;
+    bool stale; /* channels may have come since */
+    uint32_t refusals;
+    bool complained;
+    uint64_t on_at; /* when the last order of its kind was carried out */
+    uint64_t off_at;
+    uint64_t lost_ns; /* of the turn that ends: nothing of it ran */
+};
+
+static struct cut_device *devices;
+static struct lease *cut_leases;
+static int run_folder = -1;
+static void (*look_again)(void);
+
+/* --- which engine a device has */
+
+static bool says_cut(const char *uuid)
+{
+    char path[VGPU_UUID_BYTES + 16];
+    char word[5] = "";
+    snprintf(path, sizeof(path), "engines/%.63s", uuid);
+    int fd = openat(run_folder, path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    ssize_t size = read(fd, word, sizeof(word) - 1);
+    close(fd);
+    return size >= 3 && memcmp(word, "cut", 3) == 0;
+}
+
+/* What the device has is asked for when its first tenant comes, and stays until the last has gone. */
+static struct cut_device *device_get(const char *uuid)
+{
+    struct cut_device *device = devices;
+    while (device != NULL && strncmp(device->uuid, uuid, sizeof(device->uuid)) != 0)
+        device = device->next;
+    if (device == NULL) {
+        device = calloc(1, sizeof(*device));
+        if (device == NULL)
+            return NULL;
+        memcpy(device->uuid, uuid, sizeof(device->uuid));
+        device->next = devices;
+        devices = device;
+    }
+    if (device->users++ == 0) {
+        device->cut = run_folder >= 0 && channels_uuid(device->uuid, device->id) && says_cut(device->uuid);
+        if (device->cut && device->thread == NULL)
+            device->cut = (device->thread = channels_thread_start()) != NULL;
+    }
+    return device;
+}
+
+/* --- orders */
+
+static uint32_t process_count(const struct lease *lease)
+{
+    uint32_t count = 0;
+    for (const struct process *p = lease->processes; p != NULL; p = p->next)
+        count++;
+    return count;
+}
+
+static bool is_off(const struct cut_place *place, uint32_t slot, const struct vgpu_channel_group *group)
+{
+    for (uint32_t i = 0; i < place->off_count; i++)
+        if (place->off[i].slot == slot && place->off[i].client == group->client &&
+            place->off[i].channel == group->channels[0])
+            return true;
+    return false;
+}
+
+static void note_off(struct cut_place *place, const struct channels_process *process)
+{
+    size_t size = (place->off_count + process->count) * sizeof(place->off[0]);
+    struct off_group *more = realloc(place->off, size);
+    if (more == NULL)
+        return;
+    place->off = more;
+    for (uint32_t i = 0; i < process->count; i++) {
+        const struct vgpu_channel_group *group = &process->groups[i];
+        place->off[place->off_count++] = (struct off_group){process->slot, group->client, group->channels[0]};
+    }
+}
+
+/* Keeps the groups that are not yet where they are to be. */
+static void keep_others(const struct cut_place *place, struct channels_process *process, bool off)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < process->count; i++)
+        if (is_off(place, process->slot, &process->groups[i]) != off)
+            process->groups[kept++] = process->groups[i];
+    process->count = kept;
+}
+
+static struct channels_order *order_make(const struct lease *lease, uint32_t ordinal, bool off)
+{
+    struct channels_order *order = calloc(1, sizeof(*order));
+    if (order == NULL)
+        return NULL;
+    order->off = off;
+    order->ordinal = ordinal;
+    order->processes = calloc(process_count(lease) + 1, sizeof(order->processes[0]));
+    for (const struct process *p = lease->processes; p != NULL && order->processes != NULL; p = p->next) {
+        struct channels_process *to = &order->processes[order->process_count];
+        if (!channels_read(lease->usage_fd, p->slot, lease->cut_places[ordinal].device->id, to))
+            continue;
+        keep_others(&lease->cut_places[ordinal], to, off);
+        to->pidfd = to->count > 0 ? fcntl(p->pidfd.fd, F_DUPFD_CLOEXEC, 0) : -1;
+        if (to->pidfd >= 0)
+            order->process_count++;
+        else
+            free(to->groups);
+    }
+    return order;
+}
+
+/* What an arbiter before this one left off. */
+static void adopt(struct lease *lease, uint32_t ordinal)
+{
+    struct cut_place *place = &lease->cut_places[ordinal];
+    for (const struct process *p = lease->processes; p != NULL; p = p->next) {
+        struct channels_process process;
+        if (channels_read(lease->usage_fd, p->slot, place->device->id, &process) && (process.off >> ordinal & 1) != 0)
+            note_off(place, &process);
+        free(process.groups);
+    }
+    place->state = place->off_count > 0 ? OFF : ON;
+    place->stale = true;
+}
+
+static void set_state(struct cut_place *place, bool off, uint64_t now)
+{
+    place->state = off ? OFF : ON;
+    *(off ? &place->off_at : &place->on_at) = now;
+}
+
+/* Where no process has channels there is nothing to do. */
+static void give_order(struct lease *lease, uint32_t ordinal, bool off, uint64_t now)
+{
+    struct cut_place *place = &lease->cut_places[ordinal];
+    struct channels_order *order = order_make(lease, ordinal, off);
+    place->stale = false;
+    if (order == NULL || order->process_count == 0) {
+        if (order != NULL)
+            channels_order_free(order);
+        set_state(place, off, now);
+        return;
+    }
+    if (off)
+        for (uint32_t p = 0; p < order->process_count; p++)
+            channels_note_off(lease->usage_fd, order->processes[p].slot, ordinal, true);
+    order->owner = lease;
+    place->order = order;
+    channels_submit(place->device->thread, order);
+}
+
+static void complain(struct cut_place *place, const struct lease *lease, const struct channels_order *order)
+{
+    if (place->complained)
+        return;
+    place->complained = true;
+    fprintf(stderr, "vgpu-arbiter: lease %s: the driver refused to take it %s device %s: status 0x%x, %s\n", lease->id,
+            order->off ? "off" : "back onto", place->device->uuid, order->status, strerror(order->error));
+}
+
+static void carried_out(struct channels_order *order)
+{
+    struct lease *lease = order->owner;
+    if (lease == NULL)
+        return;
+    struct cut_place *place = &lease->cut_places[order->ordinal];
+    place->order = NULL;
+    set_state(place, order->off, order->ended_ns);
+    for (uint32_t p = 0; p < order->process_count; p++)
+        if (order->off && order->failed == 0)
+            note_off(place, &order->processes[p]);
+        else if (!order->off)
+            channels_note_off(lease->usage_fd, order->processes[p].slot, order->ordinal, false);
+    if (!order->off)
+        place->off_count = 0;
+    uint64_t took = order->ended_ns - order->began_ns;
+    place->lost_ns = order->off && took > KERNEL_RUNS_ON_NS ? took - KERNEL_RUNS_ON_NS : 0;
+    if (order->failed == 0) {
+        place->refusals = 0;
+    } else if (++place->refusals < TRIES) {
+        place->state = order->off ? ON : OFF;
+        place->stale = true;
+    } else {
+        complain(place, lease, order);
+        if (order->off && lease->tenant.held != 0)
+            lease->tenant.places[order->ordinal]->count.bypasses++;
+    }
+    look_again();
+}
+
+/* --- what the scheduler's word means */
+
+static bool others_have_work(const struct sched_place *mine)
+{
+    for (const struct sched_place *p = mine->device->places; p != NULL; p = p->next) {
+        if (p->tenant == mine->tenant)
+            continue;
+        if (p->holding)
+            return true;
+        for (uint32_t d = 0; d < p->tenant->device_count; d++)
+            if ((p->tenant->wanted >> d & 1) != 0 && p->tenant->places[d] == p)
+                return true;
+    }
+    return false;
+}
+
+static bool wants_off(const struct lease *lease, uint32_t ordinal)
+{
+    const struct sched_tenant *tenant = &lease->tenant;
+    const struct sched_place *place = tenant->places[ordinal];
+    if (!place->device->managed)
+        return false;
+    if (place->holding)
+        return tenant->stopping;
+    if (lease->away && tenant->wanted == 0 && tenant->held == 0)
+        return false; /* it is quiet, and what moves its memory may need its channels */
+    if (place->limits.priority > 0 && place->tokens_ns > 0)
+        return false;
+    if (fair_is_hard(place) || others_have_work(place))
+        return true;
+    return lease->cut_places[ordinal].state == OFF;
+}
+
+static uint64_t follow_place(struct lease *lease, uint32_t ordinal, uint64_t now)
+{
+    struct cut_place *place = &lease->cut_places[ordinal];
+    bool off = wants_off(lease, ordinal);
+    if (place->order != NULL)
+        return SCHED_NEVER;
+    if (place->state == UNKNOWN)
+        adopt(lease, ordinal);
+    if (place->state != (off ? OFF : ON)) {
+        give_order(lease, ordinal, off, now);
+    } else if (off && place->stale) {
+        if (now < place->off_at + AGAIN_NS)
+            return place->off_at + AGAIN_NS;
+        give_order(lease, ordinal, true, now);
+    }
+    return SCHED_NEVER;
+}
+
+/* The turn is over when the tenant is off all of its devices. */
+static void settle(struct lease *lease, uint64_t now)
+{
+    struct sched_tenant *tenant = &lease->tenant;
+    uint64_t lost = 0;
+    if (tenant->held == 0 || !tenant->stopping)
+        return;
+    for (uint32_t d = 0; d < tenant->device_count; d++) {
+        const struct cut_place *place = &lease->cut_places[d];
+        if ((tenant->held >> d & 1) == 0)
+            continue;
+        if (place->state != OFF || place->order != NULL)
+            return;
+        uint64_t late = place->on_at > tenant->granted_at ? place->on_at - tenant->granted_at : 0;
+        lost = late + place->lost_ns > lost ? late + place->lost_ns : lost;
+    }
+    sched_cut_done(tenant, lost, now);
+    look_again();
+}
+
+uint64_t cut_follow(uint64_t now)
+{
+    uint64_t next = SCHED_NEVER;
+    for (struct lease *lease = cut_leases; lease != NULL; lease = lease->next_cut) {
+        for (uint32_t d = 0; d < lease->tenant.device_count; d++) {
+            uint64_t at = follow_place(lease, d, now);
+            next = at < next ? at : next;
+        }
+        settle(lease, now);
+    }
+    return next;
+}
+
+/* --- leases */
+
+int cut_open(int run_fd, const char *control_device, void (*changed)(void))
+{
+    look_again = changed;
+    int error = channels_open(control_device, carried_out);
+    if (error == 0)
+        run_folder = run_fd;
+    return error;
+}
+
+static void put_devices(struct lease *lease)
+{
+    for (uint32_t d = 0; d < lease->tenant.device_count; d++)
+        if (lease->cut_places[d].device != NULL)
+            lease->cut_places[d].device->users--;
+}
+
+void cut_lease_add(struct lease *lease)
+{
+    bool all = true;
+    if (run_folder < 0 || (lease->cut_places = calloc(VGPU_MAX_DEVICES, sizeof(lease->cut_places[0]))) == NULL)
+        return;
+    for (uint32_t d = 0; d < lease->tenant.device_count; d++) {
+        struct cut_device *device = device_get(lease->tenant.places[d]->device->uuid);
+        lease->cut_places[d].device = device;
+        all &= device != NULL && device->cut;
+    }
+    if (!all) {
+        put_devices(lease);
+        free(lease->cut_places);
+        lease->cut_places = NULL;
+        return;
+    }
+    for (uint32_t d = 0; d < lease->tenant.device_count; d++)
+        lease->tenant.places[d]->device->cut = true;
+    lease->next_cut = cut_leases;
+    cut_leases = lease;
+}
+
+void cut_lease_remove(struct lease *lease)
+{
+    struct lease **link = &cut_leases;
+    if (lease->cut_places == NULL)
+        return;
+    while (*link != lease)
+        link = &(*link)->next_cut;
+    *link = lease->next_cut;
+    for (uint32_t d = 0; d < lease->tenant.device_count; d++) {
+        struct cut_place *place = &lease->cut_places[d];
+        bool was_off = place->state == OFF || (place->order != NULL && place->order->off);
+        if (place->order != NULL)
+            place->order->owner = NULL;
+        struct channels_order *back = was_off && lease->usage_fd >= 0 ? order_make(lease, d, false) : NULL;
+        if (back != NULL)
+            channels_submit(place->device->thread, back);
+    }
+    for (uint32_t d = 0; d < lease->tenant.device_count; d++)
+        free(lease->cut_places[d].off);
+    put_devices(lease);
+    free(lease->cut_places);
+    lease->cut_places = NULL;
+}
+
+struct lease *cut_lease_next(const struct lease *lease)
+{
+    return lease == NULL ? cut_leases : lease->next_cut;
+}
+
+void cut_lease_stale(struct lease *lease)
+{
+    for (uint32_t d = 0; lease->cut_places != NULL && d < lease->tenant.device_count; d++)
+        lease->cut_places[d].stale = true;
+}
+
+uint32_t cut_devices(const struct lease *lease, uint32_t slot)
+{
+    uint32_t bits = 0;
+    for (uint32_t d = 0; lease->cut_places != NULL && d < lease->tenant.device_count; d++) {
+        struct channels_process process;
+        if (channels_read(lease->usage_fd, slot, lease->cut_places[d].device->id, &process))
+            bits |= 1u << d;
+        free(process.groups);
+    }
+    return bits;
+}

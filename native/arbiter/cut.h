@@ -1,0 +1,39 @@
+/*
+ * cut.h: the engine that keeps turns by taking tenants off their devices (channels.h), in the middle of whatever
+ * they run. The scheduler says who holds a device; here each place of a tenant is brought to what that means: on
+ * the device or off it.
+ *
+ * Off is who does not hold a device that is given in turns, while somebody else has work there or the tenant is
+ * under a hard limit. A tenant of a positive priority stays on while its share is not used up, so that its next
+ * launch waits for nothing but the others' going.
+ */
+#ifndef ARBITER_CUT_H
+#define ARBITER_CUT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "served.h"
+
+/* `run_fd`: the run folder, where engines/<UUID> says by its first word which engine a device has; without it
+ * there, the device has the gate. `control_device`: path. `changed` is called when the scheduler is to look
+ * again. 0 or -errno: then no device has this engine. */
+int cut_open(int run_fd, const char *control_device, void (*changed)(void));
+
+/* The lease's tenant is known to the scheduler; it is forgotten: what is off is put back. */
+void cut_lease_add(struct lease *lease);
+void cut_lease_remove(struct lease *lease);
+
+/* The leases with this engine, one after the other: NULL begins and ends. */
+struct lease *cut_lease_next(const struct lease *lease);
+
+/* A process came, or its channels are others. */
+void cut_lease_stale(struct lease *lease);
+
+/* Devices on which the process of this slot has channels, as bits of the lease. */
+uint32_t cut_devices(const struct lease *lease, uint32_t slot);
+
+/* Gives the orders that follow from what the scheduler last said. Returns when to call again, at the latest. */
+uint64_t cut_follow(uint64_t now);
+
+#endif

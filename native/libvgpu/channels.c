@@ -1,0 +1,395 @@
+#include "channels.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "arbiter_link.h"
+#include "cuda_api.h"
+#include "functions.h"
+#include "in_child.h"
+#include "next_symbol.h"
+#include "rm.h"
+
+#define GROUPS_MAX 1024u /* of the process, with those for copies: what comes after is lost */
+#define CHANNELS_MAX 64u /* of one group */
+#define SUBDEVICES_MAX 64u
+
+typedef int (*ioctl_fn)(int fd, unsigned long request, ...);
+
+struct group {
+    uint32_t client; /* 0: a free entry */
+    uint32_t device; /* handle */
+    uint32_t object;
+    int file;
+    bool computes;
+    uint32_t count;
+    uint32_t channels[CHANNELS_MAX];
+};
+
+struct subdevice {
+    uint32_t client; /* 0: a free entry */
+    uint32_t device; /* handle */
+    uint32_t object;
+    bool named;
+    uint8_t uuid[16];
+};
+
+static struct group groups[GROUPS_MAX];
+static uint32_t groups_high;
+static struct subdevice subdevices[SUBDEVICES_MAX];
+static bool lost; /* something had no room */
+static struct vgpu_channel_table *table;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static ioctl_fn next_ioctl;
+static ioctl_fn drivers_ioctl;
+static bool ignored; /* nobody is to know them */
+
+static ioctl_fn find_next(void)
+{
+    ioctl_fn next = __atomic_load_n(&next_ioctl, __ATOMIC_ACQUIRE);
+    if (next == NULL) {
+        next = (ioctl_fn)vgpu_next_definition("ioctl", &next_ioctl);
+        __atomic_store_n(&next_ioctl, next, __ATOMIC_RELEASE);
+    }
+    return next;
+}
+
+/* What the driver's library would call without libvgpu: another interposer's, libc's, or one that it brings. */
+static ioctl_fn find_drivers(void)
+{
+    ioctl_fn found = __atomic_load_n(&drivers_ioctl, __ATOMIC_ACQUIRE);
+    if (found != NULL)
+        return found;
+    found = (ioctl_fn)vgpu_library_symbol(VGPU_CUDA, "ioctl");
+    __atomic_store_n(&drivers_ioctl, found, __ATOMIC_RELEASE);
+    return found != NULL ? found : find_next();
+}
+
+static int call_next(int fd, unsigned long request, void *argument)
+{
+    ioctl_fn next = _IOC_TYPE(request) == RM_IOCTL_TYPE ? find_drivers() : find_next();
+    return next != NULL ? next(fd, request, argument) : (int)syscall(SYS_ioctl, fd, request, argument);
+}
+
+/* --- with the lock held */
+
+static struct group *group_of(uint32_t client, uint32_t object)
+{
+    for (uint32_t i = 0; i < groups_high; i++)
+        if (groups[i].client == client && groups[i].object == object)
+            return &groups[i];
+    return NULL;
+}
+
+static struct group *group_add(const struct rm_alloc *made, int file)
+{
+    uint32_t at = 0;
+    while (at < groups_high && groups[at].client != 0)
+        at++;
+    if (at == GROUPS_MAX) {
+        lost = true;
+        return NULL;
+    }
+    groups_high += at == groups_high;
+    groups[at] = (struct group){.client = made->client, .device = made->parent, .object = made->object, .file = file};
+    return &groups[at];
+}
+
+/* A channel without a group is in one that the driver makes for it. */
+static void channel_add(const struct rm_alloc *made, int file)
+{
+    struct group *group = group_of(made->client, made->parent);
+    if (group == NULL)
+        group = group_add(made, file);
+    if (group != NULL && group->count < CHANNELS_MAX)
+        group->channels[group->count++] = made->object;
+    else
+        lost = true;
+}
+
+/* A compute object below a channel. True: its group carries kernels from now on. */
+static bool compute_add(const struct rm_alloc *made)
+{
+    for (uint32_t i = 0; i < groups_high; i++) {
+        struct group *group = &groups[i];
+        for (uint32_t c = 0; c < group->count && group->client == made->client; c++)
+            if (group->channels[c] == made->parent && !group->computes)
+                return group->computes = true;
+    }
+    return false;
+}
+
+static void subdevice_add(const struct rm_alloc *made)
+{
+    for (unsigned i = 0; i < SUBDEVICES_MAX; i++)
+        if (subdevices[i].client == 0) {
+            subdevices[i] = (struct subdevice){.client = made->client, .device = made->parent, .object = made->object};
+            return;
+        }
+    /* a group whose device has no name is published as lost */
+}
+
+/* The driver names the device; a call that does not change anything. */
+static void name_subdevice(struct subdevice *subdevice, int file)
+{
+    struct rm_gid gid = {.flags = RM_GID_BINARY};
+    struct rm_control control = {.client = subdevice->client,
+                                 .object = subdevice->object,
+                                 .command = RM_GET_GID,
+                                 .parameters = (uint64_t)(uintptr_t)&gid,
+                                 .parameters_size = sizeof(gid)};
+    if (subdevice->named || call_next(file, RM_REQUEST(RM_ESCAPE_CONTROL, struct rm_control), &control) != 0 ||
+        control.status != RM_OK || gid.length != sizeof(subdevice->uuid))
+        return;
+    memcpy(subdevice->uuid, gid.data, sizeof(subdevice->uuid));
+    subdevice->named = true;
+}
+
+static struct subdevice *subdevice_of(const struct group *group)
+{
+    for (unsigned i = 0; i < SUBDEVICES_MAX; i++)
+        if (subdevices[i].client == group->client && subdevices[i].device == group->device)
+            return &subdevices[i];
+    return NULL;
+}
+
+/* Appends a group's entries to the table. */
+static uint32_t publish_group(const struct group *group, uint32_t at)
+{
+    struct subdevice *subdevice = subdevice_of(group);
+    if (subdevice != NULL)
+        name_subdevice(subdevice, group->file);
+    if (subdevice == NULL || !subdevice->named) {
+        table->lost = 1;
+        return at;
+    }
+    for (uint32_t c = 0; c < group->count; c += VGPU_GROUP_CHANNELS) {
+        if (at == VGPU_MAX_GROUPS) {
+            table->lost = 1;
+            break;
+        }
+        uint32_t left = group->count - c;
+        struct vgpu_channel_group *entry = &table->groups[at++];
+        *entry = (struct vgpu_channel_group){.file = (uint32_t)group->file,
+                                             .client = group->client,
+                                             .subdevice = subdevice->object,
+                                             .count = left < VGPU_GROUP_CHANNELS ? left : VGPU_GROUP_CHANNELS};
+        memcpy(entry->uuid, subdevice->uuid, sizeof(entry->uuid));
+        memcpy(entry->channels, &group->channels[c], entry->count * sizeof(entry->channels[0]));
+    }
+    return at;
+}
+
+static void publish(void)
+{
+    uint32_t at = 0;
+    if (table == NULL)
+        return;
+    uint64_t generation = table->generation | 1;
+    __atomic_store_n(&table->generation, generation, __ATOMIC_RELAXED);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    table->lost = lost;
+    for (uint32_t i = 0; i < groups_high; i++)
+        if (groups[i].client != 0 && groups[i].computes)
+            at = publish_group(&groups[i], at);
+    table->count = at;
+    __atomic_store_n(&table->generation, generation + 1, __ATOMIC_RELEASE);
+}
+
+/* True: a group that carries kernels went, or a channel of one. */
+static bool forget_in_group(struct group *group, uint32_t client, uint32_t object)
+{
+    if (group->client != client)
+        return false;
+    if (object == client || object == group->device || object == group->object) {
+        bool computed = group->computes;
+        *group = (struct group){0};
+        return computed;
+    }
+    for (uint32_t c = 0; c < group->count; c++)
+        if (group->channels[c] == object) {
+            group->channels[c] = group->channels[--group->count];
+            return group->computes;
+        }
+    return false;
+}
+
+static bool forget(uint32_t client, uint32_t object)
+{
+    bool changed = false;
+    for (uint32_t i = 0; i < groups_high; i++)
+        changed |= forget_in_group(&groups[i], client, object);
+    while (groups_high > 0 && groups[groups_high - 1].client == 0)
+        groups_high--;
+    for (unsigned i = 0; i < SUBDEVICES_MAX; i++)
+        if (subdevices[i].client == client &&
+            (object == client || object == subdevices[i].device || object == subdevices[i].object))
+            subdevices[i] = (struct subdevice){0};
+    return changed;
+}
+
+/* --- without it */
+
+static void tell(bool changed)
+{
+    struct vgpu_message message = {.kind = VGPU_MSG_CHANNELS, .version = VGPU_LEASE_VERSION};
+    if (changed && table != NULL)
+        vgpu_link_send(&message); /* one that is lost is made up for at the next turn: the table is read for each */
+}
+
+static void note_made(const struct rm_alloc *made, int file)
+{
+    bool changed = false;
+    uint32_t low = made->class_id & 0xff;
+    if (made->class_id != RM_CLASS_SUBDEVICE && made->class_id != RM_CLASS_CHANNEL_GROUP &&
+        (made->class_id <= 0xff || (low != RM_CLASS_CHANNEL_LOW && low != RM_CLASS_COMPUTE_LOW)))
+        return;
+    pthread_mutex_lock(&lock);
+    if (made->class_id == RM_CLASS_SUBDEVICE)
+        subdevice_add(made);
+    else if (made->class_id == RM_CLASS_CHANNEL_GROUP)
+        group_add(made, file);
+    else if (low == RM_CLASS_CHANNEL_LOW)
+        channel_add(made, file);
+    else
+        changed = compute_add(made);
+    struct group *into = low == RM_CLASS_CHANNEL_LOW ? group_of(made->client, made->parent) : NULL;
+    changed |= into != NULL && into->computes;
+    if (changed)
+        publish();
+    pthread_mutex_unlock(&lock);
+    tell(changed);
+}
+
+static void note_alloc(const void *argument, unsigned long request, int file)
+{
+    struct rm_alloc made = {0};
+    if (_IOC_SIZE(request) == sizeof(struct rm_alloc)) {
+        memcpy(&made, argument, sizeof(made));
+    } else if (_IOC_SIZE(request) == sizeof(struct rm_alloc_short)) {
+        const struct rm_alloc_short *from = argument;
+        made = (struct rm_alloc){.client = from->client,
+                                 .parent = from->parent,
+                                 .object = from->object,
+                                 .class_id = from->class_id,
+                                 .status = from->status};
+    }
+    if (made.client != 0 && made.status == RM_OK)
+        note_made(&made, file);
+}
+
+/* Before the driver frees them: their handles may name other objects the moment after. */
+static void note_free(const struct rm_free *gone)
+{
+    pthread_mutex_lock(&lock);
+    bool changed = forget(gone->client, gone->object);
+    if (changed)
+        publish();
+    pthread_mutex_unlock(&lock);
+    tell(changed);
+}
+
+static int noted_ioctl(int fd, unsigned long request, void *argument)
+{
+    if (_IOC_NR(request) == RM_ESCAPE_FREE && _IOC_SIZE(request) == sizeof(struct rm_free) && argument != NULL)
+        note_free(argument);
+    int result = call_next(fd, request, argument);
+    if (result == 0 && _IOC_NR(request) == RM_ESCAPE_ALLOC && argument != NULL) {
+        int before = errno;
+        note_alloc(argument, request, fd);
+        errno = before;
+    }
+    return result;
+}
+
+VGPU_EXPORT int ioctl(int fd, unsigned long request, ...)
+{
+    va_list arguments;
+    va_start(arguments, request);
+    void *argument = va_arg(arguments, void *);
+    va_end(arguments);
+    if (__builtin_expect(_IOC_TYPE(request) == RM_IOCTL_TYPE, 0) &&
+        (_IOC_NR(request) == RM_ESCAPE_ALLOC || _IOC_NR(request) == RM_ESCAPE_FREE) &&
+        !__atomic_load_n(&ignored, __ATOMIC_RELAXED))
+        return noted_ioctl(fd, request, argument);
+    return call_next(fd, request, argument);
+}
+
+void vgpu_channels_start(int usage_fd, uint32_t slot)
+{
+    struct stat about;
+    off_t at = (off_t)(VGPU_CHANNELS_AT + slot * sizeof(struct vgpu_channel_table));
+    if (fstat(usage_fd, &about) != 0 || about.st_size < at + (off_t)sizeof(struct vgpu_channel_table))
+        return; /* a lease that an older vgpud made */
+    void *mapped = mmap(NULL, sizeof(struct vgpu_channel_table), PROT_READ | PROT_WRITE, MAP_SHARED, usage_fd, at);
+    pthread_mutex_lock(&lock);
+    table = mapped != MAP_FAILED ? mapped : NULL;
+    if (table != NULL)
+        __atomic_store_n(&table->off, 0, __ATOMIC_SEQ_CST); /* of the slot's last owner */
+    publish();
+    pthread_mutex_unlock(&lock);
+}
+
+bool vgpu_channels_known(void)
+{
+    pthread_mutex_lock(&lock);
+    bool known = table != NULL && table->count > 0 && table->lost == 0;
+    pthread_mutex_unlock(&lock);
+    return known;
+}
+
+static void enable(const struct group *group)
+{
+    struct rm_disable_channels list = {.disable = 0, .count = group->count};
+    const struct subdevice *subdevice = subdevice_of(group);
+    struct rm_control control = {.client = group->client,
+                                 .object = subdevice != NULL ? subdevice->object : 0,
+                                 .command = RM_DISABLE_CHANNELS,
+                                 .parameters = (uint64_t)(uintptr_t)&list,
+                                 .parameters_size = sizeof(list)};
+    for (uint32_t c = 0; c < group->count; c++) {
+        list.clients[c] = group->client;
+        list.channels[c] = group->channels[c];
+    }
+    (void)call_next(group->file, RM_REQUEST(RM_ESCAPE_CONTROL, struct rm_control), &control);
+}
+
+void vgpu_channels_enable(void)
+{
+    pthread_mutex_lock(&lock);
+    if (table == NULL || __atomic_exchange_n(&table->off, 0, __ATOMIC_SEQ_CST) == 0) {
+        pthread_mutex_unlock(&lock);
+        return; /* to put back what is on loses what waits in it */
+    }
+    for (uint32_t i = 0; i < groups_high; i++)
+        if (groups[i].client != 0 && groups[i].computes)
+            enable(&groups[i]);
+    pthread_mutex_unlock(&lock);
+}
+
+void vgpu_channels_ignore(void)
+{
+    __atomic_store_n(&ignored, true, __ATOMIC_RELAXED);
+}
+
+/* The parent's channels are not the child's own. */
+static void reset_in_child(void)
+{
+    pthread_mutex_init(&lock, NULL);
+    memset(groups, 0, groups_high * sizeof(groups[0]));
+    memset(subdevices, 0, sizeof(subdevices));
+    groups_high = 0;
+    lost = false;
+    if (table != NULL)
+        munmap(table, sizeof(*table));
+    table = NULL;
+    ignored = false;
+}
+VGPU_IN_CHILD(reset_in_child);

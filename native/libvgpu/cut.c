@@ -1,0 +1,189 @@
+#include "cut.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#include "arbiter_link.h"
+#include "away.h"
+#include "channels.h"
+#include "clock.h"
+#include "inside.h"
+#include "pace.h"
+
+#define WATCH_NS 500000u
+/* Where the kernel has no membarrier(2), a thread may be between its look at the flag and the driver when the process
+ * counts as idle from then on; and work may come without a call, by another process. What it brings would wait for a turn that nobody asks for: so one is asked for so much later, and the next ten times as late
+ * each time, until a call comes. */
+#define DOUBT_NS 20000000u
+#define DOUBT_MAX_NS 20000000000u
+#define RESCUE_NS 500000000u
+
+static struct {
+    pthread_mutex_t lock;
+    uint64_t *allow; /* of the launch path, see gate.h */
+    bool active;
+    bool watch;
+    bool idle;
+    bool marked; /* a drain was begun, and nothing was called since */
+    uint64_t looked_at;
+    uint64_t busy_at; /* the look before the first at which nothing was left */
+    uint64_t calls;
+    uint64_t doubt_at;
+    uint64_t doubt_ns;
+    uint64_t left_at; /* when it ended to be cut; 0: it was not, or has its channels back */
+} cut = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void say(uint32_t kind, uint64_t idle_ns)
+{
+    struct vgpu_message message = {.kind = kind, .version = VGPU_LEASE_VERSION};
+    message.turn.length_ns = idle_ns;
+    message.turn.devices = vgpu_pace_declare();
+    message.turn.sent_ns = now_ns();
+    vgpu_link_send(&message); /* a line that broke is noticed by its thread */
+}
+
+static void set_idle(bool idle)
+{
+    cut.idle = idle;
+    vgpu_away_set(VGPU_AWAY_IDLE, idle);
+    __atomic_store_n(cut.allow, idle || vgpu_away_now() ? 0 : UINT64_MAX, __ATOMIC_SEQ_CST);
+}
+
+void vgpu_cut_begin(bool watch, uint64_t *allow)
+{
+    pthread_mutex_lock(&cut.lock);
+    cut.watch = watch;
+    cut.allow = allow;
+    if (!cut.active) {
+        vgpu_away_on_work(vgpu_cut_work);
+        cut.active = true;
+        cut.left_at = 0;
+        cut.marked = false;
+        cut.doubt_ns = DOUBT_NS;
+        vgpu_away_set(VGPU_AWAY_CUT, true);
+        set_idle(vgpu_pace_none());
+        if (!cut.idle)
+            say(VGPU_MSG_WANT, 0);
+    }
+    pthread_mutex_unlock(&cut.lock);
+}
+
+void vgpu_cut_end(void)
+{
+    pthread_mutex_lock(&cut.lock);
+    if (cut.active)
+        cut.left_at = now_ns();
+    cut.active = false;
+    cut.idle = false;
+    vgpu_away_set(VGPU_AWAY_IDLE | VGPU_AWAY_CUT, false);
+    pthread_mutex_unlock(&cut.lock);
+}
+
+/* With the lock held. */
+static void wake(void)
+{
+    set_idle(false);
+    cut.marked = false;
+    say(VGPU_MSG_WANT, 0);
+}
+
+void vgpu_cut_work(void)
+{
+    pthread_mutex_lock(&cut.lock);
+    if (cut.active && cut.idle) {
+        cut.doubt_ns = DOUBT_NS;
+        wake();
+    } else if (cut.active) {
+        set_idle(false);
+    }
+    pthread_mutex_unlock(&cut.lock);
+}
+
+bool vgpu_cut_idle(void)
+{
+    pthread_mutex_lock(&cut.lock);
+    bool idle = cut.active && cut.idle;
+    pthread_mutex_unlock(&cut.lock);
+    return idle;
+}
+
+/* Idle: what may have slipped by gets a turn. */
+static int64_t doubt(uint64_t now)
+{
+    if (now < cut.doubt_at)
+        return (int64_t)(cut.doubt_at - now);
+    cut.doubt_ns = cut.doubt_ns < DOUBT_MAX_NS ? cut.doubt_ns * 10 : DOUBT_MAX_NS;
+    wake();
+    return WATCH_NS;
+}
+
+/* True: nothing was called since the last look, nothing is being called, and all that was has run. */
+static bool is_quiet(uint64_t now)
+{
+    bool inside;
+    cut.busy_at = cut.looked_at; /* it ended somewhere between the two */
+    cut.looked_at = now;
+    uint64_t calls = vgpu_inside_read(&inside);
+    bool same = calls == cut.calls && !inside;
+    cut.calls = calls;
+    if (!same) {
+        cut.marked = false;
+        return false;
+    }
+    if (!cut.marked) {
+        vgpu_pace_use_all();
+        vgpu_drain_begin();
+    }
+    cut.marked = true;
+    return vgpu_drain_done();
+}
+
+/* The flag is up: who enters from now on says so. Has anybody since the last look? */
+static bool stays_quiet(void)
+{
+    bool inside;
+    return vgpu_inside_read(&inside) == cut.calls && !inside;
+}
+
+bool vgpu_cut_look(int64_t *wait_ns)
+{
+    bool became = false;
+    uint64_t now = now_ns();
+    *wait_ns = WATCH_NS;
+    pthread_mutex_lock(&cut.lock);
+    if (!cut.active || (!cut.watch && !cut.idle && !vgpu_away_now())) {
+        *wait_ns = -1;
+    } else if (cut.idle) {
+        *wait_ns = doubt(now);
+    } else if (is_quiet(now)) {
+        set_idle(true);
+        became = stays_quiet();
+        if (became) {
+            vgpu_pace_idle();
+            cut.doubt_at = now + cut.doubt_ns;
+            say(VGPU_MSG_DONE, (now - cut.busy_at) / 2);
+        } else { /* a call came in between, without a look at the flag */
+            set_idle(false);
+            cut.marked = false;
+        }
+    }
+    pthread_mutex_unlock(&cut.lock);
+    return became;
+}
+
+void vgpu_cut_rescue(void)
+{
+    pthread_mutex_lock(&cut.lock);
+    bool due = cut.left_at != 0 && now_ns() - cut.left_at >= RESCUE_NS;
+    if (due)
+        cut.left_at = 0;
+    pthread_mutex_unlock(&cut.lock);
+    if (due)
+        vgpu_channels_enable();
+}
+
+void vgpu_cut_reset(void)
+{
+    memset(&cut, 0, sizeof(cut));
+    pthread_mutex_init(&cut.lock, NULL);
+}

@@ -1,0 +1,36 @@
+/*
+ * cut.h: a process whose turns the arbiter keeps by taking its channels off the device (VGPU_MSG_CUT). Its launches
+ * run ahead as without libvgpu. What it does itself is to say whether it has work: WANT at the first call after it
+ * was idle, DONE when nothing is left to do.
+ *
+ * Idle is a process that made no call for WATCH_NS, and all of whose contexts have reached an event that was
+ * recorded since (cuCtxRecordEvent: host callbacks, graphs and waits on memory are before it). While it is off the
+ * device the event does not come, so it is not idle. A call that passed by just then is found by looking once more
+ * later: see cut.c.
+ */
+#ifndef VGPU_CUT_H
+#define VGPU_CUT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* From now on the process is cut; again, with another `watch`: whether it is to say that it idles. `allow`: launches
+ * look at the gate while it is 0. */
+void vgpu_cut_begin(bool watch, uint64_t *allow);
+void vgpu_cut_end(void);
+
+/* Work comes: says so if the process counts as idle. On every call's path while it does. */
+void vgpu_cut_work(void);
+
+/* Does it count as idle? */
+bool vgpu_cut_idle(void);
+
+/* Looks whether it idles. Sets *wait_ns: until the next look, or -1. True: it has just become idle. */
+bool vgpu_cut_look(int64_t *wait_ns);
+
+/* Once, half a second after the arbiter has gone: its channels may be off, and nobody else would put them back. */
+void vgpu_cut_rescue(void);
+
+void vgpu_cut_reset(void);
+
+#endif
