@@ -85,7 +85,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 def browser() -> str | None:
     """The first browser of BROWSERS that is installed."""
-    return next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    return next((found for name in BROWSERS if (found := shutil.which(name, path=PATH))), None)
 
 
 CONDITIONS: dict[str, Condition] = {
