@@ -12,7 +12,7 @@ from tests.e2e.support import GIB, allocate, client, eventually, release, states
 from tests.e2e.test_move import tenant_on
 from tests.e2e.test_move_suspended import check_waits_at
 from tests.e2e.test_relocate import places
-from tests.e2e.test_suspend import SIZE_MIB, end, goes_on, holding, resume, suspend, used_mib
+from tests.e2e.test_suspend import PROGRAM, SIZE_MIB, end, goes_on, holding, resume, suspend, used_mib
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.lease import read_activity, read_limits
 
@@ -289,7 +289,13 @@ def test_who_finds_no_room_waits_in_the_queue(idle: DemoNode) -> None:
 def test_a_vgpud_that_dies_on_the_way_loses_nobody(cut_node: DemoNode, point: str) -> None:
     node = cut_node
     node.start(fault_point=point)
-    tenant, name = holding(node, 100)
+    tenant = node.tenant(
+        ["--isolation", "quota", "--memory", "100GiB", "--device", "0"],
+        [sys.executable, "-c", PROGRAM, str(SIZE_MIB)],
+    )
+    tenant.line()
+    (lease,) = (node.run_dir / "leases").iterdir()  # the daemon itself may have died by now
+    name = lease.name
     assert node.daemon is not None
     if point.startswith("resume"):
         goes_idle(node, name)
