@@ -242,6 +242,8 @@ def config_asking(**more: object) -> str:
         config_asking(x=0).replace("0}", "[" * 700 + "]" * 700 + "}"),
         config_asking(x=0).replace("0}", "9" * 5000 + "}"),
         json.dumps({"annotations": {"vgpud.io/count": "9" * 5000}}),
+        config_asking(x=[[]] * 240_000),
+        config_asking(process={"env": [f"A={number}" for number in range(80_000)]}),
         config_asking(hooks=3),
         config_asking(hooks={"poststop": [3]}),
         config_asking(process={"env": [3]}),

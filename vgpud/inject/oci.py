@@ -12,12 +12,19 @@ from vgpud.inject.wish import PREPARED
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import DeviceNode, Edits, Mount
 
+_MAX_VALUES = 20_000  # Kubernetes gives seven variables for each service: those of 1000 services are 7000
 _MAX_DEPTH = 64  # the specification needs 7
 _OPEN_TO_ALL = 0o666  # the cgroup's rule and the driver decide, as with NVIDIA's own nodes
 
 
 def parsed(body: bytes) -> dict[str, Any]:
-    """Raises VgpuError(BAD_REQUEST) for what is not a JSON object."""
+    """Raises VgpuError(BAD_REQUEST) for what is not a JSON object, or has more values than a container needs.
+
+    The parser does not let other threads run: its time goes by the number of values, which is counted first.
+    """
+    values = sum(body.count(mark) for mark in (b",", b"[", b"{"))
+    if values > _MAX_VALUES:
+        raise _bad(f"config.json has some {values} values, at most {_MAX_VALUES} are taken")
     try:
         config = json.loads(body)
     except (ValueError, RecursionError):  # no JSON, a number of thousands of digits, brackets without end

@@ -44,6 +44,16 @@ def parts_of(claim: Mapping[str, Any], uid: str, pool: str, find: Find) -> tuple
 
     Raises VgpuError: BAD_REQUEST, UNSUPPORTED, or NO_SUCH_DEVICE for a device that is not published any more.
     """
+    try:
+        return _parts_of(claim, uid, pool, find)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _bad(
+            f"claim {uid} is not of the form of resource.k8s.io: {type(error).__name__} {str(error)[:80]}",
+            "see the version of the cluster's API server",
+        ) from None
+
+
+def _parts_of(claim: Mapping[str, Any], uid: str, pool: str, find: Find) -> tuple[Part, ...]:
     metadata = claim.get("metadata") or {}
     name = f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
     if metadata.get("uid") != uid:
