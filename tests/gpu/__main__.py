@@ -30,7 +30,7 @@ TESTS = (
     "edges_h200",
     "cuda_conformance",
 )
-BENCHES = ("compute_h200", "compute_ranks", "memory_figures")
+BENCHES = ("compute_h200", "compute_programs", "compute_ranks", "memory_figures")
 WITH_FIGURES = ("memory_exact", "memory_frameworks", *BENCHES)  # these take --build and --out
 
 

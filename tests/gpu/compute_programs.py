@@ -1,0 +1,231 @@
+"""Compute shares of programs as people run them: `python -m tests.gpu.compute_programs --build D --out F`.
+
+Each program of tests/gpu/programs.py is started twice, native and as a tenant, and stays: a measurement is a
+window that all programs of a case begin and end together. Of each pair: the driver's own time slicing, and
+every asked weight under `hard` and `work-conserving`, in the same run, in percent of what each does alone
+without libvgpu. The engine that the device has (vgpu-engine-probe) is in the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.demo.scenes import torch_python
+from tests.gpu.compute_h200 import Node, Tenant, Work, compute_counters, made
+from vgpud.lease import DeviceLimits, SharePolicy, update_limits
+
+Line = dict[str, Any]
+PROGRAMS = ("decoder", "training", "compiled", "inference", "batches")
+WEIGHTS = ((50, 50), (25, 75))
+HARD, SHARED = SharePolicy.HARD, SharePolicy.WORK_CONSERVING
+MEMORY_BYTES = 60 << 30
+SETTLE_S, START_S = 1.0, 240.0
+
+
+@dataclass
+class Program:
+    """One process that stays; with a lease it is a tenant whose share changes between the windows."""
+
+    node: Node
+    kind: str
+    lease: Path | None
+    process: subprocess.Popen[str]
+
+    def line(self) -> Line:
+        assert self.process.stdout is not None
+        text = self.process.stdout.readline()
+        if not text:
+            raise RuntimeError(f"{self.kind} ended {self.process.wait()}")
+        said: Line = json.loads(text)
+        return said
+
+    def say(self, begin: int, end: int) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{begin} {end}\n")
+        self.process.stdin.flush()
+
+    def share(self, policy: SharePolicy, percent: float, priority: int = 0) -> None:
+        assert self.lease is not None
+        update_limits(self.lease, [limits(self.node, policy, percent, priority)])
+        self.node.client.add(self.lease.name)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def limits(node: Node, policy: SharePolicy, percent: float, priority: int = 0) -> DeviceLimits:
+    return DeviceLimits(node.uuid, MEMORY_BYTES, round(percent * 100), policy, priority, quantum_us=0)
+
+
+def start(node: Node, kind: str, tenant: bool, stack: ExitStack) -> Program:
+    lease = node.lease(Tenant(SHARED, 50, Work(1))) if tenant else None
+    if lease is not None:
+        update_limits(lease, [limits(node, SHARED, 50)])
+        node.client.add(lease.name)
+    python = sys.executable if ":" in kind else torch_python() or sys.executable
+    process = subprocess.Popen(
+        [python, "-m", "tests.gpu.programs", kind],
+        env=node.environment(lease),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    program = Program(node, kind, lease, process)
+    stack.callback(program.end)
+    return program
+
+
+def window(programs: Sequence[Program], seconds: float) -> list[Line]:
+    """What each does in a window of this length, after one that settles."""
+    begin = time.monotonic_ns() + 50_000_000
+    middle = begin + int(SETTLE_S * 1e9)
+    for program in programs:
+        program.say(begin, middle)
+        program.say(middle, middle + int(seconds * 1e9))
+    lines = []
+    for program in programs:
+        program.line()
+        lines.append(program.line())
+    return lines
+
+
+class Bench:
+    def __init__(self, node: Node, kinds: Sequence[str], seconds: float, stack: ExitStack) -> None:
+        self.node, self.kinds, self.seconds = node, kinds, seconds
+        self.native = {kind: start(node, kind, False, stack) for kind in kinds}
+        self.tenant = {kind: start(node, kind, True, stack) for kind in kinds}
+        for kind in kinds:
+            if self.native[kind].line()["libvgpu"] or not self.tenant[kind].line()["libvgpu"]:
+                raise RuntimeError(f"{kind}: libvgpu is where it should not be, or not where it should")
+        self.solo = {kind: window([self.native[kind]], seconds)[0] for kind in kinds}
+
+    def figure(self, case: str, kinds: Sequence[str], lines: Sequence[Line], **more: Any) -> Line:
+        got = [
+            round(100 * line["per_second"] / self.solo[kind]["per_second"], 2)
+            for kind, line in zip(kinds, lines, strict=True)
+        ]
+        out = {
+            "case": case,
+            "programs": list(kinds),
+            **more,
+            "percent": got,
+            "total": round(sum(got), 2),
+            "p50_ms": [round(line["p50_ms"], 2) for line in lines],
+            "p99_ms": [round(line["p99_ms"], 2) for line in lines],
+        }
+        print(json.dumps(out), flush=True)
+        return out
+
+    def alone(self, asked: Sequence[float]) -> list[Line]:
+        out = []
+        for kind in self.kinds:
+            out.append(self.figure("native", [kind], [self.solo[kind]]))
+            for percent in asked:
+                self.tenant[kind].share(HARD, percent)
+                line = window([self.tenant[kind]], self.seconds)
+                out.append(self.figure("hard", [kind], line, asked=[percent]))
+            self.tenant[kind].share(SHARED, 50)
+        return out
+
+    def pairs(self) -> list[Line]:
+        out = []
+        for pair in itertools.combinations(self.kinds, 2):
+            natives = [self.native[kind] for kind in pair]
+            out.append(self.figure("sliced", pair, window(natives, self.seconds)))
+            tenants = [self.tenant[kind] for kind in pair]
+            for policy, weights in itertools.product((HARD, SHARED), WEIGHTS):
+                for tenant, percent in zip(tenants, weights, strict=True):
+                    tenant.share(policy, percent)
+                lines = window(tenants, self.seconds)
+                out.append(self.figure(policy.name.lower(), pair, lines, asked=list(weights)))
+            for tenant in tenants:
+                tenant.share(SHARED, 50)
+        return out
+
+
+def engine(node: Node) -> Line:
+    """What vgpu-engine-probe says; the arbiter reads it where vgpud would have put it."""
+    done = subprocess.run(
+        [node.build / "bin" / "vgpu-engine-probe", node.uuid], capture_output=True, text=True, check=True
+    )
+    said: Line = json.loads(done.stdout)
+    print("engine", json.dumps(said), flush=True)
+    folder = node.run_dir / "engines"
+    folder.mkdir(exist_ok=True)
+    (folder / node.uuid).write_text(f"{said['engine']}\n{said['why']}\n")
+    return said
+
+
+def priority(node: Node, seconds: float, besides: Sequence[float], stack: ExitStack) -> list[Line]:
+    """A request of 1 ms every 5 ms at 30 percent with priority beside kernels of several lengths."""
+    native = start(node, "request:1000", False, stack)
+    client = start(node, "request:1000", True, stack)
+    native.line(), client.line()
+    client.share(SHARED, 30, priority=1)
+    solo = window([native], seconds)[0]
+    out: list[Line] = [{"case": "solo", "p50_ms": solo["p50_ms"], "p99_ms": solo["p99_ms"]}]
+    for us in besides:
+        free, other = start(node, f"kernels:{us}", False, stack), start(node, f"kernels:{us}", True, stack)
+        free.line(), other.line()
+        other.share(SHARED, 70)
+        alone = window([free], seconds)[0]
+        for case, pair in (("sliced", (native, free)), ("priority", (client, other))):
+            lines = window(pair, seconds)
+            out.append(
+                {
+                    "case": case,
+                    "beside_us": us,
+                    "p50_ms": round(lines[0]["p50_ms"], 2),
+                    "p99_ms": round(lines[0]["p99_ms"], 2),
+                    "requests_percent": round(100 * lines[0]["per_second"] / solo["per_second"], 2),
+                    "other_percent": round(100 * lines[1]["per_second"] / alone["per_second"], 2),
+                }
+            )
+        free.end()
+        other.end()
+    for line in out:
+        print("priority", json.dumps(line), flush=True)
+    return out
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--build", type=Path, required=True, help="folder of the native build")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of a window")
+    parser.add_argument("--programs", nargs="+", default=PROGRAMS, help="kinds of tests/gpu/programs.py")
+    parser.add_argument("--asked", nargs="*", type=float, default=[25, 50], help="alone, percent")
+    parser.add_argument("--besides", nargs="*", type=float, default=[200, 20000, 500000], help="microseconds")
+    options = parser.parse_args()
+    figures: dict[str, Any] = {}
+    with made(options.build) as node, ExitStack() as stack:
+        figures["engine"] = engine(node)
+        figures["priority"] = priority(node, options.seconds, options.besides, stack)
+        options.out.write_text(json.dumps(figures, indent=1))
+        bench = Bench(node, options.programs, options.seconds, stack)
+        figures["solo"] = bench.solo
+        figures["alone"] = bench.alone(options.asked)
+        options.out.write_text(json.dumps(figures, indent=1))
+        figures["pairs"] = bench.pairs()
+        figures["counters"] = {
+            kind: compute_counters(program.lease)
+            for kind, program in bench.tenant.items()
+            if program.lease is not None
+        }
+        options.out.write_text(json.dumps(figures, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
