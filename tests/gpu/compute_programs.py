@@ -22,6 +22,7 @@ from typing import Any
 
 from tests.demo.scenes import torch_python
 from tests.gpu.compute_h200 import Node, Tenant, Work, compute_counters, made
+from tests.gpu.compute_ranks import gpu_uuids
 from vgpud.lease import DeviceLimits, SharePolicy, update_limits
 
 Line = dict[str, Any]
@@ -154,16 +155,13 @@ class Bench:
         return out
 
 
-def engine(node: Node) -> Line:
-    """What vgpu-engine-probe says; the arbiter reads it where vgpud would have put it."""
-    done = subprocess.run(
-        [node.build / "bin" / "vgpu-engine-probe", node.uuid], capture_output=True, text=True, check=True
-    )
+def engine(build: Path) -> Line:
+    """What vgpu-engine-probe says of the device that CUDA has first."""
+    uuid = gpu_uuids()[0]
+    probe = [str(build / "bin" / "vgpu-engine-probe"), uuid]
+    done = subprocess.run(probe, capture_output=True, text=True, check=True)
     said: Line = json.loads(done.stdout)
     print("engine", json.dumps(said), flush=True)
-    folder = node.run_dir / "engines"
-    folder.mkdir(exist_ok=True)
-    (folder / node.uuid).write_text(f"{said['engine']}\n{said['why']}\n")
     return said
 
 
@@ -209,8 +207,8 @@ def main() -> int:
     parser.add_argument("--besides", nargs="*", type=float, default=[200, 20000, 500000], help="microseconds")
     options = parser.parse_args()
     figures: dict[str, Any] = {}
-    with made(options.build) as node, ExitStack() as stack:
-        figures["engine"] = engine(node)
+    figures["engine"] = engine(options.build)
+    with made(options.build, figures["engine"]["engine"]) as node, ExitStack() as stack:
         figures["priority"] = priority(node, options.seconds, options.besides, stack)
         options.out.write_text(json.dumps(figures, indent=1))
         bench = Bench(node, options.programs, options.seconds, stack)

@@ -153,8 +153,8 @@ def training(compiled: bool = False) -> Step:
     model: Any = torch.nn.Sequential(*layers, torch.nn.Linear(width, 4096)).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     run = torch.compile(model) if compiled else model
-    x = torch.randn(8, 256, width, device="cuda")
-    target = torch.randint(0, 4096, (8 * 256,), device="cuda")
+    x = torch.randn(32, 512, width, device="cuda")
+    target = torch.randint(0, 4096, (32 * 512,), device="cuda")
 
     def step() -> None:
         with torch.autocast("cuda", dtype=torch.bfloat16):

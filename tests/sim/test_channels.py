@@ -20,7 +20,7 @@ from tests.simnode import ROOT, SimNode
 
 Make = Callable[..., SimNode]
 CONTEXT_BYTES = 526 << 20
-REFUSED, BAD_CLIENT, NO_OBJECT = 0x1F, 0x23, 0x57
+REFUSED, BAD_CHANNEL, BAD_CLIENT = 0x1F, 0x21, 0x23
 LONG = "launch 1 300000"
 
 
@@ -169,11 +169,33 @@ def test_a_running_kernel_stops_in_its_middle_and_ends_whole(
     assert outside.turn("off", node, pid) == 0
     stands = done_ns(node, pid)
     assert 0 < stands < 300e6
-    assert outside.turn("off", node, pid) == 0
     assert done_ns(node, pid) == stands
     assert outside.turn("on", node, pid) == 0
     assert tenant.say("sync") == "ok"
     assert done_ns(node, pid) == 300e6
+
+
+def test_channels_turned_off_twice_lose_what_waits_until_more_comes(
+    node: SimNode, tenant: Tenant, outside: Outside
+) -> None:
+    pid = tenant.process.pid
+    tenant.say(LONG)
+    for verb in ("off", "off", "on"):
+        assert outside.turn(verb, node, pid) == 0
+    stands = done_ns(node, pid)
+    assert done_ns(node, pid) == stands
+    tenant.say("launch 1 10")
+    assert tenant.say("sync") == "ok"
+
+
+def test_a_list_may_name_the_channels_of_another_client(
+    node: SimNode, tenant: Tenant, outside: Outside
+) -> None:
+    """As on an H200: the arbiter names but the client whose file it holds."""
+    other, use = entry(node, Tenant(node).process.pid)
+    theirs = [[other["client"], channel] for channel in use["compute_channels"]]
+    assert outside.turn("off", node, tenant.process.pid, channels=theirs) == 0
+    assert entry(node, other["pid"])[1]["channels_off"] == 8
 
 
 def test_work_given_while_off_waits_for_the_channels(node: SimNode, tenant: Tenant, outside: Outside) -> None:
@@ -215,7 +237,7 @@ def test_a_handle_that_is_no_channel_stops_nothing(
     process, use = entry(node, tenant.process.pid)
     real = [process["client"], use["compute_channels"][0]]
     wrong = [[process["client"], channel] for _, channel in channels]
-    assert outside.turn("off", node, tenant.process.pid, channels=[real, *wrong]) == NO_OBJECT
+    assert outside.turn("off", node, tenant.process.pid, channels=[real, *wrong]) == BAD_CHANNEL
     assert entry(node, tenant.process.pid)[1]["channels_off"] == 0
 
 

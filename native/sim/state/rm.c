@@ -253,7 +253,7 @@ static void pass_until(uint64_t end_ns)
     }
 }
 
-/* Every channel that is named, or RM_OBJECT_NOT_FOUND and none. With `change` their state is set. */
+/* Every channel that is named, or RM_INVALID_CHANNEL and none. With `change` their state is set. */
 static uint32_t name_channels(struct sim_state *s, const struct sim_device *d, const struct rm_disable_channels *c,
                               bool change)
 {
@@ -261,7 +261,9 @@ static uint32_t name_channels(struct sim_state *s, const struct sim_device *d, c
         struct sim_proc *p = client_of(s, c->clients[i]);
         struct sim_object *o = p == NULL ? NULL : find(p, c->channels[i]);
         if (o == NULL || !is_channel(o) || device_of(s, p, o) != d)
-            return RM_OBJECT_NOT_FOUND;
+            return RM_INVALID_CHANNEL;
+        if (change && o->off == (c->disable != 0))
+            p->uses[o->use].loses_wait = 1;
         if (change)
             o->off = c->disable != 0;
     }

@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 #define SIM_MAGIC UINT64_C(0x314d495355504756) /* "VGPUSIM1" */
-#define SIM_LAYOUT_VERSION 6u
+#define SIM_LAYOUT_VERSION 7u
 #define SIM_ENV_STATE "VGPU_SIM_STATE"
 #define SIM_NONE (-1)
 #define SIM_PAGE_BYTES (UINT64_C(2) << 20) /* device memory is charged in 2 MiB pages */
@@ -89,6 +89,7 @@ struct sim_use {
     uint64_t peak_bytes;
     struct sim_queue queue;          /* guarded by the device's engine lock, as the rest */
     uint32_t channels, channels_off; /* that can compute; with all of them off the queue stands still */
+    uint32_t loses_wait;             /* turned to what it was: nothing goes on before more work comes */
     _Atomic uint32_t on_wake;        /* a futex: changes when it goes on */
 };
 
@@ -297,7 +298,7 @@ void sim_engine_advance(struct sim_state *s, struct sim_device *d, struct sim_en
 void sim_engine_channels(struct sim_state *s, uint32_t ref, struct sim_use *u);
 static inline bool sim_use_stands(const struct sim_use *u)
 {
-    return u->channels > 0 && u->channels_off == u->channels;
+    return u->loses_wait || (u->channels > 0 && u->channels_off == u->channels);
 }
 
 /* rotation.c: whose turn it is. The caller holds the engine's lock. */
