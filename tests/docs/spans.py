@@ -95,6 +95,7 @@ NOT_RUN = {
     "./dev bench mig-packing": _LONG,
     "./dev bench idle-replay": _LONG,
     "apt install ./vgpud_NEW.deb ./libvgpu_NEW.deb": "the test of an upgrade has dpkg do it",
+    "apt upgrade": "the test of an upgrade has dpkg do it",
     "apt remove vgpud": "the test of removal has dpkg do it, which asks nobody",
     "apt purge vgpud": "the test of removal has dpkg do it, which asks nobody",
     "pip install 'vgpud[dra]'": "takes packages from a registry; tests/kubelet/test_official.py has them",
