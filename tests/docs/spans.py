@@ -51,6 +51,7 @@ MENTIONS = {
     "nvidia-smi -L",
     "nvidia-ctk cdi generate",
     "vgpu-hook precreate",
+    "apt upgrade",
     "vgpud does not answer at ...",
 }
 _CARD = "needs a real card"
