@@ -51,7 +51,6 @@ MENTIONS = {
     "nvidia-smi -L",
     "nvidia-ctk cdi generate",
     "vgpu-hook precreate",
-    "apt upgrade",
     "vgpud does not answer at ...",
 }
 _CARD = "needs a real card"
@@ -77,6 +76,7 @@ NOT_RUN = {
     "pytest tests/slurm": _SUITE,
     "python native/libvgpu/portable.py --out FOLDER --machine aarch64": _SUITE,
     "./dev gpu-bench": _CARD,
+    "python -m tests.gpu.compute_programs": _CARD,
     "python -m tests.gpu.compute_h200 --build build/native --out compute.json": _CARD,
     "python -m tests.gpu.compute_ranks --build build/native --out ranks.json": _CARD,
     "python -m tests.gpu.NAME --build build/native --out FILE": _CARD,
