@@ -3,9 +3,9 @@
  * they run. The scheduler says who holds a device; here each place of a tenant is brought to what that means: on
  * the device or off it.
  *
- * Off is who does not hold a device that is given in turns, while somebody else has work there or the tenant is
- * under a hard limit. A tenant of a positive priority stays on while its share is not used up, so that its next
- * launch waits for nothing but the others' going.
+ * A tenant is off a device with time slices while it holds no slice there and either another tenant has work or
+ * its own limit is hard. A tenant of a positive priority stays on while its share is not used up, so that its next
+ * launch waits only until the other tenants are off.
  */
 #ifndef ARBITER_CUT_H
 #define ARBITER_CUT_H

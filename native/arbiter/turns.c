@@ -99,7 +99,7 @@ static void say_cut(struct connection *connection, bool watch)
     say(&connection->member, &message);
 }
 
-/* Who is alone on devices that are not given in turns need not say when it idles. */
+/* A tenant that is alone on devices without time slices need not report that it is idle. */
 static bool is_watched(const struct lease *lease)
 {
     for (uint32_t d = 0; d < lease->tenant.device_count; d++)
