@@ -323,10 +323,10 @@ bool turns_message(struct connection *connection, const struct vgpu_message *mes
     return true;
 }
 
-/* Who is cut is put on its devices and taken off, and hears nothing of it. */
+/* A cut tenant is put on its devices and taken off without a message to it. */
 static void say_turn(struct sched_member *member, const struct vgpu_message *message)
 {
-    touch(connection_of(member)->lease); /* its counters moved, whoever's message it was */
+    touch(connection_of(member)->lease); /* its counters moved, also by another tenant's message */
     if (!member->cut)
         say(member, message);
 }
