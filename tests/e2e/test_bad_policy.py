@@ -38,7 +38,7 @@ def node(make_shared_node: NodeMaker) -> DemoNode:
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_start_with_a_bad_policy(make_node: NodeMaker, kind: str) -> None:
+def test_vgpud_refuses_to_start_with_a_bad_policy(make_node: NodeMaker, kind: str) -> None:
     text, line, said = BAD[kind]
     node = make_node(policy=text)
     done = subprocess.run(
@@ -82,7 +82,7 @@ def test_a_reload_of_a_bad_policy_keeps_the_old_one(node: DemoNode, kind: str) -
         ('mode = "mig"\nmig.layout = ["1g.10gb*7"]', "mig.layout: device 0"),
     ],
 )
-def test_a_rule_that_the_devices_cannot_keep_is_refused_everywhere(
+def test_a_rule_that_the_devices_do_not_support_is_refused_everywhere(
     node: DemoNode, rule: str, said: str
 ) -> None:
     config(node).write_text(f"version = 1\n[[device]]\n{rule}\n")
@@ -116,7 +116,7 @@ def test_sighup_reloads_and_survives_a_bad_policy(node: DemoNode) -> None:
         eventually(lambda: calls.get_policy().digest == before, "and the old one again")
 
 
-def test_a_reload_that_a_device_in_use_must_wait_for(node: DemoNode) -> None:
+def test_a_reload_waits_for_a_device_in_use(node: DemoNode) -> None:
     held = quota(node, 2)
     config(node).write_text('version = 1\n[[device]]\nmode = "mps"\n')
     tried = node.ctl("policy", "reload", "--dry-run", check=False)
@@ -137,7 +137,7 @@ def test_a_reload_that_a_device_in_use_must_wait_for(node: DemoNode) -> None:
     node.ctl("policy", "reload")
 
 
-def test_a_policy_that_nobody_can_read(node: DemoNode) -> None:
+def test_a_reload_of_an_unreadable_policy_is_refused(node: DemoNode) -> None:
     hidden = config(node).with_name("gone")
     config(node).rename(hidden)
     config(node).mkdir()

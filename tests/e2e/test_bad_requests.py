@@ -29,7 +29,7 @@ def nothing_is_held(node: DemoNode) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("text", ["10G", "10g"])
-def test_a_bare_letter_is_no_unit(node: DemoNode, text: str) -> None:
+def test_a_memory_size_with_a_bare_letter_is_refused(node: DemoNode, text: str) -> None:
     refused = node.ctl("alloc", "--memory", text, check=False)
     assert refused.returncode == 2
     assert "E101" in refused.stderr
@@ -38,14 +38,14 @@ def test_a_bare_letter_is_no_unit(node: DemoNode, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["0m", "0MiB", "abc", "NaN", "-1GiB", "1e400GiB", "1.0000000001GiB", ""])
-def test_memory_that_is_none(node: DemoNode, text: str) -> None:
+def test_an_invalid_memory_size_is_refused(node: DemoNode, text: str) -> None:
     refused = node.ctl("alloc", f"--memory={text}", check=False)
     assert refused.returncode == 2, refused.stderr
     assert "E101" in refused.stderr
 
 
 @pytest.mark.parametrize("text", ["0", "-5", "NaN", "100.5", "abc", "33.333", "inf"])
-def test_a_share_that_is_none(node: DemoNode, text: str) -> None:
+def test_an_invalid_compute_share_is_refused(node: DemoNode, text: str) -> None:
     refused = node.ctl("alloc", "--memory", "1GiB", f"--cores={text}", check=False)
     assert refused.returncode == 2, refused.stderr
     assert "E102" in refused.stderr
@@ -74,7 +74,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("asked", "code"), WRONG, ids=[" ".join(str(w[0]).split())[:30] for w in WRONG])
-def test_what_no_client_of_ours_would_send(
+def test_malformed_requests_of_foreign_clients_are_refused(
     node: DemoNode, asked: pb.AllocateRequest, code: ErrorCode
 ) -> None:
     with client(node) as calls, pytest.raises(VgpuError) as refused:
@@ -83,7 +83,7 @@ def test_what_no_client_of_ours_would_send(
     assert refused.value.hint
 
 
-def test_above_the_card_says_what_would_fit(node: DemoNode) -> None:
+def test_a_request_above_the_card_names_the_largest_size_that_fits(node: DemoNode) -> None:
     refused = node.ctl("alloc", "--isolation", "quota", "--memory", "10TiB", check=False)
     assert refused.returncode == 33
     assert "E402" in refused.stderr
@@ -95,7 +95,7 @@ def test_above_the_card_says_what_would_fit(node: DemoNode) -> None:
     assert any(usable - 1 < size <= usable for size in sizes), refused.stderr
 
 
-def test_a_full_device_says_what_is_left(node: DemoNode) -> None:
+def test_a_full_device_names_the_memory_left(node: DemoNode) -> None:
     held = quota(node, 100)
     refused = node.ctl("alloc", "--isolation", "quota", "--device", "0", "--memory", "100GiB", check=False)
     assert refused.returncode == 33
@@ -106,20 +106,20 @@ def test_a_full_device_says_what_is_left(node: DemoNode) -> None:
     release(node, again.id)
 
 
-def test_more_devices_than_there_are(node: DemoNode) -> None:
+def test_a_request_for_more_devices_than_the_node_has_is_refused(node: DemoNode) -> None:
     with pytest.raises(VgpuError) as refused:
         allocate(node, count=9)
     assert refused.value.code in (ErrorCode.IMPOSSIBLE, ErrorCode.NO_CAPACITY)
     assert "8" in refused.value.sentence + refused.value.hint
 
 
-def test_unknown_device_by_vgpuctl(node: DemoNode) -> None:
+def test_an_unknown_device_is_refused(node: DemoNode) -> None:
     refused = node.ctl("alloc", "--device", "99", check=False)
     assert refused.returncode == 6
     assert "E302" in refused.stderr
 
 
-def test_one_request_id_for_two_requests(node: DemoNode) -> None:
+def test_a_request_id_used_for_another_request_is_refused(node: DemoNode) -> None:
     first = quota(node, 1, request_id="twice")
     assert quota(node, 1, request_id="twice") == first
     refused = node.ctl(
@@ -135,20 +135,20 @@ def test_one_request_id_for_two_requests(node: DemoNode) -> None:
 
 
 @pytest.mark.parametrize("verb", ["release", "show", "explain"])
-def test_unknown_allocation(node: DemoNode, verb: str) -> None:
+def test_an_unknown_allocation_is_refused(node: DemoNode, verb: str) -> None:
     refused = node.ctl(verb, "0123456789ab", check=False)
     assert refused.returncode == 6
     assert "E301" in refused.stderr
 
 
-def test_a_released_allocation_may_be_released_again(node: DemoNode) -> None:
+def test_a_release_is_idempotent(node: DemoNode) -> None:
     held = quota(node)
     with client(node) as calls:
         assert not calls.release(held.id).already_released
         assert calls.release(held.id).already_released
 
 
-def test_bad_sizes_of_a_resize_change_nothing(node: DemoNode) -> None:
+def test_a_resize_to_an_invalid_size_changes_nothing(node: DemoNode) -> None:
     held = quota(node, 4)
     with client(node) as calls:
         for memory, share in ((0, None), (2**63, None), (None, 0.0), (None, math.nan), (None, 101.0)):

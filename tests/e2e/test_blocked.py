@@ -63,7 +63,7 @@ def wants(node: DemoNode, name: str) -> int:
     return read_activity(node.run_dir / "leases" / name).wants
 
 
-def test_an_idle_tenant_comes_back_by_a_call_that_libvgpu_does_not_know(node: DemoNode) -> None:
+def test_a_call_unknown_to_libvgpu_resumes_an_idle_suspended_tenant(node: DemoNode) -> None:
     tenant, name = started(node)
     for _ in range(2):
         goes_idle(node, name)
@@ -76,7 +76,7 @@ def test_an_idle_tenant_comes_back_by_a_call_that_libvgpu_does_not_know(node: De
     end(node, tenant, name)
 
 
-def test_by_hand_it_stays_away_and_says_so(node: DemoNode) -> None:
+def test_a_tenant_suspended_by_hand_shows_that_it_is_blocked_and_stays_suspended(node: DemoNode) -> None:
     tenant, name = started(node)
     suspend(node, name)
     assert shown(node, name).standing == "by hand"
@@ -91,7 +91,7 @@ def test_by_hand_it_stays_away_and_says_so(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
-def test_a_whole_card_says_so_too(node: DemoNode) -> None:
+def test_a_blocked_tenant_of_a_whole_card_shows_that_it_wants_to_work(node: DemoNode) -> None:
     tenant, name = started(node, asked=CARD)
     suspend(node, name)
     ask(tenant, "past")
@@ -107,7 +107,7 @@ def seen(looks: Looks, one: tuple[int, int]) -> object:
     return looks.blocked([one])
 
 
-def test_other_waits_are_let_be(node: DemoNode, waits: str) -> None:
+def test_waits_outside_the_driver_are_not_taken_for_blocked(node: DemoNode, waits: str) -> None:
     tenant, name = started(node, waits, asked=CARD)
     one = process(suspend(node, name))
     looks = Looks()
@@ -128,7 +128,7 @@ def test_other_waits_are_let_be(node: DemoNode, waits: str) -> None:
     end(node, tenant, name)
 
 
-def test_many_threads_have_their_turn(node: DemoNode, waits: str) -> None:
+def test_a_blocked_thread_is_found_among_many(node: DemoNode, waits: str) -> None:
     tenant, name = started(node, waits, asked=CARD)
     one = process(suspend(node, name))
     ask(tenant)

@@ -44,7 +44,7 @@ def mounted(node: DemoNode, name: str) -> set[str]:
     return {Path(mount["containerPath"]).name for mount in edits(node, name).get("mounts", ())}
 
 
-def test_a_spec_that_somebody_removed_comes_back(node: DemoNode) -> None:
+def test_a_removed_cdi_spec_is_written_again(node: DemoNode) -> None:
     node.start()
     held = quota(node)
     for file in (node.folder / "cdi").iterdir():
@@ -54,7 +54,7 @@ def test_a_spec_that_somebody_removed_comes_back(node: DemoNode) -> None:
     eventually(lambda: edits(node, held.id), "with its folder")
 
 
-def test_a_spec_that_nobody_holds_goes(node: DemoNode) -> None:
+def test_a_cdi_spec_without_an_allocation_is_removed(node: DemoNode) -> None:
     node.start()
     held = quota(node)
     shutil.copy(spec_file(node, held.id), spec_file(node, "deadbeef0000"))
@@ -64,7 +64,7 @@ def test_a_spec_that_nobody_holds_goes(node: DemoNode) -> None:
     assert not spec_file(node, held.id).exists()
 
 
-def test_another_driver(node: DemoNode) -> None:
+def test_a_driver_upgrade_under_a_running_daemon_updates_the_cdi_specs(node: DemoNode) -> None:
     """An upgrade under a running daemon: its new files are in the specs of what is held already."""
     node.start()
     held = quota(node)
@@ -76,7 +76,7 @@ def test_another_driver(node: DemoNode) -> None:
     eventually(lambda: "libcuda.so.590.10" in mounted(node, held.id), "the new files are in the spec")
 
 
-def test_another_driver_while_no_daemon_ran(node: DemoNode) -> None:
+def test_a_driver_upgrade_while_no_daemon_runs_updates_the_cdi_specs(node: DemoNode) -> None:
     node.start()
     held = quota(node)
     node.kill()
@@ -87,7 +87,7 @@ def test_another_driver_while_no_daemon_ran(node: DemoNode) -> None:
     eventually(lambda: "libcuda.so.590.10" in mounted(node, held.id), "the spec was written anew")
 
 
-def test_other_device_numbers(node: DemoNode) -> None:
+def test_a_driver_load_with_other_device_numbers_updates_the_cdi_specs(node: DemoNode) -> None:
     """The driver's majors are the kernel's to choose, at each load."""
     root = Path(node.environment["VGPUD_HOST_ROOT"])
     node.start()
@@ -115,7 +115,7 @@ n.nvmlGpuInstanceDestroy(instance)
 """
 
 
-def test_an_instance_that_went_by_other_hands(node: DemoNode) -> None:
+def test_a_mig_instance_destroyed_outside_vgpud_is_made_again_with_its_cdi_spec(node: DemoNode) -> None:
     """It is made again; a spec must not name one that is not there."""
     node.start()
     held = allocate(node, isolation="hardware", mig_profile="1g.10gb")

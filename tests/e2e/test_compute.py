@@ -21,7 +21,7 @@ def started(node: DemoNode) -> DemoNode:
     return node
 
 
-def test_a_share_is_held_resized_and_counted(started: DemoNode) -> None:
+def test_a_compute_share_is_enforced_resized_and_metered(started: DemoNode) -> None:
     spinning = ["--seconds", "5", "--report-ms", "200"]
     tenant = started.tenant([*ASKED, "--cores", "15"], [*SPIN, *spinning])
     (allocation,) = active(started, 1)
@@ -35,7 +35,7 @@ def test_a_share_is_held_resized_and_counted(started: DemoNode) -> None:
     tenant.end()
 
 
-def test_shares_of_a_device_do_not_pass_the_whole_of_it(started: DemoNode) -> None:
+def test_compute_shares_of_a_device_do_not_exceed_100_percent(started: DemoNode) -> None:
     first = started.ctl("alloc", *ASKED, "--cores", "60").stdout.strip()
     second = started.ctl("alloc", *ASKED, "--cores", "30").stdout.strip()
     memory_only = started.ctl("alloc", *ASKED).stdout.strip()
@@ -50,7 +50,7 @@ def test_shares_of_a_device_do_not_pass_the_whole_of_it(started: DemoNode) -> No
         started.ctl("release", allocation)
 
 
-def test_what_an_idle_tenant_leaves_is_lent_where_the_policy_says_so(started: DemoNode) -> None:
+def test_an_idle_tenants_share_is_lent_under_work_conserving(started: DemoNode) -> None:
     """Hard at first; the reload reaches the running tenant."""
     idle = started.tenant([*ASKED, "--cores", "75"], [PROBE, "hold", "64MiB", "--then-wait-on-stdin"])
     idle.line()
@@ -73,7 +73,7 @@ def test_what_an_idle_tenant_leaves_is_lent_where_the_policy_says_so(started: De
     idle.end()
 
 
-def test_rules_outlive_resize_and_restart_and_follow_the_policy(started: DemoNode) -> None:
+def test_share_rules_survive_resize_and_restart_and_follow_the_policy(started: DemoNode) -> None:
     reload(started, 'share_policy = "work-conserving"\n')
     held = started.ctl("alloc", *ASKED, "--cores", "20", "--priority", "below-normal").stdout.strip()
     lease = started.run_dir / "leases" / held

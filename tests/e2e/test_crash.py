@@ -73,7 +73,7 @@ def was_cut(node: DemoNode, error: VgpuError) -> None:
 
 
 @pytest.mark.parametrize("mode", ASK)
-def test_allocate_cut_after_every_step(node: DemoNode, mode: str) -> None:
+def test_an_allocate_cut_after_every_step_converges(node: DemoNode, mode: str) -> None:
     for point in ALLOCATE_POINTS:
         node.start(fault_point=f"allocate.{point}")
         with pytest.raises(VgpuError) as cut:
@@ -90,7 +90,7 @@ def test_allocate_cut_after_every_step(node: DemoNode, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ASK)
-def test_release_cut_after_every_step(node: DemoNode, mode: str) -> None:
+def test_a_release_cut_after_every_step_converges(node: DemoNode, mode: str) -> None:
     for point in RELEASE_POINTS:
         node.start(fault_point=f"release.{point}")
         held = allocate(node, mode)
@@ -106,7 +106,7 @@ def test_release_cut_after_every_step(node: DemoNode, mode: str) -> None:
 
 
 @pytest.mark.parametrize("point", ["record-intent", "apply"])
-def test_resize_cut_after_every_step(node: DemoNode, point: str) -> None:
+def test_a_resize_cut_after_every_step_converges(node: DemoNode, point: str) -> None:
     node.start(fault_point=f"resize.{point}")
     held = allocate(node, "preload")
     with client(node) as calls, pytest.raises(VgpuError) as cut:
@@ -121,7 +121,7 @@ def test_resize_cut_after_every_step(node: DemoNode, point: str) -> None:
     release(node, held.id)
 
 
-def test_a_start_that_is_cut_begins_again(node: DemoNode) -> None:
+def test_a_start_cut_after_every_step_converges_at_the_next_start(node: DemoNode) -> None:
     """A half-made MIG allocation, and the start that undoes it killed after each of its steps."""
     node.start(fault_point="allocate.attach-0")
     with pytest.raises(VgpuError) as cut:
@@ -136,7 +136,7 @@ def test_a_start_that_is_cut_begins_again(node: DemoNode) -> None:
     assert world(node) == NOTHING
 
 
-def test_what_a_kill_leaves_is_what_was_there(node: DemoNode) -> None:
+def test_allocations_of_every_mode_survive_kills_of_vgpud(node: DemoNode) -> None:
     """One allocation in every mode at once, each on its device, and five kills."""
     node.start()
     held = [allocate(node, mode, mode).id for mode in ASK]

@@ -42,7 +42,9 @@ def without_nvml(node: DemoNode, folder: Path) -> None:
         unmet("no-driver", "this machine has a libnvidia-ml.so.1 of its own")
 
 
-def test_without_nvml_and_when_it_is_installed(make_node: NodeMaker, tmp_path: Path) -> None:
+def test_vgpud_runs_without_nvml_and_uses_it_once_it_is_installed(
+    make_node: NodeMaker, tmp_path: Path
+) -> None:
     node = make_node()
     without_nvml(node, tmp_path / "lib")
     node.start()
@@ -60,7 +62,9 @@ def test_without_nvml_and_when_it_is_installed(make_node: NodeMaker, tmp_path: P
     assert node.ctl("status", check=False).returncode == 0
 
 
-def test_without_a_driver_and_when_it_is_loaded(make_node: NodeMaker, tmp_path: Path) -> None:
+def test_vgpud_runs_without_a_driver_and_uses_it_once_it_is_loaded(
+    make_node: NodeMaker, tmp_path: Path
+) -> None:
     node = make_node()
     state = Path(node.environment["VGPU_SIM_STATE"])
     hidden = state.with_name("unloaded")
@@ -77,7 +81,7 @@ def test_without_a_driver_and_when_it_is_loaded(make_node: NodeMaker, tmp_path: 
     release(node, quota(node).id)
 
 
-def test_a_start_without_nvml_forgets_nothing(make_node: NodeMaker, tmp_path: Path) -> None:
+def test_a_start_without_nvml_keeps_all_allocations(make_node: NodeMaker, tmp_path: Path) -> None:
     node = make_node()
     node.start()
     held = {
@@ -113,7 +117,7 @@ def healths(node: DemoNode) -> list[str]:
         return [device.health for device in calls.list_devices().devices]
 
 
-def test_one_device_that_hangs(impatient: DemoNode) -> None:
+def test_a_hanging_device_leaves_the_others_in_service(impatient: DemoNode) -> None:
     node = impatient
     held = quota(node)
     simulate(node, "fault", "hang", "--function", "nvmlDevice*", "--device", "0")
@@ -135,7 +139,7 @@ def test_one_device_that_hangs(impatient: DemoNode) -> None:
     release(node, quota(node).id)
 
 
-def test_a_start_while_a_device_hangs(impatient: DemoNode) -> None:
+def test_a_start_while_devices_hang_keeps_their_allocations(impatient: DemoNode) -> None:
     """Its tenants may be well: nothing is called failed that will answer again."""
     node = impatient
     held = {
@@ -157,7 +161,7 @@ def test_a_start_while_a_device_hangs(impatient: DemoNode) -> None:
     assert node.stop() == 0
 
 
-def test_a_library_that_hangs_altogether(impatient: DemoNode) -> None:
+def test_a_hanging_nvml_library_is_reported_and_recovers(impatient: DemoNode) -> None:
     node = impatient
     held = quota(node)
     simulate(node, "fault", "hang", "--function", "nvml*")
@@ -185,7 +189,7 @@ def test_a_library_that_hangs_altogether(impatient: DemoNode) -> None:
     release(node, held.id)
 
 
-def test_a_change_that_hangs_holds_up_nobody_else(make_node: NodeMaker) -> None:
+def test_a_hanging_change_does_not_hold_up_other_devices(make_node: NodeMaker) -> None:
     node = make_node()
     node.start()
     simulate(node, "fault", "hang", "--function", "nvmlDeviceCreateGpuInstance*", "--device", "0")
@@ -207,7 +211,7 @@ def test_a_change_that_hangs_holds_up_nobody_else(make_node: NodeMaker) -> None:
     release(node, found["id"])
 
 
-def test_a_lost_device_takes_only_its_own(make_node: NodeMaker) -> None:
+def test_a_lost_device_fails_only_its_own_allocations(make_node: NodeMaker) -> None:
     node = make_node()
     node.start()
     with client(node) as calls:

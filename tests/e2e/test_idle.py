@@ -154,7 +154,7 @@ def goes_idle(node: DemoNode, name: str) -> None:
     eventually(lambda: states(node)[name] == "suspended", "it is suspended as idle")
 
 
-def test_an_idle_tenant_gives_its_memory_back_and_comes_for_it(idle: DemoNode) -> None:
+def test_an_idle_tenant_is_suspended_and_resumed_by_its_next_call(idle: DemoNode) -> None:
     tenant, name = holding(idle, 100)
     goes_idle(idle, name)
     eventually(lambda: used_mib(idle) < SIZE_MIB, "NVML shows none of its memory")
@@ -168,7 +168,7 @@ def test_an_idle_tenant_gives_its_memory_back_and_comes_for_it(idle: DemoNode) -
     end(idle, other, second)
 
 
-def test_it_comes_back_where_it_was_moved_to(idle: DemoNode) -> None:
+def test_an_idle_suspended_tenant_is_resumed_on_the_device_that_it_was_moved_to(idle: DemoNode) -> None:
     tenant, name = tenant_on(idle, 0)
     goes_idle(idle, name)
     assert idle.ctl("drain", "0", "--move", check=False).returncode == 0
@@ -181,7 +181,7 @@ def test_it_comes_back_where_it_was_moved_to(idle: DemoNode) -> None:
     end(idle, tenant, name)
 
 
-def test_a_tenant_that_works_is_left_alone(make_node: NodeMaker) -> None:
+def test_a_working_tenant_is_not_suspended_by_the_idle_rule(make_node: NodeMaker) -> None:
     node = make_node(policy=IDLE.replace("300ms", "3s"))
     node.start()
     tenant, name = busy(node, 1)
@@ -206,7 +206,7 @@ def follow(node: DemoNode, policy: str) -> None:
         calls.reload_policy()
 
 
-def test_a_rule_that_comes_later_counts_from_then(make_node: NodeMaker) -> None:
+def test_an_idle_rule_set_by_a_reload_suspends_an_idle_tenant(make_node: NodeMaker) -> None:
     """Without one nothing is looked at, for minutes."""
     node = make_node(policy=ROOMY)
     node.start()
@@ -219,7 +219,7 @@ def test_a_rule_that_comes_later_counts_from_then(make_node: NodeMaker) -> None:
     node.stop()
 
 
-def test_by_hand_it_stays_away_and_says_that_it_wants(idle: DemoNode) -> None:
+def test_a_tenant_suspended_by_hand_stays_suspended_and_shows_that_it_wants_to_work(idle: DemoNode) -> None:
     tenant, name = holding(idle)
     goes_idle(idle, name)
     assert suspend(idle, name).cause == "hand"
@@ -230,7 +230,7 @@ def test_by_hand_it_stays_away_and_says_that_it_wants(idle: DemoNode) -> None:
     end(idle, tenant, name)
 
 
-def test_every_kind_of_call_brings_it_back(idle: DemoNode) -> None:
+def test_every_kind_of_call_resumes_an_idle_suspended_tenant(idle: DemoNode) -> None:
     asked = ["--isolation", "quota", "--memory", "1GiB", "--device", "0"]
     tenant = idle.tenant(asked, [sys.executable, "-c", CALLS])
     kinds = tenant.line()["calls"]
@@ -245,7 +245,7 @@ def test_every_kind_of_call_brings_it_back(idle: DemoNode) -> None:
     end(idle, tenant, name)
 
 
-def test_who_asks_for_its_memory_is_answered_and_stays_away(idle: DemoNode) -> None:
+def test_memory_queries_are_answered_without_a_resume(idle: DemoNode) -> None:
     asked = ["--isolation", "quota", "--memory", "1GiB", "--device", "0"]
     tenant = idle.tenant(asked, [sys.executable, "-c", CALLS])
     tenant.line()
@@ -262,7 +262,7 @@ def test_who_asks_for_its_memory_is_answered_and_stays_away(idle: DemoNode) -> N
     end(idle, tenant, name)
 
 
-def test_who_finds_no_room_waits_in_the_queue(idle: DemoNode) -> None:
+def test_a_tenant_without_room_waits_in_the_resume_queue(idle: DemoNode) -> None:
     first, one = holding(idle, 100)
     goes_idle(idle, one)
     second, two = holding(idle, 100)
@@ -286,7 +286,7 @@ def test_who_finds_no_room_waits_in_the_queue(idle: DemoNode) -> None:
 
 
 @pytest.mark.parametrize("point", ["suspend.save-0", "resume.restore-0"])
-def test_a_vgpud_that_dies_on_the_way_loses_nobody(cut_node: DemoNode, point: str) -> None:
+def test_a_vgpud_killed_during_an_idle_suspension_loses_no_tenant(cut_node: DemoNode, point: str) -> None:
     node = cut_node
     node.start(fault_point=point)
     tenant = node.tenant(
@@ -310,7 +310,7 @@ def test_a_vgpud_that_dies_on_the_way_loses_nobody(cut_node: DemoNode, point: st
     end(node, tenant, name)
 
 
-def test_one_that_waits_while_no_vgpud_runs_is_resumed_by_the_next(cut_node: DemoNode) -> None:
+def test_a_tenant_that_waits_while_vgpud_is_down_is_resumed_at_its_start(cut_node: DemoNode) -> None:
     node = cut_node
     node.start()
     tenant, name = holding(node, 100)
@@ -338,7 +338,7 @@ def rounds(tenant: Tenant) -> int:
     return int(said["rounds"])
 
 
-def test_two_that_do_not_fit_together_take_turns(turns: DemoNode) -> None:
+def test_two_tenants_that_exceed_the_card_take_turns(turns: DemoNode) -> None:
     first, one = busy(turns, 100)
     first.line()
     second, two = busy(turns, 100)

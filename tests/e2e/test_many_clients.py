@@ -79,7 +79,7 @@ def allocated(node: DemoNode) -> list[int]:
     return [held[device.uuid] for device in devices]
 
 
-def test_exactly_what_fits(node: DemoNode) -> None:
+def test_sixty_four_clients_share_eight_devices_to_the_last_slice(node: DemoNode) -> None:
     """Eight on each of eight devices: the last one fits just as the first."""
     with client(node) as calls:
         device = calls.list_devices().devices[0]
@@ -98,7 +98,7 @@ def test_exactly_what_fits(node: DemoNode) -> None:
         release_all(node)
 
 
-def test_more_than_fits(node: DemoNode) -> None:
+def test_concurrent_clients_beyond_the_capacity_are_refused(node: DemoNode) -> None:
     """Three fit on a device: twenty-four get one, forty hear that there is no room."""
     answers = at_once(
         node,
@@ -113,7 +113,7 @@ def test_more_than_fits(node: DemoNode) -> None:
     release_all(node)
 
 
-def test_instances_of_mig(node: DemoNode) -> None:
+def test_concurrent_clients_get_seven_mig_instances_of_a_device_and_no_more(node: DemoNode) -> None:
     """Seven of the smallest on a device, and no more."""
     answers = at_once(
         node,
@@ -131,7 +131,7 @@ def test_instances_of_mig(node: DemoNode) -> None:
         assert not any(device.mig.current for device in calls.list_devices().devices)
 
 
-def test_one_request_from_all(node: DemoNode) -> None:
+def test_a_request_id_from_sixty_four_clients_makes_one_allocation(node: DemoNode) -> None:
     """The same request id from sixty-four clients is one allocation."""
     answers = at_once(
         node,
@@ -146,7 +146,7 @@ def test_one_request_from_all(node: DemoNode) -> None:
     release_all(node)
 
 
-def test_whole_programs(node: DemoNode) -> None:
+def test_concurrent_vgpuctl_runs_each_hold_and_release_their_own_allocation(node: DemoNode) -> None:
     """`vgpuctl run` from many processes: each gets its own, and all of it comes back."""
     command = [
         "run",

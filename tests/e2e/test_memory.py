@@ -64,7 +64,7 @@ class Talker:
         eventually(lambda: self.allocation not in states(self.node), "it is released")
 
 
-def test_a_running_tenant_grows_and_shrinks(make_node: NodeMaker) -> None:
+def test_a_resize_of_memory_holds_for_a_running_tenant(make_node: NodeMaker) -> None:
     """Down below what it holds: nothing is killed, nothing new is given until it fits again."""
     node = make_node()
     node.start()
@@ -97,7 +97,7 @@ preload.memory_overcommit = 1.5
 """
 
 
-def test_promises_beyond_the_card(make_node: NodeMaker) -> None:
+def test_an_overcommitted_tenant_is_told_that_the_card_is_full(make_node: NodeMaker) -> None:
     """Both limits fit the policy, not the card: the second tenant meets the card's end, and it is told so."""
     node = make_node(profile="h200x1", policy=OVERCOMMIT)
     node.start()

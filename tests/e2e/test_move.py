@@ -78,7 +78,7 @@ def tenant_on(node: DemoNode, device: int) -> tuple[Tenant, str]:
     return holding(node, 0, *SHARED, str(device), size_mib=SIZE_MIB)
 
 
-def test_there_and_back(node: DemoNode) -> None:
+def test_a_tenant_moves_to_other_devices_and_back(node: DemoNode) -> None:
     tenant, name = tenant_on(node, 0)
     eventually(lambda: used_mib(node)[0] > CONTEXT_MIB, "NVML shows its memory")
     for to in (3, 5, 0):
@@ -90,7 +90,7 @@ def test_there_and_back(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
-def test_its_limit_goes_with_it(node: DemoNode) -> None:
+def test_a_moved_tenants_limit_holds_on_the_new_device(node: DemoNode) -> None:
     """What it allocates afterwards is counted by the lease, and shown by NVML, where it is now; NVML in its
     own process shows the slice there, and a whole card where it was."""
     program = """
@@ -138,7 +138,7 @@ for line in sys.stdin:
     end(node, tenant, name)
 
 
-def test_programs_started_later_find_the_new_device(node: DemoNode) -> None:
+def test_programs_started_after_a_move_see_the_new_device(node: DemoNode) -> None:
     """Their environment names the old one, as that of the shell that starts them does."""
     program = """
 import ctypes as c, json, sys, uuid
@@ -167,7 +167,7 @@ print(json.dumps({"code": code, "uuid": f"GPU-{uuid.UUID(bytes=name.raw)}"}), fl
     end(node, tenant, name)
 
 
-def test_a_whole_card(node: DemoNode) -> None:
+def test_a_tenant_of_a_whole_card_moves_to_a_free_card(node: DemoNode) -> None:
     tenant, name = holding(node, 0, "--isolation", "device", "--device", "2", size_mib=SIZE_MIB)
     held = quota(node, selector=pb.Selector(indices=[3]))
     assert refusal(node, name, 3).code is ErrorCode.DEVICE_IN_USE
@@ -178,7 +178,7 @@ def test_a_whole_card(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
-def test_refusals(node: DemoNode) -> None:
+def test_moves_without_room_or_rights_are_refused(node: DemoNode) -> None:
     tenant, name = tenant_on(node, 0)
     full = quota(node, 138, selector=pb.Selector(indices=[1]))
     assert "fit in the" in refusal(node, name, 1).sentence
@@ -199,7 +199,7 @@ def test_refusals(node: DemoNode) -> None:
 
 
 @needs("namespaces")
-def test_a_process_that_cannot_open_the_new_device(node: DemoNode) -> None:
+def test_a_tenant_that_cannot_open_the_new_device_is_not_moved(node: DemoNode) -> None:
     """As in a container: in mounts of its own, without the device's node."""
     tenant = node.tenant([*SHARED, "0"], ["unshare", "-m", sys.executable, "-c", PROGRAM, str(SIZE_MIB)])
     tenant.line()
@@ -214,7 +214,7 @@ def test_a_process_that_cannot_open_the_new_device(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
-def test_another_kind_of_card_and_an_old_driver(make_node: NodeMaker) -> None:
+def test_moves_to_another_model_or_under_an_old_driver_are_refused(make_node: NodeMaker) -> None:
     node = make_node("mixed", policy=ROOMY)
     node.start()
     with client(node) as calls:
@@ -285,7 +285,7 @@ def test_a_move_that_can_be_neither_done_nor_undone_stays_open(node: DemoNode) -
 NO_RESTORE = "fault", "fail", "--function", "cuCheckpointProcessRestore", "--code", "304", "--count", "1"
 
 
-def test_cut_before_its_memory_is_on_record_as_saved(cut_node: DemoNode) -> None:
+def test_a_move_cut_before_the_save_is_recorded_is_undone(cut_node: DemoNode) -> None:
     """Undone at the next start, which is cut at the next step of the next move."""
     node = cut_node
     node.start(fault_point="move.record-intent")
@@ -311,7 +311,9 @@ def test_cut_before_its_memory_is_on_record_as_saved(cut_node: DemoNode) -> None
         ("restore-0", 0, True),
     ],
 )
-def test_cut_later(cut_node: DemoNode, point: str, ends_at: int, fails: bool) -> None:
+def test_a_move_cut_after_the_save_is_recorded_is_finished(
+    cut_node: DemoNode, point: str, ends_at: int, fails: bool
+) -> None:
     """Finished at the next start. One whose restore fails is on its way back, and ends there."""
     node = cut_node
     node.start(fault_point=f"move.{point}")
@@ -326,13 +328,13 @@ def test_cut_later(cut_node: DemoNode, point: str, ends_at: int, fails: bool) ->
     end(node, tenant, name)
 
 
-def test_the_program_for_a_real_pair_of_cards(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_move_check_for_real_cards_passes_on_the_simulator(capsys: pytest.CaptureFixture[str]) -> None:
     assert move_h200.main(["--simulated", "limit", "suspended"]) == 0
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["held"] for one in said if "held" in one] == [True, True]
 
 
-def test_several_processes_or_none(cut_node: DemoNode) -> None:
+def test_a_cut_move_of_several_processes_moves_all_or_none(cut_node: DemoNode) -> None:
     """One is there already when another one's restore fails: it comes back, and they move later."""
     node = cut_node
     node.start(fault_point="move.restore-0")

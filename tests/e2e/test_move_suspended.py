@@ -51,7 +51,7 @@ def node(shared_node: DemoNode) -> DemoNode:
     return shared_node
 
 
-def test_it_comes_back_where_it_was_moved_to(node: DemoNode) -> None:
+def test_a_suspended_tenant_is_resumed_on_the_device_that_it_was_moved_to(node: DemoNode) -> None:
     tenant, name = tenant_on(node, 0)
     suspend(node, name)
     eventually(lambda: in_use(node) == [], "nothing of it is on a device")
@@ -72,7 +72,7 @@ def test_it_comes_back_where_it_was_moved_to(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
-def test_it_needs_its_room_when_it_is_resumed(node: DemoNode) -> None:
+def test_a_resume_on_a_full_device_is_refused(node: DemoNode) -> None:
     tenant, name = tenant_on(node, 0)
     full = on(node, 138, 1)
     suspend(node, name)
@@ -88,7 +88,7 @@ def test_it_needs_its_room_when_it_is_resumed(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
-def test_processes_that_end_and_begin_meanwhile(node: DemoNode) -> None:
+def test_processes_that_end_or_start_during_a_suspended_move_are_followed(node: DemoNode) -> None:
     """Whoever begins has the old device in the environment, and finds itself on the new one."""
     tenant, name = tenant_on(node, 0)
     lease = node.run_dir / "leases" / name
@@ -117,7 +117,7 @@ def test_processes_that_end_and_begin_meanwhile(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
-def test_two_slices_change_places_by_way_of_others(node: DemoNode) -> None:
+def test_two_suspended_slices_exchange_devices(node: DemoNode) -> None:
     tenant, name = pair(node, 2, 5)
     suspend(node, name)
     move(node, name, 4, source=uuids(node)[5])
@@ -131,7 +131,7 @@ def test_two_slices_change_places_by_way_of_others(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
-def test_a_whole_card(node: DemoNode) -> None:
+def test_a_suspended_tenant_of_a_whole_card_moves_beside_other_tenants(node: DemoNode) -> None:
     """Others may have its card by now, and that which it is to come to."""
     tenant, name = holding(node, 0, "--isolation", "device", "--device", "2", size_mib=SIZE_MIB)
     suspend(node, name)
@@ -150,7 +150,7 @@ def test_a_whole_card(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
-def test_it_is_released_where_it_is(node: DemoNode) -> None:
+def test_a_moved_suspended_tenant_is_released_on_its_new_device(node: DemoNode) -> None:
     tenant, name = tenant_on(node, 0)
     suspend(node, name)
     move(node, name, 3)
@@ -163,7 +163,7 @@ def test_it_is_released_where_it_is(node: DemoNode) -> None:
     release(node, allocate(node, isolation="device", selector=pb.Selector(indices=[3])).id)
 
 
-def test_refusals(node: DemoNode) -> None:
+def test_moves_of_a_suspended_tenant_to_unfit_devices_are_refused(node: DemoNode) -> None:
     tenant, name = tenant_on(node, 0)
     suspend(node, name)
     with client(node) as calls:
@@ -179,7 +179,7 @@ def test_refusals(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
-def test_some_are_back_already_when_it_is_moved_on(cut_node: DemoNode) -> None:
+def test_a_failed_resume_returns_all_processes_to_where_they_were_saved(cut_node: DemoNode) -> None:
     """One of three cannot be restored where they were moved to. Each comes back from where it was saved."""
     node = cut_node
     node.start(fault_point="resume.restore-0")
@@ -203,7 +203,7 @@ def test_some_are_back_already_when_it_is_moved_on(cut_node: DemoNode) -> None:
     end(node, tenant, name)
 
 
-def test_cut_after_every_step(cut_node: DemoNode) -> None:
+def test_a_suspended_move_cut_after_every_step_converges(cut_node: DemoNode) -> None:
     """It stays suspended, at one end or the other; the next move is cut at the next step, and once it is on
     record as moved, the start that finishes it is."""
     node = cut_node
@@ -233,7 +233,7 @@ def is_all_on(node: DemoNode, device: int) -> bool:
     return in_use(node) == [device]
 
 
-def test_a_resumption_that_is_cut_as_it_is_taken_back(cut_node: DemoNode) -> None:
+def test_a_rollback_of_a_resume_cut_in_the_middle_converges(cut_node: DemoNode) -> None:
     """What it had brought back was saved where it is now, not where it was before."""
     node = cut_node
     node.start(fault_point="resume.record-stay")
@@ -254,7 +254,7 @@ def test_a_resumption_that_is_cut_as_it_is_taken_back(cut_node: DemoNode) -> Non
 
 
 @needs("namespaces")
-def test_a_process_that_cannot_open_the_new_device(node: DemoNode) -> None:
+def test_a_suspended_tenant_that_cannot_open_the_new_device_is_not_moved(node: DemoNode) -> None:
     """As in a container. Nothing is changed."""
     before = states(node)
     tenant = node.tenant([*SHARED, "0"], ["unshare", "-m", sys.executable, "-c", PROGRAM, str(SIZE_MIB)])
@@ -268,7 +268,7 @@ def test_a_process_that_cannot_open_the_new_device(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
-def test_a_defrag_takes_it_along_where_a_whole_device_is_wanted(node: DemoNode) -> None:
+def test_a_defrag_for_a_whole_device_moves_a_suspended_tenant(node: DemoNode) -> None:
     held = [quota(node, 10, selector=pb.Selector(indices=[device])).id for device in range(8)]
     suspend(node, held[5])
     with client(node) as calls:

@@ -70,7 +70,7 @@ def rewrite(node: DemoNode, text: str) -> None:
     Path(node.environment["VGPUD_CONFIG"]).write_text(text)
 
 
-def test_figures_and_page_tell_what_is_held(node: DemoNode, ports: tuple[int, int]) -> None:
+def test_metrics_and_the_status_page_show_an_allocation(node: DemoNode, ports: tuple[int, int]) -> None:
     held = node.ctl("alloc", "--memory", "4GiB", "--cores", "25", "--isolation", "compute").stdout.strip()
     found = figures(node)
     assert found["vgpud_allocations"][1] == ({"state": "active"}, 1)
@@ -85,7 +85,7 @@ def test_figures_and_page_tell_what_is_held(node: DemoNode, ports: tuple[int, in
     node.ctl("release", held)
 
 
-def test_a_quota_holds_and_is_counted(node: DemoNode) -> None:
+def test_a_users_quota_is_enforced_and_counted(node: DemoNode) -> None:
     other = ("--owner", f"{OTHER}:{OTHER}", "--isolation", "quota")
     first = node.ctl("alloc", "--memory", "6GiB", *other).stdout.strip()
     refused = node.ctl("alloc", "--memory", "6GiB", *other, check=False)
@@ -102,7 +102,7 @@ def test_a_quota_holds_and_is_counted(node: DemoNode) -> None:
     node.ctl("release", first)
 
 
-def test_a_reload_is_all_or_nothing(node: DemoNode, ports: tuple[int, int]) -> None:
+def test_a_reload_is_atomic(node: DemoNode, ports: tuple[int, int]) -> None:
     """An address that is taken is an error of the whole policy, like a mistake in a file."""
     before = node.ctl_json("policy", "show")["digest"]
     with socket.create_server(("127.0.0.1", ports[1])):
@@ -129,7 +129,7 @@ def test_a_reload_is_all_or_nothing(node: DemoNode, ports: tuple[int, int]) -> N
     assert figures(node)["vgpud_config_last_reload_successful"] == [({}, 1)]
 
 
-def test_a_tenants_process_is_found_from_every_side(node: DemoNode) -> None:
+def test_every_tool_shows_a_tenants_process(node: DemoNode) -> None:
     probe = str(BUILD / "bin" / "vgpu-probe")
     options = ["--isolation", "quota", "--memory", "2GiB", "--label", "training"]
     tenant = node.tenant(options, [probe, "hold", str(512 * 2**20), "--then-wait-on-stdin"])
@@ -156,7 +156,7 @@ def test_a_tenants_process_is_found_from_every_side(node: DemoNode) -> None:
         tenant.end()
 
 
-def test_a_lost_device_is_a_row_and_a_figure(make_node: NodeMaker) -> None:
+def test_a_lost_device_is_shown_by_top_and_metrics(make_node: NodeMaker) -> None:
     """The others go on as if nothing was."""
     node = make_node("h100x8")
     node.start()
@@ -172,7 +172,7 @@ def test_a_lost_device_is_a_row_and_a_figure(make_node: NodeMaker) -> None:
     node.ctl("alloc", "--memory", "4GiB", "--isolation", "quota")
 
 
-def test_the_audit_trail_has_who_what_and_the_outcome(node: DemoNode) -> None:
+def test_the_audit_trail_records_caller_action_and_outcome(node: DemoNode) -> None:
     held = node.ctl("alloc", "--memory", "1GiB", "--isolation", "quota", "--label", "audited").stdout.strip()
     node.ctl("release", held)
     reader = {**node.environment, "VGPUD_SOCKET": str(node.run_dir / "ro.sock")}

@@ -5,5 +5,5 @@ from pathlib import Path
 from tests.e2e.pool_storm import run
 
 
-def test_suspended_resumed_moved_and_killed_at_random(tmp_path: Path) -> None:
+def test_tenants_suspended_resumed_moved_and_killed_at_random_keep_their_memory(tmp_path: Path) -> None:
     assert sum(run(tmp_path, cycles=40, seed=5).done.values()) == 40

@@ -39,7 +39,7 @@ def eventually_holds(node: DemoNode, index: int, mib: int) -> None:
     eventually(lambda: used_mib(node)[index] == mib, f"NVML says that {mib} MiB of device {index} are used")
 
 
-def test_drain_moves_what_it_can(node: DemoNode) -> None:
+def test_a_drain_moves_tenants_and_reports_those_that_stay(node: DemoNode) -> None:
     tenant, name = holding(node, 0, *SHARED, "0", size_mib=SIZE_MIB)
     large = on(node, 100, 0)
     elsewhere = on(node, 60, 1)
@@ -64,7 +64,7 @@ def test_drain_moves_what_it_can(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
-def test_drain_says_where_there_is_no_room(node: DemoNode) -> None:
+def test_a_drain_reports_a_tenant_that_fits_on_no_other_device(node: DemoNode) -> None:
     """A suspended tenant needs none, but goes where it could come back at once."""
     sleeping = on(node, 45, 3)
     suspend(node, sleeping)
@@ -80,7 +80,7 @@ def test_drain_says_where_there_is_no_room(node: DemoNode) -> None:
 # --- defrag
 
 
-def test_defrag_makes_room_for_a_request(node: DemoNode) -> None:
+def test_a_defrag_makes_room_for_a_request(node: DemoNode) -> None:
     """Seventy and eighty gibibytes are free on two cards, and a request wants a hundred."""
     tenant, name = holding(
         node, 0, "--isolation", "quota", "--memory", "70GiB", "--device", "0", size_mib=SIZE_MIB
@@ -105,7 +105,7 @@ def test_defrag_makes_room_for_a_request(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
-def test_defrag_frees_a_whole_device(node: DemoNode) -> None:
+def test_a_defrag_frees_a_whole_device(node: DemoNode) -> None:
     held = [on(node, 10, device) for device in range(8)]
     with client(node) as calls:
         (only,) = calls.defrag(pb.DefragRequest(selector=pb.Selector(indices=[5]))).moves
@@ -171,7 +171,7 @@ def looks(tenant: Tenant, more: str = "") -> list[object]:
     return found
 
 
-def test_two_slices_are_limited_each_and_go_as_one(node: DemoNode) -> None:
+def test_an_allocation_of_two_slices_is_limited_and_moved_as_a_whole(node: DemoNode) -> None:
     tenant, name = pair(node, 2, 5)
     assert places(node)[name] == [2, 5]
     assert looks(tenant) == [7, 8]
@@ -199,7 +199,7 @@ def test_two_slices_are_limited_each_and_go_as_one(node: DemoNode) -> None:
     eventually(lambda: in_use(node) == [], "both are released together")
 
 
-def test_leases_of_several_keep_their_order(node: DemoNode) -> None:
+def test_a_lease_of_several_slices_keeps_their_order(node: DemoNode) -> None:
     held = quota(node, 1, count=3, selector=pb.Selector(indices=[0, 1, 2]))
     first = [part.device_uuid for part in held.slices]
     moved = move(node, held.id, 7, source=first[1])

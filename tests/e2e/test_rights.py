@@ -63,7 +63,7 @@ def call(
     )
 
 
-def test_anybody_may_read(node: DemoNode) -> None:
+def test_every_user_may_read(node: DemoNode) -> None:
     held = quota(node)
     for words in (("status",), ("devices",), ("ls",), ("show", held.id), ("plan", "--memory", "1GiB")):
         done = call(node, ALICE, *words)
@@ -71,7 +71,7 @@ def test_anybody_may_read(node: DemoNode) -> None:
     release(node, held.id)
 
 
-def test_what_others_are_given_is_not_shown(node: DemoNode) -> None:
+def test_edits_are_hidden_from_other_users(node: DemoNode) -> None:
     held = quota(node)
     shown = call(node, ALICE, "show", held.id, "-o", "json").stdout
     assert held.id in shown
@@ -80,14 +80,14 @@ def test_what_others_are_given_is_not_shown(node: DemoNode) -> None:
 
 
 @pytest.mark.parametrize("socket", ["", READ, TENANT, ADMIN])
-def test_nobody_allocates_without_the_group(node: DemoNode, socket: str) -> None:
+def test_a_user_outside_the_group_cannot_allocate(node: DemoNode, socket: str) -> None:
     refused = call(node, ALICE, *ASK, socket=socket)
     assert refused.returncode == 4, refused.stderr
     assert "E201" in refused.stderr
     assert states(node) == {}
 
 
-def test_a_member_allocates_for_itself_alone(node: DemoNode) -> None:
+def test_a_member_of_the_group_controls_only_its_own_allocations(node: DemoNode) -> None:
     held = call(node, ALICE, *ASK, member=True)
     assert held.returncode == 0, held.stderr
     allocation = held.stdout.strip()
@@ -102,7 +102,7 @@ def test_a_member_allocates_for_itself_alone(node: DemoNode) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_member_is_no_administrator(node: DemoNode) -> None:
+def test_a_member_of_the_group_cannot_administer(node: DemoNode) -> None:
     for words in (("policy", "reload"), (*ASK, "--owner", f"{BOB}:{BOB}")):
         refused = call(node, ALICE, *words, member=True)
         assert refused.returncode == 4, refused.stderr
@@ -112,7 +112,7 @@ def test_a_member_is_no_administrator(node: DemoNode) -> None:
     assert states(node) == {}
 
 
-def test_a_member_cannot_take_a_request_of_another(node: DemoNode) -> None:
+def test_request_ids_of_two_members_do_not_collide(node: DemoNode) -> None:
     held = call(node, ALICE, *ASK, "--request-id", "shared", member=True)
     assert held.returncode == 0, held.stderr
     other = call(node, BOB, *ASK, "--request-id", "shared", member=True)
@@ -123,13 +123,13 @@ def test_a_member_cannot_take_a_request_of_another(node: DemoNode) -> None:
         release(node, done.stdout.strip())
 
 
-def test_root_allocates_for_another_who_then_owns_it(node: DemoNode) -> None:
+def test_root_allocates_for_another_owner(node: DemoNode) -> None:
     held = allocate(node, isolation="quota", memory_bytes=1 << 30, owner_uid=BOB, owner_gid=BOB)
     assert call(node, ALICE, "release", held.id, member=True).returncode == 4
     assert call(node, BOB, "release", held.id, member=True).returncode == 0
 
 
-def test_a_member_runs_a_program_under_its_limit(node: DemoNode) -> None:
+def test_a_member_of_the_group_runs_a_program_under_its_limit(node: DemoNode) -> None:
     done = call(node, ALICE, "run", *ASK[1:], "--", PROBE, "fill", "--piece", "32MiB", member=True)
     assert done.returncode == 0, done.stderr
     filled = json.loads(done.stdout.splitlines()[0])
@@ -138,7 +138,7 @@ def test_a_member_runs_a_program_under_its_limit(node: DemoNode) -> None:
     eventually(lambda: states(node) == {}, "its allocation goes with it")
 
 
-def test_tenants_reach_their_leases_whatever_the_umask_of_the_daemon(make_node: NodeMaker) -> None:
+def test_tenants_reach_their_leases_under_a_daemon_with_umask_0077(make_node: NodeMaker) -> None:
     """systemd starts vgpud with UMask=0077."""
     node = make_node()
     node.environment["VGPUD_GROUP"] = GROUP.gr_name

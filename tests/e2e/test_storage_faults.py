@@ -55,7 +55,7 @@ def start_and_fail(node: DemoNode) -> subprocess.CompletedProcess[str]:
 class TestMounted:
     pytestmark = needs("root", "namespaces")
 
-    def test_a_full_disk_refuses_and_recovers(self, make_node: NodeMaker) -> None:
+    def test_a_full_disk_refuses_allocations_until_space_is_free(self, make_node: NodeMaker) -> None:
         node = make_node()
         with tmpfs(node.folder / "state", "size=512k"):
             node.start()
@@ -90,7 +90,7 @@ class TestMounted:
             assert states(node) == {}
             assert node.stop() == 0
 
-    def test_a_full_disk_at_start(self, make_node: NodeMaker) -> None:
+    def test_vgpud_refuses_to_start_on_a_full_disk(self, make_node: NodeMaker) -> None:
         node = make_node()
         with tmpfs(node.folder / "state", "size=64k"):
             ballast = fill(node.folder / "state")
@@ -104,7 +104,7 @@ class TestMounted:
             release(node, quota(node).id)
             assert node.stop() == 0
 
-    def test_a_read_only_state_directory(self, make_node: NodeMaker) -> None:
+    def test_vgpud_refuses_to_start_on_a_read_only_state_directory(self, make_node: NodeMaker) -> None:
         node = make_node()
         with tmpfs(node.folder / "state", "size=1m"):
             node.start()
@@ -125,7 +125,7 @@ class TestMounted:
             assert node.stop() == 0
 
 
-def test_a_second_daemon_on_the_same_state(make_node: NodeMaker) -> None:
+def test_a_second_daemon_on_the_same_state_is_refused(make_node: NodeMaker) -> None:
     node = make_node()
     node.start()
     tenant = node.tenant(
@@ -144,7 +144,7 @@ def test_a_second_daemon_on_the_same_state(make_node: NodeMaker) -> None:
 
 
 @pytest.mark.parametrize("own", ["VGPUD_STATE_DIR", "VGPUD_RUN_DIR"])
-def test_a_second_daemon_with_one_directory_of_its_own(make_node: NodeMaker, own: str) -> None:
+def test_a_second_daemon_that_shares_one_directory_is_refused(make_node: NodeMaker, own: str) -> None:
     """It shares the other one: the leases, or the ledger."""
     node = make_node()
     node.start()
@@ -174,7 +174,9 @@ def unharmed(node: DemoNode, before: dict[str, str]) -> None:
     release(node, extra.id)
 
 
-def test_strange_files_in_the_lease_directory(make_node: NodeMaker, tmp_path: Path) -> None:
+def test_foreign_files_in_the_lease_directory_are_neither_read_nor_followed(
+    make_node: NodeMaker, tmp_path: Path
+) -> None:
     """Neither read nor followed, at a start nor while it runs."""
     node = make_node()
     node.start()
@@ -230,7 +232,7 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
 }
 
 
-def test_what_tenants_make_of_their_usage_file(make_node: NodeMaker) -> None:
+def test_a_hostile_usage_file_harms_no_other_tenant(make_node: NodeMaker) -> None:
     """In a container root is the lease directory's owner, so all of this is in a tenant's power."""
     node = make_node()
     node.start()
@@ -253,7 +255,7 @@ def test_what_tenants_make_of_their_usage_file(make_node: NodeMaker) -> None:
     assert node.stop() == 0
 
 
-def test_a_lease_that_is_a_deep_tree(make_node: NodeMaker) -> None:
+def test_a_lease_with_a_deep_tree_of_folders_is_released(make_node: NodeMaker) -> None:
     node = make_node()
     node.start()
     held = quota(node)
@@ -274,7 +276,7 @@ def test_a_lease_that_is_a_deep_tree(make_node: NodeMaker) -> None:
     assert node.stop() == 0
 
 
-def test_a_state_directory_that_is_a_file(make_node: NodeMaker) -> None:
+def test_vgpud_refuses_a_state_directory_that_is_a_file(make_node: NodeMaker) -> None:
     node = make_node()
     (node.folder / "state").write_text("")
     refused = start_and_fail(node)
@@ -283,7 +285,7 @@ def test_a_state_directory_that_is_a_file(make_node: NodeMaker) -> None:
     assert "Traceback" not in refused.stderr
 
 
-def test_a_ledger_that_is_none(make_node: NodeMaker) -> None:
+def test_vgpud_refuses_a_broken_ledger_and_leaves_it_unchanged(make_node: NodeMaker) -> None:
     """It is left as it is: whoever can mend it may."""
     node = make_node()
     node.start()

@@ -109,7 +109,7 @@ class Tenant:
                 time.sleep(0.02)
 
 
-def test_a_storm(node: DemoNode) -> None:
+def test_a_storm_of_clients_faults_and_kills_converges(node: DemoNode) -> None:
     node.start()
     calm = threading.Event()
     tenants = [Tenant(node, number, calm) for number in range(CLIENTS)]

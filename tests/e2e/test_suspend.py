@@ -103,7 +103,7 @@ def node(shared_node: DemoNode) -> DemoNode:
     return shared_node
 
 
-def test_its_memory_is_for_others_until_it_is_resumed(node: DemoNode) -> None:
+def test_a_suspended_tenants_memory_is_free_until_it_is_resumed(node: DemoNode) -> None:
     tenant, name = holding(node, 100)
     eventually(lambda: used_mib(node) > SIZE_MIB, "NVML shows its memory")
     gone = suspend(node, name)
@@ -121,7 +121,7 @@ def test_its_memory_is_for_others_until_it_is_resumed(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
-def test_it_waits_at_its_next_call(node: DemoNode) -> None:
+def test_a_suspended_tenant_waits_at_its_next_call(node: DemoNode) -> None:
     tenant, name = holding(node)
     suspend(node, name)
     assert tenant.process.stdin is not None
@@ -134,7 +134,7 @@ def test_it_waits_at_its_next_call(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
-def test_all_processes_of_a_tenant(node: DemoNode) -> None:
+def test_all_processes_of_a_tenant_are_suspended_and_resumed(node: DemoNode) -> None:
     script = f'for i in 1 2 3; do "$0" -c "$1" {SIZE_MIB} <&0 & done; wait'
     asked = ["--isolation", "quota", "--memory", "4GiB", "--device", "0"]
     tenant = node.tenant(
@@ -150,7 +150,7 @@ def test_all_processes_of_a_tenant(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
-def test_a_whole_card(node: DemoNode) -> None:
+def test_a_tenant_of_a_whole_card_is_suspended_and_resumed(node: DemoNode) -> None:
     tenant, name = holding(node, 0, "--isolation", "device", "--device", "2")
     suspend(node, name)
     other = allocate(node, isolation="quota", memory_bytes=GIB, selector=pb.Selector(indices=[2]))
@@ -162,7 +162,7 @@ def test_a_whole_card(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
-def test_a_whole_card_is_released_whoever_has_it_now(node: DemoNode) -> None:
+def test_a_suspended_tenant_of_a_whole_card_is_released_beside_the_cards_new_tenant(node: DemoNode) -> None:
     tenant, name = holding(node, 0, "--isolation", "device", "--device", "2")
     suspend(node, name)
     other = allocate(node, isolation="quota", memory_bytes=GIB, selector=pb.Selector(indices=[2]))
@@ -174,7 +174,7 @@ def test_a_whole_card_is_released_whoever_has_it_now(node: DemoNode) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["compute", "hardware"])
-def test_modes_that_cannot_be_suspended_say_so(node: DemoNode, isolation: str) -> None:
+def test_a_suspend_in_a_mode_without_it_is_refused(node: DemoNode, isolation: str) -> None:
     held = allocate(node, isolation=isolation, memory_bytes=GIB, selector=pb.Selector(indices=[4]))
     refused = refusal(node, "suspend", held.id)
     assert refused.code is ErrorCode.UNSUPPORTED
@@ -183,7 +183,7 @@ def test_modes_that_cannot_be_suspended_say_so(node: DemoNode, isolation: str) -
     release(node, held.id)
 
 
-def test_a_suspended_tenant_keeps_its_processes(node: DemoNode) -> None:
+def test_a_suspended_tenant_cannot_be_released_or_resized(node: DemoNode) -> None:
     tenant, name = holding(node)
     suspend(node, name)
     with client(node) as calls:
@@ -227,7 +227,7 @@ def test_a_suspension_that_fails_leaves_the_tenant_running(node: DemoNode, funct
     end(node, tenant, name)
 
 
-def test_a_resumption_that_fails_leaves_it_suspended(node: DemoNode) -> None:
+def test_a_resumption_that_fails_leaves_the_tenant_suspended(node: DemoNode) -> None:
     tenant, name = holding(node)
     suspend(node, name)
     simulate(
@@ -240,7 +240,7 @@ def test_a_resumption_that_fails_leaves_it_suspended(node: DemoNode) -> None:
     end(node, tenant, name)
 
 
-def test_a_node_that_cannot_says_why(node: DemoNode) -> None:
+def test_a_suspend_without_a_driver_is_refused_with_the_reason(node: DemoNode) -> None:
     held = quota(node)
     simulate(node, "fault", "fail", "--function", "cuInit", "--code", "100")
     refused = refusal(node, "suspend", held.id)
@@ -250,7 +250,7 @@ def test_a_node_that_cannot_says_why(node: DemoNode) -> None:
     release(node, held.id)
 
 
-def test_the_hosts_memory_is_bounded_by_policy(make_node: NodeMaker) -> None:
+def test_the_policy_bounds_the_host_memory_of_suspended_tenants(make_node: NodeMaker) -> None:
     node = make_node(policy=f'{POLICY}\n[pool]\nhost_memory = "1GiB"\n')
     node.start()
     first, one = holding(node, 2, size_mib=300)
@@ -282,7 +282,7 @@ def test_kill_of_vgpud_leaves_a_suspended_tenant_suspended(cut_node: DemoNode) -
 
 
 @pytest.mark.parametrize("verb", ["suspend", "resume"])
-def test_cut_after_every_step(cut_node: DemoNode, verb: str) -> None:
+def test_a_suspend_or_resume_cut_after_every_step_converges(cut_node: DemoNode, verb: str) -> None:
     node = cut_node
     points = {
         "suspend": ["record-intent", "limit", "lock-0", "save-0"],
@@ -304,7 +304,7 @@ def test_cut_after_every_step(cut_node: DemoNode, verb: str) -> None:
         node.stop()
 
 
-def test_a_process_that_dies_while_it_is_suspended(node: DemoNode) -> None:
+def test_a_suspended_process_that_dies_leaves_the_others_suspended(node: DemoNode) -> None:
     one = f'"$0" -c "$1" {SIZE_MIB} <&3'
     script = f"exec 3<&0; {one} & echo '{{\"child\": '$!'}}'; {one}; wait"
     asked = ["--isolation", "quota", "--memory", "4GiB", "--device", "0"]

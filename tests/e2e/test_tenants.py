@@ -51,7 +51,7 @@ def gone(node: DemoNode, allocation: str) -> bool:
 
 
 @pytest.mark.parametrize("isolation", ["quota", "compute", "hardware", "device"])
-def test_kill_of_a_tenant_releases_what_it_held(node: DemoNode, isolation: str) -> None:
+def test_a_killed_tenants_allocation_is_released(node: DemoNode, isolation: str) -> None:
     sizes = [] if isolation == "device" else ["--memory", "1GiB"]
     tenant, allocation = holding(node, ["--isolation", isolation, *sizes, "--device", "3"])
     os.kill(tenant.process.pid, signal.SIGKILL)
@@ -62,7 +62,7 @@ def test_kill_of_a_tenant_releases_what_it_held(node: DemoNode, isolation: str) 
     assert (device.mode, device.allocation_count, list(device.mig.instances)) == ("", 0, [])
 
 
-def test_a_tenant_that_leaves_a_child_behind(node: DemoNode) -> None:
+def test_an_allocation_stays_while_a_child_of_its_tenant_runs(node: DemoNode) -> None:
     """Its memory is in use for as long as the child runs, and so the allocation stays."""
     script = f'exec 3<&0; {PROBE} hold 64MiB --then-wait-on-stdin <&3 & echo "{{\\"child\\": $!}}"; wait'
     tenant = node.tenant(QUOTA, ["sh", "-c", script])
@@ -83,7 +83,7 @@ def test_a_tenant_that_leaves_a_child_behind(node: DemoNode) -> None:
     tenant.end()
 
 
-def test_a_child_that_comes_to_the_gpu_too_late(node: DemoNode) -> None:
+def test_a_child_that_outlives_its_allocation_gets_no_memory(node: DemoNode) -> None:
     """Its allocation has gone with its parent: it gets nothing, and never more than it had."""
     script = f"exec 3<&0; (read go; exec {PROBE} fill --piece 64MiB) <&3 & exit 0"
     tenant = node.tenant(QUOTA, ["sh", "-c", script])
@@ -94,13 +94,13 @@ def test_a_child_that_comes_to_the_gpu_too_late(node: DemoNode) -> None:
     assert '"total_bytes": 0' in output or '"total_bytes"' not in output, output
 
 
-def test_a_command_that_does_not_exist(node: DemoNode) -> None:
+def test_a_run_of_a_missing_command_leaves_no_allocation(node: DemoNode) -> None:
     done = node.ctl("run", *QUOTA, "--", "no-such-program", check=False)
     assert done.returncode == 127
     eventually(lambda: states(node) == {}, "nothing stays allocated")
 
 
-def test_the_exit_code_and_the_signal_are_the_commands(node: DemoNode) -> None:
+def test_a_run_ends_with_the_exit_code_or_signal_of_its_command(node: DemoNode) -> None:
     assert node.ctl("run", *QUOTA, "--", "sh", "-c", "exit 7", check=False).returncode == 7
     assert node.ctl("run", *QUOTA, "--", "sh", "-c", "kill -TERM $$", check=False).returncode == -15
     eventually(lambda: states(node) == {}, "nothing stays allocated")
@@ -129,7 +129,9 @@ CALL = """
 
 
 @pytest.mark.parametrize("extra", [{"bind_to_caller": True, "request_id": "bound"}, {}])
-def test_a_caller_killed_in_its_call_that_nobody_can_name(node: DemoNode, extra: dict[str, object]) -> None:
+def test_an_allocation_of_a_killed_caller_without_a_request_id_is_released(
+    node: DemoNode, extra: dict[str, object]
+) -> None:
     """Bound to the caller, or without a request id: nobody would ever release it."""
     caller = slow_alloc(node, CALL.format(extra=extra))
     (allocation,) = states(node)
@@ -141,7 +143,7 @@ def test_a_caller_killed_in_its_call_that_nobody_can_name(node: DemoNode, extra:
         assert not calls.list_devices().devices[5].mig.instances
 
 
-def test_a_caller_killed_in_its_call_finds_it_by_request_id(node: DemoNode) -> None:
+def test_an_allocation_of_a_killed_caller_is_found_by_its_request_id(node: DemoNode) -> None:
     caller = slow_alloc(node, CALL.format(extra={"request_id": "mine"}))
     (allocation,) = states(node)
     caller.kill()
@@ -154,7 +156,7 @@ def test_a_caller_killed_in_its_call_finds_it_by_request_id(node: DemoNode) -> N
     release(node, allocation)
 
 
-def test_tenants_while_vgpud_is_away(make_node: NodeMaker) -> None:
+def test_vgpud_finds_tenants_that_ended_while_it_was_down(make_node: NodeMaker) -> None:
     """One ends by itself, one by kill -9, one stays: killed or stopped, vgpud finds out at its start."""
     node = make_node()
     node.start()
@@ -173,7 +175,7 @@ def test_tenants_while_vgpud_is_away(make_node: NodeMaker) -> None:
     eventually(lambda: states(node) == {}, "and that of the living when it ends")
 
 
-def test_sigterm_leaves_tenants_and_their_helpers(make_node: NodeMaker) -> None:
+def test_sigterm_to_vgpud_leaves_tenants_and_helpers_running(make_node: NodeMaker) -> None:
     node = make_node()
     node.start()
     tenant, _ = holding(node)
@@ -196,7 +198,7 @@ def test_sigterm_leaves_tenants_and_their_helpers(make_node: NodeMaker) -> None:
     assert not any(is_alive(pid) for pid in helpers.values())
 
 
-def test_an_arbiter_that_is_killed_under_tenants(make_node: NodeMaker) -> None:
+def test_a_killed_arbiter_is_restarted_and_its_tenants_register_again(make_node: NodeMaker) -> None:
     """Limits stay as they were, it is started again, and tenants register again by themselves."""
     node = make_node()
     node.start()
@@ -223,7 +225,7 @@ def test_an_arbiter_that_is_killed_under_tenants(make_node: NodeMaker) -> None:
     eventually(lambda: states(node) == {}, "everything can be released")
 
 
-def test_an_arbiter_that_is_killed_and_nobody_calls(make_node: NodeMaker) -> None:
+def test_a_killed_arbiter_is_restarted_without_a_call(make_node: NodeMaker) -> None:
     """vgpud itself starts it again."""
     node = make_node()
     node.start()
@@ -238,7 +240,7 @@ def test_an_arbiter_that_is_killed_and_nobody_calls(make_node: NodeMaker) -> Non
     eventually(lambda: states(node) == {}, "the end of its tenant is noticed")
 
 
-def test_limits_hold_while_nobody_is_there(make_node: NodeMaker) -> None:
+def test_memory_limits_hold_without_vgpud_and_the_arbiter(make_node: NodeMaker) -> None:
     """Neither vgpud nor the arbiter: what a process may have is in its lease."""
     node = make_node()
     node.start()
@@ -262,7 +264,7 @@ def test_limits_hold_while_nobody_is_there(make_node: NodeMaker) -> None:
     release(node, held.id)
 
 
-def test_an_mps_daemon_that_is_killed(make_node: NodeMaker) -> None:
+def test_a_killed_mps_daemon_fails_its_allocations_and_no_others(make_node: NodeMaker) -> None:
     """It takes its clients along; what they held is marked, said, and makes room when released."""
     node = make_node()
     node.start()
@@ -297,7 +299,7 @@ def test_an_mps_daemon_that_is_killed(make_node: NodeMaker) -> None:
     assert helper_pids(node) == {}
 
 
-def test_an_mps_daemon_that_dies_while_vgpud_is_away(make_node: NodeMaker) -> None:
+def test_an_mps_daemon_killed_while_vgpud_is_down_is_noticed_at_the_start(make_node: NodeMaker) -> None:
     node = make_node()
     node.start()
     held = node.ctl_json("alloc", "--isolation", "compute", "--memory", "1GiB", "--device", "0")["id"]
@@ -313,7 +315,7 @@ def test_an_mps_daemon_that_dies_while_vgpud_is_away(make_node: NodeMaker) -> No
     assert helper_pids(node) == {}
 
 
-def test_helpers_do_not_hold_what_vgpud_held(make_node: NodeMaker) -> None:
+def test_helpers_inherit_no_descriptors_of_vgpud(make_node: NodeMaker) -> None:
     """A socket or the ledger's lock in a helper would keep the next vgpud from starting."""
     node = make_node()
     node.start()

@@ -250,7 +250,7 @@ def used_mib(node: DemoNode) -> int:
     return int(shown["devices"][0]["memory_used"]) // MIB
 
 
-def test_contents_come_back_to_the_same_addresses(still: DemoNode) -> None:
+def test_a_swapped_in_tenant_has_its_contents_at_the_same_addresses(still: DemoNode) -> None:
     one, name = tenant(still, HOLD, str(SIZE_MIB))
     one.line()
     before = answer(one)
@@ -269,7 +269,7 @@ def test_contents_come_back_to_the_same_addresses(still: DemoNode) -> None:
     eventually(lambda: not states(still), "it ends")
 
 
-def test_what_nobody_needs_the_room_of_stays(still: DemoNode) -> None:
+def test_a_swapped_out_tenant_keeps_its_share_of_memory_on_the_card(still: DemoNode) -> None:
     one, name = tenant(still, HOLD, str(260))
     one.line()
     before = answer(one)
@@ -312,7 +312,7 @@ def test_what_nobody_needs_the_room_of_stays(still: DemoNode) -> None:
     eventually(lambda: not states(still), "it ends")
 
 
-def test_calls_of_many_threads_race_with_it(still: DemoNode) -> None:
+def test_calls_of_many_threads_race_with_swaps_without_loss(still: DemoNode) -> None:
     one, name = tenant(still, RACES)
     one.line()
     seen = [0, 0, 0]
@@ -331,7 +331,7 @@ def test_calls_of_many_threads_race_with_it(still: DemoNode) -> None:
     eventually(lambda: not states(still), "it ends")
 
 
-def test_work_that_does_not_end_keeps_it_here(still: DemoNode) -> None:
+def test_a_kernel_that_does_not_end_holds_up_the_swap_out(still: DemoNode) -> None:
     one, name = tenant(still, SPINS, limit_mib=1024)
     assert one.line()["spins"]
     put(still, name, True)
@@ -346,7 +346,7 @@ def test_work_that_does_not_end_keeps_it_here(still: DemoNode) -> None:
     eventually(lambda: not states(still), "it ends")
 
 
-def test_its_limit_holds_to_the_page(still: DemoNode) -> None:
+def test_the_limit_of_evictable_memory_holds_to_the_page(still: DemoNode) -> None:
     one, name = tenant(still, LIMITS, limit_mib=1024)
     lease = still.run_dir / "leases" / name
 
@@ -369,7 +369,7 @@ def test_its_limit_holds_to_the_page(still: DemoNode) -> None:
     eventually(lambda: not states(still), "it ends")
 
 
-def test_an_order_that_is_taken_back_on_the_way(still: DemoNode) -> None:
+def test_a_swap_order_revoked_in_progress_is_undone(still: DemoNode) -> None:
     one, name = tenant(still, HOLD, str(SIZE_MIB))
     one.line()
     for pause in (0.0, 0.002, 0.01, 0.03):
@@ -387,7 +387,7 @@ def test_an_order_that_is_taken_back_on_the_way(still: DemoNode) -> None:
     eventually(lambda: not states(still), "it ends")
 
 
-def test_memory_that_cannot_go_is_here_as_before(still: DemoNode) -> None:
+def test_a_refused_swap_out_leaves_the_tenants_memory_in_place(still: DemoNode) -> None:
     one, name = tenant(still, HOLD, str(SIZE_MIB))
     one.line()
     for function in ("cuMemHostRegister_v2", "cuMemcpyDtoHAsync_v2", "cuEventRecord"):
@@ -404,7 +404,7 @@ def test_memory_that_cannot_go_is_here_as_before(still: DemoNode) -> None:
     eventually(lambda: not states(still), "it ends")
 
 
-def test_memory_that_finds_no_room_comes_when_there_is_some(still: DemoNode) -> None:
+def test_a_swap_in_that_fails_for_want_of_memory_is_tried_again(still: DemoNode) -> None:
     one, name = tenant(still, HOLD, str(SIZE_MIB))
     one.line()
     for function in ("cuMemCreate", "cuMemcpyHtoDAsync_v2", "cuMemSetAccess"):
@@ -416,7 +416,7 @@ def test_memory_that_finds_no_room_comes_when_there_is_some(still: DemoNode) -> 
     eventually(lambda: not states(still), "it ends")
 
 
-def test_two_take_turns_and_the_driver_is_not_asked(turns: DemoNode) -> None:
+def test_two_tenants_take_turns_without_the_drivers_checkpoint(turns: DemoNode) -> None:
     simulate(turns, "fault", "fail", "--function", "cuCheckpointProcess*", "--code", "801")
     first, one = tenant(turns, HOLD, str(SIZE_MIB))
     second, two = tenant(turns, HOLD, str(SIZE_MIB))
@@ -434,7 +434,7 @@ def test_two_take_turns_and_the_driver_is_not_asked(turns: DemoNode) -> None:
     simulate(turns, "fault", "clear")
 
 
-def test_the_driver_does_it_where_libvgpu_cannot(turns: DemoNode) -> None:
+def test_a_refused_swap_out_falls_back_to_the_drivers_checkpoint(turns: DemoNode) -> None:
     first, _one = tenant(turns, HOLD, str(SIZE_MIB))
     first.line()
     before = turns.log.read_text().count("the driver is to suspend it")
@@ -448,7 +448,7 @@ def test_the_driver_does_it_where_libvgpu_cannot(turns: DemoNode) -> None:
     eventually(lambda: not states(turns), "both end")
 
 
-def test_one_that_is_killed_while_it_is_out_loses_only_itself(turns: DemoNode) -> None:
+def test_a_tenant_killed_while_swapped_out_leaves_the_other_tenant_unharmed(turns: DemoNode) -> None:
     first, one = tenant(turns, HOLD, str(SIZE_MIB))
     first.line()
     second, two = tenant(turns, HOLD, str(SIZE_MIB))
@@ -470,7 +470,7 @@ def swapped_away(node: DemoNode, name: str) -> bool:
     return "swapped out by libvgpu" in shown(node, name).standing
 
 
-def test_what_the_others_do_not_need_stays_until_they_do(turns: DemoNode) -> None:
+def test_a_swapped_out_tenant_keeps_memory_on_the_card_until_others_need_it(turns: DemoNode) -> None:
     limit = all_but(turns, CONTEXT_MIB + MARGIN_MIB + 500)  # 500 MiB and a little more are nobody's
     first, one = tenant(turns, HOLD, "700", limit_mib=limit)
     first.line()
@@ -495,7 +495,7 @@ def test_what_the_others_do_not_need_stays_until_they_do(turns: DemoNode) -> Non
 
 
 @pytest.mark.parametrize("point", ["swap-out.limit", "swap-out.out", "swap-in.limit", "swap-in.open"])
-def test_cut_after_a_step(cut_node: DemoNode, point: str) -> None:
+def test_a_turn_cut_after_a_step_converges_at_the_next_start(cut_node: DemoNode, point: str) -> None:
     """The other steps are between these, and write nothing that a start could see."""
     node = cut_node
     node.start(fault_point=point)

@@ -49,7 +49,7 @@ def subjects(seen: list[dict[str, Any]], kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("end", ["kill", "stop"])
-def test_a_watch_across_a_restart(make_node: NodeMaker, end: str) -> None:
+def test_a_watch_continues_across_a_restart(make_node: NodeMaker, end: str) -> None:
     node = make_node()
     node.start()
     first = quota(node).id
@@ -68,7 +68,7 @@ def test_a_watch_across_a_restart(make_node: NodeMaker, end: str) -> None:
     release(node, *states(node))
 
 
-def test_a_watch_that_missed_a_whole_life_of_the_daemon(make_node: NodeMaker) -> None:
+def test_a_watch_gets_the_events_of_earlier_daemon_runs(make_node: NodeMaker) -> None:
     """The ledger keeps the events, not the daemon's memory."""
     node = make_node()
     node.start()
@@ -89,7 +89,7 @@ def test_a_watch_that_missed_a_whole_life_of_the_daemon(make_node: NodeMaker) ->
     assert told == [(f"allocation_{k}", a) for k in ("active", "released") for a in made]
 
 
-def test_a_revision_that_never_was(make_node: NodeMaker) -> None:
+def test_a_watch_from_a_future_revision_is_refused(make_node: NodeMaker) -> None:
     node = make_node()
     node.start()
     with client(node) as calls, pytest.raises(VgpuError) as refused:
@@ -97,7 +97,7 @@ def test_a_revision_that_never_was(make_node: NodeMaker) -> None:
     assert refused.value.code is ErrorCode.BAD_REVISION
 
 
-def test_sigterm_ends_watches_and_comes_to_an_end(make_node: NodeMaker) -> None:
+def test_sigterm_ends_watches_and_the_daemon(make_node: NodeMaker) -> None:
     node = make_node()
     node.start()
     with client(node) as calls:
