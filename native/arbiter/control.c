@@ -9,9 +9,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "served.h"
-
-static int leases_folder = -1;
+#include "serve.h"
 
 static void control_destroy(struct source *source)
 {
@@ -53,7 +51,7 @@ static void handle(struct source *source, const struct vgpu_message *request)
     else if (!lease_id_valid(request->allocation))
         send_result(source, -EINVAL);
     else if (request->kind == VGPU_MSG_ADD)
-        send_result(source, lease_add(leases_folder, request->allocation));
+        send_result(source, lease_add(request->allocation));
     else if (request->kind == VGPU_MSG_REMOVE)
         send_result(source, lease_remove(request->allocation));
     else if (request->kind == VGPU_MSG_LOOK)
@@ -94,14 +92,13 @@ static void control_accept(struct source *listener, uint32_t events)
     close(fd);
 }
 
-int control_open(const char *path, int leases_fd)
+int control_open(const char *path)
 {
     static struct source listener = {.ready = control_accept};
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     if (strlen(path) >= sizeof(address.sun_path))
         return -ENAMETOOLONG;
     memcpy(address.sun_path, path, strlen(path) + 1);
-    leases_folder = leases_fd;
     listener.fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (listener.fd < 0)
         return -errno;

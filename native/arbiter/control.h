@@ -2,7 +2,7 @@
 #ifndef ARBITER_CONTROL_H
 #define ARBITER_CONTROL_H
 
-/* Listens on `path`; leases are folders under leases_fd. 0 or -errno. */
-int control_open(const char *path, int leases_fd);
+/* Listens on `path`, for root and the own user. Precondition: leases_open. 0 or -errno. */
+int control_open(const char *path);
 
 #endif

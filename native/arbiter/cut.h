@@ -13,7 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "served.h"
+#include "leases.h"
 
 /* `run_fd`: the run folder, where engines/<UUID> says by its first word which engine a device has; without it
  * there, the device has the gate. `control_device`: path. `changed` is called when the scheduler is to look

@@ -12,7 +12,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "served.h"
+#include "leases.h"
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77 /* include/uapi/asm-generic/socket.h since Linux 6.5 */

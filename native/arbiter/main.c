@@ -21,13 +21,13 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "bound.h"
+#include "usage_guard.h"
 #include "control.h"
 #include "loop.h"
 #include "process.h"
 #include "rest.h"
 #include "rm.h"
-#include "served.h"
+#include "serve.h"
 #include "turns.h"
 
 enum { EXIT_USAGE = 2, EXIT_RUNNING = 3 };
@@ -78,7 +78,7 @@ static int open_folder(const char *path, mode_t mode)
 
 static void look_at_resting(struct lease *lease)
 {
-    bound_renew(lease);
+    usage_guard_renew(lease);
     if (lease->look_later && lease_hold(lease)) {
         process_look_again(lease);
         lease_release(lease);
@@ -109,13 +109,13 @@ static int start(const char *run_dir, const char *control_device)
         error = turns_open(run_fd, control_device);
     if (error == 0)
         error = rest_open(look_at_resting);
-    if (error == 0 && bound_open() != 0)
+    if (error == 0 && usage_guard_open() != 0)
         fputs("vgpu-arbiter: the size of usage files is not watched\n", stderr);
     if (error != 0)
         return fail("cannot open an event loop", error);
     lease_scan(leases_fd);
     snprintf(path, sizeof(path), "%s/arbiter/control.sock", run_dir);
-    error = control_open(path, leases_fd);
+    error = control_open(path);
     return error == 0 ? 0 : fail(path, error);
 }
 

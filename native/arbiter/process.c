@@ -10,7 +10,7 @@
 
 #include "dying.h"
 #include "identity.h"
-#include "page.h"
+#include "usage_io.h"
 #include "rest.h"
 
 static uint32_t last_owner; /* registration numbers, 1 to VGPU_OWNER_SELF - 1 */
@@ -50,7 +50,7 @@ static pid_t holder(struct lease *lease, uint32_t slot)
     if (lease->shut)
         return -1;
     uint64_t before = cpu_ns();
-    pid_t pid = page_holder(lease->usage_fd, slot);
+    pid_t pid = usage_io_holder(lease->usage_fd, slot);
     rest_spent_on_locks(lease, cpu_ns() - before);
     return pid;
 }
@@ -60,7 +60,7 @@ static void clear_if_dead(struct lease *lease, uint32_t slot)
     if (lease->shut)
         return;
     uint64_t before = cpu_ns();
-    page_clear_if_dead(lease->usage_fd, slot);
+    usage_io_clear_if_dead(lease->usage_fd, slot);
     rest_spent_on_locks(lease, cpu_ns() - before);
 }
 
@@ -166,7 +166,7 @@ void process_look_again(struct lease *lease)
 void process_sweep(struct lease *lease)
 {
     for (uint32_t slot = 0; slot < VGPU_MAX_SLOTS && !lease->shut; slot++)
-        if (page_owner(lease->usage_fd, slot) != 0 && holder(lease, slot) == 0)
+        if (usage_io_owner(lease->usage_fd, slot) != 0 && holder(lease, slot) == 0)
             clear_if_dead(lease, slot);
 }
 

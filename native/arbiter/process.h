@@ -2,7 +2,7 @@
 #ifndef ARBITER_PROCESS_H
 #define ARBITER_PROCESS_H
 
-#include "served.h"
+#include "leases.h"
 
 /*
  * Watches the process of this pidfd, whose number is `pid` while it lives, if it holds the lock of `slot`. `pidfd` stays

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "identity.h"
-#include "page.h"
+#include "usage_io.h"
 #include "process.h"
 #include "rest.h"
 #include "turns.h"

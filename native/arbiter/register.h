@@ -2,7 +2,7 @@
 #ifndef ARBITER_REGISTER_H
 #define ARBITER_REGISTER_H
 
-#include "served.h"
+#include "leases.h"
 
 /* The listener of a lease is readable. */
 void register_accept(struct source *source, uint32_t events);

@@ -7,7 +7,7 @@
 #ifndef ARBITER_REST_H
 #define ARBITER_REST_H
 
-#include "served.h"
+#include "leases.h"
 
 /* `tick` is called every 100 ms for each lease that rests, and once for each of rest_look_later. Call once, after loop_open. 0 or -errno. */
 int rest_open(void (*tick)(struct lease *lease));

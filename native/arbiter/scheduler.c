@@ -4,9 +4,9 @@
 #include <string.h>
 
 #include "fair.h"
-#include "foresee.h"
-#include "order.h"
-#include "together.h"
+#include "wakeup.h"
+#include "run_queue.h"
+#include "gang.h"
 
 #define PREEMPT_TOKENS_NS 300e3
 #define IDLE_MAX_NS 2000000u /* more of a turn than this is not believed to have been idle */
@@ -16,6 +16,12 @@
 static struct sched_device *devices;
 static struct sched_tenant *tenants;
 static uint64_t last_turn;
+static const struct sched_messages *messages;
+
+void sched_open(const struct sched_messages *to)
+{
+    messages = to;
+}
 
 const struct sched_device *sched_devices(void)
 {
@@ -167,7 +173,7 @@ static void turn_over(struct sched_tenant *tenant, uint64_t now)
     tenant->joined_until = 0;
     tenant->drains_at = SCHED_NEVER;
     tenant->last_held = now;
-    lull_add(&tenant->busy, now - tenant->granted_at);
+    gap_add(&tenant->busy, now - tenant->granted_at);
     if (tenant->wanted != 0)
         tenant->waits_since = now;
 }
@@ -258,7 +264,7 @@ static void say(struct sched_member *member, const struct sched_tenant *tenant, 
     member->state = SCHED_RUNNING;
     member->wants = false;
     member->turn = tenant->turn;
-    sched_say_grant(member, &turn);
+    messages->grant(member, &turn);
 }
 
 static void note_waiting(struct sched_tenant *tenant, uint64_t now)
@@ -266,7 +272,7 @@ static void note_waiting(struct sched_tenant *tenant, uint64_t now)
     if (tenant->wanted == 0) {
         tenant->waits_since = now;
         if (tenant->held == 0 && tenant->last_held != 0)
-            lull_add(&tenant->idle, now - tenant->last_held);
+            gap_add(&tenant->idle, now - tenant->last_held);
         for (uint32_t d = 0; d < tenant->device_count; d++) {
             fair_refresh(tenant->places[d]->device, now);
             fair_wake(tenant->places[d], now);
@@ -290,7 +296,7 @@ void sched_want(struct sched_member *member, uint32_t wanted, uint64_t now)
         return;
     }
     note_waiting(tenant, now);
-    tenant->wanted |= together_wanted(tenant, wanted, now);
+    tenant->wanted |= gang_wanted(tenant, wanted, now);
     if (member->state == SCHED_IDLE)
         member->state = SCHED_WAITING;
 }
@@ -308,7 +314,7 @@ void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint6
     if (more) {
         if (tenant->wanted == 0)
             tenant->waits_since = now;
-        tenant->wanted |= together_wanted(tenant, tenant->held | tenant->late, now);
+        tenant->wanted |= gang_wanted(tenant, tenant->held | tenant->late, now);
     }
     member->state = more ? SCHED_WAITING : SCHED_IDLE;
     member->wants = false;
@@ -354,7 +360,7 @@ static void let_in(struct sched_tenant *tenant, uint64_t now)
 {
     settle_late(tenant, now);
     for (struct sched_member *m = tenant->members; m != NULL; m = m->next)
-        if ((m->state == SCHED_WAITING || (m->state == SCHED_LATE && m->wants)) && together_may_join(m))
+        if ((m->state == SCHED_WAITING || (m->state == SCHED_LATE && m->wants)) && gang_may_join(m))
             say(m, tenant, now);
 }
 
@@ -363,7 +369,7 @@ static void grant(struct sched_tenant *tenant, bool free_running, uint64_t now)
     double length = -1; /* open-ended */
     double quantum = 0;
     tenant->held = tenant->wanted;
-    tenant->aged = order_starved(tenant, now);
+    tenant->aged = run_queue_starved(tenant, now);
     bool contended = others_want(tenant, tenant->held);
     EACH_HELD(tenant, d) {
         struct sched_place *place = tenant->places[d];
@@ -404,7 +410,7 @@ static void give(struct sched_tenant *tenant, uint64_t now)
         grant(tenant, false, now);
         return;
     }
-    together_extend(tenant, now);
+    gang_extend(tenant, now);
     let_in(tenant, now);
 }
 
@@ -423,7 +429,7 @@ static void stop(struct sched_tenant *tenant, uint64_t now)
     tenant->drains_at = now;
     for (struct sched_member *m = tenant->members; m != NULL; m = m->next)
         if (m->state == SCHED_RUNNING)
-            sched_say_revoke(m);
+            messages->revoke(m);
 }
 
 /* The bound has passed: the next is let in beside what still runs. Its members are not waited for in
@@ -441,7 +447,7 @@ static void bypass(struct sched_tenant *tenant, uint64_t now)
     for (struct sched_member *m = tenant->members; m != NULL; m = m->next) {
         if (m->state == SCHED_RUNNING) {
             m->state = SCHED_LATE;
-            sched_say_revoke(m);
+            messages->revoke(m);
         }
         if (m->state == SCHED_LATE && m->wants) {
             note_waiting(tenant, now);
@@ -479,7 +485,7 @@ static bool try_device(const struct sched_device *device, uint64_t now)
 
 static bool try_devices(uint64_t now)
 {
-    order_mark(tenants, devices, now);
+    run_queue_mark(tenants, devices, now);
     for (const struct sched_device *device = devices; device != NULL; device = device->next)
         if (try_device(device, now))
             return true;
@@ -524,7 +530,7 @@ static bool came_second(const struct sched_place *mine)
 /* Holders that have to make room: on a device that came under management, or for somebody else. */
 static void make_room(struct sched_tenant *tenant, uint64_t now)
 {
-    uint32_t all = tenant->held | together_missing(tenant);
+    uint32_t all = tenant->held | gang_missing(tenant);
     bool go = tenant->free_running ? !all_managed(tenant, all, false) : tenant->changed;
     bool wanted = false;
     EACH_HELD(tenant, d) {
@@ -562,13 +568,13 @@ static void forgive(struct sched_tenant *tenant)
 
 static void look_at_holder(struct sched_tenant *tenant, uint64_t now)
 {
-    together_look(tenant, now);
-    uint32_t missing = together_missing(tenant);
+    gang_look(tenant, now);
+    uint32_t missing = gang_missing(tenant);
     if (missing != 0 && all_managed(tenant, missing, false))
         give(tenant, now);
     if (missing == 0 && tenant->stuck)
         let_in(tenant, now);
-    together_release(tenant, now);
+    gang_release(tenant, now);
     if (tenant->open_ended && !tenant->free_running && all_managed(tenant, tenant->held, false))
         set_free(tenant, now);
     else if (!tenant->stopping)
@@ -594,13 +600,13 @@ static void look_at(struct sched_tenant *tenant, uint64_t now)
 static uint64_t next_look(const struct sched_tenant *tenant, uint64_t now)
 {
     if (tenant->held == 0) {
-        uint64_t wait = tenant->wanted != 0 ? order_must_wait(tenant) : 0;
+        uint64_t wait = tenant->wanted != 0 ? run_queue_must_wait(tenant) : 0;
         return wait > 0 ? now + wait : SCHED_NEVER;
     }
     uint64_t bound = tenant->ends_at != SCHED_NEVER ? drain_ends(tenant) : SCHED_NEVER;
     if (is_cut(tenant))
         bound = tenant->stopping ? SCHED_NEVER : tenant->ends_at;
-    return earlier(bound, together_next_look(tenant, now));
+    return earlier(bound, gang_next_look(tenant, now));
 }
 
 void sched_ending(struct sched_member *member, uint64_t number, uint64_t left_ns, uint64_t now)
@@ -620,7 +626,7 @@ uint64_t sched_run(uint64_t now)
         fair_refresh(device, now);
         device->managed = fair_matters(device);
     }
-    order_mark(tenants, devices, now);
+    run_queue_mark(tenants, devices, now);
     for (struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next)
         look_at(tenant, now);
     while (try_devices(now))
@@ -629,7 +635,7 @@ uint64_t sched_run(uint64_t now)
         if (tenant->held != 0 && tenant->open_ended &&
             !tenant->stopping) /* it may just have got what others wait for */
             make_room(tenant, now);
-    uint64_t next = foresee(devices, now);
+    uint64_t next = wakeup_plan(devices, messages, now);
     for (const struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next)
         next = earlier(next, next_look(tenant, now));
     return next;

@@ -1,6 +1,6 @@
 /*
  * scheduler.h: who computes next. Pure: no I/O and no clock; time comes in as nanoseconds, and what is to be
- * said to tenants goes out through two functions that the caller provides (turns.c, or a test).
+ * said to tenants goes out through functions that the caller provides (turns.c, or a test).
  *
  * A tenant (a lease) has a place on each of its devices, and members (its registered processes). At
  * most one tenant holds a managed device at a time, all its members together; a tenant that wants
@@ -14,9 +14,15 @@
 #include <stdint.h>
 
 #include "lease.h"
-#include "lull.h"
+#include "gap_predictor.h"
 
 #define SCHED_NEVER UINT64_MAX
+
+/* For each device that the tenant holds: `d` is its ordinal in the lease. */
+#define EACH_HELD(tenant, d)                              \
+    for (uint32_t d = 0; d < (tenant)->device_count; d++) \
+        if (((tenant)->held >> d & 1) != 0)
+
 /* After a turn's end; then the next tenant is let in beside. A quarter of it for who needed it just before. */
 #define SCHED_DRAIN_BOUND_NS 100000000ull
 #define SCHED_DEBT_WAIT_NS 1000000000ull /* longest wait that the debt of one long kernel can cost */
@@ -39,7 +45,7 @@ struct sched_device {
     uint32_t busy;              /* tenants that hold the device */
     bool managed;
     bool cut; /* tenants are taken off it at once: short turns for all are not needed for one that cannot wait */
-    struct sched_place *next_place; /* who gets it next, see order.h */
+    struct sched_place *next_place; /* who gets it next, see run_queue.h */
     /* as of the last fair_refresh */
     uint64_t refreshed_at;
     uint32_t active;    /* places that compete */
@@ -85,12 +91,12 @@ struct sched_member {
 struct sched_tenant {
     struct sched_tenant *next; /* of those that have members */
     struct sched_tenant *next_waiting;
-    int32_t rank;                                 /* its place in the order: see order.c */
+    int32_t rank;                                 /* its place in the order: see run_queue.c */
     double ahead;                                 /* in half rounds */
     struct sched_place *places[VGPU_MAX_DEVICES]; /* by ordinal in the lease */
     uint32_t device_count;
     struct sched_member *members;
-    uint32_t wanted; /* devices, as bits; together.h says which of them it waits for */
+    uint32_t wanted; /* devices, as bits; gang.h says which of them it waits for */
     uint32_t held;   /* devices, as bits; 0: holds none */
     bool free_running;
     bool changed;          /* its limits are new: what it used under the old ones is forgiven */
@@ -110,10 +116,10 @@ struct sched_tenant {
     uint64_t soon_at;        /* when its own next turn was last said to begin; 0: it was not said */
     uint64_t waits_since;
     uint64_t last_held;
-    struct lull busy; /* its turns */
-    struct lull idle; /* from the end of one until it wants the next */
-    bool aged;        /* it got its turn because it had waited for SCHED_STARVED_NS: it is not interrupted */
-    uint64_t idle_ns; /* of the member that gave back last */
+    struct gap_predictor busy; /* its turns */
+    struct gap_predictor idle; /* from the end of one until it wants the next */
+    bool aged;                 /* it got its turn because it had waited for SCHED_STARVED_NS: it is not interrupted */
+    uint64_t idle_ns;          /* of the member that gave back last */
 };
 
 /* A new tenant without members. False: out of memory. */
@@ -137,7 +143,7 @@ void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint6
  * (believed up to a bound). */
 void sched_idle(struct sched_member *member, uint64_t idle_ns, uint64_t now);
 
-/* All cut members of the tenant are off its devices, as sched_say_revoke asked for; of the turn nothing of them
+/* All cut members of the tenant are off its devices, as sched_messages.revoke asked for; of the turn nothing of them
  * ran for `lost_ns`. They want the next turn: one that does not says sched_idle. */
 void sched_cut_done(struct sched_tenant *tenant, uint64_t lost_ns, uint64_t now);
 
@@ -147,14 +153,18 @@ void sched_ending(struct sched_member *member, uint64_t number, uint64_t left_ns
 /* Grants, revokes and bypasses what is due. Returns when to call again, at the latest. */
 uint64_t sched_run(uint64_t now);
 
-/* Until when a hand-over is about to come, so that it pays to look without sleeping; 0: none is. As of the
- * last sched_run. */
-uint64_t sched_alert_until(void);
+/* How the scheduler reaches its members. Called within sched_want and sched_run; none may call the scheduler. */
+struct sched_messages {
+    /* The member may run from now on, as `turn` says; for a member that runs, new terms of its turn. */
+    void (*grant)(struct sched_member *member, const struct vgpu_turn *turn);
+    /* The member's turn is over; it answers by sched_done. */
+    void (*revoke)(struct sched_member *member);
+    /* The waiting member's turn is expected to begin in `in_ns`. */
+    void (*soon)(struct sched_member *member, uint64_t in_ns);
+};
 
-/* Provided by the caller; none may call back into the scheduler. */
-void sched_say_grant(struct sched_member *member, const struct vgpu_turn *turn);
-void sched_say_revoke(struct sched_member *member);
-void sched_say_soon(struct sched_member *member, uint64_t in_ns);
+/* `messages` stays the caller's and lives as long as the scheduler. Call once, before the first member is added. */
+void sched_open(const struct sched_messages *messages);
 
 /* For tests: the devices that are known. */
 const struct sched_device *sched_devices(void);

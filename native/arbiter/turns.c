@@ -12,6 +12,7 @@
 
 #include "cut.h"
 #include "limits.h"
+#include "wakeup.h"
 
 #define READ_TRIES 8
 #define TRANSIT_MAX_NS 2000000u /* more is not time on the way but another time namespace */
@@ -132,7 +133,7 @@ static void run_if_stale(void)
     }
     tell_watches();
     arm(again);
-    loop_alert_until(sched_alert_until());
+    loop_alert_until(wakeup_alert_until());
     for (struct lease *lease = touched, *next; lease != NULL; lease = next) {
         next = lease->touched_next;
         lease->touched = false;
@@ -154,18 +155,6 @@ static void timer_ready(struct source *source, uint32_t events)
         armed_for = SCHED_NEVER;
         stale = true;
     }
-}
-
-int turns_open(int run_fd, const char *control_device)
-{
-    timer = (struct source){.fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), .ready = timer_ready};
-    if (timer.fd < 0)
-        return -errno;
-    loop_after(run_if_stale);
-    int error = loop_add(&timer, EPOLLIN);
-    if (error == 0 && cut_open(run_fd, control_device, look_again) != 0)
-        fprintf(stderr, "vgpu-arbiter: no device has the engine cut: %s is not there\n", control_device);
-    return error;
 }
 
 /* A whole page between two equal, even generations. vgpud wrote it, and it may be writing now. */
@@ -331,14 +320,14 @@ static void say_turn(struct sched_member *member, const struct vgpu_message *mes
         say(member, message);
 }
 
-void sched_say_grant(struct sched_member *member, const struct vgpu_turn *turn)
+static void say_grant(struct sched_member *member, const struct vgpu_turn *turn)
 {
     struct vgpu_message message = {.kind = VGPU_MSG_GRANT, .version = VGPU_LEASE_VERSION, .turn = *turn};
     message.turn.sent_ns = now_ns();
     say_turn(member, &message);
 }
 
-void sched_say_revoke(struct sched_member *member)
+static void say_revoke(struct sched_member *member)
 {
     struct vgpu_message message = {.kind = VGPU_MSG_REVOKE, .version = VGPU_LEASE_VERSION};
     message.turn.number = member->turn;
@@ -352,10 +341,25 @@ void turns_look(struct connection *connection)
         say(&connection->member, &message);
 }
 
-void sched_say_soon(struct sched_member *member, uint64_t in_ns)
+static void say_soon(struct sched_member *member, uint64_t in_ns)
 {
     struct vgpu_message message = {.kind = VGPU_MSG_SOON, .version = VGPU_LEASE_VERSION};
     message.turn.length_ns = in_ns;
     if (!member->cut)
         say(member, &message);
+}
+
+static const struct sched_messages messages = {.grant = say_grant, .revoke = say_revoke, .soon = say_soon};
+
+int turns_open(int run_fd, const char *control_device)
+{
+    timer = (struct source){.fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), .ready = timer_ready};
+    if (timer.fd < 0)
+        return -errno;
+    sched_open(&messages);
+    loop_after(run_if_stale);
+    int error = loop_add(&timer, EPOLLIN);
+    if (error == 0 && cut_open(run_fd, control_device, look_again) != 0)
+        fprintf(stderr, "vgpu-arbiter: no device has the engine cut: %s is not there\n", control_device);
+    return error;
 }

@@ -2,7 +2,7 @@
 #ifndef ARBITER_TURNS_H
 #define ARBITER_TURNS_H
 
-#include "served.h"
+#include "leases.h"
 
 /* Opens the timer. `run_fd`, `control_device`: see cut.h. 0 or -errno. */
 int turns_open(int run_fd, const char *control_device);

@@ -14,8 +14,9 @@
 
 #include "dice.h"
 #include "fair.h"
-#include "order.h"
+#include "run_queue.h"
 #include "scheduler.h"
+#include "wakeup.h"
 
 enum { MOST = 9 };
 
@@ -59,7 +60,7 @@ static struct worker *worker_of(struct sched_member *member)
     return (struct worker *)((char *)member - offsetof(struct worker, member));
 }
 
-void sched_say_grant(struct sched_member *member, const struct vgpu_turn *turn)
+static void say_grant(struct sched_member *member, const struct vgpu_turn *turn)
 {
     struct worker *worker = worker_of(member);
     bool goes_on = worker->granted && worker->turn.number == turn->number;
@@ -73,16 +74,18 @@ void sched_say_grant(struct sched_member *member, const struct vgpu_turn *turn)
     worker->next_at = now + ARRIVE_NS + worker->kernel_ns;
 }
 
-void sched_say_revoke(struct sched_member *member)
+static void say_revoke(struct sched_member *member)
 {
     worker_of(member)->revoked = true;
 }
 
-void sched_say_soon(struct sched_member *member, uint64_t in_ns)
+static void say_soon(struct sched_member *member, uint64_t in_ns)
 {
     (void)member;
     (void)in_ns;
 }
+
+static const struct sched_messages messages = {.grant = say_grant, .revoke = say_revoke, .soon = say_soon};
 
 static void join(struct sched_limits limits, uint64_t kernel_ns, uint64_t period_ns)
 {
@@ -143,7 +146,7 @@ static void run_until(uint64_t end)
         uint64_t next = sched_at < end ? sched_at : end;
         for (unsigned i = 0; i < count; i++)
             next = workers[i].next_at < next ? workers[i].next_at : next;
-        uint64_t alert = sched_alert_until() < next ? sched_alert_until() : next;
+        uint64_t alert = wakeup_alert_until() < next ? wakeup_alert_until() : next;
         alert_ns += alert > now ? (double)(alert - now) : 0;
         now = next > now ? next : now;
         if (now >= end)
@@ -295,6 +298,7 @@ static int alert(void)
 
 int main(int argc, char **argv)
 {
+    sched_open(&messages);
     seed = argc > 2 ? (unsigned)atoi(argv[2]) : 1;
     if (argc > 1 && strcmp(argv[1], "weights") == 0)
         return weights();

@@ -16,7 +16,7 @@
 #include "dice.h"
 #include "fair.h"
 #include "scheduler.h"
-#include "together.h"
+#include "gang.h"
 
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
 enum { DEVICES = 3, TENANTS = 9, MEMBERS = 3, CROWD = 48 };
@@ -50,7 +50,7 @@ static struct client *client_of(struct sched_member *member)
     return (struct client *)((char *)member - offsetof(struct client, member));
 }
 
-void sched_say_grant(struct sched_member *member, const struct vgpu_turn *turn)
+static void say_grant(struct sched_member *member, const struct vgpu_turn *turn)
 {
     struct client *client = client_of(member);
     bool free_running = (turn->flags & VGPU_TURN_FREE) != 0; /* until it is revoked, which happens once */
@@ -61,15 +61,17 @@ void sched_say_grant(struct sched_member *member, const struct vgpu_turn *turn)
     client->granted_at = now;
 }
 
-void sched_say_revoke(struct sched_member *member)
+static void say_revoke(struct sched_member *member)
 {
     client_of(member)->revoked = true;
 }
 
-void sched_say_soon(struct sched_member *member, uint64_t in_ns)
+static void say_soon(struct sched_member *member, uint64_t in_ns)
 {
     CHECK(member->state == SCHED_WAITING && in_ns <= 200000000000);
 }
+
+static const struct sched_messages messages = {.grant = say_grant, .revoke = say_revoke, .soon = say_soon};
 
 static void come(unsigned t)
 {
@@ -143,7 +145,7 @@ static bool waits_elsewhere(const struct sched_tenant *tenant)
 /* Every device that the tenant waits for is nobody's matter, and it has not been let in. */
 static bool waits_for_nothing(const struct sched_tenant *tenant)
 {
-    uint32_t missing = together_missing(tenant);
+    uint32_t missing = gang_missing(tenant);
     for (uint32_t d = 0; d < tenant->device_count; d++)
         if ((missing >> d & 1) != 0 && tenant->places[d]->device->managed)
             return false;
@@ -426,6 +428,7 @@ static int ranks(void)
 
 int main(int argc, char **argv)
 {
+    sched_open(&messages);
     if (argc > 1 && strcmp(argv[1], "ranks") == 0)
         return ranks();
     if (argc > 1 && strcmp(argv[1], "shares") == 0)

@@ -1,9 +1,8 @@
-#include "together.h"
+#include "gang.h"
 
 #include <stddef.h>
 
 #include "fair.h"
-#include "order.h"
 
 #define RECENT_NS 100000000u
 /* How long a device waits for the process that it was granted for: ranks of one job are that far apart. */
@@ -11,7 +10,7 @@
 #define STUCK_AFTER_NS 3000000u /* most drains are over before: no more than 2 ms of work is in flight */
 #define JOIN_NS 1000000u
 
-uint32_t together_wanted(const struct sched_tenant *tenant, uint32_t bits, uint64_t now)
+uint32_t gang_wanted(const struct sched_tenant *tenant, uint32_t bits, uint64_t now)
 {
     for (const struct sched_member *m = tenant->members; m != NULL; m = m->next)
         if (m->seen_at != 0 && now - m->seen_at < RECENT_NS)
@@ -19,7 +18,7 @@ uint32_t together_wanted(const struct sched_tenant *tenant, uint32_t bits, uint6
     return bits;
 }
 
-uint32_t together_missing(const struct sched_tenant *tenant)
+uint32_t gang_missing(const struct sched_tenant *tenant)
 {
     return tenant->stopping && !tenant->stuck ? 0 : tenant->wanted & ~tenant->held;
 }
@@ -51,19 +50,19 @@ static uint64_t stuck_at(const struct sched_tenant *tenant)
     return tenant->ends_at == SCHED_NEVER ? SCHED_NEVER : over + STUCK_AFTER_NS;
 }
 
-void together_look(struct sched_tenant *tenant, uint64_t now)
+void gang_look(struct sched_tenant *tenant, uint64_t now)
 {
     if (now >= stuck_at(tenant) && any_held_back(tenant))
         tenant->joined_until = now + JOIN_NS;
     tenant->stuck = tenant->joined_until > now;
 }
 
-bool together_may_join(const struct sched_member *member)
+bool gang_may_join(const struct sched_member *member)
 {
     return !member->tenant->stuck || (member->devices & in_use(member->tenant)) == 0;
 }
 
-void together_extend(struct sched_tenant *tenant, uint64_t now)
+void gang_extend(struct sched_tenant *tenant, uint64_t now)
 {
     EACH_WANTED(tenant, d) {
         struct sched_place *place = tenant->places[d];
@@ -112,7 +111,7 @@ static uint64_t since(const struct sched_tenant *tenant)
     return tenant->granted_at > tenant->member_left_at ? tenant->granted_at : tenant->member_left_at;
 }
 
-void together_release(struct sched_tenant *tenant, uint64_t now)
+void gang_release(struct sched_tenant *tenant, uint64_t now)
 {
     uint32_t bits = unused(tenant);
     if (bits == 0 || bits == tenant->held || now < since(tenant) + UNUSED_MAX_NS)
@@ -128,7 +127,7 @@ void together_release(struct sched_tenant *tenant, uint64_t now)
     }
 }
 
-uint64_t together_next_look(const struct sched_tenant *tenant, uint64_t now)
+uint64_t gang_next_look(const struct sched_tenant *tenant, uint64_t now)
 {
     uint64_t at = since(tenant) + UNUSED_MAX_NS;
     uint32_t bits = unused(tenant);

@@ -1,10 +1,10 @@
-#include "foresee.h"
+#include "wakeup.h"
 
 #include <stddef.h>
 
 #include "fair.h"
-#include "lull.h"
-#include "order.h"
+#include "gang.h"
+#include "gap_predictor.h"
 
 /* Around the moment when a device is expected to be given back. Waking a sleeper takes as long as a whole
  * hand-over otherwise, on virtual machines above all. */
@@ -45,8 +45,8 @@ static uint64_t look_out(const struct sched_device *device, uint64_t now)
         return SCHED_NEVER;
     const struct sched_tenant *tenant = device->wisher->tenant;
     bool foretold = device->wisher->holding
-                        ? lull_window(&tenant->busy, tenant->granted_at, &from, &until)
-                        : tenant->wanted == 0 && lull_window(&tenant->idle, tenant->last_held, &from, &until);
+                        ? gap_window(&tenant->busy, tenant->granted_at, &from, &until)
+                        : tenant->wanted == 0 && gap_window(&tenant->idle, tenant->last_held, &from, &until);
     if (!foretold || now >= until)
         return SCHED_NEVER;
     if (now < from)
@@ -63,23 +63,23 @@ static uint64_t wisher_ends(const struct sched_device *device, uint64_t now)
     if (device->wisher == NULL || !device->wisher->holding)
         return SCHED_NEVER;
     const struct sched_tenant *tenant = device->wisher->tenant;
-    if (!lull_window(&tenant->busy, tenant->granted_at, &from, &until) || now >= until)
+    if (!gap_window(&tenant->busy, tenant->granted_at, &from, &until) || now >= until)
         return SCHED_NEVER;
     return from + (until - from) / 2;
 }
 
-static void say_soon(struct sched_tenant *tenant, uint64_t at, uint64_t now)
+static void say_soon(struct sched_tenant *tenant, uint64_t at, const struct sched_messages *messages, uint64_t now)
 {
     if (tenant->soon_at != 0 && at < tenant->soon_at + SOON_STEP_NS && tenant->soon_at < at + SOON_STEP_NS)
         return;
     tenant->soon_at = at;
     for (struct sched_member *m = tenant->members; m != NULL; m = m->next)
         if (m->state == SCHED_WAITING)
-            sched_say_soon(m, at > now ? at - now : 0);
+            messages->soon(m, at > now ? at - now : 0);
 }
 
 /* Tells who comes next, and is awake itself when the moment comes. Returns when to look again. */
-static uint64_t look_ahead(const struct sched_device *device, uint64_t now)
+static uint64_t look_ahead(const struct sched_device *device, const struct sched_messages *messages, uint64_t now)
 {
     uint64_t again = look_out(device, now);
     if (!device->managed || device->busy == 0 || device->next_place == NULL)
@@ -88,7 +88,7 @@ static uint64_t look_ahead(const struct sched_device *device, uint64_t now)
     uint64_t at = earlier(expected(tenant), wisher_ends(device, now));
     if (at == SCHED_NEVER)
         return again;
-    say_soon(tenant, at, now);
+    say_soon(tenant, at, messages, now);
     if (now + ALERT_LEAD_NS < at)
         return earlier(again, at - ALERT_LEAD_NS);
     if (now < at + ALERT_FOR_NS)
@@ -96,16 +96,16 @@ static uint64_t look_ahead(const struct sched_device *device, uint64_t now)
     return again;
 }
 
-uint64_t sched_alert_until(void)
+uint64_t wakeup_alert_until(void)
 {
     return alert_until;
 }
 
-uint64_t foresee(const struct sched_device *devices, uint64_t now)
+uint64_t wakeup_plan(const struct sched_device *devices, const struct sched_messages *messages, uint64_t now)
 {
     uint64_t next = SCHED_NEVER;
     alert_until = 0;
     for (const struct sched_device *device = devices; device != NULL; device = device->next)
-        next = earlier(next, look_ahead(device, now));
+        next = earlier(next, look_ahead(device, messages, now));
     return next;
 }

@@ -1,22 +1,22 @@
 /*
- * bound.h: keeps `usage` files at their size. A tenant may write its own, and the file system that they are
+ * usage_guard.h: keeps `usage` files at their size. A tenant may write its own, and the file system that they are
  * on is everybody's: one that grows, or takes room beyond its end, is cut back at once, and that is counted. Mapped
  * stores, which is all that libvgpu does, are no events; writes are, the arbiter's own too, and cost the lease's rate
  * one unit each. While a lease rests (rest.h) its file is looked at with each tick instead.
  */
-#ifndef ARBITER_BOUND_H
-#define ARBITER_BOUND_H
+#ifndef ARBITER_USAGE_GUARD_H
+#define ARBITER_USAGE_GUARD_H
 
 struct lease;
 
 /* Begins to watch; call once, after loop_open. 0 or -errno: then nothing is bounded. */
-int bound_open(void);
+int usage_guard_open(void);
 
 /* Cuts the open file down if it is too large, and watches it from now on (lease->watch; -1: it is not watched). */
-void bound_begin(struct lease *lease);
-void bound_end(int watch);
+void usage_guard_begin(struct lease *lease);
+void usage_guard_end(int watch);
 
-/* For a lease that rests: as bound_begin, if its file is not watched. */
-void bound_renew(struct lease *lease);
+/* For a lease that rests: as usage_guard_begin, if its file is not watched. */
+void usage_guard_renew(struct lease *lease);
 
 #endif

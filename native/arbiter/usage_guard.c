@@ -1,4 +1,4 @@
-#include "bound.h"
+#include "usage_guard.h"
 
 #include <errno.h>
 #include <stdbool.h>
@@ -10,7 +10,7 @@
 
 #include "lease.h"
 #include "rest.h"
-#include "served.h"
+#include "leases.h"
 
 static struct source events = {.fd = -1};
 
@@ -51,8 +51,8 @@ static void look(struct source *source, uint32_t ready)
         const struct inotify_event *event = (const struct inotify_event *)&buffer[at];
         struct lease *lease = lease_by_watch(event->wd); /* NULL: an event of before its end */
         if (lease != NULL && !rest_afford(lease, 1)) {
-            bound_end(lease->watch);
-            lease->watch = -1; /* until bound_renew */
+            usage_guard_end(lease->watch);
+            lease->watch = -1; /* until usage_guard_renew */
         }
         if (lease != NULL)
             cut_closed(lease);
@@ -62,14 +62,14 @@ static void look(struct source *source, uint32_t ready)
     }
 }
 
-int bound_open(void)
+int usage_guard_open(void)
 {
     events.fd = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
     events.ready = look;
     return events.fd < 0 ? -errno : loop_add(&events, EPOLLIN);
 }
 
-void bound_begin(struct lease *lease)
+void usage_guard_begin(struct lease *lease)
 {
     char path[32];
     snprintf(path, sizeof(path), "/proc/self/fd/%d", lease->usage_fd);
@@ -77,15 +77,15 @@ void bound_begin(struct lease *lease)
     cut(lease);
 }
 
-void bound_renew(struct lease *lease)
+void usage_guard_renew(struct lease *lease)
 {
     if (lease->watch >= 0 || !lease_hold(lease))
         return;
-    bound_begin(lease);
+    usage_guard_begin(lease);
     lease_release(lease);
 }
 
-void bound_end(int watch)
+void usage_guard_end(int watch)
 {
     if (watch >= 0)
         inotify_rm_watch(events.fd, watch);

@@ -1,4 +1,4 @@
-#include "served.h"
+#include "serve.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -12,15 +12,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "bound.h"
-#include "page.h"
+#include "usage_guard.h"
 #include "process.h"
 #include "register.h"
 #include "rest.h"
 #include "turns.h"
-
-static struct lease *leases;
-static int leases_folder = -1;
 
 bool lease_id_valid(const char id[VGPU_ID_BYTES])
 {
@@ -28,28 +24,6 @@ bool lease_id_valid(const char id[VGPU_ID_BYTES])
     if (length == 0 || length == VGPU_ID_BYTES || id[0] == '.')
         return false;
     return strspn(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == length;
-}
-
-static struct lease *lease_find(const char *id)
-{
-    for (struct lease *lease = leases; lease != NULL; lease = lease->next)
-        if (strcmp(lease->id, id) == 0)
-            return lease;
-    return NULL;
-}
-
-/* A regular file of at least `size` bytes, opened without following a link or blocking on a fifo. */
-static int open_regular(int folder_fd, const char *name, int flags, size_t size)
-{
-    struct stat about;
-    int fd = openat(folder_fd, name, flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    if (fd < 0)
-        return -errno;
-    if (fstat(fd, &about) != 0 || !S_ISREG(about.st_mode) || about.st_size < (off_t)size) {
-        close(fd);
-        return -EINVAL;
-    }
-    return fd;
 }
 
 /* Binds under a temporary name and renames it into place: tenants never see a socket that refuses. Who
@@ -80,80 +54,6 @@ static void lease_destroy(struct source *source)
     free(source); /* the source is the first member */
 }
 
-static void close_files(struct lease *lease)
-{
-    close(lease->limits_fd);
-    close(lease->usage_fd);
-    lease->limits_fd = -1;
-    lease->usage_fd = -1;
-}
-
-/* 0 or -errno; on failure everything is closed again. */
-static int open_files(int folder_fd, struct lease *lease, struct stat *usage)
-{
-    lease->limits_fd = open_regular(folder_fd, VGPU_LIMITS_FILE, O_RDONLY, VGPU_LIMITS_BYTES_LEAST);
-    if (lease->limits_fd < 0)
-        return lease->limits_fd;
-    lease->usage_fd = open_regular(folder_fd, VGPU_USAGE_FILE, O_RDWR, 0);
-    int error = lease->usage_fd < 0 ? lease->usage_fd : fstat(lease->usage_fd, usage) != 0 ? -errno : 0;
-    if (error != 0) {
-        close(lease->limits_fd);
-        if (lease->usage_fd >= 0)
-            close(lease->usage_fd);
-        lease->limits_fd = -1;
-    }
-    return error;
-}
-
-static int open_below(int folder_fd, const char *name)
-{
-    int fd = openat(folder_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    return fd < 0 ? -errno : fd;
-}
-
-/* The folder with the entries of leases/<id>, or -errno. */
-static int open_folder(int leases_fd, const char *id)
-{
-    struct stat about;
-    int fd = open_below(leases_fd, id);
-    if (fd < 0)
-        return fd;
-    int error = fstat(fd, &about) == 0 ? 0 : -errno;
-    if (error == 0 && (about.st_mode & 0077) != 0)
-        return fd;
-    int inner = error != 0 ? error : open_below(fd, VGPU_ANYONE_FOLDER);
-    close(fd);
-    return inner;
-}
-
-bool lease_hold(struct lease *lease)
-{
-    struct stat usage;
-    if (lease->holds > 0) {
-        lease->holds++;
-        return true;
-    }
-    int folder_fd = open_folder(leases_folder, lease->id);
-    if (folder_fd < 0)
-        return false;
-    bool opened = open_files(folder_fd, lease, &usage) == 0;
-    close(folder_fd);
-    if (opened && (usage.st_dev != lease->usage_device || usage.st_ino != lease->usage_inode)) {
-        close_files(lease);
-        opened = false;
-    }
-    lease->holds = opened ? 1 : 0;
-    return opened;
-}
-
-void lease_release(struct lease *lease)
-{
-    if (--lease->holds > 0)
-        return;
-    turns_lease_settle(lease);
-    close_files(lease);
-}
-
 static void lease_close(struct lease *lease)
 {
     while (lease->processes != NULL)
@@ -162,11 +62,8 @@ static void lease_close(struct lease *lease)
         connection_close(lease->connections);
     turns_lease_remove(lease);
     rest_forget(lease);
-    bound_end(lease->watch);
-    struct lease **link = &leases;
-    while (*link != lease)
-        link = &(*link)->next;
-    *link = lease->next;
+    usage_guard_end(lease->watch);
+    lease_unlink(lease);
     loop_remove(&lease->listener);
 }
 
@@ -174,7 +71,7 @@ static void lease_close(struct lease *lease)
 static int lease_open(int folder_fd, struct lease *lease)
 {
     struct stat usage;
-    int error = open_files(folder_fd, lease, &usage);
+    int error = lease_open_files(folder_fd, lease, &usage);
     if (error != 0)
         return error;
     lease->holds = 1;
@@ -187,7 +84,7 @@ static int lease_open(int folder_fd, struct lease *lease)
     if (error != 0) {
         if (lease->listener.fd >= 0)
             close(lease->listener.fd);
-        close_files(lease);
+        lease_close_files(lease);
     }
     return error;
 }
@@ -235,9 +132,8 @@ static int lease_add_folder(int folder_fd, const char *id)
         free(lease);
         return error;
     }
-    bound_begin(lease);
-    lease->next = leases;
-    leases = lease;
+    usage_guard_begin(lease);
+    lease_link(lease);
     turns_lease_add(lease);
     process_sweep(lease);
     process_adopt_all(lease);
@@ -245,10 +141,9 @@ static int lease_add_folder(int folder_fd, const char *id)
     return 0;
 }
 
-int lease_add(int leases_fd, const char *id)
+int lease_add(const char *id)
 {
-    leases_folder = leases_fd;
-    int folder_fd = open_folder(leases_fd, id);
+    int folder_fd = lease_open_folder(id);
     if (folder_fd < 0)
         return folder_fd;
     int error = lease_add_folder(folder_fd, id);
@@ -263,20 +158,6 @@ int lease_remove(const char *id)
         return -ENOENT;
     lease_close(lease);
     return 0;
-}
-
-struct lease *lease_by_watch(int watch)
-{
-    for (struct lease *lease = leases; lease != NULL; lease = lease->next)
-        if (watch >= 0 && lease->watch == watch)
-            return lease;
-    return NULL;
-}
-
-void lease_each(void (*visit)(struct lease *lease))
-{
-    for (struct lease *lease = leases; lease != NULL; lease = lease->next)
-        visit(lease);
 }
 
 int lease_look(const char *id)
@@ -305,6 +186,7 @@ int lease_list(const char *id, struct vgpu_process_list *list)
 
 int lease_scan(int leases_fd)
 {
+    leases_open(leases_fd);
     int failed = 0;
     int copy = openat(leases_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *folder = copy < 0 ? NULL : fdopendir(copy);
@@ -317,7 +199,7 @@ int lease_scan(int leases_fd)
         memcpy(id, entry->d_name, strlen(entry->d_name));
         if (!lease_id_valid(id))
             continue;
-        int error = lease_add(leases_fd, id);
+        int error = lease_add(id);
         if (error != 0) {
             fprintf(stderr, "vgpu-arbiter: cannot serve lease %s: %s\n", id, strerror(-error));
             failed++;

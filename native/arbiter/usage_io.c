@@ -1,4 +1,4 @@
-#include "page.h"
+#include "usage_io.h"
 
 #include <fcntl.h>
 #include <string.h>
@@ -16,7 +16,7 @@ static struct flock slot_range(uint32_t slot, short type)
     return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = slot_offset(slot), .l_len = 1};
 }
 
-uint32_t page_owner(int usage_fd, uint32_t slot)
+uint32_t usage_io_owner(int usage_fd, uint32_t slot)
 {
     uint32_t owner = 0;
     if (pread(usage_fd, &owner, sizeof(owner), slot_offset(slot)) != (ssize_t)sizeof(owner))
@@ -24,7 +24,7 @@ uint32_t page_owner(int usage_fd, uint32_t slot)
     return owner;
 }
 
-pid_t page_holder(int usage_fd, uint32_t slot)
+pid_t usage_io_holder(int usage_fd, uint32_t slot)
 {
     struct flock range = slot_range(slot, F_WRLCK);
     if (fcntl(usage_fd, F_GETLK, &range) != 0 || range.l_type == F_UNLCK)
@@ -69,14 +69,14 @@ static void clear(int usage_fd, uint32_t index)
     (void)!pwrite(usage_fd, &zero, head, slot_offset(index));
 }
 
-bool page_clear_if_dead(int usage_fd, uint32_t slot)
+bool usage_io_clear_if_dead(int usage_fd, uint32_t slot)
 {
     /* An open-file-description lock conflicts with the tenants' process locks, and unlike those it
      * is not lost when the arbiter closes another descriptor of the same file. */
     struct flock range = slot_range(slot, F_WRLCK);
     if (fcntl(usage_fd, F_OFD_SETLK, &range) != 0)
         return false;
-    if (page_owner(usage_fd, slot) != 0)
+    if (usage_io_owner(usage_fd, slot) != 0)
         clear(usage_fd, slot);
     range.l_type = F_UNLCK;
     fcntl(usage_fd, F_OFD_SETLK, &range);

@@ -1,8 +1,9 @@
-#include "order.h"
+#include "run_queue.h"
 
 #include <stddef.h>
 
 #include "fair.h"
+#include "gang.h"
 
 /* Does anybody else compete on a device that the tenant wants? */
 static bool others_active(const struct sched_tenant *tenant)
@@ -13,7 +14,7 @@ static bool others_active(const struct sched_tenant *tenant)
     return false;
 }
 
-uint64_t order_must_wait(const struct sched_tenant *tenant)
+uint64_t run_queue_must_wait(const struct sched_tenant *tenant)
 {
     double longest = 0;
     bool contended = others_active(tenant);
@@ -29,7 +30,7 @@ uint64_t order_must_wait(const struct sched_tenant *tenant)
     return longest > 0 ? (uint64_t)longest + 1 : 0;
 }
 
-bool order_starved(const struct sched_tenant *tenant, uint64_t now)
+bool run_queue_starved(const struct sched_tenant *tenant, uint64_t now)
 {
     return now - tenant->waits_since >= SCHED_STARVED_NS;
 }
@@ -37,7 +38,7 @@ bool order_starved(const struct sched_tenant *tenant, uint64_t now)
 /* A priority counts while its share has not been used up, and nobody starves. */
 static int32_t rank(const struct sched_place *place, uint64_t now)
 {
-    if (order_starved(place->tenant, now))
+    if (run_queue_starved(place->tenant, now))
         return INT32_MAX;
     return place->tokens_ns > 0 || place->limits.priority < 0 ? place->limits.priority : 0;
 }
@@ -49,7 +50,7 @@ static int32_t rank(const struct sched_place *place, uint64_t now)
 static void place_in_order(struct sched_tenant *tenant, uint64_t now)
 {
     bool first = true;
-    uint32_t missing = together_missing(tenant);
+    uint32_t missing = gang_missing(tenant);
     bool several = (missing & (missing - 1)) != 0;
     EACH_WANTED(tenant, d) {
         const struct sched_place *place = tenant->places[d];
@@ -80,13 +81,13 @@ static void mark(struct sched_tenant *tenant)
             tenant->places[d]->device->next_place = tenant->places[d];
 }
 
-void order_mark(struct sched_tenant *tenants, struct sched_device *devices, uint64_t now)
+void run_queue_mark(struct sched_tenant *tenants, struct sched_device *devices, uint64_t now)
 {
     struct sched_tenant *waiting = NULL;
     for (struct sched_device *device = devices; device != NULL; device = device->next)
         device->next_place = NULL;
     for (struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next) {
-        if (together_missing(tenant) == 0 || tenant->free_running || order_must_wait(tenant) > 0)
+        if (gang_missing(tenant) == 0 || tenant->free_running || run_queue_must_wait(tenant) > 0)
             continue;
         place_in_order(tenant, now);
         struct sched_tenant **link = &waiting;

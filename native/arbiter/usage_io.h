@@ -1,22 +1,22 @@
 /*
- * page.h: the arbiter's access to a `usage` file. The tenant owns that file and may scribble on it
+ * usage_io.h: the arbiter's access to a `usage` file. The tenant owns that file and may scribble on it
  * or truncate it, so it is never mapped here (a truncated mapping would raise SIGBUS): every access
  * is a bounded pread or pwrite, and nothing read from it is trusted beyond the tenant's own lease.
  */
-#ifndef ARBITER_PAGE_H
-#define ARBITER_PAGE_H
+#ifndef ARBITER_USAGE_IO_H
+#define ARBITER_USAGE_IO_H
 
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
 /* The owner word of a slot; 0 where the file is too short. */
-uint32_t page_owner(int usage_fd, uint32_t slot);
+uint32_t usage_io_owner(int usage_fd, uint32_t slot);
 
 /* Host pid of the live process that holds the slot's lock; 0: nobody; -1: unknown to this namespace. */
-pid_t page_holder(int usage_fd, uint32_t slot);
+pid_t usage_io_holder(int usage_fd, uint32_t slot);
 
 /* Clears the slot if nobody holds its lock; its counters are added to the lease's retired ones. */
-bool page_clear_if_dead(int usage_fd, uint32_t slot);
+bool usage_io_clear_if_dead(int usage_fd, uint32_t slot);
 
 #endif

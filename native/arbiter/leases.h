@@ -1,9 +1,10 @@
-/* served.h: the leases that the arbiter serves, their sockets and their live processes. */
-#ifndef ARBITER_SERVED_H
-#define ARBITER_SERVED_H
+/* leases.h: the records of the leases that the arbiter serves, and their open files. One thread. */
+#ifndef ARBITER_LEASES_H
+#define ARBITER_LEASES_H
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/stat.h>
 #include <sys/types.h>
 
 #include "lease.h"
@@ -52,7 +53,7 @@ struct lease {
     ino_t usage_inode;
     uid_t owner;      /* whom the lease is for: the file's owner */
     bool anyone;      /* it is written by any user that reaches it: a container's */
-    int watch;        /* of usage_fd, see bound.h */
+    int watch;        /* of usage_fd, see usage_guard.h */
     uint32_t cuts;    /* how often `usage` was longer, or took more room, than it may */
     struct rate rate; /* see rest.h */
     bool resting;
@@ -69,33 +70,33 @@ struct lease {
     char id[VGPU_ID_BYTES];
 };
 
-/* May this name a folder under leases/? Letters, digits, '.', '_' and '-', no leading dot. */
-bool lease_id_valid(const char id[VGPU_ID_BYTES]);
+/* Names the folder leases/, an open descriptor that stays the caller's. Call once, before any other of these. */
+void leases_open(int leases_fd);
 
-/* Serves leases/<id>: opens its files without following links, binds its socket, clears the slots of
- * the dead and adopts the living. Again for a served lease: rebinds if the folder is a new one. 0 or -errno. */
-int lease_add(int leases_fd, const char *id);
+/* Adds to, or takes from, the list of the leases that are served. The lease stays the caller's. */
+void lease_link(struct lease *lease);
+void lease_unlink(struct lease *lease);
 
-/* Opens the lease's files if they are not: the same ones as when it was added. False: they are gone. */
-bool lease_hold(struct lease *lease);
-void lease_release(struct lease *lease);
+/* The linked lease of this name, or NULL. */
+struct lease *lease_find(const char *id);
 
-/* Stops serving; processes and the folder are left alone. 0 or -ENOENT. */
-int lease_remove(const char *id);
-
-/* Says LOOK to its processes; 0 or -ENOENT. */
-int lease_look(const char *id);
-
-/* Fills `list`; 0 or -ENOENT. */
-int lease_list(const char *id, struct vgpu_process_list *list);
-
-/* The lease whose `usage` has this watch (bound.h), or NULL. */
+/* The linked lease whose `usage` has this watch (usage_guard.h), or NULL. */
 struct lease *lease_by_watch(int watch);
 
-/* Calls `visit` for each lease that is served; it must not remove one. */
+/* Calls `visit` for each linked lease; it must not unlink one. */
 void lease_each(void (*visit)(struct lease *lease));
 
-/* Serves everything under leases/ (at start). Returns how many could not be served. */
-int lease_scan(int leases_fd);
+/* A descriptor of the folder with the entries of leases/<id>, which the caller closes, or -errno. No link is followed. */
+int lease_open_folder(const char *id);
+
+/* Opens `limits` and `usage` without following links, and says what `usage` is. Precondition: they are not open.
+ * 0 or -errno; on failure both are closed again. */
+int lease_open_files(int folder_fd, struct lease *lease, struct stat *usage);
+void lease_close_files(struct lease *lease);
+
+/* Keeps the lease's files open until the matching lease_release; they are opened again for the first hold. False:
+ * they cannot be, or are not those that the lease was added with; nothing is held then. */
+bool lease_hold(struct lease *lease);
+void lease_release(struct lease *lease);
 
 #endif

@@ -1,0 +1,139 @@
+#include "leases.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "turns.h"
+
+static struct lease *leases;
+static int leases_folder = -1;
+
+void leases_open(int leases_fd)
+{
+    leases_folder = leases_fd;
+}
+
+void lease_link(struct lease *lease)
+{
+    lease->next = leases;
+    leases = lease;
+}
+
+void lease_unlink(struct lease *lease)
+{
+    struct lease **link = &leases;
+    while (*link != lease)
+        link = &(*link)->next;
+    *link = lease->next;
+}
+
+struct lease *lease_find(const char *id)
+{
+    for (struct lease *lease = leases; lease != NULL; lease = lease->next)
+        if (strcmp(lease->id, id) == 0)
+            return lease;
+    return NULL;
+}
+
+struct lease *lease_by_watch(int watch)
+{
+    for (struct lease *lease = leases; lease != NULL; lease = lease->next)
+        if (watch >= 0 && lease->watch == watch)
+            return lease;
+    return NULL;
+}
+
+void lease_each(void (*visit)(struct lease *lease))
+{
+    for (struct lease *lease = leases; lease != NULL; lease = lease->next)
+        visit(lease);
+}
+
+/* A regular file of at least `size` bytes, opened without following a link or blocking on a fifo. */
+static int open_regular(int folder_fd, const char *name, int flags, size_t size)
+{
+    struct stat about;
+    int fd = openat(folder_fd, name, flags | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    if (fstat(fd, &about) != 0 || !S_ISREG(about.st_mode) || about.st_size < (off_t)size) {
+        close(fd);
+        return -EINVAL;
+    }
+    return fd;
+}
+
+void lease_close_files(struct lease *lease)
+{
+    close(lease->limits_fd);
+    close(lease->usage_fd);
+    lease->limits_fd = -1;
+    lease->usage_fd = -1;
+}
+
+int lease_open_files(int folder_fd, struct lease *lease, struct stat *usage)
+{
+    lease->limits_fd = open_regular(folder_fd, VGPU_LIMITS_FILE, O_RDONLY, VGPU_LIMITS_BYTES_LEAST);
+    if (lease->limits_fd < 0)
+        return lease->limits_fd;
+    lease->usage_fd = open_regular(folder_fd, VGPU_USAGE_FILE, O_RDWR, 0);
+    int error = lease->usage_fd < 0 ? lease->usage_fd : fstat(lease->usage_fd, usage) != 0 ? -errno : 0;
+    if (error != 0) {
+        close(lease->limits_fd);
+        if (lease->usage_fd >= 0)
+            close(lease->usage_fd);
+        lease->limits_fd = -1;
+    }
+    return error;
+}
+
+static int open_below(int folder_fd, const char *name)
+{
+    int fd = openat(folder_fd, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    return fd < 0 ? -errno : fd;
+}
+
+int lease_open_folder(const char *id)
+{
+    struct stat about;
+    int fd = open_below(leases_folder, id);
+    if (fd < 0)
+        return fd;
+    int error = fstat(fd, &about) == 0 ? 0 : -errno;
+    if (error == 0 && (about.st_mode & 0077) != 0)
+        return fd;
+    int inner = error != 0 ? error : open_below(fd, VGPU_ANYONE_FOLDER);
+    close(fd);
+    return inner;
+}
+
+bool lease_hold(struct lease *lease)
+{
+    struct stat usage;
+    if (lease->holds > 0) {
+        lease->holds++;
+        return true;
+    }
+    int folder_fd = lease_open_folder(lease->id);
+    if (folder_fd < 0)
+        return false;
+    bool opened = lease_open_files(folder_fd, lease, &usage) == 0;
+    close(folder_fd);
+    if (opened && (usage.st_dev != lease->usage_device || usage.st_ino != lease->usage_inode)) {
+        lease_close_files(lease);
+        opened = false;
+    }
+    lease->holds = opened ? 1 : 0;
+    return opened;
+}
+
+void lease_release(struct lease *lease)
+{
+    if (--lease->holds > 0)
+        return;
+    turns_lease_settle(lease);
+    lease_close_files(lease);
+}
