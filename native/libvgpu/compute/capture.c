@@ -3,6 +3,7 @@
 
 #include "away.h"
 #include "functions.h"
+#include "in_child.h"
 
 static int captures;
 
@@ -33,10 +34,11 @@ void vgpu_capture_restore(CUstreamCaptureMode before)
     CALL(cuThreadExchangeStreamCaptureMode, &before);
 }
 
-void vgpu_capture_reset(void)
+static void reset(void)
 {
     captures = 0;
 }
+VGPU_IN_CHILD(reset);
 
 /* Counted before the driver is asked, so that no marker gets into the gap. */
 #define BEGIN_BODY(symbol, ...)                                 \

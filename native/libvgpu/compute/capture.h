@@ -16,6 +16,4 @@ bool vgpu_capture_on(CUstream stream, int per_thread);
 CUstreamCaptureMode vgpu_capture_relax(void);
 void vgpu_capture_restore(CUstreamCaptureMode before);
 
-void vgpu_capture_reset(void);
-
 #endif

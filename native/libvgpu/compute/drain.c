@@ -6,6 +6,7 @@
 
 #include "functions.h"
 #include "thread.h"
+#include "in_child.h"
 
 #define STACK_BYTES (128 * 1024)
 
@@ -16,7 +17,7 @@ static pthread_cond_t news = PTHREAD_COND_INITIALIZER;
 static pthread_cond_t out = PTHREAD_COND_INITIALIZER; /* `current` has changed */
 static bool started;
 
-void vgpu_drain_thread_reset(void)
+static void reset(void)
 {
     jobs = NULL;
     current = NULL;
@@ -25,6 +26,7 @@ void vgpu_drain_thread_reset(void)
     pthread_cond_init(&out, NULL);
     started = false;
 }
+VGPU_IN_CHILD(reset);
 
 static struct vgpu_drain_job *next_job(void)
 {

@@ -27,6 +27,4 @@ bool vgpu_drain_thread_done(const struct vgpu_drain_job *job);
 /* The context is about to end. Returns when the thread is out of it; the job's memory may be freed then. */
 void vgpu_drain_thread_forget(struct vgpu_drain_job *job);
 
-void vgpu_drain_thread_reset(void);
-
 #endif

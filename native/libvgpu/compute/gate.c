@@ -14,9 +14,8 @@
 #include "channels.h"
 #include "clock.h"
 #include "cut.h"
-#include "drain.h"
-#include "inside.h"
 #include "duty.h"
+#include "in_child.h"
 #include "lease_open.h"
 #include "pace.h"
 #include "tenant.h"
@@ -36,8 +35,6 @@
 #define SLEEP_ABOVE_NS 300000u
 
 enum state { CLOSED, OPEN, FREE, CUT };
-
-struct vgpu_gate_words vgpu_gate;
 
 static struct {
     pthread_mutex_t lock;
@@ -85,13 +82,13 @@ static enum state state_now(void)
 
 static uint64_t free_until(void)
 {
-    return vgpu_gate.count + vgpu_pace_free(gate.limits->device_count);
+    return vgpu_launches.count + vgpu_pace_free(gate.limits->device_count);
 }
 
 static void set_state(enum state state)
 {
     if (state == CLOSED || state == FREE)
-        __atomic_store_n(&vgpu_gate.allow, state == FREE ? free_until() : 0, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&vgpu_launches.allow, state == FREE ? free_until() : 0, __ATOMIC_SEQ_CST);
     __atomic_store_n(&gate.state, state, __ATOMIC_RELEASE);
     __atomic_add_fetch(&gate.epoch, 1, __ATOMIC_SEQ_CST);
     if (gate.waiting > 0)
@@ -122,17 +119,17 @@ static void open_turn(const struct vgpu_turn *turn, uint64_t now)
     gate.fresh = true;
     gate.draining = false;
     gate.watching = false;
-    gate.seen_count = vgpu_gate.count;
+    gate.seen_count = vgpu_launches.count;
     gate.seen_at = now;
     gate.idle_ns = 0;
     gate.granted_at = turn->sent_ns < now && now - turn->sent_ns < TRANSIT_MAX_NS ? turn->sent_ns : now;
-    __atomic_store_n(&vgpu_gate.allow, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&vgpu_launches.allow, 0, __ATOMIC_SEQ_CST);
     set_terms(turn, now);
 }
 
 static void note_launches(void)
 {
-    uint64_t count = __atomic_load_n(&vgpu_gate.count, __ATOMIC_RELAXED);
+    uint64_t count = __atomic_load_n(&vgpu_launches.count, __ATOMIC_RELAXED);
     uint64_t *launches = &gate.usage->slots[gate.slot].devices[0].launches;
     __atomic_fetch_add(launches, count - gate.counted, __ATOMIC_RELAXED);
     gate.counted = count;
@@ -322,7 +319,7 @@ static bool pace(CUstream stream, int per_thread)
             if (gate.fresh)
                 gate.idle_ns = now > gate.granted_at ? (int64_t)(now - gate.granted_at) : 0;
             gate.fresh = false;
-            __atomic_store_n(&vgpu_gate.allow, vgpu_gate.count + batch, __ATOMIC_SEQ_CST);
+            __atomic_store_n(&vgpu_launches.allow, vgpu_launches.count + batch, __ATOMIC_SEQ_CST);
         }
         pthread_mutex_unlock(&gate.lock);
         return same && answer != VGPU_PACE_STOP;
@@ -359,7 +356,7 @@ static CUresult look(CUstream stream, int per_thread)
     if (result != CUDA_SUCCESS)
         return result;
     if (!limited) {
-        __atomic_store_n(&vgpu_gate.allow, UINT64_MAX, __ATOMIC_RELAXED);
+        __atomic_store_n(&vgpu_launches.allow, UINT64_MAX, __ATOMIC_RELAXED);
         return CUDA_SUCCESS;
     }
     vgpu_away_wait(); /* before anything that asks the driver */
@@ -375,7 +372,7 @@ static CUresult look(CUstream stream, int per_thread)
             pthread_mutex_lock(&gate.lock);
             note_launches();
             if (gate.state == FREE)
-                __atomic_store_n(&vgpu_gate.allow, free_until(), __ATOMIC_SEQ_CST);
+                __atomic_store_n(&vgpu_launches.allow, free_until(), __ATOMIC_SEQ_CST);
             pthread_mutex_unlock(&gate.lock);
             return CUDA_SUCCESS;
         }
@@ -393,23 +390,23 @@ static CUresult look(CUstream stream, int per_thread)
 CUresult vgpu_gate_look(CUstream stream, int per_thread, uint64_t weight)
 {
     int cancels = vgpu_thread_keep();
-    __atomic_add_fetch(&vgpu_gate.asked, weight, __ATOMIC_SEQ_CST);
+    __atomic_add_fetch(&vgpu_launches.asked, weight, __ATOMIC_SEQ_CST);
     CUresult result = look(stream, per_thread);
     vgpu_thread_release(cancels);
     if (result != CUDA_SUCCESS)
-        __atomic_sub_fetch(&vgpu_gate.asked, weight, __ATOMIC_SEQ_CST);
+        __atomic_sub_fetch(&vgpu_launches.asked, weight, __ATOMIC_SEQ_CST);
     return result;
 }
 
 void vgpu_gate_launched(CUstream stream, int per_thread, uint64_t weight)
 {
     vgpu_pace_mark_after(stream, per_thread, weight);
-    __atomic_sub_fetch(&vgpu_gate.asked, weight, __ATOMIC_SEQ_CST);
+    __atomic_sub_fetch(&vgpu_launches.asked, weight, __ATOMIC_SEQ_CST);
 }
 
 /* --- the link thread's */
 
-bool vgpu_gate_start(const char *folder, struct vgpu_usage *usage, uint32_t slot)
+static bool start(const char *folder, struct vgpu_usage *usage, uint32_t slot)
 {
     gate.limits = vgpu_lease_limits(folder);
     if (gate.limits == NULL)
@@ -422,7 +419,7 @@ bool vgpu_gate_start(const char *folder, struct vgpu_usage *usage, uint32_t slot
     return true;
 }
 
-void vgpu_gate_linked(void)
+static void linked(void)
 {
     pthread_mutex_lock(&gate.lock);
     gate.linked = true;
@@ -437,7 +434,7 @@ void vgpu_gate_linked(void)
     pthread_mutex_unlock(&gate.lock);
 }
 
-void vgpu_gate_unlinked(void)
+static void unlinked(void)
 {
     pthread_mutex_lock(&gate.lock);
     gate.linked = false;
@@ -450,7 +447,7 @@ void vgpu_gate_unlinked(void)
     pthread_mutex_unlock(&gate.lock);
 }
 
-void vgpu_gate_message(const struct vgpu_message *message)
+static void take(const struct vgpu_message *message)
 {
     uint64_t now = now_ns();
     pthread_mutex_lock(&gate.lock);
@@ -472,7 +469,7 @@ void vgpu_gate_message(const struct vgpu_message *message)
         gate.spin_until = now + in + SPIN_FOR_NS;
         set_state(CLOSED); /* those who sleep have a new time to wake */
     } else if (message->kind == VGPU_MSG_CUT && !gate.gated) {
-        vgpu_cut_begin((message->turn.flags & VGPU_TURN_WATCH) != 0, &vgpu_gate.allow);
+        vgpu_cut_begin((message->turn.flags & VGPU_TURN_WATCH) != 0, &vgpu_launches.allow);
         if (gate.state != CUT)
             set_state(CUT);
     } else if (message->kind == VGPU_MSG_LOOK) {
@@ -492,13 +489,13 @@ static void watch(void)
 {
     pthread_mutex_lock(&gate.lock);
     /* what waits in the pacing counts as launched, and is not */
-    bool asked = __atomic_load_n(&vgpu_gate.asked, __ATOMIC_SEQ_CST) > 0;
-    bool quiet = gate.state == OPEN && vgpu_gate.count == gate.seen_count && !asked;
+    bool asked = __atomic_load_n(&vgpu_launches.asked, __ATOMIC_SEQ_CST) > 0;
+    bool quiet = gate.state == OPEN && vgpu_launches.count == gate.seen_count && !asked;
     bool begin = quiet && !gate.watching;
     uint64_t now = now_ns();
     uint64_t since = gate.seen_at;
     gate.seen_at = quiet ? gate.seen_at : now;
-    gate.seen_count = vgpu_gate.count;
+    gate.seen_count = vgpu_launches.count;
     gate.watching = quiet;
     pthread_mutex_unlock(&gate.lock);
     if (begin)
@@ -508,8 +505,9 @@ static void watch(void)
     pthread_mutex_lock(&gate.lock);
     if (gate.state == OPEN && gate.watching && gate.held) {
         close_gate(now_ns());
-        asked = __atomic_load_n(&vgpu_gate.asked, __ATOMIC_SEQ_CST) > 0;
-        if (vgpu_gate.count == gate.seen_count && !asked) { /* else something slipped in: it is drained as any other */
+        asked = __atomic_load_n(&vgpu_launches.asked, __ATOMIC_SEQ_CST) > 0;
+        if (vgpu_launches.count == gate.seen_count &&
+            !asked) { /* else something slipped in: it is drained as any other */
             gate.idle_ns += (int64_t)(begin ? (now - since) / 2
                                             : (uint64_t)watch_ns() / 2); /* it ended somewhere in between */
             give_back(now);
@@ -562,12 +560,12 @@ static void answer_look(uint64_t now)
     vgpu_away_follow();
     bool cut = gate.state == CUT;
     if (cut && away)
-        __atomic_store_n(&vgpu_gate.allow, 0, __ATOMIC_SEQ_CST); /* who launches looks, and waits */
+        __atomic_store_n(&vgpu_launches.allow, 0, __ATOMIC_SEQ_CST); /* who launches looks, and waits */
     if (!cut && away && gate.state != CLOSED)
         end_turn(now);
     bool closed = gate.state == CLOSED || vgpu_cut_idle();
     bool held = cut ? !closed : gate.held;
-    uint64_t count = __atomic_load_n(&vgpu_gate.count, __ATOMIC_SEQ_CST);
+    uint64_t count = __atomic_load_n(&vgpu_launches.count, __ATOMIC_SEQ_CST);
     bool same = count == gate.looked_count;
     gate.look = false;
     gate.looked_count = count;
@@ -588,7 +586,8 @@ static int64_t cut_tick(void)
     return 0;
 }
 
-int64_t vgpu_gate_tick(void)
+/* Does what is due: the end of a turn, draining, idleness, the duty cycle. */
+static int64_t tick(void)
 {
     uint64_t now = now_ns();
     pthread_mutex_lock(&gate.lock);
@@ -627,21 +626,18 @@ int64_t vgpu_gate_tick(void)
     return -1;
 }
 
-void vgpu_gate_reset(void)
+static const struct vgpu_link_listener listener = {
+    .start = start, .linked = linked, .unlinked = unlinked, .message = take, .tick = tick};
+VGPU_LINK_LISTENER(listener);
+
+static void reset(void)
 {
-    vgpu_away_reset();
     vgpu_cut_reset();
-    vgpu_inside_reset();
     if (gate.limits != NULL)
         munmap((void *)gate.limits, sizeof(struct vgpu_limits));
     memset(&gate, 0, sizeof(gate));
-    vgpu_pace_reset();
-    vgpu_drain_thread_reset();
-    vgpu_capture_reset();
     pthread_mutex_init(&gate.lock, NULL);
     pthread_mutex_init(&one_drains, NULL);
     pthread_mutex_init(&one_spins, NULL);
-    __atomic_store_n(&vgpu_gate.allow, 0, __ATOMIC_SEQ_CST);
-    __atomic_store_n(&vgpu_gate.count, 0, __ATOMIC_SEQ_CST);
-    __atomic_store_n(&vgpu_gate.asked, 0, __ATOMIC_SEQ_CST);
 }
+VGPU_IN_CHILD(reset);

@@ -10,7 +10,8 @@
 #include "device.h"
 #include "drain.h"
 #include "functions.h"
-#include "gate.h"
+#include "in_child.h"
+#include "launches.h"
 #include "tenant.h"
 
 #define RING 32u     /* markers of one context in flight */
@@ -48,19 +49,20 @@ static __thread bool mark_after;
 static uint32_t launched_to; /* devices, as bits */
 static uint32_t declared;    /* of them, those that the arbiter was told of; all, if none could be told */
 
-void vgpu_pace_reset(void)
+static void reset(void)
 {
     flows = NULL; /* the parent's stay as garbage: a thread that is not here may have held the heap's lock */
     launched_to = 0;
     declared = 0;
     pthread_mutex_init(&lock, NULL);
 }
+VGPU_IN_CHILD(reset);
 
 /* Launches that have reached the driver, by weight. */
 static uint64_t launched(void)
 {
-    uint64_t asked = __atomic_load_n(&vgpu_gate.asked, __ATOMIC_SEQ_CST);
-    return __atomic_load_n(&vgpu_gate.count, __ATOMIC_SEQ_CST) - asked;
+    uint64_t asked = __atomic_load_n(&vgpu_launches.asked, __ATOMIC_SEQ_CST);
+    return __atomic_load_n(&vgpu_launches.count, __ATOMIC_SEQ_CST) - asked;
 }
 
 static bool is_default(CUstream stream)

@@ -60,6 +60,4 @@ void vgpu_pace_idle(void);
  * it; where it lives on, the next launch to it notes it again. */
 void vgpu_pace_forget(CUcontext context);
 
-void vgpu_pace_reset(void);
-
 #endif

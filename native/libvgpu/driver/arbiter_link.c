@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "descriptor.h"
-#include "gate.h"
+#include "in_child.h"
 #include "thread.h"
 
 #define RETRY_MS_MIN 20
@@ -32,6 +32,14 @@ static struct {
 } line = {.fd = -1};
 
 static pthread_mutex_t reader = PTHREAD_MUTEX_INITIALIZER; /* messages are taken in one by one, in order */
+
+/* The linker's name for the section's begin. */
+extern const struct vgpu_link_listener *const __start_vgpu_link_listener[] __attribute__((visibility("hidden")));
+
+static const struct vgpu_link_listener *listener(void)
+{
+    return __start_vgpu_link_listener[0];
+}
 
 static bool still_ours(int fd)
 {
@@ -108,7 +116,7 @@ static enum taken take_message(int fd, bool leave_grants)
     ssize_t size = recv(fd, &message, sizeof(message), MSG_DONTWAIT | (leave_grants ? MSG_PEEK : 0));
     if (size != (ssize_t)sizeof(message))
         return size >= 0 || (errno != EAGAIN && errno != EINTR) ? BROKEN : NOTHING;
-    vgpu_gate_message(&message);
+    listener()->message(&message);
     if (!leave_grants)
         return TAKEN;
     bool wakes = message.kind == VGPU_MSG_GRANT || message.kind == VGPU_MSG_LOOK;
@@ -125,12 +133,12 @@ void vgpu_link_poll(void)
     pthread_mutex_unlock(&reader);
 }
 
-/* Serves the gate until the arbiter is gone. */
+/* Serves the listener until the arbiter is gone. */
 static void serve(int fd)
 {
-    vgpu_gate_linked();
+    listener()->linked();
     for (enum taken taken = TAKEN; taken != BROKEN;) {
-        if (!wait_for_line(fd, vgpu_gate_tick()))
+        if (!wait_for_line(fd, listener()->tick()))
             continue;
         pthread_mutex_lock(&reader);
         taken = take_message(fd, false);
@@ -138,17 +146,17 @@ static void serve(int fd)
     }
     pthread_mutex_lock(&reader);
     __atomic_store_n(&line.fd, -1, __ATOMIC_SEQ_CST);
-    vgpu_gate_unlinked();
+    listener()->unlinked();
     if (still_ours(fd))
         close(fd);
     pthread_mutex_unlock(&reader);
 }
 
-/* Keeps the gate by itself for so long, until it is time to look for the arbiter again. */
+/* Ticks without an arbiter for so long, until it is time to look for the arbiter again. */
 static void live_alone(int64_t ns)
 {
     while (ns > 0) {
-        int64_t wait = vgpu_gate_tick();
+        int64_t wait = listener()->tick();
         wait = wait < 0 || wait > ns ? ns : wait;
         wait_for_line(-1, wait);
         ns -= wait > 1000 ? wait : 1000;
@@ -194,13 +202,13 @@ int vgpu_link_start(const char *folder, struct vgpu_usage *usage, uint32_t slot)
     set_address(folder);
     line.usage = usage;
     line.slot = slot;
-    if (!vgpu_gate_start(folder, usage, slot))
+    if (!listener()->start(folder, usage, slot))
         return -EIO;
     int error = line.address.sun_path[0] != '\0' ? register_once() : -ENAMETOOLONG;
     if (error == -ESHUTDOWN)
         return -ESHUTDOWN;
     if (error != 0)
-        vgpu_gate_unlinked();
+        listener()->unlinked();
     if (vgpu_thread_start(keep, NULL, STACK_BYTES, NULL))
         return 0;
     drop_line();
@@ -232,10 +240,10 @@ int32_t vgpu_link_host_pid(void)
     return pid > 0 ? pid : getpid();
 }
 
-void vgpu_link_reset_after_fork(void)
+static void reset(void)
 {
     pthread_mutex_init(&reader, NULL);
-    vgpu_gate_reset();
     drop_line();
     line.host_pid = 0;
 }
+VGPU_IN_CHILD(reset);

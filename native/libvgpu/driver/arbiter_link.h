@@ -8,7 +8,25 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "in_child.h"
 #include "lease.h"
+
+/* What the messages are for. Every function but `start` is called by the link's thread, or, `message` only, by a thread
+ * in vgpu_link_poll; never two `message` at once. */
+struct vgpu_link_listener {
+    /* Before any other. `folder`: of the lease. False: the lease's limits cannot be mapped. */
+    bool (*start)(const char *folder, struct vgpu_usage *usage, uint32_t slot);
+    void (*linked)(void);   /* an arbiter has registered the process */
+    void (*unlinked)(void); /* the arbiter is gone, or was not there at the start */
+    void (*message)(const struct vgpu_message *message);
+    /* Returns the nanoseconds until it is to be called again, or -1: only after a message. */
+    int64_t (*tick)(void);
+};
+
+/* Makes a `static const struct vgpu_link_listener` known: exactly one in the library. */
+#define VGPU_LINK_LISTENER(name) \
+    VGPU_RETAINED                \
+    __attribute__((section("vgpu_link_listener"))) static const struct vgpu_link_listener *const name##_listed = &name
 
 /*
  * Registers `slot` at <folder>/arbiter.sock, waiting at most VGPU_LINK_WAIT_MS for an answer, and
@@ -33,8 +51,5 @@ int vgpu_link_up(void);
 
 /* The pid under which the host knows this process; getpid() until an arbiter has said it. */
 int32_t vgpu_link_host_pid(void);
-
-/* In a forked child: the line belongs to the parent. */
-void vgpu_link_reset_after_fork(void);
 
 #endif

@@ -6,7 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "swap.h"
+#include "in_child.h"
 
 #define LOOK_NS 100000000 /* nobody may be there to say that the lease is back */
 
@@ -16,6 +16,24 @@ static const struct vgpu_limits *limits;
 static struct vgpu_slot *slot;
 static uint32_t epoch; /* futex: moves when the lease comes back */
 
+/* The linker's names for the section's ends. */
+extern const struct vgpu_away_listener *const __start_vgpu_away_listeners[] __attribute__((visibility("hidden")));
+extern const struct vgpu_away_listener *const __stop_vgpu_away_listeners[] __attribute__((visibility("hidden")));
+
+static void tell_start(const struct vgpu_limits *page, struct vgpu_slot *own)
+{
+    for (const struct vgpu_away_listener *const *to = __start_vgpu_away_listeners; to < __stop_vgpu_away_listeners;
+         to++)
+        (*to)->start(page, own);
+}
+
+static void tell_answer(bool quiet)
+{
+    for (const struct vgpu_away_listener *const *to = __start_vgpu_away_listeners; to < __stop_vgpu_away_listeners;
+         to++)
+        (*to)->follow(quiet);
+}
+
 uint32_t vgpu_away_state(void)
 {
     return limits == NULL ? 0 : __atomic_load_n(&limits->state, __ATOMIC_ACQUIRE);
@@ -23,7 +41,7 @@ uint32_t vgpu_away_state(void)
 
 bool vgpu_away_now(void)
 {
-    return vgpu_away_state() == VGPU_LEASE_AWAY || vgpu_swap_held();
+    return vgpu_away_state() == VGPU_LEASE_AWAY || vgpu_away_held();
 }
 
 static void (*on_work)(void);
@@ -123,7 +141,7 @@ void vgpu_away_start(const struct vgpu_limits *page, struct vgpu_slot *own)
     limits = page;
     slot = own;
     __atomic_store_n(&slot->wants, 0, __ATOMIC_SEQ_CST); /* of the slot's last owner */
-    vgpu_swap_start(page, own);
+    tell_start(page, own);
     vgpu_away_answer(0, false, false);
     vgpu_away_follow();
 }
@@ -135,13 +153,13 @@ void vgpu_away_answer(uint64_t launches, bool busy, bool quiet)
     __atomic_store_n(&slot->busy, busy, __ATOMIC_SEQ_CST);
     __atomic_store_n(&slot->quiet, quiet, __ATOMIC_SEQ_CST);
     __atomic_add_fetch(&slot->looks, 1, __ATOMIC_SEQ_CST);
-    vgpu_swap_follow(quiet);
+    tell_answer(quiet);
 }
 
-void vgpu_away_reset(void)
+static void reset(void)
 {
     limits = NULL;
     slot = NULL;
-    vgpu_swap_reset();
     memset(&vgpu_away, 0, sizeof(vgpu_away));
 }
+VGPU_IN_CHILD(reset);

@@ -10,12 +10,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "in_child.h"
 #include "inside.h"
 #include "lease.h"
 
 struct vgpu_away_words {
     _Alignas(64) uint64_t calls; /* that were counted here so far */
     _Alignas(64) uint32_t away;  /* enum vgpu_away_bits; not 0: look closer before the driver is called */
+    uint32_t held;               /* 1: the memory is on its way or on the host, whatever the lease says */
 };
 enum vgpu_away_bits {
     VGPU_AWAY_LEASE = 1,
@@ -72,13 +74,35 @@ void vgpu_away_set(uint32_t bit, bool to);
 /* Follows the page: takes note that the lease went, or wakes those who wait for it. */
 void vgpu_away_follow(void);
 
+/* Sets whether the memory is held; vgpu_away_follow is due after it. */
+static inline void vgpu_away_hold(bool held)
+{
+    __atomic_store_n(&vgpu_away.held, held, __ATOMIC_SEQ_CST);
+}
+
+static inline bool vgpu_away_held(void)
+{
+    return __atomic_load_n(&vgpu_away.held, __ATOMIC_SEQ_CST) != 0;
+}
+
+/* What moves the memory. Called by the link's thread. */
+struct vgpu_away_listener {
+    /* From vgpu_away_start. Both pages stay mapped until the process ends, or forks. */
+    void (*start)(const struct vgpu_limits *limits, struct vgpu_slot *slot);
+    /* The lease's state may have changed. `quiet`: it is away, and what was launched has run. */
+    void (*follow)(bool quiet);
+};
+
+/* Makes a `static const struct vgpu_away_listener` known. */
+#define VGPU_AWAY_LISTENER(name) \
+    VGPU_RETAINED                \
+    __attribute__((section("vgpu_away_listeners"))) static const struct vgpu_away_listener *const name##_listed = &name
+
 /* --- for the link thread */
 
 void vgpu_away_start(const struct vgpu_limits *limits, struct vgpu_slot *slot);
 
 /* Writes the figures of the slot. `launches`: by weight. */
 void vgpu_away_answer(uint64_t launches, bool busy, bool quiet);
-
-void vgpu_away_reset(void);
 
 #endif

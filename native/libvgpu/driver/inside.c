@@ -1,4 +1,5 @@
 #include "inside.h"
+#include "in_child.h"
 
 #include <linux/membarrier.h>
 #include <pthread.h>
@@ -73,7 +74,7 @@ uint64_t vgpu_inside_read(bool *inside)
 }
 
 /* In a forked child there is one thread, and it is in no call. */
-void vgpu_inside_reset(void)
+static void reset(void)
 {
     for (struct vgpu_inside *r = records; r != NULL; r = r->next) {
         r->depth = 0;
@@ -82,3 +83,4 @@ void vgpu_inside_reset(void)
     if (has_barrier)
         has_barrier = syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0) == 0;
 }
+VGPU_IN_CHILD(reset);

@@ -43,6 +43,4 @@ static inline void vgpu_inside_leave(struct vgpu_inside **own)
  * before it. Returns the calls so far; *inside: is any thread in one? */
 uint64_t vgpu_inside_read(bool *inside);
 
-void vgpu_inside_reset(void);
-
 #endif

@@ -139,7 +139,6 @@ static void close_usage_in_child(void)
  * what it had mapped by then stays mapped. */
 static void forget_in_child(void)
 {
-    vgpu_link_reset_after_fork();
     vgpu_in_child();
     pthread_mutex_init(&entry, NULL);
     pthread_mutex_init(&account.slow, NULL);

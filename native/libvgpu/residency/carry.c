@@ -6,6 +6,7 @@
 #include "functions.h"
 #include "hostbuf.h"
 #include "piece.h"
+#include "in_child.h"
 
 #define IN_FLIGHT 16u       /* copies */
 #define ROOM_LOOK_NS 300000 /* a chunk's copy takes ten times as long */
@@ -237,8 +238,9 @@ void vgpu_carry_start(uint64_t *host_bytes)
     told = host_bytes;
 }
 
-void vgpu_carry_reset(void)
+static void reset(void)
 {
     memset(&line, 0, sizeof(line));
     vgpu_hostbuf_reset();
 }
+VGPU_IN_CHILD(reset);

@@ -33,6 +33,4 @@ void vgpu_carry_forget(CUcontext context);
 /* Where the bytes of the host's buffer are told. */
 void vgpu_carry_start(uint64_t *host_bytes);
 
-void vgpu_carry_reset(void);
-
 #endif

@@ -13,6 +13,7 @@
 #include "learn.h"
 #include "piece.h"
 #include "thread.h"
+#include "in_child.h"
 
 #define STACK_BYTES (256 * 1024)
 #define LOOK_NS 100000000 /* nobody may be there to say that the lease's word changed */
@@ -91,7 +92,7 @@ bool vgpu_swap_enter_counted(void)
 {
     for (;;) {
         __atomic_add_fetch(&vgpu_swap.inside, 1, __ATOMIC_SEQ_CST);
-        if (!vgpu_swap_held())
+        if (!vgpu_away_held())
             return true;
         __atomic_sub_fetch(&vgpu_swap.inside, 1, __ATOMIC_SEQ_CST);
         vgpu_away_wait();
@@ -123,12 +124,12 @@ void vgpu_swap_forget(CUcontext context)
 
 static void hold(void)
 {
-    __atomic_store_n(&vgpu_swap.held, 1, __ATOMIC_SEQ_CST);
+    vgpu_away_hold(true);
 }
 
 static void let_in(void)
 {
-    __atomic_store_n(&vgpu_swap.held, 0, __ATOMIC_SEQ_CST);
+    vgpu_away_hold(false);
     vgpu_away_follow();
 }
 
@@ -155,7 +156,7 @@ static bool drain(void)
            (!__atomic_load_n(&quiet, __ATOMIC_ACQUIRE) || __atomic_load_n(&vgpu_swap.inside, __ATOMIC_SEQ_CST) > 0))
         pause_for(STEP_NS);
     if (is_sent() && !vgpu_capture_any())
-        wait_for_contexts(); /* in which it may stay for long: vgpu_swap_follow lets the program go on then */
+        wait_for_contexts(); /* in which it may stay for long: follow lets the program go on then */
     return is_sent() && turn_phase(VGPU_SWAP_DRAINING, VGPU_SWAP_GOING);
 }
 
@@ -249,7 +250,7 @@ static void start_thread(void)
 
 /* --- the link thread's */
 
-void vgpu_swap_start(const struct vgpu_limits *page, struct vgpu_slot *own)
+static void start(const struct vgpu_limits *page, struct vgpu_slot *own)
 {
     limits = page;
     slot = own;
@@ -262,7 +263,7 @@ void vgpu_swap_start(const struct vgpu_limits *page, struct vgpu_slot *own)
         start_thread();
 }
 
-void vgpu_swap_follow(bool is_quiet)
+static void follow(bool is_quiet)
 {
     if (limits == NULL)
         return;
@@ -274,7 +275,10 @@ void vgpu_swap_follow(bool is_quiet)
     tell();
 }
 
-void vgpu_swap_reset(void)
+static const struct vgpu_away_listener listener = {.start = start, .follow = follow};
+VGPU_AWAY_LISTENER(listener);
+
+static void reset(void)
 {
     limits = NULL;
     slot = NULL;
@@ -282,5 +286,5 @@ void vgpu_swap_reset(void)
     phase = VGPU_SWAP_HERE;
     quiet = 0;
     memset(&vgpu_swap, 0, sizeof(vgpu_swap));
-    vgpu_carry_reset();
 }
+VGPU_IN_CHILD(reset);

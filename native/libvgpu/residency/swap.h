@@ -15,11 +15,9 @@
 #include <stdint.h>
 
 #include "cuda_api.h"
-#include "lease.h"
 
 struct vgpu_swap_words {
     _Alignas(64) uint32_t counts; /* 1: there is movable memory */
-    uint32_t held;                /* 1: nobody may enter */
     _Alignas(64) uint32_t inside;
 };
 extern struct vgpu_swap_words vgpu_swap;
@@ -61,22 +59,7 @@ void vgpu_swap_count(void);
 /* Movable memory of the process grew, or shrank. */
 void vgpu_swap_holds(int64_t bytes);
 
-/* Is the memory on its way, or out? Whatever the lease says: then nothing may be launched. */
-static inline bool vgpu_swap_held(void)
-{
-    return __atomic_load_n(&vgpu_swap.held, __ATOMIC_SEQ_CST) != 0;
-}
-
 /* A context ends: nothing of the thread's is in it any more. Inside. */
 void vgpu_swap_forget(CUcontext context);
-
-/* --- for the link thread, through away.c */
-
-void vgpu_swap_start(const struct vgpu_limits *limits, struct vgpu_slot *slot);
-
-/* The lease's word may have changed. `quiet`: it is away, and what was launched has run. */
-void vgpu_swap_follow(bool quiet);
-
-void vgpu_swap_reset(void);
 
 #endif
