@@ -1,13 +1,16 @@
-/* vgpu-suspend LOCKFILE: suspends and resumes CUDA processes by pid, one order a line, one answer a line.
+/* vgpu-suspend LOCKFILE: suspends and resumes CUDA processes, one order a line, one answer a line.
  *
- *   state PID | lock PID MILLISECONDS | save PID | restore PID [GPU-OLD GPU-NEW]... | unlock PID
+ *   state PID TICKS | lock PID TICKS MILLISECONDS | save PID TICKS | restore PID TICKS [GPU-OLD GPU-NEW]...
+ *   | unlock PID TICKS
  *
- * The answer is the driver's result as a number, its name, and the state of the process then (CUprocessState;
- * -1: not known). The first line is "ready", or "error " and why nothing can be done. It ends with its input:
+ * TICKS is the start time of the process (identity.h): an order for a process that has ended does nothing, whatever
+ * has its pid now, and its answer is "-1 ENDED -1". Else the answer is the driver's result as a number, its name, and
+ * the state of the process then (CUprocessState; -1: not known). The first line is "ready", or "error " and why nothing can be done. It ends with its input:
  * the order under way is carried out first. The lock file keeps a second one waiting meanwhile, so whoever
  * starts again after a crash sees processes in a state that stays. */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +18,9 @@
 #include <unistd.h>
 
 #include "driver.h"
+#include "identity.h"
 
-#define WORDS_MAX (2 + 2 * DRIVER_PAIRS_MAX)
+#define WORDS_MAX (3 + 2 * DRIVER_PAIRS_MAX)
 
 static int split(char *line, char **words)
 {
@@ -49,33 +53,50 @@ static CUresult restore(int pid, char **words, int count)
     return driver_restore(pid, pairs, (unsigned int)count / 2);
 }
 
-static CUresult carry_out(char **words, int count, int *pid)
+static CUresult carry_out(int pid, char **words, int count)
 {
-    long value, milliseconds;
-    if (count < 2 || !number(words[1], 1 << 30, &value) || value == 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    *pid = (int)value;
-    if (strcmp(words[0], "lock") == 0 && count == 3 && number(words[2], 1 << 30, &milliseconds))
-        return driver_lock(*pid, (unsigned int)milliseconds);
+    long milliseconds;
+    if (strcmp(words[0], "lock") == 0 && count == 4 && number(words[3], 1 << 30, &milliseconds))
+        return driver_lock(pid, (unsigned int)milliseconds);
     if (strcmp(words[0], "restore") == 0)
-        return restore(*pid, words + 2, count - 2);
-    if (count == 2 && strcmp(words[0], "save") == 0)
-        return driver_save(*pid);
-    if (count == 2 && strcmp(words[0], "unlock") == 0)
-        return driver_unlock(*pid);
-    return count == 2 && strcmp(words[0], "state") == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+        return restore(pid, words + 3, count - 3);
+    if (count == 3 && strcmp(words[0], "save") == 0)
+        return driver_save(pid);
+    if (count == 3 && strcmp(words[0], "unlock") == 0)
+        return driver_unlock(pid);
+    return count == 3 && strcmp(words[0], "state") == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+static void say(CUresult result, int state)
+{
+    printf("%d %s %d\n", (int)result, driver_name(result), state);
+}
+
+/* The driver knows processes by number alone. While the pidfd says before and after a call that its process lives, the
+ * number was that process's. */
 static void answer(char *line)
 {
     char *words[WORDS_MAX];
-    int pid = 0;
+    long pid, ticks;
     CUprocessState state;
-    CUresult result = carry_out(words, split(line, words), &pid);
-    CUresult known = pid == 0 ? CUDA_ERROR_INVALID_VALUE : driver_state(pid, &state);
-    if (result == CUDA_SUCCESS)
-        result = known;
-    printf("%d %s %d\n", (int)result, driver_name(result), known == CUDA_SUCCESS ? (int)state : -1);
+    int count = split(line, words);
+    if (count < 3 || !number(words[1], 1 << 30, &pid) || pid == 0 || !number(words[2], LONG_MAX, &ticks)) {
+        say(CUDA_ERROR_INVALID_VALUE, -1);
+        return;
+    }
+    int pidfd = identity_open((pid_t)pid, (unsigned long)ticks);
+    if (pidfd < 0 && pidfd != -ESRCH) {
+        say(CUDA_ERROR_OPERATING_SYSTEM, -1);
+        return;
+    }
+    CUresult result = pidfd < 0 ? CUDA_ERROR_INVALID_VALUE : carry_out((int)pid, words, count);
+    CUresult known = pidfd < 0 ? CUDA_ERROR_INVALID_VALUE : driver_state((int)pid, &state);
+    if (pidfd < 0 || !identity_alive(pidfd))
+        printf("-1 ENDED -1\n");
+    else
+        say(result == CUDA_SUCCESS ? known : result, known == CUDA_SUCCESS ? (int)state : -1);
+    if (pidfd >= 0)
+        close(pidfd);
 }
 
 static bool alone(const char *path)

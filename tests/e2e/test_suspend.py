@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs
 from tests.demo.node import BUILD, POLICY, DemoNode, Tenant
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import GIB, MIB, allocate, client, eventually, quota, release, simulate, states
+from tests.otheruser import as_user
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.lease import read_activity, read_limits
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -157,6 +159,26 @@ def test_a_tenant_of_a_whole_card_is_suspended_and_resumed(node: DemoNode) -> No
     refused = refusal(node, "resume", name)
     assert refused.code is ErrorCode.DEVICE_IN_USE
     release(node, other.id)
+    resume(node, name)
+    assert goes_on(tenant)
+    end(node, tenant, name)
+
+
+@needs("root")
+def test_another_users_process_on_a_whole_card_is_left_alone(node: DemoNode) -> None:
+    """NVML lists it on the tenant's device; it is not the tenant's, and is not suspended."""
+    tenant, name = holding(node, 0, "--isolation", "device", "--device", "2")
+    words = [*as_user(4242, 4242), sys.executable, "-c", PROGRAM, str(SIZE_MIB)]
+    environment = {**node.environment, "CUDA_VISIBLE_DEVICES": "2"}
+    pipe = subprocess.PIPE
+    stranger = Tenant(
+        subprocess.Popen(words, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    )
+    stranger.line()
+    gone = suspend(node, name)
+    assert list(gone.suspended_pids) == [tenant.process.pid]
+    assert goes_on(stranger)
+    assert stranger.end()[0] == 0
     resume(node, name)
     assert goes_on(tenant)
     end(node, tenant, name)

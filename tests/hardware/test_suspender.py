@@ -7,16 +7,21 @@ import pytest
 
 from vgpud.hardware.suspender import ProcessState, Suspender
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.tenancy import SuspendedProcess
 
 # answers with the state that the pid names; a save waits until there is a file that it may end by
 PROGRAM = """#!/bin/sh
 echo ready
-while read -r verb pid rest; do
+while read -r verb pid ticks rest; do
     [ "$verb" != save ] || while [ ! -e "$1.go" ]; do sleep 0.01; done
     [ "$verb" != unlock ] || exit 1
     echo "0 CUDA_SUCCESS $((pid % 10))"
 done
 """
+
+
+def process(pid: int) -> SuspendedProcess:
+    return SuspendedProcess(pid, 7, 0)
 
 
 def suspender(folder: Path) -> Suspender:
@@ -33,11 +38,11 @@ def test_a_late_answer_is_not_taken_for_the_next_calls(tmp_path: Path) -> None:
         async with suspender(tmp_path).session() as session:
             for _ in range(2):
                 with pytest.raises(VgpuError) as late:
-                    await session.save(12, 0.05)
+                    await session.save(process(12), 0.05)
                 assert late.value.code is ErrorCode.HELPER_TIMEOUT
             (tmp_path / "lock.go").touch()
-            assert await session.state(11) is ProcessState.LOCKED
-            assert await session.state(10) is ProcessState.RUNNING
+            assert await session.state(process(11)) is ProcessState.LOCKED
+            assert await session.state(process(10)) is ProcessState.RUNNING
 
     asyncio.run(work())
 
@@ -47,7 +52,7 @@ def test_a_helper_that_dies_says_nothing(tmp_path: Path) -> None:
         async with suspender(tmp_path).session() as session:
             for _ in range(2):
                 with pytest.raises(VgpuError) as gone:
-                    await session.unlock(10)
+                    await session.unlock(process(10))
                 assert gone.value.code is ErrorCode.HELPER_FAILED
 
     asyncio.run(work())

@@ -1,6 +1,6 @@
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,7 @@ class Node:
 
     run_dir: Path
     program: Path = ARBITER
+    before: Sequence[str] = ()  # words before the arbiter's
     arbiter: "subprocess.Popen[bytes] | None" = None
     processes: "list[subprocess.Popen[str]]" = field(default_factory=list)
 
@@ -37,7 +38,7 @@ class Node:
         return ArbiterClient(self.run_dir / "arbiter" / "control.sock")
 
     def start_arbiter(self) -> None:
-        command = [str(self.program), "--run-dir", str(self.run_dir), "--foreground"]
+        command = [*self.before, str(self.program), "--run-dir", str(self.run_dir), "--foreground"]
         self.arbiter = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         eventually(self.client.ready)
 

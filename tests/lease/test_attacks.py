@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import oldkernel
 from tests.conditions import unmet
 from tests.fuzz.test_arbiter import Tenant, message
 from tests.lease.conftest import Node, eventually
@@ -23,7 +24,7 @@ WANT = 4
 REFUSED = 3
 FALLOC_FL_KEEP_SIZE = 1
 CANNOT_CHOOSE_PIDS = 3
-HOLD = (PROBE, "hold", "--size", "100MiB")
+HOLD = (PROBE, "hold", "100MiB", "--then-wait-on-stdin")
 
 
 @pytest.fixture
@@ -55,6 +56,24 @@ def test_room_beyond_the_end_of_a_usage_file_is_given_back(shm: Node) -> None:
     assert shm.client.tampering("a1").cuts > 0
 
 
+@pytest.fixture(params=[(), tuple(oldkernel.words())], ids=["kernel", "kernel before 6.5"])
+def any_kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Node]:
+    (tmp_path / "leases").mkdir()
+    node = Node(tmp_path, before=request.param)
+    node.start_arbiter()
+    yield node
+    node.end()
+
+
+def test_a_tenant_process_registers_and_its_end_is_noticed(any_kernel: Node) -> None:
+    lease = any_kernel.lease()
+    process = any_kernel.tenant(lease, *HOLD)
+    eventually(lambda: any_kernel.client.list("a1") == (process.pid,))
+    process.kill()
+    process.wait()
+    eventually(lambda: any_kernel.client.list("a1") == ())
+
+
 def impostor(node: Node, what: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [str(TEST_BUILD / "impostor"), str(node.run_dir / "leases" / "a1"), "7", what],
@@ -64,26 +83,26 @@ def impostor(node: Node, what: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_a_number_that_a_stranger_has_by_now_does_not_register_it(node: Node) -> None:
-    node.lease()
-    program = impostor(node, "register")
+def test_a_number_that_a_stranger_has_by_now_does_not_register_it(any_kernel: Node) -> None:
+    any_kernel.lease()
+    program = impostor(any_kernel, "register")
     out, _ = program.communicate(timeout=30)
     if program.returncode == CANNOT_CHOOSE_PIDS:
         unmet("namespaces", "process numbers cannot be chosen here")
     assert (program.returncode, int(out)) == (0, REFUSED)
-    assert node.client.list("a1") == ()
+    assert any_kernel.client.list("a1") == ()
 
 
-def test_an_arbiter_that_starts_anew_adopts_no_stranger_by_its_number(node: Node) -> None:
-    node.lease()
-    program = impostor(node, "stay")
+def test_an_arbiter_that_starts_anew_adopts_no_stranger_by_its_number(any_kernel: Node) -> None:
+    any_kernel.lease()
+    program = impostor(any_kernel, "stay")
     assert program.stdout is not None
     stranger = program.stdout.readline()
     if stranger == "":
         unmet("namespaces", "process numbers cannot be chosen here")
-    node.kill_arbiter()
-    node.start_arbiter()
-    assert node.client.list("a1") == ()
+    any_kernel.kill_arbiter()
+    any_kernel.start_arbiter()
+    assert any_kernel.client.list("a1") == ()
     program.communicate("")
 
 

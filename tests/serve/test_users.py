@@ -16,9 +16,9 @@ from tests.serve.live import Live
 from vgpud.api.client import Client
 from vgpud.model.caller import Caller, Door
 from vgpud.model.tenancy import Owner
+from vgpud.node.users import SubordinateUids
 from vgpud.serve import peers
 from vgpud.serve.relay import Limits
-from vgpud.serve.users import SubordinateUids
 
 USER, FIRST = 4242, 1_000_000
 # becomes the user, makes a user namespace, waits for its maps, takes a uid of it, and connects

@@ -9,11 +9,13 @@ import select
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.sim.tenant import Tenant
-from tests.simnode import SimNode
+from tests.simnode import BUILD, SimNode
+from vgpud.node.lifetimes import start_ticks
 
 Make = Callable[..., SimNode]
 MIB = 1 << 20
@@ -322,3 +324,18 @@ def test_suspended_and_killed_at_random(sim_node: Make) -> None:
         assert used_mib(node) == want
     states = {p["pid"]: p["state"] for p in node.dump()["processes"]}
     assert [states[t.process.pid] for t in tenants] == ["checkpointed" if o else "running" for o in out]
+
+
+def test_an_order_for_an_earlier_process_of_the_pid_does_nothing(sim_node: Make, tmp_path: Path) -> None:
+    """vgpu-suspend knows a process by its start time, too, and holds its pidfd during the driver's call."""
+    node = sim_node("h200x1")
+    tenant, control = Tenant(node), Controller(node)
+    pid = tenant.process.pid
+    ticks = start_ticks(pid)
+    assert tenant.say("alloc 10") == "ok" and ticks is not None
+    orders = "".join(f"{verb} {pid} {ticks - 1} {rest}\n" for verb, rest in (("lock", 1000), ("save", "")))
+    words = [str(BUILD / "bin/vgpu-suspend"), str(tmp_path / "lock")]
+    given = f"{orders}lock {pid} {ticks} 1000\nunlock {pid} {ticks}\n"
+    told, _ = node.start(words).communicate(given, timeout=60)
+    assert told.splitlines() == ["ready", *["-1 ENDED -1"] * 2, "0 CUDA_SUCCESS 1", "0 CUDA_SUCCESS 0"]
+    assert control.state(pid) == "running"

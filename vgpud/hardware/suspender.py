@@ -1,8 +1,9 @@
-"""Suspends and resumes processes by pid, through vgpu-suspend (native/suspend/main.c has its words).
+"""Suspends and resumes processes, through vgpu-suspend (native/suspend/main.c has its words).
 
 The driver's calls act on another process and may take seconds, so a program of its own makes them: it
 can be waited for, and killed, where a thread of vgpud could not. Source: CUDA driver API manual,
-"CUDA checkpointing" (branch 570; a restore on another device: 580).
+"CUDA checkpointing" (branch 570; a restore on another device: 580). They name it by its pid; vgpu-suspend
+holds a pidfd meanwhile, so an order never reaches a later process of that pid.
 """
 
 import asyncio
@@ -12,13 +13,15 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from enum import IntEnum
 from pathlib import Path
+from typing import Protocol
 
 from vgpud.model.errors import ErrorCode, VgpuError
 
-_SUCCESS, _INVALID_VALUE, _NOT_READY, _NOT_SUPPORTED = 0, 1, 600, 801
+_ENDED, _SUCCESS, _INVALID_VALUE, _NOT_READY, _NOT_SUPPORTED = -1, 0, 1, 600, 801
 _START_SECONDS = 60.0  # cuInit on a node of many devices, and another vgpu-suspend that has to end first
 _STATE_SECONDS = 30.0
 _WHY = {
+    _ENDED: "it has ended",
     2: "the device has no memory left for it",
     _NOT_READY: "its calls under way did not end in time",
     _NOT_SUPPORTED: "the driver cannot suspend it: MPS clients, and memory shared with other processes "
@@ -39,6 +42,16 @@ class ProcessState(IntEnum):
     RESTORING = 5
 
 
+class Process(Protocol):
+    """`start_ticks` is field 22 of /proc/PID/stat (proc(5)), which tells a reused pid apart."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def start_ticks(self) -> int: ...
+
+
 class Session:
     """One vgpu-suspend. Every method but `state` raises VgpuError(SUSPEND_FAILED), or HELPER_FAILED and
     HELPER_TIMEOUT where nothing is known of what was done."""
@@ -47,38 +60,38 @@ class Session:
         self._from, self._to = answers, orders
         self._owed = 0  # answers to come, also to orders that were given up
 
-    async def state(self, pid: int) -> ProcessState | None:
-        """None: no such process, or one without CUDA."""
-        _, _, state = await self._ask("state", pid, seconds=_STATE_SECONDS)
+    async def state(self, process: Process) -> ProcessState | None:
+        """None: it has ended, or uses no CUDA."""
+        _, _, state = await self._ask("state", process, seconds=_STATE_SECONDS)
         return None if state < 0 else ProcessState(state)
 
-    async def lock(self, pid: int, seconds: float) -> None:
+    async def lock(self, process: Process, seconds: float) -> None:
         """Its calls wait from now on; it stays running if those under way do not end in `seconds`."""
-        await self._do("lock", pid, f"{int(seconds * 1000)}", seconds=seconds + _STATE_SECONDS)
+        await self._do("lock", process, f"{int(seconds * 1000)}", seconds=seconds + _STATE_SECONDS)
 
-    async def save(self, pid: int, seconds: float) -> None:
-        await self._do("save", pid, seconds=seconds)
+    async def save(self, process: Process, seconds: float) -> None:
+        await self._do("save", process, seconds=seconds)
 
-    async def restore(self, pid: int, seconds: float, moved: Mapping[str, str] | None = None) -> None:
+    async def restore(self, process: Process, seconds: float, moved: Mapping[str, str] | None = None) -> None:
         """`moved` has the new device's UUID for each old one's; all of the process's, if any."""
         pairs = [uuid for pair in (moved or {}).items() for uuid in pair]
-        await self._do("restore", pid, *pairs, seconds=seconds)
+        await self._do("restore", process, *pairs, seconds=seconds)
 
-    async def unlock(self, pid: int) -> None:
-        await self._do("unlock", pid, seconds=_STATE_SECONDS)
+    async def unlock(self, process: Process) -> None:
+        await self._do("unlock", process, seconds=_STATE_SECONDS)
 
-    async def _do(self, verb: str, pid: int, *more: str, seconds: float) -> None:
-        code, name, _ = await self._ask(verb, pid, *more, seconds=seconds)
+    async def _do(self, verb: str, process: Process, *more: str, seconds: float) -> None:
+        code, name, _ = await self._ask(verb, process, *more, seconds=seconds)
         if code != _SUCCESS:
             raise VgpuError(
                 ErrorCode.SUSPEND_FAILED,
-                f"cannot {verb} process {pid}: {_WHY.get(code, 'the driver refuses')} ({name})",
+                f"cannot {verb} process {process.pid}: {_WHY.get(code, 'the driver refuses')} ({name})",
                 "see docs/pool.md for what can be suspended",
             )
 
-    async def _ask(self, verb: str, pid: int, *more: str, seconds: float) -> tuple[int, str, int]:
+    async def _ask(self, verb: str, process: Process, *more: str, seconds: float) -> tuple[int, str, int]:
         try:
-            self._to.write(" ".join((verb, str(pid), *more, "\n")).encode())
+            self._to.write(" ".join((verb, str(process.pid), str(process.start_ticks), *more, "\n")).encode())
             self._owed += 1
             await self._to.drain()
             async with asyncio.timeout(seconds):
@@ -86,13 +99,13 @@ class Session:
         except TimeoutError:
             raise VgpuError(
                 ErrorCode.HELPER_TIMEOUT,
-                f"vgpu-suspend did not {verb} process {pid} within {seconds:g} seconds",
+                f"vgpu-suspend did not {verb} process {process.pid} within {seconds:g} seconds",
                 "see the driver's log: dmesg",
             ) from None
         except (OSError, ValueError) as error:
             raise VgpuError(
                 ErrorCode.HELPER_FAILED,
-                f"vgpu-suspend ended while it was to {verb} process {pid}",
+                f"vgpu-suspend ended while it was to {verb} process {process.pid}",
                 "see the journal of vgpud",
             ) from error
         return int(code), name, int(state)

@@ -1,5 +1,6 @@
 """What suspending, resuming and moving have in common: the processes of a tenant, and what is said of it."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from vgpud.model.quantity import format_bytes
 from vgpud.model.tenancy import Allocation, Mode, State, SuspendedProcess
 from vgpud.modes.base import Effector
 from vgpud.node.activities import Activities
+from vgpud.node.belonging import belongs
 from vgpud.node.book import Book
 from vgpud.node.changes import Changes
 from vgpud.node.checks import settled
@@ -76,7 +78,7 @@ class Checkpoints:
         for _ in range(_ROUNDS):
             for number, process in enumerate(going.suspended):
                 if process.pid not in locked:
-                    await self.unless_gone(process, session.lock(process.pid, _LOCK_SECONDS))
+                    await self.unless_gone(process, session.lock(process, _LOCK_SECONDS))
                     locked.add(process.pid)
                     self._around.fault(f"{verb}.lock-{number}")
             found = await self.processes(session, going, going.suspended)
@@ -92,19 +94,19 @@ class Checkpoints:
 
     async def save_all(self, session: Session, going: Allocation, verb: str = "suspend") -> None:
         for number, process in enumerate(going.suspended):
-            await self.unless_gone(process, session.save(process.pid, seconds_for(process)))
+            await self.unless_gone(process, session.save(process, seconds_for(process)))
             self._around.fault(f"{verb}.save-{number}")
 
     async def restore(self, session: Session, process: SuspendedProcess, allocation: Allocation) -> None:
         """To the slices' devices, from those that it was saved on."""
         saved, now = saved_on(process, allocation), devices_of(allocation)
         pairs = None if saved == now else device_map(saved, now, self.visible(process.pid))
-        await session.restore(process.pid, seconds_for(process), pairs)
+        await session.restore(process, seconds_for(process), pairs)
 
     async def placed(self, session: Session, allocation: Allocation) -> Allocation:
         """As it is to be on record once an order to restore has been given: what is not saved now is on the
         slices' devices, or was when it was saved."""
-        states = [await session.state(process.pid) for process in allocation.suspended]
+        states = [await session.state(process) for process in allocation.suspended]
         found = zip(allocation.suspended, states, strict=True)
         return replace(
             allocation,
@@ -125,7 +127,7 @@ class Checkpoints:
     async def processes(
         self, session: Session, allocation: Allocation, known: tuple[SuspendedProcess, ...]
     ) -> tuple[SuspendedProcess, ...]:
-        """Those of the tenant that use CUDA and live, `known` first, then new ones by pid."""
+        """Those that belong to the tenant, use CUDA and live: `known` first, then new ones by pid."""
         used: dict[int, int] = {}
         await self._around.inventory.refresh()
         for part in allocation.slices:
@@ -137,9 +139,23 @@ class Checkpoints:
         new = []
         for pid in sorted(pids - {process.pid for process in known}):
             ticks = start_ticks(pid)
-            if ticks is not None and await session.state(pid) is not None:
-                new.append(SuspendedProcess(pid, ticks, used.get(pid, 0)))
+            found = SuspendedProcess(pid, ticks or 0, used.get(pid, 0))
+            if ticks is None or not await asyncio.to_thread(self._is_own, found, allocation):
+                continue
+            if await session.state(found) is not None:
+                new.append(found)
         return (*known, *new)
+
+    def _is_own(self, process: SuspendedProcess, allocation: Allocation) -> bool:
+        own = belongs(process, allocation)
+        if not own and start_ticks(process.pid) == process.start_ticks:
+            log.warning(
+                "left a process alone: it is not the tenant's",
+                allocation=allocation.id,
+                pid=process.pid,
+                owner=allocation.request.owner.uid,
+            )
+        return own
 
     async def record(
         self, intent: Allocation, verb: str, before: Allocation, point: str = "record-intent"

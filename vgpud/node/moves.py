@@ -226,8 +226,8 @@ class Moves:
             await self._do.save_all(session, held, "move")
             return
         for number, process in enumerate(held.suspended):
-            if await session.state(process.pid) is not ProcessState.SAVED:
-                await self._do.unless_gone(process, session.save(process.pid, seconds_for(process)))
+            if await session.state(process) is not ProcessState.SAVED:
+                await self._do.unless_gone(process, session.save(process, seconds_for(process)))
             self._around.fault(f"move.save-{number}")
 
     async def _record_move(self, held: Allocation) -> Allocation:
@@ -242,8 +242,8 @@ class Moves:
     async def _unlock(self, session: Session, held: Allocation) -> None:
         await self._do.limit(replace(held, state=State.ACTIVE))
         for number, process in enumerate(held.suspended):
-            if await session.state(process.pid) is ProcessState.LOCKED:
-                await self._do.unless_gone(process, session.unlock(process.pid))
+            if await session.state(process) is ProcessState.LOCKED:
+                await self._do.unless_gone(process, session.unlock(process))
             self._around.fault(f"move.unlock-{number}")
 
     async def _commit(self, held: Allocation, sentence: str) -> Allocation:
@@ -261,14 +261,14 @@ class Moves:
         others = [part.other_uuid or part.device_uuid for part in held.slices]
         pairs = device_map(others, devices_of(held), self._do.visible(process.pid))
         seconds = seconds_for(process)
-        if await session.state(process.pid) is ProcessState.SAVED:
+        if await session.state(process) is ProcessState.SAVED:
             crosses = held.state is State.RESUMING
-            await session.restore(process.pid, seconds, pairs if crosses else None)
+            await session.restore(process, seconds, pairs if crosses else None)
         if await self._is_at_other_end(process, held):
-            if await session.state(process.pid) is ProcessState.RUNNING:
-                await session.lock(process.pid, seconds)
-            await session.save(process.pid, seconds)
-            await session.restore(process.pid, seconds, pairs)
+            if await session.state(process) is ProcessState.RUNNING:
+                await session.lock(process, seconds)
+            await session.save(process, seconds)
+            await session.restore(process, seconds, pairs)
 
     async def _is_at_other_end(self, process: SuspendedProcess, held: Allocation) -> bool:
         await self._around.inventory.refresh()

@@ -155,13 +155,13 @@ class Suspends:
         active = replace(coming, state=State.ACTIVE, suspended=())
         await self._do.limit(active)
         for number, process in enumerate(coming.suspended):
-            await self._do.unless_gone(process, session.unlock(process.pid))
+            await self._do.unless_gone(process, session.unlock(process))
             self._around.fault(f"resume.unlock-{number}")
         return await self._do.end(active, EventKind.ALLOCATION_RESUMED, told("resumed", coming))
 
     async def _restore(self, session: Session, process: SuspendedProcess, coming: Allocation) -> None:
         """One that an earlier try brought back needs only to be unlocked."""
-        if await session.state(process.pid) is not ProcessState.LOCKED:
+        if await session.state(process) is not ProcessState.LOCKED:
             await self._do.restore(session, process, coming)
 
     async def _stay(self, session: Session, coming: Allocation, why: VgpuError) -> None:
@@ -174,8 +174,8 @@ class Suspends:
             await self._do.record(stays, "resume", coming, "record-stay")
         for number, process in enumerate(stays.suspended):
             with suppress(VgpuError):
-                if await session.state(process.pid) is ProcessState.LOCKED:
-                    await session.save(process.pid, seconds_for(process))
+                if await session.state(process) is ProcessState.LOCKED:
+                    await session.save(process, seconds_for(process))
             self._around.fault(f"resume.save-{number}")
         away = replace(stays, state=State.SUSPENDED)
         await self._do.end(away, EventKind.ALLOCATION_SUSPENDED, f"not resumed, {why.sentence}")
@@ -201,9 +201,9 @@ class Suspends:
         suspended as far as it is, and can be resumed when the reason is gone."""
         for process in allocation.suspended:
             with suppress(VgpuError):
-                if await session.state(process.pid) is ProcessState.SAVED:
+                if await session.state(process) is ProcessState.SAVED:
                     await self._do.restore(session, process, allocation)
-        states = [await session.state(process.pid) for process in allocation.suspended]
+        states = [await session.state(process) for process in allocation.suspended]
         if ProcessState.SAVED in states:
             away = replace(await self._do.placed(session, allocation), state=State.SUSPENDED)
             await self._do.limit(away)
@@ -213,5 +213,5 @@ class Suspends:
         await self._do.limit(active)
         for process, state in zip(allocation.suspended, states, strict=True):
             if state is ProcessState.LOCKED:
-                await session.unlock(process.pid)
+                await session.unlock(process)
         await self._do.end(active, EventKind.ALLOCATION_RESUMED, sentence)

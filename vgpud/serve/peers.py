@@ -1,5 +1,6 @@
 """Who is at the other end of a socket, as the kernel says."""
 
+import errno
 import os
 import re
 import select
@@ -13,11 +14,11 @@ from urllib.parse import unquote
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Lifetime, Owner
-from vgpud.serve.users import SubordinateUids, login_group, namespace_owner
+from vgpud.node.users import SubordinateUids, login_group, namespace_owner
 
 _UCRED = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
 _FDINFO_PID = re.compile(rb"^Pid:\s*(-?\d+)$", re.MULTILINE)  # pidfd_open(2)
-_STATUS_UID = re.compile(rb"^Uid:\s*(\d+)", re.MULTILINE)  # the real one, proc_pid_status(5)
+_STATUS_UID = re.compile(rb"^Uid:\s*(\d+)\s+(\d+)", re.MULTILINE)  # real, effective: proc_pid_status(5)
 _SUBORDINATE = SubordinateUids()
 _SO_PEERPIDFD = 77  # asm-generic/socket.h, since Linux 6.5; not in the socket module
 
@@ -30,19 +31,19 @@ def identify(connection: socket.socket, door: Door) -> Caller:
     """
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     pid, uid, gid = _UCRED.unpack(raw)
-    process, made_by = _process(connection, pid)
+    process, made_by = _process(connection, pid, uid)
     user = _SUBORDINATE.user_of(uid if made_by is None else made_by)
     if user == uid:
         return Caller(door, uid, gid, process)
     return Caller(door, uid, gid, process, Owner(user, login_group(user, gid)))
 
 
-def _process(connection: socket.socket, pid: int) -> tuple[Lifetime, int | None]:
-    """The peer's process, and the user who made its user namespace."""
+def _process(connection: socket.socket, pid: int, uid: int) -> tuple[Lifetime, int | None]:
+    """The peer's process, and the user who made its user namespace. `uid` is the effective one at connect."""
     if pid <= 0:
         return Lifetime(), None
     try:
-        pidfd = _pidfd(connection, pid)
+        pidfd = _pidfd(connection, pid, uid)
     except OSError:  # ended, or no descriptors left
         return Lifetime(), None
     try:
@@ -78,11 +79,27 @@ def passed_process(pidfd: int) -> PassedProcess | None:
     return PassedProcess(pid, ticks, _SUBORDINATE.user_of(int(uid[1]) if made_by is None else made_by))
 
 
-def _pidfd(connection: socket.socket, pid: int) -> int:
+def _pidfd(connection: socket.socket, pid: int, uid: int) -> int:
+    """Raises OSError: the peer has ended. Before Linux 6.5 its pid is all that the kernel says; what has that
+    pid now is taken for the peer only where it runs as the peer's uid."""
     try:
         return connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-    except OSError:  # an older kernel: a pid reused between connect and here is then not noticed
-        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            raise
+    pidfd = os.pidfd_open(pid)
+    if _effective_uid(pid) == uid:
+        return pidfd
+    os.close(pidfd)
+    raise ProcessLookupError(errno.ESRCH, "the peer's pid is another process's by now")
+
+
+def _effective_uid(pid: int) -> int | None:
+    try:
+        found = _STATUS_UID.search(Path(f"/proc/{pid}/status").read_bytes())
+    except OSError:
+        return None
+    return int(found[2]) if found else None
 
 
 def _ended(pidfd: int) -> bool:

@@ -1,0 +1,117 @@
+"""Whose a process is, by real ones: what is not the tenant's is not suspended, moved or ended with it."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from tests.conditions import needs
+from vgpud.model.quantity import GIB
+from vgpud.model.tenancy import (
+    ANYONE,
+    Allocation,
+    Lifetime,
+    Mode,
+    Owner,
+    Request,
+    Slice,
+    State,
+    SuspendedProcess,
+)
+from vgpud.modes.preload import CONTAINER_LEASE
+from vgpud.node import belonging
+from vgpud.node.belonging import belongs
+from vgpud.node.lifetimes import start_ticks
+
+TENANT, STRANGER = 4242, 4343
+AS_USER = """
+import os, sys
+uid, effective = int(sys.argv[1]), int(sys.argv[2])
+os.setgroups([]); os.setresgid(uid, uid, uid); os.setresuid(uid, effective, effective)
+print("up", flush=True); input()
+"""
+IN_A_USER_NAMESPACE = """
+import ctypes, os
+os.setgroups([]); os.setresgid(4242, 4242, 4242); os.setresuid(4242, 4242, 4242)
+assert ctypes.CDLL(None).unshare(0x10000000) == 0
+print("up", flush=True); input()
+"""
+WITH_THE_LEASE = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.unshare(0x20000) == 0 and libc.mount(None, b"/", None, 0x44000, None) == 0
+assert libc.mount(b"tmpfs", b"/run", b"tmpfs", 0, None) == 0
+os.makedirs(sys.argv[1]); os.makedirs("/run/vgpud/leases/" + sys.argv[2])
+assert libc.mount(("/run/vgpud/leases/" + sys.argv[2]).encode(), sys.argv[1].encode(), None, 4096, None) == 0
+os.setresuid(4343, 4343, 4343)
+print("up", flush=True); input()
+"""
+
+pytestmark = needs("root")
+
+
+@contextmanager
+def running(code: str, *words: object) -> Iterator[SuspendedProcess]:
+    told = [sys.executable, "-c", code, *map(str, words)]
+    with subprocess.Popen(told, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin and child.stdout
+        try:
+            assert child.stdout.readline() == "up\n"
+            yield SuspendedProcess(child.pid, start_ticks(child.pid) or 0, 0)
+        finally:
+            child.communicate("\n")
+
+
+def held(uid: int = TENANT, cgroup: str = "") -> Allocation:
+    request = Request("r", Owner(uid, uid), lifetime=Lifetime(cgroup=cgroup))
+    return Allocation("a1", request, State.ACTIVE, (Slice("GPU-1", Mode.EXCLUSIVE, GIB),))
+
+
+def test_a_process_of_the_owners_uid_belongs_and_another_users_does_not() -> None:
+    with running(AS_USER, TENANT, TENANT) as process:
+        assert belongs(process, held())
+        assert not belongs(process, held(STRANGER))
+        assert not belongs(process, held(0))
+
+
+def test_a_set_uid_program_that_the_owner_runs_does_not_belong() -> None:
+    with running(AS_USER, TENANT, STRANGER) as process:
+        assert not belongs(process, held()) and not belongs(process, held(STRANGER))
+
+
+@needs("user-namespaces")
+def test_a_process_in_a_user_namespace_of_the_owner_belongs() -> None:
+    with running(IN_A_USER_NAMESPACE) as process:
+        assert belongs(process, held()) and not belongs(process, held(STRANGER))
+
+
+def test_a_later_process_of_the_same_pid_does_not_belong() -> None:
+    with running(AS_USER, TENANT, TENANT) as process:
+        assert not belongs(replace(process, start_ticks=process.start_ticks - 1), held())
+    assert not belongs(process, held())
+
+
+def test_a_process_of_any_uid_in_the_containers_group_belongs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(AS_USER, STRANGER, STRANGER) as process:
+        groups = {"the group": (process.pid,)}
+        monkeypatch.setattr(belonging, "processes_in", lambda name: groups.get(name, ()))
+        assert belongs(process, held(cgroup="the group")) and not belongs(process, held(cgroup="another"))
+
+
+@needs("namespaces")
+def test_a_process_with_the_lease_at_its_place_belongs() -> None:
+    with running(WITH_THE_LEASE, CONTAINER_LEASE, "a1") as process:
+        assert belongs(process, held()) and belongs(process, held(ANYONE))
+    with running(WITH_THE_LEASE, CONTAINER_LEASE, "a11") as process:
+        assert not belongs(process, held())
+
+
+@needs("namespaces")
+def test_a_process_of_the_host_does_not_belong_to_a_pod_and_one_of_a_container_does() -> None:
+    with running(AS_USER, TENANT, TENANT) as process:
+        assert not belongs(process, held(ANYONE))
+    with running(WITH_THE_LEASE, "/run/elsewhere", "a1") as process:
+        assert belongs(process, held(ANYONE)) and not belongs(process, held())

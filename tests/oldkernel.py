@@ -1,0 +1,57 @@
+"""`python -m tests.oldkernel COMMAND...`: the command on a kernel before 6.5, as far as processes are named.
+
+A seccomp filter refuses SO_PEERPIDFD (Linux 6.5) and PIDFD_GET_USER_NAMESPACE (6.11) as that kernel
+does, so that the code for it runs. The caller is root, or the command gains no privileges.
+"""
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+import sys
+
+_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _MODE_FILTER = 38, 22, 2  # prctl(2)
+_LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # linux/bpf_common.h: BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000  # linux/seccomp.h
+_NUMBER, _SECOND, _THIRD = 0, 24, 32  # struct seccomp_data: the call, and the low words of two arguments
+_CALLS = {"x86_64": (55, 16), "aarch64": (209, 29)}  # getsockopt, ioctl
+_SO_PEERPIDFD, _PIDFD_GET_USER_NAMESPACE = 77, 0xFF09
+
+
+def words() -> list[str]:
+    """To be put before a command."""
+    return [sys.executable, "-m", "tests.oldkernel"]
+
+
+def _filter() -> bytes:
+    getsockopt, ioctl = _CALLS[platform.machine()]
+    rows = [
+        (_LOAD, 0, 0, _NUMBER),
+        (_EQUAL, 0, 3, getsockopt),
+        (_LOAD, 0, 0, _THIRD),
+        (_EQUAL, 0, 5, _SO_PEERPIDFD),
+        (_RETURN, 0, 0, _ERRNO | errno.ENOPROTOOPT),
+        (_EQUAL, 0, 3, ioctl),
+        (_LOAD, 0, 0, _SECOND),
+        (_EQUAL, 0, 1, _PIDFD_GET_USER_NAMESPACE),
+        (_RETURN, 0, 0, _ERRNO | errno.ENOTTY),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+    return b"".join(struct.pack("<HBBI", *row) for row in rows)
+
+
+def _confine() -> None:
+    code = _filter()
+    rows = ctypes.create_string_buffer(code, len(code))
+    program = struct.pack("@HP", len(code) // 8, ctypes.addressof(rows))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if os.geteuid() != 0:
+        libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, program, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "the kernel takes no filter")
+
+
+if __name__ == "__main__":
+    _confine()
+    os.execvp(sys.argv[1], sys.argv[1:])
