@@ -19,7 +19,8 @@ from tests.e2e.conftest import NodeMaker, make_shared_node  # noqa: F401 - a fix
 from tests.e2e.support import eventually
 from vgpud.policy.show import check
 
-pytestmark = pytest.mark.xdist_group("docs-console")
+# the pages show what a node's administrator types
+pytestmark = [pytest.mark.xdist_group("docs-console"), needs("root")]
 
 
 @pytest.fixture(scope="module")

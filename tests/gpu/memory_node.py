@@ -36,7 +36,9 @@ class Bench:
     uuid: str
 
     def lease(self, name: str, memory_bytes: int) -> Path:
-        folder = write_lease(self.run_dir / "leases", name, [DeviceLimits(self.uuid, memory_bytes)], 0, 0)
+        folder = write_lease(
+            self.run_dir / "leases", name, [DeviceLimits(self.uuid, memory_bytes)], os.getuid(), os.getgid()
+        )
         ArbiterClient(self.run_dir / "arbiter" / "control.sock").add(name)
         return folder
 

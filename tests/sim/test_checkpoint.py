@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import select
 import signal
@@ -164,7 +165,7 @@ def test_each_step_wants_the_state_before_it(sim_node: Make) -> None:
     assert control.resume(pid) == [0, 0]
     assert control.call("Unlock", pid) == ILLEGAL
     assert control.call("Lock", 1 << 30) == BAD_VALUE
-    assert control.say("GetState", 1) == str(BAD_VALUE)  # alive, and no user of CUDA
+    assert control.say("GetState", os.getpid()) == str(BAD_VALUE)  # alive, and no user of CUDA
 
 
 def test_a_lock_waits_for_the_work_or_gives_up(sim_node: Make) -> None:

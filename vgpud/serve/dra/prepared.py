@@ -59,6 +59,10 @@ class PreparedClaims:
             await self._change(uid, None)
 
     async def _change(self, uid: str, claim: Prepared | None) -> None:
+        """A cancelled call leaves a thread that still writes: the change ends before the next one begins."""
+        await asyncio.shield(self._write(uid, claim))
+
+    async def _write(self, uid: str, claim: Prepared | None) -> None:
         async with self._writing:
             changed = {name: one for name, one in self._claims.items() if name != uid}
             if claim is not None:

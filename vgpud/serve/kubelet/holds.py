@@ -30,13 +30,12 @@ class Hold:
 
 
 class Holds:
-    """For one caller at a time. What changes it raises VgpuError(LEDGER_FAILED) if the file cannot be
-    written, and changes nothing then.
-    """
+    """What changes it raises VgpuError(LEDGER_FAILED) if the file cannot be written; nothing changes then."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._held = _read(path)
+        self._writing = asyncio.Lock()
 
     def __iter__(self) -> Iterator[Hold]:
         return iter(tuple(self._held.values()))
@@ -46,7 +45,7 @@ class Holds:
 
     async def put(self, hold: Hold) -> None:
         if self._held.get(hold.request_id) != hold:
-            await self._write({**self._held, hold.request_id: hold})
+            await self._change(hold.request_id, hold)
 
     async def bind(self, hold: Hold, pod: str) -> Hold:
         """Names the pod, if none was named before."""
@@ -56,7 +55,7 @@ class Holds:
 
     async def drop(self, request_id: str) -> None:
         if request_id in self._held:
-            await self._write({name: hold for name, hold in self._held.items() if name != request_id})
+            await self._change(request_id, None)
 
     def of(self, resource: str) -> tuple[Hold, ...]:
         return tuple(hold for hold in self._held.values() if hold.resource == resource)
@@ -64,9 +63,17 @@ class Holds:
     def overlapping(self, resource: str, ids: Collection[str]) -> tuple[Hold, ...]:
         return tuple(hold for hold in self.of(resource) if not hold.ids.isdisjoint(ids))
 
-    async def _write(self, held: dict[str, Hold]) -> None:
-        await asyncio.to_thread(self._store, held)
-        self._held = held
+    async def _change(self, request_id: str, hold: Hold | None) -> None:
+        """A cancelled call leaves a thread that still writes: the change ends before the next one begins."""
+        await asyncio.shield(self._write(request_id, hold))
+
+    async def _write(self, request_id: str, hold: Hold | None) -> None:
+        async with self._writing:
+            held = {name: other for name, other in self._held.items() if name != request_id}
+            if hold is not None:
+                held[request_id] = hold
+            await asyncio.to_thread(self._store, held)
+            self._held = held
 
     def _store(self, held: dict[str, Hold]) -> None:
         write_state(self._path, {"version": _VERSION, "holds": [_plain(hold) for hold in held.values()]})
