@@ -74,7 +74,7 @@ async def leaves_nothing(node: DemoNode) -> None:
     assert list((node.run_dir / "leases").iterdir()) == []
 
 
-def test_pods_on_mig_and_memory_through_the_end_of_vgpud(make_node: NodeMaker) -> None:
+def test_pods_on_mig_and_memory_keep_their_devices_across_restarts_of_vgpud(make_node: NodeMaker) -> None:
     node = started(make_node)
 
     async def story() -> None:
@@ -121,7 +121,7 @@ def test_pods_on_mig_and_memory_through_the_end_of_vgpud(make_node: NodeMaker) -
     assert node.stop() == 0
 
 
-def test_pods_on_compute_instances(make_node: NodeMaker) -> None:
+def test_pods_get_mig_compute_instances(make_node: NodeMaker) -> None:
     """They are a resource where a profile names them: three of one slice in each of two GPU instances."""
     parts = POLICY.replace('["1g.18gb", "3g.71gb"]', '["1c.3g.71gb"]')
     node = make_node("h200x8", parts)
@@ -154,7 +154,7 @@ def reboot(node: DemoNode) -> None:
 
 
 @pytest.mark.parametrize("point", ["allocate.attach-0", "allocate.commit"])
-def test_killed_in_the_midst_of_allocate(make_node: NodeMaker, point: str) -> None:
+def test_a_vgpud_killed_during_allocate_converges(make_node: NodeMaker, point: str) -> None:
     node = make_node("h200x8", POLICY)
     node.environment["VGPUD_KUBELET_DIR"] = str(node.folder / "k")
     node.start(fault_point=point)

@@ -138,7 +138,7 @@ async def dra_in(folder: Path, policy: str = POLICY, cluster: Cluster | None = N
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=["v1", "v1beta1"])
-def test_a_fraction_from_the_slice_to_the_container_and_back(short: Path, version: ModuleType) -> None:
+def test_a_claim_of_a_fraction_is_published_prepared_and_released(short: Path, version: ModuleType) -> None:
     async def story() -> None:
         async with dra_in(short) as dra:
             info = await dra.register()
@@ -171,7 +171,7 @@ def test_a_fraction_from_the_slice_to_the_container_and_back(short: Path, versio
     run(story())
 
 
-def test_memory_and_cores_of_mps_and_less_of_them_by_parameters(short: Path) -> None:
+def test_claim_parameters_lower_memory_and_cores_of_mps(short: Path) -> None:
     async def story() -> None:
         async with dra_in(short) as dra:
             await dra.published()
@@ -210,7 +210,9 @@ def parameters(source: str = "FromClaim", **body: Any) -> dict[str, Any]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_parameters_that_are_not_obeyed_are_refused(short: Path, config: dict[str, Any], words: str) -> None:
+def test_claim_parameters_beyond_the_device_are_refused(
+    short: Path, config: dict[str, Any], words: str
+) -> None:
     async def story() -> None:
         async with dra_in(short) as dra:
             await dra.published()
@@ -225,7 +227,7 @@ def test_parameters_that_are_not_obeyed_are_refused(short: Path, config: dict[st
     run(story())
 
 
-def test_claims_that_are_none_fail_by_themselves(short: Path) -> None:
+def test_an_invalid_claim_fails_without_the_others(short: Path) -> None:
     async def story() -> None:
         async with dra_in(short) as dra:
             await dra.published()
@@ -248,7 +250,7 @@ def test_claims_that_are_none_fail_by_themselves(short: Path) -> None:
     run(story())
 
 
-def test_claims_of_other_drivers_and_admin_access(short: Path) -> None:
+def test_claims_of_other_drivers_are_ignored_and_admin_access_is_refused(short: Path) -> None:
     async def story() -> None:
         async with dra_in(short) as dra:
             await dra.published()
@@ -265,7 +267,7 @@ def test_claims_of_other_drivers_and_admin_access(short: Path) -> None:
     run(story())
 
 
-def test_two_cards_of_one_request_are_one_allocation(short: Path) -> None:
+def test_two_devices_of_one_request_are_one_allocation(short: Path) -> None:
     async def story() -> None:
         async with dra_in(short, 'version = 1\n[dra]\nenabled = true\nauto = "device"\n') as dra:
             await dra.published()
@@ -300,7 +302,7 @@ def test_two_requests_of_one_claim_are_two_allocations(short: Path) -> None:
     run(story())
 
 
-def test_what_fails_half_way_is_undone_and_can_be_tried_again(short: Path) -> None:
+def test_a_prepare_that_fails_is_undone_and_may_be_tried_again(short: Path) -> None:
     async def story() -> None:
         async with dra_in(short) as dra:
             await dra.published()
@@ -325,7 +327,7 @@ def test_what_fails_half_way_is_undone_and_can_be_tried_again(short: Path) -> No
     run(story())
 
 
-def test_vgpud_goes_and_comes_between_prepare_and_unprepare(short: Path) -> None:
+def test_an_unprepare_after_a_restart_of_vgpud_releases_the_claim(short: Path) -> None:
     async def story() -> None:
         async with dra_in(short) as dra:
             await dra.published()
@@ -349,7 +351,7 @@ def test_vgpud_goes_and_comes_between_prepare_and_unprepare(short: Path) -> None
     run(story())
 
 
-def test_a_call_that_is_cut_leaves_nothing_twice(short: Path) -> None:
+def test_a_cancelled_prepare_makes_no_second_allocation(short: Path) -> None:
     async def story() -> None:
         async with dra_in(short) as dra:
             await dra.published()
@@ -371,7 +373,7 @@ def test_a_call_that_is_cut_leaves_nothing_twice(short: Path) -> None:
     run(story())
 
 
-def test_processes_that_still_run_hold_up_unprepare(short: Path) -> None:
+def test_an_unprepare_with_running_processes_is_refused(short: Path) -> None:
     async def story() -> None:
         async with dra_in(short) as dra:
             await dra.published()
@@ -388,7 +390,7 @@ def test_processes_that_still_run_hold_up_unprepare(short: Path) -> None:
     run(story())
 
 
-def test_a_claim_that_was_deleted_by_force_leaks_nothing(short: Path) -> None:
+def test_a_claim_deleted_by_force_leaves_no_allocation(short: Path) -> None:
     async def story() -> None:
         async with dra_in(short) as dra:
             await dra.published()
@@ -408,7 +410,7 @@ def test_a_claim_that_was_deleted_by_force_leaks_nothing(short: Path) -> None:
     run(story())
 
 
-def test_sockets_that_are_removed_come_back(short: Path) -> None:
+def test_removed_dra_sockets_are_created_again(short: Path) -> None:
     async def story() -> None:
         async with dra_in(short) as dra:
             first = await dra.register()
@@ -421,7 +423,7 @@ def test_sockets_that_are_removed_come_back(short: Path) -> None:
     run(story())
 
 
-def test_it_opens_and_closes_with_the_policy(short: Path) -> None:
+def test_the_dra_door_opens_and_closes_with_the_policy(short: Path) -> None:
     async def story() -> None:
         async with dra_in(short, "version = 1\n") as dra:
             await asyncio.sleep(0.1)
@@ -438,7 +440,7 @@ def test_it_opens_and_closes_with_the_policy(short: Path) -> None:
     run(story())
 
 
-def test_slices_come_back_whoever_removes_them(short: Path) -> None:
+def test_removed_resource_slices_are_published_again(short: Path) -> None:
     async def story() -> None:
         async with dra_in(short) as dra:
             await dra.published()
@@ -464,7 +466,7 @@ def request_by_hand() -> Any:
     return request("by-hand", gib=7, selector=Selector(indices=(0,)))
 
 
-def test_the_http_double_is_the_same_cluster() -> None:
+def test_the_clusters_http_double_answers_like_the_in_process_double() -> None:
     cluster = Cluster()
     served = HttpCluster(cluster)
     assert '"server": "http://127.0.0.1:' in served.kubeconfig

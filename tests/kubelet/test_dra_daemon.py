@@ -100,7 +100,7 @@ def held(node: DemoNode) -> dict[str, dict[str, Any]]:
 
 
 @needs("python-index")
-def test_placed_by_the_scheduler_and_had_where_it_said(
+def test_a_claim_is_prepared_on_the_device_that_the_scheduler_chose(
     make_node: NodeMaker, cluster: tuple[Cluster, HttpCluster]
 ) -> None:
     made, served = cluster

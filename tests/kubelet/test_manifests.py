@@ -42,11 +42,11 @@ def devices() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_field_is_known(path: Path) -> None:
+def test_every_field_of_the_manifests_is_in_the_schema(path: Path) -> None:
     assert {d["metadata"].get("name"): problems(d) for d in documents(path) if problems(d)} == {}
 
 
-def test_the_shapes_know_what_is_wrong() -> None:
+def test_the_schema_refuses_wrong_manifests() -> None:
     pod = next(d for d in every("Pod"))
     container = {**pod["spec"]["containers"][0], "imagee": "x", "command": "nvidia-smi"}
     broken = {**pod, "spec": {**pod["spec"], "containers": [container]}}
@@ -54,7 +54,7 @@ def test_the_shapes_know_what_is_wrong() -> None:
     assert problems({"apiVersion": "resource.k8s.io/v1beta1", "kind": "DeviceClass"})
 
 
-def test_expressions_name_what_is_published() -> None:
+def test_cel_expressions_name_published_attributes() -> None:
     text = "\n".join(path.read_text() for path in FILES)
     attributes = {name for device in devices() for name in device["attributes"]}
     capacities = {name for device in devices() for name in device["capacity"]}
@@ -65,7 +65,7 @@ def test_expressions_name_what_is_published() -> None:
     assert set(re.findall(r'device\.capacity\["gpu\.vgpud\.io"\]\.(\w+)', text)) <= capacities
 
 
-def test_there_is_a_class_for_each_type_and_claims_use_them() -> None:
+def test_each_device_type_has_a_device_class_that_claims_use() -> None:
     types = {device["attributes"]["type"]["string"] for device in devices()}
     expressions = {
         d["metadata"]["name"]: d["spec"]["selectors"][0]["cel"]["expression"] for d in every("DeviceClass")
@@ -89,7 +89,7 @@ def requests() -> list[dict[str, Any]]:
     return [request for spec in specs for request in spec["devices"]["requests"]]
 
 
-def test_opaque_parameters_are_taken() -> None:
+def test_opaque_parameters_of_the_manifests_are_accepted() -> None:
     configs = [
         c for d in every("ResourceClaimTemplate") for c in d["spec"]["spec"]["devices"].get("config", ())
     ]
@@ -99,7 +99,7 @@ def test_opaque_parameters_are_taken() -> None:
         parse(config["opaque"]["parameters"])
 
 
-def test_the_role_has_the_rights_that_are_used_and_no_others() -> None:
+def test_the_cluster_role_has_exactly_the_rights_in_use() -> None:
     """As vgpud/serve/dra/api.py calls; the methods of the official client name their verb."""
     verbs = {"list": "list", "create": "create", "replace": "update", "delete": "delete", "get": "get"}
     source = (ROOT / "vgpud/serve/dra/api.py").read_text()
@@ -114,7 +114,7 @@ def test_the_role_has_the_rights_that_are_used_and_no_others() -> None:
     assert binding["subjects"][0]["name"] == account["metadata"]["name"]
 
 
-def test_the_examples_of_the_manual_are_a_policy_and_the_pods_ask_for_it() -> None:
+def test_the_manuals_pods_request_resources_of_the_manuals_policy() -> None:
     manual = (ROOT / "docs/kubernetes.md").read_text()
     found = re.findall(r'\[\[kubelet\.resource\]\]\nname = "(\S+)".*\nkind = "(\w+)".*\n(parts = 4)?', manual)
     rules = [{"name": name, "kind": kind} | ({"parts": 4} if parts else {}) for name, kind, parts in found]
@@ -130,7 +130,7 @@ def test_the_examples_of_the_manual_are_a_policy_and_the_pods_ask_for_it() -> No
     assert asked == names
 
 
-def test_the_drop_in_opens_what_is_needed() -> None:
+def test_the_units_drop_in_opens_the_kubelets_folders() -> None:
     parser = configparser.ConfigParser()
     parser.read(FOLDER / "vgpud.service.d" / "50-kubernetes.conf")
     assert parser["Service"]["ReadWritePaths"] == f"-{Settings().kubelet_dir}"

@@ -22,7 +22,7 @@ def gib(node: Node) -> list[int]:
     return sorted(a.slices[0].memory_bytes // GIB for a in node.allocations)
 
 
-def test_a_kubelet_that_restarts_finds_everything_again(short: Path) -> None:
+def test_a_restarted_kubelet_finds_all_resources_again(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)
@@ -37,7 +37,7 @@ def test_a_kubelet_that_restarts_finds_everything_again(short: Path) -> None:
     run(story())
 
 
-def test_a_kubelet_that_does_not_know_its_pods_yet_takes_nothing_from_them(
+def test_a_kubelet_without_its_pod_list_releases_no_allocation(
     short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The grace is an hour, of a clock that the test turns on by what has passed."""
@@ -83,7 +83,7 @@ def test_a_kubelet_that_does_not_know_its_pods_yet_takes_nothing_from_them(
     run(story())
 
 
-def test_the_same_call_twice_is_one_allocation(short: Path) -> None:
+def test_a_repeated_allocate_is_one_allocation(short: Path) -> None:
     async def story() -> None:
         async with node_in(short, SLOW) as node:
             ids = sorted(await node.kubelet.healthy(UNITS, 160))[:4]
@@ -100,7 +100,7 @@ def test_the_same_call_twice_is_one_allocation(short: Path) -> None:
     run(story())
 
 
-def test_a_new_pod_with_the_ids_of_one_that_has_gone(short: Path) -> None:
+def test_a_new_pod_with_the_ids_of_a_deleted_pod_gets_a_new_allocation(short: Path) -> None:
     """Its end was not noticed yet: the new pod gets an allocation of its own all the same."""
 
     async def story() -> None:
@@ -121,7 +121,7 @@ def test_a_new_pod_with_the_ids_of_one_that_has_gone(short: Path) -> None:
     run(story())
 
 
-def test_processes_of_the_pod_before_are_waited_for(short: Path) -> None:
+def test_an_allocate_waits_for_processes_of_the_deleted_pod(short: Path) -> None:
     async def story() -> None:
         async with node_in(short, SLOW) as node:
             await node.kubelet.healthy(UNITS, 160)
@@ -139,7 +139,7 @@ def test_processes_of_the_pod_before_are_waited_for(short: Path) -> None:
     run(story())
 
 
-def test_containers_of_one_pod_share_what_overlaps(short: Path) -> None:
+def test_containers_of_a_pod_share_an_allocation_of_overlapping_ids(short: Path) -> None:
     """The kubelet gives an init container's ids again to the containers after it."""
 
     async def story() -> None:
@@ -163,7 +163,7 @@ def test_containers_of_one_pod_share_what_overlaps(short: Path) -> None:
     run(story())
 
 
-def test_what_the_kubelet_forgot_in_mid_call_is_released(short: Path) -> None:
+def test_an_allocation_that_the_kubelet_gave_up_is_released(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             ids = sorted(await node.kubelet.healthy(UNITS, 160))[:3]
@@ -184,7 +184,7 @@ def test_what_the_kubelet_forgot_in_mid_call_is_released(short: Path) -> None:
     run(story())
 
 
-def test_vgpud_goes_and_comes_while_pods_run(short: Path) -> None:
+def test_pods_keep_their_allocations_across_a_restart_of_vgpud(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)
@@ -208,7 +208,7 @@ def test_vgpud_goes_and_comes_while_pods_run(short: Path) -> None:
     run(story())
 
 
-def test_a_failed_attempt_leaves_nothing(short: Path) -> None:
+def test_a_failed_allocate_leaves_no_allocation(short: Path) -> None:
     async def story() -> None:
         async with node_in(short, SLOW) as node:
             await node.kubelet.healthy(UNITS, 160)
@@ -224,7 +224,7 @@ def test_a_failed_attempt_leaves_nothing(short: Path) -> None:
     run(story())
 
 
-def test_a_kubelet_that_refuses_or_stops_listening_is_asked_again(short: Path) -> None:
+def test_the_registration_is_repeated_until_the_kubelet_takes_it(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)
@@ -243,7 +243,7 @@ def test_a_kubelet_that_refuses_or_stops_listening_is_asked_again(short: Path) -
     run(story())
 
 
-def test_two_streams_at_once_both_hear_of_changes(short: Path) -> None:
+def test_two_concurrent_watches_both_get_changes(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)
@@ -259,7 +259,7 @@ def test_two_streams_at_once_both_hear_of_changes(short: Path) -> None:
     run(story())
 
 
-def test_a_kubelet_that_hangs_holds_nothing_up(short: Path) -> None:
+def test_a_hanging_kubelet_does_not_hold_up_vgpud(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)

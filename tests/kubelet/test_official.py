@@ -22,7 +22,7 @@ from vgpud.serve.dra.cards import cards_of
 
 
 @needs("python-index")
-def test_with_the_official_client(tmp_path: Path) -> None:
+def test_slices_are_published_by_the_official_kubernetes_client(tmp_path: Path) -> None:
     path = official.client()
     if path is None:
         unmet("python-index", official.why)
@@ -58,7 +58,7 @@ def test_with_the_official_client(tmp_path: Path) -> None:
     assert not cluster.slices_by_name
 
 
-def test_without_the_official_client_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_kubernetes_client_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     with pytest.raises(VgpuError) as refused:
         asyncio.run(ApiServer(tmp_path / "x").minor())

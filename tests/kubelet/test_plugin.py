@@ -34,7 +34,7 @@ def four_cards() -> FakeGateway:
     return FakeGateway(node=Node(devices=cards))
 
 
-def test_a_pod_gets_memory_of_one_card_and_gives_it_back(short: Path) -> None:
+def test_a_pods_memory_units_are_allocated_and_released(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             kubelet = node.kubelet
@@ -55,7 +55,7 @@ def test_a_pod_gets_memory_of_one_card_and_gives_it_back(short: Path) -> None:
     run(story())
 
 
-def test_units_taken_by_others_are_not_healthy(short: Path) -> None:
+def test_units_held_by_other_doors_are_unhealthy(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)
@@ -75,7 +75,7 @@ def test_units_taken_by_others_are_not_healthy(short: Path) -> None:
     run(story())
 
 
-def test_one_containers_units_come_from_one_card_and_pack(short: Path) -> None:
+def test_preferred_units_of_a_container_are_packed_on_one_device(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)
@@ -91,7 +91,7 @@ def test_one_containers_units_come_from_one_card_and_pack(short: Path) -> None:
     run(story())
 
 
-def test_units_of_two_cards_are_an_aggregate_by_policy(short: Path) -> None:
+def test_units_of_two_devices_are_aggregated_where_the_policy_allows_it(short: Path) -> None:
     async def story() -> None:
         async with node_in(short, MEMORY + 'across = "even"\n') as node:
             await node.kubelet.healthy(UNITS, 160)
@@ -102,7 +102,7 @@ def test_units_of_two_cards_are_an_aggregate_by_policy(short: Path) -> None:
     run(story())
 
 
-def test_several_resources_on_the_same_cards(short: Path) -> None:
+def test_several_resources_share_the_same_devices(short: Path) -> None:
     async def story() -> None:
         async with node_in(short, CARDS, four_cards()) as node:
             kubelet = node.kubelet
@@ -124,7 +124,7 @@ def test_several_resources_on_the_same_cards(short: Path) -> None:
     run(story())
 
 
-def test_a_sick_card_takes_its_units_along_and_brings_them_back(short: Path) -> None:
+def test_units_are_unhealthy_while_their_device_is(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)
@@ -139,7 +139,7 @@ def test_a_sick_card_takes_its_units_along_and_brings_them_back(short: Path) -> 
     run(story())
 
 
-def test_a_drained_card_offers_nothing_more(short: Path) -> None:
+def test_units_of_a_drained_device_are_unhealthy(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)
@@ -151,7 +151,7 @@ def test_a_drained_card_offers_nothing_more(short: Path) -> None:
     run(story())
 
 
-def test_the_policy_changes_under_a_running_kubelet(short: Path) -> None:
+def test_a_policy_reload_changes_the_resources_of_a_running_kubelet(short: Path) -> None:
     async def story() -> None:
         async with node_in(short, CARDS) as node:
             await node.kubelet.healthy("vgpud.io/gpu", 2)
@@ -164,7 +164,7 @@ def test_the_policy_changes_under_a_running_kubelet(short: Path) -> None:
     run(story())
 
 
-def test_edits_for_kubelets_without_cdi(short: Path) -> None:
+def test_a_kubelet_without_cdi_gets_environment_and_mounts(short: Path) -> None:
     async def story() -> None:
         async with node_in(short, MEMORY.replace("[kubelet]", '[kubelet]\ninject = "edits"')) as node:
             await node.kubelet.healthy(UNITS, 160)
@@ -179,7 +179,7 @@ def test_edits_for_kubelets_without_cdi(short: Path) -> None:
     run(story())
 
 
-def test_a_thousand_ids_and_names_of_63_characters(short: Path) -> None:
+def test_a_resource_has_a_thousand_ids_of_63_characters(short: Path) -> None:
     async def story() -> None:
         cards = tuple(device(i, 126) for i in range(8))
         long = replace(cards[0], uuid="GPU-" + "a" * 70)
@@ -196,7 +196,7 @@ def test_a_thousand_ids_and_names_of_63_characters(short: Path) -> None:
     run(story())
 
 
-def test_memory_may_be_promised_beyond_the_card(short: Path) -> None:
+def test_memory_units_are_overcommitted_by_policy(short: Path) -> None:
     async def story() -> None:
         beyond = MEMORY + '[[device]]\nmode = "preload"\npreload.memory_overcommit = 1.5\n'
         async with node_in(short, beyond) as node:
@@ -208,7 +208,7 @@ def test_memory_may_be_promised_beyond_the_card(short: Path) -> None:
     run(story())
 
 
-def test_units_that_carry_compute_end_with_the_shares_of_the_card(short: Path) -> None:
+def test_units_with_compute_are_bounded_by_the_devices_shares(short: Path) -> None:
     """However much more memory is promised, and whoever holds the shares."""
 
     async def story() -> None:
@@ -229,7 +229,7 @@ def test_units_that_carry_compute_end_with_the_shares_of_the_card(short: Path) -
     run(story())
 
 
-def test_a_resource_that_no_card_will_ever_give_says_why(short: Path) -> None:
+def test_a_resource_without_a_device_is_reported_with_the_reason(short: Path) -> None:
     async def story() -> None:
         by_share = MEMORY + 'isolation = "compute"\n[[device]]\nmode = "exclusive"\n'
         with capture_logs() as logs:
@@ -242,7 +242,7 @@ def test_a_resource_that_no_card_will_ever_give_says_why(short: Path) -> None:
     run(story())
 
 
-def test_no_kubelet_no_folder_no_harm(short: Path) -> None:
+def test_vgpud_runs_without_a_kubelet(short: Path) -> None:
     async def story() -> None:
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)

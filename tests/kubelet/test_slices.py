@@ -50,7 +50,7 @@ def publish(
 @pytest.mark.parametrize("minor", [34, 36])
 @pytest.mark.parametrize("mode", ["mig", "mps", "preload", "exclusive", "auto", "unmanaged"])
 @pytest.mark.parametrize("count", [1, 8, 10])
-def test_slices_are_as_published(minor: int, mode: str, count: int) -> None:
+def test_resource_slices_match_the_published_form(minor: int, mode: str, count: int) -> None:
     cluster = Cluster(minor)
     publish(cluster, h200_node(count), policy_of(mode))
     devices, sets = cluster.pool()
@@ -67,7 +67,7 @@ def places_of_one() -> list[Any]:
     return [at for profile in device.mig.profiles for at in profile.placements]
 
 
-def test_nothing_is_written_while_nothing_changes_and_all_of_it_when_something_does() -> None:
+def test_resource_slices_are_written_only_on_a_change() -> None:
     cluster = Cluster()
     node, policy = h200_node(4), policy_of("preload")
     cards = cards_of(node.devices, policy, places, ())
@@ -93,7 +93,7 @@ def test_nothing_is_written_while_nothing_changes_and_all_of_it_when_something_d
     assert not cluster.slices_by_name
 
 
-def test_slices_of_other_drivers_and_nodes_are_left_alone() -> None:
+def test_resource_slices_of_other_drivers_and_nodes_are_unchanged() -> None:
     cluster = Cluster()
     foreign = {"driver": "other.io", "nodeName": "node-1", "pool": {"generation": 9}}
     cluster.slices_by_name["x"] = {"metadata": {"name": "x"}, "spec": foreign}
@@ -102,7 +102,7 @@ def test_slices_of_other_drivers_and_nodes_are_left_alone() -> None:
     assert list(cluster.slices_by_name) == ["x"]
 
 
-def test_a_gate_that_is_off_costs_the_feature_and_never_correctness() -> None:
+def test_a_disabled_feature_gate_never_causes_overcommitment() -> None:
     """The API server drops such fields without a word: partitions would overlap, capacity be endless."""
     cluster = Cluster()
     cluster.off = {"DRAPartitionableDevices"}
@@ -117,7 +117,7 @@ def test_a_gate_that_is_off_costs_the_feature_and_never_correctness() -> None:
     assert cluster.allocate("c", "quota") is None
 
 
-def test_what_others_hold_is_not_published() -> None:
+def test_devices_held_by_other_doors_are_not_published() -> None:
     node = h200_node(3)
     one, two, three = (d.uuid for d in node.devices)
     sick = replace(node.devices[2], health=Health.LOST)
@@ -137,7 +137,7 @@ def test_what_others_hold_is_not_published() -> None:
     assert three not in str(device)
 
 
-def test_memory_may_be_promised_beyond_the_card_but_not_to_one() -> None:
+def test_overcommitted_memory_is_published_and_bounded_for_each_claim() -> None:
     cluster = Cluster()
     rule = {"mode": "preload", "preload": {"memory_overcommit": 1.5}}
     node = h200_node(1)
@@ -160,18 +160,18 @@ def test_memory_may_be_promised_beyond_the_card_but_not_to_one() -> None:
         ("0", 0),
     ],
 )
-def test_quantities(text: str, value: int) -> None:
+def test_quantities_are_printed_and_parsed(text: str, value: int) -> None:
     assert parse(text) == value
     assert parse(show(value)) == value
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1GiB", "Gi", "1e999", "1" * 65, "0x10", "1 Gi"])
-def test_what_is_no_quantity(text: str) -> None:
+def test_an_invalid_quantity_is_refused(text: str) -> None:
     with pytest.raises(VgpuError):
         parse(text)
 
 
-def test_versions_are_semantic() -> None:
+def test_published_versions_are_semantic() -> None:
     assert [semantic(t) for t in ("580.159.04", "13.0", "9", "", "x.1")] == [
         "580.159.4",
         "13.0.0",
@@ -199,7 +199,7 @@ ASKS = st.lists(
 @given(
     mode=st.sampled_from(["mig", "mps", "preload", "exclusive"]), asks=ASKS, minor=st.sampled_from([34, 36])
 )
-def test_what_the_scheduler_gives_can_be_had(mode: str, asks: list[Any], minor: int) -> None:
+def test_every_choice_of_the_scheduler_can_be_allocated(mode: str, asks: list[Any], minor: int) -> None:
     node, policy = h200_node(2), policy_of(mode)
     kind = {"mig": "mig", "mps": "compute", "preload": "quota", "exclusive": "card"}[mode]
     cluster = Cluster(minor)
@@ -234,7 +234,7 @@ def test_what_the_scheduler_gives_can_be_had(mode: str, asks: list[Any], minor: 
     event(f"{mode}: {min(len(held), 4)} or more held")
 
 
-def test_names_of_devices_are_labels_and_find_their_cards() -> None:
+def test_device_names_are_dns_labels_and_resolve_to_devices() -> None:
     node, policy = h200_node(2), policy_of("mig")
     odd = replace(node.devices[0], uuid="GPU-" + "F" * 80)
     assert len(card_name(odd)) <= 63

@@ -157,11 +157,11 @@ KNOWN: list[tuple[Message, bytes]] = [
 
 
 @pytest.mark.parametrize(("message", "known"), KNOWN, ids=lambda v: type(v).__name__)
-def test_messages_are_as_published(message: Message, known: bytes) -> None:
+def test_kubelet_messages_match_the_published_fields(message: Message, known: bytes) -> None:
     assert message.SerializeToString(deterministic=True) == known
 
 
-def test_services_are_named_as_published() -> None:
+def test_kubelet_services_have_the_published_names() -> None:
     names = {
         service.full_name: sorted(service.methods_by_name)
         for module in (dp, pr, registration, dra, beta)

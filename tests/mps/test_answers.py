@@ -29,18 +29,18 @@ PS = """PID       ID       SERVER    DEVICE             NAMESPACE      COMMAND
         "Server 1 not found\nServer 1 not found!\n1",
     ],
 )
-def test_refusals_are_known(recorded: str) -> None:
+def test_known_refusals_of_the_control_daemon_are_recognised(recorded: str) -> None:
     assert answers.refusal(recorded)
     assert answers.clients(recorded) == ()
     assert answers.server_state(recorded) == ""
 
 
 @pytest.mark.parametrize("good", ["", "100.0", "2G", "1234\n5678", "ACTIVE"])
-def test_answers_are_no_refusals(good: str) -> None:
+def test_answers_are_not_taken_for_refusals(good: str) -> None:
     assert answers.refusal(good) is None
 
 
-def test_lists() -> None:
+def test_server_and_client_lists_are_parsed() -> None:
     assert answers.pids("") == ()
     assert answers.pids("1234\n5678\n") == (1234, 5678)
     assert answers.pids("Server 999 not found") == ()
@@ -54,12 +54,12 @@ def test_lists() -> None:
     ("answer", "state"),
     [("ACTIVE", "ACTIVE"), ("FAULT\n", "FAULT"), ("Initializing", "INITIALIZING"), ("?", "")],
 )
-def test_server_states(answer: str, state: str) -> None:
+def test_server_states_are_parsed(answer: str, state: str) -> None:
     assert answers.server_state(answer) == state
 
 
 @given(st.integers(1, 10000))
-def test_a_share_agrees_with_its_own_print_and_with_no_other(hundredths: int) -> None:
+def test_a_share_matches_only_its_own_printed_form(hundredths: int) -> None:
     """The daemon prints one decimal: 33.33 as 33.3, 12.345 as 12.3 (535, 550)."""
     percent = hundredths / 100
     assert answers.share_agrees(percent, answers.share(f"{percent:.1f}"))
@@ -68,7 +68,7 @@ def test_a_share_agrees_with_its_own_print_and_with_no_other(hundredths: int) ->
 
 
 @given(st.text(max_size=300))
-def test_no_answer_breaks_a_parser(text: str) -> None:
+def test_parsers_survive_any_answer(text: str) -> None:
     answers.clients(text)
     answers.pids(text)
     answers.memory(text)
@@ -80,14 +80,14 @@ def test_no_answer_breaks_a_parser(text: str) -> None:
     ("capability", "version", "limit"),
     [((6, 1), 0, 16), ((7, 0), 0, 48), ((9, 0), 13000, 48), ((9, 0), 13010, 60), (None, 0, 48)],
 )
-def test_the_client_limit_is_what_the_driver_has(
+def test_the_client_limit_is_that_of_the_driver(
     capability: tuple[int, int] | None, version: int, limit: int
 ) -> None:
     """A V100 (7.0) is Volta: NVIDIA's device plugin counts it out (cmd/mps-control-daemon/mps/device.go)."""
     assert Features(version=version).client_limit(capability) == limit
 
 
-def test_silence_is_said_once_and_ended_after_patience() -> None:
+def test_a_silent_daemon_is_reported_once_and_ended_after_its_timeout() -> None:
     health = Health()
     assert not health.answered()
     assert [health.silent(now, 30) for now in (0.0, 10.0, 29.0, 30.0)] == [
@@ -101,7 +101,7 @@ def test_silence_is_said_once_and_ended_after_patience() -> None:
     assert health.silent(100.0, 30) is Verdict.SAY
 
 
-def test_a_fault_is_said_once_waited_for_and_ended() -> None:
+def test_a_faulted_server_is_reported_once_and_ended_after_its_timeout() -> None:
     health = Health()
     seen = [health.server(7, "FAULT", now, 30) for now in (0.0, 10.0, 30.0)]
     assert seen == [Verdict.SAY, Verdict.WAIT, Verdict.END]

@@ -21,13 +21,13 @@ NODE = Node(devices=(device(0), device(1)))
 REQUEST = Request("r", Owner(1, 1), GIB, Percent(1000), isolation=Isolation.COMPUTE)
 
 
-def test_a_closed_device_is_passed_over_with_its_reason() -> None:
+def test_a_closed_device_is_not_chosen_and_its_reason_is_given() -> None:
     decision = choose(REQUEST, NODE, Policy(), {}, closed={"GPU-00000000": "it is drained"})
     assert [part.device_uuid for part in decision.slices] == ["GPU-00000001"]
     assert decision.reasons[0].sentence == "it is drained"
 
 
-def test_all_closed_is_no_capacity_and_not_impossible() -> None:
+def test_a_request_with_all_devices_closed_is_refused_for_want_of_capacity() -> None:
     shut = {one.uuid: "it is drained" for one in NODE.devices}
     refusal = choose(REQUEST, NODE, Policy(), {}, closed=shut).refusal
     assert refusal is not None
@@ -35,7 +35,7 @@ def test_all_closed_is_no_capacity_and_not_impossible() -> None:
     assert all("it is drained" in line for line in refusal.details)
 
 
-def test_what_can_never_be_is_said_before_what_is_closed() -> None:
+def test_an_impossible_request_is_reported_before_a_closed_device() -> None:
     asked = replace(REQUEST, memory_bytes=800 * GIB)
     shut = {one.uuid: "it is drained" for one in NODE.devices}
     refusal = choose(asked, NODE, Policy(), {}, closed=shut).refusal
@@ -66,7 +66,7 @@ def closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Closed:
     return ask
 
 
-def test_who_may_come(closed: Closed) -> None:
+def test_an_mps_device_admits_users_by_its_policy(closed: Closed) -> None:
     assert closed(1) is None
     assert closed(1, held("a", 1)) is None
     assert closed(2, held("a", 1), held("b", 3)) == (
@@ -77,7 +77,7 @@ def test_who_may_come(closed: Closed) -> None:
     assert closed(2, held("a", 1), rules=MpsRules(users=Users.MULTI)), "this daemon is not multi-user"
 
 
-def test_the_client_limit_of_the_driver_is_kept(closed: Closed) -> None:
+def test_allocations_stay_below_the_drivers_client_limit(closed: Closed) -> None:
     many = [held(str(number), 1) for number in range(12)]
     assert closed(1, *many[:11], rules=MpsRules(processes_per_tenant=4)) is None
     assert closed(1, *many, rules=MpsRules(processes_per_tenant=4)) == (

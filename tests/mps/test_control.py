@@ -55,7 +55,7 @@ def limits(mebibytes: int, share: str) -> Limits:
 
 @pytest.mark.parametrize("share", ["100", "50", "12.5", "0.5", "33.33"])
 @pytest.mark.parametrize("mebibytes", [1, 1023, 1024, 4097, 81920])
-def test_limits_that_were_taken_are_compared_as_they_are_printed(
+def test_accepted_limits_are_compared_in_their_printed_form(
     control: MpsControl, mebibytes: int, share: str
 ) -> None:
     control.limit(limits(mebibytes, share), below_normal=True)
@@ -64,7 +64,7 @@ def test_limits_that_were_taken_are_compared_as_they_are_printed(
 
 
 @pytest.mark.parametrize("what", ["share", "memory", "priority"])
-def test_a_refusal_is_seen_although_the_status_is_0(
+def test_a_refusal_with_exit_status_0_is_recognised(
     control: MpsControl, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setenv("REFUSE", "1")
@@ -78,7 +78,7 @@ def test_a_refusal_is_seen_although_the_status_is_0(
     assert refused.value.code is ErrorCode.MPS_REFUSED
 
 
-def test_a_server_that_runs_is_told_too(control: MpsControl, tmp_path: Path) -> None:
+def test_a_limit_is_set_on_a_running_server_too(control: MpsControl, tmp_path: Path) -> None:
     """A default reaches only servers that start later: a larger tenant would be held to the smaller's."""
     (tmp_path / "servers").write_text("7\n9\n")
     control.limit(limits(2048, "50"))
@@ -86,7 +86,7 @@ def test_a_server_that_runs_is_told_too(control: MpsControl, tmp_path: Path) -> 
     assert [(tmp_path / f"share.{pid}").read_text() for pid in (7, 9)] == ["50\n"] * 2
 
 
-def test_a_server_that_does_not_take_a_limit_is_not_believed(
+def test_a_limit_that_a_server_does_not_read_back_is_an_error(
     control: MpsControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "servers").write_text("7\n")
@@ -96,7 +96,7 @@ def test_a_server_that_does_not_take_a_limit_is_not_believed(
         control.limit(limits(2048, "50"))
 
 
-def test_a_server_that_reads_nothing_back_stops_nobody(
+def test_a_server_that_cannot_read_limits_back_is_accepted(
     control: MpsControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The default is in force and read back; a running server's silence is no refusal."""
@@ -105,14 +105,14 @@ def test_a_server_that_reads_nothing_back_stops_nobody(
     control.limit(limits(2048, "50"))
 
 
-def test_terminate_believes_no_status(control: MpsControl) -> None:
+def test_terminate_does_not_trust_the_exit_status(control: MpsControl) -> None:
     control.terminate_client(7, 100)
     with pytest.raises(VgpuError, match="Server 8 not found") as refused:
         control.terminate_client(8, 100)
     assert refused.value.code is ErrorCode.MPS_REFUSED
 
 
-def test_a_dead_daemon_and_a_missing_program(control: MpsControl) -> None:
+def test_a_dead_daemon_and_a_missing_program_are_reported(control: MpsControl) -> None:
     with pytest.raises(VgpuError, match="Cannot find MPS control daemon") as dead:
         control.ask("ps")
     assert dead.value.code is ErrorCode.HELPER_FAILED
@@ -122,7 +122,7 @@ def test_a_dead_daemon_and_a_missing_program(control: MpsControl) -> None:
         missing.ask("ps")
 
 
-def test_a_silent_daemon_does_not_hang_vgpud_and_leaves_no_process(tmp_path: Path) -> None:
+def test_a_silent_daemon_neither_hangs_vgpud_nor_leaves_a_process(tmp_path: Path) -> None:
     program = tmp_path / "control"
     program.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nsleep 60 & echo $! >{tmp_path}/child\nwait\n")
     program.chmod(0o755)
@@ -136,7 +136,7 @@ def test_a_silent_daemon_does_not_hang_vgpud_and_leaves_no_process(tmp_path: Pat
         time.sleep(0.01)
 
 
-def test_the_limits_of_a_daemon_are_those_of_its_largest_tenant() -> None:
+def test_a_daemons_default_limits_are_those_of_its_largest_tenant() -> None:
     small = Slice("GPU-0", Mode.MPS, 1024 * MIB, Percent.parse("60"))
     large = Slice("GPU-0", Mode.MPS, 4096 * MIB, Percent.parse("10"))
     assert Limits.largest((small, large)) == limits(4096, "60")
@@ -144,6 +144,6 @@ def test_the_limits_of_a_daemon_are_those_of_its_largest_tenant() -> None:
     assert Limits.largest(()) is None
 
 
-def test_printing_of_limits() -> None:
+def test_limits_are_printed_in_nvidias_form() -> None:
     """Measured on 535.309.01 and 550.163.01: 4097M reads back as 4G, 1023M as 1023M."""
     assert [answers.memory_as_printed(m) for m in (1023, 1024, 4097)] == ["1023M", "1G", "4G"]

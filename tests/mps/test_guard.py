@@ -83,7 +83,7 @@ def node(sim_node: Make, short_folder: Path, guard: Path) -> Iterator[Node]:  # 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_no_daemon_no_cuda(node: Node, way: str) -> None:
+def test_cuda_is_refused_without_an_mps_daemon(node: Node, way: str) -> None:
     result, said = node.probe("--via", way, "hold", "1MiB")
     assert result == REFUSED
     assert len(said.splitlines()) == 1
@@ -91,17 +91,17 @@ def test_no_daemon_no_cuda(node: Node, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_with_a_daemon_nothing_is_seen_of_it(node: Node, way: str) -> None:
+def test_the_guard_is_transparent_with_an_mps_daemon(node: Node, way: str) -> None:
     node.start_daemon()
     assert node.probe("--via", way, "ok") == ("CUDA_SUCCESS", "")
 
 
-def test_without_the_guard_the_gate_is_open(node: Node) -> None:
+def test_a_program_without_the_guard_starts_without_limits(node: Node) -> None:
     """What it is there for: the driver itself runs without MPS, and so without limits, and says nothing."""
     assert node.probe("hold", "1MiB", extra={"LD_PRELOAD": ""})[0] == "CUDA_SUCCESS"
 
 
-def test_a_killed_daemon_shuts_new_programs_out_and_a_new_one_lets_them_in(node: Node) -> None:
+def test_programs_are_refused_between_a_daemons_death_and_its_restart(node: Node) -> None:
     node.start_daemon()
     assert node.probe("hold", "1MiB")[0] == "CUDA_SUCCESS"
     node.kill_daemon()
@@ -112,7 +112,7 @@ def test_a_killed_daemon_shuts_new_programs_out_and_a_new_one_lets_them_in(node:
     assert node.probe("hold", "1MiB")[0] == "CUDA_SUCCESS"
 
 
-def test_no_pipe_folder_in_the_environment_is_no_way_past_it(node: Node) -> None:
+def test_an_unset_pipe_folder_does_not_bypass_the_guard(node: Node) -> None:
     """The driver would look in its own default folder: so does the guard."""
     assert not Path("/tmp/nvidia-mps/control").exists()
     program = str(node.sim.build / "bin" / "vgpu-probe")
@@ -123,7 +123,7 @@ def test_no_pipe_folder_in_the_environment_is_no_way_past_it(node: Node) -> None
 
 @needs("debian-archive")
 @pytest.mark.parametrize("branch", ["535", "550"])
-def test_nvidias_own_socket_is_known(node: Node, nvidias: Path, branch: str) -> None:
+def test_the_guard_knows_the_socket_of_nvidias_daemon(node: Node, nvidias: Path, branch: str) -> None:
     """It is SEQPACKET, the simulator's is STREAM."""
     node.start_daemon(str(nvidias / branch / "nvidia-cuda-mps-control"))
     assert node.probe("hold", "1MiB")[0] == "CUDA_SUCCESS"
@@ -142,7 +142,7 @@ DURING = {
 
 
 @pytest.mark.parametrize("fate", DURING)
-def test_a_daemon_must_live_through_the_whole_of_cuinit(node: Node, short_folder: Path, fate: str) -> None:
+def test_a_daemon_that_dies_during_cuinit_is_noticed(node: Node, short_folder: Path, fate: str) -> None:
     """Else the driver may have found none at the moment it looked, and this process is under no limit."""
     node.start_daemon()
     assert node.daemon is not None
@@ -181,7 +181,7 @@ def filled(node: Node, extra: dict[str, str]) -> int:
     return int(json.loads(done.stdout.splitlines()[-1])["total_bytes"])
 
 
-def test_the_tenants_limits_hold_whatever_its_environment_says(node: Node, tenant: Path) -> None:
+def test_a_tenants_limits_hold_against_its_environment(node: Node, tenant: Path) -> None:
     node.start_daemon()
     env = hold_to(tenant, 2048, 50, 1)
     usual = filled(node, env)
@@ -191,7 +191,7 @@ def test_the_tenants_limits_hold_whatever_its_environment_says(node: Node, tenan
     assert 0 < filled(node, {**env, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"}) < usual
 
 
-def test_processes_of_one_tenant_hold_to_its_share_together(node: Node, tenant: Path) -> None:
+def test_processes_of_a_tenant_share_its_limit(node: Node, tenant: Path) -> None:
     node.start_daemon()
     env = hold_to(tenant, 2048, 50, 2)
     first, second = node.holding(env), node.holding(env)
@@ -205,7 +205,7 @@ def test_processes_of_one_tenant_hold_to_its_share_together(node: Node, tenant: 
     second.wait()
 
 
-def test_a_process_may_take_less_and_leave_the_rest(node: Node, tenant: Path) -> None:
+def test_a_process_may_lower_its_own_limit(node: Node, tenant: Path) -> None:
     node.start_daemon()
     env = hold_to(tenant, 3000, 60, 1)
     less = {**env, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "20", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1000M"}
@@ -217,7 +217,7 @@ def test_a_process_may_take_less_and_leave_the_rest(node: Node, tenant: Path) ->
     assert node.probe("hold", "1MiB", extra=env)[0] == "CUDA_SUCCESS"
 
 
-def test_two_tenants_do_not_take_from_each_other(node: Node, tenant: Path) -> None:
+def test_limits_of_two_tenants_are_independent(node: Node, tenant: Path) -> None:
     node.start_daemon()
     one, other = hold_to(tenant, 1024, 10, 1), hold_to(tenant.with_name("b"), 1024, 10, 1)
     held = node.holding(one)
@@ -228,7 +228,7 @@ def test_two_tenants_do_not_take_from_each_other(node: Node, tenant: Path) -> No
 
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "words"])
-def test_limits_that_cannot_be_read_are_no_licence(node: Node, tenant: Path, damage: str) -> None:
+def test_unreadable_limits_refuse_cuda(node: Node, tenant: Path, damage: str) -> None:
     """A released allocation has none: what starts under its environment after that is refused."""
     node.start_daemon()
     env = hold_to(tenant, 1024, 10, 1)
@@ -240,7 +240,7 @@ def test_limits_that_cannot_be_read_are_no_licence(node: Node, tenant: Path, dam
     assert node.probe("hold", "1MiB", extra=env)[0] == REFUSED
 
 
-def test_it_loads_in_containers_with_old_c_libraries(guard: Path) -> None:
+def test_the_guard_loads_with_old_c_libraries(guard: Path) -> None:
     """One that does not load is skipped by ld.so with a warning: the gate would be open."""
     shown = subprocess.run(["objdump", "-T", guard], capture_output=True, text=True, check=True).stdout
     versions = {tuple(map(int, found.split("."))) for found in re.findall(r"GLIBC_([0-9.]+)", shown)}
@@ -248,7 +248,7 @@ def test_it_loads_in_containers_with_old_c_libraries(guard: Path) -> None:
     assert max(versions) <= (2, 17)
 
 
-def test_programs_without_cuda_are_left_alone(guard: Path) -> None:
+def test_programs_without_cuda_are_unaffected(guard: Path) -> None:
     done = subprocess.run(
         ["/bin/sh", "-c", "ls / >/dev/null && echo well"],
         env={"LD_PRELOAD": str(guard), "PATH": "/usr/bin:/bin"},

@@ -107,7 +107,7 @@ def sms(node: DemoNode, held: pb.Allocation) -> int:
     return int(done.stdout)
 
 
-def test_shares_of_any_size_side_by_side(make: NodeMaker) -> None:
+def test_mps_shares_of_any_size_run_beside_each_other(make: NodeMaker) -> None:
     """The largest comes last, when a server with smaller limits runs already."""
     node = make(policy=QUICK)
     node.start()
@@ -129,7 +129,7 @@ def test_shares_of_any_size_side_by_side(make: NodeMaker) -> None:
     release(node, small.id, middle.id, large.id)
 
 
-def test_vgpud_killed_and_back_touches_no_client(make: NodeMaker) -> None:
+def test_a_kill_and_restart_of_vgpud_leaves_mps_clients_running(make: NodeMaker) -> None:
     node = make(policy=QUICK)
     node.start()
     held = share(node, 2, 40)
@@ -147,7 +147,7 @@ def test_vgpud_killed_and_back_touches_no_client(make: NodeMaker) -> None:
     assert tenant.end()[0] == 0
 
 
-def test_a_dead_control_daemon_is_said_shut_and_brought_back(make: NodeMaker) -> None:
+def test_a_dead_control_daemon_is_reported_closed_and_restarted(make: NodeMaker) -> None:
     node = make(policy=QUICK)
     node.start()
     held, other = share(node, 2, 40), share(node, 1, 10)
@@ -191,7 +191,7 @@ def told(node: DemoNode, after: int) -> list[str]:
     return sentences
 
 
-def test_no_program_ever_starts_without_limits(make: NodeMaker) -> None:
+def test_no_program_starts_without_limits(make: NodeMaker) -> None:
     """Programs start all the time while the control daemon is killed: each is held or refused."""
     node = make(policy=QUICK)
     node.start()
@@ -214,7 +214,7 @@ def test_no_program_ever_starts_without_limits(make: NodeMaker) -> None:
     }
 
 
-def test_a_control_daemon_that_died_while_vgpud_was_away(make: NodeMaker) -> None:
+def test_a_control_daemon_that_died_while_vgpud_was_down_is_noticed(make: NodeMaker) -> None:
     """Nobody shuts the door then, so the guard alone stands between the tenant and a whole card."""
     node = make(policy=QUICK)
     node.start()
@@ -232,7 +232,7 @@ def test_a_control_daemon_that_died_while_vgpud_was_away(make: NodeMaker) -> Non
     assert GIB < filled(node, held) < 2 * GIB
 
 
-def test_vgpud_killed_anywhere_while_it_brings_mps_up(make: NodeMaker) -> None:
+def test_a_vgpud_killed_while_it_starts_mps_converges(make: NodeMaker) -> None:
     """A daemon that was started and not opened yet is taken up, or done away with."""
     for point in ("allocate.apply-mode", "allocate.attach-0", "allocate.commit"):
         node = make(policy=QUICK)
@@ -249,7 +249,7 @@ def test_vgpud_killed_anywhere_while_it_brings_mps_up(make: NodeMaker) -> None:
         assert helper_pids(node, "vgpud-mps@") == {}
 
 
-def test_a_released_allocation_starts_nothing_more(make: NodeMaker) -> None:
+def test_a_released_mps_allocation_starts_no_program(make: NodeMaker) -> None:
     node = make(policy=QUICK)
     node.start()
     held, other = share(node, 1, 10), share(node, 1, 10)
@@ -261,7 +261,7 @@ def test_a_released_allocation_starts_nothing_more(make: NodeMaker) -> None:
     assert result(node, other) == "CUDA_ERROR_MPS_CONNECTION_FAILED"
 
 
-def test_a_second_user_is_refused_and_told_why(make: NodeMaker) -> None:
+def test_a_second_mps_user_of_a_device_is_refused_with_the_reason(make: NodeMaker) -> None:
     node = make(policy=QUICK)
     node.start()
     share(node, 1, 10, owner_uid=1000, owner_gid=1000)
@@ -284,7 +284,7 @@ def listed(node: DemoNode) -> list[pb.Allocation]:
 
 
 @pytest.mark.parametrize("users", ["queue", "multi"])
-def test_the_policy_lets_a_second_user_in(make: NodeMaker, users: str) -> None:
+def test_the_policy_admits_a_second_mps_user(make: NodeMaker, users: str) -> None:
     node = make(policy=QUICK + f'users = "{users}"\n')
     node.start()
     share(node, 1, 10, owner_uid=1000, owner_gid=1000)
@@ -296,7 +296,7 @@ def test_the_policy_lets_a_second_user_in(make: NodeMaker, users: str) -> None:
     eventually(lambda: (waits in node.log.read_text()) == (users == "queue"), "who waits was not said")
 
 
-def test_what_operators_see_and_end(make: NodeMaker) -> None:
+def test_an_operator_lists_and_ends_mps_clients(make: NodeMaker) -> None:
     node = make(policy=QUICK + "processes_per_tenant = 2\n")
     node.start()
     held = share(node, 2, 40)
@@ -341,7 +341,7 @@ def test_libvgpu_holds_all_processes_of_a_tenant_to_one_limit(make: NodeMaker) -
     assert not list((node.run_dir / "leases").iterdir())
 
 
-def test_priority_is_the_allocations_own_or_the_policys(make: NodeMaker) -> None:
+def test_the_client_priority_is_the_allocations_or_the_policys(make: NodeMaker) -> None:
     node = make(policy=QUICK + 'client_priority = "below-normal"\n')
     node.start()
     asked = {"": "1", "normal": "0", "below-normal": "1"}
@@ -357,7 +357,7 @@ def test_priority_is_the_allocations_own_or_the_policys(make: NodeMaker) -> None
         assert refused.value.code is ErrorCode.BAD_REQUEST
 
 
-def test_a_drained_device_empties_and_stays_drained(make: NodeMaker) -> None:
+def test_a_drained_mps_device_empties_and_stays_drained(make: NodeMaker) -> None:
     node = make(policy=QUICK)
     node.start()
     held = share(node, 1, 10)
@@ -379,7 +379,7 @@ def test_a_drained_device_empties_and_stays_drained(make: NodeMaker) -> None:
     assert share(node, 1, 10).state == "active"
 
 
-def test_the_compute_mode_is_closed_and_put_back(make: NodeMaker) -> None:
+def test_the_compute_mode_is_exclusive_under_mps_and_restored_afterwards(make: NodeMaker) -> None:
     node = make(policy=QUICK + "exclusive_process = true\n")
     node.start()
     held = share(node, 1, 10)
@@ -401,7 +401,7 @@ def test_the_compute_mode_is_closed_and_put_back(make: NodeMaker) -> None:
     eventually(lambda: mode() == "default", "the compute mode was not put back")
 
 
-def test_the_pipes_are_open_to_those_who_hold_a_share(make: NodeMaker) -> None:
+def test_only_holders_of_a_share_reach_the_mps_pipes(make: NodeMaker) -> None:
     node = make(policy=QUICK + 'users = "queue"\n')
     node.start()
     first = share(node, 1, 10, owner_uid=4001, owner_gid=4001)

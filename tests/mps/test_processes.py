@@ -26,7 +26,7 @@ def server(folder: DeviceFolder, seconds: float, program: str = sys.executable) 
     return process
 
 
-def test_the_end_of_servers_is_waited_for(tmp_path: Path) -> None:
+def test_the_end_of_mps_servers_is_awaited(tmp_path: Path) -> None:
     folder = DeviceFolder(tmp_path)
     program = sys.executable
     quick, slow = server(folder, 0.5), server(folder, 60)
@@ -40,7 +40,7 @@ def test_the_end_of_servers_is_waited_for(tmp_path: Path) -> None:
     assert of_lives(folder, program) == ()
 
 
-def test_a_program_with_a_servers_environment_is_no_server(tmp_path: Path) -> None:
+def test_a_program_with_a_servers_environment_is_not_taken_for_a_server(tmp_path: Path) -> None:
     """The attack: a program with set-user-id keeps the environment that its caller gave it."""
     folder = DeviceFolder(tmp_path)
     stranger = server(folder, 60)
@@ -52,7 +52,7 @@ def test_a_program_with_a_servers_environment_is_no_server(tmp_path: Path) -> No
         stranger.communicate()
 
 
-def test_a_server_whose_program_was_upgraded_is_still_one(tmp_path: Path) -> None:
+def test_a_server_whose_executable_was_replaced_is_recognised(tmp_path: Path) -> None:
     control = tmp_path / "nvidia-cuda-mps-control"
     program = tmp_path / "nvidia-cuda-mps-server"
     shutil.copy("/bin/sleep", program)

@@ -49,7 +49,7 @@ def play(work: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_it_is_up_with_its_limits_before_the_door_opens(real: Watched) -> None:
+def test_a_real_daemon_has_its_limits_before_clients_are_admitted(real: Watched) -> None:
     seen: list[tuple[bool, str]] = []
     original = type(real.folder).open
 
@@ -72,7 +72,7 @@ def test_it_is_up_with_its_limits_before_the_door_opens(real: Watched) -> None:
     play(work)
 
 
-def test_a_killed_daemon_is_noticed_shut_out_and_brought_back_with_every_limit(real: Watched) -> None:
+def test_a_killed_real_daemon_is_restarted_with_all_limits(real: Watched) -> None:
     async def work() -> None:
         await real.supervisor.up()
         before = real.folder.pipe.resolve()
@@ -91,7 +91,7 @@ def test_a_killed_daemon_is_noticed_shut_out_and_brought_back_with_every_limit(r
     play(work)
 
 
-def test_nobody_left_means_no_new_daemon(real: Watched) -> None:
+def test_a_real_daemon_without_tenants_is_not_restarted(real: Watched) -> None:
     async def work() -> None:
         await real.supervisor.up()
         real.limits = None
@@ -104,7 +104,7 @@ def test_nobody_left_means_no_new_daemon(real: Watched) -> None:
     play(work)
 
 
-def test_a_second_vgpud_takes_up_the_daemon_that_runs(real: Watched, short_folder: Path) -> None:
+def test_a_restarted_vgpud_adopts_the_running_real_daemon(real: Watched, short_folder: Path) -> None:
     """kill -9 or an upgrade of vgpud: the same process goes on, its limits put in force anew."""
 
     async def work() -> None:
@@ -120,7 +120,7 @@ def test_a_second_vgpud_takes_up_the_daemon_that_runs(real: Watched, short_folde
     play(work)
 
 
-def test_one_cut_before_the_door_opened_is_opened(real: Watched, short_folder: Path) -> None:
+def test_a_start_cut_before_clients_were_admitted_is_finished(real: Watched, short_folder: Path) -> None:
     async def work() -> None:
         await real.supervisor.up()
         pid = real.pid
@@ -132,7 +132,7 @@ def test_one_cut_before_the_door_opened_is_opened(real: Watched, short_folder: P
     play(work)
 
 
-def test_limits_follow_who_is_there(real: Watched) -> None:
+def test_limits_of_a_real_daemon_follow_its_tenants(real: Watched) -> None:
     async def work() -> None:
         await real.supervisor.up()
         real.limits = Limits(512, Percent(50))
@@ -172,7 +172,7 @@ def bystander(passed: socket.socket) -> Iterator[subprocess.Popen[str]]:
             process.communicate()
 
 
-def test_a_passed_silent_connection_is_cut_and_its_holder_lives(real: Watched) -> None:
+def test_a_silent_connection_passed_to_another_process_is_closed_and_the_process_lives(real: Watched) -> None:
     """The attack: a descriptor passed to a stranger's process had that process killed by vgpud."""
 
     async def work() -> None:
@@ -191,7 +191,7 @@ def test_a_passed_silent_connection_is_cut_and_its_holder_lives(real: Watched) -
     play(work)
 
 
-def test_many_silent_connections_are_cut_at_one_check(real: Watched) -> None:
+def test_many_silent_connections_are_closed_in_one_check(real: Watched) -> None:
     async def work() -> None:
         await real.supervisor.up()
         pid = real.pid
@@ -207,7 +207,7 @@ def test_many_silent_connections_are_cut_at_one_check(real: Watched) -> None:
     play(work)
 
 
-def test_a_daemon_that_waits_on_nothing_has_no_connection_cut(real: Watched) -> None:
+def test_connections_of_an_idle_daemon_stay_open(real: Watched) -> None:
     async def work() -> None:
         await real.supervisor.up()
         running = real.units.running(real.supervisor.name)
@@ -236,7 +236,7 @@ def connects(uid: int, path: Path) -> bool:
     return done.returncode == 0
 
 
-def test_only_tenants_reach_the_daemon(real: Watched) -> None:
+def test_only_tenants_reach_the_real_daemon(real: Watched) -> None:
     async def work() -> None:
         real.tenants = frozenset({4001, 4002})
         await real.supervisor.up()
@@ -248,7 +248,7 @@ def test_only_tenants_reach_the_daemon(real: Watched) -> None:
     play(work)
 
 
-def test_limits_that_another_user_changed_are_set_again(real: Watched) -> None:
+def test_limits_changed_by_another_user_are_set_again(real: Watched) -> None:
     """The attack: any program that reaches the daemon of branch 535 may set the limits of all.
 
     NVIDIA's daemon answers one program at a time, so the test asks only before and after the check.
@@ -270,7 +270,7 @@ def test_limits_that_another_user_changed_are_set_again(real: Watched) -> None:
     play(work)
 
 
-def test_a_daemon_that_hangs_is_ended_and_brought_back(real: Watched) -> None:
+def test_a_hanging_real_daemon_is_ended_and_restarted(real: Watched) -> None:
     async def work() -> None:
         await real.supervisor.up()
         pid = real.pid
@@ -285,14 +285,14 @@ def test_a_daemon_that_hangs_is_ended_and_brought_back(real: Watched) -> None:
     play(work)
 
 
-def test_what_the_branches_can_do(nvidias: Path) -> None:
+def test_features_of_the_driver_branches_are_as_recorded(nvidias: Path) -> None:
     found = {name: probe(str(nvidias / name / "nvidia-cuda-mps-control")) for name in ("535", "550")}
     assert [f.memory_limits and f.terminate and f.priority for f in found.values()] == [True, True]
     assert [f.server_status for f in found.values()] == [False, True]
     assert not any(f.multi_user or f.device_query or f.namespaces or f.version for f in found.values())
 
 
-def test_its_refusals_are_seen(real: Watched) -> None:
+def test_refusals_of_the_real_daemon_are_recognised(real: Watched) -> None:
     async def work() -> None:
         await real.supervisor.up()
         control = real.supervisor.control()
@@ -324,7 +324,9 @@ esac
 """
 
 
-def test_a_fault_is_seen_said_once_and_ended(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_the_real_server_is_reported_once_and_ended(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = short_folder / "control"
     program.write_text(FAULTY)
     program.chmod(0o755)

@@ -62,7 +62,7 @@ def run(ctr: Ctr, rootfs: Path, name: str, *words: str, command: str) -> subproc
     return ctr("run", *options, str(rootfs), name, "/usr/bin/sh", "-c", command)
 
 
-def test_a_container_has_its_slice(ctr: Ctr, shared_node: DemoNode, rootfs: Path) -> None:
+def test_a_containerd_container_has_its_slice(ctr: Ctr, shared_node: DemoNode, rootfs: Path) -> None:
     command = "cat /etc/ld.so.preload; env"
     done = run(ctr, rootfs, "env", "--rm", "--annotation=vgpud.io/memory=8GiB", command=command)
     assert done.returncode == 0, done.stderr
@@ -70,7 +70,7 @@ def test_a_container_has_its_slice(ctr: Ctr, shared_node: DemoNode, rootfs: Path
     left_nothing(shared_node)
 
 
-def test_a_refusal_reaches_the_caller(ctr: Ctr, shared_node: DemoNode, rootfs: Path) -> None:
+def test_a_refusal_reaches_the_caller_of_containerd(ctr: Ctr, shared_node: DemoNode, rootfs: Path) -> None:
     """The shim reads it in the runtime's log."""
     words = ("--rm", "--annotation=vgpud.io/memory=1000GiB")
     done = run(ctr, rootfs, "refused", *words, command=":")
@@ -78,7 +78,9 @@ def test_a_refusal_reaches_the_caller(ctr: Ctr, shared_node: DemoNode, rootfs: P
     left_nothing(shared_node)
 
 
-def test_a_container_that_is_killed(ctr: Ctr, shared_node: DemoNode, rootfs: Path) -> None:
+def test_a_killed_containerd_container_releases_its_slice(
+    ctr: Ctr, shared_node: DemoNode, rootfs: Path
+) -> None:
     words = ("--detach", "--annotation=vgpud.io/memory=8GiB")
     done = run(ctr, rootfs, "held", *words, command="exec sleep 600")
     assert done.returncode == 0, done.stderr

@@ -60,13 +60,15 @@ def front(
         ("exec", "--process", "/p.json", "c1"),
     ],
 )
-def test_all_else_goes_through(runtime: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_other_commands_go_to_the_runtime_unchanged(
+    runtime: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
     done = front(runtime, tmp_path / "no-vgpud", *words)
     assert (done.returncode, done.stderr) == (7, "")
     assert done.stdout.splitlines() == list(words or ("",))
 
 
-def test_a_container_that_asks_for_nothing_asks_nobody(runtime: Path, bundle: Path, tmp_path: Path) -> None:
+def test_a_container_without_a_request_calls_no_daemon(runtime: Path, bundle: Path, tmp_path: Path) -> None:
     (bundle / "config.json").write_text('{"process": {"env": ["PATH=/bin"]}}')
     done = front(runtime, tmp_path / "no-vgpud", "create", "--bundle", str(bundle), "c1")
     assert (done.returncode, done.stderr) == (7, "")
@@ -84,7 +86,7 @@ def test_a_container_that_asks_for_nothing_asks_nobody(runtime: Path, bundle: Pa
         ("run", "--config", "B/config.json", "c1"),
     ],
 )
-def test_the_bundle_is_edited_and_the_runtime_called_as_it_was(
+def test_the_bundle_is_edited_and_the_runtime_called_with_the_same_arguments(
     runtime: Path, bundle: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     words = tuple(
@@ -101,7 +103,7 @@ def test_the_bundle_is_edited_and_the_runtime_called_as_it_was(
     assert (bundle / "config.json.vgpud-original").read_text() == ASKS
 
 
-def test_a_bundle_that_is_used_again_is_asked_for_as_it_was(
+def test_a_reused_bundle_is_prepared_from_its_original_config(
     runtime: Path, bundle: Path, tmp_path: Path
 ) -> None:
     """Or the second container would carry the edits of the first, whose allocation is gone."""
@@ -111,14 +113,16 @@ def test_a_bundle_that_is_used_again_is_asked_for_as_it_was(
     assert [(asked.id, asked.body.decode()) for asked in door.heard] == [("c1", ASKS), ("c2", ASKS)]
 
 
-def test_nothing_asked_for_after_all(runtime: Path, bundle: Path, tmp_path: Path) -> None:
+def test_an_unchanged_answer_leaves_the_bundle_unchanged(runtime: Path, bundle: Path, tmp_path: Path) -> None:
     with FakeDoor(tmp_path / "run", [(Status.UNCHANGED, b"")]) as door:
         assert front(runtime, door.run_dir, "run", "c1", cwd=bundle).returncode == 7
     assert (bundle / "config.json").read_text() == ASKS
 
 
 @pytest.mark.parametrize("style", ["json", "text"])
-def test_a_refusal_is_said_where_it_is_read(runtime: Path, bundle: Path, tmp_path: Path, style: str) -> None:
+def test_a_refusal_is_written_to_stderr_and_the_runtime_log(
+    runtime: Path, bundle: Path, tmp_path: Path, style: str
+) -> None:
     """On standard error for Podman, in runc's log for containerd; and the runtime is not called."""
     said = 'only 1GiB is free on "device 0" (E401)\nhint: ask for less'
     log = tmp_path / "log"
@@ -137,7 +141,7 @@ def test_a_refusal_is_said_where_it_is_read(runtime: Path, bundle: Path, tmp_pat
     assert (bundle / "config.json").read_text() == ASKS
 
 
-def test_a_daemon_that_is_being_restarted_is_waited_for(runtime: Path, bundle: Path, tmp_path: Path) -> None:
+def test_a_create_waits_for_a_restarting_daemon(runtime: Path, bundle: Path, tmp_path: Path) -> None:
     results: list[subprocess.CompletedProcess[str]] = []
     run_dir = tmp_path / "run"
     waiting = threading.Thread(
@@ -150,7 +154,7 @@ def test_a_daemon_that_is_being_restarted_is_waited_for(runtime: Path, bundle: P
     assert results[0].returncode == 7 and (bundle / "config.json").read_text() == EDITED
 
 
-def test_the_runtime_is_never_itself(bundle: Path, tmp_path: Path) -> None:
+def test_vgpu_runtime_never_calls_itself(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "runc").symlink_to(FRONT)
     done = subprocess.run(
         [FRONT, "--version"],

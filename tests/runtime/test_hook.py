@@ -31,7 +31,7 @@ def hook(run_dir: Path, state: str, *words: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_the_programs_load_nothing() -> None:
+def test_the_hook_programs_load_no_shared_library() -> None:
     """An image's LD_PRELOAD must not get into a hook, which runs as root outside of the container."""
     for program in (HOOK, BUILD / "bin" / "vgpu-runtime"):
         assert b"/ld-linux" not in program.read_bytes()
@@ -81,7 +81,7 @@ def test_an_end_does_not_wait_for_a_daemon_that_is_away(tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
-def test_precreate_edits_what_comes_by(tmp_path: Path) -> None:
+def test_the_precreate_hook_edits_the_config_on_its_input(tmp_path: Path) -> None:
     asks = '{"process": {"env": ["VGPU_MEMORY=1GiB"]}}'
     with FakeDoor(tmp_path / "run", [(Status.DONE, b'{"edited": 1}')]) as door:
         assert hook(door.run_dir, asks, "precreate").stdout == '{"edited": 1}'
@@ -95,7 +95,7 @@ def test_precreate_edits_what_comes_by(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("--what", "bind"), ("bind",), ("bind", "a", "b"), ("dance", "a1")])
-def test_wrong_use_is_said(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_wrong_arguments_are_reported(tmp_path: Path, words: tuple[str, ...]) -> None:
     done = hook(tmp_path, "{}", *words)
     assert done.returncode != 0 and done.stderr.startswith("vgpu-hook: ")
 
@@ -136,7 +136,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(st.dictionaries(TEXTS, VALUES, max_size=5), TEXTS, TEXTS, st.booleans(), st.sampled_from([None, 1]))
-def test_json_is_read_as_python_reads_it(
+def test_json_is_parsed_as_python_parses_it(
     member: Callable[[str, str], str | None],
     rest: dict[str, Any],
     key: str,
@@ -153,6 +153,6 @@ def test_json_is_read_as_python_reads_it(
 
 @settings(max_examples=300, deadline=None)
 @given(st.text('{}[]":,\\ u0aé', max_size=40))
-def test_what_is_no_json_is_survived(member: Callable[[str, str], str | None], text: str) -> None:
+def test_invalid_json_is_refused_without_a_crash(member: Callable[[str, str], str | None], text: str) -> None:
     found = member(text, "a")
     assert found is None or isinstance(found, str)

@@ -52,7 +52,7 @@ def call(hook: Path, root: Path, what: str, shown: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "link"])
-def test_a_preload_list_that_is_no_file_is_refused(hook: Path, tmp_path: Path, kind: str) -> None:
+def test_a_preload_list_that_is_not_a_regular_file_is_refused(hook: Path, tmp_path: Path, kind: str) -> None:
     """The attack: open(2) of a FIFO without a writer waits, and the container's start with it."""
     (tmp_path / "etc").mkdir()
     preload = tmp_path / "etc" / "ld.so.preload"
@@ -90,7 +90,7 @@ def test_a_fifo_in_a_librarys_place_is_refused(hook: Path, tmp_path: Path) -> No
     assert call(hook, tmp_path, "libraries", place) == "-1 Invalid argument"
 
 
-def test_a_library_is_shown_over_the_images(hook: Path, tmp_path: Path) -> None:
+def test_the_drivers_library_is_mounted_over_the_images(hook: Path, tmp_path: Path) -> None:
     place = driver_and_libc(tmp_path)
     place.write_text("the image's")
     assert call(hook, tmp_path, "libraries", place) == "0 the driver's"

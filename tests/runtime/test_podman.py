@@ -20,20 +20,20 @@ ASKS = "--annotation=vgpud.io/memory=8GiB"
 SMI = "nvidia-smi --query-gpu=memory.total --format=csv,noheader"
 
 
-def test_nvidia_smi_inside_shows_the_slice(podman: Podman) -> None:
+def test_nvidia_smi_in_a_podman_container_shows_the_slice(podman: Podman) -> None:
     assert podman.run(ASKS, command=SMI).stdout.strip() == "8192 MiB"
     said = podman.run(ASKS, "--env=VGPU_MEMORY=2GiB", "--env=VGPU_ALLOCATION=x", command=SMI).stdout
     assert said.strip() == "8192 MiB", "variables may be the image's"
 
 
-def test_no_environment_gets_round_the_limit(podman: Podman) -> None:
+def test_the_limit_holds_against_the_containers_environment(podman: Podman) -> None:
     """As after ssh or su: libvgpu comes by /etc/ld.so.preload."""
     state = podman.node.environment["VGPU_SIM_STATE"]
     done = podman.run(ASKS, command=f"env -i VGPU_SIM_STATE={state} /usr/bin/{SMI}")
     assert done.stdout.strip() == "8192 MiB"
 
 
-def test_the_environment_names_the_slice(podman: Podman) -> None:
+def test_the_containers_environment_names_the_slice(podman: Podman) -> None:
     shown = podman.run(ASKS, command="env").stdout
     assert re.search(r"^VGPU_ALLOCATION=[0-9a-f]{12}$", shown, re.MULTILINE)
     assert "LD_PRELOAD" not in shown
@@ -51,19 +51,19 @@ def test_the_images_own_preloads_stay(podman: Podman, rootfs: Path) -> None:
     assert shown.splitlines() == ["/run/vgpu/libvgpu.so", "/usr/lib/x86_64-linux-gnu/libc.so.6"]
 
 
-def test_a_refusal_reaches_whoever_ran_it(podman: Podman) -> None:
+def test_a_refusal_reaches_the_caller_of_podman(podman: Podman) -> None:
     done = podman.run("--annotation=vgpud.io/memory=1000GiB", check=False)
     assert done.returncode != 0
     assert "no device can hold 1000GiB" in done.stderr and "E402" in done.stderr
     assert "hint: ask for at most" in done.stderr
 
 
-def test_a_container_that_asks_for_nothing_is_left_alone(podman: Podman) -> None:
+def test_a_podman_container_without_a_request_is_unchanged(podman: Podman) -> None:
     shown = podman.run(command="env; cat /proc/self/mounts").stdout
     assert "VGPU_ALLOCATION" not in shown and "/run/vgpu" not in shown
 
 
-def test_it_holds_while_its_init_lives(podman: Podman) -> None:
+def test_the_allocation_lasts_as_long_as_the_containers_init(podman: Podman) -> None:
     pid = podman.start("vgpud-test-life", ASKS)
     (name,) = states(podman.node)
     with_pid = podman.node.ctl_json("show", name)
@@ -72,7 +72,7 @@ def test_it_holds_while_its_init_lives(podman: Podman) -> None:
     left_nothing(podman.node)
 
 
-def test_the_same_container_again(podman: Podman) -> None:
+def test_a_restarted_container_gets_a_slice_again(podman: Podman) -> None:
     podman.start("vgpud-test-again", ASKS)
     before = set(states(podman.node))
     podman.call("restart", "--time=0", "vgpud-test-again")
@@ -83,7 +83,7 @@ def test_the_same_container_again(podman: Podman) -> None:
 
 
 @pytest.mark.parametrize("end", ["ended", "killed"])
-def test_a_runtime_that_fails_leaks_nothing(
+def test_a_failing_runtime_leaves_no_allocation(
     podman: Podman, shared_node: DemoNode, tmp_path: Path, end: str
 ) -> None:
     """After the allocation, before the container is."""
@@ -95,7 +95,7 @@ def test_a_runtime_that_fails_leaks_nothing(
     left_nothing(shared_node)
 
 
-def test_the_daemon_may_be_away(podman: Podman, shared_node: DemoNode) -> None:
+def test_containers_start_and_end_while_vgpud_is_down(podman: Podman, shared_node: DemoNode) -> None:
     """A container started while vgpud restarts waits for it; one that ends meanwhile is noticed later."""
     pid = podman.start("vgpud-test-away", ASKS)
     shared_node.kill()
@@ -133,7 +133,7 @@ def by_cdi(shared_node: DemoNode, rootfs: Path) -> Iterator[Podman]:
     made.clear()
 
 
-def test_podman_takes_the_spec(by_cdi: Podman, shared_node: DemoNode) -> None:
+def test_podman_accepts_the_cdi_spec(by_cdi: Podman, shared_node: DemoNode) -> None:
     held = quota(shared_node, 3)
     by_cdi.link()  # type: ignore[attr-defined]
     done = by_cdi.run(f"--device={held.cdi_name}", command=f"{SMI}; cat /etc/ld.so.preload")
@@ -145,7 +145,7 @@ def test_podman_takes_the_spec(by_cdi: Podman, shared_node: DemoNode) -> None:
 # --- hooks.d
 
 
-def test_podman_by_its_hook(shared_node: DemoNode, rootfs: Path, tmp_path: Path) -> None:
+def test_podman_prepares_a_container_by_its_hook(shared_node: DemoNode, rootfs: Path, tmp_path: Path) -> None:
     """hooks.d, stage precreate: no other runtime has to be named."""
     example = json.loads((HOOK.parents[3] / "configs/oci/vgpud-hook.json").read_text())
     example["hook"]["path"] = str(HOOK)

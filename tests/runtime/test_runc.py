@@ -29,7 +29,7 @@ def runc(shared_node: DemoNode, tmp_path: Path) -> Iterator[Runc]:
     left_nothing(shared_node)
 
 
-def test_a_life(runc: Runc, shared_node: DemoNode, rootfs: Path) -> None:
+def test_a_containers_create_start_kill_and_delete(runc: Runc, shared_node: DemoNode, rootfs: Path) -> None:
     runc.run("life", config(rootfs, "sleep", "600", asks=ASKS))
     (name,) = states(shared_node)
     assert shared_node.ctl_json("show", name)["label"] == "life"
@@ -44,7 +44,9 @@ def test_a_life(runc: Runc, shared_node: DemoNode, rootfs: Path) -> None:
     runc.delete("life")
 
 
-def test_processes_that_outlive_the_init_keep_it(runc: Runc, shared_node: DemoNode, rootfs: Path) -> None:
+def test_processes_that_outlive_the_init_keep_the_allocation(
+    runc: Runc, shared_node: DemoNode, rootfs: Path
+) -> None:
     """With the host's pid namespace they may: its cgroup has them."""
     command = "sleep 601 & echo $! >/tmp/child; exec sleep 600"
     spec = config(rootfs, "sh", "-c", command, asks=ASKS, host_pids=True)
@@ -62,7 +64,9 @@ def test_processes_that_outlive_the_init_keep_it(runc: Runc, shared_node: DemoNo
     runc.delete("cgroup")
 
 
-def test_a_container_of_another_user(runc: Runc, shared_node: DemoNode, rootfs: Path) -> None:
+def test_a_container_of_another_user_reaches_its_lease(
+    runc: Runc, shared_node: DemoNode, rootfs: Path
+) -> None:
     """Who the process is on the host owns the allocation, so it can write to its lease."""
     spec = config(rootfs, "sleep", "600", asks=ASKS)
     spec["process"]["user"] = {"uid": 12345, "gid": 12346}
@@ -73,7 +77,9 @@ def test_a_container_of_another_user(runc: Runc, shared_node: DemoNode, rootfs: 
     runc.delete("user")
 
 
-def test_a_create_that_fails_after_the_hook(runc: Runc, shared_node: DemoNode, rootfs: Path) -> None:
+def test_a_create_that_fails_after_the_hook_leaves_no_allocation(
+    runc: Runc, shared_node: DemoNode, rootfs: Path
+) -> None:
     """The init was bound already, and ends with the failed creation."""
     spec = config(rootfs, "no-such-program", asks=ASKS)
     folder = runc.bundle("fails", spec)
@@ -81,7 +87,9 @@ def test_a_create_that_fails_after_the_hook(runc: Runc, shared_node: DemoNode, r
     assert done.returncode != 0 and "no-such-program" in done.stdout
 
 
-def test_an_image_that_leads_out_of_itself(runc: Runc, shared_node: DemoNode, tmp_path: Path) -> None:
+def test_an_image_with_links_out_of_its_root_is_refused(
+    runc: Runc, shared_node: DemoNode, tmp_path: Path
+) -> None:
     """Its /etc is a link: what is merged must not be written to the host."""
     trap, host = make_rootfs(tmp_path / "trap"), tmp_path / "host-etc"
     host.mkdir()

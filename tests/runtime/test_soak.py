@@ -7,5 +7,5 @@ from tests.runtime.soak import soak
 
 
 @needs("runc", "root")
-def test_nothing_is_left_of_forty_containers(tmp_path: Path) -> None:
+def test_forty_containers_leave_nothing_behind(tmp_path: Path) -> None:
     assert soak(tmp_path, starts=40, restart_every=10, seed=7) == {}

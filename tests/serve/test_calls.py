@@ -37,7 +37,7 @@ def code_of(call: Callable[[], object]) -> ErrorCode:
     return caught.value.code
 
 
-def test_the_tables_cover_every_method() -> None:
+def test_the_rights_table_covers_every_method() -> None:
     methods = {method.name for method in SERVICE.methods}
     assert set(LEAST_DOOR) == methods
     assert set(HANDLERS) == methods - {"Watch"}
@@ -45,7 +45,7 @@ def test_the_tables_cover_every_method() -> None:
     assert {name for name, door in LEAST_DOOR.items() if door > Door.READ} == CHANGING
 
 
-def test_reading(live: Live, reader: Client) -> None:
+def test_the_read_socket_answers_reads(live: Live, reader: Client) -> None:
     node = reader.get_node()
     assert (node.device_count, node.status, node.vgpud_version != "") == (1, "well", True)
     devices = reader.list_devices().devices
@@ -60,7 +60,7 @@ def test_reading(live: Live, reader: Client) -> None:
     assert live.keeper.held == {}
 
 
-def test_an_allocation_from_begin_to_end(live: Live, tenant: Client) -> None:
+def test_an_allocation_is_made_resized_and_released(live: Live, tenant: Client) -> None:
     held = tenant.allocate(ask(share_percent=12.5, label="mine"))
     assert (held.owner_uid, held.owner_gid, held.label) == (os.geteuid(), os.getegid(), "mine")
     assert held.edits.host_env["VGPU_LEASE"].endswith("leases/x")
@@ -79,13 +79,13 @@ def test_an_allocation_from_begin_to_end(live: Live, tenant: Client) -> None:
     assert code_of(lambda: tenant.release(held.id)) is ErrorCode.NO_SUCH_ALLOCATION
 
 
-def test_an_empty_request_id_is_made_up(live: Live, tenant: Client) -> None:
+def test_an_empty_request_id_is_generated(live: Live, tenant: Client) -> None:
     ids = {tenant.allocate(pb.AllocateRequest()).request_id for _ in range(2)}
     assert len(ids) == 2
     assert all(ids)
 
 
-def test_bind_to_caller_names_this_very_process(live: Live, tenant: Client) -> None:
+def test_bind_to_caller_binds_the_calling_process(live: Live, tenant: Client) -> None:
     held = tenant.allocate(ask(bind_to_caller=True))
     assert held.bound_pid == os.getpid()
     ticks = start_ticks(os.getpid())
@@ -106,7 +106,7 @@ def layout() -> pb.MigRequest:
     return pb.MigRequest(targets=[pb.MigTarget(layout=["1g.18gb*2"])])
 
 
-def test_errors_arrive_with_number_sentence_hint_and_details(live: Live, admin: Client) -> None:
+def test_an_error_arrives_with_number_sentence_hint_and_details(live: Live, admin: Client) -> None:
     calls: dict[str, Callable[[], object]] = {
         "GetNode": admin.get_node,
         "ListDevices": admin.list_devices,
@@ -150,7 +150,7 @@ def test_errors_arrive_with_number_sentence_hint_and_details(live: Live, admin: 
         assert "secret" not in repr(caught.value)
 
 
-def test_what_each_door_lets_through(live: Live, reader: Client, tenant: Client, admin: Client) -> None:
+def test_each_door_admits_its_own_methods(live: Live, reader: Client, tenant: Client, admin: Client) -> None:
     changing: dict[str, Callable[[Client], object]] = {
         "Allocate": lambda c: c.allocate(ask()),
         "Release": lambda c: c.release("nothing"),
@@ -208,12 +208,12 @@ def test_a_uid_in_metadata_is_not_believed(live: Live) -> None:
     assert held.owner_uid == os.geteuid()
 
 
-def test_a_caller_that_passes_the_relay_by_is_refused(live: Live) -> None:
+def test_a_caller_that_bypasses_the_relay_is_refused(live: Live) -> None:
     with Client(live.run_dir / "private" / "grpc.sock", 10) as client:
         assert code_of(client.get_node) is ErrorCode.NOT_ALLOWED
 
 
-def test_watch_resumes_without_gap_or_repeat(live: Live, tenant: Client, reader: Client) -> None:
+def test_a_watch_resumes_without_gap_or_repeat(live: Live, tenant: Client, reader: Client) -> None:
     events = reader.watch()
     first = tenant.allocate(pb.AllocateRequest(request_id="a"))
     assert next(events).subject == first.id
@@ -227,7 +227,7 @@ def test_watch_resumes_without_gap_or_repeat(live: Live, tenant: Client, reader:
     assert [next(reader.watch(0)).revision, next(reader.watch(1)).revision] == [1, 2]
 
 
-def test_a_revision_that_is_no_longer_kept(live: Live, reader: Client) -> None:
+def test_a_watch_from_a_compacted_revision_is_refused(live: Live, reader: Client) -> None:
     live.keeper.oldest = 5
     assert code_of(lambda: next(reader.watch(4))) is ErrorCode.BAD_REVISION
 
@@ -239,7 +239,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_watcher_that_goes_is_forgotten(live: Live) -> None:
+def test_a_watch_whose_client_disconnects_ends(live: Live) -> None:
     with Client(live.ro) as client:
         watches = [client.watch(0) for _ in range(5)]
         wait_until(lambda: live.keeper.watchers == 5)
@@ -262,7 +262,7 @@ def test_health_and_reflection_answer_at_every_door(live: Live) -> None:
             assert {method.name for method in found.service[0].method} == set(LEAST_DOOR)
 
 
-def test_junk_instead_of_a_message_is_a_bad_request(live: Live) -> None:
+def test_an_undecodable_message_is_a_bad_request(live: Live) -> None:
     with grpc.insecure_channel(f"unix:{live.tenant}") as channel:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/vgpud.v1.Vgpud/Allocate")
         with pytest.raises(grpc.RpcError) as caught:
@@ -280,7 +280,7 @@ def test_junk_instead_of_a_message_is_a_bad_request(live: Live) -> None:
     assert live.keeper.requests == []
 
 
-def test_a_listing_larger_than_any_buffer(live: Live, admin: Client) -> None:
+def test_a_listing_larger_than_the_socket_buffers_arrives_whole(live: Live, admin: Client) -> None:
     held = admin.allocate(ask(label="x" * 250))
     kept = live.keeper.held[held.id]
     live.keeper.held.update({f"b{i}": kept for i in range(12_000)})
@@ -289,7 +289,7 @@ def test_a_listing_larger_than_any_buffer(live: Live, admin: Client) -> None:
     assert listed.ByteSize() > 5_000_000
 
 
-def test_mps_and_draining(live: Live, reader: Client, admin: Client) -> None:
+def test_mps_and_drain_calls_reach_the_keeper(live: Live, reader: Client, admin: Client) -> None:
     (shown,) = reader.list_mps().daemons
     assert (shown.device_uuid, shown.client_limit, shown.servers[0].state) == ("GPU-1", 48, "FAULT")
     assert [(c.pid, c.HasField("uid"), c.command) for c in shown.clients] == [(7, True, ""), (8, False, "")]
@@ -333,7 +333,7 @@ def test_mig_plans_and_refusals_arrive(live: Live, admin: Client) -> None:
     assert wordless.value.code is ErrorCode.BAD_REQUEST
 
 
-def test_usage_tells_what_is_known_and_leaves_the_rest_unset(reader: Client) -> None:
+def test_usage_leaves_unknown_figures_unset(reader: Client) -> None:
     usage = reader.get_usage()
     (vitals,) = usage.devices
     assert (vitals.temperature_celsius, vitals.power_milliwatts, vitals.busy_percent) == (41, 250_000, 87)
@@ -345,7 +345,7 @@ def test_usage_tells_what_is_known_and_leaves_the_rest_unset(reader: Client) -> 
     assert (meter.compute_granted_ns, meter.compute_overrun_ns, meter.compute_bypasses) == (10, 3, 1)
 
 
-def test_a_command_is_for_its_own_user_and_the_administrator(reader: Client, admin: Client) -> None:
+def test_a_processs_command_is_shown_to_its_user_and_the_administrator(reader: Client, admin: Client) -> None:
     assert [p.command for p in admin.list_processes().processes] == ["python train.py", "?"]
     shown = reader.list_processes().processes
     assert [p.pid for p in shown] == [77, 78]
@@ -353,5 +353,5 @@ def test_a_command_is_for_its_own_user_and_the_administrator(reader: Client, adm
     assert not shown[1].HasField("memory_bytes")
 
 
-def test_more_events_than_one_call_gets_are_refused(reader: Client) -> None:
+def test_a_call_for_too_many_events_is_refused(reader: Client) -> None:
     assert code_of(lambda: reader.list_events(10_001)) is ErrorCode.BAD_REQUEST

@@ -42,7 +42,7 @@ def reading(live: Live) -> int:
 
 
 @pytest.mark.parametrize(("door", "most"), [("ro", 4), ("tenant", 6)])
-def test_messages_that_never_end_are_as_many_as_the_share(live: Live, door: str, most: int) -> None:
+def test_unfinished_messages_of_a_user_are_bounded_by_its_share(live: Live, door: str, most: int) -> None:
     """48 connections with 128 unfinished messages of 1 MiB each took 5 GB."""
     peer = Peer(getattr(live, door))
     for _ in range(12):
@@ -64,7 +64,7 @@ def test_messages_that_never_end_are_as_many_as_the_share(live: Live, door: str,
         ("ServerReflectionInfo", "grpc.reflection.v1alpha.ServerReflection"),
     ],
 )
-def test_a_message_that_does_not_end_in_time_ends_its_connection(method: str, service: str) -> None:
+def test_a_message_unfinished_at_its_deadline_ends_its_connection(method: str, service: str) -> None:
     live = bounded(message_seconds=0.2, reply_seconds=0.2)
     try:
         for begun in (b"", b"x" * 100):
@@ -80,7 +80,7 @@ def test_a_message_that_does_not_end_in_time_ends_its_connection(method: str, se
         live.close()
 
 
-def test_a_reply_that_is_not_taken_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_unread_at_its_deadline_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     live = bounded(message_seconds=EVER, reply_seconds=0.3)
     try:
         monkeypatch.setattr(live.keeper, "policy", lambda: FakeLoaded(digest="y" * 3_000_000))
@@ -94,7 +94,7 @@ def test_a_reply_that_is_not_taken_ends_its_connection(monkeypatch: pytest.Monke
         live.close()
 
 
-def test_watches_of_a_user_are_as_many_as_its_share(live: Live) -> None:
+def test_watches_of_a_user_are_bounded_by_its_share(live: Live) -> None:
     peer = Peer(live.ro)
     for _ in range(5):
         peer.begin_message(peer.open("Watch"), 0)

@@ -45,7 +45,9 @@ Client(Path(sys.argv[1]), 60).allocate(pb.AllocateRequest(request_id=sys.argv[2]
 
 
 @pytest.mark.parametrize("request_id", ["mine", ""])
-def test_a_caller_killed_in_mid_call(live: Live, tenant: Client, request_id: str) -> None:
+def test_a_call_of_a_killed_client_leaves_the_server_unharmed(
+    live: Live, tenant: Client, request_id: str
+) -> None:
     """Its allocation is finished and found again by the request id; without one nothing is left."""
     close_gate(live)
     caller = subprocess.Popen([sys.executable, "-c", ALLOCATE, str(live.tenant), request_id])
@@ -64,7 +66,7 @@ def test_a_caller_killed_in_mid_call(live: Live, tenant: Client, request_id: str
         assert live.keeper.held == {}
 
 
-def test_a_deadline_is_the_callers_own(live: Live) -> None:
+def test_a_callers_deadline_ends_its_call_alone(live: Live) -> None:
     close_gate(live)
     with Client(live.tenant, 0.3) as hasty, pytest.raises(VgpuError) as caught:
         hasty.allocate(pb.AllocateRequest(request_id="r"))
@@ -76,7 +78,7 @@ def test_a_deadline_is_the_callers_own(live: Live) -> None:
         assert client.allocate(pb.AllocateRequest(request_id="r")).id == "a1"
 
 
-def test_200_callers_at_once(live: Live) -> None:
+def test_two_hundred_concurrent_callers_are_served(live: Live) -> None:
     ready = threading.Barrier(20)
 
     def caller(number: int) -> list[str]:
@@ -111,7 +113,7 @@ def test_200_callers_at_once(live: Live) -> None:
     [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(100_000), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff"],
     ids=["nothing", "http", "noise", "http2"],  # of noise pytest would make another name in each worker
 )
-def test_junk_on_the_socket_harms_nobody(live: Live, reader: Client, junk: bytes) -> None:
+def test_junk_on_the_socket_leaves_other_clients_unharmed(live: Live, reader: Client, junk: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as odd:
         odd.connect(str(live.ro))
         odd.settimeout(10)
@@ -126,7 +128,7 @@ def test_junk_on_the_socket_harms_nobody(live: Live, reader: Client, junk: bytes
     wait_until(lambda: live.server._relay.peers.served == 1)
 
 
-def test_the_end_is_graceful(live: Live, reader: Client) -> None:
+def test_a_stop_waits_for_running_calls(live: Live, reader: Client) -> None:
     """The running call is answered, the watch is told, new callers find nobody."""
     close_gate(live)
     watch = reader.watch()
@@ -148,7 +150,7 @@ def test_the_end_is_graceful(live: Live, reader: Client) -> None:
     live._stopped = True
 
 
-def test_a_call_longer_than_the_grace_is_cut(live: Live) -> None:
+def test_a_stop_cancels_calls_beyond_the_grace(live: Live) -> None:
     close_gate(live)
     with ThreadPoolExecutor(1) as pool, Client(live.tenant, 30) as client:
         answer = pool.submit(client.allocate, pb.AllocateRequest(request_id="r"))
@@ -165,7 +167,7 @@ async def others() -> list[str]:
     return [str(task) for task in asyncio.all_tasks() - {asyncio.current_task()}]
 
 
-def test_health_says_when_it_ends(live: Live) -> None:
+def test_health_reports_the_stop(live: Live) -> None:
     with grpc.insecure_channel(f"unix:{live.ro}") as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)  # its stubs name no methods
         states = stub.Watch(health_pb2.HealthCheckRequest())

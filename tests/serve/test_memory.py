@@ -62,7 +62,7 @@ def peak_bytes(pid: int) -> int:
 
 
 @needs("root")
-def test_a_stranger_takes_no_more_memory_than_its_share(folder: Path) -> None:
+def test_a_user_without_rights_takes_no_more_memory_than_its_share(folder: Path) -> None:
     words = [sys.executable, "-c", SERVER, str(folder)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin and server.stdout

@@ -61,14 +61,14 @@ def as_another(path: Path, uid: int, gid: int, groups: str = "") -> str:
 
 
 @needs("root")
-def test_the_kernel_names_the_caller(live: Live) -> None:
+def test_the_callers_uid_is_that_of_the_kernel(live: Live) -> None:
     live.tenant.chmod(0o666)
     assert as_another(live.tenant, 4242, 4243) == "4242 4243 True"
     assert live.keeper.requests[0].owner.uid == 4242
 
 
 @needs("root")
-def test_the_tenant_socket_is_for_its_group(live: Live) -> None:
+def test_the_tenant_socket_admits_only_its_group(live: Live) -> None:
     os.chown(live.tenant, -1, TENANTS)
     assert as_another(live.tenant, 4242, 4243, "").startswith("NOT_ALLOWED uid 4242 may not open")
     assert as_another(live.tenant, 4242, 4243, str(TENANTS)) == "4242 4243 True"
@@ -76,7 +76,7 @@ def test_the_tenant_socket_is_for_its_group(live: Live) -> None:
 
 
 @needs("root")
-def test_the_admin_socket_is_for_root_even_if_its_mode_is_not(live: Live) -> None:
+def test_the_admin_socket_admits_only_root_whatever_its_mode(live: Live) -> None:
     live.admin.chmod(0o666)
     answer = as_another(live.admin, 4242, 4243)
     assert answer == "NOT_ALLOWED uid 4242 may not use the admin socket"
@@ -84,7 +84,7 @@ def test_the_admin_socket_is_for_root_even_if_its_mode_is_not(live: Live) -> Non
 
 
 @needs("root")
-def test_nobody_else_gets_at_what_is_behind(live: Live) -> None:
+def test_the_private_socket_admits_no_other_user(live: Live) -> None:
     private = live.run_dir / "private"
     assert private.stat().st_mode & 0o777 == 0o700
     assert as_another(private / "grpc.sock", 4242, 4243).startswith(("NOT_ALLOWED", "UNREACHABLE"))
@@ -94,7 +94,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
-def test_start_ticks_tell_processes_apart() -> None:
+def test_start_ticks_tell_processes_of_one_pid_apart() -> None:
     assert peers.start_ticks(2**22 + 1) is None
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
@@ -155,7 +155,7 @@ def test_a_peer_that_has_ended_is_not_taken_for_the_process_that_has_its_pid(
     assert [*told, last] == ["True True"] * 3
 
 
-def test_names_are_never_used_twice() -> None:
+def test_peer_names_are_never_reused() -> None:
     table = peers.PeerTable()
     caller = Caller(Door.READ, 7, 7, Lifetime())
     first = table.add(caller)
@@ -170,7 +170,7 @@ def test_names_are_never_used_twice() -> None:
         assert caught.value.code is ErrorCode.NOT_ALLOWED
 
 
-def test_the_pump_carries_everything_past_a_slow_reader() -> None:
+def test_the_pump_loses_nothing_with_a_slow_reader() -> None:
     """Both ways at once, far more than the sockets hold, and holds little of it itself."""
 
     async def carry() -> tuple[bool, int]:
@@ -233,7 +233,7 @@ def test_one_user_cannot_take_every_connection() -> None:
 
 
 @needs("root")
-def test_a_user_with_few_connections_gets_in_where_others_hold_all() -> None:
+def test_a_user_with_few_connections_is_admitted_where_others_hold_all() -> None:
     """Users with 1024 idle connections each kept all others out."""
     live = Live(Limits(total=6, per_uid=4, admin=1))
     live.tenant.chmod(0o666)
@@ -266,7 +266,7 @@ print(len(held), flush=True); input()
 """
 
 
-def test_limits_leave_room_below_the_descriptor_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_limits_stay_below_the_descriptor_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 4096))
     lowered = Limits().within_descriptors()
     assert lowered.total * 3 + lowered.admin * 3 + 128 <= 1024
@@ -287,7 +287,7 @@ class NoDescriptors(socket.socket):
         return super().accept()
 
 
-def test_running_out_of_descriptors_passes(live: Live) -> None:
+def test_the_relay_recovers_when_descriptors_are_free_again(live: Live) -> None:
     relay = live.server._relay
     scarce = NoDescriptors(fileno=os.dup(relay._listening[Door.READ].fileno()))
 
@@ -311,7 +311,7 @@ def small_backlog(monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
     live.close()
 
 
-def test_a_full_backlog_behind_is_waited_for(small_backlog: Live) -> None:
+def test_the_relay_waits_for_a_full_backlog_of_the_server(small_backlog: Live) -> None:
     """grpcio's socket is replaced by one that takes one connection and accepts late."""
     live = small_backlog
     relay = live.server._relay
@@ -341,7 +341,7 @@ def test_a_full_backlog_behind_is_waited_for(small_backlog: Live) -> None:
     assert [left.name for left in path.parent.iterdir()] == ["grpc.sock"]
 
 
-def test_a_request_never_carries_more_than_the_socket_said(live: Live) -> None:
+def test_requests_of_two_clients_keep_their_own_callers(live: Live) -> None:
     """One connection is one caller: calls of two clients do not mix."""
     with Client(live.ro, 10) as reader, Client(live.tenant, 10) as tenant:
         for number in range(20):

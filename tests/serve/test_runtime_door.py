@@ -124,7 +124,7 @@ def me() -> Lifetime:
     return Lifetime(os.getpid(), ticks)
 
 
-def test_a_container_is_prepared(tmp_path: Path) -> None:
+def test_a_prepared_container_has_its_allocation_in_its_config(tmp_path: Path) -> None:
     async def scene(made: World) -> None:
         status, text = await made.ask(Verb.PREPARE, body=ASKS)
         assert status is Status.DONE and json.loads(text)["annotations"]["vgpud.io/prepared"] == "a1"
@@ -140,7 +140,7 @@ def test_a_container_is_prepared(tmp_path: Path) -> None:
     run(tmp_path, scene)
 
 
-def test_a_hook_asks_for_its_parent(tmp_path: Path) -> None:
+def test_a_hook_prepares_for_its_parent_process(tmp_path: Path) -> None:
     async def scene(made: World) -> None:
         await made.ask(Verb.PREPARE, body=ASKS, flags=FOR_PARENT)
         assert made.containers.started[0].lifetime.pid == os.getppid()
@@ -152,7 +152,7 @@ def test_a_hook_asks_for_its_parent(tmp_path: Path) -> None:
     run(tmp_path, scene)
 
 
-def test_refusals_and_bugs_are_answered(tmp_path: Path) -> None:
+def test_refusals_and_internal_errors_are_answered(tmp_path: Path) -> None:
     async def scene(made: World) -> None:
         made.containers.error = VgpuError(ErrorCode.NO_CAPACITY, "it is full", "wait")
         assert await made.ask(Verb.PREPARE, body=ASKS) == (Status.REFUSED, "it is full (E401)\nhint: wait")
@@ -167,7 +167,7 @@ def test_refusals_and_bugs_are_answered(tmp_path: Path) -> None:
     run(tmp_path, scene)
 
 
-def test_binding_is_by_pidfd(tmp_path: Path) -> None:
+def test_a_bind_takes_the_process_of_the_passed_pidfd(tmp_path: Path) -> None:
     async def scene(made: World) -> None:
         pidfd = os.pidfd_open(os.getpid())
         assert (await made.ask(Verb.BIND, name="a1", pidfd=pidfd))[0] is Status.DONE
@@ -191,7 +191,7 @@ def test_binding_is_by_pidfd(tmp_path: Path) -> None:
         REQUEST.pack(MAGIC, 1, 0, 0, 1 << 30),
     ],
 )
-def test_what_is_no_message_is_refused(tmp_path: Path, head: bytes) -> None:
+def test_a_malformed_message_is_refused(tmp_path: Path, head: bytes) -> None:
     async def scene(made: World) -> None:
         with await made.connect() as peer:
             await asyncio.get_running_loop().sock_sendall(peer, head)
@@ -203,7 +203,7 @@ def test_what_is_no_message_is_refused(tmp_path: Path, head: bytes) -> None:
 
 
 @needs("root")
-def test_peers_that_go_away_or_say_nothing_hold_up_nobody(tmp_path: Path) -> None:
+def test_silent_and_closed_connections_do_not_hold_up_others(tmp_path: Path) -> None:
     async def scene(made: World) -> None:
         silent = [await made.connect() for _ in range(20)]
         with await made.connect() as cut:
@@ -215,7 +215,7 @@ def test_peers_that_go_away_or_say_nothing_hold_up_nobody(tmp_path: Path) -> Non
     run(tmp_path, scene)
 
 
-def test_who_comes_while_the_daemon_is_away_is_served_by_the_next(tmp_path: Path) -> None:
+def test_a_connection_made_while_vgpud_is_down_is_served_by_the_next_vgpud(tmp_path: Path) -> None:
     async def play() -> None:
         (tmp_path / "run").mkdir()
         with socket.socket(socket.AF_UNIX) as held:
@@ -275,7 +275,7 @@ def test_a_message_above_one_mebibyte_is_refused_by_its_header(tmp_path: Path) -
     run(tmp_path, scene)
 
 
-def test_a_refusal_is_short_whatever_it_is_about(tmp_path: Path) -> None:
+def test_a_refusal_is_short_for_a_huge_request(tmp_path: Path) -> None:
     async def scene(made: World) -> None:
         for body in (
             json.dumps({"annotations": {"vgpud.io/" + "memoryy" * 100_000: "1"}}),
@@ -309,7 +309,7 @@ def test_config_json_is_read_and_written_off_the_event_loop(
 
 
 @needs("root")
-def test_unread_replies_of_a_user_end_and_leave_the_others_room(tmp_path: Path) -> None:
+def test_unread_replies_of_a_user_end_and_leave_room_for_others(tmp_path: Path) -> None:
     """512 replies that nobody read once kept root from starting containers."""
     limits = Limits(total=4, per_user=4, for_root=2, reply_seconds=0.2)
     large = config_asking(x="y" * 700_000)
@@ -373,7 +373,7 @@ def open_folder() -> Iterator[Path]:
 
 
 @needs("root")
-def test_silent_connections_of_a_user_leave_root_its_room(open_folder: Path) -> None:
+def test_silent_connections_of_a_user_leave_room_for_root(open_folder: Path) -> None:
     async def scene(made: World) -> None:
         opened_to_all(made)
         async with another_user(made, 5, "read") as told:
@@ -384,7 +384,7 @@ def test_silent_connections_of_a_user_leave_root_its_room(open_folder: Path) -> 
 
 
 @needs("root")
-def test_the_door_is_roots_unless_the_policy_opens_it(open_folder: Path) -> None:
+def test_the_runtime_door_is_closed_to_users_unless_the_policy_opens_it(open_folder: Path) -> None:
     async def scene(made: World) -> None:
         opened_to_all(made)
         async with another_user(made, 1, "read") as told:
@@ -409,7 +409,7 @@ for pid in (1, os.getpid()):
 
 
 @needs("root")
-def test_a_user_binds_no_process_of_another_user(open_folder: Path) -> None:
+def test_a_user_cannot_bind_a_process_of_another_user(open_folder: Path) -> None:
     async def scene(made: World) -> None:
         opened_to_all(made)
         words = [sys.executable, "-c", BINDS_ROOTS, str(made.path)]

@@ -33,7 +33,7 @@ def modes(run_dir: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o077, 0o777])
-def test_modes_do_not_depend_on_the_umask(run_dir: Path, umask: int) -> None:
+def test_socket_modes_do_not_depend_on_the_umask(run_dir: Path, umask: int) -> None:
     run_dir.mkdir()
     (run_dir / "private").mkdir()
     before = os.umask(umask)
@@ -49,7 +49,7 @@ def test_modes_do_not_depend_on_the_umask(run_dir: Path, umask: int) -> None:
 
 
 @needs("root")
-def test_only_the_tenants_socket_is_the_groups(run_dir: Path) -> None:
+def test_only_the_tenant_socket_belongs_to_the_group(run_dir: Path) -> None:
     group = next(g for g in grp.getgrall() if g.gr_gid != 0)
     sockets = opened(run_dir, group.gr_name)
     gids = {p.name: p.stat().st_gid for p in run_dir.iterdir() if p.is_socket()}
@@ -65,11 +65,11 @@ def refused(run_dir: Path, group: str = "") -> VgpuError:
     return caught.value
 
 
-def test_no_such_group(run_dir: Path) -> None:
+def test_a_missing_group_is_named_with_the_command_that_makes_it(run_dir: Path) -> None:
     assert "groupadd --system nobody-has-this" in refused(run_dir, "nobody-has-this").hint
 
 
-def test_a_second_daemon_on_the_same_folder(run_dir: Path) -> None:
+def test_a_second_daemon_on_the_same_sockets_is_refused(run_dir: Path) -> None:
     first = opened(run_dir)
     assert "another daemon answers" in refused(run_dir).sentence
     assert set(modes(run_dir)) == {"ro.sock", "vgpud.sock", "admin.sock"}
@@ -77,18 +77,18 @@ def test_a_second_daemon_on_the_same_folder(run_dir: Path) -> None:
     opened(run_dir).close()
 
 
-def test_what_a_killed_daemon_left_is_replaced(run_dir: Path) -> None:
+def test_sockets_of_a_killed_daemon_are_replaced(run_dir: Path) -> None:
     left = opened(run_dir)
     for one in left.listening.values():
         one.close()
     opened(run_dir).close()
 
 
-def test_a_path_too_long(run_dir: Path) -> None:
+def test_a_socket_path_above_108_bytes_is_refused(run_dir: Path) -> None:
     assert "bytes" in refused(run_dir / ("x" * 100)).sentence
 
 
-def test_a_private_folder_of_somebody_else(run_dir: Path) -> None:
+def test_a_private_folder_that_is_a_link_is_refused(run_dir: Path) -> None:
     run_dir.mkdir()
     (run_dir / "private").symlink_to("/tmp")
     assert "is not a folder of uid" in refused(run_dir).sentence
@@ -140,7 +140,7 @@ def passed(folder: Path, names: str, kinds: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_sockets_of_systemd(tmp_path: Path) -> None:
+def test_sockets_passed_by_systemd_are_used(tmp_path: Path) -> None:
     shown = passed(tmp_path, "admin:ro:runtime:tenant", "unix,unix,unix,unix")
     assert shown[0] == str(
         [
@@ -153,7 +153,7 @@ def test_sockets_of_systemd(tmp_path: Path) -> None:
     assert shown[1] == "['s0', 's1', 's2', 's3']"  # theirs to remove
 
 
-def test_what_systemd_does_not_pass_is_made(run_dir: Path) -> None:
+def test_sockets_that_systemd_does_not_pass_are_created(run_dir: Path) -> None:
     """As where the unit of this one socket is not enabled."""
     run_dir.mkdir()
     shown = passed(run_dir, "admin:ro:tenant", "unix,unix,unix")
@@ -171,11 +171,11 @@ def test_what_systemd_does_not_pass_is_made(run_dir: Path) -> None:
         ("ro", "deaf", "is not a listening Unix stream socket"),
     ],
 )
-def test_wrong_sockets_of_systemd(tmp_path: Path, names: str, kinds: str, why: str) -> None:
+def test_unfit_sockets_of_systemd_are_refused(tmp_path: Path, names: str, kinds: str, why: str) -> None:
     assert why in passed(tmp_path, names, kinds)[0]
 
 
-def test_what_systemd_passed_to_another_process_is_not_ours(run_dir: Path) -> None:
+def test_sockets_that_systemd_passed_to_another_process_are_ignored(run_dir: Path) -> None:
     environment = {"LISTEN_PID": "1", "LISTEN_FDS": "1", "LISTEN_FDNAMES": "ro"}
     sockets = public_sockets(run_dir, "", passed_sockets(environment))
     assert sockets.made

@@ -82,7 +82,7 @@ def accepted(listener: socket.socket) -> Caller:
 
 
 @needs("user-namespaces")
-def test_a_subordinate_uid_counts_as_the_user_who_made_the_namespace(path: Path) -> None:
+def test_a_subordinate_uid_counts_as_the_owner_of_its_namespace(path: Path) -> None:
     with listening(path) as listener:
         for inside in (0, 1, 65535):
             with subordinate(path, inside):
@@ -110,7 +110,7 @@ def test_a_subordinate_uid_outside_of_its_namespace_counts_as_its_user(
                 print(file=child.stdin, flush=True)
 
 
-def test_changed_ranges_are_read_again(tmp_path: Path) -> None:
+def test_changed_subordinate_ranges_are_read_again(tmp_path: Path) -> None:
     file = tmp_path / "subuid"
     ranges = SubordinateUids(file)
     assert ranges.user_of(FIRST) == FIRST
