@@ -29,7 +29,7 @@ def shares_hold(card: Card) -> None:
     assert bypassed_seldom(small, large)
 
 
-def test_an_arbiter_in_another_time_namespace(card: Card) -> None:
+def test_shares_hold_with_an_arbiter_in_another_time_namespace(card: Card) -> None:
     """As after a suspend, when the two ends' clocks have gone apart; a container may have its own as well."""
     tried = subprocess.run([*A_DAY_LATER, "true"], capture_output=True, text=True, check=False)
     if tried.returncode != 0:
@@ -39,7 +39,7 @@ def test_an_arbiter_in_another_time_namespace(card: Card) -> None:
     shares_hold(card)
 
 
-def test_a_wall_clock_that_jumps(card: Card) -> None:
+def test_shares_hold_while_the_wall_clock_jumps(card: Card) -> None:
     clock = TEST_BUILD / "libwallclock.so"
     card.kill_arbiter()
     card.start_arbiter("env", f"LD_PRELOAD={clock}")
@@ -47,7 +47,7 @@ def test_a_wall_clock_that_jumps(card: Card) -> None:
     shares_hold(card)
 
 
-def test_a_node_that_stands_still_for_a_second(card: Card) -> None:
+def test_shares_hold_after_the_node_was_stopped_for_a_second(card: Card) -> None:
     """The arbiter and all tenants, in the middle of turns: nobody pays for it, and nobody is given up."""
     small, large = card.lease("a", CONSERVING, 25), card.lease("b", CONSERVING, 75)
     processes = [card.spin(lease, LONG) for lease in (small, large)]

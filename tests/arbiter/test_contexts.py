@@ -33,7 +33,7 @@ def percent(card: Card, how: str, count: int, kernel_us: int = KERNEL_US) -> flo
 
 
 @pytest.mark.parametrize("how", ["reset", "release", "destroy", "green"])
-def test_a_share_holds_while_contexts_end_and_begin(card: Card, how: str) -> None:
+def test_a_share_holds_while_contexts_are_created_and_destroyed(card: Card, how: str) -> None:
     assert percent(card, how, 20) < PARTED
 
 

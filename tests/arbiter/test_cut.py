@@ -69,7 +69,7 @@ def test_processes_of_one_tenant_have_one_share(cut_card: Card) -> None:
     assert all(part > 0 for part in done) and sum(done) < 50
 
 
-def test_a_stopped_tenant_is_taken_off_all_the_same(cut_card: Card) -> None:
+def test_a_stopped_tenant_is_preempted(cut_card: Card) -> None:
     stopped, other = cut_card.lease("a", CONSERVING, 50), cut_card.lease("b", CONSERVING, 50)
     process = cut_card.spin(stopped, LONG)
     cut_card.spin(other, LONG)
@@ -80,7 +80,7 @@ def test_a_stopped_tenant_is_taken_off_all_the_same(cut_card: Card) -> None:
     assert counters(stopped)["bypasses"] == before == 0
 
 
-def test_a_tenant_killed_while_off_leaves_nothing(cut_card: Card) -> None:
+def test_a_tenant_killed_while_preempted_leaves_no_channels(cut_card: Card) -> None:
     lease = cut_card.lease("a", HARD, 5)
     process = cut_card.spin(lease, LONG)
     eventually(lambda: table(lease)[0] == 1, "it is off", 30)
@@ -90,7 +90,7 @@ def test_a_tenant_killed_while_off_leaves_nothing(cut_card: Card) -> None:
     assert work(answer(cut_card.spin(free, 1.0))) > 50
 
 
-def test_without_an_arbiter_a_tenant_puts_itself_back(cut_card: Card) -> None:
+def test_a_preempted_tenant_without_an_arbiter_enables_its_channels(cut_card: Card) -> None:
     lease = cut_card.lease("a", HARD, 5)
     process = cut_card.spin(lease, LONG)
     eventually(lambda: table(lease)[0] == 1, "it is off", 30)
@@ -99,7 +99,7 @@ def test_without_an_arbiter_a_tenant_puts_itself_back(cut_card: Card) -> None:
     assert process.poll() is None
 
 
-def test_an_arbiter_that_starts_anew_goes_on(cut_card: Card) -> None:
+def test_a_restarted_arbiter_continues_the_turns(cut_card: Card) -> None:
     lease = cut_card.lease("a", HARD, 25)
     process = cut_card.spin(lease, 4.0)
     eventually(lambda: counters(lease)["turns"] > 5, "it has turns", 30)
@@ -118,7 +118,7 @@ def test_an_idle_tenant_costs_the_others_nothing(cut_card: Card) -> None:
 
 
 @pytest.mark.parametrize("word", ["client", "subdevice", "channel", "file"])
-def test_numbers_of_another_tenant_reach_nothing_of_it(cut_card: Card, word: str) -> None:
+def test_listed_channels_of_another_tenant_are_not_disabled(cut_card: Card, word: str) -> None:
     """A tenant that lists another's channels as its own: the driver refuses the call, the other goes on."""
     liar, other = cut_card.lease("a", HARD, 10), cut_card.lease("b", SharePolicy.NONE, 100)
     victim = cut_card.spin(other, LONG)

@@ -49,7 +49,7 @@ def test_a_program_with_much_thread_local_storage_launches(card: Card, program: 
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_program_that_has_no_thread_left_is_refused_at_its_first_call(card: Card) -> None:
+def test_a_program_at_its_thread_limit_is_refused_at_its_first_call(card: Card) -> None:
     """Without libvgpu's own thread no turn would be taken in: each launch would wait for ever."""
     done = run(card, lease_of(card), "edges", "launch", preload=str(TEST_BUILD / "libnothreads.so"))
     assert done.returncode == 1
@@ -58,7 +58,7 @@ def test_a_program_that_has_no_thread_left_is_refused_at_its_first_call(card: Ca
 
 
 @pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
-def test_a_program_started_without_standard_streams_writes_to_nothing_of_libvgpus(
+def test_a_program_without_standard_streams_writes_to_no_descriptor_of_libvgpu(
     card: Card, tmp_path: Path, closed: str
 ) -> None:
     lease, verdict = lease_of(card), tmp_path / "verdict"
@@ -69,7 +69,7 @@ def test_a_program_started_without_standard_streams_writes_to_nothing_of_libvgpu
     assert head == layout.MAGIC.to_bytes(4, "little") + layout.VERSION.to_bytes(4, "little")
 
 
-def test_a_fork_while_another_thread_enters_for_the_first_time(card: Card) -> None:
+def test_a_fork_during_the_first_call_of_another_thread_succeeds(card: Card) -> None:
     """The stand-in arbiter takes the connection and says nothing: the first cuInit waits for it meanwhile."""
     lease = lease_of(card, served=False)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -90,12 +90,12 @@ def test_a_fork_while_another_thread_enters_for_the_first_time(card: Card) -> No
         program.kill()
 
 
-def test_cancelled_threads_leave_the_gate_as_it_was(card: Card) -> None:
+def test_cancelled_threads_leave_the_gate_unchanged(card: Card) -> None:
     done = run(card, lease_of(card), "edges", "cancel")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_one_unmap_over_an_imported_and_a_charged_mapping_gives_the_charge_back(card: Card) -> None:
+def test_an_unmap_of_an_imported_and_a_charged_mapping_returns_the_charge(card: Card) -> None:
     done = run(card, lease_of(card), "edges", "unmap")
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -65,12 +65,12 @@ def test_a_turn_without_pacing_ends_when_it_is_revoked(line: Line) -> None:
     line.until(DONE, 1)
 
 
-def test_a_turn_with_an_end_is_given_back_then_also_if_it_is_said_to_need_no_pacing(line: Line) -> None:
+def test_a_turn_with_an_end_is_returned_at_its_end_even_without_pacing(line: Line) -> None:
     line.say(GRANT, 1, 5_000_000, FREE)
     line.until(DONE, 1)
 
 
-def test_a_turn_without_end_has_one_when_that_is_said(line: Line) -> None:
+def test_an_open_ended_turn_takes_an_end_from_a_later_grant(line: Line) -> None:
     line.say(GRANT, 1, OPEN_ENDED)
     line.say(GRANT, 1, 5_000_000, WATCH)
     line.until(DONE, 1)

@@ -16,7 +16,7 @@ print(json.dumps(uuids))
 """
 
 
-def test_shares_hold_within_an_instance_and_do_not_reach_into_the_next(card: Card) -> None:
+def test_shares_of_a_mig_instance_do_not_affect_the_next_instance(card: Card) -> None:
     uuids = json.loads(card.sim.python(HEAD + TWO))
     card.uuids = tuple(uuids)
     small, large = card.lease("a", HARD, 30), card.lease("b", HARD, 60)

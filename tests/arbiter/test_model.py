@@ -15,7 +15,7 @@ def model(*words: str, program: str = "sched-model") -> None:
 
 
 @pytest.mark.parametrize("seed", range(1, 9))
-def test_never_two_holders_and_never_none_while_someone_waits(seed: int) -> None:
+def test_a_device_has_one_holder_whenever_a_tenant_waits(seed: int) -> None:
     model(str(seed), "40000")
 
 
@@ -24,21 +24,21 @@ def test_tenants_of_one_and_of_several_devices_get_their_weights() -> None:
     model("shares")
 
 
-def test_kernels_that_wait_for_each_other_on_two_devices() -> None:
+def test_kernels_that_wait_for_each_other_on_two_devices_make_progress() -> None:
     """A process on each: alone, beside another such tenant, beside one of one device."""
     model("ranks")
 
 
-def test_everybody_gets_its_weight_whatever_a_turn_and_a_kernel_take() -> None:
+def test_each_tenant_gets_its_weight_for_any_length_of_turns_and_kernels() -> None:
     """Within 0.6 % over 40 s, and in windows of 4 s but for the turn or kernel that its edges cut."""
     model("weights", program="sched-exact")
 
 
 @pytest.mark.parametrize("seed", range(1, 4))
-def test_nobody_starves_whatever_the_priorities(seed: int) -> None:
+def test_no_tenant_starves_at_any_priority(seed: int) -> None:
     """A second, and the turns that were before it in the order."""
     model("starving", str(seed), program="sched-exact")
 
 
-def test_the_arbiter_looks_out_without_sleeping_only_when_somebody_is_about_to_come() -> None:
+def test_the_arbiter_polls_only_when_a_request_is_imminent() -> None:
     model("alert", program="sched-exact")

@@ -39,7 +39,9 @@ def devices_of(leases: tuple[Path, Path]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("policy", [HARD, CONSERVING, NONE])
-def test_two_jobs_of_two_ranks_on_the_same_two_devices(card: Card, pages: Path, policy: SharePolicy) -> None:
+def test_two_jobs_of_two_ranks_share_the_same_two_devices(
+    card: Card, pages: Path, policy: SharePolicy
+) -> None:
     leases = [card.lease(name, policy, 50, devices=2) for name in "ab"]
     ranks = [pair(card, pages / lease.name, (lease, lease), "--think-us", "500") for lease in leases]
     for process in (process for job in ranks for process in job):
@@ -49,7 +51,9 @@ def test_two_jobs_of_two_ranks_on_the_same_two_devices(card: Card, pages: Path, 
 
 
 @pytest.mark.parametrize("work", ["0", "1", "3"])
-def test_a_job_of_two_ranks_alone_gets_on_under_a_hard_share(card: Card, pages: Path, work: str) -> None:
+def test_a_lone_job_of_two_ranks_makes_progress_under_a_hard_share(
+    card: Card, pages: Path, work: str
+) -> None:
     """Its turns end on both devices in the middle of steps, also of steps so short that a rank which is let
     in beside the one that waits for it is soon in the next: neither may hold the other until a bypass."""
     lease = card.lease("a", HARD, 25, devices=2)
@@ -58,7 +62,7 @@ def test_a_job_of_two_ranks_alone_gets_on_under_a_hard_share(card: Card, pages: 
     assert bypassed_seldom(lease)
 
 
-def test_ranks_in_leases_of_their_own_get_on_by_the_drain_bound(card: Card, pages: Path) -> None:
+def test_ranks_in_separate_leases_make_progress_by_the_drain_bound(card: Card, pages: Path) -> None:
     """Nobody can know that they belong together: each may have its turn while the other waits for its own."""
     first = [card.lease(f"a{d}", CONSERVING, 50, first_device=d) for d in range(2)]
     second = [card.lease(f"b{d}", CONSERVING, 50, first_device=d) for d in range(2)]

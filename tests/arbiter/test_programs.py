@@ -10,7 +10,7 @@ from tests.arbiter.conftest import KERNEL_US, Card
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_compute_ranks(card: Card, tmp_path: Path) -> None:
+def test_the_benchmark_of_ranks_runs_on_the_simulator(card: Card, tmp_path: Path) -> None:
     card.kill_arbiter()  # it starts its own
     out = tmp_path / "figures.json"
     command = [sys.executable, "-m", "tests.gpu.compute_ranks", "--build", card.sim.build, "--out", out]

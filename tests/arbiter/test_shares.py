@@ -52,7 +52,7 @@ def test_processes_of_one_tenant_have_one_share(card: Card) -> None:
     divide(several, one, least=20, most=45)
 
 
-def test_a_kernel_longer_than_a_turn_is_paid_for(card: Card) -> None:
+def test_a_kernel_longer_than_a_turn_is_charged(card: Card) -> None:
     """Each turn ends late; the next comes so much later."""
     lease = card.lease("a", HARD, 10)
     card.kernel_us = 40_000
@@ -60,7 +60,7 @@ def test_a_kernel_longer_than_a_turn_is_paid_for(card: Card) -> None:
     is_held_to(lease, 10, turns=4)
 
 
-def test_idle_time_is_lent_and_comes_back(card: Card) -> None:
+def test_idle_time_is_lent_and_returned(card: Card) -> None:
     lent, owner = card.lease("a", CONSERVING, 20), card.lease("b", CONSERVING, 80)
     idle = card.spin(owner, LONG, "--every-us", "400000")
     card.spin(lent, LONG)
@@ -86,7 +86,7 @@ def test_a_change_of_share_takes_effect_in_a_running_tenant(card: Card) -> None:
     is_held_to(lease, 10)
 
 
-def test_a_dead_holder_gives_way(card: Card) -> None:
+def test_a_dead_holders_turn_ends(card: Card) -> None:
     dying, living = card.lease("a", CONSERVING, 50), card.lease("b", CONSERVING, 50)
     victim = card.spin(dying, LONG)
     card.spin(living, LONG)
@@ -110,7 +110,7 @@ def test_a_stopped_holder_is_bypassed(card: Card) -> None:
     have_turns(stopped, living, turns=3)
 
 
-def test_limits_hold_without_the_arbiter_and_when_it_is_back(card: Card) -> None:
+def test_limits_hold_without_the_arbiter_and_after_its_restart(card: Card) -> None:
     lease = card.lease("a", HARD, 25)
     card.spin(lease, LONG)
     have_turns(lease)
@@ -174,7 +174,7 @@ def test_a_process_on_several_devices_has_a_turn_on_each(card: Card, mode: str) 
     divide(both, single, ordinals=(1, 0), least=30, most=70)
 
 
-def test_work_that_can_wait_gets_little_but_not_nothing(card: Card) -> None:
+def test_best_effort_work_does_not_starve(card: Card) -> None:
     waits, normal = card.lease("a", CONSERVING, 50, priority=-1), card.lease("b", CONSERVING, 50)
     for lease in (waits, normal):
         card.spin(lease, LONG)
@@ -182,7 +182,7 @@ def test_work_that_can_wait_gets_little_but_not_nothing(card: Card) -> None:
     Accounts(waits, normal).come_to(lambda got: 0 < got.part < 20, "little", turns=2)
 
 
-def test_a_tenant_that_goes_first_gets_no_more_than_its_share(card: Card) -> None:
+def test_a_tenant_with_priority_gets_no_more_than_its_share(card: Card) -> None:
     first, normal = card.lease("a", CONSERVING, 30, priority=1), card.lease("b", CONSERVING, 70)
     for lease in (first, normal):
         card.spin(lease, LONG)
@@ -196,7 +196,7 @@ def message(kind: int, turn: int, flags: int, devices: int) -> bytes:
     )
 
 
-def test_noise_about_turns_does_no_harm(card: Card) -> None:
+def test_malformed_messages_about_turns_are_ignored(card: Card) -> None:
     """From a process that is not registered, and from one that is."""
     good = card.lease("b", HARD, 40)
     noisy = card.lease("a", HARD, 40)
@@ -217,7 +217,7 @@ def test_noise_about_turns_does_no_harm(card: Card) -> None:
     assert card.client.ready()
 
 
-def test_an_idle_node_wakes_nobody(card: Card) -> None:
+def test_an_idle_arbiter_does_not_wake_up(card: Card) -> None:
     leases = [card.lease(name, HARD, 30) for name in "ab"]
     begin = str(time.monotonic_ns() + 30_000_000_000)
     for lease in leases:
@@ -255,7 +255,7 @@ def waits_for_ever(pid: int) -> bool:
     return len(words) > 4 and int(words[4], 16) & 0xFFFFFFFF == 0xFFFFFFFF
 
 
-def test_a_tenant_that_is_moved_shares_the_other_card(card: Card) -> None:
+def test_a_moved_tenant_shares_its_new_device(card: Card) -> None:
     """Its running process goes on in the new card's turns; what it had before stays counted."""
     moved, there = card.lease("a", HARD, 25), card.lease("b", HARD, 75, first_device=1)
     first = card.spin(moved, LONG)

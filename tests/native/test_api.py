@@ -37,7 +37,7 @@ def sanitized() -> tuple[Path, ...]:
 
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("flavour", ["shipped", "sanitized"])
-def test_check(lease: Path, check: str, flavour: str) -> None:
+def test_a_native_check_passes(lease: Path, check: str, flavour: str) -> None:
     tenant = Tenant(lease, (LIBVGPU,) if flavour == "shipped" else sanitized())
     done = tenant.run(TEST_BUILD / "api-test", check)
     assert (done.returncode, done.stderr) == (0, "")
@@ -49,7 +49,7 @@ LEARNT_MIB = {"driver": 1000, "pitch": 600}
 
 
 @pytest.mark.parametrize("check", [check for check in CHECKS if check != "fork"])
-def test_the_ledger_never_has_less_than_the_card(lease: Path, tmp_path: Path, check: str) -> None:
+def test_the_ledger_never_shows_less_than_the_device(lease: Path, tmp_path: Path, check: str) -> None:
     """At every change, from inside the driver: claimed before it takes memory, given back after it let go."""
     state, usage = tmp_path / "driver-state", lease / "usage"
     state.write_bytes(bytes(48))
@@ -64,7 +64,7 @@ def test_the_ledger_never_has_less_than_the_card(lease: Path, tmp_path: Path, ch
     assert uncounted <= LEARNT_MIB.get(check, 0) * MIB
 
 
-def test_a_program_with_its_own_interposer(lease: Path) -> None:
+def test_a_program_with_its_own_interposer_is_limited(lease: Path) -> None:
     done = Tenant(lease).run(
         TEST_BUILD / "api-test-asan", "ways-in", ASAN_OPTIONS="verify_asan_link_order=0:detect_leaks=0"
     )
@@ -75,7 +75,7 @@ def test_a_program_with_its_own_interposer(lease: Path) -> None:
     "way", [["--via", "direct"], ["--via", "dlsym"], ["--via", "proc"]], ids=lambda w: w[1]
 )
 @pytest.mark.parametrize("program", ["vgpu-probe", "vgpu-probe-dl"])
-def test_every_way_in_is_limited(lease: Path, program: str, way: list[str]) -> None:
+def test_every_way_to_look_up_the_driver_is_limited(lease: Path, program: str, way: list[str]) -> None:
     if program == "vgpu-probe-dl" and way[1] == "direct":
         way = []
     done = Tenant(lease).run(PROBE.with_name(program), *way, "fill", "--piece", "32MiB")
@@ -85,23 +85,23 @@ def test_every_way_in_is_limited(lease: Path, program: str, way: list[str]) -> N
 
 
 @pytest.mark.parametrize("family", ["alloc", "pitch", "managed", "async", "vmm", "array"])
-def test_every_family_is_limited(lease: Path, family: str) -> None:
+def test_every_allocation_family_is_limited(lease: Path, family: str) -> None:
     done = Tenant(lease).run(PROBE, "--family", family, "fill", "--piece", "32MiB")
     line = json.loads(done.stdout)
     assert line["total_bytes"] == (1024 - 64) << 20
 
 
-def test_without_a_lease_nothing_changes() -> None:
+def test_without_a_lease_calls_pass_through() -> None:
     done = Tenant(None).run(PROBE, "fill", "--piece", "64MiB")
     assert json.loads(done.stdout)["total_bytes"] == 8 * GIB - CONTEXT_BYTES
 
 
-def test_a_program_without_cuda_is_left_alone(lease: Path) -> None:
+def test_a_program_without_cuda_is_unaffected(lease: Path) -> None:
     done = Tenant(lease).run("bash", "-c", "ls / >/dev/null; grep -c libcuda /proc/self/maps")
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 
-def test_a_function_that_libvgpu_does_not_know_is_told(lease: Path) -> None:
+def test_an_unknown_driver_function_is_reported(lease: Path) -> None:
     """The fake driver has one; it passes, and the page says its name."""
     done = Tenant(lease).run(TEST_BUILD / "api-test", "ways-in")
     assert (done.returncode, done.stderr) == (0, "")

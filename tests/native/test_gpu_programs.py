@@ -56,7 +56,7 @@ def run(node: SimNode, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     return program
 
 
-def test_every_family_stops_at_the_limit_and_comes_back(run: Callable[..., dict[str, Any]]) -> None:
+def test_every_allocation_family_stops_at_the_limit_and_frees(run: Callable[..., dict[str, Any]]) -> None:
     rows = run("memory_exact", "families")["families"]
     assert len(rows) == 10
     for row in rows:
@@ -67,19 +67,19 @@ def test_every_family_stops_at_the_limit_and_comes_back(run: Callable[..., dict[
         assert row["stderr"] == ""
 
 
-def test_the_ledger_is_nvmls(run: Callable[..., dict[str, Any]]) -> None:
+def test_the_ledger_agrees_with_nvml(run: Callable[..., dict[str, Any]]) -> None:
     for walk in run("memory_exact", "ledger")["ledger"].values():
         assert walk["rc"] == 0 and walk["checkpoints"] > 60, walk
         assert walk["beyond_2_mib"] == []
 
 
-def test_a_card_that_is_handed_on_never_shows_two_pieces(run: Callable[..., dict[str, Any]]) -> None:
+def test_a_device_with_one_piece_at_a_time_never_shows_two(run: Callable[..., dict[str, Any]]) -> None:
     """The simulator frees at once, which a real driver need not: then the figure says so."""
     figures = run("memory_exact", "relay", VGPU_RELAY="alloc vmm")["relay"]
     assert figures["samples"] > 100 and figures["over"] == 0, figures
 
 
-def test_nothing_is_over_the_limit_while_calls_are_under_way(
+def test_memory_stays_below_the_limit_during_calls(
     run: Callable[..., dict[str, Any]], slow_frees: None
 ) -> None:
     """The card is read amid the calls; on the simulator no call takes more than it was asked for."""
@@ -91,7 +91,9 @@ def test_nothing_is_over_the_limit_while_calls_are_under_way(
     assert sum(row["refused"] > 0 for row in figures["each"].values()) >= 8, figures  # the limit was met
 
 
-def test_races_kills_and_a_full_card(run: Callable[..., dict[str, Any]], slow_frees: None) -> None:
+def test_limits_hold_under_races_kills_and_a_full_device(
+    run: Callable[..., dict[str, Any]], slow_frees: None
+) -> None:
     few = {"VGPU_RACE_OPERATIONS": "1000", "VGPU_KILLS": "5"}
     figures = run("memory_exact", "race", "killed", "card_full", **few)
     race = figures["race"]
@@ -107,7 +109,7 @@ def test_races_kills_and_a_full_card(run: Callable[..., dict[str, Any]], slow_fr
     assert second["ledger_mib"] * MIB < 141 * GIB
 
 
-def test_programs_with_and_without_a_limit(run: Callable[..., dict[str, Any]]) -> None:
+def test_programs_compute_the_same_with_and_without_a_limit(run: Callable[..., dict[str, Any]]) -> None:
     """The driver's own program under a lease and under HAMi's variables; what is not here says so."""
     figures = run("memory_frameworks", "programs", "hami", "nccl")
     for rows, most in ((figures["programs"], 6144 - CONTEXT_MIB), (figures["hami"], 6144 - CONTEXT_MIB)):
@@ -129,7 +131,7 @@ KNOWN = {
 }
 
 
-def test_what_a_suspended_process_meets_is_said(node: SimNode, tmp_path: Path) -> None:
+def test_calls_that_block_in_a_suspended_process_are_reported(node: SimNode, tmp_path: Path) -> None:
     cache = (BUILD / "CMakeCache.txt").read_text()
     (include,) = re.findall(r"^VGPU_CUDA_INCLUDE:\w+=(.*)$", cache, re.MULTILINE)
     words = [str(suspended_calls.build(tmp_path, Path(include))), *KNOWN]
@@ -140,7 +142,7 @@ def test_what_a_suspended_process_meets_is_said(node: SimNode, tmp_path: Path) -
     assert said == KNOWN
 
 
-def test_a_call_that_blocks_and_is_not_wrapped_is_named() -> None:
+def test_a_blocking_call_without_a_wrapper_is_named() -> None:
     tried = [
         {"call": "cuLaunchKernel", "it": "blocks", "result": 0},
         {"call": "cuFuncGetAttribute of a kernel", "it": "blocks", "result": 0},
@@ -156,7 +158,7 @@ def test_a_call_that_blocks_and_is_not_wrapped_is_named() -> None:
     ]
 
 
-def test_numbers_that_differ_by_themselves() -> None:
+def test_a_programs_own_numeric_noise_is_not_a_difference() -> None:
     """Two native runs tell a last digit of the framework's own from one of libvgpu's."""
 
     def run(*numbers: float) -> dict[str, Any]:
@@ -169,7 +171,7 @@ def test_numbers_that_differ_by_themselves() -> None:
     assert verdict({"failed": 1}, [run(1), run(1)]) == verdict(run(1), [{}, {}]) == "no numbers"
 
 
-def test_an_mps_tenant_of_two_processes(run: Callable[..., dict[str, Any]]) -> None:
+def test_two_processes_of_an_mps_tenant_share_one_limit(run: Callable[..., dict[str, Any]]) -> None:
     """MPS limits each process by itself; libvgpu on top holds both to one limit."""
     mps = run("memory_exact", "mps")["mps"]
     assert mps["said"][0]["total_mib"] == 1600

@@ -44,7 +44,7 @@ def make(out: Path, cuda: Path, table: Path = TABLE) -> "subprocess.CompletedPro
 
 
 @pytest.mark.parametrize("name", ["cuMemTeleport", "cuMemAlloc_v9"])
-def test_a_call_that_the_table_lacks_fails_the_build(tmp_path: Path, name: str) -> None:
+def test_a_call_missing_from_the_table_fails_the_build(tmp_path: Path, name: str) -> None:
     """A new version of a known call, too: it may take other arguments."""
     cuda = headers_with(
         tmp_path / "cuda", f"CUresult CUDAAPI {name}(CUdeviceptr *where, size_t bytes);\n", ""
@@ -55,7 +55,7 @@ def test_a_call_that_the_table_lacks_fails_the_build(tmp_path: Path, name: str) 
     assert not (tmp_path / "out").exists()
 
 
-def test_a_call_that_waits_gets_its_wrapper_its_twin_and_its_version(tmp_path: Path) -> None:
+def test_a_waiting_call_gets_wrappers_for_its_twin_and_its_version(tmp_path: Path) -> None:
     """One line of the table is all that a call needs which is not limited."""
     declarations = "".join(
         f"CUresult CUDAAPI cuStreamPaint{twin}(CUstream hStream, const unsigned char *colour);\n"
@@ -83,7 +83,7 @@ def test_a_call_that_waits_gets_its_wrapper_its_twin_and_its_version(tmp_path: P
         ('"gone" = ["cuMemVanished"]', "no prototype of: cuMemVanished"),
     ],
 )
-def test_an_entry_that_cannot_be_is_refused(tmp_path: Path, line: str, said: str) -> None:
+def test_an_invalid_table_entry_is_refused(tmp_path: Path, line: str, said: str) -> None:
     table = tmp_path / "hooks.toml"
     table.write_text(TABLE.read_text().replace("[waits]\n", f"[waits]\n{line}\n", 1))
     done = make(tmp_path / "out", nvidia_headers()[0], table)

@@ -41,7 +41,7 @@ def zig() -> Path:
 
 
 @needs("python-index")
-def test_portable_build(tmp_path: Path, zig: Path) -> None:
+def test_the_portable_build_makes_both_architectures(tmp_path: Path, zig: Path) -> None:
     for machine, name in (("x86_64", "X86-64"), ("aarch64", "AArch64")):
         script = ROOT / "native/libvgpu/portable.py"
         out = tmp_path / machine

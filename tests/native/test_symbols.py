@@ -32,20 +32,20 @@ def table() -> dict[str, str]:
     return dict(re.findall(r"^\| `(\w+)` \| \w+ \| (.+) \|$", done.stdout, re.MULTILINE))
 
 
-def test_imports() -> None:
+def test_libvgpu_imports_no_forbidden_symbol() -> None:
     imported = symbols("--undefined-only")
     assert not {name.split("@")[0] for name in imported} & FORBIDDEN
     assert not [name for name in imported if "GLIBC_PRIVATE" in name]
     assert not [name for name in imported if re.match(r"cu[A-Z]|nvml", name)]
 
 
-def test_needs_only_the_c_library() -> None:
+def test_libvgpu_needs_only_the_c_library() -> None:
     done = subprocess.run(["readelf", "-d", LIBVGPU], capture_output=True, text=True, check=True)
     needed = set(re.findall(r"NEEDED.*\[(.+)\]", done.stdout))
     assert {name.split(".")[0] for name in needed} <= {"libc", "libdl", "libpthread", "ld-linux-x86-64"}
 
 
-def test_programs_of_musl_start_with_it_preloaded() -> None:
+def test_musl_programs_start_with_libvgpu_preloaded() -> None:
     """musl takes these libraries' names for its own, and has neither glibc's loader nor its private names."""
     needed = subprocess.run(["readelf", "-d", LIBVGPU], capture_output=True, text=True, check=True).stdout
     assert "[ld-linux" not in needed
@@ -54,7 +54,7 @@ def test_programs_of_musl_start_with_it_preloaded() -> None:
 
 
 @pytest.mark.parametrize("library", ["libvgpu.so", "libvgpu-guard.so"])
-def test_it_loads_beside_a_c_library_of_2_17(library: str) -> None:
+def test_libvgpu_needs_no_symbol_after_glibc_2_17(library: str) -> None:
     """Also of today's compiler: no symbol of a later version, and threads and dlopen where they were then."""
     path = LIBVGPU.with_name(library)
     asked = subprocess.run(["readelf", "-VW", path], capture_output=True, text=True, check=True).stdout
@@ -64,14 +64,14 @@ def test_it_loads_beside_a_c_library_of_2_17(library: str) -> None:
     assert "[libpthread.so.0]" in needed and "[libdl.so.2]" in needed
 
 
-def test_no_work_at_load() -> None:
+def test_libvgpu_has_no_constructor() -> None:
     """The C start-up files bring one constructor, frame_dummy; one of ours would be a second."""
     done = subprocess.run(["readelf", "-SW", LIBVGPU], capture_output=True, text=True, check=True)
     (size,) = re.findall(r"\.init_array\s+INIT_ARRAY\s+\w+\s+\w+\s+(\w+)", done.stdout)
     assert int(size, 16) == 8
 
 
-def test_exports_are_the_table() -> None:
+def test_libvgpu_exports_the_wrapped_functions_of_the_table() -> None:
     wrapped = {name for name, treatment in table().items() if treatment.startswith("wrapped")}
     assert exported() == wrapped | {"dlsym", "dlvsym", "ioctl"}
 
@@ -83,6 +83,6 @@ def test_every_function_of_the_driver_is_in_the_table() -> None:
     assert [name for name in names if name not in known] == []
 
 
-def test_python_layout_is_the_compilers() -> None:
+def test_pythons_lease_layout_is_the_compilers() -> None:
     done = subprocess.run([BUILD / "bin/vgpu-lease-layout"], capture_output=True, text=True, check=True)
     assert Path(lease_layout.__file__).read_text() == done.stdout

@@ -8,7 +8,7 @@ from tests.native.harness import TEST_BUILD
 
 
 @pytest.mark.parametrize("program", ["unit-thread", "unit-address-undefined"])
-def test_unit(program: str) -> None:
+def test_a_native_unit_test_passes(program: str) -> None:
     done = subprocess.run(
         [TEST_BUILD / program], capture_output=True, text=True, check=False, timeout=120, env={}
     )

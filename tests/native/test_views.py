@@ -78,7 +78,7 @@ def test_nvidia_smi_shows_the_slice_alone(slices: Slices, branch: str) -> None:
 
 
 @needs("debian-archive")
-def test_outside_of_slices_nvidia_smi_shows_all(slices: Slices) -> None:
+def test_nvidia_smi_outside_of_slices_shows_all_processes(slices: Slices) -> None:
     program = outside.nvidia_smi("550")
     if program is None:
         unmet("debian-archive", outside.why.get("nvidia-smi"))
@@ -96,7 +96,7 @@ print([d.memory_total() >> 20, d.memory_used() >> 20, d.memory_free() >> 20, sor
 
 
 @needs("python-index")
-def test_nvitop(slices: Slices) -> None:
+def test_nvitop_shows_the_slice_alone(slices: Slices) -> None:
     folder = outside.python_tools()
     if folder is None:
         unmet("python-index", outside.why.get("python-tools"))
@@ -104,7 +104,7 @@ def test_nvitop(slices: Slices) -> None:
     assert json.loads(done.stdout) == [4096, 626, 4096 - 626, [slices.pids["one"]]]
 
 
-def test_driver_and_nvml_agree(slices: Slices) -> None:
+def test_cuda_and_nvml_agree_on_the_slice(slices: Slices) -> None:
     """One look more is a process with a context of its own."""
     line = json.loads(slices.run("two", str(PROBE), "info").stdout)
     used = 200 * MIB + 2 * CONTEXT_BYTES

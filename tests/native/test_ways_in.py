@@ -39,7 +39,9 @@ print(json.dumps({"found": found, "pieces": pieces}))
 
 
 @pytest.mark.parametrize("size_gib", [1, 2])
-def test_per_thread_default_streams(sim_node: Callable[..., SimNode], tmp_path: Path, size_gib: int) -> None:
+def test_the_limit_holds_with_per_thread_default_streams(
+    sim_node: Callable[..., SimNode], tmp_path: Path, size_gib: int
+) -> None:
     node = sim_node("h200x1")
     devices = [DeviceLimits(node.dump()["devices"][0]["uuid"], size_gib * GIB)]
     env = {"LD_PRELOAD": str(LIBVGPU), "VGPU_LEASE": str(write_lease(tmp_path, "one", devices, UID, GID))}

@@ -151,7 +151,7 @@ def test_a_preloaded_ioctl_sees_each_object_made_and_freed(node: SimNode, tmp_pa
     assert done.stderr == "41 80 2080 " + GROUP * 2 + "free " * 4
 
 
-def test_channels_go_with_their_context_and_forty_contexts_have_forty_groups(
+def test_channels_end_with_their_context_and_forty_contexts_have_forty_groups(
     node: SimNode, tenant: Tenant
 ) -> None:
     pid = tenant.process.pid
@@ -161,7 +161,7 @@ def test_channels_go_with_their_context_and_forty_contexts_have_forty_groups(
     assert entry(node, pid)[1]["channels"] == 8
 
 
-def test_a_running_kernel_stops_in_its_middle_and_ends_whole(
+def test_a_kernel_preempted_by_its_channels_resumes_without_loss(
     node: SimNode, tenant: Tenant, outside: Outside
 ) -> None:
     pid = tenant.process.pid
@@ -175,7 +175,7 @@ def test_a_running_kernel_stops_in_its_middle_and_ends_whole(
     assert done_ns(node, pid) == 300e6
 
 
-def test_channels_turned_off_twice_lose_what_waits_until_more_comes(
+def test_channels_disabled_twice_start_waiting_work_only_with_new_work(
     node: SimNode, tenant: Tenant, outside: Outside
 ) -> None:
     pid = tenant.process.pid
@@ -198,7 +198,7 @@ def test_a_list_may_name_the_channels_of_another_client(
     assert entry(node, other["pid"])[1]["channels_off"] == 8
 
 
-def test_work_given_while_off_waits_for_the_channels(node: SimNode, tenant: Tenant, outside: Outside) -> None:
+def test_work_submitted_to_disabled_channels_waits(node: SimNode, tenant: Tenant, outside: Outside) -> None:
     pid = tenant.process.pid
     outside.turn("off", node, pid)
     tenant.say("launch 3 10")
@@ -207,7 +207,9 @@ def test_work_given_while_off_waits_for_the_channels(node: SimNode, tenant: Tena
     assert tenant.say("sync") == "ok"
 
 
-def test_a_stopped_process_is_taken_off_and_put_back(node: SimNode, tenant: Tenant, outside: Outside) -> None:
+def test_channels_of_a_stopped_process_are_disabled_and_enabled(
+    node: SimNode, tenant: Tenant, outside: Outside
+) -> None:
     pid = tenant.process.pid
     tenant.say(LONG)
     os.kill(pid, signal.SIGSTOP)
@@ -218,7 +220,9 @@ def test_a_stopped_process_is_taken_off_and_put_back(node: SimNode, tenant: Tena
     assert tenant.say("sync") == "ok"
 
 
-def test_copies_go_on_while_compute_is_off(node: SimNode, tenant: Tenant, outside: Outside) -> None:
+def test_copies_run_while_compute_channels_are_disabled(
+    node: SimNode, tenant: Tenant, outside: Outside
+) -> None:
     pid = tenant.process.pid
     tenant.say("alloc 1")
     tenant.do("s = c.c_void_p(); cu('cuStreamCreate', c.byref(s), 1)")
@@ -231,7 +235,7 @@ def test_copies_go_on_while_compute_is_off(node: SimNode, tenant: Tenant, outsid
 
 
 @pytest.mark.parametrize("channels", [[[0, 1]], [[0, 0x5C000001]], [[0, 0xFFFFFFFF]]])
-def test_a_handle_that_is_no_channel_stops_nothing(
+def test_a_handle_that_is_not_a_channel_disables_nothing(
     node: SimNode, tenant: Tenant, outside: Outside, channels: list[list[int]]
 ) -> None:
     process, use = entry(node, tenant.process.pid)
@@ -241,7 +245,9 @@ def test_a_handle_that_is_no_channel_stops_nothing(
     assert entry(node, tenant.process.pid)[1]["channels_off"] == 0
 
 
-def test_a_client_is_known_by_its_open_file_alone(node: SimNode, tenant: Tenant, outside: Outside) -> None:
+def test_a_client_is_identified_by_its_open_file_alone(
+    node: SimNode, tenant: Tenant, outside: Outside
+) -> None:
     other = Tenant(node)
     assert outside.turn("off", node, tenant.process.pid, file=other.process.pid) == BAD_CLIENT
     assert outside.turn("off", node, tenant.process.pid, file=None) == BAD_CLIENT
@@ -256,14 +262,16 @@ def test_more_channels_than_a_call_may_name_are_refused(
     assert outside.turn("off", node, tenant.process.pid, channels=sixty_four) == 0
 
 
-def test_a_subdevice_says_which_device_it_is(node: SimNode, outside: Outside) -> None:
+def test_a_subdevice_reports_the_uuid_of_its_device(node: SimNode, outside: Outside) -> None:
     tenant = Tenant(node, {"CUDA_VISIBLE_DEVICES": "3"})
     process, use = entry(node, tenant.process.pid)
     uuid = outside.ask("gid", tenant.process.pid, client=process["client"], subdevice=use["subdevice"])
     assert uuid == node.dump()["devices"][3]["uuid"]
 
 
-def test_a_process_killed_while_off_leaves_nothing(node: SimNode, tenant: Tenant, outside: Outside) -> None:
+def test_a_process_killed_with_disabled_channels_leaves_no_channels(
+    node: SimNode, tenant: Tenant, outside: Outside
+) -> None:
     tenant.say(LONG)
     outside.turn("off", node, tenant.process.pid)
     tenant.kill()
@@ -282,7 +290,7 @@ def test_a_copy_of_the_open_file_keeps_the_memory(node: SimNode, tenant: Tenant,
     assert node.dump()["devices"][0]["memory_used"] == 0
 
 
-def test_a_refusing_driver_answers_its_status_and_stops_nothing(
+def test_a_refusing_driver_returns_its_status_and_disables_nothing(
     node: SimNode, tenant: Tenant, outside: Outside
 ) -> None:
     node.sim("fault", "fail", "--function", "FIFO_DISABLE_CHANNELS", "--code", str(REFUSED))
@@ -290,7 +298,7 @@ def test_a_refusing_driver_answers_its_status_and_stops_nothing(
     assert entry(node, tenant.process.pid)[1]["channels_off"] == 0
 
 
-def test_a_lying_driver_answers_that_all_is_well_and_stops_nothing(
+def test_a_lying_driver_returns_success_and_disables_nothing(
     node: SimNode, tenant: Tenant, outside: Outside
 ) -> None:
     node.sim("fault", "fail", "--function", "FIFO_DISABLE_CHANNELS.lies", "--code", "1")

@@ -90,7 +90,7 @@ def used_mib(node: SimNode) -> list[int]:
     return [d["memory_used"] // MIB for d in node.dump()["devices"]]
 
 
-def test_a_suspended_process_holds_nothing_and_goes_on_where_it_was(sim_node: Make) -> None:
+def test_a_suspended_process_holds_no_memory_and_resumes_with_its_contents(sim_node: Make) -> None:
     node = sim_node("h200x1")
     tenant, control = Tenant(node), Controller(node)
     pid = tenant.process.pid
@@ -135,7 +135,7 @@ out = [
 """
 
 
-def test_what_answers_in_a_suspended_process(sim_node: Make) -> None:
+def test_calls_in_a_suspended_process_answer_or_block_as_on_an_h200(sim_node: Make) -> None:
     """As on an H200, driver 580.159.04: a kernel that is loaded when it is used has no attributes there."""
     node = sim_node("h200x1")
     tenant, control = Tenant(node), Controller(node)
@@ -152,7 +152,7 @@ def test_what_answers_in_a_suspended_process(sim_node: Make) -> None:
     assert tenant._read() == "0"
 
 
-def test_each_step_wants_the_state_before_it(sim_node: Make) -> None:
+def test_each_checkpoint_step_requires_the_previous_state(sim_node: Make) -> None:
     node = sim_node("h200x1")
     tenant, control = Tenant(node), Controller(node)
     pid = tenant.process.pid
@@ -168,7 +168,7 @@ def test_each_step_wants_the_state_before_it(sim_node: Make) -> None:
     assert control.say("GetState", os.getpid()) == str(BAD_VALUE)  # alive, and no user of CUDA
 
 
-def test_a_lock_waits_for_the_work_or_gives_up(sim_node: Make) -> None:
+def test_a_lock_waits_for_running_work_until_its_timeout(sim_node: Make) -> None:
     node = sim_node("h200x1")
     tenant, control = Tenant(node), Controller(node)
     pid = tenant.process.pid
@@ -182,7 +182,7 @@ def test_a_lock_waits_for_the_work_or_gives_up(sim_node: Make) -> None:
     assert mine["uses"][0]["done_ns"] == mine["uses"][0]["submitted_ns"] > 0
 
 
-def test_a_restore_without_room_leaves_a_process_that_none_brings_back(sim_node: Make) -> None:
+def test_a_restore_without_memory_makes_the_process_unrestorable(sim_node: Make) -> None:
     """NVIDIA/cuda-checkpoint issue 44, driver 580.95.05."""
     node = sim_node("t4x1")
     tenant, control = Tenant(node), Controller(node)
@@ -199,7 +199,7 @@ def test_a_restore_without_room_leaves_a_process_that_none_brings_back(sim_node:
     assert used_mib(node) == [0]
 
 
-def test_a_process_comes_back_on_other_cards(sim_node: Make) -> None:
+def test_a_process_is_restored_on_other_devices(sim_node: Make) -> None:
     node = sim_node("h200x8")
     uuids = [d["uuid"] for d in node.dump()["devices"]]
     tenant, control = Tenant(node, {"CUDA_VISIBLE_DEVICES": "0,1"}), Controller(node)
@@ -220,7 +220,7 @@ def test_a_process_comes_back_on_other_cards(sim_node: Make) -> None:
     assert used_mib(node)[0] == CONTEXT_MIB + 1500
 
 
-def test_a_card_of_another_kind_or_in_use_is_refused(sim_node: Make) -> None:
+def test_a_restore_on_another_model_or_a_device_in_use_is_refused(sim_node: Make) -> None:
     node = sim_node("mixed")
     devices = node.dump()["devices"]
     other = next(d for d in devices if d["name"] != devices[0]["name"])
@@ -239,7 +239,7 @@ def test_a_card_of_another_kind_or_in_use_is_refused(sim_node: Make) -> None:
 
 
 @pytest.mark.parametrize("driver", ["565.57.01", "575.57.08"])
-def test_older_drivers(sim_node: Make, driver: str) -> None:
+def test_older_drivers_lack_restore_on_other_devices(sim_node: Make, driver: str) -> None:
     node = sim_node("h200x8")
     node.sim("driver", driver)
     uuids = [d["uuid"] for d in node.dump()["devices"]]
@@ -253,7 +253,7 @@ def test_older_drivers(sim_node: Make, driver: str) -> None:
     assert control.resume(pid) == [0, 0]
 
 
-def test_managed_memory_fails_the_process(sim_node: Make) -> None:
+def test_a_checkpoint_of_managed_memory_fails_the_process(sim_node: Make) -> None:
     node = sim_node("h200x1")
     tenant, control = Tenant(node), Controller(node)
     pid = tenant.process.pid
@@ -265,7 +265,7 @@ def test_managed_memory_fails_the_process(sim_node: Make) -> None:
     assert used_mib(node) == [0]
 
 
-def test_a_killed_controller_leaves_what_another_can_end(sim_node: Make) -> None:
+def test_a_checkpoint_of_a_killed_controller_is_finished_by_another(sim_node: Make) -> None:
     """kill -9 of the one that suspends, at any moment: the state is one of the four, and goes on from there."""
     node = sim_node("h200x1")
     tenant = Tenant(node)
@@ -293,7 +293,7 @@ def test_a_killed_controller_leaves_what_another_can_end(sim_node: Make) -> None
         two.process.kill()
 
 
-def test_suspended_and_killed_at_random(sim_node: Make) -> None:
+def test_memory_sums_hold_across_random_suspends_moves_and_kills(sim_node: Make) -> None:
     """Suspend, resume, move and kill in any order: sums add up after every step."""
     node = sim_node("h200x8")
     uuids = [d["uuid"] for d in node.dump()["devices"]]
@@ -327,7 +327,7 @@ def test_suspended_and_killed_at_random(sim_node: Make) -> None:
     assert [states[t.process.pid] for t in tenants] == ["checkpointed" if o else "running" for o in out]
 
 
-def test_an_order_for_an_earlier_process_of_the_pid_does_nothing(sim_node: Make, tmp_path: Path) -> None:
+def test_a_suspend_for_an_earlier_process_of_the_pid_does_nothing(sim_node: Make, tmp_path: Path) -> None:
     """vgpu-suspend knows a process by its start time, too, and holds its pidfd during the driver's call."""
     node = sim_node("h200x1")
     tenant, control = Tenant(node), Controller(node)

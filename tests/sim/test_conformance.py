@@ -24,7 +24,7 @@ KNOWN = {
 }
 
 
-def test_the_same_program_hears_the_same(sim_node: Make, tmp_path: Path) -> None:
+def test_the_simulator_answers_a_program_as_the_recorded_h200(sim_node: Make, tmp_path: Path) -> None:
     node = sim_node("h200x1")
     program = build(tmp_path, Path(cached(node.build, "VGPU_CUDA_INCLUDE")))
     here, card = answers(program, node.environment()), json.loads(H200.read_text())

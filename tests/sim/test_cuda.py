@@ -38,7 +38,7 @@ def node(sim_node: Make) -> SimNode:
     return sim_node()
 
 
-def test_a_device_as_cuda_sees_it(node: SimNode) -> None:
+def test_device_attributes_match_the_recorded_card(node: SimNode) -> None:
     out = ask(
         node,
         """
@@ -66,7 +66,7 @@ out = dict(count=cu.integer("cuDeviceGetCount"), version=cu.integer("cuDriverGet
     }
 
 
-def test_visible_devices(node: SimNode) -> None:
+def test_cuda_visible_devices_selects_and_orders_devices(node: SimNode) -> None:
     uuids = [d["uuid"] for d in node.dump()["devices"]]
     body = """
 first = code("cuInit", 0)
@@ -149,7 +149,7 @@ family("host", host, lambda p: cu("cuMemFreeHost", p))
 """
 
 
-def test_memory_of_every_family_is_charged_and_comes_back(node: SimNode) -> None:
+def test_memory_of_every_family_is_charged_and_freed(node: SimNode) -> None:
     out = ask(node, FAMILIES)
     assert isinstance(out, dict)
     assert out.pop("context") == CONTEXT_MIB
@@ -169,7 +169,7 @@ def test_memory_of_every_family_is_charged_and_comes_back(node: SimNode) -> None
     }
 
 
-def test_a_full_card_refuses_and_a_huge_one_costs_nothing(node: SimNode) -> None:
+def test_a_full_device_refuses_allocations(node: SimNode) -> None:
     out = ask(
         node,
         """
@@ -289,7 +289,7 @@ out = [pending, launched < waited, waited >= 0.1, ms.value, bad, code("cuStreamQ
     assert bad == [INVALID_VALUE] * 3
 
 
-def test_contexts_stack_and_end(node: SimNode) -> None:
+def test_contexts_are_pushed_popped_and_destroyed(node: SimNode) -> None:
     out = ask(
         node,
         """
@@ -318,7 +318,7 @@ out.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert node.dump()["processes"] == []
 
 
-def test_get_proc_address_answers_for_what_is_there(node: SimNode) -> None:
+def test_cu_get_proc_address_returns_existing_symbols_and_versions(node: SimNode) -> None:
     out = ask(
         node,
         """
@@ -370,7 +370,7 @@ def test_every_symbol_is_in_the_table_of_cu_get_proc_address(node: SimNode) -> N
     assert "vgpuSimStatePath" in exported
 
 
-def test_fault_on_a_driver_call(node: SimNode) -> None:
+def test_an_injected_fault_fails_a_driver_call(node: SimNode) -> None:
     node.sim("fault", "fail", "--function", "cuMemAlloc*", "--code", "719", "--count", "2")
     body = "cu.init(); cu.context()\nout = [code('cuMemAlloc_v2', c.byref(u64()), size(1)) for _ in range(3)]"
     assert ask(node, body) == [719, 719, 0]

@@ -15,14 +15,14 @@ def sim(node: DemoNode, *words: str) -> None:
     subprocess.run([str(BUILD / "bin/vgpu-sim"), *words], env=node.environment, check=True, timeout=60)
 
 
-def test_vgpud_says_that_the_node_is_simulated(node: DemoNode) -> None:
+def test_vgpud_reports_a_simulated_node(node: DemoNode) -> None:
     node.start()
     assert node.ctl("status").stdout.splitlines()[0] == "SIMULATED: no real GPU is behind this daemon"
     assert node.ctl_json("status")["simulated"] is True
     assert "this node is simulated" in node.log.read_text()
 
 
-def test_a_driver_that_changes_under_the_daemon(node: DemoNode) -> None:
+def test_vgpud_notices_a_changed_driver_version(node: DemoNode) -> None:
     node.start()
     sim(node, "driver", "590.48.01")
     held = node.ctl("alloc", "--isolation", "quota", "--memory", "1GiB").stdout.strip()

@@ -26,28 +26,28 @@ def probe(node: SimNode, env: dict[str, str] | None = None) -> dict[str, Any]:
     return answer
 
 
-def test_a_device_whose_kernels_stand_still_and_go_on_has_the_engine_cut(node: SimNode) -> None:
+def test_a_device_whose_kernels_can_be_preempted_has_the_cut_engine(node: SimNode) -> None:
     answer = probe(node)
     assert answer["engine"] == "cut"
     assert answer["off_us"] >= 449 and answer["on_us"] >= 275
     assert node.dump()["processes"] == []
 
 
-def test_a_driver_that_refuses_leaves_the_gate_and_its_status(node: SimNode) -> None:
+def test_a_driver_that_refuses_preemption_leaves_the_gate_engine(node: SimNode) -> None:
     node.sim("fault", "fail", "--function", "FIFO_DISABLE_CHANNELS", "--code", "86")
     answer = probe(node)
     assert answer["engine"] == "gate"
     assert "refuses to stop channels: status 0x56" in answer["why"]
 
 
-def test_a_driver_that_stops_nothing_though_it_says_so_is_found_out(node: SimNode) -> None:
+def test_a_driver_that_reports_preemption_without_doing_it_is_detected(node: SimNode) -> None:
     node.sim("fault", "fail", "--function", "FIFO_DISABLE_CHANNELS.lies", "--code", "1")
     answer = probe(node)
     assert answer["engine"] == "gate"
     assert "the kernel goes on" in answer["why"]
 
 
-def test_an_mps_client_has_no_channels_to_stop(node: SimNode, tmp_path: Path) -> None:
+def test_an_mps_client_has_no_channels_to_disable(node: SimNode, tmp_path: Path) -> None:
     mps = Mps(node, tmp_path)
     mps.daemon()
     answer = probe(node, mps.env)

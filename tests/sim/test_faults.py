@@ -25,7 +25,7 @@ def node(sim_node: Make) -> SimNode:
     return sim_node("h200x1")
 
 
-def test_a_function_that_hangs_until_the_faults_are_cleared(node: SimNode) -> None:
+def test_a_hanging_function_returns_once_the_faults_are_cleared(node: SimNode) -> None:
     node.sim("fault", "hang", "--function", "nvmlDeviceGetName")
     asking = node.start([sys.executable, "-c", f"print('asks', flush=True)\n{NAME}"])
     assert asking.stdout is not None
@@ -57,7 +57,7 @@ def test_slow_functions_answer_late(node: SimNode) -> None:
     assert node.dump()["faults"] == []
 
 
-def test_a_missing_function(node: SimNode) -> None:
+def test_a_missing_function_is_absent_from_the_library(node: SimNode) -> None:
     """As pynvml tells one that the library has not; cuGetProcAddress does not find it, nor any form of it."""
     node.sim("fault", "missing", "--function", "nvmlDeviceGetName")
     assert node.python(NAME) == "error 13\n"
@@ -72,7 +72,7 @@ def test_a_missing_function(node: SimNode) -> None:
     assert tenant.do("cu('cuMemAllocAsync', c.byref(c.c_uint64()), c.c_size_t(8), None)") == "ok"
 
 
-def test_memory_that_goes_away_and_a_card_that_falls_off(node: SimNode) -> None:
+def test_injected_memory_loss_and_a_lost_device_are_reported(node: SimNode) -> None:
     tenant = Tenant(node)
     free = int(tenant.say("info").split()[0])
     node.sim("fault", "memory", "--device", "0", "--bytes", str(free - (64 << 20)))
@@ -106,7 +106,7 @@ def vgpu_sim(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_run_makes_a_node_for_one_program(tmp_path: Path) -> None:
+def test_simctl_run_makes_a_node_for_one_program(tmp_path: Path) -> None:
     done = vgpu_sim(
         "run",
         "--profile",
@@ -130,7 +130,7 @@ def test_run_makes_a_node_for_one_program(tmp_path: Path) -> None:
     assert "cannot run nonsense" in vgpu_sim("run", "--profile", "t4x1", "--", "nonsense").stderr
 
 
-def test_shell_state_and_faults_of_a_node_that_stays(tmp_path: Path) -> None:
+def test_a_simulated_node_keeps_its_state_and_faults_between_programs(tmp_path: Path) -> None:
     state = str(tmp_path / "node")
     assert vgpu_sim("create", "--profile", "mixed", "--state", state).stdout == f"{state}\n"
     shell = tmp_path / "shell"
@@ -152,7 +152,7 @@ def test_shell_state_and_faults_of_a_node_that_stays(tmp_path: Path) -> None:
     assert "no state file" in vgpu_sim("state", "--state", str(tmp_path / "none")).stderr
 
 
-def test_the_simulated_libraries_are_found_by_nobody_else() -> None:
+def test_the_simulated_libraries_are_not_on_the_systems_path() -> None:
     """They lie in a folder of their own, which no library path of the system names, and do nothing without a node."""
     listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=False).stdout
     assert "/sim/lib/" not in listed

@@ -57,7 +57,7 @@ def measure(node: SimNode, figures: str) -> dict[str, float]:
     return measured
 
 
-def test_calls_are_cheap_beside_two_hundred_processes(sim_node: Make, figures: str) -> None:
+def test_device_calls_work_beside_two_hundred_processes(sim_node: Make, figures: str) -> None:
     """Aims: a query under 5 us, a launch under 1 us of CPU, attaching under 5 ms."""
     node = sim_node()
     holders = [start(node, figures, "hold") for _ in range(HOLDERS)]
@@ -112,7 +112,7 @@ def crowd(node: SimNode, figures: str, seconds: float, seed: int = 5) -> int:
     return deaths + CROWD
 
 
-def test_a_crowd_killed_at_random_leaves_sums_that_add_up(sim_node: Make, figures: str) -> None:
+def test_memory_sums_hold_after_random_kills_among_many_processes(sim_node: Make, figures: str) -> None:
     node = sim_node("h200x1")
     assert crowd(node, figures, seconds=4) >= CROWD
     assert measure(node, figures)["launch_ns"] > 0  # nobody holds a lock

@@ -98,7 +98,7 @@ out = [pending, ms.value, half.value, n.value, e.value, cycle, code("cuGraphInst
     assert out[3:] == [1, 3, 0, 1, 1, 0, 0, 0, 0]
 
 
-def test_graph_memory_is_charged_by_launches_and_kept_until_trimmed(node: SimNode) -> None:
+def test_graph_memory_is_charged_at_launch_and_freed_by_a_trim(node: SimNode) -> None:
     out = ask(
         node,
         HEAD
@@ -136,7 +136,7 @@ out.append(used() - base)
     ]
 
 
-def test_graph_memory_that_does_not_fit_leaves_the_launch_undone(node: SimNode) -> None:
+def test_a_graph_launch_without_memory_is_refused_as_a_whole(node: SimNode) -> None:
     out = ask(
         node,
         HEAD
@@ -155,7 +155,7 @@ out += [code("cuGraphLaunch", exe, None), code("cuGraphLaunch", exe, None), memo
     assert out == [2, 0, 2, 0, 0, 32]
 
 
-def test_capture_records_what_the_stream_was_given(node: SimNode) -> None:
+def test_a_capture_records_the_work_of_its_stream(node: SimNode) -> None:
     out = ask(
         node,
         HEAD
@@ -194,7 +194,7 @@ out += [back.raw.hex(), list(ran), memory()]
     ]
 
 
-def test_what_a_capture_forbids(node: SimNode) -> None:
+def test_calls_forbidden_during_a_capture_are_refused(node: SimNode) -> None:
     """Unsupported 900, invalidated 901, unmatched 903, isolation 905, implicit 906, captured event 907."""
     out = ask(
         node,

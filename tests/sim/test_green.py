@@ -54,7 +54,7 @@ def node(sim_node: Make) -> SimNode:
     return sim_node("h200x1")
 
 
-def test_sms_are_split_as_a_card_splits_them(node: SimNode) -> None:
+def test_sms_are_split_in_the_cards_granularity(node: SimNode) -> None:
     out = ask(
         node,
         GREEN
@@ -87,7 +87,7 @@ def test_an_older_card_has_finer_parts(sim_node: Make) -> None:
     assert out == [40, 2, 2, [0, [4] * 10, 0]]
 
 
-def test_a_green_context_is_a_part_of_the_primary_one(node: SimNode) -> None:
+def test_a_green_context_belongs_to_the_primary_context(node: SimNode) -> None:
     out = ask(
         node,
         GREEN
@@ -149,7 +149,7 @@ refused = [stream_of(g, 0)[0], stream_of(None)[0]]
 )
 
 
-def test_its_streams_are_its_own(node: SimNode) -> None:
+def test_a_green_context_has_its_own_streams(node: SimNode) -> None:
     out = ask(
         node,
         STREAMS
@@ -190,7 +190,7 @@ out = dict(refused=refused, mine=mine, order=order, orphaned=orphaned)
     }
 
 
-def test_green_contexts_end_with_the_primary_one(node: SimNode) -> None:
+def test_green_contexts_end_with_the_primary_context(node: SimNode) -> None:
     out = ask(
         node,
         STREAMS + "cu('cuDevicePrimaryCtxReset_v2', 0)\n"
@@ -208,7 +208,7 @@ def lease(node: SimNode, folder: Path, limit: int) -> dict[str, str]:
     return {"LD_PRELOAD": str(build_dir() / "lib" / "libvgpu.so"), "VGPU_LEASE": str(made)}
 
 
-def test_a_tenant_of_libvgpu_uses_them(node: SimNode, tmp_path: Path) -> None:
+def test_a_tenant_under_libvgpu_uses_green_contexts(node: SimNode, tmp_path: Path) -> None:
     """Its launches in green streams are let through and its memory is held to the limit, as anywhere."""
     out = ask(
         node,
@@ -244,7 +244,7 @@ out = [many, held, more, stream, used(), code("cuMemAlloc_v2", c.byref(u64()), s
 """
 
 
-def test_under_libvgpu_a_primary_context_lives_as_long_as_its_green_ones(
+def test_under_libvgpu_a_primary_context_lives_as_long_as_its_green_contexts(
     node: SimNode, tmp_path: Path
 ) -> None:
     """What was made in one stays charged when the program's own reference goes, and comes back at the end."""
@@ -253,7 +253,9 @@ def test_under_libvgpu_a_primary_context_lives_as_long_as_its_green_ones(
     assert out == [INVALID_CONTEXT, [green, green + 300], 2, [0, 0], CONTEXT_MIB, 0]
 
 
-def test_under_libvgpu_the_primary_context_of_a_green_one_is_claimed(node: SimNode, tmp_path: Path) -> None:
+def test_under_libvgpu_the_primary_context_of_a_green_context_is_charged(
+    node: SimNode, tmp_path: Path
+) -> None:
     body = "out = green(describe(split(32, 2)[3][0])[1])[0]"
     assert ask(node, GREEN + body, lease(node, tmp_path, 256 << 20)) == 2
     assert node.dump()["processes"] == []
@@ -273,16 +275,14 @@ out += [held, code("cuMemAlloc_v2", c.byref(u64()), size(10 * MIB)), green(d)[0]
 """
 
 
-def test_under_libvgpu_a_green_context_is_charged_what_it_takes(node: SimNode, tmp_path: Path) -> None:
+def test_under_libvgpu_a_green_context_is_charged_its_memory(node: SimNode, tmp_path: Path) -> None:
     """Of the tenant's own memory, told at once; it comes back when it ends."""
     out = ask(node, GREEN + AT_THE_LIMIT, lease(node, tmp_path, CONTEXT_MIB + 10 << 20))
     green = CONTEXT_MIB + GREEN_MIB
     assert out == [0, 2, [green, green, CONTEXT_MIB], 0, 2]
 
 
-def test_under_libvgpu_a_green_context_that_takes_more_than_was_claimed_goes_again(
-    sim_node: Make, tmp_path: Path
-) -> None:
+def test_under_libvgpu_a_green_context_above_its_claim_is_destroyed(sim_node: Make, tmp_path: Path) -> None:
     """On a card where one costs more than on an H200."""
     profile = tmp_path / "dear.toml"
     text = (ROOT / "configs/sim/h200x1.toml").read_text()

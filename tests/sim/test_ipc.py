@@ -63,7 +63,7 @@ def test_two_processes_share_an_allocation(node: SimNode, size: str) -> None:
     assert [two.say("alloc 100"), two.read()] == ["ok", "0"]  # new memory, whatever was mapped there
 
 
-def test_a_handle_of_the_dead_opens_nothing(node: SimNode) -> None:
+def test_an_ipc_handle_of_a_dead_process_is_refused(node: SimNode) -> None:
     one, two = Tenant(node), Tenant(node)
     one.say("alloc 100")
     handle = one.do(GIVE)
@@ -76,7 +76,7 @@ def test_a_handle_of_the_dead_opens_nothing(node: SimNode) -> None:
     assert take(three, "00" * 64) == INVALID_HANDLE
 
 
-def test_an_event_of_another_process(node: SimNode) -> None:
+def test_an_ipc_event_is_opened_by_another_process(node: SimNode) -> None:
     one, two = Tenant(node), Tenant(node)
     give = (
         "e = c.c_void_p(); cu('cuEventCreate', c.byref(e), {}); h = (c.c_char * 64)(); "
@@ -119,7 +119,7 @@ EXPORT = (
 )
 
 
-def test_a_vmm_allocation_by_file_descriptor(node: SimNode) -> None:
+def test_a_vmm_allocation_is_imported_by_file_descriptor(node: SimNode) -> None:
     one, two = Tenant(node), Tenant(node)
     for tenant in (one, two):
         for line in VMM:
@@ -171,7 +171,7 @@ def hand_over(giver: Tenant, fd: str, taker: Tenant) -> None:
     taker.do(f"fd = os.open('/proc/{giver.process.pid}/fd/{fd}', os.O_RDWR)")
 
 
-def test_a_pool_by_file_descriptor(node: SimNode) -> None:
+def test_a_memory_pool_is_imported_by_file_descriptor(node: SimNode) -> None:
     one, two = pool_tenants(node)
     assert one.do(MAKE_POOL.format(8)) == NOT_SUPPORTED_TEXT  # fabric handles
     assert [one.do(MAKE_POOL.format(0)), one.do(ALLOC.format(4))] == ["0", "0"]
@@ -204,7 +204,7 @@ def test_a_pool_by_file_descriptor(node: SimNode) -> None:
     assert two.do(TAKE_POOL) == "1"
 
 
-def test_a_pool_of_the_dead_gives_nothing(node: SimNode) -> None:
+def test_an_imported_pool_of_a_dead_process_allocates_nothing(node: SimNode) -> None:
     one, two = pool_tenants(node)
     assert [one.do(MAKE_POOL.format(1)), one.do(ALLOC.format(8)), one.write(41)] == ["0", "0", "ok"]
     fd = one.do(GIVE_POOL).strip("()").split(", ")[1]
@@ -226,7 +226,7 @@ IMPORT = "out = cu.raw('cuImportExternalMemory', c.byref(x), c.byref(E(type={}, 
 BUFFER = "out = cu.raw('cuExternalMemoryGetMappedBuffer', c.byref(p), x, c.byref(B({0} << 20, {1} << 20, 0))); pointers.append(p.value)"
 
 
-def test_external_memory_is_what_another_exported(node: SimNode) -> None:
+def test_external_memory_maps_the_exported_allocation(node: SimNode) -> None:
     one, two = Tenant(node), Tenant(node)
     for line in VMM:
         one.do(line)
@@ -251,7 +251,7 @@ def test_external_memory_is_what_another_exported(node: SimNode) -> None:
     assert two.do("out = cu.raw('cuDestroyExternalMemory', None)") == INVALID_HANDLE
 
 
-def test_shared_memory_keeps_a_process_from_being_suspended(node: SimNode) -> None:
+def test_a_process_with_shared_memory_cannot_be_suspended(node: SimNode) -> None:
     one, control = Tenant(node), Controller(node)
     one.say("alloc 10")
     one.do(GIVE)
@@ -263,7 +263,7 @@ def test_shared_memory_keeps_a_process_from_being_suspended(node: SimNode) -> No
     assert control.suspend(one.process.pid) == [0, NOT_SUPPORTED]
 
 
-def test_a_shared_pool_keeps_a_process_from_being_suspended(node: SimNode) -> None:
+def test_a_process_with_a_shared_pool_cannot_be_suspended(node: SimNode) -> None:
     one, _ = pool_tenants(node)
     control = Controller(node)
     assert [one.do(MAKE_POOL.format(1)), one.do(GIVE_POOL)[:3]] == ["0", "(0,"]

@@ -33,7 +33,7 @@ def node(sim_node: Make) -> SimNode:
     return sim_node("h200x1")
 
 
-def test_every_form_of_a_launch_takes_the_engine(node: SimNode) -> None:
+def test_every_form_of_a_launch_occupies_the_engine(node: SimNode) -> None:
     out = ask(
         node,
         HEAD
@@ -52,7 +52,7 @@ out.append(dump["processes"][0]["uses"][0]["done_ns"])
     assert out == [*[0] * 6, 1, 1, 0, TOO_LARGE, 7e6]
 
 
-def test_a_thread_has_a_default_stream_to_itself(node: SimNode) -> None:
+def test_each_thread_has_its_own_default_stream(node: SimNode) -> None:
     """The legacy one waits for every stream; the thread's own only for itself."""
     out = ask(
         node,

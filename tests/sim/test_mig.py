@@ -56,7 +56,7 @@ def ask(node: SimNode, body: str) -> object:
         ("rtxpro6000x2", "all", "rtx", 1249),
     ],
 )
-def test_placement_agrees_with_the_oracle(
+def test_instance_placement_agrees_with_the_model(
     sim_node: Make, profile: str, walk: str, table: str, layouts: int | None
 ) -> None:
     """Every legal layout of the card is gone to, and in each every create and every capacity is compared."""
@@ -70,7 +70,7 @@ def test_placement_agrees_with_the_oracle(
     assert answers > 10 * seen
 
 
-def test_an_instance_and_its_device(sim_node: Make) -> None:
+def test_a_gpu_instance_has_a_mig_device(sim_node: Make) -> None:
     node = sim_node()
     out = ask(
         node,
@@ -164,7 +164,7 @@ out.append(room())
     ]
 
 
-def test_mode_changes_as_the_architecture_has_it(sim_node: Make) -> None:
+def test_a_mig_mode_change_follows_the_architecture(sim_node: Make) -> None:
     hopper, ampere, turing = sim_node("h200x8"), sim_node("a100x8"), sim_node("t4x1")
     flip = "out = [ask(n.nvmlDeviceSetMigMode, h, 1), ask(n.nvmlDeviceGetMigMode, h)]"
     assert ask(hopper, flip) == [0, [1, 1]]
@@ -183,7 +183,7 @@ def test_mode_changes_as_the_architecture_has_it(sim_node: Make) -> None:
         assert node.dump()["devices"][0]["gpu_instances"] == []
 
 
-def test_instances_and_mode_stay_while_a_process_uses_them(sim_node: Make) -> None:
+def test_instances_in_use_cannot_be_destroyed(sim_node: Make) -> None:
     node = sim_node()
     tenant = Tenant(node, {"CUDA_VISIBLE_DEVICES": "0"})
     assert ask(node, "out = [n.nvmlDeviceSetMigMode(h, 1), n.nvmlDeviceGetMigMode(h)]") == [19, [0, 1]]
@@ -229,7 +229,7 @@ for i in (0, 1):
         ("h200x8", [[1, 1], 3, 1, 1], [[0, 0], 0, 0, 0]),
     ],
 )
-def test_what_a_reset_and_a_reboot_keep(
+def test_a_reset_and_a_reboot_keep_the_modes_that_the_architecture_keeps(
     sim_node: Make, profile: str, reset: list[object], reboot: list[object]
 ) -> None:
     node = sim_node(profile)
@@ -254,7 +254,7 @@ def test_what_a_reset_and_a_reboot_keep(
     assert list(minors.iterdir()) == []
 
 
-def test_a_device_in_use_is_not_reset_and_a_reboot_ends_who_was_there(sim_node: Make) -> None:
+def test_a_device_in_use_is_not_reset_and_a_reboot_ends_its_processes(sim_node: Make) -> None:
     node = sim_node()
     tenant = Tenant(node)
     tenant.say("alloc 10")

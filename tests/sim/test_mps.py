@@ -71,7 +71,7 @@ def mps(sim_node: Make, tmp_path: Path) -> Iterator[Mps]:
             return
 
 
-def test_files_and_life_of_the_daemon(mps: Mps) -> None:
+def test_an_mps_daemon_creates_and_removes_its_files(mps: Mps) -> None:
     gone = (1, "Cannot find MPS control daemon process\n")
     assert mps.say("get_server_list") == gone
     assert mps.daemon() == (0, "")
@@ -105,7 +105,7 @@ def test_a_killed_daemon_leaves_files_and_forgets_limits(mps: Mps) -> None:
     )
 
 
-def test_bad_values_change_nothing_and_say_nothing(mps: Mps) -> None:
+def test_bad_values_are_ignored_silently(mps: Mps) -> None:
     mps.daemon()
     rates = [
         mps.say(f"set_default_active_thread_percentage {v}") for v in ("12.5", "0", "101", "abc", "-3", "0.5")
@@ -181,7 +181,7 @@ def test_nvml_lists_clients_and_the_daemon_knows_them(mps: Mps) -> None:
     assert mps.say(f"get_client_list {server}") == (0, "")
 
 
-def test_the_daemons_death_ends_its_clients_and_opens_the_gate(mps: Mps) -> None:
+def test_the_daemons_death_ends_its_clients_and_frees_the_device(mps: Mps) -> None:
     mps.daemon()
     mps.say("set_default_device_pinned_mem_limit 0 1024M")
     tenant = mps.tenant()
@@ -217,7 +217,7 @@ def test_the_thread_percentage_scales_the_sm_count(mps: Mps) -> None:
 
 
 @pytest.mark.parametrize(("percents", "got"), [((25, 50), (0.25, 0.5)), ((100, 50), (2 / 3, 1 / 3))])
-def test_clients_run_together_each_held_to_its_fraction(
+def test_concurrent_clients_are_held_to_their_fractions(
     mps: Mps, percents: tuple[int, int], got: tuple[float, float]
 ) -> None:
     mps.daemon()
@@ -233,7 +233,7 @@ def test_clients_run_together_each_held_to_its_fraction(
     assert shares == pytest.approx(got, rel=1e-3)
 
 
-def test_it_wants_a_node_and_a_short_path(mps: Mps, tmp_path: Path) -> None:
+def test_the_daemon_needs_a_node_and_a_short_path(mps: Mps, tmp_path: Path) -> None:
     silent = mps.node.run([CONTROL, "-d"], {**mps.env, "VGPU_SIM_STATE": "/nonexistent"}, check=False)
     assert (silent.returncode, silent.stdout, silent.stderr) == (244, "", "")
     long_path = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / ("x" * 120))}
@@ -253,7 +253,7 @@ else:
 """
 
 
-def test_a_client_sees_what_its_daemon_sees(sim_node: Make, tmp_path: Path) -> None:
+def test_a_client_sees_the_devices_of_its_daemon(sim_node: Make, tmp_path: Path) -> None:
     """The daemon's list restricts and renumbers; a client's own list counts what the daemon offers."""
     node = sim_node()
     uuids = [d["uuid"] for d in node.dump()["devices"]]

@@ -146,7 +146,7 @@ class Daemon:
 
 @needs("debian-archive", "root")
 @pytest.mark.parametrize("branch", ["535", "550"])
-def test_the_stand_in_answers_as_nvidias(
+def test_the_simulated_mps_daemon_answers_as_nvidias(
     sim_node: Make, nvidias: Path, short_folder: Path, branch: str
 ) -> None:
     node = sim_node("h200x1")

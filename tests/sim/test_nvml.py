@@ -36,7 +36,7 @@ def ask(node: SimNode, body: str) -> object:
     return json.loads(node.python(HEAD + body + "\nprint(json.dumps(out))"))
 
 
-def test_a_device_answers_as_the_real_card_did(sim_node: Make) -> None:
+def test_nvml_queries_answer_as_the_recorded_card(sim_node: Make) -> None:
     out = ask(
         sim_node(),
         """
@@ -111,7 +111,7 @@ for p in range(20):
     ]
 
 
-def test_devices_differ_and_are_found_by_every_name(sim_node: Make) -> None:
+def test_devices_are_distinct_and_found_by_every_identifier(sim_node: Make) -> None:
     out = ask(
         sim_node(),
         """
@@ -141,7 +141,7 @@ def test_identities_are_stable_and_follow_the_seed(sim_node: Make) -> None:
 
 
 @pytest.mark.parametrize("state", [None, "", "relative", "/nonexistent/state", "/dev/null", "/etc/passwd"])
-def test_without_a_node_the_driver_is_not_there(state: str | None) -> None:
+def test_without_a_simulated_node_the_driver_is_not_loaded(state: str | None) -> None:
     env = {"LD_LIBRARY_PATH": str(build_dir() / "sim" / "lib")}
     if state is not None:
         env["VGPU_SIM_STATE"] = state
@@ -153,7 +153,7 @@ def test_without_a_node_the_driver_is_not_there(state: str | None) -> None:
     assert done.stdout.split() == ["9", "1", "100", "3", "3"]
 
 
-def test_faults_and_loss(sim_node: Make) -> None:
+def test_injected_faults_and_a_lost_device_fail_their_calls(sim_node: Make) -> None:
     node = sim_node()
     node.sim(
         "fault", "fail", "--function", "nvmlDeviceGetName", "--code", "999", "--count", "1", "--device", "1"

@@ -55,7 +55,7 @@ NVIDIA_SMI = needs("debian-archive")
 
 @NVIDIA_SMI
 @BRANCHES
-def test_lists_and_queries(node: SimNode, branch: str) -> None:
+def test_nvidia_smi_lists_and_queries_all_devices(node: SimNode, branch: str) -> None:
     devices = node.dump()["devices"]
     lines = run(branch, node, "-L").stdout.splitlines()
     assert lines == [f"GPU {d['index']}: {d['name']} (UUID: {d['uuid']})" for d in devices]
@@ -74,7 +74,7 @@ def test_lists_and_queries(node: SimNode, branch: str) -> None:
 
 @NVIDIA_SMI
 @BRANCHES
-def test_the_summary_shows_a_tenant(node: SimNode, branch: str) -> None:
+def test_nvidia_smi_shows_a_tenants_process(node: SimNode, branch: str) -> None:
     tenant = Tenant(node)
     assert tenant.say("alloc 100") == "ok"
     pid = str(tenant.process.pid)
@@ -89,7 +89,7 @@ def test_the_summary_shows_a_tenant(node: SimNode, branch: str) -> None:
 
 @NVIDIA_SMI
 @BRANCHES
-def test_compute_mode(node: SimNode, branch: str) -> None:
+def test_nvidia_smi_sets_the_compute_mode(node: SimNode, branch: str) -> None:
     assert "to EXCLUSIVE_PROCESS" in run(branch, node, "-c 3 -i 2").stdout
     assert node.dump()["devices"][2]["compute_mode"] == 3
     run(branch, node, "-c DEFAULT -i 2")
@@ -103,7 +103,7 @@ def instances(node: SimNode) -> list[tuple[int, int, int]]:
 
 @NVIDIA_SMI
 @BRANCHES
-def test_mig_from_the_mode_to_the_last_instance(node: SimNode, branch: str) -> None:
+def test_nvidia_smi_makes_and_destroys_mig_instances(node: SimNode, branch: str) -> None:
     assert "Enabled MIG Mode" in run(branch, node, "-i 0 -mig 1").stdout
     # the biggest first: the driver fills from the high end (NVIDIA's MIG user guide)
     made = run(branch, node, "mig -i 0 -cgi 9,14,19").stdout
@@ -130,14 +130,14 @@ def body(text: str) -> list[str]:
 
 
 @NVIDIA_SMI
-def test_profiles_print_as_on_the_card(sim_node: Make) -> None:
+def test_nvidia_smi_prints_the_profiles_as_on_the_card(sim_node: Make) -> None:
     node = sim_node("h200x1")
     assert body(run("550", node, "mig -lgip").stdout) == body(CARD[0])
     assert run("550", node, "mig -lgipp").stdout.split("\n")[:7] == CARD[1].split("\n")[:7]
 
 
 @NVIDIA_SMI
-def test_535_lists_profiles_once_mig_is_on(sim_node: Make) -> None:
+def test_nvidia_smi_535_lists_profiles_only_in_mig_mode(sim_node: Make) -> None:
     """Before branch 550 nvidia-smi itself refuses to list profiles of a card without MIG mode."""
     node = sim_node("h200x1")
     refused = run("535", node, "mig -lgip", check=False)
@@ -148,7 +148,7 @@ def test_535_lists_profiles_once_mig_is_on(sim_node: Make) -> None:
 
 
 @needs("python-index")
-def test_nvitop_and_gpustat(node: SimNode, tools: Path) -> None:
+def test_nvitop_and_gpustat_show_a_tenants_process(node: SimNode, tools: Path) -> None:
     tenant = Tenant(node)
     tenant.say("alloc 100")
     env = {"PYTHONPATH": str(tools), "TERM": "xterm", "COLUMNS": "100", "LINES": "60"}
@@ -203,7 +203,7 @@ def test_every_plain_query_of_nvidia_ml_py_is_answered(node: SimNode) -> None:
     assert {int(c) for c in codes} <= {3}, codes
 
 
-def test_accounting_outlives_the_process(node: SimNode) -> None:
+def test_accounting_data_outlive_the_process(node: SimNode) -> None:
     ask = """
 import json, pynvml as n
 n.nvmlInit()
@@ -230,6 +230,6 @@ out = [list(pids)] + [[s.maxMemoryUsage >> 20, s.isRunning, s.time > 0] for s in
     assert json.loads(node.python(ask.format(gone))) == []
 
 
-def test_the_tools_are_not_committed() -> None:
+def test_nvidias_tools_are_not_committed() -> None:
     done = subprocess.run(["git", "ls-files", "build"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == ""

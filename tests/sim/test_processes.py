@@ -30,7 +30,7 @@ def used_mib(node: SimNode, device: int = 0) -> int:
     return int(node.dump()["devices"][device]["memory_used"]) // MIB
 
 
-def test_memory_is_seen_by_all_and_returned_by_kill_9(sim_node: Make) -> None:
+def test_memory_is_seen_by_all_processes_and_freed_by_a_kill(sim_node: Make) -> None:
     node = sim_node()
     one, two = Tenant(node), Tenant(node)
     assert [one.say("alloc 1000"), two.say("alloc 24")] == ["ok", "ok"]
@@ -49,7 +49,7 @@ def test_memory_is_seen_by_all_and_returned_by_kill_9(sim_node: Make) -> None:
     assert json.loads(node.python(LIST)) == [0]
 
 
-def test_a_zombie_holds_nothing(sim_node: Make) -> None:
+def test_a_zombie_holds_no_memory(sim_node: Make) -> None:
     """kill -9, and nobody has waited for it yet: its memory is back all the same."""
     node = sim_node()
     one = Tenant(node)
@@ -59,7 +59,7 @@ def test_a_zombie_holds_nothing(sim_node: Make) -> None:
     assert used_mib(node) == 0
 
 
-def test_the_card_refuses_what_others_hold(sim_node: Make) -> None:
+def test_an_allocation_beyond_free_memory_is_refused(sim_node: Make) -> None:
     node = sim_node("t4x1")
     one, two = Tenant(node), Tenant(node)
     assert one.say("alloc 10000") == "ok"
@@ -69,7 +69,7 @@ def test_the_card_refuses_what_others_hold(sim_node: Make) -> None:
     assert two.say("alloc 6000") == "ok"
 
 
-def test_racing_processes_never_pass_the_card(sim_node: Make) -> None:
+def test_racing_processes_never_exceed_the_device(sim_node: Make) -> None:
     node = sim_node("t4x1")
     tenants = [Tenant(node) for _ in range(6)]
     for tenant in tenants:
@@ -86,7 +86,7 @@ def test_racing_processes_never_pass_the_card(sim_node: Make) -> None:
     assert used_mib(node) == 6 * context + 64 * room
 
 
-def test_random_kills_leave_sums_that_add_up(sim_node: Make) -> None:
+def test_memory_sums_hold_after_random_kills(sim_node: Make) -> None:
     node = sim_node()
     choose = random.Random(7)
     tenants = [Tenant(node) for _ in range(6)]
@@ -110,7 +110,7 @@ def test_random_kills_leave_sums_that_add_up(sim_node: Make) -> None:
     assert node.dump()["processes"] == []
 
 
-def test_exclusive_process_lets_one_in(sim_node: Make) -> None:
+def test_exclusive_process_mode_admits_one_process(sim_node: Make) -> None:
     node = sim_node()
     mode = "import pynvml as n; n.nvmlInit(); n.nvmlDeviceSetComputeMode(n.nvmlDeviceGetHandleByIndex(0), {})"
     node.python(mode.format(3))

@@ -157,7 +157,7 @@ def scenarios(draw: st.DrawFn) -> tuple[list[Submit], dict[int, float], list[int
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(scenarios())
 @example(([Submit(0, 1, 3 * SLICE), Submit(3 * SLICE + 1, 1, SLICE), Submit(3 * SLICE + 1, 0, 1)], {}, []))
-def test_every_position_is_reached_when_the_model_says(
+def test_every_position_of_a_queue_is_reached_at_the_models_time(
     program: Path, scenario: tuple[list[Submit], dict[int, float], list[int]]
 ) -> None:
     submits, fractions, looks = scenario
@@ -169,7 +169,7 @@ def test_every_position_is_reached_when_the_model_says(
         assert far == {}
 
 
-def test_two_that_never_stop_get_what_was_measured(program: Path) -> None:
+def test_two_endless_queues_get_the_measured_throughput(program: Path) -> None:
     """94.3 % of solo between them (DESIGN.md), from the slice and the switch of the H200's profile."""
     second = 10**9
     lines = ["submit 0 0 1000000000", "submit 0 1 1000000000", f"look {END}"]
@@ -179,14 +179,14 @@ def test_two_that_never_stop_get_what_was_measured(program: Path) -> None:
     assert last - min(got.values()) < 2.2e6  # one turn apart
 
 
-def test_one_who_comes_waits_for_the_end_of_the_slice(program: Path) -> None:
+def test_a_new_queue_waits_for_the_end_of_the_time_slice(program: Path) -> None:
     lines = [f"submit 0 0 {10 * SLICE}", f"submit {SLICE // 2 + 3 * SLICE} 1 1000", f"look {END}"]
     got = run(program, lines)
     assert got[1, 1000] == 4 * SLICE + SWITCH + 1000
     assert got[0, 10 * SLICE] == 10 * SLICE + 2 * SWITCH + 1000
 
 
-def test_a_long_time_without_a_look_is_one_step(program: Path) -> None:
+def test_days_of_time_slices_are_computed_in_one_step(program: Path) -> None:
     """Eight of them for eleven days of slices: walked one by one this would not end."""
     days = 10**15
     lines = [f"submit 0 {q} {days}" for q in range(8)] + [f"look {9 * days}"]
@@ -195,7 +195,7 @@ def test_a_long_time_without_a_look_is_one_step(program: Path) -> None:
     assert max(got.values()) == pytest.approx(8 * days * (SLICE + SWITCH) / SLICE, rel=1e-6)
 
 
-def test_the_list_is_made_anew_after_a_death_in_the_middle(program: Path) -> None:
+def test_a_run_list_torn_by_a_death_is_rebuilt(program: Path) -> None:
     lines = [f"submit 0 {q} {50 * SLICE}" for q in (0, 1)]
     got = run(program, [*lines, f"torn {5 * SLICE}", f"leave {9 * SLICE} 0", f"look {END}"])
     assert list(got) == [(1, 50 * SLICE)]

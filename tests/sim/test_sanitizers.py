@@ -22,7 +22,9 @@ def cached(build: Path, name: str) -> str:
 
 
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
-def test_a_tour_is_clean(sim_node: Make, tmp_path: Path, sanitizer: str) -> None:
+def test_a_tour_of_the_simulator_is_clean_under_sanitizers(
+    sim_node: Make, tmp_path: Path, sanitizer: str
+) -> None:
     node = sim_node()
     headers = [f"-D{n}={cached(node.build, n)}" for n in ("VGPU_CUDA_INCLUDE", "VGPU_NVML_INCLUDE")]
     configure = ["cmake", "-S", str(ROOT / "native"), "-B", str(tmp_path / "b"), "-G", "Ninja", *headers]

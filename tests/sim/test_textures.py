@@ -76,7 +76,7 @@ out = dict(good=good, bad=bad, cost=used() - before)
     }
 
 
-def test_a_texture_tells_what_it_was_made_of(node: SimNode) -> None:
+def test_a_texture_returns_its_resource_descriptor(node: SimNode) -> None:
     out = ask(
         node,
         HEAD
