@@ -1,10 +1,13 @@
-"""What few programs do, on a real GPU: `python -m tests.gpu.edges_h200 [--build DIR] [--programs DIR]`.
+"""What few programs do, on a real GPU.
+
+    python -m tests.gpu.edges_h200 [--build DIR] [--programs DIR] [PART ...]
 
 Contexts that end and begin again, more of them than a table has, thread-local storage, closed standard
 streams, a fork, cancelled threads, one cuMemUnmap over mappings of two kinds: each alone on the device, under
 a memory limit and a hard share of 20 %, with libvgpu preloaded. The programs are context_cycles.c and edges.c
-(build/native-tests). Each line is what was asked and what came; exit status: how many were wrong. Some three
-minutes; no setting of the device is changed.
+(build/native-tests). Each line is what was asked and what came; exit status: how many were wrong. The parts
+are `programs` and `streams` (half a minute together), `cycles` and `live` (contexts; a minute and a half
+each); without one, all. No setting of the device is changed.
 """
 
 import argparse
@@ -67,14 +70,21 @@ class Machine:
         print(f"{'right' if right else 'WRONG'}  {what}: {figure}", flush=True)
 
 
-def contexts(machine: Machine) -> None:
+def contexts(machine: Machine, asked: list[tuple[str, int, int]]) -> None:
     rate = float(machine.run(None, "calibrate", program="context-cycles").stdout)
     iterations = str(int(rate * KERNEL_US))
-    asked = [(how, count, seconds) for how, count, seconds in CYCLES] + [("live", n, 4) for n in LIVE]
     for how, count, seconds in asked:
         one(machine, None, iterations, how, count if how == "live" else count // 10, 2)
         one(machine, SharePolicy.NONE, iterations, how, count if how == "live" else count // 10, 2)
         one(machine, SharePolicy.HARD, iterations, how, count, seconds)
+
+
+def cycles(machine: Machine) -> None:
+    contexts(machine, list(CYCLES))
+
+
+def live(machine: Machine) -> None:
+    contexts(machine, [("live", n, 4) for n in LIVE])
 
 
 def one(
@@ -134,15 +144,18 @@ def machine_of(build: Path, tests: Path) -> Iterator[Machine]:
             arbiter.wait()
 
 
+PARTS = {part.__name__: part for part in (programs, streams, cycles, live)}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "native")
     parser.add_argument("--programs", type=Path, default=ROOT / "build" / "native-tests")
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="all, if none is named")
     words = parser.parse_args()
     with machine_of(words.build, words.programs) as machine:
-        programs(machine)
-        streams(machine)
-        contexts(machine)
+        for part in words.parts or PARTS:
+            PARTS[part](machine)
     return machine.wrong
 
 

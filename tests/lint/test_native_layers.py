@@ -29,6 +29,10 @@ PARTS = {
         (("waits", "families"),),
     ),
     "arbiter": Part("arbiter", "arbiter/CMakeFiles/vgpu-arbiter.dir"),
+    "simulated CUDA": Part("sim/cuda", "sim/CMakeFiles/sim_cuda.dir/cuda"),
+    "simulated NVML": Part("sim/nvml", "sim/CMakeFiles/sim_nvml.dir/nvml"),
+    "simulated node": Part("sim/state", "sim/CMakeFiles/sim_state.dir/state"),
+    "simulated MPS": Part("sim/mps", "sim/CMakeFiles/vgpu-sim-mps.dir/mps"),
 }
 
 
@@ -38,11 +42,8 @@ def objects(part: Part) -> dict[str, Path]:
     sources = ROOT / "native" / part.sources
     generated = {name for name, _ in part.generated}
     made = {path.relative_to(folder).with_suffix(""): path for path in folder.rglob("*.c.o")}
-    return {
-        source.stem: path
-        for source, path in made.items()
-        if (sources / source).exists() or source.stem in generated
-    }
+    ours = {str(source.with_suffix("")): path for source, path in made.items() if (sources / source).exists()}
+    return ours | {source.stem: path for source, path in made.items() if source.stem in generated}
 
 
 def edges(part: Part) -> Graph:
@@ -65,12 +66,8 @@ def edges(part: Part) -> Graph:
 
 def heights(part: Part) -> dict[str, int]:
     """By file: how high its folder is."""
-    files = [
-        (path.stem, path.parent.name)
-        for path in (ROOT / "native" / part.sources).glob("*/*.c")
-        if part.layers
-    ]
-    return {name: part.layers.index(folder) for name, folder in [*files, *part.generated]}
+    folders = {name: name.split("/")[0] for name in objects(part) if "/" in name} | dict(part.generated)
+    return {name: part.layers.index(folder) for name, folder in folders.items() if part.layers}
 
 
 def circles(graph: Graph) -> list[str]:
@@ -92,7 +89,7 @@ def part(request: pytest.FixtureRequest) -> Part:
 @pytest.fixture(scope="module")
 def graph(part: Part) -> Graph:
     found = edges(part)
-    assert len(found) > 10, f"build first: ./dev build ({part.objects})"
+    assert len(found) > 4, f"build first: ./dev build ({part.objects})"
     return found
 
 

@@ -11,6 +11,8 @@
 
 #include "internal.h"
 
+CU_ENDS(cu_block_end, cu_block_ends);
+
 #define ARENA_MOST (UINT64_C(4) << 40)
 #define ARENA_LEAST (UINT64_C(64) << 30) /* a limit on address space, or a sanitizer's own map */
 #define PAGE SIM_PAGE_BYTES
@@ -240,8 +242,7 @@ static void free_small(struct slab *s, struct cu_block *b)
     int ordinal = b->ordinal;
     uint32_t class = class_of(s->class_bytes), i = (uint32_t)(b - s->blocks);
     struct slab **head = &g_room[ordinal][class];
-    if (cu.shared_memories > 0)
-        cu_ipc_forget(b->base);
+    CU_EACH_END(cu_block_ends, b);
     b->size = 0;
     if (i < s->scan)
         s->scan = i;
@@ -372,12 +373,9 @@ static void free_large(struct cu_block *b)
         page_of(base + at)->block = NULL;
     if (b->imported)
         cu_arena_restore(base, bytes);
-    if (b->memory != NULL)
-        cu_graph_memory_freed(b->memory);
-    else
+    if (b->memory == NULL)
         cu_arena_give(base, bytes);
-    if (cu.shared_memories > 0)
-        cu_ipc_forget(b->base);
+    CU_EACH_END(cu_block_ends, b);
     if (!b->imported)
         uncharge_block(b, bytes);
     free(b);
@@ -414,12 +412,13 @@ static void free_where(CUcontext ctx, CUmemoryPool pool)
     }
 }
 
-void cu_free_of_context(CUcontext ctx)
-{
-    free_where(ctx, NULL);
-}
-
 void cu_free_of_pool(CUmemoryPool pool)
 {
     free_where(NULL, pool);
 }
+
+static void free_of_context(CUcontext ctx)
+{
+    free_where(ctx, NULL);
+}
+CU_AT_END(cu_context_end, cu_context_ends, free_of_context);

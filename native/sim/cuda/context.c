@@ -1,32 +1,9 @@
 /* Contexts: primary and made, the stack of each thread, limits. */
 #include "internal.h"
 
-#define STACK_DEPTH 64
+CU_ENDS(cu_context_end, cu_context_ends);
 
-static _Thread_local CUcontext t_stack[STACK_DEPTH];
-static _Thread_local int t_depth;
 static struct CUctx_st *g_all[1024];
-
-bool cu_is_context(CUcontext ctx)
-{
-    return ctx != NULL && ctx->magic == CU_CONTEXT;
-}
-
-CUcontext cu_view(void)
-{
-    return t_depth > 0 ? t_stack[t_depth - 1] : NULL;
-}
-
-CUcontext cu_current(void)
-{
-    CUcontext view = cu_view();
-    return cu_is_context(view) ? view->base : view;
-}
-
-struct cu_device *cu_device_of(CUcontext ctx)
-{
-    return &cu.devices[ctx->ordinal];
-}
 
 /* EXCLUSIVE_PROCESS lets one process in, or the clients of MPS together. */
 static bool may_enter(const struct cu_device *d)
@@ -134,20 +111,11 @@ CUcontext cu_view_make(CUcontext primary, CUgreenCtx green)
 static void destroy(CUcontext ctx)
 {
     struct cu_device *d = cu_device_of(ctx);
-    cu_free_of_context(ctx);
-    if (ctx->primary)
-        cu_green_end_all(ctx);
+    CU_EACH_END(cu_context_ends, ctx);
     ctx->magic = CU_DEAD;
     cu_channels_end(ctx);
     atomic_fetch_sub_explicit(&d->use->contexts, 1, memory_order_release);
     cu_uncharge(ctx->ordinal, SIM_CONTEXT, context_cost(d));
-}
-
-static CUresult push(CUcontext ctx)
-{
-    CU_CHECK(t_depth < STACK_DEPTH, CUDA_ERROR_INVALID_CONTEXT);
-    t_stack[t_depth++] = ctx;
-    return CUDA_SUCCESS;
 }
 
 CUresult cu_primary_retain(CUdevice dev, CUcontext *ctx)
@@ -249,7 +217,7 @@ CUresult cuCtxCreate_v2(CUcontext *ctx, unsigned int flags, CUdevice dev)
     CUresult result = create(dev, flags, false, ctx);
     cu_unlock();
     CU_TRY(result);
-    return push(*ctx);
+    return cu_push(*ctx);
 }
 
 CUresult cuCtxCreate(CUcontext *ctx, unsigned int flags, CUdevice dev)
@@ -274,7 +242,7 @@ CUresult cuCtxDestroy_v2(CUcontext ctx)
     CU_TRY(cu_enter("cuCtxDestroy_v2"));
     CU_CHECK(cu_is_context(ctx) && !ctx->primary && ctx->green == NULL, CUDA_ERROR_INVALID_CONTEXT);
     if (cu_current() == ctx)
-        t_depth--;
+        cu_pop(NULL);
     cu_lock();
     destroy(ctx);
     cu_unlock();
@@ -290,26 +258,21 @@ CUresult cuCtxPushCurrent_v2(CUcontext ctx)
 {
     CU_TRY(cu_enter("cuCtxPushCurrent_v2"));
     CU_CHECK(cu_is_context(ctx), CUDA_ERROR_INVALID_CONTEXT);
-    return push(ctx);
+    return cu_push(ctx);
 }
 
 CUresult cuCtxPopCurrent_v2(CUcontext *ctx)
 {
     CU_TRY(cu_enter("cuCtxPopCurrent_v2"));
-    CU_CHECK(t_depth > 0, CUDA_ERROR_INVALID_CONTEXT);
-    t_depth--;
-    if (ctx != NULL)
-        *ctx = t_stack[t_depth];
-    return CUDA_SUCCESS;
+    return cu_pop(ctx);
 }
 
 CUresult cuCtxSetCurrent(CUcontext ctx)
 {
     CU_TRY(cu_enter_suspended("cuCtxSetCurrent"));
     CU_CHECK(ctx == NULL || cu_is_context(ctx), CUDA_ERROR_INVALID_CONTEXT);
-    if (t_depth > 0)
-        t_depth--;
-    return ctx == NULL ? CUDA_SUCCESS : push(ctx);
+    (void)cu_pop(NULL);
+    return ctx == NULL ? CUDA_SUCCESS : cu_push(ctx);
 }
 
 CUresult cuCtxGetCurrent(CUcontext *ctx)

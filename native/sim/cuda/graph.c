@@ -3,16 +3,6 @@
 
 static unsigned int g_next_graph;
 
-bool cu_is_graph(CUgraph graph)
-{
-    return graph != NULL && graph->magic == CU_GRAPH;
-}
-
-bool cu_is_node(CUgraphNode node)
-{
-    return node != NULL && node->magic == CU_NODE;
-}
-
 CUgraph cu_graph_new(void)
 {
     CUgraph graph = calloc(1, sizeof(*graph));
@@ -36,7 +26,10 @@ static void free_node(CUgraphNode node)
 
 void cu_graph_free(CUgraph graph)
 {
-    cu_graph_forget_source(graph);
+    while (graph->execs != NULL) {
+        graph->execs->source = NULL;
+        graph->execs = graph->execs->next;
+    }
     while (graph->first != NULL) {
         CUgraphNode node = graph->first;
         graph->first = node->next;

@@ -60,7 +60,7 @@ struct CUgraph_st {
     size_t node_count;
     CUgraphNode *order; /* of an instantiated graph: in which its nodes run */
     bool has_memory;    /* allocation or free nodes, here or in a child */
-    uint32_t execs;     /* instantiations that live */
+    CUgraphExec execs;  /* instantiations that live */
     struct cu_kept_object *objects;
 };
 
@@ -69,12 +69,20 @@ struct CUgraphExec_st {
     CUgraph graph;  /* a clone, owned */
     CUgraph source; /* NULL when it was destroyed */
     cuuint64_t flags;
-    CUgraphExec next;
+    CUgraphExec next; /* of the same source */
 };
 
+static inline bool cu_is_graph(CUgraph graph)
+{
+    return graph != NULL && graph->magic == CU_GRAPH;
+}
+
+static inline bool cu_is_node(CUgraphNode node)
+{
+    return node != NULL && node->magic == CU_NODE;
+}
+
 /* graph.c. The caller holds cu_lock. */
-bool cu_is_graph(CUgraph graph);
-bool cu_is_node(CUgraphNode node);
 CUgraph cu_graph_new(void);
 void cu_graph_free(CUgraph graph);
 CUresult cu_graph_clone(CUgraph from, bool with_memory, CUgraph *out);
@@ -84,17 +92,17 @@ CUgraphNode cu_graph_find_clone(CUgraph graph, CUgraphNode original);
 CUresult cu_graph_order(CUgraph graph); /* fills order, here and in children; INVALID_VALUE: a cycle */
 CUresult cu_list_nodes(CUgraphNode *out, size_t *count, CUgraphNode *all, size_t n);
 
-/* graph_memory.c. The caller holds cu_lock. */
+/* graph_backing.c. The caller holds cu_lock. */
 CUresult cu_graph_memory_new(CUcontext ctx, size_t size, struct cu_graph_memory **out);
 void cu_graph_memory_release(struct cu_graph_memory *m);
 CUresult cu_graph_memory_take(struct cu_graph_memory *m); /* at a launch */
 bool cu_graph_memory_owns(CUdeviceptr p);                 /* an address of an allocation node */
+/* graph_memory.c. The caller holds cu_lock. */
 CUresult cu_graph_add_alloc(CUgraph graph, const CUgraphNode *before, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *params,
                             CUgraphNode *out);
 CUresult cu_graph_add_free(CUgraph graph, const CUgraphNode *before, size_t count, CUdeviceptr p, CUgraphNode *out);
 
 /* graph_exec.c */
-void cu_graph_forget_source(CUgraph graph);
 CUresult cu_graph_instantiate(CUgraph graph, cuuint64_t flags, CUgraphExec *out);
 CUresult cu_graph_launch(CUgraphExec exec, CUstream stream);
 

@@ -2,18 +2,9 @@
  * the stream of the launch. */
 #include "graph.h"
 
-static CUgraphExec g_execs;
-
 static bool is_exec(CUgraphExec exec)
 {
     return exec != NULL && exec->magic == CU_EXEC;
-}
-
-void cu_graph_forget_source(CUgraph graph)
-{
-    for (CUgraphExec e = g_execs; e != NULL; e = e->next)
-        if (e->source == graph)
-            e->source = NULL;
 }
 
 CUresult cu_graph_instantiate(CUgraph graph, cuuint64_t flags, CUgraphExec *out)
@@ -23,7 +14,7 @@ CUresult cu_graph_instantiate(CUgraph graph, cuuint64_t flags, CUgraphExec *out)
     CU_CHECK(out != NULL && cu_is_graph(graph), CUDA_ERROR_INVALID_VALUE);
     CU_CHECK((flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) == 0, CUDA_ERROR_NOT_SUPPORTED);
     CU_CHECK((flags & ~known) == 0, CUDA_ERROR_INVALID_VALUE);
-    CU_CHECK(!graph->has_memory || graph->execs == 0, CUDA_ERROR_NOT_SUPPORTED);
+    CU_CHECK(!graph->has_memory || graph->execs == NULL, CUDA_ERROR_NOT_SUPPORTED);
     CU_TRY(cu_graph_order(graph));
     CUgraphExec exec = calloc(1, sizeof(*exec));
     CU_CHECK(exec != NULL, CUDA_ERROR_OUT_OF_MEMORY);
@@ -37,9 +28,8 @@ CUresult cu_graph_instantiate(CUgraph graph, cuuint64_t flags, CUgraphExec *out)
     exec->magic = CU_EXEC;
     exec->source = graph;
     exec->flags = flags;
-    exec->next = g_execs;
-    g_execs = exec;
-    graph->execs++;
+    exec->next = graph->execs;
+    graph->execs = exec;
     *out = exec;
     return CUDA_SUCCESS;
 }
@@ -72,12 +62,12 @@ CUresult cuGraphExecDestroy(CUgraphExec exec)
     CU_TRY(cu_enter("cuGraphExecDestroy"));
     CU_CHECK(is_exec(exec), CUDA_ERROR_INVALID_VALUE);
     cu_lock();
-    CUgraphExec *at = &g_execs;
-    while (*at != exec)
-        at = &(*at)->next;
-    *at = exec->next;
-    if (exec->source != NULL)
-        exec->source->execs--;
+    if (exec->source != NULL) {
+        CUgraphExec *at = &exec->source->execs;
+        while (*at != exec)
+            at = &(*at)->next;
+        *at = exec->next;
+    }
     cu_graph_free(exec->graph);
     exec->magic = CU_DEAD;
     cu_unlock();

@@ -62,7 +62,7 @@ static void end(CUgreenCtx green)
     green->view->magic = green->magic = CU_DEAD;
 }
 
-void cu_green_end_all(CUcontext primary)
+static void end_all(CUcontext primary)
 {
     for (CUgreenCtx green = g_greens, next; green != NULL; green = next) {
         next = green->next;
@@ -70,6 +70,7 @@ void cu_green_end_all(CUcontext primary)
             end(green);
     }
 }
+CU_AT_END(cu_context_end, cu_context_ends, end_all);
 
 CUresult cuGreenCtxDestroy(CUgreenCtx green)
 {

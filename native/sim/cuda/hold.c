@@ -49,42 +49,38 @@ void cu_holds_look(void)
     cu_unlock();
 }
 
+static bool is_reached(CUcontext ctx, double position)
+{
+    struct sim_use *use = cu_device_of(ctx)->use;
+    return use == NULL || sim_engine_reached(cu.s, use, position, NULL);
+}
+
 bool cu_holds_wait(CUcontext ctx, double position)
 {
     struct timespec pause = {0, LOOK_AGAIN_NS};
     while (atomic_load_explicit(&g_count, memory_order_relaxed) > 0) {
         cu_holds_look();
-        if (cu_reached(ctx, position))
+        if (is_reached(ctx, position))
             return true;
         nanosleep(&pause, NULL);
     }
     return false;
 }
 
-CUresult cu_hold(CUfunction f, void **parameters, CUstream stream)
+CUresult cu_hold_add(CUcontext ctx, void **parameters, double *end)
 {
-    CUcontext ctx;
-    double position;
-    CUresult result = CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES; /* more than HOLDS at once */
-    if (!f->module->waits || cu_capture_find(stream) != NULL)
-        return CUDA_SUCCESS;
-    CU_CHECK(parameters != NULL, CUDA_ERROR_INVALID_VALUE);
-    CU_TRY(cu_stream_resolve(stream, &ctx, &position));
-    cu_lock();
-    for (int i = 0; i < HOLDS && result != CUDA_SUCCESS; i++) {
+    for (int i = 0; i < HOLDS; i++) {
         if (g_holds[i].ctx != NULL)
             continue;
-        double end = sim_engine_submit(cu.s, cu.proc, cu_device_of(ctx)->use, LONGEST_NS);
+        *end = sim_engine_submit(cu.s, cu.proc, cu_device_of(ctx)->use, LONGEST_NS);
         g_holds[i] = (struct hold){.ctx = ctx,
-                                   .begin = end - LONGEST_NS,
-                                   .end = end,
+                                   .begin = *end - LONGEST_NS,
+                                   .end = *end,
                                    .word = *(const uint64_t **)parameters[0],
                                    .value = *(uint64_t *)parameters[1],
                                    .says = *(uint64_t **)parameters[2]};
         atomic_fetch_add(&g_count, 1);
-        cu_stream_advance(stream, ctx, end);
-        result = CUDA_SUCCESS;
+        return CUDA_SUCCESS;
     }
-    cu_unlock();
-    return result;
+    return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
 }

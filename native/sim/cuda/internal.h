@@ -113,6 +113,7 @@ struct cu_block {
 struct cu_process {
     struct sim_state *s;
     struct sim_proc *proc;
+    _Atomic int started;        /* 0: cuInit was not called, 1: ready, 2: child of a process that was */
     uint64_t boot;              /* of the node, when this process came; after the next it is no more */
     _Atomic uint32_t gate_seen; /* the value of proc->gate that this process last went through */
     pthread_mutex_t lock;       /* guards everything below, and the registries of each family */
@@ -130,23 +131,43 @@ struct cu_process {
 
 extern struct cu_process cu;
 
-/* init.c */
+/* What an object's end means for others: a file that keeps something of it is told, by a section of the linker's, so
+ * that the lower file knows no higher one. Each is called under cu_lock, in no order, while the object is whole. */
+#define CU_AT_END(type, list, function) \
+    __attribute__((used, section(#list))) static void (*const function##_listed)(type) = function
+#define CU_ENDS(type, list)                                                            \
+    extern void (*const __start_##list[])(type) __attribute__((visibility("hidden"))); \
+    extern void (*const __stop_##list[])(type) __attribute__((visibility("hidden")))
+#define CU_EACH_END(list, object)                                      \
+    do {                                                               \
+        for (size_t i_ = 0; &__start_##list[i_] < __stop_##list; i_++) \
+            __start_##list[i_](object);                                \
+    } while (0)
+typedef CUcontext cu_context_end;
+typedef const struct cu_block *cu_block_end;
+
+/* enter.c */
 CUresult cu_enter(const char *function);                         /* initialised, not faulted */
 CUresult cu_enter_device(const char *function, CUdevice dev);    /* and dev is an ordinal */
 CUresult cu_enter_context(const char *function, CUcontext *ctx); /* and a context is current */
-CUresult cu_find_context(CUcontext *ctx);                        /* the one that is current */
 /* As cu_enter, for calls that answer in a checkpointed process: as an H200 does, driver 580.159.04. */
 CUresult cu_enter_suspended(const char *function);
 CUresult cu_enter_locked_out(const char *function); /* as cu_enter, for calls that a lock does not hold */
-bool cu_checkpointed(void);                         /* this process is, now */
-CUresult cu_gate(void); /* waits while this process is locked; learns where a restore has put it */
-void cu_sim_lock(void); /* sim_lock, when this process is not locked */
+
+/* process.c */
+bool cu_checkpointed(void); /* this process is, now */
+CUresult cu_gate(void);     /* waits while this process is locked; learns where a restore has put it */
+void cu_sim_lock(void);     /* sim_lock, when this process is not locked */
 void cu_lock(void);
 void cu_unlock(void);
-void cu_parse_uuid(const char *text, CUuuid *uuid); /* device.c: "GPU-..." or "MIG-..." */
 struct sim_device *cu_sim_device(int ordinal);
-uint32_t cu_sm_count(int ordinal);   /* of the card or the instance, before MPS */
-int cu_multiprocessors(int ordinal); /* after it: device.c */
+uint32_t cu_sm_count(int ordinal);  /* of the card or the instance, before MPS */
+void cu_cannot_suspend(int change); /* memory that other processes share came or went */
+
+/* device.c */
+void cu_parse_uuid(const char *text, CUuuid *uuid); /* "GPU-..." or "MIG-..." */
+int cu_multiprocessors(int ordinal);                /* of the card or the instance, after MPS */
+
 /* visible.c: fills cu.devices by CUDA_VISIBLE_DEVICES, out of those that an MPS daemon offers (NULL: all) */
 CUresult cu_find_devices(const char *offered);
 
@@ -162,15 +183,19 @@ CUresult cu_find_devices(const char *offered);
             return (result);        \
     } while (0)
 
-/* context.c */
+/* current.c */
 bool cu_is_context(CUcontext ctx);
-CUcontext cu_current(void); /* of this thread, for what is made: a green context's is the primary one */
-CUcontext cu_view(void);    /* as it was made current */
-CUcontext cu_view_make(CUcontext primary, CUgreenCtx green); /* the caller holds cu_lock; NULL: no memory */
+CUcontext cu_current(void);               /* of this thread, for what is made: a green context's is the primary one */
+CUcontext cu_view(void);                  /* as it was made current */
+CUresult cu_find_context(CUcontext *ctx); /* the current one, if it lives */
+CUresult cu_push(CUcontext ctx);
+CUresult cu_pop(CUcontext *ctx); /* ctx may be NULL */
 struct cu_device *cu_device_of(CUcontext ctx);
-CUresult cu_primary_retain(CUdevice dev, CUcontext *ctx); /* the caller holds cu_lock */
-void cu_primary_release(CUdevice dev);                    /* so does this one's */
-void cu_green_end_all(CUcontext primary);                 /* green.c: it is gone */
+
+/* context.c */
+CUcontext cu_view_make(CUcontext primary, CUgreenCtx green); /* the caller holds cu_lock; NULL: no memory */
+CUresult cu_primary_retain(CUdevice dev, CUcontext *ctx);    /* the caller holds cu_lock */
+void cu_primary_release(CUdevice dev);                       /* so does this one's */
 
 /* channels.c: the caller holds cu_lock. */
 CUresult cu_channels_make(CUcontext ctx);
@@ -195,15 +220,11 @@ void cu_block_close(struct cu_block *b); /* of an imported block */
 /* Lays a block on addresses that a graph's allocation node holds. */
 CUresult cu_block_place(CUcontext ctx, CUmemoryPool pool, struct cu_graph_memory *memory, CUdeviceptr base,
                         size_t size);
-void cu_graph_memory_freed(struct cu_graph_memory *memory); /* graph_memory.c: the block is gone */
-void cu_free_of_context(CUcontext ctx);
 void cu_free_of_pool(CUmemoryPool pool);
 
-/* ipc.c */
-void cu_ipc_forget(CUdeviceptr p);  /* the block there is gone. The caller holds cu_lock. */
-void cu_cannot_suspend(int change); /* memory that other processes share came or went */
-
-/* ipc_event.c: an event that other processes know */
+/* shared_event.c: an event that other processes know */
+bool cu_shared_make(CUevent e); /* false: no room */
+bool cu_shared_alive(const struct sim_shared_event *e);
 void cu_shared_record(CUevent e);
 bool cu_shared_elsewhere(CUevent e); /* recorded last by another process */
 bool cu_shared_reached(CUevent e);
@@ -267,9 +288,11 @@ CUresult cu_launch_check(CUfunction f, const unsigned int grid[3], const unsigne
 CUresult cu_launch(CUfunction f, const unsigned int grid[3], const unsigned int block[3], unsigned int shared_bytes,
                    CUstream stream);
 
-/* hold.c */
 CUresult cu_hold(CUfunction f, void **parameters, CUstream stream); /* after the launch of a kernel that may wait */
-void cu_holds_look(void);                                           /* ends those that have waited enough */
+
+/* hold.c */
+CUresult cu_hold_add(CUcontext ctx, void **parameters, double *end); /* the caller holds cu_lock */
+void cu_holds_look(void);                                            /* ends those that have waited enough */
 bool cu_holds_wait(CUcontext ctx, double position); /* until it is reached; false: nothing waits any more */
 
 /* module.c */
@@ -322,12 +345,13 @@ struct CUmemPoolHandle_st {
     CUmemoryPool next;
 };
 CUmemoryPool cu_pool_new(int ordinal, bool is_default);
-void cu_pool_unshare(CUmemoryPool pool); /* pool_share.c: it goes */
 CUresult cu_pool_of_device(int ordinal, CUmemoryPool *pool);
+CUmemoryPool cu_pool_of_graphs(int ordinal); /* NULL: no memory for it */
+
+/* pool_ledger.c. The caller holds cu_lock. */
 CUresult cu_pool_charge(CUmemoryPool pool, uint64_t bytes);
 void cu_pool_uncharge(CUmemoryPool pool, uint64_t bytes);
 void cu_pool_trim(CUmemoryPool pool, uint64_t keep);
-CUmemoryPool cu_pool_of_graphs(int ordinal); /* NULL: no memory for it */
 
 /* mps.c */
 CUresult cu_mps_connect(void);

@@ -35,12 +35,6 @@ struct given {
 static struct opened *g_opened;
 static struct given *g_given; /* own memory that has a handle */
 
-void cu_cannot_suspend(int change)
-{
-    cu.shared_memories += change;
-    __atomic_store_n(&cu.proc->cannot_suspend, cu.shared_memories > 0, __ATOMIC_RELEASE);
-}
-
 static struct opened **opened_at(CUdeviceptr p)
 {
     struct opened **at = &g_opened;
@@ -57,10 +51,13 @@ static struct given **given_at(CUdeviceptr p)
     return at;
 }
 
-void cu_ipc_forget(CUdeviceptr p)
+/* The block is gone: so are its handles. */
+static void forget(const struct cu_block *b)
 {
-    struct opened **opened = opened_at(p), *o = *opened;
-    struct given **given = given_at(p), *g = *given;
+    if (cu.shared_memories == 0)
+        return;
+    struct opened **opened = opened_at(b->base), *o = *opened;
+    struct given **given = given_at(b->base), *g = *given;
     if (o != NULL) {
         *opened = o->next;
         free(o);
@@ -72,6 +69,7 @@ void cu_ipc_forget(CUdeviceptr p)
         cu_cannot_suspend(-1);
     }
 }
+CU_AT_END(cu_block_end, cu_block_ends, forget);
 
 static CUresult describe(const struct cu_block *b, struct ipc_handle *out)
 {

@@ -60,6 +60,22 @@ CUresult cu_launch(CUfunction f, const unsigned int grid[3], const unsigned int 
     return CUDA_SUCCESS;
 }
 
+CUresult cu_hold(CUfunction f, void **parameters, CUstream stream)
+{
+    CUcontext ctx;
+    double position;
+    if (!f->module->waits || cu_capture_find(stream) != NULL)
+        return CUDA_SUCCESS;
+    CU_CHECK(parameters != NULL, CUDA_ERROR_INVALID_VALUE);
+    CU_TRY(cu_stream_resolve(stream, &ctx, &position));
+    cu_lock();
+    CUresult result = cu_hold_add(ctx, parameters, &position);
+    if (result == CUDA_SUCCESS)
+        cu_stream_advance(stream, ctx, position);
+    cu_unlock();
+    return result;
+}
+
 CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags)
 {
     CU_TRY(cu_enter("cuLaunchCooperativeKernelMultiDevice"));

@@ -1,8 +1,8 @@
 /* Memory pools. A pool keeps what is freed up to its release threshold, so that the device stays
  * charged; freed memory beyond it goes back at once (on a card: at the next synchronisation). */
-#include "internal.h"
+#include <unistd.h>
 
-#define CHUNK (UINT64_C(32) << 20)
+#include "internal.h"
 
 static CUmemoryPool g_pools;
 
@@ -27,6 +27,15 @@ CUmemoryPool cu_pool_new(int ordinal, bool is_default)
     return pool;
 }
 
+static void end_sharing(CUmemoryPool pool)
+{
+    if (pool->shared)
+        cu_cannot_suspend(-1);
+    if (pool->imported)
+        close(pool->memory);
+    pool->shared = pool->imported = false;
+}
+
 CUresult cu_pool_of_device(int ordinal, CUmemoryPool *pool)
 {
     struct cu_device *d = &cu.devices[ordinal];
@@ -38,48 +47,12 @@ CUresult cu_pool_of_device(int ordinal, CUmemoryPool *pool)
     return *pool == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
-/* A pool takes and gives back chunks (measured on an H200: 32 MiB). */
-static uint64_t round_chunk(uint64_t bytes)
-{
-    return bytes > UINT64_MAX - CHUNK ? UINT64_MAX : (bytes + CHUNK - 1) / CHUNK * CHUNK;
-}
-
 CUmemoryPool cu_pool_of_graphs(int ordinal)
 {
     struct cu_device *d = &cu.devices[ordinal];
     if (d->graph_pool == NULL && (d->graph_pool = cu_pool_new(ordinal, true)) != NULL)
         d->graph_pool->threshold = UINT64_MAX; /* kept until it is trimmed */
     return d->graph_pool;
-}
-
-CUresult cu_pool_charge(CUmemoryPool pool, uint64_t bytes)
-{
-    if (pool->used + bytes > pool->reserved) {
-        uint64_t more = round_chunk(pool->used + bytes) - pool->reserved;
-        CU_TRY(cu_charge(pool->ordinal, SIM_POOL, more));
-        pool->reserved += more;
-    }
-    pool->used += bytes;
-    if (pool->used > pool->used_high)
-        pool->used_high = pool->used;
-    if (pool->reserved > pool->reserved_high)
-        pool->reserved_high = pool->reserved;
-    return CUDA_SUCCESS;
-}
-
-void cu_pool_trim(CUmemoryPool pool, uint64_t keep)
-{
-    uint64_t floor = round_chunk(pool->used > keep ? pool->used : keep);
-    if (pool->reserved <= floor)
-        return;
-    cu_uncharge(pool->ordinal, SIM_POOL, pool->reserved - floor);
-    pool->reserved = floor;
-}
-
-void cu_pool_uncharge(CUmemoryPool pool, uint64_t bytes)
-{
-    pool->used -= bytes;
-    cu_pool_trim(pool, pool->threshold);
 }
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice dev)
@@ -138,7 +111,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
     cu_pool_trim(pool, 0);
     if (cu.devices[pool->ordinal].current_pool == pool)
         cu.devices[pool->ordinal].current_pool = cu.devices[pool->ordinal].default_pool;
-    cu_pool_unshare(pool);
+    end_sharing(pool);
     pool->magic = CU_DEAD;
     cu_unlock();
     return CUDA_SUCCESS;

@@ -123,15 +123,6 @@ CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *handle, CUm
     return pool != NULL ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-void cu_pool_unshare(CUmemoryPool pool)
-{
-    if (pool->shared)
-        cu_cannot_suspend(-1);
-    if (pool->imported)
-        close(pool->memory);
-    pool->shared = pool->imported = false;
-}
-
 static CUresult describe(CUdeviceptr p, struct pointer_share *share)
 {
     const struct cu_block *b = cu_block_at(p);

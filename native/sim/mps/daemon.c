@@ -238,7 +238,7 @@ static void answer(struct daemon *d, struct connection *c)
         return;
     }
     c->peer = PEER_COMMAND;
-    command_run(d, c, c->line, reply, sizeof(reply));
+    d->command(d, c, c->line, reply, sizeof(reply));
     int n = snprintf(head, sizeof(head), "%zu\n", strlen(reply));
     if (send(c->fd, head, (size_t)n, MSG_NOSIGNAL) < 0 || send(c->fd, reply, strlen(reply), MSG_NOSIGNAL) < 0)
         drop(c);
@@ -352,7 +352,7 @@ static int go_background(int *ready)
     return -1;
 }
 
-int daemon_run(bool background, bool multiuser)
+int daemon_run(bool background, bool multiuser, daemon_command command)
 {
     static struct daemon d;
     char path[256];
@@ -367,6 +367,7 @@ int daemon_run(bool background, bool multiuser)
     }
     snprintf(d.log_directory, sizeof(d.log_directory), "%s", log ? log : DEFAULT_LOG_DIRECTORY);
     d.multiuser = multiuser;
+    d.command = command;
     limits_init(&d.defaults);
     for (int i = 0; i < MPS_MAX_CONNECTIONS; i++)
         d.connections[i].fd = -1;

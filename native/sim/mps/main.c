@@ -29,5 +29,5 @@ int main(int argc, char **argv)
         } else
             return usage(argv[i]);
     }
-    return daemon || foreground ? daemon_run(!foreground, multiuser) : control_shell();
+    return daemon || foreground ? daemon_run(!foreground, multiuser, command_run) : control_shell();
 }

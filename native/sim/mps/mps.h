@@ -46,6 +46,11 @@ struct connection {
     size_t used;
 };
 
+struct daemon;
+
+/* Writes the reply to one command line, which it may change. */
+typedef void (*daemon_command)(struct daemon *d, const struct connection *from, char *line, char *out, size_t size);
+
 struct daemon {
     char directory[108], log_directory[1024];
     int control, privileged, lock;
@@ -55,6 +60,7 @@ struct daemon {
     struct server servers[MPS_MAX_SERVERS];
     struct connection connections[MPS_MAX_CONNECTIONS];
     struct sim_state *state;
+    daemon_command command;
 };
 
 /* limits.c */
@@ -68,14 +74,14 @@ void limits_devices(const struct sim_state *s, char *out, size_t size);
 void limits_for_client(const struct limits *l, const struct sim_state *s, char *out, size_t size);
 
 /* daemon.c */
-int daemon_run(bool background, bool multiuser);
+int daemon_run(bool background, bool multiuser, daemon_command command);
 void daemon_log(struct daemon *d, const char *format, ...) __attribute__((format(printf, 2, 3)));
 struct server *server_start(struct daemon *d, uid_t uid);
 struct server *server_by_pid(struct daemon *d, pid_t pid);
 void server_stop(struct daemon *d, struct server *s);
 void client_terminate(struct daemon *d, pid_t server, pid_t client);
 
-/* commands.c: the reply to one command line */
+/* commands.c: a daemon_command */
 void command_run(struct daemon *d, const struct connection *from, char *line, char *out, size_t size);
 
 /* client.c */

@@ -6,19 +6,8 @@
 
 #include <limits.h>
 #include <linux/futex.h>
-#include <string.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
-
-#define SPIN_BELOW_NS 60000.0
-#define LOOK_AGAIN_NS 5000000.0 /* others may join or leave while one waits */
-#define STANDS (-1.0)
-
-struct sim_engine *sim_engine_of(struct sim_device *d, int gi, int ci)
-{
-    return gi == SIM_NONE ? &d->whole : &d->mig_engines[gi][ci];
-}
 
 /* Locks the engine of the device where the queue is now: a restore may move it meanwhile. */
 static struct sim_device *lock_engine(struct sim_state *s, const struct sim_use *u)
@@ -143,8 +132,7 @@ bool sim_engine_idle(struct sim_state *s, struct sim_use *u)
     return idle;
 }
 
-/* 0: reached; STANDS: not while the channels are off. */
-static double time_left(struct sim_state *s, struct sim_use *u, double position)
+double sim_engine_left(struct sim_state *s, struct sim_use *u, double position)
 {
     struct sim_device *d = lock_engine(s, u);
     double left = 0;
@@ -155,39 +143,7 @@ static double time_left(struct sim_state *s, struct sim_use *u, double position)
     if (!reached && q->active)
         left = sim_rotation_left(s, d, e, u, position);
     else if (!reached && sim_use_stands(u))
-        left = STANDS;
+        left = SIM_STANDS;
     sim_engine_unlock(d);
     return left;
-}
-
-static void sleep_until_on(struct sim_use *u, uint32_t seen)
-{
-    struct timespec t = {0, (long)LOOK_AGAIN_NS};
-    syscall(SYS_futex, &u->on_wake, FUTEX_WAIT, seen, &t, NULL, 0);
-}
-
-void sim_engine_wait(struct sim_state *s, struct sim_use *u, double position)
-{
-    for (uint32_t looks = 1;; looks++) {
-        uint32_t wake = atomic_load(&u->on_wake);
-        double left = time_left(s, u, position);
-        if (left <= 0 && left != STANDS)
-            return;
-        if (looks % 8 == 0) { /* another's death speeds this engine up: notice it */
-            sim_lock(s);
-            sim_sweep(s);
-            sim_unlock(s);
-        }
-        if (left == STANDS) {
-            sleep_until_on(u, wake);
-            continue;
-        }
-        if (left < SPIN_BELOW_NS)
-            continue; /* the kernel's timer slack alone is 50 us */
-        left -= SPIN_BELOW_NS;
-        if (left > LOOK_AGAIN_NS)
-            left = LOOK_AGAIN_NS;
-        struct timespec t = {0, (long)left};
-        nanosleep(&t, NULL);
-    }
 }

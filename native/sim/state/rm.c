@@ -21,7 +21,6 @@
 
 #include "state.h"
 
-#define FIRST_LOCK ((off_t)1 << 40) /* no byte of the file is there: it need not be long */
 #define FIRST_CLIENT 0xc1d00000u
 #define SPIN_NS 60000
 #define FAULT "FIFO_DISABLE_CHANNELS"          /* answers the fault's code, and does nothing */
@@ -31,47 +30,6 @@ enum { CLASS_ROOT_MAX = 1, CLASS_CLIENT = 0x41 };
 bool sim_rm_is(struct sim_state *s, int fd)
 {
     return s != NULL && sim_is_state_file(fd);
-}
-
-static struct flock lock_of(const struct sim_state *s, const struct sim_proc *p)
-{
-    return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = FIRST_LOCK + (p - s->procs), .l_len = 1};
-}
-
-/* Does an open file other than this one hold the process's lock? */
-static bool held_by_another(const struct sim_state *s, const struct sim_proc *p, int fd)
-{
-    struct flock lock = lock_of(s, p);
-    return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
-}
-
-int sim_rm_open(struct sim_state *s, struct sim_proc *p)
-{
-    struct flock lock = lock_of(s, p);
-    int low = sim_open_state(), fd = low < 0 ? -1 : fcntl(low, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-    if (low >= 0) /* a program without standard streams would write them into the node's state */
-        close(low);
-    if (fd >= 0 && fcntl(fd, F_OFD_SETLK, &lock) != 0) {
-        close(fd);
-        fd = -1;
-    }
-    return fd;
-}
-
-bool sim_rm_open_elsewhere(const struct sim_state *s, const struct sim_proc *p)
-{
-    int fd = atomic_load(&p->rm_client) == 0 ? -1 : sim_open_state();
-    bool held = fd >= 0 && held_by_another(s, p, fd);
-    if (fd >= 0)
-        close(fd);
-    return held;
-}
-
-void sim_rm_forget(struct sim_proc *p)
-{
-    atomic_store(&p->rm_client, 0);
-    memset(p->objects, 0, p->object_high * sizeof(p->objects[0]));
-    p->object_high = 0;
 }
 
 static struct sim_proc *client_of(struct sim_state *s, uint32_t client)
@@ -87,7 +45,7 @@ static struct sim_proc *client_of(struct sim_state *s, uint32_t client)
 static struct sim_proc *client_of_file(struct sim_state *s, int fd, uint32_t client)
 {
     struct sim_proc *p = client_of(s, client);
-    return p != NULL && !held_by_another(s, p, fd) ? p : NULL;
+    return p != NULL && !sim_rm_held_by_another(s, p, fd) ? p : NULL;
 }
 
 static struct sim_object *find(struct sim_proc *p, uint32_t handle)
@@ -174,7 +132,7 @@ static struct sim_object *take(struct sim_proc *p)
 static uint32_t make_client(struct sim_state *s, int fd, struct rm_alloc *a)
 {
     struct sim_proc *p = sim_proc_find(s, (uint32_t)getpid());
-    if (p == NULL || held_by_another(s, p, fd) || atomic_load(&p->rm_client) != 0)
+    if (p == NULL || sim_rm_held_by_another(s, p, fd) || atomic_load(&p->rm_client) != 0)
         return RM_INVALID_ARGUMENT;
     a->object = FIRST_CLIENT + ++s->rm_clients;
     atomic_store(&p->rm_client, a->object);

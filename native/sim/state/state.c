@@ -137,6 +137,11 @@ void sim_unlock(struct sim_state *s)
     pthread_mutex_unlock(&s->lock);
 }
 
+struct sim_engine *sim_engine_of(struct sim_device *d, int gi, int ci)
+{
+    return gi == SIM_NONE ? &d->whole : &d->mig_engines[gi][ci];
+}
+
 void sim_engine_lock(struct sim_device *d)
 {
     if (robust_lock(&d->engine_lock))

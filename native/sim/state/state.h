@@ -288,7 +288,10 @@ bool sim_engine_reached(struct sim_state *s, struct sim_use *u, double position,
 /* What is before the position is done; false: it is not, for the queue stands still. */
 bool sim_engine_release(struct sim_state *s, struct sim_use *u, double position);
 bool sim_engine_idle(struct sim_state *s, struct sim_use *u); /* nothing of this queue is left to do */
-void sim_engine_wait(struct sim_state *s, struct sim_use *u, double position);
+#define SIM_STANDS (-1.0)
+/* Nanoseconds until the position is reached, if nothing else comes; 0: it is; SIM_STANDS: not while the channels are off. */
+double sim_engine_left(struct sim_state *s, struct sim_use *u, double position);
+void sim_engine_wait(struct sim_state *s, struct sim_use *u, double position); /* wait.c */
 void sim_engine_forget(struct sim_state *s, uint32_t ref, struct sim_use *u);
 uint32_t sim_engine_percent(struct sim_device *d, struct sim_engine *e);
 uint32_t sim_queue_percent(const struct sim_queue *q);
@@ -347,6 +350,8 @@ bool sim_rm_is(struct sim_state *s, int fd);
 int sim_rm_open(struct sim_state *s, struct sim_proc *p); /* a new file, whose client is p's; -1 with errno */
 int sim_rm_ioctl(struct sim_state *s, int fd, unsigned long request, void *argument); /* as ioctl(2) */
 bool sim_rm_open_elsewhere(const struct sim_state *s, const struct sim_proc *p); /* its file outlives the process */
+/* Does an open file other than this one hold the process's lock? */
+bool sim_rm_held_by_another(const struct sim_state *s, const struct sim_proc *p, int fd);
 void sim_rm_forget(struct sim_proc *p); /* the process is gone, its engines have been left */
 
 /* hosttree.c: <state>.root/proc/driver/nvidia and friends */

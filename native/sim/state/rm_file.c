@@ -1,0 +1,49 @@
+/* The open files of the control device: whose is which, and which of them a process's end leaves open (rm.c). */
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "state.h"
+
+#define FIRST_LOCK ((off_t)1 << 40) /* no byte of the file is there: it need not be long */
+
+static struct flock lock_of(const struct sim_state *s, const struct sim_proc *p)
+{
+    return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = FIRST_LOCK + (p - s->procs), .l_len = 1};
+}
+
+/* Does an open file other than this one hold the process's lock? */
+bool sim_rm_held_by_another(const struct sim_state *s, const struct sim_proc *p, int fd)
+{
+    struct flock lock = lock_of(s, p);
+    return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+int sim_rm_open(struct sim_state *s, struct sim_proc *p)
+{
+    struct flock lock = lock_of(s, p);
+    int low = sim_open_state(), fd = low < 0 ? -1 : fcntl(low, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    if (low >= 0) /* a program without standard streams would write them into the node's state */
+        close(low);
+    if (fd >= 0 && fcntl(fd, F_OFD_SETLK, &lock) != 0) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+bool sim_rm_open_elsewhere(const struct sim_state *s, const struct sim_proc *p)
+{
+    int fd = atomic_load(&p->rm_client) == 0 ? -1 : sim_open_state();
+    bool held = fd >= 0 && sim_rm_held_by_another(s, p, fd);
+    if (fd >= 0)
+        close(fd);
+    return held;
+}
+
+void sim_rm_forget(struct sim_proc *p)
+{
+    atomic_store(&p->rm_client, 0);
+    memset(p->objects, 0, p->object_high * sizeof(p->objects[0]));
+    p->object_high = 0;
+}

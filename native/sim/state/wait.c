@@ -1,0 +1,42 @@
+/* Waiting for a position of a queue. */
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "state.h"
+
+#define SPIN_BELOW_NS 60000.0
+#define LOOK_AGAIN_NS 5000000.0 /* others may join or leave while one waits */
+
+static void sleep_until_on(struct sim_use *u, uint32_t seen)
+{
+    struct timespec t = {0, (long)LOOK_AGAIN_NS};
+    syscall(SYS_futex, &u->on_wake, FUTEX_WAIT, seen, &t, NULL, 0);
+}
+
+void sim_engine_wait(struct sim_state *s, struct sim_use *u, double position)
+{
+    for (uint32_t looks = 1;; looks++) {
+        uint32_t wake = atomic_load(&u->on_wake);
+        double left = sim_engine_left(s, u, position);
+        if (left <= 0 && left != SIM_STANDS)
+            return;
+        if (looks % 8 == 0) { /* another's death speeds this engine up: notice it */
+            sim_lock(s);
+            sim_sweep(s);
+            sim_unlock(s);
+        }
+        if (left == SIM_STANDS) {
+            sleep_until_on(u, wake);
+            continue;
+        }
+        if (left < SPIN_BELOW_NS)
+            continue; /* the kernel's timer slack alone is 50 us */
+        left -= SPIN_BELOW_NS;
+        if (left > LOOK_AGAIN_NS)
+            left = LOOK_AGAIN_NS;
+        struct timespec t = {0, (long)left};
+        nanosleep(&t, NULL);
+    }
+}
