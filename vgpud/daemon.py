@@ -17,6 +17,7 @@ import structlog
 import uvloop
 
 from vgpud import __version__, audit, logs, sd
+from vgpud.hardware.engine_probe import EngineProbe
 from vgpud.hardware.events import DeviceEvent, watch_events
 from vgpud.hardware.gateway import Gateway
 from vgpud.hardware.suspender import Suspender
@@ -24,6 +25,7 @@ from vgpud.http.doors import Doors
 from vgpud.inject.driver import find_driver
 from vgpud.inject.hooks import HookProgram
 from vgpud.inject.specs import Specs
+from vgpud.lease.engines import EngineFiles
 from vgpud.ledger import Ledger, LedgerState
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
@@ -39,6 +41,7 @@ from vgpud.node.cdi_watch import CdiWatch
 from vgpud.node.cgroups import cgroup_of
 from vgpud.node.containers import Containers
 from vgpud.node.drains import Drains
+from vgpud.node.engines import Engines
 from vgpud.node.inventory import Inventory
 from vgpud.node.keeper import NodeKeeper
 from vgpud.node.mps_world import mps_world
@@ -152,9 +155,11 @@ class Daemon:
     def _assemble(self, ledger: Ledger, state: LedgerState, policy: LoadedPolicy) -> tuple[NodeKeeper, Parts]:
         originals = LedgerOriginals(ledger, state.originals)
         self.originals = originals
-        preload = Preload(
-            self.units, self.paths(), preload_world(self.book, self.inventory, lambda: self.keeper)
-        )
+        files = EngineFiles(self.settings.run_dir)
+        probe = EngineProbe(self.settings.engine_probe, files.folder)
+        engines = Engines(files, probe, self.inventory, sd.boot_id())
+        world = preload_world(self.book, self.inventory, engines, lambda: self.keeper)
+        preload = Preload(self.units, self.paths(), world)
         effectors = self.effectors(originals, preload)
         parts = Parts(
             ledger=ledger,
@@ -166,6 +171,7 @@ class Daemon:
             load_policy=self.load_policy,
             fault=fault_hook(self.settings.fault_point),
             suspender=Suspender(self.settings.suspender, self.settings.run_dir / "suspend.lock"),
+            engines=engines,
             drains=Drains(originals),
             host_root=self.settings.host_root,
         )

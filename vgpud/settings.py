@@ -29,6 +29,10 @@ class Settings(BaseSettings):
     suspender: Path = Field(
         _INSTALLED_LIBRARIES / "vgpu-suspend", description="the program that suspends processes"
     )
+    engine_probe: Path = Field(
+        _INSTALLED_LIBRARIES / "vgpu-engine-probe",
+        description="the program that finds out if a device can have the engine cut",
+    )
     group: str = Field("vgpu", description="group that may allocate; empty: the daemon's own group")
     log_level: str = Field("info", description="debug, info, warning or error")
     nvml_deadline_seconds: float = Field(10.0, gt=0, description="a single NVML call may take this long")

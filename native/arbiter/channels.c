@@ -34,6 +34,7 @@ static pthread_mutex_t finished_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct channels_order *finished;
 static struct channels_order **finished_last = &finished;
 static void (*report)(struct channels_order *order);
+static const char *control_path;
 static struct stat control_device;
 
 static uint64_t now_ns(void)
@@ -284,11 +285,15 @@ static void take_finished(struct source *source, uint32_t events)
     }
 }
 
+bool channels_device(void)
+{
+    return stat(control_path, &control_device) == 0;
+}
+
 int channels_open(const char *path, void (*done)(struct channels_order *order))
 {
     report = done;
-    if (stat(path, &control_device) != 0)
-        return -errno;
+    control_path = path;
     finished_source = (struct source){.fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC), .ready = take_finished};
     if (finished_source.fd < 0)
         return -errno;

@@ -47,6 +47,10 @@ struct channels_order {
 /* `path`: the control device. `done` is called from the loop, for each order that was carried out. 0 or -errno. */
 int channels_open(const char *path, void (*done)(struct channels_order *order));
 
+/* Looks what the control device is. The driver may be loaded after the arbiter has started, so this is asked before the
+ * first order for a device. False: there is none, and no call can be made. */
+bool channels_device(void);
+
 struct channels_thread;
 
 /* A thread for one device; NULL: out of memory. Devices do not go, so neither does it. */

@@ -83,6 +83,10 @@ static struct cut_device *device_get(const char *uuid)
     }
     if (device->users++ == 0) {
         device->cut = run_folder >= 0 && channels_uuid(device->uuid, device->id) && says_cut(device->uuid);
+        if (device->cut && !channels_device()) {
+            fprintf(stderr, "vgpu-arbiter: device %s has the gate: there is no control device\n", device->uuid);
+            device->cut = false;
+        }
         if (device->cut && device->thread == NULL)
             device->cut = (device->thread = channels_thread_start()) != NULL;
     }

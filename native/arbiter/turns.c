@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <stddef.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -359,7 +358,5 @@ int turns_open(int run_fd, const char *control_device)
     sched_open(&messages);
     loop_after(run_if_stale);
     int error = loop_add(&timer, EPOLLIN);
-    if (error == 0 && cut_open(run_fd, control_device, look_again) != 0)
-        fprintf(stderr, "vgpu-arbiter: no device has the engine cut: %s is not there\n", control_device);
-    return error;
+    return error == 0 ? cut_open(run_fd, control_device, look_again) : error;
 }

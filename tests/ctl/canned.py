@@ -61,6 +61,9 @@ def devices(third_health: str = "ok") -> pb.ListDevicesReply:
         memory_allocated_bytes=4 * GIB,
         share_allocated_percent=30,
         allocation_count=1,
+        engine="gate",
+        engine_reason="refused",
+        engine_why="the driver refuses to stop channels: status 0x56",
         processes=[pb.DeviceProcess(pid=4321, memory_bytes=3 * GIB, kind="compute")],
     )
     place = pb.Placement(start=2, size=1)

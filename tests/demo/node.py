@@ -57,6 +57,7 @@ class DemoNode:
             "VGPUD_ARBITER": str(BUILD / "bin" / "vgpu-arbiter"),
             "VGPUD_HOOK": str(BUILD / "bin" / "vgpu-hook"),
             "VGPUD_SUSPENDER": str(BUILD / "bin" / "vgpu-suspend"),
+            "VGPUD_ENGINE_PROBE": str(BUILD / "bin" / "vgpu-engine-probe"),
             "VGPUD_GROUP": "",
             "VGPUD_SOCKET": str(self.run_dir / "admin.sock"),
         }

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from vgpud.model.device import Device, GpuInstance, Health, Mig, MigProfile, Node, Placement
+from vgpud.model.engine import Engine, EngineChoice, EngineReason
 from vgpud.model.event import Event, EventKind
 from vgpud.model.observation import Observation, ProcessFigures
 from vgpud.model.quantity import GIB, Percent
@@ -59,9 +60,17 @@ TIME = ComputeTime(1_500_000_000, 10**9, 3 * 10**9, 250_000_000, 2)
 METER = SliceMeter(A, 3 * GIB, 2, 3 * GIB + 1, 5, 1, 2_500_000_000, TIME)
 
 
+def engine_of(mode: Mode | None) -> EngineChoice | None:
+    return (
+        EngineChoice(Engine.CUT, EngineReason.PROBED, "a kernel stood still")
+        if mode is Mode.PRELOAD
+        else None
+    )
+
+
 def observation() -> Observation:
     views = tuple(
-        DeviceView(device, "auto", mode, 4 * GIB, 1250, 1, drained=device.index == 1)
+        DeviceView(device, "auto", mode, 4 * GIB, 1250, 1, drained=device.index == 1, engine=engine_of(mode))
         for device, mode in zip(NODE.devices, (Mode.PRELOAD, Mode.MIG, None), strict=True)
     )
     tally = Tally(made=Counter(preload=2), refused=Counter(NO_CAPACITY=3), released=1, reload_unix_seconds=5)

@@ -77,6 +77,7 @@ def test_values_in_base_units(text: str) -> None:
     assert one("vgpud_gpu_healthy", gpu_uuid=C) == 0
     assert one("vgpud_gpu_drained", gpu_uuid=B) == 1
     assert one("vgpud_gpu_mode", gpu_uuid=C, mode="idle") == 1
+    assert one("vgpud_gpu_engine", gpu_uuid=A, engine="cut", reason="probed") == 1
     assert one("vgpud_allocations", state="failed") == 1
     assert one("vgpud_allocations", state="allocating") == 0
     assert one("vgpud_allocations_refused_total", reason="NO_CAPACITY") == 3

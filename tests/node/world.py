@@ -9,8 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests import clock
+from vgpud.hardware.engine_probe import EngineProbe
 from vgpud.hardware.suspender import Suspender
 from vgpud.inject.specs import Specs
+from vgpud.lease.engines import EngineFiles
 from vgpud.ledger import Durability, Ledger
 from vgpud.model.caller import Caller, Door
 from vgpud.model.device import Device, Node
@@ -19,6 +21,7 @@ from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Allocation, Edits, Isolation, Lifetime, Mode, Owner, Request, Slice
 from vgpud.model.view import SliceMeter, SliceUse, Vitals
 from vgpud.node.book import Book
+from vgpud.node.engines import Engines
 from vgpud.node.inventory import Inventory
 from vgpud.node.keeper import NodeKeeper
 from vgpud.node.parts import Parts
@@ -183,6 +186,9 @@ async def world(
             specs=Specs(folder / "cdi"),
             load_policy=loader,
             fault=lambda point: None,
+            engines=Engines(
+                EngineFiles(folder), EngineProbe(Path("/usr/bin/false"), folder), inventory, "a boot"
+            ),
             suspender=suspender or Suspender(Path("/usr/bin/false"), folder / "suspend.lock"),
         )
         keeper = NodeKeeper(parts, loader())

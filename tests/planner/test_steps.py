@@ -34,6 +34,16 @@ def test_allocate_on_idle_devices() -> None:
     ]
 
 
+def test_an_engine_is_chosen_before_the_first_preload_tenant_of_a_whole_device() -> None:
+    whole, part = Slice("GPU-0", Mode.PRELOAD, GIB), allocation(Slice("GPU-0", Mode.PRELOAD, GIB))
+    chosen = ("choose-engine", "GPU-0")
+    points = short(allocate_steps((whole,), {}))
+    assert points.index(("apply-mode", "GPU-0")) < points.index(chosen) < points.index(("attach-0", "GPU-0"))
+    assert chosen not in short(allocate_steps((whole,), use_of([part])))
+    assert chosen in short(repair_steps(part)), "the run folder may be empty, after a boot"
+    assert not any(step.kind is StepKind.CHOOSE_ENGINE for step in allocate_steps(PAIR, {}))
+
+
 def test_a_device_that_is_in_its_mode_is_not_put_into_it_again() -> None:
     use = use_of([allocation(PAIR[0])])
     assert ("apply-mode", "GPU-0") not in short(allocate_steps(PAIR, use))

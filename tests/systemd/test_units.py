@@ -112,6 +112,13 @@ def test_a_silent_connection_can_be_cut() -> None:
     assert "CAP_SYS_PTRACE" in words("vgpud.service", "CapabilityBoundingSet")
 
 
+def test_a_tenants_control_device_can_be_taken_for_a_call() -> None:
+    """The engine cut makes its calls on the tenant's open file; it opens no device itself."""
+    assert "pidfd_getfd" in words("vgpud-arbiter.service", "SystemCallFilter")
+    assert "CAP_SYS_PTRACE" in words("vgpud-arbiter.service", "CapabilityBoundingSet")
+    assert words("vgpud-arbiter.service", "DeviceAllow") == []
+
+
 def test_metrics_reach_this_node_only() -> None:
     """Whatever address a policy names, with the drop-in."""
     assert words("vgpud.service", "IPAddressDeny") == ["any"]

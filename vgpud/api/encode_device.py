@@ -32,6 +32,9 @@ def device(view: DeviceView) -> pb.Device:
         share_allocated_percent=view.share_allocated_hundredths / 100,
         allocation_count=view.allocation_count,
         drained=view.drained,
+        engine=view.engine.engine.value if view.engine is not None else "",
+        engine_reason=view.engine.reason.value if view.engine is not None else "",
+        engine_why=view.engine.why if view.engine is not None else "",
     )
 
 

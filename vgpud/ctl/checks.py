@@ -13,6 +13,7 @@ from typing import NamedTuple
 from vgpud import __version__
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.device import Health
+from vgpud.model.engine import EngineReason
 from vgpud.model.tenancy import State
 
 OK, WARN, FAIL, SKIP = "ok", "warning", "failed", "skipped"
@@ -223,6 +224,17 @@ def devices(found: Iterable[pb.Device]) -> Iterator[Finding]:
         else:
             drained = ", drained" if item.drained else ""
             yield Finding(name, OK, f"{item.name}, {item.mode or 'idle'}{drained}")
+
+
+def engines(found: Iterable[pb.Device]) -> Iterator[Finding]:
+    """A device whose probe did not find the engine that was asked for is told."""
+    for item in found:
+        sentence = f"device {item.index}: {item.engine}, {item.engine_why}"
+        if item.engine_reason in (EngineReason.REFUSED, EngineReason.PROBE_FAILED):
+            fix = 'see docs/compute.md; engine = "gate" in [device.preload] asks for no other'
+            yield Finding("engine", WARN, sentence, fix)
+        elif item.engine:
+            yield Finding("engine", OK, sentence)
 
 
 def tenants(node: Node) -> Iterator[Finding]:

@@ -52,6 +52,7 @@ def examine(arguments: Namespace) -> list[Finding]:
         *checks.driver(node.node),
         *checks.mps(host, node.node.simulated),
         *checks.devices(node.devices),
+        *checks.engines(node.devices),
         *checks.tenants(node),
     ]
     found += [*checks.leftovers(host, held), *checks.clock(node, time.time_ns())]

@@ -3,6 +3,7 @@
 import os
 import time
 from argparse import Namespace
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -16,7 +17,7 @@ from vgpud.ctl.table import Column, Table, facts
 from vgpud.ctl.terminal import Terminal, View
 from vgpud.model.device import Health
 from vgpud.model.errors import Exit
-from vgpud.model.tenancy import State
+from vgpud.model.tenancy import Mode, State
 
 SIMULATED = "SIMULATED: no real GPU is behind this daemon"
 
@@ -107,7 +108,9 @@ def _is_wanted(item: pb.Allocation, arguments: Namespace, uuid: str) -> bool:
 def show(arguments: Namespace, terminal: Terminal) -> int:
     with connect(arguments) as client:
         item = client.get_allocation(allocation_id(client, arguments.allocation))
-    terminal.show(View("Allocation", plain(item), [item.id], [allocation_facts(item), tables.slices(item)]))
+        known = {device.uuid: device for device in client.list_devices().devices}
+    tables_of_it = [allocation_facts(item, _engines(item, known)), tables.slices(item)]
+    terminal.show(View("Allocation", plain(item), [item.id], tables_of_it))
     return Exit.OK.value
 
 
@@ -130,7 +133,17 @@ def listing(items: list[dict[str, Any]], revision: int) -> dict[str, Any]:
     return {"revision": revision, "items": items}
 
 
-def allocation_facts(item: pb.Allocation) -> Table:
+def _engines(item: pb.Allocation, known: Mapping[str, pb.Device]) -> str:
+    """What keeps the time slices of its shares, each engine once."""
+    devices = [
+        known[part.device_uuid]
+        for part in item.slices
+        if part.mode == Mode.PRELOAD and not part.HasField("mig") and part.device_uuid in known
+    ]
+    return "; ".join(dict.fromkeys(f"{d.engine}, {d.engine_why}" for d in devices if d.engine))
+
+
+def allocation_facts(item: pb.Allocation, engines: str = "") -> Table:
     return facts(
         [
             ("id", item.id),
@@ -140,6 +153,7 @@ def allocation_facts(item: pb.Allocation) -> Table:
             ("owner", f"{words.user(item.owner_uid)} (uid {item.owner_uid}, gid {item.owner_gid})"),
             ("label", item.label),
             ("isolation", item.isolation),
+            ("engine", engines),
             ("created", words.moment(item.created_unix_ns)),
             ("ends with", f"pid {item.bound_pid}" if item.bound_pid else ""),
             ("cdi", item.cdi_name),

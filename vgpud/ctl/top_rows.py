@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl import words
+from vgpud.model.engine import Engine
 
 SORTS = ("memory", "share", "waited", "refused", "device", "owner", "age")
 
@@ -79,7 +80,7 @@ def _device(item: pb.Device, vitals: pb.DeviceVitals | None) -> DeviceRow:
         index=item.index,
         name=item.name,
         uuid=item.uuid,
-        mode=(item.mode or "idle") + (", drained" if item.drained else ""),
+        mode=(item.mode or "idle") + _cut(item) + (", drained" if item.drained else ""),
         memory_used_bytes=item.memory_used_bytes,
         memory_limit_bytes=max(0, item.memory_total_bytes - item.memory_reserved_bytes),
         memory_allocated_bytes=item.memory_allocated_bytes,
@@ -91,6 +92,11 @@ def _device(item: pb.Device, vitals: pb.DeviceVitals | None) -> DeviceRow:
         health=item.health,
         reason=item.health_reason,
     )
+
+
+def _cut(item: pb.Device) -> str:
+    """The engine where it is not the usual one."""
+    return f" by {item.engine}" if item.mode and item.engine == Engine.CUT else ""
 
 
 def tenant_rows(look: Look, before: Look | None, now_unix_ns: int) -> list[TenantRow]:

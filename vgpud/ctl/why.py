@@ -149,7 +149,8 @@ def _compute(part: pb.Slice, device: pb.Device | None, name: str) -> Iterator[st
     elif part.mode == Mode.MPS:
         yield f"compute on {name}: at most {words.share(part)} of the multiprocessors, by MPS"
     else:
-        yield f"compute on {name}: {words.share(part)} of the time, in turns"
+        engine = "" if device is None or not device.engine else f", by the engine {device.engine}"
+        yield f"compute on {name}: {words.share(part)} of the time, in turns{engine}"
 
 
 def _instance(part: pb.Slice, device: pb.Device | None, name: str) -> Iterator[str]:

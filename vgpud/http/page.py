@@ -75,8 +75,9 @@ def _device(view: DeviceView, vitals: Vitals, seen: Observation) -> str:
     device = view.device
     mode = "idle" if view.mode is None else view.mode.value
     usable = show_bytes(max(0, device.memory_usable_bytes))
+    engine = "" if view.engine is None or view.mode is None else f", engine {view.engine.engine.value}"
     facts = [
-        mode + (", drained" if view.drained else ""),
+        mode + engine + (", drained" if view.drained else ""),
         f"{show_bytes(view.memory_allocated_bytes)} of {usable} allocated",
         f"{show_bytes(device.memory_used_bytes)} used",
     ]

@@ -37,6 +37,11 @@ GPU_INFO = _gauge("gpu_info", "A device: 1.", (*_GPU, "name", "pci_bus_id", "pol
 GPU_HEALTHY = _gauge("gpu_healthy", "0 for a device that is lost or failed.", _GPU)
 GPU_DRAINED = _gauge("gpu_drained", "1 for a device that takes no new tenants.", _GPU)
 GPU_MODE = _gauge("gpu_mode", "How the device is shared now, idle where it is not: 1.", (*_GPU, "mode"))
+GPU_ENGINE = _gauge(
+    "gpu_engine",
+    "What keeps the time slices of its preload tenants, and why: 1.",
+    (*_GPU, "engine", "reason"),
+)
 GPU_MEMORY_LIMIT = _gauge("gpu_memory_limit_bytes", "What allocations can share of it.", _GPU)
 GPU_MEMORY_ALLOCATED = _gauge("gpu_memory_allocated_bytes", "What allocations have of it.", _GPU)
 GPU_MEMORY_USED = _gauge("gpu_memory_used_bytes", "In use, as NVML says.", _GPU)

@@ -191,6 +191,9 @@ def _device(view: DeviceView, vitals: Vitals, samples: dict[Family, Samples]) ->
     samples[f.GPU_INFO].append((labelled({**name, **info}), 1))
     mode = "idle" if view.mode is None else view.mode.value
     samples[f.GPU_MODE].append((labelled({**name, "mode": mode}), 1))
+    if view.engine is not None:
+        engine = {"engine": view.engine.engine.value, "reason": view.engine.reason.value}
+        samples[f.GPU_ENGINE].append((labelled({**name, **engine}), 1))
     short = labelled(name)
     figures: tuple[tuple[Family, float | None], ...] = (
         (f.GPU_HEALTHY, int(device.health is Health.OK)),

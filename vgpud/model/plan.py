@@ -12,6 +12,7 @@ from vgpud.model.tenancy import MigMove, Mode
 class StepKind(StrEnum):
     RECORD_INTENT = "record-intent"
     APPLY_MODE = "apply-mode"  # put a device into a mode (start its helper, enable MIG)
+    CHOOSE_ENGINE = "choose-engine"  # what keeps the time slices of a device's preload tenants
     CLEAR_INSTANCE = "clear-instance"  # an idle MIG instance goes to make room
     ATTACH = "attach"  # make one slice real
     DETACH = "detach"

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vgpud.model.device import Device, Node
+from vgpud.model.engine import EngineChoice
 from vgpud.model.tenancy import Mode
 
 
@@ -18,6 +19,7 @@ class DeviceView:
     share_allocated_hundredths: int
     allocation_count: int
     drained: bool = False
+    engine: EngineChoice | None = None  # None where libvgpu does not share the device
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,14 @@
 """Edits that several modes share."""
 
+import os
+
 from vgpud.model.tenancy import Allocation
+
+
+def driver_environment() -> dict[str, str]:
+    """What says where the driver's libraries are: helpers otherwise start with an empty environment."""
+    named = ("PATH", "LD_LIBRARY_PATH", "VGPU_SIM_STATE")
+    return {name: os.environ[name] for name in named if name in os.environ}
 
 
 def cuda_env(allocation: Allocation) -> tuple[tuple[str, str], ...]:

@@ -5,7 +5,7 @@ second finds it there. The arbiter registers the tenant's processes and outlives
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,7 +40,7 @@ from vgpud.model.quantity import WHOLE
 from vgpud.model.tenancy import LEASE_VARIABLE, Allocation, Edits, Mode, Mount, Slice, State
 from vgpud.model.view import SliceMeter, SliceUse
 from vgpud.modes.base import Paths
-from vgpud.modes.edits import cuda_env
+from vgpud.modes.edits import cuda_env, driver_environment
 from vgpud.modes.lease_meters import LeaseMeters
 from vgpud.units import Units, UnitSpec
 
@@ -79,6 +79,8 @@ class PreloadWorld:
 
     allocations: Callable[[], Iterable[Allocation]]
     rules_for: Callable[[str], PreloadRules]
+    settle_engine: Callable[[str], Awaitable[None]]  # before the arbiter hears of the device's first tenant
+    forget_engine: Callable[[str], None]  # after its last one
 
 
 class Preload:
@@ -122,7 +124,7 @@ class Preload:
         spec = UnitSpec(
             name=ARBITER_UNIT,
             argv=(str(self._paths.arbiter), "--run-dir", str(self._paths.run_dir), "--foreground"),
-            env={},
+            env=driver_environment(),
             ready=self._arbiter.ready,
             files=(control,),
         )
@@ -179,6 +181,8 @@ class Preload:
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
         await self.ensure_arbiter()  # on top of a MIG instance no `apply` came before
+        if part.mode is Mode.PRELOAD and part.mig is None:
+            await self._world.settle_engine(device.uuid)  # it is another one's first tenant, perhaps
         owner = allocation.request.owner
         lease = write_lease(
             self._leases,
@@ -281,6 +285,7 @@ class Preload:
 
     async def unapply(self, device_uuid: str) -> None:
         """The arbiter stays: it serves every preload device, and idles at no cost."""
+        self._world.forget_engine(device_uuid)
 
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
         folder = self._leases / allocation.id

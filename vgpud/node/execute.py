@@ -16,6 +16,7 @@ from vgpud.model.tenancy import Allocation, Mode, Slice, State
 from vgpud.modes.base import Effector
 from vgpud.modes.mig import MigMode
 from vgpud.node.book import Book
+from vgpud.node.engines import Engines
 from vgpud.node.inventory import Inventory
 from vgpud.node.stack import Stack
 from vgpud.node.transitions import Transitions, lost_is_left
@@ -33,6 +34,7 @@ class Executor:
         transitions: Transitions,
         effectors: Mapping[Mode, Effector],
         specs: Specs,
+        engines: Engines,
         fault: FaultHook,
     ) -> None:
         self._book = book
@@ -42,6 +44,7 @@ class Executor:
         self._effectors = effectors
         self._stack = Stack(book, effectors)
         self._specs = specs
+        self._engines = engines
         self._fault = fault
 
     async def run(
@@ -67,6 +70,8 @@ class Executor:
                 return await self._attach(allocation, _part(allocation, step)), None
             case StepKind.DETACH:
                 await self._detach(allocation, _part(allocation, step))
+            case StepKind.CHOOSE_ENGINE:
+                await self._engines.settle(step.device_uuid)
             case StepKind.WRITE_SPEC:
                 self._specs.write(allocation)
             case StepKind.REMOVE_SPEC:

@@ -20,6 +20,7 @@ from vgpud import audit, clock
 from vgpud.hardware.events import DeviceEvent
 from vgpud.model.caller import Caller
 from vgpud.model.device import Device
+from vgpud.model.engine import EngineChoice
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event
 from vgpud.model.journal import Message
@@ -79,15 +80,7 @@ class NodeKeeper:
         self._book = parts.book
         self._ledger = parts.ledger
         self._inventory = parts.inventory
-        self._executor = Executor(
-            parts.book,
-            parts.ledger,
-            parts.inventory,
-            parts.transitions,
-            parts.effectors,
-            parts.specs,
-            parts.fault,
-        )
+        self._executor = self._executor_of(parts)
         self.operations = Operations(parts.book, parts.inventory, parts.effectors, parts.drains)
         self.hub = Hub(parts.ledger.events_after)
         self.mig = self._mig_layouts()
@@ -126,6 +119,8 @@ class NodeKeeper:
             self.operations.is_drained,
         )
         parts.inventory.health_changed = self._health_changed
+        parts.engines.setting = lambda device: self.policy().policy.rule_for(device).settings_preload().engine
+        parts.engines.notice = self.device_notice
         self._allocating: dict[RequestKey, tuple[Request, asyncio.Task[Allocation]]] = {}
         self._releasing: dict[str, asyncio.Task[None]] = {}
         self._ending: dict[str, asyncio.Task[bool]] = {}  # releases nobody asked for: a bound process ended
@@ -133,6 +128,19 @@ class NodeKeeper:
         self._repeats: Counter[RequestKey] = Counter()  # of requests that already had their allocation
         self._released: deque[str] = deque(maxlen=_RELEASED_REMEMBERED)  # newest last
         self._started = clock.now()
+
+    @staticmethod
+    def _executor_of(parts: Parts) -> Executor:
+        return Executor(
+            parts.book,
+            parts.ledger,
+            parts.inventory,
+            parts.transitions,
+            parts.effectors,
+            parts.specs,
+            parts.engines,
+            parts.fault,
+        )
 
     def _surroundings(self) -> checkpoints.Surroundings:
         parts = self._parts
@@ -489,9 +497,16 @@ class NodeKeeper:
                     share_allocated_hundredths=use.share_hundredths,
                     allocation_count=use.count,
                     drained=self.operations.is_drained(device.uuid),
+                    engine=self._engine(device, use.mode),
                 )
             )
         return tuple(views), self.hub.revision
+
+    def _engine(self, device: Device, mode: Mode | None) -> EngineChoice | None:
+        """None for a device that libvgpu does not share."""
+        allowed = self.policy().policy.rule_for(device).allows(Mode.PRELOAD)
+        shared = mode is Mode.PRELOAD if mode is not None else allowed
+        return self._parts.engines.view(device) if shared else None
 
     async def metered(self) -> Metered:
         return await self.meters.read()

@@ -11,6 +11,7 @@ from vgpud.model.tenancy import Mode
 from vgpud.modes.base import Effector
 from vgpud.node.book import Book
 from vgpud.node.drains import Drains
+from vgpud.node.engines import Engines
 from vgpud.node.execute import FaultHook
 from vgpud.node.inventory import Inventory
 from vgpud.node.transitions import Transitions
@@ -30,5 +31,6 @@ class Parts:
     load_policy: Callable[[], LoadedPolicy]
     fault: FaultHook
     suspender: Suspender
+    engines: Engines
     drains: Drains = field(default_factory=Drains)
     host_root: Path = Path("/")

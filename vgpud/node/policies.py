@@ -7,6 +7,7 @@ from vgpud.ledger import Ledger
 from vgpud.model.device import Node
 from vgpud.model.errors import VgpuError
 from vgpud.model.event import EventKind
+from vgpud.model.tenancy import Mode
 from vgpud.model.view import ReloadReport
 from vgpud.node.account import Account
 from vgpud.node.hub import Hub
@@ -88,6 +89,10 @@ def reload_report(
             continue
         held = use.get(device.uuid, EMPTY)
         change = f"device {device.index}: mode {before.mode} becomes {after.mode}"
+        old_engine, new_engine = before.settings_preload().engine, after.settings_preload().engine
+        if old_engine != new_engine and held.mode is Mode.PRELOAD:
+            engines = f"device {device.index}: engine {old_engine} becomes {new_engine}"
+            waiting.append(f"{engines} when its {held.count} allocations are gone")
         if before.mode == after.mode:
             done.append(f"device {device.index}: settings of mode {after.mode} changed")
         elif held.mode is not None and not after.allows(held.mode):

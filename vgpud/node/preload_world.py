@@ -5,6 +5,7 @@ from collections.abc import Callable
 from vgpud.lease import SharePolicy
 from vgpud.modes.preload import PreloadRules, PreloadWorld
 from vgpud.node.book import Book
+from vgpud.node.engines import Engines
 from vgpud.node.inventory import Inventory
 from vgpud.node.keeper import NodeKeeper
 from vgpud.policy.model import PreloadSettings
@@ -18,7 +19,9 @@ def rules_of(settings: PreloadSettings) -> PreloadRules:
     )
 
 
-def preload_world(book: Book, inventory: Inventory, keeper: Callable[[], NodeKeeper | None]) -> PreloadWorld:
+def preload_world(
+    book: Book, inventory: Inventory, engines: Engines, keeper: Callable[[], NodeKeeper | None]
+) -> PreloadWorld:
     """`keeper` is asked each time: the mode is made before it is."""
 
     def rules_for(device_uuid: str) -> PreloadRules:
@@ -27,4 +30,4 @@ def preload_world(book: Book, inventory: Inventory, keeper: Callable[[], NodeKee
             return PreloadRules()
         return rules_of(held.policy().policy.rule_for(device).settings_preload())
 
-    return PreloadWorld(lambda: tuple(book), rules_for)
+    return PreloadWorld(lambda: tuple(book), rules_for, engines.settle, engines.forget)

@@ -85,6 +85,9 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
     daemons = frozenset(unit.name for unit in units)
     observed = observe(parts, start, meant, busy, boot_changed, daemons, own_instances)
     actions = reconcile(meant, observed)
+    if not boot_changed:
+        held = [p for a in parts.book if a.id in observed.leases for p in a.slices]
+        parts.engines.resume({p.device_uuid for p in held if p.mode is Mode.PRELOAD and p.mig is None})
     await _assume_modes(parts, [a for a in parts.book if a.id not in busy], daemons)
     for action in actions:
         log.info("reconcile", action=action.kind.value, subject=action.subject, why=action.reason)

@@ -4,7 +4,7 @@ The order is what makes a crash harmless: the intent is recorded before anything
 dropped after everything changed, so whatever exists in the world has a record in the ledger.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from vgpud.model.plan import Step, StepKind
 from vgpud.model.tenancy import Allocation, MigMove, Mode, Slice
@@ -22,6 +22,7 @@ def allocate_steps(
     return (
         Step(StepKind.RECORD_INTENT, "a crash from here on is undone at the next start"),
         *(_apply(piece, "the device holds nothing yet") for piece in _one_per_device(idle)),
+        *_choose_engines(idle),
         *(_clear(move) for move in moves),
         *_attach(slices),
         Step(StepKind.WRITE_SPEC, "containers get the slices through it"),
@@ -61,10 +62,18 @@ def repair_steps(allocation: Allocation) -> tuple[Step, ...]:
     held = [piece for piece in allocation.slices if not is_anybodys(allocation, piece)]
     return (
         *(_apply(piece, "the mode is made sure of before the slice is") for piece in _one_per_device(held)),
+        *_choose_engines(held),
         *_attach(allocation.slices),
         Step(StepKind.WRITE_SPEC, "containers get the slices through it"),
         Step(StepKind.COMMIT, "an instance that was made again has new ids"),
     )
+
+
+def _choose_engines(slices: Sequence[Slice]) -> Iterator[Step]:
+    """Of devices that are shared whole by libvgpu; MIG instances have the gate."""
+    for piece in _one_per_device(slices):
+        if piece.mode is Mode.PRELOAD and piece.mig is None:
+            yield _step(StepKind.CHOOSE_ENGINE, piece, "the arbiter asks for it when the first tenant comes")
 
 
 def _attach(slices: Sequence[Slice]) -> tuple[Step, ...]:

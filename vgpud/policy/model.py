@@ -120,6 +120,12 @@ class PreloadSettings(Table):
         description="what a share is: hard is never passed, also alone; work-conserving may use what the "
         "others leave",
     )
+    engine: Literal["auto", "cut", "gate"] = Field(
+        "auto",
+        description="what keeps the time slices of tenants: cut takes them off the device in the middle of a "
+        "kernel, where a probe shows that the driver can; gate holds their launches back; auto: "
+        "as this version of vgpud finds best",
+    )
     latency_quantum_us: int = Field(
         0,
         ge=0,

@@ -1,8 +1,13 @@
 /* libvgpu-sim-rm.so: the control device of a simulated node, for a process that has no simulated libcuda: preloaded,
- * it stands before the C library's ioctl. The node is the one whose file the call is made on. */
+ * it stands before the C library's ioctl. The node is the one whose file the call is made on. A stat of the control
+ * device answers about the node's state file, which stands for it. */
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <fcntl.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -33,4 +38,10 @@ __attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, 
     va_end(arguments);
     struct sim_state *s = _IOC_TYPE(request) == RM_IOCTL_TYPE ? node_of(fd) : NULL;
     return s != NULL ? sim_rm_ioctl(s, fd, request, argument) : (int)syscall(SYS_ioctl, fd, request, argument);
+}
+
+__attribute__((visibility("default"))) int stat(const char *path, struct stat *about)
+{
+    const char *state = strcmp(path, RM_CONTROL_DEVICE) == 0 ? getenv(SIM_ENV_STATE) : NULL;
+    return fstatat(AT_FDCWD, state != NULL ? state : path, about, 0);
 }

@@ -5,7 +5,6 @@ tenants' way in is closed at once, and opened again when a new daemon has read b
 """
 
 import asyncio
-import os
 import shutil
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import structlog
 
 from vgpud import audit, clock
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.modes.edits import driver_environment
 from vgpud.modes.mps.control import MpsControl
 from vgpud.modes.mps.features import Features
 from vgpud.modes.mps.folders import DeviceFolder
@@ -118,7 +118,7 @@ class Supervisor:
             name=self.name,
             argv=(shutil.which(charge.program) or charge.program, "-f", *options),
             env={
-                **_driver_environment(),
+                **driver_environment(),
                 **control.environment(),
                 "CUDA_VISIBLE_DEVICES": charge.device_uuid,
                 "VGPU_MPS_OPTIONS": " ".join(options),  # of the systemd unit
@@ -297,9 +297,3 @@ class Supervisor:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _driver_environment() -> dict[str, str]:
-    """What says where the driver's libraries are: helpers otherwise start with an empty environment."""
-    named = ("PATH", "LD_LIBRARY_PATH", "VGPU_SIM_STATE")
-    return {name: os.environ[name] for name in named if name in os.environ}

@@ -1,0 +1,156 @@
+"""The engine cut through the daemon: chosen by policy and probe, told everywhere, kept over crashes."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.arbiter.conftest import counters
+from tests.arbiter.test_cut import table
+from tests.demo.node import BUILD, DemoNode
+from tests.e2e.conftest import NodeMaker
+from tests.e2e.support import eventually, states
+from vgpud.lease.engines import EngineFiles
+
+CUT = """version = 1
+[[device]]
+mode = "auto"
+[device.preload]
+engine = "cut"
+"""
+KERNEL_US = "1000"
+ASKED = ["--isolation", "quota", "--device", "0", "--memory", "2GiB"]
+SPIN = ["env", f"VGPU_SIM_KERNEL_US={KERNEL_US}", str(BUILD / "bin" / "vgpu-spin"), "--kernel-us", KERNEL_US]
+
+
+@pytest.fixture
+def cut_node(make_node: NodeMaker) -> DemoNode:
+    return make_node(policy=CUT)
+
+
+def device(node: DemoNode) -> Any:
+    return node.ctl_json("devices")["items"][0]
+
+
+def engine(node: DemoNode) -> tuple[str, str]:
+    shown = device(node)
+    return shown["engine"], shown["engineReason"]
+
+
+def in_force(node: DemoNode) -> str:
+    """What the arbiter reads of device 0."""
+    path = node.run_dir / "engines" / device(node)["uuid"]
+    return path.read_text().split("\n")[0] if path.exists() else "absent"
+
+
+def reload(node: DemoNode, engine_word: str) -> str:
+    Path(node.environment["VGPUD_CONFIG"]).write_text(CUT.replace('"cut"', f'"{engine_word}"'))
+    return node.ctl("policy", "reload").stdout
+
+
+def sim(node: DemoNode, *words: str) -> None:
+    program = str(BUILD / "bin" / "vgpu-sim")
+    node_environment = {**node.environment, "LD_PRELOAD": ""}
+    assert os.spawnve(os.P_WAIT, program, [program, *words], node_environment) == 0
+
+
+def test_a_tenant_is_held_to_its_share_by_the_engine_cut(cut_node: DemoNode) -> None:
+    cut_node.start()
+    assert engine(cut_node) == ("unknown", "not-probed")
+    tenant = cut_node.tenant([*ASKED, "--cores", "25"], [*SPIN, "--seconds", "3"])
+    eventually(lambda: list(states(cut_node).values()) == ["active"], "it is allocated")
+    (held,) = states(cut_node)
+    assert engine(cut_node) == ("cut", "probed") and in_force(cut_node) == "cut"
+    lease = cut_node.run_dir / "leases" / held
+    eventually(lambda: table(lease)[0] == 1, "the arbiter has taken it off the device")
+    assert counters(lease)["turns"] > 0
+    shown = cut_node.ctl("show", held).stdout
+    assert "cut, a kernel stopped from outside stood still, went on and ended whole" in shown
+    assert "in turns, by the engine cut" in cut_node.ctl("why", held).stdout
+    assert "device 0: cut," in cut_node.ctl("doctor", "-v", check=False).stdout
+    line = tenant.line()
+    tenant.end()
+    assert line["libvgpu"] is True and line["per_second"] * int(KERNEL_US) / 1e4 < 45
+    eventually(lambda: in_force(cut_node) == "absent", "the last tenant has gone")
+    assert engine(cut_node) == ("cut", "probed"), "as the next first tenant will have it"
+
+
+def test_a_driver_that_refuses_leaves_the_gate_and_says_why(cut_node: DemoNode) -> None:
+    cut_node.start()
+    sim(cut_node, "fault", "fail", "--function", "FIFO_DISABLE_CHANNELS", "--code", "86")
+    held = cut_node.ctl("alloc", *ASKED, "--cores", "25").stdout.strip()
+    assert engine(cut_node) == ("gate", "refused") and in_force(cut_node) == "gate"
+    diagnosis = cut_node.ctl("doctor", check=False).stdout
+    assert "device 0: gate, the driver refuses to stop channels: status 0x56" in diagnosis
+    events = cut_node.ctl("events", "-o", "json").stdout
+    assert "device 0: its engine is gate: the driver refuses to stop channels" in events
+    cut_node.ctl("release", held)
+
+
+def test_a_reload_changes_the_engine_when_the_last_tenant_has_gone(cut_node: DemoNode) -> None:
+    cut_node.start()
+    held = cut_node.ctl("alloc", *ASKED, "--cores", "25").stdout.strip()
+    assert "device 0: engine cut becomes gate when its 1 allocations are gone" in reload(cut_node, "gate")
+    other = cut_node.ctl("alloc", *ASKED, "--cores", "25").stdout.strip()
+    assert engine(cut_node) == ("cut", "probed") and in_force(cut_node) == "cut"
+    for one in (held, other):
+        cut_node.ctl("release", one)
+    again = cut_node.ctl("alloc", *ASKED, "--cores", "25").stdout.strip()
+    assert engine(cut_node) == ("gate", "policy") and in_force(cut_node) == "gate"
+    cut_node.ctl("release", again)
+
+
+def test_a_restart_keeps_the_engine_of_running_tenants_and_the_verdict(cut_node: DemoNode) -> None:
+    cut_node.start()
+    held = cut_node.ctl("alloc", *ASKED, "--cores", "25").stdout.strip()
+    files = EngineFiles(cut_node.run_dir)
+    verdict = files.verdict(device(cut_node)["uuid"])
+    cut_node.kill()
+    Path(cut_node.environment["VGPUD_CONFIG"]).write_text(CUT.replace('"cut"', '"gate"'))
+    cut_node.start()
+    assert engine(cut_node) == ("cut", "probed") and in_force(cut_node) == "cut"
+    cut_node.ctl("release", held)
+    assert files.verdict(device(cut_node)["uuid"]) == verdict is not None
+
+
+@pytest.mark.parametrize("point", ["allocate.apply-mode", "allocate.choose-engine", "allocate.attach-0"])
+def test_an_allocate_cut_around_the_choice_leaves_a_right_state(cut_node: DemoNode, point: str) -> None:
+    cut_node.start(fault_point=point)
+    assert cut_node.ctl("alloc", *ASKED, "--cores", "25", check=False).returncode != 0
+    assert cut_node.daemon is not None and cut_node.daemon.wait(10) == -9
+    cut_node.start()
+    assert in_force(cut_node) == "absent" and states(cut_node) == {}
+    held = cut_node.ctl("alloc", *ASKED, "--cores", "25").stdout.strip()
+    assert engine(cut_node) == ("cut", "probed") and in_force(cut_node) == "cut"
+    cut_node.ctl("release", held)
+
+
+def test_a_tenant_that_ran_before_engines_were_known_keeps_the_gate(cut_node: DemoNode) -> None:
+    """An upgrade: there is a lease, and no file about its device."""
+    cut_node.start()
+    held = cut_node.ctl("alloc", *ASKED, "--cores", "25").stdout.strip()
+    cut_node.kill()
+    shutil.rmtree(cut_node.run_dir / "engines")
+    cut_node.start()
+    assert engine(cut_node) == ("gate", "tenants") and in_force(cut_node) == "gate"
+    cut_node.ctl("release", held)
+
+
+def test_a_device_of_another_mode_has_no_engine_and_is_not_probed(cut_node: DemoNode) -> None:
+    cut_node.start()
+    held = cut_node.ctl("alloc", "--isolation", "device", "--device", "0").stdout.strip()
+    shown = device(cut_node)
+    assert (shown["mode"], shown["engine"]) == ("exclusive", "")
+    assert not (cut_node.run_dir / "engines").exists()
+    cut_node.ctl("release", held)
+
+
+def test_a_policy_with_another_word_is_refused(cut_node: DemoNode) -> None:
+    path = Path(cut_node.environment["VGPUD_CONFIG"])
+    path.write_text(CUT.replace('"cut"', '"cuts"'))
+    done = cut_node.ctl("policy", "check", str(path), check=False)
+    assert done.returncode == 78 and "E104" in done.stderr
+    assert '"cuts" is not one of auto, cut, gate' in done.stderr + json.dumps(done.stdout)

@@ -1,0 +1,91 @@
+"""The probe as a process: what it answers, and an end for one that never does."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vgpud.hardware.engine_probe import EngineProbe
+from vgpud.model.engine import Engine
+
+ANSWER = '{"engine": "cut", "why": "it stood still", "off_us": 449.5, "on_us": 275}'
+
+
+def program(folder: Path, script: str) -> Path:
+    path = folder / "probe"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_the_answer_is_kept_with_boot_and_driver(tmp_path: Path) -> None:
+    said = EngineProbe(program(tmp_path, f"echo '{ANSWER}'"), tmp_path).ask("GPU-1", "boot", "580.1")
+    assert (said.engine, said.why, said.off_us, said.on_us) == (Engine.CUT, "it stood still", 449.5, 275.0)
+    assert (said.boot_id, said.driver_version, said.failed) == ("boot", "580.1", False)
+
+
+def test_the_probe_is_told_the_device_and_reaches_no_mps_daemon(tmp_path: Path) -> None:
+    script = 'echo "$1 $CUDA_MPS_PIPE_DIRECTORY $CUDA_CACHE_DISABLE" >&2; exit 1'
+    said = EngineProbe(program(tmp_path, script), tmp_path).ask("GPU-1", "boot", "580.1")
+    assert said.why == f"the probe ended with status 1: GPU-1 {tmp_path} 1"
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("exit 3", "the probe ended with status 3: it said nothing"),
+        ("kill -9 $$", "the probe ended with signal 9: it said nothing"),
+        ("echo no CUDA >&2; exit 1", "the probe ended with status 1: no CUDA"),
+        ("echo '[]'", "the probe ended with status 0: it said nothing"),
+        ('echo \'{"engine": "cut"}\'', "the probe ended with status 0: it said nothing"),
+    ],
+)
+def test_no_answer_is_the_gate_with_a_reason(tmp_path: Path, script: str, why: str) -> None:
+    said = EngineProbe(program(tmp_path, script), tmp_path).ask("GPU-1", "boot", "580.1")
+    assert (said.engine, said.failed, said.why) == (Engine.GATE, True, why)
+
+
+def test_a_probe_that_is_missing_is_the_gate_with_a_reason(tmp_path: Path) -> None:
+    said = EngineProbe(tmp_path / "none", tmp_path).ask("GPU-1", "boot", "580.1")
+    assert (said.engine, said.failed) == (Engine.GATE, True)
+    assert said.why.endswith("does not start: no such file or directory")
+
+
+def test_a_probe_that_hangs_is_killed(tmp_path: Path) -> None:
+    script = f"trap '' TERM; echo $$ > {tmp_path}/pid; exec sleep 1000"
+    said = EngineProbe(program(tmp_path, script), tmp_path, seconds=1.0).ask("GPU-1", "boot", "580.1")
+    assert said.failed and said.why == "the probe did not answer within 1 seconds, and was killed"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_probe_of_a_vgpud_that_was_killed_is_waited_for(tmp_path: Path) -> None:
+    """Two probes on one device would disturb each other."""
+    hangs = program(tmp_path, f"touch {tmp_path}/began; exec sleep 1000")
+    code = (
+        "import sys; from pathlib import Path; from vgpud.hardware.engine_probe import EngineProbe\n"
+        "EngineProbe(Path(sys.argv[1]), Path(sys.argv[2])).ask('GPU-1', 'b', 'd')"
+    )
+    first = subprocess.Popen([sys.executable, "-c", code, str(hangs), str(tmp_path)])
+    try:
+        while not (tmp_path / "began").exists():
+            assert first.poll() is None
+    finally:
+        first.kill()
+        first.wait()
+    said = EngineProbe(program(tmp_path, f"echo '{ANSWER}'"), tmp_path, seconds=0.3).ask("GPU-1", "b", "d")
+    left = [p for p in Path("/proc").iterdir() if p.name.isdigit() and _holds(p, tmp_path / ".lock")]
+    assert left and said.why == "another probe did not end within 0.3 seconds"
+    for one in left:
+        os.kill(int(one.name), 9)
+    again = EngineProbe(tmp_path / "probe", tmp_path).ask("GPU-1", "b", "d")
+    assert again.engine is Engine.CUT
+
+
+def _holds(process: Path, lock: Path) -> bool:
+    try:
+        return (process / "fd" / "0").readlink() == lock
+    except OSError:
+        return False

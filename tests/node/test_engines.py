@@ -1,0 +1,177 @@
+"""The engine of a device: chosen before its first preload tenant, in force until its last one has gone."""
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.node.world import FakeGateway
+from vgpud.lease.engines import EngineFiles
+from vgpud.model.engine import AUTO_ENGINE, Engine, EngineReason, EngineVerdict
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.node.engines import Engines
+from vgpud.node.inventory import Inventory
+
+UUID = "GPU-00000000"
+PROVED = EngineVerdict(Engine.CUT, "it stood still", "boot 1", "580.1", off_us=449.0, on_us=275.0)
+
+
+@dataclass
+class FakeProbe:
+    verdict: EngineVerdict = PROVED
+    asked: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def ask(self, uuid: str, boot_id: str, driver_version: str) -> EngineVerdict:
+        self.asked.append((uuid, boot_id, driver_version))
+        return replace(self.verdict, boot_id=boot_id, driver_version=driver_version)
+
+
+@dataclass
+class Made:
+    engines: Engines
+    files: EngineFiles
+    probe: FakeProbe
+    told: list[tuple[str, str]]
+
+    def word(self) -> str:
+        """What the arbiter reads."""
+        path = self.files.folder / UUID
+        return path.read_text().split("\n")[0] if path.exists() else "absent"
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*args: Any, **named: Any) -> None:
+        asyncio.run(test(*args, **named))
+
+    return run
+
+
+async def made(
+    folder: Path, setting: str = "cut", boot: str = "boot 1", driver: str = "580.1", probe: Any = None
+) -> Made:
+    gateway = FakeGateway()
+    gateway.node = replace(gateway.node, driver_version=driver)
+    inventory = Inventory(gateway)  # type: ignore[arg-type]
+    await inventory.refresh()
+    files, probe = EngineFiles(folder), probe or FakeProbe()
+    engines = Engines(files, probe, inventory, boot)
+    told: list[tuple[str, str]] = []
+    engines.setting = lambda device: setting
+    engines.notice = lambda uuid, sentence: told.append((uuid, sentence))
+    return Made(engines, files, probe, told)
+
+
+@in_a_loop
+async def test_the_probe_is_asked_once_a_boot(tmp_path: Path) -> None:
+    first = await made(tmp_path)
+    await first.engines.settle(UUID)
+    await first.engines.settle(UUID)
+    assert first.word() == "cut"
+    first.engines.forget(UUID)
+    assert first.word() == "absent"
+    await first.engines.settle(UUID)
+    assert first.word() == "cut" and len(first.probe.asked) == 1
+    assert first.told == [(UUID, "its engine is cut: it stood still")]
+    second = await made(tmp_path)
+    second.engines.forget(UUID)
+    await second.engines.settle(UUID)
+    assert second.word() == "cut" and second.probe.asked == []
+
+
+@pytest.mark.parametrize("change", [{"boot": "boot 2"}, {"driver": "590.2"}])
+@in_a_loop
+async def test_the_probe_is_asked_again_after_a_boot_and_a_driver_change(
+    tmp_path: Path, change: dict[str, str]
+) -> None:
+    first = await made(tmp_path)
+    await first.engines.settle(UUID)
+    first.engines.forget(UUID)
+    second = await made(tmp_path, **change)
+    await second.engines.settle(UUID)
+    assert len(second.probe.asked) == 1
+
+
+@in_a_loop
+async def test_what_is_in_force_stays_in_force_while_there_are_tenants(tmp_path: Path) -> None:
+    """Also over a start of vgpud with another policy: the arbiter asks when the first tenant comes."""
+    first = await made(tmp_path)
+    await first.engines.settle(UUID)
+    second = await made(tmp_path, setting="gate")
+    second.engines.resume([UUID])
+    await second.engines.settle(UUID)
+    assert second.word() == "cut"
+    device, _ = second.engines._inventory.node.devices
+    assert second.engines.view(device).engine is Engine.CUT
+    second.engines.forget(UUID)
+    await second.engines.settle(UUID)
+    assert second.word() == "gate"
+
+
+@in_a_loop
+async def test_tenants_that_came_before_an_engine_was_chosen_keep_the_gate(tmp_path: Path) -> None:
+    one = await made(tmp_path)
+    one.engines.resume([UUID])
+    await one.engines.settle(UUID)
+    assert one.word() == "gate" and one.probe.asked == []
+    chosen = one.files.chosen(UUID)
+    assert chosen is not None and chosen.reason is EngineReason.TENANTS
+
+
+@pytest.mark.parametrize("setting", ["gate", "auto"] if AUTO_ENGINE is Engine.GATE else ["gate"])
+@in_a_loop
+async def test_the_probe_does_not_run_where_the_gate_is_asked_for(tmp_path: Path, setting: str) -> None:
+    one = await made(tmp_path, setting)
+    await one.engines.settle(UUID)
+    assert one.word() == "gate" and one.probe.asked == [] and one.told == []
+
+
+@in_a_loop
+async def test_a_refusal_is_told_once_and_the_tenant_has_the_gate(tmp_path: Path) -> None:
+    refused = replace(PROVED, engine=Engine.GATE, why="status 0x56")
+    one = await made(tmp_path, probe=FakeProbe(refused))
+    for _ in range(2):
+        await one.engines.settle(UUID)
+        one.engines.forget(UUID)
+    assert one.told == [(UUID, "its engine is gate: status 0x56")]
+    assert len(one.probe.asked) == 1
+
+
+@in_a_loop
+async def test_a_probe_that_could_not_start_is_asked_again(tmp_path: Path) -> None:
+    failed = replace(PROVED, engine=Engine.GATE, failed=True, why="it does not start")
+    one = await made(tmp_path, probe=FakeProbe(failed))
+    for _ in range(2):
+        await one.engines.settle(UUID)
+        assert one.word() == "gate"
+        one.engines.forget(UUID)
+    assert len(one.probe.asked) == 2
+
+
+@pytest.mark.parametrize(
+    "text", ["", "cut", "cut\nnonsense\nwhy\n", "cut\x00\xff\n\n\n", "{}" * 9000], ids=range(5)
+)
+@in_a_loop
+async def test_a_damaged_file_is_no_engine_and_no_verdict(tmp_path: Path, text: str) -> None:
+    files = EngineFiles(tmp_path)
+    files.folder.mkdir()
+    (files.folder / UUID).write_text(text)
+    (files.folder / f"{UUID}.probe").write_text(text)
+    assert files.chosen(UUID) is None and files.verdict(UUID) is None
+    one = await made(tmp_path)
+    await one.engines.settle(UUID)
+    assert one.word() == "cut" and len(one.probe.asked) == 1
+
+
+@in_a_loop
+async def test_a_run_folder_that_cannot_be_written_fails_the_allocation(tmp_path: Path) -> None:
+    (tmp_path / "engines").write_text("in the way")
+    one = await made(tmp_path, "gate")
+    with pytest.raises(VgpuError) as raised:
+        await one.engines.settle(UUID)
+    assert raised.value.code is ErrorCode.HELPER_FAILED
+    assert UUID not in one.engines._chosen

@@ -1,0 +1,123 @@
+"""Asks vgpu-engine-probe (native/probe/engine.c) if a device's tenants can be taken off it from outside.
+
+The probe is a process of its own, because a call of a driver that fails to do it may never come back.
+"""
+
+import fcntl
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vgpud.model.engine import Engine, EngineVerdict
+
+# the probe ends itself after 30 s (SECONDS_AT_MOST); this bound holds where even that signal is not served
+_SECONDS = 35.0
+_KILL_SECONDS = 5.0
+_POLL_SECONDS = 0.05
+_LONGEST_WHY = 300
+
+
+class EngineProbe:
+    """`folder` holds a lock, so that two probes never disturb each other. The lock is the probe's standard
+    input: it is held until the probe has ended, also where vgpud was killed meanwhile."""
+
+    def __init__(self, program: Path, folder: Path, seconds: float = _SECONDS) -> None:
+        self._program = program
+        self._folder = folder
+        self._seconds = seconds
+
+    def ask(self, device_uuid: str, boot_id: str, driver_version: str) -> EngineVerdict:
+        """Blocks for a second or so, at most for twice `seconds`. No answer is a verdict that has failed."""
+        answer: dict[str, Any] = {}
+        try:
+            with self._locked() as lock:
+                answer, why = self._run(device_uuid, lock)
+        except TimeoutError:
+            why = f"another probe did not end within {self._seconds:g} seconds"
+        except OSError as error:
+            why = f"{self._program} does not start: {(error.strerror or str(error)).lower()}"
+        return EngineVerdict(
+            engine=Engine.CUT if answer.get("engine") == "cut" else Engine.GATE,
+            why=" ".join(why.split())[:_LONGEST_WHY],
+            boot_id=boot_id,
+            driver_version=driver_version,
+            failed=not answer,
+            off_us=float(answer.get("off_us", 0)),
+            on_us=float(answer.get("on_us", 0)),
+        )
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Raises TimeoutError and OSError."""
+        self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        fd = os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        end = time.monotonic() + self._seconds
+        try:
+            while True:
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= end:
+                        raise TimeoutError from None
+                    time.sleep(_POLL_SECONDS)
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _run(self, device_uuid: str, lock: int) -> tuple[dict[str, Any], str]:
+        """The probe's answer and its reason; no answer, and why. Raises OSError."""
+        environment = {
+            **os.environ,
+            "CUDA_CACHE_DISABLE": "1",  # no home folder is to be written
+            "CUDA_MPS_PIPE_DIRECTORY": str(self._folder),  # where no MPS daemon listens
+        }
+        process = subprocess.Popen(
+            [str(self._program), device_uuid],
+            stdin=lock,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+        )
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            if not _ended(pidfd, self._seconds):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                if not _ended(pidfd, _KILL_SECONDS):
+                    return (
+                        {},
+                        f"the probe hangs in the driver, and survives SIGKILL by {_KILL_SECONDS:g} seconds",
+                    )
+                process.communicate()
+                return {}, f"the probe did not answer within {self._seconds:g} seconds, and was killed"
+            output, errors = process.communicate()
+        finally:
+            os.close(pidfd)
+        return _parsed(process.returncode, output, errors)
+
+
+def _ended(pidfd: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+def _parsed(status: int, output: bytes, errors: bytes) -> tuple[dict[str, Any], str]:
+    try:
+        answer = json.loads(output)
+        return {"engine": str(answer["engine"]), "off_us": answer["off_us"], "on_us": answer["on_us"]}, str(
+            answer["why"]
+        )
+    except (ValueError, KeyError, TypeError):
+        said = errors.decode(errors="replace").strip().splitlines()
+        how = f"signal {-status}" if status < 0 else f"status {status}"
+        return {}, f"the probe ended with {how}: {said[-1] if said else 'it said nothing'}"

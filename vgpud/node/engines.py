@@ -1,0 +1,101 @@
+"""Gives each device the engine that keeps the time slices of its preload tenants.
+
+The choice is made at the first preload tenant of a device, before the arbiter hears of it, and stays until
+the last one has gone: the arbiter asks for it when the first comes. What is in force is in
+<run>/engines/UUID, so a vgpud that starts anew finds it there. The probe is asked once per device, boot and
+driver version. Where it gives no answer the tenant has the gate, and a failure that took no time is asked
+about again at the next first tenant.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from vgpud import clock
+from vgpud.hardware.engine_probe import EngineProbe
+from vgpud.lease.engines import EngineFiles
+from vgpud.model.device import Device
+from vgpud.model.engine import Engine, EngineChoice, EngineReason, EngineVerdict
+from vgpud.node.inventory import Inventory
+from vgpud.planner.engine import choose_engine, is_fallback
+
+log = structlog.get_logger(__name__)
+
+_QUICK_SECONDS = 5.0
+
+
+class Engines:
+    def __init__(self, files: EngineFiles, probe: EngineProbe, inventory: Inventory, boot_id: str) -> None:
+        self._files = files
+        self._probe = probe
+        self._inventory = inventory
+        self._boot_id = boot_id
+        self._chosen: dict[str, EngineChoice] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._told: dict[str, EngineChoice] = {}
+        self._verdicts: dict[str, EngineVerdict | None] = {}
+        # the policy's word for a device, and who hears of an engine that is not what is usual
+        self.setting: Callable[[Device], str] = lambda _: "auto"
+        self.notice: Callable[[str, str], None] = lambda uuid, sentence: None
+
+    def view(self, device: Device) -> EngineChoice:
+        """The engine in force, or the one that the next first tenant would get."""
+        chosen = self._chosen.get(device.uuid)
+        if chosen is not None:
+            return chosen
+        if device.uuid not in self._verdicts:  # a listing reads no file of each device each time
+            self._verdicts[device.uuid] = self._verdict(device.uuid)
+        return choose_engine(self.setting(device), device, self._verdicts[device.uuid])
+
+    async def settle(self, device_uuid: str) -> None:
+        """The device has an engine when this returns. Raises VgpuError where that cannot be written down."""
+        async with self._locks.setdefault(device_uuid, asyncio.Lock()):
+            if device_uuid in self._chosen:
+                return
+            device = self._inventory.device(device_uuid)
+            setting = self.setting(device)
+            choice = choose_engine(setting, device, self._verdict(device_uuid))
+            if choice.engine is Engine.UNKNOWN:
+                choice = choose_engine(setting, device, await self._ask(device))
+            self._files.choose(device_uuid, choice)
+            self._chosen[device_uuid] = choice
+        self._tell(device, setting, choice)
+
+    def forget(self, device_uuid: str) -> None:
+        """The last preload tenant has gone."""
+        self._chosen.pop(device_uuid, None)
+        self._files.forget(device_uuid)
+
+    def resume(self, device_uuids: Iterable[str]) -> None:
+        """At start, for devices with preload tenants that run on: what is in force stays so."""
+        for uuid in device_uuids:
+            choice = self._files.chosen(uuid)
+            if choice is None:  # of a vgpud that knew no engines
+                choice = EngineChoice(
+                    Engine.GATE, EngineReason.TENANTS, "its tenants came before it had an engine"
+                )
+                self._files.choose(uuid, choice)
+            self._chosen[uuid] = choice
+
+    def _verdict(self, device_uuid: str) -> EngineVerdict | None:
+        kept = self._files.verdict(device_uuid)
+        now = (self._boot_id, self._inventory.node.driver_version)
+        return kept if kept is not None and (kept.boot_id, kept.driver_version) == now else None
+
+    async def _ask(self, device: Device) -> EngineVerdict:
+        driver = self._inventory.node.driver_version
+        began = clock.now()
+        verdict = await asyncio.to_thread(self._probe.ask, device.uuid, self._boot_id, driver)
+        log.info("engine probed", device=device.uuid, engine=verdict.engine.value, why=verdict.why)
+        if not verdict.failed or clock.now() - began > _QUICK_SECONDS:
+            self._files.keep(device.uuid, verdict)
+            self._verdicts[device.uuid] = verdict
+        return verdict
+
+    def _tell(self, device: Device, setting: str, choice: EngineChoice) -> None:
+        """Each change once: of a device that has the engine cut, or has not though it was asked for."""
+        worth = choice.engine is Engine.CUT or is_fallback(setting, choice) or device.uuid in self._told
+        if worth and self._told.get(device.uuid) != choice:
+            self._told[device.uuid] = choice
+            self.notice(device.uuid, f"its engine is {choice.engine.value}: {choice.why}")

@@ -1,0 +1,40 @@
+"""Which engine a device's preload tenants get: from the policy, the device and the probe's verdict."""
+
+from vgpud.model.device import Device, Virtualisation
+from vgpud.model.engine import AUTO_ENGINE, Engine, EngineChoice, EngineReason, EngineVerdict
+
+
+def choose_engine(setting: str, device: Device, verdict: EngineVerdict | None) -> EngineChoice:
+    """Engine.UNKNOWN: the probe must answer first. `setting` is the policy's word for the device."""
+    if setting == Engine.GATE:
+        return _gate(EngineReason.POLICY, "the policy says gate")
+    if setting == "auto" and AUTO_ENGINE is Engine.GATE:
+        return _gate(EngineReason.DEFAULT, "the policy says auto, which is gate in this version")
+    if device.virtualisation is Virtualisation.VGPU_GUEST:
+        return _gate(
+            EngineReason.VGPU_GUEST, "this node is a guest with a vGPU, whose channels are its host's"
+        )
+    if device.mig.current:
+        return _gate(EngineReason.MIG, "MIG instances have the gate: no card was tried")
+    return _judge(verdict)
+
+
+def _judge(verdict: EngineVerdict | None) -> EngineChoice:
+    if verdict is None:
+        return EngineChoice(
+            Engine.UNKNOWN, EngineReason.NOT_PROBED, "the probe runs when the first tenant comes"
+        )
+    if verdict.failed:
+        return _gate(EngineReason.PROBE_FAILED, verdict.why)
+    if verdict.engine is Engine.CUT:
+        return EngineChoice(Engine.CUT, EngineReason.PROBED, verdict.why)
+    return _gate(EngineReason.REFUSED, verdict.why)
+
+
+def is_fallback(setting: str, choice: EngineChoice) -> bool:
+    """Did the policy ask for the engine cut, and the device has the gate?"""
+    return setting == Engine.CUT and choice.engine is Engine.GATE
+
+
+def _gate(reason: EngineReason, why: str) -> EngineChoice:
+    return EngineChoice(Engine.GATE, reason, why)
