@@ -37,7 +37,7 @@ CONFIG = f"""
 [run]
 branch = true
 parallel = true
-patch = subprocess, execv, _exit
+patch = subprocess, execv, fork, _exit
 sigterm = true
 source = vgpud
 omit = */gen/*

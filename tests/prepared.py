@@ -1,22 +1,30 @@
-"""vgpud's daemons by fork from a process that has imported all of it: a start without 0.4 s of imports.
+"""vgpud and vgpuctl by fork from a process that has imported all of them: a start without their imports.
 
-`start(environment, stderr)` is `Popen([python, "-m", "vgpud.daemon"], ...)`, as far as tests look at it. The
-process is a child of the one that forks, whose command line and first environment are what /proc shows of it.
-What the dynamic loader reads when a program starts must be the same for all (LD_LIBRARY_PATH, LD_PRELOAD): a
-start with another needs a program of its own.
+`daemon(...)` is `Popen([python, "-m", "vgpud.daemon"], ...)`, and `ctl(...)` that of `vgpud.ctl`, as far as
+tests look at them. The process is a child of the one that forks, whose command line and first environment are
+what /proc shows of it. What the dynamic loader reads when a program starts (LD_LIBRARY_PATH, LD_PRELOAD)
+cannot change after it: each value has a process that forks of its own.
 """
 
 import atexit
+import gc
 import json
+import logging
 import os
+import pkgutil
 import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
+from threading import Thread
+from typing import NoReturn, TextIO
 
 from tests.demo.node import ROOT
 
@@ -64,14 +72,55 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def start(environment: Mapping[str, str], stderr: int) -> Forked:
+class Command(Forked):
+    """With pipes, and its standard error in a file."""
+
+    def __init__(self, told: socket.socket, stdin: TextIO, stdout: TextIO, stderr: TextIO) -> None:
+        super().__init__(told)
+        self.stdin, self.stdout, self._stderr = stdin, stdout, stderr
+
+    def communicate(self, words: str = "", /, timeout: float | None = None) -> tuple[str, str]:
+        """Closes its input after `words`, and waits for its end; what it printed that is not read yet."""
+        with suppress(BrokenPipeError):
+            self.stdin.write(words)
+            self.stdin.close()
+        said = [""]
+        reader = Thread(target=lambda: said.append(self.stdout.read()), daemon=True)
+        reader.start()
+        reader.join(timeout)
+        if reader.is_alive():
+            raise subprocess.TimeoutExpired(["vgpuctl"], timeout or 0)
+        self.wait(timeout)
+        self._stderr.seek(0)
+        return "".join(said), self._stderr.read()
+
+
+def daemon(environment: Mapping[str, str], stderr: int) -> Forked:
     """A daemon in this environment that writes its log to `stderr`, a descriptor."""
+    with open(os.devnull) as nothing:  # noqa: PTH123 - a descriptor is wanted
+        return Forked(_fork("vgpud.daemon", (), environment, (nothing.fileno(), 1, stderr)))
+
+
+def ctl(arguments: Sequence[str], environment: Mapping[str, str]) -> Command:
+    stdin, ours = os.pipe()
+    theirs, stdout = os.pipe()
+    errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - as long as the process
+    told = _fork("vgpud.ctl.main", arguments, environment, (stdin, stdout, errors.fileno()))
+    os.close(stdin)
+    os.close(stdout)
+    return Command(told, os.fdopen(ours, "w"), os.fdopen(theirs), errors)
+
+
+def _fork(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str], files: tuple[int, int, int]
+) -> socket.socket:
+    """`files` become its standard input, output and error."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         loader = tuple(environment.get(name, "") for name in _LOADER)
-        asked = json.dumps(dict(environment)).encode()
-        socket.send_fds(_forker(loader), [asked], [theirs.fileno(), stderr])
-    return Forked(ours)
+        asked = json.dumps([module, list(arguments), dict(environment)]).encode()
+        socket.send_fds(_forker(loader), [asked], [theirs.fileno(), *files])
+    return ours
 
 
 @cache
@@ -96,10 +145,21 @@ def _end(process: "subprocess.Popen[bytes]", line: socket.socket) -> None:
     process.wait()
 
 
-def _serve(line: socket.socket) -> int:
-    """Forks until the test process has ended. Returns in each daemon, with its exit status."""
-    from vgpud import daemon
+def _import_all() -> None:
+    """And nothing of it is touched by the collector, so that no fork copies what it only reads."""
+    from vgpud import ctl, daemon  # noqa: F401
 
+    for module in pkgutil.iter_modules(ctl.__path__, "vgpud.ctl."):
+        if not module.name.endswith("__main__"):
+            import_module(module.name)
+    import_module("vgpud.api.client")
+    gc.collect()
+    gc.freeze()
+
+
+def _serve(line: socket.socket) -> int:
+    """Forks until the test process has ended."""
+    _import_all()
     running: dict[int, socket.socket] = {}
     ended, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake)
@@ -111,24 +171,26 @@ def _serve(line: socket.socket) -> int:
             _tell(running)
         if line.fileno() not in ready:
             continue
-        asked, fds, _, _ = socket.recv_fds(line, _MESSAGE, 2)
+        asked, fds, _, _ = socket.recv_fds(line, _MESSAGE, 4)
         if not asked:
             return 0
         tell = socket.socket(fileno=fds[0])
         if pid := os.fork():
-            os.close(fds[1])
+            for fd in fds[1:]:
+                os.close(fd)
             tell.send(str(pid).encode())
             running[pid] = tell
             continue
         for other in (line, tell, *running.values()):
             other.close()
         os.close(ended)
-        _become(json.loads(asked), fds[1], wake)
-        return daemon.main()
+        os.close(wake)
+        module, arguments, environment = json.loads(asked)
+        _become(module, arguments, environment, fds[1:])
 
 
 def _tell(running: dict[int, socket.socket]) -> None:
-    """The exit statuses of daemons that have ended to the tests that started them."""
+    """The exit statuses of programs that have ended to the tests that started them."""
     for pid, tell in list(running.items()):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -136,17 +198,34 @@ def _tell(running: dict[int, socket.socket]) -> None:
                 tell.send(str(status).encode())
 
 
-def _become(environment: dict[str, str], stderr: int, wake: int) -> None:
-    """What exec would have done."""
+def _become(module: str, arguments: list[str], environment: dict[str, str], files: list[int]) -> NoReturn:
+    """What exec would have done, and the module's main().
+
+    Its objects are not torn down at the end: that would copy all that was imported, page by page.
+    """
     signal.set_wakeup_fd(-1)
-    os.close(wake)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.dup2(stderr, 2)
-    os.close(stderr)
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    sys.stdin, sys.stdout, sys.stderr = (open(number, mode) for number, mode in enumerate("rww"))  # noqa: PTH123, SIM115
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(":") if path]
-    sys.argv[:] = ["vgpud"]
+    sys.argv[:] = [module.split(".")[1], *arguments]
+    # /proc/self/environ is that of the process that forks
+    first = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
+    import_module("vgpud.ctl.run").initial_environment = lambda: first  # type: ignore[attr-defined]
+    code = 1
+    try:
+        code = import_module(module).main()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 if __name__ == "__main__":

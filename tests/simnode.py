@@ -14,11 +14,13 @@ A missing build fails the test, so that nothing passes unseen.
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -57,6 +59,17 @@ def create(state: Path, profile: str, seed: str = "") -> Any:
     return node
 
 
+def simulate(state: Path | str, *words: str) -> str:
+    """`vgpu-sim WORDS` on the node of this state; its output. Raises CalledProcessError when it refuses."""
+    said = io.StringIO()
+    asked = [words[0], "--state", str(state), *words[1:]]
+    with redirect_stdout(said):
+        code = simulator("cli").main(asked)
+    if code != 0:
+        raise subprocess.CalledProcessError(code, ["vgpu-sim", *asked], said.getvalue())
+    return said.getvalue()
+
+
 @dataclass
 class SimNode:
     """One simulated node: a state file, and ways to run programs that live on it."""
@@ -86,14 +99,7 @@ class SimNode:
 
     def sim(self, *words: str) -> str:
         """`vgpu-sim WORDS` on this node; its output. Raises CalledProcessError when it refuses."""
-        return subprocess.run(
-            [str(self.build / "bin" / "vgpu-sim"), *words],
-            env=self.environment(),
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_SECONDS,
-        ).stdout
+        return simulate(self.state, *words)
 
     def dump(self) -> dict[str, Any]:
         """The node as `vgpu-sim state --json` shows it (bytes, nanoseconds); without its start-up time."""

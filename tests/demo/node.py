@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from tests import simnode
 
@@ -26,12 +26,23 @@ class Daemon(Protocol):
     """What is used of subprocess.Popen."""
 
     pid: int
+    returncode: int | None
 
     def poll(self) -> int | None: ...
     def wait(self, timeout: float | None = None) -> int: ...
     def send_signal(self, sig: int, /) -> None: ...
     def terminate(self) -> None: ...
     def kill(self) -> None: ...
+
+
+class Command(Daemon, Protocol):
+    """With pipes."""
+
+    @property
+    def stdin(self) -> IO[str] | None: ...
+    @property
+    def stdout(self) -> IO[str] | None: ...
+    def communicate(self, words: str = ..., /, timeout: float = ...) -> tuple[str, str]: ...
 
 
 class DemoNode:
@@ -104,27 +115,10 @@ class DemoNode:
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def ctl(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
+    def launch_ctl(self, arguments: Sequence[str]) -> Command:
+        """vgpuctl's process."""
+        return subprocess.Popen(
             [sys.executable, "-m", "vgpud.ctl", *arguments],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            cwd=ROOT,
-            check=False,
-        )
-        if check and done.returncode != 0:
-            raise RuntimeError(f"vgpuctl {' '.join(arguments)}: {done.stderr.strip()}")
-        return done
-
-    def ctl_json(self, *arguments: str) -> Any:
-        return json.loads(self.ctl(*arguments, "-o", "json").stdout)
-
-    def tenant(self, options: list[str], command: list[str]) -> "Tenant":
-        """A program started by `vgpuctl run` with these options."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "vgpud.ctl", "run", *options, "--", *command],
             env=self.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -132,13 +126,27 @@ class DemoNode:
             text=True,
             cwd=ROOT,
         )
-        return Tenant(process)
+
+    def ctl(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        process = self.launch_ctl(arguments)
+        said, errors = process.communicate(timeout=60)
+        assert process.returncode is not None
+        if check and process.returncode != 0:
+            raise RuntimeError(f"vgpuctl {' '.join(arguments)}: {errors.strip()}")
+        return subprocess.CompletedProcess(arguments, process.returncode, said, errors)
+
+    def ctl_json(self, *arguments: str) -> Any:
+        return json.loads(self.ctl(*arguments, "-o", "json").stdout)
+
+    def tenant(self, options: list[str], command: list[str]) -> "Tenant":
+        """A program started by `vgpuctl run` with these options."""
+        return Tenant(self.launch_ctl(["run", *options, "--", *command]))
 
 
 class Tenant:
     """A tenant's program: JSON lines out, its standard input held open until it shall end."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: Command) -> None:
         self.process = process
 
     def line(self) -> dict[str, Any]:
@@ -158,4 +166,5 @@ class Tenant:
     def end(self) -> tuple[int, str]:
         """Its exit code and what else it printed, after its standard input is closed."""
         output, _ = self.process.communicate(timeout=60)
+        assert self.process.returncode is not None
         return self.process.returncode, output

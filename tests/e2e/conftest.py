@@ -1,14 +1,14 @@
 """A whole vgpud on a simulated node of its own, for each test."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests import prepared
-from tests.demo.node import POLICY, Daemon, DemoNode
+from tests.demo.node import POLICY, Command, Daemon, DemoNode
 from tests.simnode import create
 
 NodeMaker = Callable[..., DemoNode]
@@ -23,12 +23,15 @@ def simulated(state: Path, profile: str) -> dict[str, str]:
 
 
 class PreparedNode(DemoNode):
-    """Its daemon has nothing to import any more, unless a test has another program for it."""
+    """Its programs have nothing to import any more, unless a test has another program for its daemon."""
 
     def launch(self, environment: Mapping[str, str], log: int) -> Daemon:
         if self.command is not DemoNode.command:
             return super().launch(environment, log)
-        return prepared.start(environment, log)
+        return prepared.daemon(environment, log)
+
+    def launch_ctl(self, arguments: Sequence[str]) -> Command:
+        return prepared.ctl(arguments, self.environment)
 
 
 @contextmanager

@@ -1,11 +1,11 @@
 """What the fault tests share: calls without the cost of a process, a node to break, and patience."""
 
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests import simnode
 from tests.demo.node import BUILD, DemoNode
 from vgpud.api.client import Client
 from vgpud.api.gen import vgpud_pb2 as pb
@@ -47,10 +47,7 @@ def states(node: DemoNode) -> dict[str, str]:
 
 def simulate(node: DemoNode, *words: str) -> None:
     """`vgpu-sim WORDS` on the node."""
-    state = node.environment["VGPU_SIM_STATE"]
-    subprocess.run(
-        [BUILD / "bin" / "vgpu-sim", *words[:1], "--state", state, *words[1:]], check=True, timeout=30
-    )
+    simnode.simulate(node.environment["VGPU_SIM_STATE"], *words)
 
 
 def eventually(holds: Callable[[], object], what: str, seconds: float = 20) -> None:

@@ -17,7 +17,7 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.lease import read_activity, read_limits
 from vgpud.model.errors import ErrorCode, VgpuError
 
-# holds 256 MiB with a pattern; for each line of input it says whether it still has it
+# holds memory with a pattern; for each line of input it says whether it still has it
 PROGRAM = """
 import ctypes as c, json, sys
 u = c.CDLL("libcuda.so.1")
@@ -39,7 +39,7 @@ for line in sys.stdin:
     call("cuMemcpyDtoH_v2", back, c.c_uint64(memory.value + size - 4096), c.c_size_t(4096))
     say(whole=all(word == 0x5eed for word in back))
 """
-SIZE_MIB = 256
+SIZE_MIB = 32
 BIG = 100 * GIB
 
 
