@@ -54,7 +54,7 @@ while True:
     call("cuMemsetD32_v2", memory, c.c_uint(round), c.c_size_t(size // 4))
     call("cuMemcpyDtoH_v2", back, c.c_uint64(memory.value + size - 4096), c.c_size_t(4096))
     whole = whole and all(word == round for word in back)
-    if select.select([sys.stdin], [], [], 0)[0]:
+    if select.select([sys.stdin], [], [], 0.005)[0]:
         if not sys.stdin.readline(): break
         say(rounds=round, whole=whole)
 """
@@ -325,7 +325,7 @@ def test_a_tenant_that_waits_while_vgpud_is_down_is_resumed_at_its_start(cut_nod
 def busy(node: DemoNode, gib: int) -> tuple[Tenant, str]:
     before = states(node)
     asked = ["--isolation", "quota", "--memory", f"{gib}GiB", "--device", "0"]
-    tenant = node.tenant(asked, [sys.executable, "-c", BUSY, "64"])
+    tenant = node.tenant(asked, [sys.executable, "-c", BUSY, "4"])
     eventually(lambda: states(node).keys() - before.keys(), "it is there")
     (name,) = states(node).keys() - before.keys()
     return tenant, name
