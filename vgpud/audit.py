@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -28,6 +28,7 @@ class Cause:
     gid: int
     pid: int
     container: str = ""
+    pod: str = ""  # namespace/pod/container
     claim: str = ""
     reason: str = ""
 
@@ -40,8 +41,8 @@ class Change:
     made: bool = True
 
 
-def _itself(reason: str) -> Cause:
-    return Cause("vgpud", os.geteuid(), os.getegid(), os.getpid(), reason=reason)
+def _itself(reason: str, pod: str = "") -> Cause:
+    return Cause("vgpud", os.geteuid(), os.getegid(), os.getpid(), pod=pod, reason=reason)
 
 
 _cause: ContextVar[Cause | None] = ContextVar("vgpud_audit_cause", default=None)
@@ -50,12 +51,32 @@ _cause: ContextVar[Cause | None] = ContextVar("vgpud_audit_cause", default=None)
 def asked_by(caller: Caller, door: str = "", container: str = "", claim: str = "") -> None:
     """From here on in this task, and in those that it starts."""
     name = door or caller.door.name.lower()
-    _cause.set(Cause(name, caller.uid, caller.gid, caller.process.pid, container, claim))
+    _cause.set(Cause(name, caller.uid, caller.gid, caller.process.pid, container, claim=claim))
 
 
 def by_itself(reason: str) -> None:
     """As `asked_by`, where no caller asked."""
     _cause.set(_itself(reason))
+
+
+@contextmanager
+def because(reason: str, pod: str = "") -> Iterator[None]:
+    """What the block changes, vgpud changes by itself; after the block the cause is as before."""
+    former = _cause.set(_itself(reason, pod))
+    try:
+        yield
+    finally:
+        _cause.reset(former)
+
+
+@contextmanager
+def of_pod(pod: str) -> Iterator[None]:
+    """What the block changes is of this pod; the cause stays."""
+    former = _cause.set(replace(_cause.get() or _itself(""), pod=pod))
+    try:
+        yield
+    finally:
+        _cause.reset(former)
 
 
 @contextmanager
@@ -83,7 +104,7 @@ def record(name: str, failure: VgpuError | None, **words: object) -> None:
 
 def _write(name: str, failure: VgpuError | None, cause: Cause, words: dict[str, object]) -> None:
     told: dict[str, object] = {key: value for key, value in words.items() if value not in (None, "")}
-    for key in ("container", "claim", "reason"):
+    for key in ("container", "pod", "claim", "reason"):
         if text := getattr(cause, key):
             told[key] = text
     told["outcome"] = "done" if failure is None else failure.code.name

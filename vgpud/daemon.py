@@ -313,6 +313,7 @@ async def restore(settings: Settings) -> tuple[str, ...]:
     """
     daemon = Restorer(settings)
     left: list[str] = []
+    audit.by_itself("vgpud is removed")
     async with daemon.running() as keeper:
         root = Caller(Door.ADMIN, os.geteuid(), os.getegid(), Lifetime())
         for allocation in tuple(daemon.book):

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from structlog.testing import capture_logs
+
 from vgpud.modes.mps.folders import DeviceFolder
 from vgpud.modes.mps.processes import end_servers, of_lives, still_there
 
@@ -34,7 +36,9 @@ def test_the_end_of_mps_servers_is_awaited(tmp_path: Path) -> None:
     assert {one.pid for one in known} == {quick.pid, slow.pid}
     assert still_there(known, 2.0) == (slow.pid,), "it says who did not end"
     assert quick.wait(0) == 0
-    assert end_servers(folder, program) == (slow.pid,)
+    with capture_logs() as lines:
+        assert end_servers(folder, program) == (slow.pid,)
+    assert [(line["audit"], line["server"]) for line in lines] == [("end MPS server", slow.pid)]
     assert still_there(known, 10.0) == ()
     slow.communicate()
     assert of_lives(folder, program) == ()

@@ -11,11 +11,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.conditions import needs
-from tests.mps.conftest import Watched, sits_silent, watched
+from tests.mps.conftest import UUID, Watched, sits_silent, watched
 from tests.otheruser import as_user
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import Percent
@@ -172,7 +174,22 @@ def bystander(passed: socket.socket) -> Iterator[subprocess.Popen[str]]:
             process.communicate()
 
 
-def test_a_silent_connection_passed_to_another_process_is_closed_and_the_process_lives(real: Watched) -> None:
+@pytest.fixture
+def logged() -> Iterator[list[Any]]:
+    with capture_logs() as lines:
+        yield lines
+
+
+def audits(logged: list[Any]) -> list[tuple[Any, ...]]:
+    """Name, door and device of each line of the audit trail; every one says why."""
+    lines = [line for line in logged if line["event"] == "audit"]
+    assert all(line["reason"] for line in lines)
+    return [(line["audit"], line["door"], line.get("device")) for line in lines]
+
+
+def test_a_silent_connection_passed_to_another_process_is_closed_and_the_process_lives(
+    real: Watched, logged: list[Any]
+) -> None:
     """The attack: a descriptor passed to a stranger's process had that process killed by vgpud."""
 
     async def work() -> None:
@@ -189,6 +206,7 @@ def test_a_silent_connection_passed_to_another_process_is_closed_and_the_process
         assert (real.pid, real.deaths) == (pid, [])
 
     play(work)
+    assert audits(logged) == [("cut MPS connections", "vgpud", UUID)]
 
 
 def test_many_silent_connections_are_closed_in_one_check(real: Watched) -> None:
@@ -248,7 +266,7 @@ def test_only_tenants_reach_the_real_daemon(real: Watched) -> None:
     play(work)
 
 
-def test_limits_changed_by_another_user_are_set_again(real: Watched) -> None:
+def test_limits_changed_by_another_user_are_set_again(real: Watched, logged: list[Any]) -> None:
     """The attack: any program that reaches the daemon of branch 535 may set the limits of all.
 
     NVIDIA's daemon answers one program at a time, so the test asks only before and after the check.
@@ -268,9 +286,10 @@ def test_limits_changed_by_another_user_are_set_again(real: Watched) -> None:
         assert settings(real) == ("2G", "33.3")
 
     play(work)
+    assert audits(logged) == [("set MPS limits", "vgpud", UUID)]
 
 
-def test_a_hanging_real_daemon_is_ended_and_restarted(real: Watched) -> None:
+def test_a_hanging_real_daemon_is_ended_and_restarted(real: Watched, logged: list[Any]) -> None:
     async def work() -> None:
         await real.supervisor.up()
         pid = real.pid
@@ -283,6 +302,8 @@ def test_a_hanging_real_daemon_is_ended_and_restarted(real: Watched) -> None:
         assert len(real.deaths) == 1
 
     play(work)
+    told = [("end MPS daemon", "vgpud", UUID), ("start MPS daemon", "vgpud", UUID)]
+    assert audits(logged) == told
 
 
 def test_features_of_the_driver_branches_are_as_recorded(nvidias: Path) -> None:
@@ -325,7 +346,7 @@ esac
 
 
 def test_a_fault_of_the_real_server_is_reported_once_and_ended(
-    short_folder: Path, monkeypatch: pytest.MonkeyPatch
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch, logged: list[Any]
 ) -> None:
     program = short_folder / "control"
     program.write_text(FAULTY)
@@ -349,3 +370,4 @@ def test_a_fault_of_the_real_server_is_reported_once_and_ended(
         await made.supervisor.down()
 
     play(work)
+    assert audits(logged) == [("end MPS server", "vgpud", UUID)]

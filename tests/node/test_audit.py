@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
@@ -15,8 +15,10 @@ from vgpud import audit
 from vgpud.daemon import reload_once
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import VgpuError
-from vgpud.model.tenancy import Lifetime
+from vgpud.model.tenancy import Lifetime, Mode
 from vgpud.node.containers import Containers
+from vgpud.node.recover import Start, carry_out
+from vgpud.planner.reconcile import Action, ActionKind
 
 ASKER = Caller(Door.TENANT, 1000, 1000, Lifetime(77, 1))
 
@@ -163,3 +165,43 @@ def test_a_drain_is_written_once(tmp_path: Path) -> None:
             await w.keeper.operations.drain("GPU-00000000", True)
 
     assert [told(line, "audit", "device") for line in trail(tmp_path, scene)] == [("drain", "GPU-00000000")]
+
+
+@pytest.mark.parametrize("kind", ActionKind)
+def test_an_action_of_the_start_leaves_one_line_with_its_reason(tmp_path: Path, kind: ActionKind) -> None:
+    async def scene(w: World) -> None:
+        audit.asked_by(ASKER)
+        held = await w.keeper.allocate(request("r"))
+        of_device = kind in (ActionKind.STOP_MPS, ActionKind.REMOVE_INSTANCE)
+        action = Action(kind, "GPU-00000001" if of_device else held.id, "it was left behind")
+        start = Start(cast(Any, None), tmp_path, "")
+        (tmp_path / "leases").mkdir()
+        await carry_out(w.keeper, w.parts, start, action)
+        while kind is ActionKind.RELEASE and held.id in w.parts.book:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)
+
+    line = told_of_start(trail(tmp_path, scene))
+    assert (line["door"], line["outcome"]) == ("vgpud", "done")
+    assert "left behind" in line["reason"] or kind is ActionKind.RELEASE
+
+
+def told_of_start(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """The one line after that of the allocation."""
+    (_, line) = lines
+    return line
+
+
+def test_repeated_ends_of_a_container_wait_once(tmp_path: Path) -> None:
+    """A caller that says END in a loop while its processes run had a task begun by each."""
+
+    async def scene(w: World) -> None:
+        containers = Containers(w.keeper, w.parts)
+        held = await containers.start(request("r"))
+        w.effectors[Mode.PRELOAD].pids = (7,)
+        before = len(asyncio.all_tasks())
+        for _ in range(50):
+            containers.end(held.id, ALICE)
+        assert len(asyncio.all_tasks()) == before + 1
+
+    assert [line["audit"] for line in trail(tmp_path, scene)] == ["allocate", "end"]

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import structlog
 
+from vgpud import audit
 from vgpud.inject.driver import driver_mark, find_driver
 from vgpud.model.device import Health, Node
 from vgpud.model.errors import VgpuError
@@ -123,7 +124,8 @@ class CdiWatch:
     async def _repair(self, names: Iterable[str]) -> None:
         for name in names:
             try:
-                await repair(self._keeper, self._parts, name)
+                with audit.because("the driver's nodes are other ones now"):
+                    await repair(self._keeper, self._parts, name)
             except VgpuError as error:  # it may have been released meanwhile, or be in the way of others
                 log.error("allocation not renewed", allocation=name, why=str(error))
 

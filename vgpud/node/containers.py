@@ -32,7 +32,8 @@ class Containers:
     async def bind(self, allocation_id: str, caller: Caller, lifetime: Lifetime) -> None:
         """It ends with this process, the container's init, from here on; durably."""
         owner = self._parts.book.get(allocation_id).request.owner.uid
-        with audit.change("bind", allocation=allocation_id, owner=owner, init=lifetime.pid):
+        with audit.change("bind", allocation=allocation_id, owner=owner, init=lifetime.pid) as told:
+            told.made = self._parts.book.get(allocation_id).request.lifetime != lifetime
             await self._bind_checked(allocation_id, caller, lifetime)
 
     async def _bind_checked(self, allocation_id: str, caller: Caller, lifetime: Lifetime) -> None:
@@ -66,9 +67,11 @@ class Containers:
         if allocation_id not in self._parts.book:
             return
         owner = self._parts.book.get(allocation_id).request.owner.uid
-        with audit.change("end", allocation=allocation_id, owner=owner):
+        with audit.change("end", allocation=allocation_id, owner=owner) as told:
             check_owner(self._parts.book.get(allocation_id), caller)
-            self._keeper.release_later(allocation_id, "its runtime says that its container is gone")
+            told.made = self._keeper.release_later(
+                allocation_id, "its runtime says that its container is gone"
+            )
 
 
 def _bound(allocation: Allocation, lifetime: Lifetime) -> Allocation:

@@ -124,6 +124,7 @@ class NodeKeeper:
         self._allocating: dict[RequestKey, tuple[Request, asyncio.Task[Allocation]]] = {}
         self._releasing: dict[str, asyncio.Task[None]] = {}
         self._ending: dict[str, asyncio.Task[bool]] = {}  # releases nobody asked for: a bound process ended
+        self._leaving: set[str] = set()  # allocations that `release_later` waits for
         self._detached: dict[str, Allocation] = {}  # releases that have only to be written down
         self._repeats: Counter[RequestKey] = Counter()  # of requests that already had their allocation
         self._released: deque[str] = deque(maxlen=_RELEASED_REMEMBERED)  # newest last
@@ -239,7 +240,7 @@ class NodeKeeper:
             await self._begin_release(allocation_id)
         except VgpuError as error:
             log.warning("undo failed, will retry", allocation=allocation_id, why=str(error))
-            self.spawn(self._release_when_possible(allocation_id, "its allocation failed half-way"))
+            self.release_later(allocation_id, "its allocation failed half-way")
 
     async def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]:
         """What Allocate would do now; changes nothing, and nothing is awaited after the decision."""
@@ -378,9 +379,13 @@ class NodeKeeper:
         """At start: takes away what an intent left behind, without asking for tenants."""
         await asyncio.shield(self._begin_release(allocation_id))
 
-    def release_later(self, allocation_id: str, reason: str) -> None:
-        """As soon as no process runs in it."""
+    def release_later(self, allocation_id: str, reason: str) -> bool:
+        """As soon as no process runs in it. False: it is waited for already, for an earlier reason."""
+        if allocation_id in self._leaving:
+            return False
+        self._leaving.add(allocation_id)
         self.spawn(self._release_when_possible(allocation_id, reason))
+        return True
 
     async def run_steps(self, verb: str, allocation_id: str, steps: Sequence[Step]) -> None:
         """Runs a plan on a held allocation, and tells watchers what came of it."""
@@ -413,6 +418,12 @@ class NodeKeeper:
     async def _release_when_possible(self, allocation_id: str, reason: str) -> None:
         """For an allocation nobody will release: as soon as the processes left in it have ended."""
         audit.by_itself(reason)
+        try:
+            await self._try_release(allocation_id)
+        finally:
+            self._leaving.discard(allocation_id)
+
+    async def _try_release(self, allocation_id: str) -> None:
         pause = _RETRY_SECONDS / 16
         while allocation_id in self._book:
             owner = self._book.get(allocation_id).request.owner.uid
@@ -435,8 +446,11 @@ class NodeKeeper:
     ) -> Allocation:
         """Changes the limits of a running tenant; all slices get the same."""
         wanted = {"memory_bytes": memory_bytes, "share": None if share is None else str(share)}
-        with self._change("resize", allocation_id, caller, **wanted):
-            return await self.resizes.resize(self._book.get(allocation_id), memory_bytes, share)
+        with self._change("resize", allocation_id, caller, **wanted) as told:
+            before = self._book.get(allocation_id)
+            after = await self.resizes.resize(before, memory_bytes, share)
+            told.made = after is not before
+        return after
 
     def _check_quota(self, changed: Allocation, slices: tuple[Slice, ...]) -> None:
         over = over_quota(self.policy().policy, changed.request.counts_for, self._book, slices, changed.id)
@@ -447,15 +461,20 @@ class NodeKeeper:
 
     async def suspend(self, allocation_id: str, caller: Caller) -> Allocation:
         """Its device memory goes to the host, and its processes wait until it is resumed."""
-        with self._change("suspend", allocation_id, caller):
-            return await self.suspends.suspend(self._book.get(allocation_id))
+        with self._change("suspend", allocation_id, caller) as told:
+            before = self._book.get(allocation_id)
+            after = await self.suspends.suspend(before)
+            told.made = after is not before
+        return after
 
     async def resume(self, allocation_id: str, caller: Caller) -> Allocation:
-        with self._change("resume", allocation_id, caller):
-            allocation = self._book.get(allocation_id)
-            if allocation.moves and allocation.id not in self._changes:  # a move that could not be ended
-                await self.moves.recover(allocation)
-            return await self.suspends.resume(self._book.get(allocation_id))
+        with self._change("resume", allocation_id, caller) as told:
+            before = self._book.get(allocation_id)
+            if before.moves and before.id not in self._changes:  # a move that could not be ended
+                await self.moves.recover(before)
+            after = await self.suspends.resume(self._book.get(allocation_id))
+            told.made = after is not before
+        return after
 
     # --- reading
 

@@ -343,7 +343,7 @@ class MigLayouts:
                 if step.do is Do.ENABLE:
                     break
             else:
-                log.info("MIG layout", device=device.uuid, step=step.words, why=step.reason)
+                audit.automatic("MIG layout", step.reason, device=device.uuid, step=step.words)
             self._fault(f"mig-converge.{step.fault_point}")
         if plan:
             await self._inventory.refresh()

@@ -59,16 +59,19 @@ class Moves:
         Raises VgpuError; the tenant then runs on where it was, or is suspended there.
         """
         owner = self._book.get(allocation_id).request.owner.uid
-        with audit.change("move", allocation=allocation_id, owner=owner, to=",".join(to)):
+        with audit.change("move", allocation=allocation_id, owner=owner, to=",".join(to)) as told_of:
             check_owner(self._book.get(allocation_id), caller)
-            return await self._checked(allocation_id, to, source)
+            moved = await self._checked(allocation_id, to, source)
+            told_of.made = moved is not None
+        return self._book.get(allocation_id) if moved is None else moved
 
-    async def _checked(self, allocation_id: str, to: Sequence[str], source: str) -> Allocation:
+    async def _checked(self, allocation_id: str, to: Sequence[str], source: str) -> Allocation | None:
+        """None where it is at that end already."""
         await self._around.inventory.refresh()
         allocation = await self._do.at_rest(allocation_id)
         plan = self.plan(allocation, rules.ends_of(allocation, to, source))
         if not plan.moves:
-            return allocation
+            return None
         self._book.replace(plan)  # its room is taken at both ends from this moment on
         work = self._move(allocation, plan)
         return await asyncio.shield(self._around.changes.begin(allocation.id, work))

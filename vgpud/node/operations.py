@@ -83,7 +83,7 @@ class Operations:
         if self._book.use_of(device_uuid).count:
             return
         mig, mps = self._effectors[Mode.MIG], self._effectors[Mode.MPS]
-        with lost_is_left():
+        with audit.change("hand back", device=device_uuid), lost_is_left():
             if isinstance(mig, MigMode):
                 await mig.records.apply(device_uuid, None)
                 await mig.restore(device_uuid)

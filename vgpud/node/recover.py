@@ -11,6 +11,7 @@ from pathlib import Path
 
 import structlog
 
+from vgpud import audit
 from vgpud.lease import list_leases, remove_lease
 from vgpud.ledger import LedgerState
 from vgpud.model.errors import VgpuError
@@ -58,13 +59,18 @@ async def recover(keeper: NodeKeeper, parts: Parts, state: LedgerState, start: S
 
 async def _finish_change(keeper: NodeKeeper, allocation: Allocation) -> None:
     """A resize, a suspension or a move that was cut."""
+    # a repair may have made it active in between
+    half_awake = allocation.state is State.ACTIVE and allocation.suspended
+    if not (allocation.moves or half_awake or allocation.state in _CHANGING):
+        return
     try:
-        if allocation.moves:
-            await keeper.moves.recover(allocation)
-        elif allocation.state is State.RESIZING:
-            await keeper.resizes.finish(allocation)
-        elif allocation.state in _CHANGING or (allocation.state is State.ACTIVE and allocation.suspended):
-            await keeper.suspends.recover(allocation)  # a repair may have made it active in between
+        with audit.because("vgpud was interrupted"), audit.change("recover", **_named(allocation)):
+            if allocation.moves:
+                await keeper.moves.recover(allocation)
+            elif allocation.state is State.RESIZING:
+                await keeper.resizes.finish(allocation)
+            else:
+                await keeper.suspends.recover(allocation)
     except VgpuError as error:  # its owner can ask again, or release it
         log.error("not finished", allocation=allocation.id, state=allocation.state.value, why=str(error))
 
@@ -92,7 +98,7 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
     for action in actions:
         log.info("reconcile", action=action.kind.value, subject=action.subject, why=action.reason)
         try:
-            await _act(keeper, parts, start, action)
+            await carry_out(keeper, parts, start, action)
         except VgpuError as error:
             log.error("reconcile failed", action=action.kind.value, subject=action.subject, why=str(error))
     if keeper.mig is not None:
@@ -101,8 +107,25 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
                 log.info(
                     "reconcile", action="renew", subject=name, why="the driver's nodes are other ones now"
                 )
-                await repair(keeper, parts, name)
+                with audit.because("the driver's nodes are other ones now"):
+                    await repair(keeper, parts, name)
         await keeper.mig.converge()
+
+
+async def carry_out(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -> None:
+    """One action, with its line in the audit trail. Raises VgpuError."""
+    with audit.because(action.reason):
+        if action.kind in (ActionKind.RELEASE, ActionKind.MARK_FAILED, ActionKind.REPAIR):
+            await _act(keeper, parts, start, action)  # what carries it out writes the line
+            return
+        held = parts.book.get(action.subject) if action.subject in parts.book else None
+        what: dict[str, object] = {"subject": action.subject} if held is None else _named(held)
+        with audit.change(action.kind.value, **what):
+            await _act(keeper, parts, start, action)
+
+
+def _named(allocation: Allocation) -> dict[str, object]:
+    return {"allocation": allocation.id, "owner": allocation.request.owner.uid}
 
 
 def observe(
@@ -179,4 +202,5 @@ async def repair(keeper: NodeKeeper, parts: Parts, allocation_id: str) -> None:
     """With edits from nothing: a node of an instance as it was before must not stay among them."""
     allocation = replace(parts.book.get(allocation_id), edits=Edits())
     parts.book.replace(allocation)
-    await keeper.run_steps("repair", allocation_id, repair_steps(allocation))
+    with audit.change("repair", **_named(allocation)):
+        await keeper.run_steps("repair", allocation_id, repair_steps(allocation))

@@ -103,7 +103,8 @@ class Calls:
         async def release(held: pb.Allocation) -> None:
             # nobody was told its name, so nobody can ask for it again
             try:
-                await self._keeper.release(held.id, caller, force=True)
+                with audit.because(f"uid {caller.uid} left before its reply, and no caller can name it"):
+                    await self._keeper.release(held.id, caller, force=True)
                 log.info("released what no caller can name", allocation=held.id, uid=caller.uid)
             except VgpuError as error:
                 log.warning("cannot release what no caller can name", allocation=held.id, why=str(error))

@@ -174,6 +174,8 @@ class Supervisor:
                 return
             log.error("MPS limits were not as set", device=self.charge.device_uuid, found=found)
             await self._limit(control)
+            reason = f"another program changed them: {', '.join(found)}"
+            audit.automatic("set MPS limits", reason, device=self.charge.device_uuid)
         self.charge.notice(
             "limits of its MPS control daemon were not as vgpud had set them, and are set again: "
             f"{', '.join(found)}"
@@ -217,6 +219,7 @@ class Supervisor:
                 continue
             seconds = clock.now() - died
             log.warning("MPS is back", device=self.charge.device_uuid, seconds=round(seconds, 3))
+            audit.automatic("start MPS daemon", "it had died", device=self.charge.device_uuid)
             self.charge.notice(f"MPS is back after {seconds:.1f} s, with every limit in force")
             return
 

@@ -99,7 +99,8 @@ class Allocator:
             return False
         if not hold.pod and hold.ids == ids and allocation.state is not State.FAILED:
             return False  # no pod had it yet: the same call once more
-        await self._release(allocation, _LEAVE_SECONDS)
+        with audit.because("the kubelet gives its ids to another pod", hold.pod):
+            await self._release(allocation, _LEAVE_SECONDS)
         return True
 
     async def _again(
@@ -133,7 +134,8 @@ class Allocator:
                 f"containers of one pod were given {resource.name} of different cards that overlap",
                 "let an init container ask for as many as the containers after it, or for none",
             )
-        grown = await self._keeper.resize(allocation.id, ROOT, larger.memory_bytes, larger.share)
+        with audit.of_pod(hold.pod):
+            grown = await self._keeper.resize(allocation.id, ROOT, larger.memory_bytes, larger.share)
         await self.holds.put(replace(hold, ids=ids))
         return grown
 
@@ -167,7 +169,6 @@ class Allocator:
 
     async def check(self, release_seconds: float) -> None:
         """Asks the kubelet once; releases what no pod has held for so long of answers without a gap."""
-        audit.by_itself("no pod holds it")
         async with self._one_at_a_time:
             listed = await self._pods.list()
             if listed is None:
@@ -200,14 +201,17 @@ class Allocator:
         pod = _holder(hold, listed)
         if pod is None:
             return False
+        named = await self.holds.bind(hold, pod)
         if not hold.pod:
-            log.info("a pod holds it", allocation=allocation.id, pod=pod)
-        await self.holds.bind(hold, pod)
+            with audit.because("the kubelet's PodResources names it", named.pod):
+                audit.record("bind", None, allocation=allocation.id, owner=allocation.request.owner.uid)
         return True
 
     async def _release_unseen(self, allocation: Allocation) -> None:
+        pod = next((hold.pod for hold in self.holds if hold.request_id == allocation.request.id), "")
         try:
-            await self._release(allocation, 0.0)
+            with audit.because("no pod holds it", pod):
+                await self._release(allocation, 0.0)
         except VgpuError as error:
             log.warning("no pod holds it, but it cannot go yet", allocation=allocation.id, why=str(error))
         else:
