@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from tests.e2e.support import eventually
-from tests.native.harness import build_tests
 from tests.simnode import SimNode, build_dir, create
 from vgpud import lease_layout as layout
 from vgpud.lease import (
@@ -31,11 +30,6 @@ from vgpud.lease import (
 KERNEL_US = 1000
 LONG = 120.0  # seconds: until the end of the test
 GIB = 1 << 30
-
-
-@pytest.fixture(scope="session", autouse=True)
-def built() -> None:
-    build_tests()
 
 
 @dataclass

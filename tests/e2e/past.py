@@ -1,7 +1,6 @@
 """A tenant whose calls libvgpu does not see, and one whose threads wait for all kinds of things."""
 
 import os
-import subprocess
 from functools import partial
 from pathlib import Path
 
@@ -43,14 +42,6 @@ for line in sys.stdin:
     checked(past(c.byref(memory), c.c_size_t(4096)))
     say(done=line.strip())
 """
-
-
-def build_waits(folder: Path) -> Path:
-    """waits.c. Raises CalledProcessError."""
-    program = folder / "waits"
-    source = Path(__file__).with_name("waits.c")
-    subprocess.run(["cc", "-O1", "-w", str(source), "-o", str(program), "-ldl", "-lpthread"], check=True)
-    return program
 
 
 def frames_are_told(pid: int) -> bool:

@@ -10,10 +10,11 @@ import pytest
 
 from tests.conditions import needs, unmet
 from tests.demo.node import DemoNode, Tenant
-from tests.e2e.past import PAST, build_waits, frames_are_told
+from tests.e2e.past import PAST, frames_are_told
 from tests.e2e.support import eventually, states
 from tests.e2e.test_idle import IDLE, ask, eventually_stands, goes_idle, shown
 from tests.e2e.test_suspend import end, resume, suspend
+from tests.native.harness import TEST_BUILD
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.hardware.blocked import MACHINES
 from vgpud.lease import read_activity
@@ -22,6 +23,7 @@ from vgpud.node.lifetimes import start_ticks
 
 QUOTA = ("--isolation", "quota", "--memory", "1GiB", "--device", "0")
 CARD = ("--isolation", "device", "--device", "2")
+WAITS = str(TEST_BUILD / "waits")
 SAID = "waits inside the driver"
 pytestmark = needs("ptrace")
 
@@ -36,11 +38,6 @@ def node(shared_node: DemoNode) -> DemoNode:
     if os.uname().machine not in MACHINES or not Path("/proc/self/syscall").exists():
         unmet("frames", "this machine does not say what a thread waits for")
     return shared_node
-
-
-@pytest.fixture(scope="module")
-def waits(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build_waits(tmp_path_factory.mktemp("waits")))
 
 
 def started(node: DemoNode, *program: str, asked: tuple[str, ...] = QUOTA) -> tuple[Tenant, str]:
@@ -107,8 +104,8 @@ def seen(looks: Looks, one: tuple[int, int]) -> object:
     return looks.blocked([one])
 
 
-def test_waits_outside_the_driver_are_not_taken_for_blocked(node: DemoNode, waits: str) -> None:
-    tenant, name = started(node, waits, asked=CARD)
+def test_waits_outside_the_driver_are_not_taken_for_blocked(node: DemoNode) -> None:
+    tenant, name = started(node, WAITS, asked=CARD)
     one = process(suspend(node, name))
     looks = Looks()
     for _ in range(4):
@@ -128,8 +125,8 @@ def test_waits_outside_the_driver_are_not_taken_for_blocked(node: DemoNode, wait
     end(node, tenant, name)
 
 
-def test_a_blocked_thread_is_found_among_many(node: DemoNode, waits: str) -> None:
-    tenant, name = started(node, waits, asked=CARD)
+def test_a_blocked_thread_is_found_among_many(node: DemoNode) -> None:
+    tenant, name = started(node, WAITS, asked=CARD)
     one = process(suspend(node, name))
     ask(tenant)
     looks = Looks(most_threads=16)

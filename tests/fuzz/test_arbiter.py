@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.lease.conftest import eventually
-from tests.native.harness import GIB, GID, TEST_BUILD, UID, UUIDS, build_tests
+from tests.native.harness import GIB, GID, TEST_BUILD, UID, UUIDS
 from vgpud import lease_layout as layout
 from vgpud.lease import ArbiterClient, DeviceLimits, SharePolicy, update_limits, write_lease
 
@@ -71,7 +71,6 @@ def rude(dice: random.Random, slot: int) -> bytes:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    build_tests()
     (tmp_path / "leases").mkdir()
     command = [str(TEST_BUILD / "arbiter-sanitized"), "--run-dir", str(tmp_path), "--foreground"]
     with (tmp_path / "said").open("wb") as said:

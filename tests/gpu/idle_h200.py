@@ -17,20 +17,19 @@ On the simulated node it runs with plain driver calls instead of PyTorch, and sh
 import os
 import select
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from pathlib import Path
 
 from tests.demo.node import DemoNode, Tenant
 from tests.demo.scenes import torch_python
-from tests.e2e.past import PAST, build_waits, frames_are_told
+from tests.e2e.past import PAST, frames_are_told
 from tests.e2e.support import client, eventually, states
 from tests.e2e.test_idle import BUSY, CALLS, shown
 from tests.e2e.test_suspend import PROGRAM, resume, suspend
 from tests.gpu.scenes import HOLD, ask, play, say, started
+from tests.native.harness import TEST_BUILD
 from vgpud.lease import read_activity
 
 SIMULATED = "VGPU_SIM_STATE" in os.environ
@@ -243,23 +242,22 @@ def past() -> None:
 
 
 def stays() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        programs = {"waits.c": [str(build_waits(Path(folder)))]}
-        if not SIMULATED:
-            programs["pytorch"] = [torch_python() or "", "-c", TRAINED]
-        for program, command in programs.items():
-            with running(f'idle_suspend = "{IDLE_SECONDS:g}s"\nmin_residence = "500ms"\n') as node:
-                one = node.tenant(["--isolation", "quota", "--memory", "8GiB", "--device", "0"], command)
-                one.line()
-                ((name, _state),) = states(node).items()
-                goes(node, name)
-                time.sleep(STAYS_SECONDS)
-                state, seen = states(node)[name], SEEN in node.log.read_text()
-                exact = frames_are_told(one.process.pid)
-                back = ask(one)
-                one.end()
-                held = state == "suspended" and not seen and back == {"code": 0}
-                say("stays", held=held, program=program, state=state, frames_are_told=exact)
+    programs = {"waits.c": [str(TEST_BUILD / "waits")]}
+    if not SIMULATED:
+        programs["pytorch"] = [torch_python() or "", "-c", TRAINED]
+    for program, command in programs.items():
+        with running(f'idle_suspend = "{IDLE_SECONDS:g}s"\nmin_residence = "500ms"\n') as node:
+            one = node.tenant(["--isolation", "quota", "--memory", "8GiB", "--device", "0"], command)
+            one.line()
+            ((name, _state),) = states(node).items()
+            goes(node, name)
+            time.sleep(STAYS_SECONDS)
+            state, seen = states(node)[name], SEEN in node.log.read_text()
+            exact = frames_are_told(one.process.pid)
+            back = ask(one)
+            one.end()
+            held = state == "suspended" and not seen and back == {"code": 0}
+            say("stays", held=held, program=program, state=state, frames_are_told=exact)
 
 
 def stands(node: DemoNode, name: str, words: str) -> bool:

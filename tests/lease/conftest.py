@@ -6,13 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.harness import ARBITER, GIB, GID, UID, UUIDS, Tenant, build_tests
+from tests.native.harness import ARBITER, GIB, GID, UID, UUIDS, Tenant
 from vgpud.lease import ArbiterClient, DeviceLimits, Usage, read_usage, write_lease
-
-
-@pytest.fixture(scope="session", autouse=True)
-def built() -> None:
-    build_tests()
 
 
 def eventually(holds: Callable[[], bool], seconds: float = 10.0) -> None:

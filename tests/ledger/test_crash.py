@@ -3,7 +3,6 @@
 import asyncio
 import os
 import random
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.ledger.samples import ledger_path
+from tests.native.harness import TEST_BUILD
 from vgpud.ledger import Ledger, LedgerState
 from vgpud.model.tenancy import State
 
@@ -70,57 +70,11 @@ def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path, writers: int
         revision = state.revision
 
 
-SHIM = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-/* Notes how long the write-ahead log was each time that it reached the disk. */
-static void note(int fd)
-{
-    char link[64], path[4096], line[32];
-    struct stat told;
-    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    ssize_t length = readlink(link, path, sizeof path - 1);
-    if (length < 7 || memcmp(path + length - 7, ".db-wal", 7) || fstat(fd, &told)) return;
-    int log = open(getenv("SYNC_LOG"), O_WRONLY | O_CREAT | O_APPEND, 0600);
-    int size = snprintf(line, sizeof line, "%lld\n", (long long)told.st_size);
-    if (write(log, line, (size_t)size) != size) abort();
-    close(log);
-}
-
-#define SYNC(name) \
-    int name(int fd) \
-    { \
-        int (*real)(int) = (int (*)(int))dlsym(RTLD_NEXT, #name); \
-        int result = real(fd); \
-        note(fd); \
-        return result; \
-    }
-SYNC(fsync)
-SYNC(fdatasync)
-"""
-
-
-@pytest.fixture(scope="module")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    assert compiler is not None
-    folder = tmp_path_factory.mktemp("shim")
-    (folder / "shim.c").write_text(SHIM)
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c", "-ldl"], check=True
-    )
-    return folder / "shim.so"
+SHIM = TEST_BUILD / "libsynced.so"  # notes how long the write-ahead log was when it reached the disk
 
 
 @pytest.mark.parametrize("lines", [1, 2, 3, 8, 21, 34, 60, 100])
-def test_a_power_cut_takes_only_finishing_writes(tmp_path: Path, shim: Path, lines: int) -> None:
+def test_a_power_cut_takes_only_finishing_writes(tmp_path: Path, lines: int) -> None:
     """The log is cut to what had reached the disk: the worst that a power cut may leave.
 
     One writer, so that no neighbour's intent syncs another's commit, and too few writes for the
@@ -128,7 +82,7 @@ def test_a_power_cut_takes_only_finishing_writes(tmp_path: Path, shim: Path, lin
     """
     path = ledger_path(tmp_path)
     synced = tmp_path / "synced"
-    last = churn(path, 0, 1, lines, {"LD_PRELOAD": str(shim), "SYNC_LOG": str(synced)})
+    last = churn(path, 0, 1, lines, {"LD_PRELOAD": str(SHIM), "SYNC_LOG": str(synced)})
     log = Path(f"{path}-wal")
     size = max((int(line) for line in synced.read_text().split()), default=0)
     assert size <= log.stat().st_size < 4 * 1024 * 1024
@@ -144,9 +98,9 @@ def test_a_power_cut_takes_only_finishing_writes(tmp_path: Path, shim: Path, lin
         assert verb == "intent" or f"GPU-{number}" in originals
 
 
-def test_finishing_writes_are_not_synced_and_intents_are(tmp_path: Path, shim: Path) -> None:
+def test_finishing_writes_are_not_synced_and_intents_are(tmp_path: Path) -> None:
     synced = tmp_path / "synced"
-    last = churn(ledger_path(tmp_path), 0, 1, 100, {"LD_PRELOAD": str(shim), "SYNC_LOG": str(synced)})
+    last = churn(ledger_path(tmp_path), 0, 1, 100, {"LD_PRELOAD": str(SHIM), "SYNC_LOG": str(synced)})
     durable = sum(n % 3 != 0 for n in last) + 2 * len(last)  # intent, original, release
     count = len(synced.read_text().split())
     assert durable - 3 <= count <= durable + 3, "at the start and at the cut, one or two more or less"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conditions import needs
+from tests.native.harness import TEST_BUILD
 from tests.simnode import SimNode, sim_node  # noqa: F401
 from vgpud.model.quantity import MIB, Percent
 from vgpud.model.tenancy import Mode, Slice
@@ -142,15 +143,11 @@ DURING = {
 
 
 @pytest.mark.parametrize("fate", DURING)
-def test_a_daemon_that_dies_during_cuinit_is_noticed(node: Node, short_folder: Path, fate: str) -> None:
+def test_a_daemon_that_dies_during_cuinit_is_noticed(node: Node, fate: str) -> None:
     """Else the driver may have found none at the moment it looked, and this process is under no limit."""
     node.start_daemon()
     assert node.daemon is not None
-    source, library = short_folder / "slow.c", short_folder / "libcuda.so.1"
-    source.write_text(
-        '#include <stdlib.h>\nint cuInit(unsigned f) { (void)f; return system(getenv("DURING")); }\n'
-    )
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    library = TEST_BUILD / "slow" / "libcuda.so.1"
     script, expected = DURING[fate]
     code = f"import ctypes; u = ctypes.CDLL({str(library)!r}); print(u.cuInit(0), u.cuInit(0))"
     env = {"DURING": script, "OLD": str(node.daemon.pid)}

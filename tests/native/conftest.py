@@ -2,14 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.harness import GIB, GID, UID, UUIDS, build_tests
+from tests.native.harness import GIB, GID, UID, UUIDS
 from tests.simnode import sim_node  # noqa: F401
 from vgpud.lease import DeviceLimits, write_lease
-
-
-@pytest.fixture(scope="session", autouse=True)
-def built() -> None:
-    build_tests()
 
 
 @pytest.fixture

@@ -1,17 +1,14 @@
 """What the tests of the native parts share: where the built things are, and processes run with them."""
 
-import fcntl
 import os
-import re
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests import simnode
 
 ROOT, BUILD = simnode.ROOT, simnode.BUILD
-TEST_BUILD = ROOT / "build" / "native-tests"
+TEST_BUILD = ROOT / "build" / "native-tests"  # made by ./dev build
 LIBVGPU = BUILD / "lib" / "libvgpu.so"
 PROBE = BUILD / "bin" / "vgpu-probe"
 ARBITER = BUILD / "bin" / "vgpu-arbiter"
@@ -21,34 +18,6 @@ UID, GID = os.geteuid(), os.getegid()  # an ordinary user gives its leases to no
 MIB = 1 << 20
 GIB = 1 << 30
 CONTEXT_BYTES = 64 * MIB  # of the fake driver
-
-
-def build_tests() -> None:
-    """Builds the test programs once, whichever of the parallel test processes comes first."""
-    TEST_BUILD.mkdir(parents=True, exist_ok=True)
-    with (TEST_BUILD / ".building").open("w") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)
-        cache = (BUILD / "CMakeCache.txt").read_text()
-        includes = re.findall(r"^(VGPU_(?:CUDA|NVML)_INCLUDE):\w+=(.*)$", cache, re.MULTILINE)
-        run(
-            [
-                "cmake",
-                "-S",
-                ROOT / "tests/native",
-                "-B",
-                TEST_BUILD,
-                "-G",
-                "Ninja",
-                *(f"-D{k}={v}" for k, v in includes),
-                f"-DVGPU_LIBRARY={LIBVGPU}",
-            ]
-        )
-        run(["cmake", "--build", TEST_BUILD, "-j2"])
-
-
-def run(command: Sequence[str | Path]) -> None:
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.demo.node import BUILD, ROOT
+from tests.demo.node import BUILD
+from tests.native.harness import TEST_BUILD
 from tests.runtime.door import FakeDoor
 from vgpud.serve.runtime_wire import Status
 
@@ -104,12 +105,9 @@ def test_wrong_arguments_are_reported(tmp_path: Path, words: tuple[str, ...]) ->
 
 
 @pytest.fixture(scope="module")
-def member(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], str | None]:
+def member() -> Callable[[str, str], str | None]:
     """The string at a key of a text, as the C code reads it."""
-    library = tmp_path_factory.mktemp("json") / "json_text.so"
-    source = ROOT / "native" / "runtime" / "json_text.c"
-    subprocess.run(["cc", "-std=gnu11", "-shared", "-fPIC", "-o", library, source], check=True)
-    read = ctypes.CDLL(str(library))
+    read = ctypes.CDLL(str(TEST_BUILD / "libjson_text.so"))
     read.vgpu_json_member.restype = ctypes.c_void_p
     read.vgpu_json_member.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     read.vgpu_json_string.restype = ctypes.c_long

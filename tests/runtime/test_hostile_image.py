@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conditions import needs
-from tests.demo.node import ROOT
+from tests.native.harness import TEST_BUILD
 
 pytestmark = needs("root", "namespaces")
 
@@ -23,18 +23,11 @@ print(result, os.strerror(ctypes.get_errno()) if result else open(sys.argv[4]).r
 """
 
 
-@pytest.fixture(scope="module")
-def hook(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The part of vgpu-hook that works in a root file system."""
-    library = tmp_path_factory.mktemp("hook") / "rootfs.so"
-    sources = [ROOT / "native" / "runtime" / name for name in ("rootfs.c", "files.c")]
-    subprocess.run(
-        ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", library, *sources], check=True
-    )
-    return library
+#: The part of vgpu-hook that works in a root file system.
+HOOK = TEST_BUILD / "librootfs.so"
 
 
-def call(hook: Path, root: Path, what: str, shown: Path) -> str:
+def call(root: Path, what: str, shown: Path) -> str:
     """In mounts of its own. The limit is for a hook that blocks in open(2)."""
     words: list[str | Path] = [
         "unshare",
@@ -42,7 +35,7 @@ def call(hook: Path, root: Path, what: str, shown: Path) -> str:
         sys.executable,
         "-c",
         CALL % LIBRARY,
-        hook,
+        HOOK,
         root,
         what,
         shown,
@@ -52,7 +45,7 @@ def call(hook: Path, root: Path, what: str, shown: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "link"])
-def test_a_preload_list_that_is_not_a_regular_file_is_refused(hook: Path, tmp_path: Path, kind: str) -> None:
+def test_a_preload_list_that_is_not_a_regular_file_is_refused(tmp_path: Path, kind: str) -> None:
     """The attack: open(2) of a FIFO without a writer waits, and the container's start with it."""
     (tmp_path / "etc").mkdir()
     preload = tmp_path / "etc" / "ld.so.preload"
@@ -62,16 +55,16 @@ def test_a_preload_list_that_is_not_a_regular_file_is_refused(hook: Path, tmp_pa
         "link": lambda: preload.symlink_to("/etc/hostname"),
     }
     make[kind]()
-    assert call(hook, tmp_path, "preload", preload) == "-1 Invalid argument"
+    assert call(tmp_path, "preload", preload) == "-1 Invalid argument"
 
 
 @pytest.mark.parametrize("before", [None, "libimage.so\n"])
-def test_a_preload_list_is_kept_behind_libvgpu(hook: Path, tmp_path: Path, before: str | None) -> None:
+def test_a_preload_list_is_kept_behind_libvgpu(tmp_path: Path, before: str | None) -> None:
     (tmp_path / "etc").mkdir()
     preload = tmp_path / "etc" / "ld.so.preload"
     if before is not None:
         preload.write_text(before)
-    assert call(hook, tmp_path, "preload", preload) == f"0 {LIBRARY}\n{before or ''}"
+    assert call(tmp_path, "preload", preload) == f"0 {LIBRARY}\n{before or ''}"
     assert preload.read_text() == (before or ""), "the image stays as it is"
 
 
@@ -84,13 +77,13 @@ def driver_and_libc(root: Path) -> Path:
     return root / "usr/lib64/libcuda.so.1"
 
 
-def test_a_fifo_in_a_librarys_place_is_refused(hook: Path, tmp_path: Path) -> None:
+def test_a_fifo_in_a_librarys_place_is_refused(tmp_path: Path) -> None:
     place = driver_and_libc(tmp_path)
     os.mkfifo(place)
-    assert call(hook, tmp_path, "libraries", place) == "-1 Invalid argument"
+    assert call(tmp_path, "libraries", place) == "-1 Invalid argument"
 
 
-def test_the_drivers_library_is_mounted_over_the_images(hook: Path, tmp_path: Path) -> None:
+def test_the_drivers_library_is_mounted_over_the_images(tmp_path: Path) -> None:
     place = driver_and_libc(tmp_path)
     place.write_text("the image's")
-    assert call(hook, tmp_path, "libraries", place) == "0 the driver's"
+    assert call(tmp_path, "libraries", place) == "0 the driver's"

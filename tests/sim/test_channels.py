@@ -7,14 +7,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.native.harness import TEST_BUILD
 from tests.sim.tenant import Tenant
 from tests.simnode import ROOT, SimNode
 
@@ -115,37 +114,11 @@ def outside(node: SimNode) -> Outside:
     return Outside(node)
 
 
-RECORDER = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include "rm.h"
-int ioctl(int fd, unsigned long request, ...)
-{
-    va_list list;
-    va_start(list, request);
-    void *argument = va_arg(list, void *);
-    va_end(list);
-    int (*next)(int, unsigned long, ...) = dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), "ioctl");
-    int result = next(fd, request, argument);
-    const struct rm_alloc *a = argument;
-    if (_IOC_TYPE(request) == 'F' && _IOC_NR(request) == RM_ESCAPE_ALLOC && result == 0 && a->status == 0)
-        fprintf(stderr, "%x ", a->class_id);
-    if (_IOC_TYPE(request) == 'F' && _IOC_NR(request) == RM_ESCAPE_FREE)
-        fprintf(stderr, "free ");
-    return result;
-}
-"""
 GROUP = "a06c " + "c86f " * 8 + "cbc0 " + ("a06c " + "c86f " * 4) * 3
 
 
-def test_a_preloaded_ioctl_sees_each_object_made_and_freed(node: SimNode, tmp_path: Path) -> None:
-    source, library = tmp_path / "recorder.c", tmp_path / "recorder.so"
-    source.write_text(RECORDER)
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", f"-I{ROOT}/native/common", str(source), "-o", str(library)], check=True
-    )
+def test_a_preloaded_ioctl_sees_each_object_made_and_freed(node: SimNode) -> None:
+    library = TEST_BUILD / "librecorder.so"
     code = "from tests.sim.cuda import *; d = Driver(); d.init(); d.context(); x = d.context(); d('cuCtxDestroy_v2', x)"
     done = node.run([sys.executable, "-c", code], {"LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)})
     assert done.stderr == "41 80 2080 " + GROUP * 2 + "free " * 4

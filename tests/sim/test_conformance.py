@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
-from tests.gpu.cuda_conformance import CRASHED, H200, answers, build, differences
-from tests.sim.test_sanitizers import cached
+from tests.gpu.cuda_conformance import CRASHED, H200, answers, differences
+from tests.native.harness import TEST_BUILD
 from tests.simnode import SimNode
 
 Make = Callable[..., SimNode]
@@ -24,9 +23,8 @@ KNOWN = {
 }
 
 
-def test_the_simulator_answers_a_program_as_the_recorded_h200(sim_node: Make, tmp_path: Path) -> None:
+def test_the_simulator_answers_a_program_as_the_recorded_h200(sim_node: Make) -> None:
     node = sim_node("h200x1")
-    program = build(tmp_path, Path(cached(node.build, "VGPU_CUDA_INCLUDE")))
-    here, card = answers(program, node.environment()), json.loads(H200.read_text())
+    here, card = answers(TEST_BUILD / "cuda_conformance", node.environment()), json.loads(H200.read_text())
     assert len(card) > 280
     assert differences(here, card) == KNOWN

@@ -15,9 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from tests.simnode import ROOT, SimNode, build_dir
+from tests.native.harness import TEST_BUILD
+from tests.simnode import SimNode, build_dir
 
 Make = Callable[..., SimNode]
 MIB = 1 << 20
@@ -28,21 +27,7 @@ CROWD, HOLDERS = 64, 200
 SLACK = 10
 
 
-def program(folder: Path) -> str:
-    """figures.c, linked with the simulated libraries."""
-    lib, cache = build_dir() / "sim" / "lib", (build_dir() / "CMakeCache.txt").read_text().splitlines()
-    includes = [
-        f"-I{line.split('=', 1)[1]}" for line in cache if line.startswith("VGPU_") and "_INCLUDE:" in line
-    ]
-    source, out = ROOT / "tests/sim/native/figures.c", folder / "figures"
-    libraries = [str(lib / "libcuda.so.1"), str(lib / "libnvidia-ml.so.1")]
-    subprocess.run(["cc", "-O2", *includes, str(source), "-o", str(out), *libraries], check=True)
-    return str(out)
-
-
-@pytest.fixture
-def figures(tmp_path: Path) -> str:
-    return program(tmp_path)
+FIGURES = str(TEST_BUILD / "figures")
 
 
 def start(node: SimNode, *words: str) -> subprocess.Popen[str]:
@@ -52,17 +37,17 @@ def start(node: SimNode, *words: str) -> subprocess.Popen[str]:
     return process
 
 
-def measure(node: SimNode, figures: str) -> dict[str, float]:
-    measured: dict[str, float] = json.loads(node.run([figures], {"VGPU_SIM_KERNEL_US": "0.001"}).stdout)
+def measure(node: SimNode) -> dict[str, float]:
+    measured: dict[str, float] = json.loads(node.run([FIGURES], {"VGPU_SIM_KERNEL_US": "0.001"}).stdout)
     return measured
 
 
-def test_device_calls_work_beside_two_hundred_processes(sim_node: Make, figures: str) -> None:
+def test_device_calls_work_beside_two_hundred_processes(sim_node: Make) -> None:
     """Aims: a query under 5 us, a launch under 1 us of CPU, attaching under 5 ms."""
     node = sim_node()
-    holders = [start(node, figures, "hold") for _ in range(HOLDERS)]
+    holders = [start(node, FIGURES, "hold") for _ in range(HOLDERS)]
     assert node.dump()["devices"][0]["memory_used"] == HOLDERS * CONTEXT
-    cost = measure(node, figures)
+    cost = measure(node)
     assert max(cost["memory_ns"], cost["rates_ns"], cost["clock_ns"]) < 5_000 * SLACK
     assert cost["launch_ns"] < 1_000 * SLACK
     assert cost["attach_ns"] < 5_000_000 * SLACK
@@ -87,11 +72,11 @@ def check_sums(node: SimNode, alive: set[int]) -> None:
         assert device["memory_used"] <= device["memory_total"] - device["memory_reserved"]
 
 
-def crowd(node: SimNode, figures: str, seconds: float, seed: int = 5) -> int:
-    """CROWD processes on one node, killed and replaced at random; how many died."""
-    choose, deaths, end = random.Random(seed), 0, time.monotonic() + seconds
-    running = [start(node, figures, "churn", str(i)) for i in range(CROWD)]
-    while time.monotonic() < end:
+def crowd(node: SimNode, lasts: Callable[[int], bool], seed: int = 5) -> int:
+    """CROWD processes on one node, killed at random and replaced while `lasts(deaths)`; how many died."""
+    choose, deaths = random.Random(seed), 0
+    running = [start(node, FIGURES, "churn", str(i)) for i in range(CROWD)]
+    while lasts(deaths):
         for i in choose.sample(range(CROWD), 8):
             running[i].kill()
         for i, process in enumerate(running):
@@ -101,7 +86,7 @@ def crowd(node: SimNode, figures: str, seconds: float, seed: int = 5) -> int:
             deaths += 1
             node.running.remove(process)
             process.communicate()
-            running[i] = start(node, figures, "churn", str(deaths * CROWD + i))
+            running[i] = start(node, FIGURES, "churn", str(deaths * CROWD + i))
         check_sums(node, {p.pid for p in running})
     for process in running:
         process.kill()
@@ -112,27 +97,24 @@ def crowd(node: SimNode, figures: str, seconds: float, seed: int = 5) -> int:
     return deaths + CROWD
 
 
-def test_memory_sums_hold_after_random_kills_among_many_processes(sim_node: Make, figures: str) -> None:
+def test_memory_sums_hold_after_random_kills_among_many_processes(sim_node: Make) -> None:
     node = sim_node("h200x1")
-    assert crowd(node, figures, seconds=4) >= CROWD
-    assert measure(node, figures)["launch_ns"] > 0  # nobody holds a lock
+    crowd(node, lambda deaths: deaths < CROWD)
+    assert measure(node)["launch_ns"] > 0  # nobody holds a lock
 
 
 def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 60
     with tempfile.TemporaryDirectory() as scratch:
-        figures = program(Path(scratch))
         node = SimNode(Path(scratch) / "node", build_dir(), "h200x8")
         node.sim("create", "--profile", node.profile)
-        print("alone", measure(node, figures))
-        holders = [start(node, figures, "hold") for _ in range(HOLDERS)]
-        print(f"beside {len(holders)}", measure(node, figures))
+        print("alone", measure(node))
+        holders = [start(node, FIGURES, "hold") for _ in range(HOLDERS)]
+        print(f"beside {len(holders)}", measure(node))
         node.stop()
-        print(
-            f"killed at random for {seconds:g} s:",
-            crowd(node, figures, seconds),
-            "processes, and the sums add up",
-        )
+        end = time.monotonic() + seconds
+        killed = crowd(node, lambda _: time.monotonic() < end)
+        print(f"killed at random for {seconds:g} s: {killed} processes, and the sums add up")
 
 
 if __name__ == "__main__":

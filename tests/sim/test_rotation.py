@@ -6,13 +6,12 @@ import math
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.simnode import ROOT
+from tests.native.harness import TEST_BUILD
 
 SLICE_US, SWITCH_US = 200, 13
 SLICE, SWITCH = SLICE_US * 1000, SWITCH_US * 1000
@@ -21,17 +20,7 @@ END = 10**12
 NEAR_NS = 2
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out, state = tmp_path_factory.mktemp("rotation") / "rotation", ROOT / "native/sim/state"
-    sources = [str(ROOT / "tests/sim/native/rotation.c"), str(state / "rotation.c"), str(state / "history.c")]
-    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    subprocess.run(
-        ["cc", "-std=gnu11", "-O1", "-g", *sanitize, *sources, "-lm", "-o", str(out)],
-        check=True,
-        capture_output=True,
-    )
-    return out
+PROGRAM = str(TEST_BUILD / "rotation")
 
 
 @dataclass(frozen=True)
@@ -44,11 +33,9 @@ class Submit:
 Finished = dict[tuple[int, int], int]  # (queue, position) -> ns
 
 
-def run(
-    program: Path, lines: Sequence[str], slice_us: float = SLICE_US, switch_us: float = SWITCH_US
-) -> Finished:
+def run(lines: Sequence[str], slice_us: float = SLICE_US, switch_us: float = SWITCH_US) -> Finished:
     done = subprocess.run(
-        [str(program), str(slice_us), str(switch_us)],
+        [PROGRAM, str(slice_us), str(switch_us)],
         input="\n".join(lines),
         capture_output=True,
         text=True,
@@ -158,45 +145,45 @@ def scenarios(draw: st.DrawFn) -> tuple[list[Submit], dict[int, float], list[int
 @given(scenarios())
 @example(([Submit(0, 1, 3 * SLICE), Submit(3 * SLICE + 1, 1, SLICE), Submit(3 * SLICE + 1, 0, 1)], {}, []))
 def test_every_position_of_a_queue_is_reached_at_the_models_time(
-    program: Path, scenario: tuple[list[Submit], dict[int, float], list[int]]
+    scenario: tuple[list[Submit], dict[int, float], list[int]],
 ) -> None:
     submits, fractions, looks = scenario
     wanted = expected(submits, fractions)
     for lines in (lines_of(submits, fractions), lines_of(submits, fractions, looks)):
-        got = run(program, lines)
+        got = run(lines)
         assert got.keys() == wanted.keys()
         far = {k: (got[k], at) for k, at in wanted.items() if abs(got[k] - at) > NEAR_NS}
         assert far == {}
 
 
-def test_two_endless_queues_get_the_measured_throughput(program: Path) -> None:
+def test_two_endless_queues_get_the_measured_throughput() -> None:
     """94.3 % of solo between them (DESIGN.md), from the slice and the switch of the H200's profile."""
     second = 10**9
     lines = ["submit 0 0 1000000000", "submit 0 1 1000000000", f"look {END}"]
-    got = run(program, lines, 2000, 120.9)
+    got = run(lines, 2000, 120.9)
     last = max(got.values())
     assert 2 * second / last == pytest.approx(0.943, abs=0.0005)
     assert last - min(got.values()) < 2.2e6  # one turn apart
 
 
-def test_a_new_queue_waits_for_the_end_of_the_time_slice(program: Path) -> None:
+def test_a_new_queue_waits_for_the_end_of_the_time_slice() -> None:
     lines = [f"submit 0 0 {10 * SLICE}", f"submit {SLICE // 2 + 3 * SLICE} 1 1000", f"look {END}"]
-    got = run(program, lines)
+    got = run(lines)
     assert got[1, 1000] == 4 * SLICE + SWITCH + 1000
     assert got[0, 10 * SLICE] == 10 * SLICE + 2 * SWITCH + 1000
 
 
-def test_days_of_time_slices_are_computed_in_one_step(program: Path) -> None:
+def test_days_of_time_slices_are_computed_in_one_step() -> None:
     """Eight of them for eleven days of slices: walked one by one this would not end."""
     days = 10**15
     lines = [f"submit 0 {q} {days}" for q in range(8)] + [f"look {9 * days}"]
-    got = run(program, lines)
+    got = run(lines)
     assert len(got) == 8
     assert max(got.values()) == pytest.approx(8 * days * (SLICE + SWITCH) / SLICE, rel=1e-6)
 
 
-def test_a_run_list_torn_by_a_death_is_rebuilt(program: Path) -> None:
+def test_a_run_list_torn_by_a_death_is_rebuilt() -> None:
     lines = [f"submit 0 {q} {50 * SLICE}" for q in (0, 1)]
-    got = run(program, [*lines, f"torn {5 * SLICE}", f"leave {9 * SLICE} 0", f"look {END}"])
+    got = run([*lines, f"torn {5 * SLICE}", f"leave {9 * SLICE} 0", f"look {END}"])
     assert list(got) == [(1, 50 * SLICE)]
     assert got[1, 50 * SLICE] < 60 * SLICE
