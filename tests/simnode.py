@@ -20,7 +20,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -61,12 +61,12 @@ def create(state: Path, profile: str, seed: str = "") -> Any:
 
 def simulate(state: Path | str, *words: str) -> str:
     """`vgpu-sim WORDS` on the node of this state; its output. Raises CalledProcessError when it refuses."""
-    said = io.StringIO()
+    said, errors = io.StringIO(), io.StringIO()
     asked = [words[0], "--state", str(state), *words[1:]]
-    with redirect_stdout(said):
+    with redirect_stdout(said), redirect_stderr(errors):
         code = simulator("cli").main(asked)
     if code != 0:
-        raise subprocess.CalledProcessError(code, ["vgpu-sim", *asked], said.getvalue())
+        raise subprocess.CalledProcessError(code, ["vgpu-sim", *asked], said.getvalue(), errors.getvalue())
     return said.getvalue()
 
 
