@@ -7,7 +7,7 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -96,12 +96,16 @@ class Card:
         update_limits(lease, self.limits(policy, share))
         self.client.add(lease.name)
 
-    def spin(self, lease: Path, seconds: float, *words: str) -> "subprocess.Popen[str]":
-        return self.program(
-            "vgpu-spin", lease, "--kernel-us", str(self.kernel_us), "--seconds", str(seconds), *words
-        )
+    def spin(
+        self, lease: Path, seconds: float, *words: str, around: Sequence[str] = ()
+    ) -> "subprocess.Popen[str]":
+        """`around` are words before the command, as `unshare` has them."""
+        asked = ("--kernel-us", str(self.kernel_us), "--seconds", str(seconds), *words)
+        return self.program("vgpu-spin", lease, *asked, around=around)
 
-    def program(self, name: str, lease: Path, *words: str) -> "subprocess.Popen[str]":
+    def program(
+        self, name: str, lease: Path, *words: str, around: Sequence[str] = ()
+    ) -> "subprocess.Popen[str]":
         env = {
             "LD_PRELOAD": ":".join(map(str, (self.sim.build / "lib" / "libvgpu.so", *self.preloads))),
             "VGPU_LEASE": str(lease),
@@ -109,7 +113,7 @@ class Card:
         }
         if name == "vgpu-spin":
             env["VGPU_SIM_KERNEL_US"] = str(self.kernel_us)
-        command = [str(self.sim.build / "bin" / name), *words]
+        command = [*around, str(self.sim.build / "bin" / name), *words]
         process = subprocess.Popen(
             command, env=self.sim.environment(env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )

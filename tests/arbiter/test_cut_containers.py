@@ -1,0 +1,26 @@
+"""The engine cut for a tenant in namespaces of its own, as a container has them."""
+
+import pytest
+
+from tests.arbiter.conftest import KERNEL_US, Card, answer, counters
+from tests.arbiter.test_cut import table
+from tests.conditions import needs
+from tests.e2e.support import eventually
+from vgpud.lease import SharePolicy
+
+PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+USERS = ("unshare", "--user", "--map-root-user")
+
+
+@needs("namespaces", "user-namespaces")
+@pytest.mark.parametrize("around", [PIDS, USERS, (*USERS, *PIDS[1:])], ids=["pids", "users", "both"])
+def test_a_tenant_in_namespaces_is_taken_off_the_device_from_outside(
+    cut_card: Card, around: tuple[str, ...]
+) -> None:
+    lease = cut_card.lease("a", SharePolicy.HARD, 25)
+    process = cut_card.spin(lease, 3.0, around=around)
+    eventually(lambda: table(lease)[0] == 1, "it is off", 30)
+    line = answer(process)
+    assert line["libvgpu"] is True
+    assert 0 < float(line["per_second"]) * KERNEL_US / 1e4 < 45
+    assert counters(lease)["bypasses"] == 0
