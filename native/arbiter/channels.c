@@ -115,6 +115,18 @@ void channels_note_off(int usage_fd, uint32_t slot, uint32_t ordinal, bool off)
     (void)!pwrite(usage_fd, &bits, sizeof(bits), at);
 }
 
+bool channels_load(int usage_fd, uint32_t slot, struct channels_load *load)
+{
+    struct vgpu_channel_table head;
+    off_t at = (off_t)(VGPU_CHANNELS_AT + slot * sizeof(head));
+    size_t size = offsetof(struct vgpu_channel_table, groups);
+    if (pread(usage_fd, &head, size, at) != (ssize_t)size)
+        return false;
+    uint32_t groups = head.count < VGPU_MAX_GROUPS ? head.count : VGPU_MAX_GROUPS;
+    *load = (struct channels_load){.samples = head.samples, .unfinished = head.unfinished, .groups = groups};
+    return true;
+}
+
 /* --- a device's thread */
 
 static bool is_control_device(int fd)

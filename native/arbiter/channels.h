@@ -68,6 +68,14 @@ bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], struct c
 /* Writes the table's word of a slot about one device. */
 void channels_note_off(int usage_fd, uint32_t slot, uint32_t ordinal, bool off);
 
+/* What a process has counted of its looks at its own work so far. False: its table cannot be read. */
+struct channels_load {
+    uint32_t samples;
+    uint32_t unfinished;
+    uint32_t groups; /* on all devices; each is given time slices by the driver */
+};
+bool channels_load(int usage_fd, uint32_t slot, struct channels_load *load);
+
 /* The 16 bytes of "GPU-..."; false: it is no such text. */
 bool channels_uuid(const char *text, uint8_t uuid[16]);
 

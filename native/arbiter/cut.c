@@ -12,6 +12,9 @@
 
 #define KERNEL_RUNS_ON_NS 250000u /* of the call that stops it: measured on an H100 */
 #define AGAIN_NS 5000000u         /* between two orders to take the same place off: its tenant can ask for them */
+#define LOAD_NS 10000000u         /* between two looks at what the tenants on a shared device say of their work */
+#define SAMPLES_MIN 5u            /* fewer say nothing */
+#define SAMPLE_NS 1000000u        /* between two of a process, see struct vgpu_channel_table */
 #define TRIES 3u                  /* a channel may have been freed between its listing and the call */
 
 enum state { UNKNOWN, ON, OFF };
@@ -44,7 +47,10 @@ struct cut_place {
     bool complained;
     uint64_t on_at; /* when the last order of its kind was carried out */
     uint64_t off_at;
-    uint64_t lost_ns; /* of the turn that ends: nothing of it ran */
+    uint64_t lost_ns;          /* of the turn that ends: nothing of it ran */
+    struct channels_load load; /* as of loaded_at: 0, it was not read since the tenant was put on the device */
+    uint64_t loaded_at;
+    bool load_shared; /* others were on the device then */
 };
 
 static struct cut_device *devices;
@@ -252,6 +258,25 @@ static bool others_have_work(const struct sched_place *mine)
     return false;
 }
 
+/* Its turn comes as soon as all that it waits for is given back: it is put on while the holders are taken off, one
+ * call right after the other. */
+static bool is_next(const struct sched_tenant *tenant)
+{
+    if (tenant->held != 0 || tenant->wanted == 0)
+        return false;
+    for (uint32_t d = 0; d < tenant->device_count; d++) {
+        const struct sched_place *mine = tenant->places[d];
+        if ((tenant->wanted >> d & 1) == 0)
+            continue;
+        if (mine->device->next_place != mine)
+            return false;
+        for (const struct sched_place *p = mine->device->places; p != NULL; p = p->next)
+            if (p->holding && !p->tenant->stopping)
+                return false;
+    }
+    return true;
+}
+
 static bool wants_off(const struct lease *lease, uint32_t ordinal)
 {
     const struct sched_tenant *tenant = &lease->tenant;
@@ -259,7 +284,11 @@ static bool wants_off(const struct lease *lease, uint32_t ordinal)
     if (!place->device->managed)
         return false;
     if (place->holding)
-        return tenant->stopping;
+        return tenant->stopping && !tenant->stays;
+    if (place->backfills || is_next(tenant))
+        return false;
+    if (tenant->lingers)
+        return lease->cut_places[ordinal].state == OFF;
     if (lease->away && tenant->wanted == 0 && tenant->held == 0)
         return false; /* it is quiet, and what moves its memory may need its channels */
     if (place->limits.priority > 0 && place->tokens_ns > 0)
@@ -269,11 +298,72 @@ static bool wants_off(const struct lease *lease, uint32_t ordinal)
     return lease->cut_places[ordinal].state == OFF;
 }
 
-static uint64_t follow_place(struct lease *lease, uint32_t ordinal, uint64_t now)
+/* --- how busy a tenant is */
+
+static bool is_shared(const struct sched_place *mine)
+{
+    for (const struct sched_place *p = mine->device->places; p != NULL; p = p->next)
+        if (p != mine && (p->holding || p->backfills))
+            return true;
+    return false;
+}
+
+static struct channels_load read_load(const struct lease *lease)
+{
+    struct channels_load sum = {0};
+    for (const struct process *p = lease->processes; p != NULL; p = p->next) {
+        struct channels_load one;
+        if (!channels_load(lease->usage_fd, p->slot, &one))
+            continue;
+        sum.samples += one.samples;
+        sum.unfinished += one.unfinished;
+        sum.groups += one.groups;
+    }
+    return sum;
+}
+
+static uint32_t members_with_work(const struct sched_tenant *tenant)
+{
+    uint32_t count = 0;
+    for (const struct sched_member *m = tenant->members; m != NULL; m = m->next)
+        count += m->state != SCHED_IDLE ? 1 : 0;
+    return count;
+}
+
+/* Returns when to look again. */
+static uint64_t look_at_load(struct lease *lease, uint32_t ordinal, uint64_t now)
+{
+    struct cut_place *place = &lease->cut_places[ordinal];
+    struct sched_place *of = lease->tenant.places[ordinal];
+    if (!of->device->managed || place->state != ON || place->order != NULL || (!of->holding && !of->backfills) ||
+        !others_have_work(of)) {
+        place->loaded_at = 0;
+        return SCHED_NEVER;
+    }
+    bool shared = is_shared(of);
+    if (place->loaded_at != 0 && place->load_shared == shared && now < place->loaded_at + LOAD_NS)
+        return place->loaded_at + LOAD_NS;
+    struct channels_load load = read_load(lease);
+    uint32_t samples = load.samples - place->load.samples;
+    uint32_t unfinished = load.unfinished - place->load.unfinished;
+    if (place->loaded_at != 0 && place->load_shared == shared && samples >= SAMPLES_MIN && unfinished <= samples) {
+        uint32_t members = members_with_work(&lease->tenant);
+        double part = (double)unfinished / samples;
+        sched_note_load(of, part * members, (uint64_t)samples * SAMPLE_NS / (members > 0 ? members : 1), load.groups,
+                        now);
+        look_again();
+    }
+    place->load = load;
+    place->loaded_at = now;
+    place->load_shared = shared;
+    return now + LOAD_NS;
+}
+
+static uint64_t follow_place(struct lease *lease, uint32_t ordinal, bool offs, uint64_t now)
 {
     struct cut_place *place = &lease->cut_places[ordinal];
     bool off = wants_off(lease, ordinal);
-    if (place->order != NULL)
+    if (place->order != NULL || off != offs)
         return SCHED_NEVER;
     if (place->state == UNKNOWN)
         adopt(lease, ordinal);
@@ -298,6 +388,8 @@ static void settle(struct lease *lease, uint64_t now)
         const struct cut_place *place = &lease->cut_places[d];
         if ((tenant->held >> d & 1) == 0)
             continue;
+        if (tenant->stays)
+            continue;
         if (place->state != OFF || place->order != NULL)
             return;
         uint64_t late = place->on_at > tenant->granted_at ? place->on_at - tenant->granted_at : 0;
@@ -307,12 +399,22 @@ static void settle(struct lease *lease, uint64_t now)
     look_again();
 }
 
+static uint64_t earlier(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 uint64_t cut_follow(uint64_t now)
 {
     uint64_t next = SCHED_NEVER;
+    for (struct lease *lease = cut_leases; lease != NULL; lease = lease->next_cut)
+        for (uint32_t d = 0; d < lease->tenant.device_count; d++)
+            next = earlier(next, follow_place(lease, d, false, now));
     for (struct lease *lease = cut_leases; lease != NULL; lease = lease->next_cut) {
         for (uint32_t d = 0; d < lease->tenant.device_count; d++) {
-            uint64_t at = follow_place(lease, d, now);
+            uint64_t at = follow_place(lease, d, true, now);
+            uint64_t load_at = look_at_load(lease, d, now);
+            at = load_at < at ? load_at : at;
             next = at < next ? at : next;
         }
         settle(lease, now);

@@ -4,8 +4,8 @@
  * the device or off it.
  *
  * A tenant is off a device with time slices while it holds no slice there and either another tenant has work or
- * its own limit is hard. A tenant of a positive priority stays on while its share is not used up, so that its next
- * launch waits only until the other tenants are off.
+ * its own limit is hard. It stays on while it backfills another's slice (backfill.h). A tenant of a positive priority
+ * stays on while its share is not used up, so that its next launch waits only until the other tenants are off.
  */
 #ifndef ARBITER_CUT_H
 #define ARBITER_CUT_H

@@ -212,6 +212,20 @@ void fair_charge(struct sched_place *place, uint64_t used_ns, uint64_t now)
         place->vtime_ns = least + (double)SCHED_DEBT_WAIT_NS;
 }
 
+static double streams(const struct sched_place *place)
+{
+    return place->streams > 1 ? place->streams : 1;
+}
+
+/* What the driver divides its time slices among. */
+static double on_device(const struct sched_device *device)
+{
+    double all = 0;
+    for (const struct sched_place *p = device->places; p != NULL; p = p->next)
+        all += p->holding || p->backfills ? streams(p) : 0;
+    return all;
+}
+
 void fair_refresh(struct sched_device *device, uint64_t now)
 {
     uint64_t passed = now > device->refreshed_at ? now - device->refreshed_at : 0;
@@ -219,10 +233,11 @@ void fair_refresh(struct sched_device *device, uint64_t now)
     weigh(device, now);
     find_wish(device);
     device->round_ns = round_length(device, now);
+    double all = on_device(device);
     for (struct sched_place *p = device->places; p != NULL; p = p->next) {
-        if (p->holding && now > p->charged_until) {
+        if ((p->holding || p->backfills) && now > p->charged_until) {
             if (device->managed)
-                fair_charge(p, now - p->charged_until, now);
+                fair_charge(p, (uint64_t)((double)(now - p->charged_until) * streams(p) / all), now);
             p->charged_until = now;
         }
         double most = most_tokens(p);

@@ -34,7 +34,7 @@ struct connection {
     int pidfd;      /* of the process that connected (identity.h), until it has registered: then -1 */
     pid_t pid;      /* its number while it lives */
     uint32_t owner; /* registration number of the process that it registered; 0: none yet */
-    bool watches;   /* cut: it was told to say when it idles */
+    uint32_t watch; /* cut: what it was told to say, enum vgpu_turn_flags */
     uint32_t slot;  /* of its process */
 };
 

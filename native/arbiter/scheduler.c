@@ -3,10 +3,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backfill.h"
 #include "fair.h"
-#include "wakeup.h"
-#include "run_queue.h"
 #include "gang.h"
+#include "run_queue.h"
+#include "wakeup.h"
 
 #define PREEMPT_TOKENS_NS 300e3
 #define IDLE_MAX_NS 2000000u /* more of a turn than this is not believed to have been idle */
@@ -94,6 +95,7 @@ static void detach(struct sched_tenant *tenant, uint64_t now)
         while (*link != place)
             link = &(*link)->next;
         *link = place->next;
+        place->backfills = false;
         place->left_at = now;
     }
     struct sched_tenant **link = &tenants;
@@ -205,6 +207,8 @@ static void member_left(struct sched_tenant *tenant, uint64_t now)
 {
     if (!any_waits(tenant))
         tenant->wanted = 0;
+    if (tenant->wanted == 0 && tenant->idle_since == 0 && !any(tenant, SCHED_RUNNING))
+        tenant->idle_since = now;
     if (!any(tenant, SCHED_LATE))
         settle_late(tenant, now);
     if (!any(tenant, SCHED_RUNNING) && tenant->held != 0) {
@@ -278,6 +282,7 @@ static void note_waiting(struct sched_tenant *tenant, uint64_t now)
             fair_wake(tenant->places[d], now);
         }
     }
+    backfill_note_work(tenant, now);
 }
 
 void sched_want(struct sched_member *member, uint32_t wanted, uint64_t now)
@@ -342,6 +347,12 @@ void sched_cut_done(struct sched_tenant *tenant, uint64_t lost_ns, uint64_t now)
     }
 }
 
+void sched_note_load(struct sched_place *place, double load, uint64_t span_ns, uint32_t streams, uint64_t now)
+{
+    place->streams = streams;
+    backfill_note_load(place, load, span_ns, now);
+}
+
 /* Are all of its members that run cut ones? */
 static bool is_cut(const struct sched_tenant *tenant)
 {
@@ -380,6 +391,7 @@ static void grant(struct sched_tenant *tenant, bool free_running, uint64_t now)
             length = length < 0 || most < length ? most : length;
         }
         place->holding = true;
+        place->backfills = false;
         place->charged_until = now;
         place->device->busy++;
         place->count.turns++;
@@ -424,6 +436,7 @@ static void stop(struct sched_tenant *tenant, uint64_t now)
         *granted -= cut < *granted ? cut : *granted;
     }
     tenant->stopping = true;
+    tenant->stays = false;
     tenant->open_ended = false;
     tenant->ends_at = now;
     tenant->drains_at = now;
@@ -635,6 +648,8 @@ uint64_t sched_run(uint64_t now)
         if (tenant->held != 0 && tenant->open_ended &&
             !tenant->stopping) /* it may just have got what others wait for */
             make_room(tenant, now);
+    for (struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next)
+        backfill_look(tenant, now);
     uint64_t next = wakeup_plan(devices, messages, now);
     for (const struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next)
         next = earlier(next, next_look(tenant, now));

@@ -63,10 +63,20 @@ struct sched_place {
     struct sched_place *next; /* on the device */
     struct sched_limits limits;
     bool holding;
-    uint64_t charged_until; /* while holding */
-    uint64_t left_at;       /* when its tenant's last member went; 0: it never had one */
-    double tokens_ns;       /* device time that its share has earned and it has not used; negative: debt */
-    double vtime_ns;        /* device time used, divided by the weight */
+    bool backfills;         /* runs beside the holder: backfill.h */
+    uint64_t pressed_until; /* its work never ends, as far as is known */
+    double pressed_ns;      /* for so long */
+    uint64_t retry_at;      /* not before: taken for one that fills the device since all there seem to */
+    uint64_t retry_ns;
+    double busy_ns; /* with unfinished work, and without, since it was last judged: see backfill.h */
+    double gaps_ns;
+    uint64_t used_before_ns; /* of count.used_ns, before it had the work that it has now, or had last */
+    uint32_t streams;        /* that the driver gives time slices to while it runs beside others; 0: not known */
+    uint64_t light_until;    /* its work has gaps, as far as is known: it runs beside others, and others beside it */
+    uint64_t charged_until;  /* while it holds or backfills */
+    uint64_t left_at;        /* when its tenant's last member went; 0: it never had one */
+    double tokens_ns;        /* device time that its share has earned and it has not used; negative: debt */
+    double vtime_ns;         /* device time used, divided by the weight */
     struct vgpu_compute count;
 };
 
@@ -101,6 +111,8 @@ struct sched_tenant {
     bool free_running;
     bool changed;          /* its limits are new: what it used under the old ones is forgiven */
     bool stopping;         /* revoked, or its turn is over */
+    bool lingers;          /* cut: it is idle, and need not be taken off its devices */
+    bool stays;            /* cut: its turn is over, and it backfills in the next one's: it is not taken off for that */
     bool stuck;            /* its turn is over and did not drain: its other devices' kernels may be waited for */
     uint64_t joined_until; /* while it is stuck; and the end of the last time that it was, 0: none in this turn */
     bool open_ended;       /* lent until somebody else can use it */
@@ -116,6 +128,8 @@ struct sched_tenant {
     uint64_t soon_at;        /* when its own next turn was last said to begin; 0: it was not said */
     uint64_t waits_since;
     uint64_t last_held;
+    uint64_t idle_since;       /* 0: it has work, or never had some */
+    uint64_t work_since;       /* when it last got work after it was idle */
     struct gap_predictor busy; /* its turns */
     struct gap_predictor idle; /* from the end of one until it wants the next */
     bool aged;                 /* it got its turn because it had waited for SCHED_STARVED_NS: it is not interrupted */
@@ -146,6 +160,10 @@ void sched_idle(struct sched_member *member, uint64_t idle_ns, uint64_t now);
 /* All cut members of the tenant are off its devices, as sched_messages.revoke asked for; of the turn nothing of them
  * ran for `lost_ns`. They want the next turn: one that does not says sched_idle. */
 void sched_cut_done(struct sched_tenant *tenant, uint64_t lost_ns, uint64_t now);
+
+/* For what part of the last `span_ns` that a tenant with work was on the device some of it was unfinished, 0 to 1 and
+ * above for several processes; as the tenant says. `streams`: see struct sched_place. */
+void sched_note_load(struct sched_place *place, double load, uint64_t span_ns, uint32_t streams, uint64_t now);
 
 /* A member launches no more in its turn, and expects the device to be idle in `left_ns`. */
 void sched_ending(struct sched_member *member, uint64_t number, uint64_t left_ns, uint64_t now);

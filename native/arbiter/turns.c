@@ -91,29 +91,33 @@ static void say(struct sched_member *member, const struct vgpu_message *message)
         shutdown(fd, SHUT_RDWR);
 }
 
-static void say_cut(struct connection *connection, bool watch)
+static void say_cut(struct connection *connection, uint32_t watch)
 {
     struct vgpu_message message = {.kind = VGPU_MSG_CUT, .version = VGPU_LEASE_VERSION};
-    message.turn.flags = watch ? VGPU_TURN_WATCH : 0;
-    connection->watches = watch;
+    message.turn.flags = watch;
+    connection->watch = watch;
     say(&connection->member, &message);
 }
 
-/* A tenant that is alone on devices without time slices need not report that it is idle. */
-static bool is_watched(const struct lease *lease)
+/* A tenant that is alone on devices without time slices need not report that it is idle. One whose work takes others
+ * off a device at once is to say at once that it is over. */
+static uint32_t watch_of(const struct lease *lease)
 {
-    for (uint32_t d = 0; d < lease->tenant.device_count; d++)
-        if (lease->tenant.places[d]->device->managed)
-            return true;
-    return false;
+    uint32_t flags = 0;
+    for (uint32_t d = 0; d < lease->tenant.device_count; d++) {
+        const struct sched_place *place = lease->tenant.places[d];
+        if (place->device->managed)
+            flags |= VGPU_TURN_WATCH | (place->limits.priority > 0 ? VGPU_TURN_BRIEF : 0);
+    }
+    return flags;
 }
 
 static void tell_watches(void)
 {
     for (struct lease *lease = cut_lease_next(NULL); lease != NULL; lease = cut_lease_next(lease)) {
-        bool watch = is_watched(lease);
+        uint32_t watch = watch_of(lease);
         for (struct connection *c = lease->connections; c != NULL; c = c->next)
-            if (c->joined && c->member.cut && c->watches != watch)
+            if (c->joined && c->member.cut && c->watch != watch)
                 say_cut(c, watch);
     }
 }
@@ -257,7 +261,7 @@ void turns_join(struct connection *connection)
     connection->member.cut = connection->lease->cut_places != NULL;
     if (connection->member.cut) {
         cut_lease_stale(connection->lease);
-        say_cut(connection, true);
+        say_cut(connection, watch_of(connection->lease) | VGPU_TURN_WATCH);
     }
 }
 
@@ -275,10 +279,12 @@ void turns_leave(struct connection *connection)
 static void cut_message(struct connection *connection, const struct vgpu_message *message, uint64_t now)
 {
     struct sched_member *member = &connection->member;
-    if (message->kind == VGPU_MSG_WANT)
+    if (message->kind == VGPU_MSG_WANT) {
         sched_want(member, cut_devices(connection->lease, connection->slot) | message->turn.devices, now);
-    else if (message->kind == VGPU_MSG_DONE)
+        say_cut(connection, connection->watch); /* wakes the thread that looks for idleness: another one asked */
+    } else if (message->kind == VGPU_MSG_DONE) {
         sched_idle(member, message->turn.length_ns, now);
+    }
 }
 
 bool turns_message(struct connection *connection, const struct vgpu_message *message)

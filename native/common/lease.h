@@ -187,7 +187,9 @@ struct vgpu_channel_table {
     uint32_t lost; /* 1: there are groups that had no room here */
     uint32_t
         off; /* devices of the lease, as bits, that its channels are off or on their way from: the arbiter's word */
-    uint8_t unused[44];
+    uint32_t samples;    /* looks of the process at its own work while it was on the device, and those of them that */
+    uint32_t unfinished; /* found some: a claim, which only decides whether others run beside it */
+    uint8_t unused[36];
     struct vgpu_channel_group groups[VGPU_MAX_GROUPS];
 };
 #define VGPU_CHANNELS_AT 294912u /* offset of the first table: a whole page's */
@@ -229,7 +231,8 @@ enum vgpu_turn_flags {
     VGPU_TURN_MORE = 4,   /* in DONE: launches are waiting at the gate */
     VGPU_TURN_SHORT = 8,  /* somebody must not wait: one long launch in flight at a time */
     VGPU_TURN_GATED = 32, /* in WANT: this process has no channels of its own, and keeps its turns by its gate */
-    VGPU_TURN_BRIEF = 16, /* with WATCH: this tenant wishes short turns, so idleness is looked for more often */
+    VGPU_TURN_BRIEF = 16, /* with WATCH: idleness is looked for more often: others wait for its end, or it wishes
+                           * short turns */
 };
 #define VGPU_TURN_OPEN_ENDED UINT64_MAX
 

@@ -117,10 +117,43 @@ def test_an_idle_tenant_costs_the_others_nothing(cut_card: Card) -> None:
     assert work(answer(process)) > 60
 
 
+def test_two_tenants_that_leave_gaps_are_not_taken_off(cut_card: Card) -> None:
+    leases = [cut_card.lease(name, CONSERVING, 50) for name in "ab"]
+    processes = [cut_card.spin(lease, LONG, "--every-us", "5000") for lease in leases]
+    eventually(lambda: stays_on(*leases), "both stay on the card", 60)
+    assert all(process.poll() is None for process in processes)
+
+
+def stays_on(*leases: Path) -> bool:
+    """Both compute, and neither is off at any of many looks."""
+    before = [counters(lease)["used_ns"] for lease in leases]
+    off = 0
+    for _ in range(200):
+        off |= max(table(lease)[0] for lease in leases)
+        time.sleep(0.002)
+    return off == 0 and all(counters(lease)["used_ns"] > b for lease, b in zip(leases, before, strict=True))
+
+
+def test_a_tenant_with_gaps_rides_in_the_slices_of_one_without(cut_card: Card) -> None:
+    gaps, full = cut_card.lease("a", CONSERVING, 50), cut_card.lease("b", CONSERVING, 50)
+    cut_card.spin(full, LONG)
+    line = answer(cut_card.spin(gaps, 4.0, "--every-us", "5000"))
+    slice_us = 50_000
+    assert line["p50_us"] < slice_us / 2
+
+
+def test_each_request_of_a_priority_tenant_interrupts(cut_card: Card) -> None:
+    """The tenant says at the end of each that it is idle; were that late, requests would share slices."""
+    first = cut_card.lease("a", CONSERVING, 40, priority=1)
+    cut_card.spin(cut_card.lease("b", CONSERVING, 60), LONG)
+    answer(cut_card.spin(first, 3.0, "--every-us", "10000"))
+    assert counters(first)["turns"] > 100
+
+
 @pytest.mark.parametrize("word", ["client", "subdevice", "channel", "file"])
 def test_listed_channels_of_another_tenant_are_not_disabled(cut_card: Card, word: str) -> None:
     """A tenant that lists another's channels as its own: the driver refuses the call, the other goes on."""
-    liar, other = cut_card.lease("a", HARD, 10), cut_card.lease("b", SharePolicy.NONE, 100)
+    liar, other = cut_card.lease("a", HARD, 10), cut_card.lease("b", SharePolicy.NONE, 100, first_device=1)
     victim = cut_card.spin(other, LONG)
     eventually(lambda: len(table(other)[1]) == 1, "the other's channels are listed", 30)
     group = list(table(other)[1][0])

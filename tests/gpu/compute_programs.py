@@ -177,8 +177,8 @@ def priority(node: Node, seconds: float, besides: Sequence[float], stack: ExitSt
         free, other = start(node, f"kernels:{us}", False, stack), start(node, f"kernels:{us}", True, stack)
         free.line(), other.line()
         other.share(SHARED, 70)
-        alone = window([free], seconds)[0]
         for case, pair in (("sliced", (native, free)), ("priority", (client, other))):
+            alone = window([pair[1]], seconds)[0]
             lines = window(pair, seconds)
             out.append(
                 {

@@ -10,7 +10,16 @@
 #include "inside.h"
 #include "pace.h"
 
-#define WATCH_NS 500000u
+#define WATCH_NS 250000u /* between two looks */
+#define WATCH_BRIEF_NS 40000u
+#define WATCH_OFF_NS 1000000u /* what is off the device does not become idle */
+#define QUIET_NS 400000u      /* without a call, and nothing left: idle */
+#define QUIET_BRIEF_NS 80000u
+#define QUIET_MAX_NS 3000000u /* of a program that is never idle for long: see learn() */
+#define TOO_EARLY_NS 1000000u
+#define SAMPLE_NS 1000000u
+#define SAMPLE_COSTS 100u       /* a look at the process's own work costs the program less than this part of its time */
+#define MARKER_PASSES_NS 20000u /* a marker on an idle device takes 5 to 10 us */
 /* Where the kernel has no membarrier(2), a thread may be between its look at the flag and the driver when the process
  * counts as idle from then on; and work may come without a call, by another process. What it brings would wait for a turn that nobody asks for: so one is asked for so much later, and the next ten times as late
  * each time, until a call comes. */
@@ -23,10 +32,15 @@ static struct {
     uint64_t *allow; /* of the launch path, see gate.h */
     bool active;
     bool watch;
+    bool brief;
     bool idle;
-    bool marked; /* a drain was begun, and nothing was called since */
+    uint64_t quiet_ns; /* without a call until it counts as idle */
+    uint64_t idle_at;
+    bool sampled; /* a drain was begun to see whether there is work, and calls came since */
+    bool marked;  /* a drain was begun, and nothing was called since */
     uint64_t looked_at;
-    uint64_t busy_at; /* the look before the first at which nothing was left */
+    uint64_t busy_at;   /* the look before the first at which nothing was called */
+    uint64_t sample_at; /* not before */
     uint64_t calls;
     uint64_t doubt_at;
     uint64_t doubt_ns;
@@ -49,16 +63,22 @@ static void set_idle(bool idle)
     __atomic_store_n(cut.allow, idle || vgpu_away_now() ? 0 : UINT64_MAX, __ATOMIC_SEQ_CST);
 }
 
-void vgpu_cut_begin(bool watch, uint64_t *allow)
+void vgpu_cut_begin(uint32_t flags, uint64_t *allow)
 {
     pthread_mutex_lock(&cut.lock);
-    cut.watch = watch;
+    cut.watch = (flags & VGPU_TURN_WATCH) != 0;
+    bool brief = (flags & VGPU_TURN_BRIEF) != 0;
+    if (cut.brief != brief || cut.quiet_ns == 0)
+        cut.quiet_ns = brief ? QUIET_BRIEF_NS : QUIET_NS;
+    cut.brief = brief;
     cut.allow = allow;
     if (!cut.active) {
         vgpu_away_on_work(vgpu_cut_work);
         cut.active = true;
         cut.left_at = 0;
         cut.marked = false;
+        cut.sampled = false;
+        cut.looked_at = now_ns();
         cut.doubt_ns = DOUBT_NS;
         vgpu_away_set(VGPU_AWAY_CUT, true);
         set_idle(vgpu_pace_none());
@@ -79,11 +99,20 @@ void vgpu_cut_end(void)
     pthread_mutex_unlock(&cut.lock);
 }
 
+/* A program that had more to do soon after it was said to be idle was said so too early: each time costs orders. */
+static void learn(void)
+{
+    uint64_t least = cut.brief ? QUIET_BRIEF_NS : QUIET_NS;
+    uint64_t to = now_ns() - cut.idle_at < TOO_EARLY_NS ? 2 * cut.quiet_ns : cut.quiet_ns - cut.quiet_ns / 16;
+    cut.quiet_ns = to < least ? least : to < QUIET_MAX_NS ? to : QUIET_MAX_NS;
+}
+
 /* With the lock held. */
 static void wake(void)
 {
     set_idle(false);
     cut.marked = false;
+    cut.looked_at = now_ns();
     say(VGPU_MSG_WANT, 0);
 }
 
@@ -92,6 +121,7 @@ void vgpu_cut_work(void)
     pthread_mutex_lock(&cut.lock);
     if (cut.active && cut.idle) {
         cut.doubt_ns = DOUBT_NS;
+        learn();
         wake();
     } else if (cut.active) {
         set_idle(false);
@@ -117,25 +147,66 @@ static int64_t doubt(uint64_t now)
     return WATCH_NS;
 }
 
-/* True: nothing was called since the last look, nothing is being called, and all that was has run. */
+static void mark(void)
+{
+    vgpu_pace_use_all();
+    vgpu_drain_begin();
+}
+
+/* Has the marker that was just set passed? It takes a moment also where there is nothing before it. */
+static bool passes(void)
+{
+    uint64_t began = now_ns();
+    bool done;
+    while (!(done = vgpu_drain_done()) && now_ns() - began < MARKER_PASSES_NS)
+        continue;
+    return done;
+}
+
+/* Of a process that goes on calling: is work of it unfinished? A thread that stays in a call waits for some. While
+ * it is off the device the question has no answer. */
+static void sample(uint64_t now, bool waits)
+{
+    if (now < cut.sample_at || vgpu_channels_off())
+        return;
+    bool unfinished = waits || (cut.sampled && !vgpu_drain_done());
+    if (!unfinished) {
+        mark();
+        cut.sampled = true;
+        unfinished = !passes();
+    }
+    vgpu_channels_sample(unfinished);
+    uint64_t pause = (now_ns() - now) * SAMPLE_COSTS;
+    cut.sample_at = now + (pause > SAMPLE_NS ? pause : SAMPLE_NS);
+}
+
+/* True: nothing was called for a while, nothing is being called, and all that was has run. */
 static bool is_quiet(uint64_t now)
 {
     bool inside;
-    cut.busy_at = cut.looked_at; /* it ended somewhere between the two */
+    uint64_t looked_at = cut.looked_at;
     cut.looked_at = now;
     uint64_t calls = vgpu_inside_read(&inside);
-    bool same = calls == cut.calls && !inside;
+    bool same = calls == cut.calls;
     cut.calls = calls;
-    if (!same) {
+    if (!same || inside) {
         cut.marked = false;
+        sample(now, same && inside);
         return false;
     }
-    if (!cut.marked) {
-        vgpu_pace_use_all();
-        vgpu_drain_begin();
+    bool fresh = !cut.marked;
+    if (fresh) {
+        cut.busy_at = looked_at; /* the last call returned somewhere between the two */
+        mark();
+        cut.marked = true;
+        cut.sampled = false;
     }
-    cut.marked = true;
-    return vgpu_drain_done();
+    bool done = fresh ? passes() : vgpu_drain_done();
+    if (now >= cut.sample_at && !vgpu_channels_off()) {
+        vgpu_channels_sample(!done);
+        cut.sample_at = now + SAMPLE_NS;
+    }
+    return done && now - cut.busy_at >= cut.quiet_ns;
 }
 
 /* The flag is up: who enters from now on says so. Has anybody since the last look? */
@@ -149,8 +220,8 @@ bool vgpu_cut_look(int64_t *wait_ns)
 {
     bool became = false;
     uint64_t now = now_ns();
-    *wait_ns = WATCH_NS;
     pthread_mutex_lock(&cut.lock);
+    *wait_ns = vgpu_channels_off() ? WATCH_OFF_NS : cut.brief ? WATCH_BRIEF_NS : WATCH_NS;
     if (!cut.active || (!cut.watch && !cut.idle && !vgpu_away_now())) {
         *wait_ns = -1;
     } else if (cut.idle) {
@@ -160,8 +231,9 @@ bool vgpu_cut_look(int64_t *wait_ns)
         became = stays_quiet();
         if (became) {
             vgpu_pace_idle();
+            cut.idle_at = now;
             cut.doubt_at = now + cut.doubt_ns;
-            say(VGPU_MSG_DONE, (now - cut.busy_at) / 2);
+            say(VGPU_MSG_DONE, now - cut.busy_at);
         } else { /* a call came in between, without a look at the flag */
             set_idle(false);
             cut.marked = false;

@@ -469,7 +469,7 @@ static void take(const struct vgpu_message *message)
         gate.spin_until = now + in + SPIN_FOR_NS;
         set_state(CLOSED); /* those who sleep have a new time to wake */
     } else if (message->kind == VGPU_MSG_CUT && !gate.gated) {
-        vgpu_cut_begin((message->turn.flags & VGPU_TURN_WATCH) != 0, &vgpu_launches.allow);
+        vgpu_cut_begin(message->turn.flags, &vgpu_launches.allow);
         if (gate.state != CUT)
             set_state(CUT);
     } else if (message->kind == VGPU_MSG_LOOK) {

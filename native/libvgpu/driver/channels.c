@@ -345,6 +345,24 @@ bool vgpu_channels_known(void)
     return known;
 }
 
+void vgpu_channels_sample(bool unfinished)
+{
+    pthread_mutex_lock(&lock);
+    if (table != NULL) {
+        __atomic_add_fetch(&table->unfinished, unfinished ? 1 : 0, __ATOMIC_RELAXED);
+        __atomic_add_fetch(&table->samples, 1, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+bool vgpu_channels_off(void)
+{
+    pthread_mutex_lock(&lock);
+    bool off = table != NULL && __atomic_load_n(&table->off, __ATOMIC_RELAXED) != 0;
+    pthread_mutex_unlock(&lock);
+    return off;
+}
+
 static void enable(const struct group *group)
 {
     struct rm_disable_channels list = {.disable = 0, .count = group->count};

@@ -23,6 +23,12 @@ void vgpu_channels_ignore(void);
 /* Has this process channels that carry kernels, and are all of them published? */
 bool vgpu_channels_known(void);
 
+/* Notes one look at the process's own work, for the arbiter (struct vgpu_channel_table). */
+void vgpu_channels_sample(bool unfinished);
+
+/* Is this process off a device, as far as the arbiter says? */
+bool vgpu_channels_off(void);
+
 /* Puts this process's own channels back on the device. For a process whose arbiter is gone. */
 void vgpu_channels_enable(void);
 

@@ -1,0 +1,213 @@
+#include "backfill.h"
+
+#include <stddef.h>
+
+#include "fair.h"
+#include "gang.h"
+#include "run_queue.h"
+
+#define LIGHT_LOAD 0.85   /* of the time: below it, there are gaps */
+#define PRESSED_LOAD 0.95 /* beside others: it would use more than it gets */
+#define LIGHT_NS 4000000000ull
+#define RETRY_NS 1000000000ull
+#define RETRY_MAX_NS 16000000000ull
+#define JUDGED_NS 40e6
+#define GAP_MAX_NS 5000000u /* what was idle for longer says no more about what it has to do now */
+#define PRESSED_NS 50000000u
+#define AHEAD_ROUNDS 0.25
+
+static const struct sched_place *holder_of(const struct sched_device *device)
+{
+    for (const struct sched_place *p = device->places; p != NULL; p = p->next)
+        if (p->holding)
+            return p;
+    return NULL;
+}
+
+static bool is_shared(const struct sched_device *device)
+{
+    for (const struct sched_place *p = device->places; p != NULL; p = p->next)
+        if (p->backfills)
+            return true;
+    return false;
+}
+
+static bool is_light(const struct sched_place *place, uint64_t now)
+{
+    return now < place->light_until;
+}
+
+/* One moment says little: a verdict is of JUDGED_NS in which it was seen. */
+static void judge(struct sched_place *place, double busy_ns, double gaps_ns, uint64_t now)
+{
+    place->busy_ns += busy_ns;
+    place->gaps_ns += gaps_ns;
+    if (place->busy_ns + place->gaps_ns < JUDGED_NS)
+        return;
+    if (place->busy_ns < LIGHT_LOAD * (place->busy_ns + place->gaps_ns))
+        place->light_until = now + LIGHT_NS;
+    else
+        place->retry_ns = RETRY_NS;
+    place->busy_ns = 0;
+    place->gaps_ns = 0;
+}
+
+/* Beside others a tenant's work takes longer, so that it seems to have no gaps where alone it has some. Only where all
+ * on the device seem so may it be that they are: then they have it in turns, and are judged anew. In vain, it is
+ * tried again twice as late. */
+static void try_turns(struct sched_device *device, uint64_t now)
+{
+    for (const struct sched_place *p = device->places; p != NULL; p = p->next)
+        if ((p->holding || p->backfills) && (p->pressed_ns < JUDGED_NS || now < p->retry_at))
+            return;
+    for (struct sched_place *p = device->places; p != NULL; p = p->next)
+        if (p->holding || p->backfills) {
+            p->light_until = now;
+            p->retry_ns = p->retry_ns == 0 ? RETRY_NS : p->retry_ns < RETRY_MAX_NS ? 2 * p->retry_ns : RETRY_MAX_NS;
+            p->retry_at = now + p->retry_ns;
+        }
+}
+
+void backfill_note_load(struct sched_place *place, double load, uint64_t span_ns, uint64_t now)
+{
+    double busy = load < 1 ? load : 1;
+    bool shared = is_shared(place->device);
+    bool pressed = load >= PRESSED_LOAD;
+    place->pressed_until = pressed ? now + PRESSED_NS : now;
+    place->pressed_ns = pressed ? place->pressed_ns + (double)span_ns : 0;
+    if (busy < LIGHT_LOAD || !shared)
+        judge(place, busy * (double)span_ns, (1 - busy) * (double)span_ns, now);
+    else
+        try_turns(place->device, now);
+}
+
+/* A tenant that leaves some of its share unused has gaps, too, even if it was busy whenever it had the device: its
+ * work had gathered meanwhile. */
+static double unused_ns(const struct sched_place *place, double used_ns, double gap_ns)
+{
+    double worked_ns = (double)(place->tenant->idle_since - place->tenant->work_since);
+    double rest_ns = fair_share(place) * (worked_ns + gap_ns) - used_ns;
+    return rest_ns > gap_ns ? rest_ns : gap_ns;
+}
+
+void backfill_note_work(struct sched_tenant *tenant, uint64_t now)
+{
+    double gap = now - tenant->idle_since < GAP_MAX_NS ? (double)(now - tenant->idle_since) : GAP_MAX_NS;
+    for (uint32_t d = 0; d < tenant->device_count && tenant->idle_since != 0; d++) {
+        struct sched_place *place = tenant->places[d];
+        double used = (double)(place->count.used_ns - place->used_before_ns);
+        judge(place, used, unused_ns(place, used, gap), now);
+        place->used_before_ns = place->count.used_ns;
+    }
+    if (tenant->idle_since != 0 || tenant->work_since == 0)
+        tenant->work_since = now;
+    tenant->idle_since = 0;
+}
+
+/* Would the holder use more than it gets beside others? */
+static bool is_pressed(const struct sched_place *holder, uint64_t now)
+{
+    return !is_light(holder, now) || now < holder->pressed_until;
+}
+
+static bool lets(const struct sched_place *holder, const struct sched_place *guest, uint64_t now)
+{
+    double ahead = guest->vtime_ns - holder->vtime_ns;
+    if (holder->limits.priority > guest->limits.priority && holder->tokens_ns > 0)
+        return false;
+    if (!is_light(holder, now) && !is_light(guest, now))
+        return false;
+    return !is_pressed(holder, now) || ahead < AHEAD_ROUNDS * holder->device->round_ns;
+}
+
+static bool all_cut(const struct sched_tenant *tenant)
+{
+    for (const struct sched_member *m = tenant->members; m != NULL; m = m->next)
+        if (m->state != SCHED_IDLE && !m->cut)
+            return false;
+    return true;
+}
+
+/* Under a hard share backfilling begins as a turn does, and ends with what the share has earned. */
+static bool affords(const struct sched_tenant *tenant)
+{
+    bool backfills = false;
+    bool empty = false;
+    EACH_WANTED(tenant, d) {
+        backfills |= tenant->places[d]->backfills;
+        empty |= fair_is_hard(tenant->places[d]) && tenant->places[d]->tokens_ns <= 0;
+    }
+    return backfills ? !empty : run_queue_must_wait(tenant) == 0;
+}
+
+static bool may_backfill(const struct sched_tenant *tenant, uint64_t now)
+{
+    if (tenant->held != 0 || tenant->wanted == 0 || tenant->changed || !all_cut(tenant) || !affords(tenant))
+        return false;
+    EACH_WANTED(tenant, d) {
+        const struct sched_place *mine = tenant->places[d];
+        const struct sched_place *holder = holder_of(mine->device);
+        if (!mine->device->managed || !mine->device->cut || holder == NULL || holder->tenant->free_running ||
+            !lets(holder, mine, now))
+            return false;
+    }
+    return true;
+}
+
+/* An idle tenant is left on the device while nobody there would use more: its next work finds it there. Not under a
+ * hard share: that it is idle is only what it says. */
+static bool may_linger(const struct sched_tenant *tenant, uint64_t now)
+{
+    if (tenant->held != 0 || tenant->wanted != 0 || tenant->members == NULL)
+        return false;
+    for (uint32_t d = 0; d < tenant->device_count; d++) {
+        const struct sched_place *mine = tenant->places[d];
+        const struct sched_place *holder = holder_of(mine->device);
+        if (!mine->device->cut || fair_is_hard(mine) || (holder != NULL && is_pressed(holder, now)))
+            return false;
+    }
+    return true;
+}
+
+/* Its turn is over: may it backfill the next holder's on all of its devices? */
+static bool stays_on(const struct sched_tenant *tenant, uint64_t now)
+{
+    if (!all_cut(tenant) || tenant->changed)
+        return false;
+    EACH_HELD(tenant, d) {
+        const struct sched_place *mine = tenant->places[d];
+        const struct sched_place *next = mine->device->next_place;
+        if (!mine->device->managed || !mine->device->cut || next == NULL || next == mine || !lets(next, mine, now) ||
+            (fair_is_hard(mine) && mine->tokens_ns <= 0))
+            return false;
+    }
+    return true;
+}
+
+/* Time that no other tenant missed is not held against a guest for long. */
+static void forgive(struct sched_place *guest, uint64_t now)
+{
+    const struct sched_place *holder = holder_of(guest->device);
+    double most = holder->vtime_ns + guest->device->round_ns;
+    if (!is_pressed(holder, now) && guest->vtime_ns > most)
+        guest->vtime_ns = most;
+}
+
+void backfill_look(struct sched_tenant *tenant, uint64_t now)
+{
+    if (tenant->held != 0 && tenant->stopping)
+        tenant->stays = stays_on(tenant, now);
+    tenant->lingers = may_linger(tenant, now);
+    bool backfills = may_backfill(tenant, now);
+    for (uint32_t d = 0; d < tenant->device_count; d++) {
+        struct sched_place *place = tenant->places[d];
+        bool to = backfills && (tenant->wanted >> d & 1) != 0;
+        if (to && !place->backfills)
+            place->charged_until = now;
+        if (to != place->backfills)
+            fair_refresh(place->device, now);
+        place->backfills = to;
+        if (to)
+            forgive(place, now);
+    }
+}
