@@ -1,6 +1,7 @@
 """Requests off the wire: what is exact, and what is refused."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -161,3 +162,22 @@ def test_an_owner_is_written_whole_or_not_at_all() -> None:
         with pytest.raises(VgpuError) as caught:
             decode.named_owner(asked)
         assert caught.value.code is ErrorCode.BAD_REQUEST
+
+
+def test_of_many_unknown_fields_few_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request has room for 40 000 of them, and is read on the event loop."""
+    looked: list[int] = []
+
+    class Many:
+        def __init__(self, asked: object) -> None: ...
+
+        def __len__(self) -> int:
+            return 40_000
+
+        def __getitem__(self, index: int) -> SimpleNamespace:
+            looked.append(index)
+            return SimpleNamespace(field_number=1000 + index)
+
+    monkeypatch.setattr(decode, "UnknownFieldSet", Many)
+    assert "number 1000, 1001" in refused(pb.AllocateRequest()).sentence
+    assert len(looked) <= 8

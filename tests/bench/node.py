@@ -21,8 +21,8 @@ max_tenants = 1024
 class BenchNode(DemoNode):
     """The demo's node, with a stopwatch, a look at /proc, and room for a thousand tenants."""
 
-    def __init__(self) -> None:
-        super().__init__(POLICY)
+    def __init__(self, policy: str = POLICY) -> None:
+        super().__init__(policy)
 
     def until_ready(self, timeout_seconds: float = 60) -> float:
         """Seconds from fork to READY=1 on the notify socket; RuntimeError with the log's end without."""

@@ -2,15 +2,17 @@
 
 import pytest
 
+from vgpud.model.device import Device, Node
 from vgpud.model.errors import ErrorCode, Exit
 from vgpud.model.quantity import GIB, Percent
-from vgpud.model.tenancy import Allocation, Mode, Owner, Request, Slice, State
+from vgpud.model.tenancy import ANYONE, Allocation, Mode, Owner, Request, Slice, State
 from vgpud.planner.quota import over_quota
-from vgpud.policy.model import Policy, QuotaRule
+from vgpud.policy.model import DeviceRule, PlannerSettings, Policy, PreloadSettings, QuotaRule
 
 ALICE = Owner(1000, 100)
 BOB = Owner(1001, 200)
 ROOT = Owner(0, 0)
+NODE = Node((Device(uuid="GPU-1", index=0, name="a card", memory_total_bytes=80 * GIB),))
 
 
 def piece(gib: int = 4, share: str | None = "25") -> Slice:
@@ -24,7 +26,7 @@ def held(number: int, owner: Owner = ALICE, state: State = State.ACTIVE, *parts:
 def sentence(rule: QuotaRule, *wanted: Slice, owner: Owner = ALICE, instead_of: str = "") -> str | None:
     policy = Policy(quota=(rule,))
     have = [held(1), held(2, ALICE, State.RELEASING), held(3, BOB)]
-    refusal = over_quota(policy, owner, have, wanted or (piece(),), instead_of)
+    refusal = over_quota(policy, NODE, owner, have, wanted or (piece(),), instead_of)
     if refusal is None:
         return None
     assert refusal.code is ErrorCode.OVER_QUOTA
@@ -33,7 +35,7 @@ def sentence(rule: QuotaRule, *wanted: Slice, owner: Owner = ALICE, instead_of: 
 
 
 def test_without_a_rule_there_is_no_quota() -> None:
-    assert over_quota(Policy(), ALICE, [held(i) for i in range(9)], (piece(1000),)) is None
+    assert over_quota(Policy(), NODE, ALICE, [held(i) for i in range(9)], (piece(1000),)) is None
 
 
 @pytest.mark.parametrize(
@@ -105,6 +107,40 @@ def test_all_uids_of_a_user_share_its_quota() -> None:
     other = Owner(100_001, 100_001)
     mine = Allocation("a1", Request("r1", other, quota_owner=ALICE), State.ACTIVE, (piece(),))
     for rule in (QuotaRule(max_allocations=1), QuotaRule(gids=(100,), max_allocations=1)):
-        refusal = over_quota(Policy(quota=(rule,)), ALICE, [mine], (piece(),))
+        refusal = over_quota(Policy(quota=(rule,)), NODE, ALICE, [mine], (piece(),))
         assert refusal is not None
         assert refusal.sentence == "uid 1000 holds 1 allocation of the 1 that its quota allows"
+
+
+def small(number: int, owner: Owner = ALICE, mode: Mode = Mode.PRELOAD) -> Allocation:
+    """The smallest slice, of which a device takes 64."""
+    return held(number, owner, State.ACTIVE, Slice("GPU-1", mode, 2 << 20))
+
+
+@pytest.mark.parametrize(
+    ("policy", "owner", "most"),
+    [
+        (Policy(), ALICE, 48),
+        (Policy(), Owner(ANYONE, ANYONE), 64),
+        (Policy(), ROOT, 64),
+        (Policy(planner=PlannerSettings(user_places_percent=100)), ALICE, 64),
+        (Policy(planner=PlannerSettings(user_places_percent=1)), ALICE, 1),
+        (Policy(quota=(QuotaRule(max_memory=GIB),)), ALICE, 48),
+        (Policy(quota=(QuotaRule(max_devices=60),)), ALICE, 60),
+        (Policy(quota=(QuotaRule(uids=(1001,), max_devices=60),)), ALICE, 48),
+        (Policy(device=(DeviceRule(mode="preload", preload=PreloadSettings(max_tenants=8)),)), ALICE, 6),
+    ],
+)
+def test_small_slices_of_one_user_leave_places_to_others(policy: Policy, owner: Owner, most: int) -> None:
+    have: list[Allocation] = []
+    while len(have) < 64 and over_quota(policy, NODE, owner, have, small(0).slices) is None:
+        have.append(small(len(have), owner))
+    assert len(have) == most
+    assert over_quota(policy, NODE, BOB, have, small(0).slices) is None
+
+
+def test_places_are_for_shared_slices_alone_and_what_is_held_may_be_resized() -> None:
+    have = [small(number) for number in range(60)]
+    assert over_quota(Policy(), NODE, ALICE, have, small(0).slices, instead_of="a7") is None
+    whole = [small(number, mode=Mode.EXCLUSIVE) for number in range(60)]
+    assert over_quota(Policy(), NODE, ALICE, whole, small(0).slices) is None

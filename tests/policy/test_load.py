@@ -74,6 +74,7 @@ def test_every_effective_key_has_its_origin(etc: Etc) -> None:
     assert {key: etc.origin(loaded, key) for key in loaded.origins} == {
         "version": "run/conf.d/50-x.toml:1",
         "planner.strategy": "run/conf.d/50-x.toml:2",
+        "planner.user_places_percent": "built-in",
         "pool.host_memory_reserve": "built-in",
         "device[0].match.mig_capable": "etc/vgpud.toml:8",
         "device[0].mode": "etc/vgpud.toml:7",

@@ -38,6 +38,7 @@ def test_every_effective_key_with_its_value_and_origin(etc: Etc) -> None:
     assert rows == [
         ("version", "1", "etc/vgpud.toml:1"),
         ("planner.strategy", '"spread"', "lib/conf.d/10-vendor.toml:2"),
+        ("planner.user_places_percent", "75", "built-in"),
         ("pool.host_memory_reserve", '"2GiB"', "built-in"),
         ("device[0].match.name", '"a\\"b"', "etc/vgpud.toml:4"),
         ("device[0].match.memory_min", '"1536MiB"', "etc/vgpud.toml:4"),
@@ -74,6 +75,7 @@ def test_a_policy_without_rules_is_shown_as_such(etc: Etc) -> None:
     assert [tuple(row) for row in render_with_origins(etc.load())] == [
         ("version", "1", "built-in"),
         ("planner.strategy", '"pack"', "built-in"),
+        ("planner.user_places_percent", "75", "built-in"),
         ("pool.host_memory_reserve", '"2GiB"', "built-in"),
         ("device", "[]", "built-in"),
         ("metrics.listen", '""', "built-in"),

@@ -5,7 +5,7 @@ import struct
 from pathlib import Path
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, SETTINGS, GOAWAY, RST_STREAM = 0, 1, 4, 7, 3
+DATA, HEADERS, SETTINGS, GOAWAY, RST_STREAM, WINDOW_UPDATE = 0, 1, 4, 7, 3, 8
 
 
 class Peer:
@@ -39,6 +39,22 @@ class Peer:
 
     def more(self, stream: int, data: bytes) -> None:
         self.socket.sendall(_frame(DATA, 0, stream, data))
+
+    def end(self, stream: int) -> None:
+        """No more comes on it."""
+        self.socket.sendall(_frame(DATA, 0x1, stream, b""))
+
+    def grant(self, stream: int, count: int) -> None:
+        """The server may send that many bytes more, on the stream and in all."""
+        step = struct.pack(">I", count)
+        self.socket.sendall(_frame(WINDOW_UPDATE, 0, stream, step) + _frame(WINDOW_UPDATE, 0, 0, step))
+
+    def read_frame(self) -> tuple[int, int, int, bytes]:
+        """Kind, flags, stream and payload; what the server set is acknowledged."""
+        kind, flags, stream, payload = self._read()
+        if kind == SETTINGS and not flags & 0x1:
+            self.socket.sendall(_frame(SETTINGS, 0x1, 0, b""))
+        return kind, flags, stream, payload
 
     def ends(self) -> bool:
         """Reads until the server closes the connection; False if it says nothing for 30 s."""

@@ -24,6 +24,7 @@ from vgpud.serve.calls import SERVICE
 from vgpud.serve.handlers import CHANGING, HANDLERS
 from vgpud.serve.peers import start_ticks
 from vgpud.serve.permissions import LEAST_DOOR
+from vgpud.serve.server import MAX_REQUEST_BYTES
 
 
 def ask(**fields: object) -> pb.AllocateRequest:
@@ -51,7 +52,7 @@ def test_the_read_socket_answers_reads(live: Live, reader: Client) -> None:
     devices = reader.list_devices().devices
     assert [(d.uuid, d.share_allocated_percent) for d in devices] == [("GPU-1", 12.34)]
     policy = reader.get_policy()
-    assert json.loads(policy.json)["planner"] == {"strategy": "pack"}
+    assert json.loads(policy.json)["planner"] == {"strategy": "pack", "user_places_percent": 75}
     assert (policy.digest, list(policy.files)) == ("abc", ["/etc/p.toml"])
     assert dict(policy.origins) == {"version": "/etc/p.toml"}
     plan = reader.plan(ask())
@@ -269,7 +270,7 @@ def test_an_undecodable_message_is_a_bad_request(live: Live) -> None:
             call(b"\xff\xff\xff", timeout=10)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         with pytest.raises(grpc.RpcError) as caught:
-            call(b"x" * (1024 * 1024 + 1), timeout=10)
+            call(b"x" * (MAX_REQUEST_BYTES + 1), timeout=10)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         with pytest.raises(grpc.RpcError) as caught:
             unknown: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(

@@ -32,6 +32,7 @@ ATTACKER = """
 import os, sys
 from pathlib import Path
 from tests.serve.http2 import Peer
+from vgpud.serve.server import MAX_REQUEST_BYTES
 os.setgroups([]); os.setresgid(4242, 4242, 4242); os.setresuid(4242, 4242, 4242)
 peers = []
 for _ in range(int(sys.argv[2])):
@@ -40,7 +41,7 @@ for _ in range(int(sys.argv[2])):
         peer.socket.settimeout(0.5)
         peers.append(peer)
         for stream in [peer.open("Plan") for _ in range(64)]:
-            peer.begin_message(stream, 1 << 20, bytes(16000))
+            peer.begin_message(stream, MAX_REQUEST_BYTES, bytes(16000))
             for _ in range(3):
                 peer.more(stream, bytes(16000))
     except OSError:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -25,7 +26,7 @@ from vgpud.api.status import from_rpc_error
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Lifetime
-from vgpud.serve import peers
+from vgpud.serve import peers, relay
 from vgpud.serve.pump import Pump
 from vgpud.serve.relay import Limits
 
@@ -109,7 +110,7 @@ def test_start_ticks_tell_processes_of_one_pid_apart() -> None:
 IDENTIFIES = """
 import ctypes, os, socket, struct, subprocess, sys
 from vgpud.model.caller import Door
-from vgpud.serve import peers
+from vgpud.serve import peers, relay
 CONNECTS = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])
@@ -228,6 +229,22 @@ def test_one_user_cannot_take_every_connection() -> None:
         wait_until(lambda: live.server._relay.peers.served == 0)
         with Client(live.tenant, 10) as again:
             assert again.get_node().status == "well"
+    finally:
+        live.close()
+
+
+def test_after_a_refusal_no_connection_is_taken_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callers who come again at once otherwise have the event loop to themselves."""
+    monkeypatch.setattr(relay, "_REFUSAL_PAUSE_SECONDS", 60.0)
+    live = Live(Limits(total=1, per_uid=1))
+    try:
+        with Client(live.tenant, 10) as first, ExitStack() as held:
+            assert first.get_node().status == "well"
+            for _ in range(5):
+                held.enter_context(socket.socket(socket.AF_UNIX)).connect(str(live.tenant))
+            wait_until(lambda: live.server._relay.peers.refused == 1)
+            assert first.get_node().status == "well"
+            assert live.server._relay.peers.refused == 1
     finally:
         live.close()
 

@@ -17,6 +17,7 @@ from vgpud.model.tenancy import ANYONE, PRIORITIES, Isolation, Lifetime, Owner, 
 
 MAX_ID_CHARACTERS = 128
 MAX_TEXT_CHARACTERS = 256
+_LISTED_FIELDS = 8
 MAX_COUNT = 64  # devices of one node, and so slices of one allocation
 
 
@@ -111,9 +112,9 @@ def text(value: str, field: str) -> str:
 def refuse_unknown_fields(asked: Message) -> None:
     """A newer caller may ask for a limit that this daemon would drop unseen, so that is an error."""
     fields = UnknownFieldSet(asked)
-    unknown = sorted({fields[i].field_number for i in range(len(fields))})
+    unknown = sorted({fields[i].field_number for i in range(min(len(fields), _LISTED_FIELDS))})
     if unknown:
-        listed = ", ".join(str(number) for number in unknown[:8])
+        listed = ", ".join(map(str, unknown))
         raise _bad(
             f"{asked.DESCRIPTOR.name} has fields that this vgpud does not know (number {listed})",
             "upgrade vgpud, or use the caller of its version",

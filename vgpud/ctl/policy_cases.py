@@ -142,7 +142,7 @@ def answer(policy: Policy, node: Node, case: Case) -> Decision:
 def _decide(policy: Policy, node: Node, request: Request, held: Sequence[Allocation]) -> Decision:
     decision = choose(request, node, policy, use_of(held))
     if decision.refusal is None:
-        over = over_quota(policy, request.counts_for, held, decision.slices)
+        over = over_quota(policy, node, request.counts_for, held, decision.slices)
         if over is not None:
             return Decision(reasons=decision.reasons, refusal=over)
     return decision

@@ -12,7 +12,9 @@ from http import HTTPStatus
 
 import structlog
 
+from vgpud import clock
 from vgpud.model.shares import Shares
+from vgpud.pace import Pace
 
 log = structlog.get_logger(__name__)
 
@@ -21,6 +23,8 @@ PEER_SECONDS = 5.0
 MAX_CONNECTIONS = 64
 CONNECTIONS_PER_USER = 8
 CONNECTIONS_OF_ROOT = 16  # beside those
+_REST_FACTOR = 4.0  # pages for users beside root take a fifth of the loop's time
+_UNKNOWN_USER = -1
 
 _REQUEST = re.compile(rb"([A-Z]{1,16}) (/[!-~]{0,2000}) HTTP/1\.[01]")
 _HOST = re.compile(rb"\r\nhost:[ \t]*([!-~]*)[ \t]*\r\n", re.IGNORECASE)
@@ -60,6 +64,7 @@ class Server:
         self._only_loopback = only_loopback
         self._user_of = user_of
         self._shares = Shares(MAX_CONNECTIONS, CONNECTIONS_PER_USER, CONNECTIONS_OF_ROOT)
+        self._pace = Pace(_REST_FACTOR)
         self._open: dict[asyncio.StreamWriter, None] = {}  # by TCP, oldest first
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -68,7 +73,7 @@ class Server:
             self._make_room()
             self._open[writer] = None
             try:
-                await self._converse(reader, writer)
+                await self._converse(reader, writer, _UNKNOWN_USER)
             finally:
                 self._open.pop(writer, None)
             return
@@ -81,7 +86,7 @@ class Server:
             writer.close()
             return
         try:
-            await self._converse(reader, writer)
+            await self._converse(reader, writer, user)
         finally:
             self._shares.give_back(user)
 
@@ -91,11 +96,11 @@ class Server:
             del self._open[oldest]
             oldest.transport.abort()
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, user: int) -> None:
         try:
             async with asyncio.timeout(PEER_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
-            response = await self._answer(head)
+            response = await self._answer(head, user)
             async with asyncio.timeout(PEER_SECONDS):
                 writer.write(_encoded(response, with_body=not head.startswith(b"HEAD ")))
                 await writer.drain()
@@ -104,7 +109,7 @@ class Server:
         finally:
             writer.close()
 
-    async def _answer(self, head: bytes) -> Response:
+    async def _answer(self, head: bytes, user: int) -> Response:
         request = _REQUEST.fullmatch(head.partition(b"\r\n")[0])
         if request is None:
             return _plain(HTTPStatus.BAD_REQUEST)
@@ -117,10 +122,18 @@ class Server:
         if page is None:
             return _plain(HTTPStatus.NOT_FOUND)
         try:
-            return await page()
+            return await (page() if user == 0 else self._paced(page, user))
         except Exception:
             log.exception("a page failed, this is a bug", path=request[2].decode("ascii"))
             return _plain(HTTPStatus.INTERNAL_SERVER_ERROR)
+
+    async def _paced(self, page: Page, user: int) -> Response:
+        async with self._pace.turn(user):
+            began = clock.now()
+            try:
+                return await page()
+            finally:
+                self._pace.took(clock.now() - began)
 
 
 def _encoded(response: Response, with_body: bool) -> bytes:

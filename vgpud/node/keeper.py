@@ -266,7 +266,13 @@ class NodeKeeper:
             pools={} if self.mig is None else self.mig.pools.pools(),
         )
         if decision.refusal is None:
-            refusal = over_quota(self.policy().policy, request.counts_for, self._book, decision.slices)
+            refusal = over_quota(
+                self.policy().policy,
+                self._inventory.node,
+                request.counts_for,
+                self._book,
+                decision.slices,
+            )
             decision = decision if refusal is None else Decision(reasons=decision.reasons, refusal=refusal)
         if decision.refusal is not None:
             return decision, ()
@@ -453,7 +459,8 @@ class NodeKeeper:
         return after
 
     def _check_quota(self, changed: Allocation, slices: tuple[Slice, ...]) -> None:
-        over = over_quota(self.policy().policy, changed.request.counts_for, self._book, slices, changed.id)
+        policy, node = self.policy().policy, self._inventory.node
+        over = over_quota(policy, node, changed.request.counts_for, self._book, slices, changed.id)
         if over is not None:
             raise over
 

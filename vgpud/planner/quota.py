@@ -1,26 +1,61 @@
-"""What one user may hold in all: a pure sum over what it holds, against the policy's first matching quota."""
+"""What one user may hold in all: a pure sum over what it holds, against the policy's first matching quota,
+and against the part of the node's places for shared slices that one user may have."""
 
 from collections.abc import Iterable
 
+from vgpud.model.device import Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import show_bytes
-from vgpud.model.tenancy import Allocation, Owner, Slice, State
+from vgpud.model.tenancy import Allocation, Mode, Owner, Slice, State
+from vgpud.planner.terms import all_terms
 from vgpud.planner.words import counted
-from vgpud.policy.model import Policy
+from vgpud.policy.model import Policy, QuotaRule
 
 _WHOLE_HUNDREDTHS = 10_000
+_SHARED = (Mode.PRELOAD, Mode.MPS)
 
 
 def over_quota(
-    policy: Policy, owner: Owner, held: Iterable[Allocation], wanted: tuple[Slice, ...], instead_of: str = ""
+    policy: Policy,
+    node: Node,
+    owner: Owner,
+    held: Iterable[Allocation],
+    wanted: tuple[Slice, ...],
+    instead_of: str = "",
 ) -> VgpuError | None:
     """Why `owner` may not hold `wanted` as well (in the place of allocation `instead_of`), or None."""
     rule = policy.quota_of(owner.uid, owner.gid)
-    if rule is None:
-        return None
     own = [a for a in held if a.request.counts_for.uid == owner.uid and a.state is not State.RELEASING]
     before = [a for a in own if a.id != instead_of]
     slices = [*(part for a in before for part in a.slices), *wanted]
+    if rule is not None:
+        refusal = _over_rule(rule, owner, before, slices)
+        if refusal is not None or rule.max_devices is not None or rule.max_allocations is not None:
+            return refusal
+    is_bounded = QuotaRule().covers(owner.uid, owner.gid) and not instead_of
+    return _over_places(policy, node, owner, slices) if is_bounded else None
+
+
+def _over_places(policy: Policy, node: Node, owner: Owner, slices: list[Slice]) -> VgpuError | None:
+    """Slices may be small: without a bound those of one user take all places, and others get none."""
+    shared = sum(part.mode in _SHARED and part.mig is None for part in slices)
+    percent = policy.planner.user_places_percent
+    terms = all_terms(policy, node).values()
+    places = sum(one.tenants(one.fixed or Mode.PRELOAD) for one in terms if one.fixed in (None, *_SHARED))
+    most = max(places * percent // 100, 1)
+    if shared <= most or percent == 100:
+        return None
+    return VgpuError(
+        ErrorCode.OVER_QUOTA,
+        f"uid {owner.uid} would hold {shared} of the node's {places} places for shared slices, and a user "
+        f"may hold {most}",
+        "release what is not needed ('vgpuctl ls'), or set planner.user_places_percent or a [[quota]]",
+    )
+
+
+def _over_rule(
+    rule: QuotaRule, owner: Owner, before: list[Allocation], slices: list[Slice]
+) -> VgpuError | None:
     if rule.max_allocations is not None and len(before) + 1 > rule.max_allocations:
         have, most = counted(len(before), "allocation"), rule.max_allocations
         return _refusal(owner, f"holds {have} of the {most} that its quota allows")

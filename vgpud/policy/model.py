@@ -297,6 +297,13 @@ class PlannerSettings(Table):
     strategy: Literal["pack", "spread"] = Field(
         "pack", description="pack fills the fullest device that fits, spread takes the emptiest"
     )
+    user_places_percent: int = Field(
+        75,
+        ge=1,
+        le=100,
+        description="of the places for shared slices (max_tenants of all devices), the part that one user "
+        "may have without a [[quota]] that counts slices or allocations; root and pods have no bound",
+    )
 
 
 def _listen(value: str) -> str:

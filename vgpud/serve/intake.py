@@ -1,6 +1,6 @@
 """What one user may have under way by gRPC: calls, messages being received, watches; and for how long.
 
-A message may take 1 MiB, so what counts is how many are on their way at one time. The server hands each
+A message may take 128 KiB, so what counts is how many are on their way at one time. The server hands each
 call over when its headers are there; its message is read here, in turn with the others of the same user. A
 caller that does not end its message in time, or does not take its reply, loses its connection.
 """
@@ -31,8 +31,8 @@ class Bounds:
     calls: int = 4096
     calls_per_user: int = 1024
     calls_per_stranger: int = 64
-    watches: int = 1024
-    watches_per_user: int = 64
+    watches: int = 256  # an event goes to all of them
+    watches_per_user: int = 32
     messages_per_user: int = 16
     unread_bytes_per_user: int = 32 * 1024 * 1024
     root: int = 1024  # calls and watches that only root gets beside those

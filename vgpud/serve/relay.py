@@ -23,7 +23,8 @@ from vgpud.serve.pump import Pump
 
 log = structlog.get_logger(__name__)
 
-_ACCEPTS_AT_ONCE = 32
+_ACCEPTS_AT_ONCE = 8  # the other callers wait meanwhile
+_REFUSAL_PAUSE_SECONDS = 0.02
 _ACCEPT_PAUSE_SECONDS = 0.1
 _COMPLAIN_SECONDS = 60.0
 _REFUSED_KEPT = 16
@@ -120,44 +121,50 @@ class Relay:
                 self._accept_failed(door, listener, error)
                 return
             connection.setblocking(False)
-            self._welcome(connection, door)
+            if not self._welcome(connection, door):
+                self._pause(door, listener, _REFUSAL_PAUSE_SECONDS)  # callers may come again at once
+                return
 
     def _accept_failed(self, door: Door, listener: socket.socket, error: OSError) -> None:
         self._complain("accept", f"cannot accept a connection: {error.strerror}", door=door.name.lower())
         if error.errno in _SCARCE:
             # the listener stays readable: without a pause this would spin
-            self._loop.remove_reader(listener)
-            self._loop.call_later(_ACCEPT_PAUSE_SECONDS, self._accept_again, door, listener)
+            self._pause(door, listener, _ACCEPT_PAUSE_SECONDS)
+
+    def _pause(self, door: Door, listener: socket.socket, seconds: float) -> None:
+        self._loop.remove_reader(listener)
+        self._loop.call_later(seconds, self._accept_again, door, listener)
 
     def _accept_again(self, door: Door, listener: socket.socket) -> None:
         if self._accepting:
             self._loop.add_reader(listener, self._accept, door, listener)
 
-    def _welcome(self, connection: socket.socket, door: Door) -> None:
+    def _welcome(self, connection: socket.socket, door: Door) -> bool:
+        """False: it is refused, or cannot be carried."""
         try:
             caller = identify(connection, door)
         except OSError:
             connection.close()
-            return
+            return False
         refusal = self._refusal(caller)
         if refusal is not None:
             self._complain("refuse", f"refused a connection: {refusal.sentence}")
             if self.peers.refused >= _REFUSED_KEPT:
                 connection.close()
-                return
+                return False
         try:
             onward = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
             self._complain("onward", f"cannot carry a connection: {error.strerror}")
             connection.close()
-            return
+            return False
         onward.setblocking(False)
         name = self.peers.add(caller, refusal)
-        if self._try_connect(onward, name, connection):
-            return
-        task = self._loop.create_task(self._connect_patiently(onward, name, connection))
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
+        if not self._try_connect(onward, name, connection):
+            task = self._loop.create_task(self._connect_patiently(onward, name, connection))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+        return refusal is None
 
     def _refusal(self, caller: Caller) -> VgpuError | None:
         """Why this caller is not served. It is let in for a moment all the same, to be told."""

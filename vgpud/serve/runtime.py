@@ -9,13 +9,13 @@ import asyncio
 import json
 import os
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
-from weakref import WeakValueDictionary
 
 import structlog
 
@@ -28,6 +28,7 @@ from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.shares import Shares
 from vgpud.model.tenancy import Allocation, Lifetime, Owner, Request
+from vgpud.pace import Pace
 from vgpud.serve.peers import identify, start_ticks
 from vgpud.serve.runtime_wire import Message, Status, Verb, packed, receive, reply
 from vgpud.serve.sockets import RuntimeSocket
@@ -37,6 +38,7 @@ log = structlog.get_logger(__name__)
 _ACCEPT_PAUSE_SECONDS = 0.1
 _PARENT_FIELD = 4 - 3  # counted after the command's closing bracket, proc(5)
 _AUDITED_CHARACTERS = 128
+_REST_FACTOR = 5  # users beside root have a sixth of the reader's time
 _SHOWN_CHARACTERS = 12  # of a container's id, as docker ps and podman ps show it
 
 CgroupOf = Callable[[int, int], str]
@@ -91,8 +93,8 @@ class RuntimeDoor:
         self._open: set[asyncio.Task[None]] = set()
         # config.json is read and written here: the event loop serves the other callers meanwhile
         self._reader = ThreadPoolExecutor(1, "vgpud-config")
-        # one message of each user waits for the reader, however many that user sends
-        self._turns: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
+        self._pace = Pace(_REST_FACTOR)
+        self._read_seconds = 0.0  # of the processor, for the latest message
 
     def start(self) -> None:
         asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
@@ -185,10 +187,27 @@ class RuntimeDoor:
             return Status.REFUSED, _told(bug)
 
     async def _aside(self, caller: Caller, work: Callable[..., T], *given: object) -> T:
-        """`work` off the event loop, after what this user has there already."""
-        turn = self._turns.setdefault(caller.user, asyncio.Lock())
-        async with turn:
-            return await asyncio.get_running_loop().run_in_executor(self._reader, work, *given)
+        """`work` off the event loop, after what this user has there already.
+
+        The thread and the loop share Python's lock, so users beside root have a part of the thread's time.
+        """
+        if _is_root(caller):
+            return await self._read(work, *given)
+        async with self._pace.turn(caller.user):
+            try:
+                return await self._read(work, *given)
+            finally:
+                self._pace.took(self._read_seconds)
+
+    async def _read(self, work: Callable[..., T], *given: object) -> T:
+        def timed() -> T:
+            began = time.thread_time()
+            try:
+                return work(*given)
+            finally:
+                self._read_seconds = time.thread_time() - began
+
+        return await asyncio.get_running_loop().run_in_executor(self._reader, timed)
 
     async def _carry_out(self, caller: Caller, message: Message) -> tuple[Status, bytes]:
         match message.verb:

@@ -19,7 +19,8 @@ from vgpud.serve.sockets import PublicSockets, check_length, private_folder
 
 log = structlog.get_logger(__name__)
 
-MAX_REQUEST_BYTES = 1024 * 1024
+# a request is read on the event loop; 64 layouts of 64 profiles, the most that one may name, take 50 KB
+MAX_REQUEST_BYTES = 128 * 1024
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", -1),

@@ -1,0 +1,237 @@
+"""`python -m tests.bench.attackers ATTACK RUN_DIR USERS`: users who attack vgpud until standard input ends.
+
+A process for each user, uid 4242 and up, in the group of vgpu's sockets; each prints a line once its attack
+stands. The sockets and bounds that they are about are in docs/security.md.
+"""
+
+import json
+import os
+import resource
+import select
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tests.serve.http2 import DATA, Peer
+from vgpud.serve.runtime_wire import MAGIC, REQUEST, Verb
+
+FIRST_UID = 4242
+MESSAGE_BYTES = 1000 * 1000  # vgpud takes 1 MiB
+_STREAMS = 32
+_METHODS = ("Plan", "Resize", "PlanDefrag", "Release")  # Allocate reads what Plan reads
+Done = Callable[[], None]
+
+
+def nothing(run_dir: Path, stands: Done) -> None:
+    stands()
+    time.sleep(3600)
+
+
+def idle_connections(run_dir: Path, stands: Done) -> None:
+    """1024 of each user, all that it may have."""
+    held = []
+    for _ in range(1024):
+        with suppress(OSError):
+            held.append(_connected(run_dir / "vgpud.sock"))
+    stands()
+    time.sleep(3600)
+
+
+def connects(run_dir: Path, stands: Done) -> None:
+    """As above, and again and again one more, which is refused."""
+    held = []
+    for _ in range(1024):
+        with suppress(OSError):
+            held.append(_connected(run_dir / "vgpud.sock"))
+    stands()
+    while True:
+        with suppress(OSError), _connected(run_dir / "vgpud.sock") as one:
+            one.recv(1)
+
+
+def configs(run_dir: Path, stands: Done) -> None:
+    """config.json of a megabyte by runtime.sock, 16 at a time, over and over."""
+    bodies = tuple(_configs())
+    stands()
+    while True:
+        waiting = []
+        for number in range(16):
+            body = bodies[number % len(bodies)]
+            with suppress(OSError):
+                one = _connected(run_dir / "runtime.sock")
+                one.settimeout(5)
+                one.sendall(REQUEST.pack(MAGIC, Verb.PREPARE, 0, 2, len(body)) + b"c1" + body)
+                waiting.append(one)
+        for one in waiting:
+            with suppress(OSError):
+                while one.recv(65536):
+                    pass
+            one.close()
+
+
+def _configs() -> Iterator[bytes]:
+    asks = {"annotations": {"vgpud.io/memory": "1PiB"}, "process": {"user": {"uid": 1, "gid": 1}}}
+    size = MESSAGE_BYTES
+    values: dict[str, object] = {
+        "arrays": [[]] * (size // 4),
+        "numbers": [1] * (size // 3),
+        "values within the bound": [["x" * 40] for _ in range(9_000)],
+        "a long text": "x" * size,
+        "escapes": "\u00e9\n" * (size // 8),
+        "deep": json.loads("[" * 60 + "]" * 60),
+        "keys": {f"k{number}": number for number in range(size // 16)},
+    }
+    for name, value in values.items():
+        yield json.dumps({**asks, name: value}).encode()
+    yield json.dumps({**asks, "process": {"env": ["A=" + "b" * 40] * 19_000}}).encode()
+    yield json.dumps({"annotations": {"vgpud.io/" + "memoryy" * (size // 8): "1"}}).encode()
+    yield json.dumps({"annotations": {"vgpud.io/memory": "9" * size}}).encode()
+
+
+def unread_replies(run_dir: Path, stands: Done) -> None:
+    """Of half a megabyte each by runtime.sock; 128 of each user are tried at any time."""
+    body = json.dumps({"annotations": {"vgpud.io/memory": "2MiB"}, "x": "y" * 500_000}).encode()
+    held: list[socket.socket] = []
+    told = False
+    while True:
+        with suppress(OSError):
+            one = _connected(run_dir / "runtime.sock")
+            one.setblocking(False)
+            one.send(REQUEST.pack(MAGIC, Verb.PREPARE, 0, 2, len(body)) + b"c1" + body)
+            held.append(one)
+        if len(held) >= 128:
+            if not told:
+                stands()
+            told = True
+            held.pop(0).close()
+            time.sleep(0.01)
+
+
+def messages(run_dir: Path, stands: Done) -> None:
+    """gRPC messages of a megabyte, 16 calls at a time, over and over."""
+    bodies = (
+        b"\xf8\x3f\x01" * (MESSAGE_BYTES // 3),  # fields that vgpud does not know
+        b"\x0a\x02ab" * (MESSAGE_BYTES // 4),  # one text, over and over
+        b"\x0a" + _varint(MESSAGE_BYTES) + b"x" * MESSAGE_BYTES,  # a long text
+        b"\x32\x00" * (MESSAGE_BYTES // 2),  # an empty message, over and over
+        b"\x32" + _varint(MESSAGE_BYTES) + b"\x0a\x00" * (MESSAGE_BYTES // 2),  # texts in a message
+        bytes([0x3B]) * (MESSAGE_BYTES // 2),  # groups
+    )
+    import grpc  # in this process alone: it does not take forks
+
+    stands()
+    while True:
+        with grpc.insecure_channel(f"unix:{run_dir / 'vgpud.sock'}") as channel:
+            calls: list[Any] = []
+            for number in range(96):
+                call: Any = channel.unary_unary(f"/vgpud.v1.Vgpud/{_METHODS[number % len(_METHODS)]}")
+                calls.append(call.future(bodies[number % len(bodies)], timeout=20))
+            for call in calls:
+                with suppress(grpc.RpcError):
+                    call.result()
+
+
+def watchers(run_dir: Path, stands: Done) -> None:
+    """64 watches of each user that read all that happens."""
+    peers = [Peer(run_dir / "vgpud.sock") for _ in range(64 // _STREAMS)]
+    for peer in peers:
+        for _ in range(_STREAMS):
+            stream = peer.open("Watch")
+            peer.begin_message(stream, 0)
+            peer.end(stream)
+    stands()
+    while True:
+        ready, _, _ = select.select([peer.socket for peer in peers], [], [])
+        for peer in peers:
+            if peer.socket in ready:
+                with suppress(TimeoutError):
+                    kind, _, stream, data = peer.read_frame()
+                    if kind == DATA and data:
+                        peer.grant(stream, len(data))
+
+
+def slow_http(run_dir: Path, stands: Done) -> None:
+    """60 connections of each user to metrics.sock that never end a request, and one that asks on and on."""
+    held: list[socket.socket] = []
+    stands()
+    while True:
+        with suppress(OSError):
+            one = _connected(run_dir / "metrics.sock")
+            one.send(b"GET /metrics HTTP/1.1\r\nX:" + b"y" * 4000)
+            held.append(one)
+        for one in held:
+            with suppress(OSError):
+                one.send(b"z")
+        while len(held) > 60:
+            held.pop(0).close()
+        with suppress(OSError):
+            one = _connected(run_dir / "metrics.sock")
+            one.settimeout(2)
+            one.send(b"GET /metrics HTTP/1.1\r\n\r\n")
+            while one.recv(65536):
+                pass
+            one.close()
+        time.sleep(0.005)
+
+
+ATTACKS: dict[str, Callable[[Path, Done], None]] = {
+    "nothing": nothing,
+    "idle connections": idle_connections,
+    "connects": connects,
+    "unread replies": unread_replies,
+    "slow http": slow_http,
+    "watchers": watchers,
+    "configs": configs,
+    "messages": messages,
+}
+
+
+def _connected(path: Path) -> socket.socket:
+    one = socket.socket(socket.AF_UNIX)
+    one.settimeout(0.5)  # until the listener's queue has room
+    one.connect(str(path))
+    return one
+
+
+def _varint(number: int) -> bytes:
+    out = b""
+    while number > 0x7F:
+        out += struct.pack("B", number & 0x7F | 0x80)
+        number >>= 7
+    return out + struct.pack("B", number)
+
+
+def _stands() -> None:
+    os.write(1, b"stands\n")
+
+
+def main() -> None:
+    name, run_dir, users = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (8192, 8192))
+    children = []
+    for number in range(users):
+        child = os.fork()
+        if child == 0:
+            os.setgroups([0])
+            os.setresgid(0, 0, 0)
+            uid = FIRST_UID + number
+            os.setresuid(uid, uid, uid)
+            os.nice(19)  # what vgpud does is measured, not who gets the processors
+            try:
+                ATTACKS[name](run_dir, _stands)
+            finally:
+                os._exit(1)
+        children.append(child)
+    sys.stdin.read()
+    for child in children:
+        os.kill(child, 9)  # of ours, not collected yet
+        os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    main()

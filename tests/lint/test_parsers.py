@@ -1,0 +1,83 @@
+"""No parser of others' bytes runs on the event loop, where all callers wait for it: a look at the code.
+
+Each use of a parser is in the table, with what keeps it off the loop or its input small. A new use fails
+until it is there.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.lint.test_house import ROOT, imports_of, modules, room_of
+
+PARSERS = {
+    "json.loads",
+    "json.load",
+    "tomllib.loads",
+    "tomllib.load",
+    "yaml.safe_load",
+    "get_close_matches",
+    "FromString",
+    "ParseFromString",
+    "MergeFromString",
+    "literal_eval",
+    "fromstring",
+}
+# the daemon's rooms; vgpuctl reads its own user's files in its own process
+ROOMS = {"api", "audit", "daemon", "http", "hardware", "inject", "lease", "ledger", "logs", "metrics",
+         "model", "modes", "node", "planner", "policy", "serve", "settings", "units"}  # fmt: skip
+THREAD, SMALL, OWN = "in a thread", "of a bounded input", "of root's or vgpud's own file, or the kubelet's"
+WHERE = {
+    "vgpud/hardware/engine_probe.py": OWN,  # what vgpu-engine-probe says
+    "vgpud/inject/cdi.py": OWN,
+    "vgpud/inject/driver.py": OWN,
+    "vgpud/inject/oci.py": THREAD,  # RuntimeDoor._aside
+    "vgpud/inject/wish.py": THREAD,  # and 32 characters
+    "vgpud/planner/refuse.py": SMALL,  # a profile's name, 256 characters
+    "vgpud/planner/select.py": SMALL,  # a UUID, 256 characters
+    "vgpud/policy/locate.py": OWN,
+    "vgpud/policy/source.py": OWN,
+    "vgpud/policy/words.py": OWN,
+    "vgpud/lease/engines.py": OWN,
+    "vgpud/serve/calls.py": SMALL,  # MAX_REQUEST_BYTES of serve/server.py
+    "vgpud/serve/kubelet/plugin.py": OWN,
+    "vgpud/serve/kubelet/wire.py": OWN,
+    "vgpud/serve/statefile.py": OWN,
+}
+
+
+def parsers_in(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            name = ast.unparse(node)
+            yield from (one for one in PARSERS if name == one or ("." not in one and node.attr == one))
+        elif isinstance(node, ast.Name) and node.id in PARSERS:
+            yield node.id
+
+
+def test_each_parser_of_others_bytes_is_off_the_loop_or_reads_little() -> None:
+    daemons = [path for path in modules() if room_of(path) in ROOMS]
+    found = {str(path.relative_to(ROOT)) for path in daemons if any(parsers_in(path))}
+    assert found == WHERE.keys()
+
+
+def test_config_json_is_read_by_the_door_in_its_thread_alone() -> None:
+    """What reads a container's config.json is named in two places: where it is, and as the thread's work."""
+    door = ast.parse((ROOT / "vgpud/serve/runtime.py").read_text())
+    work = {"parsed", "wish_of", "ignored_by", "check_shape", "owner_of"}
+    readers = {
+        function.name
+        for function in ast.walk(door)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and node.id in work
+    }
+    assert readers == {"_understood"}
+    handed = [
+        ast.unparse(call.args[1])
+        for call in ast.walk(door)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "self._aside"
+    ]
+    assert "_understood" in handed and {*handed} <= {"_understood", "_dumped"}
+    users = [path for path in modules() if "vgpud.inject.oci.parsed" in imports_of(path)]
+    assert users == [ROOT / "vgpud/serve/runtime.py"]

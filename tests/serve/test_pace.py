@@ -1,0 +1,38 @@
+"""Callers beside root have a part of the daemon's time, however many they are."""
+
+import asyncio
+from contextlib import suppress
+
+from tests.clock import run
+from vgpud import clock
+from vgpud.pace import Pace
+
+
+def test_work_of_many_callers_takes_its_part_of_the_time_and_each_user_has_its_turn() -> None:
+    done: list[tuple[int, float]] = []
+
+    async def caller(pace: Pace, user: int) -> None:
+        async with pace.turn(user):
+            await asyncio.sleep(1)
+            pace.took(1)
+            done.append((user, clock.now()))
+
+    async def main() -> None:
+        pace = Pace(rest_factor=4)
+        began = clock.now()
+        await asyncio.gather(*(caller(pace, 7) for _ in range(10)), caller(pace, 8))
+        assert clock.now() - began == 10 * 5 + 1
+        assert [user for user, _ in done[:2]] == [7, 8]
+
+    run(main())
+
+
+def test_work_that_fails_gives_the_turn_back() -> None:
+    async def main() -> None:
+        pace = Pace(rest_factor=4)
+        for _ in range(3):
+            with suppress(ZeroDivisionError):
+                async with pace.turn(7):
+                    pace.took(1 / 0)
+
+    run(main())
