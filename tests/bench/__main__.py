@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import grpc_bench, idle_replay, ledger, loop, mig_packing, operate, shares, soak
+from tests.bench import grpc_bench, idle_replay, ledger, loop, memory, mig_packing, operate, shares, soak
 from tests.bench.common import HEAD, Report
 from tests.demo.node import BUILD
 
@@ -20,9 +20,10 @@ BENCHES: dict[str, Callable[[argparse.Namespace], Report]] = {
     "operate": lambda arguments: operate.run(),
     "soak": lambda arguments: soak.run(arguments.cycles),
     "loop": lambda arguments: loop.run(arguments.attack),
+    "memory": lambda arguments: memory.run(arguments.allocations),
     "grpc": lambda arguments: grpc_bench.run(arguments.calls, arguments.idle_seconds),
 }
-_NEED_A_NODE = {"grpc", "loop", "operate", "soak"}
+_NEED_A_NODE = {"grpc", "loop", "memory", "operate", "soak"}
 
 
 def parse() -> argparse.Namespace:
@@ -33,6 +34,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--calls", type=int, default=1000, help="for one client; four times as many for many")
     parser.add_argument("--idle-seconds", type=float, default=60, help="to watch an idle daemon")
     parser.add_argument("--cycles", type=int, default=2000, help="of the soak; a day's worth is 200000")
+    parser.add_argument("--allocations", type=int, default=4000, help="of the memory; 8192 have room")
     parser.add_argument("--attack", default="", help="of the loop: those whose name has this in it alone")
     parser.add_argument(
         "--real", action="store_true", help="on this machine's GPUs, not on the simulated node"

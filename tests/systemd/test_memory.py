@@ -11,8 +11,10 @@ from vgpud.serve.server import MAX_REQUEST_BYTES
 
 UNIT = Path(__file__).resolve().parents[2] / "systemd" / "vgpud.service"
 MIB = GIB // 1024
-# 58 MiB measured with nothing allocated; the rest is an estimate for 10 000 allocations and the driver's NVML
-BASE_BYTES = 200 * MIB
+# ./dev bench memory, simulated node: 70 MiB with nothing allocated, 87.6 with 1000, 117.2 with 3000
+EMPTY_BYTES = 70 * MIB
+ALLOCATION_BYTES = 18 * 1024
+BASE_BYTES = EMPTY_BYTES + 10_000 * ALLOCATION_BYTES
 CONNECTION_BYTES = (
     64 * 1024
 )  # 17 KiB measured with 1000 idle ones: grpc's transport, the relay's pump and its buffers
