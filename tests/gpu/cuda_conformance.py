@@ -17,6 +17,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 H200 = HERE / "data" / "cuda_conformance_h200.json"
+STALE_H200 = HERE / "data" / "stale_handles_h200.json"  # of stale_handles.c, on the same kind of card
 SECONDS = 60
 CRASHED = -11  # the answer to a question that the driver does not survive
 

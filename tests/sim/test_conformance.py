@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from tests.gpu.cuda_conformance import CRASHED, H200, answers, differences
+from tests.gpu.cuda_conformance import CRASHED, H200, STALE_H200, answers, differences
 from tests.native.harness import TEST_BUILD
 from tests.simnode import SimNode
 
@@ -28,3 +28,14 @@ def test_the_simulator_answers_a_program_as_the_recorded_h200(sim_node: Make) ->
     here, card = answers(TEST_BUILD / "cuda_conformance", node.environment()), json.loads(H200.read_text())
     assert len(card) > 280
     assert differences(here, card) == KNOWN
+
+
+def test_a_handle_of_an_ended_context_is_refused_as_on_a_card(sim_node: Make) -> None:
+    """Where the card's driver crashed, the simulated one gives an error."""
+    node = sim_node("h200x1")
+    here = answers(TEST_BUILD / "stale_handles", node.environment())
+    card = json.loads(STALE_H200.read_text())
+    differ = differences(here, card)
+    assert {name for name, (_, there) in differ.items() if there != CRASHED} == set()
+    accepted = {name for name, answer in card.items() if answer == CRASHED and here[name] <= 0}
+    assert accepted == set()

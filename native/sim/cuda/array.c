@@ -49,7 +49,7 @@ static CUresult make(CUcontext ctx, const CUDA_ARRAY3D_DESCRIPTOR *shape, CUarra
     CU_TRY(extent(shape, &pitch, &size));
     CUarray a = calloc(1, sizeof(*a));
     CU_CHECK(a != NULL, CUDA_ERROR_OUT_OF_MEMORY);
-    *a = (struct CUarray_st){CU_ARRAY, *shape, 0, pitch, false};
+    *a = (struct CUarray_st){CU_ARRAY, *shape, 0, pitch, false, cu_owner_of(ctx)};
     CUresult result = cu_alloc(ctx, SIM_ARRAY, NULL, size, &a->data);
     if (result == CUDA_SUCCESS)
         *out = a;
@@ -81,6 +81,7 @@ CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *shape, CUarray array
 {
     CU_TRY(cu_enter("cuArray3DGetDescriptor_v2"));
     CU_CHECK(array != NULL && array->magic == CU_ARRAY, CUDA_ERROR_INVALID_HANDLE);
+    CU_CHECK(cu_owned(&array->owner), CUDA_ERROR_CONTEXT_IS_DESTROYED);
     CU_CHECK(shape != NULL, CUDA_ERROR_INVALID_VALUE);
     *shape = array->shape;
     return CUDA_SUCCESS;
@@ -107,6 +108,7 @@ CUresult cuArrayDestroy(CUarray array)
 {
     CU_TRY(cu_enter("cuArrayDestroy"));
     CU_CHECK(array != NULL && array->magic == CU_ARRAY && !array->part, CUDA_ERROR_INVALID_HANDLE);
+    CU_CHECK(cu_owned(&array->owner), CUDA_ERROR_CONTEXT_IS_DESTROYED);
     cu_lock();
     unmake(array);
     cu_unlock();
@@ -115,6 +117,7 @@ CUresult cuArrayDestroy(CUarray array)
 
 struct CUmipmappedArray_st {
     uint32_t magic;
+    struct cu_owner owner;
     unsigned int level_count;
     CUarray *levels;
     CUdeviceptr data; /* of all levels, one after another */
@@ -160,7 +163,7 @@ static CUresult make_levels(CUcontext ctx, CUmipmappedArray mipmap, const CUDA_A
         CUarray level = calloc(1, sizeof(*level));
         CU_CHECK(level != NULL, CUDA_ERROR_OUT_OF_MEMORY);
         CU_TRY(extent(&shape, &pitch, &size));
-        *level = (struct CUarray_st){CU_ARRAY, shape, mipmap->data + at, pitch, true};
+        *level = (struct CUarray_st){CU_ARRAY, shape, mipmap->data + at, pitch, true, mipmap->owner};
         mipmap->levels[i] = level;
     }
     return CUDA_SUCCESS;
@@ -177,6 +180,7 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRI
     CUmipmappedArray mipmap = calloc(1, sizeof(*mipmap));
     CU_CHECK(mipmap != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     mipmap->magic = CU_MIPMAP;
+    mipmap->owner = cu_owner_of(ctx);
     mipmap->level_count = levels < most ? levels : most;
     mipmap->levels = calloc(mipmap->level_count, sizeof(*mipmap->levels));
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -196,7 +200,8 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRI
 CUresult cuMipmappedArrayGetLevel(CUarray *out, CUmipmappedArray mipmap, unsigned int level)
 {
     CU_TRY(cu_enter("cuMipmappedArrayGetLevel"));
-    CU_CHECK(mipmap != NULL && mipmap->magic == CU_MIPMAP, CUDA_ERROR_INVALID_HANDLE);
+    CU_CHECK(cu_is_mipmap(mipmap), CUDA_ERROR_INVALID_HANDLE);
+    CU_CHECK(cu_owned(&mipmap->owner), CUDA_ERROR_CONTEXT_IS_DESTROYED);
     CU_CHECK(out != NULL && level < mipmap->level_count, CUDA_ERROR_INVALID_VALUE);
     *out = mipmap->levels[level];
     return CUDA_SUCCESS;
@@ -205,7 +210,8 @@ CUresult cuMipmappedArrayGetLevel(CUarray *out, CUmipmappedArray mipmap, unsigne
 CUresult cuMipmappedArrayDestroy(CUmipmappedArray mipmap)
 {
     CU_TRY(cu_enter("cuMipmappedArrayDestroy"));
-    CU_CHECK(mipmap != NULL && mipmap->magic == CU_MIPMAP, CUDA_ERROR_INVALID_HANDLE);
+    CU_CHECK(cu_is_mipmap(mipmap), CUDA_ERROR_INVALID_HANDLE);
+    CU_CHECK(cu_owned(&mipmap->owner), CUDA_ERROR_CONTEXT_IS_DESTROYED);
     cu_lock();
     unmake_mipmap(mipmap);
     cu_unlock();

@@ -372,3 +372,17 @@ void cu_capture_leave_stream(CUstream stream)
     }
     cu_unlock();
 }
+
+/* The captures that began on a stream of the context end with it. */
+static void end_of_context(CUcontext ctx)
+{
+    for (struct cu_capture *c = g_captures, *next; c != NULL; c = next) {
+        next = c->next;
+        if (c->origin->ctx != ctx)
+            continue;
+        if (c->own_graph)
+            cu_graph_free(c->graph);
+        end(c);
+    }
+}
+CU_AT_END(cu_context_end, cu_context_ends, end_of_context);

@@ -11,6 +11,16 @@ bool cu_is_context(CUcontext ctx)
     return ctx != NULL && ctx->magic == CU_CONTEXT;
 }
 
+struct cu_owner cu_owner_of(CUcontext ctx)
+{
+    return (struct cu_owner){ctx, ctx->id};
+}
+
+bool cu_owned(const struct cu_owner *owner)
+{
+    return cu_is_context(owner->ctx) && owner->ctx->id == owner->id;
+}
+
 CUcontext cu_view(void)
 {
     return t_depth > 0 ? t_stack[t_depth - 1] : NULL;

@@ -66,8 +66,9 @@ struct CUgraph_st {
 
 struct CUgraphExec_st {
     uint32_t magic;
-    CUgraph graph;  /* a clone, owned */
-    CUgraph source; /* NULL when it was destroyed */
+    struct cu_owner owner; /* the context that was current; no ctx: none was */
+    CUgraph graph;         /* a clone, owned */
+    CUgraph source;        /* NULL when it was destroyed */
     cuuint64_t flags;
     CUgraphExec next; /* of the same source */
 };
@@ -103,6 +104,7 @@ CUresult cu_graph_add_alloc(CUgraph graph, const CUgraphNode *before, size_t cou
 CUresult cu_graph_add_free(CUgraph graph, const CUgraphNode *before, size_t count, CUdeviceptr p, CUgraphNode *out);
 
 /* graph_exec.c */
+CUresult cu_check_exec(CUgraphExec exec); /* is it one, whose context lives? */
 CUresult cu_graph_instantiate(CUgraph graph, cuuint64_t flags, CUgraphExec *out);
 CUresult cu_graph_launch(CUgraphExec exec, CUstream stream);
 

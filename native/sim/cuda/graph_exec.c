@@ -7,6 +7,21 @@ static bool is_exec(CUgraphExec exec)
     return exec != NULL && exec->magic == CU_EXEC;
 }
 
+CUresult cu_check_exec(CUgraphExec exec)
+{
+    CU_CHECK(is_exec(exec), CUDA_ERROR_INVALID_VALUE);
+    return exec->owner.ctx == NULL || cu_owned(&exec->owner) ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+/* A kernel of a context that has ended: an H200's driver crashes on one. */
+static CUresult check_kernels(CUgraph graph)
+{
+    for (CUgraphNode n = graph->first; n != NULL; n = n->next)
+        if (n->type == CU_GRAPH_NODE_TYPE_KERNEL && !cu_is_function(n->kernel.func))
+            return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return CUDA_SUCCESS;
+}
+
 CUresult cu_graph_instantiate(CUgraph graph, cuuint64_t flags, CUgraphExec *out)
 {
     const cuuint64_t known = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH | CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD |
@@ -15,6 +30,7 @@ CUresult cu_graph_instantiate(CUgraph graph, cuuint64_t flags, CUgraphExec *out)
     CU_CHECK((flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) == 0, CUDA_ERROR_NOT_SUPPORTED);
     CU_CHECK((flags & ~known) == 0, CUDA_ERROR_INVALID_VALUE);
     CU_CHECK(!graph->has_memory || graph->execs == NULL, CUDA_ERROR_NOT_SUPPORTED);
+    CU_TRY(check_kernels(graph));
     CU_TRY(cu_graph_order(graph));
     CUgraphExec exec = calloc(1, sizeof(*exec));
     CU_CHECK(exec != NULL, CUDA_ERROR_OUT_OF_MEMORY);
@@ -26,6 +42,8 @@ CUresult cu_graph_instantiate(CUgraph graph, cuuint64_t flags, CUgraphExec *out)
         return result;
     }
     exec->magic = CU_EXEC;
+    if (cu_is_context(cu_current()))
+        exec->owner = cu_owner_of(cu_current());
     exec->source = graph;
     exec->flags = flags;
     exec->next = graph->execs;
@@ -60,7 +78,7 @@ CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *error
 CUresult cuGraphExecDestroy(CUgraphExec exec)
 {
     CU_TRY(cu_enter("cuGraphExecDestroy"));
-    CU_CHECK(is_exec(exec), CUDA_ERROR_INVALID_VALUE);
+    CU_TRY(cu_check_exec(exec));
     cu_lock();
     if (exec->source != NULL) {
         CUgraphExec *at = &exec->source->execs;
@@ -295,7 +313,7 @@ static bool holds_memory(CUgraph graph, bool drop)
 
 CUresult cu_graph_launch(CUgraphExec exec, CUstream stream)
 {
-    CU_CHECK(is_exec(exec), CUDA_ERROR_INVALID_VALUE);
+    CU_TRY(cu_check_exec(exec));
     bool frees = (exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0;
     cu_lock();
     bool held = holds_memory(exec->graph, frees);

@@ -5,7 +5,7 @@ static CUresult check_kernel(CUDA_KERNEL_NODE_PARAMS *p)
 {
     if (p->func == NULL && p->kern != NULL)
         CU_TRY(cuKernelGetFunction(&p->func, p->kern));
-    CU_CHECK(p->func != NULL && p->func->magic == CU_FUNCTION, CUDA_ERROR_INVALID_VALUE);
+    CU_CHECK(cu_is_function(p->func), CUDA_ERROR_INVALID_VALUE);
     return cu_launch_check(p->func, (unsigned int[]){p->gridDimX, p->gridDimY, p->gridDimZ},
                            (unsigned int[]){p->blockDimX, p->blockDimY, p->blockDimZ}, p->sharedMemBytes);
 }

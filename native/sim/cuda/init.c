@@ -8,6 +8,12 @@ static void after_fork(void)
     pthread_mutex_init(&cu.lock, NULL);
 }
 
+/* Before the first lock: a child that is forked while another thread is in cuInit has a lock of its own, too. */
+static void watch_forks(void)
+{
+    pthread_atfork(NULL, NULL, after_fork);
+}
+
 static CUresult start(void)
 {
     struct sim_state *s = sim_attach();
@@ -29,7 +35,6 @@ static CUresult start(void)
     sim_unlock(s);
     CU_CHECK(cu.proc != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     cu.boot = __atomic_load_n(&s->boot_count, __ATOMIC_RELAXED);
-    pthread_atfork(NULL, NULL, after_fork);
     return CUDA_SUCCESS;
 }
 
@@ -39,6 +44,8 @@ CUresult cuInit(unsigned int flags)
     int state = atomic_load_explicit(&cu.started, memory_order_acquire);
     if (state != 0)
         return state == 1 ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
     cu_lock();
     CUresult result = CUDA_SUCCESS;
     if (atomic_load(&cu.started) == 0) {

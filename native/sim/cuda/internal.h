@@ -69,9 +69,16 @@ struct CUctx_st {
     uint32_t groups[CU_CHANNEL_GROUPS]; /* handles of its channel groups */
 };
 
+/* The context that an object was made in, and ends with: a later one may be at the same address. */
+struct cu_owner {
+    CUcontext ctx;
+    unsigned long long id;
+};
+
 struct CUstream_st {
     uint32_t magic;
     CUcontext ctx;
+    struct cu_owner owner;
     CUgreenCtx green; /* made in it; NULL */
     unsigned int flags;
     int priority;
@@ -85,7 +92,7 @@ struct CUstream_st {
 struct CUevent_st {
     uint32_t magic;
     CUcontext ctx;
-    unsigned long long context_id; /* it ends with its context: a later one may be at the same address */
+    struct cu_owner owner;
     unsigned int flags;
     bool recorded, resolved;
     double position;
@@ -185,6 +192,8 @@ CUresult cu_find_devices(const char *offered);
 
 /* current.c */
 bool cu_is_context(CUcontext ctx);
+struct cu_owner cu_owner_of(CUcontext ctx);
+bool cu_owned(const struct cu_owner *owner); /* does the context that the object was made in live? */
 CUcontext cu_current(void);               /* of this thread, for what is made: a green context's is the primary one */
 CUcontext cu_view(void);                  /* as it was made current */
 CUresult cu_find_context(CUcontext *ctx); /* the current one, if it lives */
@@ -265,6 +274,7 @@ CUresult cu_stream_make(CUcontext view, unsigned int flags, int priority, CUstre
 CUcontext cu_stream_view(CUstream stream, CUcontext ctx); /* ctx, or the green context's name for it */
 CUresult cu_context_record(CUcontext view, CUevent event);
 CUresult cu_context_wait(CUcontext view, CUevent event);
+CUresult cu_check_event(CUevent event); /* is it one, whose context lives? */
 void cu_pending_resolve(CUcontext ctx);
 
 /* capture.c */
@@ -299,6 +309,7 @@ bool cu_holds_wait(CUcontext ctx, double position); /* until it is reached; fals
 struct CUmod_st {
     uint32_t magic;
     CUcontext ctx;
+    struct cu_owner owner;
     char *text; /* PTX; NULL: a binary image, in which every name is taken to exist */
     struct CUfunc_st *functions;
     struct cu_global *globals;
@@ -314,6 +325,7 @@ struct CUfunc_st {
     CUfunction next;
 };
 CUresult cu_module_load(CUcontext ctx, const void *image, CUmodule *out);
+bool cu_is_function(CUfunction f);
 
 /* array.c */
 struct CUarray_st {
@@ -322,6 +334,7 @@ struct CUarray_st {
     CUdeviceptr data;
     size_t pitch;
     bool part; /* a level of a mipmap: the mipmap owns the memory */
+    struct cu_owner owner;
 };
 bool cu_is_mipmap(CUmipmappedArray mipmap);
 size_t cu_element_bytes(CUarray_format format, unsigned int channels);

@@ -44,7 +44,7 @@ CUresult cu_launch(CUfunction f, const unsigned int grid[3], const unsigned int 
     double position;
     CU_CHECK(f != NULL && f->magic == CU_FUNCTION, CUDA_ERROR_INVALID_HANDLE);
     CU_TRY(cu_stream_resolve(stream, &ctx, &position));
-    CU_CHECK(f->module->ctx == ctx, CUDA_ERROR_INVALID_HANDLE);
+    CU_CHECK(cu_is_function(f) && f->module->ctx == ctx, CUDA_ERROR_INVALID_HANDLE);
     CU_TRY(cu_launch_check(f, grid, block, shared_bytes));
     if (cu_capture_find(stream) != NULL)
         return capture(f, grid, block, shared_bytes, stream);

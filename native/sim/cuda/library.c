@@ -22,7 +22,7 @@ static bool is_library(CUlibrary library)
 static CUresult module_of(CUlibrary library, CUcontext ctx, CUmodule *out)
 {
     CUmodule *slot = &library->modules[ctx->ordinal];
-    if (*slot == NULL || (*slot)->ctx != ctx) {
+    if (*slot == NULL || !cu_owned(&(*slot)->owner)) {
         CU_TRY(cu_module_load(ctx, library->image, slot));
         (*slot)->lazy = true;
     }

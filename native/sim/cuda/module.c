@@ -95,6 +95,7 @@ CUresult cu_module_load(CUcontext ctx, const void *image, CUmodule *out)
     CU_CHECK(m != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     m->magic = CU_MODULE;
     m->ctx = ctx;
+    m->owner = cu_owner_of(ctx);
     if (!is_binary(image)) {
         const char *text = image, *duration;
         if (strstr(text, ".version") == NULL || (m->text = strdup(text)) == NULL) {
@@ -155,7 +156,7 @@ CUresult cuModuleLoad(CUmodule *out, const char *path)
 
 static bool is_module(CUmodule m)
 {
-    return m != NULL && m->magic == CU_MODULE;
+    return m != NULL && m->magic == CU_MODULE && cu_owned(&m->owner);
 }
 
 static void free_globals(CUmodule m)
@@ -263,15 +264,15 @@ CUresult cuModuleGetGlobal_v2(CUdeviceptr *out, size_t *size, CUmodule m, const 
     return CUDA_SUCCESS;
 }
 
-static bool is_function(CUfunction f)
+bool cu_is_function(CUfunction f)
 {
-    return f != NULL && f->magic == CU_FUNCTION;
+    return f != NULL && f->magic == CU_FUNCTION && cu_owned(&f->module->owner);
 }
 
 CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction f)
 {
     CU_TRY(cu_enter_suspended("cuFuncGetAttribute"));
-    CU_CHECK(is_function(f), CUDA_ERROR_INVALID_HANDLE);
+    CU_CHECK(cu_is_function(f), CUDA_ERROR_INVALID_HANDLE);
     if (f->module->lazy)
         CU_TRY(cu_gate());
     CU_CHECK(value != NULL && attribute < CU_FUNC_ATTRIBUTE_MAX, CUDA_ERROR_INVALID_VALUE);
@@ -282,7 +283,7 @@ CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfuncti
 CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute attribute, int value)
 {
     CU_TRY(cu_enter("cuFuncSetAttribute"));
-    CU_CHECK(is_function(f), CUDA_ERROR_INVALID_HANDLE);
+    CU_CHECK(cu_is_function(f), CUDA_ERROR_INVALID_HANDLE);
     CU_CHECK(attribute < CU_FUNC_ATTRIBUTE_MAX, CUDA_ERROR_INVALID_VALUE);
     f->attributes[attribute] = value;
     return CUDA_SUCCESS;
@@ -292,13 +293,13 @@ CUresult cuFuncSetCacheConfig(CUfunction f, CUfunc_cache config)
 {
     CU_TRY(cu_enter("cuFuncSetCacheConfig"));
     (void)config;
-    return is_function(f) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+    return cu_is_function(f) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
 CUresult cuFuncGetModule(CUmodule *m, CUfunction f)
 {
     CU_TRY(cu_enter("cuFuncGetModule"));
-    CU_CHECK(is_function(f), CUDA_ERROR_INVALID_HANDLE);
+    CU_CHECK(cu_is_function(f), CUDA_ERROR_INVALID_HANDLE);
     CU_CHECK(m != NULL, CUDA_ERROR_INVALID_VALUE);
     *m = f->module;
     return CUDA_SUCCESS;
@@ -307,7 +308,7 @@ CUresult cuFuncGetModule(CUmodule *m, CUfunction f)
 CUresult cuFuncGetName(const char **name, CUfunction f)
 {
     CU_TRY(cu_enter("cuFuncGetName"));
-    CU_CHECK(is_function(f), CUDA_ERROR_INVALID_HANDLE);
+    CU_CHECK(cu_is_function(f), CUDA_ERROR_INVALID_HANDLE);
     CU_CHECK(name != NULL, CUDA_ERROR_INVALID_VALUE);
     *name = f->name;
     return CUDA_SUCCESS;
@@ -316,7 +317,7 @@ CUresult cuFuncGetName(const char **name, CUfunction f)
 CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *count, CUfunction f, int block, size_t shared)
 {
     CU_TRY(cu_enter("cuOccupancyMaxActiveBlocksPerMultiprocessor"));
-    CU_CHECK(is_function(f), CUDA_ERROR_INVALID_HANDLE);
+    CU_CHECK(cu_is_function(f), CUDA_ERROR_INVALID_HANDLE);
     CU_CHECK(count != NULL && block > 0, CUDA_ERROR_INVALID_VALUE);
     const struct sim_device *card = cu_sim_device(f->module->ctx->ordinal);
     int by_threads = (int)card->multi_processor_threads / ((block + 31) / 32 * 32);

@@ -34,6 +34,13 @@ static bool orphaned(CUstream stream)
     return stream->green != NULL && stream->green->magic != CU_GREEN;
 }
 
+static CUresult check_stream(CUstream stream)
+{
+    CU_CHECK(stream->magic == CU_STREAM, CUDA_ERROR_INVALID_HANDLE);
+    CU_CHECK(!orphaned(stream), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    return cu_owned(&stream->owner) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
 CUresult cu_stream_resolve(CUstream stream, CUcontext *ctx, double *position)
 {
     *ctx = cu_current();
@@ -46,8 +53,7 @@ CUresult cu_stream_resolve(CUstream stream, CUcontext *ctx, double *position)
             return cu_capture_implicit(*ctx);
         return CUDA_SUCCESS;
     }
-    CU_CHECK(stream->magic == CU_STREAM, CUDA_ERROR_INVALID_HANDLE);
-    CU_CHECK(!orphaned(stream) && cu_is_context(stream->ctx), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    CU_TRY(check_stream(stream));
     *ctx = stream->ctx;
     *position = stream->position;
     return CUDA_SUCCESS;
@@ -104,6 +110,7 @@ CUresult cu_stream_make(CUcontext view, unsigned int flags, int priority, CUstre
     cu_lock();
     *s = (struct CUstream_st){.magic = CU_STREAM,
                               .ctx = view->base,
+                              .owner = cu_owner_of(view->base),
                               .green = view->green,
                               .flags = flags,
                               .priority = priority > 0    ? 0
@@ -136,8 +143,8 @@ CUresult cuStreamCreateWithPriority(CUstream *out, unsigned int flags, int prior
 CUresult cuStreamDestroy_v2(CUstream stream)
 {
     CU_TRY(cu_enter("cuStreamDestroy_v2"));
-    CU_CHECK(!is_default(stream) && stream->magic == CU_STREAM, CUDA_ERROR_INVALID_HANDLE);
-    CU_CHECK(!orphaned(stream), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    CU_CHECK(!is_default(stream), CUDA_ERROR_INVALID_HANDLE);
+    CU_TRY(check_stream(stream));
     cu_capture_leave_stream(stream);
     stream->magic = CU_DEAD;
     free(stream);
@@ -147,6 +154,12 @@ CUresult cuStreamDestroy_v2(CUstream stream)
 CUresult cuStreamDestroy(CUstream stream)
 {
     return cuStreamDestroy_v2(stream);
+}
+
+CUresult cu_check_event(CUevent event)
+{
+    CU_CHECK(event != NULL && event->magic == CU_EVENT, CUDA_ERROR_INVALID_HANDLE);
+    return cu_owned(&event->owner) ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
 CUresult cuEventCreate(CUevent *out, unsigned int flags)
@@ -159,7 +172,7 @@ CUresult cuEventCreate(CUevent *out, unsigned int flags)
     CU_CHECK(e != NULL, CUDA_ERROR_OUT_OF_MEMORY);
     e->magic = CU_EVENT;
     e->ctx = ctx;
-    e->context_id = ctx->id;
+    e->owner = cu_owner_of(ctx);
     e->flags = flags;
     *out = e;
     return CUDA_SUCCESS;
@@ -217,7 +230,7 @@ void cu_pending_add(CUcontext ctx, CUevent e)
 
 static CUresult record_at(CUevent event, CUcontext ctx, double position)
 {
-    CU_CHECK(event->ctx == ctx && event->context_id == ctx->id, CUDA_ERROR_INVALID_HANDLE);
+    CU_CHECK(event->ctx == ctx, CUDA_ERROR_INVALID_HANDLE);
     event->capture_id = 0;
     event->position = position;
     event->recorded_ns = sim_now_ns();
@@ -239,14 +252,14 @@ CUresult cu_event_record(CUevent event, CUstream stream)
 
 CUresult cu_context_record(CUcontext view, CUevent event)
 {
-    CU_CHECK(event != NULL && event->magic == CU_EVENT, CUDA_ERROR_INVALID_HANDLE);
+    CU_TRY(cu_check_event(event));
     CU_TRY(cu_capture_whole(view));
     return record_at(event, view->base, view->position);
 }
 
 CUresult cu_context_wait(CUcontext view, CUevent event)
 {
-    CU_CHECK(event != NULL && event->magic == CU_EVENT, CUDA_ERROR_INVALID_HANDLE);
+    CU_TRY(cu_check_event(event));
     CU_CHECK(!cu_capture_has(event), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     CU_TRY(cu_capture_whole(view));
     if (event->shared != NULL && cu_shared_elsewhere(event))
@@ -282,10 +295,15 @@ CUresult cu_event_wait(CUevent event, CUstream stream)
     return CUDA_SUCCESS;
 }
 
+static CUresult enter_event(const char *function, CUevent e)
+{
+    CU_TRY(cu_enter(function));
+    return cu_check_event(e);
+}
+
 CUresult cuEventDestroy_v2(CUevent e)
 {
-    CU_TRY(cu_enter("cuEventDestroy_v2"));
-    CU_CHECK(e != NULL && e->magic == CU_EVENT, CUDA_ERROR_INVALID_HANDLE);
+    CU_TRY(enter_event("cuEventDestroy_v2", e));
     cu_lock();
     forget_pending(e);
     cu_capture_leave_event(e);
@@ -300,14 +318,6 @@ CUresult cuEventDestroy_v2(CUevent e)
 CUresult cuEventDestroy(CUevent e)
 {
     return cuEventDestroy_v2(e);
-}
-
-static CUresult enter_event(const char *function, CUevent e)
-{
-    CU_TRY(cu_enter(function));
-    CU_CHECK(e != NULL && e->magic == CU_EVENT, CUDA_ERROR_INVALID_HANDLE);
-    CU_CHECK(cu_is_context(e->ctx) && e->ctx->id == e->context_id, CUDA_ERROR_CONTEXT_IS_DESTROYED);
-    return CUDA_SUCCESS;
 }
 
 CUresult cuEventQuery(CUevent e)

@@ -18,7 +18,7 @@ CUresult PTSZ(cuGraphUpload)(CUgraphExec exec, CUstream stream)
 {
     CUcontext ctx;
     CU_TRY(enter_stream("cuGraphUpload", stream, &ctx));
-    return exec != NULL && exec->magic == CU_EXEC ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return cu_check_exec(exec);
 }
 
 static CUresult capture_launch(CUgraphExec exec, CUstream stream)
@@ -38,7 +38,7 @@ CUresult PTSZ(cuGraphLaunch)(CUgraphExec exec, CUstream stream)
 {
     CUcontext ctx;
     CU_TRY(enter_stream("cuGraphLaunch", stream, &ctx));
-    CU_CHECK(exec != NULL && exec->magic == CU_EXEC, CUDA_ERROR_INVALID_VALUE);
+    CU_TRY(cu_check_exec(exec));
     if (cu_capture_find(own(stream)) != NULL)
         return capture_launch(exec, own(stream));
     return cu_graph_launch(exec, own(stream));

@@ -36,7 +36,7 @@ CUresult PTSZ(cuStreamWaitEvent)(CUstream stream, CUevent event, unsigned int fl
 {
     CUcontext ctx;
     CU_TRY(enter_stream("cuStreamWaitEvent", stream, &ctx));
-    CU_CHECK(event != NULL && event->magic == CU_EVENT, CUDA_ERROR_INVALID_HANDLE);
+    CU_TRY(cu_check_event(event));
     bool capturing = cu_capture_find(own(stream)) != NULL;
     if (capturing && (flags & CU_EVENT_WAIT_EXTERNAL) != 0)
         return capture_event(CU_GRAPH_NODE_TYPE_WAIT_EVENT, event, own(stream));
@@ -49,7 +49,7 @@ static CUresult record(const char *function, CUevent event, CUstream stream, uns
 {
     CUcontext ctx;
     CU_TRY(cu_enter(function));
-    CU_CHECK(event != NULL && event->magic == CU_EVENT, CUDA_ERROR_INVALID_HANDLE);
+    CU_TRY(cu_check_event(event));
     CU_TRY(enter_stream(function, stream, &ctx));
     if (cu_capture_find(own(stream)) == NULL)
         return cu_event_record(event, own(stream));
