@@ -202,6 +202,27 @@ def test_a_tenant_is_held_to_its_limit(machine: Machine) -> None:
     assert 0 < int(filled["total_bytes"]) <= 2048 * MIB
 
 
+def test_a_tenant_is_taken_off_its_device_by_the_confined_arbiter(machine: Machine) -> None:
+    """The probe runs in vgpud's sandbox, and the arbiter's calls in its own, on another user's process."""
+    own = "/etc/vgpud/conf.d/50-test.toml"
+    command = [*SIM, "vgpuctl", "run", "--isolation", "quota", "--memory", "1GiB", "--cores", "20", "--"]
+    count = (PROBE.replace("vgpu-probe", "vgpu-spin"), "--kernel-us", "1000", "--seconds", "4")
+    try:
+        machine.shell(f"printf '[[device]]\\n[device.preload]\\nengine = \"cut\"\\n' >{own}")
+        machine.run("systemctl", "reload", "vgpud.service")
+        env = {"VGPU_SIM_KERNEL_US": "1000"}
+        done = machine.run(*command, *count, user="alice", env=env)
+        shown = json.loads(ctl(machine, "devices", "-o", "json").stdout)["items"]
+        engines = {item["engineReason"]: (item["engine"], item["engineWhy"]) for item in shown}
+        assert "probed" in engines, engines
+        counted = json.loads(done.stdout.splitlines()[-1])
+        assert counted["libvgpu"] is True
+        assert 0 < counted["per_second"] < 400, "of 1000 kernels of 1 ms"
+        assert "refused" not in machine.shell("journalctl -b -u vgpud-arbiter.service -o cat --no-pager")
+    finally:
+        machine.shell(f"rm -f {own}; systemctl reload vgpud.service")
+
+
 def test_a_tenant_is_suspended_and_goes_on(machine: Machine, tenants: Tenants) -> None:
     (allocation,) = (name for name, slices in allocations(machine).items() if slices[0]["mode"] == "preload")
     ctl(machine, "suspend", allocation)
