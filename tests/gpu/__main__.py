@@ -30,13 +30,15 @@ TESTS = (
     "edges_h200",
     "cuda_conformance",
 )
-BENCHES = ("compute_h200", "compute_programs", "compute_ranks", "memory_figures")
+BENCHES = ("compute_h200", "compute_h200_cut", "compute_programs", "compute_ranks", "memory_figures")
 WITH_FIGURES = ("memory_exact", "memory_frameworks", *BENCHES)  # these take --build and --out
+ENGINE_CUT = "compute_h200_cut"  # compute_h200 with the other engine
 
 
 def arguments(name: str) -> list[str]:
     if name in WITH_FIGURES:
-        return ["--build", str(ROOT / "build" / "native"), "--out", str(OUT / f"{name}.json")]
+        engine = ["--engine", "cut"] if name == ENGINE_CUT else []
+        return [*engine, "--build", str(ROOT / "build" / "native"), "--out", str(OUT / f"{name}.json")]
     if name == "cuda_conformance":
         headers = Path(sysconfig.get_paths()["purelib"]) / "nvidia" / "cu13" / "include"
         return [str(build(OUT, headers))]
@@ -61,7 +63,8 @@ def main() -> int:
     failed = 0
     for name in names:
         print(f"== {name}", flush=True)
-        command = [sys.executable, "-m", f"tests.gpu.{name}", *arguments(name)]
+        module = "compute_h200" if name == ENGINE_CUT else name
+        command = [sys.executable, "-m", f"tests.gpu.{module}", *arguments(name)]
         done = subprocess.run(command, cwd=ROOT, check=False)
         failed += done.returncode != 0
     return failed

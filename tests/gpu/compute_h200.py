@@ -564,7 +564,7 @@ def main() -> int:
         "sections", nargs="*", choices=[*SECTIONS, []], help="all but 'quick', 'pairs' and 'weights', if none"
     )
     options = parser.parse_args()
-    figures: dict[str, object] = {}
+    figures: dict[str, object] = {"engine": options.engine}
     with made(options.build, options.engine) as node:
         for name in options.sections or [s for s in SECTIONS if s not in ("quick", "pairs", "weights")]:
             began = time.monotonic()

@@ -58,3 +58,23 @@ def test_an_mps_client_has_no_channels_to_disable(node: SimNode, tmp_path: Path)
         "off_us": 0,
         "on_us": 0,
     }
+
+
+MIG = """
+import pynvml as n
+n.nvmlInit()
+card = n.nvmlDeviceGetHandleByIndex(0)
+n.nvmlDeviceSetMigMode(card, 1)
+for number in range(2):
+    instance = n.nvmlDeviceCreateGpuInstance(card, n.nvmlDeviceGetGpuInstanceProfileInfo(card, 2).id)
+    profile = n.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, 2, 0)
+    n.nvmlGpuInstanceCreateComputeInstance(instance, profile.id)
+    print(n.nvmlDeviceGetUUID(n.nvmlDeviceGetMigDeviceHandleByIndex(card, number)))
+"""
+
+
+def test_a_mig_instance_of_the_simulated_node_can_be_preempted(node: SimNode) -> None:
+    """No card was asked, so vgpud gives MIG instances the gate all the same (docs/compute.md)."""
+    program = str(node.build / "bin" / "vgpu-engine-probe")
+    for uuid in node.python(MIG).split():
+        assert json.loads(node.run([program, uuid]).stdout)["engine"] == "cut"
