@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from tests.demo.node import BUILD, DemoNode
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import eventually, states
 from vgpud.lease.engines import EngineFiles
+from vgpud.model.engine import Engine
 
 CUT = """version = 1
 [[device]]
@@ -115,6 +118,36 @@ def test_a_restart_keeps_the_engine_of_running_tenants_and_the_verdict(cut_node:
     assert engine(cut_node) == ("cut", "probed") and in_force(cut_node) == "cut"
     cut_node.ctl("release", held)
     assert files.verdict(device(cut_node)["uuid"]) == verdict is not None
+
+
+def test_a_driver_that_came_while_vgpud_was_away_and_refuses_leaves_the_gate(cut_node: DemoNode) -> None:
+    """The arbiter still has the lease, and is told to ask again: the tenant's next program is gated."""
+    cut_node.start()
+    held = cut_node.ctl("alloc", *ASKED, "--cores", "25").stdout.strip()
+    uuid = device(cut_node)["uuid"]
+    cut_node.kill()
+    files = EngineFiles(cut_node.run_dir)
+    verdict = files.verdict(uuid)
+    assert verdict is not None and verdict.engine is Engine.CUT
+    files.keep(uuid, replace(verdict, driver_version="570.1"))
+    sim(cut_node, "fault", "fail", "--function", "FIFO_DISABLE_CHANNELS", "--code", "86")
+    cut_node.start()
+    assert engine(cut_node) == ("gate", "refused") and in_force(cut_node) == "gate"
+    lease = cut_node.run_dir / "leases" / held
+    preload = {"LD_PRELOAD": str(BUILD / "lib" / "libvgpu.so"), "VGPU_LEASE": str(lease)}
+    spinning = [*SPIN, "--seconds", "120"]
+    program = subprocess.Popen(
+        spinning,
+        env={**cut_node.environment, **preload, "CUDA_VISIBLE_DEVICES": uuid},
+        stdout=subprocess.PIPE,
+    )
+    try:
+        (percent,) = span(lease).percents
+        assert 0 < percent < 45 and table(lease)[0] == 0
+    finally:
+        program.kill()
+        program.communicate()
+    cut_node.ctl("release", held, "--force")
 
 
 @pytest.mark.parametrize("point", ["allocate.apply-mode", "allocate.choose-engine", "allocate.attach-0"])

@@ -102,7 +102,7 @@ async def test_what_is_in_force_stays_in_force_while_there_are_tenants(tmp_path:
     first = await made(tmp_path)
     await first.engines.settle(UUID)
     second = await made(tmp_path, setting="gate")
-    second.engines.resume([UUID])
+    assert await second.engines.resume([UUID]) == frozenset()
     await second.engines.settle(UUID)
     assert second.word() == "cut"
     device, _ = second.engines._inventory.node.devices
@@ -112,10 +112,24 @@ async def test_what_is_in_force_stays_in_force_while_there_are_tenants(tmp_path:
     assert second.word() == "gate"
 
 
+@pytest.mark.parametrize("able", [True, False])
+@in_a_loop
+async def test_another_driver_under_kept_allocations_is_probed(tmp_path: Path, able: bool) -> None:
+    """The modules cannot be exchanged while a process of a tenant lives, so none is disturbed."""
+    first = await made(tmp_path)
+    await first.engines.settle(UUID)
+    now = PROVED if able else replace(PROVED, engine=Engine.GATE, why="status 0x56")
+    second = await made(tmp_path, driver="590.2", probe=FakeProbe(now))
+    lost = await second.engines.resume([UUID])
+    assert len(second.probe.asked) == 1
+    assert lost == (frozenset() if able else {UUID})
+    assert second.word() == ("cut" if able else "gate")
+
+
 @in_a_loop
 async def test_tenants_that_came_before_an_engine_was_chosen_keep_the_gate(tmp_path: Path) -> None:
     one = await made(tmp_path)
-    one.engines.resume([UUID])
+    assert await one.engines.resume([UUID]) == frozenset()
     await one.engines.settle(UUID)
     assert one.word() == "gate" and one.probe.asked == []
     chosen = one.files.chosen(UUID)

@@ -275,6 +275,14 @@ class Preload:
         if (ruled != held.devices or memory is not held.memory) and not held.closed:
             update_limits(folder, ruled, memory=memory)
 
+    async def serve_anew(self, allocation_ids: Sequence[str]) -> None:
+        """Has the arbiter ask again which engine their devices have: it does when the first of a device's
+        leases comes. Raises VgpuError."""
+        await self.ensure_arbiter()
+        for order in (ArbiterClient.remove, ArbiterClient.add):
+            for allocation_id in allocation_ids:
+                await self._order(order, allocation_id)
+
     async def detach(self, allocation: Allocation, part: Slice) -> None:
         close_lease(self._leases / allocation.id)
         with suppress(VgpuError):  # an arbiter that is away reads at its start what leases there are

@@ -67,8 +67,13 @@ class Engines:
         self._chosen.pop(device_uuid, None)
         self._files.forget(device_uuid)
 
-    def resume(self, device_uuids: Iterable[str]) -> None:
-        """At start, for devices with preload tenants that run on: what is in force stays so."""
+    async def resume(self, device_uuids: Iterable[str]) -> frozenset[str]:
+        """At start, for devices with preload tenants that run on: what is in force stays so.
+
+        Answers the devices that lost the engine cut, because the driver is another one and cannot do it: no
+        process of a tenant has outlived that change. Raises VgpuError where a choice cannot be written down.
+        """
+        lost = set()
         for uuid in device_uuids:
             choice = self._files.chosen(uuid)
             if choice is None:  # of a vgpud that knew no engines
@@ -76,7 +81,17 @@ class Engines:
                     Engine.GATE, EngineReason.TENANTS, "its tenants came before it had an engine"
                 )
                 self._files.choose(uuid, choice)
-            self._chosen[uuid] = choice
+            if choice.engine is Engine.CUT and self._is_of_another_driver(uuid):
+                await self.settle(uuid)
+                if self._chosen[uuid].engine is not Engine.CUT:
+                    lost.add(uuid)
+            else:
+                self._chosen[uuid] = choice
+        return frozenset(lost)
+
+    def _is_of_another_driver(self, device_uuid: str) -> bool:
+        kept, device = self._files.verdict(device_uuid), self._inventory.node.device(device_uuid)
+        return kept is not None and device is not None and self._verdict(device_uuid) is None
 
     def _verdict(self, device_uuid: str) -> EngineVerdict | None:
         kept = self._files.verdict(device_uuid)

@@ -17,6 +17,7 @@ from vgpud.ledger import LedgerState
 from vgpud.model.errors import VgpuError
 from vgpud.model.tenancy import Allocation, Edits, Mode, State
 from vgpud.modes.mps import unit_name
+from vgpud.modes.preload import Preload
 from vgpud.node.keeper import NodeKeeper
 from vgpud.node.lifetimes import is_alive
 from vgpud.node.parts import Parts
@@ -92,8 +93,7 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
     observed = observe(parts, start, meant, busy, boot_changed, daemons, own_instances)
     actions = reconcile(meant, observed)
     if not boot_changed:
-        held = [p for a in parts.book if a.id in observed.leases for p in a.slices]
-        parts.engines.resume({p.device_uuid for p in held if p.mode is Mode.PRELOAD and p.mig is None})
+        await _resume_engines(parts, observed.leases)
     await _assume_modes(parts, [a for a in parts.book if a.id not in busy], daemons)
     for action in actions:
         log.info("reconcile", action=action.kind.value, subject=action.subject, why=action.reason)
@@ -126,6 +126,22 @@ async def carry_out(keeper: NodeKeeper, parts: Parts, start: Start, action: Acti
 
 def _named(allocation: Allocation) -> dict[str, object]:
     return {"allocation": allocation.id, "owner": allocation.request.owner.uid}
+
+
+async def _resume_engines(parts: Parts, leases: frozenset[str]) -> None:
+    """What is in force stays so; where the driver cannot do it any more, the arbiter asks again."""
+    users: dict[str, set[str]] = {}
+    for allocation in (a for a in parts.book if a.id in leases):
+        for part in allocation.slices:
+            if part.mode is Mode.PRELOAD and part.mig is None:
+                users.setdefault(part.device_uuid, set()).add(allocation.id)
+    try:
+        lost = await parts.engines.resume(users)
+        preload = parts.effectors[Mode.PRELOAD]
+        if lost and isinstance(preload, Preload):
+            await preload.serve_anew(sorted({name for uuid in lost for name in users[uuid]}))
+    except VgpuError as error:
+        log.error("engines not resumed", why=str(error))
 
 
 def observe(
