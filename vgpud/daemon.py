@@ -280,6 +280,7 @@ async def serve(settings: Settings) -> None:
             daemon.cdi_watch.run(),
             dra_door(daemon, keeper).run(),
             keeper.residency.run(),
+            keeper.bypasses.run(),
             keeper.activities.watch(),
         )
         lasting = [asyncio.ensure_future(one) for one in work]

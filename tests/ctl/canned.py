@@ -145,6 +145,13 @@ def aged(item: pb.Allocation, days: int) -> pb.Allocation:
 
 def used() -> pb.Allocation:
     item = preload()
+    item.marks.add(
+        kind="bypassed",
+        subject=A,
+        amount=GIB,
+        sentence="its processes hold 1GiB of device memory that libvgpu does not count",
+        since_unix_ns=1_767_225_600_123_456_789,
+    )
     item.use.add(
         device_uuid=A,
         memory_used_bytes=3 * GIB,

@@ -80,7 +80,7 @@ def test_a_new_ledger_has_wal_and_full_synchronous(tmp_path: Path) -> None:
         assert db.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
         tables = db.execute("SELECT name, strict FROM pragma_table_list WHERE schema = 'main'").fetchall()
     strict = {name for name, strict in tables if strict}
-    assert strict == {"meta", "allocations", "originals", "events"}
+    assert strict == {"meta", "allocations", "originals", "events", "marks"}
     assert path.stat().st_mode & 0o777 == 0o600
 
 

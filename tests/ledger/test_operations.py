@@ -12,6 +12,7 @@ from vgpud.ledger import Ledger, LedgerState, Original
 from vgpud.ledger.tables import EVENTS_KEPT, UNSYNCED_REVISIONS
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import EventKind
+from vgpud.model.marks import Mark, MarkKind
 from vgpud.model.tenancy import State
 
 
@@ -191,3 +192,34 @@ def test_a_closed_ledger_says_so(tmp_path: Path) -> None:
         assert caught.value.code is ErrorCode.STOPPING
 
     asyncio.run(work())
+
+
+def test_marks_are_kept_one_of_a_kind_and_go_with_their_allocation(tmp_path: Path) -> None:
+    first = Mark("a1", MarkKind.BYPASSED, "GPU-1", 600 << 20, "it holds 600MiB", 5)
+    later = replace(first, amount=700 << 20, since_unix_ns=9)
+    other = Mark("a1", MarkKind.TAMPERED, "", 1, "it was cut", 6)
+
+    async def mark(ledger: Ledger) -> None:
+        await ledger.intent(replace(allocation(1), id="a1"))
+        for one in (first, other, later):
+            told = await ledger.mark(one, event("a1"))
+        assert told.revision == 3
+
+    assert after(tmp_path, mark).marks == (later, other)
+
+    async def unmark(ledger: Ledger) -> None:
+        await ledger.unmark(later, event("a1"))
+
+    assert after(tmp_path, unmark).marks == (other,)
+
+    async def forget(ledger: Ledger) -> None:
+        await ledger.forget("a1", None)
+
+    assert after(tmp_path, forget).marks == ()
+
+
+def test_an_allocation_that_is_gone_is_not_marked(tmp_path: Path) -> None:
+    async def mark(ledger: Ledger) -> None:
+        await ledger.mark(Mark("gone", MarkKind.TAMPERED, "", 1, "it was cut", 6), event("gone"))
+
+    assert code_of(tmp_path, mark) is ErrorCode.NO_SUCH_ALLOCATION

@@ -5,6 +5,7 @@ from collections import Counter
 from vgpud.model.device import Device, GpuInstance, Health, Mig, MigProfile, Node, Placement
 from vgpud.model.engine import Engine, EngineChoice, EngineReason
 from vgpud.model.event import Event, EventKind
+from vgpud.model.marks import Mark, MarkKind
 from vgpud.model.observation import Observation, ProcessFigures
 from vgpud.model.quantity import GIB, Percent
 from vgpud.model.tally import Tally
@@ -78,6 +79,8 @@ def observation() -> Observation:
     tally.resumed.update(idle=1)
     tally.moved.update(done=3, back=1)
     tally.resume_waited_seconds = 2.5
+    tally.marked.update({"bypassed": 1, "unknown-calls": 2})
+    tally.bypass_looks, tally.stopped = 9, 1
     tally.took(0.004)
     tally.took(99)
     return Observation(
@@ -93,5 +96,10 @@ def observation() -> Observation:
         nvml_errors={15: 2},
         process=ProcessFigures(70 * 2**20, 1.5, 33, 1e9),
         watchers=1,
+        marks=(
+            Mark(QUOTA.id, MarkKind.BYPASSED, A, 590 * 2**20, "it holds", 10**18),
+            Mark(QUOTA.id, MarkKind.UNKNOWN_CALLS, "610.4", 3, "it has", 10**18),
+            Mark(HARD.id, MarkKind.UNKNOWN_CALLS, "610.4", 5, "it has", 10**18),
+        ),
         events=(Event(41, EventKind.ALLOCATION_ACTIVE, "aaaa00000001", "allocation <made>", 10**18),),
     )

@@ -120,3 +120,12 @@ def test_lines_that_are_kept_are_those_that_would_be_written() -> None:
     for seen in (first, first, busy, changed, fewer, none, first):
         assert kept.render(seen) == Renderer().render(seen)
     assert Renderer().render(first) != Renderer().render(busy) != Renderer().render(changed)
+
+
+def test_marks_are_by_allocation_and_a_driver_is_told_once(text: str) -> None:
+    told = samples(text)
+    marked = {(labels["allocation"][:4], labels["mark"]) for labels, _ in told["vgpud_allocation_marked"]}
+    assert marked == {("aaaa", "bypassed"), ("aaaa", "unknown-calls"), ("bbbb", "unknown-calls")}
+    assert [value for _, value in told["vgpud_allocation_bypassed_bytes"]] == [590 * 2**20]
+    assert told["vgpud_driver_unknown_calls"] == [({"driver_version": "610.4"}, 5)]
+    assert told["vgpud_allocations_stopped_total"] == [({}, 1)]

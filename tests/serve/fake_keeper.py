@@ -9,6 +9,7 @@ from vgpud.model.caller import Caller
 from vgpud.model.device import Device, Node, Placement
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event, EventKind
+from vgpud.model.marks import Mark
 from vgpud.model.mig_view import MigChange, MigDevice, MigFree, MigInstance, MigPlan, MigProcess, MigTarget
 from vgpud.model.move_view import DefragView, Evacuation, RoomWanted, TenantMove
 from vgpud.model.plan import Step, StepKind
@@ -200,6 +201,9 @@ class FakeKeeper:
     def list(self) -> tuple[tuple[Allocation, ...], int]:
         self._check()
         return tuple(self.held.values()), len(self.events)
+
+    def marks(self, allocation: Allocation) -> tuple[Mark, ...]:
+        return ()
 
     def standing(self, allocation: Allocation) -> str:
         return "waits for the test" if allocation.state is State.SUSPENDED else ""

@@ -10,6 +10,7 @@ from vgpud.api.encode_device import placement
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.errors import VgpuError
 from vgpud.model.event import Event
+from vgpud.model.marks import Mark
 from vgpud.model.plan import Step
 from vgpud.model.quantity import Percent
 from vgpud.model.tenancy import Allocation, Decision, Edits, MigSlice, Reason, Slice, State
@@ -97,7 +98,12 @@ def edits(changes: Edits) -> pb.Edits:
 
 
 def allocation(
-    held: Allocation, *, with_edits: bool, use: Iterable[SliceUse] = (), standing: str = ""
+    held: Allocation,
+    *,
+    with_edits: bool,
+    use: Iterable[SliceUse] = (),
+    standing: str = "",
+    marks: Iterable[Mark] = (),
 ) -> pb.Allocation:
     """Without edits for callers whom the allocation does not concern: env and paths are its owner's."""
     request = held.request
@@ -122,6 +128,17 @@ def allocation(
         suspended_bytes=sum(process.memory_bytes for process in held.suspended),
         cause=held.cause.value if held.state is State.SUSPENDED else "",
         standing=standing,
+        marks=[_mark(mark) for mark in marks],
+    )
+
+
+def _mark(mark: Mark) -> pb.Mark:
+    return pb.Mark(
+        kind=mark.kind.value,
+        subject=mark.subject,
+        amount=mark.amount,
+        sentence=mark.sentence,
+        since_unix_ns=mark.since_unix_ns,
     )
 
 

@@ -14,6 +14,7 @@ from vgpud import __version__
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.device import Health
 from vgpud.model.engine import EngineReason
+from vgpud.model.marks import MarkKind
 from vgpud.model.tenancy import State
 
 OK, WARN, FAIL, SKIP = "ok", "warning", "failed", "skipped"
@@ -243,6 +244,7 @@ def tenants(node: Node) -> Iterator[Finding]:
         yield Finding(
             "allocations", FAIL, f"{item.id} has failed: {item.failure}", f"vgpuctl release {item.id}"
         )
+    yield from _marks(node.allocations)
     outside = [item for item in node.processes if not item.allocation_id]
     for process in outside:
         sentence = f"process {process.pid} uses {process.device_uuid} outside vgpud"
@@ -253,6 +255,21 @@ def tenants(node: Node) -> Iterator[Finding]:
         yield Finding("leaks", WARN, sentence, f"see what still runs in it: vgpuctl show {item.id}")
     if not failed and not dead:
         yield Finding("allocations", OK, f"{len(node.allocations)} held, none failed")
+
+
+def _marks(allocations: Iterable[pb.Allocation]) -> Iterator[Finding]:
+    """Of a driver that is newer than libvgpu once, however many tenants it has."""
+    told = set()
+    for item in allocations:
+        for mark in item.marks:
+            if mark.kind != MarkKind.UNKNOWN_CALLS:
+                fix = f"see whose it is: vgpuctl show {item.id}; on_bypass in the policy can end it"
+                yield Finding("limits", WARN, f"{item.id} is {mark.kind}: {mark.sentence}", fix)
+            elif mark.subject not in told:
+                told.add(mark.subject)
+                yield Finding(
+                    "libvgpu", WARN, mark.sentence, "upgrade vgpud to a version that knows this driver"
+                )
 
 
 def leftovers(host: Host, held: frozenset[str]) -> Iterator[Finding]:

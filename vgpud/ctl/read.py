@@ -150,6 +150,7 @@ def allocation_facts(item: pb.Allocation, engines: str = "") -> Table:
             ("state", item.state),
             ("suspended", item.standing),
             ("failure", item.failure),
+            *((mark.kind, mark.sentence) for mark in item.marks),
             ("owner", f"{words.user(item.owner_uid)} (uid {item.owner_uid}, gid {item.owner_gid})"),
             ("label", item.label),
             ("isolation", item.isolation),

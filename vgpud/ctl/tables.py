@@ -103,7 +103,7 @@ def _allocation_row(item: pb.Allocation, now_ns: int) -> Sequence[str]:
     return (
         item.id,
         words.user(item.owner_uid),
-        f"{item.state} ({item.standing})" if item.standing else item.state,
+        _state(item),
         words.joined(dict.fromkeys(part.mode for part in parts)),
         words.joined(words.short_uuid(part.device_uuid) for part in parts),
         _of_each([words.held_memory(part) for part in parts]),
@@ -116,6 +116,11 @@ def _allocation_row(item: pb.Allocation, now_ns: int) -> Sequence[str]:
         item.request_id,
         str(item.revision),
     )
+
+
+def _state(item: pb.Allocation) -> str:
+    said = [words.passed(item), item.standing]
+    return f"{item.state} ({', '.join(filter(None, said))})" if any(said) else item.state
 
 
 def _of_each(values: Sequence[str]) -> str:

@@ -19,6 +19,8 @@ class Cell(NamedTuple):
 
 Paint = Callable[[str, str], str]
 
+_RED = ("failed", "bypassed", "tampered")  # in a state
+
 
 def plain(text: str, style: str) -> str:
     return text
@@ -87,7 +89,7 @@ def tenant_cells(row: TenantRow, blocks: str) -> list[Cell]:
         Cell(row.allocation),
         Cell(clean(row.owner)),
         Cell(row.device, right=True),
-        Cell(mode, "red" if row.state == "failed" else ""),
+        Cell(mode, "red" if any(word in row.state for word in _RED) else ""),
         bar(row.memory_used_bytes, row.memory_limit_bytes, blocks),
         Cell(used),
         Cell("-" if row.memory_peak_bytes is None else words.memory(row.memory_peak_bytes), right=True),

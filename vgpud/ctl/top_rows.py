@@ -7,6 +7,7 @@ from typing import NamedTuple
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl import words
 from vgpud.model.engine import Engine
+from vgpud.model.tenancy import State
 
 SORTS = ("memory", "share", "waited", "refused", "device", "owner", "age")
 
@@ -147,7 +148,7 @@ def _tenant(
         owner=words.user(item.owner_uid),
         device=device,
         mode=part.mode + (f" {words.mig_name(part)}" if part.HasField("mig") else ""),
-        state=item.state,
+        state=_state(item),
         memory_used_bytes=meter.memory_used_bytes if meter is not None else 0,
         memory_limit_bytes=part.memory_bytes,
         memory_peak_bytes=peak,
@@ -163,6 +164,13 @@ def _tenant(
         age_seconds=max(0.0, (now_unix_ns - item.created_unix_ns) / 1e9),
         label=item.label,
     )
+
+
+def _state(item: pb.Allocation) -> str:
+    passed = words.passed(item)
+    if not passed:
+        return item.state
+    return passed if item.state == State.ACTIVE else f"{item.state}, {passed}"
 
 
 def chosen(rows: Iterable[TenantRow], sort: str, reverse: bool, text: str) -> list[TenantRow]:

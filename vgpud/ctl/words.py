@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl.document import rfc3339
+from vgpud.model.marks import MarkKind
 from vgpud.model.quantity import show_bytes
 from vgpud.model.tenancy import ANYONE
 
@@ -56,6 +57,12 @@ def user(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OverflowError):
         return str(uid)
+
+
+def passed(item: pb.Allocation) -> str:
+    """How it passes its limits, as vgpud has noticed: "bypassed", "tampered", both, or ""."""
+    kinds = (MarkKind.BYPASSED, MarkKind.TAMPERED)
+    return joined(mark.kind for mark in item.marks if mark.kind in kinds)
 
 
 def short_uuid(uuid: str) -> str:

@@ -1,7 +1,7 @@
 """The lease of a preload tenant: its limits (pages.py), its use (usage.py), and the arbiter that serves it
 (arbiter.py)."""
 
-from vgpud.lease.arbiter import ArbiterClient, Tampering
+from vgpud.lease.arbiter import ArbiterClient, Registered
 from vgpud.lease.contexts import ContextCosts
 from vgpud.lease.memory import LeaseMemory
 from vgpud.lease.pages import (
@@ -26,13 +26,16 @@ from vgpud.lease.usage import (
     Usage,
     parse_meters,
     read_activity,
+    read_counted,
     read_meter_pages,
     read_meters,
     read_unknown_calls,
     read_usage,
 )
+from vgpud.lease_layout import ANYONE_FOLDER
 
 __all__ = [
+    "ANYONE_FOLDER",
     "ArbiterClient",
     "ContextCosts",
     "DeviceLimits",
@@ -44,15 +47,16 @@ __all__ = [
     "MeterPages",
     "ProcessSwap",
     "ProcessUse",
+    "Registered",
     "SharePolicy",
     "SwapPhase",
-    "Tampering",
     "UnknownCalls",
     "Usage",
     "close_lease",
     "list_leases",
     "parse_meters",
     "read_activity",
+    "read_counted",
     "read_limits",
     "read_meter_pages",
     "read_meters",

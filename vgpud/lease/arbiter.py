@@ -11,12 +11,16 @@ from vgpud import lease_layout as layout
 from vgpud.model.errors import ErrorCode, VgpuError
 
 
-@dataclass(frozen=True)
-class Tampering:
-    """Since the arbiter started."""
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A lease as the arbiter serves it. `pids` are of its live registered processes, as the arbiter's
+    namespace names them. Since the arbiter started, `cuts` times `usage` was larger than it may be, or took
+    more room, and was cut; `shut`: its locks are so many that the arbiter looks at them no more. libvgpu does
+    neither."""
 
-    cuts: int = 0  # `usage` was larger than it may be, or took more room, and was cut
-    shut: bool = False  # its locks are so many that the arbiter looks at them no more
+    pids: tuple[int, ...] = ()
+    cuts: int = 0
+    shut: bool = False
 
 
 class ArbiterClient:
@@ -48,23 +52,19 @@ class ArbiterClient:
         self._check(self._ask(layout.MSG_LOOK, allocation), f"ask lease {allocation}")
 
     def list(self, allocation: str) -> tuple[int, ...]:
-        """Pids, as the arbiter's namespace names them, of the lease's live registered processes; none
-        for a lease that it does not serve. Raises as `add` does."""
+        """The pids of `registered`. Raises as `add` does."""
+        return self.registered(allocation).pids
+
+    def registered(self, allocation: str) -> Registered:
+        """Nothing of a lease that the arbiter does not serve. Raises as `add` does."""
         reply = self._list(allocation)
         if reply is None:
-            return ()
+            return Registered()
         (count,) = struct.unpack_from("<q", reply, layout.MESSAGE_VALUE)
         count = max(0, min(count, layout.MAX_SLOTS))
-        return struct.unpack_from(f"<{count}i", reply, layout.PROCESS_LIST_PIDS)
-
-    def tampering(self, allocation: str) -> Tampering:
-        """What the arbiter has seen of the tenant that libvgpu never does; nothing where it does not serve
-        the lease. Raises as `add` does."""
-        reply = self._list(allocation)
-        if reply is None:
-            return Tampering()
+        pids = struct.unpack_from(f"<{count}i", reply, layout.PROCESS_LIST_PIDS)
         cuts, shut = struct.unpack_from("<II", reply, layout.MESSAGE_SLOT)
-        return Tampering(cuts, shut != 0)
+        return Registered(pids, cuts, shut != 0)
 
     def _list(self, allocation: str) -> bytes | None:
         reply = self._ask(layout.MSG_LIST, allocation)

@@ -136,6 +136,7 @@ class LeaseMeter:
 
 
 _METER = struct.Struct("<8Q")
+_HELD = struct.Struct("<3Q")  # used, claim, context: the first of a meter
 _METER_MOST = (*(BYTES_MAX,) * 4, *(_COUNT_MAX,) * 4)  # used, claim, context, peak; counters
 _COMPUTE = struct.Struct("<6Q")
 _ACTIVITY = struct.Struct("<2Q4I")  # start_ns, calls, looks, busy, quiet, wants: side by side in a slot
@@ -216,6 +217,27 @@ def _lease_meter(head: bytes, slots: bytes, compute: bytes, held: list[int], dev
     times = _COMPUTE.unpack_from(compute, device * layout.COMPUTE_SIZE)
     granted, had, waited, overrun, _turns, bypasses = (min(time, _COUNT_MAX) for time in times)
     return LeaseMeter(len(held), memory, ComputeTime(granted, had, waited, overrun, bypasses))
+
+
+def read_counted(folder: Path, device_count: int) -> tuple[int, ...]:
+    """Bytes of each device that the live processes count: used, claimed and learnt. Clamped as in
+    `read_usage`.
+
+    Raises VgpuError LEASE_FAILED if the lease itself is gone.
+    """
+    with usage_of(folder) as fd:
+        _, slots = read_slots(fd)
+    held = in_use(slots)
+    return tuple(
+        sum(
+            min(word, BYTES_MAX)
+            for slot in held
+            for word in _HELD.unpack_from(
+                slots, slot + layout.SLOT_DEVICES + device * layout.SLOT_DEVICE_SIZE
+            )
+        )
+        for device in range(device_count)
+    )
 
 
 @dataclass(frozen=True, slots=True)

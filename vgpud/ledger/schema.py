@@ -52,6 +52,17 @@ MIGRATIONS: tuple[Migration, ...] = (
         """ALTER TABLE allocations ADD COLUMN cause TEXT NOT NULL DEFAULT 'hand'
             CHECK (cause IN ('hand', 'idle', 'turn'))""",
     ),
+    (
+        """CREATE TABLE marks (
+            allocation_id TEXT NOT NULL,
+            kind TEXT NOT NULL,
+            subject TEXT NOT NULL,
+            amount INTEGER NOT NULL,
+            sentence TEXT NOT NULL,
+            since_unix_ns INTEGER NOT NULL,
+            PRIMARY KEY (allocation_id, kind)
+        ) STRICT, WITHOUT ROWID""",
+    ),
 )
 
 

@@ -15,6 +15,7 @@ from vgpud.ledger.tables import LedgerState, Original, Tables
 from vgpud.ledger.writer import Writer
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event, EventKind
+from vgpud.model.marks import Mark
 from vgpud.model.tenancy import Allocation, State
 
 T = TypeVar("T")
@@ -103,6 +104,15 @@ class Ledger:
         """Drop an allocation; the event with its revision, or None if there was nothing to drop."""
         revision = await self._do(lambda tables: tables.forget(allocation_id, event), durability)
         return None if event is None or revision is None else replace(event, revision=revision)
+
+    async def mark(self, mark: Mark, event: Event, *, durability: Durability = Durability.PROCESS) -> Event:
+        """Write what was noticed of an allocation, in the place of an earlier mark of that kind; the event
+        with its revision. Raises VgpuError(NO_SUCH_ALLOCATION)."""
+        return replace(event, revision=await self._do(lambda tables: tables.mark(mark, event), durability))
+
+    async def unmark(self, mark: Mark, event: Event, *, durability: Durability = Durability.PROCESS) -> Event:
+        """It no longer holds; the event with its revision."""
+        return replace(event, revision=await self._do(lambda tables: tables.unmark(mark, event), durability))
 
     async def record_original(
         self, device_uuid: str, key: str, value: str, *, durability: Durability = Durability.POWER

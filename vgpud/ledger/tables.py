@@ -6,11 +6,13 @@ transaction back puts it back as well.
 
 import sqlite3
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from vgpud.ledger.codec import AllocationRow, Outcome, collector_paused, decode_allocation
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event, EventKind
+from vgpud.model.marks import Mark, MarkKind
 from vgpud.model.tenancy import Allocation
 
 EVENTS_KEPT = 10_000
@@ -54,6 +56,7 @@ class LedgerState:
     revision: int
     boot_id: str
     released: tuple[str, ...] = ()
+    marks: tuple[Mark, ...] = ()
 
 
 class Tables:
@@ -79,7 +82,37 @@ class Tables:
             revision=self.revision,
             boot_id=self._meta("boot_id", ""),
             released=tuple([subject for (subject,) in released]),
+            marks=tuple(self._marks()),
         )
+
+    def _marks(self) -> Iterator[Mark]:
+        kinds = {kind.value: kind for kind in MarkKind}
+        rows = self._db.execute(
+            "SELECT allocation_id, kind, subject, amount, sentence, since_unix_ns FROM marks"
+        )
+        for allocation_id, kind, *rest in rows:
+            if kind in kinds:  # else of a newer vgpud
+                yield Mark(allocation_id, kinds[kind], *rest)
+
+    def mark(self, mark: Mark, event: Event) -> int:
+        """One of its kind; the event's revision."""
+        if self._one("SELECT id FROM allocations WHERE id = ?", mark.allocation_id) is None:
+            raise _missing(mark.allocation_id)
+        row = (
+            mark.allocation_id,
+            mark.kind.value,
+            mark.subject,
+            mark.amount,
+            mark.sentence,
+            mark.since_unix_ns,
+        )
+        self._db.execute("INSERT OR REPLACE INTO marks VALUES (?, ?, ?, ?, ?, ?)", row)
+        return self._event(event)
+
+    def unmark(self, mark: Mark, event: Event) -> int:
+        key = (mark.allocation_id, mark.kind.value)
+        self._db.execute("DELETE FROM marks WHERE allocation_id = ? AND kind = ?", key)
+        return self._event(event)
 
     def begin(self, row: AllocationRow) -> None:
         try:
@@ -108,6 +141,7 @@ class Tables:
     def forget(self, allocation_id: str, event: Event | None) -> int | None:
         """The event's revision; None if there was no event, or nothing to forget."""
         done = self._db.execute("DELETE FROM allocations WHERE id = ?", (allocation_id,))
+        self._db.execute("DELETE FROM marks WHERE allocation_id = ?", (allocation_id,))
         if event is None or done.rowcount == 0:
             return None
         return self._event(event)

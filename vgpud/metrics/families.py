@@ -75,6 +75,19 @@ MEMORY_REFUSED = _counter(
     "allocation_memory_refused", "Memory refused: over its own limit, or the card full.", (*_SLICE, "cause")
 )
 PROCESSES = _gauge("allocation_processes", "Processes in it.", _SLICE)
+ALLOCATION_MARKED = _gauge(
+    "allocation_marked",
+    "1 for what was noticed of it: bypassed, tampered, unknown-calls.",
+    ("allocation", "mark"),
+)
+BYPASSED_BYTES = _gauge(
+    "allocation_bypassed_bytes",
+    "Device memory that libvgpu did not count, when it was noticed.",
+    ("allocation", "gpu_uuid"),
+)
+UNKNOWN_CALLS = _gauge(
+    "driver_unknown_calls", "Functions of the driver that libvgpu does not know.", ("driver_version",)
+)
 
 # decisions
 MADE = _counter("allocations_made", "Allocations made, by mode.", ("mode",))
@@ -82,6 +95,9 @@ REFUSED = _counter("allocations_refused", "Requests refused, by the error's name
 RELEASED = _counter("allocations_released", "Allocations given back.")
 RESIZED = _counter("allocations_resized", "Changes of limits.")
 FAILED = _counter("allocations_failed", "Allocations that lost their device or helper.")
+MARKED = _counter("allocations_marked", "Marks made, by kind.", ("mark",))
+BYPASS_LOOKS = _counter("bypass_looks", "Comparisons of NVML's figures with the ledgers of preload tenants.")
+STOPPED = _counter("allocations_stopped", "Marked allocations that the policy ended (on_bypass).")
 MADE_SECONDS = Family("vgpud_allocation_duration_seconds", "histogram", "From decision to made.", ("le",))
 
 # tenants that the policy suspends (idle_suspend, turn)

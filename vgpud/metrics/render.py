@@ -11,6 +11,7 @@ from typing import NamedTuple
 from vgpud.metrics import families as f
 from vgpud.metrics.exposition import Family, label, labelled, lines, write
 from vgpud.model.device import Health
+from vgpud.model.marks import Mark, MarkKind
 from vgpud.model.observation import Observation
 from vgpud.model.tally import BUCKETS_SECONDS
 from vgpud.model.tenancy import Allocation, Slice, State
@@ -63,6 +64,7 @@ class Renderer:
         for state, count in _states(seen).items():
             samples[f.ALLOCATIONS].append((labelled({"state": state}), count))
         _decisions(seen, samples)
+        _marks(seen.marks, samples)
         return write(samples.items(), self._of_allocations(seen))
 
     def _of_allocations(self, seen: Observation) -> dict[Family, str]:
@@ -219,6 +221,18 @@ def _watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else milliwatts / 1000
 
 
+def _marks(marks: tuple[Mark, ...], samples: dict[Family, Samples]) -> None:
+    functions: dict[str, int] = {}
+    for mark in marks:
+        labels = {"allocation": mark.allocation_id}
+        samples[f.ALLOCATION_MARKED].append((labelled({**labels, "mark": mark.kind.value}), 1))
+        if mark.kind is MarkKind.BYPASSED:
+            samples[f.BYPASSED_BYTES].append((labelled({**labels, "gpu_uuid": mark.subject}), mark.amount))
+        if mark.kind is MarkKind.UNKNOWN_CALLS:
+            functions[mark.subject] = max(mark.amount, functions.get(mark.subject, 0))
+    samples[f.UNKNOWN_CALLS] += [(labelled({"driver_version": name}), n) for name, n in functions.items()]
+
+
 def _decisions(seen: Observation, samples: dict[Family, Samples]) -> None:
     tally = seen.tally
     samples[f.MADE] += [(labelled({"mode": mode}), n) for mode, n in sorted(tally.made.items())]
@@ -226,6 +240,9 @@ def _decisions(seen: Observation, samples: dict[Family, Samples]) -> None:
     samples[f.RELEASED].append(("", tally.released))
     samples[f.RESIZED].append(("", tally.resized))
     samples[f.FAILED].append(("", tally.failed))
+    samples[f.MARKED] += [(labelled({"mark": kind}), n) for kind, n in sorted(tally.marked.items())]
+    samples[f.BYPASS_LOOKS].append(("", tally.bypass_looks))
+    samples[f.STOPPED].append(("", tally.stopped))
     samples[f.SUSPENDED] += [(labelled({"cause": cause}), n) for cause, n in sorted(tally.suspended.items())]
     samples[f.RESUMED] += [(labelled({"cause": cause}), n) for cause, n in sorted(tally.resumed.items())]
     samples[f.MOVED] += [(labelled({"outcome": outcome}), n) for outcome, n in sorted(tally.moved.items())]

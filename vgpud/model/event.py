@@ -12,6 +12,10 @@ class EventKind(StrEnum):
     ALLOCATION_MOVED = "allocation_moved"
     ALLOCATION_RELEASED = "allocation_released"
     ALLOCATION_FAILED = "allocation_failed"
+    ALLOCATION_BYPASSED = "allocation_bypassed"
+    ALLOCATION_TAMPERED = "allocation_tampered"
+    ALLOCATION_UNKNOWN_CALLS = "allocation_unknown_calls"
+    ALLOCATION_CLEARED = "allocation_cleared"  # no longer bypassed
     DEVICE_CHANGED = "device_changed"
     DEVICE_LOST = "device_lost"
     POLICY_RELOADED = "policy_reloaded"

@@ -20,4 +20,5 @@ class Message(StrEnum):
     POLICY_RELOADED = "fe2d0d7f01eb621b47b4592cf1da0298"  # a new policy is in force
     POLICY_REJECTED = "438eb91e83cebe095e18ab3ca2f9172a"  # a policy was not taken, the old one stays
     AUDIT = "8189ff3eca057a1903155717121a3f33"  # somebody asked vgpud for a change, and what came of it
+    MARKED = "5d0c8f3ae0b94d1f8a7d3f6bb1c2e749"  # an allocation passes its limits, or tampers with its lease
     DRAINED = "3a88b6de9f4328de646782685c05bdaf"  # a device was drained, or takes tenants again

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vgpud.model.event import Event
+from vgpud.model.marks import Mark
 from vgpud.model.tally import Tally
 from vgpud.model.tenancy import Allocation
 from vgpud.model.view import DeviceView, Metered, NodeDescription
@@ -35,3 +36,4 @@ class Observation:
     events: tuple[Event, ...] = ()
     collect_seconds: float = 0.0
     waiting: int = 0  # suspended tenants that want to work
+    marks: tuple[Mark, ...] = ()

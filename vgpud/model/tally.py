@@ -19,6 +19,9 @@ class Tally:
     suspended: Counter[str] = field(default_factory=Counter)  # by their rules: cause
     resumed: Counter[str] = field(default_factory=Counter)
     resume_waited_seconds: float = 0.0  # from wanting to work until it could
+    marked: Counter[str] = field(default_factory=Counter)  # allocations, by the mark's kind
+    bypass_looks: int = 0
+    stopped: int = 0  # allocations that the policy ended as they were marked
     moved: Counter[str] = field(default_factory=Counter)  # moves: "done", or "back" where it was
     made_seconds: float = 0.0
     made_buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_SECONDS) + 1))

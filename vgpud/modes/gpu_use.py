@@ -20,18 +20,18 @@ async def slice_processes(gateway: Gateway, part: Slice) -> tuple[DeviceProcess,
         if error.code is not ErrorCode.GPU_LOST:
             raise
         return ()
-    return tuple(p for p in processes if _is_in(p, part))
+    return tuple(p for p in processes if is_in(p, part))
 
 
 def meter_of(part: Slice, processes: Iterable[DeviceProcess]) -> SliceMeter:
     """Of the processes that a snapshot lists on the slice's device, those that are the slice's."""
-    own = [p for p in processes if _is_in(p, part)]
+    own = [p for p in processes if is_in(p, part)]
     return SliceMeter(
         part.device_uuid, sum(p.memory_bytes or 0 for p in own), processes=len({p.pid for p in own})
     )
 
 
-def _is_in(process: DeviceProcess, part: Slice) -> bool:
+def is_in(process: DeviceProcess, part: Slice) -> bool:
     """In its GPU instance, and in its compute instance where that is one of several."""
     mig = part.mig
     if mig is None:

@@ -23,12 +23,16 @@ from vgpud.lease import (
     LeaseMemory,
     Meter,
     ProcessSwap,
+    Registered,
     SharePolicy,
+    UnknownCalls,
     close_lease,
     read_activity,
+    read_counted,
     read_limits,
     read_meters,
     read_swaps,
+    read_unknown_calls,
     read_usage,
     remove_lease,
     update_limits,
@@ -220,6 +224,23 @@ class Preload:
     async def look(self, allocation_id: str) -> None:
         """Has the tenant's processes write what `activity` reads. Raises VgpuError."""
         await self._order_once(ArbiterClient.look, allocation_id)
+
+    def registered(self, allocation_id: str) -> Registered:
+        """Blocks. Raises VgpuError HELPER_FAILED or HELPER_TIMEOUT: the arbiter is away."""
+        return self._arbiter.registered(allocation_id)
+
+    def learn(self, allocation_id: str) -> None:
+        """Has the tenant's processes learn what the driver has taken since they looked last; blocks. Raises
+        VgpuError."""
+        self._arbiter.look(allocation_id)
+
+    def counted(self, allocation: Allocation) -> tuple[int, ...]:
+        """Bytes that its ledger counts, by slice. Raises VgpuError(LEASE_FAILED)."""
+        return read_counted(self._leases / allocation.id, len(allocation.slices))
+
+    def unknown_calls(self, allocation_id: str) -> UnknownCalls:
+        """Raises VgpuError(LEASE_FAILED)."""
+        return read_unknown_calls(self._leases / allocation_id)
 
     def _memory(self, allocation: Allocation) -> LeaseMemory:
         """Movable where the tenant takes turns on one device: with peers, others would have to map it too."""

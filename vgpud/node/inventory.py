@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from vgpud import clock
 from vgpud.hardware.gateway import Gateway
-from vgpud.model.device import Device, Health, Node
+from vgpud.model.device import Device, DeviceProcess, Health, Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.view import Vitals
 
@@ -61,6 +61,10 @@ class Inventory:
                 with suppress(VgpuError):  # lost since the snapshot, or too slow just now
                     found[device.uuid] = self._gateway.vitals(device.uuid)
         return found
+
+    def processes(self, device_uuid: str) -> tuple[DeviceProcess, ...]:
+        """Those that NVML lists now; blocks. Raises VgpuError as Gateway.processes does."""
+        return self._gateway.processes(device_uuid)
 
     async def refresh(self, max_age_seconds: float = 0.0) -> None:
         """A snapshot no older than that; concurrent callers share one. A failure is never kept."""

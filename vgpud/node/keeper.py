@@ -24,6 +24,7 @@ from vgpud.model.engine import EngineChoice
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event
 from vgpud.model.journal import Message
+from vgpud.model.marks import Mark
 from vgpud.model.plan import Step, StepKind
 from vgpud.model.quantity import Percent
 from vgpud.model.tenancy import Allocation, Decision, Mode, Request, Slice, State
@@ -35,6 +36,7 @@ from vgpud.node.activities import Activities
 from vgpud.node.background import Background
 from vgpud.node.blocked import Blocked
 from vgpud.node.book import RequestKey, check_same_request, request_key
+from vgpud.node.bypasses import Bypasses
 from vgpud.node.cgroups import processes_in
 from vgpud.node.changes import Changes
 from vgpud.node.checkpoints import waiting
@@ -104,6 +106,7 @@ class NodeKeeper:
         self.residency = Residency(
             around, self.suspends, lambda: self.policy().policy, self.account.tally, self.spawn
         )
+        self.bypasses = Bypasses(around, self.policies, self.account.tally, self.release_later)
         self.moves = Moves(
             around,
             self._executor,
@@ -112,11 +115,7 @@ class NodeKeeper:
             self.account.tally,
         )
         self.relocations = Relocations(
-            self.moves,
-            parts.book,
-            parts.inventory,
-            lambda: self.policies.current.policy,
-            self.operations.is_drained,
+            self.moves, parts.book, parts.inventory, lambda: self.policy().policy, self.operations.is_drained
         )
         parts.inventory.health_changed = self._health_changed
         parts.engines.setting = lambda device: self.policy().policy.rule_for(device).settings_preload().engine
@@ -494,6 +493,10 @@ class NodeKeeper:
     def standing(self, allocation: Allocation) -> str:
         """What a suspended tenant waits for."""
         return self.residency.standing(allocation)
+
+    def marks(self, allocation: Allocation) -> tuple[Mark, ...]:
+        """What was noticed of it that its limits do not cover."""
+        return self.bypasses.marks_of(allocation.id)
 
     async def slice_use(self, allocation: Allocation) -> tuple[SliceUse, ...]:
         """Empty entries where a slice cannot be read: a listing never fails for one lost device."""

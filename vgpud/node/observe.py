@@ -37,6 +37,7 @@ async def observe(keeper: NodeKeeper) -> Observation:
         events=keeper.hub.latest(_EVENTS),
         collect_seconds=time.perf_counter() - began,
         waiting=keeper.residency.waiting,
+        marks=tuple(mark for allocation in allocations for mark in keeper.marks(allocation)),
     )
 
 

@@ -48,6 +48,7 @@ async def recover(keeper: NodeKeeper, parts: Parts, state: LedgerState, start: S
     """
     for allocation in state.allocations:
         parts.book.add(allocation)
+    keeper.bypasses.restore(state.marks)
     keeper.hub.revision = state.revision
     keeper.remember_released(state.released)
     await agree(keeper, parts, start, bool(state.boot_id) and state.boot_id != start.boot_id)

@@ -146,6 +146,11 @@ class PreloadSettings(Table):
     min_residence: Seconds = Field(
         60.0, description="for so long at least a tenant that has come back is not suspended as idle"
     )
+    on_bypass: Literal["report", "stop"] = Field(
+        "report",
+        description="a tenant whose processes hold device memory that libvgpu does not count, or that "
+        "tampers with its lease: report marks it, stop also ends its processes and releases it",
+    )
 
 
 class MpsSettings(Table):

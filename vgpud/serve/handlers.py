@@ -95,7 +95,9 @@ async def get_allocation(keeper: Keeper, caller: Caller, asked: pb.GetAllocation
     held = keeper.get(decode.identifier(asked.allocation_id, "allocation_id"))
     use = await keeper.slice_use(held)
     sees = _sees_edits(caller, held)
-    return encode.allocation(held, with_edits=sees, use=use, standing=keeper.standing(held))
+    return encode.allocation(
+        held, with_edits=sees, use=use, standing=keeper.standing(held), marks=keeper.marks(held)
+    )
 
 
 async def list_allocations(
@@ -105,7 +107,8 @@ async def list_allocations(
     shown = []
     for one in held:
         standing = keeper.standing(one)
-        shown.append(encode.allocation(one, with_edits=_sees_edits(caller, one), standing=standing))
+        sees = _sees_edits(caller, one)
+        shown.append(encode.allocation(one, with_edits=sees, standing=standing, marks=keeper.marks(one)))
         if len(shown) % _LISTED_AT_ONCE == 0:
             await asyncio.sleep(0)  # a long listing must not hold up an Allocate
     return pb.ListAllocationsReply(allocations=shown, revision=revision)

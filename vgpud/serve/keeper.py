@@ -6,6 +6,7 @@ from typing import Protocol
 
 from vgpud.model.caller import Caller
 from vgpud.model.event import Event
+from vgpud.model.marks import Mark
 from vgpud.model.mig_view import MigDevice, MigPlan, MigTarget
 from vgpud.model.move_view import DefragView, Evacuation, RoomWanted
 from vgpud.model.plan import Step
@@ -104,6 +105,10 @@ class Keeper(Protocol):
 
     def standing(self, allocation: Allocation) -> str:
         """What a suspended allocation waits for; empty for others."""
+        ...
+
+    def marks(self, allocation: Allocation) -> tuple[Mark, ...]:
+        """What was noticed of it that its limits do not cover."""
         ...
 
     async def slice_use(self, allocation: Allocation) -> tuple[SliceUse, ...]: ...

@@ -16,6 +16,7 @@
 #include "cut.h"
 #include "duty.h"
 #include "in_child.h"
+#include "learn.h"
 #include "lease_open.h"
 #include "pace.h"
 #include "tenant.h"
@@ -572,6 +573,8 @@ static void answer_look(uint64_t now)
     note_launches();
     pthread_mutex_unlock(&gate.lock);
     bool busy = away ? held : is_busy(closed, held, same);
+    if (!away)
+        vgpu_learn_all(); /* of memory that the driver took since the last call, vgpud learns only here */
     vgpu_away_answer(count, busy, away && !held);
 }
 

@@ -86,6 +86,13 @@ void vgpu_learn_once(int device)
     pthread_mutex_unlock(&looking);
 }
 
+void vgpu_learn_all(void)
+{
+    unsigned devices = vgpu_tenant_devices();
+    for (unsigned device = 0; device < devices; device++)
+        vgpu_learn_once((int)device);
+}
+
 void vgpu_learn_later(int device)
 {
     __atomic_fetch_or(&vgpu_learn_stale, 1u << device, __ATOMIC_SEQ_CST);

@@ -19,6 +19,9 @@ bool vgpu_learn(int device, uint64_t claimed);
 /* Looks once, unless another thread does. */
 void vgpu_learn_once(int device);
 
+/* Looks once at each device of the lease, unless another thread does; for the link's thread, when vgpud asks. */
+void vgpu_learn_all(void);
+
 /* Something happened that makes the driver take memory now or soon: the next allocation looks first. */
 void vgpu_learn_later(int device);
 

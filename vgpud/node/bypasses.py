@@ -1,0 +1,376 @@
+"""Watches preload tenants for device memory that their ledgers do not count, and for tampering.
+
+A look asks the arbiter for each tenant's processes and NVML for each device's. Where more is held than
+counted, the tenant's processes are told to learn what the driver has taken, and the figures are read several
+times more; what all readings have in common counts. planner.bypass decides; two looks in a row make a mark.
+"""
+
+import asyncio
+import os
+import select
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import structlog
+
+from vgpud import audit, clock
+from vgpud.lease import Registered, UnknownCalls
+from vgpud.model.errors import VgpuError
+from vgpud.model.event import EventKind
+from vgpud.model.journal import Message
+from vgpud.model.marks import Mark, MarkKind
+from vgpud.model.tally import Tally
+from vgpud.model.tenancy import Allocation, Mode, Slice, State
+from vgpud.modes.gpu_use import is_in
+from vgpud.modes.preload import Preload
+from vgpud.node.ancestry import owner_of
+from vgpud.node.cgroups import processes_in
+from vgpud.node.checkpoints import Surroundings
+from vgpud.node.execute import new_event
+from vgpud.node.policies import Policies
+from vgpud.planner.bypass import (
+    Belongings,
+    Reading,
+    Verdict,
+    Watched,
+    excess_bytes,
+    first_sight,
+    judge,
+    sentence_of,
+    under_limit,
+)
+
+log = structlog.get_logger(__name__)
+
+_LOOK_SECONDS = 2.0
+_AGAIN_SECONDS = 1.0  # while a tenant is suspect
+_REST_RATIO = 50  # a look that takes much CPU time is followed by a pause of so many times that
+_READINGS = 8
+_READING_PAUSE_SECONDS = 0.05
+
+_EVENTS = {
+    MarkKind.BYPASSED: EventKind.ALLOCATION_BYPASSED,
+    MarkKind.TAMPERED: EventKind.ALLOCATION_TAMPERED,
+    MarkKind.UNKNOWN_CALLS: EventKind.ALLOCATION_UNKNOWN_CALLS,
+}
+Place = tuple[str, str]  # allocation id, device UUID
+
+
+@dataclass
+class _Survey:
+    """What one look has read: `least` excess in bytes of each slice, judged by `watched`."""
+
+    everything: tuple[Allocation, ...]
+    watched: dict[Place, Watched]
+    registered: dict[str, Registered] = field(default_factory=dict)
+    unknown: dict[str, UnknownCalls] = field(default_factory=dict)
+    least: dict[Place, int] = field(default_factory=dict)
+    pids: dict[str, set[int]] = field(default_factory=dict)  # on devices, by allocation
+    owners: dict[int, str] = field(default_factory=dict)
+    known: Belongings | None = None
+    cpu_seconds: float = 0.0
+
+
+@dataclass
+class Bypasses:
+    around: Surroundings
+    policies: Policies
+    tally: Tally
+    release_later: Callable[[str, str], object]
+    _marks: dict[str, dict[MarkKind, Mark]] = field(default_factory=dict)
+    _watched: dict[Place, Watched] = field(default_factory=dict)
+    _older: frozenset[str] = frozenset()  # made before vgpud started
+    _stopped: set[str] = field(default_factory=set)
+
+    def restore(self, marks: Iterable[Mark]) -> None:
+        """At start, with the allocations in the book."""
+        self._older = frozenset(allocation.id for allocation in self.around.book)
+        for mark in marks:
+            self._marks.setdefault(mark.allocation_id, {})[mark.kind] = mark
+
+    def marks_of(self, allocation_id: str) -> tuple[Mark, ...]:
+        return tuple(self._marks.get(allocation_id, {}).values())
+
+    async def run(self) -> None:
+        """For as long as the daemon serves."""
+        while True:
+            cpu_seconds = await self.look()
+            suspect = any(one.suspect and not one.marked for one in self._watched.values())
+            pause = _AGAIN_SECONDS if suspect else _LOOK_SECONDS
+            await asyncio.sleep(max(pause, _REST_RATIO * cpu_seconds))
+
+    async def look(self) -> float:
+        """CPU seconds of it. Never raises: what cannot be read now is looked at the next time."""
+        preload = self.around.effectors[Mode.PRELOAD]
+        self._forget_gone()
+        held = [allocation for allocation in self.around.book if _is_watched(allocation)]
+        if not held or not isinstance(preload, Preload):
+            return 0.0
+        survey = _Survey(tuple(self.around.book), dict(self._watched))
+        await asyncio.to_thread(self._fill, preload, held, survey)
+        self._watched = survey.watched
+        self.tally.bypass_looks += 1
+        for allocation in held:
+            if allocation.id in self.around.book and self.around.book.get(allocation.id) is allocation:
+                await self._judge(preload, allocation, survey)
+        return survey.cpu_seconds
+
+    def _forget_gone(self) -> None:
+        book = self.around.book
+        self._marks = {name: marks for name, marks in self._marks.items() if name in book}
+        self._watched = {place: one for place, one in self._watched.items() if place[0] in book}
+        self._stopped = {name for name in self._stopped if name in book}
+
+    # --- reading, in a thread
+
+    def _fill(self, preload: Preload, held: list[Allocation], survey: _Survey) -> None:
+        began = time.thread_time()
+        for allocation in held:
+            with suppress(VgpuError):  # the arbiter is away: it is started again, and its processes register
+                survey.registered[allocation.id] = preload.registered(allocation.id)
+            with suppress(VgpuError):  # released meanwhile
+                survey.unknown[allocation.id] = preload.unknown_calls(allocation.id)
+        survey.owners = {pid: name for name, one in survey.registered.items() for pid in one.pids}
+        limits = {(a.id, part.device_uuid): part.memory_bytes for a in held for part in a.slices}
+        for place, reading in self._readings(preload, held, survey).items():
+            known, limit = survey.watched.get(place), limits[place]
+            is_new = place[0] not in self._older
+            survey.watched[place] = watched = (
+                first_sight(limit, reading, is_new, self._is_marked(place))
+                if known is None
+                else under_limit(known, limit, reading.held_bytes)
+            )
+            survey.least[place] = excess_bytes(watched, reading)
+        self._read_again(preload, held, survey)
+        survey.cpu_seconds = time.thread_time() - began
+
+    def _read_again(self, preload: Preload, held: list[Allocation], survey: _Survey) -> None:
+        suspects = [a for a in held if any(survey.least.get((a.id, p.device_uuid)) for p in a.slices)]
+        for allocation in suspects:
+            with suppress(VgpuError):
+                preload.learn(allocation.id)
+        for _ in range(_READINGS - 1):
+            if not suspects:
+                return
+            time.sleep(_READING_PAUSE_SECONDS)
+            readings = self._readings(preload, suspects, survey)
+            for place in [(a.id, p.device_uuid) for a in suspects for p in a.slices]:
+                seen = readings.get(place)
+                excess = 0 if seen is None else excess_bytes(survey.watched[place], seen)
+                survey.least[place] = min(survey.least.get(place, 0), excess)
+            suspects = [a for a in suspects if any(survey.least[a.id, p.device_uuid] for p in a.slices)]
+
+    def _readings(self, preload: Preload, held: list[Allocation], survey: _Survey) -> dict[Place, Reading]:
+        """Of all slices that can be read: the ledgers, then NVML, then the ledgers again."""
+        before = _counted(preload, held)
+        devices = {part.device_uuid for allocation in held for part in allocation.slices}
+        listed = {}
+        for uuid in devices:
+            with suppress(VgpuError):  # lost, or it does not answer
+                listed[uuid] = self.around.inventory.processes(uuid)
+        after = _counted(preload, held)
+        found = {}
+        for allocation in held:
+            for at, part in enumerate(allocation.slices):
+                if (
+                    allocation.id not in before
+                    or allocation.id not in after
+                    or part.device_uuid not in listed
+                ):
+                    continue
+                own = [
+                    one
+                    for one in listed[part.device_uuid]
+                    if is_in(one, part) and self._owner(one.pid, held, survey) == allocation.id
+                ]
+                survey.pids.setdefault(allocation.id, set()).update(one.pid for one in own)
+                counted = max(before[allocation.id][at], after[allocation.id][at])
+                bytes_held = sum(one.memory_bytes or 0 for one in own)
+                found[allocation.id, part.device_uuid] = Reading(bytes_held, counted, len(own))
+        return found
+
+    def _owner(self, pid: int, held: list[Allocation], survey: _Survey) -> str:
+        """Asked once in a look: a process that ends, and another with its pid, are in some readings only."""
+        if pid not in survey.owners:
+            survey.known = survey.known or _belongings(survey.everything, survey.owners)
+            survey.owners[pid] = owner_of(pid, survey.known)
+        return survey.owners[pid]
+
+    # --- judging, on the event loop
+
+    def _is_marked(self, place: Place) -> bool:
+        mark = self._marks.get(place[0], {}).get(MarkKind.BYPASSED)
+        return mark is not None and mark.subject == place[1]
+
+    async def _judge(self, preload: Preload, allocation: Allocation, survey: _Survey) -> None:
+        seen = survey.registered.get(allocation.id, Registered())
+        marks = self._marks.get(allocation.id, {})
+        if (seen.cuts or seen.shut) and MarkKind.TAMPERED not in marks:
+            sentence = (
+                "its processes hold more locks on its usage file than vgpu-arbiter looks at"
+                if seen.shut
+                else f"its usage file was made larger than it may be, and was cut {seen.cuts} times"
+            )
+            await self._mark(allocation, MarkKind.TAMPERED, "", seen.cuts, sentence)
+            await self._stop_if_ruled(preload, allocation, allocation.slices, survey)
+        unknown = survey.unknown.get(allocation.id)
+        driver = self.around.inventory.node.driver_version
+        told = marks.get(MarkKind.UNKNOWN_CALLS)
+        if unknown is not None and unknown.count and (told is None or told.subject != driver):
+            such = f", such as {unknown.example}" if unknown.example else ""
+            sentence = (
+                f"driver {driver} has {unknown.count} functions that libvgpu does not know{such}: "
+                "no limit holds there"
+            )
+            await self._mark(allocation, MarkKind.UNKNOWN_CALLS, driver, unknown.count, sentence)
+        for part in allocation.slices:
+            await self._judge_slice(preload, allocation, part, survey)
+
+    async def _judge_slice(
+        self, preload: Preload, allocation: Allocation, part: Slice, survey: _Survey
+    ) -> None:
+        place = allocation.id, part.device_uuid
+        if place not in survey.least or place not in self._watched:
+            return
+        excess = survey.least[place]
+        self._watched[place], verdict = judge(self._watched[place], excess, clock.now())
+        if verdict is Verdict.MARK:
+            sentence = sentence_of(excess, part.memory_bytes)
+            await self._mark(allocation, MarkKind.BYPASSED, part.device_uuid, excess, sentence)
+        if verdict in (Verdict.MARK, Verdict.STAYS):
+            await self._stop_if_ruled(preload, allocation, (part,), survey)
+        if verdict is Verdict.CLEAR:
+            await self._clear(allocation)
+
+    async def _mark(
+        self, allocation: Allocation, kind: MarkKind, subject: str, amount: int, sentence: str
+    ) -> None:
+        mark = Mark(allocation.id, kind, subject, amount, sentence, time.time_ns())
+        event = new_event(_EVENTS[kind], allocation.id, f"allocation {allocation.id}: {sentence}")
+        try:
+            event = await self.around.ledger.mark(mark, event)
+        except VgpuError as error:
+            log.error("mark not recorded", allocation=allocation.id, mark=kind.value, why=str(error))
+            return
+        self._marks.setdefault(allocation.id, {})[kind] = mark
+        self.tally.marked[kind.value] += 1
+        self.around.hub.publish(event, allocation)
+        owner = allocation.request.owner.uid
+        log.warning(
+            "marked",
+            message_id=Message.MARKED,
+            allocation=allocation.id,
+            mark=kind.value,
+            uid=owner,
+            amount=amount,
+            why=sentence,
+        )
+        audit.automatic("mark", sentence, allocation=allocation.id, owner=owner, mark=kind.value)
+
+    async def _clear(self, allocation: Allocation) -> None:
+        mark = self._marks.get(allocation.id, {}).get(MarkKind.BYPASSED)
+        if mark is None or any(
+            one.marked for place, one in self._watched.items() if place[0] == allocation.id
+        ):
+            return
+        sentence = f"allocation {allocation.id}: all its device memory is counted again"
+        event = new_event(EventKind.ALLOCATION_CLEARED, allocation.id, sentence)
+        try:
+            event = await self.around.ledger.unmark(mark, event)
+        except VgpuError as error:
+            log.error("mark not taken back", allocation=allocation.id, why=str(error))
+            return
+        self._marks.get(allocation.id, {}).pop(MarkKind.BYPASSED, None)
+        self.around.hub.publish(event, allocation)
+
+    # --- ending it
+
+    async def _stop_if_ruled(
+        self, preload: Preload, allocation: Allocation, parts: Iterable[Slice], survey: _Survey
+    ) -> None:
+        node, policy = self.around.inventory.node, self.policies.current.policy
+        devices = [device for part in parts if (device := node.device(part.device_uuid)) is not None]
+        if not any(policy.rule_for(one).settings_preload().on_bypass == "stop" for one in devices):
+            return
+        ended = await asyncio.to_thread(self._end_processes, preload, allocation, survey)
+        if allocation.id in self._stopped or allocation.id not in self.around.book:
+            return
+        self._stopped.add(allocation.id)
+        self.tally.stopped += 1
+        reason = "it was marked, and on_bypass is stop"
+        owner = allocation.request.owner.uid
+        audit.automatic("stop", reason, allocation=allocation.id, owner=owner, ended=len(ended))
+        self.release_later(allocation.id, reason)
+
+    def _end_processes(self, preload: Preload, allocation: Allocation, survey: _Survey) -> list[int]:
+        """Kills the allocation's processes, and no other: whose a process is gets asked anew while a pidfd of
+        it is held."""
+        registered = Registered()
+        with suppress(VgpuError):
+            registered = preload.registered(allocation.id)
+        members = processes_in(allocation.request.lifetime.cgroup)
+        candidates = {*registered.pids, *survey.pids.get(allocation.id, ()), *members}
+        pidfds = {}
+        for pid in candidates:
+            with suppress(OSError):  # it has ended
+                pidfds[pid] = os.pidfd_open(pid)
+        try:
+            return self._end_those(preload, allocation, survey, pidfds)
+        finally:
+            for pidfd in pidfds.values():
+                os.close(pidfd)
+
+    def _end_those(
+        self, preload: Preload, allocation: Allocation, survey: _Survey, pidfds: Mapping[int, int]
+    ) -> list[int]:
+        known = {}
+        with suppress(VgpuError):
+            known = dict.fromkeys(preload.registered(allocation.id).pids, allocation.id)
+        belongings = _belongings(survey.everything, known)
+        ended = []
+        for pid, pidfd in pidfds.items():
+            if owner_of(pid, belongings) != allocation.id or _has_ended(pidfd):
+                continue
+            with suppress(OSError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                ended.append(pid)
+        return ended
+
+
+def _is_watched(allocation: Allocation) -> bool:
+    """MIG and whole devices have walls of their own, and MPS counts by itself."""
+    preload = all(part.mode is Mode.PRELOAD for part in allocation.slices) and bool(allocation.slices)
+    return preload and allocation.state is State.ACTIVE and not allocation.moves
+
+
+def _belongings(everything: tuple[Allocation, ...], registered: Mapping[int, str]) -> Belongings:
+    """Of all allocations: a process of one that is not watched is none of those that are."""
+    lives = [(a.request.lifetime.pid, a.request.lifetime.start_ticks) for a in everything]
+    shared = Counter(lives)
+    return Belongings(
+        owners={a.id: a.request.owner for a in everything},
+        registered=dict(registered),
+        in_cgroup={pid: a.id for a in everything for pid in processes_in(a.request.lifetime.cgroup)},
+        lifetimes={
+            life: a.id for a, life in zip(everything, lives, strict=True) if life[0] and shared[life] == 1
+        },
+    )
+
+
+def _counted(preload: Preload, held: list[Allocation]) -> dict[str, tuple[int, ...]]:
+    found = {}
+    for allocation in held:
+        with suppress(VgpuError):  # released meanwhile
+            found[allocation.id] = preload.counted(allocation)
+    return found
+
+
+def _has_ended(pidfd: int) -> bool:
+    """While it has not, no other process can have its pid (pidfd_open(2))."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
