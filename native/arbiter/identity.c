@@ -10,6 +10,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include "leases.h"
@@ -20,6 +21,7 @@
 
 #define LINE_BYTES 4352 /* of mountinfo: a path may have 4096 */
 #define MOUNTS_MAX 2000
+#define MAPS_MAX 20000
 
 bool identity_alive(int pidfd)
 {
@@ -88,6 +90,25 @@ static bool has_mounted(pid_t pid, const char *id)
     }
     fclose(mounts);
     return found;
+}
+
+/* maps: FROM-TO RIGHTS OFFSET MAJOR:MINOR INODE PATH; see proc(5). */
+bool identity_has_mapped(pid_t pid, const struct lease *lease)
+{
+    char line[LINE_BYTES];
+    unsigned major_number;
+    unsigned minor_number;
+    unsigned long inode;
+    bool found = false;
+    FILE *maps = open_proc(pid, "maps");
+    if (maps == NULL)
+        return false;
+    int left = MAPS_MAX;
+    for (; !found && left > 0 && fgets(line, sizeof(line), maps) != NULL; left--)
+        found = sscanf(line, "%*s %*s %*s %x:%x %lu", &major_number, &minor_number, &inode) == 3 &&
+                inode == lease->usage_inode && makedev(major_number, minor_number) == lease->usage_device;
+    fclose(maps);
+    return found || left == 0;
 }
 
 bool identity_belongs(pid_t pid, const struct lease *lease)

@@ -27,4 +27,11 @@ bool identity_alive(int pidfd);
  */
 bool identity_belongs(pid_t pid, const struct lease *lease);
 
+/*
+ * Has the process the lease's `usage` mapped? It had it when it registered, and loses it by an exec: this tells a program
+ * that closed all its files from one that is another program now. Goes through MAPS_MAX mappings at most (proc(5),
+ * /proc/PID/maps); a process with more counts as one that has it.
+ */
+bool identity_has_mapped(pid_t pid, const struct lease *lease);
+
 #endif

@@ -110,14 +110,21 @@ static struct process *met_again(struct process *known)
     return known;
 }
 
+/* A program that closed all its files (closefrom(3)) has lost its slot's lock, but still accounts there. */
+static bool accounts_unlocked(const struct process *process, int32_t pid)
+{
+    return process->pid == pid && identity_alive(process->pidfd.fd) && identity_has_mapped(pid, process->lease);
+}
+
 struct process *process_watch(struct lease *lease, uint32_t slot, int32_t pid, int pidfd, int *error)
 {
-    bool holds = holder(lease, slot) == pid;
+    pid_t locked_by = holder(lease, slot);
+    struct process *known = find(lease, slot, pid);
+    bool holds = locked_by == pid || (locked_by == 0 && known != NULL && accounts_unlocked(known, pid));
     if (!holds || !identity_alive(pidfd)) {
         *error = holds ? ESRCH : EPERM;
         return NULL;
     }
-    struct process *known = find(lease, slot, pid);
     if (known != NULL && identity_alive(known->pidfd.fd))
         return met_again(known);
     if (known != NULL) /* a dead one of the same number: its end is not told of yet */
@@ -132,15 +139,28 @@ struct process *process_watch(struct lease *lease, uint32_t slot, int32_t pid, i
     return process;
 }
 
-/* Forgets a process that lives on without its slot's lock, and clears the slot. */
+/* Forgets a process that lives on after an exec, without its slot, and clears the slot. */
 static bool forgotten(struct process *process)
 {
     struct lease *lease = process->lease;
-    if (holder(lease, process->slot) == process->pid || vgpu_process_dying(process->pid) || lease->shut)
+    if (holder(lease, process->slot) == process->pid || vgpu_process_dying(process->pid) || lease->shut ||
+        accounts_unlocked(process, process->pid))
         return false;
     clear_if_dead(lease, process->slot); /* it may have let go since the look above */
     process_forget(process);
     return true;
+}
+
+void process_moved(struct process *now)
+{
+    for (struct process *p = now->lease->processes, *next; p != NULL; p = next) {
+        next = p->next;
+        bool former = p != now && p->pid == now->pid && holder(now->lease, p->slot) != p->pid;
+        if (!former)
+            continue;
+        clear_if_dead(now->lease, p->slot);
+        process_forget(p);
+    }
 }
 
 void process_left(struct lease *lease, uint32_t owner)

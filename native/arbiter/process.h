@@ -5,14 +5,18 @@
 #include "leases.h"
 
 /*
- * Watches the process of this pidfd, whose number is `pid` while it lives, if it holds the lock of `slot`. `pidfd` stays
+ * Watches the process of this pidfd, whose number is `pid` while it lives, if it holds the lock of `slot`, or is known
+ * there, has `usage` mapped and no other holds the lock: it closed all its files. `pidfd` stays
  * the caller's. Returns the (new or known) process, or NULL with *error set to an errno: ESRCH, it is gone; EPERM,
  * another process holds the slot, or none.
  */
 struct process *process_watch(struct lease *lease, uint32_t slot, int32_t pid, int pidfd, int *error);
 
-/* The connection of the process with this registration number has ended. It lives on without the slot's lock after an
- * exec or when it closed all files: its slot is cleared then. One look, whatever the lease holds, and one with the next
+/* This process has registered: slots that it had before an exec are cleared. */
+void process_moved(struct process *now);
+
+/* The connection of the process with this registration number has ended. Where it lives on without the slot's lock and
+ * without `usage`, after an exec, its slot is cleared. Where it has only closed all its files it keeps its slot. One look, whatever the lease holds, and one with the next
  * tick (rest.h) if it has the lock still. */
 void process_left(struct lease *lease, uint32_t owner);
 void process_look_again(struct lease *lease);

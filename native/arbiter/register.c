@@ -72,6 +72,7 @@ static struct vgpu_message answer(struct connection *connection, const struct vg
         reply.value = error;
         if (process != NULL) {
             forget_former(lease, process);
+            process_moved(process);
             reply.kind = VGPU_MSG_WELCOME;
             reply.owner = process->owner;
             connection->owner = process->owner;

@@ -3,14 +3,16 @@
 import os
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.arbiter.conftest import Card
-from tests.native.harness import GIB, LIBVGPU, TEST_BUILD
+from tests.e2e.support import eventually
+from tests.native.harness import GIB, LIBVGPU, MIB, PROBE, TEST_BUILD
 from vgpud import lease_layout as layout
-from vgpud.lease import DeviceLimits, SharePolicy, write_lease
+from vgpud.lease import DeviceLimits, SharePolicy, read_usage, write_lease
 
 OPERATING_SYSTEM = 304  # CUDA_ERROR_OPERATING_SYSTEM
 WAIT_S = 60  # a program that hangs has not ended by then
@@ -103,3 +105,49 @@ def test_an_unmap_of_an_imported_and_a_charged_mapping_returns_the_charge(card: 
 def test_a_pool_of_a_device_that_the_lease_does_not_have_is_refused(card: Card) -> None:
     done = run(card, lease_of(card), "edges", "outside")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_program_that_closed_all_its_files_keeps_its_slot(card: Card) -> None:
+    """Its memory stays counted, and it is known, while others of the lease start and end beside it."""
+    lease = lease_of(card)
+    program = subprocess.Popen(
+        [str(TEST_BUILD / "edges"), "close"],
+        env=environment(card, lease),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "closed\n"
+        for _ in range(3):  # each is registered after the arbiter has seen the connection's end
+            assert run(card, lease, "edges", "unmap").returncode == 0
+            held = [process for process in read_usage(lease).processes if process.pid == program.pid]
+            assert [process.devices[0].used_bytes for process in held] == [64 * MIB]
+            assert card.client.list("a") == (program.pid,)
+    finally:
+        program.communicate("", timeout=WAIT_S)
+    assert program.returncode == 0
+    eventually(lambda: read_usage(lease).processes == (), "its slot goes with it")
+
+
+def test_a_program_that_execs_gives_its_slot_back(card: Card) -> None:
+    lease = lease_of(card)
+    probe = [str(PROBE), "hold", "64MiB", "--then-wait-on-stdin"]
+    driver = "print(ctypes.CDLL('libcuda.so.1').cuInit(0), flush=True)"
+    script = f"import ctypes, os, sys; {driver}; os.execv(sys.argv[1], sys.argv[1:])"
+    program = subprocess.Popen(
+        [sys.executable, "-c", script, *probe],
+        env=environment(card, lease),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "0\n"
+        assert program.stdout.readline(), "the probe holds its memory"
+        eventually(lambda: card.client.list("a") == (program.pid,), "it is registered once")
+        eventually(lambda: len(read_usage(lease).processes) == 1, "it has one slot")
+    finally:
+        program.communicate("", timeout=WAIT_S)

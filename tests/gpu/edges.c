@@ -8,6 +8,7 @@
  *              calls it
  *     cancel   threads that launch are cancelled, one after the other
  *     unmap    one cuMemUnmap over a mapping of an imported handle and one of its own
+ *     close    allocates, closes all descriptors above 2 as a daemon does, says so, and ends with its standard input
  *     outside  makes a memory pool on the second device, which the lease does not have
  * Ends with 0, or says what is wrong.
  */
@@ -245,6 +246,18 @@ static void try_unmap(void)
         fail("bytes that stay charged after cuMemUnmap", kept);
 }
 
+static void try_close(void)
+{
+    CUdeviceptr pointer;
+    char byte;
+    begin();
+    DO(cuMemAlloc_v2(&pointer, PIECE_BYTES));
+    for (int fd = 3; fd < 100; fd++)
+        close(fd);
+    (void)!write(STDOUT_FILENO, "closed\n", 7);
+    (void)!read(STDIN_FILENO, &byte, 1);
+}
+
 static void try_outside(void)
 {
     CUmemoryPool pool;
@@ -261,7 +274,7 @@ int main(int argc, char **argv)
         const char *name;
         void (*run)(void);
     } ways[] = {{"launch", try_launch}, {"stdio", try_stdio}, {"fork", try_fork},
-                {"cancel", try_cancel}, {"unmap", try_unmap}, {"outside", try_outside}};
+                {"cancel", try_cancel}, {"unmap", try_unmap}, {"close", try_close}, {"outside", try_outside}};
     int first = argc > 2 ? open(argv[2], O_WRONLY | O_CREAT | O_TRUNC, 0600) : STDERR_FILENO;
     out = fdopen(fcntl(first, F_DUPFD, 100), "w");
     if (argc > 2)
