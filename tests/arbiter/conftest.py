@@ -129,7 +129,7 @@ class Card:
 
 
 def answer(process: "subprocess.Popen[str]") -> dict[str, Any]:
-    out, error = process.communicate(timeout=60)
+    out, error = process.communicate(timeout=300)
     assert process.returncode == 0, out + error
     line: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
     return line
@@ -158,7 +158,7 @@ class Span:
 def span(*leases: Path, ordinals: tuple[int, ...] = (), turns: int = 10, seconds: float = 1.0) -> Span:
     """Of a time in which each had so many turns, after its first; their processes spin for LONG."""
     where = list(zip(leases, ordinals or (0,) * len(leases), strict=True))
-    eventually(lambda: all(counters(*one)["used_ns"] > 0 for one in where), "each has had a turn", 60)
+    eventually(lambda: all(counters(*one)["used_ns"] > 0 for one in where), "each has had a turn")
     began, before = time.monotonic(), [counters(*one)["used_ns"] for one in where]
     time.sleep(seconds)
     until_turns(where, turns)

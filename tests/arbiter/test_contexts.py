@@ -26,7 +26,7 @@ def percent(card: Card, how: str, count: int, kernel_us: int = KERNEL_US) -> flo
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=300,
     )
     assert (done.returncode, done.stderr) == (0, "")
     return float(json.loads(done.stdout)["percent"])

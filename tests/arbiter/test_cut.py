@@ -36,7 +36,7 @@ def table(lease: Path, slot: int = 0) -> tuple[int, list[tuple[int, ...]]]:
 def test_the_channels_of_a_context_are_listed(cut_card: Card) -> None:
     lease = cut_card.lease("a", HARD, 50)
     cut_card.spin(lease, LONG)
-    eventually(lambda: len(table(lease)[1]) == 1, "one group that computes", 30)
+    eventually(lambda: len(table(lease)[1]) == 1, "one group that computes")
     ((_, client, subdevice, count, *channels),) = table(lease)[1]
     assert client != 0 and subdevice != 0
     assert count == 8 and len(set(channels)) == 8
@@ -83,7 +83,7 @@ def test_a_stopped_tenant_is_preempted(cut_card: Card) -> None:
 def test_a_tenant_killed_while_preempted_leaves_no_channels(cut_card: Card) -> None:
     lease = cut_card.lease("a", HARD, 5)
     process = cut_card.spin(lease, LONG)
-    eventually(lambda: table(lease)[0] == 1, "it is off", 30)
+    eventually(lambda: table(lease)[0] == 1, "it is off")
     process.kill()
     process.wait()
     free = cut_card.lease("b", SharePolicy.NONE, 100)
@@ -93,16 +93,16 @@ def test_a_tenant_killed_while_preempted_leaves_no_channels(cut_card: Card) -> N
 def test_a_preempted_tenant_without_an_arbiter_enables_its_channels(cut_card: Card) -> None:
     lease = cut_card.lease("a", HARD, 5)
     process = cut_card.spin(lease, LONG)
-    eventually(lambda: table(lease)[0] == 1, "it is off", 30)
+    eventually(lambda: table(lease)[0] == 1, "it is off")
     cut_card.kill_arbiter()
-    eventually(lambda: table(lease)[0] == 0, "it is back", 30)
+    eventually(lambda: table(lease)[0] == 0, "it is back")
     assert process.poll() is None
 
 
 def test_a_restarted_arbiter_continues_the_turns(cut_card: Card) -> None:
     lease = cut_card.lease("a", HARD, 25)
     process = cut_card.spin(lease, 4.0)
-    eventually(lambda: counters(lease)["turns"] > 5, "it has turns", 30)
+    eventually(lambda: counters(lease)["turns"] > 5, "it has turns")
     cut_card.kill_arbiter()
     time.sleep(0.1)  # less than a tenant waits before it puts itself back
     cut_card.start_arbiter()
@@ -112,7 +112,7 @@ def test_a_restarted_arbiter_continues_the_turns(cut_card: Card) -> None:
 def test_an_idle_tenant_costs_the_others_nothing(cut_card: Card) -> None:
     idle, other = cut_card.lease("a", CONSERVING, 50), cut_card.lease("b", CONSERVING, 50)
     cut_card.spin(idle, LONG, "--every-us", "60000000")
-    eventually(lambda: counters(idle)["turns"] > 0, "it was there", 30)
+    eventually(lambda: counters(idle)["turns"] > 0, "it was there")
     process = cut_card.spin(other, 2.0)
     assert work(answer(process)) > 60
 
@@ -155,18 +155,18 @@ def test_listed_channels_of_another_tenant_are_not_disabled(cut_card: Card, word
     """A tenant that lists another's channels as its own: the driver refuses the call, the other goes on."""
     liar, other = cut_card.lease("a", HARD, 10), cut_card.lease("b", SharePolicy.NONE, 100, first_device=1)
     victim = cut_card.spin(other, LONG)
-    eventually(lambda: len(table(other)[1]) == 1, "the other's channels are listed", 30)
+    eventually(lambda: len(table(other)[1]) == 1, "the other's channels are listed")
     group = list(table(other)[1][0])
     if word != "client":
         at = {"file": 0, "subdevice": 2, "channel": 4}[word]
         group[at] ^= 0x55
     process = cut_card.spin(liar, LONG)
-    eventually(lambda: len(table(liar)[1]) == 1, "its own are, too", 30)
+    eventually(lambda: len(table(liar)[1]) == 1, "its own are, too")
     uuid = (liar / layout.USAGE_FILE).read_bytes()[layout.CHANNELS_AT + layout.CHANNELS_GROUPS :][:16]
     with (liar / layout.USAGE_FILE).open("r+b") as page:
         os.pwrite(page.fileno(), GROUP.pack(uuid, *group), layout.CHANNELS_AT + layout.CHANNELS_GROUPS)
     turns = counters(liar)["turns"]
-    eventually(lambda: counters(liar)["turns"] > turns + 5, "calls were made with them", 30)
+    eventually(lambda: counters(liar)["turns"] > turns + 5, "calls were made with them")
     (used,) = [p["uses"] for p in cut_card.sim.dump()["processes"] if p["pid"] == victim.pid]
     assert [one["channels_off"] for one in used] == [0]
     assert process.poll() is None and victim.poll() is None

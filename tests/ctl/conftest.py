@@ -42,7 +42,7 @@ def ctl(daemon: Daemon) -> Ctl:
             env={**environment(daemon.socket), **(env or {})},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
             **more,
         )

@@ -318,7 +318,7 @@ COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
 _vgpuctl
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
-    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True, timeout=20)
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True, timeout=300)
     assert done.stderr == ""
     return done.stdout.split()
 
@@ -354,7 +354,7 @@ def test_bash_completes(scripts: Path) -> None:
 )
 def test_each_shell_takes_its_script(scripts: Path, shell: str) -> None:
     words = ["-n", str(scripts / shell)]
-    done = subprocess.run([shell, *words], capture_output=True, text=True, check=False, timeout=20)
+    done = subprocess.run([shell, *words], capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -363,6 +363,6 @@ def test_fish_completes(scripts: Path) -> None:
     program = (
         f"source {scripts / 'fish'}; complete -C 'vgpuctl policy re'; complete -C 'vgpuctl alloc --isol'"
     )
-    done = subprocess.run(["fish", "-c", program], capture_output=True, text=True, check=True, timeout=20)
+    done = subprocess.run(["fish", "-c", program], capture_output=True, text=True, check=True, timeout=300)
     offered = [line.split("\t")[0] for line in done.stdout.splitlines()]
     assert offered == ["reload", "--isolation"]

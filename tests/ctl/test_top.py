@@ -238,7 +238,7 @@ def test_live_ends_with_an_error_and_a_whole_terminal(daemon: Daemon) -> None:
     live = Live(daemon)
     try:
         live.until("broken")
-        assert live.process.wait(30) == 70
+        assert live.process.wait(300) == 70
         assert termios.tcgetattr(live.theirs) == live.before
     finally:
         live.close()

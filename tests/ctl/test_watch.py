@@ -70,7 +70,7 @@ def line(process: subprocess.Popen[str]) -> str:
 
 def interrupt(process: subprocess.Popen[str]) -> str:
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "Traceback" not in said
     return said

@@ -84,9 +84,9 @@ def test_journalctl_takes_the_catalog(tmp_path: Path) -> None:
     (tmp_path / "var/lib/systemd/catalog").mkdir(parents=True)
     shutil.copy(CATALOG, folder)
     made = ["journalctl", f"--root={tmp_path}", "--update-catalog"]
-    subprocess.run(made, check=True, capture_output=True, timeout=30)
+    subprocess.run(made, check=True, capture_output=True, timeout=300)
     asked = ["journalctl", f"--root={tmp_path}", "--dump-catalog", Message.REFUSED.value]
-    shown = subprocess.run(asked, check=True, capture_output=True, text=True, timeout=30).stdout
+    shown = subprocess.run(asked, check=True, capture_output=True, text=True, timeout=300).stdout
     assert "Subject: A request of uid @VGPUD_UID@ was refused" in shown
 
 

@@ -48,5 +48,5 @@ def test_a_daemon_there_does_not_start(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError):
             node.start()
         assert node.daemon is not None
-        assert node.daemon.wait(20) == Exit.CONFIG
+        assert node.daemon.wait(300) == Exit.CONFIG
         assert "is on a file system without nosuid" in node.log.read_text()

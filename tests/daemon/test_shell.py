@@ -19,7 +19,7 @@ def run_daemon(*arguments: str, **environment: str) -> subprocess.CompletedProce
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=300,
         check=False,
     )
 

@@ -75,7 +75,7 @@ class DemoNode:
         self.log = self.folder / "vgpud.log"
         self.daemon: Daemon | None = None
 
-    def start(self, timeout_seconds: float = 20, fault_point: str = "") -> float:
+    def start(self, timeout_seconds: float = 300, fault_point: str = "") -> float:
         """Seconds until it serves; raises RuntimeError with the log's end if it does not."""
         began = time.monotonic()
         environment = {**self.environment, "VGPUD_FAULT_POINT": fault_point}
@@ -110,7 +110,7 @@ class DemoNode:
     def stop(self) -> int:
         assert self.daemon is not None
         self.daemon.terminate()
-        return self.daemon.wait(timeout=20)
+        return self.daemon.wait(timeout=300)
 
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -129,7 +129,7 @@ class DemoNode:
 
     def ctl(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         process = self.launch_ctl(arguments)
-        said, errors = process.communicate(timeout=60)
+        said, errors = process.communicate(timeout=300)
         assert process.returncode is not None
         if check and process.returncode != 0:
             raise RuntimeError(f"vgpuctl {' '.join(arguments)}: {errors.strip()}")
@@ -154,7 +154,7 @@ class Tenant:
         assert self.process.stdout is not None
         text = self.process.stdout.readline()
         if not text:
-            _, errors = self.process.communicate(timeout=20)
+            _, errors = self.process.communicate(timeout=300)
             raise RuntimeError(f"the tenant ended with {self.process.returncode}: {errors.strip()}")
         parsed: dict[str, Any] = json.loads(text)
         return parsed
@@ -165,6 +165,6 @@ class Tenant:
 
     def end(self) -> tuple[int, str]:
         """Its exit code and what else it printed, after its standard input is closed."""
-        output, _ = self.process.communicate(timeout=60)
+        output, _ = self.process.communicate(timeout=300)
         assert self.process.returncode is not None
         return self.process.returncode, output

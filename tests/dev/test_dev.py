@@ -15,7 +15,7 @@ VERBS = ("shell", "demo", "test", "lint", "bench", "build", "deb", "clean")
 
 def dev(*words: str, **changes: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*words], env={**os.environ, **changes}, capture_output=True, text=True, timeout=60, check=False
+        [*words], env={**os.environ, **changes}, capture_output=True, text=True, timeout=300, check=False
     )
 
 

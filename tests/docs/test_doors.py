@@ -103,8 +103,8 @@ def test_slurm(page: Path, job: Reader, cluster: Cluster) -> None:  # noqa: F811
         for line in re.findall(r"^\$ .*\n(?:[^$].*\n)*", block.text, re.MULTILINE):
             job.follow(replace(block, text=line))
             # the node has one card, and the page's next job wants it whole
-            eventually(lambda: cluster.run("squeue", "-h").stdout == "", "the job has ended", 60)
-            eventually(lambda: not states(cluster.node), "its allocation is given back", 60)
+            eventually(lambda: cluster.run("squeue", "-h").stdout == "", "the job has ended")
+            eventually(lambda: not states(cluster.node), "its allocation is given back")
     assert (job.work / "job-was-here").exists(), cluster.logs()
 
 

@@ -21,7 +21,7 @@ PAGES = ("libvgpu.7", "vgpu-runtime.1", "vgpuctl.1", "vgpud.8", "vgpud.toml.5")
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("manuals")
-    subprocess.run([sys.executable, "packaging/manuals.py", str(folder)], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "packaging/manuals.py", str(folder)], cwd=ROOT, check=True, timeout=300)
     return folder
 
 
@@ -67,7 +67,7 @@ def test_the_daemons_page_has_every_setting(made: Path) -> None:
 
 def test_the_daemons_page_has_every_option(made: Path) -> None:
     asked = [sys.executable, "-m", "vgpud.daemon", "--help"]
-    shown = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+    shown = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300).stdout
     options = set(re.findall(r"--[a-z]+", shown)) - {"--help"}
     assert len(options) > 2
     synopsis, _, rest = text(made, "vgpud.8").partition("DESCRIPTION")
@@ -88,7 +88,7 @@ def test_runtime_has_the_annotations_of_the_containers_page(made: Path) -> None:
 @pytest.mark.parametrize("name", PAGES)
 def test_mandoc_has_no_complaint(made: Path, name: str) -> None:
     asked = ["mandoc", "-Tlint", "-Wwarning", str(made / "man" / name)]
-    said = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=30).stdout
+    said = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=300).stdout
     # a page without a date is the same whenever it is made
     assert [line for line in said.splitlines() if "missing date" not in line] == []
 
@@ -97,5 +97,5 @@ def test_mandoc_has_no_complaint(made: Path, name: str) -> None:
 @pytest.mark.parametrize("name", PAGES)
 def test_man_has_no_complaint(made: Path, name: str) -> None:
     asked = ["man", "--warnings", "-E", "UTF-8", "-l", "-Tutf8", "-Z", str(made / "man" / name)]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")

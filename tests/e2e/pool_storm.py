@@ -204,7 +204,7 @@ class Storm:
         self.node.kill()
         caller.join()
         self.connection.close()
-        self.node.start(timeout_seconds=60)
+        self.node.start(timeout_seconds=300)
         self.connection = client(self.node)
 
     # --- what is checked

@@ -18,7 +18,7 @@ TENANT = "vgpud.sock"
 READ = "ro.sock"
 
 
-def client(node: DemoNode, door: str = ADMIN, timeout_seconds: float = 30) -> Client:
+def client(node: DemoNode, door: str = ADMIN, timeout_seconds: float = 300) -> Client:
     return Client(node.run_dir / door, timeout_seconds)
 
 
@@ -50,7 +50,7 @@ def simulate(node: DemoNode, *words: str) -> None:
     simnode.simulate(node.environment["VGPU_SIM_STATE"], *words)
 
 
-def eventually(holds: Callable[[], object], what: str, seconds: float = 20) -> None:
+def eventually(holds: Callable[[], object], what: str, seconds: float = 300) -> None:
     """Waits until it holds; how long it takes is not what is tested."""
     end, pause = time.monotonic() + seconds, 0.01
     while not holds():

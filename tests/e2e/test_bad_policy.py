@@ -47,7 +47,7 @@ def test_vgpud_refuses_to_start_with_a_bad_policy(make_node: NodeMaker, kind: st
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=30,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 78

@@ -48,7 +48,7 @@ def started(node: DemoNode, *program: str, asked: tuple[str, ...] = QUOTA) -> tu
     return tenant, name
 
 
-def answer(tenant: Tenant, seconds: float = 20) -> dict[str, object]:
+def answer(tenant: Tenant, seconds: float = 300) -> dict[str, object]:
     assert tenant.process.stdout is not None
     readable, _, _ = select.select([tenant.process.stdout], [], [], seconds)
     assert readable, "it is still away"

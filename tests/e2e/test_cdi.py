@@ -121,7 +121,7 @@ def test_a_mig_instance_destroyed_outside_vgpud_is_made_again_with_its_cdi_spec(
     held = allocate(node, isolation="hardware", mig_profile="1g.10gb")
     mig = held.slices[0].mig
     code = DESTROY.format(uuid=held.slices[0].device_uuid, gi=mig.gpu_instance_id, ci=mig.compute_instance_id)
-    subprocess.run([sys.executable, "-c", code], env=node.environment, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], env=node.environment, check=True, timeout=300)
 
     def stands() -> bool:
         with client(node) as calls:

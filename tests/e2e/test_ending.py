@@ -58,7 +58,7 @@ def test_no_task_outlives_the_daemon(node: DemoNode, grace: str) -> None:
         time.sleep(0.1 * end)
         assert node.stop() == 0
         for thread in threads:
-            thread.join(40)
+            thread.join(300)
         assert not any(thread.is_alive() for thread in threads)
     log = node.log.read_text()
     assert [line for line in log.splitlines() if any(word in line for word in COMPLAINTS)] == []

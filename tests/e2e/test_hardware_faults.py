@@ -180,7 +180,7 @@ def test_a_hanging_nvml_library_is_reported_and_recovers(impatient: DemoNode) ->
         assert calls.get_node().allocation_count == 1
         assert len(calls.list_allocations().allocations) == 1
         calls.get_policy()
-    waiting.join(60)
+    waiting.join(300)
     assert answers
     eventually(lambda: node.ctl("status", check=False).returncode == 37, "it is known to hang")
     assert "E504" in node.ctl("status", check=False).stdout

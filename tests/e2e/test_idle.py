@@ -300,7 +300,7 @@ def test_a_vgpud_killed_during_an_idle_suspension_loses_no_tenant(cut_node: Demo
     if point.startswith("resume"):
         goes_idle(node, name)
         ask(tenant)
-    assert node.daemon.wait(20) == -signal.SIGKILL
+    assert node.daemon.wait(300) == -signal.SIGKILL
     node.start()
     if point.startswith("resume"):
         assert tenant.line()["whole"]

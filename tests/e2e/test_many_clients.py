@@ -57,7 +57,7 @@ def release_all(node: DemoNode) -> None:
     async def one(calls: "VgpudAsyncStub", number: int) -> pb.ReleaseReply:
         reply = pb.ReleaseReply()
         for name in names[number::CLIENTS]:
-            reply = await calls.Release(pb.ReleaseRequest(allocation_id=name), timeout=30)
+            reply = await calls.Release(pb.ReleaseRequest(allocation_id=name), timeout=300)
         return reply
 
     failed = [answer for answer in at_once(node, one) if isinstance(answer, VgpuError)]
@@ -175,5 +175,5 @@ def test_concurrent_vgpuctl_runs_each_hold_and_release_their_own_allocation(node
     assert names == set(states(node))
     assert len(names) == 8, "one on each device"
     for process in started:
-        process.communicate(timeout=30)
+        process.communicate(timeout=300)
     assert Counter(process.returncode for process in started) == {1: 8, 33: 2}

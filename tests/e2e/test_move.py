@@ -260,7 +260,7 @@ def cut(node: DemoNode, name: str, to: int) -> None:
     """Moves it, and has vgpud killed on the way."""
     assert refusal(node, name, to).code is ErrorCode.UNREACHABLE
     assert node.daemon is not None
-    assert node.daemon.wait(10) == -signal.SIGKILL
+    assert node.daemon.wait(300) == -signal.SIGKILL
 
 
 def test_a_move_that_can_be_neither_done_nor_undone_stays_open(node: DemoNode) -> None:

@@ -57,7 +57,7 @@ def call(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         cwd=ROOT,
         check=False,
     )

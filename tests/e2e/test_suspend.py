@@ -317,7 +317,7 @@ def test_a_suspend_or_resume_cut_after_every_step_converges(cut_node: DemoNode, 
             suspend(node, name)
         assert refusal(node, verb, name).code is ErrorCode.UNREACHABLE
         assert node.daemon is not None
-        assert node.daemon.wait(10) == -signal.SIGKILL
+        assert node.daemon.wait(300) == -signal.SIGKILL
         node.start()
         assert states(node) == {name: "active"}, point
         assert read_limits(node.run_dir / "leases" / name).devices[0].memory_bytes == GIB, point

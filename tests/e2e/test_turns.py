@@ -505,7 +505,7 @@ def test_a_turn_cut_after_a_step_converges_at_the_next_start(cut_node: DemoNode,
     ask(first)
     ask(second)
     assert node.daemon is not None
-    assert node.daemon.wait(20) == -signal.SIGKILL
+    assert node.daemon.wait(300) == -signal.SIGKILL
     node.start()
     assert first.line()["whole"]
     second.line()

@@ -41,7 +41,7 @@ def watching(node: DemoNode, *words: str) -> Iterator[list[dict[str, Any]]]:
     finally:
         process.kill()
         process.wait()
-        reader.join(10)
+        reader.join(300)
 
 
 def subjects(seen: list[dict[str, Any]], kind: str) -> list[str]:

@@ -44,7 +44,7 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 def watch(nvml: FakeNvml, wanted: int) -> list[DeviceEvent]:
     told = Told(wanted)
     thread = watch_events(Gateway(binding=nvml), told, told.stop)
-    thread.join(30)
+    thread.join(300)
     assert not thread.is_alive()
     return told.events
 
@@ -91,7 +91,7 @@ def test_the_watch_waits_for_a_driver_that_is_missing() -> None:
     while nvml.calls.count("nvmlInit") < 3:
         threading.Event().wait(0.005)
     del nvml.answers["nvmlInit"]
-    thread.join(30)
+    thread.join(300)
     assert [e.xid for e in told.events] == [48]
 
 
@@ -106,7 +106,7 @@ def test_devices_that_appear_are_watched_too() -> None:
     while nvml.calls.count("nvmlDeviceRegisterEvents") < 3:
         threading.Event().wait(0.005)
     nvml.events.append(xid(nvml, 1, 48))
-    thread.join(30)
+    thread.join(300)
     assert told.events == [DeviceEvent(uuid_of(1), 48)]
 
 

@@ -37,7 +37,7 @@ def test_each_scene_holds_on_a_simulated_node(scene: str, profile: str) -> None:
         env=env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -109,7 +109,7 @@ def rows(path: Path) -> list[tuple[int, str, str]]:
     """Of `readelf --debug-dump=frames-interp`: place, CFA, and the return address's rule."""
     words = ["readelf", "--debug-dump=frames-interp", str(path)]
     # it fails where a library's debug file is not there, and tells all the same
-    text = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60).stdout
+    text = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300).stdout
     made = []
     for block in text.split("\n\n"):
         if not re.search(r" FDE cie=", block):

@@ -73,7 +73,7 @@ def prometheus(folder: Path, target: int) -> Iterator[str]:
 def query(base: str, expression: str, seconds: float) -> list[dict[str, Any]]:
     now = time.time()
     asked = urllib.parse.urlencode({"query": expression, "start": now - seconds, "end": now, "step": 1})
-    with urllib.request.urlopen(f"{base}/api/v1/query_range?{asked}", timeout=20) as answer:
+    with urllib.request.urlopen(f"{base}/api/v1/query_range?{asked}", timeout=300) as answer:
         found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
         return found
 

@@ -165,7 +165,7 @@ def test_a_vgpud_killed_during_allocate_converges(make_node: NodeMaker, point: s
             with pytest.raises(AdmissionError):
                 await k.admit("a/cut", UNITS, 3)
             assert node.daemon is not None
-            node.daemon.wait(30)
+            node.daemon.wait(300)
             await asyncio.to_thread(node.start)
             await k.healthy(UNITS, 7 * 139)
             again = await k.admit("a/cut", UNITS, 3)

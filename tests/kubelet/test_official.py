@@ -40,7 +40,7 @@ def test_slices_are_published_by_the_official_kubernetes_client(tmp_path: Path) 
             env={**os.environ, "PYTHONPATH": f"{path}:{ROOT}"},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
     finally:

@@ -10,7 +10,7 @@ from tests.native.harness import ARBITER, GIB, GID, UID, UUIDS, Tenant
 from vgpud.lease import ArbiterClient, DeviceLimits, Usage, read_usage, write_lease
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 10.0) -> None:
+def eventually(holds: Callable[[], bool], seconds: float = 300) -> None:
     """Polls until `holds`; the bound is for a loaded machine, not a measurement."""
     deadline = time.monotonic() + seconds
     while not holds():

@@ -59,7 +59,7 @@ def test_kill_gives_everything_back(node: Node) -> None:
 def test_death_inside_the_driver_call_gives_back(node: Node, fault: str) -> None:
     lease = node.lease()
     process = node.tenant(lease, *HOLD, **{fault: "3"})
-    assert process.wait(20) == -signal.SIGKILL
+    assert process.wait(300) == -signal.SIGKILL
     eventually(lambda: lease_used(lease) == 0 and read_usage(lease).processes == ())
 
 

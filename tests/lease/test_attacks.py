@@ -86,7 +86,7 @@ def impostor(node: Node, what: str) -> "subprocess.Popen[str]":
 def test_a_number_that_a_stranger_has_by_now_does_not_register_it(any_kernel: Node) -> None:
     any_kernel.lease()
     program = impostor(any_kernel, "register")
-    out, _ = program.communicate(timeout=30)
+    out, _ = program.communicate(timeout=300)
     if program.returncode == CANNOT_CHOOSE_PIDS:
         unmet("namespaces", "process numbers cannot be chosen here")
     assert (program.returncode, int(out)) == (0, REFUSED)

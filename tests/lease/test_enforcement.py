@@ -28,7 +28,7 @@ def test_racing_processes_never_pass_the_limit(node: Node, tmp_path: Path, famil
         assert process.stdin is not None
         process.stdin.close()
         process.stdin = None
-    results = [process.communicate(timeout=60) for process in processes]
+    results = [process.communicate(timeout=300) for process in processes]
     assert [process.returncode for process in processes] == [0] * 8, results
     now, _, most, _, calls, _ = struct.unpack("<6Q", state.read_bytes())
     limit = 8 * CONTEXT_BYTES + 256 * MIB

@@ -16,7 +16,7 @@ POINTS = ["record-intent", "destroy-19@1", "create-9@4", "create-14@2"]
 def killed(node: DemoNode, error: VgpuError) -> None:
     assert error.code is ErrorCode.UNREACHABLE
     assert node.daemon is not None
-    assert node.daemon.wait(10) == -9
+    assert node.daemon.wait(300) == -9
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -176,7 +176,7 @@ def test_an_allocation_that_is_cut_leaves_nothing(make_node: NodeMaker, isolatio
     with contextlib.suppress(VgpuError):
         part(node, isolation, index=1, share_percent=None if isolation == "quota" else 40.0)
     assert node.daemon is not None
-    node.daemon.wait(30)
+    node.daemon.wait(300)
     node.start()
     assert states(node) == {}
     eventually(lambda: not device(node, 1).current, "the instance and MIG mode are gone")
@@ -196,7 +196,7 @@ def test_a_release_that_is_cut_is_finished(make_node: NodeMaker, isolation: str)
     with contextlib.suppress(VgpuError):
         release(node, goes.id)
     assert node.daemon is not None
-    node.daemon.wait(30)
+    node.daemon.wait(300)
     node.start()
     eventually(lambda: states(node) == {stays.id: "active"}, "one is gone and the other untouched")
     eventually(lambda: not device(node, 1).current, "the instance and MIG mode are gone")

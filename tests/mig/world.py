@@ -54,7 +54,7 @@ def fill(node: DemoNode, held: pb.Allocation) -> dict[str, Any]:
         env={**node.environment, **held.edits.env, **held.edits.host_env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.stdout, done.stderr
@@ -70,7 +70,7 @@ def nvml(node: DemoNode, code: str) -> str:
         env=node.environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

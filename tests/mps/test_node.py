@@ -181,7 +181,7 @@ def control_pid_or_none(node: DemoNode) -> int | None:
 
 def told(node: DemoNode, after: int) -> list[str]:
     """The sentences of the events after that revision that have come by now."""
-    with client(node, timeout_seconds=5) as calls:
+    with client(node, timeout_seconds=300) as calls:
         last = calls.list_allocations().revision
         sentences = []
         for event in calls.watch(after):
@@ -202,7 +202,7 @@ def test_no_program_starts_without_limits(make: NodeMaker) -> None:
             eventually(lambda: control_pid_or_none(node), "it was not brought back")
             os.kill(control_pid(node), signal.SIGKILL)
         tenant = start(node, held, "fill", "--piece", str(64 * MIB))
-        output, _ = tenant.process.communicate(timeout=60)
+        output, _ = tenant.process.communicate(timeout=300)
         last = json.loads(output.splitlines()[-1])
         seen[last["result"]] = seen.get(last["result"], 0) + 1
         assert int(last.get("total_bytes", 0)) <= GIB
@@ -240,7 +240,7 @@ def test_a_vgpud_killed_while_it_starts_mps_converges(make: NodeMaker) -> None:
             node.start(fault_point=point)
             share(node, 2, 40, request_id="one")
         assert node.daemon is not None
-        node.daemon.wait(timeout=20)
+        node.daemon.wait(timeout=300)
         node.start()
         held = share(node, 2, 40, request_id="one")
         assert GIB < filled(node, held) < 2 * GIB

@@ -55,5 +55,5 @@ class Tenant:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=300,
         )

@@ -48,7 +48,7 @@ def run(node: SimNode, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     def program(name: str, *parts: str, **more: str) -> dict[str, Any]:
         out = tmp_path / "out.json"
         words = [sys.executable, "-m", f"tests.gpu.{name}", "--build", str(BUILD), "--out", str(out), *parts]
-        subprocess.run(words, env=node.environment(env | more), capture_output=True, check=False, timeout=240)
+        subprocess.run(words, env=node.environment(env | more), capture_output=True, check=False, timeout=300)
         figures: dict[str, Any] = json.loads(out.read_text())
         assert [part for part in parts if "broke" in figures[part]] == [], figures
         return figures

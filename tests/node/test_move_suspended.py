@@ -11,16 +11,30 @@ from typing import Any, cast
 import pytest
 
 from tests import clock
-from tests.node.world import ALICE, ROOT, FakeGateway, World, device, request, world
+from tests.node.world import ROOT, FakeGateway, World, device, request, world
 from vgpud.hardware.suspender import ProcessState, Suspender
+from vgpud.model.caller import Caller, Door
 from vgpud.model.device import Device, Node
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.tenancy import Allocation, Edits, Isolation, Mode, Selector, Slice, State
+from vgpud.model.tenancy import (
+    Allocation,
+    Edits,
+    Isolation,
+    Lifetime,
+    Mode,
+    Owner,
+    Selector,
+    Slice,
+    State,
+    SuspendedProcess,
+)
 from vgpud.node.checks import settled
 from vgpud.node.lifetimes import start_ticks
 from vgpud.planner.places import devices_of
 
 NODE = Node(devices=tuple(device(i) for i in range(4)), driver_version="580.159.04")
+#: The suspended process is the test's own, and only processes of the owner are suspended.
+OWNER = Caller(Door.TENANT, os.getuid(), os.getgid(), Lifetime())
 
 
 @dataclass
@@ -40,21 +54,23 @@ class Driver:
         if self.closing is not None:
             await self.closing.wait()
 
-    async def state(self, pid: int) -> ProcessState | None:
-        return self.states.get(pid)
+    async def state(self, process: SuspendedProcess) -> ProcessState | None:
+        return self.states.get(process.pid)
 
-    async def lock(self, pid: int, seconds: float) -> None:
-        self.states[pid] = ProcessState.LOCKED
+    async def lock(self, process: SuspendedProcess, seconds: float) -> None:
+        self.states[process.pid] = ProcessState.LOCKED
 
-    async def save(self, pid: int, seconds: float) -> None:
-        self.states[pid] = ProcessState.SAVED
+    async def save(self, process: SuspendedProcess, seconds: float) -> None:
+        self.states[process.pid] = ProcessState.SAVED
 
-    async def restore(self, pid: int, seconds: float, moved: Mapping[str, str] | None = None) -> None:
+    async def restore(
+        self, process: SuspendedProcess, seconds: float, moved: Mapping[str, str] | None = None
+    ) -> None:
         self.told.append(moved)
-        self.states[pid] = ProcessState.LOCKED
+        self.states[process.pid] = ProcessState.LOCKED
 
-    async def unlock(self, pid: int) -> None:
-        self.states[pid] = ProcessState.RUNNING
+    async def unlock(self, process: SuspendedProcess) -> None:
+        self.states[process.pid] = ProcessState.RUNNING
 
 
 @asynccontextmanager
@@ -63,8 +79,8 @@ async def sleeping(folder: Path, **asked: Any) -> AsyncIterator[tuple[World, Dri
     driver = Driver({os.getpid(): ProcessState.RUNNING})
     async with world(folder, FakeGateway(NODE), cast(Suspender, driver)) as w:
         w.effectors[Mode.PRELOAD].pids = w.effectors[Mode.EXCLUSIVE].pids = (os.getpid(),)
-        held = await w.keeper.allocate(request("r", **asked))
-        away = await w.keeper.suspend(held.id, ALICE)
+        held = await w.keeper.allocate(request("r", owner=Owner(OWNER.uid, OWNER.gid), **asked))
+        away = await w.keeper.suspend(held.id, OWNER)
         assert [process.start_ticks for process in away.suspended] == [start_ticks(os.getpid())]
         yield w, driver, away
 
@@ -82,13 +98,13 @@ def test_no_word_to_the_driver_until_it_is_resumed(tmp_path: Path) -> None:
     async def work() -> None:
         async with sleeping(tmp_path) as (w, driver, away):
             for to in (1, 2):
-                moved = await w.keeper.moves.move(away.id, ALICE, [uuid(to)], "")
+                moved = await w.keeper.moves.move(away.id, OWNER, [uuid(to)], "")
                 assert (moved.state, devices_of(moved)) == (State.SUSPENDED, (uuid(to),))
                 assert moved.suspended[0].saved_on == uuid(0)
                 assert await on_record(w) == moved
                 assert w.effectors[Mode.PRELOAD].applied == {uuid(to)}
             assert driver.told == []
-            await w.keeper.resume(away.id, ALICE)
+            await w.keeper.resume(away.id, OWNER)
             a, b, c, d = (uuid(i) for i in range(4))
             assert driver.told == [{a: c, c: a, b: b, d: d}]
             assert (await on_record(w)).suspended == ()
@@ -111,12 +127,12 @@ def test_what_cannot_be_attached_there_stays_as_it_was(
 
             monkeypatch.setattr(preload, "attach", attach)
             with pytest.raises(VgpuError, match="disk is full"):
-                await w.keeper.moves.move(away.id, ALICE, [uuid(1)], "")
+                await w.keeper.moves.move(away.id, OWNER, [uuid(1)], "")
             now = await on_record(w)
             assert replace(now, revision=0) == replace(away, revision=0)
             assert w.keeper.get(away.id) == now
             assert w.parts.book.use_of(uuid(1)).count == 0
-            await w.keeper.resume(away.id, ALICE)
+            await w.keeper.resume(away.id, OWNER)
             assert driver.told == [None]
 
     clock.run(work())
@@ -127,11 +143,11 @@ def test_one_that_can_be_attached_nowhere_is_resumed_when_it_can(tmp_path: Path)
         async with sleeping(tmp_path) as (w, driver, away):
             w.effectors[Mode.PRELOAD].fail = {"attach"}
             with pytest.raises(VgpuError, match="told to fail"):
-                await w.keeper.moves.move(away.id, ALICE, [uuid(1)], "")
+                await w.keeper.moves.move(away.id, OWNER, [uuid(1)], "")
             with pytest.raises(VgpuError, match="on its way"):
                 settled(w.keeper.get(away.id))
             w.effectors[Mode.PRELOAD].fail = set()
-            running = await w.keeper.resume(away.id, ALICE)
+            running = await w.keeper.resume(away.id, OWNER)
             assert (running.state, devices_of(running)) == (State.ACTIVE, (uuid(0),))
             assert not running.moves
             assert driver.told == [None]
@@ -143,12 +159,12 @@ def test_nothing_else_is_done_to_it_meanwhile(tmp_path: Path) -> None:
     async def work() -> None:
         async with sleeping(tmp_path) as (w, driver, away):
             driver.gate = asyncio.Event()
-            moving = asyncio.ensure_future(w.keeper.moves.move(away.id, ALICE, [uuid(1)], ""))
+            moving = asyncio.ensure_future(w.keeper.moves.move(away.id, OWNER, [uuid(1)], ""))
             while not w.keeper.get(away.id).moves:
                 await asyncio.sleep(0)
             for other in (
-                w.keeper.resume(away.id, ALICE),
-                w.keeper.suspend(away.id, ALICE),
+                w.keeper.resume(away.id, OWNER),
+                w.keeper.suspend(away.id, OWNER),
                 w.keeper.moves.move(away.id, ROOT, [uuid(2)], ""),
             ):
                 with pytest.raises(VgpuError) as refused:
@@ -166,12 +182,12 @@ def test_what_is_shown_as_moved_can_be_moved_on(tmp_path: Path) -> None:
     async def work() -> None:
         async with sleeping(tmp_path) as (w, driver, away):
             driver.closing = asyncio.Event()
-            first = asyncio.ensure_future(w.keeper.moves.move(away.id, ALICE, [uuid(1)], ""))
+            first = asyncio.ensure_future(w.keeper.moves.move(away.id, OWNER, [uuid(1)], ""))
             while devices_of(w.keeper.get(away.id)) != (uuid(1),) or w.keeper.get(away.id).moves:
                 await asyncio.sleep(0)
             others = [
-                asyncio.ensure_future(w.keeper.moves.move(away.id, ALICE, [uuid(2)], "")),
-                asyncio.ensure_future(w.keeper.suspend(away.id, ALICE)),
+                asyncio.ensure_future(w.keeper.moves.move(away.id, OWNER, [uuid(2)], "")),
+                asyncio.ensure_future(w.keeper.suspend(away.id, OWNER)),
             ]
             await clock.settled()
             assert not any(other.done() for other in others)
@@ -186,7 +202,7 @@ def test_what_is_shown_as_moved_can_be_moved_on(tmp_path: Path) -> None:
 def test_two_that_resume_it_at_once_do_it_once(tmp_path: Path) -> None:
     async def work() -> None:
         async with sleeping(tmp_path) as (w, driver, away):
-            both = [w.keeper.resume(away.id, ALICE) for _ in range(2)]
+            both = [w.keeper.resume(away.id, OWNER) for _ in range(2)]
             done = await asyncio.gather(*both, return_exceptions=True)
             assert [one for one in done if isinstance(one, BaseException)] != done
             assert len(driver.told) == 1
@@ -203,7 +219,7 @@ def test_a_process_that_began_as_it_was_suspended(tmp_path: Path) -> None:
             driver.states[1] = ProcessState.RUNNING
             w.effectors[Mode.PRELOAD].pids += (1,)
             with pytest.raises(VgpuError, match=r"process 1 .* has begun to use CUDA"):
-                await w.keeper.moves.move(away.id, ALICE, [uuid(1)], "")
+                await w.keeper.moves.move(away.id, OWNER, [uuid(1)], "")
             assert devices_of(w.keeper.get(away.id)) == (uuid(0),)
             assert not w.keeper.get(away.id).moves
 
@@ -215,10 +231,10 @@ def test_a_whole_card_puts_no_device_into_its_mode(tmp_path: Path) -> None:
         async with sleeping(tmp_path, isolation=Isolation.DEVICE, memory_bytes=None) as (w, _, away):
             there = next(uuid(i) for i in range(4) if uuid(i) not in devices_of(away))
             await w.keeper.allocate(request("other", selector=Selector(uuids=(there,))))
-            await w.keeper.moves.move(away.id, ALICE, [there], "")
+            await w.keeper.moves.move(away.id, OWNER, [there], "")
             assert w.parts.book.use_of(there).mode is Mode.PRELOAD
             with pytest.raises(VgpuError) as refused:
-                await w.keeper.resume(away.id, ALICE)
+                await w.keeper.resume(away.id, OWNER)
             assert refused.value.code is ErrorCode.DEVICE_IN_USE
 
     clock.run(work())

@@ -68,7 +68,7 @@ class Arm:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=300,
         )
         assert done.stdout, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]

@@ -85,7 +85,7 @@ class Machine:
         """One property of a unit, as `systemctl show` has it."""
         return self.run("systemctl", "show", "--value", "-p", key, name).stdout.strip()
 
-    def eventually(self, holds: Callable[[], object], what: str, seconds: float = 60) -> None:
+    def eventually(self, holds: Callable[[], object], what: str, seconds: float = 300) -> None:
         """Waits until it holds; how long it takes is not what is tested."""
         end = time.monotonic() + seconds
         while not holds():

@@ -80,7 +80,7 @@ def apt_says(debs: Path, release: str, folder: Path) -> subprocess.CompletedProc
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -115,7 +115,7 @@ def test_every_python_loads_all_of_it(debs: Path, python: str, tmp_path: Path) -
     (home / "bin" / "python3").symlink_to(program)
     (home / "pyvenv.cfg").write_text(f"home = {Path(program).parent}\n")
     words = [str(home / "bin" / "python3"), "-I", "-B", "-c", LOAD_ALL]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     version, modules = done.stdout.split()
     assert version == python

@@ -66,7 +66,7 @@ class Runc:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                timeout=60,
+                timeout=300,
                 check=False,
             )
             output.seek(0)

@@ -42,7 +42,7 @@ class Podman:
         return ["podman", *self.runtime, *words]
 
     def call(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(self.command(*words), capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(self.command(*words), capture_output=True, text=True, timeout=300, check=False)
         if check:
             assert done.returncode == 0, f"podman {' '.join(words)}: {done.stdout}{done.stderr}"
         return done

@@ -38,7 +38,7 @@ class FakeDoor:
     def __exit__(self, *_: object) -> None:
         (self.run_dir / "runtime.sock").unlink()
         self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join(10)
+        self._thread.join(300)
         self._listener.close()
 
     def _serve(self) -> None:

@@ -38,7 +38,7 @@ def ctr(shared_node: DemoNode, tmp_path_factory: pytest.TempPathFactory) -> Iter
             ["ctr", "--address", str(socket), *words],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
 
@@ -54,7 +54,7 @@ def ctr(shared_node: DemoNode, tmp_path_factory: pytest.TempPathFactory) -> Iter
     finally:
         call("task", "rm", "--force", "held")
         daemon.terminate()
-        daemon.wait(20)
+        daemon.wait(300)
 
 
 def run(ctr: Ctr, rootfs: Path, name: str, *words: str, command: str) -> subprocess.CompletedProcess[str]:

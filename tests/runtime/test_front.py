@@ -42,7 +42,7 @@ def front(
         [FRONT, f"--vgpu-run-dir={run_dir}", f"--vgpu-runtime={runtime}", *words],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         cwd=cwd,
         check=False,
     )
@@ -150,7 +150,7 @@ def test_a_create_waits_for_a_restarting_daemon(runtime: Path, bundle: Path, tmp
     waiting.start()
     # it hangs up in the middle once, as a daemon that is killed does
     with FakeDoor(run_dir, [None, (Status.DONE, EDITED.encode())]):
-        waiting.join(60)
+        waiting.join(300)
     assert results[0].returncode == 7 and (bundle / "config.json").read_text() == EDITED
 
 
@@ -162,7 +162,7 @@ def test_vgpu_runtime_never_calls_itself(bundle: Path, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 127 and "no OCI runtime" in done.stderr
 
@@ -173,8 +173,8 @@ def test_the_runtime_is_found_by_path_and_by_name(runtime: Path, tmp_path: Path)
     crun.write_text("#!/bin/sh\necho crun\n")
     crun.chmod(0o755)
     path = {"PATH": f"{tmp_path}:{crun.parent}:{os.environ['PATH']}"}
-    done = subprocess.run([FRONT, "x"], env=path, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([FRONT, "x"], env=path, capture_output=True, text=True, check=False, timeout=300)
     assert done.stdout == "x\n"
     named = {**path, "VGPU_OCI_RUNTIME": "crun"}
-    done = subprocess.run([FRONT, "x"], env=named, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([FRONT, "x"], env=named, capture_output=True, text=True, check=False, timeout=300)
     assert done.stdout == "crun\n"

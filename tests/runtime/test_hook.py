@@ -27,7 +27,7 @@ def hook(run_dir: Path, state: str, *words: str) -> subprocess.CompletedProcess[
         input=state,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

@@ -40,7 +40,7 @@ def call(root: Path, what: str, shown: Path) -> str:
         what,
         shown,
     ]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
     return done.stdout
 
 

@@ -103,7 +103,7 @@ def test_containers_start_and_end_while_vgpud_is_down(podman: Podman, shared_nod
     command = podman.command("run", "--rm", *LIMITS, ASKS, "--rootfs", str(podman.rootfs), "sh", "-c", ":")
     with subprocess.Popen(command) as waiting:
         shared_node.start()
-        assert waiting.wait(60) == 0
+        assert waiting.wait(300) == 0
     podman.call("rm", "--force", "--time=0", "vgpud-test-away")
     left_nothing(shared_node)
 

@@ -34,7 +34,7 @@ class Live:
         self.server = Server(self.keeper, public_sockets(self.run_dir, group, {}), limits, bounds)
         await self.server.start()
 
-    def do(self, work: Coroutine[Any, Any, T], timeout_seconds: float = 30) -> T:
+    def do(self, work: Coroutine[Any, Any, T], timeout_seconds: float = 300) -> T:
         """Runs `work` on the server's loop and waits for its answer."""
         return self.begin(work).result(timeout_seconds)
 
@@ -61,5 +61,5 @@ class Live:
     def close(self) -> None:
         self.stop(0.2)
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(10)
+        self._thread.join(300)
         shutil.rmtree(self.run_dir, ignore_errors=True)

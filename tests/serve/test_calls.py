@@ -205,7 +205,7 @@ def test_edits_are_for_the_owner_and_the_administrator(live: Live, reader: Clien
 def test_a_uid_in_metadata_is_not_believed(live: Live) -> None:
     claimed = (("uid", "1234"), ("x-uid", "1234"), ("vgpud-uid", "1234"), ("authorization", "uid 1234"))
     with grpc.insecure_channel(f"unix:{live.tenant}") as channel:
-        held = VgpudStub(channel).Allocate(ask(), metadata=claimed, timeout=10)
+        held = VgpudStub(channel).Allocate(ask(), metadata=claimed, timeout=300)
     assert held.owner_uid == os.geteuid()
 
 
@@ -255,7 +255,7 @@ def test_health_and_reflection_answer_at_every_door(live: Live) -> None:
         with grpc.insecure_channel(f"unix:{path}") as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)  # its stubs name no methods
             for service in ("", "vgpud.v1.Vgpud"):
-                answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+                answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=300)
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING
             services = ProtoReflectionDescriptorDatabase(channel)
             assert "vgpud.v1.Vgpud" in services.get_services()
@@ -267,16 +267,16 @@ def test_an_undecodable_message_is_a_bad_request(live: Live) -> None:
     with grpc.insecure_channel(f"unix:{live.tenant}") as channel:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/vgpud.v1.Vgpud/Allocate")
         with pytest.raises(grpc.RpcError) as caught:
-            call(b"\xff\xff\xff", timeout=10)
+            call(b"\xff\xff\xff", timeout=300)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         with pytest.raises(grpc.RpcError) as caught:
-            call(b"x" * (MAX_REQUEST_BYTES + 1), timeout=10)
+            call(b"x" * (MAX_REQUEST_BYTES + 1), timeout=300)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         with pytest.raises(grpc.RpcError) as caught:
             unknown: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
                 "/vgpud.v1.Vgpud/Format"
             )
-            unknown(b"", timeout=10)
+            unknown(b"", timeout=300)
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert live.keeper.requests == []
 

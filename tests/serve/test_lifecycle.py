@@ -93,7 +93,7 @@ def test_two_hundred_concurrent_callers_are_served(live: Live) -> None:
                 request_serializer=pb.AllocateRequest.SerializeToString,
                 response_deserializer=pb.Allocation.FromString,
             )
-            made.append(call(pb.AllocateRequest(request_id=f"{number}-{i}"), timeout=30).request_id)
+            made.append(call(pb.AllocateRequest(request_id=f"{number}-{i}"), timeout=300).request_id)
         return made
 
     channels: list[grpc.Channel] = []

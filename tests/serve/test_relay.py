@@ -56,7 +56,7 @@ def as_another(path: Path, uid: int, gid: int, groups: str = "") -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=300,
     )
     return done.stdout.strip()
 
@@ -149,7 +149,7 @@ def test_a_peer_that_has_ended_is_not_taken_for_the_process_that_has_its_pid(
     tmp_path: Path, before: list[str]
 ) -> None:
     words = [*before, sys.executable, "-c", IDENTIFIES, str(tmp_path / "s")]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
     *told, last = done.stdout.splitlines()
     if last == "cannot choose pids":
         unmet("namespaces", last)
@@ -210,7 +210,7 @@ def own_connection(path: Path) -> pb.NodeReply:
     options = [("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(f"unix:{path}", options=options) as channel:
         try:
-            return VgpudStub(channel).GetNode(pb.GetNodeRequest(), timeout=10)
+            return VgpudStub(channel).GetNode(pb.GetNodeRequest(), timeout=300)
         except grpc.RpcError as error:
             raise from_rpc_error(error, path, 10) from None
 

@@ -413,7 +413,7 @@ def test_a_user_cannot_bind_a_process_of_another_user(open_folder: Path) -> None
     async def scene(made: World) -> None:
         opened_to_all(made)
         words = [sys.executable, "-c", BINDS_ROOTS, str(made.path)]
-        done = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, timeout=30)
+        done = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, timeout=300)
         refusal, accepted = done.stdout.split("\n")[:2]
         assert refusal == "process 1 belongs to uid 0, and the caller is uid 4242 (E202)", done.stderr
         assert accepted == "" and len(made.containers.bound) == 1

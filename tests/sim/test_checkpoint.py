@@ -337,6 +337,6 @@ def test_a_suspend_for_an_earlier_process_of_the_pid_does_nothing(sim_node: Make
     orders = "".join(f"{verb} {pid} {ticks - 1} {rest}\n" for verb, rest in (("lock", 1000), ("save", "")))
     words = [str(BUILD / "bin/vgpu-suspend"), str(tmp_path / "lock")]
     given = f"{orders}lock {pid} {ticks} 1000\nunlock {pid} {ticks}\n"
-    told, _ = node.start(words).communicate(given, timeout=60)
+    told, _ = node.start(words).communicate(given, timeout=300)
     assert told.splitlines() == ["ready", *["-1 ENDED -1"] * 2, "0 CUDA_SUCCESS 1", "0 CUDA_SUCCESS 0"]
     assert control.state(pid) == "running"

@@ -12,7 +12,7 @@ __all__ = ["make_node", "node"]
 
 
 def sim(node: DemoNode, *words: str) -> None:
-    subprocess.run([str(BUILD / "bin/vgpu-sim"), *words], env=node.environment, check=True, timeout=60)
+    subprocess.run([str(BUILD / "bin/vgpu-sim"), *words], env=node.environment, check=True, timeout=300)
 
 
 def test_vgpud_reports_a_simulated_node(node: DemoNode) -> None:

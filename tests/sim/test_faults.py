@@ -34,7 +34,7 @@ def test_a_hanging_function_returns_once_the_faults_are_cleared(node: SimNode) -
     assert node.python(other).startswith("GPU-")  # nobody else hangs
     assert asking.poll() is None
     node.sim("fault", "clear")
-    assert asking.communicate(timeout=60)[0] == "NVIDIA H200\n"
+    assert asking.communicate(timeout=300)[0] == "NVIDIA H200\n"
 
 
 def test_a_hanging_process_can_be_killed(node: SimNode) -> None:
@@ -103,7 +103,7 @@ def test_the_driver_changes_under_running_programs(node: SimNode) -> None:
 def vgpu_sim(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
     command = [str(build_dir() / "bin/vgpu-sim"), *words]
     env = {"PATH": "/usr/bin:/bin", **more}
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
 
 
 def test_simctl_run_makes_a_node_for_one_program(tmp_path: Path) -> None:

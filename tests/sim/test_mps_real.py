@@ -122,7 +122,7 @@ class Daemon:
         pipe, log = folder / "p", folder / "l"
         self.program = program
         self.env = {**env, "CUDA_MPS_PIPE_DIRECTORY": str(pipe), "CUDA_MPS_LOG_DIRECTORY": str(log)}
-        subprocess.run([program, "-d"], env=self.env, check=True, timeout=20)
+        subprocess.run([program, "-d"], env=self.env, check=True, timeout=300)
 
     def hears(self, lines: list[str], before: tuple[str, ...] = ()) -> list[Answer]:
         """Each line through a shell of its own."""
@@ -135,7 +135,7 @@ class Daemon:
             env=self.env,
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=300,
             check=False,
         )
         return line, done.returncode, done.stdout, done.stderr

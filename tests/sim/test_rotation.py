@@ -40,7 +40,7 @@ def run(lines: Sequence[str], slice_us: float = SLICE_US, switch_us: float = SWI
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=300,
     )
     rows = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
     return {(queue, position): at for queue, position, at in rows}

@@ -79,7 +79,7 @@ class Cluster:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=300,
             check=False,
             user=uid,
             cwd="/",
@@ -167,7 +167,7 @@ def cluster() -> Iterator[Cluster]:
                 process.terminate()
             for process in running:
                 try:
-                    process.wait(10)
+                    process.wait(300)
                 except subprocess.TimeoutExpired:
                     process.kill()
 

@@ -10,8 +10,8 @@ pytestmark = needs("slurm", "root")
 
 
 def empty(cluster: Cluster) -> None:
-    eventually(lambda: not states(cluster.node), "the epilog gives the job's allocation back", 60)
-    eventually(lambda: not list((cluster.folder / "jobs").glob("*")), "nothing is kept of the job", 60)
+    eventually(lambda: not states(cluster.node), "the epilog gives the job's allocation back")
+    eventually(lambda: not list((cluster.folder / "jobs").glob("*")), "nothing is kept of the job")
 
 
 def test_a_jobs_tasks_are_under_its_allocation(cluster: Cluster) -> None:
@@ -28,7 +28,7 @@ def test_it_belongs_to_the_jobs_user_and_is_named_by_the_job(cluster: Cluster) -
     job = cluster.run("sbatch", "--parsable", "--gres=vgpu_memory:8", "--output=/dev/null", "--wrap=sleep 60")
     assert job.returncode == 0, job.stderr
     number = job.stdout.strip()
-    eventually(lambda: "active" in states(cluster.node).values(), "the prolog allocates", 60)
+    eventually(lambda: "active" in states(cluster.node).values(), "the prolog allocates")
     (name,) = states(cluster.node)
     held = cluster.node.ctl_json("show", name)
     assert (held["requestId"], held["label"]) == (f"slurm-{number}", f"slurm {number}")
@@ -60,7 +60,7 @@ def test_a_refusal_is_told_to_the_job_and_drains_nothing(cluster: Cluster) -> No
     assert done.returncode != 0
     assert "E401" in done.stdout + done.stderr, done.stdout + done.stderr
     cluster.node.ctl("release", outside)
-    eventually(lambda: cluster.run("sinfo", "-h", "-o", "%t").stdout.strip() == "idle", "idle again", 60)
+    eventually(lambda: cluster.run("sinfo", "-h", "-o", "%t").stdout.strip() == "idle", "idle again")
     empty(cluster)
 
 
