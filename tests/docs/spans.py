@@ -76,7 +76,8 @@ NOT_RUN = {
     "pytest tests/slurm": _SUITE,
     "python native/libvgpu/portable.py --out FOLDER --machine aarch64": _SUITE,
     "./dev gpu-bench": _CARD,
-    "python -m tests.gpu.compute_programs": _CARD,
+    "python -m tests.gpu.compute_programs --build build/native --out F --programs decoder training inference "
+    "--asked 25 --besides 200 20000": _CARD,
     "python -m tests.gpu.compute_h200 --build build/native --out compute.json": _CARD,
     "python -m tests.gpu.compute_ranks --build build/native --out ranks.json": _CARD,
     "python -m tests.gpu.NAME --build build/native --out FILE": _CARD,
@@ -91,6 +92,7 @@ NOT_RUN = {
     "python -m tests.http.pictures": _LONG,
     "python -m tests.packaging.cross": _LONG,
     "./dev bench NAME": _LONG,
+    "./dev bench loop": _LONG,
     "./dev bench operate": _LONG,
     "./dev bench soak --cycles 200000": _LONG,
     "./dev bench mig-packing": _LONG,
