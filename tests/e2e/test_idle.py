@@ -2,7 +2,6 @@
 
 import signal
 import sys
-import time
 
 import pytest
 
@@ -179,19 +178,6 @@ def test_an_idle_suspended_tenant_is_resumed_on_the_device_that_it_was_moved_to(
     assert places(idle)[name] == [to]
     idle.ctl("undrain", "0")
     end(idle, tenant, name)
-
-
-def test_a_working_tenant_is_not_suspended_by_the_idle_rule(make_node: NodeMaker) -> None:
-    node = make_node(policy=IDLE.replace("300ms", "3s"))
-    node.start()
-    tenant, name = busy(node, 1)
-    tenant.line()
-    end_at = time.monotonic() + 5
-    while time.monotonic() < end_at:
-        assert states(node)[name] == "active"
-        time.sleep(0.2)
-    end(node, tenant, name)
-    node.stop()
 
 
 def ask(tenant: Tenant, call: str = "") -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.metrics.samples import observation
 from vgpud.http import server as http
 from vgpud.http.doors import Doors
@@ -237,7 +238,7 @@ HEADS = (
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(
     st.one_of(
         st.binary(max_size=200),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.kubelet.cluster import Cluster
 from tests.planner.cards import h200_node
 from vgpud.model.device import Device, Health
@@ -195,7 +196,7 @@ ASKS = st.lists(
 )
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.too_slow])
 @given(
     mode=st.sampled_from(["mig", "mps", "preload", "exclusive"]), asks=ASKS, minor=st.sampled_from([34, 36])
 )

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from tests.examples import examples
 from tests.ledger.samples import active, allocation, event, ledger_path
 from vgpud.ledger import Durability, Ledger, Original
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -133,4 +134,4 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestLedger.settings = settings(max_examples=examples(40), stateful_step_count=25)

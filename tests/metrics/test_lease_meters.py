@@ -7,6 +7,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from vgpud import lease_layout as layout
 from vgpud.lease import DeviceLimits, read_meters, read_usage, write_lease
 from vgpud.model.quantity import GIB
@@ -23,7 +24,7 @@ def lease(folder: Path) -> Path:
     return folder / "a"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     high=st.sampled_from([0, 1, 2, 3, layout.MAX_SLOTS, 2**32 - 1]),
     owners=st.lists(st.sampled_from([0, 1, layout.OWNER_SELF]), min_size=3, max_size=3),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.mig.cutting import TABLE, Card, Disk, Node1, cut_at_each_point, words_of
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, MigSlice, Mode, Owner, Request, Slice, State
@@ -58,7 +59,7 @@ def test_a_transition_touches_what_it_must_and_nothing_else() -> None:
 
 
 @given(st.sampled_from(STATES), st.sampled_from(STATES), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 def test_a_step_that_fails_brings_the_old_layout_back(before: int, after: int, data: st.DataObject) -> None:
     new = sorted(keys(after) - keys(before))
     if not new:
@@ -76,7 +77,7 @@ def test_a_step_that_fails_brings_the_old_layout_back(before: int, after: int, d
 
 
 @given(st.sampled_from(STATES), st.sampled_from(STATES), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100))
 def test_what_is_in_use_or_of_others_is_never_touched(before: int, after: int, data: st.DataObject) -> None:
     card, disk = Card(), Disk()
     card.place(keys(before))

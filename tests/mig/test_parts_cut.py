@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.mig.cutting import TABLE, Card, Cut, Disk, Node1, cut, cut_at_each_point, profile_of, whole_of
 from vgpud.model.device import Placement
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -95,7 +96,7 @@ def test_parts_that_stay_are_as_many_as_can_be() -> None:
 
 
 @given(st.randoms(use_true_random=False), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 def test_a_step_that_fails_brings_the_old_layout_back(draw: random.Random, data: st.DataObject) -> None:
     before, after = drawn(draw), drawn(draw)
     card, disk = laid_out(before)
@@ -114,7 +115,7 @@ def test_a_step_that_fails_brings_the_old_layout_back(draw: random.Random, data:
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 def test_what_is_in_use_or_of_others_is_never_touched(draw: random.Random) -> None:
     """In GPU instances of ours and of others, with compute instances of ours and of others."""
     card, disk = laid_out(drawn(draw))

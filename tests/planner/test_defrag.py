@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from vgpud.planner.defrag import Bin, Goal, Piece, Way, fewest_moves
 
 MOST = 3
@@ -108,7 +109,7 @@ def follow(devices: list[Bin], pieces: list[Piece], way: Way) -> list[Piece]:
     return pieces
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 @given(nodes())
 def test_as_few_instances_move_as_possible(world: tuple[list[Bin], list[Piece], Goal]) -> None:
     devices, pieces, goal = world

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.planner.cards import A30_PROFILES, H200_PROFILES, OWNER, h200, node_of
 from vgpud.model.device import (
     ComputeInstance,
@@ -90,7 +91,7 @@ def test_a_place_may_be_named() -> None:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 def test_a_place_is_found_whenever_there_is_one(data: st.DataObject) -> None:
     """Inside one GPU instance that is divided, against all places that overlap nothing."""
     profile = data.draw(st.sampled_from([p for p in H200_PROFILES if p.slice_count > 1]))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from vgpud.model.device import Placement
 from vgpud.model.quantity import GIB, Percent
 from vgpud.model.tenancy import Allocation, Lifetime, MigSlice, Mode, Slice, State
@@ -100,7 +101,7 @@ def cut_converge(world: World, at: int) -> None:
             at -= 1
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(250), suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_start_ends_in_agreement_and_is_then_done(data: st.DataObject) -> None:
     world = data.draw(faults(data.draw(worlds())))
@@ -113,7 +114,7 @@ def test_any_start_ends_in_agreement_and_is_then_done(data: st.DataObject) -> No
     assert world.foreign == foreign
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_what_a_living_tenant_holds_is_kept(data: st.DataObject) -> None:
     world = data.draw(faults(data.draw(worlds())))
@@ -131,7 +132,7 @@ def test_what_a_living_tenant_holds_is_kept(data: st.DataObject) -> None:
         assert all(world.ledger[name].state is State.ACTIVE for name in held)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 @given(data=st.data())
 def test_without_nvml_nothing_is_done(data: st.DataObject) -> None:
     world = data.draw(faults(data.draw(worlds())))

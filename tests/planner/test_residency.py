@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.bench.idle_replay import DAY, metronomes, notebooks, replay
+from tests.examples import examples
 from vgpud.model.tenancy import Cause
 from vgpud.planner.residency import (
     PATIENCE_MOST,
@@ -249,7 +250,7 @@ def _work(life: Life, tenant: Tenant, now: float) -> Tenant:
     return tenant
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 @given(lives_of(turns=True))
 def test_no_tenant_waits_longer_than_all_turns_and_switches(lives: list[Life]) -> None:
     live(lives, 300, begin_away=True)
@@ -260,7 +261,7 @@ def test_no_tenant_waits_longer_than_all_turns_and_switches(lives: list[Life]) -
             assert when - since >= 5, "nobody is sent away in its turn"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(lives_of(turns=True), st.integers(1, 12))
 def test_memory_that_suspended_tenants_keep_delays_no_other(lives: list[Life], stays: int) -> None:
     for life in lives:
@@ -285,7 +286,7 @@ def test_a_suspension_is_followed_at_once_by_the_next_resume() -> None:
     assert (sent.swaps, waits.kind) == (False, Kind.WAIT)  # nothing may stay beside one that needs it all
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80))
 @given(lives_of(turns=False))
 def test_no_pattern_of_work_makes_tenants_thrash(lives: list[Life]) -> None:
     """Two suspensions of a tenant are as far apart as its idle time and its residence at least."""
@@ -300,7 +301,7 @@ def test_no_pattern_of_work_makes_tenants_thrash(lives: list[Life]) -> None:
         assert all(waited <= 2 * (SWITCH + STEP) for waited in life.waits), "there is room for all"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(lives_of(turns=True))
 def test_every_planned_switch_is_done(lives: list[Life]) -> None:
     todo = sum(work for life in lives for _, work in life.spells)

@@ -1,0 +1,186 @@
+"""The idle rule, turns and the back-off, on a clock that the test turns."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests import clock
+from tests.node.world import device, policy_of, request
+from vgpud import clock as daemon_clock
+from vgpud.lease import LeaseActivity
+from vgpud.model.device import Node
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import GIB
+from vgpud.model.tally import Tally
+from vgpud.model.tenancy import Allocation, Cause, Mode, Slice, State
+from vgpud.node.book import Book
+from vgpud.node.residency import Residency
+
+CARD = device(0)  # 80 GiB
+IDLE_SECONDS, TURN_SECONDS, BACK_OFF_SECONDS = 600.0, 60.0, 30.0
+HOUR = 3600.0
+IDLE = 'idle_suspend = "10min"'
+TURNS = 'memory_overcommit = 2.0\nturn = "1min"'
+
+
+@dataclass
+class Card:
+    """Tenants of one card. A suspension changes a tenant's state, after `takes_seconds`; it fails as told."""
+
+    book: Book = field(default_factory=Book)
+    works: set[str] = field(default_factory=set)
+    calls: int = 0
+    fails: bool = False
+    takes_seconds: float = 0.0
+    moves: list[tuple[float, str, State]] = field(default_factory=list)
+
+    def add(self, name: str, gib: int = 60) -> None:
+        part = Slice(CARD.uuid, Mode.PRELOAD, gib * GIB)
+        self.book.add(Allocation(name, request(name, gib), State.ACTIVE, (part,)))
+
+    def state(self, name: str) -> tuple[State, Cause]:
+        one = self.book.get(name)
+        return one.state, one.cause
+
+    # --- what Residency asks of the node
+
+    def read(self, allocation: Allocation) -> LeaseActivity:
+        self.calls += allocation.id in self.works
+        return LeaseActivity(calls=self.calls)
+
+    def wants(self, allocation: Allocation) -> bool:
+        return allocation.id in self.works
+
+    async def ask(self, name: str) -> None: ...
+
+    async def suspend(self, one: Allocation, cause: Cause, *_: object) -> Allocation:
+        return await self._becomes(replace(one, cause=cause), State.SUSPENDING, State.SUSPENDED)
+
+    async def resume(self, one: Allocation, *_: object) -> Allocation:
+        return await self._becomes(one, State.RESUMING, State.ACTIVE)
+
+    async def _becomes(self, one: Allocation, meanwhile: State, then: State) -> Allocation:
+        self.moves.append((daemon_clock.now(), one.id, then))
+        if self.fails:
+            raise VgpuError(ErrorCode.HELPER_FAILED, "the driver was told to fail", "")
+        for state in (meanwhile, then):
+            self.book.replace(replace(one, state=state))
+            await asyncio.sleep(self.takes_seconds)
+        return self.book.get(one.id)
+
+
+Scene = Callable[[Card], Awaitable[None]]
+
+
+def play(folder: Path, rules: str, scene: Scene) -> None:
+    text = f'version = 1\n[[device]]\nmode = "preload"\n[device.preload]\n{rules}\n'
+    policy = policy_of(folder, text)().policy
+    card = Card()
+    tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(work: Coroutine[Any, Any, None]) -> None:
+        tasks.add(asyncio.ensure_future(work))
+
+    async def main() -> None:
+        around = SimpleNamespace(
+            book=card.book,
+            activities=SimpleNamespace(read=card.read, wants=card.wants, ask=card.ask, keep=lambda _: None),
+            inventory=SimpleNamespace(node=Node(devices=(CARD,))),
+        )
+        swaps = SimpleNamespace(stays_bytes=lambda _: None)
+        suspends = SimpleNamespace(suspend=card.suspend, resume=card.resume, swaps=swaps)
+        watch = Residency(cast(Any, around), cast(Any, suspends), lambda: policy, Tally(), spawn)
+        task = asyncio.ensure_future(watch.run())
+        await scene(card)
+        task.cancel()
+        await asyncio.wait((task,))
+
+    clock.run(main())
+
+
+def test_an_idle_tenant_is_suspended_after_the_idle_time_and_not_before(tmp_path: Path) -> None:
+    async def scene(card: Card) -> None:
+        card.add("a")
+        await clock.passed(0.9 * IDLE_SECONDS)
+        assert card.state("a")[0] is State.ACTIVE
+        await clock.passed(0.3 * IDLE_SECONDS)
+        assert card.state("a") == (State.SUSPENDED, Cause.IDLE)
+
+    play(tmp_path, IDLE, scene)
+
+
+def test_a_tenant_that_works_is_not_suspended_as_idle(tmp_path: Path) -> None:
+    async def scene(card: Card) -> None:
+        card.add("a")
+        card.works.add("a")
+        await clock.passed(HOUR)
+        assert card.moves == []
+        card.works.clear()
+        await clock.passed(1.2 * IDLE_SECONDS)
+        assert card.state("a")[0] is State.SUSPENDED
+
+    play(tmp_path, IDLE, scene)
+
+
+def test_an_idle_suspended_tenant_is_resumed_when_it_calls_the_driver(tmp_path: Path) -> None:
+    async def scene(card: Card) -> None:
+        card.add("a")
+        await clock.passed(HOUR)
+        assert card.state("a")[0] is State.SUSPENDED
+        card.works.add("a")
+        await clock.passed(1.0)
+        assert card.state("a")[0] is State.ACTIVE
+
+    play(tmp_path, IDLE, scene)
+
+
+def test_a_failed_suspension_is_tried_again_after_the_back_off(tmp_path: Path) -> None:
+    async def scene(card: Card) -> None:
+        card.add("a")
+        card.fails = True
+        await clock.passed(HOUR)
+        times = [at for at, _, _ in card.moves]
+        gaps = [later - sooner for sooner, later in pairwise(times)]
+        assert len(gaps) > 10
+        assert BACK_OFF_SECONDS <= min(gaps) <= max(gaps) <= BACK_OFF_SECONDS + 2.5  # and a look's rest
+        assert card.state("a")[0] is State.ACTIVE
+        card.fails = False
+        await clock.passed(BACK_OFF_SECONDS + 2.5)
+        assert card.state("a")[0] is State.SUSPENDED
+
+    play(tmp_path, IDLE, scene)
+
+
+@pytest.mark.parametrize("takes_seconds", [0.0, 20.0])
+def test_two_tenants_that_do_not_fit_together_take_turns(tmp_path: Path, takes_seconds: float) -> None:
+    async def scene(card: Card) -> None:
+        card.takes_seconds = takes_seconds
+        card.works |= {"a", "b"}
+        card.add("a")
+        card.add("b")
+        await clock.passed(HOUR)
+        came = [(at, name) for at, name, then in card.moves if then is State.ACTIVE]
+        assert len(came) > 10
+        assert all(one != other for (_, one), (_, other) in pairwise(came))
+        stays = [later - sooner for (sooner, _), (later, _) in pairwise(came)]
+        assert min(stays) >= TURN_SECONDS
+        assert max(stays) <= TURN_SECONDS + 4 * takes_seconds + 2.5
+
+    play(tmp_path, TURNS, scene)
+
+
+def test_tenants_that_fit_together_are_not_made_to_take_turns(tmp_path: Path) -> None:
+    async def scene(card: Card) -> None:
+        card.works |= {"a", "b"}
+        card.add("a", 30)
+        card.add("b", 30)
+        await clock.passed(HOUR)
+        assert card.moves == []
+
+    play(tmp_path, TURNS, scene)
