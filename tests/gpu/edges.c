@@ -273,8 +273,8 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(void);
-    } ways[] = {{"launch", try_launch}, {"stdio", try_stdio}, {"fork", try_fork},
-                {"cancel", try_cancel}, {"unmap", try_unmap}, {"close", try_close}, {"outside", try_outside}};
+    } ways[] = {{"launch", try_launch}, {"stdio", try_stdio}, {"fork", try_fork},      {"cancel", try_cancel},
+                {"unmap", try_unmap},   {"close", try_close}, {"outside", try_outside}};
     int first = argc > 2 ? open(argv[2], O_WRONLY | O_CREAT | O_TRUNC, 0600) : STDERR_FILENO;
     out = fdopen(fcntl(first, F_DUPFD, 100), "w");
     if (argc > 2)
