@@ -10,7 +10,7 @@
 #define PRESSED_LOAD 0.95 /* beside others: it would use more than it gets */
 #define LIGHT_NS 4000000000ull
 #define RETRY_NS 1000000000ull
-#define RETRY_MAX_NS 16000000000ull
+#define RETRY_MAX_NS 4000000000ull
 #define JUDGED_NS 40e6
 #define GAP_MAX_NS 5000000u /* what was idle for longer says no more about what it has to do now */
 #define PRESSED_NS 50000000u
@@ -37,24 +37,27 @@ static bool is_light(const struct sched_place *place, uint64_t now)
     return now < place->light_until;
 }
 
-/* One moment says little: a verdict is of JUDGED_NS in which it was seen. */
+/* One moment says little: a verdict is of JUDGED_NS in which it was seen. Beside others a tenant's work takes longer,
+ * so that it may have gaps alone where it seems to have none. */
 static void judge(struct sched_place *place, double busy_ns, double gaps_ns, uint64_t now)
 {
+    bool shared = is_shared(place->device);
     place->busy_ns += busy_ns;
     place->gaps_ns += gaps_ns;
     if (place->busy_ns + place->gaps_ns < JUDGED_NS)
         return;
-    if (place->busy_ns < LIGHT_LOAD * (place->busy_ns + place->gaps_ns))
+    if (place->busy_ns < LIGHT_LOAD * (place->busy_ns + place->gaps_ns)) {
         place->light_until = now + LIGHT_NS;
-    else
+    } else if (!shared) {
+        place->light_until = now;
         place->retry_ns = RETRY_NS;
+    }
     place->busy_ns = 0;
     place->gaps_ns = 0;
 }
 
-/* Beside others a tenant's work takes longer, so that it seems to have no gaps where alone it has some. Only where all
- * on the device seem so may it be that they are: then they have it in turns, and are judged anew. In vain, it is
- * tried again twice as late. */
+/* Where no tenant on a shared device seems to have gaps, they may have none: they have it in turns, and are judged anew.
+ * In vain, it is tried again twice as late. */
 static void try_turns(struct sched_device *device, uint64_t now)
 {
     for (const struct sched_place *p = device->places; p != NULL; p = p->next)
@@ -71,13 +74,11 @@ static void try_turns(struct sched_device *device, uint64_t now)
 void backfill_note_load(struct sched_place *place, double load, uint64_t span_ns, uint64_t now)
 {
     double busy = load < 1 ? load : 1;
-    bool shared = is_shared(place->device);
     bool pressed = load >= PRESSED_LOAD;
     place->pressed_until = pressed ? now + PRESSED_NS : now;
     place->pressed_ns = pressed ? place->pressed_ns + (double)span_ns : 0;
-    if (busy < LIGHT_LOAD || !shared)
-        judge(place, busy * (double)span_ns, (1 - busy) * (double)span_ns, now);
-    else
+    judge(place, busy * (double)span_ns, (1 - busy) * (double)span_ns, now);
+    if (is_shared(place->device))
         try_turns(place->device, now);
 }
 

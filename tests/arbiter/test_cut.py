@@ -1,18 +1,22 @@
 """The engine that takes tenants off the card: shares, and what becomes of a tenant that is off."""
 
 import os
+import random
 import signal
 import struct
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.arbiter.conftest import KERNEL_US, LONG, Card, answer, counters, span
+from tests.arbiter.conftest import GIB, KERNEL_US, LONG, Card, answer, counters, span, until_turns
+from tests.arbiter.test_pairs import pair
 from tests.e2e.support import eventually
+from tests.native.harness import TEST_BUILD
 from vgpud import lease_layout as layout
-from vgpud.lease import SharePolicy
+from vgpud.lease import SharePolicy, update_limits
 
 HARD, CONSERVING = SharePolicy.HARD, SharePolicy.WORK_CONSERVING
 GROUP = struct.Struct("<16s4I8I")
@@ -119,7 +123,7 @@ def test_an_idle_tenant_costs_the_others_nothing(cut_card: Card) -> None:
 
 def test_two_tenants_that_leave_gaps_are_not_taken_off(cut_card: Card) -> None:
     leases = [cut_card.lease(name, CONSERVING, 50) for name in "ab"]
-    processes = [cut_card.spin(lease, LONG, "--every-us", "5000") for lease in leases]
+    processes = [cut_card.spin(lease, LONG, "--every-us", "20000") for lease in leases]
     eventually(lambda: stays_on(*leases), "both stay on the card", 60)
     assert all(process.poll() is None for process in processes)
 
@@ -137,7 +141,7 @@ def stays_on(*leases: Path) -> bool:
 def test_a_tenant_with_gaps_rides_in_the_slices_of_one_without(cut_card: Card) -> None:
     gaps, full = cut_card.lease("a", CONSERVING, 50), cut_card.lease("b", CONSERVING, 50)
     cut_card.spin(full, LONG)
-    line = answer(cut_card.spin(gaps, 4.0, "--every-us", "5000"))
+    line = answer(cut_card.spin(gaps, 4.0, "--every-us", "20000"))
     slice_us = 50_000
     assert line["p50_us"] < slice_us / 2
 
@@ -148,6 +152,85 @@ def test_each_request_of_a_priority_tenant_interrupts(cut_card: Card) -> None:
     cut_card.spin(cut_card.lease("b", CONSERVING, 60), LONG)
     answer(cut_card.spin(first, 3.0, "--every-us", "10000"))
     assert counters(first)["turns"] > 100
+
+
+@pytest.mark.parametrize("how", ["reset", "release", "destroy", "green"])
+def test_contexts_that_come_and_go_stay_under_the_share(cut_card: Card, how: str) -> None:
+    """200 of one process, each with work: channels may be gone when the engine comes to take them off."""
+    lease = cut_card.lease("a", HARD, 50)
+    said = answer(
+        cut_card.program(str(TEST_BUILD / "context-cycles"), lease, how, "200", "2", "1000", "1000")
+    )
+    assert said["count"] == 200 and said["kernels"] >= 200
+    assert counters(lease)["bypasses"] == 0
+
+
+def test_40_live_contexts_are_under_the_share(cut_card: Card) -> None:
+    lease = cut_card.lease("a", HARD, 25)
+    update_limits(lease, [replace(one, memory_bytes=64 * GIB) for one in cut_card.limits(HARD, 25)])
+    cut_card.program(str(TEST_BUILD / "context-cycles"), lease, "live", "40", "60", "1000", "1000")
+    eventually(lambda: len(table(lease)[1]) == 40, "40 groups are listed", 60)
+    eventually(lambda: table(lease)[0] == 1, "it is off", 30)
+    eventually(lambda: channels_off(cut_card, lease) == 40 * 8, "with all of its channels", 30)
+
+
+def channels_off(card: Card, lease: Path) -> int:
+    pids = {process.pid for process in card.processes}
+    uses = [use for one in card.sim.dump()["processes"] if one["pid"] in pids for use in one["uses"]]
+    return sum(int(use["channels_off"]) for use in uses)
+
+
+def test_two_jobs_of_two_ranks_share_two_devices(cut_card: Card, tmp_path: Path) -> None:
+    """The kernels of a rank wait for the other's: each job has both devices, or is off both."""
+    leases = [cut_card.lease(name, CONSERVING, 50, devices=2) for name in "ab"]
+    ranks = [pair(cut_card, tmp_path / lease.name, (lease, lease), "--think-us", "500") for lease in leases]
+    for process in (process for job in ranks for process in job):
+        assert answer(process)["steps"] > 0
+    assert all(counters(lease)["bypasses"] == 0 for lease in leases)
+    assert all(counters(lease, ordinal)["turns"] > 0 for lease in leases for ordinal in range(2))
+
+
+def launches(lease: Path) -> int:
+    raw = (lease / layout.USAGE_FILE).read_bytes()
+    at = layout.USAGE_SLOTS + layout.SLOT_DEVICES + layout.SLOT_DEVICE_LAUNCHES
+    return int(struct.unpack_from("<Q", raw, at)[0])
+
+
+@pytest.mark.parametrize("policy", [HARD, SharePolicy.NONE])
+def test_launches_of_a_process_that_is_cut_are_counted(cut_card: Card, policy: SharePolicy) -> None:
+    lease = cut_card.lease("a", policy, 50)
+    cut_card.spin(lease, LONG)
+    eventually(lambda: launches(lease) > 100, "launches are counted", 60)
+
+
+def test_random_handles_reach_no_channel_of_another_tenant(cut_card: Card) -> None:
+    """100 000 channel handles in a tenant's table, among them the other's own: the arbiter goes on."""
+    liar, other = cut_card.lease("a", HARD, 50), cut_card.lease("b", SharePolicy.NONE, 100, first_device=1)
+    victim = cut_card.spin(other, LONG)
+    eventually(lambda: len(table(other)[1]) == 1, "the other's channels are listed", 30)
+    theirs = list(table(other)[1][0])
+    cut_card.spin(liar, LONG)
+    eventually(lambda: len(table(liar)[1]) == 1, "its own are, too", 30)
+    at = layout.CHANNELS_AT + layout.CHANNELS_GROUPS
+    uuid = (liar / layout.USAGE_FILE).read_bytes()[at:][:16]
+    dice = random.Random(17)
+    for _ in range(50):
+        rows = [made_up(dice, theirs) for _ in range(255)]
+        with (liar / layout.USAGE_FILE).open("r+b") as page:
+            os.pwrite(page.fileno(), b"".join(GROUP.pack(uuid, *row) for row in rows), at)
+            os.pwrite(page.fileno(), struct.pack("<I", 255), layout.CHANNELS_AT + layout.CHANNELS_COUNT)
+        until_turns([(liar, 0)], 1)
+        (used,) = [p["uses"] for p in cut_card.sim.dump()["processes"] if p["pid"] == victim.pid]
+        assert [one["channels_off"] for one in used] == [0]
+    assert victim.poll() is None and cut_card.client.ready()
+
+
+def made_up(dice: random.Random, theirs: list[int]) -> list[int]:
+    """A group with some words of another tenant's and some at random."""
+    row = [dice.getrandbits(32) if dice.random() < 0.5 else word for word in theirs]
+    row[0] = dice.choice([theirs[0], dice.randrange(64), dice.getrandbits(32)])
+    row[3] = dice.choice([8, dice.randrange(16), dice.getrandbits(32)])
+    return row
 
 
 @pytest.mark.parametrize("word", ["client", "subdevice", "channel", "file"])

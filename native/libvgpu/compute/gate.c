@@ -34,6 +34,7 @@
 #define TRANSIT_MAX_NS 2000000u     /* more is not time on the way but another time namespace */
 #define DUTY_WINDOW_NS 2000000u
 #define SLEEP_ABOVE_NS 300000u
+#define COUNT_NS 1000000000 /* between two of its counts that a process that is cut publishes */
 
 enum state { CLOSED, OPEN, FREE, CUT };
 
@@ -69,6 +70,7 @@ static struct {
     struct vgpu_usage *usage;
     uint32_t slot;
     uint64_t counted;
+    uint64_t counted_at; /* of a process that is cut */
 } gate = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static pthread_mutex_t one_drains = PTHREAD_MUTEX_INITIALIZER; /* thread at a time */
@@ -130,7 +132,7 @@ static void open_turn(const struct vgpu_turn *turn, uint64_t now)
 
 static void note_launches(void)
 {
-    uint64_t count = __atomic_load_n(&vgpu_launches.count, __ATOMIC_RELAXED);
+    uint64_t count = __atomic_load_n(&vgpu_launches.count, __ATOMIC_RELAXED) + vgpu_inside_launches();
     uint64_t *launches = &gate.usage->slots[gate.slot].devices[0].launches;
     __atomic_fetch_add(launches, count - gate.counted, __ATOMIC_RELAXED);
     gate.counted = count;
@@ -581,7 +583,17 @@ static void answer_look(uint64_t now)
 static int64_t cut_tick(void)
 {
     int64_t wait;
-    if (!vgpu_cut_look(&wait) || !vgpu_away_now())
+    bool became_idle = vgpu_cut_look(&wait);
+    uint64_t now = now_ns();
+    pthread_mutex_lock(&gate.lock);
+    if (became_idle || now - gate.counted_at >= COUNT_NS) {
+        note_launches();
+        gate.counted_at = now;
+    }
+    pthread_mutex_unlock(&gate.lock);
+    if (wait < 0) /* not watched: it launches without a word */
+        wait = COUNT_NS;
+    if (!became_idle || !vgpu_away_now())
         return wait;
     pthread_mutex_lock(&gate.lock);
     gate.look = true; /* nothing of ours is in the driver from now on: say so */

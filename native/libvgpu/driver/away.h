@@ -54,7 +54,11 @@ static inline struct vgpu_inside *vgpu_away_called(void)
 static inline struct vgpu_inside *vgpu_away_launched(void)
 {
     uint32_t bits = __atomic_load_n(&vgpu_away.away, __ATOMIC_RELAXED);
-    return (bits & VGPU_AWAY_CUT) != 0 ? vgpu_inside_enter() : NULL;
+    if ((bits & VGPU_AWAY_CUT) == 0)
+        return NULL;
+    struct vgpu_inside *own = vgpu_inside_enter();
+    __atomic_store_n(&own->launches, own->launches + 1, __ATOMIC_RELAXED);
+    return own;
 }
 #define vgpu_away_launch() \
     struct vgpu_inside *inside_launch_ __attribute__((cleanup(vgpu_inside_leave), unused)) = vgpu_away_launched()

@@ -57,6 +57,14 @@ struct vgpu_inside *vgpu_inside_first(void)
     return own;
 }
 
+uint64_t vgpu_inside_launches(void)
+{
+    uint64_t launches = __atomic_load_n(&spare.launches, __ATOMIC_RELAXED);
+    for (const struct vgpu_inside *r = __atomic_load_n(&records, __ATOMIC_ACQUIRE); r != NULL; r = r->next)
+        launches += __atomic_load_n(&r->launches, __ATOMIC_RELAXED);
+    return launches;
+}
+
 uint64_t vgpu_inside_read(bool *inside)
 {
     uint64_t calls = spare.calls;

@@ -10,9 +10,10 @@
 #include <stdint.h>
 
 struct vgpu_inside {
-    uint64_t calls; /* begun */
-    uint32_t depth; /* of calls that have not returned */
-    uint32_t owned; /* 0: its thread has ended, and another may have it */
+    uint64_t calls;    /* begun */
+    uint64_t launches; /* of them */
+    uint32_t depth;    /* of calls that have not returned */
+    uint32_t owned;    /* 0: its thread has ended, and another may have it */
     struct vgpu_inside *next;
 };
 
@@ -38,6 +39,9 @@ static inline void vgpu_inside_leave(struct vgpu_inside **own)
     if (*own != 0)
         __atomic_store_n(&(*own)->depth, (*own)->depth - 1, __ATOMIC_RELEASE);
 }
+
+/* Launches that were entered so far. */
+uint64_t vgpu_inside_launches(void);
 
 /* Reads what all threads did before this call: a thread that has not entered by then sees what was written
  * before it. Returns the calls so far; *inside: is any thread in one? */
