@@ -44,6 +44,10 @@ def no_device(name: str) -> Any:
 )
 @example([])
 def test_any_claim_is_understood_or_refused(claim: Any) -> None:
+    check_claim(claim)
+
+
+def check_claim(claim: Any) -> None:
     try:
         parts = parts_of(claim, "u1", "node-1", no_device)
     except VgpuError as error:

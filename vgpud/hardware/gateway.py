@@ -49,6 +49,7 @@ T = TypeVar("T")
 INIT_SECONDS = 60.0
 # destroying an instance takes about a second, and any MIG call up to ten under load
 CHANGE_SECONDS = 60.0
+_MOST_DEVICES = 256  # of one machine: a count that a broken driver makes up is not gone through
 _NODE = "the node"
 # the library itself is gone, not one device
 _LIBRARY_GONE = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH})
@@ -192,7 +193,7 @@ class Gateway:
             driver_version=self.nvml.call("nvmlSystemGetDriverVersion") or "",
             nvml_version=self.nvml.call("nvmlSystemGetNVMLVersion") or "",
             cuda_version=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "",
-            device_count=int(self.nvml.demand("nvmlDeviceGetCount")),
+            device_count=min(int(self.nvml.demand("nvmlDeviceGetCount")), _MOST_DEVICES),
         )
 
     def _read_all(self, system: _System, known: _Known) -> list[tuple[Device, Static] | _Unwell]:

@@ -151,10 +151,19 @@ def _by_toolkit(program: str) -> DriverFiles:
         check=True,
         timeout=_SECONDS,
     )
-    edits = json.loads(done.stdout)["containerEdits"]
-    mounts = tuple(
-        Mount(mount["hostPath"], mount["containerPath"])
-        for mount in edits.get("mounts") or ()
-        if _MPS_PIPES not in mount["hostPath"]
-    )
-    return DriverFiles(mounts, tuple(edits.get("hooks") or ()), by_toolkit=True)
+    return toolkit_files(done.stdout)
+
+
+def toolkit_files(spec: str) -> DriverFiles:
+    """Of the CDI spec that nvidia-ctk prints. Raises ValueError, KeyError or TypeError for what is none."""
+    edits = json.loads(spec)["containerEdits"]
+    if not isinstance(edits, dict):
+        raise TypeError("containerEdits is no object")
+    paths = [(mount["hostPath"], mount["containerPath"]) for mount in edits.get("mounts") or ()]
+    hooks = tuple(edits.get("hooks") or ())
+    if not all(isinstance(path, str) for pair in paths for path in pair):
+        raise TypeError("a mount without paths")
+    if not all(isinstance(hook, dict) for hook in hooks):
+        raise TypeError("a hook that is no object")
+    mounts = tuple(Mount(*pair) for pair in paths if _MPS_PIPES not in pair[0])
+    return DriverFiles(mounts, hooks, by_toolkit=True)

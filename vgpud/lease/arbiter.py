@@ -77,12 +77,18 @@ class ArbiterClient:
     def _ask(self, kind: int, allocation: str) -> bytes:
         head = struct.pack("<IIIIq", kind, layout.VERSION, layout.NO_SLOT, 0, 0)
         message = (head + allocation.encode()[: layout.ID_BYTES - 1]).ljust(layout.MESSAGE_SIZE, b"\0")
+        reply = self._receive(message)
+        if len(reply) < layout.MESSAGE_SIZE:
+            raise VgpuError(ErrorCode.HELPER_FAILED, f"vgpu-arbiter sent {len(reply)} bytes", "upgrade both")
+        return reply
+
+    def _receive(self, message: bytes) -> bytes:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
                 line.settimeout(self._timeout_seconds)
                 line.connect(str(self._path))
                 line.send(message)
-                reply = line.recv(layout.PROCESS_LIST_SIZE)
+                return line.recv(layout.PROCESS_LIST_SIZE)
         except TimeoutError as error:
             raise VgpuError(
                 ErrorCode.HELPER_TIMEOUT,
@@ -95,9 +101,6 @@ class ArbiterClient:
                 f"vgpu-arbiter is not there: {os.strerror(error.errno or 0).lower()} at {self._path}",
                 "start vgpud-arbiter.service; tenants keep their limits meanwhile",
             ) from error
-        if len(reply) < layout.MESSAGE_SIZE:
-            raise VgpuError(ErrorCode.HELPER_FAILED, f"vgpu-arbiter sent {len(reply)} bytes", "upgrade both")
-        return reply
 
     @staticmethod
     def _check(reply: bytes, what: str, fine: tuple[int, ...] = ()) -> None:

@@ -11,6 +11,7 @@ _REFUSALS = re.compile(
     r"Unknown command|Unrecognized command|Insufficient privileges|Not enough privilege"
     r"|Server \S* ?not found|Invalid |Failed|[Ee]rror"
 )
+_NUMBER = re.compile(r"[0-9]{1,10}")  # a pid; str.isdigit takes digits that int() refuses
 _STATES = ("ACTIVE", "FAULT", "INITIALIZING")
 
 
@@ -31,7 +32,7 @@ def refusal(answer: str) -> str | None:
 def pids(answer: str) -> tuple[int, ...]:
     """Of get_server_list and get_client_list: one a line; other lines are remarks."""
     lines = (line.strip() for line in answer.splitlines())
-    return tuple(int(line) for line in lines if line.isascii() and line.isdigit())
+    return tuple(int(line) for line in lines if _NUMBER.fullmatch(line))
 
 
 def clients(answer: str) -> tuple[ListedClient, ...]:
@@ -41,11 +42,11 @@ def clients(answer: str) -> tuple[ListedClient, ...]:
     if header is None:
         return ()
     server, width = header.index("SERVER"), len(header)
-    rows = (words for words in lines if words[0].isdigit() and len(words) > server)
+    rows = (words for words in lines if _NUMBER.fullmatch(words[0]) and len(words) > server)
     return tuple(
         ListedClient(int(words[0]), int(words[server]), " ".join(words[width - 1 :]))
         for words in rows
-        if words[server].isdigit()
+        if _NUMBER.fullmatch(words[server])
     )
 
 

@@ -56,7 +56,7 @@ class ApiServer:
 
     async def minor(self) -> int:
         code = await self._call(lambda k: k.VersionApi(self._client).get_code)
-        digits = re.match(r"[0-9]+", code.minor)
+        digits = re.match(r"[0-9]{1,9}", str(getattr(code, "minor", "")))
         return int(digits[0]) if digits else 0
 
     async def claim(self, namespace: str, name: str) -> Json:
@@ -64,18 +64,26 @@ class ApiServer:
 
     async def node(self, name: str) -> Json:
         found = await self._call(lambda k: k.CoreV1Api(self._client).read_node, name)
-        return {"name": found.metadata.name, "uid": found.metadata.uid}
+        about = getattr(found, "metadata", None)
+        named = {key: getattr(about, key, None) for key in ("name", "uid")}
+        if not all(isinstance(text, str) for text in named.values()):
+            raise _not_understood("a node without name and uid")
+        return named
 
     async def slices(self, driver: str, node: str) -> list[Json]:
         selector = f"spec.driver={driver},spec.nodeName={node}"
         listed = await self._objects("list_cluster_custom_object", _SLICES, field_selector=selector)
-        return list(listed["items"])
+        items = listed.get("items")
+        if not isinstance(items, list) or not all(map(_is_slice, items)):
+            raise _not_understood("a list that is not of ResourceSlices")
+        return items
 
     async def create_slice(self, body: Json) -> Json:
-        return await self._objects("create_cluster_custom_object", _SLICES, body)
+        return _slice(await self._objects("create_cluster_custom_object", _SLICES, body))
 
     async def replace_slice(self, body: Json) -> Json:
-        return await self._objects("replace_cluster_custom_object", _SLICES, body["metadata"]["name"], body)
+        name = body["metadata"]["name"]
+        return _slice(await self._objects("replace_cluster_custom_object", _SLICES, name, body))
 
     async def delete_slice(self, name: str) -> None:
         await self._objects("delete_cluster_custom_object", _SLICES, name)
@@ -84,6 +92,8 @@ class ApiServer:
         answer: Json = await self._call(
             lambda k: getattr(k.CustomObjectsApi(self._client), method), GROUP, VERSION, *arguments, **options
         )
+        if not isinstance(answer, dict) or not isinstance(answer.get("metadata", {}), dict):
+            raise _not_understood("no object")
         return answer
 
     async def _call(self, pick: Callable[[Any], Any], *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
@@ -122,6 +132,34 @@ class ApiServer:
                     "set VGPUD_KUBECONFIG to that of vgpud's service account",
                 ) from None
         return client
+
+
+def _is_slice(value: object) -> bool:
+    """Has it what the publisher reads? The rest of it is only compared."""
+    match value:
+        case {
+            "metadata": {"name": str(), "resourceVersion": str()},
+            "spec": {"pool": {"generation": int()}} as spec,
+        }:
+            parts = (spec.get("devices") or [], spec.get("sharedCounters") or [])
+            return all(
+                isinstance(part, list) and all(isinstance(one, dict) for one in part) for part in parts
+            )
+    return False
+
+
+def _slice(answer: Json) -> Json:
+    if not _is_slice(answer):
+        raise _not_understood("no ResourceSlice")
+    return answer
+
+
+def _not_understood(what: str) -> VgpuError:
+    return VgpuError(
+        ErrorCode.UNREACHABLE,
+        f"the API server answers with {what}",
+        "see whether the kubeconfig names an API server",
+    )
 
 
 def _refused(status: int, reason: str, body: str) -> Refusal:

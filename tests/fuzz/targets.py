@@ -1,0 +1,342 @@
+"""Parsers in Python that read bytes of others, as functions that raise where they do what they must not.
+
+A target takes bytes: its corpus is what another program sent, and outlives any change of a strategy.
+"""
+
+import asyncio
+import json
+import subprocess
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from tests.fuzz import test_claims, test_containers, test_lease_pages, test_mig_parted
+from tests.node.world import device
+from tests.policy import test_fuzz as policies
+from vgpud import lease_layout as layout
+from vgpud.api.gen.kubelet import deviceplugin_v1beta1_pb2 as dp
+from vgpud.api.gen.kubelet import dra_v1_pb2 as dra
+from vgpud.api.gen.kubelet import pluginregistration_v1_pb2 as registration
+from vgpud.api.gen.kubelet import podresources_v1_pb2 as pr
+from vgpud.ctl import hami, policy_cases
+from vgpud.inject.driver import DriverFiles, toolkit_files
+from vgpud.lease import ArbiterClient, read_activity, read_limits, read_meters, read_swaps, read_usage
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.modes.mps import answers as mps
+from vgpud.policy.kubelet import KubeletResource
+from vgpud.serve.dra.api import ApiServer
+from vgpud.serve.dra.publisher import Publisher
+from vgpud.serve.kubelet.pods import held_in
+from vgpud.serve.kubelet.resources import Resource, request_id, request_of
+from vgpud.serve.statefile import read_state
+
+ROOT = Path(__file__).resolve().parents[2]
+LONG = 6000  # characters: more digits than Python makes a number of
+
+
+@dataclass(frozen=True)
+class Target:
+    """`check` raises for a finding; `inputs` are bytes of about the right form."""
+
+    check: Callable[[bytes], None]
+    inputs: SearchStrategy[bytes]
+    runs: int = 100  # in each run of the suite
+
+
+def refused(work: Callable[[], object], *codes: ErrorCode) -> object:
+    """What `work` answers; None where it refuses in one short line, with one of these codes, never BUG."""
+    try:
+        return work()
+    except VgpuError as error:
+        assert error.code is not ErrorCode.BUG
+        assert not codes or error.code in codes, error
+        assert len(str(error).splitlines()) == 1
+        assert len(error.sentence) < 1100
+        return None
+
+
+@cache
+def folder() -> Path:
+    """Of this process; the operating system clears it."""
+    made = tempfile.TemporaryDirectory(prefix="fuzz")
+    folder.made = made  # type: ignore[attr-defined]  # kept as long as the process
+    return Path(made.name)
+
+
+def as_json(data: bytes) -> Any:
+    with suppress(ValueError, RecursionError):
+        return json.loads(data)
+    return None
+
+
+def dumped(strategy: SearchStrategy[Any]) -> SearchStrategy[bytes]:
+    return strategy.map(lambda value: json.dumps(value).encode())
+
+
+NUMBERS = st.integers(0, 99999).map(str) | st.sampled_from(["²", "٣", "-1", "9" * LONG, "1e9", "0x1", "nan"])
+WORDS = NUMBERS | st.sampled_from(
+    ["PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND", "ACTIVE", "FAULT", "2G"]
+)
+LINES = st.lists(st.lists(WORDS | st.text(max_size=4), max_size=8).map(" ".join), max_size=6)
+
+
+def check_mps(data: bytes) -> None:
+    answer = data.decode(errors="replace")  # as subprocess reads it
+    assert all(pid >= 0 for pid in mps.pids(answer))
+    assert all(client.pid >= 0 and client.server_pid >= 0 for client in mps.clients(answer))
+    percent = mps.share(answer)
+    mps.share_agrees(33.3, percent)
+    mps.is_memory(mps.memory(answer))
+    mps.refusal(answer)
+    assert mps.server_state(answer) in ("", "ACTIVE", "FAULT", "INITIALIZING")
+
+
+def check_limits(data: bytes) -> None:
+    (folder() / layout.LIMITS_FILE).write_bytes(data)
+    limits = refused(lambda: read_limits(folder()), ErrorCode.LEASE_FAILED)
+    assert limits is None or 0 < len(limits.devices) <= layout.MAX_DEVICES  # type: ignore[attr-defined]
+
+
+def check_usage(data: bytes) -> None:
+    """Records of a place (4 bytes), a length (1 byte) and bytes, over a page of zeros; first the size."""
+    size = (
+        int.from_bytes(data[:4], "little") % (2 * layout.USAGE_SIZE)
+        if data[3:4] == b"\x01"
+        else layout.USAGE_SIZE
+    )
+    page = bytearray(layout.USAGE_SIZE)
+    page[: len(test_lease_pages.HEAD)] = test_lease_pages.HEAD
+    at = 4
+    while at + 5 <= len(data):
+        place, length = int.from_bytes(data[at : at + 4], "little") % layout.USAGE_SIZE, data[at + 4]
+        written = data[at + 5 : at + 5 + length]
+        page[place : place + len(written)] = written
+        at += 5 + length
+    (folder() / layout.USAGE_FILE).write_bytes(bytes(page[:size]))
+    for read in (read_usage, read_swaps, read_activity, lambda path: read_meters(path, layout.MAX_DEVICES)):
+        refused(lambda read=read: read(folder()), ErrorCode.LEASE_FAILED)  # type: ignore[misc]
+
+
+class Arbiter(ArbiterClient):
+    """One whose answer is there already."""
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__(Path("/none"))
+        self._answer = answer
+
+    def _receive(self, message: bytes) -> bytes:
+        return self._answer[: layout.PROCESS_LIST_SIZE]
+
+
+def check_arbiter_answer(data: bytes) -> None:
+    client = Arbiter(data)
+    for work in (lambda: client.add("a"), lambda: client.remove("a"), lambda: client.look("a")):
+        refused(work, ErrorCode.HELPER_FAILED)
+    pids = refused(lambda: client.list("a"), ErrorCode.HELPER_FAILED)
+    assert pids is None or len(pids) <= layout.MAX_SLOTS  # type: ignore[arg-type]
+    refused(lambda: client.registered("a"), ErrorCode.HELPER_FAILED)
+
+
+def check_podresources(data: bytes) -> None:
+    with suppress(DecodeError):
+        for held in held_in(pr.ListPodResourcesResponse.FromString(data)):
+            request_id(held.resource, held.ids)
+
+
+UNITS = Resource("vgpud.io/memory-gib", KubeletResource(name="vgpud.io/memory-gib", kind="memory"))
+
+
+def check_kubelet_call(data: bytes) -> None:
+    """Allocate and the claims of DRA, as the kubelet names them, and what it says of a registration."""
+    with suppress(DecodeError):
+        for one in dp.AllocateRequest.FromString(data).container_requests:
+            refused(
+                lambda one=one: request_of(  # type: ignore[misc]
+                    UNITS,
+                    frozenset(one.devices_ids),
+                    (device(0), device(1)),
+                    request_id(UNITS.name, one.devices_ids),
+                )
+            )
+    for kind in (
+        dra.NodePrepareResourcesRequest,
+        registration.RegistrationStatus,
+        dp.PreferredAllocationRequest,
+    ):
+        with suppress(DecodeError):
+            kind.FromString(data)
+
+
+class Answered(ApiServer):
+    """An API server whose every answer is this one."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__(Path("/none"))
+        self._answer = answer
+
+    async def _call(self, pick: Callable[[Any], Any], *arguments: Any, **options: Any) -> Any:
+        return self._answer
+
+
+def check_api_server(data: bytes) -> None:
+    api = Answered(as_json(data))
+
+    async def publish() -> None:
+        await Publisher(api, "node-1").publish(
+            lambda _: ({"pool": {"name": "p"}, "driver": "d", "nodeName": "n"},)
+        )
+
+    async def withdraw() -> None:
+        await Publisher(api, "node-1").withdraw()
+
+    for work in (lambda: api.claim("n", "c"), api.minor, lambda: api.slices("d", "n"), publish, withdraw):
+        refused(lambda work=work: asyncio.run(work()))  # type: ignore[misc]
+
+
+def check_claim(data: bytes) -> None:
+    test_claims.check_claim(as_json(data))
+
+
+def check_toolkit(data: bytes) -> None:
+    """What nvidia-ctk prints; find_driver takes these errors for a toolkit that gives nothing."""
+    try:
+        files = toolkit_files(data.decode(errors="replace"))
+    except (ValueError, KeyError, TypeError):
+        return
+    assert isinstance(files, DriverFiles)
+    assert all(
+        isinstance(part, str) for mount in files.mounts for part in (mount.host_path, mount.container_path)
+    )
+
+
+def check_runtime_message(data: bytes) -> None:
+    test_containers.check_message(data)
+
+
+def check_yaml(data: bytes) -> None:
+    path = folder() / "config.yaml"
+    test_mig_parted.check(path, data)
+    test_mig_parted.check(path, b"version: v1\nmig-configs:\n  c:\n  - " + data, "c")
+
+
+def check_policy(data: bytes) -> None:
+    policies.try_file(folder() / "policy.toml", data)
+
+
+def check_policy_cases(data: bytes) -> None:
+    path = folder() / "cases.toml"
+    path.write_bytes(data)
+    refused(lambda: policy_cases.read(path))
+
+
+def check_hami(data: bytes) -> None:
+    path = folder() / "pods.yaml"
+    path.write_bytes(data)
+    documents = refused(lambda: hami._read(str(path)))
+    for document in documents or ():  # type: ignore[attr-defined]
+        for target in ("runtime", "kubelet"):
+            refused(lambda d=document, t=target: hami.convert_document(d, t, 80 << 30, lambda *_: None))  # type: ignore[misc]
+
+
+def check_slurm(data: bytes) -> None:
+    """The prolog reads squeue's field; what it makes of it goes to vgpuctl as a number."""
+    text = data.replace(b"\0", b"").decode(errors="replace")[:4096]
+    done = subprocess.run(
+        ["sh", "-c", f'. {ROOT}/configs/slurm/vgpud-slurm.sh; asked "$1" vgpu_memory', "sh", text],
+        capture_output=True,
+        check=True,
+    )
+    assert not done.stderr
+    assert all(not line or line.isdigit() for line in done.stdout.split(b"\n")), done.stdout
+
+
+def check_state_file(data: bytes) -> None:
+    path = folder() / "state.json"
+    path.write_bytes(data)
+    assert isinstance(read_state(path, 1), dict)
+
+
+ANY = st.binary(max_size=400)
+SLICE = st.fixed_dictionaries(
+    {},
+    optional={
+        "metadata": test_claims.ANY_JSON | st.fixed_dictionaries({"name": st.text(max_size=4)}),
+        "spec": test_claims.ANY_JSON
+        | st.fixed_dictionaries({"pool": st.fixed_dictionaries({"generation": test_claims.SCALARS})}),
+    },
+)
+TRES = st.lists(
+    st.builds(
+        "{}vgpu_memory{}{}".format,
+        st.sampled_from(["gres/", "gres:", ""]),
+        st.sampled_from([":", "=", ""]),
+        NUMBERS,
+    )
+    | st.text(max_size=6),
+    max_size=4,
+).map(",".join)
+
+TARGETS = {
+    "api-server": Target(
+        check_api_server,
+        dumped(st.fixed_dictionaries({"items": st.lists(SLICE, max_size=2)}) | SLICE | test_claims.ANY_JSON),
+    ),
+    "arbiter-answer": Target(
+        check_arbiter_answer,
+        st.tuples(
+            st.sampled_from([19, 20, 21, 0]).map(lambda kind: kind.to_bytes(4, "little")),
+            st.binary(max_size=1200),
+        ).map(b"".join),
+    ),
+    "cdi-toolkit": Target(
+        check_toolkit,
+        dumped(
+            st.fixed_dictionaries(
+                {
+                    "containerEdits": st.fixed_dictionaries(
+                        {}, optional={"mounts": test_claims.ANY_JSON, "hooks": test_claims.ANY_JSON}
+                    )
+                    | st.fixed_dictionaries(
+                        {
+                            "mounts": st.lists(
+                                st.fixed_dictionaries(
+                                    {"hostPath": test_claims.SCALARS, "containerPath": test_claims.SCALARS}
+                                )
+                            )
+                        }
+                    )
+                }
+            )
+        ),
+    ),
+    "claim": Target(check_claim, dumped(test_claims.CLAIMS | test_claims.ANY_JSON)),
+    "hami": Target(check_hami, dumped(test_claims.ANY_JSON) | ANY),
+    "kubelet": Target(check_kubelet_call, ANY),
+    "limits": Target(check_limits, ANY.map(lambda tail: test_lease_pages.HEAD + tail) | ANY),
+    "mig-parted": Target(check_yaml, dumped(test_mig_parted.FILE | test_mig_parted.JSON) | ANY),
+    "mps": Target(check_mps, LINES.map(lambda lines: "\n".join(lines).encode(errors="replace")) | ANY),
+    "oci-config": Target(test_containers.understood, dumped(test_containers.CONFIGS) | ANY),
+    "podresources": Target(check_podresources, ANY),
+    "policy": Target(
+        check_policy,
+        ANY
+        | st.lists(policies.LINES | st.sampled_from(policies.HEADERS), max_size=8).map(
+            lambda lines: f"version = 1\n{''.join(lines)}".encode()
+        ),
+    ),
+    "policy-cases": Target(check_policy_cases, ANY),
+    "runtime-message": Target(
+        check_runtime_message, st.tuples(test_containers.HEADS, st.binary(max_size=300)).map(b"".join) | ANY
+    ),
+    "slurm": Target(check_slurm, TRES.map(lambda text: text.encode(errors="replace")), runs=20),
+    "state-file": Target(check_state_file, dumped(test_claims.ANY_JSON) | ANY),
+    "usage": Target(check_usage, ANY),
+}
