@@ -328,6 +328,26 @@ static void check_captures(void)
     CHECK(cuStreamEndCaptureToCig(NULL) == CUDA_SUCCESS && !knows_of_a_capture());
 }
 
+static CUstream captured_stream(void)
+{
+    CUstream stream;
+    CHECK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS && !knows_of_a_capture());
+    CHECK(cuStreamBeginRecaptureToGraph(stream, CU_STREAM_CAPTURE_MODE_RELAXED, NULL, NULL, NULL) == CUDA_SUCCESS);
+    CHECK(knows_of_a_capture());
+    return stream;
+}
+
+static void check_cut_captures(void)
+{
+    begin();
+    CHECK(cuStreamDestroy_v2(captured_stream()) == CUDA_SUCCESS && !knows_of_a_capture());
+    CUstream stream = captured_stream();
+    CHECK(cuStreamDestroy_v2((CUstream)((char *)stream + 64)) == CUDA_SUCCESS && knows_of_a_capture());
+    CHECK(cuDevicePrimaryCtxRelease_v2(0) == CUDA_SUCCESS);
+    begin();
+    CHECK(!knows_of_a_capture());
+}
+
 /* What the driver takes by itself: globals, local memory, streams. */
 static void check_driver(void)
 {
@@ -549,7 +569,8 @@ int main(int argc, char **argv)
                   {"pitch", check_pitch},
                   {"private-entries", check_private_entries},
                   {"graph-node", check_graph_node},
-                  {"captures", check_captures}};
+                  {"captures", check_captures},
+                  {"cut-captures", check_cut_captures}};
     for (size_t i = 0; argc == 2 && i < sizeof(checks) / sizeof(checks[0]); i++)
         if (strcmp(argv[1], checks[i].name) == 0) {
             checks[i].check();

@@ -23,7 +23,7 @@ CHECKS: tuple[str, ...] = (
     "fork",
 )
 CHECKS += ("signals", "nvml", "small", "pool", "graph", "driver", "processes", "pitch", "private-entries")
-CHECKS += ("graph-node", "captures")
+CHECKS += ("graph-node", "captures", "cut-captures")
 
 
 def sanitized() -> tuple[Path, ...]:

@@ -1,11 +1,22 @@
-/* capture.c: begin and end of stream captures, counted. */
+/* capture.c: begin and end of stream captures, by the stream that each began on. */
 #include "capture.h"
+
+#include <pthread.h>
+#include <stdlib.h>
 
 #include "away.h"
 #include "functions.h"
 #include "in_child.h"
 
-static int captures;
+struct capture {
+    struct capture *next;
+    CUstream stream;
+    CUcontext context; /* the stream's; NULL: not known */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct capture *begun; /* guarded by `lock` */
+static int captures;          /* of `begun`, and those that are being begun */
 
 bool vgpu_capture_any(void)
 {
@@ -36,19 +47,86 @@ void vgpu_capture_restore(CUstreamCaptureMode before)
 
 static void reset(void)
 {
+    pthread_mutex_init(&lock, NULL);
+    begun = NULL; /* the parent's driver objects are none of the child's; its records stay allocated */
     captures = 0;
 }
 VGPU_IN_CHILD(reset);
 
-/* Counted before the driver is asked, so that no marker gets into the gap. */
-#define BEGIN_BODY(symbol, ...)                                 \
-    do {                                                        \
-        vgpu_away_call();                                       \
-        __atomic_add_fetch(&captures, 1, __ATOMIC_SEQ_CST);     \
-        CUresult result = CALL(symbol, __VA_ARGS__);            \
-        if (result != CUDA_SUCCESS)                             \
-            __atomic_sub_fetch(&captures, 1, __ATOMIC_SEQ_CST); \
-        return result;                                          \
+/* Unlinks those that are of `stream`, the first one only, or of `context`. Their count stays. */
+static struct capture *take(CUstream stream, CUcontext context)
+{
+    struct capture *taken = NULL;
+    pthread_mutex_lock(&lock);
+    for (struct capture **link = &begun; *link != NULL;) {
+        struct capture *capture = *link;
+        if (context != NULL ? capture->context != context : capture->stream != stream) {
+            link = &capture->next;
+            continue;
+        }
+        *link = capture->next;
+        capture->next = taken;
+        taken = capture;
+        if (context == NULL)
+            break;
+    }
+    pthread_mutex_unlock(&lock);
+    return taken;
+}
+
+static void put(struct capture *capture)
+{
+    pthread_mutex_lock(&lock);
+    capture->next = begun;
+    begun = capture;
+    pthread_mutex_unlock(&lock);
+}
+
+static void ended(struct capture *list)
+{
+    while (list != NULL) {
+        struct capture *next = list->next;
+        __atomic_sub_fetch(&captures, 1, __ATOMIC_SEQ_CST);
+        free(list);
+        list = next;
+    }
+}
+
+void vgpu_capture_forget(CUcontext context)
+{
+    if (context != NULL && vgpu_capture_any())
+        ended(take(NULL, context));
+}
+
+/* Counted before the driver is asked, so that no marker gets into the gap. NULL: no memory for the record. */
+static struct capture *begin(CUstream stream)
+{
+    struct capture *capture = calloc(1, sizeof(*capture));
+    if (capture == NULL)
+        return NULL;
+    capture->stream = stream;
+    if (CALL(cuStreamGetCtx, stream, &capture->context) != CUDA_SUCCESS)
+        capture->context = NULL;
+    __atomic_add_fetch(&captures, 1, __ATOMIC_SEQ_CST);
+    return capture;
+}
+
+static CUresult began(struct capture *capture, CUresult result)
+{
+    if (result == CUDA_SUCCESS)
+        put(capture);
+    else
+        ended(capture);
+    return result;
+}
+
+#define BEGIN_BODY(symbol, stream, ...)                             \
+    do {                                                            \
+        vgpu_away_call();                                           \
+        struct capture *capture = begin(stream);                    \
+        if (capture == NULL)                                        \
+            return CUDA_ERROR_OUT_OF_MEMORY;                        \
+        return began(capture, CALL(symbol, stream, ##__VA_ARGS__)); \
     } while (0)
 
 VGPU_EXPORT CUresult cuStreamBeginCapture(CUstream hStream)
@@ -108,15 +186,39 @@ VGPU_EXPORT CUresult cuStreamBeginCaptureToCig_ptsz(CUstream hStream, CUstreamCi
 }
 
 /* An invalidated capture has ended, too, whatever the driver's answer; one that was not begun has not. */
-#define END_BODY(symbol, ...)                                                                         \
+#define END_BODY(symbol, stream, ...)                                                                 \
     do {                                                                                              \
         vgpu_away_call();                                                                             \
-        CUresult result = CALL(symbol, __VA_ARGS__);                                                  \
+        CUresult result = CALL(symbol, stream, ##__VA_ARGS__);                                        \
         if (result != CUDA_ERROR_ILLEGAL_STATE && result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD && \
-            result != CUDA_ERROR_STREAM_CAPTURE_UNMATCHED && vgpu_capture_any())                      \
-            __atomic_sub_fetch(&captures, 1, __ATOMIC_SEQ_CST);                                       \
+            result != CUDA_ERROR_STREAM_CAPTURE_UNMATCHED)                                            \
+            ended(take(stream, NULL));                                                                \
         return result;                                                                                \
     } while (0)
+
+/* A stream that is destroyed takes the capture that began on it along. Its record goes first: afterwards another
+ * stream may have the handle. */
+#define DESTROY_BODY(symbol, stream)                                              \
+    do {                                                                          \
+        vgpu_away_call();                                                         \
+        struct capture *capture = vgpu_capture_any() ? take(stream, NULL) : NULL; \
+        CUresult result = CALL(symbol, stream);                                   \
+        if (result == CUDA_SUCCESS)                                               \
+            ended(capture);                                                       \
+        else if (capture != NULL)                                                 \
+            put(capture);                                                         \
+        return result;                                                            \
+    } while (0)
+
+VGPU_EXPORT CUresult cuStreamDestroy(CUstream hStream)
+{
+    DESTROY_BODY(cuStreamDestroy, hStream);
+}
+
+VGPU_EXPORT CUresult cuStreamDestroy_v2(CUstream hStream)
+{
+    DESTROY_BODY(cuStreamDestroy_v2, hStream);
+}
 
 VGPU_EXPORT CUresult cuStreamEndCapture(CUstream hStream, CUgraph *phGraph)
 {

@@ -12,6 +12,9 @@ bool vgpu_capture_any(void);
 /* Is this stream being captured? */
 bool vgpu_capture_on(CUstream stream, int per_thread);
 
+/* The context has ended, and the captures on its streams with it. */
+void vgpu_capture_forget(CUcontext context);
+
 /* This thread's calls to the driver do not count as unsafe for captures of other threads, between the two. */
 CUstreamCaptureMode vgpu_capture_relax(void);
 void vgpu_capture_restore(CUstreamCaptureMode before);

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "away.h"
+#include "capture.h"
 #include "charge.h"
 #include "context.h"
 #include "device.h"
@@ -128,6 +129,7 @@ static void done(const struct creation *made)
 
 static void ended(int device, CUcontext context)
 {
+    vgpu_capture_forget(context);
     vgpu_charge_end_context(context);
     vgpu_movable_end_context(context);
     if (contexts[device].live > 0)
@@ -309,6 +311,7 @@ static void primary_ended(struct device_contexts *known, int index)
     ended(index, known->primary);
     known->primary = NULL;
     known->primary_refs = 0;
+    vgpu_primary_ends(index, vgpu_capture_forget);
     vgpu_primary_ended(index);
 }
 

@@ -4,6 +4,7 @@
  * on an H200, then learnt. Memory that is made while one is current is the primary context's.
  */
 #include "away.h"
+#include "capture.h"
 #include "charge.h"
 #include "context.h"
 #include "device.h"
@@ -94,8 +95,10 @@ VGPU_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx hCtx)
     if (known)
         vgpu_pace_forget(context);
     CUresult result = CALL(cuGreenCtxDestroy, hCtx);
-    if (result == CUDA_SUCCESS && known)
+    if (result == CUDA_SUCCESS && known) {
+        vgpu_capture_forget(context);
         ended(context, device);
+    }
     return result;
 }
 

@@ -33,6 +33,19 @@ API CUresult cuStreamBeginRecaptureToGraph(CUstream stream, CUstreamCaptureMode 
     return CUDA_SUCCESS;
 }
 
+API CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
+{
+    (void)stream;
+    return cuCtxGetCurrent(context);
+}
+
+API CUresult cuStreamDestroy_v2(CUstream stream)
+{
+    (void)stream;
+    capturing = 0; /* a stream takes its capture along */
+    return CUDA_SUCCESS;
+}
+
 API CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph)
 {
     (void)stream, (void)graph;
