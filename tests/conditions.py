@@ -136,6 +136,7 @@ CONDITIONS: dict[str, Condition] = {
         "systemd", "judge the unit files and the message catalog", "systemd-analyze journalctl"
     ),
     "seccomp": installed("systemd libseccomp2", "confine a program as the unit says", "systemd-analyze"),
+    "musl": installed("musl-tools", "run a program of another C library", "musl-gcc"),
     "mandoc": installed("mandoc", "judge the manual pages"),
     "man": installed("man-db groff", "format the manual pages", "man groff"),
     "npm": installed("npm", "judge the Grafana dashboard by Grafana's own types", "npm node"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conditions import needs
 from tests.native.harness import BUILD, LIBVGPU
 from vgpud import lease_layout
 
@@ -51,6 +52,20 @@ def test_musl_programs_start_with_libvgpu_preloaded() -> None:
     assert "[ld-linux" not in needed
     imported = {name.split("@")[0] for name in symbols("--undefined-only")}
     assert not imported & {"__register_atfork", "__tls_get_addr"}
+
+
+@needs("musl")
+@pytest.mark.parametrize("library", ["libvgpu.so", "libvgpu-guard.so"])
+def test_a_musl_program_runs_with_the_library_preloaded(tmp_path: Path, library: str) -> None:
+    """It is not limited: musl has a libc of its own, and NVIDIA's driver is built for glibc's."""
+    source = tmp_path / "program.c"
+    source.write_text('#include <stdio.h>\nint main(void) { return puts("ran") < 0 ? 1 : 7; }\n')
+    subprocess.run(["musl-gcc", "-o", tmp_path / "program", source], check=True)
+    environment = {"LD_PRELOAD": str(LIBVGPU.with_name(library))}
+    done = subprocess.run(
+        [tmp_path / "program"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (7, "ran\n"), done.stderr
 
 
 @pytest.mark.parametrize("library", ["libvgpu.so", "libvgpu-guard.so"])
