@@ -40,7 +40,7 @@
 #define VGPU_LIMITS_FILE "limits"
 #define VGPU_USAGE_FILE "usage"
 #define VGPU_ARBITER_SOCKET "arbiter.sock"
-#define VGPU_MOVED_FILE "moved" /* written by vgpud where a tenant was moved: see moved.h */
+#define VGPU_MOVED_FILE "moved" /* written by vgpud where a tenant was moved: see relocated.h */
 #define VGPU_ANYONE_FOLDER "anyone"
 
 /* What happens at the compute share's edge; values are part of the ABI. */
@@ -56,7 +56,7 @@ enum vgpu_lease_state {
     VGPU_LEASE_AWAY = 3,   /* suspended: who has work says so (slot.wants), and waits until it is open again */
 };
 
-/* Where the memory is that libvgpu can move (movable.h): what plain allocations get in a lease of one
+/* Where the memory is that libvgpu can move (evictable.h): what plain allocations get in a lease of one
  * device whose tenants take turns. */
 enum vgpu_lease_memory {
     VGPU_MEMORY_FIXED = 0, /* there is none: plain allocations are the driver's own */

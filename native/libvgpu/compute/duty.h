@@ -17,15 +17,17 @@ struct vgpu_duty {
     double debt_ns;  /* overrun that is still to be paid back */
 };
 
-/* Length in nanoseconds of the turn that may begin now; 0: not now, and *wait_ns says how long. `share` is
- * 0 to 1. */
+/* All functions need the caller's lock on `duty`. Times are CLOCK_MONOTONIC. */
+
+/* Length in nanoseconds of the turn that may begin now; 0: none may, and *wait_ns is how long to wait. `share` is the
+ * share of the device, 0 to 1. */
 uint64_t vgpu_duty_turn(struct vgpu_duty *duty, double share, uint64_t now_ns, uint64_t *wait_ns);
 
-/* Least share of the devices under a limit, 0 to 1; negative: no device is under one. `before` where the
- * page cannot be read (fail static). */
+/* The least share of the lease's devices, 0 to 1; negative: no device is limited. `before` if `limits` is NULL or the
+ * page cannot be read: the last known share stays in force. */
 double vgpu_duty_share(const struct vgpu_limits *limits, double before);
 
-/* A turn ended this much too late. */
+/* A turn ended `overrun_ns` after its end; the next ones are shorter by as much, up to a second in all. */
 void vgpu_duty_overrun(struct vgpu_duty *duty, uint64_t overrun_ns);
 
 #endif

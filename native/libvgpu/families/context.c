@@ -17,7 +17,7 @@
 #include "functions.h"
 #include "in_child.h"
 #include "learn.h"
-#include "movable.h"
+#include "evictable.h"
 #include "pace.h"
 #include "primary.h"
 #include "process_memory.h"
@@ -131,7 +131,7 @@ static void ended(int device, CUcontext context)
 {
     vgpu_capture_forget(context);
     vgpu_charge_end_context(context);
-    vgpu_movable_end_context(context);
+    vgpu_evictable_end_context(context);
     if (contexts[device].live > 0)
         contexts[device].live--;
     vgpu_sources_settle(device);

@@ -2,17 +2,17 @@
 #include "away.h"
 #include "charge.h"
 #include "functions.h"
-#include "movable.h"
+#include "evictable.h"
 
 /* The first version of these calls has 32-bit pointers and sizes; both are one shape otherwise. */
-#define ALLOC_BODY(symbol, free_symbol, kind, pointer, bytes, movable, ...)                                         \
+#define ALLOC_BODY(symbol, free_symbol, kind, pointer, bytes, evictable, ...)                                       \
     do {                                                                                                            \
         struct vgpu_charge charge;                                                                                  \
         bool keep;                                                                                                  \
         CUresult result = vgpu_charge_current(&charge, bytes);                                                      \
         if (result != CUDA_SUCCESS)                                                                                 \
             return result;                                                                                          \
-        if (movable)                                                                                                \
+        if (evictable)                                                                                              \
             return CUDA_SUCCESS;                                                                                    \
         result = CALL(symbol, __VA_ARGS__);                                                                         \
         result = vgpu_charge_pointer(&charge, result, kind, result == CUDA_SUCCESS ? *(pointer) : 0, bytes, &keep); \
@@ -31,7 +31,7 @@ VGPU_EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *dptr, unsigned int bytesize)
 VGPU_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize)
 {
     ALLOC_BODY(cuMemAlloc_v2, cuMemFree_v2, VGPU_KIND_POINTER, dptr, bytesize,
-               vgpu_movable_alloc(&charge, bytesize, dptr), dptr, bytesize);
+               vgpu_evictable_alloc(&charge, bytesize, dptr), dptr, bytesize);
 }
 
 VGPU_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags)
@@ -47,14 +47,14 @@ static uint64_t times(uint64_t a, uint64_t b)
     return b != 0 && a > UINT64_MAX / b ? UINT64_MAX : a * b;
 }
 
-#define PITCH_BODY(symbol, free_symbol, movable)                                                                    \
+#define PITCH_BODY(symbol, free_symbol, evictable)                                                                  \
     do {                                                                                                            \
         struct vgpu_charge charge;                                                                                  \
         bool keep;                                                                                                  \
         CUresult result = vgpu_charge_current(&charge, times(vgpu_round(WidthInBytes, PITCH_GUESS_BYTES), Height)); \
         if (result != CUDA_SUCCESS)                                                                                 \
             return result;                                                                                          \
-        if (movable)                                                                                                \
+        if (evictable)                                                                                              \
             return CUDA_SUCCESS;                                                                                    \
         result = CALL(symbol, dptr, pPitch, WidthInBytes, Height, ElementSizeBytes);                                \
         uint64_t bytes = charge.active && result == CUDA_SUCCESS ? times(*pPitch, Height) : 0;                      \
@@ -71,10 +71,10 @@ static uint64_t times(uint64_t a, uint64_t b)
         return result;                                                                                              \
     } while (0)
 
-static bool movable_rows(struct vgpu_charge *charge, CUdeviceptr *dptr, size_t *pitch, size_t width, size_t height)
+static bool evictable_rows(struct vgpu_charge *charge, CUdeviceptr *dptr, size_t *pitch, size_t width, size_t height)
 {
     uint64_t row = vgpu_round(width, PITCH_GUESS_BYTES);
-    if (pitch == NULL || !vgpu_movable_alloc(charge, times(row, height), dptr))
+    if (pitch == NULL || !vgpu_evictable_alloc(charge, times(row, height), dptr))
         return false;
     *pitch = row;
     return true;
@@ -89,7 +89,7 @@ VGPU_EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *dptr, unsigned int *pPitch,
 VGPU_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthInBytes, size_t Height,
                                         unsigned int ElementSizeBytes)
 {
-    PITCH_BODY(cuMemAllocPitch_v2, cuMemFree_v2, movable_rows(&charge, dptr, pPitch, WidthInBytes, Height));
+    PITCH_BODY(cuMemAllocPitch_v2, cuMemFree_v2, evictable_rows(&charge, dptr, pPitch, WidthInBytes, Height));
 }
 
 static bool take_pointer(uint64_t pointer, struct vgpu_entry *entry)
@@ -110,7 +110,7 @@ VGPU_EXPORT CUresult cuMemFree_v2(CUdeviceptr dptr)
 {
     struct vgpu_entry entry;
     CUresult result;
-    if (vgpu_movable_free(dptr, &result))
+    if (vgpu_evictable_free(dptr, &result))
         return result;
     bool taken = take_pointer(dptr, &entry);
     result = CALL(cuMemFree_v2, dptr);
@@ -121,7 +121,7 @@ VGPU_EXPORT CUresult cuMemFree_v2(CUdeviceptr dptr)
 /* Of memory in several chunks the driver would tell the one. */
 VGPU_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr)
 {
-    if (vgpu_movable_range(dptr, pbase, psize))
+    if (vgpu_evictable_range(dptr, pbase, psize))
         return CUDA_SUCCESS;
     vgpu_away_call();
     return CALL(cuMemGetAddressRange_v2, pbase, psize, dptr);

@@ -16,7 +16,7 @@
 #include "graph.h"
 #include "in_child.h"
 #include "learn.h"
-#include "movable.h"
+#include "evictable.h"
 #include "source.h"
 #include "tenant.h"
 
@@ -225,18 +225,18 @@ static CUresult end(struct request *request, CUresult result)
     }
 
 /* What cuMemAlloc gave may be freed in stream order too. */
-#define FREE_ASYNC(symbol, per_thread)                                   \
-    VGPU_EXPORT CUresult symbol(CUdeviceptr dptr, CUstream hStream)      \
-    {                                                                    \
-        struct vgpu_entry entry;                                         \
-        CUresult result;                                                 \
-        vgpu_away_check();                                               \
-        if (vgpu_movable_free_after(dptr, hStream, per_thread, &result)) \
-            return result;                                               \
-        bool taken = vgpu_charge_take(VGPU_KIND_POINTER, dptr, &entry);  \
-        result = CALL(symbol, dptr, hStream);                            \
-        vgpu_charge_freed_later(&entry, taken, result);                  \
-        return result;                                                   \
+#define FREE_ASYNC(symbol, per_thread)                                     \
+    VGPU_EXPORT CUresult symbol(CUdeviceptr dptr, CUstream hStream)        \
+    {                                                                      \
+        struct vgpu_entry entry;                                           \
+        CUresult result;                                                   \
+        vgpu_away_check();                                                 \
+        if (vgpu_evictable_free_after(dptr, hStream, per_thread, &result)) \
+            return result;                                                 \
+        bool taken = vgpu_charge_take(VGPU_KIND_POINTER, dptr, &entry);    \
+        result = CALL(symbol, dptr, hStream);                              \
+        vgpu_charge_freed_later(&entry, taken, result);                    \
+        return result;                                                     \
     }
 
 ALLOC_ASYNC(cuMemAllocAsync, 0)

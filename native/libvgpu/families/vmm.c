@@ -10,7 +10,7 @@
 #include "functions.h"
 #include "in_child.h"
 #include "learn.h"
-#include "movable.h"
+#include "evictable.h"
 #include "tenant.h"
 struct block {
     uint64_t bytes;
@@ -102,7 +102,7 @@ VGPU_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *h
 {
     vgpu_away_call();
     struct vgpu_entry mapping;
-    if (vgpu_movable_range((CUdeviceptr)(uintptr_t)addr, NULL, NULL))
+    if (vgpu_evictable_range((CUdeviceptr)(uintptr_t)addr, NULL, NULL))
         return CUDA_ERROR_INVALID_VALUE; /* as of any plain memory */
     pthread_mutex_lock(&blocks);
     CUresult result = CALL(cuMemRetainAllocationHandle, handle, addr);

@@ -10,15 +10,19 @@
 
 #include "cuda_api.h"
 
-/* Room for `bytes` in all, in the current context; an error: there is as much as before. */
+/* All functions are for the thread of swap.h. Makes room for `bytes` in all, in the current context. An error: the room
+ * is as before. */
 CUresult vgpu_hostbuf_grow(uint64_t bytes);
 
-/* Where `place` is, and how many bytes follow it there. */
+/* The address of `place`; sets *bytes to how many bytes follow it in its segment. Precondition: `place` is below
+ * vgpu_hostbuf_bytes(). */
 void *vgpu_hostbuf_at(uint64_t place, uint64_t *bytes);
 
+/* Bytes of room. */
 uint64_t vgpu_hostbuf_bytes(void);
 
-/* Locks what is not locked, as after the end of the context in which it was. */
+/* Page-locks the segments that are not: the end of the context in which they were locked unlocks them, which
+ * vgpu_hostbuf_unlocked records. */
 CUresult vgpu_hostbuf_lock(void);
 void vgpu_hostbuf_unlocked(void);
 

@@ -1,5 +1,5 @@
 /*
- * piece.h: the allocations that can leave the card (movable.h): the list of them, and the physical memory behind each
+ * piece.h: the allocations that can leave the card (evictable.h): the list of them, and the physical memory behind each
  * chunk of one.
  */
 #ifndef VGPU_PIECE_H

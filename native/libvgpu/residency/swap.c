@@ -8,7 +8,7 @@
 
 #include "away.h"
 #include "capture.h"
-#include "carry.h"
+#include "evict_copy.h"
 #include "functions.h"
 #include "learn.h"
 #include "piece.h"
@@ -53,7 +53,7 @@ static bool turn_phase(enum vgpu_swap_phase from, enum vgpu_swap_phase to)
 /* Out, and so much of the memory is on the device still. */
 static void say_out(void)
 {
-    uint32_t kept = (uint32_t)(vgpu_carry_count().here >> 20);
+    uint32_t kept = (uint32_t)(vgpu_evict_count().here >> 20);
     __atomic_store_n(&phase, VGPU_SWAP_OUT, __ATOMIC_SEQ_CST);
     __atomic_store_n(&slot->swap_phase, VGPU_SWAP_OUT | kept << VGPU_SWAP_KEPT_SHIFT, __ATOMIC_SEQ_CST);
 }
@@ -62,7 +62,7 @@ static void say_out(void)
 static uint64_t may_keep(void)
 {
     uint32_t share = __atomic_load_n(&limits->keep_share, __ATOMIC_ACQUIRE);
-    return share >= VGPU_SHARE_ALL ? UINT64_MAX : vgpu_carry_count().all / VGPU_SHARE_ALL * share;
+    return share >= VGPU_SHARE_ALL ? UINT64_MAX : vgpu_evict_count().all / VGPU_SHARE_ALL * share;
 }
 
 /* Is the memory to be on the host? */
@@ -117,7 +117,7 @@ void vgpu_swap_holds(int64_t bytes)
 
 void vgpu_swap_forget(CUcontext context)
 {
-    vgpu_carry_forget(context);
+    vgpu_evict_forget(context);
 }
 
 /* --- the thread */
@@ -163,12 +163,12 @@ static bool drain(void)
 /* Everything is to be here; whatever of it is out comes back. False: it is to be out again. */
 static bool come_back(void)
 {
-    while (!vgpu_carry_in(is_sent)) {
+    while (!vgpu_evict_in(is_sent)) {
         if (is_sent()) {
-            vgpu_carry_in_undo();
+            vgpu_evict_in_undo();
             return false;
         }
-        say_error(vgpu_carry_error());
+        say_error(vgpu_evict_error());
         pause_for(AGAIN_NS);
     }
     say_error(CUDA_SUCCESS);
@@ -184,12 +184,12 @@ static void go(void)
     }
     vgpu_learn_free_begins();           /* what NVML says of this process has no meaning until it is back */
     bool captures = vgpu_capture_any(); /* whose thread waits: it would not end, and is not to be broken */
-    if (!captures && vgpu_carry_out(may_keep())) {
+    if (!captures && vgpu_evict_out(may_keep())) {
         say_out();
         return;
     }
-    CUresult why = captures ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : vgpu_carry_error();
-    while (!vgpu_carry_in(NULL))
+    CUresult why = captures ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : vgpu_evict_error();
+    while (!vgpu_evict_in(NULL))
         pause_for(AGAIN_NS);
     vgpu_learn_free_ends();
     say_error(why);
@@ -213,7 +213,7 @@ static void come(void)
 /* Others need the room of what was kept. */
 static void shrink(void)
 {
-    say_error(vgpu_carry_out(may_keep()) ? CUDA_SUCCESS : vgpu_carry_error());
+    say_error(vgpu_evict_out(may_keep()) ? CUDA_SUCCESS : vgpu_evict_error());
     say_out();
 }
 
@@ -235,7 +235,7 @@ static void *keep(void *unused)
             say_error(CUDA_SUCCESS);
             say(VGPU_SWAP_HERE);
         } else {
-            if (sent && now == VGPU_SWAP_OUT && vgpu_carry_count().here > may_keep())
+            if (sent && now == VGPU_SWAP_OUT && vgpu_evict_count().here > may_keep())
                 shrink();
             pause_for(LOOK_NS);
         }
@@ -258,7 +258,7 @@ static void start(const struct vgpu_limits *page, struct vgpu_slot *own)
     say_error(CUDA_SUCCESS);
     __atomic_store_n(&slot->movable_bytes, 0, __ATOMIC_SEQ_CST); /* of the slot's last owner */
     __atomic_store_n(&slot->host_bytes, 0, __ATOMIC_SEQ_CST);
-    vgpu_carry_start(&slot->host_bytes);
+    vgpu_evict_start(&slot->host_bytes);
     if (__atomic_load_n(&page->memory, __ATOMIC_ACQUIRE) != VGPU_MEMORY_FIXED)
         start_thread();
 }

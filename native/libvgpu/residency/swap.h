@@ -1,11 +1,11 @@
 /*
- * swap.h: taking a process's movable memory (movable.h) off the card and bringing it back, as the lease says
+ * swap.h: taking a process's evictable memory (evictable.h) off the card and bringing it back, as the lease says
  * (vgpu_lease_memory), by a thread of its own. Nothing is lost on the way: a chunk is unmapped when its copy is whole,
  * and a copy is forgotten when its chunk is back.
  *
  * Calls that touch device memory, make it or free it count themselves as inside while they are in the driver: first
  * they enter, then they look whether the memory is held; the thread holds it first, then waits until nobody is
- * inside. So nothing reaches the driver that was not waited for. In a process without movable memory a
+ * inside. So nothing reaches the driver that was not waited for. In a process without evictable memory a
  * call pays a load and a branch for this.
  */
 #ifndef VGPU_SWAP_H
@@ -17,7 +17,7 @@
 #include "cuda_api.h"
 
 struct vgpu_swap_words {
-    _Alignas(64) uint32_t counts; /* 1: there is movable memory */
+    _Alignas(64) uint32_t counts; /* 1: there is evictable memory */
     _Alignas(64) uint32_t inside;
 };
 extern struct vgpu_swap_words vgpu_swap;
@@ -50,13 +50,13 @@ static inline void vgpu_swap_leave(bool entered)
         inside_result_;                                      \
     })
 
-/* Does the lease want plain memory to be movable? */
+/* Does the lease want plain memory to be evictable? */
 bool vgpu_swap_wanted(void);
 
 /* From now on calls count themselves. */
 void vgpu_swap_count(void);
 
-/* Movable memory of the process grew, or shrank. */
+/* Evictable memory of the process grew, or shrank. */
 void vgpu_swap_holds(int64_t bytes);
 
 /* A context ends: nothing of the thread's is in it any more. Inside. */

@@ -7,7 +7,7 @@
 #include "functions.h"
 #include "in_child.h"
 #include "learn.h"
-#include "moved.h"
+#include "relocated.h"
 #include "pool.h"
 #include "process_memory.h"
 #include "tenant.h"
@@ -31,7 +31,7 @@ VGPU_EXPORT CUresult cuInit(unsigned int flags)
     if (result == CUDA_SUCCESS && limited) {
         warm();
         vgpu_away_wait(); /* initialised before, it would wait in the driver */
-        vgpu_moved_follow();
+        vgpu_relocated_follow();
         vgpu_unknown_tell(vgpu_tenant_account()->usage);
     }
     return result == CUDA_SUCCESS ? CALL(cuInit, flags) : result;

@@ -1,4 +1,4 @@
-#include "movable.h"
+#include "evictable.h"
 
 #include <stdlib.h>
 
@@ -77,7 +77,7 @@ static bool remember(struct vgpu_charge *charge, struct vgpu_piece *piece)
     return keep;
 }
 
-bool vgpu_movable_alloc(struct vgpu_charge *charge, uint64_t bytes, CUdeviceptr *pointer)
+bool vgpu_evictable_alloc(struct vgpu_charge *charge, uint64_t bytes, CUdeviceptr *pointer)
 {
     CUdevice device;
     if (!charge->active || pointer == NULL || bytes <= VGPU_SHARED_MAX || !vgpu_swap_wanted() || vgpu_capture_any() ||
@@ -85,7 +85,7 @@ bool vgpu_movable_alloc(struct vgpu_charge *charge, uint64_t bytes, CUdeviceptr 
         return false;
     vgpu_swap_count();
     bool inside = vgpu_swap_enter();
-    vgpu_movable_sweep();
+    vgpu_evictable_sweep();
     struct vgpu_piece *piece = make_piece(charge, device, bytes);
     bool made = piece != NULL && remember(charge, piece);
     if (made)
@@ -120,7 +120,7 @@ static CUresult let_go(const struct vgpu_entry *entry)
     }
     if (dead) {
         piece->dead = true;
-        vgpu_learn_free_ends(); /* still charged: vgpu_movable_sweep gives it back */
+        vgpu_learn_free_ends(); /* still charged: vgpu_evictable_sweep gives it back */
     } else {
         vgpu_charge_freed(entry, true, result);
     }
@@ -135,7 +135,7 @@ static bool take(CUdeviceptr pointer, struct vgpu_entry *entry)
     return true;
 }
 
-bool vgpu_movable_free(CUdeviceptr pointer, CUresult *result)
+bool vgpu_evictable_free(CUdeviceptr pointer, CUresult *result)
 {
     struct vgpu_entry entry;
     if (!vgpu_swap_counts() || !vgpu_table_get(VGPU_KIND_MOVABLE, pointer, &entry))
@@ -145,18 +145,18 @@ bool vgpu_movable_free(CUdeviceptr pointer, CUresult *result)
     bool ours = take(pointer, &entry);
     if (ours)
         *result = let_go(&entry);
-    vgpu_movable_sweep();
+    vgpu_evictable_sweep();
     vgpu_swap_leave(inside);
     return ours;
 }
 
-bool vgpu_movable_free_after(CUdeviceptr pointer, CUstream stream, int per_thread, CUresult *result)
+bool vgpu_evictable_free_after(CUdeviceptr pointer, CUstream stream, int per_thread, CUresult *result)
 {
     struct vgpu_entry entry;
     if (!vgpu_swap_counts() || !vgpu_table_get(VGPU_KIND_MOVABLE, pointer, &entry))
         return false;
     *result = per_thread ? CALL(cuStreamSynchronize_ptsz, stream) : CALL(cuStreamSynchronize, stream);
-    return *result != CUDA_SUCCESS || vgpu_movable_free(pointer, result);
+    return *result != CUDA_SUCCESS || vgpu_evictable_free(pointer, result);
 }
 
 static void end_charged(struct vgpu_piece *piece)
@@ -173,7 +173,7 @@ static bool is_dead(const struct vgpu_piece *piece, void *unused)
     return piece->dead;
 }
 
-void vgpu_movable_sweep(void)
+void vgpu_evictable_sweep(void)
 {
     if (vgpu_capture_any())
         return;
@@ -201,7 +201,7 @@ static bool is_around(const struct vgpu_piece *piece, void *argument)
     return true;
 }
 
-bool vgpu_movable_range(CUdeviceptr pointer, CUdeviceptr *base, size_t *bytes)
+bool vgpu_evictable_range(CUdeviceptr pointer, CUdeviceptr *base, size_t *bytes)
 {
     if (!vgpu_swap_counts())
         return false;
@@ -216,7 +216,7 @@ static bool ends_with(const struct vgpu_piece *piece, void *context)
     return piece->context == context && (piece->dead || vgpu_table_take(VGPU_KIND_MOVABLE, piece->base, &known));
 }
 
-void vgpu_movable_end_context(CUcontext context)
+void vgpu_evictable_end_context(CUcontext context)
 {
     if (context == NULL || !vgpu_swap_counts())
         return;

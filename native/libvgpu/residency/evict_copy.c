@@ -1,4 +1,4 @@
-#include "carry.h"
+#include "evict_copy.h"
 
 #include <string.h>
 #include <time.h>
@@ -28,7 +28,7 @@ static struct {
 static CUresult error;
 static uint64_t *told; /* bytes of the host's buffer */
 
-CUresult vgpu_carry_error(void)
+CUresult vgpu_evict_error(void)
 {
     return error;
 }
@@ -109,9 +109,9 @@ static CUresult take_off(struct vgpu_piece *piece, unsigned chunk)
     return result;
 }
 
-struct vgpu_carry_bytes vgpu_carry_count(void)
+struct vgpu_evict_bytes vgpu_evict_count(void)
 {
-    struct vgpu_carry_bytes bytes = {0, 0};
+    struct vgpu_evict_bytes bytes = {0, 0};
     for (const struct vgpu_piece *piece = vgpu_pieces(); piece != NULL; piece = piece->next)
         for (unsigned i = 0; i < piece->chunk_count; i++) {
             bytes.all += vgpu_chunk_bytes(piece, i);
@@ -121,14 +121,14 @@ struct vgpu_carry_bytes vgpu_carry_count(void)
 }
 
 /* Room on the host for the bytes that go until `kept` are left: the last chunk may be more than is asked for. */
-static CUresult make_room(struct vgpu_carry_bytes now, uint64_t kept)
+static CUresult make_room(struct vgpu_evict_bytes now, uint64_t kept)
 {
     uint64_t most = now.all - kept + VGPU_CHUNK_BYTES;
     return vgpu_hostbuf_grow(most < now.all ? most : now.all);
 }
 
 /* Those that are out have the first places. */
-static bool all_out(struct vgpu_carry_bytes now, uint64_t kept)
+static bool all_out(struct vgpu_evict_bytes now, uint64_t kept)
 {
     CUresult result = CUDA_SUCCESS;
     for (struct vgpu_piece *piece = vgpu_pieces(); piece != NULL; piece = piece->next)
@@ -146,10 +146,10 @@ static bool all_out(struct vgpu_carry_bytes now, uint64_t kept)
     return good(result);
 }
 
-bool vgpu_carry_out(uint64_t kept)
+bool vgpu_evict_out(uint64_t kept)
 {
     const struct vgpu_piece *first = vgpu_pieces();
-    struct vgpu_carry_bytes now = vgpu_carry_count();
+    struct vgpu_evict_bytes now = vgpu_evict_count();
     if (now.here <= kept)
         return true;
     if (!begin(first))
@@ -201,7 +201,7 @@ static void settle(bool stays)
         }
 }
 
-bool vgpu_carry_in(bool (*stop)(void))
+bool vgpu_evict_in(bool (*stop)(void))
 {
     const struct vgpu_piece *first = vgpu_pieces();
     if (first == NULL)
@@ -216,7 +216,7 @@ bool vgpu_carry_in(bool (*stop)(void))
     return whole;
 }
 
-void vgpu_carry_in_undo(void)
+void vgpu_evict_in_undo(void)
 {
     CUcontext popped;
     if (line.context == NULL || CALL(cuCtxPushCurrent_v2, line.context) != CUDA_SUCCESS)
@@ -225,7 +225,7 @@ void vgpu_carry_in_undo(void)
     CALL(cuCtxPopCurrent_v2, &popped);
 }
 
-void vgpu_carry_forget(CUcontext context)
+void vgpu_evict_forget(CUcontext context)
 {
     if (line.context != context)
         return;
@@ -233,7 +233,7 @@ void vgpu_carry_forget(CUcontext context)
     vgpu_hostbuf_unlocked();
 }
 
-void vgpu_carry_start(uint64_t *host_bytes)
+void vgpu_evict_start(uint64_t *host_bytes)
 {
     told = host_bytes;
 }

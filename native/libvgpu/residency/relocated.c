@@ -1,4 +1,4 @@
-#include "moved.h"
+#include "relocated.h"
 
 #include <fcntl.h>
 #include <stdbool.h>
@@ -61,7 +61,7 @@ static bool look_up(const char *history, const char *word, size_t length, char u
     return false;
 }
 
-void vgpu_moved_follow(void)
+void vgpu_relocated_follow(void)
 {
     char history[HISTORY_BYTES];
     char list[LIST_BYTES] = "";
