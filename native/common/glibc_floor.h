@@ -9,6 +9,13 @@
 #define VGPU_GLIBC_FLOOR_H
 
 #include <features.h>
+
+/* Since 2.38 the headers give strtoul and its kin new names (__isoc23_strtoul), which read "0b1" as well. */
+#undef __GLIBC_USE_C2X_STRTOL
+#define __GLIBC_USE_C2X_STRTOL 0
+#undef __GLIBC_USE_C23_STRTOL
+#define __GLIBC_USE_C23_STRTOL 0
+
 #include <sys/stat.h>
 
 #if defined(__GLIBC__) && __GLIBC_PREREQ(2, 32) && defined(__x86_64__)

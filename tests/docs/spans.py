@@ -67,6 +67,8 @@ NOT_RUN = {
     "./dev test-all tests/slurm": _SUITE,
     "./dev test-all -m real": _SUITE,
     "./dev test --explore 30": _SUITE,
+    "./dev fuzz": _LONG,
+    "./dev fuzz arbiter --minutes 30": _LONG,
     "./dev coverage": _SUITE,
     "./dev coverage --pure": _SUITE,
     "./dev build": _SUITE,

@@ -418,8 +418,8 @@ def test_a_swap_in_that_fails_for_want_of_memory_is_tried_again(still: DemoNode)
 
 def test_two_tenants_take_turns_without_the_drivers_checkpoint(turns: DemoNode) -> None:
     simulate(turns, "fault", "fail", "--function", "cuCheckpointProcess*", "--code", "801")
-    first, one = tenant(turns, HOLD, str(SIZE_MIB))
-    second, two = tenant(turns, HOLD, str(SIZE_MIB))
+    first, _one = tenant(turns, HOLD, str(SIZE_MIB))
+    second, _two = tenant(turns, HOLD, str(SIZE_MIB))
     first.line()
     second.line()  # it has had its first turn
     for _ in range(3):
@@ -428,7 +428,7 @@ def test_two_tenants_take_turns_without_the_drivers_checkpoint(turns: DemoNode) 
     log = turns.log.read_text()
     assert log.count("swapped out at the end of its turn") >= 4
     assert "the driver is to suspend it" not in log
-    assert [shown(turns, name).state for name in (one, two)].count("active") <= 1
+    assert list(states(turns).values()).count("active") <= 1
     close(first, second)
     eventually(lambda: not states(turns), "both end")
     simulate(turns, "fault", "clear")
