@@ -33,6 +33,7 @@ from tests.gpu.scenes import HOLD, ask, play, say, started
 from tests.gpu.suspend_h200 import PINNED, STEPS, TIMES, TRAIN, timed, whole
 from vgpud.lease import read_limits, read_usage
 from vgpud.model.errors import VgpuError
+from vgpud.node.lifetimes import start_ticks
 
 SIZES_GIB = (1, 8, 32)
 KILLS = 6
@@ -195,13 +196,13 @@ def driver(bench: Bench) -> None:
             try:
                 one.line()
                 before = ask(one)
-                pid = process.pid
-                answers = [hand.order("lock", pid, 10000), hand.order("save", pid)]
-                answers.append(hand.order("restore", pid, *pairs))
+                who = process.pid, start_ticks(process.pid)
+                answers = [hand.order("lock", *who, 10000), hand.order("save", *who)]
+                answers.append(hand.order("restore", *who, *pairs))
                 taken = answers[-1].startswith("CUDA_SUCCESS")
                 if not taken:
-                    answers.append(hand.order("restore", pid))
-                answers.append(hand.order("unlock", pid))
+                    answers.append(hand.order("restore", *who))
+                answers.append(hand.order("unlock", *who))
                 after = ask(one)
                 right = not taken or after["uuid"] == uuids[1]
                 is_ours = form.startswith("all, ")
