@@ -23,7 +23,7 @@ PEER_SECONDS = 5.0
 MAX_CONNECTIONS = 64
 CONNECTIONS_PER_USER = 8
 CONNECTIONS_OF_ROOT = 16  # beside those
-_REST_FACTOR = 4.0  # pages for users beside root take a fifth of the loop's time
+_REST_FACTOR = 9.0  # pages for users beside root take a tenth of the loop's time
 _UNKNOWN_USER = -1
 
 _REQUEST = re.compile(rb"([A-Z]{1,16}) (/[!-~]{0,2000}) HTTP/1\.[01]")

@@ -10,7 +10,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from vgpud import audit
+from vgpud import audit, clock
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.api.status import to_status
 from vgpud.model.caller import Caller
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 SERVICE = pb.DESCRIPTOR.services_by_name["Vgpud"]
 
 _DELIVERIES_PER_USER = 4  # of events, at one time
-_DELIVERY_REST_SECONDS = 0.02  # so at most 200 a second, for users beside root
+_DELIVERY_SECONDS = 1 / 500  # from one to the next, for all users beside root together: a tenth of the loop
 _TAKE_SECONDS = 30.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -45,6 +45,7 @@ class Calls:
         # of one event at a time, by whether its edits are seen
         self._written: dict[bool, tuple[Event, Allocation | None, bytes]] = {}
         # what thousands of watchers of one user are told takes turns: others are not held up by all of it
+        self._next_delivery = 0.0  # of the daemon's clock
         self._deliveries: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
         self._stopping = asyncio.Event()
 
@@ -144,9 +145,9 @@ class Calls:
                 if item is None:
                     return
                 async with turns:
-                    await self._write(self._shown(caller, *item), context)
                     if caller.user != 0:
-                        await asyncio.sleep(_DELIVERY_REST_SECONDS)
+                        await self._delivery_turn()
+                    await self._write(self._shown(caller, *item), context)
                 upcoming = asyncio.ensure_future(anext(events, None))
         finally:
             stopping.cancel()
@@ -154,6 +155,11 @@ class Calls:
             await asyncio.gather(stopping, upcoming, return_exceptions=True)
             if isinstance(events, AsyncGenerator):
                 await events.aclose()
+
+    async def _delivery_turn(self) -> None:
+        now = clock.now()
+        self._next_delivery = max(self._next_delivery, now) + _DELIVERY_SECONDS
+        await asyncio.sleep(self._next_delivery - now)
 
     def _shown(self, caller: Caller, happened: Event, held: Allocation | None) -> bytes:
         """An event as this caller may see it, written once for all watchers who see the same of it."""

@@ -31,8 +31,8 @@ class Bounds:
     calls: int = 4096
     calls_per_user: int = 1024
     calls_per_stranger: int = 64
-    watches: int = 256  # an event goes to all of them
-    watches_per_user: int = 32
+    watches: int = 128  # an event goes to all of them
+    watches_per_user: int = 16
     messages_per_user: int = 16
     unread_bytes_per_user: int = 32 * 1024 * 1024
     root: int = 1024  # calls and watches that only root gets beside those
