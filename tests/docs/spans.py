@@ -98,7 +98,6 @@ NOT_RUN = {
     "./dev bench operate": _LONG,
     "./dev bench soak --cycles 200000": _LONG,
     "./dev bench mig-packing": _LONG,
-    "./dev bench loop": _LONG,
     "./dev bench idle-replay": _LONG,
     "apt install ./vgpud_NEW.deb ./libvgpu_NEW.deb": "the test of an upgrade has dpkg do it",
     "apt upgrade": "the test of an upgrade has dpkg do it",
