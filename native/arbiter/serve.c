@@ -165,6 +165,7 @@ int lease_look(const char *id)
     struct lease *lease = lease_find(id);
     if (lease == NULL)
         return -ENOENT;
+    turns_lease_refresh(lease);
     for (struct connection *c = lease->connections; c != NULL; c = c->next)
         turns_look(c);
     return 0;

@@ -13,6 +13,7 @@
 #include "limits.h"
 #include "wakeup.h"
 
+#define REFRESH_NS 10000000u /* between two looks at the limits of tenants that are cut */
 #define READ_TRIES 8
 #define TRANSIT_MAX_NS 2000000u /* more is not time on the way but another time namespace */
 
@@ -122,11 +123,24 @@ static void tell_watches(void)
     }
 }
 
+/* A tenant that is gated asks for each turn, and its limits are looked at then. One that is cut and always has work
+ * sends nothing, so new limits of these are looked for here. */
+static void refresh_cut(uint64_t now)
+{
+    static uint64_t refreshed_at;
+    if (now < refreshed_at + REFRESH_NS)
+        return;
+    refreshed_at = now;
+    for (struct lease *lease = cut_lease_next(NULL); lease != NULL; lease = cut_lease_next(lease))
+        turns_lease_refresh(lease);
+}
+
 static void run_if_stale(void)
 {
     uint64_t again = SCHED_NEVER;
     if (!stale)
         return;
+    refresh_cut(now_ns());
     while (stale) { /* a turn that is over may be another's */
         stale = false;
         uint64_t now = now_ns();

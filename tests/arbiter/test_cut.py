@@ -233,6 +233,15 @@ def made_up(dice: random.Random, theirs: list[int]) -> list[int]:
     return row
 
 
+def test_new_limits_reach_a_tenant_that_always_has_work(cut_card: Card) -> None:
+    """It sends the arbiter nothing by which it could be noticed; vgpud only writes the page."""
+    lease = cut_card.lease("a", HARD, 10)
+    cut_card.spin(lease, LONG)
+    (before,) = span(lease).percents
+    update_limits(lease, cut_card.limits(HARD, 80))
+    eventually(lambda: span(lease, turns=3, seconds=0.5).percents[0] > 2 * before, "it has more", 60)
+
+
 @pytest.mark.parametrize("word", ["client", "subdevice", "channel", "file"])
 def test_listed_channels_of_another_tenant_are_not_disabled(cut_card: Card, word: str) -> None:
     """A tenant that lists another's channels as its own: the driver refuses the call, the other goes on."""
