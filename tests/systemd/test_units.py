@@ -38,6 +38,14 @@ def test_exposure(unit: str, most: float) -> None:
     assert done.returncode == 0, done.stdout[-200:] + done.stderr[-200:]
 
 
+@pytest.mark.parametrize("unit", sorted(path.name for path in UNITS.glob("*.service")))
+def test_a_unit_bounds_its_lines_in_the_journal(unit: str) -> None:
+    """journald's own limit, 10000 lines in 30 seconds, leaves out whatever line comes next."""
+    assert words(unit, "LogRateLimitIntervalSec") == ["10s"]
+    (burst,) = words(unit, "LogRateLimitBurst")
+    assert 100 <= int(burst) <= 5000
+
+
 def test_every_socket_is_made_before_the_daemon_and_passed_to_it() -> None:
     """What is not passed would be refused while vgpud restarts, instead of waiting for it."""
     sockets = {path.name for path in UNITS.glob("*.socket")}
