@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import struct
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,41 @@ from tests.simnode import SimNode
 
 MEMORY = "CUDA_DEVICE_MEMORY_LIMIT"
 SHARE = "CUDA_DEVICE_SM_LIMIT"
+DEVICES_OFFSET = DEVICE_BYTES = 88  # struct vgpu_limits, struct vgpu_device_limits (native/common/lease.h)
+
+
+SCOPE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 
 
 @pytest.fixture
 def scope() -> Iterator[dict[str, str]]:
     """Limits that only this test's processes share; what they leave in shared memory goes."""
-    before = set(Path("/dev/shm").glob("vgpu-*"))
-    yield {"CUDA_DEVICE_MEMORY_SHARED_CACHE": f"/none/{uuid.uuid4()}.cache"}
-    for folder in set(Path("/dev/shm").glob(f"vgpu-{os.geteuid()}-*")) - before:
+    given = {SCOPE: f"/none/{uuid.uuid4()}.cache"}
+    yield given
+    for folder in folders(given):
         shutil.rmtree(folder)
+
+
+def folders(scope: dict[str, str]) -> list[Path]:
+    """In shared memory, of the processes with this scope, as their names and contents say: other tests make
+    some at the same time."""
+    found = []
+    for folder in Path("/dev/shm").glob(f"vgpu-{os.geteuid()}-*"):
+        with suppress(OSError):
+            limits = (folder / "limits").read_bytes()
+            (count,) = struct.unpack_from("<I", limits, DEVICES_OFFSET - 4)
+            devices = limits[DEVICES_OFFSET : DEVICES_OFFSET + count * DEVICE_BYTES]
+            if folder.name.endswith(f"-{fnv_1a(devices + scope[SCOPE].encode()):016x}"):
+                found.append(folder)
+    return found
+
+
+def fnv_1a(text: bytes) -> int:
+    """64 bits, as native/libvgpu/driver/standalone.c names the folder."""
+    value = 0xCBF29CE484222325
+    for byte in text:
+        value = (value ^ byte) * 0x100000001B3 % (1 << 64)
+    return value
 
 
 def info(tenant: Tenant, device: int = 0, /, **env: str) -> dict[str, Any]:
@@ -107,9 +135,8 @@ def test_processes_share_the_limit_and_a_dead_process_returns_its_memory(scope: 
 
 def test_a_shared_memory_folder_writable_by_others_is_refused(scope: dict[str, str]) -> None:
     env = scope | {MEMORY: "1g"}
-    before = set(Path("/dev/shm").glob("vgpu-*"))
     info(Tenant(None), **env)
-    (folder,) = set(Path("/dev/shm").glob("vgpu-*")) - before
+    (folder,) = folders(scope)
     folder.chmod(0o777)
     done = Tenant(None).run(PROBE, "info", **env)
     assert done.returncode == 5 and f"{folder} cannot be used" in done.stderr
