@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from tests.ctl.daemon import Daemon
 from vgpud.api.client import Client
 from vgpud.api.sockets import choose_socket
 from vgpud.model.caller import Door
@@ -80,3 +82,21 @@ def test_a_socket_without_a_listener_is_unreachable(tmp_path: Path) -> None:
     with Client(path) as client, pytest.raises(VgpuError) as caught:
         next(client.watch())
     assert caught.value.code is ErrorCode.UNREACHABLE
+
+
+def test_each_client_has_a_connection_of_its_own() -> None:
+    """gRPC shares them within a process: a new client could have that of a vgpud that was restarted since."""
+    with tempfile.TemporaryDirectory(prefix="vgpud-") as folder:  # a Unix socket's path is short
+        server = Daemon(Path(folder) / "vgpud.sock")
+        server.start()
+        with Client(server.socket) as one, Client(server.socket) as other:
+            one.get_node()
+            other.get_node()
+            assert connections(server.socket) == 2
+        server.stop()
+
+
+def connections(socket: Path) -> int:
+    """Those that a server has on it: in state SS_CONNECTED, 3 (proc_net_unix(5))."""
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    return sum(row[5] == "03" and row[-1] == str(socket) for row in rows)

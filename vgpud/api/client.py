@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
+    # else a client takes over what another one of this process has left open: of a vgpud that is gone since
+    ("grpc.use_local_subchannel_pool", 1),
     # the daemon is trusted, and its listings have no pages
     ("grpc.max_receive_message_length", 256 * 1024 * 1024),
     ("grpc.max_metadata_size", 64 * 1024),
