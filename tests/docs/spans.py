@@ -79,7 +79,8 @@ NOT_RUN = {
     "python native/libvgpu/portable.py --out FOLDER --machine aarch64": _SUITE,
     "./dev gpu-bench": _CARD,
     "python -m tests.gpu.compute_programs --build build/native --out F --programs decoder training inference "
-    "--asked 25 --besides 200 20000": _CARD,
+    "--besides 20000": _CARD,
+    "python -m tests.gpu.compute_h200 --engine cut together": _CARD,
     "python -m tests.gpu.compute_h200 --build build/native --out compute.json": _CARD,
     "python -m tests.gpu.compute_ranks --build build/native --out ranks.json": _CARD,
     "python -m tests.gpu.NAME --build build/native --out FILE": _CARD,
