@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 from hypothesis import settings
 
@@ -49,10 +50,19 @@ def sockets_have_room() -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
 
 
+def grpc_keeps_its_poller() -> None:
+    """The last grpc.aio object ends gRPC's poller thread, which waits for calls that are still open.
+
+    Where the garbage collector finds that object during a later test, that test hangs.
+    """
+    grpc.aio.init_grpc_aio()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     children_start_with_default_signals()
     root_is_a_mount()
     sockets_have_room()
+    grpc_keeps_its_poller()
     config.stash[NOT_HERE] = {}
 
 
