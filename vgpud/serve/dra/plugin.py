@@ -64,8 +64,8 @@ class DraPlugin:
                 (grpc.method_handlers_generic_handler(service, self._calls(version)),)
             )
         wire.bind(calls, self.socket)
+        self._servers.append(calls)  # first: one whose start is cancelled must be stopped as well
         await calls.start()
-        self._servers.append(calls)
         # last: the kubelet calls as soon as it sees this one
         registrar = wire.server()
         handlers = {
@@ -78,8 +78,8 @@ class DraPlugin:
             (grpc.method_handlers_generic_handler("pluginregistration.Registration", handlers),)
         )
         wire.bind(registrar, self.registrar)
-        await registrar.start()
         self._servers.append(registrar)
+        await registrar.start()
 
     async def stop(self) -> None:
         while self._servers:

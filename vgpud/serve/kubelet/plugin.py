@@ -63,8 +63,8 @@ class Plugin:
         server = wire.server()
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, self._methods()),))
         wire.bind(server, self.socket)
+        self._server = server  # first: one whose start is cancelled must be stopped as well
         await server.start()
-        self._server = server
 
     async def stop(self) -> None:
         """What is under way is finished by those who do it; the kubelet learns nothing more."""
