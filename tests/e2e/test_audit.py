@@ -252,14 +252,17 @@ def test_what_is_asked_for_again_is_not_written_again(trail: Trail) -> None:
     assert [line["audit"] for line in trail.lines() if line["audit"] != "drain"] == []
 
 
+def reloads(lines: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Door and reason of each; the container of an earlier test may end meanwhile."""
+    return [(line["door"], line["reason"]) for line in lines if line["audit"] == "reload policy"]
+
+
 def test_a_reload_by_signal_leaves_one_line(trail: Trail) -> None:
     assert trail.node.daemon is not None
     trail.lines()
     trail.node.daemon.send_signal(signal.SIGHUP)
-    found = trail.until("it was not reloaded", bool)
-    assert [(line["audit"], line["door"], line["reason"]) for line in found] == [
-        ("reload policy", "vgpud", "SIGHUP")
-    ]
+    found = trail.until("it was not reloaded", lambda lines: reloads(lines) != [])
+    assert reloads(found) == [("vgpud", "SIGHUP")]
 
 
 def test_an_interrupted_change_is_ended_with_a_line_at_the_next_start(make_node: NodeMaker) -> None:
