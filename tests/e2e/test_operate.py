@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -139,7 +140,14 @@ def test_every_tool_shows_a_tenants_process(node: DemoNode) -> None:
     try:
         tenant.line()
         pid = tenant.process.pid
-        (process,) = [p for p in node.ctl_json("ps")["items"] if p["pid"] == pid]
+        listed: list[dict[str, Any]] = []
+
+        def is_listed() -> bool:
+            listed[:] = [p for p in node.ctl_json("ps")["items"] if p["pid"] == pid]
+            return listed != []
+
+        eventually(is_listed, "the tenant's process is listed")
+        (process,) = listed
         held = process["allocationId"]
         assert process["command"] == "vgpu-probe"
         assert process["memoryBytes"] >= 512 * 2**20
