@@ -155,7 +155,7 @@ static bool may_backfill(const struct sched_tenant *tenant, uint64_t now)
     return true;
 }
 
-/* An idle tenant is left on the device while nobody there would use more: its next work finds it there. Not under a
+/* An idle tenant is left on the device while no tenant there would use more: its next work finds it there. Not under a
  * hard share: that it is idle is only what it says. */
 static bool may_linger(const struct sched_tenant *tenant, uint64_t now)
 {

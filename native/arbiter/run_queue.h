@@ -10,9 +10,9 @@ uint64_t run_queue_must_wait(const struct sched_tenant *tenant);
 /* Has the waiting tenant had no turn for so long that its priority does not matter any more? */
 bool run_queue_starved(const struct sched_tenant *tenant, uint64_t now);
 
-/* Marks on every managed device who of the waiting gets it next (device->next_place; NULL: nobody may). A
+/* Marks on every managed device which waiting tenant gets it next (device->next_place; NULL: none may). A
  * tenant is marked on all devices that it wants or on none: the first in the order always is, so that it
- * gets them together however busy they are; one behind it is if nobody before it wants a device of its. */
+ * gets them together however busy they are; one behind it is if no tenant before it wants a device of its. */
 void run_queue_mark(struct sched_tenant *tenants, struct sched_device *devices, uint64_t now);
 
 #endif

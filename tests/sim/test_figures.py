@@ -100,7 +100,7 @@ def crowd(node: SimNode, lasts: Callable[[int], bool], seed: int = 5) -> int:
 def test_memory_sums_hold_after_random_kills_among_many_processes(sim_node: Make) -> None:
     node = sim_node("h200x1")
     crowd(node, lambda deaths: deaths < CROWD)
-    assert measure(node)["launch_ns"] > 0  # nobody holds a lock
+    assert measure(node)["launch_ns"] > 0  # no process holds a lock
 
 
 def main() -> None:

@@ -21,8 +21,9 @@
 #define SAMPLE_COSTS 100u       /* a look at the process's own work costs the program less than this part of its time */
 #define MARKER_PASSES_NS 20000u /* a marker on an idle device takes 5 to 10 us */
 /* Where the kernel has no membarrier(2), a thread may be between its look at the flag and the driver when the process
- * counts as idle from then on; and work may come without a call, by another process. What it brings would wait for a turn that nobody asks for: so one is asked for so much later, and the next ten times as late
- * each time, until a call comes. */
+ * counts as idle from then on; and work may come without a call, by another process. Such work would wait for a turn
+ * that no call asks for. So a turn is asked for so much later, and the next ten times as late each time, until a call
+ * comes. */
 #define DOUBT_NS 20000000u
 #define DOUBT_MAX_NS 20000000000u
 #define RESCUE_NS 500000000u

@@ -31,7 +31,7 @@ bool vgpu_cut_idle(void);
 /* Looks whether it idles. Sets *wait_ns: until the next look, or -1. True: it has just become idle. */
 bool vgpu_cut_look(int64_t *wait_ns);
 
-/* Once, half a second after the arbiter has gone: its channels may be off, and nobody else would put them back. */
+/* Once, half a second after the arbiter has gone: its channels may be off, and no other process would put them back. */
 void vgpu_cut_rescue(void);
 
 void vgpu_cut_reset(void);

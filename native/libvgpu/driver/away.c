@@ -85,7 +85,7 @@ struct vgpu_inside *vgpu_away_enter(void)
     }
 }
 
-/* Who waits for the lease is not in the driver, though its call has begun. */
+/* A thread that waits for the lease is not in the driver, though its call has begun. */
 static uint32_t step_out(void)
 {
     uint32_t depth = vgpu_inside_own != NULL ? vgpu_inside_own->depth : 0;

@@ -49,7 +49,7 @@ static struct vgpu_channel_table *table;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static ioctl_fn next_ioctl;
 static ioctl_fn drivers_ioctl;
-static bool ignored; /* nobody is to know them */
+static bool ignored; /* the table leaves the channels out */
 
 static ioctl_fn find_next(void)
 {

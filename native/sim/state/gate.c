@@ -24,7 +24,7 @@ static enum { KEPT_BY_NOBODY, KEEPER_COMES, KEPT_BY_KEEPER, KEEPER_GOES } g_keep
 static void gate_sleep(struct sim_proc *p)
 {
     uint32_t seen = atomic_load(&p->gate);
-    struct timespec t = {0, 50000000}; /* whoever changed it may have died before the wake */
+    struct timespec t = {0, 50000000}; /* the process that changed it may die before the wake */
     if (sim_gate_of(seen) != SIM_RUNNING)
         syscall(SYS_futex, &p->gate, FUTEX_WAIT, seen, &t, NULL, 0);
 }
