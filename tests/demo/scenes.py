@@ -149,7 +149,7 @@ def exclusive(node: DemoNode, checks: Checks) -> None:
     refused = node.ctl("alloc", "--device", "0", "--memory", "1GiB", check=False)
     checks.check(
         "exclusive: the whole card, with no libvgpu in the process, and nobody beside it",
-        "libvgpu" not in Path(f"/proc/{tenant.process.pid}/maps").read_text() and refused.returncode == 33,
+        "libvgpu.so" not in Path(f"/proc/{tenant.process.pid}/maps").read_text() and refused.returncode == 33,
         refused.stderr.strip().splitlines()[0] if refused.stderr else "",
     )
     kill_and_return(node, checks, "exclusive", [tenant])
