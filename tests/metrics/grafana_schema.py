@@ -1,4 +1,4 @@
-"""Grafana's own types of a dashboard, fetched once into build/outside/ and never committed.
+"""Grafana's own types of a dashboard, fetched once (tests/sim/outside.py) and never committed.
 
 Grafana publishes its dashboard schema as TypeScript (npm: @grafana/schema), so the compiler is what judges:
 the dashboard becomes a literal of the schema's types, in which a wrong type, a missing field and a field that
@@ -7,13 +7,11 @@ against their panel's own types. Prometheus' query is in another package; its fi
 """
 
 import json
-import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.sim.outside import FETCH_SECONDS, OUTSIDE
+from tests.sim import outside
 
 PACKAGES = ("@grafana/schema@13.2.3", "typescript@5.9.3")
 COMPILE_SECONDS = 120
@@ -51,34 +49,16 @@ _OPTIONS = {
     "paths": {"kinds/*": ["./node_modules/@grafana/schema/dist/types/raw/composable/*"]},
 }
 
-why = ""
-
 
 def fetch() -> Path | None:
-    """A folder with the schema and a compiler; None, with the reason in `why`, without npm's registry."""
-    global why  # noqa: PLW0603
-    home = OUTSIDE / "grafana"
-    if home.is_dir():
-        return home
-    if shutil.which("npm") is None or shutil.which("node") is None:
-        why = "npm is not here (Debian: npm)"
-        return None
-    OUTSIDE.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix="grafana-", dir=OUTSIDE))
-    (fresh / "package.json").write_text("{}")
+    """A folder with the schema and a compiler; None without npm's registry (the reason: `outside.why`)."""
+    return outside.once(outside.OUTSIDE / "grafana", _install)
+
+
+def _install(draft: Path) -> str:
+    (draft / "package.json").write_text("{}")
     words = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--save-exact", *PACKAGES]
-    try:
-        done = subprocess.run(
-            words, cwd=fresh, capture_output=True, text=True, check=False, timeout=FETCH_SECONDS
-        )
-        why = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["npm failed"])[-1]
-    except subprocess.TimeoutExpired:
-        why = f"npm did not end within {FETCH_SECONDS} s"
-    if why or home.is_dir():
-        shutil.rmtree(fresh)
-    else:
-        fresh.rename(home)
-    return None if why else home
+    return outside.run(words, draft)
 
 
 def program(dashboard: dict[str, Any]) -> str:

@@ -20,7 +20,6 @@ from vgpud.metrics import families
 from vgpud.metrics.render import Renderer
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.xdist_group("promtool")  # fetched once
 DASHBOARD = json.loads((ROOT / "configs" / "grafana" / "vgpud.json").read_text())
 PROMETHEUS = ROOT / "configs" / "prometheus"
 RULES = yaml.safe_load((PROMETHEUS / "vgpud.rules.yml").read_text())
@@ -93,7 +92,7 @@ SPOILT: dict[str, Callable[[dict[str, Any]], object]] = {
 def test_the_dashboard_is_one_by_grafanas_schema(tmp_path: Path) -> None:
     home = grafana_schema.fetch()
     if home is None:
-        unmet("npm", f"@grafana/schema cannot be fetched: {grafana_schema.why}")
+        unmet("npm", f"@grafana/schema cannot be fetched: {outside.why['grafana']}")
     (tmp_path / "own").mkdir()
     assert grafana_schema.errors(home, DASHBOARD, tmp_path / "own") == ""
     spoilt = copy.deepcopy(DASHBOARD)
@@ -117,7 +116,7 @@ def test_every_alert_says_what_to_do() -> None:
 def promtool() -> str:
     program = outside.promtool()
     if program is None:
-        unmet("debian-archive", outside.why.get("prometheus"))
+        unmet("debian-archive", outside.why["prometheus"])
     return str(program)
 
 

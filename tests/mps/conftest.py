@@ -1,10 +1,8 @@
 """Control daemons to try: NVIDIA's own 535 and 550 (they start without a GPU), and the simulator's."""
 
 import os
-import shutil
 import signal
 import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conditions import unmet
+from tests.sim import outside
 from tests.simnode import build_dir
 from vgpud.model.errors import VgpuError
 from vgpud.model.quantity import Percent
@@ -22,39 +21,20 @@ from vgpud.modes.mps.rules import Limits, MpsRules
 from vgpud.modes.mps.supervisor import Charge, Supervisor
 from vgpud.units import ChildUnits
 
-ROOT = Path(__file__).resolve().parents[2]
-OUTSIDE = ROOT / "build" / "outside" / "mps"
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
-FETCH_SECONDS = 120
 
 
-@pytest.fixture(scope="session")
-def nvidias() -> Path:
-    """The folder with NVIDIA's daemons, fetched once by this system's own apt."""
-    wanted = [OUTSIDE / branch / "nvidia-cuda-mps-control" for branch in ("535", "550")]
-    if all(path.exists() for path in wanted):
-        return OUTSIDE
-    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-        unmet("debian-archive", "no apt here to fetch nvidia-cuda-mps with")
-    try:
-        done = subprocess.run(
-            [ROOT / "tests" / "mps" / "fetch.sh", OUTSIDE],
-            capture_output=True,
-            text=True,
-            timeout=FETCH_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        unmet("debian-archive", f"apt did not fetch nvidia-cuda-mps in {FETCH_SECONDS} s")
-    if done.returncode != 0:
-        said = (done.stderr or "no word").strip().splitlines()[-1]
-        unmet("debian-archive", f"apt cannot fetch nvidia-cuda-mps: {said}")
-    return OUTSIDE
+def control_program(branch: str) -> str:
+    """The path of NVIDIA's own MPS control daemon of a driver branch."""
+    folder = outside.mps(branch)
+    if folder is None:
+        unmet("debian-archive", outside.why[f"mps-{branch}"])
+    return str(folder / "nvidia-cuda-mps-control")
 
 
-@pytest.fixture(params=["535", "550"])
-def real_control(request: pytest.FixtureRequest, nvidias: Path) -> str:
-    return str(nvidias / request.param / "nvidia-cuda-mps-control")
+@pytest.fixture(params=outside.SUITES)
+def real_control(request: pytest.FixtureRequest) -> str:
+    return control_program(request.param)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conditions import needs
+from tests.mps.conftest import control_program
 from tests.native.harness import TEST_BUILD
 from tests.simnode import SimNode, sim_node  # noqa: F401
 from vgpud.model.quantity import MIB, Percent
@@ -124,9 +125,9 @@ def test_an_unset_pipe_folder_does_not_bypass_the_guard(node: Node) -> None:
 
 @needs("debian-archive")
 @pytest.mark.parametrize("branch", ["535", "550"])
-def test_the_guard_knows_the_socket_of_nvidias_daemon(node: Node, nvidias: Path, branch: str) -> None:
+def test_the_guard_knows_the_socket_of_nvidias_daemon(node: Node, branch: str) -> None:
     """It is SEQPACKET, the simulator's is STREAM."""
-    node.start_daemon(str(nvidias / branch / "nvidia-cuda-mps-control"))
+    node.start_daemon(control_program(branch))
     assert node.probe("hold", "1MiB")[0] == "CUDA_SUCCESS"
     node.kill_daemon()
     assert node.probe("hold", "1MiB")[0] == REFUSED

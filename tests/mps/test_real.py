@@ -17,7 +17,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.conditions import needs
-from tests.mps.conftest import UUID, Watched, sits_silent, watched
+from tests.mps.conftest import UUID, Watched, control_program, sits_silent, watched
 from tests.otheruser import as_user
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import Percent
@@ -306,8 +306,8 @@ def test_a_hanging_real_daemon_is_ended_and_restarted(real: Watched, logged: lis
     assert audits(logged) == told
 
 
-def test_features_of_the_driver_branches_are_as_recorded(nvidias: Path) -> None:
-    found = {name: probe(str(nvidias / name / "nvidia-cuda-mps-control")) for name in ("535", "550")}
+def test_features_of_the_driver_branches_are_as_recorded() -> None:
+    found = {name: probe(control_program(name)) for name in ("535", "550")}
     assert [f.memory_limits and f.terminate and f.priority for f in found.values()] == [True, True]
     assert [f.server_status for f in found.values()] == [False, True]
     assert not any(f.multi_user or f.device_query or f.namespaces or f.version for f in found.values())

@@ -4,7 +4,6 @@ What ./dev build makes is held to the same by test_symbols.py, with no Zig.
 """
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,31 +12,16 @@ import pytest
 
 from tests.conditions import needs, unmet
 from tests.native.harness import ROOT
-
-OUTSIDE = ROOT / "build" / "outside" / "ziglang"  # fetched once, never committed
-FETCH_SECONDS = 180
+from tests.sim import outside
 
 
 @pytest.fixture(scope="module")
 def zig() -> Path:
     """A folder for PYTHONPATH that holds Zig, from the index that this system's own pip uses."""
-    if (OUTSIDE / "ziglang").exists():
-        return OUTSIDE
-    new = OUTSIDE.with_suffix(f".{os.getpid()}")
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--target", str(new)]
-    try:
-        done = subprocess.run(
-            [*pip, "ziglang"], capture_output=True, text=True, check=False, timeout=FETCH_SECONDS
-        )
-        why = (done.stderr.strip().splitlines() or ["pip failed"])[-1] if done.returncode else ""
-    except subprocess.TimeoutExpired:
-        why = f"not within {FETCH_SECONDS} s"
-    if why:
-        shutil.rmtree(new, ignore_errors=True)
-        unmet("python-index", why)
-    if not OUTSIDE.exists():
-        new.rename(OUTSIDE)
-    return OUTSIDE
+    folder = outside.zig()
+    if folder is None:
+        unmet("python-index", outside.why["zig"])
+    return folder
 
 
 @needs("python-index")

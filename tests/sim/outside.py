@@ -1,27 +1,30 @@
 """Programs that we did not write, fetched once into build/outside/ and never committed.
 
-`nvidia_smi(branch)` and `promtool()` come from the Debian archive that this system's own apt uses;
-`python_tools()` from the index that this system's own pip uses. Each returns None when its registry cannot be
-reached, and the caller skips with the reason that `why` holds.
+`nvidia_smi(branch)`, `mps(branch)` and `promtool()` come from the Debian archive that this system's own apt
+uses; `python_tools()` and `zig()` from the index that this system's own pip uses. Each returns None when its
+registry cannot be reached, and the caller skips with the reason that `why` holds.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.simnode import ROOT
 
 OUTSIDE = ROOT / "build" / "outside"
-#: Branch of the driver -> the Debian suite that carries its nvidia-smi.
+#: Branch of the driver -> the Debian suite that carries its programs.
 SUITES = {"535": "bookworm", "550": "trixie"}
 PYTHON_TOOLS = ("nvitop", "gpustat", "nvidia-ml-py")
 FETCH_SECONDS = 180
 
+#: A folder of build/outside/ -> why it could not be fetched.
 why: dict[str, str] = {}
 
 
@@ -47,11 +50,38 @@ def archive() -> str | None:
     return debian[0] if debian else None
 
 
-def _run(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=False, timeout=FETCH_SECONDS)
+def run(words: list[str], cwd: Path) -> str:
+    """Runs a program that fetches something; the last line of its complaint, empty when it succeeds."""
+    try:
+        done = subprocess.run(
+            words, cwd=cwd, capture_output=True, text=True, check=False, timeout=FETCH_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"{words[0]} did not end within {FETCH_SECONDS} s"
+    return (done.stderr.strip().splitlines() or [f"{words[0]} failed"])[-1] if done.returncode else ""
 
 
-def _download(package: str, suite: str, component: str, uri: str, work: Path) -> Path | None:
+def once(target: Path, fill: Callable[[Path], str]) -> Path | None:
+    """The folder `target`, which `fill(draft)` makes once, however many tests ask for it at the same time.
+
+    None when it cannot be made: `fill` returns the reason, which `why[target.name]` holds then.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (target.parent / f".{target.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.exists():
+            return target
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            draft = Path(scratch) / target.name
+            draft.mkdir()
+            if reason := fill(draft):
+                why[target.name] = reason
+                return None
+            draft.rename(target)
+    return target
+
+
+def _download(package: str, suite: str, component: str, uri: str, work: Path) -> str:
     """apt-get download with a sources list, lists and cache of its own: the system's stay as they are."""
     for name in ("lists/partial", "cache/archives/partial", "parts"):
         (work / name).mkdir(parents=True)
@@ -63,63 +93,61 @@ def _download(package: str, suite: str, component: str, uri: str, work: Path) ->
         "Dir::Cache": work / "cache",
         "APT::Sandbox::User": "root",
         "Acquire::Languages": "none",
+        "Acquire::Retries": "2",
     }
     words = ["apt-get", "-qq", *(w for k, v in options.items() for w in ("-o", f"{k}={v}"))]
-    for verb in (["update"], ["download", package]):
-        done = _run([*words, *verb], work)
-        if done.returncode != 0:
-            why[package] = (done.stderr.strip().splitlines() or ["apt-get failed"])[-1]
-            return None
-    return next(iter(work.glob(f"{package}_*.deb")), None)
+    return run([*words, "update"], work) or run([*words, "download", package], work)
 
 
-def _program(target: Path, package: str, suite: str, component: str) -> Path | None:
-    """The program of target's name out of a package of Debian's."""
-    if target.exists():
-        return target
+def _from_debian(package: str, suite: str, component: str, programs: tuple[str, ...], draft: Path) -> str:
+    """Puts programs of a package of Debian's into the folder `draft`; why not, otherwise."""
     uri = archive()
     if uri is None or shutil.which("apt-get") is None or os.uname().machine != "x86_64":
-        why[package] = "apt knows no Debian archive for x86-64 here"
-        return None
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        work = Path(scratch)
-        try:
-            deb = _download(package, suite, component, uri, work)
-        except subprocess.TimeoutExpired:
-            why[package] = f"apt-get did not end within {FETCH_SECONDS} s"
-            return None
-        if deb is None:
-            return None
-        subprocess.run(["dpkg-deb", "-x", str(deb), str(work / "x")], check=True)
-        (program,) = [p for p in (work / "x").rglob(target.name) if p.is_file() and os.access(p, os.X_OK)]
-        program.rename(target)  # in one step, however many tests fetch it at once
-    return target
+        return "apt knows no Debian archive for x86-64 here"
+    work = draft.parent / "apt"
+    if reason := _download(package, suite, component, uri, work):
+        return reason
+    (deb,) = work.glob(f"{package}_*.deb")
+    subprocess.run(["dpkg-deb", "-x", str(deb), str(work / "x")], check=True)
+    for name in programs:
+        (program,) = [p for p in (work / "x").rglob(name) if p.is_file() and os.access(p, os.X_OK)]
+        program.rename(draft / name)
+    return ""
+
+
+def _from_pip(packages: tuple[str, ...], draft: Path) -> str:
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    return run([*pip, "--target", str(draft), *packages], ROOT)
 
 
 def nvidia_smi(branch: str) -> Path | None:
     """The real nvidia-smi of a driver branch."""
-    return _program(OUTSIDE / "smi" / branch / "nvidia-smi", "nvidia-smi", SUITES[branch], "non-free")
+    package = ("nvidia-smi", SUITES[branch], "non-free", ("nvidia-smi",))
+    folder = once(OUTSIDE / f"smi-{branch}", lambda draft: _from_debian(*package, draft))
+    return folder and folder / "nvidia-smi"
+
+
+def mps(branch: str) -> Path | None:
+    """A folder with NVIDIA's own MPS control daemon and server of a driver branch."""
+    programs = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
+    package = ("nvidia-cuda-mps", SUITES[branch], "non-free", programs)
+    return once(OUTSIDE / f"mps-{branch}", lambda draft: _from_debian(*package, draft))
 
 
 def promtool() -> Path | None:
     """Prometheus' own judge of rules, of their tests, and of what is scraped."""
-    installed = shutil.which("promtool")
-    return Path(installed) if installed else _program(OUTSIDE / "promtool", "prometheus", "bookworm", "main")
+    if installed := shutil.which("promtool"):
+        return Path(installed)
+    package = ("prometheus", "bookworm", "main", ("promtool",))
+    folder = once(OUTSIDE / "prometheus", lambda draft: _from_debian(*package, draft))
+    return folder and folder / "promtool"
 
 
 def python_tools() -> Path | None:
     """A folder for PYTHONPATH that holds nvitop, gpustat and nvidia-ml-py."""
-    target = OUTSIDE / "python-tools"
-    if (target / "nvitop").exists() and (target / "gpustat").exists():
-        return target
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--upgrade"]
-    new = target.with_suffix(".new")
-    shutil.rmtree(new, ignore_errors=True)
-    done = _run([*pip, "--target", str(new), *PYTHON_TOOLS], ROOT)
-    if done.returncode != 0:
-        why["python-tools"] = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
-        return None
-    shutil.rmtree(target, ignore_errors=True)
-    new.rename(target)
-    return target
+    return once(OUTSIDE / "python-tools", lambda draft: _from_pip(PYTHON_TOOLS, draft))
+
+
+def zig() -> Path | None:
+    """A folder for PYTHONPATH that holds Zig."""
+    return once(OUTSIDE / "zig", lambda draft: _from_pip(("ziglang",), draft))

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.conditions import needs
-from tests.mps.conftest import nvidias, short_folder
+from tests.mps.conftest import control_program, short_folder
 from tests.otheruser import as_user
 from tests.simnode import SimNode
 
-__all__ = ["nvidias", "short_folder"]
+__all__ = ["short_folder"]
 
 Make = Callable[..., SimNode]
 Answer = tuple[str, int, str, str]
@@ -146,11 +146,9 @@ class Daemon:
 
 @needs("debian-archive", "root")
 @pytest.mark.parametrize("branch", ["535", "550"])
-def test_the_simulated_mps_daemon_answers_as_nvidias(
-    sim_node: Make, nvidias: Path, short_folder: Path, branch: str
-) -> None:
+def test_the_simulated_mps_daemon_answers_as_nvidias(sim_node: Make, short_folder: Path, branch: str) -> None:
     node = sim_node("h200x1")
-    real = Daemon(str(nvidias / branch / CONTROL), short_folder / "r", dict(os.environ))
+    real = Daemon(control_program(branch), short_folder / "r", dict(os.environ))
     ours = Daemon(str(node.build / "sim/bin" / CONTROL), short_folder / "o", node.environment())
     try:
         old = BEFORE_550 if branch == "535" else set()

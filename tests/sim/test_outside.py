@@ -28,7 +28,7 @@ CARD = (Path(__file__).parent / "data" / "h200_mig_profiles.txt").read_text().sp
 def fetched(branch: str) -> Path:
     program = outside.nvidia_smi(branch)
     if program is None:
-        unmet("debian-archive", outside.why.get("nvidia-smi"))
+        unmet("debian-archive", outside.why[f"smi-{branch}"])
     return program
 
 
@@ -36,7 +36,7 @@ def fetched(branch: str) -> Path:
 def tools() -> Path:
     folder = outside.python_tools()
     if folder is None:
-        unmet("python-index", outside.why.get("python-tools"))
+        unmet("python-index", outside.why["python-tools"])
     return folder
 
 
