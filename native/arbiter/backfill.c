@@ -16,9 +16,9 @@
 #define PRESSED_NS 50000000u
 #define AHEAD_ROUNDS 0.25
 
-static const struct sched_place *holder_of(const struct sched_device *device)
+static const struct sched_entity *holder_of(const struct sched_device *device)
 {
-    for (const struct sched_place *p = device->places; p != NULL; p = p->next)
+    for (const struct sched_entity *p = device->entities; p != NULL; p = p->next)
         if (p->holding)
             return p;
     return NULL;
@@ -26,44 +26,44 @@ static const struct sched_place *holder_of(const struct sched_device *device)
 
 static bool is_shared(const struct sched_device *device)
 {
-    for (const struct sched_place *p = device->places; p != NULL; p = p->next)
+    for (const struct sched_entity *p = device->entities; p != NULL; p = p->next)
         if (p->backfills)
             return true;
     return false;
 }
 
-static bool is_light(const struct sched_place *place, uint64_t now)
+static bool is_light(const struct sched_entity *entity, uint64_t now)
 {
-    return now < place->light_until;
+    return now < entity->light_until;
 }
 
 /* One moment says little: a verdict is of JUDGED_NS in which it was seen. Beside others a tenant's work takes longer,
  * so that it may have gaps alone where it seems to have none. */
-static void judge(struct sched_place *place, double busy_ns, double gaps_ns, uint64_t now)
+static void judge(struct sched_entity *entity, double busy_ns, double gaps_ns, uint64_t now)
 {
-    bool shared = is_shared(place->device);
-    place->busy_ns += busy_ns;
-    place->gaps_ns += gaps_ns;
-    if (place->busy_ns + place->gaps_ns < JUDGED_NS)
+    bool shared = is_shared(entity->device);
+    entity->busy_ns += busy_ns;
+    entity->gaps_ns += gaps_ns;
+    if (entity->busy_ns + entity->gaps_ns < JUDGED_NS)
         return;
-    if (place->busy_ns < LIGHT_LOAD * (place->busy_ns + place->gaps_ns)) {
-        place->light_until = now + LIGHT_NS;
+    if (entity->busy_ns < LIGHT_LOAD * (entity->busy_ns + entity->gaps_ns)) {
+        entity->light_until = now + LIGHT_NS;
     } else if (!shared) {
-        place->light_until = now;
-        place->retry_ns = RETRY_NS;
+        entity->light_until = now;
+        entity->retry_ns = RETRY_NS;
     }
-    place->busy_ns = 0;
-    place->gaps_ns = 0;
+    entity->busy_ns = 0;
+    entity->gaps_ns = 0;
 }
 
 /* Where no tenant on a shared device seems to have gaps, they may have none: they have it in turns, and are judged anew.
  * In vain, it is tried again twice as late. */
 static void try_turns(struct sched_device *device, uint64_t now)
 {
-    for (const struct sched_place *p = device->places; p != NULL; p = p->next)
+    for (const struct sched_entity *p = device->entities; p != NULL; p = p->next)
         if ((p->holding || p->backfills) && (p->pressed_ns < JUDGED_NS || now < p->retry_at))
             return;
-    for (struct sched_place *p = device->places; p != NULL; p = p->next)
+    for (struct sched_entity *p = device->entities; p != NULL; p = p->next)
         if (p->holding || p->backfills) {
             p->light_until = now;
             p->retry_ns = p->retry_ns == 0 ? RETRY_NS : p->retry_ns < RETRY_MAX_NS ? 2 * p->retry_ns : RETRY_MAX_NS;
@@ -71,23 +71,23 @@ static void try_turns(struct sched_device *device, uint64_t now)
         }
 }
 
-void backfill_note_load(struct sched_place *place, double load, uint64_t span_ns, uint64_t now)
+void backfill_note_load(struct sched_entity *entity, double load, uint64_t span_ns, uint64_t now)
 {
     double busy = load < 1 ? load : 1;
     bool pressed = load >= PRESSED_LOAD;
-    place->pressed_until = pressed ? now + PRESSED_NS : now;
-    place->pressed_ns = pressed ? place->pressed_ns + (double)span_ns : 0;
-    judge(place, busy * (double)span_ns, (1 - busy) * (double)span_ns, now);
-    if (is_shared(place->device))
-        try_turns(place->device, now);
+    entity->pressed_until = pressed ? now + PRESSED_NS : now;
+    entity->pressed_ns = pressed ? entity->pressed_ns + (double)span_ns : 0;
+    judge(entity, busy * (double)span_ns, (1 - busy) * (double)span_ns, now);
+    if (is_shared(entity->device))
+        try_turns(entity->device, now);
 }
 
 /* A tenant that leaves some of its share unused has gaps, too, even if it was busy whenever it had the device: its
  * work had gathered meanwhile. */
-static double unused_ns(const struct sched_place *place, double used_ns, double gap_ns)
+static double unused_ns(const struct sched_entity *entity, double used_ns, double gap_ns)
 {
-    double worked_ns = (double)(place->tenant->idle_since - place->tenant->work_since);
-    double rest_ns = fair_share(place) * (worked_ns + gap_ns) - used_ns;
+    double worked_ns = (double)(entity->tenant->idle_since - entity->tenant->work_since);
+    double rest_ns = fair_share(entity) * (worked_ns + gap_ns) - used_ns;
     return rest_ns > gap_ns ? rest_ns : gap_ns;
 }
 
@@ -95,10 +95,10 @@ void backfill_note_work(struct sched_tenant *tenant, uint64_t now)
 {
     double gap = now - tenant->idle_since < GAP_MAX_NS ? (double)(now - tenant->idle_since) : GAP_MAX_NS;
     for (uint32_t d = 0; d < tenant->device_count && tenant->idle_since != 0; d++) {
-        struct sched_place *place = tenant->places[d];
-        double used = (double)(place->count.used_ns - place->used_before_ns);
-        judge(place, used, unused_ns(place, used, gap), now);
-        place->used_before_ns = place->count.used_ns;
+        struct sched_entity *entity = tenant->entities[d];
+        double used = (double)(entity->count.used_ns - entity->used_before_ns);
+        judge(entity, used, unused_ns(entity, used, gap), now);
+        entity->used_before_ns = entity->count.used_ns;
     }
     if (tenant->idle_since != 0 || tenant->work_since == 0)
         tenant->work_since = now;
@@ -106,12 +106,12 @@ void backfill_note_work(struct sched_tenant *tenant, uint64_t now)
 }
 
 /* Would the holder use more than it gets beside others? */
-static bool is_pressed(const struct sched_place *holder, uint64_t now)
+static bool is_pressed(const struct sched_entity *holder, uint64_t now)
 {
     return !is_light(holder, now) || now < holder->pressed_until;
 }
 
-static bool lets(const struct sched_place *holder, const struct sched_place *guest, uint64_t now)
+static bool lets(const struct sched_entity *holder, const struct sched_entity *guest, uint64_t now)
 {
     double ahead = guest->vtime_ns - holder->vtime_ns;
     if (holder->limits.priority > guest->limits.priority && holder->tokens_ns > 0)
@@ -135,8 +135,8 @@ static bool affords(const struct sched_tenant *tenant)
     bool backfills = false;
     bool empty = false;
     EACH_WANTED(tenant, d) {
-        backfills |= tenant->places[d]->backfills;
-        empty |= fair_is_hard(tenant->places[d]) && tenant->places[d]->tokens_ns <= 0;
+        backfills |= tenant->entities[d]->backfills;
+        empty |= fair_is_hard(tenant->entities[d]) && tenant->entities[d]->tokens_ns <= 0;
     }
     return backfills ? !empty : run_queue_must_wait(tenant) == 0;
 }
@@ -146,8 +146,8 @@ static bool may_backfill(const struct sched_tenant *tenant, uint64_t now)
     if (tenant->held != 0 || tenant->wanted == 0 || tenant->changed || !all_cut(tenant) || !affords(tenant))
         return false;
     EACH_WANTED(tenant, d) {
-        const struct sched_place *mine = tenant->places[d];
-        const struct sched_place *holder = holder_of(mine->device);
+        const struct sched_entity *mine = tenant->entities[d];
+        const struct sched_entity *holder = holder_of(mine->device);
         if (!mine->device->managed || !mine->device->cut || holder == NULL || holder->tenant->free_running ||
             !lets(holder, mine, now))
             return false;
@@ -162,8 +162,8 @@ static bool may_linger(const struct sched_tenant *tenant, uint64_t now)
     if (tenant->held != 0 || tenant->wanted != 0 || tenant->members == NULL)
         return false;
     for (uint32_t d = 0; d < tenant->device_count; d++) {
-        const struct sched_place *mine = tenant->places[d];
-        const struct sched_place *holder = holder_of(mine->device);
+        const struct sched_entity *mine = tenant->entities[d];
+        const struct sched_entity *holder = holder_of(mine->device);
         if (!mine->device->cut || fair_is_hard(mine) || (holder != NULL && is_pressed(holder, now)))
             return false;
     }
@@ -176,8 +176,8 @@ static bool stays_on(const struct sched_tenant *tenant, uint64_t now)
     if (!all_cut(tenant) || tenant->changed)
         return false;
     EACH_HELD(tenant, d) {
-        const struct sched_place *mine = tenant->places[d];
-        const struct sched_place *next = mine->device->next_place;
+        const struct sched_entity *mine = tenant->entities[d];
+        const struct sched_entity *next = mine->device->next_entity;
         if (!mine->device->managed || !mine->device->cut || next == NULL || next == mine || !lets(next, mine, now) ||
             (fair_is_hard(mine) && mine->tokens_ns <= 0))
             return false;
@@ -186,9 +186,9 @@ static bool stays_on(const struct sched_tenant *tenant, uint64_t now)
 }
 
 /* Time that no other tenant missed is not held against a guest for long. */
-static void forgive(struct sched_place *guest, uint64_t now)
+static void forgive(struct sched_entity *guest, uint64_t now)
 {
-    const struct sched_place *holder = holder_of(guest->device);
+    const struct sched_entity *holder = holder_of(guest->device);
     double most = holder->vtime_ns + guest->device->round_ns;
     if (!is_pressed(holder, now) && guest->vtime_ns > most)
         guest->vtime_ns = most;
@@ -201,14 +201,14 @@ void backfill_look(struct sched_tenant *tenant, uint64_t now)
     tenant->lingers = may_linger(tenant, now);
     bool backfills = may_backfill(tenant, now);
     for (uint32_t d = 0; d < tenant->device_count; d++) {
-        struct sched_place *place = tenant->places[d];
+        struct sched_entity *entity = tenant->entities[d];
         bool to = backfills && (tenant->wanted >> d & 1) != 0;
-        if (to && !place->backfills)
-            place->charged_until = now;
-        if (to != place->backfills)
-            fair_refresh(place->device, now);
-        place->backfills = to;
+        if (to && !entity->backfills)
+            entity->charged_until = now;
+        if (to != entity->backfills)
+            fair_refresh(entity->device, now);
+        entity->backfills = to;
         if (to)
-            forgive(place, now);
+            forgive(entity, now);
     }
 }

@@ -11,10 +11,10 @@
 #ifndef ARBITER_BACKFILL_H
 #define ARBITER_BACKFILL_H
 
-#include "scheduler.h"
+#include "sched_state.h"
 
-/* How busy the place was in the last `span_ns`, see sched_note_load. */
-void backfill_note_load(struct sched_place *place, double load, uint64_t span_ns, uint64_t now);
+/* How busy the entity was in the last `span_ns`, see sched_note_load. */
+void backfill_note_load(struct sched_entity *entity, double load, uint64_t span_ns, uint64_t now);
 
 /* A tenant that may have been idle has work. */
 void backfill_note_work(struct sched_tenant *tenant, uint64_t now);

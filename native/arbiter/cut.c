@@ -11,7 +11,7 @@
 #include "fair.h"
 
 #define KERNEL_RUNS_ON_NS 250000u /* of the call that stops it: measured on an H100 */
-#define AGAIN_NS 5000000u         /* between two orders to take the same place off: its tenant can ask for them */
+#define AGAIN_NS 5000000u         /* between two orders to take the same entity off: its tenant can ask for them */
 #define LOAD_NS 10000000u         /* between two looks at what the tenants on a shared device say of their work */
 #define SAMPLES_MIN 5u            /* fewer say nothing */
 #define SAMPLE_NS 1000000u        /* between two of a process, see struct vgpu_channel_table */
@@ -36,7 +36,7 @@ struct off_group {
     uint32_t channel; /* its first */
 };
 
-struct cut_place {
+struct cut_entity {
     struct cut_device *device;
     struct off_group *off;
     uint32_t off_count;
@@ -109,34 +109,34 @@ static uint32_t process_count(const struct lease *lease)
     return count;
 }
 
-static bool is_off(const struct cut_place *place, uint32_t slot, const struct vgpu_channel_group *group)
+static bool is_off(const struct cut_entity *entity, uint32_t slot, const struct vgpu_channel_group *group)
 {
-    for (uint32_t i = 0; i < place->off_count; i++)
-        if (place->off[i].slot == slot && place->off[i].client == group->client &&
-            place->off[i].channel == group->channels[0])
+    for (uint32_t i = 0; i < entity->off_count; i++)
+        if (entity->off[i].slot == slot && entity->off[i].client == group->client &&
+            entity->off[i].channel == group->channels[0])
             return true;
     return false;
 }
 
-static void note_off(struct cut_place *place, const struct channels_process *process)
+static void note_off(struct cut_entity *entity, const struct channels_process *process)
 {
-    size_t size = (place->off_count + process->count) * sizeof(place->off[0]);
-    struct off_group *more = realloc(place->off, size);
+    size_t size = (entity->off_count + process->count) * sizeof(entity->off[0]);
+    struct off_group *more = realloc(entity->off, size);
     if (more == NULL)
         return;
-    place->off = more;
+    entity->off = more;
     for (uint32_t i = 0; i < process->count; i++) {
         const struct vgpu_channel_group *group = &process->groups[i];
-        place->off[place->off_count++] = (struct off_group){process->slot, group->client, group->channels[0]};
+        entity->off[entity->off_count++] = (struct off_group){process->slot, group->client, group->channels[0]};
     }
 }
 
 /* Keeps the groups that are not yet where they are to be. */
-static void keep_others(const struct cut_place *place, struct channels_process *process, bool off)
+static void keep_others(const struct cut_entity *entity, struct channels_process *process, bool off)
 {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < process->count; i++)
-        if (is_off(place, process->slot, &process->groups[i]) != off)
+        if (is_off(entity, process->slot, &process->groups[i]) != off)
             process->groups[kept++] = process->groups[i];
     process->count = kept;
 }
@@ -151,9 +151,9 @@ static struct channels_order *order_make(const struct lease *lease, uint32_t ord
     order->processes = calloc(process_count(lease) + 1, sizeof(order->processes[0]));
     for (const struct process *p = lease->processes; p != NULL && order->processes != NULL; p = p->next) {
         struct channels_process *to = &order->processes[order->process_count];
-        if (!channels_read(lease->usage_fd, p->slot, lease->cut_places[ordinal].device->id, to))
+        if (!channels_read(lease->usage_fd, p->slot, lease->cut_entities[ordinal].device->id, to))
             continue;
-        keep_others(&lease->cut_places[ordinal], to, off);
+        keep_others(&lease->cut_entities[ordinal], to, off);
         to->pidfd = to->count > 0 ? fcntl(p->pidfd.fd, F_DUPFD_CLOEXEC, 0) : -1;
         if (to->pidfd >= 0)
             order->process_count++;
@@ -166,50 +166,50 @@ static struct channels_order *order_make(const struct lease *lease, uint32_t ord
 /* What an arbiter before this one left off. */
 static void adopt(struct lease *lease, uint32_t ordinal)
 {
-    struct cut_place *place = &lease->cut_places[ordinal];
+    struct cut_entity *entity = &lease->cut_entities[ordinal];
     for (const struct process *p = lease->processes; p != NULL; p = p->next) {
         struct channels_process process;
-        if (channels_read(lease->usage_fd, p->slot, place->device->id, &process) && (process.off >> ordinal & 1) != 0)
-            note_off(place, &process);
+        if (channels_read(lease->usage_fd, p->slot, entity->device->id, &process) && (process.off >> ordinal & 1) != 0)
+            note_off(entity, &process);
         free(process.groups);
     }
-    place->state = place->off_count > 0 ? OFF : ON;
-    place->stale = true;
+    entity->state = entity->off_count > 0 ? OFF : ON;
+    entity->stale = true;
 }
 
-static void set_state(struct cut_place *place, bool off, uint64_t now)
+static void set_state(struct cut_entity *entity, bool off, uint64_t now)
 {
-    place->state = off ? OFF : ON;
-    *(off ? &place->off_at : &place->on_at) = now;
+    entity->state = off ? OFF : ON;
+    *(off ? &entity->off_at : &entity->on_at) = now;
 }
 
 /* Where no process has channels there is nothing to do. */
 static void give_order(struct lease *lease, uint32_t ordinal, bool off, uint64_t now)
 {
-    struct cut_place *place = &lease->cut_places[ordinal];
+    struct cut_entity *entity = &lease->cut_entities[ordinal];
     struct channels_order *order = order_make(lease, ordinal, off);
-    place->stale = false;
+    entity->stale = false;
     if (order == NULL || order->process_count == 0) {
         if (order != NULL)
             channels_order_free(order);
-        set_state(place, off, now);
+        set_state(entity, off, now);
         return;
     }
     if (off)
         for (uint32_t p = 0; p < order->process_count; p++)
             channels_note_off(lease->usage_fd, order->processes[p].slot, ordinal, true);
     order->owner = lease;
-    place->order = order;
-    channels_submit(place->device->thread, order);
+    entity->order = order;
+    channels_submit(entity->device->thread, order);
 }
 
-static void complain(struct cut_place *place, const struct lease *lease, const struct channels_order *order)
+static void complain(struct cut_entity *entity, const struct lease *lease, const struct channels_order *order)
 {
-    if (place->complained)
+    if (entity->complained)
         return;
-    place->complained = true;
+    entity->complained = true;
     fprintf(stderr, "vgpu-arbiter: lease %s: the driver refused to take it %s device %s: status 0x%x, %s\n", lease->id,
-            order->off ? "off" : "back onto", place->device->uuid, order->status, strerror(order->error));
+            order->off ? "off" : "back onto", entity->device->uuid, order->status, strerror(order->error));
 }
 
 static void carried_out(struct channels_order *order)
@@ -217,42 +217,42 @@ static void carried_out(struct channels_order *order)
     struct lease *lease = order->owner;
     if (lease == NULL)
         return;
-    struct cut_place *place = &lease->cut_places[order->ordinal];
-    place->order = NULL;
-    set_state(place, order->off, order->ended_ns);
+    struct cut_entity *entity = &lease->cut_entities[order->ordinal];
+    entity->order = NULL;
+    set_state(entity, order->off, order->ended_ns);
     for (uint32_t p = 0; p < order->process_count; p++)
         if (order->off && order->failed == 0)
-            note_off(place, &order->processes[p]);
+            note_off(entity, &order->processes[p]);
         else if (!order->off)
             channels_note_off(lease->usage_fd, order->processes[p].slot, order->ordinal, false);
     if (!order->off)
-        place->off_count = 0;
+        entity->off_count = 0;
     uint64_t took = order->ended_ns - order->began_ns;
-    place->lost_ns = order->off && took > KERNEL_RUNS_ON_NS ? took - KERNEL_RUNS_ON_NS : 0;
+    entity->lost_ns = order->off && took > KERNEL_RUNS_ON_NS ? took - KERNEL_RUNS_ON_NS : 0;
     if (order->failed == 0) {
-        place->refusals = 0;
-    } else if (++place->refusals < TRIES) {
-        place->state = order->off ? ON : OFF;
-        place->stale = true;
+        entity->refusals = 0;
+    } else if (++entity->refusals < TRIES) {
+        entity->state = order->off ? ON : OFF;
+        entity->stale = true;
     } else {
-        complain(place, lease, order);
+        complain(entity, lease, order);
         if (order->off && lease->tenant.held != 0)
-            lease->tenant.places[order->ordinal]->count.bypasses++;
+            lease->tenant.entities[order->ordinal]->count.bypasses++;
     }
     look_again();
 }
 
 /* --- what the scheduler's word means */
 
-static bool others_have_work(const struct sched_place *mine)
+static bool others_have_work(const struct sched_entity *mine)
 {
-    for (const struct sched_place *p = mine->device->places; p != NULL; p = p->next) {
+    for (const struct sched_entity *p = mine->device->entities; p != NULL; p = p->next) {
         if (p->tenant == mine->tenant)
             continue;
         if (p->holding)
             return true;
         for (uint32_t d = 0; d < p->tenant->device_count; d++)
-            if ((p->tenant->wanted >> d & 1) != 0 && p->tenant->places[d] == p)
+            if ((p->tenant->wanted >> d & 1) != 0 && p->tenant->entities[d] == p)
                 return true;
     }
     return false;
@@ -265,12 +265,12 @@ static bool is_next(const struct sched_tenant *tenant)
     if (tenant->held != 0 || tenant->wanted == 0)
         return false;
     for (uint32_t d = 0; d < tenant->device_count; d++) {
-        const struct sched_place *mine = tenant->places[d];
+        const struct sched_entity *mine = tenant->entities[d];
         if ((tenant->wanted >> d & 1) == 0)
             continue;
-        if (mine->device->next_place != mine)
+        if (mine->device->next_entity != mine)
             return false;
-        for (const struct sched_place *p = mine->device->places; p != NULL; p = p->next)
+        for (const struct sched_entity *p = mine->device->entities; p != NULL; p = p->next)
             if (p->holding && !p->tenant->stopping)
                 return false;
     }
@@ -280,29 +280,29 @@ static bool is_next(const struct sched_tenant *tenant)
 static bool wants_off(const struct lease *lease, uint32_t ordinal)
 {
     const struct sched_tenant *tenant = &lease->tenant;
-    const struct sched_place *place = tenant->places[ordinal];
-    if (!place->device->managed)
+    const struct sched_entity *entity = tenant->entities[ordinal];
+    if (!entity->device->managed)
         return false;
-    if (place->holding)
+    if (entity->holding)
         return tenant->stopping && !tenant->stays;
-    if (place->backfills || is_next(tenant))
+    if (entity->backfills || is_next(tenant))
         return false;
     if (tenant->lingers)
-        return lease->cut_places[ordinal].state == OFF;
-    if (lease->away && tenant->wanted == 0 && tenant->held == 0)
+        return lease->cut_entities[ordinal].state == OFF;
+    if (lease->suspended && tenant->wanted == 0 && tenant->held == 0)
         return false; /* it is quiet, and what moves its memory may need its channels */
-    if (place->limits.priority > 0 && place->tokens_ns > 0)
+    if (entity->limits.priority > 0 && entity->tokens_ns > 0)
         return false;
-    if (fair_is_hard(place) || others_have_work(place))
+    if (fair_is_hard(entity) || others_have_work(entity))
         return true;
-    return lease->cut_places[ordinal].state == OFF;
+    return lease->cut_entities[ordinal].state == OFF;
 }
 
 /* --- how busy a tenant is */
 
-static bool is_shared(const struct sched_place *mine)
+static bool is_shared(const struct sched_entity *mine)
 {
-    for (const struct sched_place *p = mine->device->places; p != NULL; p = p->next)
+    for (const struct sched_entity *p = mine->device->entities; p != NULL; p = p->next)
         if (p != mine && (p->holding || p->backfills))
             return true;
     return false;
@@ -333,45 +333,45 @@ static uint32_t members_with_work(const struct sched_tenant *tenant)
 /* Returns when to look again. */
 static uint64_t look_at_load(struct lease *lease, uint32_t ordinal, uint64_t now)
 {
-    struct cut_place *place = &lease->cut_places[ordinal];
-    struct sched_place *of = lease->tenant.places[ordinal];
-    if (!of->device->managed || place->state != ON || place->order != NULL || (!of->holding && !of->backfills) ||
+    struct cut_entity *entity = &lease->cut_entities[ordinal];
+    struct sched_entity *of = lease->tenant.entities[ordinal];
+    if (!of->device->managed || entity->state != ON || entity->order != NULL || (!of->holding && !of->backfills) ||
         !others_have_work(of)) {
-        place->loaded_at = 0;
+        entity->loaded_at = 0;
         return SCHED_NEVER;
     }
     bool shared = is_shared(of);
-    if (place->loaded_at != 0 && place->load_shared == shared && now < place->loaded_at + LOAD_NS)
-        return place->loaded_at + LOAD_NS;
+    if (entity->loaded_at != 0 && entity->load_shared == shared && now < entity->loaded_at + LOAD_NS)
+        return entity->loaded_at + LOAD_NS;
     struct channels_load load = read_load(lease);
-    uint32_t samples = load.samples - place->load.samples;
-    uint32_t unfinished = load.unfinished - place->load.unfinished;
-    if (place->loaded_at != 0 && place->load_shared == shared && samples >= SAMPLES_MIN && unfinished <= samples) {
+    uint32_t samples = load.samples - entity->load.samples;
+    uint32_t unfinished = load.unfinished - entity->load.unfinished;
+    if (entity->loaded_at != 0 && entity->load_shared == shared && samples >= SAMPLES_MIN && unfinished <= samples) {
         uint32_t members = members_with_work(&lease->tenant);
         double part = (double)unfinished / samples;
         sched_note_load(of, part * members, (uint64_t)samples * SAMPLE_NS / (members > 0 ? members : 1), load.groups,
                         now);
         look_again();
     }
-    place->load = load;
-    place->loaded_at = now;
-    place->load_shared = shared;
+    entity->load = load;
+    entity->loaded_at = now;
+    entity->load_shared = shared;
     return now + LOAD_NS;
 }
 
-static uint64_t follow_place(struct lease *lease, uint32_t ordinal, bool offs, uint64_t now)
+static uint64_t follow_entity(struct lease *lease, uint32_t ordinal, bool offs, uint64_t now)
 {
-    struct cut_place *place = &lease->cut_places[ordinal];
+    struct cut_entity *entity = &lease->cut_entities[ordinal];
     bool off = wants_off(lease, ordinal);
-    if (place->order != NULL || off != offs)
+    if (entity->order != NULL || off != offs)
         return SCHED_NEVER;
-    if (place->state == UNKNOWN)
+    if (entity->state == UNKNOWN)
         adopt(lease, ordinal);
-    if (place->state != (off ? OFF : ON)) {
+    if (entity->state != (off ? OFF : ON)) {
         give_order(lease, ordinal, off, now);
-    } else if (off && place->stale) {
-        if (now < place->off_at + AGAIN_NS)
-            return place->off_at + AGAIN_NS;
+    } else if (off && entity->stale) {
+        if (now < entity->off_at + AGAIN_NS)
+            return entity->off_at + AGAIN_NS;
         give_order(lease, ordinal, true, now);
     }
     return SCHED_NEVER;
@@ -385,15 +385,15 @@ static void settle(struct lease *lease, uint64_t now)
     if (tenant->held == 0 || !tenant->stopping)
         return;
     for (uint32_t d = 0; d < tenant->device_count; d++) {
-        const struct cut_place *place = &lease->cut_places[d];
+        const struct cut_entity *entity = &lease->cut_entities[d];
         if ((tenant->held >> d & 1) == 0)
             continue;
         if (tenant->stays)
             continue;
-        if (place->state != OFF || place->order != NULL)
+        if (entity->state != OFF || entity->order != NULL)
             return;
-        uint64_t late = place->on_at > tenant->granted_at ? place->on_at - tenant->granted_at : 0;
-        lost = late + place->lost_ns > lost ? late + place->lost_ns : lost;
+        uint64_t late = entity->on_at > tenant->granted_at ? entity->on_at - tenant->granted_at : 0;
+        lost = late + entity->lost_ns > lost ? late + entity->lost_ns : lost;
     }
     sched_cut_done(tenant, lost, now);
     look_again();
@@ -409,10 +409,10 @@ uint64_t cut_follow(uint64_t now)
     uint64_t next = SCHED_NEVER;
     for (struct lease *lease = cut_leases; lease != NULL; lease = lease->next_cut)
         for (uint32_t d = 0; d < lease->tenant.device_count; d++)
-            next = earlier(next, follow_place(lease, d, false, now));
+            next = earlier(next, follow_entity(lease, d, false, now));
     for (struct lease *lease = cut_leases; lease != NULL; lease = lease->next_cut) {
         for (uint32_t d = 0; d < lease->tenant.device_count; d++) {
-            uint64_t at = follow_place(lease, d, true, now);
+            uint64_t at = follow_entity(lease, d, true, now);
             uint64_t load_at = look_at_load(lease, d, now);
             at = load_at < at ? load_at : at;
             next = at < next ? at : next;
@@ -436,28 +436,28 @@ int cut_open(int run_fd, const char *control_device, void (*changed)(void))
 static void put_devices(struct lease *lease)
 {
     for (uint32_t d = 0; d < lease->tenant.device_count; d++)
-        if (lease->cut_places[d].device != NULL)
-            lease->cut_places[d].device->users--;
+        if (lease->cut_entities[d].device != NULL)
+            lease->cut_entities[d].device->users--;
 }
 
 void cut_lease_add(struct lease *lease)
 {
     bool all = true;
-    if (run_folder < 0 || (lease->cut_places = calloc(VGPU_MAX_DEVICES, sizeof(lease->cut_places[0]))) == NULL)
+    if (run_folder < 0 || (lease->cut_entities = calloc(VGPU_MAX_DEVICES, sizeof(lease->cut_entities[0]))) == NULL)
         return;
     for (uint32_t d = 0; d < lease->tenant.device_count; d++) {
-        struct cut_device *device = device_get(lease->tenant.places[d]->device->uuid);
-        lease->cut_places[d].device = device;
+        struct cut_device *device = device_get(lease->tenant.entities[d]->device->uuid);
+        lease->cut_entities[d].device = device;
         all &= device != NULL && device->cut;
     }
     if (!all) {
         put_devices(lease);
-        free(lease->cut_places);
-        lease->cut_places = NULL;
+        free(lease->cut_entities);
+        lease->cut_entities = NULL;
         return;
     }
     for (uint32_t d = 0; d < lease->tenant.device_count; d++)
-        lease->tenant.places[d]->device->cut = true;
+        lease->tenant.entities[d]->device->cut = true;
     lease->next_cut = cut_leases;
     cut_leases = lease;
 }
@@ -465,25 +465,25 @@ void cut_lease_add(struct lease *lease)
 void cut_lease_remove(struct lease *lease)
 {
     struct lease **link = &cut_leases;
-    if (lease->cut_places == NULL)
+    if (lease->cut_entities == NULL)
         return;
     while (*link != lease)
         link = &(*link)->next_cut;
     *link = lease->next_cut;
     for (uint32_t d = 0; d < lease->tenant.device_count; d++) {
-        struct cut_place *place = &lease->cut_places[d];
-        bool was_off = place->state == OFF || (place->order != NULL && place->order->off);
-        if (place->order != NULL)
-            place->order->owner = NULL;
+        struct cut_entity *entity = &lease->cut_entities[d];
+        bool was_off = entity->state == OFF || (entity->order != NULL && entity->order->off);
+        if (entity->order != NULL)
+            entity->order->owner = NULL;
         struct channels_order *back = was_off && lease->usage_fd >= 0 ? order_make(lease, d, false) : NULL;
         if (back != NULL)
-            channels_submit(place->device->thread, back);
+            channels_submit(entity->device->thread, back);
     }
     for (uint32_t d = 0; d < lease->tenant.device_count; d++)
-        free(lease->cut_places[d].off);
+        free(lease->cut_entities[d].off);
     put_devices(lease);
-    free(lease->cut_places);
-    lease->cut_places = NULL;
+    free(lease->cut_entities);
+    lease->cut_entities = NULL;
 }
 
 struct lease *cut_lease_next(const struct lease *lease)
@@ -493,16 +493,16 @@ struct lease *cut_lease_next(const struct lease *lease)
 
 void cut_lease_stale(struct lease *lease)
 {
-    for (uint32_t d = 0; lease->cut_places != NULL && d < lease->tenant.device_count; d++)
-        lease->cut_places[d].stale = true;
+    for (uint32_t d = 0; lease->cut_entities != NULL && d < lease->tenant.device_count; d++)
+        lease->cut_entities[d].stale = true;
 }
 
 uint32_t cut_devices(const struct lease *lease, uint32_t slot)
 {
     uint32_t bits = 0;
-    for (uint32_t d = 0; lease->cut_places != NULL && d < lease->tenant.device_count; d++) {
+    for (uint32_t d = 0; lease->cut_entities != NULL && d < lease->tenant.device_count; d++) {
         struct channels_process process;
-        if (channels_read(lease->usage_fd, slot, lease->cut_places[d].device->id, &process))
+        if (channels_read(lease->usage_fd, slot, lease->cut_entities[d].device->id, &process))
             bits |= 1u << d;
         free(process.groups);
     }

@@ -1,6 +1,6 @@
 /*
  * cut.h: the engine that keeps turns by taking tenants off their devices (channels.h), in the middle of whatever
- * they run. The scheduler says who holds a device; here each place of a tenant is brought to what that means: on
+ * they run. The scheduler says who holds a device; here each entity of a tenant is brought to what that means: on
  * the device or off it.
  *
  * A tenant is off a device with time slices while it holds no slice there and either another tenant has work or

@@ -13,42 +13,42 @@
 #define WINDOW_MAX_NS 2e6
 #define NONE_SHARE_MIN 0.01
 
-bool fair_present(const struct sched_place *place)
+bool fair_present(const struct sched_entity *entity)
 {
-    return place->tenant->members != NULL;
+    return entity->tenant->members != NULL;
 }
 
-bool fair_active(const struct sched_place *place, uint64_t now)
+bool fair_active(const struct sched_entity *entity, uint64_t now)
 {
-    const struct sched_tenant *tenant = place->tenant;
-    if (!fair_present(place))
+    const struct sched_tenant *tenant = entity->tenant;
+    if (!fair_present(entity))
         return false;
     return tenant->held != 0 || tenant->wanted != 0 || (tenant->last_held != 0 && now - tenant->last_held < ACTIVE_NS);
 }
 
-static double asked(const struct sched_place *place)
+static double asked(const struct sched_entity *entity)
 {
-    return place->limits.share / (double)VGPU_SHARE_ALL;
+    return entity->limits.share / (double)VGPU_SHARE_ALL;
 }
 
-bool fair_outranked(const struct sched_place *place)
+bool fair_outranked(const struct sched_entity *entity)
 {
-    for (const struct sched_place *p = place->device->places; p != NULL; p = p->next)
-        if (p->limits.priority > place->limits.priority && fair_present(p))
+    for (const struct sched_entity *p = entity->device->entities; p != NULL; p = p->next)
+        if (p->limits.priority > entity->limits.priority && fair_present(p))
             return true;
     return false;
 }
 
-bool fair_is_hard(const struct sched_place *place)
+bool fair_is_hard(const struct sched_entity *entity)
 {
-    return place->limits.policy == VGPU_SHARE_HARD && place->limits.share < VGPU_SHARE_ALL;
+    return entity->limits.policy == VGPU_SHARE_HARD && entity->limits.share < VGPU_SHARE_ALL;
 }
 
 bool fair_matters(const struct sched_device *device)
 {
     unsigned present = 0;
     bool limited = false;
-    for (const struct sched_place *p = device->places; p != NULL; p = p->next) {
+    for (const struct sched_entity *p = device->entities; p != NULL; p = p->next) {
         if (!fair_present(p))
             continue;
         present++;
@@ -64,42 +64,42 @@ static double clamp(double value, double low, double high)
     return value < low ? low : value > high ? high : value;
 }
 
-static double weight(const struct sched_place *place)
+static double weight(const struct sched_entity *entity)
 {
-    return place->limits.policy == VGPU_SHARE_NONE ? place->device->none_weight : asked(place);
+    return entity->limits.policy == VGPU_SHARE_NONE ? entity->device->none_weight : asked(entity);
 }
 
-double fair_share(const struct sched_place *place)
+double fair_share(const struct sched_entity *entity)
 {
-    double mine = weight(place);
-    double all = place->device->weights;
-    if (fair_is_hard(place) && all <= 1)
+    double mine = weight(entity);
+    double all = entity->device->weights;
+    if (fair_is_hard(entity) && all <= 1)
         return mine;
     return all > mine ? mine / all : 1;
 }
 
 static void find_wish(struct sched_device *device)
 {
-    device->wisher = NULL;
+    device->latency_tenant = NULL;
     device->wish_ns = 0;
     if (device->cut)
         return;
-    for (const struct sched_place *p = device->places; p != NULL; p = p->next) {
+    for (const struct sched_entity *p = device->entities; p != NULL; p = p->next) {
         double wish = p->limits.quantum_us * 1e3;
-        if (fair_present(p) && wish > 0 && (device->wisher == NULL || wish < device->wish_ns)) {
-            device->wisher = p;
+        if (fair_present(p) && wish > 0 && (device->latency_tenant == NULL || wish < device->wish_ns)) {
+            device->latency_tenant = p;
             device->wish_ns = wish;
         }
     }
 }
 
-/* Weights of the active places; those without a limit divide what the others leave. */
+/* Weights of the active entities; those without a limit divide what the others leave. */
 static void weigh(struct sched_device *device, uint64_t now)
 {
     double limited = 0;
     unsigned unlimited = 0;
     device->active = 0;
-    for (const struct sched_place *p = device->places; p != NULL; p = p->next) {
+    for (const struct sched_entity *p = device->entities; p != NULL; p = p->next) {
         if (!fair_active(p, now))
             continue;
         device->active++;
@@ -117,7 +117,7 @@ static double round_length(const struct sched_device *device, uint64_t now)
     double length = ROUND_MAX_NS;
     if (device->active > 1) /* each hand-over costs the device nearly 200 us, whatever the round */
         return clamp((device->cut ? CUT_ROUND_NS : SHARED_ROUND_NS) * device->active, 0, SHARED_ROUND_MAX_NS);
-    for (const struct sched_place *p = device->places; p != NULL; p = p->next) {
+    for (const struct sched_entity *p = device->entities; p != NULL; p = p->next) {
         if (!fair_active(p, now))
             continue;
         double s = fair_share(p);
@@ -127,33 +127,33 @@ static double round_length(const struct sched_device *device, uint64_t now)
     return length;
 }
 
-double fair_quantum(const struct sched_place *place)
+double fair_quantum(const struct sched_entity *entity)
 {
-    const struct sched_device *device = place->device;
-    double length = fair_share(place) * device->round_ns;
-    if (device->wisher != NULL && device->wisher != place && length > device->wish_ns)
+    const struct sched_device *device = entity->device;
+    double length = fair_share(entity) * device->round_ns;
+    if (device->latency_tenant != NULL && device->latency_tenant != entity && length > device->wish_ns)
         length = device->wish_ns;
     return length > QUANTUM_MIN_NS ? length : QUANTUM_MIN_NS;
 }
 
-/* What a place may have saved up at most: one turn's worth, so that alone it is never above its share for
+/* What an entity may have saved up at most: one turn's worth, so that alone it is never above its share for
  * longer than a round. */
-static double most_tokens(const struct sched_place *place)
+static double most_tokens(const struct sched_entity *entity)
 {
-    double share = asked(place);
-    double waits = place->device->active > 1 ? fair_quantum(place) / 2 : 0; /* for others: it goes on earning */
-    return fair_quantum(place) * (1 - share) + QUANTUM_MIN_NS * share + waits;
+    double share = asked(entity);
+    double waits = entity->device->active > 1 ? fair_quantum(entity) / 2 : 0; /* for others: it goes on earning */
+    return fair_quantum(entity) * (1 - share) + QUANTUM_MIN_NS * share + waits;
 }
 
-double fair_threshold(const struct sched_place *place, bool contended)
+double fair_threshold(const struct sched_entity *entity, bool contended)
 {
-    return fair_quantum(place) * (1 - asked(place)) * (contended ? 0.5 : 1);
+    return fair_quantum(entity) * (1 - asked(entity)) * (contended ? 0.5 : 1);
 }
 
 uint64_t fair_window(const struct sched_device *device, uint64_t now)
 {
     double shortest = 4 * WINDOW_MAX_NS;
-    for (const struct sched_place *p = device->places; p != NULL; p = p->next)
+    for (const struct sched_entity *p = device->entities; p != NULL; p = p->next)
         if (fair_active(p, now)) {
             double quantum = fair_quantum(p);
             shortest = quantum < shortest ? quantum : shortest;
@@ -161,67 +161,68 @@ uint64_t fair_window(const struct sched_device *device, uint64_t now)
     return (uint64_t)clamp(shortest / 4, WINDOW_MIN_NS, WINDOW_MAX_NS);
 }
 
-/* Does the place's virtual time say anything about who is behind: not while it is only its cap that it waits
+/* Does the entity's virtual time say anything about who is behind: not while it is only its cap that it waits
  * for, nor that of work that can wait about work that cannot. */
-static bool is_peer(const struct sched_place *p, bool can_wait, uint64_t now)
+static bool is_peer(const struct sched_entity *p, bool can_wait, uint64_t now)
 {
     bool capped = fair_is_hard(p) && !p->holding && p->tokens_ns < fair_threshold(p, true);
     return fair_active(p, now) && !capped && (p->limits.priority < 0) == can_wait;
 }
 
-static double least_vtime(const struct sched_device *device, const struct sched_place *but, bool can_wait, uint64_t now)
+static double least_vtime(const struct sched_device *device, const struct sched_entity *but, bool can_wait,
+                          uint64_t now)
 {
     double least = -1;
-    for (const struct sched_place *p = device->places; p != NULL; p = p->next)
+    for (const struct sched_entity *p = device->entities; p != NULL; p = p->next)
         if (p != but && is_peer(p, can_wait, now) && (least < 0 || p->vtime_ns < least))
             least = p->vtime_ns;
     return least;
 }
 
-static double peers_vtime(const struct sched_place *place, uint64_t now)
+static double peers_vtime(const struct sched_entity *entity, uint64_t now)
 {
-    return least_vtime(place->device, place, place->limits.priority < 0, now);
+    return least_vtime(entity->device, entity, entity->limits.priority < 0, now);
 }
 
-double fair_ahead(const struct sched_place *place, uint64_t now)
+double fair_ahead(const struct sched_entity *entity, uint64_t now)
 {
-    double least = peers_vtime(place, now);
-    return least >= 0 && place->vtime_ns > least ? place->vtime_ns - least : 0;
+    double least = peers_vtime(entity, now);
+    return least >= 0 && entity->vtime_ns > least ? entity->vtime_ns - least : 0;
 }
 
-double fair_turn(const struct sched_place *place, uint64_t now)
+double fair_turn(const struct sched_entity *entity, uint64_t now)
 {
-    double length = fair_quantum(place);
-    double ahead = fair_ahead(place, now);
-    if (ahead > place->device->round_ns / 2)
+    double length = fair_quantum(entity);
+    double ahead = fair_ahead(entity, now);
+    if (ahead > entity->device->round_ns / 2)
         return length; /* those who are behind cannot use the time */
-    return length - clamp(fair_share(place) * ahead, 0, length / 2);
+    return length - clamp(fair_share(entity) * ahead, 0, length / 2);
 }
 
-void fair_charge(struct sched_place *place, uint64_t used_ns, uint64_t now)
+void fair_charge(struct sched_entity *entity, uint64_t used_ns, uint64_t now)
 {
-    double share = fair_share(place);
-    double most_debt = asked(place) * (double)SCHED_DEBT_WAIT_NS;
-    place->count.used_ns += used_ns;
-    place->tokens_ns -= (double)used_ns;
-    if (place->tokens_ns < -most_debt)
-        place->tokens_ns = -most_debt;
-    place->vtime_ns += (double)used_ns / (share > 0 ? share : 1);
-    double least = peers_vtime(place, now);
-    if (least >= 0 && place->vtime_ns > least + (double)SCHED_DEBT_WAIT_NS)
-        place->vtime_ns = least + (double)SCHED_DEBT_WAIT_NS;
+    double share = fair_share(entity);
+    double most_debt = asked(entity) * (double)SCHED_DEBT_WAIT_NS;
+    entity->count.used_ns += used_ns;
+    entity->tokens_ns -= (double)used_ns;
+    if (entity->tokens_ns < -most_debt)
+        entity->tokens_ns = -most_debt;
+    entity->vtime_ns += (double)used_ns / (share > 0 ? share : 1);
+    double least = peers_vtime(entity, now);
+    if (least >= 0 && entity->vtime_ns > least + (double)SCHED_DEBT_WAIT_NS)
+        entity->vtime_ns = least + (double)SCHED_DEBT_WAIT_NS;
 }
 
-static double streams(const struct sched_place *place)
+static double streams(const struct sched_entity *entity)
 {
-    return place->streams > 1 ? place->streams : 1;
+    return entity->streams > 1 ? entity->streams : 1;
 }
 
 /* What the driver divides its time slices among. */
 static double on_device(const struct sched_device *device)
 {
     double all = 0;
-    for (const struct sched_place *p = device->places; p != NULL; p = p->next)
+    for (const struct sched_entity *p = device->entities; p != NULL; p = p->next)
         all += p->holding || p->backfills ? streams(p) : 0;
     return all;
 }
@@ -234,7 +235,7 @@ void fair_refresh(struct sched_device *device, uint64_t now)
     find_wish(device);
     device->round_ns = round_length(device, now);
     double all = on_device(device);
-    for (struct sched_place *p = device->places; p != NULL; p = p->next) {
+    for (struct sched_entity *p = device->entities; p != NULL; p = p->next) {
         if ((p->holding || p->backfills) && now > p->charged_until) {
             if (device->managed)
                 fair_charge(p, (uint64_t)((double)(now - p->charged_until) * streams(p) / all), now);
@@ -247,30 +248,30 @@ void fair_refresh(struct sched_device *device, uint64_t now)
     }
 }
 
-void fair_refund(struct sched_place *place, uint64_t idle_ns)
+void fair_refund(struct sched_entity *entity, uint64_t idle_ns)
 {
-    double share = fair_share(place);
-    place->tokens_ns += (double)idle_ns;
-    place->vtime_ns -= (double)idle_ns / (share > 0 ? share : 1);
-    place->count.used_ns -= idle_ns < place->count.used_ns ? idle_ns : place->count.used_ns;
+    double share = fair_share(entity);
+    entity->tokens_ns += (double)idle_ns;
+    entity->vtime_ns -= (double)idle_ns / (share > 0 ? share : 1);
+    entity->count.used_ns -= idle_ns < entity->count.used_ns ? idle_ns : entity->count.used_ns;
 }
 
 /* The debt of what it ran before is not forgotten: short processes one after the other are one tenant. */
-void fair_come_back(struct sched_place *place, uint64_t now)
+void fair_come_back(struct sched_entity *entity, uint64_t now)
 {
-    double least = peers_vtime(place, now);
-    double most = most_tokens(place);
-    double earned = place->left_at == 0 ? most : asked(place) * (double)(now - place->left_at);
-    place->tokens_ns = place->tokens_ns + earned < most ? place->tokens_ns + earned : most;
-    if (least >= 0 && place->vtime_ns > least + (double)SCHED_DEBT_WAIT_NS)
-        place->vtime_ns = least + (double)SCHED_DEBT_WAIT_NS;
-    fair_wake(place, now);
+    double least = peers_vtime(entity, now);
+    double most = most_tokens(entity);
+    double earned = entity->left_at == 0 ? most : asked(entity) * (double)(now - entity->left_at);
+    entity->tokens_ns = entity->tokens_ns + earned < most ? entity->tokens_ns + earned : most;
+    if (least >= 0 && entity->vtime_ns > least + (double)SCHED_DEBT_WAIT_NS)
+        entity->vtime_ns = least + (double)SCHED_DEBT_WAIT_NS;
+    fair_wake(entity, now);
 }
 
-void fair_wake(struct sched_place *place, uint64_t now)
+void fair_wake(struct sched_entity *entity, uint64_t now)
 {
-    double least = peers_vtime(place, now);
+    double least = peers_vtime(entity, now);
     double credit = ROUND_MAX_NS / 2;
-    if (least >= 0 && place->vtime_ns < least - credit)
-        place->vtime_ns = least - credit;
+    if (least >= 0 && entity->vtime_ns < least - credit)
+        entity->vtime_ns = least - credit;
 }

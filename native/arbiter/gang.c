@@ -65,14 +65,14 @@ bool gang_may_join(const struct sched_member *member)
 void gang_extend(struct sched_tenant *tenant, uint64_t now)
 {
     EACH_WANTED(tenant, d) {
-        struct sched_place *place = tenant->places[d];
-        place->holding = true;
-        place->charged_until = now;
-        place->device->busy++;
-        place->count.turns++;
-        place->count.waited_ns += now - tenant->waits_since;
+        struct sched_entity *entity = tenant->entities[d];
+        entity->holding = true;
+        entity->charged_until = now;
+        entity->device->busy++;
+        entity->count.turns++;
+        entity->count.waited_ns += now - tenant->waits_since;
         if (tenant->ends_at != SCHED_NEVER && tenant->ends_at > now)
-            place->count.granted_ns += tenant->ends_at - now;
+            entity->count.granted_ns += tenant->ends_at - now;
     }
     tenant->held |= tenant->wanted;
     tenant->wanted = 0;
@@ -91,15 +91,15 @@ static uint32_t unused(const struct sched_tenant *tenant)
 }
 
 /* Would the next in the order have everything that it waits for, if these devices were free? */
-static bool is_usable(const struct sched_place *next, uint32_t bits, const struct sched_tenant *holder)
+static bool is_usable(const struct sched_entity *next, uint32_t bits, const struct sched_tenant *holder)
 {
     if (next == NULL || next->tenant == holder)
         return false;
     EACH_WANTED(next->tenant, d) {
-        const struct sched_device *device = next->tenant->places[d]->device;
+        const struct sched_device *device = next->tenant->entities[d]->device;
         bool ours = false;
         EACH_HELD(holder, h)
-            ours |= (bits >> h & 1) != 0 && holder->places[h]->device == device;
+            ours |= (bits >> h & 1) != 0 && holder->entities[h]->device == device;
         if (device->managed && device->busy > (ours ? 1 : 0))
             return false;
     }
@@ -117,12 +117,12 @@ void gang_release(struct sched_tenant *tenant, uint64_t now)
     if (bits == 0 || bits == tenant->held || now < since(tenant) + UNUSED_MAX_NS)
         return;
     EACH_HELD(tenant, d) {
-        struct sched_place *place = tenant->places[d];
-        if ((bits >> d & 1) == 0 || !is_usable(place->device->next_place, bits, tenant))
+        struct sched_entity *entity = tenant->entities[d];
+        if ((bits >> d & 1) == 0 || !is_usable(entity->device->next_entity, bits, tenant))
             continue;
-        fair_refresh(place->device, now);
-        place->holding = false;
-        place->device->busy--;
+        fair_refresh(entity->device, now);
+        entity->holding = false;
+        entity->device->busy--;
         tenant->held &= ~(1u << d);
     }
 }

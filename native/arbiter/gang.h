@@ -3,7 +3,7 @@
 #ifndef ARBITER_GANG_H
 #define ARBITER_GANG_H
 
-#include "scheduler.h"
+#include "sched_state.h"
 
 /* What to ask for when a member wants `bits`: also the devices of members that were at work a moment ago. */
 uint32_t gang_wanted(const struct sched_tenant *tenant, uint32_t bits, uint64_t now);

@@ -40,8 +40,8 @@ struct connection {
 
 struct lease {
     struct source listener;
-    struct lease *next_cut;       /* of those whose turns are kept by the engine cut */
-    struct cut_place *cut_places; /* one a device; NULL: they are kept by the tenant's gate */
+    struct lease *next_cut;          /* of those whose turns are kept by the engine cut */
+    struct cut_entity *cut_entities; /* one a device; NULL: they are kept by the tenant's gate */
     struct lease *next;
     struct process *processes;
     struct connection *connections;
@@ -64,7 +64,7 @@ struct lease {
     struct sched_tenant tenant;
     bool schedules; /* the tenant is known to sched */
     bool touched;   /* its counters are to be published */
-    bool away;      /* VGPU_LEASE_AWAY, as of the last look at its limits */
+    bool suspended; /* VGPU_LEASE_SUSPENDED, as of the last look at its limits */
     struct lease *touched_next;
     uint64_t generation; /* of the limits that sched knows */
     char id[VGPU_ID_BYTES];

@@ -9,7 +9,7 @@
 static bool others_active(const struct sched_tenant *tenant)
 {
     EACH_WANTED(tenant, d)
-        if (tenant->places[d]->device->active > 1)
+        if (tenant->entities[d]->device->active > 1)
             return true;
     return false;
 }
@@ -19,12 +19,12 @@ uint64_t run_queue_must_wait(const struct sched_tenant *tenant)
     double longest = 0;
     bool contended = others_active(tenant);
     EACH_WANTED(tenant, d) {
-        const struct sched_place *place = tenant->places[d];
-        double least = tenant->held == 0 ? fair_threshold(place, contended) : 0;
-        double lacks = least - place->tokens_ns;
-        if (!fair_is_hard(place) || lacks <= 0)
+        const struct sched_entity *entity = tenant->entities[d];
+        double least = tenant->held == 0 ? fair_threshold(entity, contended) : 0;
+        double lacks = least - entity->tokens_ns;
+        if (!fair_is_hard(entity) || lacks <= 0)
             continue;
-        double wait = lacks * VGPU_SHARE_ALL / place->limits.share;
+        double wait = lacks * VGPU_SHARE_ALL / entity->limits.share;
         longest = wait > longest ? wait : longest;
     }
     return longest > 0 ? (uint64_t)longest + 1 : 0;
@@ -36,11 +36,11 @@ bool run_queue_starved(const struct sched_tenant *tenant, uint64_t now)
 }
 
 /* A priority counts while its share has not been used up, and nobody starves. */
-static int32_t rank(const struct sched_place *place, uint64_t now)
+static int32_t rank(const struct sched_entity *entity, uint64_t now)
 {
-    if (run_queue_starved(place->tenant, now))
+    if (run_queue_starved(entity->tenant, now))
         return INT32_MAX;
-    return place->tokens_ns > 0 || place->limits.priority < 0 ? place->limits.priority : 0;
+    return entity->tokens_ns > 0 || entity->limits.priority < 0 ? entity->limits.priority : 0;
 }
 
 /* One number for a tenant, whatever its devices: with one for each device, two tenants of two devices could
@@ -53,11 +53,11 @@ static void place_in_order(struct sched_tenant *tenant, uint64_t now)
     uint32_t missing = gang_missing(tenant);
     bool several = (missing & (missing - 1)) != 0;
     EACH_WANTED(tenant, d) {
-        const struct sched_place *place = tenant->places[d];
-        double rounds = 2 * fair_ahead(place, now) / place->device->round_ns;
+        const struct sched_entity *entity = tenant->entities[d];
+        double rounds = 2 * fair_ahead(entity, now) / entity->device->round_ns;
         double ahead = several ? rounds : (double)(uint64_t)rounds;
-        if (first || rank(place, now) < tenant->rank)
-            tenant->rank = rank(place, now);
+        if (first || rank(entity, now) < tenant->rank)
+            tenant->rank = rank(entity, now);
         if (first || ahead > tenant->ahead)
             tenant->ahead = ahead;
         first = false;
@@ -74,18 +74,18 @@ static bool before(const struct sched_tenant *a, const struct sched_tenant *b)
 static void mark(struct sched_tenant *tenant)
 {
     EACH_WANTED(tenant, d)
-        if (tenant->places[d]->device->managed && tenant->places[d]->device->next_place != NULL)
+        if (tenant->entities[d]->device->managed && tenant->entities[d]->device->next_entity != NULL)
             return;
     EACH_WANTED(tenant, d)
-        if (tenant->places[d]->device->managed)
-            tenant->places[d]->device->next_place = tenant->places[d];
+        if (tenant->entities[d]->device->managed)
+            tenant->entities[d]->device->next_entity = tenant->entities[d];
 }
 
 void run_queue_mark(struct sched_tenant *tenants, struct sched_device *devices, uint64_t now)
 {
     struct sched_tenant *waiting = NULL;
     for (struct sched_device *device = devices; device != NULL; device = device->next)
-        device->next_place = NULL;
+        device->next_entity = NULL;
     for (struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next) {
         if (gang_missing(tenant) == 0 || tenant->free_running || run_queue_must_wait(tenant) > 0)
             continue;

@@ -2,7 +2,7 @@
 #ifndef ARBITER_RUN_QUEUE_H
 #define ARBITER_RUN_QUEUE_H
 
-#include "scheduler.h"
+#include "sched_state.h"
 
 /* 0: the tenant may have a turn now; else nanoseconds that its `hard` share makes it wait. */
 uint64_t run_queue_must_wait(const struct sched_tenant *tenant);
@@ -10,7 +10,7 @@ uint64_t run_queue_must_wait(const struct sched_tenant *tenant);
 /* Has the waiting tenant had no turn for so long that its priority does not matter any more? */
 bool run_queue_starved(const struct sched_tenant *tenant, uint64_t now);
 
-/* Marks on every managed device which waiting tenant gets it next (device->next_place; NULL: none may). A
+/* Marks on every managed device which waiting tenant gets it next (device->next_entity; NULL: none may). A
  * tenant is marked on all devices that it wants or on none: the first in the order always is, so that it
  * gets them together however busy they are; one behind it is if no tenant before it wants a device of its. */
 void run_queue_mark(struct sched_tenant *tenants, struct sched_device *devices, uint64_t now);

@@ -61,11 +61,11 @@ static void device_put(struct sched_device *device)
     free(device);
 }
 
-static void remove_places(struct sched_tenant *tenant)
+static void remove_entities(struct sched_tenant *tenant)
 {
     for (uint32_t d = 0; d < tenant->device_count; d++) {
-        device_put(tenant->places[d]->device);
-        free(tenant->places[d]);
+        device_put(tenant->entities[d]->device);
+        free(tenant->entities[d]);
     }
 }
 
@@ -73,15 +73,15 @@ static void remove_places(struct sched_tenant *tenant)
 static void attach(struct sched_tenant *tenant, uint64_t now)
 {
     for (uint32_t d = 0; d < tenant->device_count; d++) {
-        struct sched_place *place = tenant->places[d];
-        place->next = place->device->places;
-        place->device->places = place;
+        struct sched_entity *entity = tenant->entities[d];
+        entity->next = entity->device->entities;
+        entity->device->entities = entity;
     }
     tenant->next = tenants;
     tenants = tenant;
     for (uint32_t d = 0; d < tenant->device_count; d++) {
-        fair_refresh(tenant->places[d]->device, now);
-        fair_come_back(tenant->places[d], now);
+        fair_refresh(tenant->entities[d]->device, now);
+        fair_come_back(tenant->entities[d], now);
     }
 }
 
@@ -89,14 +89,14 @@ static void attach(struct sched_tenant *tenant, uint64_t now)
 static void detach(struct sched_tenant *tenant, uint64_t now)
 {
     for (uint32_t d = 0; d < tenant->device_count; d++) {
-        struct sched_place *place = tenant->places[d];
-        struct sched_place **link = &place->device->places;
-        fair_refresh(place->device, now);
-        while (*link != place)
+        struct sched_entity *entity = tenant->entities[d];
+        struct sched_entity **link = &entity->device->entities;
+        fair_refresh(entity->device, now);
+        while (*link != entity)
             link = &(*link)->next;
-        *link = place->next;
-        place->backfills = false;
-        place->left_at = now;
+        *link = entity->next;
+        entity->backfills = false;
+        entity->left_at = now;
     }
     struct sched_tenant **link = &tenants;
     while (*link != tenant)
@@ -108,18 +108,18 @@ bool sched_tenant_add(struct sched_tenant *tenant, uint32_t device_count, const 
 {
     memset(tenant, 0, sizeof(*tenant));
     for (uint32_t d = 0; d < device_count; d++) {
-        struct sched_place *place = calloc(1, sizeof(*place));
-        struct sched_device *device = place != NULL ? device_get(uuids[d]) : NULL;
+        struct sched_entity *entity = calloc(1, sizeof(*entity));
+        struct sched_device *device = entity != NULL ? device_get(uuids[d]) : NULL;
         if (device == NULL) {
-            free(place);
-            remove_places(tenant);
+            free(entity);
+            remove_entities(tenant);
             tenant->device_count = 0;
             return false;
         }
-        *place = (struct sched_place){.device = device, .tenant = tenant};
-        place->limits.share = VGPU_SHARE_ALL;
+        *entity = (struct sched_entity){.device = device, .tenant = tenant};
+        entity->limits.share = VGPU_SHARE_ALL;
         device->users++;
-        tenant->places[d] = place;
+        tenant->entities[d] = entity;
         tenant->device_count = d + 1;
     }
     return true;
@@ -127,9 +127,9 @@ bool sched_tenant_add(struct sched_tenant *tenant, uint32_t device_count, const 
 
 void sched_set_limits(struct sched_tenant *tenant, uint32_t ordinal, const struct sched_limits *limits)
 {
-    struct sched_place *place = tenant->places[ordinal];
-    tenant->changed |= place->limits.share != limits->share || place->limits.policy != limits->policy;
-    place->limits = *limits;
+    struct sched_entity *entity = tenant->entities[ordinal];
+    tenant->changed |= entity->limits.share != limits->share || entity->limits.policy != limits->policy;
+    entity->limits = *limits;
 }
 
 void sched_member_add(struct sched_tenant *tenant, struct sched_member *member, uint64_t now)
@@ -155,17 +155,17 @@ static bool any(const struct sched_tenant *tenant, enum sched_member_state state
 static void turn_over(struct sched_tenant *tenant, uint64_t now)
 {
     EACH_HELD(tenant, d) {
-        struct sched_place *place = tenant->places[d];
-        fair_refresh(place->device, now);
+        struct sched_entity *entity = tenant->entities[d];
+        fair_refresh(entity->device, now);
         uint64_t held = now - tenant->granted_at;
-        if (place->device->managed)
-            fair_refund(place, tenant->idle_ns < held ? tenant->idle_ns : held);
-        place->holding = false;
-        place->device->busy--;
-        if (place->device->managed && tenant->ends_at == SCHED_NEVER)
-            place->count.granted_ns += held;
-        else if (place->device->managed && now > tenant->ends_at)
-            place->count.overrun_ns += now - tenant->ends_at;
+        if (entity->device->managed)
+            fair_refund(entity, tenant->idle_ns < held ? tenant->idle_ns : held);
+        entity->holding = false;
+        entity->device->busy--;
+        if (entity->device->managed && tenant->ends_at == SCHED_NEVER)
+            entity->count.granted_ns += held;
+        else if (entity->device->managed && now > tenant->ends_at)
+            entity->count.overrun_ns += now - tenant->ends_at;
     }
     tenant->held = 0;
     tenant->idle_ns = 0;
@@ -188,18 +188,18 @@ static bool single(const struct sched_tenant *tenant)
 static bool any_waits(const struct sched_tenant *tenant)
 {
     for (const struct sched_member *m = tenant->members; m != NULL; m = m->next)
-        if (m->state == SCHED_WAITING || (m->state == SCHED_LATE && m->wants))
+        if (m->state == SCHED_WAITING || (m->state == SCHED_OVERRUN && m->wants))
             return true;
     return false;
 }
 
 /* What ran beside others after a bypass is charged, too. */
-static void settle_late(struct sched_tenant *tenant, uint64_t now)
+static void settle_overrun(struct sched_tenant *tenant, uint64_t now)
 {
     for (uint32_t d = 0; d < tenant->device_count; d++)
-        if ((tenant->late >> d & 1) != 0)
-            fair_charge(tenant->places[d], now - tenant->late_since, now);
-    tenant->late = 0;
+        if ((tenant->overrun >> d & 1) != 0)
+            fair_charge(tenant->entities[d], now - tenant->overrun_since, now);
+    tenant->overrun = 0;
 }
 
 /* After a member left a state: is the turn over, does anybody still wait? */
@@ -209,8 +209,8 @@ static void member_left(struct sched_tenant *tenant, uint64_t now)
         tenant->wanted = 0;
     if (tenant->wanted == 0 && tenant->idle_since == 0 && !any(tenant, SCHED_RUNNING))
         tenant->idle_since = now;
-    if (!any(tenant, SCHED_LATE))
-        settle_late(tenant, now);
+    if (!any(tenant, SCHED_OVERRUN))
+        settle_overrun(tenant, now);
     if (!any(tenant, SCHED_RUNNING) && tenant->held != 0) {
         tenant->bypasses = 0;
         turn_over(tenant, now);
@@ -233,17 +233,17 @@ void sched_tenant_remove(struct sched_tenant *tenant, uint64_t now)
 {
     while (tenant->members != NULL)
         sched_member_remove(tenant->members, now);
-    remove_places(tenant);
+    remove_entities(tenant);
 }
 
 static bool others_want(const struct sched_tenant *tenant, uint32_t bits)
 {
     for (uint32_t d = 0; d < tenant->device_count; d++)
         if ((bits >> d & 1) != 0)
-            for (const struct sched_place *p = tenant->places[d]->device->places; p != NULL; p = p->next)
+            for (const struct sched_entity *p = tenant->entities[d]->device->entities; p != NULL; p = p->next)
                 if (p->tenant != tenant)
                     EACH_WANTED(p->tenant, o)
-                        if (p->tenant->places[o] == p)
+                        if (p->tenant->entities[o] == p)
                             return true;
     return false;
 }
@@ -257,10 +257,10 @@ static void say(struct sched_member *member, const struct sched_tenant *tenant, 
                    !tenant->stopping; /* who joins a turn that is over has an end, and keeps to it */
     turn.flags = endless ? VGPU_TURN_FREE : tenant->open_ended ? 0 : VGPU_TURN_WATCH;
     EACH_HELD(tenant, d) {
-        turn.flags |= tenant->places[d]->limits.quantum_us > 0 ? VGPU_TURN_BRIEF : 0;
-        const struct sched_device *device = tenant->places[d]->device;
-        bool is_short = (device->wisher != NULL && device->wisher != tenant->places[d]) ||
-                        fair_outranked(tenant->places[d]);
+        turn.flags |= tenant->entities[d]->limits.quantum_us > 0 ? VGPU_TURN_BRIEF : 0;
+        const struct sched_device *device = tenant->entities[d]->device;
+        bool is_short = (device->latency_tenant != NULL && device->latency_tenant != tenant->entities[d]) ||
+                        fair_outranked(tenant->entities[d]);
         uint64_t window = is_short ? WINDOW_SHORT_NS : tenant->open_ended ? WINDOW_LENT_NS : fair_window(device, now);
         turn.flags |= is_short ? VGPU_TURN_SHORT : 0;
         turn.window_ns = window < turn.window_ns ? window : turn.window_ns;
@@ -278,8 +278,8 @@ static void note_waiting(struct sched_tenant *tenant, uint64_t now)
         if (tenant->held == 0 && tenant->last_held != 0)
             gap_add(&tenant->idle, now - tenant->last_held);
         for (uint32_t d = 0; d < tenant->device_count; d++) {
-            fair_refresh(tenant->places[d]->device, now);
-            fair_wake(tenant->places[d], now);
+            fair_refresh(tenant->entities[d]->device, now);
+            fair_wake(tenant->entities[d], now);
         }
     }
     backfill_note_work(tenant, now);
@@ -291,7 +291,7 @@ void sched_want(struct sched_member *member, uint32_t wanted, uint64_t now)
     wanted &= (1u << tenant->device_count) - 1;
     if (wanted == 0)
         wanted = (1u << tenant->device_count) - 1; /* it could not tell: all of its devices */
-    member->wants = member->state == SCHED_RUNNING || member->state == SCHED_LATE;
+    member->wants = member->state == SCHED_RUNNING || member->state == SCHED_OVERRUN;
     member->devices = wanted;
     member->seen_at = now;
     if (member->state == SCHED_RUNNING)
@@ -310,7 +310,7 @@ void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint6
 {
     bool more = (turn->flags & VGPU_TURN_MORE) != 0;
     struct sched_tenant *tenant = member->tenant;
-    if ((member->state != SCHED_RUNNING && member->state != SCHED_LATE) || turn->number != member->turn)
+    if ((member->state != SCHED_RUNNING && member->state != SCHED_OVERRUN) || turn->number != member->turn)
         return;
     uint32_t used = turn->devices & ((1u << tenant->device_count) - 1);
     member->devices = used != 0 ? used : member->devices;
@@ -319,7 +319,7 @@ void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint6
     if (more) {
         if (tenant->wanted == 0)
             tenant->waits_since = now;
-        tenant->wanted |= gang_wanted(tenant, tenant->held | tenant->late, now);
+        tenant->wanted |= gang_wanted(tenant, tenant->held | tenant->overrun, now);
     }
     member->state = more ? SCHED_WAITING : SCHED_IDLE;
     member->wants = false;
@@ -330,7 +330,7 @@ void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint6
 void sched_idle(struct sched_member *member, uint64_t idle_ns, uint64_t now)
 {
     struct vgpu_turn over = {.number = member->turn, .length_ns = idle_ns};
-    if (member->state == SCHED_RUNNING || member->state == SCHED_LATE) {
+    if (member->state == SCHED_RUNNING || member->state == SCHED_OVERRUN) {
         sched_done(member, &over, now);
     } else if (member->state == SCHED_WAITING) {
         member->state = SCHED_IDLE;
@@ -342,15 +342,15 @@ void sched_cut_done(struct sched_tenant *tenant, uint64_t lost_ns, uint64_t now)
 {
     for (struct sched_member *m = tenant->members; m != NULL; m = m->next) {
         struct vgpu_turn over = {.number = m->turn, .length_ns = lost_ns, .flags = VGPU_TURN_MORE};
-        if (m->cut && (m->state == SCHED_RUNNING || m->state == SCHED_LATE))
+        if (m->cut && (m->state == SCHED_RUNNING || m->state == SCHED_OVERRUN))
             sched_done(m, &over, now);
     }
 }
 
-void sched_note_load(struct sched_place *place, double load, uint64_t span_ns, uint32_t streams, uint64_t now)
+void sched_note_load(struct sched_entity *entity, double load, uint64_t span_ns, uint32_t streams, uint64_t now)
 {
-    place->streams = streams;
-    backfill_note_load(place, load, span_ns, now);
+    entity->streams = streams;
+    backfill_note_load(entity, load, span_ns, now);
 }
 
 /* Are all of its members that run cut ones? */
@@ -369,9 +369,9 @@ static bool is_cut(const struct sched_tenant *tenant)
 
 static void let_in(struct sched_tenant *tenant, uint64_t now)
 {
-    settle_late(tenant, now);
+    settle_overrun(tenant, now);
     for (struct sched_member *m = tenant->members; m != NULL; m = m->next)
-        if ((m->state == SCHED_WAITING || (m->state == SCHED_LATE && m->wants)) && gang_may_join(m))
+        if ((m->state == SCHED_WAITING || (m->state == SCHED_OVERRUN && m->wants)) && gang_may_join(m))
             say(m, tenant, now);
 }
 
@@ -383,19 +383,19 @@ static void grant(struct sched_tenant *tenant, bool free_running, uint64_t now)
     tenant->aged = run_queue_starved(tenant, now);
     bool contended = others_want(tenant, tenant->held);
     EACH_HELD(tenant, d) {
-        struct sched_place *place = tenant->places[d];
-        double most = fair_turn(place, now);
+        struct sched_entity *entity = tenant->entities[d];
+        double most = fair_turn(entity, now);
         if (quantum == 0 || most < quantum)
             quantum = most;
-        if (fair_is_hard(place) && !free_running) {
+        if (fair_is_hard(entity) && !free_running) {
             length = length < 0 || most < length ? most : length;
         }
-        place->holding = true;
-        place->backfills = false;
-        place->charged_until = now;
-        place->device->busy++;
-        place->count.turns++;
-        place->count.waited_ns += now - tenant->waits_since;
+        entity->holding = true;
+        entity->backfills = false;
+        entity->charged_until = now;
+        entity->device->busy++;
+        entity->count.turns++;
+        entity->count.waited_ns += now - tenant->waits_since;
     }
     if (length < 0 && contended && !free_running)
         length = quantum;
@@ -410,7 +410,7 @@ static void grant(struct sched_tenant *tenant, bool free_running, uint64_t now)
     tenant->soon_at = 0;
     tenant->changed = false;
     EACH_HELD(tenant, d)
-        tenant->places[d]->count.granted_ns += (uint64_t)(length < 0 ? 0 : length);
+        tenant->entities[d]->count.granted_ns += (uint64_t)(length < 0 ? 0 : length);
     tenant->wanted = 0;
     let_in(tenant, now);
 }
@@ -429,9 +429,9 @@ static void give(struct sched_tenant *tenant, uint64_t now)
 static void stop(struct sched_tenant *tenant, uint64_t now)
 {
     EACH_HELD(tenant, d) {
-        uint64_t *granted = &tenant->places[d]->count.granted_ns;
+        uint64_t *granted = &tenant->entities[d]->count.granted_ns;
         uint64_t cut = tenant->ends_at != SCHED_NEVER && tenant->ends_at > now ? tenant->ends_at - now : 0;
-        if (tenant->ends_at == SCHED_NEVER && tenant->places[d]->device->managed)
+        if (tenant->ends_at == SCHED_NEVER && tenant->entities[d]->device->managed)
             *granted += now - tenant->granted_at;
         *granted -= cut < *granted ? cut : *granted;
     }
@@ -451,18 +451,18 @@ static void stop(struct sched_tenant *tenant, uint64_t now)
 static void bypass(struct sched_tenant *tenant, uint64_t now)
 {
     EACH_HELD(tenant, d)
-        tenant->places[d]->count.bypasses++;
+        tenant->entities[d]->count.bypasses++;
     uint32_t bits = tenant->held;
     tenant->bypasses++;
     turn_over(tenant, now);
-    tenant->late |= bits;
-    tenant->late_since = now;
+    tenant->overrun |= bits;
+    tenant->overrun_since = now;
     for (struct sched_member *m = tenant->members; m != NULL; m = m->next) {
         if (m->state == SCHED_RUNNING) {
-            m->state = SCHED_LATE;
+            m->state = SCHED_OVERRUN;
             messages->revoke(m);
         }
-        if (m->state == SCHED_LATE && m->wants) {
+        if (m->state == SCHED_OVERRUN && m->wants) {
             note_waiting(tenant, now);
             tenant->wanted |= bits;
         }
@@ -478,7 +478,7 @@ static uint64_t drain_ends(const struct sched_tenant *tenant)
 static bool all_managed(const struct sched_tenant *tenant, uint32_t bits, bool as)
 {
     for (uint32_t d = 0; d < tenant->device_count; d++)
-        if ((bits >> d & 1) != 0 && tenant->places[d]->device->managed != as)
+        if ((bits >> d & 1) != 0 && tenant->entities[d]->device->managed != as)
             return false;
     return true;
 }
@@ -486,11 +486,11 @@ static bool all_managed(const struct sched_tenant *tenant, uint32_t bits, bool a
 /* Who is marked on all of the devices that it wants, and finds them free, gets them. */
 static bool try_device(const struct sched_device *device, uint64_t now)
 {
-    if (!device->managed || device->busy > 0 || device->next_place == NULL)
+    if (!device->managed || device->busy > 0 || device->next_entity == NULL)
         return false;
-    struct sched_tenant *tenant = device->next_place->tenant;
+    struct sched_tenant *tenant = device->next_entity->tenant;
     EACH_WANTED(tenant, d)
-        if (tenant->places[d]->device->managed && tenant->places[d]->device->busy > 0)
+        if (tenant->entities[d]->device->managed && tenant->entities[d]->device->busy > 0)
             return false;
     give(tenant, now);
     return true;
@@ -517,7 +517,7 @@ static void set_end(struct sched_tenant *tenant, uint64_t now)
 {
     uint64_t least = UINT64_MAX;
     EACH_HELD(tenant, d)
-        least = earlier(least, (uint64_t)fair_quantum(tenant->places[d]));
+        least = earlier(least, (uint64_t)fair_quantum(tenant->entities[d]));
     tenant->quantum_ns = least;
     tenant->ends_at = tenant->granted_at + least;
     if (tenant->ends_at <= now) {
@@ -527,14 +527,14 @@ static void set_end(struct sched_tenant *tenant, uint64_t now)
     tenant->open_ended = false;
     tenant->drains_at = tenant->ends_at;
     EACH_HELD(tenant, d)
-        tenant->places[d]->count.granted_ns += least;
+        tenant->entities[d]->count.granted_ns += least;
     say_again(tenant, now);
 }
 
 /* Two may have been let onto a device before it was managed, each in a turn on another: the later one goes. */
-static bool came_second(const struct sched_place *mine)
+static bool came_second(const struct sched_entity *mine)
 {
-    for (const struct sched_place *p = mine->device->places; p != NULL; p = p->next)
+    for (const struct sched_entity *p = mine->device->entities; p != NULL; p = p->next)
         if (p->holding && !p->tenant->stopping && !p->tenant->free_running && p->tenant->turn < mine->tenant->turn)
             return mine->device->managed;
     return false;
@@ -547,8 +547,8 @@ static void make_room(struct sched_tenant *tenant, uint64_t now)
     bool go = tenant->free_running ? !all_managed(tenant, all, false) : tenant->changed;
     bool wanted = false;
     EACH_HELD(tenant, d) {
-        const struct sched_place *mine = tenant->places[d];
-        const struct sched_place *next = mine->device->managed ? mine->device->next_place : NULL;
+        const struct sched_entity *mine = tenant->entities[d];
+        const struct sched_entity *next = mine->device->managed ? mine->device->next_entity : NULL;
         go |= tenant->open_ended && !tenant->free_running && fair_is_hard(mine);
         go |= !tenant->free_running && came_second(mine);
         if (next == NULL || next == mine || tenant->free_running)
@@ -574,8 +574,8 @@ static void set_free(struct sched_tenant *tenant, uint64_t now)
 static void forgive(struct sched_tenant *tenant)
 {
     for (uint32_t d = 0; d < tenant->device_count && tenant->changed; d++)
-        if (tenant->places[d]->tokens_ns < 0)
-            tenant->places[d]->tokens_ns = 0;
+        if (tenant->entities[d]->tokens_ns < 0)
+            tenant->entities[d]->tokens_ns = 0;
     tenant->changed = false;
 }
 

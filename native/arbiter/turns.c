@@ -48,7 +48,7 @@ static void publish(const struct lease *lease)
     struct vgpu_compute count[VGPU_MAX_DEVICES];
     uint32_t devices = lease->tenant.device_count;
     for (uint32_t d = 0; d < devices; d++)
-        count[d] = lease->tenant.places[d]->count;
+        count[d] = lease->tenant.entities[d]->count;
     (void)!pwrite(lease->usage_fd, count, devices * sizeof(count[0]), (off_t)offsetof(struct vgpu_usage, compute));
 }
 
@@ -106,9 +106,9 @@ static uint32_t watch_of(const struct lease *lease)
 {
     uint32_t flags = 0;
     for (uint32_t d = 0; d < lease->tenant.device_count; d++) {
-        const struct sched_place *place = lease->tenant.places[d];
-        if (place->device->managed)
-            flags |= VGPU_TURN_WATCH | (place->limits.priority > 0 ? VGPU_TURN_BRIEF : 0);
+        const struct sched_entity *entity = lease->tenant.entities[d];
+        if (entity->device->managed)
+            flags |= VGPU_TURN_WATCH | (entity->limits.priority > 0 ? VGPU_TURN_BRIEF : 0);
     }
     return flags;
 }
@@ -197,7 +197,7 @@ static void set_limits(struct lease *lease, const struct vgpu_limits *limits)
         sched_set_limits(&lease->tenant, d, &to);
     }
     lease->generation = limits->generation;
-    lease->away = limits->state == VGPU_LEASE_AWAY;
+    lease->suspended = limits->state == VGPU_LEASE_SUSPENDED;
     stale = true;
 }
 
@@ -219,7 +219,7 @@ void turns_lease_add(struct lease *lease)
 static bool same_devices(const struct lease *lease, const struct vgpu_limits *limits)
 {
     for (uint32_t d = 0; d < lease->tenant.device_count && d < limits->device_count; d++)
-        if (strncmp(lease->tenant.places[d]->device->uuid, limits->devices[d].uuid, VGPU_UUID_BYTES) != 0)
+        if (strncmp(lease->tenant.entities[d]->device->uuid, limits->devices[d].uuid, VGPU_UUID_BYTES) != 0)
             return false;
     return limits->device_count == lease->tenant.device_count;
 }
@@ -235,11 +235,11 @@ void turns_lease_follow(struct lease *lease)
     struct vgpu_compute count[VGPU_MAX_DEVICES];
     uint32_t devices = lease->tenant.device_count;
     for (uint32_t d = 0; d < devices; d++)
-        count[d] = lease->tenant.places[d]->count;
+        count[d] = lease->tenant.entities[d]->count;
     turns_lease_remove(lease);
     turns_lease_add(lease);
     for (uint32_t d = 0; d < devices && d < lease->tenant.device_count; d++)
-        lease->tenant.places[d]->count = count[d];
+        lease->tenant.entities[d]->count = count[d];
 }
 
 void turns_lease_refresh(struct lease *lease)
@@ -272,7 +272,7 @@ void turns_join(struct connection *connection)
     sched_member_add(&connection->lease->tenant, &connection->member, now_ns());
     connection->joined = true;
     stale = true;
-    connection->member.cut = connection->lease->cut_places != NULL;
+    connection->member.cut = connection->lease->cut_entities != NULL;
     if (connection->member.cut) {
         cut_lease_stale(connection->lease);
         say_cut(connection, watch_of(connection->lease) | VGPU_TURN_WATCH);

@@ -24,7 +24,7 @@ static uint64_t expected(const struct sched_tenant *tenant)
 {
     uint64_t at = 0;
     EACH_WANTED(tenant, d)
-        for (const struct sched_place *p = tenant->places[d]->device->places; p != NULL; p = p->next)
+        for (const struct sched_entity *p = tenant->entities[d]->device->entities; p != NULL; p = p->next)
             if (p->holding && p->tenant->drains_at > at)
                 at = p->tenant->drains_at;
     return at;
@@ -41,10 +41,11 @@ static uint64_t look_out(const struct sched_device *device, uint64_t now)
 {
     uint64_t from;
     uint64_t until;
-    if (!device->managed || device->wisher == NULL || device->active < 2 || !fair_active(device->wisher, now))
+    if (!device->managed || device->latency_tenant == NULL || device->active < 2 ||
+        !fair_active(device->latency_tenant, now))
         return SCHED_NEVER;
-    const struct sched_tenant *tenant = device->wisher->tenant;
-    bool foretold = device->wisher->holding
+    const struct sched_tenant *tenant = device->latency_tenant->tenant;
+    bool foretold = device->latency_tenant->holding
                         ? gap_window(&tenant->busy, tenant->granted_at, &from, &until)
                         : tenant->wanted == 0 && gap_window(&tenant->idle, tenant->last_held, &from, &until);
     if (!foretold || now >= until)
@@ -55,14 +56,14 @@ static uint64_t look_out(const struct sched_device *device, uint64_t now)
     return SCHED_NEVER;
 }
 
-/* When a wisher that has its turn is expected to give it back, long before its end; SCHED_NEVER: nobody knows. */
-static uint64_t wisher_ends(const struct sched_device *device, uint64_t now)
+/* When a latency_tenant that has its turn is expected to give it back, long before its end; SCHED_NEVER: nobody knows. */
+static uint64_t latency_tenant_ends(const struct sched_device *device, uint64_t now)
 {
     uint64_t from;
     uint64_t until;
-    if (device->wisher == NULL || !device->wisher->holding)
+    if (device->latency_tenant == NULL || !device->latency_tenant->holding)
         return SCHED_NEVER;
-    const struct sched_tenant *tenant = device->wisher->tenant;
+    const struct sched_tenant *tenant = device->latency_tenant->tenant;
     if (!gap_window(&tenant->busy, tenant->granted_at, &from, &until) || now >= until)
         return SCHED_NEVER;
     return from + (until - from) / 2;
@@ -82,10 +83,10 @@ static void say_soon(struct sched_tenant *tenant, uint64_t at, const struct sche
 static uint64_t look_ahead(const struct sched_device *device, const struct sched_messages *messages, uint64_t now)
 {
     uint64_t again = look_out(device, now);
-    if (!device->managed || device->busy == 0 || device->next_place == NULL)
+    if (!device->managed || device->busy == 0 || device->next_entity == NULL)
         return again;
-    struct sched_tenant *tenant = device->next_place->tenant;
-    uint64_t at = earlier(expected(tenant), wisher_ends(device, now));
+    struct sched_tenant *tenant = device->next_entity->tenant;
+    uint64_t at = earlier(expected(tenant), latency_tenant_ends(device, now));
     if (at == SCHED_NEVER)
         return again;
     say_soon(tenant, at, messages, now);

@@ -6,7 +6,7 @@
 #ifndef ARBITER_WAKEUP_H
 #define ARBITER_WAKEUP_H
 
-#include "scheduler.h"
+#include "sched_state.h"
 
 /* Sends `soon` to members whose expected time is new. Precondition: run_queue_mark was called for `now`. Returns the
  * time of the next look, at the latest; SCHED_NEVER: none is needed. */

@@ -52,8 +52,8 @@ enum vgpu_share_policy {
 
 enum vgpu_lease_state {
     VGPU_LEASE_OPEN = 1,
-    VGPU_LEASE_CLOSED = 2, /* released: existing memory stays until freed, nothing new is granted */
-    VGPU_LEASE_AWAY = 3,   /* suspended: who has work says so (slot.wants), and waits until it is open again */
+    VGPU_LEASE_CLOSED = 2,    /* released: existing memory stays until freed, nothing new is granted */
+    VGPU_LEASE_SUSPENDED = 3, /* suspended: who has work says so (slot.wants), and waits until it is open again */
 };
 
 /* Where the memory is that libvgpu can move (evictable.h): what plain allocations get in a lease of one

@@ -39,7 +39,7 @@ static bool limits_valid(const struct vgpu_limits *limits)
         return false;
     if (!terminated(limits->allocation, sizeof(limits->allocation)))
         return false;
-    if (limits->state < VGPU_LEASE_OPEN || limits->state > VGPU_LEASE_AWAY)
+    if (limits->state < VGPU_LEASE_OPEN || limits->state > VGPU_LEASE_SUSPENDED)
         return false;
     if (limits->device_count == 0 || limits->device_count > VGPU_MAX_DEVICES)
         return false;

@@ -156,7 +156,7 @@ def known_def(entries: list[Entry]) -> str:
 def wrapper(symbol: str, parameters: str) -> str:
     names = [] if parameters == "void" else [re.findall(r"\w+", one)[-1] for one in parameters.split(",")]
     return (
-        f"VGPU_EXPORT CUresult {symbol}({parameters})\n{{\n    vgpu_away_call();\n"
+        f"VGPU_EXPORT CUresult {symbol}({parameters})\n{{\n    vgpu_suspended_call();\n"
         f"    return CALL_INSIDE({', '.join([symbol, *names])});\n}}\n"
     )
 
@@ -165,7 +165,7 @@ def waits_c(entries: list[Entry], prototypes: dict[str, str]) -> str:
     head = (
         "/* Made by hooks.py from hooks.toml and NVIDIA's headers: calls that need nothing of libvgpu\n"
         " * but to wait in front of the driver while the lease is suspended. */\n"
-        '#include "away.h"\n#include "functions.h"\n#include "swap.h"\n'
+        '#include "suspended.h"\n#include "functions.h"\n#include "swap.h"\n'
     )
     made = [
         wrapper(entry.symbol, prototypes[entry.symbol]) for entry in entries if entry.treatment == "waits"

@@ -72,7 +72,7 @@ def test_a_waiting_call_gets_wrappers_for_its_twin_and_its_version(tmp_path: Pat
         assert f'HOOK({name}, CUDA, waits, 14000, "paints; waits while the lease is suspended")\n' in hooks
         assert (
             f"VGPU_EXPORT CUresult {name}(CUstream hStream, const unsigned char *colour)\n"
-            f"{{\n    vgpu_away_call();\n    return CALL_INSIDE({name}, hStream, colour);\n}}\n"
+            f"{{\n    vgpu_suspended_call();\n    return CALL_INSIDE({name}, hStream, colour);\n}}\n"
         ) in (tmp_path / "out" / "waits.c").read_text()
 
 

@@ -132,7 +132,7 @@ def _files(folder: Path) -> Path:
 
 
 def _state(away: bool) -> int:
-    return layout.LEASE_AWAY if away else layout.LEASE_OPEN
+    return layout.LEASE_SUSPENDED if away else layout.LEASE_OPEN
 
 
 def write_lease(
@@ -360,7 +360,7 @@ def _parse_limits(raw: bytes) -> Limits:
         allocation=_text(raw[layout.LIMITS_ALLOCATION : layout.LIMITS_ALLOCATION + layout.ID_BYTES]),
         generation=_WORD.unpack_from(raw, layout.LIMITS_GENERATION)[0],
         closed=state == layout.LEASE_CLOSED,
-        away=state == layout.LEASE_AWAY,
+        away=state == layout.LEASE_SUSPENDED,
         memory=LeaseMemory(memory),
         keep_share=keep,
         devices=tuple(_read_device(raw, i) for i in range(count)),

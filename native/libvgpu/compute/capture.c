@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "away.h"
+#include "suspended.h"
 #include "functions.h"
 #include "in_child.h"
 
@@ -122,7 +122,7 @@ static CUresult began(struct capture *capture, CUresult result)
 
 #define BEGIN_BODY(symbol, stream, ...)                             \
     do {                                                            \
-        vgpu_away_call();                                           \
+        vgpu_suspended_call();                                      \
         struct capture *capture = begin(stream);                    \
         if (capture == NULL)                                        \
             return CUDA_ERROR_OUT_OF_MEMORY;                        \
@@ -188,7 +188,7 @@ VGPU_EXPORT CUresult cuStreamBeginCaptureToCig_ptsz(CUstream hStream, CUstreamCi
 /* An invalidated capture has ended, too, whatever the driver's answer; one that was not begun has not. */
 #define END_BODY(symbol, stream, ...)                                                                 \
     do {                                                                                              \
-        vgpu_away_call();                                                                             \
+        vgpu_suspended_call();                                                                        \
         CUresult result = CALL(symbol, stream, ##__VA_ARGS__);                                        \
         if (result != CUDA_ERROR_ILLEGAL_STATE && result != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD && \
             result != CUDA_ERROR_STREAM_CAPTURE_UNMATCHED)                                            \
@@ -200,7 +200,7 @@ VGPU_EXPORT CUresult cuStreamBeginCaptureToCig_ptsz(CUstream hStream, CUstreamCi
  * stream may have the handle. */
 #define DESTROY_BODY(symbol, stream)                                              \
     do {                                                                          \
-        vgpu_away_call();                                                         \
+        vgpu_suspended_call();                                                    \
         struct capture *capture = vgpu_capture_any() ? take(stream, NULL) : NULL; \
         CUresult result = CALL(symbol, stream);                                   \
         if (result == CUDA_SUCCESS)                                               \

@@ -4,18 +4,18 @@
 #include <string.h>
 
 #include "arbiter_link.h"
-#include "away.h"
+#include "suspended.h"
 #include "channels.h"
 #include "clock.h"
 #include "inside.h"
-#include "pace.h"
+#include "in_flight.h"
 
 #define WATCH_NS 250000u /* between two looks */
 #define WATCH_BRIEF_NS 40000u
 #define WATCH_OFF_NS 1000000u /* what is off the device does not become idle */
 #define QUIET_NS 400000u      /* without a call, and nothing left: idle */
 #define QUIET_BRIEF_NS 80000u
-#define QUIET_MAX_NS 3000000u /* of a program that is never idle for long: see learn() */
+#define QUIET_MAX_NS 3000000u /* of a program that is never idle for long: see learn_quiet_time() */
 #define TOO_EARLY_NS 1000000u
 #define SAMPLE_NS 1000000u
 #define SAMPLE_COSTS 100u       /* a look at the process's own work costs the program less than this part of its time */
@@ -52,7 +52,7 @@ static void say(uint32_t kind, uint64_t idle_ns)
 {
     struct vgpu_message message = {.kind = kind, .version = VGPU_LEASE_VERSION};
     message.turn.length_ns = idle_ns;
-    message.turn.devices = vgpu_pace_declare();
+    message.turn.devices = vgpu_in_flight_declare();
     message.turn.sent_ns = now_ns();
     vgpu_link_send(&message); /* a line that broke is noticed by its thread */
 }
@@ -60,8 +60,8 @@ static void say(uint32_t kind, uint64_t idle_ns)
 static void set_idle(bool idle)
 {
     cut.idle = idle;
-    vgpu_away_set(VGPU_AWAY_IDLE, idle);
-    __atomic_store_n(cut.allow, idle || vgpu_away_now() ? 0 : UINT64_MAX, __ATOMIC_SEQ_CST);
+    vgpu_suspended_set(VGPU_SUSPENDED_IDLE, idle);
+    __atomic_store_n(cut.allow, idle || vgpu_suspended_now() ? 0 : UINT64_MAX, __ATOMIC_SEQ_CST);
 }
 
 void vgpu_cut_begin(uint32_t flags, uint64_t *allow)
@@ -74,15 +74,15 @@ void vgpu_cut_begin(uint32_t flags, uint64_t *allow)
     cut.brief = brief;
     cut.allow = allow;
     if (!cut.active) {
-        vgpu_away_on_work(vgpu_cut_work);
+        vgpu_suspended_on_work(vgpu_cut_work);
         cut.active = true;
         cut.left_at = 0;
         cut.marked = false;
         cut.sampled = false;
         cut.looked_at = now_ns();
         cut.doubt_ns = DOUBT_NS;
-        vgpu_away_set(VGPU_AWAY_CUT, true);
-        set_idle(vgpu_pace_none());
+        vgpu_suspended_set(VGPU_SUSPENDED_CUT, true);
+        set_idle(vgpu_in_flight_none());
         if (!cut.idle)
             say(VGPU_MSG_WANT, 0);
     }
@@ -96,12 +96,12 @@ void vgpu_cut_end(void)
         cut.left_at = now_ns();
     cut.active = false;
     cut.idle = false;
-    vgpu_away_set(VGPU_AWAY_IDLE | VGPU_AWAY_CUT, false);
+    vgpu_suspended_set(VGPU_SUSPENDED_IDLE | VGPU_SUSPENDED_CUT, false);
     pthread_mutex_unlock(&cut.lock);
 }
 
 /* A program that had more to do soon after it was said to be idle was said so too early: each time costs orders. */
-static void learn(void)
+static void learn_quiet_time(void)
 {
     uint64_t least = cut.brief ? QUIET_BRIEF_NS : QUIET_NS;
     uint64_t to = now_ns() - cut.idle_at < TOO_EARLY_NS ? 2 * cut.quiet_ns : cut.quiet_ns - cut.quiet_ns / 16;
@@ -122,7 +122,7 @@ void vgpu_cut_work(void)
     pthread_mutex_lock(&cut.lock);
     if (cut.active && cut.idle) {
         cut.doubt_ns = DOUBT_NS;
-        learn();
+        learn_quiet_time();
         wake();
     } else if (cut.active) {
         set_idle(false);
@@ -150,7 +150,7 @@ static int64_t doubt(uint64_t now)
 
 static void mark(void)
 {
-    vgpu_pace_use_all();
+    vgpu_in_flight_use_all();
     vgpu_drain_begin();
 }
 
@@ -223,7 +223,7 @@ bool vgpu_cut_look(int64_t *wait_ns)
     uint64_t now = now_ns();
     pthread_mutex_lock(&cut.lock);
     *wait_ns = vgpu_channels_off() ? WATCH_OFF_NS : cut.brief ? WATCH_BRIEF_NS : WATCH_NS;
-    if (!cut.active || (!cut.watch && !cut.idle && !vgpu_away_now())) {
+    if (!cut.active || (!cut.watch && !cut.idle && !vgpu_suspended_now())) {
         *wait_ns = -1;
     } else if (cut.idle) {
         *wait_ns = doubt(now);
@@ -231,7 +231,7 @@ bool vgpu_cut_look(int64_t *wait_ns)
         set_idle(true);
         became = stays_quiet();
         if (became) {
-            vgpu_pace_idle();
+            vgpu_in_flight_idle();
             cut.idle_at = now;
             cut.doubt_at = now + cut.doubt_ns;
             say(VGPU_MSG_DONE, now - cut.busy_at);

@@ -9,16 +9,16 @@
 #include <unistd.h>
 
 #include "arbiter_link.h"
-#include "away.h"
+#include "suspended.h"
 #include "capture.h"
 #include "channels.h"
 #include "clock.h"
 #include "cut.h"
 #include "duty.h"
 #include "in_child.h"
-#include "learn.h"
+#include "driver_overhead.h"
 #include "lease_open.h"
-#include "pace.h"
+#include "in_flight.h"
 #include "tenant.h"
 #include "thread.h"
 
@@ -85,7 +85,7 @@ static enum state state_now(void)
 
 static uint64_t free_until(void)
 {
-    return vgpu_launches.count + vgpu_pace_free(gate.limits->device_count);
+    return vgpu_launches.count + vgpu_in_flight_free(gate.limits->device_count);
 }
 
 static void set_state(enum state state)
@@ -106,7 +106,7 @@ static void close_gate(uint64_t now)
     gate.watching = false;
 }
 
-/* Nobody paces, nor watches the end of, a turn that is free: one with an end is as any other, whatever it says. */
+/* No look is taken at a turn that is free, nor at its end: one with an end is as any other, whatever it says. */
 static void set_terms(const struct vgpu_turn *turn, uint64_t now)
 {
     bool endless = turn->length_ns == VGPU_TURN_OPEN_ENDED;
@@ -141,8 +141,10 @@ static void note_launches(void)
 static void send_message(uint32_t kind, uint32_t flags, int64_t idle_ns)
 {
     struct vgpu_message message = {.kind = kind, .version = VGPU_LEASE_VERSION, .slot = gate.slot};
-    message.turn = (struct vgpu_turn){
-        .number = gate.turn.number, .length_ns = (uint64_t)idle_ns, .flags = flags, .devices = vgpu_pace_declare()};
+    message.turn = (struct vgpu_turn){.number = gate.turn.number,
+                                      .length_ns = (uint64_t)idle_ns,
+                                      .flags = flags,
+                                      .devices = vgpu_in_flight_declare()};
     message.turn.sent_ns = now_ns();
     vgpu_link_send(&message); /* a line that broke is noticed by its thread */
 }
@@ -152,7 +154,7 @@ static void end_turn(uint64_t now)
 {
     close_gate(now);
     if (gate.linked && gate.held)
-        send_message(VGPU_MSG_ENDING, 0, (int64_t)vgpu_pace_ahead());
+        send_message(VGPU_MSG_ENDING, 0, (int64_t)vgpu_in_flight_ahead());
 }
 
 static void want(uint64_t now)
@@ -168,10 +170,10 @@ static void want(uint64_t now)
 
 static void give_back(uint64_t now)
 {
-    bool more = gate.waiting > 0 && !vgpu_away_now();
+    bool more = gate.waiting > 0 && !vgpu_suspended_now();
     gate.held = false;
-    gate.look = gate.look || vgpu_away_now(); /* nothing of ours is in the driver from now on: say so */
-    vgpu_pace_idle();
+    gate.look = gate.look || vgpu_suspended_now(); /* nothing of ours is in the driver from now on: say so */
+    vgpu_in_flight_idle();
     note_launches();
     if (gate.linked) {
         gate.wanted = more;
@@ -182,7 +184,7 @@ static void give_back(uint64_t now)
     }
 }
 
-/* A turn that came too late: the lease is away by now. The driver is not asked, nothing was launched. */
+/* A turn that came too late: the lease is suspended by now. The driver is not asked, nothing was launched. */
 static void decline_turn(const struct vgpu_turn *turn, uint64_t now)
 {
     gate.turn = *turn;
@@ -258,9 +260,9 @@ static void wait_for_turn(void)
     gate.waiting++;
     while (gate.state == CLOSED) {
         uint64_t now = now_ns();
-        if (vgpu_away_now()) {
+        if (vgpu_suspended_now()) {
             pthread_mutex_unlock(&gate.lock);
-            vgpu_away_wait();
+            vgpu_suspended_wait();
             pthread_mutex_lock(&gate.lock);
             began += now_ns() - now; /* that is not for its share's sake */
             continue;
@@ -287,7 +289,7 @@ static void wait_for_turn(void)
 }
 
 /* With the gate open: true, if the launch may go. */
-static bool pace(CUstream stream, int per_thread)
+static bool admit(CUstream stream, int per_thread)
 {
     uint64_t began = now_ns();
     if ((__atomic_load_n(&gate.turn.flags, __ATOMIC_RELAXED) & VGPU_TURN_SHORT) != 0)
@@ -304,8 +306,8 @@ static bool pace(CUstream stream, int per_thread)
         pthread_mutex_unlock(&gate.lock);
         if (!open)
             return false;
-        enum vgpu_pace answer = vgpu_pace(stream, per_thread, &turn, left, first, &batch, &wait);
-        if (answer == VGPU_PACE_WAIT && now - began < PACE_WAIT_MAX_NS) {
+        enum vgpu_admission answer = vgpu_in_flight_admit(stream, per_thread, &turn, left, first, &batch, &wait);
+        if (answer == VGPU_ADMIT_WAIT && now - began < PACE_WAIT_MAX_NS) {
             if (wait > SLEEP_ABOVE_NS)
                 pause_ns(wait / 2);
             else
@@ -315,7 +317,7 @@ static bool pace(CUstream stream, int per_thread)
         }
         pthread_mutex_lock(&gate.lock);
         bool same = gate.state == OPEN && gate.turn.number == turn.number;
-        if (same && answer == VGPU_PACE_STOP)
+        if (same && answer == VGPU_ADMIT_STOP)
             end_turn(now);
         else if (same) {
             now = now_ns();
@@ -325,7 +327,7 @@ static bool pace(CUstream stream, int per_thread)
             __atomic_store_n(&vgpu_launches.allow, vgpu_launches.count + batch, __ATOMIC_SEQ_CST);
         }
         pthread_mutex_unlock(&gate.lock);
-        return same && answer != VGPU_PACE_STOP;
+        return same && answer != VGPU_ADMIT_STOP;
     }
 }
 
@@ -362,13 +364,13 @@ static CUresult look(CUstream stream, int per_thread)
         __atomic_store_n(&vgpu_launches.allow, UINT64_MAX, __ATOMIC_RELAXED);
         return CUDA_SUCCESS;
     }
-    vgpu_away_wait(); /* before anything that asks the driver */
+    vgpu_suspended_wait(); /* before anything that asks the driver */
     if (vgpu_capture_on(stream, per_thread))
         return CUDA_SUCCESS;
-    if (!vgpu_pace_touch(stream, per_thread))
+    if (!vgpu_in_flight_touch(stream, per_thread))
         return CUDA_ERROR_OUT_OF_MEMORY;
     for (;;) {
-        if (vgpu_pace_strays())
+        if (vgpu_in_flight_strays())
             end_if_stray();
         enum state state = state_now();
         if (state == FREE) {
@@ -383,7 +385,7 @@ static CUresult look(CUstream stream, int per_thread)
             vgpu_cut_work();
             return CUDA_SUCCESS;
         }
-        if (state == OPEN && pace(stream, per_thread))
+        if (state == OPEN && admit(stream, per_thread))
             return CUDA_SUCCESS;
         if (state_now() == CLOSED)
             wait_for_turn();
@@ -403,7 +405,7 @@ CUresult vgpu_gate_look(CUstream stream, int per_thread, uint64_t weight)
 
 void vgpu_gate_launched(CUstream stream, int per_thread, uint64_t weight)
 {
-    vgpu_pace_mark_after(stream, per_thread, weight);
+    vgpu_in_flight_mark_after(stream, per_thread, weight);
     __atomic_sub_fetch(&vgpu_launches.asked, weight, __ATOMIC_SEQ_CST);
 }
 
@@ -417,8 +419,8 @@ static bool start(const char *folder, struct vgpu_usage *usage, uint32_t slot)
     gate.usage = usage;
     gate.slot = slot;
     gate.share = -1;
-    gate.look = true; /* the lease may be away, and going or coming before anybody says LOOK */
-    vgpu_away_start(gate.limits, &usage->slots[slot]);
+    gate.look = true; /* the lease may be suspended, and going or coming before anybody says LOOK */
+    vgpu_suspended_start(gate.limits, &usage->slots[slot]);
     return true;
 }
 
@@ -443,7 +445,7 @@ static void unlinked(void)
     gate.linked = false;
     gate.wanted = false;
     vgpu_cut_end();
-    if (own_share() < 0 && !vgpu_away_now())
+    if (own_share() < 0 && !vgpu_suspended_now())
         set_state(FREE);
     else if (gate.state != CLOSED)
         close_gate(now_ns());
@@ -458,7 +460,7 @@ static void take(const struct vgpu_message *message)
         gate.grant_sent_ns = message->turn.sent_ns; /* the line's thread reads what another has looked at */
         if (gate.state == OPEN && message->turn.number == gate.turn.number)
             set_terms(&message->turn, now); /* it goes on, under other terms */
-        else if (gate.state == CLOSED && !gate.held && vgpu_away_now())
+        else if (gate.state == CLOSED && !gate.held && vgpu_suspended_now())
             decline_turn(&message->turn, now);
         else
             open_turn(&message->turn, now);
@@ -523,11 +525,11 @@ static void watch(void)
 static int64_t own_turn(uint64_t now)
 {
     uint64_t wait = VGPU_DUTY_PERIOD_NS;
-    bool away = vgpu_away_now();
+    bool suspended = vgpu_suspended_now();
     pthread_mutex_lock(&gate.lock);
-    if (gate.state == FREE && (own_share() >= 0 || away))
+    if (gate.state == FREE && (own_share() >= 0 || suspended))
         close_gate(now);
-    if (gate.waiting > 0 && !gate.held && gate.state == CLOSED && !away) {
+    if (gate.waiting > 0 && !gate.held && gate.state == CLOSED && !suspended) {
         double share = own_share();
         uint64_t length = share < 0 ? VGPU_TURN_OPEN_ENDED : vgpu_duty_turn(&gate.duty, share, now, &wait);
         struct vgpu_turn turn = {.number = gate.turn.number + 1, .length_ns = length, .window_ns = DUTY_WINDOW_NS};
@@ -558,13 +560,13 @@ static bool is_busy(bool closed, bool held, bool same)
  * driver, whose lock would hold it. */
 static void answer_look(uint64_t now)
 {
-    bool away = vgpu_away_now();
+    bool suspended = vgpu_suspended_now();
     pthread_mutex_lock(&gate.lock);
-    vgpu_away_follow();
+    vgpu_suspended_follow();
     bool cut = gate.state == CUT;
-    if (cut && away)
+    if (cut && suspended)
         __atomic_store_n(&vgpu_launches.allow, 0, __ATOMIC_SEQ_CST); /* who launches looks, and waits */
-    if (!cut && away && gate.state != CLOSED)
+    if (!cut && suspended && gate.state != CLOSED)
         end_turn(now);
     bool closed = gate.state == CLOSED || vgpu_cut_idle();
     bool held = cut ? !closed : gate.held;
@@ -574,10 +576,10 @@ static void answer_look(uint64_t now)
     gate.looked_count = count;
     note_launches();
     pthread_mutex_unlock(&gate.lock);
-    bool busy = away ? held : is_busy(closed, held, same);
-    if (!away)
-        vgpu_learn_all(); /* of memory that the driver took since the last call, vgpud learns only here */
-    vgpu_away_answer(count, busy, away && !held);
+    bool busy = suspended ? held : is_busy(closed, held, same);
+    if (!suspended)
+        vgpu_overhead_look_all(); /* of memory that the driver took since the last call, vgpud learns only here */
+    vgpu_suspended_answer(count, busy, suspended && !held);
 }
 
 static int64_t cut_tick(void)
@@ -593,7 +595,7 @@ static int64_t cut_tick(void)
     pthread_mutex_unlock(&gate.lock);
     if (wait < 0) /* not watched: it launches without a word */
         wait = COUNT_NS;
-    if (!became_idle || !vgpu_away_now())
+    if (!became_idle || !vgpu_suspended_now())
         return wait;
     pthread_mutex_lock(&gate.lock);
     gate.look = true; /* nothing of ours is in the driver from now on: say so */

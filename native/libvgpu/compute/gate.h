@@ -4,7 +4,7 @@
  * device, and says DONE. Without an arbiter the process keeps to its own duty cycle (duty.h).
  *
  * A launch in the common case is one addition, one relaxed load and a branch. `allow` is what the gate
- * and the pacing (pace.h) move: 0 while the gate is closed.
+ * and the count of work in flight (in_flight.h) move: 0 while the gate is closed.
  */
 #ifndef VGPU_GATE_H
 #define VGPU_GATE_H

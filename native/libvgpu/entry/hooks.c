@@ -8,7 +8,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
-#include "away.h"
+#include "suspended.h"
 #include "objects.h"
 
 const struct vgpu_hook vgpu_hooks[VGPU_FUNCTIONS] = {
@@ -103,7 +103,7 @@ static void *map_answer(const char *symbol, void *answer, int version, cuuint64_
 
 VGPU_EXPORT CUresult cuGetProcAddress(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     CUresult result = CALL(cuGetProcAddress, symbol, pfn, cudaVersion, flags);
     if (result == CUDA_SUCCESS && symbol != NULL && pfn != NULL && *pfn != NULL)
         *pfn = map_answer(symbol, *pfn, cudaVersion, flags);
@@ -113,7 +113,7 @@ VGPU_EXPORT CUresult cuGetProcAddress(const char *symbol, void **pfn, int cudaVe
 VGPU_EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags,
                                          CUdriverProcAddressQueryResult *symbolStatus)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     CUresult result = CALL(cuGetProcAddress_v2, symbol, pfn, cudaVersion, flags, symbolStatus);
     if (result == CUDA_SUCCESS && symbol != NULL && pfn != NULL && *pfn != NULL)
         *pfn = map_answer(symbol, *pfn, cudaVersion, flags);

@@ -5,11 +5,11 @@
  * 580). Formats that are not listed count 16 bytes a texel, the largest there is. That is what is claimed,
  * with something to spare; what an array really took is learnt.
  */
-#include "away.h"
+#include "suspended.h"
 #include "charge.h"
 #include "device.h"
 #include "functions.h"
-#include "learn.h"
+#include "driver_overhead.h"
 #include "tenant.h"
 
 #define SECTOR_BYTES 64u
@@ -113,11 +113,11 @@ static CUresult settle(struct vgpu_charge *charge, CUresult result, enum vgpu_ki
     struct vgpu_entry entry = {.kind = (uint8_t)kind};
     if (!charge->active || result != CUDA_SUCCESS)
         return vgpu_charge_settle(charge, result, &entry, &keep);
-    if (vgpu_learn(charge->device, charge->bytes)) {
-        bool fits = vgpu_learn_within_limit(charge->device); /* a shape may take more than was claimed */
+    if (vgpu_overhead_look(charge->device, charge->bytes)) {
+        bool fits = vgpu_overhead_within_limit(charge->device); /* a shape may take more than was claimed */
         if (!fits) {
             destroy(kind, *handle);
-            vgpu_learn(charge->device, charge->bytes);
+            vgpu_overhead_look(charge->device, charge->bytes);
         }
         vgpu_charge_undo(charge, CUDA_SUCCESS);
         return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -143,7 +143,7 @@ static CUresult destroyed(enum vgpu_kind kind, void *handle)
     vgpu_charge_freed(&entry, taken, result);
     if (!taken && result == CUDA_SUCCESS && vgpu_tenant_enter(&limited) == CUDA_SUCCESS && limited &&
         vgpu_device_current(&device) == CUDA_SUCCESS && vgpu_device_index(device) != VGPU_NOT_IN_LEASE)
-        vgpu_learn(vgpu_device_index(device), 0);
+        vgpu_overhead_look(vgpu_device_index(device), 0);
     return result;
 }
 
@@ -154,7 +154,7 @@ static CUresult destroyed(enum vgpu_kind kind, void *handle)
         struct vgpu_charge charge = {.active = false};                                                 \
         const descriptor *shape = pAllocateArray;                                                      \
         uint64_t bytes = 0;                                                                            \
-        vgpu_away_check();                                                                             \
+        vgpu_suspended_check();                                                                        \
         if (shape != NULL) {                                                                           \
             CUDA_ARRAY3D_DESCRIPTOR full = shape_3d(shape->Width, shape->Height, depth, shape->Format, \
                                                     shape->NumChannels, flags);                        \
@@ -176,7 +176,7 @@ VGPU_EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *pHandle,
                                             const CUDA_ARRAY3D_DESCRIPTOR *pMipmappedArrayDesc,
                                             unsigned int numMipmapLevels)
 {
-    vgpu_away_check();
+    vgpu_suspended_check();
     struct vgpu_charge charge = {.active = false};
     uint64_t bytes = 0;
     if (pMipmappedArrayDesc != NULL) {

@@ -9,16 +9,16 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "away.h"
+#include "suspended.h"
 #include "capture.h"
 #include "charge.h"
 #include "context.h"
 #include "device.h"
 #include "functions.h"
 #include "in_child.h"
-#include "learn.h"
+#include "driver_overhead.h"
 #include "evictable.h"
-#include "pace.h"
+#include "in_flight.h"
 #include "primary.h"
 #include "process_memory.h"
 #include "source.h"
@@ -110,15 +110,15 @@ static bool measure(struct creation *made)
     struct vgpu_charge *charge = &made->charge;
     unsigned device = (unsigned)charge->device;
     bool wait = charge->bytes == 0 || vgpu_process_memory_ready();
-    if (wait && vgpu_learn(charge->device, charge->bytes)) {
+    if (wait && vgpu_overhead_look(charge->device, charge->bytes)) {
         note_learnt(device, context_bytes(device) > made->before ? context_bytes(device) - made->before : 0);
     } else {
         vgpu_account_set_context(vgpu_tenant_account(), device, context_bytes(device) + charge->bytes);
         vgpu_process_memory_warm();
-        vgpu_learn_later((int)device);
+        vgpu_overhead_later((int)device);
     }
     vgpu_charge_undo(charge, CUDA_SUCCESS);
-    return vgpu_learn_within_limit((int)device);
+    return vgpu_overhead_within_limit((int)device);
 }
 
 static void done(const struct creation *made)
@@ -137,8 +137,8 @@ static void ended(int device, CUcontext context)
     vgpu_sources_settle(device);
     if (contexts[device].live == 0)
         vgpu_account_set_context(vgpu_tenant_account(), (unsigned)device, 0);
-    vgpu_learn_changed();
-    vgpu_learn_later(device);
+    vgpu_overhead_changed();
+    vgpu_overhead_later(device);
 }
 
 /* After the driver's answer to a context's creation. Called with `creation` held. */
@@ -155,7 +155,7 @@ static CUresult finish(struct creation *made, CUresult result, const CUcontext *
         result = CUDA_ERROR_OUT_OF_MEMORY;
     } else {
         contexts[device].live++;
-        vgpu_pace_note(*context);
+        vgpu_in_flight_note(*context);
     }
     done(made);
     return result;
@@ -164,7 +164,7 @@ static CUresult finish(struct creation *made, CUresult result, const CUcontext *
 #define CREATE_BODY(symbol, ...)                                     \
     do {                                                             \
         struct creation made;                                        \
-        vgpu_away_call();                                            \
+        vgpu_suspended_call();                                       \
         int cancels = creation_begins();                             \
         CUresult result = begin(&made, dev);                         \
         if (result == CUDA_SUCCESS)                                  \
@@ -208,10 +208,10 @@ static int index_of(CUcontext context)
 
 #define DESTROY_BODY(symbol)                                          \
     do {                                                              \
-        vgpu_away_call();                                             \
+        vgpu_suspended_call();                                        \
         int cancels = creation_begins();                              \
         int device = ctx != NULL ? index_of(ctx) : VGPU_NOT_IN_LEASE; \
-        vgpu_pace_forget(ctx);                                        \
+        vgpu_in_flight_forget(ctx);                                   \
         CUresult result = CALL(symbol, ctx);                          \
         if (result == CUDA_SUCCESS && device != VGPU_NOT_IN_LEASE)    \
             ended(device, ctx);                                       \
@@ -232,8 +232,8 @@ VGPU_EXPORT CUresult cuCtxDestroy_v2(CUcontext ctx)
 /* Of CUDA 4: whether it ends the context, the driver's count of cuCtxAttach decides. */
 VGPU_EXPORT CUresult cuCtxDetach(CUcontext ctx)
 {
-    vgpu_away_call();
-    vgpu_pace_forget(ctx);
+    vgpu_suspended_call();
+    vgpu_in_flight_forget(ctx);
     return CALL(cuCtxDetach, ctx);
 }
 
@@ -261,7 +261,7 @@ static CUresult retain_first(struct creation *made, CUcontext *pctx, CUdevice de
     } else {
         known->live++;
         known->primary = *pctx;
-        vgpu_pace_note(*pctx);
+        vgpu_in_flight_note(*pctx);
         known->primary_refs++;
     }
     done(made);
@@ -270,7 +270,7 @@ static CUresult retain_first(struct creation *made, CUcontext *pctx, CUdevice de
 
 VGPU_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     struct creation made;
     bool limited;
     CUresult result = vgpu_tenant_enter(&limited);
@@ -302,8 +302,8 @@ static struct device_contexts *primary_of(CUdevice dev, int *index)
 /* Before the driver ends it, if it does: what is libvgpu's own in the context goes while it lives. */
 static void primary_ends(const struct device_contexts *known, int index)
 {
-    vgpu_pace_forget(known->primary);
-    vgpu_primary_ends(index, vgpu_pace_forget);
+    vgpu_in_flight_forget(known->primary);
+    vgpu_primary_ends(index, vgpu_in_flight_forget);
 }
 
 static void primary_ended(struct device_contexts *known, int index)
@@ -345,7 +345,7 @@ CUcontext vgpu_context_primary(int index)
 #define RELEASE_BODY(symbol)                                     \
     do {                                                         \
         int index;                                               \
-        vgpu_away_call();                                        \
+        vgpu_suspended_call();                                   \
         int cancels = creation_begins();                         \
         struct device_contexts *known = primary_of(dev, &index); \
         if (known != NULL && known->primary_refs <= 1)           \
@@ -362,7 +362,7 @@ CUcontext vgpu_context_primary(int index)
 #define RESET_BODY(symbol)                                       \
     do {                                                         \
         int index;                                               \
-        vgpu_away_call();                                        \
+        vgpu_suspended_call();                                   \
         int cancels = creation_begins();                         \
         struct device_contexts *known = primary_of(dev, &index); \
         if (known != NULL)                                       \

@@ -3,27 +3,26 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "away.h"
+#include "suspended.h"
 #include "functions.h"
 #include "gate.h"
 #include "swap.h"
 
 #define COPY_LEAST_BYTES (1u << 20)
 
-#define COPY_BODY(symbol, bytes, stream, per_thread, ...)                                                             \
-    do {                                                                                                              \
-        uint64_t bytes_ = (bytes);                                                                                    \
-        struct vgpu_inside *inside_ __attribute__((cleanup(vgpu_inside_leave), unused)) = bytes_ < COPY_LEAST_BYTES   \
-                                                                                              ? vgpu_away_called()    \
-                                                                                              : vgpu_away_launched(); \
-        if (bytes_ < COPY_LEAST_BYTES || vgpu_gate_passes(bytes_ / COPY_LEAST_BYTES))                                 \
-            return CALL_INSIDE(symbol, __VA_ARGS__);                                                                  \
-        CUresult result = vgpu_gate_look(stream, per_thread, bytes_ / COPY_LEAST_BYTES);                              \
-        if (result != CUDA_SUCCESS)                                                                                   \
-            return result;                                                                                            \
-        result = CALL_INSIDE(symbol, __VA_ARGS__);                                                                    \
-        vgpu_gate_launched(stream, per_thread, bytes_ / COPY_LEAST_BYTES);                                            \
-        return result;                                                                                                \
+#define COPY_BODY(symbol, bytes, stream, per_thread, ...)                                    \
+    do {                                                                                     \
+        uint64_t bytes_ = (bytes);                                                           \
+        struct vgpu_inside *inside_ __attribute__((cleanup(vgpu_inside_leave), unused)) =    \
+            bytes_ < COPY_LEAST_BYTES ? vgpu_suspended_called() : vgpu_suspended_launched(); \
+        if (bytes_ < COPY_LEAST_BYTES || vgpu_gate_passes(bytes_ / COPY_LEAST_BYTES))        \
+            return CALL_INSIDE(symbol, __VA_ARGS__);                                         \
+        CUresult result = vgpu_gate_look(stream, per_thread, bytes_ / COPY_LEAST_BYTES);     \
+        if (result != CUDA_SUCCESS)                                                          \
+            return result;                                                                   \
+        result = CALL_INSIDE(symbol, __VA_ARGS__);                                           \
+        vgpu_gate_launched(stream, per_thread, bytes_ / COPY_LEAST_BYTES);                   \
+        return result;                                                                       \
     } while (0)
 
 /* A function and its twin for the per-thread default stream. */

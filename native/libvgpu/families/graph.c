@@ -4,12 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "away.h"
+#include "suspended.h"
 #include "capture.h"
 #include "device.h"
 #include "functions.h"
 #include "in_child.h"
-#include "learn.h"
+#include "driver_overhead.h"
 #include "pool.h"
 #include "source.h"
 #include "tenant.h"
@@ -48,7 +48,7 @@ static bool settle(int device)
     charged[device] = held;
     pthread_mutex_unlock(&settling);
     if (held != before)
-        vgpu_learn_changed();
+        vgpu_overhead_changed();
     return held == before;
 }
 
@@ -162,7 +162,7 @@ static void note_memory_node(const CUgraphNodeParams *parameters)
 VGPU_EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,
                                             size_t numDependencies, CUDA_MEM_ALLOC_NODE_PARAMS *nodeParams)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     __atomic_store_n(&any_memory, 1, __ATOMIC_RELAXED);
     return CALL(cuGraphAddMemAllocNode, phGraphNode, hGraph, dependencies, numDependencies, nodeParams);
 }
@@ -170,7 +170,7 @@ VGPU_EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *phGraphNode, CUgraph hG
 VGPU_EXPORT CUresult cuGraphAddNode(CUgraphNode *phGraphNode, CUgraph hGraph, const CUgraphNode *dependencies,
                                     size_t numDependencies, CUgraphNodeParams *nodeParams)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     note_memory_node(nodeParams);
     return CALL(cuGraphAddNode, phGraphNode, hGraph, dependencies, numDependencies, nodeParams);
 }
@@ -179,7 +179,7 @@ VGPU_EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph,
                                        const CUgraphEdgeData *dependencyData, size_t numDependencies,
                                        CUgraphNodeParams *nodeParams)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     note_memory_node(nodeParams);
     return CALL(cuGraphAddNode_v2, phGraphNode, hGraph, dependencies, dependencyData, numDependencies, nodeParams);
 }
@@ -188,7 +188,7 @@ VGPU_EXPORT CUresult cuGraphAddNode_v3(CUgraphNode *phGraphNode, CUgraph hGraph,
                                        const CUgraphEdgeData *dependencyData, size_t numDependencies,
                                        CUgraphNodeParams *nodeParams)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     note_memory_node(nodeParams);
     return CALL(cuGraphAddNode_v3, phGraphNode, hGraph, dependencies, dependencyData, numDependencies, nodeParams);
 }
@@ -196,7 +196,7 @@ VGPU_EXPORT CUresult cuGraphAddNode_v3(CUgraphNode *phGraphNode, CUgraph hGraph,
 VGPU_EXPORT CUresult cuGraphInstantiate(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode,
                                         char *logBuffer, size_t bufferSize)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     return instantiated(CALL(cuGraphInstantiate, phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize), phGraphExec,
                         hGraph);
 }
@@ -204,14 +204,14 @@ VGPU_EXPORT CUresult cuGraphInstantiate(CUgraphExec *phGraphExec, CUgraph hGraph
 VGPU_EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *phGraphExec, CUgraph hGraph, CUgraphNode *phErrorNode,
                                            char *logBuffer, size_t bufferSize)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     return instantiated(CALL(cuGraphInstantiate_v2, phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize),
                         phGraphExec, hGraph);
 }
 
 VGPU_EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *phGraphExec, CUgraph hGraph, unsigned long long flags)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     return instantiated(CALL(cuGraphInstantiateWithFlags, phGraphExec, hGraph, flags), phGraphExec, hGraph);
 }
 
@@ -241,7 +241,7 @@ static CUresult upload_end(struct vgpu_charge *charge, CUresult result)
                                 CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams)                         \
     {                                                                                                     \
         struct vgpu_charge charge;                                                                        \
-        vgpu_away_call();                                                                                 \
+        vgpu_suspended_call();                                                                            \
         CUresult result = upload_begin(&charge, hGraph, instantiateParams);                               \
         if (result != CUDA_SUCCESS)                                                                       \
             return result;                                                                                \
@@ -254,7 +254,7 @@ INSTANTIATE_WITH_PARAMS(cuGraphInstantiateWithParams_ptsz)
 
 VGPU_EXPORT CUresult cuGraphExecDestroy(CUgraphExec hGraphExec)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     struct vgpu_entry need;
     if (__atomic_load_n(&any_memory, __ATOMIC_RELAXED) != 0)
         vgpu_table_take(VGPU_KIND_GRAPH, (uint64_t)(uintptr_t)hGraphExec, &need);
@@ -265,7 +265,7 @@ VGPU_EXPORT CUresult cuGraphExecDestroy(CUgraphExec hGraphExec)
     VGPU_EXPORT CUresult symbol(CUgraphExec hGraphExec, CUstream hStream)              \
     {                                                                                  \
         struct vgpu_charge charge;                                                     \
-        vgpu_away_call();                                                              \
+        vgpu_suspended_call();                                                         \
         CUresult result = vgpu_graph_begin(&charge, hGraphExec);                       \
         if (result != CUDA_SUCCESS)                                                    \
             return result;                                                             \
@@ -277,7 +277,7 @@ UPLOAD(cuGraphUpload_ptsz)
 
 VGPU_EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     bool limited;
     __atomic_fetch_add(&trims, 1, __ATOMIC_SEQ_CST); /* before and after: a launch in between may lose its memory */
     CUresult result = CALL(cuDeviceGraphMemTrim, device);

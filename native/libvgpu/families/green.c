@@ -3,14 +3,14 @@
  * is claimed for as if the program had retained it. What it takes itself is claimed at what one of 16 SMs took
  * on an H200, then learnt. Memory that is made while one is current is the primary context's.
  */
-#include "away.h"
+#include "suspended.h"
 #include "capture.h"
 #include "charge.h"
 #include "context.h"
 #include "device.h"
 #include "functions.h"
-#include "learn.h"
-#include "pace.h"
+#include "driver_overhead.h"
+#include "in_flight.h"
 #include "primary.h"
 #include "tenant.h"
 
@@ -37,11 +37,11 @@ static CUresult create(CUgreenCtx *green, CUdevResourceDesc desc, CUdevice dev, 
     if (result != CUDA_SUCCESS)
         return result;
     result = CALL(cuGreenCtxCreate, green, desc, dev, flags);
-    bool fits = result != CUDA_SUCCESS || !charge.active || !vgpu_learn(charge.device, charge.bytes) ||
-                vgpu_learn_within_limit(charge.device);
+    bool fits = result != CUDA_SUCCESS || !charge.active || !vgpu_overhead_look(charge.device, charge.bytes) ||
+                vgpu_overhead_within_limit(charge.device);
     if (!fits) { /* it took more than was claimed */
         CALL(cuGreenCtxDestroy, *green);
-        vgpu_learn(charge.device, charge.bytes);
+        vgpu_overhead_look(charge.device, charge.bytes);
     }
     vgpu_charge_undo(&charge, result);
     return fits ? result : CUDA_ERROR_OUT_OF_MEMORY;
@@ -49,7 +49,7 @@ static CUresult create(CUgreenCtx *green, CUdevResourceDesc desc, CUdevice dev, 
 
 VGPU_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc, CUdevice dev, unsigned int flags)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     CUcontext primary;
     CUresult result = cuDevicePrimaryCtxRetain(&primary, dev); /* ours: claims */
     if (result != CUDA_SUCCESS)
@@ -61,11 +61,11 @@ VGPU_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *phCtx, CUdevResourceDesc desc,
 
 VGPU_EXPORT CUresult cuCtxFromGreenCtx(CUcontext *pContext, CUgreenCtx hCtx)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     CUresult result = CALL(cuCtxFromGreenCtx, pContext, hCtx);
     if (result == CUDA_SUCCESS) {
         note(*pContext);
-        vgpu_pace_note(*pContext);
+        vgpu_in_flight_note(*pContext);
     }
     return result;
 }
@@ -83,17 +83,17 @@ static void ended(CUcontext context, CUdevice device)
     vgpu_primary_forget(context);
     vgpu_context_look(device);
     if (vgpu_tenant_enter(&limited) == CUDA_SUCCESS && limited && vgpu_device_index(device) != VGPU_NOT_IN_LEASE)
-        vgpu_learn(vgpu_device_index(device), 0);
+        vgpu_overhead_look(vgpu_device_index(device), 0);
 }
 
 VGPU_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx hCtx)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     CUcontext context = NULL;
     CUdevice device;
     bool known = device_of(hCtx, &context, &device);
     if (known)
-        vgpu_pace_forget(context);
+        vgpu_in_flight_forget(context);
     CUresult result = CALL(cuGreenCtxDestroy, hCtx);
     if (result == CUDA_SUCCESS && known) {
         vgpu_capture_forget(context);
@@ -104,7 +104,7 @@ VGPU_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx hCtx)
 
 VGPU_EXPORT CUresult cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCtx greenCtx, unsigned int flags, int priority)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     struct vgpu_charge charge = {.active = false};
     CUcontext context;
     CUdevice device;
@@ -115,7 +115,7 @@ VGPU_EXPORT CUresult cuGreenCtxStreamCreate(CUstream *phStream, CUgreenCtx green
         return result;
     result = CALL(cuGreenCtxStreamCreate, phStream, greenCtx, flags, priority);
     if (result == CUDA_SUCCESS && charge.active)
-        vgpu_learn(charge.device, charge.bytes);
+        vgpu_overhead_look(charge.device, charge.bytes);
     vgpu_charge_undo(&charge, result);
     return result;
 }

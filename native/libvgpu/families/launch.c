@@ -1,9 +1,9 @@
 /* launch.c: kernels and graphs. Each passes the gate; what is captured into a graph is not delayed. */
-#include "away.h"
+#include "suspended.h"
 #include "functions.h"
 #include "gate.h"
 #include "graph.h"
-#include "pace.h"
+#include "in_flight.h"
 #include "swap.h"
 #include "tenant.h"
 
@@ -12,7 +12,7 @@
 
 #define LAUNCH_BODY(weight, stream, per_thread, symbol, ...)          \
     do {                                                              \
-        vgpu_away_launch();                                           \
+        vgpu_suspended_launch();                                      \
         if (vgpu_gate_passes(weight))                                 \
             return CALL_INSIDE(symbol, __VA_ARGS__);                  \
         CUresult result = vgpu_gate_look(stream, per_thread, weight); \
@@ -62,7 +62,7 @@ static CUresult touch_all(const CUDA_LAUNCH_PARAMS *list, unsigned int count)
     if (list == NULL || result != CUDA_SUCCESS || !limited)
         return result;
     for (unsigned int i = 0; i < count; i++)
-        if (!vgpu_pace_touch(list[i].hStream, 0))
+        if (!vgpu_in_flight_touch(list[i].hStream, 0))
             return CUDA_ERROR_OUT_OF_MEMORY;
     return CUDA_SUCCESS;
 }
@@ -70,7 +70,7 @@ static CUresult touch_all(const CUDA_LAUNCH_PARAMS *list, unsigned int count)
 VGPU_EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *launchParamsList, unsigned int numDevices,
                                                           unsigned int flags)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     CUstream stream = launchParamsList != NULL && numDevices > 0 ? launchParamsList[0].hStream : NULL;
     CUresult noted = touch_all(launchParamsList, numDevices);
     if (noted != CUDA_SUCCESS)

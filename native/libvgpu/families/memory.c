@@ -1,5 +1,5 @@
 /* memory.c: plain allocations. */
-#include "away.h"
+#include "suspended.h"
 #include "charge.h"
 #include "functions.h"
 #include "evictable.h"
@@ -123,6 +123,6 @@ VGPU_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, 
 {
     if (vgpu_evictable_range(dptr, pbase, psize))
         return CUDA_SUCCESS;
-    vgpu_away_call();
+    vgpu_suspended_call();
     return CALL(cuMemGetAddressRange_v2, pbase, psize, dptr);
 }

@@ -7,12 +7,12 @@
  * launch, where nothing can be refused any more; so it is made larger when the function is looked up,
  * through the same limit that the driver itself moves (CU_LIMIT_STACK_SIZE).
  */
-#include "away.h"
+#include "suspended.h"
 #include "capture.h"
 #include "charge.h"
 #include "device.h"
 #include "functions.h"
-#include "learn.h"
+#include "driver_overhead.h"
 #include "tenant.h"
 
 /* Index in the lease of the current context's device, or VGPU_NOT_IN_LEASE. */
@@ -30,10 +30,10 @@ static bool fits(CUresult result)
 {
     CUdevice device;
     int index = result == CUDA_SUCCESS ? limited_device(&device) : VGPU_NOT_IN_LEASE;
-    if (index == VGPU_NOT_IN_LEASE || !vgpu_learn(index, 0))
+    if (index == VGPU_NOT_IN_LEASE || !vgpu_overhead_look(index, 0))
         return true;
-    vgpu_learn_later(index);
-    return vgpu_learn_within_limit(index);
+    vgpu_overhead_later(index);
+    return vgpu_overhead_within_limit(index);
 }
 
 static CUresult unloaded(CUresult result)
@@ -41,7 +41,7 @@ static CUresult unloaded(CUresult result)
     CUdevice device;
     int index = result == CUDA_SUCCESS ? limited_device(&device) : VGPU_NOT_IN_LEASE;
     if (index != VGPU_NOT_IN_LEASE)
-        vgpu_learn(index, 0);
+        vgpu_overhead_look(index, 0);
     return result;
 }
 
@@ -63,32 +63,32 @@ static CUresult loaded_library(CUresult result, const CUlibrary *library)
 
 VGPU_EXPORT CUresult cuModuleLoad(CUmodule *module, const char *fname)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     return loaded(CALL(cuModuleLoad, module, fname), module);
 }
 
 VGPU_EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     return loaded(CALL(cuModuleLoadData, module, image), module);
 }
 
 VGPU_EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int numOptions,
                                         CUjit_option *options, void **optionValues)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     return loaded(CALL(cuModuleLoadDataEx, module, image, numOptions, options, optionValues), module);
 }
 
 VGPU_EXPORT CUresult cuModuleLoadFatBinary(CUmodule *module, const void *fatCubin)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     return loaded(CALL(cuModuleLoadFatBinary, module, fatCubin), module);
 }
 
 VGPU_EXPORT CUresult cuModuleUnload(CUmodule hmod)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     return unloaded(CALL(cuModuleUnload, hmod));
 }
 
@@ -97,7 +97,7 @@ VGPU_EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUj
                                        CUlibraryOption *libraryOptions, void **libraryOptionValues,
                                        unsigned int numLibraryOptions)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     return loaded_library(CALL(cuLibraryLoadData, library, code, jitOptions, jitOptionsValues, numJitOptions,
                                libraryOptions, libraryOptionValues, numLibraryOptions),
                           library);
@@ -108,7 +108,7 @@ VGPU_EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *fileN
                                            CUlibraryOption *libraryOptions, void **libraryOptionValues,
                                            unsigned int numLibraryOptions)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     return loaded_library(CALL(cuLibraryLoadFromFile, library, fileName, jitOptions, jitOptionsValues, numJitOptions,
                                libraryOptions, libraryOptionValues, numLibraryOptions),
                           library);
@@ -116,7 +116,7 @@ VGPU_EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *fileN
 
 VGPU_EXPORT CUresult cuLibraryUnload(CUlibrary library)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     return unloaded(CALL(cuLibraryUnload, library));
 }
 
@@ -140,7 +140,7 @@ static CUresult grow_local(int index, CUdevice device, size_t from, size_t to)
     if (result != CUDA_SUCCESS)
         return result;
     result = CALL(cuCtxSetLimit, CU_LIMIT_STACK_SIZE, to);
-    vgpu_learn(index, charge.bytes);
+    vgpu_overhead_look(index, charge.bytes);
     vgpu_charge_undo(&charge, result);
     return result;
 }
@@ -153,7 +153,7 @@ static CUresult looked_up(CUresult result, CUresult asked, int local_bytes)
     int index = result == CUDA_SUCCESS ? limited_device(&device) : VGPU_NOT_IN_LEASE;
     if (index == VGPU_NOT_IN_LEASE)
         return result;
-    vgpu_learn_later(index); /* the launch may load the code */
+    vgpu_overhead_later(index); /* the launch may load the code */
     if (asked != CUDA_SUCCESS || local_bytes <= 0 || vgpu_capture_any() ||
         CALL(cuCtxGetLimit, &now, CU_LIMIT_STACK_SIZE) != CUDA_SUCCESS || (size_t)local_bytes <= now)
         return result;
@@ -163,7 +163,7 @@ static CUresult looked_up(CUresult result, CUresult asked, int local_bytes)
 
 VGPU_EXPORT CUresult cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const char *name)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     int local_bytes = 0;
     CUresult result = CALL(cuModuleGetFunction, hfunc, hmod, name);
     if (result != CUDA_SUCCESS)
@@ -174,7 +174,7 @@ VGPU_EXPORT CUresult cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const
 
 VGPU_EXPORT CUresult cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     int local_bytes = 0;
     CUresult result = CALL(cuKernelGetFunction, pFunc, kernel);
     if (result != CUDA_SUCCESS)
@@ -185,7 +185,7 @@ VGPU_EXPORT CUresult cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel)
 
 VGPU_EXPORT CUresult cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, const char *name)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     CUdevice device;
     int local_bytes = 0;
     CUresult result = CALL(cuLibraryGetKernel, pKernel, library, name);
@@ -198,7 +198,7 @@ VGPU_EXPORT CUresult cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, co
 /* The stack is made larger or smaller at once; the other limits count when a module that uses them is loaded. */
 VGPU_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     CUdevice device;
     size_t now;
     int index = limited_device(&device);
@@ -207,6 +207,6 @@ VGPU_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
     if (limit == CU_LIMIT_STACK_SIZE && CALL(cuCtxGetLimit, &now, limit) == CUDA_SUCCESS && value > now)
         return grow_local(index, device, now, value);
     CUresult result = CALL(cuCtxSetLimit, limit, value);
-    vgpu_learn(index, 0);
+    vgpu_overhead_look(index, 0);
     return result;
 }

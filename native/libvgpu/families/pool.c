@@ -9,13 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "away.h"
+#include "suspended.h"
 #include "charge.h"
 #include "device.h"
 #include "functions.h"
 #include "graph.h"
 #include "in_child.h"
-#include "learn.h"
+#include "driver_overhead.h"
 #include "evictable.h"
 #include "source.h"
 #include "tenant.h"
@@ -55,12 +55,12 @@ static bool settle(struct pool *pool)
     else if (reserved < before)
         vgpu_account_release(account, (unsigned)pool->device, before - reserved);
     if (pool->unseen)
-        vgpu_learn_unseen(pool->device, (int64_t)(reserved - before));
+        vgpu_overhead_unseen(pool->device, (int64_t)(reserved - before));
     if (before == 0 && reserved > 0)
         __atomic_store_n(&holding, 1, __ATOMIC_RELAXED);
     __atomic_store_n(&pool->charged, reserved, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&pool->mutex);
-    vgpu_learn_changed();
+    vgpu_overhead_changed();
     return false;
 }
 
@@ -175,7 +175,7 @@ static CUresult begin(struct request *request, CUstream stream, int per_thread, 
     bool limited;
     CUresult result = vgpu_tenant_enter(&limited);
     request->pool = NULL;
-    vgpu_away_check(); /* before anything that asks the driver */
+    vgpu_suspended_check(); /* before anything that asks the driver */
     if (result != CUDA_SUCCESS || !limited || vgpu_graph_captures(stream, per_thread))
         return result;
     int index = vgpu_device_alone();
@@ -192,7 +192,7 @@ static CUresult begin_from(struct request *request, CUmemoryPool pool, CUstream 
     bool limited;
     CUresult result = vgpu_tenant_enter(&limited);
     request->pool = NULL;
-    vgpu_away_check();
+    vgpu_suspended_check();
     if (result != CUDA_SUCCESS || !limited || vgpu_graph_captures(stream, per_thread))
         return result;
     return claim(request, find(pool), bytes);
@@ -230,7 +230,7 @@ static CUresult end(struct request *request, CUresult result)
     {                                                                      \
         struct vgpu_entry entry;                                           \
         CUresult result;                                                   \
-        vgpu_away_check();                                                 \
+        vgpu_suspended_check();                                            \
         if (vgpu_evictable_free_after(dptr, hStream, per_thread, &result)) \
             return result;                                                 \
         bool taken = vgpu_charge_take(VGPU_KIND_POINTER, dptr, &entry);    \
@@ -270,7 +270,7 @@ static bool is_outside(const CUmemPoolProps *props)
 
 VGPU_EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     if (is_outside(poolProps))
         return CUDA_ERROR_NOT_PERMITTED; /* as of cuMemCreate: what it takes is charged to no lease */
     CUresult result = CALL(cuMemPoolCreate, pool, poolProps);
@@ -298,7 +298,7 @@ static struct pool *forget(CUmemoryPool handle)
 /* What was not freed before, or whose free has not come about, keeps its memory until then: that is learnt. */
 VGPU_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     pthread_mutex_lock(&list);
     struct pool *known = find(pool);
     CUresult result = CALL(cuMemPoolDestroy, pool);
@@ -309,12 +309,12 @@ VGPU_EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
         return result;
     if (known->unseen) {
         vgpu_account_release(vgpu_tenant_account(), (unsigned)known->device, known->charged);
-        vgpu_learn_unseen(known->device, -(int64_t)known->charged);
+        vgpu_overhead_unseen(known->device, -(int64_t)known->charged);
     } else if (known->charged > 0) {
-        vgpu_learn_instead(known->device, known->charged); /* not with `list` held: a look needs that */
+        vgpu_overhead_instead(known->device, known->charged); /* not with `list` held: a look needs that */
     }
-    vgpu_learn_changed();
-    vgpu_learn_later(known->device);
+    vgpu_overhead_changed();
+    vgpu_overhead_later(known->device);
     pthread_mutex_destroy(&known->mutex);
     free(known);
     return result;
@@ -331,7 +331,7 @@ static void settle_known(CUmemoryPool handle)
 
 VGPU_EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     CUresult result = CALL(cuMemPoolTrimTo, pool, minBytesToKeep);
     settle_known(pool);
     return result;
@@ -339,7 +339,7 @@ VGPU_EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep)
 
 VGPU_EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, void *value)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     CUresult result = CALL(cuMemPoolSetAttribute, pool, attr, value);
     settle_known(pool);
     return result;
@@ -347,7 +347,7 @@ VGPU_EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribut
 
 VGPU_EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice dev)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     CUresult result = CALL(cuDeviceGetDefaultMemPool, pool_out, dev);
     if (result == CUDA_SUCCESS)
         note_of_device(*pool_out, dev);
@@ -356,7 +356,7 @@ VGPU_EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool_out, CUdevice 
 
 VGPU_EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     CUresult result = CALL(cuDeviceGetMemPool, pool, dev);
     if (result == CUDA_SUCCESS)
         note_of_device(*pool, dev);
@@ -365,7 +365,7 @@ VGPU_EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)
 
 VGPU_EXPORT CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocation *location, CUmemAllocationType type)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     CUresult result = CALL(cuMemGetDefaultMemPool, pool_out, location, type);
     if (result == CUDA_SUCCESS)
         note_at(*pool_out, location, type);
@@ -374,7 +374,7 @@ VGPU_EXPORT CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool_out, CUmemLocatio
 
 VGPU_EXPORT CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, CUmemAllocationType type)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     CUresult result = CALL(cuMemGetMemPool, pool, location, type);
     if (result == CUDA_SUCCESS)
         note_at(*pool, location, type);
@@ -389,7 +389,7 @@ static void ask_again(void)
 
 VGPU_EXPORT CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     CUresult result = CALL(cuDeviceSetMemPool, dev, pool);
     ask_again();
     return result;
@@ -397,7 +397,7 @@ VGPU_EXPORT CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
 
 VGPU_EXPORT CUresult cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, CUmemoryPool pool)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     CUresult result = CALL(cuMemSetMemPool, location, type, pool);
     ask_again();
     return result;

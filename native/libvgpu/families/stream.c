@@ -2,10 +2,10 @@
  * stream.c: streams and synchronisation. A stream takes about 560 KiB on an H200, which stay with the
  * context when it is destroyed: that is learnt. At a synchronisation pools give memory back.
  */
-#include "away.h"
+#include "suspended.h"
 #include "charge.h"
 #include "functions.h"
-#include "learn.h"
+#include "driver_overhead.h"
 #include "pool.h"
 
 static CUresult made(struct vgpu_charge *charge, CUresult result)
@@ -13,7 +13,7 @@ static CUresult made(struct vgpu_charge *charge, CUresult result)
     if (!charge->active)
         return result;
     if (result == CUDA_SUCCESS)
-        vgpu_learn(charge->device, charge->bytes);
+        vgpu_overhead_look(charge->device, charge->bytes);
     vgpu_charge_undo(charge, result);
     return result;
 }
@@ -39,43 +39,43 @@ VGPU_EXPORT CUresult cuStreamCreateWithPriority(CUstream *phStream, unsigned int
 /* The memory that others see this process hold is true again when its work is done. */
 static CUresult synchronised(CUresult result)
 {
-    uint32_t left = __atomic_load_n(&vgpu_learn_left, __ATOMIC_RELAXED);
-    uint32_t stale = __atomic_load_n(&vgpu_learn_stale, __ATOMIC_RELAXED) & ~left;
+    uint32_t left = __atomic_load_n(&vgpu_overhead_left, __ATOMIC_RELAXED);
+    uint32_t stale = __atomic_load_n(&vgpu_overhead_stale, __ATOMIC_RELAXED) & ~left;
     vgpu_pool_synchronised();
     for (int device = 0; (stale | left) != 0; device++, stale >>= 1, left >>= 1)
         if (left & 1)
-            vgpu_learn_leftovers(device);
+            vgpu_overhead_leftovers(device);
         else if (stale & 1)
-            vgpu_learn_once(device);
+            vgpu_overhead_look_once(device);
     return result;
 }
 
 VGPU_EXPORT CUresult cuCtxSynchronize(void)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     return synchronised(CALL(cuCtxSynchronize));
 }
 
 VGPU_EXPORT CUresult cuCtxSynchronize_v2(CUcontext ctx)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     return synchronised(CALL(cuCtxSynchronize_v2, ctx));
 }
 
 VGPU_EXPORT CUresult cuStreamSynchronize(CUstream hStream)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     return synchronised(CALL(cuStreamSynchronize, hStream));
 }
 
 VGPU_EXPORT CUresult cuStreamSynchronize_ptsz(CUstream hStream)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     return synchronised(CALL(cuStreamSynchronize_ptsz, hStream));
 }
 
 VGPU_EXPORT CUresult cuEventSynchronize(CUevent hEvent)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     return synchronised(CALL(cuEventSynchronize, hEvent));
 }

@@ -5,11 +5,11 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "away.h"
+#include "suspended.h"
 #include "charge.h"
 #include "functions.h"
 #include "in_child.h"
-#include "learn.h"
+#include "driver_overhead.h"
 #include "evictable.h"
 #include "tenant.h"
 struct block {
@@ -33,7 +33,7 @@ static void let_go(struct block *block)
     if (block->handles > 0 || block->mappings > 0)
         return;
     vgpu_account_release(vgpu_tenant_account(), (unsigned)block->device, block->bytes);
-    vgpu_learn_changed();
+    vgpu_overhead_changed();
     free(block);
 }
 
@@ -45,7 +45,7 @@ static struct vgpu_entry handle_entry(CUmemGenericAllocationHandle handle, struc
 VGPU_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
                                  unsigned long long flags)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     struct vgpu_charge charge = {.active = false};
     if (prop == NULL || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
         return CALL(cuMemCreate, handle, size, prop, flags);
@@ -79,10 +79,10 @@ VGPU_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t si
  * leaves with the last. */
 VGPU_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     struct vgpu_entry entry;
     pthread_mutex_lock(&blocks);
-    vgpu_learn_free_begins();
+    vgpu_overhead_free_begins();
     bool known = vgpu_table_take(VGPU_KIND_HANDLE, handle, &entry);
     CUresult result = CALL(cuMemRelease, handle);
     if (known) {
@@ -93,14 +93,14 @@ VGPU_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
             vgpu_table_put(&entry);
         let_go(block);
     }
-    vgpu_learn_free_ends();
+    vgpu_overhead_free_ends();
     pthread_mutex_unlock(&blocks);
     return result;
 }
 
 VGPU_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *addr)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     struct vgpu_entry mapping;
     if (vgpu_evictable_range((CUdeviceptr)(uintptr_t)addr, NULL, NULL))
         return CUDA_ERROR_INVALID_VALUE; /* as of any plain memory */
@@ -130,7 +130,7 @@ static void note_mapping(CUdeviceptr at, size_t bytes, struct block *block)
 VGPU_EXPORT CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
                               unsigned long long flags)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     struct vgpu_entry held = {.owner = NULL};
     pthread_mutex_lock(&blocks);
     CUresult result = CALL(cuMemMap, ptr, size, offset, handle, flags);
@@ -145,10 +145,10 @@ VGPU_EXPORT CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmem
 /* One unmap may cover several adjacent mappings, each of them whole. */
 VGPU_EXPORT CUresult cuMemUnmap(CUdeviceptr ptr, size_t size)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     struct vgpu_entry mapping;
     pthread_mutex_lock(&blocks);
-    vgpu_learn_free_begins();
+    vgpu_overhead_free_begins();
     CUresult result = CALL(cuMemUnmap, ptr, size);
     if (result == CUDA_SUCCESS) {
         CUdeviceptr at = ptr;
@@ -161,7 +161,7 @@ VGPU_EXPORT CUresult cuMemUnmap(CUdeviceptr ptr, size_t size)
             let_go(block);
         }
     }
-    vgpu_learn_free_ends();
+    vgpu_overhead_free_ends();
     pthread_mutex_unlock(&blocks);
     return result;
 }

@@ -1,9 +1,9 @@
 #include "charge.h"
 
-#include "away.h"
+#include "suspended.h"
 #include "device.h"
 #include "functions.h"
-#include "learn.h"
+#include "driver_overhead.h"
 #include "primary.h"
 #include "source.h"
 #include "tenant.h"
@@ -14,13 +14,13 @@ static bool reserve(int device, uint64_t bytes)
 {
     struct vgpu_account *account = vgpu_tenant_account();
     unsigned d = (unsigned)device;
-    vgpu_away_check(); /* what fits is not to be told before the lease is back */
+    vgpu_suspended_check(); /* what fits is not to be told before the lease is back */
     uint64_t limit = vgpu_tenant_limit(d);
     if (vgpu_account_reserve(account, d, bytes, limit))
         return true;
     if (bytes <= limit && vgpu_sources_give_back(device) && vgpu_account_reserve(account, d, bytes, limit))
         return true;
-    if (bytes <= limit && vgpu_learn_leftovers(device) && vgpu_account_reserve(account, d, bytes, limit))
+    if (bytes <= limit && vgpu_overhead_leftovers(device) && vgpu_account_reserve(account, d, bytes, limit))
         return true;
     if (vgpu_tenant_reclaim() && vgpu_account_reserve(account, d, bytes, limit))
         return true;
@@ -34,8 +34,8 @@ CUresult vgpu_charge_index(struct vgpu_charge *charge, int index, uint64_t bytes
     charge->device = index;
     if (charge->device == VGPU_NOT_IN_LEASE)
         return CUDA_ERROR_NOT_PERMITTED;
-    vgpu_away_call();
-    vgpu_learn_if_stale(index);
+    vgpu_suspended_call();
+    vgpu_overhead_if_stale(index);
     charge->bytes = vgpu_round(bytes, VGPU_PAGE_BYTES);
     if (!reserve(charge->device, charge->bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -61,7 +61,7 @@ CUresult vgpu_charge_current(struct vgpu_charge *charge, uint64_t bytes)
     CUresult result = vgpu_tenant_enter(&limited);
     if (result != CUDA_SUCCESS || !limited)
         return result;
-    vgpu_away_wait();
+    vgpu_suspended_wait();
     if (vgpu_device_current(&device) != CUDA_SUCCESS)
         return CUDA_SUCCESS;
     return vgpu_charge_index(charge, vgpu_device_index(device), bytes);
@@ -94,7 +94,7 @@ void vgpu_charge_undo(struct vgpu_charge *charge, CUresult result)
 static void settle(struct vgpu_charge *charge, uint64_t kept)
 {
     vgpu_account_settle(vgpu_tenant_account(), (unsigned)charge->device, charge->bytes, kept);
-    vgpu_learn_changed();
+    vgpu_overhead_changed();
     charge->active = false;
 }
 
@@ -138,7 +138,7 @@ CUresult vgpu_charge_pointer(struct vgpu_charge *charge, CUresult result, enum v
     if (!*keep)
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (kind == VGPU_KIND_MANAGED)
-        vgpu_learn_unseen(charge->device, (int64_t)kept);
+        vgpu_overhead_unseen(charge->device, (int64_t)kept);
     settle(charge, kept);
     return CUDA_SUCCESS;
 }
@@ -151,10 +151,10 @@ void *vgpu_charge_context(void)
 
 bool vgpu_charge_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     if (!vgpu_table_take(kind, key, entry))
         return false;
-    vgpu_learn_free_begins();
+    vgpu_overhead_free_begins();
     return true;
 }
 
@@ -174,13 +174,13 @@ void vgpu_charge_freed(const struct vgpu_entry *entry, bool taken, CUresult resu
     if (result == CUDA_SUCCESS) {
         uint64_t bytes = bytes_of(entry);
         if (entry->kind == VGPU_KIND_MANAGED)
-            vgpu_learn_unseen(entry->device, -(int64_t)bytes);
+            vgpu_overhead_unseen(entry->device, -(int64_t)bytes);
         if (bytes > 0)
             vgpu_account_release(vgpu_tenant_account(), (unsigned)entry->device, bytes);
     } else {
         vgpu_table_put(entry);
     }
-    vgpu_learn_free_ends();
+    vgpu_overhead_free_ends();
 }
 
 void vgpu_charge_freed_later(const struct vgpu_entry *entry, bool taken, CUresult result)
@@ -188,8 +188,8 @@ void vgpu_charge_freed_later(const struct vgpu_entry *entry, bool taken, CUresul
     if (taken && result == CUDA_SUCCESS) {
         uint64_t bytes = bytes_of(entry);
         if (bytes > 0)
-            vgpu_learn_instead(entry->device, bytes);
-        vgpu_learn_free_ends();
+            vgpu_overhead_instead(entry->device, bytes);
+        vgpu_overhead_free_ends();
     } else {
         vgpu_charge_freed(entry, taken, result);
     }
@@ -201,7 +201,7 @@ static bool ends_with_context(const struct vgpu_entry *entry, void *context)
     if (entry->owner != context || entry->kind < VGPU_KIND_POINTER || entry->kind > VGPU_KIND_MIPMAP)
         return false;
     if (entry->kind == VGPU_KIND_MANAGED)
-        vgpu_learn_unseen(entry->device, -(int64_t)entry->bytes);
+        vgpu_overhead_unseen(entry->device, -(int64_t)entry->bytes);
     if (entry->kind != VGPU_KIND_POINTER || entry->bytes >= VGPU_PAGE_BYTES)
         vgpu_account_release(vgpu_tenant_account(), (unsigned)entry->device, entry->bytes);
     return true;

@@ -7,11 +7,11 @@
 
 #define SHARD_BITS 4
 #define SHARDS (1u << SHARD_BITS)
-#define CAPACITY_MIN 64u /* places of a shard, a power of two */
+#define CAPACITY_MIN 64u /* buckets of a shard, a power of two */
 
 struct shard {
     pthread_mutex_t mutex;
-    struct vgpu_entry *places; /* open addressing, linear probing */
+    struct vgpu_entry *buckets; /* open addressing, linear probing */
     uint64_t capacity;
     uint64_t count;
 } __attribute__((aligned(64)));
@@ -31,12 +31,12 @@ static struct shard *shard_of(uint32_t kind, uint64_t key)
     return &shards[hashed >> (64 - SHARD_BITS)];
 }
 
-/* The entry's place, or the empty place where it would go. */
+/* The entry's bucket, or the empty bucket where it would go. */
 static uint64_t find(const struct shard *shard, uint32_t kind, uint64_t key)
 {
     uint64_t mask = shard->capacity - 1;
     uint64_t i = hash(kind, key) & mask;
-    while (shard->places[i].kind != VGPU_KIND_NONE && (shard->places[i].kind != kind || shard->places[i].key != key))
+    while (shard->buckets[i].kind != VGPU_KIND_NONE && (shard->buckets[i].kind != kind || shard->buckets[i].key != key))
         i = (i + 1) & mask;
     return i;
 }
@@ -44,33 +44,33 @@ static uint64_t find(const struct shard *shard, uint32_t kind, uint64_t key)
 static bool grow(struct shard *shard)
 {
     struct shard bigger = {.capacity = shard->capacity != 0 ? shard->capacity * 2 : CAPACITY_MIN};
-    bigger.places = calloc(bigger.capacity, sizeof(*bigger.places));
-    if (bigger.places == NULL)
+    bigger.buckets = calloc(bigger.capacity, sizeof(*bigger.buckets));
+    if (bigger.buckets == NULL)
         return false;
     for (uint64_t i = 0; i < shard->capacity; i++) {
-        const struct vgpu_entry *entry = &shard->places[i];
+        const struct vgpu_entry *entry = &shard->buckets[i];
         if (entry->kind != VGPU_KIND_NONE)
-            bigger.places[find(&bigger, entry->kind, entry->key)] = *entry;
+            bigger.buckets[find(&bigger, entry->kind, entry->key)] = *entry;
     }
-    free(shard->places);
-    shard->places = bigger.places;
+    free(shard->buckets);
+    shard->buckets = bigger.buckets;
     shard->capacity = bigger.capacity;
     return true;
 }
 
-/* Empties place i and moves later entries of the same run up, so that no tombstones pile up. */
+/* Empties bucket i and moves later entries of the same run up, so that no tombstones pile up. */
 static void empty(struct shard *shard, uint64_t i)
 {
     uint64_t mask = shard->capacity - 1;
     uint64_t hole = i;
-    for (uint64_t j = (i + 1) & mask; shard->places[j].kind != VGPU_KIND_NONE; j = (j + 1) & mask) {
-        uint64_t home = hash(shard->places[j].kind, shard->places[j].key) & mask;
+    for (uint64_t j = (i + 1) & mask; shard->buckets[j].kind != VGPU_KIND_NONE; j = (j + 1) & mask) {
+        uint64_t home = hash(shard->buckets[j].kind, shard->buckets[j].key) & mask;
         if (((j - home) & mask) >= ((j - hole) & mask)) {
-            shard->places[hole] = shard->places[j];
+            shard->buckets[hole] = shard->buckets[j];
             hole = j;
         }
     }
-    shard->places[hole].kind = VGPU_KIND_NONE;
+    shard->buckets[hole].kind = VGPU_KIND_NONE;
     __atomic_store_n(&shard->count, shard->count - 1, __ATOMIC_RELAXED);
 }
 
@@ -82,9 +82,9 @@ static bool has_room(struct shard *shard, uint64_t entries)
 static void store(struct shard *shard, const struct vgpu_entry *entry)
 {
     uint64_t i = find(shard, entry->kind, entry->key);
-    if (shard->places[i].kind == VGPU_KIND_NONE)
+    if (shard->buckets[i].kind == VGPU_KIND_NONE)
         __atomic_store_n(&shard->count, shard->count + 1, __ATOMIC_RELAXED);
-    shard->places[i] = *entry;
+    shard->buckets[i] = *entry;
 }
 
 bool vgpu_table_put(const struct vgpu_entry *entry)
@@ -110,7 +110,7 @@ bool vgpu_table_put_in_page(const struct vgpu_entry *entry, bool *first)
     pthread_mutex_lock(&shard->mutex);
     bool stored = has_room(shard, 2);
     if (stored) {
-        struct vgpu_entry *known = &shard->places[find(shard, page.kind, page.key)];
+        struct vgpu_entry *known = &shard->buckets[find(shard, page.kind, page.key)];
         *first = known->kind == VGPU_KIND_NONE;
         if (*first)
             store(shard, &page);
@@ -130,9 +130,9 @@ bool vgpu_table_leave_page(uint64_t pointer, struct vgpu_entry *page)
     pthread_mutex_lock(&shard->mutex);
     if (shard->count > 0) {
         uint64_t i = find(shard, VGPU_KIND_PAGE, key);
-        last = shard->places[i].kind != VGPU_KIND_NONE && --shard->places[i].count == 0;
+        last = shard->buckets[i].kind != VGPU_KIND_NONE && --shard->buckets[i].count == 0;
         if (last) {
-            *page = shard->places[i];
+            *page = shard->buckets[i];
             empty(shard, i);
         }
     }
@@ -149,9 +149,9 @@ static bool look_up(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry,
     pthread_mutex_lock(&shard->mutex);
     if (shard->count > 0) {
         uint64_t i = find(shard, kind, key);
-        found = shard->places[i].kind != VGPU_KIND_NONE;
+        found = shard->buckets[i].kind != VGPU_KIND_NONE;
         if (found) {
-            *entry = shard->places[i];
+            *entry = shard->buckets[i];
             if (remove)
                 empty(shard, i);
         }
@@ -172,10 +172,10 @@ bool vgpu_table_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry
 
 static void purge_shard(struct shard *shard, bool (*match)(const struct vgpu_entry *, void *), void *argument)
 {
-    /* Backwards-moved entries may come to place i again or, wrapping, be seen twice: both are harmless,
+    /* Backwards-moved entries may come to bucket i again or, wrapping, be seen twice: both are harmless,
      * since `match` is asked once for each entry that it then removes. */
     for (uint64_t i = 0; i < shard->capacity;) {
-        if (shard->places[i].kind != VGPU_KIND_NONE && match(&shard->places[i], argument))
+        if (shard->buckets[i].kind != VGPU_KIND_NONE && match(&shard->buckets[i], argument))
             empty(shard, i);
         else
             i++;
@@ -206,7 +206,7 @@ static void reset(void)
 {
     for (unsigned s = 0; s < SHARDS; s++) {
         pthread_mutex_init(&shards[s].mutex, NULL);
-        shards[s].places = NULL;
+        shards[s].buckets = NULL;
         shards[s].capacity = 0;
         shards[s].count = 0;
     }

@@ -10,17 +10,17 @@
 
 /* Handles of different kinds may have equal values, so the kind is part of the key. */
 enum vgpu_kind {
-    VGPU_KIND_NONE, /* an empty place */
+    VGPU_KIND_NONE, /* an empty bucket */
     VGPU_KIND_POINTER,
     VGPU_KIND_MANAGED, /* a pointer whose bytes NVML does not show with the process */
     VGPU_KIND_PAGE,    /* a page that small allocations share; count: how many */
     VGPU_KIND_ARRAY,
     VGPU_KIND_MIPMAP,
-    VGPU_KIND_HANDLE,  /* a cuMemCreate handle; owner: its block */
-    VGPU_KIND_MAPPING, /* a cuMemMap address; owner: its block */
-    VGPU_KIND_POOL,    /* a memory pool; owner: what is known of it */
-    VGPU_KIND_MOVABLE, /* a pointer to memory that can leave the card; owner: its piece (evictable.h) */
-    VGPU_KIND_GRAPH,   /* an executable graph that allocates; bytes: the most that it can add */
+    VGPU_KIND_HANDLE,    /* a cuMemCreate handle; owner: its block */
+    VGPU_KIND_MAPPING,   /* a cuMemMap address; owner: its block */
+    VGPU_KIND_POOL,      /* a memory pool; owner: what is known of it */
+    VGPU_KIND_EVICTABLE, /* a pointer to memory that can leave the card; owner: its piece (evictable.h) */
+    VGPU_KIND_GRAPH,     /* an executable graph that allocates; bytes: the most that it can add */
 };
 
 struct vgpu_entry {

@@ -5,7 +5,7 @@
 
 #include "functions.h"
 #include "hostbuf.h"
-#include "piece.h"
+#include "allocation.h"
 #include "in_child.h"
 
 #define IN_FLIGHT 16u       /* copies */
@@ -13,7 +13,7 @@
 #define ROOM_LOOKS 100u
 
 struct copy {
-    struct vgpu_piece *piece;
+    struct vgpu_allocation *allocation;
     unsigned chunk;
 };
 
@@ -41,11 +41,11 @@ static bool good(CUresult result)
 }
 
 /* Any context of the device does: mappings are the process's. Pushed on true. */
-static bool begin(const struct vgpu_piece *piece)
+static bool begin(const struct vgpu_allocation *allocation)
 {
     CUcontext popped;
     bool fresh = line.context == NULL;
-    CUcontext context = fresh ? piece->context : line.context;
+    CUcontext context = fresh ? allocation->context : line.context;
     if (!good(CALL(cuCtxPushCurrent_v2, context)))
         return false;
     bool whole = !fresh || good(CALL(cuStreamCreate, &line.stream, CU_STREAM_NON_BLOCKING));
@@ -64,19 +64,19 @@ static void end(void)
     CALL(cuCtxPopCurrent_v2, &popped);
 }
 
-static CUresult copy_chunk(const struct vgpu_piece *piece, unsigned chunk, bool out)
+static CUresult copy_chunk(const struct vgpu_allocation *allocation, unsigned chunk, bool out)
 {
-    CUdeviceptr device = vgpu_chunk_base(piece, chunk);
-    uint64_t place = piece->chunks[chunk].place;
+    CUdeviceptr device = vgpu_chunk_base(allocation, chunk);
+    uint64_t offset = allocation->chunks[chunk].offset;
     CUresult result = CUDA_SUCCESS;
-    for (uint64_t left = vgpu_chunk_bytes(piece, chunk); left > 0 && result == CUDA_SUCCESS;) {
+    for (uint64_t left = vgpu_chunk_bytes(allocation, chunk); left > 0 && result == CUDA_SUCCESS;) {
         uint64_t there;
-        void *host = vgpu_hostbuf_at(place, &there);
+        void *host = vgpu_hostbuf_at(offset, &there);
         uint64_t bytes = left < there ? left : there;
         result = out ? CALL(cuMemcpyDtoHAsync_v2, host, device, bytes, line.stream)
                      : CALL(cuMemcpyHtoDAsync_v2, device, host, bytes, line.stream);
         device += bytes;
-        place += bytes;
+        offset += bytes;
         left -= bytes;
     }
     return result;
@@ -88,22 +88,22 @@ static CUresult land(void)
     const struct copy *copy = &line.flying[line.first];
     CUresult result = CALL(cuEventSynchronize, line.events[line.first]);
     if (result == CUDA_SUCCESS)
-        vgpu_chunk_unmap(copy->piece, copy->chunk);
+        vgpu_chunk_unmap(copy->allocation, copy->chunk);
     line.first = (line.first + 1) % IN_FLIGHT;
     line.count--;
     return result;
 }
 
-static CUresult take_off(struct vgpu_piece *piece, unsigned chunk)
+static CUresult take_off(struct vgpu_allocation *allocation, unsigned chunk)
 {
     unsigned next = (line.first + line.count) % IN_FLIGHT;
     CUresult result = line.count == IN_FLIGHT ? land() : CUDA_SUCCESS;
     if (result == CUDA_SUCCESS)
-        result = copy_chunk(piece, chunk, true);
+        result = copy_chunk(allocation, chunk, true);
     if (result == CUDA_SUCCESS)
         result = CALL(cuEventRecord, line.events[next], line.stream);
     if (result == CUDA_SUCCESS) {
-        line.flying[next] = (struct copy){piece, chunk};
+        line.flying[next] = (struct copy){allocation, chunk};
         line.count++;
     }
     return result;
@@ -112,10 +112,11 @@ static CUresult take_off(struct vgpu_piece *piece, unsigned chunk)
 struct vgpu_evict_bytes vgpu_evict_count(void)
 {
     struct vgpu_evict_bytes bytes = {0, 0};
-    for (const struct vgpu_piece *piece = vgpu_pieces(); piece != NULL; piece = piece->next)
-        for (unsigned i = 0; i < piece->chunk_count; i++) {
-            bytes.all += vgpu_chunk_bytes(piece, i);
-            bytes.here += piece->chunks[i].handle != 0 ? vgpu_chunk_bytes(piece, i) : 0;
+    for (const struct vgpu_allocation *allocation = vgpu_allocations(); allocation != NULL;
+         allocation = allocation->next)
+        for (unsigned i = 0; i < allocation->chunk_count; i++) {
+            bytes.all += vgpu_chunk_bytes(allocation, i);
+            bytes.here += allocation->chunks[i].handle != 0 ? vgpu_chunk_bytes(allocation, i) : 0;
         }
     return bytes;
 }
@@ -127,17 +128,17 @@ static CUresult make_room(struct vgpu_evict_bytes now, uint64_t kept)
     return vgpu_hostbuf_grow(most < now.all ? most : now.all);
 }
 
-/* Those that are out have the first places. */
+/* Those that are out have the first offsets. */
 static bool all_out(struct vgpu_evict_bytes now, uint64_t kept)
 {
     CUresult result = CUDA_SUCCESS;
-    for (struct vgpu_piece *piece = vgpu_pieces(); piece != NULL; piece = piece->next)
-        for (unsigned i = 0; i < piece->chunk_count && now.here > kept && result == CUDA_SUCCESS; i++) {
-            if (piece->chunks[i].handle == 0)
+    for (struct vgpu_allocation *allocation = vgpu_allocations(); allocation != NULL; allocation = allocation->next)
+        for (unsigned i = 0; i < allocation->chunk_count && now.here > kept && result == CUDA_SUCCESS; i++) {
+            if (allocation->chunks[i].handle == 0)
                 continue;
-            piece->chunks[i].place = now.all - now.here;
-            now.here -= vgpu_chunk_bytes(piece, i);
-            result = take_off(piece, i);
+            allocation->chunks[i].offset = now.all - now.here;
+            now.here -= vgpu_chunk_bytes(allocation, i);
+            result = take_off(allocation, i);
         }
     while (line.count > 0) {
         CUresult landed = land();
@@ -148,7 +149,7 @@ static bool all_out(struct vgpu_evict_bytes now, uint64_t kept)
 
 bool vgpu_evict_out(uint64_t kept)
 {
-    const struct vgpu_piece *first = vgpu_pieces();
+    const struct vgpu_allocation *first = vgpu_allocations();
     struct vgpu_evict_bytes now = vgpu_evict_count();
     if (now.here <= kept)
         return true;
@@ -161,13 +162,13 @@ bool vgpu_evict_out(uint64_t kept)
 }
 
 /* While another tenant makes room chunk by chunk, copies under way need not be waited for, too. */
-static CUresult map_soon(struct vgpu_piece *piece, unsigned chunk, bool (*stop)(void))
+static CUresult map_soon(struct vgpu_allocation *allocation, unsigned chunk, bool (*stop)(void))
 {
     const struct timespec pause = {.tv_nsec = ROOM_LOOK_NS};
-    CUresult result = vgpu_chunk_map(piece, chunk);
+    CUresult result = vgpu_chunk_map(allocation, chunk);
     for (unsigned i = 0; i < ROOM_LOOKS && result == CUDA_ERROR_OUT_OF_MEMORY && (stop == NULL || !stop()); i++) {
         nanosleep(&pause, NULL);
-        result = vgpu_chunk_map(piece, chunk);
+        result = vgpu_chunk_map(allocation, chunk);
     }
     return result;
 }
@@ -175,35 +176,35 @@ static CUresult map_soon(struct vgpu_piece *piece, unsigned chunk, bool (*stop)(
 /* False: an error, or `stop` says so. What is mapped by then is fresh. */
 static bool bring_in(bool (*stop)(void))
 {
-    for (struct vgpu_piece *piece = vgpu_pieces(); piece != NULL; piece = piece->next)
-        for (unsigned i = 0; i < piece->chunk_count; i++) {
-            if (piece->chunks[i].handle != 0)
+    for (struct vgpu_allocation *allocation = vgpu_allocations(); allocation != NULL; allocation = allocation->next)
+        for (unsigned i = 0; i < allocation->chunk_count; i++) {
+            if (allocation->chunks[i].handle != 0)
                 continue;
-            if ((stop != NULL && stop()) || !good(map_soon(piece, i, stop)))
+            if ((stop != NULL && stop()) || !good(map_soon(allocation, i, stop)))
                 return false;
-            if (!good(copy_chunk(piece, i, false))) {
+            if (!good(copy_chunk(allocation, i, false))) {
                 CALL(cuStreamSynchronize, line.stream); /* a part of it may be on its way */
-                vgpu_chunk_unmap(piece, i);
+                vgpu_chunk_unmap(allocation, i);
                 return false;
             }
-            piece->chunks[i].fresh = true;
+            allocation->chunks[i].fresh = true;
         }
     return true;
 }
 
 static void settle(bool stays)
 {
-    for (struct vgpu_piece *piece = vgpu_pieces(); piece != NULL; piece = piece->next)
-        for (unsigned i = 0; i < piece->chunk_count; i++) {
-            if (!stays && piece->chunks[i].fresh)
-                vgpu_chunk_unmap(piece, i);
-            piece->chunks[i].fresh = false;
+    for (struct vgpu_allocation *allocation = vgpu_allocations(); allocation != NULL; allocation = allocation->next)
+        for (unsigned i = 0; i < allocation->chunk_count; i++) {
+            if (!stays && allocation->chunks[i].fresh)
+                vgpu_chunk_unmap(allocation, i);
+            allocation->chunks[i].fresh = false;
         }
 }
 
 bool vgpu_evict_in(bool (*stop)(void))
 {
-    const struct vgpu_piece *first = vgpu_pieces();
+    const struct vgpu_allocation *first = vgpu_allocations();
     if (first == NULL)
         return true;
     if (!begin(first))

@@ -2,20 +2,20 @@
 
 #include <stdlib.h>
 
-#include "away.h"
+#include "suspended.h"
 #include "capture.h"
 #include "device.h"
 #include "functions.h"
-#include "learn.h"
-#include "piece.h"
+#include "driver_overhead.h"
+#include "allocation.h"
 #include "swap.h"
 #include "tenant.h"
 
-static void unmap_all(struct vgpu_piece *piece)
+static void unmap_all(struct vgpu_allocation *allocation)
 {
-    for (unsigned i = 0; i < piece->chunk_count; i++)
-        if (piece->chunks[i].handle != 0)
-            vgpu_chunk_unmap(piece, i);
+    for (unsigned i = 0; i < allocation->chunk_count; i++)
+        if (allocation->chunks[i].handle != 0)
+            vgpu_chunk_unmap(allocation, i);
 }
 
 static bool has_granularity(CUdevice device)
@@ -29,51 +29,51 @@ static bool has_granularity(CUdevice device)
     return now == VGPU_PAGE_BYTES;
 }
 
-static struct vgpu_piece *make_piece(const struct vgpu_charge *charge, CUdevice device, uint64_t asked)
+static struct vgpu_allocation *make_allocation(const struct vgpu_charge *charge, CUdevice device, uint64_t asked)
 {
     unsigned count = (unsigned)((charge->bytes + VGPU_CHUNK_BYTES - 1) / VGPU_CHUNK_BYTES);
-    struct vgpu_piece *piece = calloc(1, sizeof(*piece) + count * sizeof(piece->chunks[0]));
-    if (piece == NULL)
+    struct vgpu_allocation *allocation = calloc(1, sizeof(*allocation) + count * sizeof(allocation->chunks[0]));
+    if (allocation == NULL)
         return NULL;
-    piece->bytes = charge->bytes;
-    piece->asked = asked;
-    piece->device = device;
-    piece->index = charge->device;
-    piece->context = vgpu_charge_context();
-    piece->chunk_count = count;
-    CUresult result = CALL(cuMemAddressReserve, &piece->base, piece->bytes, 0, 0, 0);
+    allocation->bytes = charge->bytes;
+    allocation->asked = asked;
+    allocation->device = device;
+    allocation->index = charge->device;
+    allocation->context = vgpu_charge_context();
+    allocation->chunk_count = count;
+    CUresult result = CALL(cuMemAddressReserve, &allocation->base, allocation->bytes, 0, 0, 0);
     if (result != CUDA_SUCCESS) {
-        free(piece);
+        free(allocation);
         return NULL;
     }
     for (unsigned i = 0; i < count && result == CUDA_SUCCESS; i++)
-        result = vgpu_chunk_map(piece, i);
+        result = vgpu_chunk_map(allocation, i);
     if (result == CUDA_SUCCESS)
-        return piece;
-    unmap_all(piece);
-    CALL(cuMemAddressFree, piece->base, piece->bytes);
-    free(piece);
+        return allocation;
+    unmap_all(allocation);
+    CALL(cuMemAddressFree, allocation->base, allocation->bytes);
+    free(allocation);
     return NULL;
 }
 
-static void end_piece(struct vgpu_piece *piece)
+static void end_allocation(struct vgpu_allocation *allocation)
 {
-    unmap_all(piece);
-    CALL(cuMemAddressFree, piece->base, piece->bytes);
-    vgpu_swap_holds(-(int64_t)piece->bytes);
-    free(piece);
+    unmap_all(allocation);
+    CALL(cuMemAddressFree, allocation->base, allocation->bytes);
+    vgpu_swap_holds(-(int64_t)allocation->bytes);
+    free(allocation);
 }
 
-static bool remember(struct vgpu_charge *charge, struct vgpu_piece *piece)
+static bool remember(struct vgpu_charge *charge, struct vgpu_allocation *allocation)
 {
     bool keep;
-    struct vgpu_entry entry = {.kind = VGPU_KIND_MOVABLE, .key = piece->base, .owner = piece};
-    vgpu_swap_holds((int64_t)piece->bytes);
+    struct vgpu_entry entry = {.kind = VGPU_KIND_EVICTABLE, .key = allocation->base, .owner = allocation};
+    vgpu_swap_holds((int64_t)allocation->bytes);
     vgpu_charge_settle(charge, CUDA_SUCCESS, &entry, &keep);
     if (!keep)
-        end_piece(piece);
+        end_allocation(allocation);
     else
-        vgpu_piece_link(piece);
+        vgpu_allocation_link(allocation);
     return keep;
 }
 
@@ -86,10 +86,10 @@ bool vgpu_evictable_alloc(struct vgpu_charge *charge, uint64_t bytes, CUdevicept
     vgpu_swap_count();
     bool inside = vgpu_swap_enter();
     vgpu_evictable_sweep();
-    struct vgpu_piece *piece = make_piece(charge, device, bytes);
-    bool made = piece != NULL && remember(charge, piece);
+    struct vgpu_allocation *allocation = make_allocation(charge, device, bytes);
+    bool made = allocation != NULL && remember(charge, allocation);
     if (made)
-        *pointer = piece->base;
+        *pointer = allocation->base;
     vgpu_swap_leave(inside);
     return made;
 }
@@ -111,16 +111,16 @@ static CUresult wait_for(CUcontext context)
 /* The program has it no more. Inside. */
 static CUresult let_go(const struct vgpu_entry *entry)
 {
-    struct vgpu_piece *piece = entry->owner;
+    struct vgpu_allocation *allocation = entry->owner;
     bool dead = vgpu_capture_any();
-    CUresult result = dead ? CUDA_SUCCESS : wait_for(piece->context);
+    CUresult result = dead ? CUDA_SUCCESS : wait_for(allocation->context);
     if (result == CUDA_SUCCESS && !dead) {
-        vgpu_piece_unlink(piece);
-        end_piece(piece);
+        vgpu_allocation_unlink(allocation);
+        end_allocation(allocation);
     }
     if (dead) {
-        piece->dead = true;
-        vgpu_learn_free_ends(); /* still charged: vgpu_evictable_sweep gives it back */
+        allocation->dead = true;
+        vgpu_overhead_free_ends(); /* still charged: vgpu_evictable_sweep gives it back */
     } else {
         vgpu_charge_freed(entry, true, result);
     }
@@ -129,18 +129,18 @@ static CUresult let_go(const struct vgpu_entry *entry)
 
 static bool take(CUdeviceptr pointer, struct vgpu_entry *entry)
 {
-    if (!vgpu_table_take(VGPU_KIND_MOVABLE, pointer, entry))
+    if (!vgpu_table_take(VGPU_KIND_EVICTABLE, pointer, entry))
         return false;
-    vgpu_learn_free_begins();
+    vgpu_overhead_free_begins();
     return true;
 }
 
 bool vgpu_evictable_free(CUdeviceptr pointer, CUresult *result)
 {
     struct vgpu_entry entry;
-    if (!vgpu_swap_counts() || !vgpu_table_get(VGPU_KIND_MOVABLE, pointer, &entry))
+    if (!vgpu_swap_counts() || !vgpu_table_get(VGPU_KIND_EVICTABLE, pointer, &entry))
         return false;
-    vgpu_away_call();
+    vgpu_suspended_call();
     bool inside = vgpu_swap_enter();
     bool ours = take(pointer, &entry);
     if (ours)
@@ -153,33 +153,34 @@ bool vgpu_evictable_free(CUdeviceptr pointer, CUresult *result)
 bool vgpu_evictable_free_after(CUdeviceptr pointer, CUstream stream, int per_thread, CUresult *result)
 {
     struct vgpu_entry entry;
-    if (!vgpu_swap_counts() || !vgpu_table_get(VGPU_KIND_MOVABLE, pointer, &entry))
+    if (!vgpu_swap_counts() || !vgpu_table_get(VGPU_KIND_EVICTABLE, pointer, &entry))
         return false;
     *result = per_thread ? CALL(cuStreamSynchronize_ptsz, stream) : CALL(cuStreamSynchronize, stream);
     return *result != CUDA_SUCCESS || vgpu_evictable_free(pointer, result);
 }
 
-static void end_charged(struct vgpu_piece *piece)
+static void end_charged(struct vgpu_allocation *allocation)
 {
-    struct vgpu_entry entry = {.kind = VGPU_KIND_MOVABLE, .bytes = piece->bytes, .device = (int8_t)piece->index};
-    vgpu_learn_free_begins();
-    end_piece(piece);
+    struct vgpu_entry entry = {
+        .kind = VGPU_KIND_EVICTABLE, .bytes = allocation->bytes, .device = (int8_t)allocation->index};
+    vgpu_overhead_free_begins();
+    end_allocation(allocation);
     vgpu_charge_freed(&entry, true, CUDA_SUCCESS);
 }
 
-static bool is_dead(const struct vgpu_piece *piece, void *unused)
+static bool is_dead(const struct vgpu_allocation *allocation, void *unused)
 {
     (void)unused;
-    return piece->dead;
+    return allocation->dead;
 }
 
 void vgpu_evictable_sweep(void)
 {
     if (vgpu_capture_any())
         return;
-    for (struct vgpu_piece *piece; (piece = vgpu_piece_find(is_dead, NULL, true)) != NULL;) {
-        wait_for(piece->context);
-        end_charged(piece);
+    for (struct vgpu_allocation *allocation; (allocation = vgpu_allocation_find(is_dead, NULL, true)) != NULL;) {
+        wait_for(allocation->context);
+        end_charged(allocation);
     }
 }
 
@@ -189,15 +190,15 @@ struct range {
     size_t *bytes;
 };
 
-static bool is_around(const struct vgpu_piece *piece, void *argument)
+static bool is_around(const struct vgpu_allocation *allocation, void *argument)
 {
     const struct range *range = argument;
-    if (range->pointer - piece->base >= piece->bytes)
+    if (range->pointer - allocation->base >= allocation->bytes)
         return false;
     if (range->base != NULL)
-        *range->base = piece->base;
+        *range->base = allocation->base;
     if (range->bytes != NULL)
-        *range->bytes = piece->asked;
+        *range->bytes = allocation->asked;
     return true;
 }
 
@@ -206,14 +207,15 @@ bool vgpu_evictable_range(CUdeviceptr pointer, CUdeviceptr *base, size_t *bytes)
     if (!vgpu_swap_counts())
         return false;
     struct range range = {pointer, base, bytes};
-    return vgpu_piece_find(is_around, &range, false) != NULL;
+    return vgpu_allocation_find(is_around, &range, false) != NULL;
 }
 
 /* One that another thread is freeing at this moment is left to it. */
-static bool ends_with(const struct vgpu_piece *piece, void *context)
+static bool ends_with(const struct vgpu_allocation *allocation, void *context)
 {
     struct vgpu_entry known;
-    return piece->context == context && (piece->dead || vgpu_table_take(VGPU_KIND_MOVABLE, piece->base, &known));
+    return allocation->context == context &&
+           (allocation->dead || vgpu_table_take(VGPU_KIND_EVICTABLE, allocation->base, &known));
 }
 
 void vgpu_evictable_end_context(CUcontext context)
@@ -222,7 +224,7 @@ void vgpu_evictable_end_context(CUcontext context)
         return;
     bool inside = vgpu_swap_enter();
     vgpu_swap_forget(context);
-    for (struct vgpu_piece *piece; (piece = vgpu_piece_find(ends_with, context, true)) != NULL;)
-        end_charged(piece);
+    for (struct vgpu_allocation *allocation; (allocation = vgpu_allocation_find(ends_with, context, true)) != NULL;)
+        end_charged(allocation);
     vgpu_swap_leave(inside);
 }

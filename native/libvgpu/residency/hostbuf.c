@@ -17,7 +17,7 @@
 
 static struct segment {
     char *base;
-    uint64_t place;
+    uint64_t offset;
     uint64_t bytes;
     bool locked;
 } segments[SEGMENTS];
@@ -71,7 +71,7 @@ static CUresult add(uint64_t bytes)
     if (base == MAP_FAILED)
         return CUDA_ERROR_OUT_OF_MEMORY;
     struct segment *segment = &segments[count];
-    *segment = (struct segment){.base = base, .place = vgpu_hostbuf_bytes(), .bytes = bytes};
+    *segment = (struct segment){.base = base, .offset = vgpu_hostbuf_bytes(), .bytes = bytes};
     (void)madvise(base, bytes, MADV_HUGEPAGE);
     (void)madvise(base, bytes, MADV_DONTFORK);
     touch_all(base, bytes);
@@ -85,7 +85,7 @@ static CUresult add(uint64_t bytes)
 
 uint64_t vgpu_hostbuf_bytes(void)
 {
-    return count == 0 ? 0 : segments[count - 1].place + segments[count - 1].bytes;
+    return count == 0 ? 0 : segments[count - 1].offset + segments[count - 1].bytes;
 }
 
 CUresult vgpu_hostbuf_grow(uint64_t bytes)
@@ -99,18 +99,18 @@ CUresult vgpu_hostbuf_grow(uint64_t bytes)
     return result;
 }
 
-void *vgpu_hostbuf_at(uint64_t place, uint64_t *bytes)
+void *vgpu_hostbuf_at(uint64_t offset, uint64_t *bytes)
 {
     unsigned low = 0;
     for (unsigned high = count; high - low > 1;) {
         unsigned middle = low + (high - low) / 2;
-        if (segments[middle].place <= place)
+        if (segments[middle].offset <= offset)
             low = middle;
         else
             high = middle;
     }
-    *bytes = segments[low].place + segments[low].bytes - place;
-    return segments[low].base + (place - segments[low].place);
+    *bytes = segments[low].offset + segments[low].bytes - offset;
+    return segments[low].base + (offset - segments[low].offset);
 }
 
 CUresult vgpu_hostbuf_lock(void)

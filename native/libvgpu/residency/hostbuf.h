@@ -1,5 +1,5 @@
 /*
- * hostbuf.h: page-locked host memory for what is off the card: one range of places over several segments, made when
+ * hostbuf.h: page-locked host memory for what is off the card: one range of offsets over several segments, made when
  * it is first needed and kept. Locking it takes far longer than a copy (0.33 s a GiB on an H200's host with
  * cuMemHostAlloc; touched by several threads and then registered it is a few times faster).
  */
@@ -14,9 +14,9 @@
  * is as before. */
 CUresult vgpu_hostbuf_grow(uint64_t bytes);
 
-/* The address of `place`; sets *bytes to how many bytes follow it in its segment. Precondition: `place` is below
+/* The address of `offset`; sets *bytes to how many bytes follow it in its segment. Precondition: `offset` is below
  * vgpu_hostbuf_bytes(). */
-void *vgpu_hostbuf_at(uint64_t place, uint64_t *bytes);
+void *vgpu_hostbuf_at(uint64_t offset, uint64_t *bytes);
 
 /* Bytes of room. */
 uint64_t vgpu_hostbuf_bytes(void);

@@ -6,12 +6,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "away.h"
+#include "suspended.h"
 #include "capture.h"
 #include "evict_copy.h"
 #include "functions.h"
-#include "learn.h"
-#include "piece.h"
+#include "driver_overhead.h"
+#include "allocation.h"
 #include "thread.h"
 #include "in_child.h"
 
@@ -68,7 +68,7 @@ static uint64_t may_keep(void)
 /* Is the memory to be on the host? */
 static bool is_sent(void)
 {
-    return vgpu_away_state() == VGPU_LEASE_AWAY &&
+    return vgpu_suspended_state() == VGPU_LEASE_SUSPENDED &&
            __atomic_load_n(&limits->memory, __ATOMIC_ACQUIRE) == VGPU_MEMORY_OUT;
 }
 
@@ -92,10 +92,10 @@ bool vgpu_swap_enter_counted(void)
 {
     for (;;) {
         __atomic_add_fetch(&vgpu_swap.inside, 1, __ATOMIC_SEQ_CST);
-        if (!vgpu_away_held())
+        if (!vgpu_suspended_held())
             return true;
         __atomic_sub_fetch(&vgpu_swap.inside, 1, __ATOMIC_SEQ_CST);
-        vgpu_away_wait();
+        vgpu_suspended_wait();
     }
 }
 
@@ -124,26 +124,27 @@ void vgpu_swap_forget(CUcontext context)
 
 static void hold(void)
 {
-    vgpu_away_hold(true);
+    vgpu_suspended_hold(true);
 }
 
 static void let_in(void)
 {
-    vgpu_away_hold(false);
-    vgpu_away_follow();
+    vgpu_suspended_hold(false);
+    vgpu_suspended_follow();
 }
 
 /* What did not pass the gate (small copies, say) is waited for here. */
 static void wait_for_contexts(void)
 {
     CUcontext done = NULL;
-    for (const struct vgpu_piece *piece = vgpu_pieces(); piece != NULL; piece = piece->next) {
+    for (const struct vgpu_allocation *allocation = vgpu_allocations(); allocation != NULL;
+         allocation = allocation->next) {
         CUcontext popped;
-        if (piece->context == done || CALL(cuCtxPushCurrent_v2, piece->context) != CUDA_SUCCESS)
+        if (allocation->context == done || CALL(cuCtxPushCurrent_v2, allocation->context) != CUDA_SUCCESS)
             continue;
         CALL(cuCtxSynchronize);
         CALL(cuCtxPopCurrent_v2, &popped);
-        done = piece->context;
+        done = allocation->context;
     }
 }
 
@@ -182,7 +183,7 @@ static void go(void)
             let_in();
         return;
     }
-    vgpu_learn_free_begins();           /* what NVML says of this process has no meaning until it is back */
+    vgpu_overhead_free_begins();        /* what NVML says of this process has no meaning until it is back */
     bool captures = vgpu_capture_any(); /* whose thread waits: it would not end, and is not to be broken */
     if (!captures && vgpu_evict_out(may_keep())) {
         say_out();
@@ -191,7 +192,7 @@ static void go(void)
     CUresult why = captures ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : vgpu_evict_error();
     while (!vgpu_evict_in(NULL))
         pause_for(AGAIN_NS);
-    vgpu_learn_free_ends();
+    vgpu_overhead_free_ends();
     say_error(why);
     say(VGPU_SWAP_REFUSED);
     let_in();
@@ -205,7 +206,7 @@ static void come(void)
         say_out();
         return;
     }
-    vgpu_learn_free_ends();
+    vgpu_overhead_free_ends();
     say(VGPU_SWAP_HERE);
     let_in();
 }
@@ -275,8 +276,8 @@ static void follow(bool is_quiet)
     tell();
 }
 
-static const struct vgpu_away_listener listener = {.start = start, .follow = follow};
-VGPU_AWAY_LISTENER(listener);
+static const struct vgpu_suspended_listener listener = {.start = start, .follow = follow};
+VGPU_SUSPENDED_LISTENER(listener);
 
 static void reset(void)
 {

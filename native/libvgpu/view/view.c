@@ -2,11 +2,11 @@
 #include <pthread.h>
 #include <time.h>
 
-#include "away.h"
+#include "suspended.h"
 #include "device.h"
 #include "functions.h"
 #include "in_child.h"
-#include "learn.h"
+#include "driver_overhead.h"
 #include "relocated.h"
 #include "pool.h"
 #include "process_memory.h"
@@ -30,7 +30,7 @@ VGPU_EXPORT CUresult cuInit(unsigned int flags)
     CUresult result = vgpu_tenant_enter(&limited);
     if (result == CUDA_SUCCESS && limited) {
         warm();
-        vgpu_away_wait(); /* initialised before, it would wait in the driver */
+        vgpu_suspended_wait(); /* initialised before, it would wait in the driver */
         vgpu_relocated_follow();
         vgpu_unknown_tell(vgpu_tenant_account()->usage);
     }
@@ -41,9 +41,9 @@ VGPU_EXPORT CUresult cuInit(unsigned int flags)
 VGPU_EXPORT CUresult cuDeviceGetAttribute(int *pi, CUdevice_attribute attrib, CUdevice dev)
 {
     CUresult result = CALL(cuDeviceGetAttribute, pi, attrib, dev);
-    if (result != CUDA_ERROR_OPERATING_SYSTEM || !vgpu_away_now())
+    if (result != CUDA_ERROR_OPERATING_SYSTEM || !vgpu_suspended_now())
         return result;
-    vgpu_away_call();
+    vgpu_suspended_call();
     return CALL(cuDeviceGetAttribute, pi, attrib, dev);
 }
 
@@ -88,13 +88,13 @@ static struct card cards[VGPU_MAX_DEVICES];
 static pthread_mutex_t card_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 /* What the card has left matters only where more was promised than there is, and the driver takes 3 us to
- * say it: the answer is good for a millisecond. While the lease is away it is good until that is back: the driver
+ * say it: the answer is good for a millisecond. While the lease is suspended it is good until that is back: the driver
  * answers with an error (304 of an H200, driver 580.159.04), and who only asks need not bring the tenant back. */
 #define CARD_FRESH_NS 1000000u
 
 static bool is_fresh(const struct card *card, uint64_t now_ns)
 {
-    return card->at_ns != 0 && (now_ns - card->at_ns <= CARD_FRESH_NS || vgpu_away_now());
+    return card->at_ns != 0 && (now_ns - card->at_ns <= CARD_FRESH_NS || vgpu_suspended_now());
 }
 
 static CUresult card_of(unsigned device, struct slice *slice)
@@ -108,7 +108,7 @@ static CUresult card_of(unsigned device, struct slice *slice)
     pthread_mutex_lock(&card_mutex);
     struct card *card = &cards[device];
     if (!is_fresh(card, now_ns)) {
-        vgpu_away_check();
+        vgpu_suspended_check();
         result = CALL(cuMemGetInfo_v2, &free, &total);
         if (result == CUDA_SUCCESS)
             *card = (struct card){.at_ns = now_ns, .total = total, .free = free};
@@ -133,8 +133,8 @@ VGPU_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
     CUresult result = card_of((unsigned)device, &card);
     if (result != CUDA_SUCCESS)
         return result;
-    if (!vgpu_away_now()) { /* else NVML shows none of it, and the driver may not answer */
-        vgpu_learn_if_stale(device);
+    if (!vgpu_suspended_now()) { /* else NVML shows none of it, and the driver may not answer */
+        vgpu_overhead_if_stale(device);
         vgpu_pool_synchronised();
     }
     struct slice slice = slice_of((unsigned)device, card);
@@ -147,7 +147,7 @@ VGPU_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
 
 VGPU_EXPORT CUresult cuMemGetInfo(unsigned int *free, unsigned int *total)
 {
-    vgpu_away_check();
+    vgpu_suspended_check();
     CUresult result = CALL(cuMemGetInfo, free, total);
     int device = result == CUDA_SUCCESS ? limited_current() : VGPU_NOT_IN_LEASE;
     if (device == VGPU_NOT_IN_LEASE)
@@ -175,7 +175,7 @@ static uint64_t slice_total(CUdevice dev, uint64_t card)
 
 VGPU_EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     CUresult result = CALL(cuDeviceTotalMem_v2, bytes, dev);
     if (result == CUDA_SUCCESS && bytes != NULL)
         *bytes = slice_total(dev, *bytes);
@@ -184,7 +184,7 @@ VGPU_EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice dev)
 
 VGPU_EXPORT CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice dev)
 {
-    vgpu_away_call();
+    vgpu_suspended_call();
     CUresult result = CALL(cuDeviceTotalMem, bytes, dev);
     if (result == CUDA_SUCCESS && bytes != NULL)
         *bytes = narrow(slice_total(dev, *bytes));

@@ -212,7 +212,7 @@ static void check_weights(const uint32_t *shares, unsigned tenants, uint32_t pol
     for (unsigned i = 0; i < count; i++) {
         fprintf(stderr, " %+.2f", 100 * bias[i]);
         CHECK(fabs(bias[i]) < 0.006);
-        const struct vgpu_compute *counted = &workers[i].tenant.places[0]->count;
+        const struct vgpu_compute *counted = &workers[i].tenant.entities[0]->count;
         CHECK(counted->granted_ns + counted->overrun_ns >= counted->used_ns &&
               counted->granted_ns < 1.3 * (double)counted->used_ns);
     }

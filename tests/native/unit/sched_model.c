@@ -137,7 +137,7 @@ static void client_step(unsigned t, struct client *client)
 static bool waits_elsewhere(const struct sched_tenant *tenant)
 {
     for (uint32_t d = 0; d < tenant->device_count; d++)
-        if ((tenant->wanted >> d & 1) != 0 && tenant->places[d]->device->busy > 0)
+        if ((tenant->wanted >> d & 1) != 0 && tenant->entities[d]->device->busy > 0)
             return true;
     return false;
 }
@@ -147,7 +147,7 @@ static bool waits_for_nothing(const struct sched_tenant *tenant)
 {
     uint32_t missing = gang_missing(tenant);
     for (uint32_t d = 0; d < tenant->device_count; d++)
-        if ((missing >> d & 1) != 0 && tenant->places[d]->device->managed)
+        if ((missing >> d & 1) != 0 && tenant->entities[d]->device->managed)
             return false;
     return missing != 0;
 }
@@ -156,7 +156,7 @@ static void check_device(const struct sched_device *device)
 {
     uint32_t holders = 0;
     bool somebody_may = false;
-    for (const struct sched_place *p = device->places; p != NULL; p = p->next) {
+    for (const struct sched_entity *p = device->entities; p != NULL; p = p->next) {
         const struct sched_tenant *tenant = p->tenant;
         CHECK(p->tokens_ns >= -1.001 * (double)SCHED_DEBT_WAIT_NS);
         CHECK(p->tokens_ns == p->tokens_ns && p->vtime_ns == p->vtime_ns);
@@ -166,14 +166,14 @@ static void check_device(const struct sched_device *device)
         somebody_may |= alone && tenant->wanted != 0 && tenant->held == 0 && ready;
     }
     CHECK(holders == device->busy);
-    for (const struct sched_place *p = device->places; p != NULL; p = p->next) {
+    for (const struct sched_entity *p = device->entities; p != NULL; p = p->next) {
         bool endless = p->holding && p->tenant->open_ended && !p->tenant->free_running;
         CHECK(!waits_for_nothing(p->tenant));
-        CHECK(!(endless && device->managed && device->next_place != NULL && device->next_place != p));
+        CHECK(!(endless && device->managed && device->next_entity != NULL && device->next_entity != p));
     }
     if (device->managed)
         CHECK(!(somebody_may && holders == 0) ||
-              (device->next_place != NULL && waits_elsewhere(device->next_place->tenant)));
+              (device->next_entity != NULL && waits_elsewhere(device->next_entity->tenant)));
 }
 
 /* Who may launch, as far as it was told, has its tenant's turn. */
@@ -193,7 +193,7 @@ static void check_exclusive(void)
     for (const struct sched_device *device = sched_devices(); device != NULL; device = device->next) {
         uint32_t turns = 0;
         bool single = false; /* a tenant of several devices may have been let onto one before it was managed */
-        for (const struct sched_place *p = device->places; p != NULL; p = p->next)
+        for (const struct sched_entity *p = device->entities; p != NULL; p = p->next)
             if (p->holding && !p->tenant->free_running) {
                 turns += !p->tenant->stopping;
                 single |= !p->tenant->stopping && p->tenant->device_count == 1 && p->tenant->granted_at == now;
@@ -284,9 +284,9 @@ static void check_shares(const struct wish *wishes, unsigned count)
     }
     for (unsigned t = 0; t < count; t++) {
         uint32_t d = 0;
-        while (!nodes[t].tenant.places[d]->device->managed && d + 1 < wishes[t].count)
+        while (!nodes[t].tenant.entities[d]->device->managed && d + 1 < wishes[t].count)
             d++;
-        double got = (double)nodes[t].tenant.places[d]->count.used_ns / (double)length;
+        double got = (double)nodes[t].tenant.entities[d]->count.used_ns / (double)length;
         fprintf(stderr, "%s%.3f", t > 0 ? " " : "", got);
         CHECK(got > wishes[t].least && got < wishes[t].most);
     }
@@ -394,7 +394,7 @@ static void check_jobs(const struct wish *wishes, unsigned count, unsigned think
     for (unsigned t = 0; t < count; t++) {
         uint64_t bypasses = 0;
         for (uint32_t d = 0; d < wishes[t].count; d++)
-            bypasses += nodes[t].tenant.places[d]->count.bypasses;
+            bypasses += nodes[t].tenant.entities[d]->count.bypasses;
         fprintf(stderr, "%s%lu steps, %lu bypasses", t > 0 ? "; " : "", jobs[t].steps, bypasses);
         CHECK(jobs[t].steps >= least && bypasses * 5 <= jobs[t].steps);
         sched_tenant_remove(&nodes[t].tenant, now);

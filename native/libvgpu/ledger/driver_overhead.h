@@ -1,35 +1,35 @@
 /*
- * learn.h: what the driver takes that no call names (contexts, modules, local memory, streams). It is the
+ * driver_overhead.h: what the driver takes that no call names (contexts, modules, local memory, streams). It is the
  * difference between what NVML says this process holds and what the calls it made account for, and is
  * kept in the slot's context_bytes. Where NVML cannot say, nothing is learnt and nothing is charged.
  *
  * One look costs about 10 us (H200, driver 580), so it is taken when something happened that makes such
  * memory, never on every call.
  */
-#ifndef VGPU_LEARN_H
-#define VGPU_LEARN_H
+#ifndef VGPU_DRIVER_OVERHEAD_H
+#define VGPU_DRIVER_OVERHEAD_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
 /* Looks now, with `claimed` bytes of this process being claims of the caller's own. False: NVML cannot say,
  * or other threads allocated all the while; then the next allocation looks again. */
-bool vgpu_learn(int device, uint64_t claimed);
+bool vgpu_overhead_look(int device, uint64_t claimed);
 
 /* Looks once, unless another thread does. */
-void vgpu_learn_once(int device);
+void vgpu_overhead_look_once(int device);
 
 /* Looks once at each device of the lease, unless another thread does; for the link's thread, when vgpud asks. */
-void vgpu_learn_all(void);
+void vgpu_overhead_look_all(void);
 
 /* Something happened that makes the driver take memory now or soon: the next allocation looks first. */
-void vgpu_learn_later(int device);
+void vgpu_overhead_later(int device);
 
-extern uint32_t vgpu_learn_stale; /* a bit a device */
-static inline void vgpu_learn_if_stale(int device)
+extern uint32_t vgpu_overhead_stale; /* a bit a device */
+static inline void vgpu_overhead_if_stale(int device)
 {
-    if (__builtin_expect((__atomic_load_n(&vgpu_learn_stale, __ATOMIC_RELAXED) >> device & 1) != 0, 0))
-        vgpu_learn_once(device);
+    if (__builtin_expect((__atomic_load_n(&vgpu_overhead_stale, __ATOMIC_RELAXED) >> device & 1) != 0, 0))
+        vgpu_overhead_look_once(device);
 }
 
 /*
@@ -37,32 +37,32 @@ static inline void vgpu_learn_if_stale(int device)
  * stream order, a pool that ends before its allocations): from now on they are among what is learnt. Looks
  * are taken at the next synchronisations and before a refusal; where NVML cannot say, they are given back there.
  */
-void vgpu_learn_instead(int device, uint64_t bytes);
+void vgpu_overhead_instead(int device, uint64_t bytes);
 
 /* Looks after such bytes, if there are any on the device; false: there are none. */
-bool vgpu_learn_leftovers(int device);
-extern uint32_t vgpu_learn_left; /* devices that have some */
+bool vgpu_overhead_leftovers(int device);
+extern uint32_t vgpu_overhead_left; /* devices that have some */
 
 /* Is the tenant within its limit on the device now? */
-bool vgpu_learn_within_limit(int device);
+bool vgpu_overhead_within_limit(int device);
 
 /* Bytes that are charged but that NVML does not show with this process (managed memory). */
-void vgpu_learn_unseen(int device, int64_t bytes);
+void vgpu_overhead_unseen(int device, int64_t bytes);
 
 /* The figures of this process changed, or are about to: a look that overlaps does not count. */
-extern uint64_t vgpu_learn_moves; /* lower half: calls that are freeing now; upper half: changes so far */
-#define VGPU_LEARN_CHANGE (1ull << 32)
-static inline void vgpu_learn_changed(void)
+extern uint64_t vgpu_overhead_moves; /* lower half: calls that are freeing now; upper half: changes so far */
+#define VGPU_OVERHEAD_CHANGE (1ull << 32)
+static inline void vgpu_overhead_changed(void)
 {
-    __atomic_fetch_add(&vgpu_learn_moves, VGPU_LEARN_CHANGE, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&vgpu_overhead_moves, VGPU_OVERHEAD_CHANGE, __ATOMIC_SEQ_CST);
 }
-static inline void vgpu_learn_free_begins(void)
+static inline void vgpu_overhead_free_begins(void)
 {
-    __atomic_fetch_add(&vgpu_learn_moves, 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&vgpu_overhead_moves, 1, __ATOMIC_SEQ_CST);
 }
-static inline void vgpu_learn_free_ends(void)
+static inline void vgpu_overhead_free_ends(void)
 {
-    __atomic_fetch_add(&vgpu_learn_moves, VGPU_LEARN_CHANGE - 1, __ATOMIC_SEQ_CST);
+    __atomic_fetch_add(&vgpu_overhead_moves, VGPU_OVERHEAD_CHANGE - 1, __ATOMIC_SEQ_CST);
 }
 
 #endif

@@ -1,4 +1,4 @@
-#include "learn.h"
+#include "driver_overhead.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -11,9 +11,9 @@
 #define LOOKS_MAX 20  /* of about 10 us each, while other threads allocate */
 #define LEFT_LOOKS 64 /* synchronisations that look after what was left: the first may be of another stream */
 
-uint32_t vgpu_learn_stale;
-uint32_t vgpu_learn_left;
-uint64_t vgpu_learn_moves;
+uint32_t vgpu_overhead_stale;
+uint32_t vgpu_overhead_left;
+uint64_t vgpu_overhead_moves;
 
 static pthread_mutex_t looking = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t unseen[VGPU_MAX_DEVICES];
@@ -30,7 +30,7 @@ static struct state state_of(unsigned device, uint64_t claimed)
 {
     const struct vgpu_account *account = vgpu_tenant_account();
     const struct vgpu_slot_device *own = &account->usage->slots[account->slot].devices[device];
-    struct state state = {.moves = __atomic_load_n(&vgpu_learn_moves, __ATOMIC_SEQ_CST),
+    struct state state = {.moves = __atomic_load_n(&vgpu_overhead_moves, __ATOMIC_SEQ_CST),
                           .used = __atomic_load_n(&own->used_bytes, __ATOMIC_SEQ_CST)};
     state.quiet = __atomic_load_n(&own->claim_bytes, __ATOMIC_SEQ_CST) == claimed && (uint32_t)state.moves == 0;
     return state;
@@ -60,15 +60,15 @@ static bool look_often(int device, uint64_t claimed, int looks, bool *known)
 {
     bool done = false;
     *known = true;
-    __atomic_fetch_and(&vgpu_learn_stale, ~(1u << device), __ATOMIC_SEQ_CST);
+    __atomic_fetch_and(&vgpu_overhead_stale, ~(1u << device), __ATOMIC_SEQ_CST);
     for (int i = 0; i < looks && !done; i++)
         done = look(device, claimed, known);
     if (!done)
-        vgpu_learn_later(device);
+        vgpu_overhead_later(device);
     return done && *known;
 }
 
-bool vgpu_learn(int device, uint64_t claimed)
+bool vgpu_overhead_look(int device, uint64_t claimed)
 {
     bool known;
     pthread_mutex_lock(&looking);
@@ -77,7 +77,7 @@ bool vgpu_learn(int device, uint64_t claimed)
     return learnt;
 }
 
-void vgpu_learn_once(int device)
+void vgpu_overhead_look_once(int device)
 {
     bool known;
     if (!vgpu_process_memory_ready() || pthread_mutex_trylock(&looking) != 0)
@@ -86,28 +86,28 @@ void vgpu_learn_once(int device)
     pthread_mutex_unlock(&looking);
 }
 
-void vgpu_learn_all(void)
+void vgpu_overhead_look_all(void)
 {
     unsigned devices = vgpu_tenant_devices();
     for (unsigned device = 0; device < devices; device++)
-        vgpu_learn_once((int)device);
+        vgpu_overhead_look_once((int)device);
 }
 
-void vgpu_learn_later(int device)
+void vgpu_overhead_later(int device)
 {
-    __atomic_fetch_or(&vgpu_learn_stale, 1u << device, __ATOMIC_SEQ_CST);
+    __atomic_fetch_or(&vgpu_overhead_stale, 1u << device, __ATOMIC_SEQ_CST);
 }
 
-void vgpu_learn_instead(int device, uint64_t bytes)
+void vgpu_overhead_instead(int device, uint64_t bytes)
 {
     pthread_mutex_lock(&looking);
     vgpu_account_to_context(vgpu_tenant_account(), (unsigned)device, bytes);
     left_bytes[device] += bytes;
     left_looks[device] = LEFT_LOOKS;
-    __atomic_fetch_or(&vgpu_learn_left, 1u << device, __ATOMIC_SEQ_CST);
+    __atomic_fetch_or(&vgpu_overhead_left, 1u << device, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&looking);
-    vgpu_learn_changed();
-    vgpu_learn_later(device);
+    vgpu_overhead_changed();
+    vgpu_overhead_later(device);
 }
 
 /* Where NVML cannot say what the driver keeps: it is taken to be gone. Called with `looking` held. */
@@ -121,10 +121,10 @@ static void forget_left(int device)
     left_looks[device] = 0;
 }
 
-bool vgpu_learn_leftovers(int device)
+bool vgpu_overhead_leftovers(int device)
 {
     bool known;
-    if ((__atomic_load_n(&vgpu_learn_left, __ATOMIC_RELAXED) >> device & 1) == 0)
+    if ((__atomic_load_n(&vgpu_overhead_left, __ATOMIC_RELAXED) >> device & 1) == 0)
         return false;
     pthread_mutex_lock(&looking);
     look_often(device, 0, LOOKS_MAX, &known);
@@ -132,18 +132,18 @@ bool vgpu_learn_leftovers(int device)
         forget_left(device);
     if (left_looks[device] == 0 || --left_looks[device] == 0) {
         left_bytes[device] = 0;
-        __atomic_fetch_and(&vgpu_learn_left, ~(1u << device), __ATOMIC_SEQ_CST);
+        __atomic_fetch_and(&vgpu_overhead_left, ~(1u << device), __ATOMIC_SEQ_CST);
     }
     pthread_mutex_unlock(&looking);
     return true;
 }
 
-bool vgpu_learn_within_limit(int device)
+bool vgpu_overhead_within_limit(int device)
 {
     return vgpu_account_settled(vgpu_tenant_account()->usage, (unsigned)device) <= vgpu_tenant_limit((unsigned)device);
 }
 
-void vgpu_learn_unseen(int device, int64_t bytes)
+void vgpu_overhead_unseen(int device, int64_t bytes)
 {
     __atomic_fetch_add(&unseen[device], (uint64_t)bytes, __ATOMIC_SEQ_CST);
 }
@@ -153,8 +153,8 @@ static void reset(void)
     pthread_mutex_init(&looking, NULL);
     memset(unseen, 0, sizeof(unseen));
     memset(left_bytes, 0, sizeof(left_bytes));
-    vgpu_learn_left = 0;
-    vgpu_learn_stale = 0;
-    vgpu_learn_moves = 0;
+    vgpu_overhead_left = 0;
+    vgpu_overhead_stale = 0;
+    vgpu_overhead_moves = 0;
 }
 VGPU_IN_CHILD(reset);

@@ -1,10 +1,10 @@
 /*
- * pace.h: how much work this process has in flight. Markers (events) are recorded on the streams that it
+ * in_flight.h: how much work this process has in flight. Markers (events) are recorded on the streams that it
  * launches to, about one for every half window of device time; they tell when launches have run and how
  * long one takes, so that no more is in flight than can be drained soon.
  */
-#ifndef VGPU_PACE_H
-#define VGPU_PACE_H
+#ifndef VGPU_IN_FLIGHT_H
+#define VGPU_IN_FLIGHT_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -12,52 +12,52 @@
 #include "cuda_api.h"
 #include "lease.h"
 
-enum vgpu_pace { VGPU_PACE_GO, VGPU_PACE_WAIT, VGPU_PACE_STOP };
+enum vgpu_admission { VGPU_ADMIT_GO, VGPU_ADMIT_WAIT, VGPU_ADMIT_STOP };
 
 /*
  * Before a launch in an open turn that ends in `left_ns` (UINT64_MAX: open-ended). GO: *batch launches may
  * follow without a look. WAIT: too much is in flight; look again after *wait_ns. STOP: what is in flight
  * fills the rest of the turn. `first`: nothing was launched in this turn, so one launch goes whatever it takes.
  */
-enum vgpu_pace vgpu_pace(CUstream stream, int per_thread, const struct vgpu_turn *turn, uint64_t left_ns, bool first,
-                         uint64_t *batch, uint64_t *wait_ns);
+enum vgpu_admission vgpu_in_flight_admit(CUstream stream, int per_thread, const struct vgpu_turn *turn,
+                                         uint64_t left_ns, bool first, uint64_t *batch, uint64_t *wait_ns);
 
 /* After the launch, which still counts as asked: marks its end if launches are long. */
-void vgpu_pace_mark_after(CUstream stream, int per_thread, uint64_t weight);
+void vgpu_in_flight_mark_after(CUstream stream, int per_thread, uint64_t weight);
 
 /* Takes note of the context that is launched to; false: there is no memory to, and nothing may be launched to it. */
-bool vgpu_pace_touch(CUstream stream, int per_thread);
+bool vgpu_in_flight_touch(CUstream stream, int per_thread);
 
 /* Takes note of a context that was made: before anything is launched to it. */
-void vgpu_pace_note(CUcontext context);
+void vgpu_in_flight_note(CUcontext context);
 
 /* Is no context known? */
-bool vgpu_pace_none(void);
+bool vgpu_in_flight_none(void);
 
 /* The next drain is one of all contexts. */
-void vgpu_pace_use_all(void);
+void vgpu_in_flight_use_all(void);
 
 /* While nobody limits this process: so many launches may follow without a look, to any context. */
-uint64_t vgpu_pace_free(uint32_t device_count);
+uint64_t vgpu_in_flight_free(uint32_t device_count);
 
 /* Devices (bits of the lease) on which this process has launched, to tell the arbiter. */
-uint32_t vgpu_pace_declare(void);
+uint32_t vgpu_in_flight_declare(void);
 
 /* Has it launched on one that the arbiter was not told of? Its turn may not be one on that. */
-bool vgpu_pace_strays(void);
+bool vgpu_in_flight_strays(void);
 
 /* Nanoseconds, as far as known, until what this process has in flight has run. */
-uint64_t vgpu_pace_ahead(void);
+uint64_t vgpu_in_flight_ahead(void);
 
 /* Begins to wait for everything that was launched; then asks whether it has run. */
 void vgpu_drain_begin(void);
 bool vgpu_drain_done(void);
 
 /* Everything has run, and the turn is over. */
-void vgpu_pace_idle(void);
+void vgpu_in_flight_idle(void);
 
 /* The context is about to end, and its events with it: none of them is used after this. Called before the driver ends
  * it; where it lives on, the next launch to it notes it again. */
-void vgpu_pace_forget(CUcontext context);
+void vgpu_in_flight_forget(CUcontext context);
 
 #endif

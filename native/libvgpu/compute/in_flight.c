@@ -1,0 +1,411 @@
+#include "in_flight.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "capture.h"
+#include "clock.h"
+#include "device.h"
+#include "drain.h"
+#include "functions.h"
+#include "in_child.h"
+#include "launches.h"
+#include "tenant.h"
+
+#define RING 32u     /* markers of one context in flight */
+#define DEPTH_MIN 2u /* launches in flight, however long they are */
+#define BATCH_MAX 2048u
+#define FREE_BATCH 4096u /* launches between two looks while nobody limits them */
+#define STRAY_BATCH 61u  /* and while one may be the first on a device that is somebody else's now */
+#define LONG_BATCH 1u    /* batches up to this get a marker behind, too: long launches are measured each */
+#define WAIT_MIN_NS 2000u
+#define ARRIVE_MAX_NS 500000u
+
+struct context_queue {
+    struct context_queue *next;
+    CUcontext context;
+    int device; /* index in the lease, or VGPU_NOT_IN_LEASE */
+    CUevent ring[RING];
+    uint64_t counts[RING]; /* launches before the marker */
+    uint32_t made;         /* events that exist */
+    uint32_t head;         /* next to record */
+    uint32_t tail;         /* oldest that has not run; tail == head: none */
+    uint32_t barrier;      /* first marker since the device was last idle: times before it say nothing */
+    uint64_t run;          /* launches known to have run */
+    uint64_t run_seen_ns;  /* when that was seen */
+    double unit_ns;        /* device time of one launch of weight 1; 0: not known yet */
+    CUevent drain;
+    bool used;     /* launched to since the last drain */
+    bool launched; /* to it, ever */
+    enum vgpu_drain_state draining;
+    struct vgpu_drain_job job;
+};
+
+static struct context_queue *queues; /* one for each context that was launched to and has not ended */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static __thread bool mark_after;
+static uint32_t launched_to; /* devices, as bits */
+static uint32_t declared;    /* of them, those that the arbiter was told of; all, if none could be told */
+
+static void reset(void)
+{
+    queues = NULL; /* the parent's stay as garbage: a thread that is not here may have held the heap's lock */
+    launched_to = 0;
+    declared = 0;
+    pthread_mutex_init(&lock, NULL);
+}
+VGPU_IN_CHILD(reset);
+
+/* Launches that have reached the driver, by weight. */
+static uint64_t launched(void)
+{
+    uint64_t asked = __atomic_load_n(&vgpu_launches.asked, __ATOMIC_SEQ_CST);
+    return __atomic_load_n(&vgpu_launches.count, __ATOMIC_SEQ_CST) - asked;
+}
+
+static bool is_default(CUstream stream)
+{
+    return stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD;
+}
+
+static CUcontext context_of(CUstream stream, int per_thread)
+{
+    CUcontext context = NULL;
+    if (!is_default(stream)) {
+        CUresult result = per_thread ? CALL(cuStreamGetCtx_ptsz, stream, &context)
+                                     : CALL(cuStreamGetCtx, stream, &context);
+        if (result == CUDA_SUCCESS)
+            return context;
+    }
+    return CALL(cuCtxGetCurrent, &context) == CUDA_SUCCESS ? context : NULL;
+}
+
+static struct context_queue *queue_find(CUcontext context)
+{
+    for (struct context_queue *queue = queues; queue != NULL; queue = queue->next)
+        if (queue->context == context)
+            return queue;
+    return NULL;
+}
+
+static void note_devices(void)
+{
+    uint32_t devices = 0;
+    for (const struct context_queue *queue = queues; queue != NULL; queue = queue->next)
+        if (queue->device != VGPU_NOT_IN_LEASE && queue->launched)
+            devices |= 1u << queue->device;
+    __atomic_store_n(&launched_to, devices, __ATOMIC_RELAXED);
+}
+
+static struct context_queue *queue_get(CUcontext context)
+{
+    CUdevice device;
+    struct context_queue *queue = context != NULL ? queue_find(context) : NULL;
+    if (queue != NULL || context == NULL || (queue = calloc(1, sizeof(*queue))) == NULL)
+        return queue;
+    queue->next = queues;
+    queues = queue;
+    queue->context = context;
+    queue->device = vgpu_device_of_context(context, &device) == CUDA_SUCCESS ? vgpu_device_index(device)
+                                                                             : VGPU_NOT_IN_LEASE;
+    queue->run = launched();
+    queue->run_seen_ns = now_ns();
+    return queue;
+}
+
+/* Something is launched to the context. */
+static struct context_queue *queue_launched(CUcontext context)
+{
+    struct context_queue *queue = queue_get(context);
+    if (queue != NULL && !queue->launched) {
+        queue->launched = true;
+        note_devices();
+    }
+    return queue;
+}
+
+static void measure(struct context_queue *queue, uint32_t from, uint32_t to)
+{
+    float ms;
+    uint64_t launches = queue->counts[to] - queue->counts[from];
+    if (launches == 0 || launches > queue->counts[to] ||
+        CALL(cuEventElapsedTime, &ms, queue->ring[from], queue->ring[to]) != CUDA_SUCCESS || ms < 0)
+        return;
+    double unit = (double)ms * 1e6 / (double)launches;
+    queue->unit_ns = queue->unit_ns == 0 ? unit : queue->unit_ns + (unit - queue->unit_ns) * 0.25;
+}
+
+/* Takes note of the markers that have run. An error counts as run: it must not close the gate for good. */
+static void reap(struct context_queue *queue)
+{
+    while (queue->tail != queue->head && CALL(cuEventQuery, queue->ring[queue->tail % RING]) != CUDA_ERROR_NOT_READY) {
+        uint32_t now = queue->tail % RING;
+        queue->run = queue->counts[now];
+        queue->run_seen_ns = now_ns();
+        if ((int32_t)(queue->tail - queue->barrier) > 0)
+            measure(queue, (queue->tail - 1) % RING, now);
+        queue->tail++;
+    }
+}
+
+static void record(struct context_queue *queue, CUstream stream, int per_thread, uint64_t count)
+{
+    uint32_t at = queue->head % RING;
+    if (queue->head - queue->tail >= RING - 1)
+        return; /* the slot before the oldest is still needed to measure it */
+    if (queue->made <= at) {
+        if (CALL(cuEventCreate, &queue->ring[at], CU_EVENT_DEFAULT) != CUDA_SUCCESS)
+            return;
+        queue->made = at + 1;
+    }
+    CUresult result = per_thread ? CALL(cuEventRecord_ptsz, queue->ring[at], stream)
+                                 : CALL(cuEventRecord, queue->ring[at], stream);
+    if (result != CUDA_SUCCESS)
+        return;
+    queue->counts[at] = count;
+    queue->head++;
+}
+
+static double at_most(double value, double most)
+{
+    return value < most ? value : most;
+}
+
+/* Called with the lock held and the markers reaped. `count`: launches before the one asked for. */
+static enum vgpu_admission decide(const struct context_queue *queue, uint64_t count, const struct vgpu_turn *turn,
+                                  uint64_t left_ns, bool first, uint64_t *batch, uint64_t *wait_ns)
+{
+    double unit = queue->unit_ns;
+    bool known = unit > 0;
+    uint64_t waiting = queue->tail != queue->head && count > queue->run ? count - queue->run : 0;
+    double ahead = (double)waiting * unit;
+    double left = ahead -
+                  (double)(now_ns() - queue->run_seen_ns); /* the next marker has not run, but much before it has */
+    double deep = (turn->flags & VGPU_TURN_SHORT) != 0 ? unit : DEPTH_MIN * unit;
+    double room = (double)turn->window_ns > deep ? (double)turn->window_ns : deep;
+    *batch = 1;
+    /* half of what runs now has run, on average, and half of the next may overrun */
+    if (!first && known && left_ns != UINT64_MAX &&
+        (waiting > 0 && left > unit / 2 ? left : unit / 2) > (double)left_ns)
+        return VGPU_ADMIT_STOP;
+    /* Refilled when half of it has run, not launch by launch: each marker costs the device some microseconds. */
+    if (queue->tail != queue->head && (known ? ahead > room / 2 : waiting >= DEPTH_MIN)) {
+        *wait_ns = known ? (uint64_t)(ahead - room / 2) : WAIT_MIN_NS;
+        return VGPU_ADMIT_WAIT;
+    }
+    if (known) {
+        double more = at_most(room / 2, left_ns == UINT64_MAX ? room : (double)left_ns - ahead);
+        *batch = more < unit ? 1 : (uint64_t)at_most(more / unit, BATCH_MAX);
+    }
+    return VGPU_ADMIT_GO;
+}
+
+/* Before the first launch of a turn: the device may still have to come to this context from another. What
+ * that takes is nobody's use of it, so it is waited out (the marker has run when it is over). */
+static void arrive(struct context_queue *queue)
+{
+    uint64_t until = now_ns() + ARRIVE_MAX_NS;
+    while (queue->tail != queue->head && now_ns() < until) {
+        sched_yield();
+        reap(queue);
+    }
+}
+
+enum vgpu_admission vgpu_in_flight_admit(CUstream stream, int per_thread, const struct vgpu_turn *turn,
+                                         uint64_t left_ns, bool first, uint64_t *batch, uint64_t *wait_ns)
+{
+    enum vgpu_admission answer = VGPU_ADMIT_GO;
+    bool capturing = vgpu_capture_any();
+    CUstreamCaptureMode mode = capturing ? vgpu_capture_relax() : CU_STREAM_CAPTURE_MODE_GLOBAL;
+    *batch = 1;
+    *wait_ns = 0;
+    pthread_mutex_lock(&lock);
+    struct context_queue *queue = queue_launched(context_of(stream, per_thread));
+    if (queue != NULL) {
+        uint64_t count = launched();
+        uint32_t last = (queue->head - 1) % RING;
+        queue->used = true;
+        if (queue->tail == queue->head || queue->counts[last] < count) /* not again after a wait */
+            record(queue, stream, per_thread, count);
+        reap(queue);
+        if (first)
+            arrive(queue);
+        answer = decide(queue, count, turn, left_ns, first, batch, wait_ns);
+        mark_after = answer == VGPU_ADMIT_GO && *batch <= LONG_BATCH;
+    }
+    pthread_mutex_unlock(&lock);
+    if (capturing)
+        vgpu_capture_restore(mode);
+    return answer;
+}
+
+void vgpu_in_flight_mark_after(CUstream stream, int per_thread, uint64_t weight)
+{
+    if (!mark_after)
+        return;
+    mark_after = false;
+    pthread_mutex_lock(&lock);
+    struct context_queue *queue = queue_find(context_of(stream, per_thread));
+    if (queue != NULL && queue->context != NULL)
+        record(queue, stream, per_thread, launched() + weight);
+    pthread_mutex_unlock(&lock);
+}
+
+bool vgpu_in_flight_touch(CUstream stream, int per_thread)
+{
+    CUcontext context = context_of(stream, per_thread);
+    pthread_mutex_lock(&lock);
+    struct context_queue *queue = queue_launched(context);
+    if (queue != NULL)
+        queue->used = true;
+    pthread_mutex_unlock(&lock);
+    return queue != NULL || context == NULL;
+}
+
+uint32_t vgpu_in_flight_declare(void)
+{
+    uint32_t devices = __atomic_load_n(&launched_to, __ATOMIC_RELAXED);
+    __atomic_store_n(&declared, devices != 0 ? devices : UINT32_MAX, __ATOMIC_RELAXED);
+    return devices;
+}
+
+bool vgpu_in_flight_strays(void)
+{
+    return (__atomic_load_n(&launched_to, __ATOMIC_RELAXED) & ~__atomic_load_n(&declared, __ATOMIC_RELAXED)) != 0;
+}
+
+void vgpu_in_flight_note(CUcontext context)
+{
+    pthread_mutex_lock(&lock);
+    (void)queue_get(context);
+    pthread_mutex_unlock(&lock);
+}
+
+bool vgpu_in_flight_none(void)
+{
+    pthread_mutex_lock(&lock);
+    bool none = queues == NULL;
+    pthread_mutex_unlock(&lock);
+    return none;
+}
+
+void vgpu_in_flight_use_all(void)
+{
+    pthread_mutex_lock(&lock);
+    for (struct context_queue *queue = queues; queue != NULL; queue = queue->next)
+        queue->used = true;
+    pthread_mutex_unlock(&lock);
+}
+
+uint64_t vgpu_in_flight_free(uint32_t device_count)
+{
+    uint32_t others = ((1u << device_count) - 1) & ~__atomic_load_n(&declared, __ATOMIC_RELAXED);
+    vgpu_in_flight_use_all();
+    return others != 0 && device_count > 1 ? STRAY_BATCH : FREE_BATCH;
+}
+
+uint64_t vgpu_in_flight_ahead(void)
+{
+    double most = 0;
+    uint64_t count = launched();
+    pthread_mutex_lock(&lock);
+    uint64_t now = now_ns();
+    for (const struct context_queue *queue = queues; queue != NULL; queue = queue->next) {
+        if (!queue->used || queue->tail == queue->head)
+            continue;
+        double ahead = (double)(count - queue->run) * queue->unit_ns - (double)(now - queue->run_seen_ns);
+        most = ahead > most ? ahead : most;
+    }
+    pthread_mutex_unlock(&lock);
+    return (uint64_t)most;
+}
+
+static void begin_one(struct context_queue *queue)
+{
+    CUcontext popped;
+    queue->draining = VGPU_DRAIN_BY_MARKERS;
+    if (vgpu_capture_any()) /* recording a context breaks its captures */
+        return;
+    if (REAL(cuCtxRecordEvent) == NULL) {
+        if (vgpu_drain_thread_ask(&queue->job, queue->context))
+            queue->draining = VGPU_DRAIN_BY_THREAD;
+        return;
+    }
+    if (CALL(cuCtxPushCurrent_v2, queue->context) != CUDA_SUCCESS)
+        return;
+    if ((queue->drain != NULL || CALL(cuEventCreate, &queue->drain, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS) &&
+        CALL(cuCtxRecordEvent, queue->context, queue->drain) == CUDA_SUCCESS)
+        queue->draining = VGPU_DRAIN_BY_EVENT;
+    CALL(cuCtxPopCurrent_v2, &popped);
+}
+
+void vgpu_drain_begin(void)
+{
+    CUstreamCaptureMode mode = vgpu_capture_relax();
+    pthread_mutex_lock(&lock);
+    for (struct context_queue *queue = queues; queue != NULL; queue = queue->next)
+        if (queue->used)
+            begin_one(queue);
+    pthread_mutex_unlock(&lock);
+    vgpu_capture_restore(mode);
+}
+
+static bool done_one(struct context_queue *queue)
+{
+    reap(queue);
+    if (queue->draining == VGPU_DRAIN_BY_EVENT)
+        return CALL(cuEventQuery, queue->drain) != CUDA_ERROR_NOT_READY;
+    if (queue->draining == VGPU_DRAIN_BY_THREAD)
+        return vgpu_drain_thread_done(&queue->job);
+    return queue->tail == queue->head;
+}
+
+bool vgpu_drain_done(void)
+{
+    bool done = true;
+    CUstreamCaptureMode mode = vgpu_capture_relax();
+    pthread_mutex_lock(&lock);
+    for (struct context_queue *queue = queues; queue != NULL && done; queue = queue->next)
+        done = !queue->used || done_one(queue);
+    pthread_mutex_unlock(&lock);
+    vgpu_capture_restore(mode);
+    return done;
+}
+
+void vgpu_in_flight_idle(void)
+{
+    pthread_mutex_lock(&lock);
+    for (struct context_queue *queue = queues; queue != NULL; queue = queue->next) {
+        queue->used = false;
+        queue->barrier = queue->head + 1; /* the first may have come while the device was on its way */
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* With the lock held, and the context alive. */
+static void release(struct context_queue *queue)
+{
+    vgpu_drain_thread_forget(&queue->job);
+    for (uint32_t i = 0; i < queue->made; i++)
+        CALL(cuEventDestroy_v2, queue->ring[i]);
+    if (queue->drain != NULL)
+        CALL(cuEventDestroy_v2, queue->drain);
+    free(queue);
+}
+
+void vgpu_in_flight_forget(CUcontext context)
+{
+    pthread_mutex_lock(&lock);
+    for (struct context_queue **link = &queues; *link != NULL; link = &(*link)->next) {
+        struct context_queue *queue = *link;
+        if (queue->context != context)
+            continue;
+        *link = queue->next;
+        release(queue);
+        break;
+    }
+    note_devices();
+    pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,61 @@
+/*
+ * allocation.h: the allocations that can leave the card (evictable.h): the list of them, and the physical memory behind each
+ * chunk of one.
+ */
+#ifndef VGPU_ALLOCATION_H
+#define VGPU_ALLOCATION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cuda_api.h"
+
+#define VGPU_CHUNK_BYTES (128u << 20) /* copies as fast as a whole, and soon gives room to others (H200) */
+
+struct vgpu_chunk {
+    CUmemGenericAllocationHandle handle; /* 0: out */
+    bool fresh;                          /* on its way in: its copy on the host is true still */
+    uint64_t offset;                     /* in the host's buffer, while it is out */
+};
+
+/* One allocation. */
+struct vgpu_allocation {
+    struct vgpu_allocation *next;
+    struct vgpu_allocation **from;
+    CUdeviceptr base;
+    uint64_t bytes; /* whole pages */
+    uint64_t asked;
+    CUdevice device;
+    int index;         /* of the device in the lease */
+    CUcontext context; /* whose end frees it */
+    bool dead;         /* freed by the program, but not yet at the driver */
+    unsigned chunk_count;
+    struct vgpu_chunk chunks[];
+};
+
+static inline uint64_t vgpu_chunk_bytes(const struct vgpu_allocation *allocation, unsigned chunk)
+{
+    uint64_t left = allocation->bytes - (uint64_t)chunk * VGPU_CHUNK_BYTES;
+    return left < VGPU_CHUNK_BYTES ? left : VGPU_CHUNK_BYTES;
+}
+
+static inline CUdeviceptr vgpu_chunk_base(const struct vgpu_allocation *allocation, unsigned chunk)
+{
+    return allocation->base + (uint64_t)chunk * VGPU_CHUNK_BYTES;
+}
+
+/* Physical memory for one chunk, mapped at its address. An error: nothing has changed. */
+CUresult vgpu_chunk_map(struct vgpu_allocation *allocation, unsigned chunk);
+void vgpu_chunk_unmap(struct vgpu_allocation *allocation, unsigned chunk);
+
+/* The list of all, newest first, for a caller that has made sure that no thread is inside (swap.h). */
+struct vgpu_allocation *vgpu_allocations(void);
+
+void vgpu_allocation_link(struct vgpu_allocation *allocation);
+void vgpu_allocation_unlink(struct vgpu_allocation *allocation);
+
+/* The first that `match` says, unlinked if `take`; NULL: none. The list is locked while `match` is asked. */
+struct vgpu_allocation *vgpu_allocation_find(bool (*match)(const struct vgpu_allocation *allocation, void *argument),
+                                             void *argument, bool take);
+
+#endif
