@@ -19,7 +19,7 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.hardware.blocked import MACHINES
 from vgpud.lease import read_activity
 from vgpud.node.blocked import Looks
-from vgpud.node.lifetimes import start_ticks
+from vgpud.proc import start_ticks
 
 QUOTA = ("--isolation", "quota", "--memory", "1GiB", "--device", "0")
 CARD = ("--isolation", "device", "--device", "2")

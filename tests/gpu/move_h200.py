@@ -33,7 +33,7 @@ from tests.gpu.scenes import HOLD, ask, play, say, started
 from tests.gpu.suspend_h200 import PINNED, STEPS, TIMES, TRAIN, timed, whole
 from vgpud.lease import read_limits, read_usage
 from vgpud.model.errors import VgpuError
-from vgpud.node.lifetimes import start_ticks
+from vgpud.proc import start_ticks
 
 SIZES_GIB = (1, 8, 32)
 KILLS = 6

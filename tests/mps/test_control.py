@@ -11,7 +11,7 @@ from vgpud.model.tenancy import Mode, Slice
 from vgpud.modes.mps import answers
 from vgpud.modes.mps.control import MpsControl
 from vgpud.modes.mps.rules import Limits
-from vgpud.units.process import read_stat
+from vgpud.proc import read_stat
 
 # answers as nvidia-cuda-mps-control 550 does: rc 0 and the old value on a refusal, floored GiB
 STAND_IN = """#!/bin/sh
@@ -131,7 +131,7 @@ def test_a_silent_daemon_neither_hangs_vgpud_nor_leaves_a_process(tmp_path: Path
     assert silent.value.code is ErrorCode.HELPER_TIMEOUT
     child = int((tmp_path / "child").read_text())
     end = time.monotonic() + 10  # it was killed: on a busy machine it may not have had its turn to die
-    while (stat := read_stat(child)) is not None and stat.alive:
+    while (stat := read_stat(child)) is not None and stat.is_alive:
         assert time.monotonic() < end, "the silent daemon's child lives on"
         time.sleep(0.01)
 

@@ -1,5 +1,6 @@
 """What /proc says of control daemons and servers."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -10,16 +11,21 @@ from structlog.testing import capture_logs
 from vgpud.modes.mps.folders import DeviceFolder
 from vgpud.modes.mps.processes import end_servers, of_lives, still_there
 
-SLOW = (
-    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep({})"
-)
+# ignores SIGTERM, and ends when its input is closed
+SERVES = """
+import signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(1, flush=True)
+sys.stdin.read()
+"""
 
 
-def server(folder: DeviceFolder, seconds: float, program: str = sys.executable) -> subprocess.Popen[str]:
-    """A process with the environment of a daemon's life, which ends by itself after so long."""
+def server(folder: DeviceFolder) -> subprocess.Popen[str]:
+    """A process with the environment of a daemon's life, which ends when its input is closed."""
     process = subprocess.Popen(
-        [program, "-c", SLOW.format(seconds)],
+        [sys.executable, "-c", SERVES],
         env={"CUDA_MPS_PIPE_DIRECTORY": str(folder.life(1))},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -31,23 +37,26 @@ def server(folder: DeviceFolder, seconds: float, program: str = sys.executable) 
 def test_the_end_of_mps_servers_is_awaited(tmp_path: Path) -> None:
     folder = DeviceFolder(tmp_path)
     program = sys.executable
-    quick, slow = server(folder, 0.5), server(folder, 60)
+    ends, stays = server(folder), server(folder)
     known = of_lives(folder, program)
-    assert {one.pid for one in known} == {quick.pid, slow.pid}
-    assert still_there(known, 2.0) == (slow.pid,), "it says who did not end"
-    assert quick.wait(0) == 0
+    assert {one.pid for one in known} == {ends.pid, stays.pid}
+    assert ends.stdin is not None
+    ends.stdin.close()
+    os.waitid(os.P_PID, ends.pid, os.WEXITED | os.WNOWAIT)
+    assert still_there(known, 0.1) == (stays.pid,), "it names the process that did not end"
+    assert ends.wait() == 0
     with capture_logs() as lines:
-        assert end_servers(folder, program) == (slow.pid,)
-    assert [(line["audit"], line["server"]) for line in lines] == [("end MPS server", slow.pid)]
-    assert still_there(known, 10.0) == ()
-    slow.communicate()
+        assert end_servers(folder, program) == (stays.pid,)
+    assert [(line["audit"], line["server"]) for line in lines] == [("end MPS server", stays.pid)]
+    assert still_there(known, 300) == ()
+    stays.communicate()
     assert of_lives(folder, program) == ()
 
 
 def test_a_program_with_a_servers_environment_is_not_taken_for_a_server(tmp_path: Path) -> None:
     """The attack: a program with set-user-id keeps the environment that its caller gave it."""
     folder = DeviceFolder(tmp_path)
-    stranger = server(folder, 60)
+    stranger = server(folder)
     try:
         assert end_servers(folder, "/usr/bin/nvidia-cuda-mps-control") == ()
         assert stranger.poll() is None

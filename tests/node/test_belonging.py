@@ -24,7 +24,7 @@ from vgpud.model.tenancy import (
 from vgpud.modes.preload import CONTAINER_LEASE
 from vgpud.node import belonging
 from vgpud.node.belonging import belongs
-from vgpud.node.lifetimes import start_ticks
+from vgpud.proc import start_ticks
 
 TENANT, STRANGER = 4242, 4343
 AS_USER = """

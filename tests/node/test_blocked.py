@@ -8,7 +8,7 @@ import pytest
 
 from vgpud.node import blocked
 from vgpud.node.blocked import Looks
-from vgpud.node.lifetimes import start_ticks
+from vgpud.proc import start_ticks
 
 GONE = (2**22 + 1, 1)  # more than any pid, proc(5)
 

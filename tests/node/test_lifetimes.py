@@ -4,9 +4,9 @@ import os
 import subprocess
 
 from tests import clock
-from vgpud.hardware.ended import has_ended
 from vgpud.model.tenancy import Lifetime
-from vgpud.node.lifetimes import Lifetimes, is_alive, start_ticks
+from vgpud.node.lifetimes import Lifetimes, is_alive
+from vgpud.proc import has_ended, start_ticks
 
 
 def of(pid: int) -> Lifetime:

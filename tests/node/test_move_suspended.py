@@ -29,8 +29,8 @@ from vgpud.model.tenancy import (
     SuspendedProcess,
 )
 from vgpud.node.checks import settled
-from vgpud.node.lifetimes import start_ticks
 from vgpud.planner.places import devices_of
+from vgpud.proc import start_ticks
 
 NODE = Node(devices=tuple(device(i) for i in range(4)), driver_version="580.159.04")
 #: The suspended process is the test's own, and only processes of the owner are suspended.

@@ -13,14 +13,14 @@ import pytest
 from tests import clock
 from tests.node.test_lifetimes import of
 from tests.node.world import ALICE, FakeGateway, World, policy_of, request, world
-from vgpud.hardware.ended import has_ended
 from vgpud.model.device import Health, Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Allocation, Isolation, Mode, State
-from vgpud.node.lifetimes import Lifetimes, start_ticks
+from vgpud.node.lifetimes import Lifetimes
 from vgpud.node.recover import Start, recover
 from vgpud.policy.load import LoadedPolicy
+from vgpud.proc import has_ended, start_ticks
 from vgpud.units import Running
 
 

@@ -20,9 +20,9 @@ from vgpud.model.caller import Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB, Percent
 from vgpud.model.tenancy import Lifetime, Owner
+from vgpud.proc import start_ticks
 from vgpud.serve.calls import SERVICE
 from vgpud.serve.handlers import CHANGING, HANDLERS
-from vgpud.serve.peers import start_ticks
 from vgpud.serve.permissions import LEAST_DOOR
 from vgpud.serve.server import MAX_REQUEST_BYTES
 

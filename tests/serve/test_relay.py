@@ -95,17 +95,6 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
-def test_start_ticks_tell_processes_of_one_pid_apart() -> None:
-    assert peers.start_ticks(2**22 + 1) is None
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        ticks = peers.start_ticks(child.pid)
-        assert ticks is not None
-        assert ticks >= (peers.start_ticks(os.getpid()) or 0) > 0
-    finally:
-        child.communicate(b"\n")
-
-
 # names a peer that lives and two that have ended; the second's pid is another user's process's by clone3(2)
 IDENTIFIES = """
 import ctypes, os, socket, struct, subprocess, sys

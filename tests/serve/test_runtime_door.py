@@ -24,8 +24,8 @@ from vgpud.model.caller import Caller
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Allocation, Edits, Lifetime, Request, State
+from vgpud.proc import start_ticks
 from vgpud.serve import runtime
-from vgpud.serve.peers import start_ticks
 from vgpud.serve.runtime import Limits, RuntimeDoor
 from vgpud.serve.runtime_wire import FOR_PARENT, MAGIC, REPLY, REQUEST, Status, Verb
 from vgpud.serve.sockets import runtime_socket

@@ -16,7 +16,7 @@ import pytest
 
 from tests.sim.tenant import Tenant
 from tests.simnode import BUILD, SimNode
-from vgpud.node.lifetimes import start_ticks
+from vgpud.proc import start_ticks
 
 Make = Callable[..., SimNode]
 MIB = 1 << 20

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.proc import is_alive, parse_stat, read_stat
 from vgpud.units import ChildUnits, Running, UnitSpec
-from vgpud.units.process import is_alive, parse_stat, read_stat
 
 SLEEP = ("/bin/sleep", "1000")
 STUBBORN = ("/bin/sh", "-c", "trap '' TERM; echo deaf >ready; while :; do sleep 1; done")
@@ -195,7 +195,7 @@ def test_a_damaged_pid_file_is_no_helper(units: ChildUnits, tmp_path: Path, text
 
 
 def test_stat_of_a_command_with_blanks_and_brackets() -> None:
-    stat = parse_stat("42 (a) b ( c) S 1 42 42 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 9876 1 2")
+    stat = parse_stat(b"42 (a) b ( c) S 1 42 42 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 9876 1 2")
     assert stat is not None
     assert (stat.pid, stat.state, stat.session, stat.start_ticks) == (42, "S", 42, 9876)
 

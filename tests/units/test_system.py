@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.proc import is_alive
 from vgpud.units import ChildUnits, SystemdUnits, UnitSpec, choose_units
-from vgpud.units.process import is_alive
 
 # as much of systemctl(1) as SystemdUnits calls; a unit is a folder with a pid file
 SYSTEMCTL = r"""#!/bin/sh

@@ -6,7 +6,6 @@ from typing import Any
 
 from vgpud.hardware.compute import Handle, with_compute
 from vgpud.hardware.cores import sm_count
-from vgpud.hardware.ended import has_ended
 from vgpud.hardware.mig import read_division, read_instances, read_profiles
 from vgpud.hardware.nvml import Nvml
 from vgpud.model.device import (
@@ -18,6 +17,7 @@ from vgpud.model.device import (
     Virtualisation,
 )
 from vgpud.model.view import Vitals
+from vgpud.proc import has_ended
 
 # nvml.h nvmlComputeMode_t and nvmlGpuVirtualizationMode_t
 COMPUTE_MODES: dict[int, ComputeMode] = {

@@ -3,8 +3,8 @@
 import asyncio
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
+from vgpud import proc
 from vgpud.hardware.gateway import Gateway
 from vgpud.model.device import Device, DeviceProcess
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -60,11 +60,8 @@ def use_of(part: Slice, processes: tuple[DeviceProcess, ...]) -> SliceUse:
 
 def allocation_of(pid: int) -> str | None:
     """The allocation a process was started in, by its environment: a label, not a proof."""
-    try:
-        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return None
     prefix = b"VGPU_ALLOCATION="
+    entries = proc.environment(pid)
     return next((e[len(prefix) :].decode(errors="replace") for e in entries if e.startswith(prefix)), None)
 
 

@@ -3,8 +3,8 @@
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
+from vgpud import proc
 from vgpud.lease import ANYONE_FOLDER
 from vgpud.model.tenancy import Owner
 from vgpud.modes.gpu_use import allocation_of
@@ -13,10 +13,7 @@ from vgpud.node.users import namespace_owner
 from vgpud.planner.bypass import Belongings, ProcessFacts, tenant_of
 
 _MOST_ANCESTORS = 64
-_MOST_MOUNTS = 2000
 _LEASE = re.compile(rf"/leases/([^/]+)(?:/{ANYONE_FOLDER})?$")
-_REAL_UID = re.compile(rb"^Uid:\s*(\d+)", re.MULTILINE)  # proc_pid_status(5)
-_PARENT_FIELD, _START_FIELD = 4 - 3, 22 - 3  # counted after the command's closing bracket, proc_pid_stat(5)
 
 
 def owner_of(pid: int, known: Belongings) -> str:
@@ -39,29 +36,17 @@ def owner_of(pid: int, known: Belongings) -> str:
 
 def _facts(pid: int, owners: Mapping[str, Owner]) -> tuple[ProcessFacts, int] | None:
     """With the parent's pid; None for a process that is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
-        uid = _REAL_UID.search(Path(f"/proc/{pid}/status").read_bytes())
-    except OSError:
+    stat, uids = proc.read_stat(pid), proc.uids(pid)
+    if stat is None or uids is None:
         return None
-    if uid is None:
-        return None
-    fields = text[text.rindex(b")") + 2 :].split()
-    facts = ProcessFacts(
-        pid, int(fields[_START_FIELD]), int(uid[1]), _mounted(pid, owners), allocation_of(pid) or ""
-    )
-    return facts, int(fields[_PARENT_FIELD])
+    name = allocation_of(pid) or ""
+    return ProcessFacts(pid, stat.start_ticks, uids[0], _mounted(pid, owners), name), stat.parent
 
 
 def _mounted(pid: int, owners: Mapping[str, Owner]) -> str:
     """The allocation whose lease lies at a container's place. In a user namespace of its own a user can mount
     what it likes there, so it has to be one of root's or of the allocation's owner."""
-    try:
-        with Path(f"/proc/{pid}/mountinfo").open(encoding="utf-8", errors="replace") as lines:
-            fields = [line.split(" ", 5) for line, _ in zip(lines, range(_MOST_MOUNTS), strict=False)]
-    except OSError:
-        return ""
-    places = (_LEASE.search(one[3]) for one in fields if len(one) > 5 and one[4] == CONTAINER_LEASE)
+    places = map(_LEASE.search, proc.mounts_at(pid, CONTAINER_LEASE))
     name = next((place[1] for place in places if place is not None), "")
     if name not in owners:
         return ""

@@ -7,7 +7,6 @@ times more; what all readings have in common counts. planner.bypass decides; two
 
 import asyncio
 import os
-import select
 import signal
 import time
 from collections import Counter
@@ -43,6 +42,7 @@ from vgpud.planner.bypass import (
     sentence_of,
     under_limit,
 )
+from vgpud.proc import has_exited
 
 log = structlog.get_logger(__name__)
 
@@ -333,7 +333,8 @@ class Bypasses:
         belongings = _belongings(survey.everything, known)
         ended = []
         for pid, pidfd in pidfds.items():
-            if owner_of(pid, belongings) != allocation.id or _has_ended(pidfd):
+            # while the process of the pidfd runs, no other process can have its pid
+            if owner_of(pid, belongings) != allocation.id or has_exited(pidfd):
                 continue
             with suppress(OSError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -367,10 +368,3 @@ def _counted(preload: Preload, held: list[Allocation]) -> dict[str, tuple[int, .
         with suppress(VgpuError):  # released meanwhile
             found[allocation.id] = preload.counted(allocation)
     return found
-
-
-def _has_ended(pidfd: int) -> bool:
-    """While it has not, no other process can have its pid (pidfd_open(2))."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))

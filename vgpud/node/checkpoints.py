@@ -24,10 +24,10 @@ from vgpud.node.execute import FaultHook, new_event
 from vgpud.node.hub import Hub
 from vgpud.node.inventory import Inventory
 from vgpud.node.kept import Kept
-from vgpud.node.lifetimes import start_ticks
 from vgpud.node.transitions import Transitions
 from vgpud.planner.places import device_map, devices_of, saved_on
 from vgpud.planner.suspend import HostMemory
+from vgpud.proc import start_ticks
 
 log = structlog.get_logger(__name__)
 

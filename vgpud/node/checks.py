@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from vgpud.hardware.ended import has_ended
 from vgpud.model.caller import Caller
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, State
+from vgpud.proc import has_ended
 
 
 def check_owner(allocation: Allocation, caller: Caller) -> None:

@@ -23,13 +23,13 @@ from vgpud.node.cgroups import processes_in
 from vgpud.node.checkpoints import Checkpoints, Surroundings, check_well, living, seconds_for, told
 from vgpud.node.checks import check_owner, settled
 from vgpud.node.execute import Executor
-from vgpud.node.lifetimes import start_ticks
 from vgpud.planner import move as rules
 from vgpud.planner.places import device_map, devices_of
 from vgpud.planner.suspend import check_host, held_bytes, is_away
 from vgpud.planner.terms import all_terms
 from vgpud.planner.use import is_anybodys
 from vgpud.policy.model import Policy
+from vgpud.proc import start_ticks
 
 log = structlog.get_logger(__name__)
 

@@ -16,8 +16,8 @@ from vgpud.model.event import EventKind
 from vgpud.model.tenancy import Allocation, Mode, State, SuspendedProcess, Way
 from vgpud.modes.preload import Preload
 from vgpud.node.checkpoints import Checkpoints, Surroundings, living, told, waiting
-from vgpud.node.lifetimes import start_ticks
 from vgpud.planner import suspend as rules
+from vgpud.proc import start_ticks
 
 log = structlog.get_logger(__name__)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from vgpud.model.device import Device, GpuInstance, MigProfile
 from vgpud.model.tenancy import MigSlice
-from vgpud.planner.geometry import ComputeKey, Layout, SlotKey, Table, mask_of, table_for
+from vgpud.planner.geometry import Layout, SlotKey, Table, mask_of, table_for
 from vgpud.planner.pool import Pool
 from vgpud.planner.use import DeviceUse
 
@@ -114,13 +114,6 @@ def seats(found: Iterable[Division], compute: MigProfile) -> Iterator[Seat]:
         place = division.table.best_place(division.layout, compute.id) if division.grows else None
         if place is not None:
             yield Seat(division, (compute.id, place.placement), place.cost, False)
-
-
-def computes_of(instances: Iterable[GpuInstance]) -> frozenset[ComputeKey]:
-    """Every compute instance whose place is known, of GPU instances that stand."""
-    return frozenset(
-        (one.key, c.key) for one in instances for c in one.compute_instances if c.key is not None
-    )
 
 
 def given_bytes(use: DeviceUse, key: SlotKey, profile: MigProfile) -> int:

@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-import select
 import socket
 import struct
 from collections import Counter
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+from vgpud import proc
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Lifetime, Owner
@@ -18,7 +18,6 @@ from vgpud.node.users import SubordinateUids, login_group, namespace_owner
 
 _UCRED = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
 _FDINFO_PID = re.compile(rb"^Pid:\s*(-?\d+)$", re.MULTILINE)  # pidfd_open(2)
-_STATUS_UID = re.compile(rb"^Uid:\s*(\d+)\s+(\d+)", re.MULTILINE)  # real, effective: proc_pid_status(5)
 _SUBORDINATE = SubordinateUids()
 _SO_PEERPIDFD = 77  # asm-generic/socket.h, since Linux 6.5; not in the socket module
 
@@ -47,9 +46,11 @@ def _process(connection: socket.socket, pid: int, uid: int) -> tuple[Lifetime, i
     except OSError:  # ended, or no descriptors left
         return Lifetime(), None
     try:
-        ticks, made_by = start_ticks(pid), namespace_owner(pidfd, pid)
+        stat, made_by = proc.read_stat(pid), namespace_owner(pidfd, pid)
         # while the pidfd says that its process lives, no other process can have had its pid
-        return (Lifetime(), None) if ticks is None or _ended(pidfd) else (Lifetime(pid, ticks), made_by)
+        if stat is None or proc.has_exited(pidfd):
+            return Lifetime(), None
+        return Lifetime(pid, stat.start_ticks), made_by
     finally:
         os.close(pidfd)
 
@@ -70,13 +71,12 @@ def passed_process(pidfd: int) -> PassedProcess | None:
         pid = int(found[1]) if found else 0
         if pid <= 0:
             return None
-        uid = _STATUS_UID.search(Path(f"/proc/{pid}/status").read_bytes())
-        ticks, made_by = start_ticks(pid), namespace_owner(pidfd, pid)
     except OSError:
         return None
-    if uid is None or ticks is None or _ended(pidfd):
+    uids, stat, made_by = proc.uids(pid), proc.read_stat(pid), namespace_owner(pidfd, pid)
+    if uids is None or stat is None or proc.has_exited(pidfd):
         return None
-    return PassedProcess(pid, ticks, _SUBORDINATE.user_of(int(uid[1]) if made_by is None else made_by))
+    return PassedProcess(pid, stat.start_ticks, _SUBORDINATE.user_of(uids[0] if made_by is None else made_by))
 
 
 def _pidfd(connection: socket.socket, pid: int, uid: int) -> int:
@@ -88,34 +88,10 @@ def _pidfd(connection: socket.socket, pid: int, uid: int) -> int:
         if error.errno != errno.ENOPROTOOPT:
             raise
     pidfd = os.pidfd_open(pid)
-    if _effective_uid(pid) == uid:
+    if (uids := proc.uids(pid)) is not None and uids[1] == uid:
         return pidfd
     os.close(pidfd)
     raise ProcessLookupError(errno.ESRCH, "the peer's pid is another process's by now")
-
-
-def _effective_uid(pid: int) -> int | None:
-    try:
-        found = _STATUS_UID.search(Path(f"/proc/{pid}/status").read_bytes())
-    except OSError:
-        return None
-    return int(found[2]) if found else None
-
-
-def _ended(pidfd: int) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
-
-
-def start_ticks(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat (proc(5)), None if there is no such process."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    # the second field is the command in brackets, which may hold any character
-    return int(stat.rpartition(b")")[2].split()[19])
 
 
 class PeerTable:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import structlog
@@ -29,14 +28,14 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.shares import Shares
 from vgpud.model.tenancy import Allocation, Lifetime, Owner, Request
 from vgpud.pace import Pace
-from vgpud.serve.peers import identify, start_ticks
+from vgpud.proc import read_stat
+from vgpud.serve.peers import identify
 from vgpud.serve.runtime_wire import Message, Status, Verb, packed, receive, reply
 from vgpud.serve.sockets import RuntimeSocket
 
 log = structlog.get_logger(__name__)
 
 _ACCEPT_PAUSE_SECONDS = 0.1
-_PARENT_FIELD = 4 - 3  # counted after the command's closing bracket, proc(5)
 _AUDITED_CHARACTERS = 128
 _REST_FACTOR = 9.0  # users beside root have a tenth of the reader's time
 _SHOWN_CHARACTERS = 12  # of a container's id, as docker ps and podman ps show it
@@ -313,17 +312,13 @@ def _request(wish: Wish, container: str, owner: Owner, starter: Lifetime) -> Req
 
 def _parent(process: Lifetime) -> Lifetime:
     """Of a Podman hook: Podman itself. Raises VgpuError(BAD_REQUEST) if it is gone."""
-    try:
-        text = Path(f"/proc/{process.pid}/stat").read_bytes()
-        pid = int(text[text.rindex(b")") + 2 :].split()[_PARENT_FIELD])
-    except (OSError, ValueError):
-        pid = 0
-    ticks = start_ticks(pid) if pid > 1 else None
-    if ticks is None or start_ticks(process.pid) != process.start_ticks:
+    stat = read_stat(process.pid)
+    parent = read_stat(stat.parent) if stat is not None and stat.parent > 1 else None
+    if stat is None or parent is None or stat.start_ticks != process.start_ticks:
         raise VgpuError(
             ErrorCode.BAD_REQUEST, "who starts the container has ended", "start the container anew"
         )
-    return Lifetime(pid, ticks)
+    return Lifetime(parent.pid, parent.start_ticks)
 
 
 def _understood(

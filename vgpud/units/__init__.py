@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
+from vgpud.proc import Running
 from vgpud.units.base import Units, UnitSpec
 from vgpud.units.child import ChildUnits
-from vgpud.units.process import Running
 from vgpud.units.system import SystemdUnits
 
 __all__ = ["ChildUnits", "Running", "SystemdUnits", "UnitSpec", "Units", "choose_units"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.units.process import Running, has_exited, open_pidfd
+from vgpud.proc import Running, has_exited, open_pidfd
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:-]{0,199}")
 _FIRST_POLL_SECONDS = 0.005

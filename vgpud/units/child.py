@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.units.base import UnitSpec, check_name, wait_ready, watch_exit
-from vgpud.units.process import (
+from vgpud.proc import (
     Running,
     has_exited,
     is_alive,
@@ -25,6 +24,7 @@ from vgpud.units.process import (
     read_stat,
     session_members,
 )
+from vgpud.units.base import UnitSpec, check_name, wait_ready, watch_exit
 
 _INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD")
 _LOG_LINES = 5
@@ -102,7 +102,7 @@ class ChildUnits:
     def _find(self, name: str) -> Running | None:
         self._reap()
         try:
-            stat = parse_stat(self._path(name, "pid").read_text(errors="replace"))
+            stat = parse_stat(self._path(name, "pid").read_bytes())
         except FileNotFoundError:
             return None
         if stat is None or not is_alive(stat.pid, stat.start_ticks):

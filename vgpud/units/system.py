@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.proc import PidFd, Running, has_exited, open_pidfd, read_stat
 from vgpud.units.base import UnitSpec, check_name, wait_ready, watch_exit
-from vgpud.units.process import PidFd, Running, has_exited, open_pidfd, read_stat
 
 _COMMAND_SECONDS = 90.0  # more than systemd's own limit for a start job
 _KILL_SECONDS = 10.0
@@ -79,7 +79,7 @@ class SystemdUnits:
         if facts.get("ActiveState") not in _UP or not pid:
             return None
         stat = read_stat(pid)
-        return Running(name, pid, stat.start_ticks) if stat is not None and stat.alive else None
+        return Running(name, pid, stat.start_ticks) if stat is not None and stat.is_alive else None
 
     def list(self, prefix: str = "") -> tuple[Running, ...]:
         """See Units.list. Of units that vgpud started: those with an environment file."""

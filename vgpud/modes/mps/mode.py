@@ -13,7 +13,6 @@ from pathlib import Path
 import structlog
 
 from vgpud import clock
-from vgpud.hardware.ended import is_ending
 from vgpud.hardware.gateway import Gateway
 from vgpud.hardware.nodes import device_nodes
 from vgpud.model.device import ComputeMode, Device, DeviceProcess
@@ -36,6 +35,7 @@ from vgpud.modes.mps.folders import DeviceFolder, remove_tenant, tenant_folder, 
 from vgpud.modes.mps.report import report
 from vgpud.modes.mps.rules import Limits, MpsWorld, Users
 from vgpud.modes.mps.supervisor import Charge, Supervisor, unit_name
+from vgpud.proc import is_ending
 from vgpud.units import Units
 
 log = structlog.get_logger(__name__)

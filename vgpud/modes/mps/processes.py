@@ -6,14 +6,13 @@ import shutil
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
-from vgpud import audit
+from vgpud import audit, proc
 from vgpud.modes.mps.folders import DeviceFolder
-from vgpud.units.process import Running, has_exited, open_pidfd, read_stat
+from vgpud.proc import Running, has_exited, open_pidfd
 
 log = structlog.get_logger(__name__)
 
@@ -21,27 +20,8 @@ _SERVER = "nvidia-cuda-mps-server"
 
 
 def command(pid: int) -> str:
-    """As `ps` shows it, at most 80 characters; empty for one that is gone."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return ""
-    return b" ".join(words).decode(errors="replace").strip()[:80]
-
-
-def user(pid: int) -> int | None:
-    """The uid that owns the process."""
-    try:
-        return Path(f"/proc/{pid}").stat().st_uid
-    except OSError:
-        return None
-
-
-def was_started_with(pid: int, option: str) -> bool:
-    try:
-        return option.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
+    """As `ps` shows it, at most 80 characters; empty for one that has ended."""
+    return b" ".join(proc.arguments(pid)).decode(errors="replace").strip()[:80]
 
 
 def end_servers(folder: DeviceFolder, program: str) -> tuple[int, ...]:
@@ -73,7 +53,7 @@ def of_lives(folder: DeviceFolder, program: str) -> tuple[Running, ...]:
     environment alone says nothing: any program can be started with it, one with set-user-id too.
     """
     programs = _programs(program)
-    return tuple(p for p in _with_pipe_of_a_life(folder) if _executable(p.pid) in programs)
+    return tuple(p for p in _with_pipe_of_a_life(folder) if proc.executable(p.pid) in programs)
 
 
 def still_there(processes: Iterable[Running], seconds: float) -> tuple[int, ...]:
@@ -91,24 +71,13 @@ def still_there(processes: Iterable[Running], seconds: float) -> tuple[int, ...]
 
 def _with_pipe_of_a_life(folder: DeviceFolder) -> Iterator[Running]:
     of_a_life = re.compile(rb"CUDA_MPS_PIPE_DIRECTORY=" + re.escape(os.fsencode(folder.pipes)) + rb"/g[0-9]+")
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        stat = read_stat(int(entry.name))
-        with suppress(OSError):
-            environ = (entry / "environ").read_bytes().split(b"\0")
-            if stat is not None and any(map(of_a_life.fullmatch, environ)):
+    for pid in proc.pids():
+        if pid != os.getpid() and any(map(of_a_life.fullmatch, proc.environment(pid))):
+            stat = proc.read_stat(pid)
+            if stat is not None:
                 yield Running("", stat.pid, stat.start_ticks)
 
 
 def _programs(control: str) -> frozenset[Path]:
     found = Path(shutil.which(control) or control).resolve()
     return frozenset({found, found.with_name(_SERVER)})
-
-
-def _executable(pid: int) -> Path | None:
-    """An upgrade removes the file of a program that runs (proc(5): " (deleted)" is put behind the name)."""
-    try:
-        return Path(str(Path(f"/proc/{pid}/exe").readlink()).removesuffix(" (deleted)"))
-    except OSError:
-        return None

@@ -2,13 +2,14 @@
 
 from contextlib import suppress
 
+from vgpud import proc
 from vgpud.model.device import Device, DeviceProcess
 from vgpud.model.errors import VgpuError
 from vgpud.model.view import MpsClient, MpsDaemon, MpsServer
 from vgpud.modes.gpu_use import allocation_of
 from vgpud.modes.mps.control import MpsControl
 from vgpud.modes.mps.features import Features
-from vgpud.modes.mps.processes import command, user
+from vgpud.modes.mps.processes import command
 
 
 def report(
@@ -30,7 +31,7 @@ def report(
             MpsClient(
                 pid=client.pid,
                 server_pid=client.server_pid,
-                uid=user(client.pid),
+                uid=proc.owner(client.pid),
                 allocation_id=allocation_of(client.pid) or "",
                 memory_bytes=memory.get(client.pid),
                 command=command(client.pid) or client.command,
@@ -57,4 +58,4 @@ def _server(control: MpsControl, features: Features, pid: int) -> MpsServer:
     if features.server_status:
         with suppress(VgpuError):  # it may have ended since it was listed
             state = control.server_state(pid)
-    return MpsServer(pid=pid, uid=user(pid), state=state)
+    return MpsServer(pid=pid, uid=proc.owner(pid), state=state)

@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from vgpud.units.process import PidFd, Running, open_pidfd, read_stat
+from vgpud.proc import PidFd, Running, open_pidfd, read_stat
 
 # asm/unistd.h of x86-64 and asm-generic/unistd.h (aarch64): read, recvfrom, recvmsg
 _READING = frozenset({0, 45, 47, 63, 207, 212})

@@ -13,14 +13,14 @@ from typing import Any
 
 import structlog
 
-from vgpud import audit, clock
+from vgpud import audit, clock, proc
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.modes.edits import driver_environment
 from vgpud.modes.mps.control import MpsControl
 from vgpud.modes.mps.features import Features
 from vgpud.modes.mps.folders import DeviceFolder
 from vgpud.modes.mps.health import Health, Verdict
-from vgpud.modes.mps.processes import command, end_servers, of_lives, still_there, was_started_with
+from vgpud.modes.mps.processes import command, end_servers, of_lives, still_there
 from vgpud.modes.mps.rules import Limits, MpsRules, Users
 from vgpud.modes.mps.silent import cut_silent
 from vgpud.units import Units, UnitSpec
@@ -139,7 +139,7 @@ class Supervisor:
         """A daemon that an earlier vgpud started, perhaps only just: its limits are put in force again."""
         folder = self.charge.folder
         running = await asyncio.to_thread(self.units.running, self.name)
-        self.multi_user = running is not None and was_started_with(running.pid, "-multiuser-server")
+        self.multi_user = running is not None and b"-multiuser-server" in proc.arguments(running.pid)
         for number in folder.lives():
             life = folder.life(number)
             control = self.control(life)

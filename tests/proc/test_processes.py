@@ -1,11 +1,11 @@
-"""Processes on their way out."""
+"""Processes told apart by their start, and those that end."""
 
 import os
 import subprocess
 import sys
 import time
 
-from vgpud.hardware.ended import has_ended, is_ending
+from vgpud.proc import has_ended, is_ending, start_ticks
 
 # its main thread ends, another one goes on until the input is closed
 LEADERLESS = """
@@ -35,3 +35,14 @@ def test_a_process_that_runs_or_cannot_be_seen_has_not_ended() -> None:
     for pid in (os.getpid(), child.pid):
         assert not is_ending(pid)
         assert not has_ended(pid)
+
+
+def test_start_ticks_tell_processes_of_one_pid_apart() -> None:
+    assert start_ticks(2**22 + 1) is None
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        ticks = start_ticks(child.pid)
+        assert ticks is not None
+        assert ticks >= (start_ticks(os.getpid()) or 0) > 0
+    finally:
+        child.communicate(b"\n")
