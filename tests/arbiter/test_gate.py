@@ -3,7 +3,8 @@
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
@@ -11,7 +12,7 @@ from tests.arbiter.conftest import LONG, Card
 from vgpud import lease_layout as layout
 from vgpud.lease import SharePolicy
 
-REGISTER, WELCOME, WANT, DONE, GRANT, REVOKE = 1, 2, 4, 5, 6, 7
+REGISTER, WELCOME, WANT, DONE, GRANT, REVOKE, CUT = 1, 2, 4, 5, 6, 7, 11
 FREE, WATCH = 1, 2
 OPEN_ENDED = 2**64 - 1
 MESSAGE = struct.Struct("<4IqQQQIIQ24x")  # head, value; turn: number, length, window, flags, devices, sent
@@ -40,23 +41,35 @@ class Line:
             said, self.slot = (words[0], words[5]), words[2]
 
 
-@pytest.fixture
-def line(card: Card) -> Iterator[Line]:
-    """Of a process that has work without end, and wants a turn."""
+@contextmanager
+def stand_in(card: Card, *words: str) -> Iterator[Callable[[], AbstractContextManager[Line]]]:
+    """In the arbiter's place for one process: what is yielded waits until it connects and wants a turn."""
     lease = card.lease("a", SharePolicy.WORK_CONSERVING, 50)
     card.kill_arbiter()
     path = lease / layout.ARBITER_SOCKET
     path.unlink()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(str(path))
-        listener.listen()
-        listener.settimeout(20)
-        card.spin(lease, LONG)
+
+    @contextmanager
+    def accept() -> Iterator[Line]:
         accepted, _ = listener.accept()
         with accepted:
             line = Line(accepted)
             line.until(WANT, 0)
             yield line
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        listener.settimeout(20)
+        card.spin(lease, LONG, *words)
+        yield accept
+
+
+@pytest.fixture
+def line(card: Card) -> Iterator[Line]:
+    """Of a process that has work without end, and wants a turn."""
+    with stand_in(card) as accept, accept() as line:
+        yield line
 
 
 def test_a_turn_without_pacing_ends_when_it_is_revoked(line: Line) -> None:
@@ -74,3 +87,12 @@ def test_an_open_ended_turn_takes_an_end_from_a_later_grant(line: Line) -> None:
     line.say(GRANT, 1, OPEN_ENDED)
     line.say(GRANT, 1, 5_000_000, WATCH)
     line.until(DONE, 1)
+
+
+def test_a_process_that_is_cut_while_a_thread_polls_for_its_turn_reports_idleness(card: Card) -> None:
+    """Right after WANT the launching thread polls the connection, and mostly sees CUT first."""
+    with stand_in(card, "--every-us", "20000") as accept:
+        for _ in range(10):
+            with accept() as line:
+                line.say(CUT, 0, flags=WATCH)
+                line.until(DONE, 0)

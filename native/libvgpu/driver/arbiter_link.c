@@ -107,20 +107,27 @@ static bool wait_for_line(int fd, int64_t ns)
 
 enum taken { TAKEN, NOTHING, BROKEN };
 
-/* With the reader's lock held. What is only looked at, and the line's thread has to wake for, stays for it. */
-static enum taken take_message(int fd, bool leave_grants)
+/* Messages after which the line's thread ticks at other times. It sleeps until the next tick, or until it can read:
+ * were another thread to read such a message, the line's thread would sleep on. */
+static bool wakes_thread(const struct vgpu_message *message)
+{
+    return message->kind == VGPU_MSG_GRANT || message->kind == VGPU_MSG_LOOK || message->kind == VGPU_MSG_CUT;
+}
+
+/* With the reader's lock held. `poll`: by a thread that launches. The listener takes the message in now, and a message
+ * that wakes the line's thread stays to be read by it: the listener gets that one again. */
+static enum taken take_message(int fd, bool poll)
 {
     struct vgpu_message message;
     if (!still_ours(fd))
         return BROKEN;
-    ssize_t size = recv(fd, &message, sizeof(message), MSG_DONTWAIT | (leave_grants ? MSG_PEEK : 0));
+    ssize_t size = recv(fd, &message, sizeof(message), MSG_DONTWAIT | (poll ? MSG_PEEK : 0));
     if (size != (ssize_t)sizeof(message))
         return size >= 0 || (errno != EAGAIN && errno != EINTR) ? BROKEN : NOTHING;
     listener()->message(&message);
-    if (!leave_grants)
+    if (!poll)
         return TAKEN;
-    bool wakes = message.kind == VGPU_MSG_GRANT || message.kind == VGPU_MSG_LOOK;
-    return !wakes && recv(fd, &message, sizeof(message), MSG_DONTWAIT) > 0 ? TAKEN : NOTHING;
+    return !wakes_thread(&message) && recv(fd, &message, sizeof(message), MSG_DONTWAIT) > 0 ? TAKEN : NOTHING;
 }
 
 void vgpu_link_poll(void)
