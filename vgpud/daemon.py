@@ -268,8 +268,7 @@ async def serve(settings: Settings) -> None:
             daemon.containers,
             door,
             cgroup_of,
-            open_to_users=lambda: keeper.policy().policy.runtime.users,
-            reads_environment=lambda: keeper.policy().policy.runtime.environment,
+            rules=lambda: keeper.policy().policy.runtime,
         )
         runtimes.start()
         watcher = watch_devices(daemon, keeper, loop)
@@ -333,7 +332,7 @@ def kubelet_door(daemon: Daemon, keeper: NodeKeeper) -> KubeletDoor:
     """Closed until the policy names a resource and there is a kubelet."""
     room = Room(keeper, daemon.inventory, daemon.book)
     settings = daemon.settings
-    kubelet = Kubelet(settings.kubelet_dir)
+    kubelet = Kubelet(settings.kubelet_dir, settings.device_plugins_dir)
     return KubeletDoor(keeper, room, kubelet, settings.state_dir, lambda: daemon.specs.driver)
 
 

@@ -1,16 +1,19 @@
 """The daemon's own knobs, from VGPUD_* environment variables; never policy, which is in TOML files."""
 
 import logging
+import os
 import socket
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.policy.layers import PolicyPaths
 
 _INSTALLED_LIBRARIES = Path("/usr/lib/vgpud")
+_KUBELET_SOCKET = "plugins_registry/gpu.vgpud.io-reg.sock"  # the longest name below the kubelet's root
+_SOCKET_BYTES = 107  # of a path in sockaddr_un, unix(7)
 
 
 class Settings(BaseSettings):
@@ -36,7 +39,11 @@ class Settings(BaseSettings):
     group: str = Field("vgpu", description="group that may allocate; empty: the daemon's own group")
     log_level: str = Field("info", description="debug, info, warning or error")
     nvml_deadline_seconds: float = Field(10.0, gt=0, description="a single NVML call may take this long")
-    kubelet_dir: Path = Field(Path("/var/lib/kubelet"), description="the kubelet's root folder")
+    kubelet_dir: Path = Field(Path("/var/lib/kubelet"), description="the kubelet's root folder (--root-dir)")
+    device_plugins_dir: Path = Field(
+        Path("/var/lib/kubelet/device-plugins"),
+        description="tests only: device plugins' sockets, which a kubelet's root folder does not move",
+    )
     kubeconfig: Path = Field(
         Path("/etc/kubernetes/vgpud.conf"), description="how the API server is reached, for dra"
     )
@@ -47,6 +54,17 @@ class Settings(BaseSettings):
         description="tests only: run_dir may be where a container's root can leave set-user-id programs",
     )
     fault_point: str = Field("", description="tests only: the daemon kills itself after this step")
+
+    @field_validator("kubelet_dir")
+    @classmethod
+    def _has_room_for_sockets(cls, folder: Path) -> Path:
+        longest = len(os.fsencode(folder / _KUBELET_SOCKET))
+        if not folder.is_absolute() or longest > _SOCKET_BYTES:
+            raise ValueError(
+                f"{folder} cannot hold the kubelet's sockets: it must be absolute, and leave room for "
+                f"{_KUBELET_SOCKET} in {_SOCKET_BYTES} bytes"
+            )
+        return folder
 
     def policy_paths(self) -> PolicyPaths:
         return PolicyPaths(

@@ -119,9 +119,15 @@ static bool find_runtime(const struct invocation *asked, char out[PATH_MAX])
     return find_named("runc", out) || find_named("crun", out);
 }
 
+/* A container of containerd's or CRI-O's CRI is vgpud's to judge also where it names nothing: its pod asked for this
+ * runtime, and an engine that passes no annotations on hides what the pod asked for. */
 static bool may_ask(const char *config, size_t length)
 {
-    return memmem(config, length, "VGPU_", 5) != NULL || memmem(config, length, "vgpud.io", 8) != NULL;
+    static const char *const marks[] = {"VGPU_", "vgpud.io", "io.kubernetes.cri"};
+    for (size_t i = 0; i < sizeof(marks) / sizeof(marks[0]); i++)
+        if (memmem(config, length, marks[i], strlen(marks[i])) != NULL)
+            return true;
+    return false;
 }
 
 /* The config.json before it was edited for an earlier container of this bundle, or else `config`. */

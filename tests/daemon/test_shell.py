@@ -40,7 +40,14 @@ def test_a_named_policy_file_must_exist(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("VGPUD_NVML_DEADLINE_SECONDS", "-1"), ("VGPUD_NVML_DEADLINE_SECONDS", "soon")]
+    ("name", "value"),
+    [
+        ("VGPUD_NVML_DEADLINE_SECONDS", "-1"),
+        ("VGPUD_NVML_DEADLINE_SECONDS", "soon"),
+        # the kubelet's sockets below it would have paths that no socket can have
+        ("VGPUD_KUBELET_DIR", "/data/" + "k" * 90),
+        ("VGPUD_KUBELET_DIR", "kubelet"),
+    ],
 )
 def test_a_bad_setting_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)

@@ -92,7 +92,7 @@ def check_message(words: bytes) -> None:
 
 def understood(body: bytes) -> None:
     try:
-        _, found = runtime._understood(body, True)
+        _, found = runtime._understood(body, True, True)
     except VgpuError as error:
         assert error.code.exit_code is Exit.BAD_ARGUMENT
         assert len(str(error).splitlines()) == 1

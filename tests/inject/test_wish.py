@@ -52,6 +52,7 @@ def test_every_word_by_annotation_and_by_environment() -> None:
         container(env=["VGPU_MEMORY=", "VGPU_LEASE=/x", "VGPU_SIM_STATE=/y", "MY_VGPU_MEMORY=1GiB", "X"]),
         container({"vgpud.io/label": "no more than a name"}),
         container({"vgpud.io/prepared": "a1", "other.io/memory": "1GiB"}),
+        container(env=["VGPU_COUNT=0"]),
         # its CDI device was asked for by name
         container(env=["VGPU_ALLOCATION=a1", "VGPU_MEMORY=1GiB"]),
         # the pause container of a pod
@@ -88,7 +89,7 @@ def test_an_image_asks_for_nothing_that_the_policy_does_not_let_it() -> None:
         (container({"vgpud.io/memory": "0m"}), ErrorCode.BAD_QUANTITY, "bad amount"),
         (container(env=["VGPU_MEMORY=-1GiB"]), ErrorCode.BAD_QUANTITY, "bad amount"),
         (container(env=["VGPU_CORES=0"]), ErrorCode.BAD_PERCENT, "bad share"),
-        (container(env=["VGPU_COUNT=0"]), ErrorCode.BAD_REQUEST, "count"),
+        (container(env=["VGPU_COUNT=0", "VGPU_MEMORY=1GiB"]), ErrorCode.BAD_REQUEST, "count"),
         (container(env=["VGPU_COUNT=65"]), ErrorCode.BAD_REQUEST, "count"),
         (container(env=["VGPU_ISOLATION=strong"]), ErrorCode.BAD_REQUEST, "isolation"),
         (container(env=["VGPU_DEVICE=" + ",".join("9" * 65)]), ErrorCode.BAD_REQUEST, "65 devices"),

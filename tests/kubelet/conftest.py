@@ -43,7 +43,7 @@ class Node:
         self.door = KubeletDoor(
             self.world.keeper,
             room,
-            Sockets(self.kubelet.root),
+            Sockets(self.kubelet.root, self.kubelet.plugins),
             self.folder / "state",
             lambda: self.world.parts.specs.driver,
             FAST,

@@ -53,10 +53,15 @@ class AdmissionError(Exception):
     """What a pod shows as UnexpectedAdmissionError."""
 
 
+def fixed_plugins(root: Path) -> Path:
+    """Not below the root folder: a kubelet has device plugins at a constant path, whatever its --root-dir."""
+    return root.parent / "device-plugins"
+
+
 class Kubelet:
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.plugins = root / "device-plugins"
+        self.plugins = fixed_plugins(root)
         self.pod_resources = root / "pod-resources"
         for folder in (self.plugins, self.pod_resources):
             folder.mkdir(parents=True, exist_ok=True)

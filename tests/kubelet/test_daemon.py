@@ -15,7 +15,7 @@ from tests.demo.node import DemoNode
 from tests.e2e.conftest import NodeMaker, end_helpers, node_maker
 from tests.e2e.support import simulate
 from tests.kubelet.conftest import run
-from tests.kubelet.double import AdmissionError, kubelet
+from tests.kubelet.double import AdmissionError, fixed_plugins, kubelet
 
 POLICY = """version = 1
 [[device]]
@@ -48,9 +48,13 @@ def make_node(tmp_path: Path) -> Iterator[NodeMaker]:
         yield make
 
 
+def folders(root: Path) -> dict[str, str]:
+    return {"VGPUD_KUBELET_DIR": str(root), "VGPUD_DEVICE_PLUGINS_DIR": str(fixed_plugins(root))}
+
+
 def started(make_node: NodeMaker) -> DemoNode:
     node = make_node("h200x8", POLICY)
-    node.environment["VGPUD_KUBELET_DIR"] = str(node.folder / "k")
+    node.environment |= folders(node.folder / "k")
     node.start()
     return node
 
@@ -125,7 +129,7 @@ def test_pods_get_mig_compute_instances(make_node: NodeMaker) -> None:
     """They are a resource where a profile names them: three of one slice in each of two GPU instances."""
     parts = POLICY.replace('["1g.18gb", "3g.71gb"]', '["1c.3g.71gb"]')
     node = make_node("h200x8", parts)
-    node.environment["VGPUD_KUBELET_DIR"] = str(node.folder / "k")
+    node.environment |= folders(node.folder / "k")
     node.start()
 
     async def story() -> None:
@@ -156,7 +160,7 @@ def reboot(node: DemoNode) -> None:
 @pytest.mark.parametrize("point", ["allocate.attach-0", "allocate.commit"])
 def test_a_vgpud_killed_during_allocate_converges(make_node: NodeMaker, point: str) -> None:
     node = make_node("h200x8", POLICY)
-    node.environment["VGPUD_KUBELET_DIR"] = str(node.folder / "k")
+    node.environment |= folders(node.folder / "k")
     node.start(fault_point=point)
 
     async def story() -> None:

@@ -135,3 +135,5 @@ def test_the_units_drop_in_opens_the_kubelets_folders() -> None:
     parser.read(FOLDER / "vgpud.service.d" / "50-kubernetes.conf")
     assert parser["Service"]["ReadWritePaths"] == f"-{Settings().kubelet_dir}"
     assert set(parser["Service"]["RestrictAddressFamilies"].split()) == {"AF_INET", "AF_INET6"}
+    # the unit denies any; an address of both lists is let through, systemd.resource-control(5)
+    assert parser["Service"]["IPAddressAllow"] == "any"

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from tests.kubelet.conftest import MEMORY, Node, node_in, run
-from tests.kubelet.double import AdmissionError
+from tests.kubelet.double import AdmissionError, fixed_plugins
 from vgpud import clock
 from vgpud.api.gen.kubelet import deviceplugin_v1beta1_pb2 as dp
 from vgpud.model.quantity import GIB
@@ -266,13 +266,13 @@ def test_a_hanging_kubelet_does_not_hold_up_vgpud(short: Path) -> None:
             await node.kubelet.stop()
             (short / "kubelet" / "pod-resources" / "kubelet.sock").unlink(missing_ok=True)
             silent = await asyncio.start_unix_server(
-                lambda reader, writer: None, short / "kubelet" / "device-plugins" / "kubelet.sock"
+                lambda reader, writer: None, fixed_plugins(short / "kubelet") / "kubelet.sock"
             )
             await node.world.keeper.devices()
             assert node.task is not None
             assert not node.task.done()
             silent.close()
-            (short / "kubelet" / "device-plugins" / "kubelet.sock").unlink(missing_ok=True)
+            (fixed_plugins(short / "kubelet") / "kubelet.sock").unlink(missing_ok=True)
             await node.kubelet.start()
             await node.kubelet.healthy(UNITS, 160)
 

@@ -13,7 +13,7 @@ from tests.node.world import FakeGateway, device, request
 from vgpud.inject.driver import DriverFiles
 from vgpud.model.device import Health, Node
 from vgpud.model.quantity import GIB, Percent
-from vgpud.model.tenancy import Mode, Mount
+from vgpud.model.tenancy import Mode, Mount, State
 
 UNITS = "vgpud.io/memory-gib"
 CARDS = """version = 1
@@ -250,5 +250,40 @@ def test_vgpud_runs_without_a_kubelet(short: Path) -> None:
             (short / "kubelet").rename(short / "gone")
             await asyncio.sleep(0.2)
             assert node.task is not None and not node.task.done()
+
+    run(story())
+
+
+def test_ids_of_a_failed_allocation_stay_unhealthy(short: Path) -> None:
+    """Their container has no working device, however well the card is again."""
+
+    async def story() -> None:
+        async with node_in(short, MEMORY.replace("release_seconds = 1", "release_seconds = 3600")) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/b", UNITS, 3)
+            well = node.world.gateway.node
+            node.world.gateway.node = replace(
+                well, devices=(replace(well.devices[0], health=Health.LOST), *well.devices[1:])
+            )
+            await node.until(lambda: node.allocations[0].state is State.FAILED)
+            node.world.gateway.node = well
+            await node.kubelet.healthy(UNITS, 157)
+            assert not node.kubelet.in_use(UNITS) & node.kubelet.endpoints[UNITS].healthy
+
+    run(story())
+
+
+def test_what_ended_pods_held_is_released_after_the_last_resource_is_removed(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/b", UNITS, 3)
+            await node.kubelet.admit("a/stays", UNITS, 2)
+            await node.until(lambda: all(hold.pod for hold in node.door.allocator.holds))
+            await node.policy(MEMORY.partition("[[kubelet.resource]]")[0])
+            await node.kubelet.wait(lambda: node.kubelet.endpoints[UNITS].ended)
+            node.kubelet.end("a/b")
+            await node.until(lambda: len(node.allocations) == 1)
+            assert node.allocations[0].slices[0].memory_bytes == 2 * GIB
 
     run(story())

@@ -1,9 +1,12 @@
 """containerd's own shim by vgpu-runtime: `ctr run`, on a root file system, with no registry."""
 
 import os
+import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,25 +15,32 @@ from tests.conditions import needs, unmet
 from tests.demo.node import DemoNode
 from tests.e2e.support import eventually, states
 from tests.runtime.conftest import FRONT, left_nothing
+from tests.simnode import ROOT
 
 pytestmark = needs("containerd", "root")
 CONFIG = """
 version = 2
-root = "{folder}/root"
-state = "{folder}/state"
 disabled_plugins = ["io.containerd.grpc.v1.cri"]
-[grpc]
-  address = "{folder}/containerd.sock"
+"""
+# as Debian installs it, with containerd 1.6, 1.7 and 2.1 alike
+DEBIAN = """
+version = 2
+
+[plugins]
+  [plugins."io.containerd.grpc.v1.cri"]
+    [plugins."io.containerd.grpc.v1.cri".cni]
+      bin_dir = "/usr/lib/cni"
+      conf_dir = "/etc/cni/net.d"
+  [plugins."io.containerd.internal.v1.opt"]
+    path = "{folder}/opt"
 """
 Ctr = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(scope="module")
-def ctr(shared_node: DemoNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ctr]:
-    folder = tmp_path_factory.mktemp("containerd")
-    (folder / "config.toml").write_text(CONFIG.format(folder=folder))
-    # the shim and its runtime have containerd's environment
-    environment = {**os.environ, "VGPUD_RUN_DIR": str(shared_node.run_dir)}
+@contextmanager
+def containerd(folder: Path, config: str, environment: Mapping[str, str]) -> Iterator[Ctr]:
+    """A containerd of the test's own, while it serves."""
+    (folder / "config.toml").write_text(config)
     socket = folder / "containerd.sock"
 
     def call(*words: str) -> subprocess.CompletedProcess[str]:
@@ -42,9 +52,10 @@ def ctr(shared_node: DemoNode, tmp_path_factory: pytest.TempPathFactory) -> Iter
             check=False,
         )
 
+    places = ("--root", folder / "root", "--state", folder / "state", "--address", socket)
     with (folder / "log").open("wb") as log:
         daemon = subprocess.Popen(
-            ["containerd", "-c", str(folder / "config.toml")], env=environment, stdout=log, stderr=log
+            ["containerd", "-c", folder / "config.toml", *places], env=environment, stdout=log, stderr=log
         )
     try:
         eventually(lambda: daemon.poll() is not None or call("version").returncode == 0, "containerd serves")
@@ -55,6 +66,29 @@ def ctr(shared_node: DemoNode, tmp_path_factory: pytest.TempPathFactory) -> Iter
         call("task", "rm", "--force", "held")
         daemon.terminate()
         daemon.wait(300)
+
+
+@pytest.fixture(scope="module")
+def ctr(shared_node: DemoNode, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ctr]:
+    # the shim and its runtime have containerd's environment
+    environment = {**os.environ, "VGPUD_RUN_DIR": str(shared_node.run_dir)}
+    with containerd(tmp_path_factory.mktemp("containerd"), CONFIG, environment) as call:
+        yield call
+
+
+def test_the_pages_tables_leave_cri_working_and_pass_annotations_on(tmp_path: Path) -> None:
+    """At the end of the file that Debian installs; runtimes without runc among them stop the CRI plugin."""
+    page = (ROOT / "docs" / "containers.md").read_text()
+    (tables,) = (
+        block for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL) if "runtimes.vgpu" in block
+    )
+    config = DEBIAN.format(folder=tmp_path) + tables
+    with containerd(tmp_path, config, os.environ) as call:
+        plugins = [line.split() for line in call("plugins", "ls").stdout.splitlines()]
+        states = {words[1]: words[3] for words in plugins if words[:1] == ["io.containerd.grpc.v1"]}
+        assert states["cri"] == "ok", (tmp_path / "log").read_text()[-2000:]
+    runtimes = tomllib.loads(config)["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"]
+    assert runtimes["vgpu"]["pod_annotations"] == ["vgpud.io/*"]
 
 
 def run(ctr: Ctr, rootfs: Path, name: str, *words: str, command: str) -> subprocess.CompletedProcess[str]:

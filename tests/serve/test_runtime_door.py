@@ -24,6 +24,7 @@ from vgpud.model.caller import Caller
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Allocation, Edits, Lifetime, Request, State
+from vgpud.policy.model import RuntimeSettings
 from vgpud.proc import start_ticks
 from vgpud.serve import runtime
 from vgpud.serve.runtime import Limits, RuntimeDoor
@@ -88,7 +89,11 @@ async def answer(peer: socket.socket) -> tuple[Status, str]:
 
 @contextlib.asynccontextmanager
 async def world(
-    folder: Path, held: socket.socket | None = None, opened: bool = True, limits: Limits | None = None
+    folder: Path,
+    held: socket.socket | None = None,
+    opened: bool = True,
+    limits: Limits | None = None,
+    environment: bool = False,
 ) -> AsyncIterator[World]:
     """`held` is what systemd listens on, if it does; `opened` is the policy's [runtime] users."""
     hook = folder / "vgpu-hook"
@@ -101,7 +106,7 @@ async def world(
         containers,
         runtime_socket(run_dir, "", passed),
         lambda pid, starter: f"of {pid}",
-        lambda: opened,
+        lambda: RuntimeSettings(users=opened, environment=environment),
         limits,
     )
     door.start()
@@ -165,6 +170,32 @@ def test_refusals_and_internal_errors_are_answered(tmp_path: Path) -> None:
         assert await made.ask(Verb.PREPARE, body="{}") == (Status.UNCHANGED, "")
 
     run(tmp_path, scene)
+
+
+@pytest.mark.parametrize("mark", ["io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType"])
+def test_a_pods_container_that_asks_for_nothing_is_refused(tmp_path: Path, mark: str) -> None:
+    """An engine that drops the pod's annotations would start it without a GPU and without an error."""
+
+    def config(env: list[str], **annotations: str) -> str:
+        return json.dumps({"annotations": {mark: "container", **annotations}, "process": {"env": env}})
+
+    async def scene(made: World) -> None:
+        status, text = await made.ask(Verb.PREPARE, body=config([]))
+        assert (
+            status is Status.REFUSED and "asks for no GPU slice (E103)" in text and "pod_annotations" in text
+        )
+        unchanged = (
+            config(["VGPU_ALLOCATION=a1"]),  # it has one by its CDI device
+            config(["VGPU_COUNT=0"]),  # a sidecar beside a container that asks
+            config([], **{"io.container.manager": "libpod"}),
+            json.dumps({"annotations": {mark: "sandbox"}}),
+        )
+        for body in unchanged:
+            assert await made.ask(Verb.PREPARE, body=body) == (Status.UNCHANGED, "")
+        assert await made.ask(Verb.PREPARE, body=config([]), flags=FOR_PARENT) == (Status.UNCHANGED, "")
+        assert made.containers.started == []
+
+    run(tmp_path, scene, environment=True)
 
 
 def test_a_bind_takes_the_process_of_the_passed_pidfd(tmp_path: Path) -> None:

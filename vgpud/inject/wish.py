@@ -27,12 +27,16 @@ KEYS = {
     "device-name": True,
     "label": False,
 }
+_NOTHING = {"count": "0"}  # said expressly, for a container beside one that asks
 _MAX_COUNT = 64
 _MAX_KEY_CHARACTERS = 32  # a longer one resembles none: the time that this takes grows with its length
 _MAX_ID_CHARACTERS = 100  # of a request id's 128
 _MAX_TEXT_CHARACTERS = 256
 # a pod's pause container has the pod's annotations (containerd, CRI-O)
 _SANDBOX = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
+_ENGINE = (
+    "io.container.manager"  # "libpod" where Podman plays pods, which mark their containers as CRI-O does
+)
 _HELD = "VGPU_ALLOCATION"  # set by the edits of an allocation: its CDI device was asked for by name
 
 
@@ -75,7 +79,7 @@ def wish_of(config: Mapping[str, Any], environment: bool = False) -> Wish | None
     words = _annotated(annotations)
     if not words and environment and not variables.get(_HELD):
         words = _asked_by(variables)
-    if not any(KEYS[key] for key in words):
+    if not any(KEYS[key] for key in words) or words == _NOTHING:
         return None
     return Wish(
         memory_bytes=parse_bytes(words["memory"]) if "memory" in words else None,
@@ -86,6 +90,26 @@ def wish_of(config: Mapping[str, Any], environment: bool = False) -> Wish | None
         selector=_selector(words.get("device", ""), words.get("device-name", "")),
         label=_text("label", words.get("label", "")),
     )
+
+
+def check_pod_asks(config: Mapping[str, Any], environment: bool = False) -> None:
+    """Raises VgpuError(BAD_REQUEST) for a container of a Kubernetes pod that asks for nothing.
+
+    The pod's runtime class asks for vgpu-runtime, so a container without a wish is one whose annotations the
+    engine did not pass on. It would run without a GPU and without an error.
+    """
+    annotations, variables = _table(config, "annotations"), environment_of(config)
+    in_pod = "container" in (annotations.get(name) for name in _SANDBOX)
+    if not in_pod or annotations.get(_ENGINE) == "libpod" or variables.get(_HELD):
+        return
+    words = _annotated(annotations) or (_asked_by(variables) if environment else {})
+    if words != _NOTHING:
+        raise VgpuError(
+            ErrorCode.BAD_REQUEST,
+            "a container of a pod came to vgpu-runtime and asks for no GPU slice",
+            f'let the engine pass annotations on (containerd: pod_annotations = ["{PREFIX}*"]), or set '
+            "must_ask = false in [runtime] of the policy",
+        )
 
 
 def owner_of(config: Mapping[str, Any]) -> Owner:

@@ -360,6 +360,11 @@ class RuntimeSettings(Table):
         description="a container without annotations may ask by variables (VGPU_MEMORY), "
         "which may be its image's",
     )
+    must_ask: bool = Field(
+        True,
+        description="a pod's container that comes to vgpu-runtime and asks for nothing is refused: "
+        "the engine did not pass on what its pod asks for",
+    )
 
 
 Ids = Annotated[

@@ -22,12 +22,13 @@ from vgpud import audit
 from vgpud.inject.hooks import HookProgram
 from vgpud.inject.oci import check_shape, edited, parsed, refused
 from vgpud.inject.specs import Specs
-from vgpud.inject.wish import Wish, ignored_by, owner_of, wish_of
+from vgpud.inject.wish import Wish, check_pod_asks, ignored_by, owner_of, wish_of
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.shares import Shares
 from vgpud.model.tenancy import Allocation, Lifetime, Owner, Request
 from vgpud.pace import Pace
+from vgpud.policy.model import RuntimeSettings
 from vgpud.proc import read_stat
 from vgpud.serve.peers import identify
 from vgpud.serve.runtime_wire import Message, Status, Verb, packed, receive, reply
@@ -69,24 +70,21 @@ class Containers(Protocol):
 
 
 class RuntimeDoor:
-    """`open_to_users` says whether the policy lets users beside root start containers with allocations,
-    `reads_environment` whether a container's variables may ask for them."""
+    """`rules` are the policy in force: which users may start containers, and what asks for slices."""
 
     def __init__(
         self,
         containers: Containers,
         door: RuntimeSocket,
         cgroup_of: CgroupOf,
-        open_to_users: Callable[[], bool],
+        rules: Callable[[], RuntimeSettings],
         limits: Limits | None = None,
-        reads_environment: Callable[[], bool] = lambda: False,
     ) -> None:
         self._containers = containers
         self._door = door
         self._listener = door.listening
         self._cgroup_of = cgroup_of
-        self._open_to_users = open_to_users
-        self._reads_environment = reads_environment
+        self._rules = rules
         self._limits = limits or Limits()
         self._shares = Shares(self._limits.total, self._limits.per_user, self._limits.for_root)
         self._open: set[asyncio.Task[None]] = set()
@@ -136,7 +134,7 @@ class RuntimeDoor:
 
     def _refusal(self, caller: Caller) -> VgpuError | None:
         """Why this caller is not heard; else a share is taken for it."""
-        if not _is_root(caller) and not self._open_to_users():
+        if not _is_root(caller) and not self._rules().users:
             return VgpuError(
                 ErrorCode.NOT_ALLOWED,
                 f"uid {caller.uid} may not start containers with GPU slices by runtime.sock",
@@ -219,7 +217,10 @@ class RuntimeDoor:
         return Status.DONE, b""
 
     async def _prepare(self, caller: Caller, message: Message) -> tuple[Status, bytes]:
-        understood = await self._aside(caller, _understood, message.body, self._reads_environment())
+        rules = self._rules()
+        # Podman sends each container through its hook, so only vgpu-runtime was asked for
+        must_ask = rules.must_ask and not message.for_parent
+        understood = await self._aside(caller, _understood, message.body, rules.environment, must_ask)
         ignored, asks = understood
         if ignored:
             log.warning(
@@ -322,7 +323,7 @@ def _parent(process: Lifetime) -> Lifetime:
 
 
 def _understood(
-    body: bytes, environment: bool
+    body: bytes, environment: bool, must_ask: bool
 ) -> tuple[tuple[str, ...], tuple[dict[str, Any], Wish, Owner] | None]:
     """The variables that are ignored; and config.json, what it asks for, and the user that its process is, or
     None if it asks for nothing.
@@ -332,6 +333,8 @@ def _understood(
     config = parsed(body)
     wish, ignored = wish_of(config, environment), ignored_by(config, environment)
     if wish is None:
+        if must_ask:
+            check_pod_asks(config, environment)
         return ignored, None
     check_shape(config)
     return ignored, (config, wish, owner_of(config))

@@ -48,6 +48,13 @@ class Allocator:
         self._one_at_a_time = asyncio.Lock()  # as the kubelet admits pods
         self._unseen: dict[str, float] = {}  # by request id: since when no pod has it
 
+    def held_ids(self, resource_name: str) -> tuple[frozenset[str], frozenset[str]]:
+        """The ids of the resource that allocations stand for, and those of failed allocations among them."""
+        states = {a.request.id: a.state for a in self._keeper.list()[0]}
+        holds = self.holds.of(resource_name)
+        failed = [hold.ids for hold in holds if states.get(hold.request_id) is State.FAILED]
+        return frozenset().union(*(hold.ids for hold in holds)), frozenset().union(*failed)
+
     # --- allocate
 
     async def allocate(self, resource: Resource, ids: Collection[str]) -> Allocation:

@@ -44,13 +44,14 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Kubelet:
-    """Where a kubelet with this root folder has its sockets (its --root-dir)."""
+    """Where a kubelet with this root folder (its --root-dir) has its sockets.
+
+    `plugins` is a constant of the kubelet, which its root folder does not move (kubernetes/kubernetes,
+    staging/src/k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1/constants.go).
+    """
 
     root: Path
-
-    @property
-    def plugins(self) -> Path:
-        return self.root / "device-plugins"
+    plugins: Path
 
     @property
     def socket(self) -> Path:
@@ -197,19 +198,17 @@ class KubeletDoor:
         self._complain(resource.name, f"there will be none of it: {words}")
 
     def _shares(self, resource: Resource, devices: Sequence[Device]) -> tuple[Share, ...]:
-        held: set[str] = set()
-        for hold in self.allocator.holds.of(resource.name):
-            held |= hold.ids
+        held, failed = self.allocator.held_ids(resource.name)
         found: list[Share] = []
         for device in devices:
             memory = self._room.memory_bytes(device, resource.mode)
             count = offered(resource, device, self._room.profiles(device), memory)
             if count:
-                found += self._shares_of(resource, device, count, held)
+                found += self._shares_of(resource, device, count, held, failed)
         return tuple(found)
 
     def _shares_of(
-        self, resource: Resource, device: Device, count: int, held: Collection[str]
+        self, resource: Resource, device: Device, count: int, held: Collection[str], failed: Collection[str]
     ) -> tuple[Share, ...]:
         """None of a card that will never serve it, unless some are held."""
         one = one_of(resource, device)
@@ -217,7 +216,7 @@ class KubeletDoor:
             free = self._room.units(one, device.uuid, unit_bytes(resource, device))
         else:
             free = self._room.more(one, device.uuid, count)
-        listed = shares(resource, device, count, free or 0, held)
+        listed = shares(resource, device, count, free or 0, held, failed)
         if free is None and not any(share.id in held for share in listed):
             return ()
         return listed
@@ -258,10 +257,14 @@ class KubeletDoor:
             self._complained.pop(name, None)
 
     async def _check(self) -> None:
-        """Only while a kubelet is there that knows us: before that its lists say nothing of us."""
+        """Only while a kubelet is there that knows us: before that its lists say nothing of us.
+
+        Where the policy names no resource any more, pods that run still hold what they were given.
+        """
         while True:
             await asyncio.sleep(self._settings.check_seconds)
-            if self._kubelet.life() is None or not any(p.registered for p in self._plugins.values()):
+            known = not self._plugins or any(p.registered for p in self._plugins.values())
+            if self._kubelet.life() is None or not known:
                 continue
             try:
                 await self.allocator.check(self._settings.release_seconds)

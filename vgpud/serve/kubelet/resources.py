@@ -114,15 +114,23 @@ def _stem(device_uuid: str) -> str:
 
 
 def shares(
-    resource: Resource, device: Device, count: int, free: int, held: Collection[str]
+    resource: Resource,
+    device: Device,
+    count: int,
+    free: int,
+    held: Collection[str],
+    failed: Collection[str] = (),
 ) -> tuple[Share, ...]:
-    """The card's ids: those held are healthy as long as the card is, of the others as many as are free."""
+    """The card's ids: of those not held as many are healthy as are free.
+
+    Ids that are held are healthy as long as their card is and their allocation, which is not one of `failed`.
+    """
     well = device.health is Health.OK
     found = []
     for number in range(count):
         name = share_id(resource, device.uuid, number)
         if name in held:
-            healthy = well
+            healthy = well and name not in failed
         else:
             healthy = well and free > 0
             free -= healthy

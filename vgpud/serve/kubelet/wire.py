@@ -37,7 +37,7 @@ def bind(running: grpc.aio.Server, path: Path) -> None:
         raise VgpuError(
             ErrorCode.BAD_SETTING,
             f"cannot listen on {path}: {error}",
-            "check the rights of the kubelet's folder, and VGPUD_KUBELET_DIR",
+            "check the rights of the kubelet's folder, and its --root-dir in VGPUD_KUBELET_DIR",
         ) from None
 
 
