@@ -291,8 +291,8 @@ static bool wants_off(const struct lease *lease, uint32_t ordinal)
         return lease->cut_entities[ordinal].state == OFF;
     if (lease->suspended && tenant->wanted == 0 && tenant->held == 0)
         return false; /* it is quiet, and what moves its memory may need its channels */
-    if (entity->limits.priority > 0 && entity->tokens_ns > 0)
-        return false;
+    if (entity->limits.priority > 0 && entity->tokens_ns > 0 && tenant->wanted == 0)
+        return false; /* its next work finds it there; with work it is there while it is charged for it */
     if (fair_is_hard(entity) || others_have_work(entity))
         return true;
     return lease->cut_entities[ordinal].state == OFF;

@@ -52,6 +52,12 @@ def test_a_lone_hard_tenant_stays_under_its_share(cut_card: Card) -> None:
     assert counters(lease)["turns"] > 5
 
 
+def test_a_lone_hard_tenant_with_priority_stays_under_its_share(cut_card: Card) -> None:
+    """It stays on the device while it is idle; what it does while it waits for its share is off."""
+    lease = cut_card.lease("a", HARD, 25, priority=1)
+    assert work(answer(cut_card.spin(lease, 2.0))) < 45
+
+
 @pytest.mark.parametrize("mode", ["graph", "callbacks", "streams", "green"])
 def test_every_way_to_launch_is_under_the_share(cut_card: Card, mode: str) -> None:
     lease = cut_card.lease("a", HARD, 25)

@@ -16,6 +16,7 @@ from vgpud.lease.engines import EngineFiles
 from vgpud.ledger import Durability, Ledger
 from vgpud.model.caller import Caller, Door
 from vgpud.model.device import Device, Node
+from vgpud.model.engine import Engine, EngineVerdict
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Allocation, Edits, Isolation, Lifetime, Mode, Owner, Request, Slice
@@ -33,6 +34,13 @@ from vgpud.policy.load import LoadedPolicy, load
 ROOT = Caller(Door.ADMIN, 0, 0, Lifetime())
 ALICE = Caller(Door.TENANT, 1000, 1000, Lifetime())
 BOB = Caller(Door.TENANT, 1001, 1001, Lifetime())
+
+
+class AbleProbe(EngineProbe):
+    """Of devices whose driver can take tenants off."""
+
+    def ask(self, device_uuid: str, boot_id: str, driver_version: str) -> EngineVerdict:
+        return EngineVerdict(Engine.CUT, "a kernel stood still", boot_id, driver_version)
 
 
 def device(index: int, memory_gib: int = 80) -> Device:
@@ -186,9 +194,7 @@ async def world(
             specs=Specs(folder / "cdi"),
             load_policy=loader,
             fault=lambda point: None,
-            engines=Engines(
-                EngineFiles(folder), EngineProbe(Path("/usr/bin/false"), folder), inventory, "a boot"
-            ),
+            engines=Engines(EngineFiles(folder), AbleProbe(Path(), folder), inventory, "a boot"),
             suspender=suspender or Suspender(Path("/usr/bin/false"), folder / "suspend.lock"),
         )
         keeper = NodeKeeper(parts, loader())

@@ -4,10 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from vgpud.model import engine as model
 from vgpud.model.device import Device, Mig, Virtualisation
 from vgpud.model.engine import Engine, EngineReason, EngineVerdict
-from vgpud.planner import engine as planner
 from vgpud.planner.engine import choose_engine, is_fallback
 
 DEVICE = Device("GPU-1", 0)
@@ -42,10 +40,17 @@ def test_a_gate_says_what_the_probe_said() -> None:
     assert choose_engine("cut", DEVICE, REFUSED).why == REFUSED.why
 
 
-@pytest.mark.parametrize("default", [Engine.CUT, Engine.GATE])
-def test_auto_is_what_one_constant_says(monkeypatch: pytest.MonkeyPatch, default: Engine) -> None:
-    monkeypatch.setattr(planner, "AUTO_ENGINE", default)
-    assert choose_engine("auto", DEVICE, PROVED).engine is default
-    asks = choose_engine("auto", DEVICE, None)
-    assert asks.engine is (Engine.UNKNOWN if default is Engine.CUT else Engine.GATE)
-    assert model.AUTO_ENGINE in (Engine.CUT, Engine.GATE)
+@pytest.mark.parametrize("device", [DEVICE, GUEST, PARTITIONED])
+@pytest.mark.parametrize("verdict", [PROVED, REFUSED, HUNG, None])
+def test_auto_takes_cut_wherever_the_driver_can(device: Device, verdict: EngineVerdict | None) -> None:
+    assert choose_engine("auto", device, verdict) == choose_engine("cut", device, verdict)
+
+
+@pytest.mark.parametrize(
+    ("device", "verdict", "told"),
+    [(DEVICE, PROVED, False), (DEVICE, REFUSED, True), (DEVICE, HUNG, True), (PARTITIONED, None, False)],
+)
+def test_under_auto_a_gate_is_a_fallback_only_where_the_probe_failed(
+    device: Device, verdict: EngineVerdict | None, told: bool
+) -> None:
+    assert is_fallback("auto", choose_engine("auto", device, verdict)) == told

@@ -81,7 +81,7 @@ def _device(item: pb.Device, vitals: pb.DeviceVitals | None) -> DeviceRow:
         index=item.index,
         name=item.name,
         uuid=item.uuid,
-        mode=(item.mode or "idle") + _cut(item) + (", drained" if item.drained else ""),
+        mode=(item.mode or "idle") + _gate(item) + (", drained" if item.drained else ""),
         memory_used_bytes=item.memory_used_bytes,
         memory_limit_bytes=max(0, item.memory_total_bytes - item.memory_reserved_bytes),
         memory_allocated_bytes=item.memory_allocated_bytes,
@@ -95,9 +95,9 @@ def _device(item: pb.Device, vitals: pb.DeviceVitals | None) -> DeviceRow:
     )
 
 
-def _cut(item: pb.Device) -> str:
+def _gate(item: pb.Device) -> str:
     """The engine where it is not the usual one."""
-    return f" by {item.engine}" if item.mode and item.engine == Engine.CUT else ""
+    return f" by {item.engine}" if item.mode and item.engine == Engine.GATE else ""
 
 
 def tenant_rows(look: Look, before: Look | None, now_unix_ns: int) -> list[TenantRow]:

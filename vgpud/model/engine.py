@@ -14,17 +14,12 @@ class Engine(StrEnum):
     UNKNOWN = "unknown"  # the probe has not been run yet
 
 
-# what `engine = "auto"` asks for: the one line to change
-AUTO_ENGINE = Engine.GATE
-
-
 class EngineReason(StrEnum):
     """Why a device has its engine; a label of metrics, so the set is closed."""
 
     PROBED = "probed"  # the probe stopped a kernel of its own, and it went on and ended whole
     NOT_PROBED = "not-probed"  # the probe runs at the first use of the device
     POLICY = "policy"  # the policy asks for the gate
-    DEFAULT = "default"  # the policy says auto, and this version then takes the gate
     REFUSED = "refused"  # the probe found that the driver cannot do it
     PROBE_FAILED = "probe-failed"  # the probe gave no answer
     MIG = "mig"  # not tried on MIG instances of a real card

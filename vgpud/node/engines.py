@@ -109,8 +109,8 @@ class Engines:
         return verdict
 
     def _tell(self, device: Device, setting: str, choice: EngineChoice) -> None:
-        """Each change once: of a device that has the engine cut, or has not though it was asked for."""
-        worth = choice.engine is Engine.CUT or is_fallback(setting, choice) or device.uuid in self._told
+        """Each change once, from the first fallback to the gate on."""
+        worth = is_fallback(setting, choice) or device.uuid in self._told
         if worth and self._told.get(device.uuid) != choice:
             self._told[device.uuid] = choice
             self.notice(device.uuid, f"its engine is {choice.engine.value}: {choice.why}")

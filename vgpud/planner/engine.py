@@ -1,15 +1,13 @@
 """Which engine a device's preload tenants get: from the policy, the device and the probe's verdict."""
 
 from vgpud.model.device import Device, Virtualisation
-from vgpud.model.engine import AUTO_ENGINE, Engine, EngineChoice, EngineReason, EngineVerdict
+from vgpud.model.engine import Engine, EngineChoice, EngineReason, EngineVerdict
 
 
 def choose_engine(setting: str, device: Device, verdict: EngineVerdict | None) -> EngineChoice:
     """Engine.UNKNOWN: the probe must answer first. `setting` is the policy's word for the device."""
     if setting == Engine.GATE:
         return _gate(EngineReason.POLICY, "the policy says gate")
-    if setting == "auto" and AUTO_ENGINE is Engine.GATE:
-        return _gate(EngineReason.DEFAULT, "the policy says auto, which is gate in this version")
     if device.virtualisation is Virtualisation.VGPU_GUEST:
         return _gate(
             EngineReason.VGPU_GUEST, "this node is a guest with a vGPU, whose channels are its host's"
@@ -32,8 +30,10 @@ def _judge(verdict: EngineVerdict | None) -> EngineChoice:
 
 
 def is_fallback(setting: str, choice: EngineChoice) -> bool:
-    """Did the policy ask for the engine cut, and the device has the gate?"""
-    return setting == Engine.CUT and choice.engine is Engine.GATE
+    """Has the device the gate although the policy asks for cut, or for it where the driver can (auto)?"""
+    if choice.engine is not Engine.GATE or setting == Engine.GATE:
+        return False
+    return setting == Engine.CUT or choice.reason in (EngineReason.REFUSED, EngineReason.PROBE_FAILED)
 
 
 def _gate(reason: EngineReason, why: str) -> EngineChoice:

@@ -123,8 +123,8 @@ class PreloadSettings(Table):
     engine: Literal["auto", "cut", "gate"] = Field(
         "auto",
         description="what keeps the time slices of tenants: cut takes them off the device in the middle of a "
-        "kernel, where a probe shows that the driver can; gate holds their launches back; auto: "
-        "as this version of vgpud finds best",
+        "kernel, gate holds their launches back; auto: cut where a probe of the device shows that its "
+        "driver can, and gate elsewhere",
     )
     latency_quantum_us: int = Field(
         0,
