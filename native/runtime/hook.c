@@ -1,7 +1,8 @@
 /* vgpu-hook: what OCI runtimes call at the turns of a container's life. The commands, and their hooks:
  *
  *   bind ALLOCATION       createRuntime     the allocation ends with the container's init from here on
- *   container             createContainer   --preload=PATH and --libraries=FOLDER in the container's root
+ *   container             createContainer   --preload=PATH and --libraries=FOLDER in the container's root;
+ *                                           a container whose VGPU_ALLOCATION is not --allocation=ID does not start
  *   end ALLOCATION        poststop          the container is gone
  *   refuse TEXT           createRuntime     the container is not to start, and why
  *   precreate             precreate         (Podman's) config.json from standard input, edited, to standard output
@@ -27,7 +28,7 @@
 enum { FAILED = 1, WRONG_USE = 2, END_ANSWER_S = 2 };
 
 struct hook {
-    const char *run_dir, *command, *allocation, *preload, *libraries;
+    const char *run_dir, *command, *allocation, *preload, *libraries, *only;
 };
 
 static const struct vgpu_log to_stderr = {.program = "vgpu-hook"};
@@ -47,6 +48,7 @@ static bool parse(int argc, char **argv, struct hook *hook)
         size_t offset;
     } flags[] = {{"--run-dir=", offsetof(struct hook, run_dir)},
                  {"--preload=", offsetof(struct hook, preload)},
+                 {"--allocation=", offsetof(struct hook, only)},
                  {"--libraries=", offsetof(struct hook, libraries)}};
     for (int i = 1; i < argc; i++) {
         bool known = false;
@@ -128,35 +130,82 @@ static int end_container(const struct hook *hook, const char *state)
 
 /* --- container */
 
-static bool root_of(const char *state, char root[PATH_MAX])
+/* The text of the container's config.json, whose bundle goes to `bundle`. */
+static char *config_of(const char *state, char bundle[PATH_MAX / 2])
 {
-    char bundle[PATH_MAX / 2], path[PATH_MAX], named[PATH_MAX / 2];
+    char path[PATH_MAX];
     size_t length;
     const char *value = vgpu_json_member(state, "bundle");
-    if (value == NULL || vgpu_json_string(value, bundle, sizeof(bundle)) < 0)
-        return false;
+    if (value == NULL || vgpu_json_string(value, bundle, PATH_MAX / 2) < 0)
+        return NULL;
     snprintf(path, sizeof(path), "%s/config.json", bundle);
-    char *config = vgpu_read_file(path, &length);
-    const char *object = config == NULL ? NULL : vgpu_json_member(config, "root");
-    value = object == NULL ? NULL : vgpu_json_member(object, "path");
-    bool found = value != NULL && vgpu_json_string(value, named, sizeof(named)) > 0;
-    free(config);
-    if (found)
-        snprintf(root, PATH_MAX, "%s%s%s", named[0] == '/' ? "" : bundle, named[0] == '/' ? "" : "/", named);
+    return vgpu_read_file(path, &length);
+}
+
+static bool root_of(const char *config, const char *bundle, char root[PATH_MAX])
+{
+    char named[PATH_MAX / 2];
+    const char *object = vgpu_json_member(config, "root");
+    const char *value = object == NULL ? NULL : vgpu_json_member(object, "path");
+    if (value == NULL || vgpu_json_string(value, named, sizeof(named)) <= 0)
+        return false;
+    snprintf(root, PATH_MAX, "%s%s%s", named[0] == '/' ? "" : bundle, named[0] == '/' ? "" : "/", named);
+    return true;
+}
+
+/* The allocation that the container's environment names, which is the last one that its engine brought in. */
+static bool held_by(const char *config, char held[PATH_MAX])
+{
+    static const char name[] = "VGPU_ALLOCATION=";
+    char entry[PATH_MAX];
+    bool found = false;
+    const char *process = vgpu_json_member(config, "process");
+    const char *env = process == NULL ? NULL : vgpu_json_member(process, "env");
+    for (const char *at = env == NULL ? NULL : vgpu_json_first(env); at != NULL; at = vgpu_json_next(at)) {
+        if (vgpu_json_string(at, entry, sizeof(entry)) < 0 || strncmp(entry, name, sizeof(name) - 1) != 0)
+            continue;
+        snprintf(held, PATH_MAX, "%s", entry + sizeof(name) - 1);
+        found = true;
+    }
     return found;
 }
 
-static int in_container(const struct hook *hook, const char *state)
+/* Two allocations in one container contradict each other: the environment of the last one counts, and what the other
+ * one holds is out of reach. */
+static int check_only(const struct hook *hook, const char *config)
 {
-    char root[PATH_MAX];
-    errno = EINVAL;
-    if (!root_of(state, root))
-        return fail("the container's root cannot be found in its config.json");
+    char held[PATH_MAX], text[2 * PATH_MAX + 256];
+    if (!held_by(config, held) || strcmp(held, hook->only) == 0)
+        return 0;
+    snprintf(text, sizeof(text),
+             "this container was given two allocations, %s and %s, and a container uses one (E103)\n"
+             "hint: ask for one resource of vgpud, or one request of a claim, in each container",
+             hook->only, held);
+    vgpu_refuse(&to_stderr, text);
+    return FAILED;
+}
+
+static int in_root(const struct hook *hook, const char *root)
+{
     if (hook->libraries != NULL && vgpu_libraries(root, hook->libraries) != 0)
         return fail("the driver's libraries cannot be shown to the container's programs");
     if (hook->preload != NULL && vgpu_preload(root, hook->preload) != 0)
         return fail("the container's /etc/ld.so.preload cannot be merged");
     return 0;
+}
+
+static int in_container(const struct hook *hook, const char *state)
+{
+    char root[PATH_MAX], bundle[PATH_MAX / 2];
+    errno = EINVAL;
+    char *config = config_of(state, bundle);
+    if (config == NULL || !root_of(config, bundle, root)) {
+        free(config);
+        return fail("the container's root cannot be found in its config.json");
+    }
+    int status = hook->only == NULL ? 0 : check_only(hook, config);
+    free(config);
+    return status != 0 ? status : in_root(hook, root);
 }
 
 /* --- precreate */
@@ -195,8 +244,9 @@ int main(int argc, char **argv)
     struct hook hook = {.run_dir = VGPU_RUN_DIR};
     size_t length;
     if (!parse(argc, argv, &hook)) {
-        vgpu_refuse(&to_stderr, "use: vgpu-hook [--run-dir=FOLDER] bind ALLOCATION | end ALLOCATION | refuse TEXT |"
-                                " precreate | container [--preload=PATH] [--libraries=FOLDER] (E103)");
+        vgpu_refuse(&to_stderr,
+                    "use: vgpu-hook [--run-dir=FOLDER] bind ALLOCATION | end ALLOCATION | refuse TEXT |"
+                    " precreate | container [--allocation=ID] [--preload=PATH] [--libraries=FOLDER] (E103)");
         return WRONG_USE;
     }
     char *input = vgpu_read_fd(STDIN_FILENO, &length);

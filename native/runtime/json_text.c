@@ -77,6 +77,24 @@ const char *vgpu_json_member(const char *text, const char *key)
     return *at == '}' ? found : NULL;
 }
 
+const char *vgpu_json_first(const char *text)
+{
+    const char *at = past_space(text);
+    if (*at != '[')
+        return NULL;
+    at = past_space(at + 1);
+    return *at == ']' || *at == '\0' ? NULL : at;
+}
+
+const char *vgpu_json_next(const char *element)
+{
+    const char *at = past_value(element);
+    if (at == NULL)
+        return NULL;
+    at = past_space(at);
+    return *at == ',' ? past_space(at + 1) : NULL;
+}
+
 /* The value of four hexadecimal digits; -1 where there are none. */
 static long hex4(const char *at)
 {

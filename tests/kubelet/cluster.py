@@ -24,6 +24,7 @@ LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 QUALIFIED = re.compile(r"([a-z0-9][a-z0-9.-]{0,62}/)?[A-Za-z_][A-Za-z0-9_]{0,31}")
 SEMVER = re.compile(r"(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)")
+EFFECTS = ("None", "NoSchedule", "NoExecute")
 QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([KMGTPE]i|[mkMGTPE])?")
 
 
@@ -60,7 +61,7 @@ def check_slice(body: dict[str, Any], minor: int) -> None:
         known(one, "name", "counters")
         check(LABEL.fullmatch(one["name"]), f"counter set {one['name']}")
         check_counters(one["counters"])
-    advanced = any(device.get("consumesCounters") for device in devices)
+    advanced = any(device.get("consumesCounters") or device.get("taints") for device in devices)
     check(len(devices) <= (64 if advanced else 128), f"{len(devices)} devices")
     check(len({device["name"] for device in devices}) == len(devices), "names of devices")
     for device in devices:
@@ -79,7 +80,11 @@ def check_counters(counters: dict[str, Any]) -> None:
 
 
 def check_device(device: dict[str, Any]) -> None:
-    known(device, "name", "attributes", "capacity", "consumesCounters", "allowMultipleAllocations")
+    known(device, "name", "attributes", "capacity", "consumesCounters", "allowMultipleAllocations", "taints")
+    check(len(device.get("taints") or ()) <= 4, "taints of a device")
+    for taint in device.get("taints") or ():
+        known(taint, "key", "value", "effect", "timeAdded")
+        check(QUALIFIED.fullmatch(taint["key"]) and taint["effect"] in EFFECTS, f"taint {taint}")
     check(LABEL.fullmatch(device["name"]), f"name of device {device['name']}")
     attributes, capacity = device.get("attributes") or {}, device.get("capacity") or {}
     check(len(attributes) + len(capacity) <= 32, "attributes and capacities")
@@ -159,11 +164,11 @@ class Cluster:
         mine = (s for s in self.slices_by_name.values() if s["spec"]["driver"] == driver)
         return [copy.deepcopy(s) for s in mine if s["spec"]["nodeName"] == node]
 
-    async def create_slice(self, body: dict[str, Any]) -> dict[str, Any]:
-        self._called("create")
+    async def create_slice(self, body: dict[str, Any], dry_run: bool = False) -> dict[str, Any]:
+        self._called("ask" if dry_run else "create")
         if body["metadata"]["name"] in self.slices_by_name:
             raise refusal(409, "already exists")
-        return self._store(body)
+        return self._kept(body) if dry_run else self._store(body)
 
     async def replace_slice(self, body: dict[str, Any]) -> dict[str, Any]:
         self._called("replace")
@@ -179,7 +184,16 @@ class Cluster:
         if self.slices_by_name.pop(name, None) is None:
             raise refusal(404, "no such slice")
 
+    def wipe(self) -> None:
+        """As a kubelet does at its start: it deletes the slices of all drivers of its node."""
+        self.slices_by_name.clear()
+
     def _store(self, body: dict[str, Any]) -> dict[str, Any]:
+        kept = self._kept(body)
+        self.slices_by_name[kept["metadata"]["name"]] = kept
+        return copy.deepcopy(kept)
+
+    def _kept(self, body: dict[str, Any]) -> dict[str, Any]:
         try:
             check_slice(body, self.minor_version)
         except Invalid as error:
@@ -190,24 +204,32 @@ class Cluster:
                 device.pop("consumesCounters", None)
             if "DRAConsumableCapacity" in self.off:
                 device.pop("allowMultipleAllocations", None)
-                for one in device["capacity"].values():
+                for one in (device.get("capacity") or {}).values():
                     one.pop("requestPolicy", None)
+            if "DRADeviceTaints" in self.off:
+                device.pop("taints", None)
+            for taint in device.get("taints") or ():
+                taint.setdefault("timeAdded", "2026-11-22T00:00:00Z")
         if "DRAPartitionableDevices" in self.off:
             kept["spec"].pop("sharedCounters", None)
         kept["metadata"]["resourceVersion"] = str(next(self._version))
-        self.slices_by_name[kept["metadata"]["name"]] = kept
-        return copy.deepcopy(kept)
+        return kept
 
     # --- the scheduler
 
     def pool(self) -> tuple[list[dict[str, Any]], dict[str, dict[str, int]]]:
-        """Devices and counter sets of the newest generation, once it is complete."""
-        specs = [one["spec"] for one in self.slices_by_name.values()]
+        """Devices and counter sets of the newest generation, once it is complete, in the scheduler's order.
+
+        It reads slices by their names, and leaves a pool alone in which two devices have one name.
+        """
+        specs = [self.slices_by_name[name]["spec"] for name in sorted(self.slices_by_name)]
         newest = max((spec["pool"]["generation"] for spec in specs), default=0)
         specs = [spec for spec in specs if spec["pool"]["generation"] == newest]
         if not specs or len(specs) != specs[0]["pool"]["resourceSliceCount"]:
             return [], {}
         devices = [device for spec in specs for device in spec.get("devices") or ()]
+        if len({device["name"] for device in devices}) < len(devices):
+            return [], {}
         sets = {
             one["name"]: {name: parse(c["value"]) for name, c in one["counters"].items()}
             for spec in specs
@@ -262,7 +284,10 @@ class Cluster:
         request: str = "gpu",
         among: Any = lambda device: True,
     ) -> dict[str, Any] | None:
-        """A claim in namespace "ns" for devices of a type, allocated; None if the node cannot have it."""
+        """A claim in namespace "ns" for devices of a type, allocated; None if the node cannot have it.
+
+        The first devices that fit are taken, as they are listed.
+        """
         results: list[dict[str, Any]] = []
         uid = f"{next(self._uids):08d}-0000-4000-8000-000000000000"
         claim = {
@@ -271,6 +296,8 @@ class Cluster:
         }
         for device in self.pool()[0]:
             if device["attributes"]["type"]["string"] != kind or len(results) == count or not among(device):
+                continue
+            if any(taint["effect"] != "None" for taint in device.get("taints") or ()):
                 continue
             consumed = self.fits(device, capacity or {})
             if consumed is not None:
@@ -347,7 +374,8 @@ def _handler(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
                 _answer(self, cluster.claim(words[4], words[6]), 200)
 
         def do_POST(self) -> None:
-            _answer(self, cluster.create_slice(self._body()), 201)
+            asked = parse_qs(urlparse(self.path).query)
+            _answer(self, cluster.create_slice(self._body(), asked.get("dryRun") == ["All"]), 201)
 
         def do_PUT(self) -> None:
             _answer(self, cluster.replace_slice(self._body()), 200)

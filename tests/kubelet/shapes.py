@@ -50,16 +50,27 @@ POD = {
     "initContainers": [CONTAINER],
     "resourceClaims": [{"name": str, "resourceClaimTemplateName": str, "resourceClaimName": str}],
 }
+RULE_OF_RESOURCES = {"apiGroups": [str], "apiVersions": [str], "resources": [str]}
 RULE = {"apiGroups": [str], "resources": [str], "verbs": [str]}
 SHAPES: dict[tuple[str, str], dict[str, Shape]] = {
     ("v1", "Namespace"): {},
-    ("v1", "ServiceAccount"): {"automountServiceAccountToken": bool},
-    ("v1", "Secret"): {"type": str},
     ("v1", "Pod"): {"spec": POD},
     ("rbac.authorization.k8s.io/v1", "ClusterRole"): {"rules": [RULE]},
     ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding"): {
         "roleRef": {"apiGroup": str, "kind": str, "name": str},
-        "subjects": [{"kind": str, "name": str, "namespace": str}],
+        "subjects": [{"apiGroup": str, "kind": str, "name": str, "namespace": str}],
+    },
+    ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy"): {
+        "spec": {
+            "failurePolicy": str,
+            "matchConstraints": {"resourceRules": [{**RULE_OF_RESOURCES, "operations": [str]}]},
+            "matchConditions": [{"name": str, "expression": str}],
+            "variables": [{"name": str, "expression": str}],
+            "validations": [{"expression": str, "message": str, "messageExpression": str, "reason": str}],
+        }
+    },
+    ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding"): {
+        "spec": {"policyName": str, "validationActions": [str]}
     },
     ("resource.k8s.io/v1", "DeviceClass"): {
         "spec": {"selectors": SELECTORS, "config": [{"opaque": OPAQUE}], "extendedResourceName": str}

@@ -34,7 +34,11 @@ def test_a_server_whose_start_is_cancelled_is_stopped(
     monkeypatch.setattr(wire, "server", lambda: made)
     monkeypatch.setattr(wire, "bind", lambda *_: None)
     nothing = cast(Any, None)
-    plugin = DraPlugin(tmp_path, nothing) if kind == "dra" else Plugin(nothing, tmp_path / "s.sock", nothing)
+    plugin = (
+        DraPlugin(tmp_path, nothing, lambda: None)
+        if kind == "dra"
+        else Plugin(nothing, tmp_path / "s.sock", nothing)
+    )
 
     async def story() -> None:
         start = asyncio.ensure_future(plugin.start())

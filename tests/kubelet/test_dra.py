@@ -73,7 +73,8 @@ class Dra:
                 await asyncio.sleep(0.02)
 
     async def published(self, count: int = 2) -> None:
-        await self.until(lambda: len(self.cluster.pool()[0]) == count)
+        """Until so many devices take new claims."""
+        await self.until(lambda: sum("taints" not in d for d in self.cluster.pool()[0]) == count)
 
     # --- as the kubelet
 
@@ -472,3 +473,19 @@ def test_the_clusters_http_double_answers_like_the_in_process_double() -> None:
     assert '"server": "http://127.0.0.1:' in served.kubeconfig
     served.close()
     assert refusal(404, "x").status == 404
+
+
+def test_slices_are_back_after_a_restart_of_the_kubelet_before_the_next_check(short: Path) -> None:
+    """It deletes them at its start, before or after the driver has registered again."""
+
+    async def story() -> None:
+        async with dra_in(short, POLICY.replace("check_seconds = 0.2", "check_seconds = 3600")) as dra:
+            await dra.published()
+            for _ in range(2):
+                dra.cluster.wipe()
+                await dra.register()
+                await dra.published()
+                dra.cluster.wipe()
+                await dra.published()
+
+    run(story())

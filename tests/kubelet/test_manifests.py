@@ -109,9 +109,29 @@ def test_the_cluster_role_has_exactly_the_rights_in_use() -> None:
     granted = {(r, v) for rule in role["rules"] for r in rule["resources"] for v in rule["verbs"]}
     assert granted == used
     (binding,) = every("ClusterRoleBinding")
-    (account,) = every("ServiceAccount")
+    (namespace,) = every("Namespace")
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
-    assert binding["subjects"][0]["name"] == account["metadata"]["name"]
+    # each node has a service account of its own in the namespace
+    assert binding["subjects"][0]["name"] == f"system:serviceaccounts:{namespace['metadata']['name']}"
+
+
+def test_each_write_of_a_slice_is_held_to_its_own_node() -> None:
+    (role,) = every("ClusterRole")
+    (policy,) = every("ValidatingAdmissionPolicy")
+    (binding,) = every("ValidatingAdmissionPolicyBinding")
+    assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
+    (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
+    written = {"create", "update", "delete"}
+    granted = {r for one in role["rules"] if written & set(one["verbs"]) for r in one["resources"]}
+    assert set(rule["resources"]) == granted
+    assert {word.lower() for word in rule["operations"]} == written
+    (condition,) = policy["spec"]["matchConditions"]
+    (group,) = every("ClusterRoleBinding")[0]["subjects"]
+    assert condition["expression"] == f'"{group["name"]}" in request.userInfo.groups'
+    named = {one["name"] for one in policy["spec"]["variables"]}
+    used = {w for one in policy["spec"]["validations"] for w in re.findall(r"variables\.(\w+)", str(one))}
+    assert used == named
+    assert any(f'"{DRIVER}"' in one["expression"] for one in policy["spec"]["validations"])
 
 
 def test_the_manuals_pods_request_resources_of_the_manuals_policy() -> None:

@@ -47,7 +47,7 @@ def test_slices_are_published_by_the_official_kubernetes_client(tmp_path: Path) 
         served.close()
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
-    assert (said["minor"], said["left"], said["claim"]) == (36, "node-1-gpu.vgpud.io-0", "u-1")
+    assert (said["minor"], said["left"], said["claim"]) == (36, "node-1-gpu.vgpud.io-000", "u-1")
     assert said["missing"][:2] == [804, 404]
     assert said["conflict"][:2] == [804, 409]
     assert said["again"][:2] == [804, 409]

@@ -1,7 +1,9 @@
 """ResourceSlices against the published shape; and whatever the scheduler gives by them, vgpud can give."""
 
 import asyncio
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +12,13 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.kubelet.cluster import Cluster
-from tests.planner.cards import h200_node
-from vgpud.model.device import Device, Health
+from tests.planner.cards import h200, h200_node
+from tests.simnode import ROOT
+from vgpud import clock
+from vgpud.model.device import Device, Health, Mig, MigProfile, Placement
 from vgpud.model.device import Node as Snapshot
 from vgpud.model.errors import VgpuError
-from vgpud.model.quantity import GIB
+from vgpud.model.quantity import GIB, MIB
 from vgpud.model.tenancy import Allocation, Mode, Owner, Request, Slice, State
 from vgpud.planner.choose import choose
 from vgpud.planner.terms import bare_name
@@ -26,6 +30,8 @@ from vgpud.serve.dra.publisher import Publisher
 from vgpud.serve.dra.quantity import parse, show
 from vgpud.serve.dra.slices import DRIVER, Node, semantic, specs
 
+# a file of another name for a node has no cards of its own
+PROFILES = [p for p in sorted((ROOT / "configs/sim").glob("*.toml")) if "same_as" not in p.read_text()]
 NODE = Node("node-1", "580.159.04", "13.0")
 
 
@@ -87,11 +93,141 @@ def test_resource_slices_are_written_only_on_a_change() -> None:
     asyncio.run(publisher.publish(build))
     (only,) = cluster.slices_by_name.values()
     assert (only["spec"]["pool"]["generation"], len(only["spec"]["devices"])) == (2, 2)
-    cluster.slices_by_name.clear()  # the kubelet wipes them when a plugin was away
+    cluster.wipe()
     asyncio.run(publisher.publish(build))
     assert len(cluster.pool()[0]) == 2
     asyncio.run(publisher.withdraw())
     assert not cluster.slices_by_name
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("mode", ["mig", "mps", "preload", "exclusive", "auto"])
+@pytest.mark.parametrize("minor", [34, 36])
+def test_the_cards_of_each_simulated_node_are_published_in_each_mode(
+    path: Path, mode: str, minor: int
+) -> None:
+    """The API server refuses a whole slice for two devices of one name (RTX PRO 6000: +me and -me)."""
+    devices = cards_of_profile(path)
+    cluster = Cluster(minor)
+    publish(cluster, Snapshot(devices=devices), policy_of(mode))
+    names = [device["name"] for device in cluster.pool()[0]]
+    everywhere = sum(len(p.placements) for d in devices for p in d.mig.profiles)
+    assert len(names) == (everywhere if mode == "mig" else len(devices))
+    for name in names:
+        assert target_of(name, devices, policy_of(mode), places) is not None
+
+
+def cards_of_profile(path: Path) -> tuple[Device, ...]:
+    """The devices of a file of configs/sim, as far as slices show them."""
+    found = tomllib.loads(path.read_text())
+    devices = []
+    for index, device in enumerate(found["device"]):
+        card = found["card"][device["card"]]
+        profiles = tuple(
+            MigProfile(
+                id=entry["id"],
+                name=entry["name"],
+                slice_count=entry["slices"],
+                instance_count=entry["count"],
+                sm_count=entry["sm"],
+                memory_bytes=entry["memory_mib"] * MIB,
+                placements=tuple(Placement(start, entry["size"]) for start in entry["starts"]),
+            )
+            for entry in card.get("mig", {}).get("profile", ())
+        )
+        made = h200(
+            index,
+            name=card["name"],
+            memory_total_bytes=card["memory_total"],
+            memory_reserved_bytes=card["memory_reserved"],
+            mig=Mig(capable=bool(profiles), profiles=profiles),
+        )
+        devices.append(made)
+    return tuple(devices)
+
+
+@pytest.mark.parametrize("minor", [34, 36])
+def test_a_claim_takes_the_smallest_mig_instance_that_fits(minor: int) -> None:
+    cluster = Cluster(minor)
+    publish(cluster, h200_node(8), policy_of("mig"))
+
+    def profile_of(name: str, memory: str) -> str:
+        claim = cluster.allocate(name, "mig", {"memory": memory})
+        assert claim is not None
+        (result,) = claim["status"]["allocation"]["devices"]["results"]
+        by_name = {device["name"]: device for device in cluster.pool()[0]}
+        return str(by_name[result["device"]]["attributes"]["profile"]["string"])
+
+    assert profile_of("a", "30Gi") == "1g.35gb"
+    assert profile_of("b", "1Gi") == "1g.18gb"
+    assert profile_of("c", "60Gi") == "3g.71gb"
+    assert profile_of("d", "1Gi") == "1g.18gb"
+    # the first card is full now: small instances were taken from its end, where no large one begins
+    assert {r["device"].partition("-mig-")[0] for r in cluster._results()} == {"gpu-0"}
+
+
+def test_slices_of_a_large_node_are_read_in_their_order() -> None:
+    """By name: the eleventh must not come before the second."""
+    cluster = Cluster()
+    publish(cluster, h200_node(32), policy_of("mig"))
+    assert len(cluster.slices_by_name) > 10
+    sizes = [parse(device["capacity"]["memory"]["value"]) for device in cluster.pool()[0]]
+    assert sizes == sorted(sizes)
+
+
+def test_drained_and_unwell_devices_are_published_with_a_taint_that_says_why() -> None:
+    node, policy = h200_node(3), policy_of("preload")
+    sick = replace(node.devices[1], health=Health.LOST)
+    devices = (node.devices[0], sick, node.devices[2])
+    cluster = Cluster()
+    publisher = Publisher(cluster, "node-1")
+
+    def build(able: Any) -> Any:
+        return specs(NODE, cards_of(devices, policy, places, (), {devices[0].uuid}), able, cores=True)
+
+    asyncio.run(publisher.publish(build))
+    taints = [[taint["key"] for taint in one.get("taints", ())] for one in cluster.pool()[0]]
+    assert taints == [["gpu.vgpud.io/drained"], ["gpu.vgpud.io/unwell"], []]
+    asyncio.run(publisher.publish(build))
+    (only,) = cluster.slices_by_name.values()
+    assert only["spec"]["pool"]["generation"] == 1, "what the server fills in is no difference"
+    claims = [cluster.allocate(name, "quota", {"memory": "100Gi"}) for name in ("a", "b")]
+    assert claims[0] is not None and claims[1] is None
+    # where the gate is off a taint would be dropped, and the card be given out
+    cluster.off = {"DRADeviceTaints"}
+    publisher.ask_anew()
+    asyncio.run(publisher.publish(build))
+    assert len(cluster.pool()[0]) == 1
+
+
+def test_feature_gates_and_versions_that_change_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed, real = 0.0, clock.now
+    monkeypatch.setattr(clock, "now", lambda: real() + passed)
+    cluster = Cluster(34)
+    cluster.off = {"DRAPartitionableDevices"}
+    node, policy = h200_node(2), policy_of("mig")
+    publisher = Publisher(cluster, "node-1")
+
+    def publish_again() -> None:
+        cards = cards_of(node.devices, policy, places, ())
+        asyncio.run(publisher.publish(lambda able: specs(NODE, cards, able, cores=True)))
+
+    publish_again()
+    assert cluster.pool() == ([], {})
+    assert "create" in cluster.requests and cluster.requests.count("replace") == 0, (
+        "nothing unsafe was written"
+    )
+    cluster.off = set()
+    passed += 600.0
+    publish_again()
+    assert len(cluster.pool()[1]) == 2
+    # an upgrade to a server that refuses the old form: the slices are deleted first, as Kubernetes asks
+    cluster.minor_version = 36
+    cluster.wipe()
+    with pytest.raises(VgpuError, match="422"):
+        publish_again()
+    publish_again()
+    assert len(cluster.pool()[1]) == 2
 
 
 def test_resource_slices_of_other_drivers_and_nodes_are_unchanged() -> None:
@@ -130,12 +266,12 @@ def test_devices_held_by_other_doors_are_not_published() -> None:
     )
     cluster = Cluster()
     publish(cluster, node, policy_of("auto"), held)
-    (device,) = cluster.pool()[0]
+    device, unwell = cluster.pool()[0]
     assert device["attributes"]["uuid"]["string"] == one
+    assert unwell["attributes"]["uuid"]["string"] == three and unwell["taints"]
     left = parse(device["capacity"]["memory"]["value"])
     assert 0 <= node.devices[0].memory_usable_bytes - 40 * GIB - left < 2**21
     assert device["capacity"]["tenants"]["value"] == "63"
-    assert three not in str(device)
 
 
 def test_overcommitted_memory_is_published_and_bounded_for_each_claim() -> None:

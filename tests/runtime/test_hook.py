@@ -102,6 +102,25 @@ def test_wrong_arguments_are_reported(tmp_path: Path, words: tuple[str, ...]) ->
     assert done.returncode != 0 and done.stderr.startswith("vgpu-hook: ")
 
 
+@pytest.mark.parametrize("spaced", [None, 1])
+def test_a_container_of_two_allocations_does_not_start(tmp_path: Path, spaced: int | None) -> None:
+    """Their environments contradict each other: the last one counts, and the other is out of reach."""
+    (tmp_path / "root").mkdir()
+
+    def start(*env: str) -> subprocess.CompletedProcess[str]:
+        config = {"process": {"env": [*env]}, "root": {"path": "root"}}
+        (tmp_path / "config.json").write_text(json.dumps(config, indent=spaced))
+        state = json.dumps({"bundle": str(tmp_path)})
+        return hook(tmp_path / "no-vgpud", state, "container", "--allocation=a1")
+
+    long = "X=" + "x" * 10_000
+    for env in ([], ["VGPU_ALLOCATION=a1"], [long, 'A=[{"', "VGPU_ALLOCATION=a2", "VGPU_ALLOCATION=a1"]):
+        assert start(*env).returncode == 0, env
+    refused = start(long, "VGPU_ALLOCATION=a1", "VGPU_ALLOCATION=a2", "PATH=/bin")
+    assert refused.returncode == 1
+    assert "given two allocations, a1 and a2" in refused.stderr and "E103" in refused.stderr
+
+
 # --- json_text.c, against Python's own reader
 
 

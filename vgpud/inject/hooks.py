@@ -14,6 +14,7 @@ from vgpud.model.tenancy import Edits
 _PATH = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
 _TIMEOUT_SECONDS = 30
 PRELOAD = "LD_PRELOAD"
+ALLOCATION = "VGPU_ALLOCATION"
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,11 @@ class HookProgram:
         }
 
     def in_container(self, edits: Edits, driver: DriverFiles) -> list[dict[str, Any]]:
-        """createContainer: what is to be merged with the image's own files."""
-        library = dict(edits.env).get(PRELOAD)
-        words = [] if library is None else [f"--preload={library}"]
+        """createContainer: what is to be merged with the image's own files, and whether it is alone there."""
+        env = dict(edits.env)
+        library, allocation = env.get(PRELOAD), env.get(ALLOCATION)
+        words = [] if allocation is None else [f"--allocation={allocation}"]
+        words += [] if library is None else [f"--preload={library}"]
         if driver.own_folder is not None:
             words.append(f"--libraries={driver.own_folder}")
         return [self.oci("container", *words)] if words else []

@@ -38,7 +38,9 @@ class Api(Protocol):
 
     async def slices(self, driver: str, node: str) -> list[Json]: ...
 
-    async def create_slice(self, body: Json) -> Json: ...
+    async def create_slice(self, body: Json, dry_run: bool = False) -> Json:
+        """As it is kept; with `dry_run` as it would be."""
+        ...
 
     async def replace_slice(self, body: Json) -> Json: ...
 
@@ -78,8 +80,9 @@ class ApiServer:
             raise _not_understood("a list that is not of ResourceSlices")
         return items
 
-    async def create_slice(self, body: Json) -> Json:
-        return _slice(await self._objects("create_cluster_custom_object", _SLICES, body))
+    async def create_slice(self, body: Json, dry_run: bool = False) -> Json:
+        options = {"dry_run": "All"} if dry_run else {}
+        return _slice(await self._objects("create_cluster_custom_object", _SLICES, body, **options))
 
     async def replace_slice(self, body: Json) -> Json:
         name = body["metadata"]["name"]
@@ -104,6 +107,8 @@ class ApiServer:
         try:
             return pick(kubernetes)(*arguments, _request_timeout=_TIMEOUT_SECONDS, **options)
         except kubernetes.ApiException as error:
+            if error.status == 401:
+                self._client = None  # the kubeconfig is read again: its token or certificate may be a new one
             raise _refused(error.status or 0, str(error.reason), str(error.body or "")) from None
         except Exception as error:  # of urllib3, ssl, socket: the client wraps none of them
             words = str(error).splitlines() or [type(error).__name__]
@@ -165,7 +170,7 @@ def _not_understood(what: str) -> VgpuError:
 def _refused(status: int, reason: str, body: str) -> Refusal:
     hints = {
         401: "renew the token in vgpud's kubeconfig",
-        403: "apply configs/kubernetes/rbac.yaml",
+        403: "apply configs/kubernetes/rbac.yaml, and use a token of the service account named as the node",
         404: "resource.k8s.io/v1 is there from Kubernetes 1.34 on",
         409: "it is tried again",
     }

@@ -5,7 +5,7 @@ A device of a ResourceSlice is named after its card's UUID, which stays when car
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import sha256
 
@@ -58,6 +58,13 @@ class Place:
     at: Placement
 
 
+class Taint(StrEnum):
+    """Why new claims keep off a device; those that have it keep it."""
+
+    DRAINED = "drained"
+    UNWELL = "unwell"
+
+
 @dataclass(frozen=True, slots=True)
 class Card:
     """`places` are those of a MIG card that are free of others' instances; `tenants` how many may share.
@@ -71,6 +78,7 @@ class Card:
     share_hundredths: int = 0
     tenants: int = 0
     places: tuple[Place, ...] = field(default=())
+    taints: tuple[Taint, ...] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +109,8 @@ def cards_of(
     allocations: Collection[Allocation],
     closed: Collection[str] = (),
 ) -> tuple[Card, ...]:
-    """The cards that can serve claims now; `closed` are the UUIDs of those that take nobody new.
+    """The cards for claims, those that take no new ones with the taint that says why; `closed` are the UUIDs
+    of drained ones.
 
     What other doors gave away is taken off: the scheduler knows of claims alone.
     """
@@ -109,13 +118,18 @@ def cards_of(
     found = []
     for device in devices:
         form = form_of(device, policy)
-        if form is None or device.health is not Health.OK or device.uuid in closed:
+        if form is None:
             continue
         others = [part for a in held for part in a.slices if part.device_uuid == device.uuid]
         card = _card(device, form, policy, places, others)
         if card is not None:
-            found.append(card)
+            found.append(replace(card, taints=_taints(device, device.uuid in closed)))
     return tuple(found)
+
+
+def _taints(device: Device, drained: bool) -> tuple[Taint, ...]:
+    unwell = device.health is not Health.OK
+    return tuple(taint for taint, on in ((Taint.DRAINED, drained), (Taint.UNWELL, unwell)) if on)
 
 
 def _card(device: Device, form: Form, policy: Policy, places: Places, others: Sequence[Slice]) -> Card | None:
@@ -159,9 +173,14 @@ def card_name(device: Device) -> str:
     return f"gpu-{bare}"
 
 
+def profile_label(profile: str) -> str:
+    """A part of a DNS label; profiles of one card have different ones (1g.24gb+me and 1g.24gb-me)."""
+    return re.sub(r"[^a-z0-9]+", "-", profile.lower().replace("+", "-plus-")).strip("-")
+
+
 def place_name(device: Device, place: Place) -> str:
     """A DNS label: the card's, the profile, and the memory slice that it starts at."""
-    profile = re.sub(r"[^a-z0-9]+", "-", place.name.lower()).strip("-")
+    profile = profile_label(place.name)
     name = f"{card_name(device)}-mig-{profile}-{place.at.start}"
     if len(name) <= _LABEL:
         return name

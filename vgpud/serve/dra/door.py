@@ -7,6 +7,7 @@ from pathlib import Path
 
 import structlog
 
+from vgpud import clock
 from vgpud.model.errors import VgpuError
 from vgpud.node.room import Room
 from vgpud.serve.dra.api import Api
@@ -28,6 +29,9 @@ class Pace:
     look: float = 1.0  # at our sockets
     settle: float = 1.0  # between a change and the slices that tell of it, for more may follow
     retry: float = 5.0  # after the API server failed us
+    hurry: float = (
+        30.0  # after a registration: a kubelet that starts deletes the slices, at any moment of these
+    )
 
 
 class DraDoor:
@@ -50,10 +54,11 @@ class DraDoor:
         self._dirty = asyncio.Event()
         self._complained = ""
         self.preparer = Preparer(keeper, api, PreparedClaims(state_dir / "claims.json"), node, self._find)
-        self.plugin = DraPlugin(kubelet, self.preparer)
+        self.plugin = DraPlugin(kubelet, self.preparer, self._registered)
         self._kubelet = kubelet
         self._publisher = Publisher(api, node)
         self._published = False
+        self._hurry_until = 0.0
 
     async def run(self) -> None:
         work = (self._listen, self._publish, self._serve, self._check)
@@ -98,6 +103,8 @@ class DraDoor:
         while True:
             self._dirty.clear()
             wait = self._keeper.policy().policy.dra.check_seconds
+            if clock.now() < self._hurry_until:
+                wait = min(wait, self._pace.look)
             try:
                 await self._publish_once()
                 self._complained = ""
@@ -134,6 +141,12 @@ class DraDoor:
         await self._publisher.publish(build)
 
     # --- from the kubelet
+
+    def _registered(self) -> None:
+        """By a kubelet that has started, maybe with another version of the whole cluster."""
+        self._publisher.ask_anew()
+        self._hurry_until = clock.now() + self._pace.hurry
+        self._dirty.set()
 
     async def _serve(self) -> None:
         """Its folders may be emptied, or made anew; on many nodes they never come."""

@@ -34,12 +34,13 @@ class Behind(Protocol):
 
 
 class DraPlugin:
-    """`kubelet` is its root folder."""
+    """`kubelet` is its root folder; `registered` is called when the kubelet has taken the driver."""
 
-    def __init__(self, kubelet: Path, behind: Behind) -> None:
+    def __init__(self, kubelet: Path, behind: Behind, registered: Callable[[], None]) -> None:
         self.registrar = kubelet / "plugins_registry" / f"{DRIVER}-reg.sock"
         self.socket = kubelet / "plugins" / DRIVER / "dra.sock"
         self._behind = behind
+        self._registered = registered
         self._servers: list[grpc.aio.Server] = []
 
     @property
@@ -95,6 +96,7 @@ class DraPlugin:
     async def _status(self, told: registration.RegistrationStatus) -> registration.RegistrationStatusResponse:
         if told.plugin_registered:
             log.info("registered with the kubelet", driver=DRIVER)
+            self._registered()
         else:
             log.error("the kubelet does not take the driver", driver=DRIVER, why=told.error)
         return registration.RegistrationStatusResponse()

@@ -1,4 +1,4 @@
-"""Keeps the node's ResourceSlices in the cluster as they should be: whoever removes or changes them."""
+"""Keeps the node's ResourceSlices in the cluster as they should be, whatever removes or changes them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -6,13 +6,16 @@ from typing import Any
 
 import structlog
 
+from vgpud import clock
 from vgpud.model.errors import VgpuError
-from vgpud.serve.dra.api import Api, is_gone
+from vgpud.serve.dra.api import Api, Refusal, is_gone
 from vgpud.serve.dra.slices import DRIVER, GROUP, VERSION, Cluster, Json
 
 log = structlog.get_logger(__name__)
 
 _SEPARATE_SINCE = 35  # kubernetes/kubernetes#134189
+_NOT_TAKEN = (400, 422)  # by a server of another version than the one that was asked
+_ASK_SECONDS = 300.0  # feature gates and versions change while vgpud runs
 
 Build = Callable[[Cluster], tuple[Json, ...]]
 
@@ -20,32 +23,57 @@ Build = Callable[[Cluster], tuple[Json, ...]]
 class Publisher:
     """`publish` is for one caller at a time."""
 
-    def __init__(self, api: Api, node: str) -> None:
+    def __init__(self, api: Api, node: str, ask_seconds: float = _ASK_SECONDS) -> None:
         self._api = api
         self._node = node
+        self._ask_seconds = ask_seconds
+        self._asked_at = 0.0
         self._cluster: Cluster | None = None
         self._owner: Json | None = None
+
+    def ask_anew(self) -> None:
+        """The next `publish` asks what the API server can do: it may be another one than before."""
+        self._cluster = None
 
     async def publish(self, build: Build) -> bool:
         """Makes the cluster have what `build` says, and only that; True if anything was changed.
 
-        Raises VgpuError, also where somebody changed them meanwhile; the next call goes on from there.
+        Raises VgpuError, also where another writer changed them meanwhile; the next call goes on from there.
         """
-        if self._cluster is None:
-            self._cluster = Cluster(separate_counters=await self._api.minor() >= _SEPARATE_SINCE)
-        changed = await self._make(build(self._cluster))
+        try:
+            return await self._publish(build)
+        except Refusal as error:
+            if error.status in _NOT_TAKEN:
+                self.ask_anew()
+            raise
+
+    async def _publish(self, build: Build) -> bool:
+        cluster = await self._able()
+        changed = await self._make(build(cluster))
         while changed:  # what was not kept is left out, and nothing is published that relies on it
-            poorer = _poorer(self._cluster, changed)
-            if poorer == self._cluster:
+            poorer = _poorer(cluster, changed)
+            if poorer == cluster:
                 return True
-            log.warning(
-                "the cluster drops what it was sent: its feature gates are off",
-                counters=poorer.keeps_counters,
-                sharing=poorer.keeps_sharing,
-            )
-            self._cluster = poorer
+            _say(poorer)
+            self._cluster = cluster = poorer
             changed = await self._make(build(poorer))
         return False
+
+    async def _able(self) -> Cluster:
+        now = clock.now()
+        if self._cluster is None or now - self._asked_at >= self._ask_seconds:
+            cluster = await self._ask()
+            if cluster != self._cluster:
+                _say(cluster)
+            self._cluster, self._asked_at = cluster, now
+        return self._cluster
+
+    async def _ask(self) -> Cluster:
+        """By a slice that is not stored (dryRun=All): the API server drops what its gates leave out."""
+        cluster = Cluster(separate_counters=await self._api.minor() >= _SEPARATE_SINCE)
+        body = await self._body(f"{self._node}-{DRIVER}-asks", _probe(self._node, cluster), 1)
+        kept = await self._api.create_slice(body, dry_run=True)
+        return _poorer(cluster, [(body, kept)])
 
     async def withdraw(self) -> None:
         """Takes all of it back."""
@@ -55,7 +83,8 @@ class Publisher:
     async def _make(self, wanted: Sequence[Json]) -> list[tuple[Json, Json]]:
         """Pairs of what was sent and what was kept; empty if all was as it should be."""
         there = {one["metadata"]["name"]: one for one in await self._api.slices(DRIVER, self._node)}
-        names = [f"{self._node}-{DRIVER}-{number}" for number in range(len(wanted))]
+        # the scheduler reads slices in the order of their names
+        names = [f"{self._node}-{DRIVER}-{number:03}" for number in range(len(wanted))]
         if there.keys() == set(names) and all(
             _same(there[name]["spec"], spec) for name, spec in zip(names, wanted, strict=True)
         ):
@@ -95,11 +124,42 @@ class Publisher:
                 raise
 
 
+def _say(cluster: Cluster) -> None:
+    if not (cluster.keeps_counters and cluster.keeps_sharing and cluster.keeps_taints):
+        log.warning(
+            "the cluster drops what it was sent: its feature gates are off",
+            counters=cluster.keeps_counters,
+            sharing=cluster.keeps_sharing,
+            taints=cluster.keeps_taints,
+        )
+
+
+def _probe(node: str, cluster: Cluster) -> Json:
+    """A device for each feature that may be off."""
+    counters = {"a": {"value": "1"}}
+    devices: list[Json] = [
+        {"name": "a", "consumesCounters": [{"counterSet": "a", "counters": counters}]},
+        {"name": "b", "allowMultipleAllocations": True},
+        {"name": "c", "taints": [{"key": f"{DRIVER}/asks", "effect": "NoSchedule"}]},
+    ]
+    sets = {} if cluster.separate_counters else {"sharedCounters": [{"name": "a", "counters": counters}]}
+    pool = {"name": node, "resourceSliceCount": 1}
+    return {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": devices, **sets}
+
+
 def _same(there: Json, wanted: Json) -> bool:
     """Whatever the server filled in beside it; the generation says nothing."""
     pool = {key: value for key, value in there["pool"].items() if key != "generation"}
     kept = {key: value for key, value in there.items() if value not in (None, [])}
+    if "devices" in kept:
+        kept["devices"] = [_without_times(device) for device in kept["devices"]]
     return {**kept, "pool": pool} == {key: value for key, value in wanted.items() if value != []}
+
+
+def _without_times(device: Json) -> Json:
+    """The server adds to each taint since when it is there."""
+    taints = [{k: v for k, v in taint.items() if k != "timeAdded"} for taint in device.get("taints") or ()]
+    return {**device, "taints": taints} if taints else device
 
 
 def _poorer(cluster: Cluster, sent: Sequence[tuple[Json, Json]]) -> Cluster:
@@ -111,6 +171,8 @@ def _poorer(cluster: Cluster, sent: Sequence[tuple[Json, Json]]) -> Cluster:
             cluster = replace(cluster, keeps_counters=False)
         if _count(body, "allowMultipleAllocations") != _count(kept, "allowMultipleAllocations"):
             cluster = replace(cluster, keeps_sharing=False)
+        if _count(body, "taints") != _count(kept, "taints"):
+            cluster = replace(cluster, keeps_taints=False)
     return cluster
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vgpud.model.quantity import MIB
-from vgpud.serve.dra.cards import Card, Form, Place, card_name, place_name
+from vgpud.serve.dra.cards import Card, Form, Place, card_name, place_name, profile_label
 from vgpud.serve.dra.quantity import show
 
 DRIVER = "gpu.vgpud.io"
@@ -34,12 +34,14 @@ class Cluster:
     """What the API server can do, by its version and by what it kept of what it was sent.
 
     Up to 1.34 counters stand in the slice of the devices that consume them, from 1.35 on in one of
-    their own; where the feature is off they are dropped without a word.
+    their own; where the feature is off they are dropped without a word. Without taints a card that takes no
+    new claims is left out.
     """
 
     separate_counters: bool = True
     keeps_counters: bool = True
     keeps_sharing: bool = True
+    keeps_taints: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +53,25 @@ class Node:
     cuda_version: str = ""
 
 
+_Order = tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Devices, and the counters that they alone consume."""
+    """Devices, each with its place in the list, and the counters that they alone consume."""
 
-    devices: tuple[Json, ...]
+    devices: tuple[tuple[_Order, Json], ...]
     counters: Json | None = None
 
 
 def specs(node: Node, cards: Iterable[Card], cluster: Cluster, cores: bool) -> tuple[Json, ...]:
-    """The `spec` of each slice of the node's pool, its generation left out; `cores`: quota limits them."""
-    groups = [group for card in cards if (group := _group(node, card, cluster, cores)) is not None]
+    """The `spec` of each slice of the node's pool, its generation left out; `cores`: quota limits them.
+
+    The scheduler takes the first device that fits, slice by slice in the order of their names: the smallest
+    devices come first, so that a claim leaves the larger ones whole.
+    """
+    kept = [card for card in cards if cluster.keeps_taints or not card.taints]
+    groups = [group for card in kept if (group := _group(node, card, cluster, cores)) is not None]
     bodies = [*_plain(groups), *(_separate(groups) if cluster.separate_counters else _together(groups))]
     # a pool of nothing is one empty slice: that there are no devices is known, too
     bodies = bodies or [{"devices": []}]
@@ -70,15 +80,17 @@ def specs(node: Node, cards: Iterable[Card], cluster: Cluster, cores: bool) -> t
 
 
 def _plain(groups: Sequence[_Group]) -> Iterator[Json]:
-    devices = [device for group in groups if group.counters is None for device in group.devices]
-    for chunk in _chunks(devices, MAX_DEVICES):
+    devices = _in_order(group for group in groups if group.counters is None)
+    # such slices have the limit of those with counters (types.go, ResourceSliceMaxDevicesWithTaints...)
+    most = MAX_DEVICES_WITH_COUNTERS if any("taints" in one for one in devices) else MAX_DEVICES
+    for chunk in _chunks(devices, most):
         yield {"devices": chunk}
 
 
 def _separate(groups: Sequence[_Group]) -> Iterator[Json]:
     for sets in _chunks([g.counters for g in groups if g.counters is not None], MAX_COUNTER_SETS):
         yield {"sharedCounters": sets}
-    devices = [device for group in groups if group.counters is not None for device in group.devices]
+    devices = _in_order(group for group in groups if group.counters is not None)
     for chunk in _chunks(devices, MAX_DEVICES_WITH_COUNTERS):
         yield {"devices": chunk}
 
@@ -94,9 +106,14 @@ def _together(groups: Sequence[_Group]) -> Iterator[Json]:
             yield body
             body = {"sharedCounters": [], "devices": []}
         body["sharedCounters"].append(group.counters)
-        body["devices"] += group.devices
+        body["devices"] += _in_order([group])
     if body["devices"]:
         yield body
+
+
+def _in_order(groups: Iterable[_Group]) -> list[Json]:
+    listed = sorted((entry for group in groups for entry in group.devices), key=lambda entry: entry[0])
+    return [device for _, device in listed]
 
 
 def _chunks(items: Sequence[Any], most: int) -> Iterator[list[Any]]:
@@ -112,11 +129,15 @@ def _group(node: Node, card: Card, cluster: Cluster, cores: bool) -> _Group | No
         return _mig(node, card, cluster)
     if card.form is Form.CARD:
         capacity = {"memory": {"value": show(card.memory_bytes)}, **_multiprocessors(card.device.sm_count)}
-        return _Group((_device(node, card, card_name(card.device), capacity),))
+        return _whole(card, _device(node, card, card_name(card.device), capacity))
     device = _device(node, card, card_name(card.device), _sharing(card, cluster, cores))
     if cluster.keeps_sharing:
         device["allowMultipleAllocations"] = True
-    return _Group((device,))
+    return _whole(card, device)
+
+
+def _whole(card: Card, device: Json) -> _Group:
+    return _Group((((card.device.memory_usable_bytes, card.device.index), device),))
 
 
 def _sharing(card: Card, cluster: Cluster, cores: bool) -> Json:
@@ -158,7 +179,7 @@ def _mig(node: Node, card: Card, cluster: Cluster) -> _Group | None:
         for b in card.places[i + 1 :]
     )
     if apart:
-        return _Group(tuple(_mig_device(node, card, place) for place in card.places))
+        return _Group(tuple((_order(card, place), _mig_device(node, card, place)) for place in card.places))
     if not cluster.keeps_counters:
         return None  # the scheduler would hand out the same memory twice
     name = card_name(card.device)
@@ -177,8 +198,17 @@ def _mig(node: Node, card: Card, cluster: Cluster) -> _Group | None:
             consumed[_limit_name(place.name)] = {"value": "1"}
         device = _mig_device(node, card, place)
         device["consumesCounters"] = [{"counterSet": name, "counters": consumed}]
-        devices.append(device)
+        devices.append((_order(card, place), device))
     return _Group(tuple(devices), {"name": name, "counters": counters})
+
+
+def _order(card: Card, place: Place) -> _Order:
+    """Smaller ones first, of equal ones those with fewer media engines; on a card from its end on, for
+    the largest profiles begin at its start."""
+    profile = place.profile
+    engines = 2 if "+" in place.name else 0 if "-" in place.name else 1
+    size = (profile.memory_bytes, profile.slice_count, engines, profile.id)
+    return (*size, card.device.index, -place.at.start)
 
 
 def _limited(places: Sequence[Place]) -> dict[str, int]:
@@ -192,7 +222,7 @@ def _limited(places: Sequence[Place]) -> dict[str, int]:
 
 
 def _limit_name(profile: str) -> str:
-    return "most-" + re.sub(r"[^a-z0-9]+", "-", profile.lower()).strip("-")
+    return f"most-{profile_label(profile)}"
 
 
 def _mig_device(node: Node, card: Card, place: Place) -> Json:
@@ -204,7 +234,10 @@ def _mig_device(node: Node, card: Card, place: Place) -> Json:
 
 
 def _device(node: Node, card: Card, name: str, capacity: Json) -> Json:
-    return {"name": name, "attributes": _attributes(node, card), "capacity": capacity}
+    device: Json = {"name": name, "attributes": _attributes(node, card), "capacity": capacity}
+    if card.taints:
+        device["taints"] = [{"key": f"{DRIVER}/{taint}", "effect": "NoSchedule"} for taint in card.taints]
+    return device
 
 
 def _multiprocessors(count: int | None) -> Json:
