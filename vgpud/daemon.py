@@ -216,7 +216,7 @@ def make_folders(settings: Settings) -> None:
 
 
 def check_mount(settings: Settings) -> None:
-    """Leases are mounted into containers, whose root may change the mode of what lies there.
+    """Leases are mounted into containers, whose root may change the modes of their files.
 
     Raises VgpuError(BAD_SETTING) where a program with set-user-id or a device there would be one on the host.
     """
@@ -299,7 +299,7 @@ async def serve(settings: Settings) -> None:
 
 
 class Restorer(Daemon):
-    """Opens no door and manages nothing, so that all goes back to what it was before vgpud."""
+    """A policy that opens no door and manages no device, so that all devices are restored."""
 
     def load_policy(self) -> LoadedPolicy:
         unmanaged = Policy(device=(DeviceRule(mode="unmanaged"),))
@@ -350,7 +350,7 @@ def dra_door(daemon: Daemon, keeper: NodeKeeper) -> DraDoor:
 
 
 async def reload(keeper: NodeKeeper, hung_up: asyncio.Event) -> None:
-    """Each time; what comes during a reload is one more."""
+    """Reloads at each signal. Signals during a reload cause one more reload."""
     audit.by_itself("SIGHUP")
     while await hung_up.wait():
         hung_up.clear()
@@ -358,13 +358,13 @@ async def reload(keeper: NodeKeeper, hung_up: asyncio.Event) -> None:
 
 
 async def reload_once(keeper: NodeKeeper) -> None:
-    with suppress(VgpuError):  # the keeper has said what is wrong
+    with suppress(VgpuError):  # the keeper has logged the error
         await keeper.reload_policy(dry_run=False)
         sd.notify(f"STATUS={keeper.describe().status}")
 
 
 def watch_devices(daemon: Daemon, keeper: NodeKeeper, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
-    """Xid events become device states; answers what stops the watch."""
+    """Turns Xid events into device states. Returns a function that stops the watch."""
 
     def arrived(event: DeviceEvent) -> None:
         loop.call_soon_threadsafe(keeper.device_event, event)
@@ -410,7 +410,7 @@ def main() -> int:
             left = asyncio.run(to_the_end(restore(settings)))
             sys.stderr.writelines(f"vgpud: not put back, {line}\n" for line in left)
             return int(Exit.DIFFERS if left else Exit.OK)
-        gc.disable()  # until what was recovered is set aside, in `serve`
+        gc.disable()  # until `serve` freezes the recovered objects
         uvloop.run(to_the_end(serve(settings)))
     except VgpuError as error:
         complain(error)

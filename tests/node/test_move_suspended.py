@@ -211,14 +211,14 @@ def test_two_that_resume_it_at_once_do_it_once(tmp_path: Path) -> None:
     clock.run(work())
 
 
-def test_a_process_that_began_as_it_was_suspended(tmp_path: Path) -> None:
-    """libvgpu was not there yet to hold it: it would keep the old device."""
+def test_a_process_that_began_to_use_cuda_during_the_suspension_blocks_a_move(tmp_path: Path) -> None:
+    """libvgpu could not hold it, so that it would keep the old device."""
 
     async def work() -> None:
         async with sleeping(tmp_path) as (w, driver, away):
             driver.states[1] = ProcessState.RUNNING
             w.effectors[Mode.PRELOAD].pids += (1,)
-            with pytest.raises(VgpuError, match=r"process 1 .* has begun to use CUDA"):
+            with pytest.raises(VgpuError, match=r"process 1 .* began to use CUDA"):
                 await w.keeper.moves.move(away.id, OWNER, [uuid(1)], "")
             assert devices_of(w.keeper.get(away.id)) == (uuid(0),)
             assert not w.keeper.get(away.id).moves

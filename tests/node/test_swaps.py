@@ -48,7 +48,7 @@ def test_a_resume_waits_while_another_tenant_of_the_device_is_suspended() -> Non
         await clock.passed(60)
         assert not waits.done() and not finds.forbidden
         beside[0] = tenant("b", State.SUSPENDED)
-        with pytest.raises(VgpuError, match="has not the room"):
+        with pytest.raises(VgpuError, match="has no room"):
             await waits
         assert set(finds.forbidden) == {"a"}
 

@@ -1,4 +1,4 @@
-"""`vgpuctl bug-report`: what somebody needs who looks for the bug from afar, and nothing about anybody."""
+"""`vgpuctl bug-report`: facts of the node for a bug report, without names of users and hosts."""
 
 import io
 import json
@@ -37,7 +37,7 @@ _COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def bug_report(arguments: Namespace, terminal: Terminal) -> int:
-    """Every part by itself: what cannot be had says why in its place."""
+    """Writes the report. A part that cannot be collected contains the reason instead."""
     names = private_names()
     parts = {name: redact(text, names) for name, text in collect(arguments).items()}
     if arguments.file == "-":

@@ -32,7 +32,7 @@ class Finding(NamedTuple):
 
 
 class Host(NamedTuple):
-    """Where things lie, as the daemon's own settings have it (VGPUD_*)."""
+    """Folders of the node, from the daemon's settings (VGPUD_*)."""
 
     run_dir: Path
     state_dir: Path
@@ -93,7 +93,7 @@ def folders(host: Host) -> Iterator[Finding]:
         try:
             room = os.statvfs(folder)
         except OSError:
-            continue  # told above, or not ours to see
+            continue  # reported above, or not readable
         free = room.f_bavail * room.f_frsize
         if free < _LEAST_FREE_BYTES:
             yield Finding(name, FAIL, f"{free // 2**20} MiB are free in {folder}", "make room there")
@@ -102,7 +102,7 @@ def folders(host: Host) -> Iterator[Finding]:
 
 
 def sockets(host: Host) -> Iterator[Finding]:
-    """Modes as they are meant; wider ones let in who should not come."""
+    """Checks file modes: wider ones than intended let other users in."""
     for name, mode in (("ro.sock", 0o666), ("vgpud.sock", 0o660), ("admin.sock", 0o600)):
         path = host.run_dir / name
         try:
@@ -228,7 +228,7 @@ def devices(found: Iterable[pb.Device]) -> Iterator[Finding]:
 
 
 def engines(found: Iterable[pb.Device]) -> Iterator[Finding]:
-    """A device whose probe did not find the engine that was asked for is told."""
+    """Warns of a device whose probe did not find the engine that the policy asks for."""
     for item in found:
         sentence = f"device {item.index}: {item.engine}, {item.engine_why}"
         if item.engine_reason in (EngineReason.REFUSED, EngineReason.PROBE_FAILED):

@@ -15,7 +15,7 @@ FILES = "FILE"
 
 
 class Option(NamedTuple):
-    """`values` are its choices, one of the words above, or "" where anything may stand."""
+    """`values`: the choices of the option, one of the constants above, or "" for any text."""
 
     flags: tuple[str, ...]
     help: str

@@ -1,4 +1,4 @@
-"""A device as an operator names it: by index, UUID, or a beginning of one that fits no other."""
+"""Finds a device by the operator's name for it: its index, its UUID, or a unique beginning of the UUID."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING

@@ -39,7 +39,7 @@ def examine(arguments: Namespace) -> list[Finding]:
     try:
         node = _ask(arguments)
     except VgpuError as error:
-        # what keeps it from starting comes first: starting it again would not help
+        # causes that prevent a start are reported first, because a restart would not help
         return [
             *found,
             *checks.mps(host, False),

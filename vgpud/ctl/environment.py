@@ -16,7 +16,7 @@ def host_environment(allocation: pb.Allocation) -> dict[str, str]:
 
 
 def merged(edits: Mapping[str, str], before: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """`edits` over `before`; a preload library goes in front of those that are there already."""
+    """`before` with `edits` applied; a preload library is put in front of present ones."""
     after = dict(before)
     for name, value in edits.items():
         key, new = os.fsencode(name), os.fsencode(value)

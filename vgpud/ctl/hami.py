@@ -146,7 +146,7 @@ def _number(key: str, value: object) -> int:
 
 
 def _take_annotations(annotations: Json, name: str, say: Say) -> dict[str, str]:
-    """Words of ours, by key; HAMi's own go."""
+    """HAMi's annotations as settings of vgpud, by key. Removes them from `annotations`."""
     words = {}
     if "nvidia.com/use-gputype" in annotations:
         types = [part.strip() for part in str(annotations.pop("nvidia.com/use-gputype")).split(",")]

@@ -54,7 +54,7 @@ def _row(item: pb.NodeProcess) -> tuple[str, ...]:
 
 
 def events(arguments: Namespace, terminal: Terminal) -> int:
-    """The latest, oldest first; `vgpuctl watch --after REVISION` goes on from there."""
+    """The latest events, oldest first; `vgpuctl watch --after REVISION` continues from the last one."""
     with connect(arguments) as client:
         found = list(client.list_events(arguments.last).events)
     if arguments.since is not None:

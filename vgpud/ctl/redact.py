@@ -1,4 +1,4 @@
-"""Takes out of a text what a bug report need not tell: who, where, and what is run."""
+"""Removes names of users and hosts, and command lines, from the text of a bug report."""
 
 import re
 from collections.abc import Iterable

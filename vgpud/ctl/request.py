@@ -7,7 +7,7 @@ from vgpud.api.gen import vgpud_pb2 as pb
 
 
 def request_of(arguments: Namespace) -> pb.AllocateRequest:
-    """The request; it always has an id of its own, so that a call that was cut off can be repeated."""
+    """The request. It always has a unique id, so that an interrupted call can be repeated."""
     request = pb.AllocateRequest(
         request_id=getattr(arguments, "request_id", None) or f"vgpuctl-{secrets.token_hex(8)}",
         count=arguments.count or 1,
@@ -28,7 +28,7 @@ def request_of(arguments: Namespace) -> pb.AllocateRequest:
 
 
 def selector_of(devices: list[str], name_glob: str) -> pb.Selector:
-    """Digits are an index, anything else a UUID; the daemon says if there is no such device."""
+    """Digits are an index, other text is a UUID. The daemon refuses an unknown device."""
     selector = pb.Selector(name_glob=name_glob)
     for text in devices:
         if text.isascii() and text.isdigit() and int(text) < 2**32:

@@ -63,7 +63,7 @@ def run(arguments: Namespace, terminal: Terminal) -> NoReturn:
 
 
 def open_descriptors() -> frozenset[int]:
-    """Those that the command shall inherit: what the caller left open for it, and nothing of ours."""
+    """Descriptors that the command inherits: those that the caller left open, and none of vgpuctl's."""
     return frozenset(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
 
 
@@ -87,7 +87,7 @@ def close_on_exec(descriptor: int) -> None:
         flags = fcntl.fcntl(descriptor, fcntl.F_GETFD)
         fcntl.fcntl(descriptor, fcntl.F_SETFD, flags | fcntl.FD_CLOEXEC)
     except OSError as error:
-        if error.errno != errno.EBADF:  # the one that listed the directory is closed again
+        if error.errno != errno.EBADF:  # the descriptor of the listing is closed already
             raise
 
 

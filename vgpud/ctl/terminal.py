@@ -1,4 +1,4 @@
-"""What goes to the two streams: data on standard output, talk on standard error."""
+"""Writes data to standard output and messages to standard error."""
 
 import os
 import sys

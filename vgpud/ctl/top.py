@@ -162,7 +162,7 @@ class Screen:
         self.before, self.now, self.away = self.now, fresh, ""
 
     def _pressed(self, seconds: float) -> bool:
-        """True when it is to end."""
+        """Handles a key. True if `vgpuctl top` is to end."""
         ready, _, _ = select.select([sys.stdin], [], [], seconds)
         if not ready:
             return False

@@ -51,7 +51,7 @@ def why(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def _find(client: Client, subject: str) -> pb.Allocation | pb.NodeProcess:
-    """An id, or a pid. Raises VgpuError(NO_SUCH_ALLOCATION) for one that is neither."""
+    """The allocation of an id or a pid. Raises VgpuError(NO_SUCH_ALLOCATION) if it is neither."""
     try:
         return client.get_allocation(subject if subject.isdigit() else allocation_id(client, subject))
     except VgpuError as error:

@@ -25,7 +25,7 @@ def yes(value: bool) -> str:
 
 
 def optional(value: int, given: bool) -> str:
-    """A number that NVML may not have said."""
+    """The number as text; empty if NVML has not reported it."""
     return str(value) if given else ""
 
 

@@ -33,7 +33,7 @@ _DRIVERS_OWN = re.compile(
 
 
 class Owner(Enum):
-    """Whose code an address lies in; C's library is with its loader, and with the kernel's pages."""
+    """The owner of the code at an address. The C library includes its loader and the kernel's pages."""
 
     LIBC = auto()
     DRIVER = auto()
@@ -151,7 +151,7 @@ class Code:
         self._frames: dict[int, Frame | None] = {}
 
     def owner(self, address: int) -> Owner | None:
-        """None: no code lies there."""
+        """The owner of the code at the address; None if there is no code."""
         found = self._find(address)
         return None if found is None else found.owner
 
@@ -189,7 +189,7 @@ def in_driver(wait: Wait, code: Code, memory: Memory, machine: Machine) -> bool:
 
 
 def _out_of_libc(wait: Wait, code: Code, memory: Memory, machine: Machine) -> Wait | None:
-    """The first frame that is not C's library's; None where that cannot be told."""
+    """The first frame outside of the C library; None if it cannot be determined."""
     pc, sp = wait.pc, wait.sp
     for _ in range(_MOST_FRAMES):
         found = code.frame(pc, memory, machine)

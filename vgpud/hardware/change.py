@@ -1,4 +1,4 @@
-"""What this room changes on a device: MIG mode, GPU instances, the compute mode.
+"""Changes of a device: MIG mode, GPU instances, the compute mode.
 
 Each works on the handle of one device, inside a worker. `Target` says which device it is, so that
 errors can name it and who holds it.
@@ -32,7 +32,7 @@ from vgpud.hardware.read import COMPUTE_MODES, read_processes
 from vgpud.model.device import ComputeMode, GpuInstance, PlaceKey, Placement
 from vgpud.model.errors import ErrorCode, VgpuError
 
-# the driver lets go of an instance a moment after its last compute instance went
+# the driver frees a GPU instance a moment after its last compute instance was destroyed
 SETTLE_SECONDS = 5.0
 _SETTLE_STEP_SECONDS = 0.1
 

@@ -104,7 +104,7 @@ Sizes = list[tuple[int, int, int]]
 
 
 def read_compute_instances(nvml: Nvml, gpu_instance: Handle, sizes: Sizes) -> tuple[ComputeInstance, ...]:
-    """By id. One that goes away meanwhile is left out."""
+    """Compute instances by id. An instance that is destroyed during the listing is left out."""
     return tuple(sorted(_read_all(nvml, gpu_instance, sizes), key=lambda instance: instance.id))
 
 

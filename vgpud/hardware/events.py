@@ -1,4 +1,4 @@
-"""Xid events: the driver's own word on what went wrong with a device, as it happens."""
+"""Xid events: the driver's error reports of a device, as they happen."""
 
 import threading
 from collections.abc import Callable

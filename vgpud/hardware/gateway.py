@@ -74,7 +74,7 @@ class _Unwell:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What snapshots leave for the next one."""
+    """Facts that a snapshot keeps for the next one."""
 
     devices: dict[str, Device]
     statics: dict[str, Static]
@@ -161,7 +161,7 @@ class Gateway:
     # snapshots
 
     def snapshot(self) -> Node:
-        """All devices now. One that is lost or does not answer is listed so, the others as usual."""
+        """All devices now. A device that is lost or does not answer is listed with that health."""
         system = self.run(_NODE, self._read_system)
         known = self._known
         if system.device_count != len(known.devices):
@@ -197,7 +197,8 @@ class Gateway:
         )
 
     def _read_all(self, system: _System, known: _Known) -> list[tuple[Device, Static] | _Unwell]:
-        """In order; from one that does not answer on all at once: n of them do not take n deadlines."""
+        """Reads devices in order, and all others concurrently after the first that does not answer, so that
+        several hung devices take one deadline together."""
         rest = list(range(system.device_count))
         found: list[tuple[Device, Static] | _Unwell] = []
         while rest:

@@ -1,4 +1,4 @@
-"""Who holds a device: what a person needs to know when a change is refused because of it."""
+"""Names the processes that hold a device, for the refusal of a change."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +10,7 @@ _SHOWN = 4
 
 
 def command(pid: int, host_root: Path) -> str:
-    """The process's command name (proc(5), comm), or "?" where it is gone or not ours to see."""
+    """The process's command name (proc(5), comm); "?" if it has ended or cannot be read."""
     try:
         return (host_root / "proc" / str(pid) / "comm").read_text(errors="replace").strip() or "?"
     except OSError:

@@ -1,4 +1,4 @@
-"""What NVML says of MIG on a device: profiles with their placements, and the instances that exist."""
+"""MIG facts of a device from NVML: profiles with their placements, and existing instances."""
 
 import ctypes
 
@@ -18,7 +18,7 @@ from vgpud.model.quantity import GIB, MIB
 _MAX_INSTANCES = 32  # nvml.h wants room for the profile's instance count; that count is wrong on A30
 _GPU_PROFILE_COUNT = 0x11  # NVML_GPU_INSTANCE_PROFILE_COUNT of nvml.h 12.9, where the binding lacks it
 
-# nvml.h NVML_GPU_INSTANCE_PROFILE_*: the variants that a v1 struct, which has no name, cannot tell
+# nvml.h NVML_GPU_INSTANCE_PROFILE_*: suffixes of the profile variants, because a v1 struct has no name
 _SUFFIX_OF_INDEX: dict[int, str] = {
     0x07: "+me",
     0x08: "+me",
@@ -96,7 +96,7 @@ def _read_placements(nvml: Nvml, handle: Handle, profile_id: int) -> tuple[Place
 
 
 def read_instances(nvml: Nvml, handle: Handle, profiles: tuple[MigProfile, ...]) -> tuple[GpuInstance, ...]:
-    """The GPU instances that exist, by id. One that goes away meanwhile is left out."""
+    """Existing GPU instances, by id. An instance that is destroyed during the listing is left out."""
     found: list[GpuInstance] = []
     for profile in profiles:
         count = ctypes.pointer(ctypes.c_uint(0))

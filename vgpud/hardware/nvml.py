@@ -1,4 +1,4 @@
-"""The choke point: every NVML call of the house goes through `Nvml.call` or `Nvml.demand`.
+"""The only path to NVML: every call of vgpud passes `Nvml.call` or `Nvml.demand`.
 
 Status codes are those of nvml.h, nvmlReturn_t.
 """
@@ -141,7 +141,7 @@ class Nvml:
         self._told: set[tuple[str, int]] = set()
 
     def call(self, name: str, *args: object) -> Any:  # noqa: ANN401  # the binding is untyped
-        """What NVML answers, or None where card, driver or binding have no answer; logged once.
+        """NVML's answer; None if card, driver or binding do not support the call, which is logged once.
 
         Raises NvmlRefusal for what makes the device or the library unusable.
         """
@@ -154,7 +154,7 @@ class Nvml:
             return None
 
     def demand(self, name: str, *args: object) -> Any:  # noqa: ANN401  # the binding is untyped
-        """What NVML answers; raises NvmlRefusal for every status but success."""
+        """NVML's answer. Raises NvmlRefusal for every status but success."""
         function = getattr(self.binding, name, None)
         if function is None:
             raise NvmlRefusal(FUNCTION_NOT_FOUND, name)

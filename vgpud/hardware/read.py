@@ -1,4 +1,4 @@
-"""One device, read from NVML: what never changes is read once, the rest every time."""
+"""Reads one device from NVML: constant facts once, all others every time."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,7 +50,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Static:
-    """What is cached of a device. `version` is what must not have changed since it was read."""
+    """Cached facts of a device; valid while `version` is unchanged."""
 
     version: tuple[object, ...]
     name: str
@@ -75,7 +75,7 @@ class Reader:
     def __init__(self, nvml: Nvml, host_root: Path) -> None:
         self._nvml = nvml
         self._host_root = host_root
-        # how GPU instances of a profile may be divided, read of the first that stood: by driver, device, id
+        # compute instance profiles by (driver, device, profile id), read from the first existing instance
         self._divisions: dict[tuple[str, str, int], tuple[MigProfile, ...]] = {}
 
     def device(
@@ -150,7 +150,7 @@ class Reader:
 
 
 def read_memory(nvml: Nvml, handle: Handle) -> Memory:
-    """By the v2 struct, which tells what the driver keeps for itself; older drivers count it as used."""
+    """The memory, by the v2 struct, which shows the driver's reserve; older drivers count it as used."""
     version = nvml.constant("nvmlMemory_v2", _MEMORY_V2)
     info = nvml.call("nvmlDeviceGetMemoryInfo", handle, version)
     if info is not None:

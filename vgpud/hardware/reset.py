@@ -9,7 +9,7 @@ SECONDS = 120.0
 
 
 def reset_device(uuid: str, program: str = PROGRAM) -> None:
-    """Ends what the device held in its memory; the caller has seen that nobody uses it.
+    """Resets the device, which loses its memory. The caller has checked that no process uses it.
 
     Raises VgpuError(RESET_NEEDED) with what the program said where it does not succeed.
     """

@@ -58,7 +58,7 @@ class Session:
 
     def __init__(self, answers: asyncio.StreamReader, orders: asyncio.StreamWriter) -> None:
         self._from, self._to = answers, orders
-        self._owed = 0  # answers to come, also to orders that were given up
+        self._owed = 0  # answers that are still due, also to abandoned orders
 
     async def state(self, process: Process) -> ProcessState | None:
         """None: it has ended, or uses no CUDA."""
@@ -111,7 +111,7 @@ class Session:
         return int(code), name, int(state)
 
     async def _last_answer(self) -> list[str]:
-        """To the last order: those before it come first."""
+        """The answer to the last order; answers to earlier orders are read first and dropped."""
         line = b""
         while self._owed > 0:
             line = await self._from.readline()

@@ -95,7 +95,7 @@ class Workers:
         return len(self._stuck)
 
     def run(self, subject: str, deadline_seconds: float, work: Callable[[], T]) -> T:
-        """What `work` returns or raises; `subject` says what it is about.
+        """Runs `work` and returns or raises its result; `subject` is the device or object concerned.
 
         Raises VgpuError(NVML_TIMEOUT) when one call takes longer than `deadline_seconds`, and at
         once while an earlier call about the same subject has not come back, or MAX_STUCK have not.

@@ -30,14 +30,15 @@ class ContextCosts:
         return uuid in self._mib
 
     def learn(self, folder: Path) -> None:
-        """Takes note of what processes of this lease found. A lease that cannot be read says nothing."""
+        """Records the context sizes that processes of this lease measured. Skips a lease that cannot be
+        read."""
         with contextlib.suppress(VgpuError, OSError):
             for device, mib in zip(read_limits(folder).devices, _read(folder), strict=False):
                 if mib in _PLAUSIBLE_MIB:
                     self._mib[device.uuid] = min(mib, self._mib.get(device.uuid, mib))
 
     def seed(self, folder: Path) -> None:
-        """Tells a lease what is known, where none of its own processes has found anything yet."""
+        """Writes the known context sizes to a lease whose processes have not measured any yet."""
         with contextlib.suppress(VgpuError, OSError):
             known = [self._mib.get(device.uuid, 0) for device in read_limits(folder).devices]
             found = _read(folder)

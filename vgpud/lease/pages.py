@@ -26,7 +26,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class SharePolicy(IntEnum):
-    """What happens at the compute share's edge (enum vgpu_share_policy)."""
+    """The policy at the limit of the compute share (enum vgpu_share_policy)."""
 
     NONE = layout.SHARE_NONE
     HARD = layout.SHARE_HARD
@@ -47,7 +47,7 @@ class DeviceLimits:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a `limits` file says."""
+    """The content of a `limits` file."""
 
     allocation: str
     generation: int
@@ -114,8 +114,9 @@ def _pack_body(
 
 
 def _write_locked(fd: int, body: bytes) -> None:
-    """Replaces the body under the sequence lock. Each step is a system call of its own, which keeps
-    their order for readers of the mapped page; a generation left odd by a crash is taken further."""
+    """Replaces the body under the sequence lock. Each step is a separate system call, so that readers of the
+    mapped page see the steps in order. A crash may have left the generation odd; then it continues from
+    there."""
     (generation,) = _WORD.unpack(os.pread(fd, 8, layout.LIMITS_GENERATION))
     odd = (generation | 1) + (0 if generation % 2 == 0 else 2)
     os.pwrite(fd, _WORD.pack(odd), layout.LIMITS_GENERATION)
@@ -172,7 +173,8 @@ def write_lease(
 
 
 def _note_moved(folder: Path, uuids: Sequence[str]) -> None:
-    """What the environment of its processes may name, each with the slice that it was: libvgpu reads it."""
+    """The device UUIDs that environments of the tenant's processes may name, each with its slice; libvgpu
+    reads them."""
     files = _files(folder)
     note = files / layout.MOVED_FILE
     try:
@@ -205,7 +207,7 @@ def _fill(draft: Path, body: bytes, uid: int, gid: int) -> None:
         os.ftruncate(fd, layout.USAGE_FILE_SIZE)
         os.pwrite(fd, struct.pack("<II", layout.MAGIC, layout.VERSION), 0)
         if uid == ANYONE:
-            os.fchmod(fd, 0o666)  # those whom the container lets see it
+            os.fchmod(fd, 0o666)  # for every user of the container
         elif (uid, gid) != (os.geteuid(), os.getegid()):
             os.fchown(fd, uid, gid)
     finally:
@@ -294,7 +296,7 @@ def _remove_tree(folder: Path) -> None:
 
 
 def _empty(here: int, top: int) -> list[str]:
-    """Removes the files in the folder `here`; the names that its folders have got in `top`."""
+    """Removes the files in the folder `here` and moves its folders to `top`. Returns their names in `top`."""
     moved = []
     with os.scandir(here) as entries:
         for entry in tuple(entries):

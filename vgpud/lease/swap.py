@@ -26,8 +26,9 @@ class SwapPhase(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessSwap:
-    """Of one process, as it says. `error` is the CUresult that refused, or that is in the way now;
-    `kept_bytes` of the movable ones are on the device though it is OUT, as long as nobody needs the room."""
+    """The swap state that one process reports. `error`: the CUresult that refused the swap or delays it now.
+    `kept_bytes`: movable bytes that stay on the device although the process is OUT, until a tenant needs the
+    room."""
 
     phase: SwapPhase
     error: int

@@ -1,4 +1,4 @@
-"""The `usage` file of a lease: what its processes say of themselves.
+"""The `usage` file of a lease: the reports of its processes.
 
 It belongs to the tenant and is hostile input: whatever stands in it, reading it gives bounded numbers and
 never raises for them.
@@ -48,7 +48,7 @@ class ProcessUse:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a `usage` file says: live processes, and the counters of those that ended."""
+    """The content of a `usage` file: live processes, and the counters of ended ones."""
 
     processes: tuple[ProcessUse, ...]
     retired: tuple[Meter, ...]
@@ -159,8 +159,8 @@ def read_meter_pages(folder: Path, device_count: int) -> MeterPages:
 
 
 def parse_meters(pages: MeterPages, device_count: int) -> tuple[LeaseMeter, ...]:
-    """What `read_usage` and `Usage.device` tell of the first devices, and their compute time, for a
-    hundredth of the work: only what is in use is read. Clamped as there."""
+    """The figures of `read_usage` and `Usage.device` for the first devices, and their compute time, at a
+    hundredth of the cost: only slots in use are read. Clamped as in `read_usage`."""
     head, slots, compute = pages
     held = in_use(slots)
     return tuple(_lease_meter(head, slots, compute, held, device) for device in range(device_count))
@@ -190,14 +190,14 @@ def _read(fd: int, at: int, length: int) -> bytes:
 
 
 def read_slots(fd: int) -> tuple[bytes, bytes]:
-    """What lies before the slots, and the slots that were ever in use."""
+    """The header of the file, and the slots that were ever in use."""
     head = _read(fd, 0, layout.USAGE_SLOTS)
     (high,) = struct.unpack_from("<I", head, layout.USAGE_SLOT_HIGH)
     return head, _read(fd, layout.USAGE_SLOTS, min(high, layout.MAX_SLOTS) * layout.SLOT_SIZE)
 
 
 def in_use(slots: bytes) -> list[int]:
-    """Where the slots begin that somebody has now."""
+    """The offsets of the slots that are in use now."""
     starts = range(0, len(slots), layout.SLOT_SIZE)
     return [at for at in starts if slots[at : at + 4] != b"\0\0\0\0"]
 
@@ -242,8 +242,8 @@ def read_counted(folder: Path, device_count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class LeaseActivity:
-    """What the live processes of a lease wrote when they were last asked (ArbiterClient.look), and how
-    many of their threads wait for it to come back. `answers`: per process (slot, start), how often it has."""
+    """The last reports of the live processes of a lease (ArbiterClient.look), and the number of their threads
+    that wait for the resume. `answers`: the number of reports by process (slot, start)."""
 
     calls: int = 0
     busy: bool = False  # work that they launched has not all run
@@ -280,7 +280,8 @@ _NAME = re.compile(rb"cu\w{1,45}", re.ASCII)
 
 
 def read_unknown_calls(folder: Path) -> UnknownCalls:
-    """The tenant's own word: bounded, and a name is one or is left out.
+    """The driver calls that libvgpu does not know, as the tenant reports them: bounded and checked. A name
+    that is not that of a CUDA call is left out.
 
     Raises VgpuError LEASE_FAILED if the lease itself is gone.
     """

@@ -1,4 +1,4 @@
-"""Group commit: many operations in one transaction, each with a verdict of its own."""
+"""Group commit: many operations in one transaction, each with a separate result."""
 
 import asyncio
 import sqlite3
@@ -16,7 +16,7 @@ Operation = Callable[[Tables], Any]
 
 
 class Durability(IntEnum):
-    """What an acknowledged write survives; the package's docstring says why there are two."""
+    """The failure that an acknowledged write survives; the package's docstring explains the two levels."""
 
     PROCESS = 0  # the end of the process, however it comes
     POWER = 1  # a crash of the kernel or a power cut as well
@@ -95,7 +95,7 @@ class Committer:
             self._roll_back(mark)
 
     def fail(self, jobs: Sequence[Job], error: Exception) -> None:
-        """For what `run` cannot cope with: nobody must wait for an answer that does not come."""
+        """Fails all operations after an unexpected error of `run`, so that no caller waits for ever."""
         for job in jobs:
             job.error = faults.failed(self._path, f"its writer failed: {error}")
             job.error.__cause__ = error

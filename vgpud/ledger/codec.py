@@ -1,7 +1,7 @@
-"""Allocations and requests as the columns of a table, by the shapes of the model.
+"""Encodes allocations and requests as columns of a table, by the types of the model.
 
-What was asked for, and why it was placed as it was, is written once, by the intent. What the
-allocation has become (its outcome) is written again by every commit, and is a third of the text.
+The intent writes the request and the reasons of its placement, once. Every commit writes only the outcome
+(the allocation's present state), which is a third of the text.
 """
 
 import gc
@@ -21,14 +21,14 @@ _SLICES = array_of(shape_of(Slice))
 _EDITS = shape_of(Edits)
 _SUSPENDED = array_of(shape_of(SuspendedProcess))
 _STATES = {state.value: state for state in State}
-# what a shape makes is a tree, so there is no circle to look for
+# encoded values are trees, so no check for circular references is needed
 _dump = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _dump_sorted = json.JSONEncoder(separators=(",", ":"), check_circular=False, sort_keys=True).encode
 _parse = json.JSONDecoder().decode
 
 
 class Outcome(NamedTuple):
-    """What a commit writes."""
+    """The columns that a commit writes."""
 
     state: str
     slices: str  # JSON
@@ -94,7 +94,7 @@ def encode_outcome(allocation: Allocation) -> Outcome:
 
 
 def decode_allocation(row: AllocationRow) -> Allocation:
-    """The allocation of one row; raises VgpuError(LEDGER_CORRUPT) naming it and what is wrong."""
+    """The allocation of one row. Raises VgpuError(LEDGER_CORRUPT) with the row and the mistake."""
     try:
         return _decode(row)
     except (Mismatch, VgpuError, ValueError, RecursionError) as error:
@@ -106,7 +106,7 @@ def decode_allocation(row: AllocationRow) -> Allocation:
 
 
 def _decode(row: AllocationRow) -> Allocation:
-    # one call for all: the parser's own work is little beside what a call costs
+    # one call for all columns: the call costs more than the parsing
     texts = _parse(f"[{row.request},{row.reasons},{row.slices},{row.edits},{row.suspended}]")
     if len(texts) != 5:
         raise Mismatch("its JSON is not what vgpud writes")

@@ -1,4 +1,4 @@
-"""What SQLite and the file system answer, as numbered errors."""
+"""Translates errors of SQLite and the file system into numbered errors."""
 
 import errno
 import os
@@ -42,7 +42,7 @@ def failed(
 
 
 def from_os(error: OSError, path: Path) -> VgpuError:
-    """What opening or writing a file beside the ledger ran into."""
+    """The numbered error for a failed open or write of a file beside the ledger."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return full(path)
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):

@@ -19,7 +19,7 @@ _BUSY_SECONDS = 5.0
 
 
 def lock(path: Path) -> int:
-    """The descriptor that holds the ledger for this process; closing it lets go.
+    """A descriptor that locks the ledger for this process; closing it unlocks.
 
     The lock file stays: removing it would let two processes hold locks on two files of one name.
     Raises VgpuError(LEDGER_LOCKED), LEDGER_READ_ONLY, LEDGER_FULL or LEDGER_FAILED.
@@ -79,7 +79,7 @@ def connect(path: Path, migrations: tuple[Migration, ...] = MIGRATIONS) -> sqlit
 
 
 def _inspect(path: Path, newest: int) -> None:
-    """Refuse what is not a sound ledger of a known version, through a read-only connection.
+    """Checks through a read-only connection that the file is a sound ledger of a known version.
 
     SQLite itself calls an empty file an empty database; here one is never ours.
     """

@@ -27,7 +27,7 @@ _ROWS_SHARED = 4096
 
 
 class Mismatch(Exception):
-    """A value that is not what the model says, in words."""
+    """A value that does not match the model's type, with a sentence."""
 
 
 class Shape(Protocol):

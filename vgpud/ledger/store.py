@@ -19,7 +19,7 @@ from vgpud.model.marks import Mark
 from vgpud.model.tenancy import Allocation, State
 
 T = TypeVar("T")
-# what is written down of an allocation that exists before it is done
+# intents on an existing allocation
 _INTENTS = (State.RESIZING, State.SUSPENDING, State.RESUMING, State.RELEASING)
 
 
@@ -124,7 +124,7 @@ class Ledger:
     async def drop_original(
         self, device_uuid: str, key: str, *, durability: Durability = Durability.PROCESS
     ) -> None:
-        """It is restored, or will not be; dropping one that is not there is no error."""
+        """Drops a kept original value. Succeeds if there is none."""
         await self._do(lambda tables: tables.drop_original(device_uuid, key), durability)
 
     async def event(
@@ -142,7 +142,7 @@ class Ledger:
         return await self._do(lambda tables: tables.last_events(count), Durability.PROCESS)
 
     async def answer(self) -> None:
-        """Returns once the thread that writes is through with what was asked before; writes nothing."""
+        """Returns once the writer thread has finished all earlier operations. Writes nothing."""
         await self._do(lambda tables: None, Durability.PROCESS)
 
     async def set_boot_id(self, boot_id: str) -> int:

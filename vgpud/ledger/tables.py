@@ -1,7 +1,7 @@
-"""The statements: what each operation does to the tables, inside a transaction that others begin.
+"""The SQL of each operation on the tables, run inside the caller's transaction.
 
-Only the writer thread calls this. `revision` is the last one given out; whoever rolls a
-transaction back puts it back as well.
+Only the writer thread calls this. `revision` is the last one given out; a caller that rolls a transaction
+back must restore it too.
 """
 
 import sqlite3
@@ -121,7 +121,7 @@ class Tables:
             raise self._taken(row, error) from None
 
     def change(self, allocation_id: str, outcome: Outcome) -> None:
-        """What a row shall become, with the revision that it has."""
+        """The new content of a row, with its revision."""
         done = self._db.execute(_UPDATE, (*outcome, None, allocation_id))
         if done.rowcount == 0:
             raise _missing(allocation_id)

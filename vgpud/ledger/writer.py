@@ -40,7 +40,7 @@ class Writer:
         return future
 
     async def close(self) -> None:
-        """What was submitted is written, then the connection is closed."""
+        """Writes all submitted operations, then closes the connection."""
         if not self._closed:
             self._closed = True
             self._jobs.put(None)
@@ -83,7 +83,7 @@ class Writer:
         try:
             self._loop.call_soon_threadsafe(_deliver, batch)
         except RuntimeError:
-            return  # the loop is closed: nobody waits any more
+            return  # the loop is closed, so no caller waits
 
 
 def _deliver(batch: Sequence[Job]) -> None:

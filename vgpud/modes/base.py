@@ -1,4 +1,4 @@
-"""The one protocol behind which every mode stands.
+"""The protocol that every mode implements.
 
 Every call is idempotent: a plan that was cut by a crash is run again from its start, or undone.
 """
@@ -15,7 +15,7 @@ from vgpud.model.view import SliceMeter, SliceUse
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Where things lie on this node."""
+    """Folders and files of this node."""
 
     run_dir: Path
     host_root: Path
@@ -32,7 +32,7 @@ class Originals(Protocol):
     """Where what a mode changes on a device is written down, durably, before it is changed."""
 
     async def remember(self, device_uuid: str, key: str, value: str) -> None:
-        """Keeps `value` unless one is kept already: the first is what was there before vgpud."""
+        """Keeps `value` unless a value is kept already: the first one is from before vgpud's change."""
         ...
 
     def recall(self, device_uuid: str, key: str) -> str | None: ...
@@ -66,7 +66,7 @@ class Effector(Protocol):
         ...
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
-        """Makes one slice real; answers it completed (MIG ids, say), and what a tenant needs."""
+        """Makes one slice. Returns it completed, for example with MIG ids, and the edits for its tenant."""
         ...
 
     async def resize(self, allocation: Allocation) -> None:
@@ -74,7 +74,7 @@ class Effector(Protocol):
         ...
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:
-        """Takes one slice away."""
+        """Removes one slice."""
         ...
 
     async def tenants(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Mode `exclusive`: one tenant has the whole card, with nothing of ours in its process."""
+"""Mode `exclusive`: one tenant has the whole card, and vgpud puts no library into its processes."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What NVML says of a device's processes, for the modes that keep no meter of their own."""
+"""Use of a device by its processes, from NVML, for modes without a meter."""
 
 import asyncio
 import time
@@ -82,7 +82,7 @@ class AllocationNames:
 
 
 async def foreign_processes(gateway: Gateway, device: Device) -> str | None:
-    """A sentence naming who uses a device that should be idle, or None."""
+    """A sentence that names the users of a device that should be idle, or None."""
     processes = await asyncio.to_thread(gateway.processes, device.uuid)
     if not processes:
         return None

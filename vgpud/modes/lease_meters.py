@@ -19,7 +19,7 @@ class _Read(NamedTuple):
 
 
 class LeaseMeters:
-    """Of leases in one folder; what each said last is kept until it says something else."""
+    """Meters of the leases in one folder. The last reading of each lease is cached until it changes."""
 
     def __init__(self, leases: Path) -> None:
         self._leases = leases

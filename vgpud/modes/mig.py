@@ -41,7 +41,7 @@ class Wish:
 
 
 class MigMode:
-    """`wish(device_uuid)` is asked anew each time; without one, instances live as long as slices."""
+    """`wish(device_uuid)` is called each time; without a wish, instances live as long as slices."""
 
     mode = Mode.MIG
 
@@ -98,7 +98,7 @@ class MigMode:
 
     async def _switch(self, device_uuid: str, enabled: bool) -> bool:
         """Is the mode in force now? If it waits for a reset that may not be, the request is taken back:
-        a device with a reset due serves nobody."""
+        a device with a pending reset serves no tenant."""
         if await asyncio.to_thread(self._gateway.set_mig_mode, device_uuid, enabled):
             return True
         if self._wish(device_uuid).reset:
@@ -119,7 +119,7 @@ class MigMode:
         await self.restore(device_uuid)
 
     async def restore(self, device_uuid: str) -> None:
-        """Takes away what vgpud made and nobody holds, and puts MIG mode back as it was before vgpud."""
+        """Destroys unallocated instances of vgpud's, and restores the MIG mode from before vgpud."""
         for part in sorted(self.records.own_parts(device_uuid)):
             await self.unmake_part(device_uuid, part)
         for key in sorted(self.records.own(device_uuid)):
@@ -127,7 +127,7 @@ class MigMode:
         if self._originals.recall(device_uuid, ORIGINAL_KEY) is None:
             return
         if await asyncio.to_thread(self._gateway.gpu_instances, device_uuid):
-            return  # someone else's instances: MIG mode stays while they do
+            return  # MIG mode stays on while foreign instances exist
         if await self._switch(device_uuid, enabled=False):
             await self._originals.drop(device_uuid, ORIGINAL_KEY)
         # else the original stays on record: a card that needs a reset keeps MIG mode until then
@@ -151,7 +151,7 @@ class MigMode:
     # --- instances
 
     async def make(self, device_uuid: str, key: Key) -> GpuInstance:
-        """The instance at this place, ours or lent to us; made if it is not there.
+        """The instance at this place, vgpud's or a lent foreign one; made if it is missing.
 
         Raises VgpuError: DEVICE_IN_USE for one that someone else made, NO_CAPACITY and what
         Gateway.create_gpu_instance raises.
@@ -165,19 +165,19 @@ class MigMode:
                     return there
                 if self._has_others(device_uuid, there):
                     raise _foreign(device_uuid, key)
-                # cut between the two, emptied by hand, or divided among several that nobody holds
+                # interrupted between the two, emptied by hand, or divided and unallocated
                 await self._destroy(device_uuid, key, there)
             await self.records.made(device_uuid, key)
             try:
                 return await asyncio.to_thread(self._gateway.create_gpu_instance, device_uuid, *key)
             except VgpuError as error:
-                # after a timeout it may yet come, so it stays on record
+                # after a timeout the driver may still make it, so the record stays
                 if error.code is not ErrorCode.NVML_TIMEOUT:
                     await self.records.gone(device_uuid, key)
                 raise
 
     async def unmake(self, device_uuid: str, key: Key) -> bool:
-        """Destroys the instance if it is ours, or someone else's that policy gives up; else False.
+        """Destroys the instance if vgpud made it, or if the policy removes foreign ones; otherwise False.
 
         Raises VgpuError: DEVICE_IN_USE with the processes on it.
         """
@@ -191,7 +191,7 @@ class MigMode:
             return True
 
     async def _destroy(self, device_uuid: str, key: Key, there: GpuInstance | None) -> None:
-        """With all its compute instances, whose records go before its own."""
+        """Destroys the instance with its compute instances, whose records are removed first."""
         if there is not None:
             await asyncio.to_thread(self._gateway.destroy_gpu_instance, device_uuid, there.id)
         for part in sorted(self.records.own_parts(device_uuid)):
@@ -200,7 +200,7 @@ class MigMode:
         await self.records.gone(device_uuid, key)
 
     def _has_others(self, device_uuid: str, instance: GpuInstance) -> bool:
-        """Did someone else divide it, whose part the policy does not give up?"""
+        """Has it a foreign compute instance that the policy keeps?"""
         if not instance.is_divided or self._wish(device_uuid).foreign == "remove":
             return False
         own = self.records.own_parts(device_uuid)
@@ -209,7 +209,7 @@ class MigMode:
     # --- compute instances that have a part of their GPU instance
 
     async def make_part(self, device_uuid: str, part: Part) -> tuple[GpuInstance, ComputeInstance]:
-        """The compute instance at this place, ours or lent to us; made, with its GPU instance, if it is not.
+        """The compute instance at this place, vgpud's or lent; made, with its GPU instance, if missing.
 
         A GPU instance of ours that nobody holds makes way where it stands as one. Raises VgpuError:
         DEVICE_IN_USE for what someone else made, NO_CAPACITY and what Gateway.create_* raise.
@@ -284,7 +284,7 @@ class MigMode:
             return True
 
     async def _drop_if_empty(self, device_uuid: str, key: Key) -> None:
-        """A GPU instance of ours without compute instances, unless the layout has it."""
+        """Destroys a GPU instance of vgpud's without compute instances, unless the layout has it."""
         if key not in self.records.own(device_uuid) or key in (self._wish(device_uuid).layout or ()):
             return
         there = await self._find(device_uuid, key)
@@ -353,7 +353,7 @@ class MigMode:
         )
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:
-        """An instance of the layout stays for the next tenant; one that was lent goes back as it is."""
+        """Releases the slice's instance. Instances of the layout and lent ones stay."""
         place = _place(part)
         key, wish = place.key, self._wish(part.device_uuid)
         if place.compute_key is not None:

@@ -23,7 +23,7 @@ _NONE = "-"
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A layout that an administrator applied; `off` says that MIG mode shall be off.
+    """A layout that an administrator applied; `off`: MIG mode is to be off.
 
     `computes` are the compute instances that some of its GPU instances are divided into.
     """

@@ -55,7 +55,7 @@ ARBITER_UNIT = "vgpud-arbiter"
 # libvgpu tries every 100 ms (RETRY_MS_MAX in arbiter_link.c) to reach an arbiter that is gone
 _REGISTER_SECONDS = 0.25
 _NOTICE_SECONDS = 0.2
-_RESTART_SECONDS = 0.2  # so that one that dies at once is not started without end
+_RESTART_SECONDS = 0.2  # pause, so that an arbiter that dies at once is not restarted in a tight loop
 # an arbiter that is well answers in some ten microseconds, less than handing the order to a thread takes
 _AT_ONCE_SECONDS = 0.002
 
@@ -70,21 +70,21 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PreloadRules:
-    """The policy for one device, in this room's words."""
+    """The policy of one device, as this mode needs it."""
 
     share_policy: SharePolicy = SharePolicy.HARD
     latency_quantum_us: int = 0
-    takes_turns: bool = False  # so plain memory is made such that it can leave the card
+    takes_turns: bool = False  # plain allocations are then made movable, for swap-out
 
 
 @dataclass(frozen=True, slots=True)
 class PreloadWorld:
-    """Who is on the node, and what the policy in force says of a device (its UUID)."""
+    """Callbacks to the node: the allocations, and the policy in force for a device (its UUID)."""
 
     allocations: Callable[[], Iterable[Allocation]]
     rules_for: Callable[[str], PreloadRules]
     settle_engine: Callable[[str], Awaitable[None]]  # before the arbiter hears of the device's first tenant
-    forget_engine: Callable[[str], None]  # after its last one
+    forget_engine: Callable[[str], None]  # after its last tenant
 
 
 class Preload:
@@ -114,7 +114,7 @@ class Preload:
         await self.ensure_arbiter()
 
     async def ensure_arbiter(self) -> None:
-        """Starts the arbiter if it is not there; one for all preload devices of the node."""
+        """Starts the arbiter if it does not run. One arbiter serves all preload devices of the node."""
         if self._notice is not None:  # its end would have been noticed
             return
         async with self._starting:
@@ -140,7 +140,7 @@ class Preload:
         return any(not entry.name.startswith(".") for entry in self._leases.iterdir())
 
     def _ended(self, _: str) -> None:
-        """Tenants keep their limits, but nobody would notice their end."""
+        """The arbiter has died: restarts it. Until then limits hold, but ends of processes go unnoticed."""
         self._notice = None
         if self._is_needed():
             log.error("the arbiter died, it is started again")
@@ -165,7 +165,7 @@ class Preload:
                 raise
         end = clock.now() + _NOTICE_SECONDS
         while self._notice is not None and clock.now() < end:  # noqa: ASYNC110 - a turn or two
-            await asyncio.sleep(0)  # the loop has not come to hear of its end yet
+            await asyncio.sleep(0)  # the callback of the arbiter's end has not run yet
         await self.ensure_arbiter()
         return await self._order_once(order, allocation_id)
 
@@ -179,14 +179,14 @@ class Preload:
         return await asyncio.to_thread(order, self._arbiter, allocation_id)
 
     async def resume(self, device: Device, part: Slice) -> None:
-        """The arbiter may have died with nobody to start it again, and the policy have been changed."""
+        """At start: restarts an arbiter that died meanwhile, and applies a changed policy."""
         await self.ensure_arbiter()
         self.follow_rules(device.uuid)
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
-        await self.ensure_arbiter()  # on top of a MIG instance no `apply` came before
+        await self.ensure_arbiter()  # a slice on top of a MIG instance has no earlier `apply`
         if part.mode is Mode.PRELOAD and part.mig is None:
-            await self._world.settle_engine(device.uuid)  # it is another one's first tenant, perhaps
+            await self._world.settle_engine(device.uuid)  # it may be the first tenant of this device
         owner = allocation.request.owner
         lease = write_lease(
             self._leases,
@@ -218,7 +218,7 @@ class Preload:
         folder = self._leases / allocation.id
         away = allocation.state in _AWAY
         update_limits(folder, self._limits(allocation), away=away, memory=self._memory(allocation))
-        with suppress(VgpuError):  # who is not reached now looks when it registers anew
+        with suppress(VgpuError):  # a process that is not reached now reads the lease when it registers again
             await self.look(allocation.id)
 
     async def look(self, allocation_id: str) -> None:
@@ -243,7 +243,8 @@ class Preload:
         return read_unknown_calls(self._leases / allocation_id)
 
     def _memory(self, allocation: Allocation) -> LeaseMemory:
-        """Movable where the tenant takes turns on one device: with peers, others would have to map it too."""
+        """Where libvgpu is to have the tenant's memory. Movable memory (not FIXED) only with turns on a
+        single device: on several, peers would map it too."""
         if allocation.is_swapped:
             return LeaseMemory.OUT if allocation.state in _OUT else LeaseMemory.HERE
         parts = allocation.slices
@@ -306,7 +307,7 @@ class Preload:
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:
         close_lease(self._leases / allocation.id)
-        with suppress(VgpuError):  # an arbiter that is away reads at its start what leases there are
+        with suppress(VgpuError):  # an arbiter that does not run reads all leases at its start
             await self._order_once(ArbiterClient.remove, allocation.id)
         self._contexts.learn(self._leases / allocation.id)
         self._meters.forget(allocation.id)
@@ -344,7 +345,7 @@ class Preload:
 
 
 def limits_of(allocation: Allocation, rules_for: Callable[[str], PreloadRules]) -> tuple[DeviceLimits, ...]:
-    """The lease's view of an allocation: one entry a slice, in order."""
+    """The device limits of an allocation's lease: one entry for each slice, in order."""
     priority = allocation.request.priority
     return tuple(_device_limits(part, priority, rules_for(part.device_uuid)) for part in allocation.slices)
 

@@ -1,4 +1,4 @@
-"""One canonical line for each decision, and the counters that go with it."""
+"""Writes one log line for each decision, and counts the decisions."""
 
 import time
 from collections import Counter
@@ -44,7 +44,7 @@ class Account:
         )
 
     def released(self, allocation: Allocation, repeats: int = 0) -> None:
-        """`repeats` is how often its request came again while it was held."""
+        """`repeats` counts how often the same request was repeated while the allocation was held."""
         self.tally.released += 1
         held_seconds = max(0.0, (time.time_ns() - allocation.created_unix_ns) / 1e9)
         log.info(

@@ -1,4 +1,4 @@
-"""What tenants do: asked of libvgpu in their processes through the arbiter, and read from their leases."""
+"""The activity of tenants: libvgpu is asked through the arbiter, and its answers are read from the leases."""
 
 import asyncio
 from collections.abc import Container, Mapping
@@ -16,22 +16,22 @@ from vgpud.node.blocked import Blocked
 
 log = structlog.get_logger(__name__)
 
-_QUIET_SECONDS = 2.0  # what runs is waited for so long here, and then by the driver
+_QUIET_SECONDS = 2.0  # longest wait for running work; after it the driver waits
 _LOOK_SECONDS = 0.01
 _ASK_SECONDS = 0.25
 
 
 class Activities:
-    """What is read is None for a tenant that has no libvgpu, or cannot be asked."""
+    """Activity by allocation; None for a tenant without libvgpu or whose lease cannot be read."""
 
     def __init__(self, effectors: Mapping[Mode, Effector], blocked: Blocked) -> None:
         effector = effectors[Mode.PRELOAD]
         self._preload = effector if isinstance(effector, Preload) else None
         self._blocked = blocked
-        self._left: dict[str, int] = {}  # calls of suspended tenants when they went
+        self._left: dict[str, int] = {}  # each tenant's count of calls when it was suspended
 
     async def ask(self, allocation_id: str) -> None:
-        """What `read` answers a moment later is new. An arbiter that is away is no error."""
+        """Asks libvgpu to publish its activity, which `read` returns a moment later. Never raises."""
         if self._preload is not None:
             with suppress(VgpuError):
                 await self._preload.look(allocation_id)
@@ -41,13 +41,13 @@ class Activities:
             return None
         try:
             return self._preload.activity(allocation.id)
-        except VgpuError as error:  # released meanwhile, say
-            log.debug("no activity", allocation=allocation.id, why=str(error))
+        except VgpuError as error:  # for example, the allocation was released meanwhile
+            log.debug("cannot read a tenant's activity", allocation=allocation.id, why=str(error))
             return None
 
     async def quieten(self, going: Allocation, idle_since: LeaseActivity | None) -> None:
-        """Until nothing of libvgpu is in the driver any more, whose lock would hold it; not for ever, as a
-        long kernel, or a program that was stopped, answers late.
+        """Waits until no thread of libvgpu is inside the driver, because the driver's lock would block it.
+        The wait is bounded: a long kernel or a stopped program answers late.
 
         Raises VgpuError(ALLOCATION_BUSY) if the tenant has worked since `idle_since`.
         """
@@ -55,7 +55,7 @@ class Activities:
         now = self.read(going)
         while now is not None and not now.quiet and clock.now() < began + _QUIET_SECONDS:
             await asyncio.sleep(_LOOK_SECONDS)
-            if clock.now() > asked + _ASK_SECONDS:  # the arbiter may not have answered the first time
+            if clock.now() > asked + _ASK_SECONDS:  # the arbiter may have missed the first request
                 await self.ask(going.id)
                 asked = clock.now()
             now = self.read(going)
@@ -68,28 +68,28 @@ class Activities:
             )
 
     def left(self, going: Allocation) -> None:
-        """It has just been sent away: what it calls from now on, it calls since it wants to work."""
+        """Records that the tenant was suspended now: later CUDA calls mean that it wants to work."""
         now = self.read(going)
         if now is not None:
             self._left[going.id] = now.calls
 
     def wants(self, allocation: Allocation) -> bool:
-        """Does a suspended tenant want to work? Also one whose call slipped past libvgpu as it went, or that
-        libvgpu does not know, and one without libvgpu."""
+        """Does a suspended tenant want to work? Includes a call that passed libvgpu during the suspension, a
+        call that libvgpu does not know, and a tenant without libvgpu."""
         return self._waits(allocation) or self._blocked.holds(allocation)
 
     async def watch(self) -> None:
-        """For what libvgpu does not see; as long as the daemon serves."""
+        """Watches for blocked threads that libvgpu does not see, until the daemon stops."""
         await self._blocked.run(self._waits)
 
     def _waits(self, allocation: Allocation) -> bool:
-        """As libvgpu has it."""
+        """Does the tenant want to work, according to libvgpu?"""
         now = self.read(allocation)
         if now is None:
             return False
         return now.wants > 0 or now.calls > self._left.setdefault(allocation.id, now.calls)
 
     def keep(self, there: Container[str]) -> None:
-        """Forgets all others."""
+        """Forgets every tenant that is not in `there`."""
         for gone in [name for name in self._left if name not in there]:
             del self._left[gone]

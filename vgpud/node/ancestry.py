@@ -1,4 +1,4 @@
-"""What /proc says of a process: what `planner.bypass.tenant_of` decides by."""
+"""Reads from /proc the facts by which `planner.bypass.tenant_of` finds the tenant of a process."""
 
 import os
 import re
@@ -19,8 +19,8 @@ _LEASE = re.compile(rf"/leases/([^/]+)(?:/{ANYONE_FOLDER})?$")
 def owner_of(pid: int, known: Belongings) -> str:
     """The allocation that the process belongs to, "" if that is not certain or the process is gone.
 
-    The pid may be another process's before this returns: a caller that acts on the answer holds a pidfd
-    from before, and sees by it that the process still lives.
+    The pid can be reused before this returns. A caller that acts on the answer opens a pidfd first, and
+    checks by the pidfd afterwards that the process still runs.
     """
     line: list[ProcessFacts] = []
     while pid > 1 and len(line) < _MOST_ANCESTORS:
@@ -35,7 +35,7 @@ def owner_of(pid: int, known: Belongings) -> str:
 
 
 def _facts(pid: int, owners: Mapping[str, Owner]) -> tuple[ProcessFacts, int] | None:
-    """With the parent's pid; None for a process that is gone."""
+    """The facts of a process and its parent's pid; None for a process that has ended."""
     stat, uids = proc.read_stat(pid), proc.uids(pid)
     if stat is None or uids is None:
         return None
@@ -44,8 +44,8 @@ def _facts(pid: int, owners: Mapping[str, Owner]) -> tuple[ProcessFacts, int] | 
 
 
 def _mounted(pid: int, owners: Mapping[str, Owner]) -> str:
-    """The allocation whose lease lies at a container's place. In a user namespace of its own a user can mount
-    what it likes there, so it has to be one of root's or of the allocation's owner."""
+    """The allocation whose lease is mounted where containers have it. In a user namespace a user can mount
+    anything there, so the namespace of the process must be root's or the allocation owner's."""
     places = map(_LEASE.search, proc.mounts_at(pid, CONTAINER_LEASE))
     name = next((place[1] for place in places if place is not None), "")
     if name not in owners:

@@ -1,4 +1,4 @@
-"""What the keeper does by itself, with nobody waiting for it."""
+"""The keeper's background tasks, which no caller waits for."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -15,7 +15,7 @@ class Background:
         self._closed = False
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begins `work`; at the end of the daemon it is left to the next start."""
+        """Starts `work`. The daemon's end cancels it, and the next start finishes it."""
         if self._closed:
             work.close()
             return
@@ -29,7 +29,7 @@ class Background:
             log.error("background work failed", why=str(error), exc_info=error)
 
     async def close(self) -> None:
-        """Cuts all of it short, and takes no more."""
+        """Cancels all background tasks and accepts no new ones."""
         self._closed = True
         for task in self._tasks:
             task.cancel()

@@ -1,7 +1,7 @@
-"""Whose a process is: compared with the owner of an allocation before anything is done to the process.
+"""Checks that a process belongs to an allocation, before vgpud acts on the process.
 
-The pids of a tenant come from the arbiter, from NVML or from an environment: from lists that other programs
-have a part in. What is read here is the kernel's word, and a pidfd says that it is one process's.
+The pids of a tenant come from the arbiter, from NVML or from an environment, which other programs can
+influence. This check reads facts of the kernel only, and a pidfd guards against a reused pid.
 """
 
 from vgpud import proc
@@ -17,9 +17,9 @@ _SUBORDINATE = SubordinateUids()
 def belongs(process: SuspendedProcess, allocation: Allocation) -> bool:
     """Does the process run for the owner of the allocation, or in its container? False once it has ended.
 
-    It does with the owner's uid (real and effective) or one that counts as that user's, in the control group
-    of the container, or with the lease at its place. ANYONE's allocations are pods': the process must not be
-    one of the host's own mount namespace.
+    A process belongs if it has the owner's uid (real and effective) or a subordinate uid of the owner, if it
+    is in the container's control group, or if the lease is mounted in it. An allocation of ANYONE is a pod's:
+    its processes must not be in the host's mount namespace.
     """
     pidfd = open_pidfd(Running("", process.pid, process.start_ticks))
     if pidfd is None:
@@ -43,13 +43,13 @@ def _is_own(pidfd: int, pid: int, allocation: Allocation) -> bool:
 
 
 def _has_mounted(pid: int, allocation_id: str) -> bool:
-    """Does its mount namespace have the lease at its place?"""
+    """Is the lease mounted in the mount namespace of the process?"""
     wanted = f"/leases/{allocation_id}"
     roots = proc.mounts_at(pid, CONTAINER_LEASE)
     return any(root.removesuffix("/anyone").endswith(wanted) for root in roots)
 
 
 def _is_in_host_mounts(pid: int) -> bool:
-    """Of vgpud's own mount namespace or that of pid 1, which differ under systemd."""
+    """Is it in the mount namespace of vgpud or of pid 1? The two differ under systemd."""
     theirs = proc.mount_namespace(pid)
     return theirs is None or theirs in (proc.mount_namespace("self"), proc.mount_namespace(1))

@@ -1,8 +1,8 @@
-"""Threads of suspended tenants that wait inside the driver, where libvgpu does not see them.
+"""Finds threads of suspended tenants that wait inside the driver, where libvgpu does not see them.
 
-A backstop: libvgpu counts the threads that wait in front of the driver, but there are calls that it does not
-know, and whole cards have no libvgpu. A look reads what each thread of a suspended process waits for, and the
-stack of those that wait for a lock, once for each wait.
+libvgpu counts the threads that it holds before a driver call. It misses calls that it does not wrap, and
+tenants of whole cards have no libvgpu. A scan reads what each thread of a suspended process waits for. For a
+thread that waits for a lock, the scan reads the stack once for each wait.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from vgpud.proc import start_ticks
 log = structlog.get_logger(__name__)
 
 _PAUSE_SECONDS = 1.0
-_AGAIN_SECONDS = 0.2  # where one was seen for the first time
-_LOOKS = 2  # in so many one must wait in the same place
-_MOST_THREADS = 4096  # in a look; the others have their turn in the next
+_AGAIN_SECONDS = 0.2  # pause before the next scan, after a blocked thread was seen for the first time
+_LOOKS = 2  # consecutive scans in which a thread must wait in the same place
+_MOST_THREADS = 4096  # in one scan; the next scan reads the others
 _LINE_BYTES = 256
 
 Process = tuple[int, int]  # pid, start ticks
@@ -40,7 +40,7 @@ class BlockedThread:
 
 
 class _Files:
-    """/proc/PID of one process, which stays that process's. Every method raises OSError."""
+    """An open /proc/PID, which stays bound to one process. Every method raises OSError."""
 
     def __init__(self, folder: int) -> None:
         self._open = partial(os.open, dir_fd=folder)
@@ -68,7 +68,7 @@ class _Files:
             return Code(maps.read())
 
     def memory(self, address: int, size: int) -> bytes:
-        """As much as there is from there on."""
+        """Up to `size` bytes of the process's memory from `address`; fewer where the mapping ends."""
         if self._memory < 0:
             self._memory = self._open("mem", os.O_RDONLY)
         try:
@@ -84,7 +84,7 @@ class _Files:
 
 @contextmanager
 def _opened(process: Process) -> Iterator[_Files | None]:
-    """None where it is gone, or no file can be opened now. What it does not let us read ends the block."""
+    """None if the process has ended, or no descriptor is free. A refused read ends the `with` block."""
     try:
         files = _Files(os.open(f"/proc/{process[0]}", os.O_RDONLY | os.O_DIRECTORY))
     except OSError:
@@ -99,7 +99,7 @@ def _opened(process: Process) -> Iterator[_Files | None]:
 
 
 def _is(process: Process) -> bool:
-    """Is what has its pid still the process?"""
+    """Does the pid still name the same process?"""
     try:
         return start_ticks(process[0]) == process[1]
     except OSError:
@@ -108,7 +108,7 @@ def _is(process: Process) -> bool:
 
 @dataclass(slots=True)
 class _Seen:
-    """A thread: what its file said, and in how many looks since, if that is a wait in the driver."""
+    """A thread: what its /proc file said, and in how many scans it has waited in the driver since."""
 
     text: bytes
     name: str = ""
@@ -116,7 +116,7 @@ class _Seen:
 
 
 class Looks:
-    """Looks at processes, and remembers. For one thread at a time, and not for the event loop's."""
+    """Scans processes and remembers the results. Blocks: call it from one worker thread at a time."""
 
     def __init__(self, machine: str = os.uname().machine, most_threads: int = _MOST_THREADS) -> None:
         self._machine = MACHINES.get(machine)
@@ -125,7 +125,8 @@ class Looks:
         self._last: tuple[Process, int] = (0, 0), 0
 
     def look(self, processes: Collection[Process]) -> None:
-        """Those not named are forgotten. Nothing is found of what cannot be read, or on another machine."""
+        """Scans `processes` and forgets all others. Finds nothing where /proc cannot be read, or on an
+        unsupported architecture."""
         if self._machine is None:
             return
         threads = sorted(self._threads(processes))
@@ -186,11 +187,11 @@ class Blocked:
 
     book: Book
     _looks: Looks = field(default_factory=Looks)
-    _found: dict[str, int] = field(default_factory=dict)  # id: revision, of the allocation that was seen
+    _found: dict[str, int] = field(default_factory=dict)  # id: the allocation's revision at the scan
     _told: dict[str, int] = field(default_factory=dict)
 
     async def run(self, is_known: Callable[[Allocation], bool]) -> None:
-        """For as long as the daemon serves; who is known to want to work is not told of."""
+        """Scans until the daemon stops. Skips tenants that are already known (`is_known`) to want to work."""
         while True:
             away = [a for a in self.book if a.suspended and a.state is State.SUSPENDED]
             processes = {allocation.id: _saved(allocation) for allocation in away}
@@ -208,7 +209,7 @@ class Blocked:
             await asyncio.sleep(_AGAIN_SECONDS if self._looks.is_unsure else _PAUSE_SECONDS)
 
     def holds(self, allocation: Allocation) -> bool:
-        """Since it was suspended as it is now: a thread of it, as of the last look."""
+        """Did the last scan find a blocked thread of the allocation, in its present suspension?"""
         return self._found.get(allocation.id) == allocation.revision
 
     def _tell(self, allocation: Allocation, threads: tuple[BlockedThread, ...]) -> None:
@@ -227,5 +228,5 @@ class Blocked:
 
 
 def _saved(allocation: Allocation) -> tuple[Process, ...]:
-    """Those of its processes that the driver's checkpoint has taken out."""
+    """The processes of the allocation that the driver's checkpoint has saved."""
     return tuple((p.pid, p.start_ticks) for p in allocation.suspended if p.way is Way.CHECKPOINT)

@@ -1,4 +1,4 @@
-"""What is held right now, in memory: the ledger's mirror, with each device's use kept up to date.
+"""The allocations that are held now, in memory: a mirror of the ledger, with the use of each device.
 
 Only the event loop's thread touches it. A request is booked at the moment it is decided, before
 anything is awaited, so that no other request can be promised the same room.
@@ -15,7 +15,7 @@ RequestKey = tuple[int, str]
 
 
 def request_key(request: Request) -> RequestKey:
-    """Owner's uid and request id: nobody can take the ids that another user will want."""
+    """Owner's uid and request id, so that one user cannot occupy the request ids of another."""
     return request.owner.uid, request.id
 
 
@@ -65,7 +65,7 @@ class Book:
                 self._use.pop(part.device_uuid, None)
 
     def replace(self, allocation: Allocation) -> None:
-        """The same allocation, changed; or as before, where `add` raises."""
+        """Replaces the allocation of the same id. Leaves it unchanged where `add` raises."""
         previous = self._by_id[allocation.id]
         if charged(previous) == charged(allocation):
             self._by_id[allocation.id] = allocation
@@ -89,7 +89,7 @@ class Book:
         return found
 
     def by_request(self, request: Request) -> Allocation | None:
-        """The allocation that this request already has.
+        """The allocation that was made for this request before, if it is held.
 
         Raises VgpuError(REQUEST_ID_REUSED) if the id was used for another request.
         """
@@ -101,25 +101,25 @@ class Book:
         return allocation
 
     def allocations_on(self, device_uuid: str) -> tuple[Allocation, ...]:
-        """Those that stay, also whom it is kept for: what is being released no longer counts."""
+        """Allocations on the device, without those that are being released. A reservation counts."""
         staying = (a for a in self._by_id.values() if a.state is not State.RELEASING)
         return tuple(
             a for a in staying if any(p.device_uuid == device_uuid for p in (*a.slices, *charged(a)))
         )
 
     def allocations_at(self, target: str) -> tuple[Allocation, ...]:
-        """Those that stay on a device, or on a MIG device."""
+        """Allocations on a device or on a MIG device, without those that are being released."""
         staying = (a for a in self._by_id.values() if a.state is not State.RELEASING)
         return tuple(a for a in staying if any(p.target == target for p in a.slices))
 
     def slices_on(self, device_uuid: str) -> tuple[Slice, ...]:
-        """Those that stay: what is being released no longer counts."""
+        """Slices on the device, without those of allocations that are being released."""
         staying = (a for a in self._by_id.values() if a.state is not State.RELEASING)
         return tuple(p for a in staying for p in charged(a) if p.device_uuid == device_uuid)
 
 
 def check_same_request(first: Request, second: Request) -> None:
-    """Alike in all that was asked for; the process that carried the call may differ.
+    """Checks that two requests ask for the same; the calling process may differ.
 
     Raises VgpuError(REQUEST_ID_REUSED).
     """

@@ -1,8 +1,9 @@
 """Watches preload tenants for device memory that their ledgers do not count, and for tampering.
 
-A look asks the arbiter for each tenant's processes and NVML for each device's. Where more is held than
-counted, the tenant's processes are told to learn what the driver has taken, and the figures are read several
-times more; what all readings have in common counts. planner.bypass decides; two looks in a row make a mark.
+A survey asks the arbiter for the processes of each tenant, and NVML for the processes of each device. Where a
+tenant holds more than its ledger counts, its processes are told to measure what the driver has taken, and the
+figures are read several times more. Only the excess that all readings show counts. planner.bypass decides;
+two surveys in a row make a mark.
 """
 
 import asyncio
@@ -47,8 +48,8 @@ from vgpud.proc import has_exited
 log = structlog.get_logger(__name__)
 
 _LOOK_SECONDS = 2.0
-_AGAIN_SECONDS = 1.0  # while a tenant is suspect
-_REST_RATIO = 50  # a look that takes much CPU time is followed by a pause of so many times that
+_AGAIN_SECONDS = 1.0  # between surveys while a tenant is suspect
+_REST_RATIO = 50  # the pause after a survey is at least this many times its CPU time
 _READINGS = 8
 _READING_PAUSE_SECONDS = 0.05
 
@@ -62,7 +63,7 @@ Place = tuple[str, str]  # allocation id, device UUID
 
 @dataclass
 class _Survey:
-    """What one look has read: `least` excess in bytes of each slice, judged by `watched`."""
+    """The readings of one survey: `least` is the smallest excess of each slice in bytes."""
 
     everything: tuple[Allocation, ...]
     watched: dict[Place, Watched]
@@ -87,7 +88,7 @@ class Bypasses:
     _stopped: set[str] = field(default_factory=set)
 
     def restore(self, marks: Iterable[Mark]) -> None:
-        """At start, with the allocations in the book."""
+        """Restores the recorded marks at start. The book must hold the allocations already."""
         self._older = frozenset(allocation.id for allocation in self.around.book)
         for mark in marks:
             self._marks.setdefault(mark.allocation_id, {})[mark.kind] = mark
@@ -96,7 +97,7 @@ class Bypasses:
         return tuple(self._marks.get(allocation_id, {}).values())
 
     async def run(self) -> None:
-        """For as long as the daemon serves."""
+        """Surveys until the daemon stops."""
         while True:
             cpu_seconds = await self.look()
             suspect = any(one.suspect and not one.marked for one in self._watched.values())
@@ -104,7 +105,7 @@ class Bypasses:
             await asyncio.sleep(max(pause, _REST_RATIO * cpu_seconds))
 
     async def look(self) -> float:
-        """CPU seconds of it. Never raises: what cannot be read now is looked at the next time."""
+        """Runs one survey and returns its CPU seconds. Never raises: the next survey tries again."""
         preload = self.around.effectors[Mode.PRELOAD]
         self._forget_gone()
         held = [allocation for allocation in self.around.book if _is_watched(allocation)]
@@ -130,7 +131,7 @@ class Bypasses:
     def _fill(self, preload: Preload, held: list[Allocation], survey: _Survey) -> None:
         began = time.thread_time()
         for allocation in held:
-            with suppress(VgpuError):  # the arbiter is away: it is started again, and its processes register
+            with suppress(VgpuError):  # no arbiter now: it is restarted, and the processes register again
                 survey.registered[allocation.id] = preload.registered(allocation.id)
             with suppress(VgpuError):  # released meanwhile
                 survey.unknown[allocation.id] = preload.unknown_calls(allocation.id)
@@ -165,12 +166,12 @@ class Bypasses:
             suspects = [a for a in suspects if any(survey.least[a.id, p.device_uuid] for p in a.slices)]
 
     def _readings(self, preload: Preload, held: list[Allocation], survey: _Survey) -> dict[Place, Reading]:
-        """Of all slices that can be read: the ledgers, then NVML, then the ledgers again."""
+        """Reads the ledgers, then NVML, then the ledgers again, for every slice that can be read."""
         before = _counted(preload, held)
         devices = {part.device_uuid for allocation in held for part in allocation.slices}
         listed = {}
         for uuid in devices:
-            with suppress(VgpuError):  # lost, or it does not answer
+            with suppress(VgpuError):  # the device is lost or does not answer
                 listed[uuid] = self.around.inventory.processes(uuid)
         after = _counted(preload, held)
         found = {}
@@ -194,7 +195,8 @@ class Bypasses:
         return found
 
     def _owner(self, pid: int, held: list[Allocation], survey: _Survey) -> str:
-        """Asked once in a look: a process that ends, and another with its pid, are in some readings only."""
+        """The owner of a process, looked up once in a survey. A reused pid does no harm: neither process is
+        in all readings."""
         if pid not in survey.owners:
             survey.known = survey.known or _belongings(survey.everything, survey.owners)
             survey.owners[pid] = owner_of(pid, survey.known)
@@ -307,8 +309,8 @@ class Bypasses:
         self.release_later(allocation.id, reason)
 
     def _end_processes(self, preload: Preload, allocation: Allocation, survey: _Survey) -> list[int]:
-        """Kills the allocation's processes, and no other: whose a process is gets asked anew while a pidfd of
-        it is held."""
+        """Kills the processes of the allocation only: ownership is checked again while a pidfd of the process
+        is held."""
         registered = Registered()
         with suppress(VgpuError):
             registered = preload.registered(allocation.id)
@@ -343,13 +345,13 @@ class Bypasses:
 
 
 def _is_watched(allocation: Allocation) -> bool:
-    """MIG and whole devices have walls of their own, and MPS counts by itself."""
+    """The hardware limits MIG instances and whole devices, and the MPS server limits its clients."""
     preload = all(part.mode is Mode.PRELOAD for part in allocation.slices) and bool(allocation.slices)
     return preload and allocation.state is State.ACTIVE and not allocation.moves
 
 
 def _belongings(everything: tuple[Allocation, ...], registered: Mapping[int, str]) -> Belongings:
-    """Of all allocations: a process of one that is not watched is none of those that are."""
+    """Belongings of all allocations: a process of an unwatched allocation is not charged to a watched one."""
     lives = [(a.request.lifetime.pid, a.request.lifetime.start_ticks) for a in everything]
     shared = Counter(lives)
     return Belongings(

@@ -1,8 +1,8 @@
-"""Keeps the CDI specs true while the daemon runs: a stale spec is worse than none.
+"""Keeps the CDI specs current while the daemon runs: a stale spec is worse than none.
 
-What makes one stale has no event of its own for us (an upgrade writes files, the driver's tables are
-in /proc, anybody may empty /var/run/cdi), so a few files are looked at every 0.8 seconds, which
-costs 60 microseconds when warm, and 0.2 ms with 56 MIG instances; work is done only when they changed.
+No event tells vgpud that a spec is stale: an upgrade writes files, the driver's tables are in /proc, and
+another program may empty /var/run/cdi. So a few files are checked every 0.8 seconds. A check costs 60
+microseconds when warm, and 0.2 ms with 56 MIG instances; specs are written only after a change.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _HAVE_SPECS = (State.ACTIVE, State.RESIZING, State.SUSPENDED, State.FAILED)
 
 
 class _Mark(NamedTuple):
-    """What a spec depends on; equal while nothing changed."""
+    """The facts that a spec depends on. Two marks are equal if nothing changed between them."""
 
     driver: tuple[object, ...]  # the driver's files
     numbers: bytes  # majors of the device nodes
@@ -44,7 +44,7 @@ class CdiWatch:
         self._host_root = host_root
 
     async def run(self) -> None:
-        """For as long as the daemon serves."""
+        """Checks until the daemon stops."""
         seen = self._look()
         await self._rewrite()  # what changed while no daemon ran
         while True:
@@ -93,18 +93,18 @@ class CdiWatch:
         self._tidy()
 
     def _held(self) -> tuple[str, ...]:
-        """Allocations that should have a spec, and that nobody is at work on."""
+        """Allocations that should have a spec, and that no operation is changing."""
         busy = self._keeper.busy()
         return tuple(a.id for a in self._parts.book if a.state in _HAVE_SPECS and a.id not in busy)
 
     def _lacks_nodes(self, instances: tuple[str, ...]) -> bool:
-        """Is there no capability of a MIG instance that is held?"""
+        """Is a capability node missing for a MIG instance that is held?"""
         ends = {path.rpartition("/capabilities/")[2] for path in instances}
         held = (part for name in self._held() for part in self._parts.book.get(name).slices)
         return any(_capability(part, self._parts.inventory.node) not in ends for part in held if part.mig)
 
     async def _moved(self) -> tuple[str, ...]:
-        """Allocations whose MIG instances are other ones than before, or gone."""
+        """Allocations whose MIG instances were made anew or are gone."""
         if self._keeper.mig is None:
             return ()
         changed = set(await self._keeper.mig.stale())
@@ -126,11 +126,11 @@ class CdiWatch:
             try:
                 with audit.because("the driver's nodes are other ones now"):
                     await repair(self._keeper, self._parts, name)
-            except VgpuError as error:  # it may have been released meanwhile, or be in the way of others
+            except VgpuError as error:  # it may have been released meanwhile, or be changing
                 log.error("allocation not renewed", allocation=name, why=str(error))
 
     def _tidy(self) -> None:
-        """In one turn of the loop, so that the book and the folder are of one moment."""
+        """Never awaits, so that the book and the folder are compared at one moment."""
         there = self._parts.specs.list()
         for name in there:
             if name not in self._parts.book:
@@ -166,7 +166,7 @@ def _below(folder: str, prefix: str) -> list[str]:
 
 
 def _capability(part: Slice, node: Node) -> str:
-    """As the driver lists it, below /proc/driver/nvidia/capabilities."""
+    """The path of the slice's capability below /proc/driver/nvidia/capabilities."""
     device = node.device(part.device_uuid)
     assert part.mig is not None
     minor = None if device is None else device.minor

@@ -1,6 +1,6 @@
-"""The processes of a container beside its init, by its cgroup.
+"""Finds the processes of a container by its cgroup.
 
-Where it shares the host's pid namespace they outlive its init.
+In a container that shares the host's pid namespace, other processes outlive the init.
 """
 
 import os
@@ -8,15 +8,15 @@ from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
 _UNIFIED = (_ROOT, _ROOT / "unified")
-# of cgroup v1, in the order of trust: where each container surely has a group of its own
+# controllers of cgroup v1, those first in which every container is sure to have a separate group
 _CONTROLLERS = ("pids", "devices", "freezer", "memory")
 
 
 def cgroup_of(pid: int, starter_pid: int) -> str:
-    """The group that a container's init is in, to be given to `processes_in` later.
+    """The group of a container's init, for `processes_in`.
 
-    Empty if it has none of its own: it is in the root, or in the group of who starts it. The inode
-    tells it from a later group of the same name.
+    Empty if the container has no separate group: the init is in the root group, or in the group of the
+    starting process. The inode distinguishes the group from a later one of the same name.
     """
     mine, starters = _groups(pid), _groups(starter_pid)
     for path in mine:
@@ -40,13 +40,13 @@ def processes_in(cgroup: str) -> tuple[int, ...]:
             if "cgroup.procs" in files:
                 text = (Path(folder) / "cgroup.procs").read_text()
                 found += [int(line) for line in text.split() if line != "0"]
-    except OSError:  # it, or one below it, went while we looked
+    except OSError:  # a group was removed during the walk
         return ()
     return tuple(found)
 
 
 def _groups(pid: int) -> list[Path]:
-    """Folders of the groups of a process (cgroups(7), /proc/PID/cgroup), the most telling one first."""
+    """Folders of the groups of a process (cgroups(7), /proc/PID/cgroup), the most reliable one first."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     except OSError:

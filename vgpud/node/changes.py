@@ -1,4 +1,4 @@
-"""What changes allocations while they are held: resizes and repairs, one at a time for each."""
+"""Runs changes of held allocations (resizes, repairs): one at a time for each allocation."""
 
 import asyncio
 from collections.abc import Collection, Coroutine
@@ -24,7 +24,7 @@ class Changes:
         return self._tasks.values()
 
     def begin(self, allocation_id: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Runs on even if its caller goes away; a release waits for it."""
+        """Starts a change. It continues if its caller is cancelled, and a release waits for it."""
         task = asyncio.ensure_future(work)
         self._tasks[allocation_id] = task
         task.add_done_callback(lambda _: self._tasks.pop(allocation_id, None))

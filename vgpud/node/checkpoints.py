@@ -1,4 +1,4 @@
-"""What suspending, resuming and moving have in common: the processes of a tenant, and what is said of it."""
+"""Shared by suspend, resume and move: the processes of a tenant, and the sentences about it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -32,14 +32,14 @@ from vgpud.proc import start_ticks
 log = structlog.get_logger(__name__)
 
 _LOCK_SECONDS = 10.0
-_SAVE_SECONDS = 60.0  # and as long again for each of these many bytes
+_SAVE_SECONDS = 60.0  # plus this span for each of the following number of bytes
 _SAVE_BYTES = 16 << 30
-_ROUNDS = 5  # in which a tenant may bring forth new processes before it is given up
+_ROUNDS = 5  # of locking; a tenant that still starts processes after them is not suspended
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What suspending works with. `host` reads what the host has left, and what the policy says of it; below
+    """What suspension depends on. `host` reads the host's free memory and the policy's bounds of it; below
     `host_root` are the device nodes of the host."""
 
     book: Book
@@ -58,22 +58,22 @@ class Surroundings:
 
 
 class Checkpoints:
-    """Of all processes of one tenant, one after the other."""
+    """Checkpoints the processes of one tenant, one after the other."""
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
         self._book = around.book
 
     async def at_rest(self, allocation_id: str) -> Allocation:
-        """As it is when nothing changes it: one change is at its end, or not yet begun to be seen. Until the
-        next await nothing else can begin. Raises VgpuError: ALLOCATION_BUSY, NO_SUCH_ALLOCATION."""
+        """The allocation once no change of it is running. No other change can begin before the caller's next
+        await. Raises VgpuError: ALLOCATION_BUSY, NO_SUCH_ALLOCATION."""
         settled(self._book.get(allocation_id))
         await self._around.changes.settle(allocation_id)
         return settled(self._book.get(allocation_id))
 
     async def lock_all(self, session: Session, going: Allocation, verb: str = "suspend") -> Allocation:
-        """A process may be made while others are being locked; it is then written down, and locked too.
-        `verb` names the points at which tests cut it."""
+        """Locks all processes of the tenant. A process that starts meanwhile is recorded and locked too.
+        `verb` names the points at which tests interrupt it."""
         locked: set[int] = set()
         for _ in range(_ROUNDS):
             for number, process in enumerate(going.suspended):
@@ -98,14 +98,14 @@ class Checkpoints:
             self._around.fault(f"{verb}.save-{number}")
 
     async def restore(self, session: Session, process: SuspendedProcess, allocation: Allocation) -> None:
-        """To the slices' devices, from those that it was saved on."""
+        """Restores a process from the devices that it was saved on to the devices of the slices."""
         saved, now = saved_on(process, allocation), devices_of(allocation)
         pairs = None if saved == now else device_map(saved, now, self.visible(process.pid))
         await session.restore(process, seconds_for(process), pairs)
 
     async def placed(self, session: Session, allocation: Allocation) -> Allocation:
-        """As it is to be on record once an order to restore has been given: what is not saved now is on the
-        slices' devices, or was when it was saved."""
+        """The record of the allocation after a restore was ordered: a process that is not saved now is on the
+        devices of the slices."""
         states = [await session.state(process) for process in allocation.suspended]
         found = zip(allocation.suspended, states, strict=True)
         return replace(
@@ -114,7 +114,7 @@ class Checkpoints:
         )
 
     def visible(self, pid: int) -> frozenset[str]:
-        """UUIDs of the devices whose nodes it can open."""
+        """UUIDs of the devices whose nodes the process can open."""
         return visible_devices(pid, self._around.inventory.node.devices, self._around.host_root)
 
     async def unless_gone(self, process: SuspendedProcess, work: Awaitable[None]) -> None:
@@ -127,7 +127,7 @@ class Checkpoints:
     async def processes(
         self, session: Session, allocation: Allocation, known: tuple[SuspendedProcess, ...]
     ) -> tuple[SuspendedProcess, ...]:
-        """Those that belong to the tenant, use CUDA and live: `known` first, then new ones by pid."""
+        """Live processes of the tenant that use CUDA: `known` first, then new ones by pid."""
         used: dict[int, int] = {}
         await self._around.inventory.refresh()
         for part in allocation.slices:
@@ -169,7 +169,7 @@ class Checkpoints:
         self._around.fault(f"{verb}.{point}")
 
     async def limit(self, allocation: Allocation) -> None:
-        """A suspended tenant's processes wait in front of the driver, those too that it starts meanwhile."""
+        """Writes the limits: libvgpu then holds a suspended tenant's driver calls, in new processes too."""
         for mode in {part.mode for part in allocation.slices}:
             await self._around.effectors[mode].resize(allocation)
 

@@ -1,4 +1,4 @@
-"""May this caller change this allocation, and may it be changed now? All raise VgpuError."""
+"""Checks whether a caller may change an allocation, and whether its state allows it. All raise VgpuError."""
 
 from collections.abc import Iterable
 

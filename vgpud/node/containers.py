@@ -1,7 +1,7 @@
 """Allocations that live as long as a container.
 
-Until the container's init is there, its allocation is bound to the process that starts it: a runtime
-that fails or crashes in between takes the allocation with it. All methods raise VgpuError.
+Until the container's init exists, the allocation is bound to the process that starts the container, so that
+a failed or crashed runtime leaves no allocation behind. All methods raise VgpuError.
 """
 
 from dataclasses import replace
@@ -30,7 +30,7 @@ class Containers:
         return await self._keeper.allocate(request)
 
     async def bind(self, allocation_id: str, caller: Caller, lifetime: Lifetime) -> None:
-        """It ends with this process, the container's init, from here on; durably."""
+        """Binds the allocation durably to the container's init, whose end then releases the allocation."""
         owner = self._parts.book.get(allocation_id).request.owner.uid
         with audit.change("bind", allocation=allocation_id, owner=owner, init=lifetime.pid) as told:
             told.made = self._parts.book.get(allocation_id).request.lifetime != lifetime
@@ -63,7 +63,7 @@ class Containers:
         self._keeper.lifetimes.watch(allocation_id, lifetime)
 
     def end(self, allocation_id: str, caller: Caller) -> None:
-        """The runtime says that the container is gone; it is released once its last process is."""
+        """The runtime reports the container's end: releases the allocation after its last process."""
         if allocation_id not in self._parts.book:
             return
         owner = self._parts.book.get(allocation_id).request.owner.uid

@@ -9,7 +9,7 @@ _KEY = "drained"
 
 class Drains:
     def __init__(self, originals: Originals | None = None) -> None:
-        """Without `originals` they last as long as the process."""
+        """Without `originals` the drains are lost when the daemon stops."""
         self._originals = originals
         self._drained: set[str] = set()
 

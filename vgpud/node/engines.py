@@ -1,10 +1,9 @@
 """Gives each device the engine that keeps the time slices of its preload tenants.
 
-The choice is made at the first preload tenant of a device, before the arbiter hears of it, and stays until
-the last one has gone: the arbiter asks for it when the first comes. What is in force is in
-<run>/engines/UUID, so a vgpud that starts anew finds it there. The probe is asked once per device, boot and
-driver version. Where it gives no answer the tenant has the gate, and a failure that took no time is asked
-about again at the next first tenant.
+The engine is chosen at the first preload tenant of a device, before the arbiter learns of the tenant, and
+stays until the last preload tenant is released. The choice is written to <run>/engines/UUID, where the
+arbiter and a restarted vgpud read it. The probe runs once per device, boot and driver version. A device whose
+probe gives no answer has the engine gate; a probe that failed at once runs again at the next first tenant.
 """
 
 import asyncio
@@ -35,7 +34,7 @@ class Engines:
         self._locks: dict[str, asyncio.Lock] = {}
         self._told: dict[str, EngineChoice] = {}
         self._verdicts: dict[str, EngineVerdict | None] = {}
-        # the policy's word for a device, and who hears of an engine that is not what is usual
+        # the policy's setting for a device, and the callback for an engine that was not to be expected
         self.setting: Callable[[Device], str] = lambda _: "auto"
         self.notice: Callable[[str, str], None] = lambda uuid, sentence: None
 
@@ -44,12 +43,12 @@ class Engines:
         chosen = self._chosen.get(device.uuid)
         if chosen is not None:
             return chosen
-        if device.uuid not in self._verdicts:  # a listing reads no file of each device each time
+        if device.uuid not in self._verdicts:  # cached, so that a listing reads no files
             self._verdicts[device.uuid] = self._verdict(device.uuid)
         return choose_engine(self.setting(device), device, self._verdicts[device.uuid])
 
     async def settle(self, device_uuid: str) -> None:
-        """The device has an engine when this returns. Raises VgpuError where that cannot be written down."""
+        """Ensures that the device has an engine. Raises VgpuError if the choice cannot be written."""
         async with self._locks.setdefault(device_uuid, asyncio.Lock()):
             if device_uuid in self._chosen:
                 return
@@ -63,20 +62,20 @@ class Engines:
         self._tell(device, setting, choice)
 
     def forget(self, device_uuid: str) -> None:
-        """The last preload tenant has gone."""
+        """Forgets the engine of a device whose last preload tenant was released."""
         self._chosen.pop(device_uuid, None)
         self._files.forget(device_uuid)
 
     async def resume(self, device_uuids: Iterable[str]) -> frozenset[str]:
-        """At start, for devices with preload tenants that run on: what is in force stays so.
+        """At start: keeps the engines of devices that have preload tenants.
 
-        Answers the devices that lost the engine cut, because the driver is another one and cannot do it: no
-        process of a tenant has outlived that change. Raises VgpuError where a choice cannot be written down.
+        Returns the devices that lost the engine cut, because another driver was loaded that cannot do it; no
+        process of a tenant survives such a change. Raises VgpuError if a choice cannot be written.
         """
         lost = set()
         for uuid in device_uuids:
             choice = self._files.chosen(uuid)
-            if choice is None:  # of a vgpud that knew no engines
+            if choice is None:  # allocated by a version of vgpud without engines
                 choice = EngineChoice(
                     Engine.GATE, EngineReason.TENANTS, "its tenants came before it had an engine"
                 )
@@ -109,7 +108,7 @@ class Engines:
         return verdict
 
     def _tell(self, device: Device, setting: str, choice: EngineChoice) -> None:
-        """Each change once, from the first fallback to the gate on."""
+        """Reports each change of the engine once, from the first fallback to the gate on."""
         worth = is_fallback(setting, choice) or device.uuid in self._told
         if worth and self._told.get(device.uuid) != choice:
             self._told[device.uuid] = choice

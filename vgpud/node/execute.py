@@ -1,7 +1,7 @@
-"""Runs the steps of a plan, one after the other, each idempotent.
+"""Runs the steps of a plan, one after the other. Each step is idempotent.
 
-`after(point)` is called when a step is done: tests cut the daemon there, and it must converge at
-its next start wherever that was.
+`after(point)` is called after each step. Tests crash the daemon there; it must converge at its next start,
+whichever step was the last.
 """
 
 import time
@@ -50,7 +50,7 @@ class Executor:
     async def run(
         self, verb: str, allocation: Allocation, steps: Sequence[Step]
     ) -> tuple[Allocation, Event | None]:
-        """All steps in order; answers the allocation as it is then, and the last event written."""
+        """Runs all steps in order; returns the resulting allocation and the last event written."""
         event: Event | None = None
         for step in steps:
             allocation, written = await self._step(allocation, step)
@@ -122,14 +122,14 @@ class Executor:
     async def _commit(self, allocation: Allocation) -> tuple[Allocation, Event]:
         sentence = f"{describe(allocation)} for uid {allocation.request.owner.uid}"
         event = new_event(EventKind.ALLOCATION_ACTIVE, allocation.id, sentence)
-        # a repair may be of one that is suspended
+        # a suspended allocation can be repaired, and stays suspended
         state = State.SUSPENDED if allocation.state is State.SUSPENDED else State.ACTIVE
         active = await self._ledger.commit(replace(allocation, state=state), event)
         self._book.replace(active)
         return active, replace(event, revision=active.revision)
 
     async def _forget(self, allocation: Allocation) -> Event | None:
-        """An intent that never became active leaves without a word to watchers."""
+        """Forgets the allocation. Watchers receive no event for an intent that never became active."""
         event = None
         if allocation.revision:
             event = new_event(EventKind.ALLOCATION_RELEASED, allocation.id, describe(allocation))
@@ -144,7 +144,7 @@ def _part(allocation: Allocation, step: Step) -> Slice:
 
 
 def new_event(kind: EventKind, subject: str, sentence: str) -> Event:
-    """Without a revision yet: the ledger gives it."""
+    """A new event without a revision, which the ledger assigns."""
     return Event(0, kind, subject, sentence, time.time_ns())
 
 

@@ -1,4 +1,4 @@
-"""Allocations whose device, or helper, is gone: they stay in the books until their owners release them."""
+"""Marks allocations whose device or helper is gone as failed; they stay until their owners release them."""
 
 from dataclasses import replace
 
@@ -24,13 +24,13 @@ class Failures:
         self._account = account
 
     async def mark_on(self, device_uuid: str, sentence: str) -> None:
-        """Marks all that is held on a device, or MIG device, that is gone."""
+        """Marks every allocation on a lost device or MIG device."""
         for allocation in tuple(self._book):
             if any(device_uuid in (part.device_uuid, part.target) for part in allocation.slices):
                 await self.mark(allocation.id, sentence)
 
     async def mark(self, allocation_id: str, sentence: str) -> None:
-        """Only one that is active or being resized can fail; watchers hear of it."""
+        """Marks the allocation if it is active or being resized, and tells watchers."""
         await self._changes.settle(allocation_id)
         if allocation_id not in self._book:
             return

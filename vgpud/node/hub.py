@@ -1,4 +1,4 @@
-"""Hands events to watchers in revision order, each from where it left off."""
+"""Delivers events to watchers in revision order; each watch resumes after the last revision it saw."""
 
 import asyncio
 from collections import deque
@@ -27,7 +27,7 @@ class Hub:
         return len(self._watchers)
 
     def latest(self, count: int) -> tuple[Event, ...]:
-        """Of this daemon's life, oldest first."""
+        """The last `count` events since the daemon started, oldest first."""
         return tuple(event for event, _ in islice(reversed(self._recent), count))[::-1]
 
     def publish(self, event: Event, allocation: Allocation | None = None) -> None:
@@ -35,7 +35,7 @@ class Hub:
         self.revision = max(self.revision, event.revision)
         self._recent.append(item)
         for queue in tuple(self._watchers):
-            if queue.full():  # a watcher that does not read: it comes back by revision
+            if queue.full():  # the watcher does not read: it is cut off and can resume by revision
                 self._watchers.discard(queue)
                 queue.get_nowait()
                 queue.put_nowait(None)

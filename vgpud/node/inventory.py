@@ -12,13 +12,13 @@ from vgpud.model.view import Vitals
 
 
 class Inventory:
-    """A missing driver or NVML is a state, not a crash: the daemon serves, with no devices and the reason."""
+    """The devices of the node. Without a driver or NVML the daemon serves no devices and says the reason."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        # called when devices are seen for the first time after none were
+        # called when NVML lists devices again after it listed none
         self.came_back: Callable[[], None] = lambda: None
-        # called with the devices whose health is no longer what it was
+        # called with the devices whose health has changed
         self.health_changed: Callable[[tuple[Device, ...]], None] = lambda _: None
         self._node = Node()
         self._error: VgpuError | None = None
@@ -31,7 +31,7 @@ class Inventory:
 
     @property
     def error(self) -> VgpuError | None:
-        """Why the last snapshot failed, if it did; `node` is then the last good one's devices, marked."""
+        """Why the last snapshot failed, or None. `node` then keeps the devices of the last good snapshot."""
         return self._error
 
     @property
@@ -51,7 +51,7 @@ class Inventory:
         return found
 
     async def vitals(self) -> dict[str, Vitals]:
-        """Of the devices that answer; without what NVML says of the others."""
+        """Sensor readings by UUID; devices that do not answer are left out."""
         return await asyncio.to_thread(self._vitals)
 
     def _vitals(self) -> dict[str, Vitals]:
@@ -63,19 +63,20 @@ class Inventory:
         return found
 
     def processes(self, device_uuid: str) -> tuple[DeviceProcess, ...]:
-        """Those that NVML lists now; blocks. Raises VgpuError as Gateway.processes does."""
+        """The processes that NVML lists on the device. Blocks. Raises VgpuError as Gateway.processes does."""
         return self._gateway.processes(device_uuid)
 
     async def refresh(self, max_age_seconds: float = 0.0) -> None:
-        """A snapshot no older than that; concurrent callers share one. A failure is never kept."""
+        """Takes a snapshot unless the last is recent enough. Concurrent callers share a snapshot; a failed
+        snapshot is never reused."""
         if max_age_seconds > 0 and self._error is None and clock.now() - self._taken <= max_age_seconds:
             return
         if self._running is not None:
             await asyncio.shield(self._running)
             if max_age_seconds > 0:
                 return
-            # that one may have begun before the change the caller knows of; of all who waited for it,
-            # the first begins the next one, and the others share it
+            # the snapshot may have begun before the change that the caller knows of, so another is taken;
+            # all callers that waited share it
         if self._running is None:
             self._running = asyncio.ensure_future(self._take())
             self._running.add_done_callback(self._ended)
@@ -100,6 +101,6 @@ class Inventory:
 
 
 def _health_in(node: Node, uuid: str) -> Health:
-    """A device that was not there is expected to be well."""
+    """The health of the device in `node`; OK for a device that is not in it."""
     known = node.device(uuid)
     return Health.OK if known is None else known.health

@@ -1,7 +1,7 @@
 """The keeper: the one writer behind every door.
 
-Allocate decides and books in one turn of the event loop, writes the intent durably, makes it real,
-and commits. What fails on the way is undone; what is cut by a crash converges at the next start
+Allocate decides and books without an await in between, writes the intent durably, runs the plan, and
+commits. A failed allocation is undone; an allocation that a crash interrupted converges at the next start
 (recover.py). Errors are VgpuError throughout.
 """
 
@@ -69,10 +69,10 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 _RELEASED_REMEMBERED = 10_000
-_SNAPSHOT_SECONDS = 1.0  # listings and decisions may be this old
-_LOOK_SECONDS = 0.5  # a status answers, even while NVML does not
-_PROCESSES_SECONDS = 0.1  # so old may a listing of processes be
-_SETTLE_SECONDS = 2.0  # a refusal waits so long for releases that are under way
+_SNAPSHOT_SECONDS = 1.0  # greatest age of the snapshot behind listings and decisions
+_LOOK_SECONDS = 0.5  # longest wait of a status for NVML
+_PROCESSES_SECONDS = 0.1  # greatest age of a listing of processes
+_SETTLE_SECONDS = 2.0  # before it refuses, a request waits this long for releases that are running
 _RETRY_SECONDS = 1.0  # while a dead tenant's children still run
 
 
@@ -122,10 +122,10 @@ class NodeKeeper:
         parts.engines.notice = self.device_notice
         self._allocating: dict[RequestKey, tuple[Request, asyncio.Task[Allocation]]] = {}
         self._releasing: dict[str, asyncio.Task[None]] = {}
-        self._ending: dict[str, asyncio.Task[bool]] = {}  # releases nobody asked for: a bound process ended
+        self._ending: dict[str, asyncio.Task[bool]] = {}  # releases after the end of a bound process
         self._leaving: set[str] = set()  # allocations that `release_later` waits for
-        self._detached: dict[str, Allocation] = {}  # releases that have only to be written down
-        self._repeats: Counter[RequestKey] = Counter()  # of requests that already had their allocation
+        self._detached: dict[str, Allocation] = {}  # released, but not yet recorded as released
+        self._repeats: Counter[RequestKey] = Counter()  # repeated requests
         self._released: deque[str] = deque(maxlen=_RELEASED_REMEMBERED)  # newest last
         self._started = clock.now()
 
@@ -162,7 +162,7 @@ class NodeKeeper:
         )
 
     def _mig_layouts(self) -> MigLayouts | None:
-        """None on a node whose effector of mode mig is not MIG's own (a test's)."""
+        """None if the effector of mode mig is a test's stand-in."""
         mig, parts = self._parts.effectors[Mode.MIG], self._parts
         if not isinstance(mig, MigMode):
             return None
@@ -176,7 +176,7 @@ class NodeKeeper:
     # --- allocate
 
     async def allocate(self, request: Request) -> Allocation:
-        """Idempotent by request id; runs on to its end even if the caller goes away."""
+        """Allocates, idempotent by request id. Runs to its end even if the caller disconnects."""
         key = request_key(request)
         under_way = self._allocating.get(key)
         if under_way is not None:
@@ -234,7 +234,7 @@ class NodeKeeper:
         return await self.residency.admit(allocation)
 
     async def _undo(self, allocation_id: str) -> None:
-        """Leaves nothing of an allocation that failed half-way; what cannot be undone now is retried."""
+        """Removes what a failed allocation left behind. Retries later if that fails now."""
         try:
             await self._begin_release(allocation_id)
         except VgpuError as error:
@@ -242,13 +242,13 @@ class NodeKeeper:
             self.release_later(allocation_id, "its allocation failed half-way")
 
     async def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]:
-        """What Allocate would do now; changes nothing, and nothing is awaited after the decision."""
+        """The decision and plan that Allocate would make now. Changes nothing and awaits nothing after it."""
         await self._inventory.refresh(_SNAPSHOT_SECONDS)
         decision = self._decide(request)
         if decision[0].refusal is None:
             return decision
         leaving: set[asyncio.Task[Any]] = {*self._releasing.values(), *self._ending.values()}
-        if leaving:  # what is in the way may be on its way out
+        if leaving:  # a release that is running may make the room
             await asyncio.wait(leaving, timeout=_SETTLE_SECONDS)
         await self._inventory.refresh()
         return self._decide(request)
@@ -280,7 +280,7 @@ class NodeKeeper:
     # --- release
 
     async def release(self, allocation_id: str, caller: Caller, force: bool) -> bool:
-        """True if it was gone already. Raises VgpuError: NOT_OWNER, TENANT_ALIVE, NO_SUCH_ALLOCATION."""
+        """True if it was released already. Raises VgpuError: NOT_OWNER, TENANT_ALIVE, NO_SUCH_ALLOCATION."""
         if allocation_id not in self._book and allocation_id in self._released:
             return True
         with self._change("release", allocation_id, caller, force=force or None) as told:
@@ -291,7 +291,7 @@ class NodeKeeper:
     def _change(
         self, name: str, allocation_id: str, caller: Caller, **words: object
     ) -> Iterator[audit.Change]:
-        """A change that is asked for, to an allocation that the caller may touch."""
+        """Audits a requested change. Raises VgpuError(NOT_OWNER) if the caller may not make it."""
         allocation = self._book.get(allocation_id)
         with audit.change(
             name, allocation=allocation_id, owner=allocation.request.owner.uid, **words
@@ -300,11 +300,11 @@ class NodeKeeper:
             yield told
 
     def remember_released(self, ids: Iterable[str]) -> None:
-        """At start: whoever heard no answer to a release may ask again."""
+        """At start: lets a repeated release of these allocations succeed."""
         self._released.extend(ids)
 
     async def _release(self, allocation: Allocation, force: bool) -> bool:
-        """True if somebody else's release ended first."""
+        """True if a concurrent release ended first."""
         if allocation.state is State.ALLOCATING:
             raise VgpuError(
                 ErrorCode.ALLOCATION_BUSY,
@@ -327,14 +327,14 @@ class NodeKeeper:
         return False
 
     def _begin_release(self, allocation_id: str) -> asyncio.Task[None]:
-        """The one release of this allocation that is under way."""
+        """The running release of this allocation; starts it if there is none."""
         running = self._releasing.get(allocation_id)
         if running is not None:
             return running
         before = self._book.get(allocation_id)
         releasing = replace(before, state=State.RELEASING)
         self._book.replace(releasing)
-        # one that was never committed has no state to go back to
+        # an allocation that was never committed has no earlier state
         stays = releasing if before.state is State.ALLOCATING else before
         running = asyncio.ensure_future(self._dismantle(releasing, stays))
         self._releasing[allocation_id] = running
@@ -348,7 +348,7 @@ class NodeKeeper:
         check_ended(allocation.id, [process.pid for process in waiting(allocation)])  # NVML does not see them
 
     async def _dismantle(self, allocation: Allocation, before: Allocation) -> None:
-        """`before` is what it stays if the intent cannot be recorded."""
+        """Releases the allocation. It becomes `before` again if the intent cannot be recorded."""
         steps = release_steps(allocation, self._book.use)
         try:
             await self._executor.run("release", allocation, steps[:1])
@@ -370,22 +370,23 @@ class NodeKeeper:
             self.hub.publish(event, allocation)
         if self.mig is not None:
             for uuid in {part.device_uuid for part in allocation.slices if part.mig is not None}:
-                self.spawn(self.mig.converge_device(uuid))  # what had to wait for it
+                self.spawn(self.mig.converge_device(uuid))  # a layout may have waited for it
         self.account.released(allocation, repeats)
 
     async def _leave_modes(self, allocation: Allocation) -> None:
-        """Of allocations that leave a device together none was the last when its release was planned."""
+        """Takes devices without allocations out of their mode. When several allocations of a device are
+        released at the same time, no plan of theirs does it, because none was the last when it was made."""
         leaving = [part.device_uuid for a in self._detached.values() for part in a.slices]
         for uuid, mode in {part.device_uuid: part.device_mode for part in allocation.slices}.items():
             if self._book.use_of(uuid).count == leaving.count(uuid):
                 await self._parts.transitions.release(uuid, mode)
 
     async def dismantle(self, allocation_id: str) -> None:
-        """At start: takes away what an intent left behind, without asking for tenants."""
+        """At start: removes what an interrupted intent left behind, without a check for tenants."""
         await asyncio.shield(self._begin_release(allocation_id))
 
     def release_later(self, allocation_id: str, reason: str) -> bool:
-        """As soon as no process runs in it. False: it is waited for already, for an earlier reason."""
+        """Releases the allocation once no process runs in it. False if that was ordered before."""
         if allocation_id in self._leaving:
             return False
         self._leaving.add(allocation_id)
@@ -393,11 +394,11 @@ class NodeKeeper:
         return True
 
     async def run_steps(self, verb: str, allocation_id: str, steps: Sequence[Step]) -> None:
-        """Runs a plan on a held allocation, and tells watchers what came of it."""
+        """Runs a plan on a held allocation, and sends its event to watchers."""
         await self.change(allocation_id, lambda: self._run_steps(verb, allocation_id, steps))
 
     async def change(self, allocation_id: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Does `work` while nothing else changes the allocation; not on one that is being released."""
+        """Runs `work` while no other change of the allocation runs. Skips an allocation under release."""
         await self._changes.settle(allocation_id)
         if self._book.get(allocation_id).state is not State.RELEASING:
             await asyncio.shield(self._changes.begin(allocation_id, work()))
@@ -421,7 +422,7 @@ class NodeKeeper:
             self.release_later(allocation_id, "the process that it is bound to ended")
 
     async def _release_when_possible(self, allocation_id: str, reason: str) -> None:
-        """For an allocation nobody will release: as soon as the processes left in it have ended."""
+        """Retries the release until the last process of the allocation has ended."""
         audit.by_itself(reason)
         try:
             await self._try_release(allocation_id)
@@ -466,7 +467,7 @@ class NodeKeeper:
     # --- suspend
 
     async def suspend(self, allocation_id: str, caller: Caller) -> Allocation:
-        """Its device memory goes to the host, and its processes wait until it is resumed."""
+        """Suspends: device memory moves to the host, and the processes wait until the tenant is resumed."""
         with self._change("suspend", allocation_id, caller) as told:
             before = self._book.get(allocation_id)
             after = await self.suspends.suspend(before)
@@ -476,7 +477,7 @@ class NodeKeeper:
     async def resume(self, allocation_id: str, caller: Caller) -> Allocation:
         with self._change("resume", allocation_id, caller) as told:
             before = self._book.get(allocation_id)
-            if before.moves and before.id not in self._changes:  # a move that could not be ended
+            if before.moves and before.id not in self._changes:  # an interrupted move
                 await self.moves.recover(before)
             after = await self.suspends.resume(self._book.get(allocation_id))
             told.made = after is not before
@@ -495,11 +496,11 @@ class NodeKeeper:
         return self.residency.standing(allocation)
 
     def marks(self, allocation: Allocation) -> tuple[Mark, ...]:
-        """What was noticed of it that its limits do not cover."""
+        """The marks of the allocation: findings of use that its limits do not cover."""
         return self.bypasses.marks_of(allocation.id)
 
     async def slice_use(self, allocation: Allocation) -> tuple[SliceUse, ...]:
-        """Empty entries where a slice cannot be read: a listing never fails for one lost device."""
+        """The use of each slice, with empty entries for slices on devices that cannot be read."""
         found = []
         for part in allocation.slices:
             try:
@@ -532,7 +533,7 @@ class NodeKeeper:
         return tuple(views), self.hub.revision
 
     def _engine(self, device: Device, mode: Mode | None) -> EngineChoice | None:
-        """None for a device that libvgpu does not share."""
+        """The engine of a device that is in mode preload, or idle and allowed to be; None for others."""
         allowed = self.policy().policy.rule_for(device).allows(Mode.PRELOAD)
         shared = mode is Mode.PRELOAD if mode is not None else allowed
         return self._parts.engines.view(device) if shared else None
@@ -547,7 +548,7 @@ class NodeKeeper:
         return await self._ledger.last_events(count)
 
     async def look(self) -> None:
-        """Brings `describe` and `plan` up to date, unless the hardware lets itself be waited for."""
+        """Refreshes the snapshot behind `describe` and `plan`; gives up after a bounded wait for NVML."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_SECONDS):
                 await self._inventory.refresh(_SNAPSHOT_SECONDS)
@@ -599,10 +600,10 @@ class NodeKeeper:
         if self.mig is not None:
             self.spawn(self.mig.converge())
 
-    # --- what happens to devices
+    # --- device events
 
     def device_event(self, event: DeviceEvent) -> None:
-        """An Xid, or a device off the bus."""
+        """Handles an Xid, or a device that fell off the bus."""
         self.spawn(self._notices.event(event))
 
     def _health_changed(self, devices: tuple[Device, ...]) -> None:
@@ -610,20 +611,20 @@ class NodeKeeper:
             self.spawn(self._tell_health(device))
 
     async def _tell_health(self, device: Device) -> None:
-        """Watchers are told, and what is held on a lost device has failed."""
+        """Tells watchers, and marks the allocations on a lost device as failed."""
         if await self._notices.health(device):
-            making = [task for _, task in self._allocating.values()]  # perhaps on this device
+            making = [task for _, task in self._allocating.values()]  # may be on this device
             await asyncio.gather(*making, return_exceptions=True)
             await self.failures.mark_on(device.uuid, f"device {device.index} is lost")
 
     def helper_died(self, device_uuid: str, sentence: str) -> None:
-        """A helper whose end is its tenants' end: their allocations are marked at once."""
+        """A helper died whose tenants die with it: marks their allocations as failed."""
         log.error("helper died", message_id=Message.HELPER_DIED, device=device_uuid, why=sentence)
         self._parts.transitions.lost(device_uuid)
         self.spawn(self.failures.mark_on(device_uuid, sentence))
 
     def device_notice(self, device_uuid: str, sentence: str) -> None:
-        """Tells watchers what came about on a device."""
+        """Sends watchers a notice about a device."""
         self.spawn(self._notices.notice(device_uuid, sentence))
 
     # --- the end
@@ -631,7 +632,7 @@ class NodeKeeper:
     async def close(self) -> None:
         """Waits for allocations, changes and releases under way; tenants stay as they are."""
         await self._background.close()
-        while under_way := self._under_way():  # the end of one may be another's beginning
+        while under_way := self._under_way():  # a task may have started another
             await asyncio.gather(*under_way, return_exceptions=True)
         self.lifetimes.close()
         self.hub.close()

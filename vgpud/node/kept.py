@@ -1,4 +1,4 @@
-"""What swapped tenants keep on their devices as long as nobody needs the room (planner/kept.py)."""
+"""Memory that swapped-out tenants keep on their devices until another tenant needs it (planner/kept.py)."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 _LOOK_SECONDS = 0.004
 _ASK_SECONDS = 0.25
-_LEAST_SECONDS = 20.0  # and as long again for each of these many bytes: the host's buffer is made first
+_LEAST_SECONDS = 20.0  # plus this span for each _EACH_BYTES: libvgpu first allocates a buffer on the host
 _EACH_BYTES = 8 << 30
 
 
@@ -37,15 +37,16 @@ class Kept:
         self._preload = effector if isinstance(effector, Preload) else None
 
     def bytes_of(self, allocation: Allocation) -> int:
-        """Of a tenant that is suspended; 0 for all others."""
+        """The bytes that a suspended tenant keeps on its device; 0 for other tenants."""
         if not allocation.is_swapped or allocation.state is not State.SUSPENDED:
             return 0
         return sum(swap.kept_bytes for swap in self._swaps(allocation))
 
     def allow(self, going: Allocation, stays_bytes: int, room_for: str) -> None:
-        """Writes down how much `going` may keep, which is about to leave its device but for what cannot move,
-        `stays_bytes`; what allocation `room_for` needs there is not its any more (empty: nobody waits).
-        Raises VgpuError(LEASE_FAILED)."""
+        """Writes to its lease how much movable memory `going` may keep on the device while it is swapped out.
+
+        `stays_bytes` is its memory that cannot move. The allocation `room_for` is charged in full, because it
+        takes the room next; empty if no tenant waits. Raises VgpuError(LEASE_FAILED)."""
         if self._preload is None:
             return
         (part,) = going.slices
@@ -61,21 +62,22 @@ class Kept:
         self._preload.keep(going.id, keep_share(self._capacity(uuid), charged, movable))
 
     def forbid(self, allocation: Allocation) -> None:
-        """Nothing of its movable memory may stay. Raises VgpuError(LEASE_FAILED)."""
+        """Lets the tenant keep none of its movable memory. Raises VgpuError(LEASE_FAILED)."""
         if self._preload is not None:
             self._preload.keep(allocation.id, 0)
 
     def forbid_beside(self, coming: Allocation) -> None:
-        """To all others: the card has less room than the figures say."""
+        """Lets no other tenant of the devices keep memory: the card has less room than NVML's figures say."""
         for part in coming.slices:
             for other in self._away(part.device_uuid):
                 if other.id != coming.id and self.bytes_of(other):
-                    log.warning("the card is full: no memory is kept", allocation=other.id, for_=coming.id)
+                    log.warning("device full, evicting kept memory", allocation=other.id, for_=coming.id)
                     self._less(other, 0)
 
     async def make_way(self, coming: Allocation) -> None:
-        """It has its room on record: whoever keeps something there lets go of it. Never fails; who finds the
-        card full nevertheless has to wait, or gets an out-of-memory error."""
+        """Evicts kept memory of other tenants until `coming`, whose room is booked, fits on its devices.
+
+        Never raises. If the eviction is late, `coming` waits for room or gets an out-of-memory error."""
         for part in coming.slices:
             uuid = part.device_uuid
             kept = {a.id: self.bytes_of(a) for a in self._away(uuid) if a.id != coming.id}
@@ -84,7 +86,7 @@ class Kept:
             less = shrunk(self._capacity(uuid), self._book.use_of(uuid).memory_bytes, kept)
             for name, now in less.items():
                 freed = format_bytes(kept[name] - now)
-                log.info("makes way", allocation=name, bytes=freed, device=uuid, for_=coming.id)
+                log.info("evicting kept memory", allocation=name, bytes=freed, device=uuid, for_=coming.id)
                 self._less(self._book.get(name), now)
             await self._until(less)
 
@@ -93,8 +95,8 @@ class Kept:
         try:
             if self._preload is not None:
                 self._preload.keep(allocation.id, allowed_bytes * SHARE_ALL // max(movable, 1))
-        except VgpuError as error:  # released meanwhile, say
-            log.debug("keeps nothing any more", allocation=allocation.id, why=str(error))
+        except VgpuError as error:  # for example, the allocation was released meanwhile
+            log.debug("cannot limit kept memory", allocation=allocation.id, why=str(error))
 
     async def _until(self, allowed: dict[str, int]) -> None:
         began = asked = clock.now()
@@ -104,9 +106,9 @@ class Kept:
         while late := [name for name, bytes_ in allowed.items() if self._bytes_now(name) > bytes_]:
             now = clock.now()
             if now > began + most:
-                log.warning("has not made way", allocations=late, seconds=round(most))
+                log.warning("kept memory not evicted in time", allocations=late, seconds=round(most))
                 return
-            if now > asked + _ASK_SECONDS:  # the arbiter may not have answered the first time
+            if now > asked + _ASK_SECONDS:  # the arbiter may have missed the first request
                 for name in late:
                     await self._activities.ask(name)
                 asked = now

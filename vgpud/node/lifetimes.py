@@ -1,4 +1,4 @@
-"""Processes whose end releases an allocation, watched by pidfd: no polling, no reused pid."""
+"""Watches by pidfd the processes whose end releases an allocation: no polling, and safe from reused pids."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,10 +24,10 @@ class Lifetimes:
     def __init__(self, ended: Callable[[str], None]) -> None:
         self._ended = ended
         self._pidfds: dict[str, proc.PidFd] = {}
-        self._later: dict[str, asyncio.TimerHandle] = {}  # not watched yet, for want of descriptors
+        self._later: dict[str, asyncio.TimerHandle] = {}  # retries, when no descriptor was free
 
     def watch(self, allocation_id: str, lifetime: Lifetime) -> None:
-        """Also for a process that is gone already: `ended` then comes with the loop's next turn."""
+        """Starts to watch. If the process has ended already, `ended` is called soon after."""
         if lifetime.pid == 0 or allocation_id in self._pidfds:
             return
         self._cancel_later(allocation_id)

@@ -1,4 +1,4 @@
-"""Sensors and meters of everything at once, shared by all who look within the same half second."""
+"""Reads all sensors and meters at once; callers within the same half second share a reading."""
 
 import asyncio
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ log = structlog.get_logger(__name__)
 
 _SHARED_SECONDS = 0.5
 _FRESH_SECONDS = 0.1
-_LOOK_SECONDS = 0.5  # so long is hardware waited for
-_SENSOR_SECONDS = 5.0  # heat and power change slowly, and each question goes to the driver
-_NOT_METERED = (State.ALLOCATING, State.RELEASING)  # their slices are half there
+_LOOK_SECONDS = 0.5  # longest wait for the hardware
+_SENSOR_SECONDS = 5.0  # temperature and power change slowly, and each reading is a driver call
+_NOT_METERED = (State.ALLOCATING, State.RELEASING)  # their slices may be incomplete
 
 
 class Meters:
@@ -36,7 +36,7 @@ class Meters:
         self._sensing: asyncio.Task[dict[str, Vitals]] | None = None
 
     async def read(self, max_age_seconds: float = _SHARED_SECONDS) -> Metered:
-        """Never fails, nor waits for hardware that hangs: what cannot be read is left out."""
+        """Never raises and never waits for hung hardware: what cannot be read is left out."""
         oldest = clock.now() - max_age_seconds
         while self._taken < oldest:
             if self._running is None:
@@ -69,7 +69,7 @@ class Meters:
         if self._sensing is None:
             self._sensing = asyncio.ensure_future(self._inventory.vitals())
         done, _ = await asyncio.wait((self._sensing,), timeout=_LOOK_SECONDS)
-        if done:  # else a driver that hangs is asked no second time meanwhile
+        if done:  # otherwise the driver hangs, and no second read is started
             self._vitals, self._sensing = self._sensing.result(), None
             self._vitals_taken = clock.now()
 
@@ -83,6 +83,6 @@ class Meters:
                 continue
             try:
                 found[allocation.id] = self._effectors[allocation.slices[0].mode].meters(allocation, devices)
-            except VgpuError as error:  # released meanwhile, say
+            except VgpuError as error:  # for example, the allocation was released meanwhile
                 log.debug("no meters", allocation=allocation.id, why=str(error))
         return found

@@ -1,8 +1,8 @@
-"""Layouts of MIG devices: shown, planned, applied, and brought about again at every start.
+"""Shows, plans and applies layouts of MIG devices, and reconciles devices with them at every start.
 
-What is wanted is on record before the first change. A change that fails is taken back to what was
-wanted before; one that is cut is finished at the next start, for both ends only make what is there
-agree with what is on record.
+The desired layout is recorded before the first change. If a change fails, the record returns to the earlier
+layout. An interrupted change is finished at the next start. In both cases vgpud reconciles the device with
+the record.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ FaultHook = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What layouts are brought about with; all of it is the keeper's."""
+    """The collaborators of MigLayouts, all of them owned by the keeper."""
 
     mig: MigMode
     inventory: Inventory
@@ -65,14 +65,14 @@ class MigLayouts:
         self._one_at_a_time = asyncio.Lock()
         self._converging: dict[str, asyncio.Lock] = {}
 
-    # --- looking
+    # --- reading
 
     async def devices(self) -> tuple[MigDevice, ...]:
         await self._inventory.refresh()
         return tuple(self.holders.device(d) for d in self._inventory.node.devices if d.mig.capable)
 
     def explained(self, refusal: VgpuError, reasons: Sequence[Reason]) -> VgpuError:
-        """A refusal for want of room, with who holds which instance beside the planner's reasons."""
+        """The refusal, with the holders of the instances added to the planner's reasons."""
         if refusal.code is not ErrorCode.NO_CAPACITY:
             return refusal
         asked = {reason.device_uuid for reason in reasons if reason.mode is Mode.MIG}
@@ -86,7 +86,7 @@ class MigLayouts:
         return replace(refusal, details=refusal.details + held) if held else refusal
 
     def own_instances(self) -> frozenset[InstancePlace]:
-        """On record as made by vgpud, and of no layout: without an allocation they go."""
+        """Instances that vgpud made and that belong to no layout: without an allocation they are orphans."""
         found: set[InstancePlace] = set()
         for device in self._inventory.node.devices:
             keys = self._mig.records.own(device.uuid) - (self.pools.layout(device) or frozenset())
@@ -96,9 +96,9 @@ class MigLayouts:
         return frozenset(found)
 
     async def remove(self, place: InstancePlace) -> None:
-        """An instance of ours that no allocation holds, or the record of one that is gone.
+        """Removes an orphaned instance of vgpud's, or the record of an instance that no longer exists.
 
-        Left alone if it was given to somebody, or became part of a layout, since that was seen.
+        Does nothing if it was allocated, or became part of a layout, since it was observed.
         """
         async with self._one_at_a_time:
             if self._is_held(place) or place not in self.own_instances():
@@ -109,7 +109,7 @@ class MigLayouts:
                 await self._mig.unmake(place.device_uuid, place.key)
 
     def _is_held(self, place: InstancePlace) -> bool:
-        """By a tenant: of a GPU instance, any part of it."""
+        """Does an allocation hold the instance, or any part of it?"""
         held = self._book.use_of(place.device_uuid).mig
         if place.part:
             return any(mig.place in ((place.key, place.part[0]), (place.key, None)) for mig in held)
@@ -118,7 +118,7 @@ class MigLayouts:
     # --- plan
 
     def plans(self, targets: Sequence[MigTarget]) -> tuple[DevicePlan, ...]:
-        """One for each device, as it is now. Raises VgpuError where a layout can never be."""
+        """A plan for each device from its present state. Raises VgpuError for an impossible layout."""
         found: dict[str, DevicePlan] = {}
         for target in targets:
             for device in self._selected(target.selector):
@@ -140,7 +140,7 @@ class MigLayouts:
         return [d for d in mine if d.mig.capable and d.mig.profiles]
 
     def _check_policy(self, plan: DevicePlan) -> None:
-        """Raises VgpuError(DENIED_BY_POLICY) for what the policy lets nobody do."""
+        """Raises VgpuError(DENIED_BY_POLICY) for a plan that the policy forbids."""
         rule, index = self.pools.rule(plan.device), plan.device.index
         if not rule.allows(Mode.MIG):
             why = f"the policy gives device {index} the mode {rule.mode}"
@@ -157,7 +157,7 @@ class MigLayouts:
         return tuple(plan_defrag(d, self._book.use_of(d.uuid), self.pools.pool(d)) for d in devices)
 
     def refusal(self, plans: Sequence[DevicePlan]) -> VgpuError | None:
-        """What keeps the plans from being done, with who holds what."""
+        """The error that names the holders which block the plans; None if nothing blocks them."""
         stuck = [plan for plan in plans if not plan.possible]
         if not stuck:
             return None
@@ -182,7 +182,7 @@ class MigLayouts:
         return MigPlan(tuple(_change(plan.device, step) for plan in plans for step in plan.steps))
 
     async def preview(self, targets: Sequence[MigTarget]) -> MigPlan:
-        """What `apply` would do now."""
+        """The plan that `apply` would carry out now."""
         await self._inventory.refresh()
         return self.shown(self.plans(targets))
 
@@ -193,8 +193,8 @@ class MigLayouts:
     # --- apply
 
     async def apply(self, targets: Sequence[MigTarget]) -> MigPlan:
-        """Raises VgpuError: DEVICE_IN_USE with who is in the way, and nothing is changed then; and what
-        a step met, and then that device is as it was wanted before."""
+        """Applies layouts. Raises VgpuError: DEVICE_IN_USE, which names the holders and changes nothing; or
+        the error of a step, and then the device is reconciled with its earlier layout."""
         async with self._one_at_a_time:
             await self._inventory.refresh()
             return await self._carry_out(self.plans(targets))
@@ -213,7 +213,7 @@ class MigLayouts:
         if refusal is not None:
             raise refusal
         before = {plan.device.uuid: self.pools.applied(plan.device.uuid) for plan in plans}
-        # from this turn of the loop on, requests are decided by the new layouts
+        # from here on requests are decided by the new layouts
         wanted = {plan.device.uuid: _applied(plan) for plan in plans}
         self.pools.intended.update(wanted)
         try:
@@ -248,7 +248,7 @@ class MigLayouts:
             await self._inventory.refresh()
 
     async def _take_back(self, device: Device, before: Applied | None, why: VgpuError) -> None:
-        log.error("layout not applied, going back", device=device.uuid, why=str(why))
+        log.error("MIG layout not applied, restoring the earlier one", device=device.uuid, why=str(why))
         await self._mig.records.apply(device.uuid, before)
         await self.converge_device(device.uuid)
         await self._tell(device, f"MIG layout not applied, {why.sentence}")
@@ -256,7 +256,7 @@ class MigLayouts:
     async def _do(self, step: MigStep) -> None:
         uuid = step.device_uuid
         if step.do is Do.ENABLE:
-            self._transitions.lost(uuid)  # it may have been switched off behind vgpud's back
+            self._transitions.lost(uuid)  # another program may have switched MIG mode off
             await self._transitions.ensure(uuid, Mode.MIG)
         elif step.do in (Do.DISABLE, Do.RELEASE):
             await self._leave_mig(uuid, off=step.do is Do.DISABLE)
@@ -276,7 +276,7 @@ class MigLayouts:
         await self._transitions.release(device_uuid, Mode.MIG)
 
     async def _destroy(self, device_uuid: str, key: Key, part: Key | None) -> None:
-        """Raises VgpuError(DEVICE_IN_USE) for what was given to somebody since the plan was made."""
+        """Raises VgpuError(DEVICE_IN_USE) if the instance was allocated since the plan was made."""
         device = self._inventory.device(device_uuid)
         held = self._is_held(InstancePlace(device_uuid, key[0], key[1], () if part is None else (part,)))
         if part is None:
@@ -299,10 +299,10 @@ class MigLayouts:
         log.info("mig", device=device.uuid, what=sentence)
         self._hub.publish(event)
 
-    # --- agree
+    # --- reconcile
 
     async def stale(self) -> tuple[str, ...]:
-        """Allocations whose edits name what an instance no longer is: another driver, or made anew."""
+        """Allocations whose edits are out of date: the instance was made anew, or the driver changed."""
         found = []
         for allocation in tuple(self._book):
             if allocation.state is State.ACTIVE and await self._is_stale(allocation):
@@ -318,17 +318,17 @@ class MigLayouts:
                 if await self._mig.is_stale(allocation, part, device):
                     return True
             except VgpuError as error:
-                log.warning("edits not checked", allocation=allocation.id, why=str(error))
+                log.warning("cannot check edits of an allocation", allocation=allocation.id, why=str(error))
         return False
 
     async def converge(self) -> None:
-        """Brings every device to what is wanted of it, as far as its tenants let it."""
+        """Reconciles every device with its desired layout, except where tenants block a change."""
         for device in self._inventory.node.devices:
             if device.mig.capable and device.health is Health.OK:
                 await self.converge_device(device.uuid)
 
     async def converge_device(self, device_uuid: str) -> None:
-        """Trouble is logged: it is tried again when something is released, and at the next start."""
+        """Reconciles one device. A failed step is logged, and retried at a release and at the next start."""
         async with self._converging.setdefault(device_uuid, asyncio.Lock()):
             await self._inventory.refresh()
             await self._converge(self._inventory.device(device_uuid))
@@ -339,7 +339,7 @@ class MigLayouts:
             try:
                 await self._do(step)
             except VgpuError as error:
-                log.error("MIG layout waits", device=device.uuid, step=step.words, why=str(error))
+                log.error("MIG layout step failed", device=device.uuid, step=step.words, why=str(error))
                 if step.do is Do.ENABLE:
                     break
             else:
@@ -349,7 +349,7 @@ class MigLayouts:
             await self._inventory.refresh()
 
     def _missing(self, device: Device) -> tuple[MigStep, ...]:
-        """Steps to the wanted layout that no tenant stands in the way of."""
+        """Steps to the desired layout that no tenant blocks."""
         use = self._book.use_of(device.uuid)
         rule = self.pools.rule(device)
         if rule.mode == Mode.UNMANAGED.value:
@@ -365,7 +365,7 @@ class MigLayouts:
         return towards(device, use, self.pools.pool(device), layout)
 
     def _spare(self, device: Device) -> tuple[MigStep, ...]:
-        """With no layout wanted: what is ours, idle and held by nobody."""
+        """Steps for a device without a desired layout: remove idle instances of vgpud's."""
         plan = plan_device(device, self._book.use_of(device.uuid), self.pools.pool(device), ("auto",))
         own = self.pools.pool(device).own
         return tuple(step for step in plan.steps if step.do is Do.DESTROY or (own and step.do is Do.RELEASE))

@@ -1,4 +1,4 @@
-"""What is wanted of each device's MIG: by an administrator, who comes first, or by the policy."""
+"""The desired MIG layout of each device: an administrator's, or else the policy's."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -22,11 +22,11 @@ from vgpud.policy.model import DeviceRule, MigSettings
 
 log = structlog.get_logger(__name__)
 
-Layout = tuple[frozenset[SlotKey], frozenset[ComputeKey]]  # GPU instances, and what some are divided into
+Layout = tuple[frozenset[SlotKey], frozenset[ComputeKey]]  # GPU instances, compute instances
 
 
 class Pools:
-    """`intended` holds layouts that are being applied, from the moment they are decided on."""
+    """`intended` holds layouts that are being applied, from the moment of the decision."""
 
     def __init__(
         self, records: MigRecords, inventory: Inventory, book: Book, policy: Callable[[], LoadedPolicy]
@@ -36,7 +36,7 @@ class Pools:
         self._book = book
         self._policy = policy
         self.intended: dict[str, Applied | None] = {}
-        # where the words of a policy name no place, they mean the same places until they change
+        # a policy's layout without places is resolved once, and keeps its places until its words change
         self._resolved: dict[tuple[str, tuple[str, ...]], Layout] = {}
         self._kept: dict[str, tuple[tuple[object, ...], Pool]] = {}
 
@@ -57,17 +57,17 @@ class Pools:
         return "policy" if self._words(device) is not None else ""
 
     def is_off(self, device: Device) -> bool:
-        """Shall MIG mode be off?"""
+        """Is MIG mode to be off?"""
         applied = self.applied(device.uuid)
         return applied.off if applied is not None else self._words(device) == (OFF,)
 
     def layout(self, device: Device) -> frozenset[SlotKey] | None:
-        """The GPU instances wanted; None where none are fixed."""
+        """The desired GPU instances; None for a device without a fixed layout."""
         wanted = self._wanted(device)
         return None if wanted is None else wanted[0]
 
     def computes(self, device: Device) -> frozenset[ComputeKey]:
-        """The compute instances that those of the layout are divided into."""
+        """The compute instances that GPU instances of the layout are divided into."""
         wanted = self._wanted(device)
         return frozenset() if wanted is None else wanted[1]
 
@@ -97,25 +97,25 @@ class Pools:
         try:
             plain, bins = split(table, words)
             target = layouts.target(table, stock.layout, stock.pinned, plain)
-            if isinstance(target, Blocked):  # what is in the way goes when it is released
+            if isinstance(target, Blocked):  # the blocking instances are removed after their release
                 rest = stock.pinned & ~table.state(target.pinned)
                 target = layouts.target(table, stock.layout._replace(blocked=0), rest, plain)
         except VgpuError as error:
-            log.error("layout of the policy cannot be had", device=device.uuid, why=str(error))
+            log.error("MIG layout of the policy is impossible", device=device.uuid, why=str(error))
             return None
         if isinstance(target, Blocked):
             return None
         scene = scene_of(device, table, stock, use, pool)
         computes = divide(scene, bins, target)
-        if isinstance(computes, Blocked):  # here too
+        if isinstance(computes, Blocked):  # as above
             empty = scene._replace(parts={}, stock=stock._replace(pinned=0))
             computes = divide(empty, bins, target)
-            assert not isinstance(computes, Blocked), "nothing is in the way where nothing is"
+            assert not isinstance(computes, Blocked), "an empty device blocks nothing"
         self._resolved[device.uuid, words] = frozenset(table.keys(target)), computes
         return self._resolved[device.uuid, words]
 
     def _base(self, device: Device) -> Pool:
-        """What is known without the layout."""
+        """The pool of the device before its layout is added."""
         own, parts = self._records.own(device.uuid), self._records.own_parts(device.uuid)
         return Pool(own, foreign=self.settings(device).foreign, own_computes=parts)
 

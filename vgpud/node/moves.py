@@ -1,7 +1,7 @@
-"""Moving tenants to other devices of the same kind: suspended here, restored there, or all as it was.
+"""Moves tenants to other devices of the same model: suspend, restore on the new device, or undo everything.
 
-One that is suspended stays so: its place is another, and its record keeps where it was saved. planner.move
-has the steps and why they can be cut anywhere. Errors are VgpuError throughout.
+A tenant that is suspended stays suspended: it gets another place, and its record keeps the device that it was
+saved on. planner.move has the steps, and why a crash may interrupt them anywhere. Errors are VgpuError.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 
 class Moves:
-    """`closed` says which devices take no request like one, each with the reason."""
+    """`closed(request)` returns the devices that accept no such request, each with the reason."""
 
     def __init__(
         self,
@@ -54,9 +54,10 @@ class Moves:
         self._tally = tally
 
     async def move(self, allocation_id: str, caller: Caller, to: Sequence[str], source: str) -> Allocation:
-        """To the devices `to`, one for each slice; or that on `source` to the one device in `to`.
+        """Moves the slices to the devices `to`, one for each slice; or the slice on `source` to the only
+        device in `to`.
 
-        Raises VgpuError; the tenant then runs on where it was, or is suspended there.
+        Raises VgpuError; the tenant then stays on its device, running or suspended.
         """
         owner = self._book.get(allocation_id).request.owner.uid
         with audit.change("move", allocation=allocation_id, owner=owner, to=",".join(to)) as told_of:
@@ -66,18 +67,19 @@ class Moves:
         return self._book.get(allocation_id) if moved is None else moved
 
     async def _checked(self, allocation_id: str, to: Sequence[str], source: str) -> Allocation | None:
-        """None where it is at that end already."""
+        """The moved allocation; None if it is on these devices already."""
         await self._around.inventory.refresh()
         allocation = await self._do.at_rest(allocation_id)
         plan = self.plan(allocation, rules.ends_of(allocation, to, source))
         if not plan.moves:
             return None
-        self._book.replace(plan)  # its room is taken at both ends from this moment on
+        self._book.replace(plan)  # from here on its room is booked on the old and the new devices
         work = self._move(allocation, plan)
         return await asyncio.shield(self._around.changes.begin(allocation.id, work))
 
     def plan(self, allocation: Allocation, to: Sequence[str]) -> Allocation:
-        """It with the other ends of its moves, changing nothing. Raises VgpuError where it cannot be."""
+        """The allocation with the targets of its moves. Changes nothing. Raises VgpuError if the move is
+        impossible."""
         node = self._node
         self.check(allocation)
         slices = rules.going(
@@ -92,7 +94,7 @@ class Moves:
         return replace(allocation, slices=slices, state=state)
 
     def check(self, allocation: Allocation) -> None:
-        """Raises VgpuError where it can be moved nowhere as it is now."""
+        """Raises VgpuError if the allocation cannot be moved in its present state."""
         check_well(settled(allocation))
         rules.check_movable(allocation, self._node)
 
@@ -115,7 +117,7 @@ class Moves:
                 sentence = f"{told(verb, going)} from {_names(before)} to {_names(rules.turned(going))}"
                 return await self._forth_or_back(session, going, rest, sentence)
         except VgpuError:
-            if not recorded:  # so nothing was done
+            if not recorded:  # no step has run
                 self._book.replace(before)
             raise
 
@@ -124,12 +126,12 @@ class Moves:
             return await self._do.processes(session, before, ())
         there = (await self._do.placed(session, living(before))).suspended
         if any(is_anybodys(before, part) for part in before.slices):
-            return there  # on its card are others now
+            return there  # other tenants may be on its device, so no search for new processes
         found = await self._do.processes(session, before, there)
-        for new in found[len(there) :]:  # began before libvgpu knew, and has the old device for good
+        for new in found[len(there) :]:  # not held by libvgpu in time, and bound to the old device
             raise VgpuError(
                 ErrorCode.ALLOCATION_BUSY,
-                f"process {new.pid} of allocation {before.id} has begun to use CUDA as it was suspended",
+                f"process {new.pid} of allocation {before.id} began to use CUDA during the suspension",
                 f"run 'vgpuctl resume {before.id}' first, or end that process",
             )
         return there
@@ -156,7 +158,7 @@ class Moves:
             )
 
     async def settle(self, allocation_id: str) -> None:
-        """Waits until nothing else changes it."""
+        """Waits until no other change of the allocation runs."""
         await self._around.changes.settle(allocation_id)
 
     # --- the steps
@@ -175,7 +177,7 @@ class Moves:
             raise
 
     async def _back(self, session: Session, held: Allocation, turned: bool, why: VgpuError) -> None:
-        """Where it was; `held` is as far as it came, and `turned` if the new devices are its own already."""
+        """Undoes a move that has come as far as `held`; `turned` if the new devices are on record already."""
         try:
             steps = rules.end_steps(held)
             if turned:
@@ -184,7 +186,7 @@ class Moves:
                 steps = rules.back_steps(held)
             await self._run(session, held, steps, f"not moved, {why.sentence}")
         except VgpuError as error:
-            log.error("a move stays open", allocation=held.id, why=str(error))
+            log.error("move neither finished nor undone", allocation=held.id, why=str(error))
 
     async def _run(
         self, session: Session, allocation: Allocation, steps: Iterable[Step], sentence: str
@@ -213,18 +215,18 @@ class Moves:
                 return await self._commit(held, sentence)
             case _:
                 if step.kind is StepKind.ATTACH and step.slice_ordinal == 0:
-                    held = replace(held, edits=Edits())  # none of the other end's nodes stays among them
+                    held = replace(held, edits=Edits())  # drops the nodes of the other device
                 held, _ = await self._executor.run("move", held, (step,))
         return held
 
     async def _lock(self, session: Session, held: Allocation) -> Allocation:
-        """In front of the driver first, where those wait too that start meanwhile; then in it."""
+        """Holds calls in libvgpu first, which catches processes that start meanwhile; then in the driver."""
         await self._do.limit(held)
         await self._around.activities.quieten(held, None)
         return await self._do.lock_all(session, held, "move")
 
     async def _save(self, session: Session, held: Allocation) -> None:
-        """Of one that is suspended, what an earlier resumption has brought back and not unlocked."""
+        """Saves the processes; of a suspended tenant only those that an interrupted resume restored."""
         if not is_away(held):
             await self._do.save_all(session, held, "move")
             return
@@ -260,7 +262,8 @@ class Moves:
     # --- one process
 
     async def _bring(self, session: Session, process: SuspendedProcess, held: Allocation) -> None:
-        """To the slices' own devices, wherever its memory is: NVML says where a restored process lies."""
+        """Restores a process on the devices of the slices, wherever its memory is. NVML says which device a
+        restored process is on."""
         others = [part.other_uuid or part.device_uuid for part in held.slices]
         pairs = device_map(others, devices_of(held), self._do.visible(process.pid))
         seconds = seconds_for(process)
@@ -283,11 +286,11 @@ class Moves:
             for listed in device.processes
         )
 
-    # --- the start, and what stayed open
+    # --- recovery of interrupted moves
 
     async def recover(self, allocation: Allocation) -> None:
-        """A move that was cut is undone or finished: as it is on record. Raises VgpuError; it then stays
-        as it is, and can be resumed when the reason is gone."""
+        """Undoes or finishes an interrupted move, as its record says. Raises VgpuError; the tenant then stays
+        as it is, and can be resumed once the reason is gone."""
 
         async def finish() -> None:
             async with self._around.suspender.session() as session:

@@ -1,4 +1,4 @@
-"""What mode `mps` is told of the node: who is on a device, what the policy says, whom to tell."""
+"""The node as mode `mps` sees it: allocations of a device, the policy's settings, callbacks for notices."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ def rules_of(settings: MpsSettings) -> MpsRules:
 def mps_world(
     book: Book, inventory: Inventory, originals: Originals, keeper: Callable[[], NodeKeeper | None]
 ) -> MpsWorld:
-    """`keeper` is asked each time: the mode is made before it is."""
+    """`keeper` is a function, because the mode is constructed before the keeper."""
 
     def rules_for(device_uuid: str) -> MpsRules:
         device, held = inventory.node.device(device_uuid), keeper()

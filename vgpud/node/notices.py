@@ -1,4 +1,4 @@
-"""What comes about on devices, told to watchers and to the journal."""
+"""Reports events of devices to watchers and to the journal."""
 
 import structlog
 
@@ -20,7 +20,7 @@ class Notices:
         self._inventory = inventory
 
     async def event(self, event: DeviceEvent) -> None:
-        """An Xid, or a device off the bus; the inventory is then looked at anew."""
+        """Reports an Xid, or a device that fell off the bus; then refreshes the inventory."""
         log.warning(
             "device event",
             message_id=Message.DEVICE_EVENT,
@@ -28,12 +28,12 @@ class Notices:
             xid=event.xid,
             why=event.sentence,
         )
-        if event.uuid:  # where NVML cannot say which device it is, the snapshot does
+        if event.uuid:  # if NVML does not name the device, the snapshot shows which one is lost
             await self._publish(EventKind.DEVICE_CHANGED, event.uuid, event.sentence)
         await self._inventory.refresh()
 
     async def health(self, device: Device) -> bool:
-        """True for a device that is lost."""
+        """Reports the health of a device. True if the device is lost."""
         why = f": {device.health_reason}" if device.health_reason else ""
         lost = device.health is Health.LOST
         kind = EventKind.DEVICE_LOST if lost else EventKind.DEVICE_CHANGED

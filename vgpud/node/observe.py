@@ -1,4 +1,4 @@
-"""Everything that operators are shown, gathered without a question that can fail or hang."""
+"""Gathers the figures that operators are shown, without a call that can fail or hang."""
 
 import os
 import time
@@ -42,7 +42,7 @@ async def observe(keeper: NodeKeeper) -> Observation:
 
 
 def process_figures() -> ProcessFigures:
-    """Of this process, from proc(5); zeros where /proc is not mounted."""
+    """Figures of this process from proc(5); zeros if /proc is not mounted."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -51,7 +51,7 @@ def process_figures() -> ProcessFigures:
             for line in Path("/proc/stat").read_text().splitlines()
             if line.startswith("btime ")
         )
-        # the listing itself has one open
+        # the listing itself holds one descriptor
         descriptors = len(os.listdir("/proc/self/fd")) - 1  # noqa: PTH208 (names are enough)
     except (OSError, ValueError, IndexError, StopIteration):
         return ProcessFigures()

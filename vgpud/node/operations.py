@@ -1,4 +1,4 @@
-"""What operators do to devices: look at MPS, end a client, drain; and what that closes to requests."""
+"""Operations of administrators on devices: list MPS, end a client, drain. And the devices they close."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -36,7 +36,7 @@ class Operations:
         return device_uuid in self._drains
 
     def closed(self, request: Request) -> dict[str, str]:
-        """Devices and MIG devices that take no request like this one now, with the reason of each."""
+        """Devices and MIG devices that accept no such request now, each with the reason."""
         uuids = [device.uuid for device in self._inventory.node.devices]
         shut = dict.fromkeys(self._drains.of(uuids), "it is drained")
         mps = self._effectors.get(Mode.MPS)
@@ -50,7 +50,7 @@ class Operations:
 
     async def mps(self) -> tuple[MpsDaemon, ...]:
         mode = self._mps()
-        # at once: those that do not answer are waited for together
+        # concurrently, so that the waits for hung daemons overlap
         found = await asyncio.gather(*(mode.report(device) for device in self._inventory.node.devices))
         return tuple(daemon for daemons in found for daemon in daemons)
 
@@ -66,7 +66,7 @@ class Operations:
         return self._inventory.device(target)
 
     async def drain(self, device_uuid: str, drained: bool) -> DrainView:
-        """Says at once what is left on the device; ask again to learn when it is idle."""
+        """Drains or undrains a device. Returns what is left on it without a wait; callers poll for idle."""
         await self._inventory.refresh()
         device = self._inventory.device(device_uuid)
         if drained != self.is_drained(device_uuid):
@@ -79,7 +79,7 @@ class Operations:
         return DrainView(device_uuid, drained, held, pids)
 
     async def hand_back(self, device_uuid: str) -> None:
-        """Forgets what was wanted of a device that nobody holds, and puts it back as it was before vgpud."""
+        """Forgets the desired layout of an unallocated device, and restores its state from before vgpud."""
         if self._book.use_of(device_uuid).count:
             return
         mig, mps = self._effectors[Mode.MIG], self._effectors[Mode.MPS]
@@ -98,7 +98,7 @@ class Operations:
 
 
 def _mps_targets(device_uuid: str, use: DeviceUse) -> Iterator[str]:
-    """Where on a device MPS serves somebody: the device, or those of its MIG devices."""
+    """The device, or those of its MIG devices, that MPS serves now."""
     if use.mode is Mode.MPS:
         yield device_uuid
     for mig in use.mig:

@@ -1,4 +1,4 @@
-"""What devices were like before vgpud changed them, kept in the ledger until it is restored."""
+"""The original settings of devices that vgpud has changed, kept in the ledger until they are restored."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from vgpud.ledger import Ledger, Original
 
 
 class LedgerOriginals:
-    """The durable side of modes.base.Originals, with a mirror in memory for reading."""
+    """modes.base.Originals on the ledger, with a mirror in memory for reads."""
 
     def __init__(self, ledger: Ledger, known: Iterable[Original]) -> None:
         self._ledger = ledger

@@ -1,4 +1,4 @@
-"""What the keeper is made of."""
+"""The keeper's collaborators."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from vgpud.policy.load import LoadedPolicy
 
 @dataclass(frozen=True)
 class Parts:
-    """What the keeper works with; `load_policy` reads the files anew."""
+    """The keeper's collaborators; `load_policy` reads the policy files again."""
 
     ledger: Ledger
     inventory: Inventory

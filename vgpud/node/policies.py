@@ -1,4 +1,4 @@
-"""The policy in force, and what changing it under a running node means, device by device."""
+"""The policy in force, and the effects of a reload on a running node, device by device."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -19,7 +19,7 @@ from vgpud.policy.model import Policy
 
 
 class Policies:
-    """All or nothing: a reload that finds a mistake anywhere leaves what is in force as it is."""
+    """The policy in force. A reload with a mistake anywhere changes nothing."""
 
     def __init__(
         self,
@@ -33,13 +33,14 @@ class Policies:
         self._report = report
         self._account = account
         self._reloading = asyncio.Lock()
-        # before: makes ready what may fail, or raises VgpuError; then keeps it (True) or undoes it
+        # called before a reload: does what may fail, or raises VgpuError. The function that it returns is
+        # called with True to keep the preparation, with False to undo it.
         self.preparing: list[Callable[[Policy], Awaitable[Callable[[bool], None]]]] = []
-        # called with the old and the new one when another policy has come into force
+        # called with the old and the new policy after a change
         self.changed: list[Callable[[LoadedPolicy, LoadedPolicy], None]] = []
 
     async def reload(self, dry_run: bool, ledger: Ledger, hub: Hub) -> ReloadReport:
-        """Raises VgpuError(BAD_POLICY). Of two that come at once the later one stays."""
+        """Reloads the policy. Of two concurrent reloads the later one wins. Raises VgpuError(BAD_POLICY)."""
         async with self._reloading:
             try:
                 fresh = await asyncio.to_thread(self._load)
@@ -61,7 +62,7 @@ class Policies:
             return report
 
     async def _prepare(self, policy: Policy) -> None:
-        """All are ready for the new policy, or all are as they were."""
+        """Prepares all for the new policy, or undoes all preparations and raises."""
         ready: list[Callable[[bool], None]] = []
         try:
             for prepare in self.preparing:
@@ -78,7 +79,7 @@ class Policies:
 def reload_report(
     old: LoadedPolicy, new: LoadedPolicy, node: Node, use: Mapping[str, DeviceUse]
 ) -> ReloadReport:
-    """A device in use keeps its mode until it is drained; everything else changes at once."""
+    """What a reload changes now, and what waits: a device in use keeps its mode until it is idle."""
     if old.digest == new.digest:
         return ReloadReport(changed=False, digest=old.digest)
     done: list[str] = []
@@ -104,7 +105,7 @@ def reload_report(
 
 
 def _of_the_node(old: Policy, new: Policy) -> Iterator[str]:
-    """Changes that are of no device: each counts from now on, and undoes nothing."""
+    """Changes that concern no single device: they hold for later requests, and undo nothing."""
     for key, before, after in compare(effective(old), effective(new)):
         if key in ("planner.strategy", "metrics.listen", "http.listen"):
             yield f"{key}: {before or 'off'} becomes {after or 'off'}"

@@ -1,4 +1,4 @@
-"""What mode `preload` is told of the node: who is on it, and what the policy says of a device."""
+"""The node as mode `preload` sees it: the allocations, and the policy's settings of a device."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ def rules_of(settings: PreloadSettings) -> PreloadRules:
 def preload_world(
     book: Book, inventory: Inventory, engines: Engines, keeper: Callable[[], NodeKeeper | None]
 ) -> PreloadWorld:
-    """`keeper` is asked each time: the mode is made before it is."""
+    """`keeper` is a function, because the mode is constructed before the keeper."""
 
     def rules_for(device_uuid: str) -> PreloadRules:
         device, held = inventory.node.device(device_uuid), keeper()

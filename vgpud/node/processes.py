@@ -1,4 +1,4 @@
-"""Process -> allocation -> device, as NVML and the arbiter know them."""
+"""Lists processes with their allocation and device, from NVML and the arbiter."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ class Processes:
     async def listed(
         self, metered: Metered, standing: Callable[[Allocation], str] = lambda _: ""
     ) -> tuple[NodeProcess, ...]:
-        """By device and pid. Never fails: what cannot be asked just now is left out."""
+        """Processes by device and pid. Never raises: what cannot be read now is left out."""
         pairs = [
             (allocation, part)
             for allocation in tuple(self._book)

@@ -1,7 +1,7 @@
-"""The start: what the ledger says was meant, against what is there; then both are made to agree.
+"""Reconciles the ledger with the node at the daemon's start.
 
-What to do is decided by planner.reconcile, which is pure. A start that is cut again anywhere here
-begins anew with what it then finds.
+planner.reconcile, which is pure, decides what to do. If a crash interrupts the start, the next start
+observes the node again and reconciles anew.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _CHANGING = (State.RESIZING, State.SUSPENDING, State.RESUMING)
 
 @dataclass(frozen=True)
 class Start:
-    """What a start knows beside the keeper's parts."""
+    """The collaborators of a start, besides the keeper's parts."""
 
     units: Units
     run_dir: Path
@@ -41,10 +41,10 @@ class Start:
 
 
 async def recover(keeper: NodeKeeper, parts: Parts, state: LedgerState, start: Start) -> None:
-    """Leaves book, ledger and world in agreement, whatever was cut before.
+    """Makes book, ledger and node agree, wherever a crash interrupted the daemon before.
 
-    Raises VgpuError only for a ledger that cannot be written: trouble with one allocation is logged
-    and does not stop the others.
+    Raises VgpuError only if the ledger cannot be written. A failure with one allocation is logged, and the
+    others are still recovered.
     """
     for allocation in state.allocations:
         parts.book.add(allocation)
@@ -52,7 +52,7 @@ async def recover(keeper: NodeKeeper, parts: Parts, state: LedgerState, start: S
     keeper.hub.revision = state.revision
     keeper.remember_released(state.released)
     await agree(keeper, parts, start, bool(state.boot_id) and state.boot_id != start.boot_id)
-    # after the actions: a start that is cut before must find again that there was a reboot
+    # after the actions, so that a start interrupted before still notices the reboot
     keeper.hub.revision = await parts.ledger.set_boot_id(start.boot_id)
     for allocation in tuple(parts.book):
         await _finish_change(keeper, allocation)
@@ -60,8 +60,8 @@ async def recover(keeper: NodeKeeper, parts: Parts, state: LedgerState, start: S
 
 
 async def _finish_change(keeper: NodeKeeper, allocation: Allocation) -> None:
-    """A resize, a suspension or a move that was cut."""
-    # a repair may have made it active in between
+    """Finishes or undoes an interrupted resize, suspension or move."""
+    # a repair may have made the allocation active meanwhile
     half_awake = allocation.state is State.ACTIVE and allocation.suspended
     if not (allocation.moves or half_awake or allocation.state in _CHANGING):
         return
@@ -78,14 +78,14 @@ async def _finish_change(keeper: NodeKeeper, allocation: Allocation) -> None:
 
 
 async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bool) -> None:
-    """Observes, decides and acts once; also when NVML answers for the first time after the start.
+    """Observes, decides and acts once. Also called when NVML first answers after the start.
 
-    What is being made or released at this moment is left to those who do it.
+    Skips allocations that are being made, changed or released.
     """
-    # systemd may take its time, and we may be serving
+    # in a thread, because systemd can be slow and the daemon may serve already
     units = await asyncio.to_thread(start.units.list, unit_name(""))
     busy = keeper.busy()
-    # a resize that was cut is an allocation of the new size; what is missing of it is repaired first
+    # an interrupted resize counts as an allocation of the new size, which is repaired first
     meant = [
         replace(a, state=State.ACTIVE) if a.state in _CHANGING else a for a in parts.book if a.id not in busy
     ]
@@ -114,10 +114,10 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
 
 
 async def carry_out(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -> None:
-    """One action, with its line in the audit trail. Raises VgpuError."""
+    """Carries out one action and writes its line in the audit trail. Raises VgpuError."""
     with audit.because(action.reason):
         if action.kind in (ActionKind.RELEASE, ActionKind.MARK_FAILED, ActionKind.REPAIR):
-            await _act(keeper, parts, start, action)  # what carries it out writes the line
+            await _act(keeper, parts, start, action)  # the callee writes the line
             return
         held = parts.book.get(action.subject) if action.subject in parts.book else None
         what: dict[str, object] = {"subject": action.subject} if held is None else _named(held)
@@ -130,7 +130,7 @@ def _named(allocation: Allocation) -> dict[str, object]:
 
 
 async def _resume_engines(parts: Parts, leases: frozenset[str]) -> None:
-    """What is in force stays so; where the driver cannot do it any more, the arbiter asks again."""
+    """Keeps the engines in force. Where the driver has lost the engine cut, the leases are added again."""
     users: dict[str, set[str]] = {}
     for allocation in (a for a in parts.book if a.id in leases):
         for part in allocation.slices:
@@ -142,7 +142,7 @@ async def _resume_engines(parts: Parts, leases: frozenset[str]) -> None:
         if lost and isinstance(preload, Preload):
             await preload.serve_anew(sorted({name for uuid in lost for name in users[uuid]}))
     except VgpuError as error:
-        log.error("engines not resumed", why=str(error))
+        log.error("cannot restore the engines of devices", why=str(error))
 
 
 def observe(
@@ -154,7 +154,7 @@ def observe(
     daemons: frozenset[str],
     own_instances: frozenset[InstancePlace] = frozenset(),
 ) -> Observed:
-    """What is there, beside the ledger, less what belongs to allocations in `busy`.
+    """Observes leases, instances, daemons and specs, without those of the allocations in `busy`.
 
     `daemons` are the names of the MPS units that run.
     """
@@ -173,7 +173,7 @@ def observe(
 
 
 async def _assume_modes(parts: Parts, allocations: Iterable[Allocation], daemons: frozenset[str]) -> None:
-    """A device whose mode still stands is not put into it again; a missing helper is started anew."""
+    """Records modes that devices are still in, so that they are not applied again; restarts lost helpers."""
     seen: set[tuple[str, Mode]] = set()
     for part in (part for allocation in allocations for part in charged(allocation)):
         device = parts.inventory.node.device(part.device_uuid)
@@ -204,7 +204,7 @@ async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -
             remove_lease(start.run_dir / "leases", action.subject)
         case ActionKind.STOP_MPS:
             if not any(part.target == action.subject for a in parts.book for part in a.slices):
-                # also puts back what was changed on the device for it
+                # also restores the device's settings that MPS had changed
                 await parts.effectors[Mode.MPS].unapply(action.subject)
         case ActionKind.REMOVE_INSTANCE:
             if keeper.mig is not None and action.instance is not None:
@@ -216,7 +216,7 @@ async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -
 
 
 async def repair(keeper: NodeKeeper, parts: Parts, allocation_id: str) -> None:
-    """With edits from nothing: a node of an instance as it was before must not stay among them."""
+    """Repairs an allocation, with new edits: device nodes of earlier instances must not stay in them."""
     allocation = replace(parts.book.get(allocation_id), edits=Edits())
     parts.book.replace(allocation)
     with audit.change("repair", **_named(allocation)):

@@ -1,4 +1,4 @@
-"""Room by moves: a device that is left, or tenants that draw together so that something larger fits."""
+"""Makes room by moves: evacuation of a device, and defragmentation for a larger request."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,11 +37,11 @@ class Relocations:
         self._policy = policy
         self._is_drained = is_drained
 
-    # --- leaving a device
+    # --- evacuation
 
     async def evacuate(self, device_uuid: str, caller: Caller) -> Evacuation:
-        """Moves what can be moved off a device, the largest first, and last those that are suspended and
-        need no room. Raises VgpuError(NO_SUCH_DEVICE)."""
+        """Moves tenants off a device: running ones first, the largest of them first; suspended ones, which
+        need no room, last. Raises VgpuError(NO_SUCH_DEVICE)."""
         await self._inventory.refresh()
         self._inventory.device(device_uuid)
         moved: list[TenantMove] = []
@@ -71,7 +71,7 @@ class Relocations:
         raise _nowhere(refusals)
 
     def _targets(self, allocation: Allocation, device_uuid: str) -> list[str]:
-        """The best first. For one that is suspended, before others those where it could come back now."""
+        """Target devices, the best first. A suspended tenant prefers devices where it could resume now."""
         spread = self._policy().planner.strategy == "spread"
         near = ends_by_nearness(allocation, device_uuid, self._inventory.node, self._book.use, spread)
         if not is_away(allocation):
@@ -85,10 +85,10 @@ class Relocations:
             return False
         return True
 
-    # --- drawing together
+    # --- defragmentation
 
     async def plan(self, wanted: RoomWanted) -> DefragView:
-        """Raises VgpuError: NO_CAPACITY where no moves make the room, NO_SUCH_DEVICE."""
+        """The moves that make the room. Raises VgpuError: NO_CAPACITY if there are none, NO_SUCH_DEVICE."""
         await self._inventory.refresh()
         node = self._inventory.node
         selected = [device for device in node.devices if selects(wanted.selector, device)]
@@ -116,8 +116,8 @@ class Relocations:
         return DefragView(way.device_uuid, tuple(moves))
 
     async def defrag(self, wanted: RoomWanted, caller: Caller) -> DefragView:
-        """Does what `plan` says, one move after the other. Raises VgpuError as it and as a move does, with
-        what was done before in its details."""
+        """Carries out `plan`, one move after the other. Raises the errors of `plan` and of a move, with the
+        finished moves in the details."""
         view = await self.plan(wanted)
         done: list[TenantMove] = []
         for one in view.moves:
@@ -130,7 +130,7 @@ class Relocations:
         return DefragView(view.device_uuid, tuple(done))
 
     def _bins(self) -> list[Bin]:
-        """Devices in mode preload, and those that may come to be in it."""
+        """Devices that are in mode preload or can enter it."""
         node = self._inventory.node
         terms = all_terms(self._policy(), node)
         found = []
@@ -157,7 +157,8 @@ class Relocations:
         return device.health is Health.OK and not device.mig.current and not drained and (ours or not foreign)
 
     def _pieces(self, whole: bool) -> list[Piece]:
-        """What is suspended is in the way of who wants a `whole` device only."""
+        """The slices on the node. A suspended tenant blocks only a request for a `whole` device, so it is
+        movable only then."""
         pieces = []
         for allocation in self._book:
             movable = self._is_movable(allocation) and (whole or not is_away(allocation))
@@ -179,7 +180,7 @@ def _first_to_leave(allocation: Allocation) -> tuple[bool, int, str]:
 
 
 def _instead(allocation: Allocation, device_uuid: str, target: str) -> list[str]:
-    """Its devices with another one in a device's place."""
+    """The devices of the allocation, with `target` in the place of `device_uuid`."""
     return [target if uuid == device_uuid else uuid for uuid in devices_of(allocation)]
 
 
@@ -189,7 +190,7 @@ def _told(allocation: Allocation, source: str, target: str) -> TenantMove:
 
 
 def _nowhere(refusals: list[VgpuError]) -> VgpuError:
-    """Of many reasons the one that says most: a device of its kind without room."""
+    """The most useful of the refusals: that of a device of the same model without room, if there is one."""
     if not refusals:
         return VgpuError(ErrorCode.NO_CAPACITY, "this node has no other device", "see 'vgpuctl devices'")
     full = [error for error in refusals if error.code is ErrorCode.NO_CAPACITY]

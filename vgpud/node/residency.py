@@ -1,7 +1,8 @@
-"""Keeps residency: looks at what preload tenants do, and suspends and resumes as planner.residency decides.
+"""Observes the activity of preload tenants, and suspends and resumes them as planner.residency decides.
 
-A look costs a read of the pages of the tenants that a rule covers. Without such rules, and with nobody
-suspended by one, nothing is looked at. One tenant is moved at a time, or one goes and one comes in its place.
+An observation reads the lease pages of the tenants that a rule of the policy covers. Without rules, and
+without tenants that a rule has suspended, nothing is read. At most one tenant is suspended and one resumed
+at a time.
 """
 
 import asyncio
@@ -26,11 +27,11 @@ from vgpud.policy.model import Policy, PreloadSettings
 
 log = structlog.get_logger(__name__)
 
-_REST_SECONDS = 2.0  # between two looks while nothing can happen soon
-_NO_RULES_SECONDS = 300.0  # while the policy has no rule; a change of it nudges
-_WAKE_SECONDS = 0.2  # while a tenant is away that may want to work at any time
+_REST_SECONDS = 2.0  # between observations while no decision is due soon
+_NO_RULES_SECONDS = 300.0  # while the policy has no rule; a reload calls nudge()
+_WAKE_SECONDS = 0.2  # while a suspended tenant may want to work at any time
 _LEAST_SECONDS = 0.02
-_LOOKS = 10  # in an idle time
+_LOOKS = 10  # observations within the span after which a tenant counts as idle
 _ASK_SECONDS = 5.0
 _BACK_OFF_SECONDS = 30.0  # after a tenant could not be suspended or resumed
 _RANKS = {"above-normal": 1, "below-normal": -1}
@@ -44,7 +45,7 @@ _WHERE = {
 
 @dataclass
 class _Seen:
-    """What is remembered of one allocation; monotonic seconds."""
+    """Earlier observations of one allocation; times in monotonic seconds."""
 
     where: Where
     since: float
@@ -66,12 +67,12 @@ class Residency:
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _waiting: dict[str, Move] = field(default_factory=dict)
-    _moving: set[str] = field(default_factory=set)  # one, or one that goes and one that comes in its place
+    _moving: set[str] = field(default_factory=set)  # ids being suspended or resumed
     _kept: tuple[Policy, Node, Mapping[str, PreloadSettings] | None] | None = None
     _nudged: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
-        """For as long as the daemon serves."""
+        """Observes and acts until the daemon stops."""
         while True:
             self._nudged.clear()
             pause = await self._look()
@@ -80,12 +81,12 @@ class Residency:
                     await self._nudged.wait()
 
     def nudge(self) -> None:
-        """Something has changed: look now."""
+        """Ends the pause before the next observation."""
         self._nudged.set()
 
     async def admit(self, made: Allocation) -> Allocation:
-        """A new tenant on a device with turns that has no room for it now waits for its turn. One that cannot
-        be suspended meets an out-of-memory error of the card at worst, as without turns."""
+        """Suspends a new tenant that does not fit now on a device with turns, until its turn comes. A tenant
+        that cannot be suspended runs, and may get an out-of-memory error, as without turns."""
         if self._rules(made).turn_seconds is None:
             return made
         if not self._is_crowded(made):
@@ -96,11 +97,11 @@ class Residency:
             with audit.change("suspend", allocation=made.id, owner=owner, reason="it waits for its turn"):
                 return await self.suspends.suspend(made, Cause.TURN)
         except VgpuError as error:
-            log.warning("a tenant that does not fit is not suspended", allocation=made.id, why=str(error))
+            log.warning("cannot suspend a new tenant that does not fit", allocation=made.id, why=str(error))
             return self.around.book.get(made.id) if made.id in self.around.book else made
 
     def standing(self, allocation: Allocation) -> str:
-        """What a suspended tenant waits for, and which way it went if not the driver's; empty for others."""
+        """What a suspended tenant waits for, and whether libvgpu swapped it out; empty for other tenants."""
         if allocation.state is not State.SUSPENDED:
             return ""
         if allocation.is_swapped:
@@ -121,13 +122,13 @@ class Residency:
 
     @property
     def waiting(self) -> int:
-        """How many are away and want to work."""
+        """The number of suspended tenants that want to work."""
         return len(self._waiting)
 
-    # --- one look
+    # --- one observation
 
     async def _look(self) -> float:
-        """Seconds until the next."""
+        """Observes once; returns the seconds until the next observation."""
         now = clock.now()
         ruled = [(a, rules) for a in self.around.book if (rules := self._rules(a)).any or _is_sent(a)]
         for gone in self._seen.keys() - {allocation.id for allocation, _ in ruled}:
@@ -166,12 +167,12 @@ class Residency:
         elif where is Where.AWAY and _is_sent(allocation):
             if self.around.activities.wants(allocation):
                 seen.wants_since = seen.wants_since or now
-            elif now - seen.asked_at > _ASK_SECONDS:  # for calls that slipped past libvgpu as it went
+            elif now - seen.asked_at > _ASK_SECONDS:  # a call may have passed libvgpu during the suspension
                 seen.asked_at = now
                 await self.around.activities.ask(allocation.id)
 
     async def _see_work(self, allocation: Allocation, rules: Rules, seen: _Seen, now: float) -> None:
-        """What cannot be known counts as work."""
+        """Records when a running tenant last worked. A tenant whose activity is unknown counts as working."""
         if now - seen.asked_at < (rules.idle_seconds or rules.turn_seconds or 0) / _LOOKS:
             return
         activity = self.around.activities.read(allocation)
@@ -195,7 +196,7 @@ class Residency:
         seen = self._seen.get(allocation.id) or _Seen(_WHERE.get(allocation.state, Where.HERE), now, now)
         settled = allocation.state in (State.ACTIVE, State.SUSPENDED) and allocation.id not in self._moving
         where = seen.where
-        if allocation.id in self._moving:  # its state may not say so yet
+        if allocation.id in self._moving:  # its state may still be the earlier one
             where = {Where.AWAY: Where.COMING, Where.HERE: Where.GOING}.get(where, where)
         stays = self._stays(allocation, where, rules)
         return Tenant(
@@ -206,7 +207,7 @@ class Residency:
             rules=rules if settled else Rules(),
             active_at=seen.active_at,
             cause=allocation.cause,
-            wants_since=None if allocation.moves else seen.wants_since,  # it waits where it comes to be
+            wants_since=None if allocation.moves else seen.wants_since,  # it waits on its new device
             rank=_RANKS.get(allocation.request.priority, 0),
             patience=seen.patience,
             not_before=seen.not_before,
@@ -216,12 +217,12 @@ class Residency:
         )
 
     def _stays(self, allocation: Allocation, where: Where, rules: Rules) -> int | None:
-        """What is left on its device, or would be, if libvgpu moves its memory; None: it does not."""
+        """Bytes that remain on the device after a swap-out by libvgpu; None if libvgpu cannot swap it out."""
         if where is Where.HERE and rules.turn_seconds is not None:
             return self.suspends.swaps.stays_bytes(allocation)
         return allocation.stays_bytes if allocation.is_swapped else None
 
-    # --- doing it
+    # --- acting
 
     async def _make(self, move: Move) -> None:
         seen = self._seen.get(move.id)
@@ -248,7 +249,7 @@ class Residency:
         with audit.change("suspend", allocation=move.id, owner=allocation.request.owner.uid):
             await self.suspends.suspend(allocation, move.cause, idle, move.swaps, move.room_for)
         if seen is not None and move.cause is Cause.TURN and worked:
-            seen.wants_since = clock.now()  # it is in the middle of its work, wherever its threads are
+            seen.wants_since = clock.now()  # it was interrupted at work, so it wants to go on
         self.tally.suspended[move.cause.value] += 1
 
     async def _resume(self, allocation: Allocation, move: Move, seen: _Seen | None) -> None:
@@ -266,7 +267,7 @@ class Residency:
     # --- rules
 
     def _rules(self, allocation: Allocation) -> Rules:
-        """The most lenient of its devices'; none for what libvgpu does not see."""
+        """The most lenient rules of the allocation's devices; no rules for a tenant without libvgpu."""
         parts, known = allocation.slices, self._settings()
         if known is None:
             return _NO_RULES
@@ -280,7 +281,7 @@ class Residency:
         )
 
     def _settings(self) -> Mapping[str, PreloadSettings] | None:
-        """By device UUID, kept while policy and devices are the same; None where no device has a rule."""
+        """Settings by device UUID, cached until policy or devices change; None if no device has a rule."""
         policy, node = self.policy(), self.around.inventory.node
         if self._kept is None or self._kept[0] is not policy or self._kept[1] is not node:
             found = {device.uuid: policy.rule_for(device).settings_preload() for device in node.devices}
@@ -289,7 +290,7 @@ class Residency:
         return self._kept[2]
 
     def _is_crowded(self, allocation: Allocation) -> bool:
-        """Holds any of its devices more than it has?"""
+        """Is more memory booked on one of its devices than the device has?"""
         for part in allocation.slices:
             device = self.around.inventory.node.device(part.device_uuid)
             held = self.around.book.use_of(part.device_uuid).memory_bytes
@@ -299,24 +300,24 @@ class Residency:
 
 
 def _longest(times: list[float | None]) -> float | None:
-    """None, for ever, where one of them is."""
+    """The longest span; None (unlimited) if one of them is None."""
     known = [one for one in times if one is not None]
     return max(known) if known and len(known) == len(times) else None
 
 
 def _has_rules(policy: Policy) -> bool:
-    """For any device, there or not."""
+    """Does the policy have a rule for any device, present or not?"""
     settings = [rule.settings_preload() for rule in policy.device]
     return any(one.idle_suspend is not None or one.turn is not None for one in settings)
 
 
 def _is_sent(allocation: Allocation) -> bool:
-    """Has a rule suspended it, or is it going or coming for one?"""
+    """Is it suspended, being suspended or being resumed by a rule of the policy?"""
     return allocation.state in _WHERE and allocation.cause is not Cause.HAND
 
 
 def _has_worked(before: LeaseActivity | None, now: LeaseActivity) -> bool:
-    """Also where it has not answered since."""
+    """Has the tenant worked since `before`? True too if a process has not answered since."""
     if before is None or now.busy or now.calls != before.calls or len(now.answers) != len(before.answers):
         return True
     answered = dict(now.answers)

@@ -1,4 +1,4 @@
-"""New limits for running tenants: on record, then in force, or the old ones again."""
+"""Resizes running tenants: records the new limits, then applies them, or restores the old ones."""
 
 import asyncio
 from collections.abc import Callable
@@ -31,16 +31,16 @@ class Resizes:
         self._fault = around.fault
         self._kept = around.kept
         self._policy = policy
-        # raises VgpuError where the owner may not hold these slices
+        # raises VgpuError if the owner may not hold these slices
         self.check: Callable[[Allocation, tuple[Slice, ...]], None] = lambda allocation, slices: None
-        # called with what came of each, and a sentence
+        # called with the outcome of each resize, and a sentence
         self.ended: Callable[[Allocation, str], None] = lambda allocation, sentence: None
 
     async def resize(
         self, allocation: Allocation, memory_bytes: int | None, share: Percent | None
     ) -> Allocation:
-        """Raises VgpuError; then the old limits are in force, or the resize is ended at the next start."""
-        # one whose last resize could not be recorded to its end can be resized again
+        """Raises VgpuError. The old limits are then in force, or the next start finishes the resize."""
+        # an allocation whose last resize could not be recorded can be resized again
         if allocation.id in self._changes or allocation.state is not State.RESIZING:
             check_resizable(allocation)
         slices = resize_slices(
@@ -50,14 +50,14 @@ class Resizes:
             return allocation
         self.check(allocation, slices)
         changed = replace(allocation, slices=slices, state=State.RESIZING)
-        # what it gives up is nobody else's until that is on record
+        # memory that it gives up stays booked until the resize is recorded
         both = zip(slices, allocation.slices, strict=True)
         held = tuple(replace(new, memory_bytes=max(new.memory_bytes, old.memory_bytes)) for new, old in both)
         self._book.replace(replace(changed, slices=held))
         return await asyncio.shield(self._changes.begin(allocation.id, self._carry_out(allocation, changed)))
 
     async def finish(self, changed: Allocation) -> None:
-        """At start: puts recorded new limits in force."""
+        """At start: applies the recorded new limits."""
 
         async def finish() -> None:
             await self._put_in_force(changed)
@@ -85,12 +85,12 @@ class Resizes:
         self._fault("resize.apply")
 
     async def _keep_size(self, before: Allocation, why: VgpuError) -> None:
-        with suppress(VgpuError):  # in case the new limits came into force in part
+        with suppress(VgpuError):  # some of the new limits may be in force
             await self._effectors[before.slices[0].mode].resize(before)
         try:
             await self._end(before, f"not resized, {why.sentence}")
         except VgpuError as error:
-            log.error("a resize stays open", allocation=before.id, why=str(error))
+            log.error("cannot record the end of a resize", allocation=before.id, why=str(error))
 
     async def _end(self, outcome: Allocation, sentence: str) -> Allocation:
         event = new_event(EventKind.ALLOCATION_RESIZED, outcome.id, f"allocation {outcome.id}: {sentence}")

@@ -1,4 +1,4 @@
-"""How many more of a request would fit now: what the doors tell of capacity that is still to be had."""
+"""Free capacity for the doors: how many more allocations of a request would fit now."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +19,7 @@ from vgpud.planner.terms import Terms, all_terms, bare_name
 from vgpud.planner.use import EMPTY
 from vgpud.policy.model import Policy
 
-# waiting for these to change is in vain
+# refusals that no release can change
 _NEVER = (ErrorCode.DENIED_BY_POLICY, ErrorCode.UNSUPPORTED, ErrorCode.IMPOSSIBLE)
 
 
@@ -34,7 +34,7 @@ class _InForce(Protocol):
 
 
 class _Node(Protocol):
-    """What is asked of the keeper."""
+    """The part of the keeper that this module uses."""
 
     @property
     def mig(self) -> _Layouts | None: ...
@@ -44,7 +44,7 @@ class _Node(Protocol):
 
 
 class Room:
-    """Asks the planner, changes nothing."""
+    """Asks the planner and changes nothing."""
 
     def __init__(self, keeper: _Node, inventory: Inventory, book: Book) -> None:
         self._keeper = keeper
@@ -56,9 +56,9 @@ class Room:
         return self._inventory.node.devices
 
     def more(self, one: Request, device_uuid: str, most: int) -> int | None:
-        """How many allocations like `one` fit on the device beside what is there, up to `most`.
+        """How many allocations like `one` fit on the device beside the present ones, up to `most`.
 
-        None where it will never serve one, whatever is released.
+        None if the device can never serve such a request, whatever is released.
         """
         node, use = self._inventory.node, dict(self._book.use)
         pools = {} if self._keeper.mig is None else self._keeper.mig.pools.pools()
@@ -69,24 +69,24 @@ class Room:
             decision = choose(asked, node, policy, use, pools=pools, closed=closed)
             if decision.refusal is not None:
                 return None if not found and decision.refusal.code in _NEVER else found
-            if decision.moves:  # one fits once idle instances made room; what then fits is not known yet
+            if decision.moves:  # it fits after a move of idle instances; how many fit after that is unknown
                 return found + 1
             piece = decision.slices[0]
             use[device_uuid] = use.get(device_uuid, EMPTY).with_slice(piece)
         return most
 
     def refusal(self, one: Request) -> VgpuError | None:
-        """Why no device of this node would give anything like `one`, were it empty; None if one would."""
+        """Why no device of the node could serve `one` even if it were empty; None if one could."""
         asked = replace(one, count=1, selector=Selector())
         pools = {} if self._keeper.mig is None else self._keeper.mig.pools.pools()
         decision = choose(asked, self._inventory.node, self._keeper.policy().policy, {}, pools=pools)
         return decision.refusal
 
     def units(self, one: Request, device_uuid: str, unit_bytes: int) -> int | None:
-        """How many times `unit_bytes` of memory can still be had on the device; None as `more`.
+        """How many units of `unit_bytes` of memory are free on the device; None as in `more`.
 
-        Where `one` has a share, each unit has its part of the compute as well: memory may be promised beyond
-        the card, and others may hold more of its compute than of its memory.
+        If `one` has a share, each unit also needs its part of the compute, which may run out first: memory
+        can be overcommitted, and other tenants may hold more compute than memory.
         """
         fits = self.more(one, device_uuid, 1)
         if not fits:
@@ -100,20 +100,20 @@ class Room:
         return min(units, share_left * device.memory_usable_bytes // (unit_bytes * 10000))
 
     def memory_bytes(self, device: Device, mode: Mode) -> int:
-        """What all tenants of the device may come to, by the policy."""
+        """The memory that all tenants of the device may hold together, by the policy."""
         return self._terms(device).memory_bytes(mode, device.memory_usable_bytes)
 
     def _terms(self, device: Device) -> Terms:
         return all_terms(self._keeper.policy().policy, self._inventory.node)[device.uuid]
 
     def nearest(self, device_uuids: tuple[str, ...], must: tuple[str, ...], count: int) -> tuple[str, ...]:
-        """The `count` devices of these that lie nearest to each other, `must` among them."""
+        """The `count` of these devices that are nearest to each other, including `must`."""
         return nearest_devices(self._inventory.node, device_uuids, must, count)
 
     def places(self, device: Device) -> tuple[tuple[MigProfile, str, tuple[Placement, ...]], ...]:
-        """The MIG profiles that requests may have there, by bare name, and where; empty without MIG.
+        """The MIG profiles that requests may have on the device, with bare name and placements.
 
-        On a card with a fixed layout only the places of that layout.
+        Empty without MIG. On a device with a fixed layout: only the places of that layout.
         """
         mig = self._keeper.mig
         pool = NO_POOL if mig is None or not device.mig.capable else mig.pools.pool(device)
@@ -129,8 +129,8 @@ class Room:
         return tuple(found)
 
     def profiles(self, device: Device) -> Mapping[str, int]:
-        """The MIG profiles of a device by their bare names, and how many of each it can hold; those of
-        compute instances that have a part of a GPU instance among them."""
+        """How many instances of each MIG profile the device can hold, by bare name; includes profiles of
+        compute instances that are part of a GPU instance."""
         counts = {bare_name(p.name): p.instance_count for p in device.mig.profiles}
         for profile in device.mig.profiles:
             for part in profile.compute:

@@ -1,7 +1,7 @@
-"""Slices on top of MIG instances: the instance first, then what divides it; and back in reverse.
+"""Slices that divide a MIG instance: attach makes the instance first and then the slice, detach reverses it.
 
-Several slices share an instance. It is made for the first of them and goes with the last, so that
-coming and going on one instance is done one after the other.
+Several slices share an instance, which is made for the first and destroyed with the last. So attach and
+detach on one instance never run concurrently.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class Stack:
         return self._locks.setdefault(_place(part), asyncio.Lock())
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
-        """As Effector.attach; the book knows the slice's MIG device before the second mode is asked."""
+        """As Effector.attach. Books the slice's MIG device before the second mode attaches."""
         async with self._lock(part):
             on, _ = await self._effectors[Mode.MIG].attach(allocation, part, device)
             known = replace(allocation, slices=tuple(on if s is part else s for s in allocation.slices))
@@ -42,6 +42,6 @@ class Stack:
 
 
 def _place(part: Slice) -> _Place:
-    """Not by ids: an instance's change."""
+    """The place of the instance. Not its id, which changes when the instance is made anew."""
     assert part.mig is not None
     return part.device_uuid, *part.mig.place

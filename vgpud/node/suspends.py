@@ -1,7 +1,7 @@
-"""Suspending and resuming tenants: all processes of one, or none; on record before each change.
+"""Suspends and resumes tenants: all processes of a tenant or none; each change is recorded before it is made.
 
-Locked, then saved, one process after the other; back in the same order. A suspension that is cut is
-undone at the next start, a resumption is finished: no tenant stays locked.
+A suspension locks all processes, then saves them, one after the other. The next start undoes an interrupted
+suspension and finishes an interrupted resume, so that no tenant stays locked.
 """
 
 import asyncio
@@ -46,11 +46,11 @@ class Suspends:
         swaps: bool = True,
         room_for: str = "",
     ) -> Allocation:
-        """At a turn's end with `swaps` libvgpu moves its memory, where it can, as much of it as `room_for`
-        and others need the room of; else the driver does.
+        """Suspends a tenant. At the end of a turn, with `swaps`, libvgpu swaps out as much memory as
+        `room_for` and other tenants need, if it can; otherwise the driver saves all of it.
 
-        Raises VgpuError, with every process of the tenant running as before; also where it has worked
-        since it was as `idle_since` says."""
+        Raises VgpuError, with every process of the tenant running as before. Raises it too if the tenant has
+        worked since the observation `idle_since`."""
         allocation = await self._do.at_rest(allocation.id)
         if allocation.state is State.SUSPENDED:
             return await self._suspended_again(allocation, cause)
@@ -61,13 +61,13 @@ class Suspends:
                 work = self.swaps.out(replace(allocation, cause=cause), room_for)
                 return await asyncio.shield(self._around.changes.begin(allocation.id, work))
             except VgpuError as error:
-                log.warning("the driver is to suspend it", allocation=allocation.id, why=str(error))
+                log.warning("not swapped out, suspending by driver", allocation=allocation.id, why=str(error))
                 allocation = settled(self._book.get(allocation.id))
         work = self._suspend(replace(allocation, cause=cause), idle_since)
         return await asyncio.shield(self._around.changes.begin(allocation.id, work))
 
     async def _suspended_again(self, allocation: Allocation, cause: Cause) -> Allocation:
-        """By hand: it does not come back by itself any more."""
+        """A suspension by hand of a suspended tenant: from now on no rule resumes it."""
         if cause is not Cause.HAND or allocation.cause is Cause.HAND:
             return allocation
         work = self._do.end(
@@ -100,14 +100,15 @@ class Suspends:
         try:
             await self._wake(session, going, f"not suspended, {why.sentence}")
         except VgpuError as error:
-            log.error("a suspension stays open", allocation=going.id, why=str(error))
+            log.error("cannot undo a failed suspension", allocation=going.id, why=str(error))
 
     # --- resume
 
     async def resume(self, allocation: Allocation, beside: bool = False) -> Allocation:
-        """`beside` one that makes room for it: a swapped tenant takes that as it becomes free.
+        """Resumes a tenant; `beside` another one that is being suspended to make room: a swapped tenant takes
+        the room as it becomes free.
 
-        Raises VgpuError; the tenant is then suspended as before, or failed if it cannot come back."""
+        Raises VgpuError; the tenant is then suspended as before, or failed if it can never be resumed."""
         if settled(allocation).state is State.ACTIVE:
             return allocation
         check_well(allocation)
@@ -118,14 +119,14 @@ class Suspends:
         if not (beside and allocation.is_swapped):
             rules.check_room(allocation, self._around.inventory.node, self._book.use)
         kept = self._around.kept.bytes_of(allocation)
-        # its room is taken from this moment on
+        # from here on its room is booked
         coming = replace(living(allocation), state=State.RESUMING)
         self._book.replace(coming)
         work = self._resume(allocation, coming, None if beside and allocation.is_swapped else kept)
         return await asyncio.shield(self._around.changes.begin(allocation.id, work))
 
     async def _resume(self, before: Allocation, coming: Allocation, kept_bytes: int | None) -> Allocation:
-        """None: the room is being made for it. Else it has so much on the card already."""
+        """`kept_bytes` is what the tenant kept on the card; None while another tenant still makes room."""
         try:
             if kept_bytes is not None:
                 await self._around.kept.make_way(coming)
@@ -160,13 +161,13 @@ class Suspends:
         return await self._do.end(active, EventKind.ALLOCATION_RESUMED, told("resumed", coming))
 
     async def _restore(self, session: Session, process: SuspendedProcess, coming: Allocation) -> None:
-        """One that an earlier try brought back needs only to be unlocked."""
+        """Restores a process, unless an earlier attempt has done it: then it only needs to be unlocked."""
         if await session.state(process) is not ProcessState.LOCKED:
             await self._do.restore(session, process, coming)
 
     async def _stay(self, session: Session, coming: Allocation, why: VgpuError) -> None:
-        """What came back goes again: half a tenant must not run. It goes from where it is now, which may not
-        be where it was saved before: on record first."""
+        """Saves restored processes again, because half a tenant must not run. First records where they are
+        now, which may be another device than the one they were saved on."""
         stays = coming
         with suppress(VgpuError):
             stays = await self._do.placed(session, coming)
@@ -180,10 +181,10 @@ class Suspends:
         away = replace(stays, state=State.SUSPENDED)
         await self._do.end(away, EventKind.ALLOCATION_SUSPENDED, f"not resumed, {why.sentence}")
 
-    # --- the start
+    # --- recovery
 
     async def recover(self, allocation: Allocation) -> None:
-        """After a start: a suspension that was cut is undone, a resumption goes on. Raises VgpuError."""
+        """At start: undoes an interrupted suspension, finishes an interrupted resume. Raises VgpuError."""
         coming = replace(living(allocation), state=State.RESUMING)
 
         async def wake() -> None:
@@ -197,8 +198,8 @@ class Suspends:
         await asyncio.shield(self._around.changes.begin(allocation.id, wake()))
 
     async def _wake(self, session: Session, allocation: Allocation, sentence: str) -> None:
-        """Whatever state its processes are in, they run in the end. Where one cannot, the tenant is
-        suspended as far as it is, and can be resumed when the reason is gone."""
+        """Makes all processes of the tenant run, whatever state they are in. If one cannot, the tenant
+        becomes suspended, and can be resumed once the reason is gone."""
         for process in allocation.suspended:
             with suppress(VgpuError):
                 if await session.state(process) is ProcessState.SAVED:
@@ -207,7 +208,7 @@ class Suspends:
         if ProcessState.SAVED in states:
             away = replace(await self._do.placed(session, allocation), state=State.SUSPENDED)
             await self._do.limit(away)
-            await self._do.end(away, EventKind.ALLOCATION_SUSPENDED, f"{sentence}; its memory is still away")
+            await self._do.end(away, EventKind.ALLOCATION_SUSPENDED, f"{sentence}; its memory is on the host")
             return
         active = replace(allocation, state=State.ACTIVE, suspended=())
         await self._do.limit(active)

@@ -1,7 +1,7 @@
-"""Turns the fast way: libvgpu takes a tenant's movable memory off the card itself (residency/swap.h).
+"""Fast turns: libvgpu swaps a tenant's movable memory out of the card and in again (residency/swap.h).
 
-vgpud writes the word into the lease, on record before, and waits until every process says that it has
-followed. All of them, or none; what is cut is finished at the next start.
+vgpud records the swap, writes the order into the lease, and waits until every process reports that it has
+followed: all processes of a tenant or none. The next start finishes an interrupted swap.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ _OUT = "swapped out at the end of its turn,"
 _LOOK_SECONDS = 0.004
 _ASK_SECONDS = 0.25
 _DRAIN_SECONDS = 4.0
-_MOVE_SECONDS = 20.0  # and as long again for each of these many bytes: the host's buffer is made first
+_MOVE_SECONDS = 20.0  # plus this span for each of the next number of bytes: first a host buffer is made
 _MOVE_BYTES = 8 << 30
-_ROOM_SECONDS = 10.0  # in which a card may be found full by those who come back
-_TIGHT_SECONDS = 1.0  # after which nobody else keeps anything there
+_ROOM_SECONDS = 10.0  # longest wait of a swap-in for room on the card
+_TIGHT_SECONDS = 1.0  # after this wait other tenants keep no memory on the card
 
 
 class Swaps:
@@ -40,7 +40,7 @@ class Swaps:
         self._preload = effector if isinstance(effector, Preload) else None
 
     def stays_bytes(self, allocation: Allocation) -> int | None:
-        """What would be left on the device; None where it is no tenant whose memory can move now."""
+        """Bytes that would stay on the device after a swap-out; None if libvgpu cannot swap it out now."""
         if self._preload is None or not _is_alone(allocation):
             return None
         try:
@@ -55,7 +55,7 @@ class Swaps:
         return max(held.used_bytes + held.context_bytes - movable, 0)
 
     async def out(self, before: Allocation, room_for: str = "") -> Allocation:
-        """It keeps on the device what neither `room_for` nor anybody else there needs the room of.
+        """Swaps out. The tenant keeps memory on the device that neither `room_for` nor another tenant needs.
 
         Raises VgpuError, with every process of the tenant running as before."""
         stays = self.stays_bytes(before) or 0
@@ -79,7 +79,7 @@ class Swaps:
             raise
 
     async def back(self, before: Allocation, coming: Allocation) -> Allocation:
-        """Its room is taken. Raises VgpuError; the tenant is then suspended as before."""
+        """Swaps in; the room must be booked. Raises VgpuError; the tenant is then suspended as before."""
         await self._do.record(coming, "swap-in", before)
         try:
             await self._do.limit(coming)
@@ -92,19 +92,20 @@ class Swaps:
         return await self._end_active(coming, told("resumed", coming))
 
     async def wake(self, allocation: Allocation, sentence: str) -> None:
-        """However far its processes are, they run in the end; where one cannot, it is suspended as before."""
+        """Swaps in from any phase. If a process cannot, the tenant becomes suspended as before."""
         coming = replace(allocation, state=State.RESUMING)
         try:
             await self._do.limit(coming)
             await self._until(coming, SwapPhase.HERE)
         except VgpuError as error:
-            log.warning("not swapped in", allocation=allocation.id, why=str(error))
+            log.warning("swap-in failed, tenant stays suspended", allocation=allocation.id, why=str(error))
             await self._stay(replace(living(allocation), state=State.SUSPENDED), error)
             return
         await self._end_active(coming, sentence)
 
     async def recover(self, cut: Allocation, sentence: str) -> None:
-        """After a start. One that was on its way out has gone on; another may have its room by now."""
+        """At start: finishes an interrupted swap-out, because another tenant may have its room; otherwise
+        swaps in."""
         if cut.state is State.SUSPENDING:
             try:
                 self._around.kept.forbid(cut)
@@ -127,17 +128,17 @@ class Swaps:
         return await self._do.end(active, EventKind.ALLOCATION_RESUMED, sentence)
 
     async def _stay(self, before: Allocation, why: VgpuError) -> None:
-        """What came back goes again: half a tenant must not run."""
+        """Swaps out again what was swapped in, because half a tenant must not run."""
         away = replace(before, state=State.SUSPENDED)
         await self._do.limit(away)
         try:
             await self._until(away, SwapPhase.OUT)
-        except VgpuError as error:  # its word stands, and a later look finds it there
-            log.warning("not out again yet", allocation=before.id, why=str(error))
+        except VgpuError as error:  # the order stays in the lease, and libvgpu follows it later
+            log.warning("swap-out after a failed swap-in is late", allocation=before.id, why=str(error))
         await self._do.end(away, EventKind.ALLOCATION_SUSPENDED, f"not resumed, {why.sentence}")
 
     async def _processes(self, allocation: Allocation) -> tuple[SuspendedProcess, ...]:
-        """Those of the tenant that live, with what they hold now."""
+        """Live processes of the tenant, with the device memory that each holds."""
         await self._around.inventory.refresh()
         used = self._used(allocation)
         (part,) = allocation.slices
@@ -150,7 +151,7 @@ class Swaps:
         )
 
     async def _measured(self, away: Allocation) -> Allocation:
-        """What really left, as NVML has it; what it keeps for the time being counts as gone."""
+        """The bytes that left the device, by NVML. Memory that it may keep for now counts as swapped out."""
         await self._around.inventory.refresh()
         stays, kept = {}, self._around.kept.bytes_of(away)
         for pid, used in self._used(away).items():
@@ -181,13 +182,13 @@ class Swaps:
         return self._preload.swaps(allocation.id)
 
     def _others_go(self, allocation: Allocation) -> bool:
-        """Is room being made on its device? The first time that takes as long as the host's buffer."""
+        """Is another tenant of its device being suspended? That is slow while its host buffer is made."""
         (part,) = allocation.slices
         beside = self._book.allocations_on(part.device_uuid)
         return any(other.state is State.SUSPENDING and other.id != allocation.id for other in beside)
 
     async def _until(self, allocation: Allocation, wanted: SwapPhase) -> None:
-        """Every process says that it is there. Raises VgpuError(SUSPEND_FAILED)."""
+        """Waits until every process reports the phase `wanted`. Raises VgpuError(SUSPEND_FAILED)."""
         began = asked = clock.now()
         drained = full = began
         while True:
@@ -197,7 +198,7 @@ class Swaps:
             if not any(swap.phase in (SwapPhase.HERE, SwapPhase.DRAINING) for swap in swaps):
                 drained = now
             if self._others_go(allocation):
-                began = full = now  # as long as that takes; it has a bound of its own
+                began = full = now  # that suspension has a time limit itself
             if not any(swap.phase is SwapPhase.COMING and swap.error for swap in swaps):
                 full = now
             held = sum(swap.movable_bytes for swap in swaps)
@@ -208,14 +209,14 @@ class Swaps:
             if wanted is SwapPhase.OUT and now > drained + _DRAIN_SECONDS:
                 raise _failed(allocation, f"its work did not end within {_DRAIN_SECONDS:g} seconds")
             if wanted is SwapPhase.HERE and now > full + _ROOM_SECONDS:
-                raise _failed(allocation, "the card has not the room for it")
+                raise _failed(allocation, "the card has no room for it")
             if wanted is SwapPhase.HERE and now > full + _TIGHT_SECONDS:
                 self._around.kept.forbid_beside(allocation)
             if now > began + most:
                 raise _failed(allocation, f"its memory was not moved within {most:.0f} seconds")
-            if now > asked + _ASK_SECONDS:  # the arbiter may not have answered the first time
+            if now > asked + _ASK_SECONDS:  # the arbiter may have missed the first request
                 if allocation.suspended and not waiting(allocation):
-                    return  # they have ended, and nobody may be there to take their slots back
+                    return  # all have ended; without an arbiter their slots stay
                 await self._around.activities.ask(allocation.id)
                 asked = now
             await asyncio.sleep(_LOOK_SECONDS)

@@ -12,7 +12,7 @@ from vgpud.node.inventory import Inventory
 
 @contextmanager
 def lost_is_left() -> Iterator[None]:
-    """On a lost device nothing can be taken away: what is on record of it stays so for when it is back."""
+    """Ignores errors of a lost device, whose record stays until the device is back."""
     try:
         yield
     except VgpuError as error:
@@ -21,7 +21,7 @@ def lost_is_left() -> Iterator[None]:
 
 
 class Transitions:
-    """`in_use(device_uuid)` says whether any allocation that stays is on the device."""
+    """`in_use(device_uuid)`: is an allocation on the device that is not being released?"""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Transitions:
         return self._locks.setdefault(device_uuid, asyncio.Lock())
 
     async def ensure(self, device_uuid: str, mode: Mode) -> None:
-        """The device is in the mode when this returns. Raises VgpuError(DEVICE_IN_USE) if it cannot be."""
+        """Puts the device into the mode, unless it is in it. Raises VgpuError(DEVICE_IN_USE)."""
         if self._applied.get(device_uuid) is mode:
             return
         async with self._lock(device_uuid):
@@ -61,7 +61,7 @@ class Transitions:
                 await self._inventory.refresh()
 
     async def release(self, device_uuid: str, mode: Mode) -> None:
-        """Takes the device out of the mode, unless an allocation is still, or again, on it."""
+        """Takes the device out of the mode, unless an allocation uses it."""
         async with self._lock(device_uuid):
             if self._in_use(device_uuid):
                 return
@@ -72,14 +72,14 @@ class Transitions:
                 await self._inventory.refresh()
 
     async def abandon(self, device_uuid: str, mode: Mode) -> None:
-        """For one who did not come after all: others may have left the device in the mode for it."""
+        """Leaves the mode after a failed allocation: other releases may have kept the mode for it."""
         if self._applied.get(device_uuid) is mode:
             await self.release(device_uuid, mode)
 
     def assume(self, device_uuid: str, mode: Mode) -> None:
-        """At start: the device is found to be in this mode already."""
+        """At start: records that the device is in this mode already."""
         self._applied[device_uuid] = mode
 
     def lost(self, device_uuid: str) -> None:
-        """What kept the device in its mode is gone (its helper died): the next ensure applies anew."""
+        """Forgets the mode of a device whose helper died, so that the next `ensure` applies it again."""
         self._applied.pop(device_uuid, None)

@@ -1,8 +1,8 @@
 """The user whose quota and connection limits a caller counts against.
 
-An unprivileged user has more uids than its own: its range of subordinate uids (subuid(5), 65 536 by default),
-which it uses in a user namespace of its own, and by a file that it made set-uid there also outside of it.
-Both ways lead back to one user: the namespace by its owner, the uid by its range.
+An unprivileged user has a range of subordinate uids besides its uid (subuid(5), 65 536 by default). It can
+use them inside a user namespace, and outside by a set-uid file that it made inside. Both are traced to the
+user: the namespace by its owner, the uid by its range.
 """
 
 import array
@@ -27,7 +27,7 @@ class _Range:
 
 
 class SubordinateUids:
-    """The ranges of /etc/subuid; the file is read again when it has changed."""
+    """The ranges of /etc/subuid, read again after a change of the file."""
 
     def __init__(self, path: Path = _SUBUID) -> None:
         self._path = path
@@ -35,7 +35,7 @@ class SubordinateUids:
         self._ranges: tuple[_Range, ...] = ()
 
     def user_of(self, uid: int) -> int:
-        """The user that has been given `uid`; `uid` itself where it is in no range."""
+        """The user whose range has `uid`; `uid` itself if it is in no range."""
         for one in self._current():
             if one.first <= uid < one.first + one.count:
                 return _uid_of(one.user, uid)
@@ -48,7 +48,7 @@ class SubordinateUids:
             if seen != self._seen:
                 self._ranges = _ranges(self._path.read_text(errors="replace"))
                 self._seen = seen
-        except OSError:  # no such file: no user has such a range
+        except OSError:  # without the file there are no ranges
             self._ranges, self._seen = (), None
         return self._ranges
 
@@ -71,10 +71,10 @@ def _uid_of(user: str, otherwise: int) -> int:
 
 
 def namespace_owner(pidfd: int, pid: int) -> int | None:
-    """The user who made the user namespace of a process; None for a namespace of vgpud's own or of root.
+    """The uid that made the user namespace of a process; None for vgpud's namespace or one of root.
 
-    Of nested ones the outermost counts that is not root's: what is inside of it was made with its owner's
-    rights. The caller checks afterwards that the process of `pidfd` still runs.
+    Of nested namespaces the outermost that is not root's counts, because everything inside it was made with
+    its owner's rights. The caller checks afterwards that the process of `pidfd` still runs.
     """
     try:
         here = _identity(Path("/proc/self/ns/user").stat())
@@ -89,7 +89,7 @@ def namespace_owner(pidfd: int, pid: int) -> int | None:
             made_by = _owner_uid(namespace)
             owner = made_by if made_by != 0 else owner
             outer = fcntl.ioctl(namespace, _NS_GET_PARENT)
-        except OSError:  # EPERM: the parent is outside of what vgpud may see
+        except OSError:  # EPERM: vgpud may not see the parent
             return owner
         finally:
             os.close(namespace)
@@ -116,7 +116,7 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
 
 
 def login_group(uid: int, otherwise: int) -> int:
-    """The group of a user's account; `otherwise` where there is no such account."""
+    """The group of a user's account; `otherwise` if the uid has no account."""
     try:
         return pwd.getpwuid(uid).pw_gid
     except KeyError:

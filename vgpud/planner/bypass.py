@@ -1,12 +1,12 @@
-"""Does a preload tenant hold device memory that its ledger does not count, and whose process is it?
+"""Decides whether a preload tenant holds device memory that its ledger does not count, and which tenant a
+process belongs to.
 
-Pure: vgpud/node/bypasses.py reads NVML, the leases and /proc, and does what is decided here.
+Pure: vgpud/node/bypasses.py reads NVML, the leases and /proc, and acts on these decisions.
 
-NVML's figure of a tenant's processes is compared with the ledger. Two things make the difference. A process
-without libvgpu (a static binary, a removed LD_PRELOAD) is in NVML's figure and not in the ledger. What a
-process with libvgpu takes past it (RTLD_DEEPBIND) is learnt as the driver's own memory, so the ledger has it,
-and passes the limit; so of the ledger no more counts than the limit.
-"""
+NVML's figure of a tenant's processes is compared with the tenant's ledger. They differ for two reasons. A
+process without libvgpu (a static binary, a removed LD_PRELOAD) is in NVML's figure only. Memory that a
+process takes past libvgpu (RTLD_DEEPBIND) is measured as the driver's memory, so the ledger counts it and
+exceeds the limit; for this reason the ledger counts here up to the limit only."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,22 +17,22 @@ from vgpud.model.tenancy import ANYONE, Owner
 
 # The ledger is at most 2 MiB from NVML at rest, and 8 MiB while eight processes allocate (docs/libvgpu.md).
 # The rest is for a lazily loaded module, which takes its memory at a launch, where nothing can be refused.
-# The least that is to be found is one context: 412 MiB on an A100, 526 on an H200.
+# The smallest bypass that must be found is one context: 412 MiB on an A100, 526 on an H200.
 _BASE_BYTES = 64 << 20
 _PROCESS_BYTES = 8 << 20
 _MOST_BYTES = 256 << 20
-CLEAR_SECONDS = 60.0  # a mark goes after so long without an excess
+CLEAR_SECONDS = 60.0  # a mark is removed after this time without an excess
 
 
 def tolerance_bytes(processes: int) -> int:
-    """How far NVML and the ledger of an honest tenant with so many processes may be apart."""
+    """The largest normal difference between NVML and the ledger for this number of processes."""
     return min(_BASE_BYTES + processes * _PROCESS_BYTES, _MOST_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One slice at one moment: what NVML says that the tenant's processes hold, how many they are, and what
-    the ledger counts, claims included: the larger of its figures just before and just after NVML's."""
+    """One slice at one moment: the bytes that NVML shows for the tenant's processes, the number of processes,
+    and the bytes that the ledger counts, reservations included (the larger of two reads around NVML's)."""
 
     held_bytes: int
     counted_bytes: int
@@ -41,11 +41,11 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What is remembered of a slice between two looks.
+    """The state of a slice between two surveys.
 
-    `ceiling_bytes` is what it may hold: the limit, or more after the limit was lowered below what it holds;
-    then it falls with what it holds, and never rises. `quiet_since` is in monotonic seconds, if marked.
-    """
+    `ceiling_bytes` is what the slice may hold: the limit, or more if the limit was lowered below what it
+    holds. In that case it falls with what the slice holds, and never rises. `quiet_since`: monotonic seconds,
+    if marked."""
 
     limit_bytes: int
     ceiling_bytes: int
@@ -56,26 +56,27 @@ class Watched:
 
 class Verdict(Enum):
     NOTHING = "nothing"
-    MARK = "mark"  # it has just become bypassed
-    STAYS = "stays"  # it is, and its excess is still there
+    MARK = "mark"  # the slice has just become bypassed
+    STAYS = "stays"  # the slice is bypassed and still has an excess
     CLEAR = "clear"
 
 
 def first_sight(limit_bytes: int, reading: Reading, is_new: bool, marked: bool) -> Watched:
-    """`is_new`: made since vgpud started. Of an older one the limit may have been lowered before."""
+    """The state after the first reading. `is_new`: allocated since vgpud started. The limit of an older
+    allocation may have been lowered before."""
     earlier = 0 if is_new or marked else min(reading.held_bytes, reading.counted_bytes)
     return Watched(limit_bytes, max(limit_bytes, earlier), marked=marked)
 
 
 def excess_bytes(watched: Watched, reading: Reading) -> int:
-    """Beyond what is counted and within the ceiling; 0 within the tolerance."""
+    """Bytes held beyond what is counted within the ceiling; 0 within the tolerance."""
     covered = min(reading.counted_bytes, watched.ceiling_bytes)
     beyond = reading.held_bytes - covered
     return beyond if beyond > tolerance_bytes(reading.processes) else 0
 
 
 def under_limit(watched: Watched, limit_bytes: int, held_bytes: int) -> Watched:
-    """As `watched`, under the limit of now."""
+    """`watched`, with the present limit applied."""
     return replace(
         watched,
         limit_bytes=limit_bytes,
@@ -84,8 +85,8 @@ def under_limit(watched: Watched, limit_bytes: int, held_bytes: int) -> Watched:
 
 
 def judge(watched: Watched, excess: int, now: float) -> tuple[Watched, Verdict]:
-    """`excess` is the least of all readings of one look: memory on its way in or out is in some of them only.
-    Two looks in a row with an excess make a mark."""
+    """`excess` is the smallest of all readings of one survey, because memory that is being allocated or freed
+    is in some readings only. Two surveys in a row with an excess make a mark."""
     if excess > 0:
         if watched.marked:
             return replace(watched, suspect=True, quiet_since=None), Verdict.STAYS
@@ -107,14 +108,14 @@ def sentence_of(excess: int, limit_bytes: int) -> str:
     )
 
 
-# --- whose process is it
+# --- the tenant of a process
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
-    """What the kernel says of a process. `mounted` is the allocation whose lease lies at a container's place
-    in its mount namespace, if that was made by root or by the owner; `named` the one that its environment
-    names, which is its own word."""
+    """Facts of a process, from the kernel. `mounted`: the allocation whose lease is mounted as in a
+    container, if root or the owner made the namespace. `named`: the allocation in its environment, which is
+    no proof."""
 
     pid: int
     start_ticks: int
@@ -125,8 +126,8 @@ class ProcessFacts:
 
 @dataclass(frozen=True, slots=True)
 class Belongings:
-    """Which processes are known to be a tenant's: of the arbiter by their connection, of a container by its
-    cgroup, and those that an allocation lives as long as (pid, start in ticks)."""
+    """Processes that are known to be a tenant's: by their connection to the arbiter, by the cgroup of their
+    container, and those that an allocation is bound to (pid, start in ticks)."""
 
     owners: Mapping[str, Owner]
     registered: Mapping[int, str]
@@ -138,9 +139,8 @@ def tenant_of(line: Sequence[ProcessFacts], known: Belongings) -> str:
     """The allocation that a process belongs to, "" if that is not certain. `line` is the process, its parent,
     and so on.
 
-    A process's own word, and what its ancestors say, count only where it runs as the allocation's owner: no
-    tenant can have its processes taken for another's.
-    """
+    The environments of the process and its ancestors count only if the process runs as the allocation's
+    owner, so that no tenant can attribute its processes to another tenant."""
     for distance, process in enumerate(line):
         proven = known.registered.get(process.pid) or known.in_cgroup.get(process.pid) or process.mounted
         if proven in known.owners and (distance == 0 or _may_be(line[0], known.owners[proven], True)):

@@ -34,8 +34,8 @@ def choose(
     """Slices on `request.count` distinct devices, all in one mode; or a refusal. Raises nothing.
 
     `use` is what is allocated on each device, by uuid; a device that is not in it holds nothing.
-    `pools` is what is known of its MIG instances; without it they are all someone else's.
-    `closed` are devices, and MIG devices, that take no request like this one now, each with the reason.
+    `pools` says which MIG instances vgpud made; without it all instances count as foreign.
+    `closed` are devices and MIG devices that accept no such request now, each with the reason.
     The same arguments always give the same decision. Reasons are in the order of `node.devices`.
     """
     try:
@@ -74,7 +74,7 @@ def choose(
 
 
 def _decide(node: Node, want: Wanted, judged: tuple[Verdict, ...]) -> Decision:
-    """By the verdicts on the devices that the request's selector allows."""
+    """The decision from the verdicts on the selected devices."""
     taken = _take(node, want, judged)
     outdone = _outdone(want, taken)
     reasons = _reasons.of(judged, taken, outdone)
@@ -97,7 +97,7 @@ def _unless_closed(verdict: Verdict, want: Wanted, why: str | None) -> Verdict:
 
 
 def _take(node: Node, want: Wanted, verdicts: tuple[Verdict, ...]) -> tuple[Fit, ...]:
-    """In the best mode in which enough devices fit, the best of them; nothing if there is none."""
+    """The best devices in the best mode in which enough devices fit; empty if there is no such mode."""
     for mode in want.modes:
         alike = [verdict for verdict in verdicts if verdict.mode is mode and isinstance(verdict, Fit)]
         if len(alike) < want.count:
@@ -114,7 +114,7 @@ def _order(fit: Fit) -> tuple[tuple[int, ...], int, str]:
 
 
 def _outdone(want: Wanted, taken: tuple[Fit, ...]) -> str:
-    """What a device that fits, and was not taken, is told."""
+    """The reason for a device that fits and was not chosen."""
     if not taken:
         return f"{want.count} devices in one mode were asked and too few fit"
     indices = sorted(fit.device.index for fit in taken)
@@ -146,6 +146,6 @@ def _details(node: Node, reasons: tuple[Reason, ...]) -> tuple[str, ...]:
 
 
 def _refused_unseen(node: Node, error: VgpuError) -> Decision:
-    """For a request that names no device of this node, or that no device could be judged by."""
+    """A refusal without verdicts: the selector matches no device, or the request is invalid."""
     reasons = tuple(Reason(device.uuid, False, None, error.sentence) for device in node.devices)
     return Decision(reasons=reasons, refusal=error)

@@ -1,21 +1,21 @@
 """The fewest moves of preload tenants that make room on one device: pure, exact within its budget.
 
-Iterative deepening over where each slice lies. No plan is shorter than what the device that needs fewest
-slices taken off it needs, which bounds the search at every step (IDA*, Korf 1985).
+Iterative deepening (IDA*, Korf 1985) over the devices of the slices. The lower bound at each step is the
+smallest number of slices that must leave any one device to make the room.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 MOVES_MAX = 8
-_BUDGET = 60_000  # positions that are looked at; a search that needs more is given up
+_BUDGET = 60_000  # positions that are visited before the search is given up
 _NEVER = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """A device: what all slices on it may come to. `kind` is that of devices whose tenants can change
-    places; `takes` is false where no tenant may come (it is drained, say)."""
+    """A device and its capacity for slices. Tenants can move between devices of one `kind`; `takes` is False
+    for a device that accepts no tenant, for example a drained one."""
 
     uuid: str
     kind: object
@@ -27,7 +27,7 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A slice; it cannot join another one of its allocation."""
+    """A slice. Two slices of one allocation cannot be on the same device."""
 
     allocation_id: str
     device_uuid: str
@@ -38,7 +38,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Room of this size on one of the devices `on`, or, if `whole`, one of them without any slice."""
+    """Room of this size on one of the devices `on`; with `whole`, one of them without any slice."""
 
     on: frozenset[str]
     memory_bytes: int = 0
@@ -48,7 +48,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The device that has the room in the end, and (piece, device to go to) in order."""
+    """The device that has the room in the end, and the ordered moves as (piece, target device)."""
 
     device_uuid: str
     moves: tuple[tuple[Piece, str], ...]
@@ -57,7 +57,7 @@ class Way:
 def fewest_moves(
     bins: Sequence[Bin], pieces: Sequence[Piece], goal: Goal, most: int = MOVES_MAX
 ) -> Way | None:
-    """None where no way of up to `most` moves is found. At every move there is room at both ends."""
+    """The fewest moves; None if no way of up to `most` moves is found. Each move has room on its target."""
     search = _Search(bins, pieces, goal)
     start = tuple(search.number[piece.device_uuid] for piece in pieces)
     for depth in range(search.least(start), most + 1):
@@ -83,7 +83,7 @@ class _Search:
         self.left = _BUDGET
 
     def least(self, at: _Place) -> int:
-        """No fewer moves than this reach the goal."""
+        """A lower bound of the moves to the goal."""
         return min((self._removals(at, target) for target in self.targets), default=_NEVER)
 
     def _on(self, at: _Place, where: int) -> list[Piece]:
@@ -103,7 +103,7 @@ class _Search:
         )
 
     def within(self, at: _Place, depth: int) -> _Moves | None:
-        """Moves to the goal, `depth` of them at most."""
+        """Moves to the goal, at most `depth`."""
         need = self.least(at)
         if need == 0:
             return ()
@@ -118,7 +118,7 @@ class _Search:
         return None
 
     def _moves(self, at: _Place) -> Iterable[tuple[int, int]]:
-        """Of pieces that are alike one only, and to empty devices that are alike one only."""
+        """Possible moves. Of equal pieces only one is tried, and of equal empty devices only one."""
         loads = [self._load(at, where) for where in range(len(self.bins))]
         tried: set[object] = set()
         order = sorted(range(len(at)), key=lambda i: (at[i] not in self.targets, self.pieces[i].memory_bytes))
@@ -134,7 +134,7 @@ class _Search:
                     yield i, to
 
     def _likeness(self, number: int) -> object:
-        """Slices of allocations with several are like no other."""
+        """Equal for interchangeable pieces. A slice of an allocation with several slices is unique."""
         piece = self.pieces[number]
         siblings = sum(other.allocation_id == piece.allocation_id for other in self.pieces)
         return number if siblings > 1 else (piece.memory_bytes, piece.share_hundredths)
@@ -173,7 +173,7 @@ class _Search:
 
 
 def _taken(lack: int, sizes: list[int]) -> int:
-    """How many of these have to go at least so that `lack` is made up for."""
+    """The smallest number of these sizes whose sum is at least `lack`."""
     count = 0
     for size in sorted(sizes, reverse=True):
         if lack <= 0:

@@ -1,7 +1,7 @@
-"""A GPU instance divided among several compute instances: who has which part, and where one more goes.
+"""GPU instances that are divided into compute instances: which parts are held, and where one more fits.
 
-Compute instances have compute slices of their own and share the memory of their GPU instance. Where
-they may lie in it is a table like a card's (geometry.py), of its compute instance profiles. Pure.
+A compute instance has separate compute slices and shares the memory of its GPU instance. A table of its
+compute instance profiles, built like a card's (geometry.py), says which placements are legal. Pure.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,16 +15,16 @@ from vgpud.planner.use import DeviceUse
 
 
 def part_of(profile: MigProfile, slices: int) -> MigProfile | None:
-    """The compute instance profile with so many slices; of equals the plain one, of which there are more."""
+    """The compute instance profile with this number of slices; of several the one with most instances."""
     found = [p for p in profile.compute if p.slice_count == slices]
     return max(found, key=lambda p: (p.instance_count, -p.id), default=None)
 
 
 class Division(NamedTuple):
-    """One GPU instance that is divided, or shall be. Masks are of `table`'s slots.
+    """A GPU instance that is divided or is to be divided. Masks are of `table`'s slots.
 
-    `ready` can be given as they are (or, of the layout, once made); `pinned` must stay. `grows` says
-    whether compute instances may be made in it beside those.
+    `ready` instances can be allocated (those of the layout after they are made); `pinned` ones must stay.
+    `grows`: may further compute instances be made in it?
     """
 
     key: SlotKey
@@ -36,7 +36,7 @@ class Division(NamedTuple):
 
 
 def divisions(device: Device, held: tuple[MigSlice, ...], pool: Pool, profile: MigProfile) -> list[Division]:
-    """The GPU instances of a profile on a device that are divided, or that tenants or the layout divide."""
+    """GPU instances of a profile that are divided: now, by tenants' slices, or by the layout."""
     standing = {one.key: one for one in device.mig.instances if one.profile_id == profile.id}
     keys = {key for key, one in standing.items() if one.is_divided}
     keys |= {mig.key for mig in held if mig.profile_id == profile.id and mig.compute_key is not None}
@@ -61,10 +61,10 @@ def _division(
     used = _used(device, instance)
     if instance is not None and standing and not instance.is_divided:
         if used or not own:
-            return None  # somebody is on the whole of it
-        standing = {}  # it is idle, and makes way
+            return None  # it is in use undivided
+        standing = {}  # it is idle and can be destroyed
     if None in standing:
-        return None  # the driver does not tell where they lie
+        return None  # the driver does not report placements
     layout = table.layout((), ())
     for place in {*holding, *standing}:
         layout = _with(table, layout, place)
@@ -78,7 +78,7 @@ def _division(
 
 
 def _used(device: Device, instance: GpuInstance | None) -> set[int | None]:
-    """Ids of the compute instances in which something runs; None among them stands for any."""
+    """Ids of compute instances with processes; None stands for an unknown compute instance."""
     if instance is None:
         return set()
     return {p.compute_instance_id for p in device.processes if p.gpu_instance_id == instance.id}
@@ -96,7 +96,7 @@ def _mask(table: Table, places: Iterable[SlotKey | None]) -> int:
 
 
 class Seat(NamedTuple):
-    """Where in a division a compute instance lies, or may be made: `cost` as geometry.Place has it."""
+    """An existing or possible place of a compute instance in a division; `cost` as in geometry.Place."""
 
     division: Division
     place: SlotKey
@@ -105,7 +105,7 @@ class Seat(NamedTuple):
 
 
 def seats(found: Iterable[Division], compute: MigProfile) -> Iterator[Seat]:
-    """The best of each division that has one."""
+    """The best seat of each division that has a free one."""
     for division in found:
         ready = [key for key in division.table.keys(division.ready) if key[0] == compute.id]
         if ready:
@@ -117,7 +117,7 @@ def seats(found: Iterable[Division], compute: MigProfile) -> Iterator[Seat]:
 
 
 def given_bytes(use: DeviceUse, key: SlotKey, profile: MigProfile) -> int:
-    """What tenants were promised of a GPU instance's memory: limits, and even parts where there is none."""
+    """Memory of a GPU instance that is allocated: the tenants' limits, or an even part without a limit."""
     limits = sum(one.memory_bytes for one in use.shared if one.place[0] == key)
     sizes = (
         mig.compute_placement.size

@@ -1,4 +1,4 @@
-"""Does a compute instance (1c.3g.71gb) fit on a device? In a GPU instance that is divided, or a new one."""
+"""Checks whether a compute instance (1c.3g.71gb) fits: in a divided GPU instance, or in a new one."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from vgpud.planner.words import counted, listed
 
 
 class Part(NamedTuple):
-    """A compute instance's place: `at` that of its GPU instance on the card."""
+    """The place of a compute instance; `at` is the place of its GPU instance on the card."""
 
     at: Place
     key: SlotKey
@@ -24,7 +24,7 @@ class Part(NamedTuple):
 
 
 def whole_name(seat: Seat, text: str) -> str:
-    """3c.3g.71gb is all of a 3g.71gb, and goes by that name; any other name as it is."""
+    """3g.71gb for 3c.3g.71gb, which is all of it; any other name unchanged."""
     named = split_name(text)
     if named is None:
         return text
@@ -33,7 +33,7 @@ def whole_name(seat: Seat, text: str) -> str:
 
 
 def offer_of(seat: Seat, want: Wanted) -> Offer | Unfit:
-    """What is asked by a name as 1c.3g.71gb, or by a GPU instance profile's id as 1c.9."""
+    """The offer for a name such as 1c.3g.71gb, or with a GPU instance profile's id, such as 1c.9."""
     named = split_name(want.profile)
     assert named is not None
     slices, text = named
@@ -62,7 +62,7 @@ def _denied(seat: Seat, offer: Offer) -> Unfit:
 
 
 def serving(seat: Seat, want: Wanted) -> tuple[Offer, ...] | Unfit:
-    """As fit_mig.serving_offers. Memory is of the GPU instance, which compute instances share."""
+    """As fit_mig.serving_offers. The memory is that of the GPU instance, which its parts share."""
     offer = offer_of(seat, want)
     if isinstance(offer, Unfit):
         return offer
@@ -79,7 +79,7 @@ def serving(seat: Seat, want: Wanted) -> tuple[Offer, ...] | Unfit:
 
 
 def without_memory(seat: Seat, offer: Offer, want: Wanted) -> Unfit | None:
-    """Hardware gives a compute instance no memory of its own."""
+    """The refusal of a memory request, because compute instances share memory; None if none is asked."""
     if offer.compute is None or want.memory_bytes is None:
         return None
     return never(
@@ -94,9 +94,9 @@ def without_memory(seat: Seat, offer: Offer, want: Wanted) -> Unfit | None:
 def find_part(
     seat: Seat, table: Table, stock: Stock, offer: Offer, start: int | None, needs_bytes: int
 ) -> Part | None:
-    """The place in a GPU instance that is divided already: the one that spoils the least of it.
+    """The place in a GPU instance that is divided already: the one that leaves most other places free.
 
-    `needs_bytes` is what must be left of the GPU instance's memory.
+    `needs_bytes`: memory that must be free in the GPU instance.
     """
     assert offer.compute is not None
     free = table.keys(table.free(stock.layout))
@@ -107,7 +107,7 @@ def find_part(
         if start not in (None, division.key[1].start) or known is None:
             continue
         if not stock.layout.slots >> known & 1 and division.key not in free:
-            continue  # of the layout, and something else lies there now
+            continue  # planned by the layout, but another instance is there now
         given = given_bytes(seat.use, division.key, offer.profile) if needs_bytes else 0
         if needs_bytes > offer.instance_bytes - given:
             continue
@@ -122,7 +122,7 @@ def find_part(
 
 
 def first_place(offer: Offer) -> SlotKey | None:
-    """Where the first compute instance of a GPU instance goes; None where the driver lists no place."""
+    """The place of the first compute instance in a GPU instance; None if the driver lists no places."""
     assert offer.compute is not None
     place = table_for(offer.profile.compute).best_place(Layout(), offer.compute.id)
     return None if place is None else (offer.compute.id, place.placement)

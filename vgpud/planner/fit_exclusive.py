@@ -1,4 +1,4 @@
-"""Can a device be given away whole?"""
+"""Checks whether a whole device can be allocated."""
 
 from vgpud.model.tenancy import Mode, Slice
 from vgpud.planner.verdict import Fit, Seat, Verdict, busy
@@ -6,7 +6,7 @@ from vgpud.planner.words import counted, listed, shown_bytes
 
 
 def fit_exclusive(seat: Seat) -> Verdict:
-    """A whole card needs one that nobody else is on, seen by the ledger or by NVML."""
+    """A whole device fits if neither the ledger nor NVML shows another user on it."""
     device = seat.device
     if seat.use.count:
         held = counted(seat.use.count, "allocation")

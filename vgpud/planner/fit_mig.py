@@ -1,4 +1,4 @@
-"""Does a MIG instance of the size, or the profile, asked fit on a device?"""
+"""Checks whether a MIG instance of the requested size or profile fits on a device."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -17,17 +17,17 @@ from vgpud.planner.words import counted, listed, shown_bytes
 
 _REMEMBERED = 64
 _FITS = 1024
-_MOVE_COST = 1000  # more than any place is worth: a device where nothing moves comes first
+_MOVE_COST = 1000  # above the cost of any place, so that a device without moves is preferred
 
 
 class Choice(NamedTuple):
-    """Where an instance for somebody is, or may be made."""
+    """The place of an existing or new instance for the request."""
 
     offer: Offer
     place: Place
     how: str
     moves: tuple[MigMove, ...] = ()
-    part: SlotKey | None = None  # of the GPU instance at `place`, the compute instance; None for all of it
+    part: SlotKey | None = None  # compute instance within the GPU instance at `place`; None for all of it
     part_cost: int = 0
 
     @property
@@ -43,7 +43,8 @@ class Choice(NamedTuple):
 
 
 def fit_mig(seat: Seat, want: Wanted, spread: bool) -> Verdict:
-    """The smallest profile that serves and has a place, where it spoils the fewest other places."""
+    """The smallest profile that serves the request and has a place, at the place that costs the fewest
+    others."""
     serving = serving_offers(seat, want)
     if isinstance(serving, Unfit):
         return serving
@@ -70,12 +71,12 @@ def fit_mig(seat: Seat, want: Wanted, spread: bool) -> Verdict:
 
 
 _Fits = dict[tuple[object, ...], tuple[tuple[Offer, ...], Fit]]
-# a device comes back to the same instances again and again: what fits beside them, by identity as table_for
+# cached results by the identity of the device and its terms, because the same snapshots recur (as table_for)
 _fits_known: dict[int, tuple[Seat, _Fits]] = {}
 
 
 def _fits_of(seat: Seat) -> _Fits:
-    """What was found on this very device by these very terms; of other snapshots nothing is kept."""
+    """The cached results for this device and these terms; results of other snapshots are dropped."""
     known = _fits_known.get(id(seat.device))
     if known is not None and known[0].device is seat.device and known[0].terms is seat.terms:
         if len(known[1]) < _FITS:
@@ -95,9 +96,9 @@ def find_instance(
     start: int | None = None,
     needs_bytes: int = 0,
 ) -> Choice | None:
-    """One that is idle, or a place for a new one, of the first profile that has any.
+    """An idle instance, or a place for a new one, of the first profile that has either.
 
-    `needs_bytes` is what a compute instance's GPU instance must have left of its memory, if it can.
+    `needs_bytes`: memory that must be free in the GPU instance of a compute instance, if possible.
     """
     if serving[0].compute is not None:
         part = _find_part(seat, table, stock, serving[0], start, needs_bytes)
@@ -119,7 +120,7 @@ def find_instance(
 def _find_part(
     seat: Seat, table: Table, stock: Stock, offer: Offer, start: int | None, needs_bytes: int
 ) -> Choice | None:
-    """In a GPU instance that is divided; else one that nobody holds is, or a new one."""
+    """A place in a divided GPU instance; otherwise in an idle GPU instance or a new one."""
     part = fit_compute.find_part(seat, table, stock, offer, start, needs_bytes)
     if part is not None:
         return Choice(offer, part.at, part.how, part=part.key, part_cost=part.cost)
@@ -135,7 +136,7 @@ def _find_part(
 
 
 def _ready(table: Table, stock: Stock, offer: Offer) -> Choice | None:
-    """An idle instance that is there: taking it changes nothing on the card."""
+    """An existing idle instance, which needs no change on the card."""
     if not stock.ready:
         return None
     keys = [key for key in table.keys(stock.ready) if key[0] == offer.profile.id]
@@ -147,7 +148,7 @@ def _ready(table: Table, stock: Stock, offer: Offer) -> Choice | None:
 
 
 def _new(seat: Seat, table: Table, stock: Stock, offer: Offer) -> Choice | None:
-    """A free place, if the layout of the device may grow."""
+    """A free place, if the policy lets vgpud add instances to the device's layout."""
     if not seat.pool.dynamic:
         return None
     place = table.best_place(stock.layout, offer.profile.id)
@@ -157,7 +158,7 @@ def _new(seat: Seat, table: Table, stock: Stock, offer: Offer) -> Choice | None:
 
 
 def _at(seat: Seat, table: Table, stock: Stock, offer: Offer, start: int) -> Choice | None:
-    """The instance at the place that was named: whoever named it reckons with the other places."""
+    """The instance at the requested start. Other places are not weighed, because the caller chose it."""
     slots = table.keys(stock.ready | (table.free(stock.layout) if seat.pool.dynamic else 0))
     key = next((key for key in slots if key[0] == offer.profile.id and key[1].start == start), None)
     if key is None:
@@ -168,7 +169,7 @@ def _at(seat: Seat, table: Table, stock: Stock, offer: Offer, start: int) -> Cho
 
 
 def _after_moves(seat: Seat, table: Table, stock: Stock, offer: Offer) -> Choice | None:
-    """The place that there is once idle instances have gone elsewhere; the fewest that will do."""
+    """The place that becomes free by moves of idle instances, with the fewest moves."""
     if not seat.pool.dynamic or stock.pinned == stock.layout.slots:
         return None
     target = make_room(table, stock.layout, stock.pinned, offer.profile.id)
@@ -177,7 +178,7 @@ def _after_moves(seat: Seat, table: Table, stock: Stock, offer: Offer) -> Choice
     change = between(stock.layout.slots, target)
     coming = list(table.keys(change.create))
     new = next((key for key in coming if key[0] == offer.profile.id), None)
-    if new is None:  # in the place of an idle one like it, which is not to be had as it is
+    if new is None:  # it replaces an idle instance of the same profile that cannot be allocated as it is
         idle = stock.layout.slots & ~stock.pinned & target
         new = next(key for key in table.keys(idle) if key[0] == offer.profile.id)
         change = change._replace(destroy=change.destroy | table.state([new]))
@@ -192,7 +193,7 @@ def _after_moves(seat: Seat, table: Table, stock: Stock, offer: Offer) -> Choice
 
 
 def _move(uuid: str, key: SlotKey, names: dict[int, str], coming: list[SlotKey]) -> MigMove:
-    """Takes the instance's new place, if it has one, out of `coming`."""
+    """The move of one instance. Removes its new place, if it has one, from `coming`."""
     again = next((other for other in coming if other[0] == key[0]), None)
     if again is not None:
         coming.remove(again)
@@ -220,19 +221,19 @@ def _shown_memory(offer: Offer) -> str:
 
 
 def _rank(seat: Seat, choice: Choice, spread: bool) -> tuple[int, ...]:
-    """Pack: a device already given to MIG, the least waste, the fewest places spoilt, the fullest."""
+    """Pack prefers a device already in MIG, then the least waste, the fewest places lost, the fullest."""
     memory, place = choice.offer.memory_bytes, choice.place
     if spread:
         return (memory, -place.worth, place.cost)
     return (int(seat.claims_free_card), memory, place.cost, choice.part_cost, place.worth)
 
 
-# what serves depends on the device's terms and the request alone, and both stay: by identity, as table_for
+# cached by identity as in table_for: the offers depend on the device's terms and the request only
 _serving_known: dict[int, tuple[Terms, dict[Wanted, tuple[Offer, ...]]]] = {}
 
 
 def serving_offers(seat: Seat, want: Wanted) -> tuple[Offer, ...] | Unfit:
-    """The profiles that the policy allows and that are large enough, smallest first."""
+    """Profiles that the policy allows and that are large enough, smallest first."""
     known = _serving_known.get(id(seat.terms))
     if known is None or known[0] is not seat.terms or len(known[1]) >= _REMEMBERED:
         if len(_serving_known) >= _REMEMBERED:
@@ -242,7 +243,7 @@ def serving_offers(seat: Seat, want: Wanted) -> tuple[Offer, ...] | Unfit:
     if offers is not None:
         return offers
     found = _serving(seat, want)
-    if not isinstance(found, Unfit):  # a refusal speaks of the device, which changes
+    if not isinstance(found, Unfit):  # a refusal contains facts of the device, which change
         known[1][want] = found
     return found
 
@@ -314,7 +315,7 @@ def _too_small(seat: Seat, want: Wanted, offers: tuple[Offer, ...]) -> Unfit:
 
 
 def mode_shut(seat: Seat) -> Unfit | None:
-    """Why MIG mode can not be had now, where it is off."""
+    """Why MIG mode is off and cannot be enabled now; None if MIG mode is on or can be."""
     device = seat.device
     if device.mig.current:
         return None

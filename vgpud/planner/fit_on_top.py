@@ -1,7 +1,7 @@
-"""Does a quota (preload) or a spatial share (mps) fit on a MIG instance?
+"""Checks whether a quota (preload) or a spatial share (mps) fits on a MIG instance.
 
-An instance is asked as a card is (fit_shared), with what it has for what the card has. One that others
-of the mode are on already comes first, then an idle one, then a place for a new one.
+An instance is judged like a device (fit_shared), by the capacity of the instance. An instance that the mode
+shares already is preferred, then an idle instance, then a place for a new one.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ class _Instance(NamedTuple):
 
 
 def fit_on_top(seat: Seat, mode: Mode, want: Wanted, spread: bool) -> Verdict:
-    """`mode` is preload or mps. A share is of the instance, not of the card."""
+    """The verdict for `mode` preload or mps. A share is a part of the instance, not of the card."""
     serving = serving_offers(seat, want if want.share is None else replace(want, share=None))
     if isinstance(serving, Unfit):
         return serving._replace(mode=mode)
@@ -44,7 +44,7 @@ def fit_on_top(seat: Seat, mode: Mode, want: Wanted, spread: bool) -> Verdict:
 
 
 def _shared(seat: Seat, mode: Mode, serving: tuple[Offer, ...]) -> Iterator[_Instance]:
-    """The instances that slices of this mode are on, less those that are shut to the request."""
+    """Instances with slices of this mode that are open to the request."""
     offers = {(offer.profile.id, offer.compute and offer.compute.id): offer for offer in serving}
     for mig in seat.use.mig:
         use = seat.use.instance(mig.place)
@@ -54,13 +54,13 @@ def _shared(seat: Seat, mode: Mode, serving: tuple[Offer, ...]) -> Iterator[_Ins
 
 
 def _as_use(held: DeviceUse, use: InstanceUse, offer: Offer) -> DeviceUse:
-    """What is given of the instance; of the memory that compute instances share, what all of them were."""
+    """The use of the instance as that of a device. Shared memory counts for all compute instances."""
     given = given_bytes(held, use.place[0], offer.profile)
     return DeviceUse(use.mode, given, use.share_hundredths, use.count)
 
 
 def _as_device(device: Device, instance: _Instance) -> Device:
-    """The instance as a card of its own, with the processes that run in it."""
+    """The instance as a device, with the processes that run in it."""
     return replace(
         device,
         memory_total_bytes=instance.offer.instance_bytes,
@@ -98,7 +98,7 @@ def _fit(
     return verdict._replace(
         device=seat.device,
         piece=replace(verdict.piece, mig=instance.mig),
-        # an instance that is given to the mode already comes first, as a card would
+        # an instance that is in the mode already is preferred, as with devices
         rank=verdict.rank if spread else (int(not instance.use.count), *verdict.rank[1:]),
         sentence=f"{verdict.sentence}, on the MIG instance {place}, {beside}",
         moves=moves,
@@ -106,7 +106,7 @@ def _fit(
 
 
 def _fresh(seat: Seat, mode: Mode, want: Wanted, serving: tuple[Offer, ...], spread: bool) -> Fit | Unfit:
-    """On an instance that nobody holds yet: one that is idle, or one that is made for it."""
+    """The verdict on an unallocated instance: an idle one, or a new one."""
     shut = mode_shut(seat)
     if shut is not None:
         return shut._replace(mode=mode)
@@ -114,7 +114,7 @@ def _fresh(seat: Seat, mode: Mode, want: Wanted, serving: tuple[Offer, ...], spr
     stock = stock_of(table, seat.device, seat.use.mig, seat.pool)
     able: list[Offer] = []
     never: Unfit | None = None
-    for offer in serving:  # what the smallest cannot hold beside its context a larger one may
+    for offer in serving:  # a larger profile may fit where the smallest has no room beside its context
         probe = _Instance(offer, MigSlice(offer.profile.id, offer.name, offer.profile.placements[0]), EMPTY)
         verdict = fit_shared(
             seat._replace(device=_as_device(seat.device, probe), use=EMPTY), mode, want, spread
@@ -130,7 +130,7 @@ def _fresh(seat: Seat, mode: Mode, want: Wanted, serving: tuple[Offer, ...], spr
     if choice is None:
         return full(seat, tuple(able), table, stock)._replace(mode=mode, room=NO_ROOM)
     used = EMPTY
-    if choice.offer.compute is not None:  # the memory is not its alone
+    if choice.offer.compute is not None:  # its GPU instance's memory is shared
         given = given_bytes(seat.use, choice.mig.key, choice.offer.profile)
         used = replace(EMPTY, memory_bytes=given)
     instance = _Instance(choice.offer, choice.mig, used)
@@ -140,7 +140,7 @@ def _fresh(seat: Seat, mode: Mode, want: Wanted, serving: tuple[Offer, ...], spr
 
 
 def _full(seat: Seat, mode: Mode, shared: list[Unfit], fresh: Unfit) -> Unfit:
-    """The instance with most left speaks for those that are shared."""
+    """The refusal; of the shared instances it reports the one with most room."""
     best = max(shared, key=lambda unfit: unfit.room[:2])
     sentence = f"on its {counted(len(shared), 'shared MIG instance')}: {best.sentence}; {fresh.sentence}"
     return busy(seat, mode, sentence, best.room)

@@ -1,4 +1,4 @@
-"""Does a quota (preload) or a spatial share (mps) of the size asked fit on a device?"""
+"""Checks whether a quota (preload) or a spatial share (mps) of the requested size fits on a device."""
 
 from vgpud.model.errors import ErrorCode
 from vgpud.model.quantity import MIB, Percent
@@ -12,7 +12,8 @@ GRAIN_BYTES = 2 * MIB
 
 
 def fit_shared(seat: Seat, mode: Mode, want: Wanted, spread: bool) -> Verdict:
-    """`mode` is preload or mps. Memory and shares are promised twice only as far as the policy allows."""
+    """The verdict for `mode` preload or mps. Memory and shares are overcommitted only as the policy
+    allows."""
     memory = _memory_bytes(seat, want)
     unfit = _never(seat, mode, want, memory) or _busy(seat, mode, want, memory)
     if unfit is not None:
@@ -29,7 +30,7 @@ def fit_shared(seat: Seat, mode: Mode, want: Wanted, spread: bool) -> Verdict:
 
 
 def _memory_bytes(seat: Seat, want: Wanted) -> int:
-    """What was asked; without it, as much of the card's memory as of its compute."""
+    """The requested memory; without a figure, memory in proportion to the compute share."""
     if want.memory_bytes is not None:
         return want.memory_bytes
     if want.share is None:
@@ -87,7 +88,7 @@ def _busy(seat: Seat, mode: Mode, want: Wanted, memory: int) -> Unfit | None:
 
 
 def _rank(seat: Seat, left_bytes: int, spread: bool) -> tuple[int, ...]:
-    """Pack: a device already given to the mode, then the least memory left. Spread: the most left."""
+    """Pack prefers a device already in the mode, then the least free memory. Spread prefers the most."""
     if spread:
         emptiness = left_bytes * 10000 // max(seat.device.memory_usable_bytes, 1)
         return (-emptiness, seat.use.count)

@@ -1,4 +1,4 @@
-"""Where MIG instances may lie: every legal layout of a card model, enumerated once.
+"""Legal placements of MIG instances: every legal layout of a card model, enumerated once.
 
 A *slot* is a (profile id, placement) that NVML lists for the card. A *state* is a set of slots, as
 an int with bit i set for slot i, that may exist together: placements do not overlap, no profile has
@@ -6,7 +6,7 @@ more instances than NVML's instance count (so "+me" is there once at most), and 
 together are not more than the card's largest profile has (NVML: nvmlGpuInstanceProfileInfo_t and
 nvmlGpuInstancePlacement_t). A card with 7 compute slices has 723 states without "+me".
 
-Names of profiles decide nothing here: they collide across boards, ids do not.
+Profiles are identified by id here, because names collide across boards.
 """
 
 from collections.abc import Iterable
@@ -17,17 +17,17 @@ from vgpud.model.device import GpuInstance, MigProfile, PlaceKey, Placement
 from vgpud.model.tenancy import MigSlice
 
 SlotKey = PlaceKey
-ComputeKey = tuple[SlotKey, SlotKey]  # a GPU instance, and a compute instance that has a part of it
+ComputeKey = tuple[SlotKey, SlotKey]  # a GPU instance, a compute instance in it
 _REMEMBERED = 64
 _ANSWERS = 65536
 _COUNT_BITS = 6  # a card has at most 32 slots of memory
 
 
 class Layout(NamedTuple):
-    """What lies on one card now: the slots taken, and those shut by an instance of no known slot.
+    """The instances on one card: the occupied slots, and the slots blocked by an instance in no known slot.
 
-    `slots` need not be a legal state (a driver may know more than its table says); then nothing
-    more is offered on the card.
+    `slots` may be an illegal state if the driver allows more than its table says. Such a card offers no
+    further place.
     """
 
     slots: int = 0
@@ -35,10 +35,10 @@ class Layout(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A free slot. Of the free slots of all profiles it ends `destroyed` and leaves `left`.
+    """A free slot. Taking it makes `destroyed` free slots of all profiles unusable and leaves `left`.
 
-    `cost` and `worth` are the same two in compute slices: a place for a 4g counts four. Over all
-    cards of a node the lowest `cost`, then the lowest `worth`, keeps most room for what may come.
+    `cost` and `worth` are the same two in compute slices: a place for a 4g counts four. Over all cards of a
+    node, the lowest `cost`, then the lowest `worth`, keeps most room for later requests.
     """
 
     placement: Placement
@@ -85,15 +85,16 @@ class Table:
         return {counts: tuple(sorted(states)) for counts, states in found.items()}
 
     def unit(self, profile_id: int) -> int:
-        """One instance of a profile, as `packed` counts it. Raises KeyError for a profile not listed."""
+        """The packed count of one instance of a profile. Raises KeyError for a profile not listed."""
         return 1 << (_COUNT_BITS * self._order[profile_id])
 
     def packed(self, profile_ids: Iterable[int]) -> int:
-        """How many of each profile, as one int with a few bits a profile; sums add up."""
+        """Counts of instances by profile in one int, a few bits for each profile. Packed counts can be
+        added."""
         return sum(self.unit(profile_id) for profile_id in profile_ids)
 
     def state(self, keys: Iterable[SlotKey]) -> int:
-        """The slots as a mask; raises KeyError for one that is not listed."""
+        """The slots as a mask. Raises KeyError for a slot that is not listed."""
         return mask_of(self.number[key] for key in keys)
 
     def keys(self, state: int) -> tuple[SlotKey, ...]:
@@ -137,10 +138,10 @@ class Table:
         return states
 
     def layout(self, instances: Iterable[GpuInstance], held: Iterable[MigSlice]) -> Layout:
-        """What is there: instances that NVML shows (anyone's) and slices that are promised.
+        """The layout of the instances that NVML shows, whoever made them, and of the allocated slices.
 
-        An instance that is both is counted once. One that is in no slot of the table shuts every
-        slot it touches.
+        An instance that is both counts once. An instance in no slot of the table blocks every slot that it
+        overlaps.
         """
         slots = blocked = 0
         lying: tuple[GpuInstance | MigSlice, ...] = (*instances, *held)
@@ -157,7 +158,7 @@ class Table:
         return self.free_after.get(layout.slots, 0) & ~layout.blocked
 
     def free_placements(self, layout: Layout, profile_id: int) -> tuple[Placement, ...]:
-        """In NVML's order."""
+        """Free placements of a profile, in NVML's order."""
         free = self.free(layout) & self._of_profile.get(profile_id, 0)
         return tuple(self.slots[i][1] for i in bits(free))
 
@@ -167,7 +168,7 @@ class Table:
         return tuple(p for p in self.profiles if free & self._of_profile[p.id])
 
     def best_place(self, layout: Layout, profile_id: int) -> Place | None:
-        """The free place that destroys the least of what may come, counted in compute slices.
+        """The free place with the lowest cost for later requests, counted in compute slices.
 
         Weighed so, online packing comes out better than with places counted one each, and better
         than by the driver's own order (tests/bench/mig_packing.py). The lowest start among equals.
@@ -198,8 +199,8 @@ def _table(profiles: tuple[MigProfile, ...]) -> Table:
     return Table(profiles)
 
 
-# Hashing a card's profiles takes longer than deciding where an instance goes, so the tuple of a
-# snapshot that is still around is known by its identity first. Holding the tuple keeps its id taken.
+# Hashing a card's profiles takes longer than placing an instance, so tables are cached by the identity of
+# the snapshot's tuple. The cache holds the tuple, so that its id is not reused.
 _seen: dict[int, tuple[tuple[MigProfile, ...], Table]] = {}
 
 

@@ -1,4 +1,4 @@
-"""One device and one request: which mode, and does it fit? Stops at the first thing in the way."""
+"""Judges one device for one request: the mode, and whether it fits. The first obstacle ends the judgement."""
 
 from vgpud.model.device import ComputeMode, Health, Virtualisation
 from vgpud.model.errors import ErrorCode
@@ -44,9 +44,9 @@ def _judge_on_top(seat: Seat, mode: Mode, want: Wanted, spread: bool) -> Verdict
 
 
 def _mode_on_top(seat: Seat, want: Wanted) -> Mode | None:
-    """The mode in which the request gets a part of a MIG instance here, if it is to have one.
+    """The mode in which the request shares a MIG instance of the device; None if it does not.
 
-    On a device that is in MIG mode, or is to be by the policy or by the request's profile.
+    Only for a device that is in MIG mode, or enters it by the policy or by the request's profile.
     """
     terms = seat.terms
     if not terms.mig_on_top or not seat.device.mig.capable or terms.fixed not in (None, Mode.MIG):
@@ -58,7 +58,7 @@ def _mode_on_top(seat: Seat, want: Wanted) -> Mode | None:
 
 
 def _whole_only(seat: Seat, mode: Mode) -> Unfit:
-    """Why a device with MIG mode on, or for a request that names a profile, gives nothing in `mode`."""
+    """Why `mode` cannot serve a device with MIG mode on, or a request with a profile."""
     if not seat.device.mig.capable:
         sentence = f"mode {mode} was asked on a MIG instance, and the device has no MIG"
         return never(seat, mode, ErrorCode.UNSUPPORTED, sentence)
@@ -77,7 +77,7 @@ def _fit(seat: Seat, mode: Mode, want: Wanted, spread: bool) -> Verdict:
 
 
 def _closed(seat: Seat) -> Unfit | None:
-    """What shuts a device to every request."""
+    """Why the device is closed to every request; None if it is open."""
     device = seat.device
     if device.health is not Health.OK:
         why = f": {device.health_reason}" if device.health_reason else ""
@@ -102,7 +102,7 @@ def _closed(seat: Seat) -> Unfit | None:
 
 
 def _mode(seat: Seat, want: Wanted) -> Mode | Unfit:
-    """The one mode in which the device could serve the request now, or why there is none."""
+    """The mode in which the device can serve the request now, or why there is none."""
     fixed, held = seat.terms.fixed, seat.use.mode
     if fixed is not None and fixed not in want.modes:
         return never(
@@ -126,14 +126,14 @@ def _mode(seat: Seat, want: Wanted) -> Mode | Unfit:
 
 
 def _idle_mode(seat: Seat, want: Wanted) -> Mode:
-    """What an idle "auto" device takes: what the request needs, or MIG where that serves and is on."""
+    """The mode of an idle "auto" device: the one that the request needs, or MIG if it serves and is on."""
     if seat.device.mig.current and Mode.MIG in want.modes:
         return Mode.MIG
     return want.modes[0]
 
 
 def _unless_never(seat: Seat, unfit: Unfit, want: Wanted) -> Unfit:
-    """A device that is busy now, or the reason why waiting for it would be in vain."""
+    """`unfit` of a busy device; or the permanent reason, if the device could never serve the request."""
     if not unfit.busy or unfit.mode is None:
         return unfit
     idle = _fit(seat._replace(use=EMPTY), unfit.mode, want, spread=False)

@@ -1,28 +1,28 @@
-"""What swapped tenants may leave on a device as long as nobody needs the room: pure.
+"""How much memory swapped-out tenants may keep on a device until another tenant needs it: pure.
 
-It is no part of what they are charged with: room is given away as if it were free, and whoever gets it has
-them let go of so much first. So for each device
+Kept memory is not charged to them: room is allocated as if it were free, and an eviction frees the kept
+memory first. For each device:
 
-    limits of those who are there + what of the others cannot move + what they keep <= what the device has
+    limits of the tenants on it + memory of the others that cannot move + kept memory <= capacity
 """
 
 from collections.abc import Mapping
 
 SHARE_ALL = 10_000  # hundredths of a percent
-# contexts and page-locked buffers grow a little behind the figures of a moment ago
+# contexts and page-locked buffers may have grown since the figures were read
 MARGIN_BYTES = 256 << 20
 
 
 def keep_share(capacity: int, charged: int, movable: int) -> int:
-    """How much of its `movable` bytes a tenant that goes may keep, in hundredths of a percent: what is left
-    of `capacity` beside all that is charged or kept there without it, `charged`."""
+    """The part of its `movable` bytes that a tenant may keep, in hundredths of a percent: what `capacity`
+    leaves beside `charged`, the bytes charged or kept on the device without this tenant."""
     spare = max(capacity - charged - MARGIN_BYTES, 0)
     return min(spare * SHARE_ALL // movable, SHARE_ALL) if movable > 0 else 0
 
 
 def shrunk(capacity: int, charged: int, kept: Mapping[str, int]) -> dict[str, int]:
-    """Bytes that those may keep who have to let go of some, so that all fits; `kept` is what each one has.
-    The one that has most goes first, so that few have to move."""
+    """The bytes that tenants may still keep, for those that must give up some; `kept` is what each has now.
+    The tenant that keeps most gives up first, so that few tenants have to copy memory."""
     over = charged + sum(kept.values()) + MARGIN_BYTES - capacity
     less: dict[str, int] = {}
     for name, held in sorted(kept.items(), key=lambda item: (-item[1], item[0])):

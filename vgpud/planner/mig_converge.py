@@ -1,4 +1,4 @@
-"""The steps that bring a device nearer to the layout wanted of it, as far as its tenants let it. Pure."""
+"""Steps that reconcile a device with its desired layout, except where tenants block a change. Pure."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from vgpud.planner.use import DeviceUse
 
 
 def towards(device: Device, use: DeviceUse, pool: Pool, layout: frozenset[SlotKey]) -> tuple[MigStep, ...]:
-    """What is ours, idle and not wanted goes; what is wanted and has room comes; nothing else is touched."""
+    """Destroys idle instances of vgpud's outside the layout, makes missing ones that have room, no more."""
     table = table_for(device.mig.profiles)
     scene = scene_of(device, table, stock_of(table, device, use.mig, pool), use, pool)
     known = frozenset(key for key in layout if key in table.number)
@@ -57,7 +57,7 @@ def _coming(
     for key in sorted(layout, key=lambda key: (-key[1].size, key[1], key[0])):
         wanted, bit = _parts_wanted(pool, key), 1 << table.number[key]
         if not taken & bit:
-            if table.free(stock.layout._replace(slots=taken)) & bit:  # else a tenant's, or someone else's
+            if table.free(stock.layout._replace(slots=taken)) & bit:  # otherwise another instance blocks it
                 taken |= bit
                 yield from ((Move(True, key, part), _HAS_IT) for part in _ordered(wanted))
                 if not wanted:
@@ -65,12 +65,12 @@ def _coming(
         elif key in pool.own and key in standing and key not in gone:
             if wanted and key not in scene.whole:
                 yield from ((Move(True, key, part), _HAS_IT) for part in _missing(scene, key, wanted, going))
-            elif not standing[key].compute_instances:  # cut off before it, or emptied by hand
+            elif not standing[key].compute_instances:  # interrupted before it was made, or deleted by hand
                 yield Move(True, key), "it has no compute instance"
 
 
 def _missing(scene: Scene, key: SlotKey, wanted: frozenset[SlotKey], going: list[Move]) -> list[SlotKey]:
-    """The parts that are not there and have room."""
+    """The compute instances of the layout that are missing and have room."""
     division = scene.parts.get(key)
     if division is None:
         return _ordered(wanted)

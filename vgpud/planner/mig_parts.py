@@ -1,8 +1,8 @@
-"""Layouts that divide GPU instances: words such as 1c.3g.71gb*3, which GPU instance has which parts, and
-the steps inside one. Pure.
+"""Layouts that divide GPU instances: words such as 1c.3g.71gb*3, the parts of each GPU instance, and the
+steps inside one. Pure.
 
-Parts of one profile are packed into as few GPU instances as they need, the largest first; where words
-name the memory slice (1c.3g.71gb@4), all that name it are parts of the one there.
+Parts of one profile are packed into as few GPU instances as possible, the largest first. All words that name
+the same memory slice (1c.3g.71gb@4) are parts of the GPU instance at that slice.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ class Bin(NamedTuple):
 def split(table: Table, words: Sequence[str]) -> tuple[tuple[str, ...], tuple[Bin, ...]]:
     """Words for whole GPU instances, one for each bin among them, and the bins.
 
-    Raises VgpuError: BAD_REQUEST for a word that is none, IMPOSSIBLE for what a GPU instance cannot hold.
+    Raises VgpuError: BAD_REQUEST for an invalid word, IMPOSSIBLE for parts that a GPU instance cannot hold.
     """
     if not any(split_name(word) for word in words):
         return tuple(words), ()
@@ -88,8 +88,8 @@ def _packed(profile: MigProfile, start: int | None, ids: list[int]) -> list[Bin]
 
 
 class Scene(NamedTuple):
-    """One device as plans see it. `parts` are the GPU instances that are divided now (by what stands or is
-    held), `whole` those that stand as one."""
+    """One device, as plans see it. `parts` are the GPU instances that are divided now (existing or held
+    compute instances), `whole` the undivided ones."""
 
     device: Device
     table: Table
@@ -106,7 +106,7 @@ def scene_of(device: Device, table: Table, stock: Stock, use: DeviceUse, pool: P
 
 
 def divide(scene: Scene, bins: Sequence[Bin], state: int) -> frozenset[ComputeKey] | Blocked:
-    """Which GPU instances of `state` are divided how, so that the fewest instances are touched."""
+    """The division of the GPU instances of `state` that changes the fewest instances."""
     found: set[ComputeKey] = set()
     for profile in scene.table.profiles:
         keys = [key for key in scene.table.keys(state) if key[0] == profile.id]
@@ -122,7 +122,7 @@ def divide(scene: Scene, bins: Sequence[Bin], state: int) -> frozenset[ComputeKe
 
 
 def _assigned(scene: Scene, keys: list[SlotKey], entries: list[Bin | None]) -> set[ComputeKey] | None:
-    """The cheapest way to give each place its bin, or None for whole; a card has few of one profile."""
+    """The cheapest assignment of bins to places (None for undivided), by trying all of them."""
     best: tuple[int, list[int]] | None = None
     options = [[_cost(scene, key, entry) for entry in entries] for key in keys]
     seen: set[tuple[Bin | None, ...]] = set()
@@ -148,7 +148,8 @@ def _assigned(scene: Scene, keys: list[SlotKey], entries: list[Bin | None]) -> s
 
 
 def _cost(scene: Scene, key: SlotKey, entry: Bin | None) -> tuple[int, tuple[SlotKey, ...]] | None:
-    """How many instances go at this place for this entry, and its compute instances; None if they cannot."""
+    """The number of instances to destroy at this place for this entry, and its compute instances. None if
+    one of them must stay."""
     now = scene.parts.get(key)
     if entry is None:
         if now is None:
@@ -185,7 +186,7 @@ def _is_pinned(scene: Scene, key: SlotKey) -> bool:
 
 
 class Move(NamedTuple):
-    """One instance that goes or comes; `part` is the compute instance, None for a whole GPU instance."""
+    """One instance to destroy or create; `part` is the compute instance, None for a whole GPU instance."""
 
     create: bool
     key: SlotKey
@@ -193,10 +194,11 @@ class Move(NamedTuple):
 
 
 def moves(scene: Scene, state: int, computes: frozenset[ComputeKey]) -> tuple[Move, ...]:
-    """From what stands to `state`, divided as `computes` says: all that goes first, then the largest first.
+    """The changes from the existing instances to `state`, divided as in `computes`: first all removals, then
+    the largest instances first.
 
-    A GPU instance that changes between one and several is destroyed and made anew; one that stays divided
-    keeps the parts that it has in both.
+    A GPU instance that becomes divided or undivided is destroyed and made anew. One that stays divided keeps
+    the parts that it has before and after.
     """
     now = scene.stock.layout.slots
     wanted: dict[SlotKey, set[SlotKey]] = {}
@@ -228,7 +230,7 @@ def _largest(part: SlotKey) -> tuple[int, SlotKey]:
 
 
 def part_name(device: Device, key: SlotKey, part: SlotKey) -> str:
-    """1c.3g.71gb, as NVML names it; its numbers where the card lists no such profile."""
+    """The name in NVML's form, such as 1c.3g.71gb; the ids if the card lists no such profile."""
     profile = device.mig.profile(key[0])
     compute = None if profile is None else profile.compute_profile(part[0])
     return f"{key[0]}/{part[0]}" if compute is None else bare_name(compute.name)

@@ -1,4 +1,4 @@
-"""What it takes to bring one device's MIG to a layout: steps in order, or who is in the way. Pure."""
+"""Plans the change of one device to a MIG layout: ordered steps, or the holders that block it. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Do(StrEnum):
     DESTROY = "destroy"
     CREATE = "create"
     DISABLE = "disable"
-    RELEASE = "release"  # MIG mode goes back to what it was, if nothing is left that needs it
+    RELEASE = "release"  # restores the original MIG mode, if no instance is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class MigStep:
 
     @property
     def fault_point(self) -> str:
-        """The name under which tests cut a plan after this step."""
+        """The name of the point after this step at which tests interrupt a plan."""
         if self.key is None:
             return self.do.value
         inside = "" if self.part is None else f"/{self.part[0]}@{self.part[1].start}"
@@ -46,7 +46,7 @@ class MigStep:
 
     @property
     def words(self) -> str:
-        """In a sentence: what is done where."""
+        """The step in words: the action and its place."""
         if self.key is None:
             return f"{self.do.value} MIG mode"
         inside = "" if self.part is None else f", compute slice {self.part[1].start}"
@@ -55,11 +55,10 @@ class MigStep:
 
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
-    """`layout` is what the device shall have from then on, None for none that is fixed; `computes` are the
-    compute instances that GPU instances of it are divided into.
+    """`layout` is the layout after the plan, None for a device without a fixed one; `computes` are the
+    compute instances that divide GPU instances of it.
 
-    `off` says that MIG mode shall be off. With `blockers` (instances) or `obstacle` (in words) there
-    are no steps.
+    `off`: MIG mode is to be off. With `blockers` (instances) or an `obstacle` (in words) there are no steps.
     """
 
     device: Device
@@ -76,7 +75,8 @@ class DevicePlan:
 
 
 def plan_device(device: Device, use: DeviceUse, pool: Pool, words: Sequence[str]) -> DevicePlan:
-    """From what stands to `words`. Raises VgpuError: UNSUPPORTED, BAD_REQUEST, IMPOSSIBLE."""
+    """The plan from the existing instances to `words`. Raises VgpuError: UNSUPPORTED, BAD_REQUEST,
+    IMPOSSIBLE."""
     if not device.mig.capable or not device.mig.profiles:
         raise VgpuError(
             ErrorCode.UNSUPPORTED,
@@ -109,7 +109,7 @@ def plan_device(device: Device, use: DeviceUse, pool: Pool, words: Sequence[str]
 
 
 def plan_defrag(device: Device, use: DeviceUse, pool: Pool) -> DevicePlan:
-    """Idle instances moved so that larger ones fit; no steps where that gains nothing."""
+    """Moves idle instances so that larger ones fit; no steps if that gains nothing."""
     table = table_for(device.mig.profiles)
     stock = stock_of(table, device, use.mig, pool)
     scene = scene_of(device, table, stock, use, pool)
@@ -154,14 +154,14 @@ def _enable(device: Device) -> tuple[MigStep, ...]:
 
 
 def _kept(scene: Scene) -> frozenset[ComputeKey]:
-    """What is divided, as it is."""
+    """The present compute instances of divided GPU instances."""
     return frozenset((key, part) for key, d in scene.parts.items() for part in d.table.keys(d.layout.slots))
 
 
 def changes(
     scene: Scene, target: int, computes: frozenset[ComputeKey] = frozenset(), why: str = ""
 ) -> list[MigStep]:
-    """Steps with `why` as the reason of each; without it, what the layout says of the place."""
+    """Steps with `why` as their reason; without it the reason is the layout at each place."""
     made = []
     for move in moves(scene, target, computes):
         place = f"at memory slice {move.key[1].start}"
@@ -193,7 +193,7 @@ def _to_off(device: Device, use: DeviceUse, table: Table, stock: Stock, pool: Po
 
 
 def _to_auto(device: Device, use: DeviceUse, table: Table, stock: Stock, pool: Pool) -> DevicePlan:
-    """Idle instances of our own go: from here on they come and go with the requests."""
+    """Destroys idle instances of vgpud's: from now on requests make them and releases destroy them."""
     own = table.state(key for key in pool.own if key in table.number)
     idle = stock.layout.slots & own & ~stock.pinned
     scene = scene_of(device, table, stock, use, pool)
@@ -206,7 +206,7 @@ def _to_auto(device: Device, use: DeviceUse, table: Table, stock: Stock, pool: P
 
 
 def idle_parts(scene: Scene, pool: Pool, key: SlotKey) -> list[SlotKey]:
-    """Compute instances of ours in a GPU instance that is divided, which nobody holds or uses."""
+    """Idle, unallocated compute instances of vgpud's in a divided GPU instance."""
     division = scene.parts[key]
     idle = division.table.keys(division.layout.slots & ~division.pinned)
     return [part for part in idle if (key, part) in pool.own_computes]

@@ -1,4 +1,4 @@
-"""What a policy asks of the devices of one node that they cannot give: pure."""
+"""Finds settings of a policy that the devices of a node cannot fulfil: pure."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from vgpud.policy.origin import BUILT_IN, Problem
 
 
 def misfits(loaded: LoadedPolicy, node: Node) -> tuple[Problem, ...]:
-    """Rules that name a device that is not there, and MIG layouts that a device can never have.
+    """Rules that name a missing device, and MIG layouts that a device can never have.
 
     A rule that matches by name, memory or capability may match nothing: one policy serves many nodes.
     A node without devices, whose driver does not answer, has no misfits.
@@ -57,7 +57,7 @@ def _why_not(device: Device, words: tuple[str, ...]) -> VgpuError | None:
         plain, _ = split(table, words)
         empty = table.layout((), ())
         found = target(table, empty, 0, plain)
-        assert not isinstance(found, Blocked), "nothing is in the way on an empty card"
+        assert not isinstance(found, Blocked), "an empty card blocks nothing"
     except VgpuError as error:
         return error
     return None

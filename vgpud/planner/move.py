@@ -1,12 +1,11 @@
-"""May a tenant go to other devices, by which steps, and by which ones back? Pure.
+"""Checks moves of tenants to other devices, and plans their steps and the steps back. Pure.
 
-A slice on its way names both ends of its move and holds room at both. Until the tenant's memory is on
-the host its device is the old one, and whatever is cut short is undone; from RECORD_MOVE on it is the new
-one, and what is cut is finished. Either way the steps that end it bring all there is to the slice's own
-device, so that an undoing and a finishing are the same.
+A moving slice names both devices and holds room on both. `device_uuid` is the old device until the tenant's
+memory is on the host; an interruption is then undone. From RECORD_MOVE on `device_uuid` is the new device,
+and an interruption is finished. In both cases the same steps bring the tenant to `device_uuid`.
 
-One that is suspended has nothing to bring: its record keeps where each of its processes was saved, and it
-takes no room. It has to find some when it is resumed.
+A suspended tenant has no memory to move. Its record keeps the device that each process was saved on. It holds
+no room, and must find room when it is resumed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from vgpud.planner.terms import Terms
 from vgpud.planner.use import EMPTY, DeviceUse, is_anybodys
 from vgpud.planner.words import counted, shown_bytes, shown_share
 
-# CUDA driver API, "CUDA checkpointing": a restore takes GPU pairs from this branch on
+# CUDA driver API, "CUDA checkpointing": a restore accepts GPU pairs from this branch on
 MOVE_BRANCH = 580
 
 
@@ -53,7 +52,7 @@ def check_movable(allocation: Allocation, node: Node) -> None:
 
 
 def ends_of(allocation: Allocation, to: Sequence[str], source: str = "") -> tuple[str, ...]:
-    """The device that each slice is to be on: all of `to`, or the one of it for the slice on `source`.
+    """The target device of each slice: `to` in order, or its only device for the slice on `source`.
 
     Raises VgpuError(BAD_REQUEST).
     """
@@ -90,9 +89,9 @@ def going(
     terms: Mapping[str, Terms],
     closed: Mapping[str, str],
 ) -> tuple[Slice, ...]:
-    """The slices with the other ends of their moves. `use` counts what is held now, `closed` says why a
-    device takes nobody. Raises VgpuError: NO_SUCH_DEVICE, GPU_LOST, UNSUPPORTED, DENIED_BY_POLICY,
-    DEVICE_IN_USE, NO_CAPACITY."""
+    """The slices with the targets of their moves. `use` counts present allocations; `closed` maps devices
+    that accept no tenant to the reason. Raises VgpuError: NO_SUCH_DEVICE, GPU_LOST, UNSUPPORTED,
+    DENIED_BY_POLICY, DEVICE_IN_USE, NO_CAPACITY."""
     return tuple(
         part
         if part.device_uuid == uuid
@@ -115,7 +114,8 @@ def _going(
         raise VgpuError(ErrorCode.NO_SUCH_DEVICE, f"this node has no device {uuid}", "see 'vgpuctl devices'")
     _check_device(allocation, part, node.device(part.device_uuid), there)
     if uuid in closed:
-        raise VgpuError(ErrorCode.NO_CAPACITY, f"device {there.index} takes nobody: {closed[uuid]}", _OTHER)
+        sentence = f"device {there.index} accepts no tenant: {closed[uuid]}"
+        raise VgpuError(ErrorCode.NO_CAPACITY, sentence, _OTHER)
     if terms[uuid].fixed not in (None, part.mode):
         raise VgpuError(
             ErrorCode.DENIED_BY_POLICY,
@@ -131,7 +131,7 @@ def _going(
             f"{allocation.id} needs it in mode {part.mode}",
             _OTHER,
         )
-    if is_away(allocation):  # all but its place among the tenants it asks for when it is resumed
+    if is_away(allocation):  # memory and share are checked when it is resumed
         _check_room(part, there, replace(use, memory_bytes=0, share_hundredths=0), terms[uuid])
         _check_size(part, there)
     else:
@@ -148,7 +148,7 @@ def _check_device(allocation: Allocation, part: Slice, here: Device | None, ther
         raise VgpuError(ErrorCode.GPU_LOST, f"device {lost} does not answer", "see 'vgpuctl devices'")
     if there.mig.current or there.mig.pending:
         raise VgpuError(
-            ErrorCode.UNSUPPORTED, f"device {there.index} is in MIG mode, and nothing moves onto MIG", _OTHER
+            ErrorCode.UNSUPPORTED, f"device {there.index} is in MIG mode, where no tenant can move", _OTHER
         )
     if kind_of(here) != kind_of(there):
         raise VgpuError(
@@ -160,7 +160,7 @@ def _check_device(allocation: Allocation, part: Slice, here: Device | None, ther
 
 
 def kind_of(device: Device) -> tuple[str, int | None, int]:
-    """Alike in this, two devices can hold one another's tenants."""
+    """Tenants can move between devices with equal results."""
     return device.name, device.pci_device_id, device.memory_total_bytes
 
 
@@ -192,16 +192,16 @@ def _check_size(part: Slice, there: Device) -> None:
 
 
 def check_card(allocation: Allocation, node: Node) -> None:
-    """Have the cards at the other ends room for what the tenant's processes hold, whoever else is there? A
-    restore that finds none leaves a process that no later one brings back (NVIDIA/cuda-checkpoint issue
-    44). Raises VgpuError(NO_CAPACITY)."""
+    """Checks that the target cards have free memory for the tenant's processes, by NVML. A process whose
+    restore fails for lack of memory can never be restored (NVIDIA/cuda-checkpoint issue 44). Raises
+    VgpuError(NO_CAPACITY)."""
     wanted = sum(process.memory_bytes for process in allocation.suspended)
     devices = [node.device(part.other_uuid) for part in allocation.slices if part.other_uuid]
     free = sum(d.memory_usable_bytes - d.memory_used_bytes for d in devices if d is not None)
     if wanted > free and len(devices) == len(allocation.slices):
         raise VgpuError(
             ErrorCode.NO_CAPACITY,
-            f"{shown_bytes(wanted)} of allocation {allocation.id} do not fit where it is to go: others there "
+            f"{shown_bytes(wanted)} of allocation {allocation.id} do not fit on its target device: others "
             f"leave {shown_bytes(max(0, free))}",
             "see 'vgpuctl devices' for who uses them",
         )
@@ -210,8 +210,8 @@ def check_card(allocation: Allocation, node: Node) -> None:
 def ends_by_nearness(
     allocation: Allocation, source: str, node: Node, use: Mapping[str, DeviceUse], spread: bool
 ) -> tuple[str, ...]:
-    """Devices for its slice on `source`, the best first: near its other slices, then as the strategy says.
-    Whether it fits is not looked at."""
+    """Target devices for its slice on `source`, the best first: by nearness to its other slices, then by the
+    strategy. Does not check whether the slice fits."""
     others = [part.device_uuid for part in allocation.slices if part.device_uuid != source]
 
     def key(device: Device) -> tuple[int, int, int]:
@@ -227,7 +227,7 @@ def ends_by_nearness(
 
 
 def turned(allocation: Allocation) -> Allocation:
-    """With the other end of its move as its own device, and its own as the other end."""
+    """The allocation with old and new device of each moving slice exchanged."""
     there = replace(
         allocation,
         slices=tuple(
@@ -243,7 +243,7 @@ def turned(allocation: Allocation) -> Allocation:
 
 
 def arrived(allocation: Allocation) -> Allocation:
-    """On its own devices only."""
+    """The allocation after the move: the slices name no other device."""
     return replace(allocation, slices=tuple(replace(part, other_uuid="") for part in allocation.slices))
 
 
@@ -251,7 +251,7 @@ def arrived(allocation: Allocation) -> Allocation:
 
 
 def move_steps(allocation: Allocation) -> tuple[Step, ...]:
-    """Of an allocation whose slices name the other ends of their moves."""
+    """The steps of a move; the slices of the allocation name their targets."""
     lock = Step(StepKind.LOCK, "its processes wait at their next CUDA call")
     return (
         Step(StepKind.RECORD_INTENT, "both ends are held; a crash from here on is undone at the next start"),
@@ -267,7 +267,7 @@ def move_steps(allocation: Allocation) -> tuple[Step, ...]:
 
 
 def end_steps(allocation: Allocation) -> tuple[Step, ...]:
-    """Brings all there is to the slices' own devices, from whatever state it is in."""
+    """The steps that bring the tenant to `device_uuid` of each slice, from any state."""
     memory = (
         Step(StepKind.RESTORE, "its memory comes here"),
         Step(StepKind.UNLOCK, "its processes go on"),
@@ -299,12 +299,13 @@ def end_steps(allocation: Allocation) -> tuple[Step, ...]:
 
 
 def _ends(allocation: Allocation) -> tuple[Slice, ...]:
-    """The slices that move and whose devices are in their mode for them."""
+    """The moving slices whose target device is in a mode for them."""
     return tuple(p for p in allocation.slices if p.other_uuid and not is_anybodys(allocation, p))
 
 
 def back_steps(allocation: Allocation) -> tuple[Step, ...]:
-    """For one that cannot be brought where it was to go; `allocation` is as it was before RECORD_MOVE."""
+    """The steps back for a tenant that cannot be restored on its target; `allocation` as before
+    RECORD_MOVE."""
     return (
         Step(StepKind.RECORD_BACK, "it stays where it was; a crash from here on is ended likewise"),
         *end_steps(allocation),

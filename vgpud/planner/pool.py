@@ -1,4 +1,4 @@
-"""What is known of a device's MIG instances beside what NVML shows: whose they are, and which stay."""
+"""Facts of a device's MIG instances that NVML does not show: which ones vgpud made, and which must stay."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,12 +10,12 @@ from vgpud.planner.geometry import ComputeKey, Layout, SlotKey, Table
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """`own` were made by vgpud. `layout` is what is wanted on the device, None where nothing is.
+    """`own` instances were made by vgpud. `layout` is the desired layout of the device, or None.
 
-    Requests get other instances than the layout's only if `dynamic`. `foreign` is the policy for
-    instances that someone else made: "keep" them, "lend" them to tenants, or "remove" them when in
-    the way. `computes` are the compute instances that the layout divides GPU instances of its own into,
-    `own_computes` those that vgpud made.
+    Requests get instances outside the layout only if `dynamic`. `foreign` is the policy for instances that
+    vgpud did not make: "keep" them, "lend" them to tenants, or "remove" them when they block a request.
+    `computes` are the compute instances that divide GPU instances of the layout, `own_computes` those that
+    vgpud made.
     """
 
     own: frozenset[SlotKey] = frozenset()
@@ -30,11 +30,10 @@ NO_POOL = Pool()
 
 
 class Stock(NamedTuple):
-    """The instances of one device sorted by what may be done with them; masks of its table's slots.
+    """The instances of one device by what vgpud may do with them, as masks of the table's slots.
 
-    `ready` can be given to a tenant whole as they are (or, of the layout, once made); `pinned` must
-    stay: they are held, in use, or not ours.
-    """
+    `ready` ones can be allocated undivided (those of the layout after they are made); `pinned` ones must
+    stay, because they are held, in use, or foreign."""
 
     layout: Layout
     ready: int
@@ -42,7 +41,7 @@ class Stock(NamedTuple):
 
 
 def stock_of(table: Table, device: Device, held: tuple[MigSlice, ...], pool: Pool) -> Stock:
-    """What stands on a device (or shall, by its layout), and what of it is free."""
+    """The existing and desired instances of a device, and which of them are free."""
     layout = table.layout(device.mig.instances, held)
     if not device.mig.instances and not pool.layout:
         return Stock(layout, 0, layout.slots)
@@ -67,5 +66,5 @@ def stock_of(table: Table, device: Device, held: tuple[MigSlice, ...], pool: Poo
 
 
 def _has_others(instance: GpuInstance, pool: Pool) -> bool:
-    """Did someone else make a compute instance in it?"""
+    """Has it a compute instance that vgpud did not make?"""
     return any((instance.key, one.key) not in pool.own_computes for one in instance.compute_instances)

@@ -1,5 +1,5 @@
-"""What one user may hold in all: a pure sum over what it holds, against the policy's first matching quota,
-and against the part of the node's places for shared slices that one user may have."""
+"""Checks the total that one user holds against the first matching quota of the policy, and against the part
+of the node's places for shared slices that one user may hold. Pure."""
 
 from collections.abc import Iterable
 
@@ -37,7 +37,7 @@ def over_quota(
 
 
 def _over_places(policy: Policy, node: Node, owner: Owner, slices: list[Slice]) -> VgpuError | None:
-    """Slices may be small: without a bound those of one user take all places, and others get none."""
+    """Bounds the number of places of one user, who could otherwise take all places by small slices."""
     shared = sum(part.mode in _SHARED and part.mig is None for part in slices)
     percent = policy.planner.user_places_percent
     terms = all_terms(policy, node).values()

@@ -1,8 +1,8 @@
-"""Who has its device memory on the device, and who waits for room: pure.
+"""Decides which tenants have their memory on the device, and which wait in the queue for room: pure.
 
-A tenant that is idle for long gives its memory back; one that is away and wants to work comes back, first
-come first served, when there is room. On devices with turns those who have had theirs make room for others.
-Nobody goes before it has been there for its residence, so that nothing is copied to and fro for little work.
+A tenant that is idle for long is suspended. A suspended tenant that wants to work is resumed when there is
+room, first come first served. On devices with turns, a tenant whose turn is over makes room for waiting ones.
+No tenant is suspended before its minimum residence, so that memory is not copied to and fro for little work.
 
 Times are seconds of one monotonic clock.
 """
@@ -19,8 +19,9 @@ PATIENCE_MOST = 3  # doublings of a tenant's idle time
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Of one tenant: idle for `idle_seconds` it goes, None: never; with `turn_seconds` it makes room for
-    others after so long, None: never. It stays for `residence_seconds` at least, or for its turn."""
+    """The rules for one tenant: it is suspended after `idle_seconds` without work (None: never), and makes
+    room for waiting tenants after `turn_seconds` (None: never). It stays for `residence_seconds` at least, or
+    for its turn."""
 
     idle_seconds: float | None = None
     turn_seconds: float | None = None
@@ -40,10 +41,13 @@ class Where(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """`parts` are device UUIDs with the bytes that it may have on each. `since`: in this place. `active_at`
-    counts while it is here, `wants_since` (None: it does not) and `cause` while it is away. `patience` says
-    how often its idle time is doubled. After a refusal nothing is tried `not_before`, for `why_not`.
-    If it `swaps`, libvgpu can move its memory but for what `stays`; while it is away, that is taken."""
+    """A tenant of the devices; times in seconds of one clock.
+
+    `parts`: its memory limit by device UUID. `since`: when it came to its present place (`where`).
+    `active_at` counts while it is on the device; `wants_since` (None: it does not want to work) and `cause`
+    count while it is suspended. `patience`: how often its idle time is doubled. After a failure nothing is
+    tried before `not_before`, because of `why_not`. If it `swaps`, libvgpu can move its memory except for
+    `stays`, which remains booked while it is suspended."""
 
     id: str
     parts: tuple[tuple[str, int], ...]
@@ -74,9 +78,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """`cause` is for SUSPEND, and `swaps`: what libvgpu cannot move may stay; `room_for` is who gets its room
-    (empty: nobody yet). `place` in the queue, from 1, is for WAIT. A RESUME `beside` one that goes takes the
-    room as it becomes free."""
+    """SUSPEND has `cause`, `swaps` (memory that libvgpu cannot move may stay) and `room_for`, the tenant that
+    gets the room (empty: none yet). WAIT has the `place` in the queue, from 1. A RESUME `beside` another
+    tenant's suspension takes the room as it becomes free."""
 
     kind: Kind
     id: str
@@ -90,38 +94,38 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`again`: when to decide anew at the latest, if nothing happens before."""
+    """`again`: the latest time of the next decision, if no event comes before."""
 
     moves: tuple[Move, ...]
     again: float = inf
 
 
 def decide(now: float, tenants: Sequence[Tenant], capacity: Mapping[str, int]) -> Plan:
-    """`tenants` are all that hold parts of the devices in `capacity` (bytes by UUID), those too that never
-    move. A device that is not in it has no room."""
+    """Decides the moves of now. `tenants` are all that hold slices of the devices in `capacity` (bytes by
+    UUID), including those that no rule moves. A device that is not in `capacity` has no room."""
     return _Round(now, tenants, capacity).plan()
 
 
 def patience_after(patience: int, away_seconds: float, rules: Rules) -> int:
-    """For a tenant that comes back since it wants to: more, if it was hardly worth while to send it away."""
+    """The patience of a tenant that resumes because it wants to work: increased after a short suspension."""
     worth = rules.idle_seconds is None or away_seconds >= rules.idle_seconds
     return max(patience - 1, 0) if worth else min(patience + 1, PATIENCE_MOST)
 
 
 def idle_seconds(tenant: Tenant) -> float:
-    """For how long it must have done nothing; endless where it never goes for that."""
+    """The span without work after which the tenant is suspended; infinite without a rule."""
     return inf if tenant.rules.idle_seconds is None else tenant.rules.idle_seconds * 2**tenant.patience
 
 
 def goes_idle_at(tenant: Tenant) -> float:
-    """When it may be sent away as idle, if it does nothing until then."""
+    """The time at which the tenant may be suspended as idle, if it does no work until then."""
     idle_at = tenant.active_at + idle_seconds(tenant)
     return max(idle_at, tenant.since + tenant.rules.residence_seconds, tenant.not_before)
 
 
 def makes_room_at(tenant: Tenant) -> float:
-    """When it may be sent away since somebody waits: its turn is over, or it has been idle, whatever its
-    patience. Endless where no rule lets it."""
+    """The time at which the tenant may be suspended for a waiting one: its turn is over, or it is idle (its
+    patience does not count here). Infinite without a rule."""
     idle = tenant.rules.idle_seconds
     settled = tenant.since + tenant.rules.residence_seconds
     idle_at = inf if idle is None else max(tenant.active_at + idle, settled)
@@ -134,18 +138,18 @@ def _turn_over_at(tenant: Tenant) -> float:
 
 
 class _Round:
-    """One decision; rooms shrink as they are given away."""
+    """One decision. The free room shrinks as it is assigned."""
 
     def __init__(self, now: float, tenants: Sequence[Tenant], capacity: Mapping[str, int]) -> None:
         self._now = now
         self._capacity = capacity
         self._free = dict(capacity)
-        self._making: dict[str, int] = {}  # bytes whose holders are on their way out
-        self._blocked: dict[str, int] = {}  # devices for which somebody waits: how many
+        self._making: dict[str, int] = {}  # bytes that running suspensions free
+        self._blocked: dict[str, int] = {}  # number of waiting tenants by device
         self._again = inf
         self._coming: set[str] = set()  # in this decision
         self._tenants = tenants
-        self._leaving: list[Tenant] = []  # in this decision, and something of it stays
+        self._leaving: list[Tenant] = []  # in this decision, with memory that stays
         self._here = [t for t in tenants if t.where is Where.HERE]
         self._queue = sorted((t for t in tenants if _waits(t)), key=_order)
         for tenant in tenants:
@@ -169,8 +173,8 @@ class _Round:
                 self._again = min(self._again, at)
 
     def _too_many(self) -> Iterator[Move]:
-        """More are there than fit, as after a change of the policy: the last ones to come go, unused ones
-        first."""
+        """Suspends tenants of a device on which more are resident than fit, as after a reload: the latest to
+        arrive first, idle ones before others."""
         for uuid, free in tuple(self._free.items()):
             short = -free - self._making.get(uuid, 0)
             turning = [t for t in self._here if _takes_turns(t, uuid) and t.not_before <= self._now]
@@ -178,10 +182,11 @@ class _Round:
                 if short <= 0:
                     break
                 short -= dict(tenant.parts)[uuid]
-                yield self._send(tenant, Cause.TURN, "the device has not the room for all that are on it")
+                yield self._send(tenant, Cause.TURN, "the device has no room for all of its tenants")
 
     def _serve(self, tenant: Tenant) -> list[Move]:
-        """The next in the queue. Who comes behind somebody that waits for the same device waits as well."""
+        """Decides for the next tenant in the queue. It waits if a tenant before it waits for the same
+        device."""
         if tenant.not_before > self._now:
             self._again = min(self._again, tenant.not_before)
             return [self._wait(tenant, f"it could not be resumed: {tenant.why_not}")]
@@ -226,9 +231,9 @@ class _Round:
         return [*sent, self._wait(tenant, "room is being made for it")]
 
     def _clear(self, tenant: Tenant) -> list[Move]:
-        """Nobody is there, and yet it does not fit: what others have left is in its way. The one that has
-        left most comes back, and goes by the driver at its turn's end, which leaves nothing
-        (`_may_leave_some`)."""
+        """The device has no resident tenant, but memory that swapped-out tenants left does not let `tenant`
+        fit. Resumes the tenant that left most; at the end of its turn the driver suspends it, which leaves
+        nothing (`_may_leave_some`)."""
         uuids = {uuid for uuid, _ in tenant.parts}
         near = [t for t in self._tenants if t is not tenant and uuids & {uuid for uuid, _ in t.parts}]
         if any(t.where is not Where.AWAY or t.id in self._coming for t in near):
@@ -255,7 +260,7 @@ class _Round:
 
     def _wait(self, tenant: Tenant, sentence: str) -> Move:
         place = 1 + max((self._blocked.get(uuid, 0) for uuid, _ in tenant.parts), default=0)
-        if tenant.not_before <= self._now and not self._never_fits(tenant):  # else it is in nobody's way
+        if tenant.not_before <= self._now and not self._never_fits(tenant):  # else it blocks nothing
             for uuid, _ in tenant.parts:
                 self._blocked[uuid] = place
         return Move(Kind.WAIT, tenant.id, sentence, place=place)
@@ -272,7 +277,7 @@ class _Round:
         return Move(Kind.SUSPEND, tenant.id, sentence, cause, swaps=swaps, room_for=room_for)
 
     def _may_leave_some(self, tenant: Tenant) -> bool:
-        """Would everybody else still fit, one at a time, beside what is left of those who are away?"""
+        """Would every other tenant still fit, alone on the device, beside the memory that stays?"""
         gone = (Where.AWAY, Where.GOING)
         away = [*(t for t in self._tenants if t.where in gone), *self._leaving, tenant]
         for uuid, _ in tenant.parts:
@@ -297,7 +302,8 @@ def _waits(tenant: Tenant) -> bool:
 
 
 def _order(tenant: Tenant) -> tuple[float, str]:
-    """First come first served; a higher priority is worth one residence, so that nobody waits for ever."""
+    """First come first served. A higher priority counts as one residence of waiting, so that no tenant
+    starves."""
     assert tenant.wants_since is not None
     return tenant.wants_since - tenant.rank * tenant.residence, tenant.id
 

@@ -1,4 +1,4 @@
-"""May a running allocation take another size where it is? Pure; nothing moves."""
+"""Checks whether a running allocation can change its size on its device. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,7 +22,7 @@ def resize_slices(
     use: Mapping[str, DeviceUse],
     policy: Policy,
 ) -> tuple[Slice, ...]:
-    """The slices with the new size, the same for each; None leaves a figure as it is.
+    """The slices with the new size, the same for each; None keeps a figure.
 
     Raises VgpuError: UNSUPPORTED where the mode fixes its size, NO_CAPACITY where the device has no
     room, NO_SUCH_DEVICE where the device is gone.
@@ -88,8 +88,8 @@ def _resized(
 
 
 def _room(device: Device, part: Slice, use: DeviceUse) -> tuple[int, int, int]:
-    """What memory the slice's device, or its MIG instance, has to share, what of it is given, and the sum of
-    the shares that are, in hundredths of a percent."""
+    """Of the slice's device or MIG instance: the memory to share, the allocated memory, and the sum of the
+    allocated shares in hundredths of a percent."""
     if part.mig is None:
         return device.memory_usable_bytes, use.memory_bytes, use.share_hundredths
     profile = device.mig.profile(part.mig.profile_id)

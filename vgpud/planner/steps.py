@@ -1,7 +1,7 @@
 """The ordered steps of an allocation, a release and a repair; pure, each step idempotent.
 
-The order is what makes a crash harmless: the intent is recorded before anything changes and is
-dropped after everything changed, so whatever exists in the world has a record in the ledger.
+The order makes a crash harmless: the intent is recorded before the first change and dropped after the last,
+so that every effect on the node has a record in the ledger.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +14,9 @@ from vgpud.planner.use import EMPTY, DeviceUse, is_anybodys
 def allocate_steps(
     slices: Sequence[Slice], use: Mapping[str, DeviceUse], moves: Sequence[MigMove] = ()
 ) -> tuple[Step, ...]:
-    """From a decision's slices to a committed allocation; `use` is without these slices.
+    """The steps from a decision's slices to a committed allocation; `use` does not count these slices.
 
-    A device that holds nothing yet is put into its mode; on the others the mode is there already.
+    A device without allocations is put into the mode; other devices are in it already.
     """
     idle = tuple(piece for piece in slices if use.get(piece.device_uuid, EMPTY).count == 0)
     return (
@@ -31,9 +31,9 @@ def allocate_steps(
 
 
 def release_steps(allocation: Allocation, use: Mapping[str, DeviceUse]) -> tuple[Step, ...]:
-    """From an allocation to nothing; `use` still counts its slices.
+    """The steps that release an allocation; `use` still counts its slices.
 
-    A device on which these were the last slices is taken out of its mode.
+    A device that loses its last slices is taken out of its mode.
     """
     pieces = tuple(enumerate(allocation.slices))
     last = tuple(
@@ -55,9 +55,9 @@ def release_steps(allocation: Allocation, use: Mapping[str, DeviceUse]) -> tuple
 
 
 def repair_steps(allocation: Allocation) -> tuple[Step, ...]:
-    """Makes real again what an active allocation holds; what is there already stays as it is.
+    """The steps that make missing parts of an active allocation again; existing parts stay.
 
-    The commit keeps what attaching may change: a MIG instance comes back with other ids.
+    The commit records what attach may change: a MIG instance that is made again has other ids.
     """
     held = [piece for piece in allocation.slices if not is_anybodys(allocation, piece)]
     return (
@@ -70,7 +70,7 @@ def repair_steps(allocation: Allocation) -> tuple[Step, ...]:
 
 
 def _choose_engines(slices: Sequence[Slice]) -> Iterator[Step]:
-    """Of devices that are shared whole by libvgpu; MIG instances have the gate."""
+    """Steps for devices that libvgpu shares as a whole; MIG instances always have the gate."""
     for piece in _one_per_device(slices):
         if piece.mode is Mode.PRELOAD and piece.mig is None:
             yield _step(StepKind.CHOOSE_ENGINE, piece, "the arbiter asks for it when the first tenant comes")

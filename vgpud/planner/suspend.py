@@ -1,4 +1,4 @@
-"""May a tenant be suspended, and is there room for it to come back? Pure."""
+"""Checks whether a tenant can be suspended, and whether there is room to resume it. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ SUSPENDABLE = (Mode.PRELOAD, Mode.EXCLUSIVE)
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """In bytes: what the host has left, what of it is to stay, and the most that all suspended
-    tenants may take together (None: no bound)."""
+    """Host memory in bytes: available, the reserve that stays free, and the limit for all suspended tenants
+    together (None: no limit)."""
 
     available_bytes: int
     reserve_bytes: int
@@ -36,12 +36,12 @@ def check_mode(allocation: Allocation) -> None:
 
 
 def held_bytes(allocations: Iterable[Allocation]) -> int:
-    """What the suspended processes of all of them have on the host."""
+    """The host memory that the suspended processes of the allocations take."""
     return sum(process.memory_bytes for a in allocations for process in a.suspended)
 
 
 def check_host(wanted_bytes: int, held: int, host: HostMemory) -> None:
-    """Raises VgpuError(NO_CAPACITY). `held` is what is suspended already, in bytes."""
+    """Raises VgpuError(NO_CAPACITY). `held`: bytes of tenants that are suspended already."""
     room = host.available_bytes - host.reserve_bytes
     if wanted_bytes > room:
         raise VgpuError(
@@ -60,7 +60,7 @@ def check_host(wanted_bytes: int, held: int, host: HostMemory) -> None:
 
 
 def check_room(allocation: Allocation, node: Node, use: Mapping[str, DeviceUse]) -> None:
-    """Can it come back to its devices? `use` counts what the others hold, and what it has left there itself.
+    """Checks that the allocation can resume on its devices. `use` counts the others, and what it left there.
 
     Raises VgpuError: NO_SUCH_DEVICE, NO_CAPACITY, DEVICE_IN_USE.
     """
@@ -92,7 +92,8 @@ def check_room(allocation: Allocation, node: Node, use: Mapping[str, DeviceUse])
 
 
 def _check_places(allocation: Allocation, node: Node) -> None:
-    """The driver is told of the devices that its processes were saved on."""
+    """Checks that the devices that the processes were saved on exist: the restore names them to the
+    driver."""
     for process in allocation.suspended:
         gone = [uuid for uuid in saved_on(process, allocation) if node.device(uuid) is None]
         if gone:
@@ -105,9 +106,9 @@ def _check_places(allocation: Allocation, node: Node) -> None:
 
 
 def check_card(allocation: Allocation, node: Node, kept_bytes: int = 0) -> None:
-    """Has the card itself room? A restore that finds none leaves a process that no later one brings back
-    (NVIDIA/cuda-checkpoint issue 44). `kept_bytes` of what may be on the host are on the card.
-    Raises VgpuError(NO_CAPACITY)."""
+    """Checks that the cards have free memory for the resume, by NVML. A process whose restore fails for lack
+    of memory can never be restored (NVIDIA/cuda-checkpoint issue 44). `kept_bytes` of the tenant's memory are
+    on the card already. Raises VgpuError(NO_CAPACITY)."""
     uuids = {part.device_uuid for part in allocation.slices}
     wanted = sum(process.memory_bytes for process in allocation.suspended) - kept_bytes
     devices = [device for device in node.devices if device.uuid in uuids]
@@ -122,5 +123,5 @@ def check_card(allocation: Allocation, node: Node, kept_bytes: int = 0) -> None:
 
 
 def is_away(allocation: Allocation) -> bool:
-    """Suspended: it holds nothing of its devices' memory and time."""
+    """Is the allocation suspended, so that it holds no device memory and no time?"""
     return allocation.state is State.SUSPENDED

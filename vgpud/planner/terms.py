@@ -1,4 +1,4 @@
-"""What policy and hardware together say of each device, worked out once per snapshot and policy."""
+"""Combines policy and hardware into the terms of each device, once for each snapshot and policy."""
 
 from typing import NamedTuple
 
@@ -11,10 +11,9 @@ from vgpud.policy.model import DeviceRule, Policy
 class Offer(NamedTuple):
     """A MIG profile as a tenant sees it: bare name, memory and share of the multiprocessors.
 
-    NVML's memory of the full-card profile is rounded up past what the card has; here it is not.
-    With `compute` it is one compute instance of several in a GPU instance of `profile`: its memory is then
-    an even part, and no limit.
-    """
+    NVML rounds the memory of the full-card profile up beyond the card's; here it is exact. With `compute` the
+    offer is one compute instance in a GPU instance of `profile`; its memory is then an even part, and no
+    limit."""
 
     profile: MigProfile
     name: str
@@ -25,7 +24,7 @@ class Offer(NamedTuple):
 
     @property
     def instance_bytes(self) -> int:
-        """The memory that a tenant of it can use, with all others of its GPU instance."""
+        """The memory of the GPU instance, which its tenants share."""
         if self.compute is None:
             return self.memory_bytes
         return self.memory_bytes * self.profile.slice_count // self.compute.slice_count
@@ -49,11 +48,11 @@ class Terms(NamedTuple):
         return self.mps_tenants if mode is Mode.MPS else self.preload_tenants
 
     def memory_bytes(self, mode: Mode, usable_bytes: int) -> int:
-        """What the memory of all tenants may come to in preload or mps, of that much to share."""
+        """The memory that all tenants may hold together in preload or mps, overcommit included."""
         return usable_bytes * self.preload_memory_hundredths // 100 if mode is Mode.PRELOAD else usable_bytes
 
     def share_hundredths(self, mode: Mode) -> int:
-        """What all shares on the device may come to in preload or mps."""
+        """The sum that the shares on the device may reach in preload or mps."""
         return self.mps_share_hundredths if mode is Mode.MPS else 10000
 
 
@@ -73,12 +72,12 @@ def terms_of(device: Device, rule: DeviceRule) -> Terms:
 
 
 def bare_name(name: str) -> str:
-    """NVML writes "MIG 1g.18gb", people "1g.18gb"."""
+    """The name without NVML's prefix: "1g.18gb" for "MIG 1g.18gb"."""
     return name.strip().lower().removeprefix("mig ").strip()
 
 
 def _offers(device: Device, allowed: tuple[str, ...] | None) -> tuple[Offer, ...]:
-    """Smallest first: by memory, compute slices, then the plainer one, of which there are more."""
+    """Offers, smallest first: by memory, then compute slices, then the profile with more instances."""
     profiles = device.mig.profiles
     most = max((profile.sm_count for profile in profiles), default=1) or 1
     names = None if allowed is None else {bare_name(name) for name in allowed}
@@ -100,7 +99,7 @@ def _offers(device: Device, allowed: tuple[str, ...] | None) -> tuple[Offer, ...
     )
 
 
-# Snapshot and policy change seldom and are immutable, so the last pair is known by its identity.
+# Snapshot and policy are immutable and change seldom, so the last pair is cached by identity.
 _last: tuple[Policy, Node, dict[str, Terms]] | None = None
 
 

@@ -1,8 +1,9 @@
-"""From one MIG layout of a card to another, touching the fewest instances; pure table look-ups.
+"""Plans changes from one MIG layout of a card to another with the fewest changed instances, by table
+look-ups.
 
-GPU instances cannot move, so a change is some destroyed and then some created. What is `pinned`
-(in use, or not ours to touch) stays. Each target below is the best of *all* legal states that keep
-the pinned ones, which is what makes "fewest" provable: there are only some hundred to compare.
+GPU instances cannot move, so a change destroys some instances and then creates some. `pinned` instances (in
+use, or foreign) stay. Each target below is the best of *all* legal states that keep the pinned instances, so
+that "fewest" is exact: there are only some hundred states to compare.
 """
 
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ from vgpud.planner.geometry import Layout, SlotKey, Table
 
 
 class Transition(NamedTuple):
-    """Masks of slots: first all of `destroy` go, then all of `create` come."""
+    """Masks of slots: first all of `destroy` are destroyed, then all of `create` are created."""
 
     destroy: int
     create: int
@@ -23,31 +24,31 @@ class Transition(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One instance that goes (`create` is False) or comes."""
+    """One instance that is destroyed (`create` is False) or created."""
 
     create: bool
     key: SlotKey
 
 
 def between(current: int, target: int) -> Transition:
-    """The only transition that touches nothing which both layouts have."""
+    """The transition that leaves all instances of both layouts alone."""
     return Transition(current & ~target, target & ~current)
 
 
 def to_counts(table: Table, layout: Layout, pinned: int, counts: int) -> int | None:
-    """The state with `counts` instances (Table.packed) that is reached from `layout` most cheaply.
+    """The state with `counts` instances (Table.packed) that destroys the fewest instances of `layout`.
 
-    Fewest destroyed; since the counts are given, so are then the fewest created. Among equals the
-    one that leaves most room. None if no state with these counts keeps the pinned instances.
+    With fixed counts it also creates the fewest. Of equal states the one that leaves most room. None if no
+    state with these counts keeps the pinned instances.
     """
     return _cheapest(table, layout, pinned, table.with_counts.get(counts, ()))
 
 
 def make_room(table: Table, layout: Layout, pinned: int, profile_id: int) -> int | None:
-    """The state in which one more of `profile_id` is there; idle instances (not pinned) may move.
+    """The state with one more instance of `profile_id`; idle instances (not pinned) may be moved.
 
-    If they cannot all be kept, the fewest are given up: fewest lost, then fewest destroyed. None
-    if the pinned instances alone leave no place for it. `layout` itself needs not be legal.
+    If not all of them can be kept, the state with the fewest lost, then the fewest destroyed. None if the
+    pinned instances leave no place. `layout` itself may be an illegal state.
     """
     more = table.unit(profile_id)
     idle = [table.unit(key[0]) for key in table.keys(layout.slots & ~pinned)]
@@ -55,7 +56,7 @@ def make_room(table: Table, layout: Layout, pinned: int, profile_id: int) -> int
     kept = [keep]
     for unit in idle:
         kept = _grown(kept, unit)
-    for choices in reversed(kept):  # those that keep most of the idle ones first
+    for choices in reversed(kept):  # states that keep most idle instances first
         states = [state for counts in choices for state in table.with_counts.get(counts, ())]
         target = _cheapest(table, layout, pinned, states)
         if target is not None:
@@ -64,7 +65,7 @@ def make_room(table: Table, layout: Layout, pinned: int, profile_id: int) -> int
 
 
 def _grown(kept: list[set[int]], unit: int) -> list[set[int]]:
-    """`kept[n]` holds the counts with n idle instances kept; now with one idle instance more."""
+    """`kept[n]` holds the counts with n idle instances kept. Adds one more idle instance to the choice."""
     grown = [set(choices) for choices in kept] + [set()]
     for n, choices in enumerate(kept):
         grown[n + 1] |= {counts + unit for counts in choices}
@@ -83,16 +84,17 @@ def _cheapest(table: Table, layout: Layout, pinned: int, states: Iterable[int]) 
 
 
 def steps(table: Table, transition: Transition) -> tuple[Step, ...]:
-    """In an order in which every prefix is a legal layout: what goes first, then the largest first."""
+    """Steps in an order in which every prefix is a legal layout: removals, then the largest instances
+    first."""
     going = [Step(False, key) for key in table.keys(transition.destroy)]
     coming = sorted(table.keys(transition.create), key=lambda key: (-key[1].size, key[1], key[0]))
     return (*going, *(Step(True, key) for key in coming))
 
 
 def defragmented(table: Table, layout: Layout, pinned: int) -> int | None:
-    """The state with the same instances that leaves most room; of those, the fewest moved.
+    """The state with the same instances that leaves most room; of several, the one with the fewest moves.
 
-    None if nothing that may move would gain any.
+    None if no move gains room.
     """
     counts = table.counts.get(layout.slots)
     if counts is None:
@@ -109,7 +111,7 @@ def defragmented(table: Table, layout: Layout, pinned: int) -> int | None:
 
 
 def room_for(table: Table, layout: Layout, profile_id: int) -> int:
-    """How many more instances of a profile fit, with nothing moved."""
+    """How many more instances of a profile fit without moves."""
     free = table.free(layout)
     most, start = 0, table.counts.get(layout.slots)
     if start is None or not free:

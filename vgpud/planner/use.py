@@ -1,4 +1,4 @@
-"""What is allocated on each device, as the ledger counts it: pure sums, kept up slice by slice."""
+"""The allocated memory and shares of each device, as the ledger counts them: pure, updated slice by slice."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ _NOWHERE: Place = ((-1, Placement(0, 0)), None)
 
 @dataclass(frozen=True, slots=True)
 class InstanceUse:
-    """The slices on top of one MIG instance, summed as those of a device; `mode` is preload or mps."""
+    """The sum of the slices on top of one MIG instance; `mode` is preload or mps."""
 
     place: Place
     mode: Mode
@@ -22,7 +22,7 @@ class InstanceUse:
     count: int = 0
 
     def changed(self, piece: Slice, by: int) -> "InstanceUse":
-        """With `piece` once more (1) or once less (-1)."""
+        """The use with `piece` added (1) or removed (-1)."""
         return InstanceUse(
             self.place,
             self.mode,
@@ -34,7 +34,7 @@ class InstanceUse:
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """The slices on one device, summed. `mode` is None exactly while `count` is 0.
+    """The sum of the slices on one device. `mode` is None exactly while `count` is 0.
 
     `share_hundredths` (hundredths of a percent) sums the shares that were asked for; a slice whose
     compute is not limited adds nothing to it. `mig` holds at most one entry per compute slice; `shared`
@@ -49,7 +49,7 @@ class DeviceUse:
     shared: tuple[InstanceUse, ...] = ()
 
     def with_slice(self, piece: Slice) -> "DeviceUse":
-        """This and one slice more; raises VgpuError(BUG) if the device is in another mode."""
+        """The use with one slice added. Raises VgpuError(BUG) if the device is in another mode."""
         if self.mode not in (None, piece.device_mode):
             raise _bug(f"a slice in mode {piece.mode} was added to device {piece.device_uuid} in {self.mode}")
         return DeviceUse(
@@ -62,7 +62,7 @@ class DeviceUse:
         )
 
     def without_slice(self, piece: Slice) -> "DeviceUse":
-        """This less one slice that is in it; raises VgpuError(BUG) if it cannot be in it."""
+        """The use with one slice removed. Raises VgpuError(BUG) if the slice cannot be in it."""
         if self.mode is not piece.device_mode or self.count < 1:
             raise _bug(
                 f"device {piece.device_uuid} does not hold the slice in mode {piece.mode} taken off it"
@@ -81,11 +81,11 @@ class DeviceUse:
         )
 
     def instance(self, place: Place) -> InstanceUse | None:
-        """What lies on top of the instance there; None where nothing does."""
+        """The use on top of the instance at this place; None if there is none."""
         return next((one for one in self.shared if one.place == place), None)
 
     def _others(self, piece: Slice) -> tuple[MigSlice, ...]:
-        """The instances held beside that of a slice that may share it."""
+        """The held instances, without the one that the slice shares."""
         if piece.mig is None or not piece.is_on_top:
             return self.mig
         return _without(self.mig, piece.mig)
@@ -104,9 +104,9 @@ EMPTY = DeviceUse()
 
 
 def charged(allocation: Allocation) -> tuple[Slice, ...]:
-    """The slices as they count on their devices. One that is suspended takes no time, and of memory only what
-    libvgpu could not move; a preload tenant keeps its device in its mode. One that moves counts at both
-    ends."""
+    """The slices as they count on their devices. A suspended slice counts no share, and of its memory only
+    what libvgpu could not move; it still keeps its device in mode preload. A moving slice counts on both
+    devices."""
     parts = allocation.slices
     if allocation.moves:
         parts = tuple(end for part in parts for end in _both_ends(part))
@@ -122,8 +122,7 @@ _LEFT = (State.SUSPENDED, State.RELEASING)
 
 
 def is_anybodys(allocation: Allocation, part: Slice) -> bool:
-    """A whole card whose tenant has left it, until it comes back or for good: others may be on it by now, in
-    any mode."""
+    """Is it the whole card of a suspended tenant? Other tenants may use such a card, in any mode."""
     return part.mode is Mode.EXCLUSIVE and allocation.state in _LEFT
 
 
@@ -154,5 +153,5 @@ def _hundredths(piece: Slice) -> int:
 
 
 def _without(held: tuple[MigSlice, ...], gone: MigSlice) -> tuple[MigSlice, ...]:
-    """By place, not by value: the ids of an instance are filled in after it was counted."""
+    """`held` without `gone`, compared by place: the ids of an instance are set after it was counted."""
     return tuple(mig for mig in held if mig.place != gone.place)

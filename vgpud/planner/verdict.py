@@ -1,4 +1,4 @@
-"""What one device answers to one request: it fits, or why not."""
+"""The verdict on one device for one request: it fits, or why not."""
 
 from typing import NamedTuple
 
@@ -11,9 +11,9 @@ from vgpud.planner.use import DeviceUse
 
 
 class Seat(NamedTuple):
-    """A device with what the policy says of it and what is allocated on it.
+    """A device with its terms of the policy and its present use.
 
-    `shut` are the uuids of MIG devices of the node that take no request like this one now.
+    `shut`: uuids of MIG devices of the node that accept no such request now.
     """
 
     device: Device
@@ -24,16 +24,17 @@ class Seat(NamedTuple):
 
     @property
     def claims_free_card(self) -> bool:
-        """Would a slice here take a card away from the requests of other modes?"""
+        """Would a slice here make an idle card unavailable to other modes?"""
         return self.terms.fixed is None and self.use.count == 0
 
     def memory_free_bytes(self, mode: Mode) -> int:
-        """What may still be given in preload or mps; below zero where the policy allowed more before."""
+        """Memory that can still be allocated in preload or mps; negative if the policy allowed more
+        before."""
         return self.terms.memory_bytes(mode, self.device.memory_usable_bytes) - self.use.memory_bytes
 
 
 class Fit(NamedTuple):
-    """The device can hold `piece`; the lower `rank`, the better by the policy's strategy."""
+    """The device can hold `piece`. A lower `rank` is better by the policy's strategy."""
 
     device: Device
     mode: Mode
@@ -44,7 +45,7 @@ class Fit(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What the device could still hold in the mode that was asked."""
+    """What the device could still hold in the requested mode."""
 
     memory_bytes: int = 0
     share_hundredths: int = 0
@@ -55,9 +56,9 @@ NO_ROOM = Room()
 
 
 class Unfit(NamedTuple):
-    """The device cannot hold it: `busy` if it could were nobody else on it, with `room` left now.
+    """The device cannot hold the request: `busy` if it could when idle, with `room` free now.
 
-    If it never can, `code` says of what kind the cause is and `largest` what it holds at most.
+    If it never can, `code` is the kind of the cause, and `largest` what it holds at most.
     """
 
     device: Device

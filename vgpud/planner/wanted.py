@@ -1,4 +1,4 @@
-"""What a request needs of any device: the modes that can serve it, and its figures."""
+"""What a request needs of a device: the modes that can serve it, and its figures."""
 
 from dataclasses import dataclass
 
@@ -9,11 +9,10 @@ from vgpud.model.tenancy import MODE_OF, Isolation, Mode, Request
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A request, checked. `modes` are those that can serve it, best first.
+    """A checked request. `modes` can serve it, best first.
 
-    `share` is None where compute need not be limited. `profile` is as the caller wrote it, less the
-    memory slice that the instance is to start at: that is `start`, None for any.
-    """
+    `share` is None for unlimited compute. `profile` is as the caller wrote it, without the memory slice that
+    the instance is to start at, which is `start`; None for any."""
 
     modes: tuple[Mode, ...]
     memory_bytes: int | None
@@ -28,7 +27,7 @@ class Wanted:
 
     @property
     def needs(self) -> str:
-        """The modes, for a sentence."""
+        """The modes, as part of a sentence."""
         return " or ".join(self.modes)
 
 

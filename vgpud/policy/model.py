@@ -292,7 +292,7 @@ class DeviceRule(Table):
         return self.exclusive or ExclusiveSettings()
 
     def allows(self, mode: Mode) -> bool:
-        """May tenants have such a device in `mode`; nobody may have an unmanaged one."""
+        """May tenants use a device of this rule in `mode`? Always False for an unmanaged device."""
         return mode is not Mode.UNMANAGED and self.mode in ("auto", mode.value)
 
 
@@ -389,14 +389,15 @@ class QuotaRule(Table):
     )
 
     def covers(self, uid: int, gid: int) -> bool:
-        """A rule that names nobody covers everybody but root, whom agents of the node run as, and pods."""
+        """Does the quota cover the owner? One without users covers all but pods and root, which runs
+        agents."""
         if not self.uids and not self.gids:
             return uid not in (0, ANYONE)
         return uid in self.uids or gid in self.gids
 
 
 class PoolSettings(Table):
-    """Suspended tenants: their device memory lies in the host's."""
+    """Settings for suspended tenants, whose device memory is in host memory."""
 
     host_memory: MemoryBytes | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""Where a key of the policy comes from, and what is wrong with it there."""
+"""The origin of a policy key (file and line), and the problems found there."""
 
 import os
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The one interface to helper processes, and what its implementations share."""
+"""The interface to helper processes, and functions that its implementations share."""
 
 import asyncio
 import re
@@ -68,24 +68,24 @@ class Units(Protocol):
         """The helper of this name, if it runs now."""
 
     def list(self, prefix: str = "") -> tuple[Running, ...]:
-        """All that run now and whose name begins so, by name."""
+        """The running helpers whose names begin with `prefix`, by name."""
 
     def on_exit(self, name: str, callback: Callable[[str], None]) -> Callable[[], None]:
-        """Calls `callback(name)` in the running event loop once the helper is gone, at once if it is.
+        """Calls `callback(name)` in the running event loop when the helper ends, or soon if it has ended.
 
-        Returns what takes the notice back.
+        Returns a function that cancels the callback.
         """
 
 
 def check_name(name: str) -> str:
-    """The name itself; raises VgpuError(BUG) for one that is no safe file and unit name."""
+    """`name`. Raises VgpuError(BUG) if it is not safe as a file name and unit name."""
     if _NAME.fullmatch(name) is None:
         raise VgpuError(ErrorCode.BUG, f"bad helper name {name!r}", "report this with the log of vgpud")
     return name
 
 
 def wait_ready(spec: UnitSpec, running: Running, failed: Callable[[str], VgpuError]) -> None:
-    """Returns once `spec` is ready; raises what `failed` makes of a helper that ended before.
+    """Returns once the helper is ready. Raises the error of `failed` if the helper ended before.
 
     Raises VgpuError(HELPER_TIMEOUT) after `spec.ready_seconds`.
     """

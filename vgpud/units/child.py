@@ -42,7 +42,7 @@ class ChildUnits:
         self._children_lock = threading.Lock()
 
     def start(self, spec: UnitSpec) -> Running:
-        """See Units.start. A helper that does not get ready is stopped."""
+        """See Units.start. Stops a helper that does not become ready in time."""
         with self._locked(spec.name) as lock:
             running = self._find(spec.name)
             if running is None:
@@ -56,7 +56,7 @@ class ChildUnits:
         return running
 
     def stop(self, name: str, grace_seconds: float) -> None:
-        """See Units.stop. What the helper started and left behind in its session is killed."""
+        """See Units.stop. Kills the helper's descendants in its session too."""
         with self._locked(name):
             running = self._find(name)
             if running is not None:
@@ -124,7 +124,7 @@ class ChildUnits:
             )
         with self._children_lock:
             self._children[child.pid] = child
-        stat = read_stat(child.pid)  # ours and not reaped yet, so it is there
+        stat = read_stat(child.pid)  # a child that is not reaped yet keeps its entry
         if stat is None:
             raise self._failure(spec.name, f"helper {spec.name} ended at once")
         return Running(spec.name, child.pid, stat.start_ticks)

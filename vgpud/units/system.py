@@ -50,7 +50,7 @@ class SystemdUnits:
         return running
 
     def stop(self, name: str, grace_seconds: float) -> None:
-        """See Units.stop. systemd ends what the helper left behind (KillMode=control-group)."""
+        """See Units.stop. systemd ends the helper's descendants (KillMode=control-group)."""
         running = self.running(name)
         self._call("stop", name, "--no-block", allowed=_GONE)
         pidfd = open_pidfd(running) if running is not None else None
@@ -90,7 +90,7 @@ class SystemdUnits:
     def on_exit(self, name: str, callback: Callable[[str], None]) -> Callable[[], None]:
         """See Units.on_exit. systemd is asked in a thread: it may be busy for seconds."""
         loop = asyncio.get_running_loop()
-        undo: list[Callable[[], None]] = []  # what there is to take back; empty once it was
+        undo: list[Callable[[], None]] = []  # undo functions; empty after they ran
 
         def look() -> None:
             loop.run_in_executor(None, self.running, name).add_done_callback(looked)
@@ -125,7 +125,7 @@ class SystemdUnits:
             temporary.replace(path)
 
     def _call(self, verb: str, name: str, *options: str, allowed: frozenset[int] | None = _DONE) -> str:
-        """What it prints; `allowed` exit codes are no failure, None allows any."""
+        """The output of systemctl. `allowed` exit codes count as success; None allows any."""
         argv = [self._systemctl, verb, *options, "--", f"{check_name(name)}.service"]
         try:
             done = subprocess.run(argv, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False)

@@ -25,12 +25,12 @@ class ListedClient:
 
 
 def refusal(answer: str) -> str | None:
-    """The line that refuses, if one does."""
+    """The line with a refusal, if there is one."""
     return next((line.strip() for line in answer.splitlines() if _REFUSALS.search(line)), None)
 
 
 def pids(answer: str) -> tuple[int, ...]:
-    """Of get_server_list and get_client_list: one a line; other lines are remarks."""
+    """The pids in an answer of get_server_list or get_client_list: one in a line; other lines are remarks."""
     lines = (line.strip() for line in answer.splitlines())
     return tuple(int(line) for line in lines if _NUMBER.fullmatch(line))
 
@@ -51,13 +51,13 @@ def clients(answer: str) -> tuple[ListedClient, ...]:
 
 
 def share(answer: str) -> float | None:
-    """Percent, as printed with one decimal: 33.33 is printed 33.3."""
+    """The share in percent. The daemon prints one decimal: 33.33 is printed 33.3."""
     match = re.search(r"[0-9]+(\.[0-9]+)?", answer)
     return float(match.group()) if match else None
 
 
 def memory(answer: str) -> str:
-    """The last word: "2G", "1023M", or nothing where none is set."""
+    """The last word of the answer: "2G", "1023M", or empty if no limit is set."""
     words = answer.split()
     return words[-1] if words else ""
 
@@ -72,7 +72,7 @@ def memory_as_printed(mebibytes: int) -> str:
 
 
 def share_agrees(wanted: float, printed: float | None) -> bool:
-    """Is that what the daemon prints for this percentage (one decimal)?"""
+    """Does the daemon print this answer for this percentage (one decimal)?"""
     return printed is not None and abs(printed - wanted) < 0.0501
 
 

@@ -1,4 +1,4 @@
-"""Speaks to one MPS control daemon, believing only what it reads back.
+"""Commands one MPS control daemon, and verifies each setting by reading it back.
 
 Facts (measured on nvidia-cuda-mps-control 535 to 615): refusals answer with exit status 0; a bad
 value silently keeps the old one; `get_default_device_pinned_mem_limit` prints whole GiB, floored,
@@ -74,7 +74,7 @@ class MpsControl:
         return done.stdout.strip()
 
     def _run_when_free(self, command: str) -> subprocess.CompletedProcess[str]:
-        """The daemon serves one program at a time and sends another away, who tries again."""
+        """Retries while the daemon, which serves one connection at a time, refuses this one."""
         env = {**os.environ, **self.environment()}
         done = _run(self.program, command, env, self.timeout_seconds)
         for pause in _BUSY_PAUSES_SECONDS:
@@ -111,7 +111,7 @@ class MpsControl:
     # --- setting
 
     def limit(self, limits: Limits, below_normal: bool | None = None) -> None:
-        """Puts the limits in force for all clients that come from now on, and reads them back.
+        """Puts the limits in force for all later clients, and reads them back.
 
         `below_normal` None leaves the priority alone (branches before 535 have none). Raises
         VgpuError(MPS_REFUSED).
@@ -171,13 +171,13 @@ class MpsControl:
         except VgpuError:
             if server in self.servers():
                 raise
-            log.debug("an MPS server ended while it was limited", server=server)
+            log.debug("an MPS server ended while its limits were set", server=server)
 
     def _set_share(self, name: str, server: str, share: Percent) -> None:
         self.ask(f"set_{name}{server} {share.value:g}")
         answer = self.ask(f"get_{name}{server}")
         if server and _says_nothing(answer, answers.share(answer) is None):
-            log.warning("an MPS server does not say its share", server=server.strip(), answer=answer)
+            log.warning("cannot read back the share of an MPS server", server=server.strip(), answer=answer)
         elif answers.refusal(answer) or not answers.share_agrees(share.value, answers.share(answer)):
             raise _refused(name.replace("_", " "), f"{share.value:g}", answer)
 
@@ -199,7 +199,7 @@ class MpsControl:
             raise _refused(f"end of client {pid}", f"of server {server}", said)
 
     def shutdown_server(self, server: int) -> None:
-        """At once, whatever runs on it; the next client is given a new one."""
+        """Ends the server at once, whatever runs on it; the next client gets a new server."""
         self.ask(f"shutdown_server {server} -f")
 
 

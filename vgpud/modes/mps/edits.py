@@ -15,7 +15,7 @@ CONTAINER_GUARD = "/run/vgpu/libvgpu-guard.so"
 
 
 def part_of_process(part: Slice, processes: int, pooled_memory: bool = False) -> tuple[int, float]:
-    """MiB and percent of one process, when so many share the slice; never more in sum than the slice.
+    """Limits of one process, in MiB and percent, if `processes` share the slice; their sum never exceeds it.
 
     With `pooled_memory` libvgpu keeps the sum, and each may have all of it.
     """

@@ -40,7 +40,7 @@ class Features:
 
 
 def probe(program: str) -> Features:
-    """Features() for a program that is not there. Read anew when the file changes, as by an upgrade."""
+    """The features of the program; Features() if it is missing. Read again after the file changed."""
     found = shutil.which(program)
     if found is None:
         return Features()

@@ -1,8 +1,8 @@
 """Where a device's control daemon and its tenants meet.
 
     RUN/mps/DEVICE           for root, and by an ACL for the uids that hold a share of the device
-    RUN/mps/DEVICE/pipe/gN   one life of the daemon: its sockets, for nobody but root until it is limited
-    RUN/mps/DEVICE/pipe/p    -> gN while clients may come; tenants know this name only
+    RUN/mps/DEVICE/pipe/gN   one life of the daemon: its sockets, for root only until the limits are set
+    RUN/mps/DEVICE/pipe/p    -> gN while clients may connect; tenants know this name only
     RUN/mps/DEVICE/log
     RUN/mps/t/ALLOCATION     what the guard in a tenant's processes reads: limits, and the parts taken
 
@@ -53,7 +53,7 @@ class DeviceFolder:
         return self.pipes / f"g{number}"
 
     def lives(self) -> tuple[int, ...]:
-        """The numbers of the lives whose folders are there, the newest first."""
+        """The numbers of the daemon's lives that have folders, the newest first."""
         if not self.pipes.is_dir():
             return ()
         names = (entry.name for entry in self.pipes.glob("g*"))
@@ -86,7 +86,7 @@ class DeviceFolder:
         return folder
 
     def admit(self, uids: frozenset[int]) -> None:
-        """Those users' programs, and root's, come to `pipe` by its path; no others. Idempotent.
+        """Lets programs of these users, and of root, reach `pipe` by its path; no others. Idempotent.
 
         Raises VgpuError(HELPER_FAILED) where the file system has no ACLs.
         """
@@ -103,7 +103,7 @@ class DeviceFolder:
             ) from None
 
     def open(self, life: Path) -> None:
-        """From now on clients may come. The name is there whole or not at all."""
+        """Lets clients connect: makes the name `p`, atomically."""
         fresh = self.pipes / "p.new"
         try:
             life.chmod(0o755)

@@ -1,4 +1,4 @@
-"""What the checks of one daemon come to: pure, the clock is passed in."""
+"""Judges the health of one daemon from its checks: pure, the time is a parameter."""
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -31,7 +31,7 @@ class Health:
         return Verdict.END if now - self._silent_since >= patience else Verdict.WAIT
 
     def server(self, pid: int, state: str, now: float, patience: float) -> Verdict:
-        """A server leaves FAULT by itself once all clients that were there have ended."""
+        """A server leaves FAULT by itself once all clients of that time have ended."""
         if state != "FAULT":
             self._faults.pop(pid, None)
             return Verdict.FINE

@@ -141,7 +141,7 @@ class MpsMode:
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:
         remove_tenant(tenant_folder(self._paths.run_dir, allocation.id))
-        if (self._paths.leases / allocation.id).exists():  # even of one whose attaching was cut
+        if (self._paths.leases / allocation.id).exists():  # also after an interrupted attach
             await self._leases.detach(allocation, part)
         if not self._world.slices_on(part.target):
             if part.is_on_top and part.target:
@@ -149,7 +149,7 @@ class MpsMode:
             return
         try:
             await self._supervisor(part.target, part.device_uuid).limit()
-        except VgpuError as error:  # a release waits for no daemon: the checks see to one that hangs
+        except VgpuError as error:  # a release does not wait for a hung daemon, which the checks end
             log.warning("limits stay those of a larger tenant", device=part.target, why=str(error))
 
     async def unapply(self, device_uuid: str) -> None:
@@ -192,10 +192,10 @@ class MpsMode:
         listed = await slice_processes(self._gateway, part)
         return tuple(p for p in listed if allocation_of(p.pid) == allocation.id)
 
-    # --- who may come
+    # --- users of a device
 
     def closed_to(self, uid: int, device: Device, target: str, but: str = "") -> str | None:
-        """Why this uid is not to have a share there now; `but` is an allocation left out."""
+        """Why this uid may not have a share on the device now; ignores the allocation `but`."""
         others = [a for a in self._world.allocations_on(target) if a.id != but]
         rules = self._world.rules_for(device.uuid)
         most = self._client_limit(device, target)
@@ -211,7 +211,8 @@ class MpsMode:
         return f"its MPS server serves uid {names}, and uid {uid} would wait until all their programs end"
 
     def _client_limit(self, device: Device, target: str) -> int:
-        """In a MIG device it goes down with the compute instance (MPS guide, "client limits")."""
+        """The limit of clients. In a MIG device it depends on the compute instance (MPS guide, "client
+        limits")."""
         most = self.features().client_limit(device.compute_capability)
         if target == device.uuid:
             return most
@@ -236,7 +237,7 @@ class MpsMode:
             )
 
     def _other_users(self, uid: int, target: str, but: str) -> tuple[int, ...]:
-        """Those whose programs keep this one's waiting; nobody under a server for all."""
+        """The uids whose programs block those of this uid; none under a multi-user server."""
         if self._is_multi_user(target):
             return ()
         owners = {a.request.owner.uid for a in self._world.allocations_on(target) if a.id != but}
@@ -329,18 +330,18 @@ class MpsMode:
         task.add_done_callback(self._tasks.discard)
 
     async def _log_lost(self, device_uuid: str, held: frozenset[str]) -> None:
-        """The clients that the daemon took along, as long as NVML still lists them."""
+        """Logs the clients that died with the daemon, while NVML still lists them."""
         try:
             processes = await asyncio.to_thread(self._gateway.processes, device_uuid)
         except VgpuError as error:
-            log.warning("who was lost cannot be said", device=device_uuid, why=str(error))
+            log.warning("cannot list the MPS clients that died", device=device_uuid, why=str(error))
             return
         named = {p.pid: allocation_of(p.pid) for p in processes if p.kind != "graphics"}
         lost = {pid: name for pid, name in named.items() if name in held}
         log.error("MPS clients lost", device=device_uuid, allocation_by_pid=lost)
 
     async def _close_compute_mode(self, device: Device) -> None:
-        """EXCLUSIVE_PROCESS: a program that comes past MPS gets no context at all, guard or not."""
+        """Sets EXCLUSIVE_PROCESS: a program that bypasses MPS gets no context, with or without the guard."""
         wanted = self._world.rules_for(device.uuid).exclusive_process
         if not wanted or device.compute_mode is ComputeMode.EXCLUSIVE_PROCESS:
             return

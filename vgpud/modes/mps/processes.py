@@ -1,4 +1,4 @@
-"""What /proc says of control daemons, their servers and their clients."""
+"""Facts of control daemons, their servers and their clients, from /proc."""
 
 import os
 import re
@@ -20,7 +20,7 @@ _SERVER = "nvidia-cuda-mps-server"
 
 
 def command(pid: int) -> str:
-    """As `ps` shows it, at most 80 characters; empty for one that has ended."""
+    """The command line as `ps` shows it, at most 80 characters; empty for an ended process."""
     return b" ".join(proc.arguments(pid)).decode(errors="replace").strip()[:80]
 
 

@@ -1,4 +1,4 @@
-"""What the mode is told from outside: the policy's rules, and the world it reports to."""
+"""Inputs of the mode: the policy's rules, and callbacks to the node."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ class Users(StrEnum):
     """What happens to a second uid on a device: NVIDIA's daemon serves one uid at a time."""
 
     SAME = "same"  # it is refused the device
-    QUEUE = "queue"  # it is let in, told, and waits until the first has no clients left
-    MULTI = "multi"  # one server for all, where the driver has it; else as `same`
+    QUEUE = "queue"  # it is admitted with a notice, and waits until the first has no clients
+    MULTI = "multi"  # one server for all users if the driver supports it; otherwise as `same`
 
 
 @dataclass(frozen=True, slots=True)
 class MpsRules:
-    """The policy for one device, in this room's words."""
+    """The policy of one device, as this mode needs it."""
 
     users: Users = Users.SAME
     processes_per_tenant: int = 1
@@ -62,7 +62,8 @@ class MpsWorld:
     originals: Originals
 
     def users_on(self, target: str) -> frozenset[int]:
-        """The uids that hold a share there; a pod's programs, of no known uid, come by its mount alone."""
+        """The uids that hold a share on the device. Pods have no known uid and reach the pipe by their
+        mount."""
         owners = (allocation.request.owner.uid for allocation in self.allocations_on(target))
         return frozenset(uid for uid in owners if uid != ANYONE)
 

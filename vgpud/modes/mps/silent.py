@@ -20,7 +20,7 @@ from vgpud.proc import PidFd, Running, open_pidfd, read_stat
 # asm/unistd.h of x86-64 and asm-generic/unistd.h (aarch64): read, recvfrom, recvmsg
 _READING = frozenset({0, 45, 47, 63, 207, 212})
 _UCRED = struct.Struct("=iII")  # unix(7): pid, uid, gid
-_NEXT_SECONDS = 0.01  # in which the daemon comes to its next connection
+_NEXT_SECONDS = 0.01  # time in which the daemon turns to its next connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def _cut(pid: int, pidfd: PidFd) -> Peer | None:
             if _is_own(peer.pid, pid) or _waits_on(pid) != waits or not _is_copy(connection, pid, waits):
                 return None
             connection.shutdown(socket.SHUT_RDWR)
-    except OSError:  # no socket, or gone
+    except OSError:  # it is no socket, or it is closed
         return None
     return peer
 

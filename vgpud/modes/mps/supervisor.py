@@ -1,4 +1,4 @@
-"""One device's control daemon: brought up limited, watched, brought up again when it dies or hangs.
+"""Supervises one device's control daemon: starts it with limits, watches it, restarts it if it dies or hangs.
 
 A daemon's death takes its clients along (measured on an H200, driver 580). It is noticed by pidfd; the
 tenants' way in is closed at once, and opened again when a new daemon has read back every limit.
@@ -51,7 +51,7 @@ class Charge:
     folder: DeviceFolder
     features: Callable[[], Features]
     rules: Callable[[], MpsRules]
-    limits: Callable[[], Limits | None]  # None: nobody is on the device
+    limits: Callable[[], Limits | None]  # None: the device has no tenant
     tenants: Callable[[], frozenset[int]]  # the uids whose programs may reach the daemon
     died: Callable[[str], None]
     notice: Callable[[str], None]
@@ -80,7 +80,7 @@ class Supervisor:
     # --- up and down
 
     async def up(self) -> None:
-        """A daemon runs, every limit read back, and clients may come. Raises VgpuError."""
+        """Ensures that a daemon runs with verified limits and accepts clients. Raises VgpuError."""
         async with self._lock:
             if await asyncio.to_thread(self.units.running, self.name) is None:
                 await self._start()
@@ -89,7 +89,7 @@ class Supervisor:
             self.watch()
 
     async def limit(self) -> None:
-        """The limits of those who are on the device now, in force for all clients to come."""
+        """Puts the limits for the device's present tenants in force for all later clients."""
         async with self._lock:
             if await asyncio.to_thread(self.units.running, self.name) is not None:
                 await self._limit(self.control())
@@ -101,7 +101,7 @@ class Supervisor:
             known = await asyncio.to_thread(of_lives, self.charge.folder, self.charge.program)
             await asyncio.to_thread(self.units.stop, self.name, _STOP_SECONDS)
             await asyncio.to_thread(end_servers, self.charge.folder, self.charge.program)
-            # a server takes its time to leave the card, and would be taken for somebody else's program
+            # an ending server stays on the card for a while, and would count as a foreign program
             left = await asyncio.to_thread(still_there, known, _GONE_SECONDS)
             if left:
                 log.warning("MPS is down, and has processes left", device=self.charge.device_uuid, pids=left)
@@ -155,7 +155,7 @@ class Supervisor:
         )
 
     async def _limit(self, control: MpsControl) -> None:
-        """Puts the limits in force, and lets the tenants' uids in; nobody else's."""
+        """Puts the limits in force, and admits only the tenants' uids."""
         await asyncio.to_thread(self.charge.folder.admit, self.charge.tenants())
         limits = self.charge.limits()
         if limits is None:
@@ -165,7 +165,7 @@ class Supervisor:
         await asyncio.to_thread(control.limit, limits, below)
 
     async def _limit_again(self, control: MpsControl) -> None:
-        """Limits that do not read back as set are set again, and it is told: another program changed them."""
+        """Sets limits again that another program has changed, and gives a notice."""
         async with self._lock:
             if self._wanted is None:
                 return
@@ -207,7 +207,7 @@ class Supervisor:
         self._spawn(self._bring_back(clock.now()))
 
     async def _bring_back(self, died: float) -> None:
-        """Until it runs again, or nobody is on the device any more."""
+        """Retries until the daemon runs again or the device has no tenant."""
         pause = _FIRST_RETRY_SECONDS
         while self.charge.limits() is not None:
             try:
@@ -231,7 +231,7 @@ class Supervisor:
             await asyncio.sleep(self.charge.rules().check_seconds)
             try:
                 await self._check(health)
-            except VgpuError as error:  # the next check comes anyway
+            except VgpuError as error:  # the next check tries again
                 log.warning("MPS check failed", device=self.charge.device_uuid, why=str(error))
 
     async def _check(self, health: Health) -> None:
@@ -262,10 +262,10 @@ class Supervisor:
                 await asyncio.to_thread(control.shutdown_server, server)
 
     async def _silent(self, verdict: Verdict, why: str) -> None:
-        """A connection that keeps the daemon waiting is cut first: the daemon's end is every client's."""
+        """Cuts the connection that blocks the daemon, before the daemon itself is ended with all clients."""
         running = await asyncio.to_thread(self.units.running, self.name)
         if running is None:
-            return  # its death is another matter
+            return  # the daemon has died, which its watcher handles
         if verdict is Verdict.SAY:
             self.charge.notice(f"its MPS control daemon does not answer: {why}")
         found = await asyncio.to_thread(cut_silent, running, _CUT_SECONDS)
