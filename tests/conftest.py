@@ -1,5 +1,6 @@
 """What holds for the tests of every room: conditions (tests/conditions.py), signals, examples."""
 
+import asyncio
 import os
 import signal
 import tempfile
@@ -55,7 +56,11 @@ def grpc_keeps_its_poller() -> None:
 
     Where the garbage collector finds that object during a later test, that test hangs.
     """
-    grpc.aio.init_grpc_aio()
+
+    async def make_poller() -> None:
+        grpc.aio.init_grpc_aio()  # it asks for the event loop, which from Python 3.14 on must run
+
+    asyncio.run(make_poller())
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,7 +1,30 @@
 """Programs as another user, from a checkout that may be closed to others."""
 
 import shutil
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+_OTHERS_MAY_ENTER = 0o001
+
+
+def open_place() -> Path:
+    """A folder for temporary files that every user may enter: TMPDIR if it is one, else /tmp."""
+
+    def is_open(place: Path) -> bool:
+        return all(folder.stat().st_mode & _OTHERS_MAY_ENTER for folder in (place, *place.parents))
+
+    own = Path(tempfile.gettempdir()).resolve()
+    return own if is_open(own) else Path("/tmp")
+
+
+@contextmanager
+def open_folder() -> Iterator[Path]:
+    """A new folder that every user may enter."""
+    with tempfile.TemporaryDirectory(prefix="vgo-", dir=open_place()) as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
 
 
 def as_user(uid: int, gid: int, groups: Sequence[int] = ()) -> list[str]:

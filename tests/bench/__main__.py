@@ -8,7 +8,18 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import grpc_bench, idle_replay, ledger, loop, memory, mig_packing, operate, shares, soak
+from tests.bench import (
+    grpc_bench,
+    idle_replay,
+    ledger,
+    loop,
+    memory,
+    mig_packing,
+    operate,
+    shares,
+    simulator,
+    soak,
+)
 from tests.bench.common import HEAD, Report
 from tests.demo.node import BUILD
 
@@ -17,6 +28,7 @@ BENCHES: dict[str, Callable[[argparse.Namespace], Report]] = {
     "mig-packing": lambda arguments: mig_packing.run(),
     "idle-replay": lambda arguments: idle_replay.run(),
     "shares": lambda arguments: shares.run(),
+    "simulator": lambda arguments: simulator.run(arguments.crowd_seconds),
     "operate": lambda arguments: operate.run(),
     "soak": lambda arguments: soak.run(arguments.cycles),
     "loop": lambda arguments: loop.run(arguments.attack),
@@ -35,6 +47,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--idle-seconds", type=float, default=60, help="to watch an idle daemon")
     parser.add_argument("--cycles", type=int, default=2000, help="of the soak; a day's worth is 200000")
     parser.add_argument("--allocations", type=int, default=4000, help="of the memory; 8192 have room")
+    parser.add_argument(
+        "--crowd-seconds", type=float, default=60, help="of the simulator: processes are killed"
+    )
     parser.add_argument("--attack", default="", help="of the loop: those whose name has this in it alone")
     parser.add_argument(
         "--real", action="store_true", help="on this machine's GPUs, not on the simulated node"

@@ -90,7 +90,7 @@ NOT_RUN = {
     "python -m tests.serve.bench_relay": _LONG,
     "python -m tests.runtime.cost": _LONG,
     "python -m tests.runtime.soak --starts 2000 --restart-every 50": _LONG,
-    "python -m tests.sim.test_figures": _LONG,
+    "./dev bench simulator": _LONG,
     "python -m tests.bench.plot": _LONG,
     "python -m tests.http.pictures": _LONG,
     "python -m tests.packaging.cross": _LONG,

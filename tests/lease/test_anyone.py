@@ -6,14 +6,13 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
 from tests.conditions import needs
 from tests.lease.conftest import Node, eventually, lease_used
 from tests.native.harness import CONTEXT_BYTES, GIB, MIB, PROBE, UUIDS, Tenant
-from tests.otheruser import as_user
+from tests.otheruser import as_user, open_folder
 from vgpud import lease_layout
 from vgpud.lease import DeviceLimits, read_usage, write_lease
 from vgpud.model.tenancy import ANYONE
@@ -38,9 +37,7 @@ exec "$@"
 @pytest.fixture
 def node() -> Iterator[Node]:
     """In a folder that everybody may enter, so that nothing but the lease's own rights is in the way."""
-    with TemporaryDirectory(prefix="vgl-") as folder:
-        run_dir = Path(folder)
-        run_dir.chmod(0o755)
+    with open_folder() as run_dir:
         (run_dir / "leases").mkdir()
         (run_dir / "leases").chmod(0o755)
         node = Node(run_dir)

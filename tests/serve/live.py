@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.otheruser import open_place
 from tests.serve.fake_keeper import FakeKeeper
 from vgpud.serve.intake import Bounds
 from vgpud.serve.relay import Limits
@@ -21,7 +22,7 @@ T = TypeVar("T")
 class Live:
     def __init__(self, limits: Limits | None = None, group: str = "", bounds: Bounds | None = None) -> None:
         # short, and open to other users: Unix socket paths have room for 108 bytes
-        self.run_dir = Path(tempfile.mkdtemp(prefix="vgs-"))
+        self.run_dir = Path(tempfile.mkdtemp(prefix="vgs-", dir=open_place()))
         self.run_dir.chmod(0o755)
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)

@@ -2,13 +2,13 @@
 
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conditions import needs
+from tests.otheruser import open_folder
 from tests.systemd.test_memory import MIB, one_user
 from vgpud.serve.intake import Bounds
 from vgpud.serve.relay import Limits
@@ -52,9 +52,8 @@ print(len(peers), flush=True)
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="vgm-") as made:
-        Path(made).chmod(0o755)
-        yield Path(made)
+    with open_folder() as made:
+        yield made
 
 
 def peak_bytes(pid: int) -> int:

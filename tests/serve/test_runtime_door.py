@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.conditions import needs
+from tests.otheruser import open_folder
 from vgpud.inject.hooks import HookProgram
 from vgpud.inject.specs import Specs
 from vgpud.model.caller import Caller
@@ -395,12 +395,10 @@ def opened_to_all(made: World) -> None:
     made.path.chmod(0o666)
 
 
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """One that other users may enter, as far as TMPDIR lets them."""
-    with tempfile.TemporaryDirectory(prefix="vgr-") as made:
-        Path(made).chmod(0o755)
-        yield Path(made)
+@pytest.fixture(name="open_folder")
+def made_open_folder() -> Iterator[Path]:
+    with open_folder() as made:
+        yield made
 
 
 @needs("root")

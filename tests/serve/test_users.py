@@ -4,7 +4,6 @@ import asyncio
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conditions import needs
+from tests.otheruser import open_folder
 from tests.serve.live import Live
 from vgpud.api.client import Client
 from vgpud.model.caller import Caller, Door
@@ -46,9 +46,8 @@ pytestmark = needs("root")
 
 @pytest.fixture
 def path() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="vgu-") as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder) / "s"
+    with open_folder() as folder:
+        yield folder / "s"
 
 
 @contextmanager

@@ -1,33 +1,27 @@
-"""What the simulated driver costs, many processes at once, and a crowd that is killed at random.
-
-`python -m tests.sim.test_figures [SECONDS]` prints the figures of docs/simulator.md, and lets the crowd run
-for a minute.
-"""
+"""Many processes on one simulated node: beside each other, and killed at random."""
 
 from __future__ import annotations
 
 import json
 import random
 import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 from tests.native.harness import TEST_BUILD
-from tests.simnode import SimNode, build_dir
+from tests.simnode import SimNode
 
 Make = Callable[..., SimNode]
 MIB = 1 << 20
 PAGE = 2 * MIB
 CONTEXT = 526 * MIB
 CROWD, HOLDERS = 64, 200
-#: Ten times what docs/simulator.md says: a machine that is busy with others must not fail the test.
-SLACK = 10
-
-
 FIGURES = str(TEST_BUILD / "figures")
+
+
+def measure(node: SimNode) -> dict[str, float]:
+    """Nanoseconds of calls of the simulated driver, made by a process of its own."""
+    measured: dict[str, float] = json.loads(node.run([FIGURES], {"VGPU_SIM_KERNEL_US": "0.001"}).stdout)
+    return measured
 
 
 def start(node: SimNode, *words: str) -> subprocess.Popen[str]:
@@ -37,20 +31,11 @@ def start(node: SimNode, *words: str) -> subprocess.Popen[str]:
     return process
 
 
-def measure(node: SimNode) -> dict[str, float]:
-    measured: dict[str, float] = json.loads(node.run([FIGURES], {"VGPU_SIM_KERNEL_US": "0.001"}).stdout)
-    return measured
-
-
-def test_device_calls_work_beside_two_hundred_processes(sim_node: Make) -> None:
-    """Aims: a query under 5 us, a launch under 1 us of CPU, attaching under 5 ms."""
+def test_device_sums_hold_beside_two_hundred_processes(sim_node: Make) -> None:
     node = sim_node()
     holders = [start(node, FIGURES, "hold") for _ in range(HOLDERS)]
     assert node.dump()["devices"][0]["memory_used"] == HOLDERS * CONTEXT
-    cost = measure(node)
-    assert max(cost["memory_ns"], cost["rates_ns"], cost["clock_ns"]) < 5_000 * SLACK
-    assert cost["launch_ns"] < 1_000 * SLACK
-    assert cost["attach_ns"] < 5_000_000 * SLACK
+    assert measure(node)["launch_ns"] > 0
     for process in holders:
         process.kill()
     for process in holders:
@@ -101,21 +86,3 @@ def test_memory_sums_hold_after_random_kills_among_many_processes(sim_node: Make
     node = sim_node("h200x1")
     crowd(node, lambda deaths: deaths < CROWD)
     assert measure(node)["launch_ns"] > 0  # no process holds a lock
-
-
-def main() -> None:
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 60
-    with tempfile.TemporaryDirectory() as scratch:
-        node = SimNode(Path(scratch) / "node", build_dir(), "h200x8")
-        node.sim("create", "--profile", node.profile)
-        print("alone", measure(node))
-        holders = [start(node, FIGURES, "hold") for _ in range(HOLDERS)]
-        print(f"beside {len(holders)}", measure(node))
-        node.stop()
-        end = time.monotonic() + seconds
-        killed = crowd(node, lambda _: time.monotonic() < end)
-        print(f"killed at random for {seconds:g} s: {killed} processes, and the sums add up")
-
-
-if __name__ == "__main__":
-    main()
