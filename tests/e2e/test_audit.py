@@ -201,6 +201,7 @@ def test_a_call_that_is_not_in_the_table_changes_nothing(trail: Trail, name: str
 def prepared(trail: Trail) -> str:
     config = {"annotations": {"vgpud.io/memory": "1GiB", "vgpud.io/device": "0"}, "process": {}}
     edited = json.loads(trail.hook("precreate", told=config))
+    assert "vgpud.io/prepared" in edited["annotations"], edited
     return str(edited["annotations"]["vgpud.io/prepared"])
 
 

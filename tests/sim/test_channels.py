@@ -21,6 +21,7 @@ Make = Callable[..., SimNode]
 CONTEXT_BYTES = 526 << 20
 REFUSED, BAD_CHANNEL, BAD_CLIENT = 0x1F, 0x21, 0x23
 LONG = "launch 1 300000"
+LONG_NS = 300e6
 
 
 class Outside:
@@ -138,14 +139,18 @@ def test_a_kernel_preempted_by_its_channels_resumes_without_loss(
     node: SimNode, tenant: Tenant, outside: Outside
 ) -> None:
     pid = tenant.process.pid
-    tenant.say(LONG)
-    assert outside.turn("off", node, pid) == 0
-    stands = done_ns(node, pid)
-    assert 0 < stands < 300e6
+    for launched in range(1, 100):  # on a busy machine the order may come after the kernel's end
+        tenant.say(LONG)
+        assert outside.turn("off", node, pid) == 0
+        stands = done_ns(node, pid)
+        if stands < launched * LONG_NS:
+            break
+        assert outside.turn("on", node, pid) == 0
+    assert (launched - 1) * LONG_NS < stands < launched * LONG_NS
     assert done_ns(node, pid) == stands
     assert outside.turn("on", node, pid) == 0
     assert tenant.say("sync") == "ok"
-    assert done_ns(node, pid) == 300e6
+    assert done_ns(node, pid) == launched * LONG_NS
 
 
 def test_channels_disabled_twice_start_waiting_work_only_with_new_work(
