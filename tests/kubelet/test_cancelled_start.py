@@ -35,7 +35,7 @@ def test_a_server_whose_start_is_cancelled_is_stopped(
     monkeypatch.setattr(wire, "bind", lambda *_: None)
     nothing = cast(Any, None)
     plugin = (
-        DraPlugin(tmp_path, nothing, lambda: None)
+        DraPlugin(tmp_path, nothing, lambda: None, lambda: ())
         if kind == "dra"
         else Plugin(nothing, tmp_path / "s.sock", nothing)
     )

@@ -15,12 +15,13 @@ from tests.kubelet.cluster import DRIVER, Cluster, HttpCluster, refusal
 from tests.kubelet.conftest import run
 from tests.kubelet.double import PATIENCE_SECONDS, encode
 from tests.node.world import ROOT, World, policy_of, world
-from vgpud.api.gen.kubelet import dra_v1_pb2, dra_v1beta1_pb2
+from vgpud.api.gen.kubelet import dra_health_pb2, dra_v1_pb2, dra_v1beta1_pb2
 from vgpud.api.gen.kubelet import pluginregistration_v1_pb2 as registration
 from vgpud.model.device import Health
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import ANYONE, Mode
 from vgpud.node.room import Room
+from vgpud.serve.dra import plugin
 from vgpud.serve.dra.door import DraDoor, Pace
 
 POLICY = """version = 1
@@ -487,5 +488,38 @@ def test_slices_are_back_after_a_restart_of_the_kubelet_before_the_next_check(sh
                 await dra.published()
                 dra.cluster.wipe()
                 await dra.published()
+
+    run(story())
+
+
+@pytest.mark.parametrize("version", ["v1alpha1", "v1beta1"])
+def test_the_kubelet_is_told_of_the_health_of_each_device(
+    short: Path, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 1.36 on it asks, and logs an error each 5 s where no driver answers."""
+    monkeypatch.setattr(plugin, "_HEALTH_SECONDS", 0.05)
+
+    async def story() -> None:
+        async with dra_in(short) as dra:
+            info = await dra.register()
+            await dra.published()
+            async with grpc.aio.insecure_channel(f"unix:{info.endpoint}") as channel:
+                stream: Any = channel.unary_stream(
+                    f"/{version}.DRAResourceHealth/NodeWatchResources",
+                    request_serializer=encode,
+                    response_deserializer=dra_health_pb2.NodeWatchResourcesResponse.FromString,
+                )(dra_health_pb2.NodeWatchResourcesRequest())
+                first = await stream.read()
+                published = [device["name"] for device in dra.cluster.pool()[0]]
+                assert [one.device.device_name for one in first.devices] == published
+                assert {one.device.pool_name for one in first.devices} == {"node-1"}
+                assert {one.health for one in first.devices} == {dra_health_pb2.HEALTHY}
+                well = dra.world.gateway.node
+                lost = replace(well.devices[0], health=Health.LOST, health_reason="it fell off the bus")
+                dra.world.gateway.node = replace(well, devices=(lost, well.devices[1]))
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    while (told := (await stream.read()).devices[0]).health != dra_health_pb2.UNHEALTHY:
+                        pass
+                assert told.message
 
     run(story())

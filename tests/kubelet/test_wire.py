@@ -4,6 +4,7 @@ import pytest
 from google.protobuf.message import Message
 
 from vgpud.api.gen.kubelet import deviceplugin_v1beta1_pb2 as dp
+from vgpud.api.gen.kubelet import dra_health_pb2 as health
 from vgpud.api.gen.kubelet import dra_v1_pb2 as dra
 from vgpud.api.gen.kubelet import dra_v1beta1_pb2 as beta
 from vgpud.api.gen.kubelet import pluginregistration_v1_pb2 as registration
@@ -33,6 +34,19 @@ ALLOCATED = (
     + field(5, field(1, b"v/c=n"))
 )
 KNOWN: list[tuple[Message, bytes]] = [
+    (
+        health.NodeWatchResourcesResponse(
+            devices=[
+                health.DeviceHealth(
+                    device=health.DeviceIdentifier(pool_name="p", device_name="d"),
+                    health=health.UNHEALTHY,
+                    last_updated_time=7,
+                    message="m",
+                )
+            ]
+        ),
+        field(1, field(1, field(1, b"p") + field(2, b"d")) + b"\x10\x02\x18\x07" + field(5, b"m")),
+    ),
     (
         dp.RegisterRequest(
             version="v1beta1",

@@ -40,6 +40,7 @@ WHERE = {
     "vgpud/policy/words.py": OWN,
     "vgpud/lease/engines.py": OWN,
     "vgpud/serve/calls.py": SMALL,  # MAX_REQUEST_BYTES of serve/server.py
+    "vgpud/serve/dra/plugin.py": OWN,
     "vgpud/serve/kubelet/plugin.py": OWN,
     "vgpud/serve/kubelet/wire.py": OWN,
     "vgpud/serve/statefile.py": OWN,

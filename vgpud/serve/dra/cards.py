@@ -188,6 +188,16 @@ def place_name(device: Device, place: Place) -> str:
     return f"{card_name(device)}-mig-{digest}-{place.at.start}"
 
 
+def names_of(device: Device, policy: Policy, places: Places) -> tuple[str, ...]:
+    """All that is published of the device, whatever has been taken since."""
+    form = form_of(device, policy)
+    if form is None:
+        return ()
+    if form is Form.MIG:
+        return tuple(place_name(device, place) for place in all_places(device, places))
+    return (card_name(device),)
+
+
 def target_of(name: str, devices: Iterable[Device], policy: Policy, places: Places) -> Target | None:
     """What was published under this name, whatever has been taken since."""
     for device in devices:

@@ -8,11 +8,12 @@ from pathlib import Path
 import structlog
 
 from vgpud import clock
+from vgpud.model.device import Health
 from vgpud.model.errors import VgpuError
 from vgpud.node.room import Room
 from vgpud.serve.dra.api import Api
-from vgpud.serve.dra.cards import Target, cards_of, target_of
-from vgpud.serve.dra.plugin import DraPlugin
+from vgpud.serve.dra.cards import Target, cards_of, names_of, target_of
+from vgpud.serve.dra.plugin import DraPlugin, Wellness
 from vgpud.serve.dra.prepared import PreparedClaims
 from vgpud.serve.dra.preparer import Preparer
 from vgpud.serve.dra.publisher import Publisher
@@ -54,7 +55,7 @@ class DraDoor:
         self._dirty = asyncio.Event()
         self._complained = ""
         self.preparer = Preparer(keeper, api, PreparedClaims(state_dir / "claims.json"), node, self._find)
-        self.plugin = DraPlugin(kubelet, self.preparer, self._registered)
+        self.plugin = DraPlugin(kubelet, self.preparer, self._registered, self._health)
         self._kubelet = kubelet
         self._publisher = Publisher(api, node)
         self._published = False
@@ -86,6 +87,14 @@ class DraDoor:
 
     def _find(self, name: str) -> Target | None:
         return target_of(name, self._room.devices, self._keeper.policy().policy, self._room.places)
+
+    def _health(self) -> tuple[Wellness, ...]:
+        policy = self._keeper.policy().policy
+        return tuple(
+            Wellness(self._node, name, device.health is Health.OK, device.health_reason)
+            for device in self._room.devices
+            for name in names_of(device, policy, self._room.places)
+        )
 
     # --- to the cluster
 

@@ -5,14 +5,16 @@ or fails by itself; a call may come again at any time, and nothing then happens 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
 import structlog
 
-from vgpud.api.gen.kubelet import dra_v1_pb2, dra_v1beta1_pb2
+from vgpud.api.gen.kubelet import dra_health_pb2, dra_v1_pb2, dra_v1beta1_pb2
 from vgpud.api.gen.kubelet import pluginregistration_v1_pb2 as registration
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.serve.dra.prepared import Answer
@@ -23,6 +25,20 @@ log = structlog.get_logger(__name__)
 
 # the newest first, as the kubelet picks; its names for the services are not those on the wire
 VERSIONS = {"v1.DRAPlugin": dra_v1_pb2, "v1beta1.DRAPlugin": dra_v1beta1_pb2}
+
+
+_HEALTH_SECONDS = 5.0  # the kubelet takes a device that it hears nothing of for 30 s as unknown
+_HEALTH_SERVICES = ("v1alpha1.DRAResourceHealth", "v1beta1.DRAResourceHealth")
+
+
+@dataclass(frozen=True, slots=True)
+class Wellness:
+    """Of one published device; `why` it is not well."""
+
+    pool: str
+    device: str
+    well: bool
+    why: str = ""
 
 
 class Behind(Protocol):
@@ -36,11 +52,18 @@ class Behind(Protocol):
 class DraPlugin:
     """`kubelet` is its root folder; `registered` is called when the kubelet has taken the driver."""
 
-    def __init__(self, kubelet: Path, behind: Behind, registered: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        kubelet: Path,
+        behind: Behind,
+        registered: Callable[[], None],
+        health: Callable[[], tuple[Wellness, ...]],
+    ) -> None:
         self.registrar = kubelet / "plugins_registry" / f"{DRIVER}-reg.sock"
         self.socket = kubelet / "plugins" / DRIVER / "dra.sock"
         self._behind = behind
         self._registered = registered
+        self._health = health
         self._servers: list[grpc.aio.Server] = []
 
     @property
@@ -64,6 +87,14 @@ class DraPlugin:
             calls.add_generic_rpc_handlers(
                 (grpc.method_handlers_generic_handler(service, self._calls(version)),)
             )
+        watch: Any = grpc.unary_stream_rpc_method_handler(
+            self._watch_health,
+            request_deserializer=dra_health_pb2.NodeWatchResourcesRequest.FromString,
+            response_serializer=lambda message: message.SerializeToString(),
+        )
+        for service in _HEALTH_SERVICES:
+            handlers: dict[str, Any] = {"NodeWatchResources": watch}
+            calls.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
         wire.bind(calls, self.socket)
         self._servers.append(calls)  # first: one whose start is cancelled must be stopped as well
         await calls.start()
@@ -100,6 +131,15 @@ class DraPlugin:
         else:
             log.error("the kubelet does not take the driver", driver=DRIVER, why=told.error)
         return registration.RegistrationStatusResponse()
+
+    # --- health
+
+    async def _watch_health(
+        self, _: dra_health_pb2.NodeWatchResourcesRequest, context: wire.Context
+    ) -> AsyncIterator[dra_health_pb2.NodeWatchResourcesResponse]:
+        while True:
+            yield health_of(self._health(), int(time.time()))
+            await asyncio.sleep(_HEALTH_SECONDS)
 
     # --- claims
 
@@ -140,6 +180,20 @@ class DraPlugin:
                 "NodeUnprepareResources", version.NodeUnprepareResourcesRequest, unprepare
             ),
         }
+
+
+def health_of(devices: Iterable[Wellness], now_seconds: int) -> dra_health_pb2.NodeWatchResourcesResponse:
+    return dra_health_pb2.NodeWatchResourcesResponse(
+        devices=[
+            dra_health_pb2.DeviceHealth(
+                device=dra_health_pb2.DeviceIdentifier(pool_name=one.pool, device_name=one.device),
+                health=dra_health_pb2.HEALTHY if one.well else dra_health_pb2.UNHEALTHY,
+                last_updated_time=now_seconds,
+                message=one.why,
+            )
+            for one in devices
+        ]
+    )
 
 
 async def _each(claims: Any, work: Callable[[Any], Awaitable[Any]], failed: Any) -> dict[str, Any]:  # noqa: ANN401
