@@ -264,18 +264,20 @@ async def serve(settings: Settings) -> None:
         await doors.start(keeper.policy().policy)
         keeper.policies.preparing.append(doors.prepare)
         door = runtime_socket(settings.run_dir, settings.group, passed)
+        kubelet = kubelet_door(daemon, keeper)
         runtimes = RuntimeDoor(
             daemon.containers,
             door,
             cgroup_of,
             rules=lambda: keeper.policy().policy.runtime,
+            pods=kubelet.allocator,
         )
         runtimes.start()
         watcher = watch_devices(daemon, keeper, loop)
         work = (
             heartbeat(keeper, daemon.ledger),
             reload(keeper, hung_up),
-            kubelet_door(daemon, keeper).run(),
+            kubelet.run(),
             daemon.cdi_watch.run(),
             dra_door(daemon, keeper).run(),
             keeper.residency.run(),
@@ -333,7 +335,9 @@ def kubelet_door(daemon: Daemon, keeper: NodeKeeper) -> KubeletDoor:
     room = Room(keeper, daemon.inventory, daemon.book)
     settings = daemon.settings
     kubelet = Kubelet(settings.kubelet_dir, settings.device_plugins_dir)
-    return KubeletDoor(keeper, room, kubelet, settings.state_dir, lambda: daemon.specs.driver)
+    return KubeletDoor(
+        keeper, room, kubelet, settings.state_dir, lambda: daemon.specs.driver, boot_id=sd.boot_id()
+    )
 
 
 def dra_door(daemon: Daemon, keeper: NodeKeeper) -> DraDoor:

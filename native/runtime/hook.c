@@ -81,13 +81,16 @@ static int pidfd_of_init(const char *state)
     return (int)syscall(SYS_pidfd_open, (pid_t)pid, 0);
 }
 
-static int call(const struct hook *hook, uint32_t verb, int pidfd, double patience_s, int answer_s)
+/* `state` goes along: its annotations name the pod. */
+static int call(const struct hook *hook, uint32_t verb, const char *state, int pidfd, double patience_s, int answer_s)
 {
     char *reply = NULL;
     size_t length;
     struct vgpu_door_call asked = {.run_dir = hook->run_dir,
                                    .verb = verb,
                                    .id = hook->allocation,
+                                   .body = state,
+                                   .body_length = state == NULL ? 0 : strlen(state),
                                    .pidfd = pidfd,
                                    .patience_s = patience_s,
                                    .answer_s = answer_s};
@@ -105,7 +108,7 @@ static int bind_init(const struct hook *hook, const char *state)
     int pidfd = pidfd_of_init(state);
     if (pidfd < 0)
         return fail("the container's init cannot be watched");
-    return call(hook, VGPU_DOOR_BIND, pidfd, VGPU_PATIENCE_S, VGPU_ANSWER_S);
+    return call(hook, VGPU_DOOR_BIND, state, pidfd, VGPU_PATIENCE_S, VGPU_ANSWER_S);
 }
 
 /* The bundle as it was before vgpu-runtime edited it. One that was not, or is gone, is no concern. */
@@ -124,7 +127,7 @@ static void restore_bundle(const char *state)
 static int end_container(const struct hook *hook, const char *state)
 {
     restore_bundle(state);
-    (void)call(hook, VGPU_DOOR_END, -1, 0, END_ANSWER_S);
+    (void)call(hook, VGPU_DOOR_END, NULL, -1, 0, END_ANSWER_S);
     return 0;
 }
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vgpud.inject.wish import KEYS, Wish, ignored_by, owner_of, wish_of
+from vgpud.inject.wish import KEYS, Wish, ignored_by, owner_of, pod_of, wish_of
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB, Percent
 from vgpud.model.tenancy import Isolation, Owner, Selector
@@ -63,6 +63,17 @@ def test_every_word_by_annotation_and_by_environment() -> None:
 def test_a_container_that_asks_for_nothing_gets_nothing(asks_nothing: dict[str, Any]) -> None:
     assert wish_of(asks_nothing, environment=True) is None
     assert ignored_by(asks_nothing, environment=True) == ()
+
+
+def test_a_containers_state_names_its_pod() -> None:
+    cri, crio = "io.kubernetes.cri.", "io.kubernetes."
+    containerd = {f"{cri}sandbox-namespace": "ns", f"{cri}sandbox-name": "p", f"{cri}container-name": "c"}
+    of_crio = {f"{crio}pod.namespace": "ns", f"{crio}pod.name": "p", f"{crio}container.name": "c"}
+    for annotations in (containerd, of_crio):
+        assert pod_of({"annotations": annotations}) == "ns/p/c"
+        assert pod_of({"annotations": {**annotations, next(iter(annotations)): 7}}) == ""
+        assert pod_of({"annotations": {**annotations, next(iter(annotations)): "x" * 300}}) == ""
+    assert pod_of({}) == ""
 
 
 @pytest.mark.parametrize("environment", [False, True])

@@ -69,6 +69,8 @@ class Kubelet:
         self.registrations: list[dp.RegisterRequest] = []
         # by pod, container and resource: the checkpoint
         self.held: dict[tuple[str, str, str], set[str]] = {}
+        self.init_containers: set[tuple[str, str]] = set()  # pod and container: these are never listed
+        self.active: set[str] = set()  # pods, from their admission on
         self.refuse = ""  # a reason to refuse registrations with
         self.listing_fails = False
         self.listing_empty = False  # as after a start, before the pods are known
@@ -167,10 +169,13 @@ class Kubelet:
         if self.listing_fails:
             await context.abort(grpc.StatusCode.INTERNAL, "not today")
         pods: dict[str, pr.PodResources] = {}
-        held = {} if self.listing_empty else self.held
-        for (pod, container, resource), ids in held.items():
+        for pod in () if self.listing_empty else sorted(self.active):
             namespace, name = pod.split("/")
-            told = pods.setdefault(pod, pr.PodResources(name=name, namespace=namespace))
+            pods[pod] = pr.PodResources(name=name, namespace=namespace)
+        for (pod, container, resource), ids in self.held.items():
+            if pod not in pods or (pod, container) in self.init_containers:
+                continue
+            told = pods[pod]
             one = told.containers.add(name=container)
             for name in sorted(ids):  # as it may be split by NUMA node
                 one.devices.add(resource_name=resource, device_ids=[name])
@@ -203,8 +208,15 @@ class Kubelet:
         container: str = "main",
         reusable: Collection[str] = (),
         among: Callable[[str], bool] = lambda _: True,
+        init: bool = False,
     ) -> dp.ContainerAllocateResponse:
-        """Gives a container of a pod so many; raises AdmissionError with the plugin's words."""
+        """Gives a container of a pod so many; raises AdmissionError with the plugin's words.
+
+        The pod is listed from here on, but never its plain `init` containers.
+        """
+        self.active.add(pod)
+        if init:
+            self.init_containers.add((pod, container))
         endpoint = self.endpoints[resource]
         taken = self.in_use(resource) - set(reusable)
         free = sorted(name for name in endpoint.healthy - taken if among(name))
@@ -239,6 +251,7 @@ class Kubelet:
 
     def end(self, pod: str) -> None:
         """The pod is gone; the plugin is not told."""
+        self.active.discard(pod)
         self.held = {key: ids for key, ids in self.held.items() if key[0] != pod}
 
 

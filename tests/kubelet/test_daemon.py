@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -120,6 +121,43 @@ def test_pods_on_mig_and_memory_keep_their_devices_across_restarts_of_vgpud(make
             k.end("a/small")
             k.end("a/memory")
             await leaves_nothing(node)
+
+    run(story())
+    assert node.stop() == 0
+
+
+def test_the_hook_of_a_pods_spec_binds_its_container(make_node: NodeMaker) -> None:
+    node = started(make_node)
+
+    def bind(spec: dict[str, Any], init: int) -> subprocess.CompletedProcess[str]:
+        hooks = spec["devices"][0]["containerEdits"]["hooks"]
+        (hook,) = [one for one in hooks if one["hookName"] == "createRuntime"]
+        names = ("sandbox-namespace", "sandbox-name", "container-name")
+        annotations = {f"io.kubernetes.cri.{n}": w for n, w in zip(names, ("a", "b", "main"), strict=True)}
+        state = json.dumps({"pid": init, "bundle": "/b", "annotations": annotations})
+        return subprocess.run(
+            [hook["path"], *hook["args"][1:]], input=state, capture_output=True, text=True, check=False
+        )
+
+    async def story() -> None:
+        async with kubelet(node.folder / "k") as k:
+            await k.healthy(UNITS, 7 * 139)
+            held = await k.admit("a/b", UNITS, 7, container="init", init=True)
+            spec = spec_of(node, held.cdi_devices[0].name)
+            with subprocess.Popen(["sleep", "600"]) as init:
+                done = await asyncio.to_thread(bind, spec, init.pid)
+                assert done.returncode == 0, done.stderr
+                k.end("a/b")  # by force: its container runs on, for longer than release_seconds
+                await asyncio.sleep(3)
+                assert len(await held_on(node)) == 1
+                init.kill()
+            await leaves_nothing(node)
+            with subprocess.Popen(["sleep", "600"]) as init:
+                done = await asyncio.to_thread(bind, spec, init.pid)
+                assert done.returncode == 1 and "E301" in done.stderr, (
+                    "no container of what is released starts"
+                )
+                init.kill()
 
     run(story())
     assert node.stop() == 0

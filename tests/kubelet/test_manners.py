@@ -145,7 +145,7 @@ def test_containers_of_a_pod_share_an_allocation_of_overlapping_ids(short: Path)
     async def story() -> None:
         async with node_in(short, SLOW) as node:
             await node.kubelet.healthy(UNITS, 160)
-            init = await node.kubelet.admit("a/b", UNITS, 2, container="init")
+            init = await node.kubelet.admit("a/b", UNITS, 2, container="init", init=True)
             ids = node.kubelet.in_use(UNITS)
             uuid = next(iter(ids)).partition("::")[0]
             main = await node.kubelet.admit(

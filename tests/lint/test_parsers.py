@@ -65,7 +65,7 @@ def test_each_parser_of_others_bytes_is_off_the_loop_or_reads_little() -> None:
 def test_config_json_is_read_by_the_door_in_its_thread_alone() -> None:
     """What reads a container's config.json is named in two places: where it is, and as the thread's work."""
     door = ast.parse((ROOT / "vgpud/serve/runtime.py").read_text())
-    work = {"parsed", "wish_of", "ignored_by", "check_shape", "owner_of"}
+    work = {"parsed", "wish_of", "ignored_by", "check_shape", "owner_of", "pod_of"}
     readers = {
         function.name
         for function in ast.walk(door)
@@ -73,12 +73,12 @@ def test_config_json_is_read_by_the_door_in_its_thread_alone() -> None:
         for node in ast.walk(function)
         if isinstance(node, ast.Name) and node.id in work
     }
-    assert readers == {"_understood"}
+    assert readers == {"_understood", "_named_pod"}
     handed = [
         ast.unparse(call.args[1])
         for call in ast.walk(door)
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "self._aside"
     ]
-    assert "_understood" in handed and {*handed} <= {"_understood", "_dumped"}
+    assert "_understood" in handed and {*handed} <= {"_understood", "_dumped", "_named_pod"}
     users = [path for path in modules() if "vgpud.inject.oci.parsed" in imports_of(path)]
     assert users == [ROOT / "vgpud/serve/runtime.py"]

@@ -17,7 +17,7 @@ from typing import Any
 from vgpud.inject.driver import DriverFiles
 from vgpud.inject.hooks import PRELOAD, HookProgram
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.tenancy import Allocation, DeviceNode, Mount
+from vgpud.model.tenancy import KUBELET_PREFIX, Allocation, DeviceNode, Mount
 
 KIND = "vgpud.io/vgpu"
 _PREFIX = "vgpud.io-vgpu_"
@@ -43,6 +43,9 @@ def build_spec(
     """
     edits = allocation.edits
     hooks = [*driver.hooks]
+    if hook is not None and allocation.request.id.startswith(KUBELET_PREFIX):
+        # the kubelet does not say when its containers start, nor that they have ended
+        hooks.append({"hookName": "createRuntime", **hook.oci("bind", allocation.id)})
     if hook is not None:
         hooks += [{"hookName": "createContainer", **one} for one in hook.in_container(edits, driver)]
     body: dict[str, Any] = {}

@@ -34,6 +34,14 @@ _MAX_ID_CHARACTERS = 100  # of a request id's 128
 _MAX_TEXT_CHARACTERS = 256
 # a pod's pause container has the pod's annotations (containerd, CRI-O)
 _SANDBOX = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
+_POD_NAMES = (
+    (
+        "io.kubernetes.cri.sandbox-namespace",
+        "io.kubernetes.cri.sandbox-name",
+        "io.kubernetes.cri.container-name",
+    ),
+    ("io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.container.name"),
+)
 _ENGINE = (
     "io.container.manager"  # "libpod" where Podman plays pods, which mark their containers as CRI-O does
 )
@@ -110,6 +118,19 @@ def check_pod_asks(config: Mapping[str, Any], environment: bool = False) -> None
             f'let the engine pass annotations on (containerd: pod_annotations = ["{PREFIX}*"]), or set '
             "must_ask = false in [runtime] of the policy",
         )
+
+
+def pod_of(state: Mapping[str, Any]) -> str:
+    """ "namespace/pod/container", as the annotations of a container's state name them; "" where they do not.
+
+    The names are containerd's (pkg/cri/annotations) and CRI-O's (pkg/annotations).
+    """
+    annotations = _table(state, "annotations")
+    for names in _POD_NAMES:
+        words = [word for name in names if isinstance(word := annotations.get(name), str) and word]
+        if len(words) == len(names) and all(len(word) <= _MAX_TEXT_CHARACTERS for word in words):
+            return "/".join(words)
+    return ""
 
 
 def owner_of(config: Mapping[str, Any]) -> Owner:

@@ -22,7 +22,7 @@ from vgpud import audit
 from vgpud.inject.hooks import HookProgram
 from vgpud.inject.oci import check_shape, edited, parsed, refused
 from vgpud.inject.specs import Specs
-from vgpud.inject.wish import Wish, check_pod_asks, ignored_by, owner_of, wish_of
+from vgpud.inject.wish import Wish, check_pod_asks, ignored_by, owner_of, pod_of, wish_of
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.shares import Shares
@@ -69,6 +69,14 @@ class Containers(Protocol):
     def end(self, allocation_id: str, caller: Caller) -> None: ...
 
 
+class Pods(Protocol):
+    """The kubelet's allocations, which are several containers' in turn."""
+
+    async def bind(self, allocation_id: str, init: Lifetime, pod: str) -> bool:
+        """False for an allocation that is not the kubelet's. Raises VgpuError."""
+        ...
+
+
 class RuntimeDoor:
     """`rules` are the policy in force: which users may start containers, and what asks for slices."""
 
@@ -79,8 +87,10 @@ class RuntimeDoor:
         cgroup_of: CgroupOf,
         rules: Callable[[], RuntimeSettings],
         limits: Limits | None = None,
+        pods: Pods | None = None,
     ) -> None:
         self._containers = containers
+        self._pods = pods
         self._door = door
         self._listener = door.listening
         self._cgroup_of = cgroup_of
@@ -211,10 +221,18 @@ class RuntimeDoor:
             case Verb.PREPARE:
                 return await self._prepare(caller, message)
             case Verb.BIND:
-                await self._containers.bind(message.id, caller, self._init(caller, message))
+                await self._bind(caller, message)
             case Verb.END:
                 self._containers.end(message.id, caller)
         return Status.DONE, b""
+
+    async def _bind(self, caller: Caller, message: Message) -> None:
+        init = self._init(caller, message)
+        if self._pods is not None and _is_root(caller):
+            pod = await self._aside(caller, _named_pod, message.body)
+            if await self._pods.bind(message.id, init, pod):
+                return
+        await self._containers.bind(message.id, caller, init)
 
     async def _prepare(self, caller: Caller, message: Message) -> tuple[Status, bytes]:
         rules = self._rules()
@@ -338,6 +356,14 @@ def _understood(
         return ignored, None
     check_shape(config)
     return ignored, (config, wish, owner_of(config))
+
+
+def _named_pod(state: bytes) -> str:
+    """ "" where the state does not name one: what a container runs under does not depend on it."""
+    try:
+        return pod_of(parsed(state)) if state else ""
+    except VgpuError:
+        return ""
 
 
 def _dumped(make: Callable[..., dict[str, Any]], *given: object) -> bytes:

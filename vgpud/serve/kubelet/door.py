@@ -7,12 +7,14 @@ The folder is looked at, not watched: it may be removed and made anew, and on ma
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 import structlog
 
+from vgpud import clock
 from vgpud.inject.driver import DriverFiles
 from vgpud.model.device import Device
 from vgpud.model.errors import VgpuError
@@ -25,7 +27,17 @@ from vgpud.serve.kubelet.holds import Holds
 from vgpud.serve.kubelet.plugin import KUBELET_SOCKET, Plugin
 from vgpud.serve.kubelet.pods import Pods
 from vgpud.serve.kubelet.prefer import preferred
-from vgpud.serve.kubelet.resources import Resource, Share, offered, one_of, resources_of, shares, unit_bytes
+from vgpud.serve.kubelet.resources import (
+    Resource,
+    Share,
+    from_one_card,
+    offered,
+    one_of,
+    resources_of,
+    shares,
+    unit_bytes,
+)
+from vgpud.serve.kubelet.started import Started
 
 log = structlog.get_logger(__name__)
 
@@ -40,6 +52,9 @@ class Pace:
     settle: float = 0.05  # between a change and the list that tells of it, for more may follow
     unwatched: float = 10.0  # a registration that nobody listens to is made again
     retry: float = 5.0  # after a kubelet that refused
+    settled: float = 60.0  # after the kubelet's start; before that its list may lack pods
+    ending: float = 0.5  # between questions for the end of a pod whose containers have ended
+    ending_for: float = 30.0  # since the latest of them; a pod may also start its containers again
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +96,7 @@ class KubeletDoor:
         state_dir: Path,
         driver: Callable[[], DriverFiles] = DriverFiles,
         pace: Pace | None = None,
+        boot_id: str = "",
     ) -> None:
         self._keeper = keeper
         self._driver = driver
@@ -92,16 +108,21 @@ class KubeletDoor:
         self._served: tuple[int, int] | None = None
         self._complained: dict[str, str] = {}
         self._retry_at: dict[str, float] = {}
+        self._served_since = clock.now()
+        self._ended = asyncio.Event()
+        self._ended_at = 0.0
         self.allocator = Allocator(
             keeper,
             Holds(state_dir / "kubelet.json"),
             Pods(kubelet.pod_resources),
             lambda: room.devices,
             self._dirty.set,
+            Started(state_dir / "containers.json", boot_id, self._container_ended),
         )
 
     async def run(self) -> None:
         work = (self._listen, self._tell, self._serve, self._check)
+        self.allocator.started.watch()
         tasks = [asyncio.ensure_future(self._forever(one)) for one in work]
         try:
             await asyncio.gather(*tasks)
@@ -109,6 +130,7 @@ class KubeletDoor:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self.allocator.started.close()
             for plugin in self._plugins.values():
                 await plugin.stop()
 
@@ -199,13 +221,15 @@ class KubeletDoor:
 
     def _shares(self, resource: Resource, devices: Sequence[Device]) -> tuple[Share, ...]:
         held, failed = self.allocator.held_ids(resource.name)
-        found: list[Share] = []
+        found: list[tuple[Share, ...]] = []
         for device in devices:
             memory = self._room.memory_bytes(device, resource.mode)
             count = offered(resource, device, self._room.profiles(device), memory)
             if count:
-                found += self._shares_of(resource, device, count, held, failed)
-        return tuple(found)
+                found.append(self._shares_of(resource, device, count, held, failed))
+        if self.allocator.scattered.holds(resource.name):
+            return from_one_card(found, held)
+        return tuple(share for shares in found for share in shares)
 
     def _shares_of(
         self, resource: Resource, device: Device, count: int, held: Collection[str], failed: Collection[str]
@@ -227,7 +251,7 @@ class KubeletDoor:
         while True:
             life = self._kubelet.life() if self._plugins else None
             if life != self._served:
-                self._served = life
+                self._served, self._served_since = life, clock.now()
                 self._retry_at.clear()
                 for plugin in self._plugins.values():
                     plugin.registered = False
@@ -262,14 +286,29 @@ class KubeletDoor:
         Where the policy names no resource any more, pods that run still hold what they were given.
         """
         while True:
-            await asyncio.sleep(self._settings.check_seconds)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._until_the_next_check()):
+                    await self._ended.wait()
+            self._ended.clear()
             known = not self._plugins or any(p.registered for p in self._plugins.values())
             if self._kubelet.life() is None or not known:
                 continue
             try:
-                await self.allocator.check(self._settings.release_seconds)
+                settled = clock.now() - self._served_since >= self._pace.settled
+                await self.allocator.check(self._settings.release_seconds, settled)
             except VgpuError as error:
                 self._complain("check", str(error))
+
+    def _container_ended(self) -> None:
+        """Its pod may leave the kubelet's list in a moment, or start it again."""
+        self._ended_at = clock.now()
+        self._ended.set()
+
+    def _until_the_next_check(self) -> float:
+        """Seconds; few while pods may be ending, whose containers have."""
+        recent = clock.now() - self._ended_at < self._pace.ending_for
+        soon = recent and self.allocator.waits_for_a_pods_end()
+        return self._pace.ending if soon else self._settings.check_seconds
 
     def _complain(self, about: str, why: str) -> None:
         """Once for each reason."""

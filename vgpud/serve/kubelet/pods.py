@@ -25,12 +25,33 @@ class Held:
     ids: frozenset[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What containers hold, and the active pods ("namespace/pod"), also those that hold nothing.
+
+    Plain init containers are not listed, whatever they hold (kubernetes/kubernetes,
+    pkg/kubelet/apis/podresources/server_v1.go); from Kubernetes 1.34 on, neither are pods that have ended.
+    """
+
+    held: tuple[Held, ...]
+    pods: frozenset[str]
+    containers: frozenset[str] = frozenset()  # "namespace/pod/container"
+
+    def holder(self, resource: str, ids: frozenset[str]) -> str:
+        """The first container that has one of the ids; "" where none is listed with one."""
+        return next((h.pod for h in self.held if h.resource == resource and not h.ids.isdisjoint(ids)), "")
+
+    def is_init_of_active(self, container: str) -> bool:
+        """Is "namespace/pod/container" a plain init container of a pod that is listed?"""
+        return container.rpartition("/")[0] in self.pods and container not in self.containers
+
+
 class Pods:
     def __init__(self, socket: Path) -> None:
         self._socket = socket
         self._trouble = ""
 
-    async def list(self) -> tuple[Held, ...] | None:
+    async def list(self) -> Listing | None:
         """None where the kubelet does not answer: that says nothing of any pod."""
         try:
             reply = await wire.ask(
@@ -46,7 +67,13 @@ class Pods:
                 log.warning("which pods hold what is not known, nothing is released", why=str(error))
             return None
         self._trouble = ""
-        return held_in(reply)
+        return listing_of(reply)
+
+
+def listing_of(reply: pb.ListPodResourcesResponse) -> Listing:
+    names = {f"{pod.namespace}/{pod.name}": pod.containers for pod in reply.pod_resources}
+    containers = frozenset(f"{pod}/{one.name}" for pod, listed in names.items() for one in listed)
+    return Listing(held_in(reply), frozenset(names), containers)
 
 
 def held_in(reply: pb.ListPodResourcesResponse) -> tuple[Held, ...]:

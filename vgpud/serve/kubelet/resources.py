@@ -200,6 +200,23 @@ def card_of(resource: Resource, name: str, devices: Iterable[Device]) -> Device 
     return next((device for device in devices if _stem(device.uuid) == stem), None)
 
 
+def cards_of(resource: Resource, ids: Iterable[str], devices: Sequence[Device]) -> frozenset[str]:
+    """The UUIDs of the cards that ids are of; ids of no card are left out."""
+    found = (card_of(resource, name, devices) for name in ids)
+    return frozenset(card.uuid for card in found if card is not None)
+
+
+def from_one_card(cards: Sequence[Sequence[Share]], held: Collection[str]) -> tuple[Share, ...]:
+    """The shares of all cards, healthy only where held or of the card that has the most left."""
+    free = [sum(share.healthy and share.id not in held for share in shares) for shares in cards]
+    best = free.index(max(free, default=0)) if free else 0
+    return tuple(
+        replace(share, healthy=share.healthy and (number == best or share.id in held))
+        for number, shares in enumerate(cards)
+        for share in shares
+    )
+
+
 def _by_card(resource: Resource, ids: Collection[str], devices: Sequence[Device]) -> Counter[str]:
     if not ids:
         raise _bad(f"no ids of {resource.name} are named", "this is the kubelet's to do")

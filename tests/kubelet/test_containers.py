@@ -1,0 +1,227 @@
+"""Allocations of the device plugin and the containers that run under them, as their hooks tell of them."""
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.kubelet.conftest import MEMORY, Node, node_in, run
+from tests.kubelet.double import AdmissionError
+from vgpud import clock
+from vgpud.model.device import Health
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.quantity import GIB
+from vgpud.model.tenancy import Lifetime, State
+from vgpud.proc import start_ticks
+
+UNITS = "vgpud.io/memory-gib"
+SLOW = MEMORY.replace("release_seconds = 1", "release_seconds = 3600")
+
+
+@contextmanager
+def container() -> Iterator[Lifetime]:
+    """Its init, a process that stays."""
+    with subprocess.Popen(["sleep", "600"]) as init:
+        ticks = start_ticks(init.pid)
+        assert ticks is not None
+        try:
+            yield Lifetime(init.pid, ticks)
+        finally:
+            init.kill()
+
+
+async def start(node: Node, pod: str, init: Lifetime, allocation: int = 0) -> None:
+    """What the createRuntime hook of an allocation's CDI spec does."""
+    assert await node.door.allocator.bind(node.allocations[allocation].id, init, pod)
+
+
+def sizes(node: Node) -> list[int]:
+    return sorted(a.slices[0].memory_bytes // GIB for a in node.allocations)
+
+
+@pytest.mark.parametrize(("first", "then"), [(2, 5), (5, 2), (3, 3), (1, 7)])
+def test_an_init_container_keeps_its_allocation_whatever_the_next_one_asks(
+    short: Path, first: int, then: int
+) -> None:
+    """A pod's containers are admitted before the first one starts; PodResources lists no plain init ones."""
+
+    async def story() -> None:
+        async with node_in(short, SLOW) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            for pod in ("a/one", "a/two"):  # the second while the first is there
+                before = {a.id for a in node.allocations}
+                init = await node.kubelet.admit(pod, UNITS, first, container="init", init=True)
+                ids = node.kubelet.held[pod, "init", UNITS]
+                uuid = next(iter(ids)).partition("::")[0]
+                main = await node.kubelet.admit(
+                    pod,
+                    UNITS,
+                    then,
+                    reusable=ids,
+                    among=lambda name, u=uuid: name.startswith(u),  # type: ignore[misc]
+                )
+                assert init.cdi_devices == main.cdi_devices
+                (made,) = [a for a in node.allocations if a.id not in before]
+                assert made.slices[0].memory_bytes == max(first, then) * GIB
+
+    run(story())
+
+
+def test_an_init_container_that_alone_asked_keeps_its_allocation_to_the_end_of_its_pod(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/b", UNITS, 5, container="init", init=True)
+            with container() as init:
+                await start(node, "a/b/init", init)
+                for _ in range(8):  # more than release_seconds of answers that do not list it
+                    await asyncio.sleep(0.2)
+                    assert sizes(node) == [5]
+            # it has ended, and may be started again: its pod is still there
+            await node.door.allocator.check(0.0, settled=True)
+            assert sizes(node) == [5]
+            node.kubelet.end("a/b")
+            await node.until(lambda: not node.allocations)
+            assert node.world.is_empty()
+
+    run(story())
+
+
+def test_an_init_container_may_start_long_after_its_admission(
+    short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its image may have to come first, and PodResources never lists it."""
+    passed, real = 0.0, clock.now
+    monkeypatch.setattr(clock, "now", lambda: real() + passed)
+
+    async def story() -> None:
+        nonlocal passed
+        async with node_in(short) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/b", UNITS, 5, container="init", init=True)
+            for _ in range(4):
+                passed += 100.0
+                await node.door.allocator.check(1.0)
+                assert sizes(node) == [5]
+            node.kubelet.end("a/b")
+            await node.until(lambda: not node.allocations)
+
+    run(story())
+
+
+def test_the_end_of_a_pods_last_container_releases_at_once(short: Path) -> None:
+    """Of an hour of release_seconds, and of check_seconds, nothing is waited for."""
+
+    async def story() -> None:
+        slow = SLOW.replace("check_seconds = 0.2", "check_seconds = 3600")
+        async with node_in(short, slow) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/b", UNITS, 5)
+            for life in range(2):  # the pod starts it again
+                with container() as init:
+                    await start(node, "a/b/main", init)
+                await node.until(node.door.allocator.waits_for_a_pods_end)
+                await asyncio.sleep(0.1)
+                assert sizes(node) == [5], life
+            node.kubelet.end("a/b")
+            await node.until(lambda: not list(node.door.allocator.holds))
+            assert node.world.is_empty()
+
+    run(story())
+
+
+@pytest.mark.parametrize("init", [False, True])
+def test_a_pod_that_comes_again_by_its_name_does_not_keep_what_the_former_held(
+    short: Path, init: bool
+) -> None:
+    """A StatefulSet's: PodResources knows pods by name alone."""
+
+    async def story() -> None:
+        async with node_in(short, SLOW) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/web-0", UNITS, 5, container="c", init=init)
+            ids = node.kubelet.held["a/web-0", "c", UNITS]
+            with container() as first:
+                await start(node, "a/web-0/c", first)
+            node.kubelet.end("a/web-0")
+            await node.kubelet.admit(
+                "a/web-0", UNITS, 4, container="c", init=init, among=lambda name: name not in ids
+            )
+            (new,) = [i for i, a in enumerate(node.allocations) if a.slices[0].memory_bytes == 4 * GIB]
+            with container() as second:
+                await start(node, "a/web-0/c", second, new)
+                await node.until(lambda: sizes(node) == [4])
+
+    run(story())
+
+
+def test_a_pod_deleted_by_force_keeps_its_allocation_while_its_container_runs(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/b", UNITS, 5)
+            with container() as init:
+                await start(node, "a/b/main", init)
+                node.kubelet.end("a/b")
+                for _ in range(8):
+                    await asyncio.sleep(0.2)
+                    assert sizes(node) == [5]
+            await node.until(lambda: not node.allocations)
+
+    run(story())
+
+
+def test_a_kubelet_that_lost_its_checkpoint_takes_nothing_from_a_running_container(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/b", UNITS, 5)
+            ids = node.kubelet.in_use(UNITS)
+            with container() as init:
+                await start(node, "a/b/main", init)
+                node.kubelet.held.clear()  # its pod goes on, and it has no account of its ids
+                await node.kubelet.restart()
+                await node.kubelet.healthy(UNITS, 160)
+                with pytest.raises(AdmissionError, match=r"held by a/b/main, which has started.*E304"):
+                    await node.kubelet.admit("a/c", UNITS, 5, among=lambda name: name in ids)
+                # what it took for free is not offered to it again
+                assert not ids & await node.kubelet.healthy(UNITS, 155)
+                await node.kubelet.admit("a/c", UNITS, 4)
+                assert sizes(node) == [4, 5]
+                # and vgpud, restarted, still knows that the container runs
+                await node.close()
+                node.open()
+                await node.kubelet.healthy(UNITS, 160)
+                for _ in range(8):
+                    await asyncio.sleep(0.2)
+                    assert sizes(node) == [4, 5]
+                os.kill(init.pid, signal.SIGKILL)
+            node.kubelet.end("a/b")
+            await node.until(lambda: sizes(node) == [4])
+
+    run(story())
+
+
+def test_a_container_of_a_failed_allocation_does_not_start(short: Path) -> None:
+    async def story() -> None:
+        async with node_in(short, SLOW) as node:
+            await node.kubelet.healthy(UNITS, 160)
+            await node.kubelet.admit("a/b", UNITS, 5)
+            (held,) = node.allocations
+            well = node.world.gateway.node
+            lost = tuple(replace(device, health=Health.LOST) for device in well.devices)
+            node.world.gateway.node = replace(well, devices=lost)
+            await node.until(lambda: node.allocations[0].state is State.FAILED)
+            with container() as init:
+                with pytest.raises(VgpuError) as refused:
+                    await node.door.allocator.bind(held.id, init, "a/b/main")
+                assert refused.value.code is ErrorCode.ALLOCATION_BUSY
+                assert not await node.door.allocator.bind("another-doors", init, "")
+
+    run(story())

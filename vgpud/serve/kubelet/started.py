@@ -1,0 +1,102 @@
+"""The containers that run under the kubelet's allocations: their inits, told by the hooks of their CDI specs.
+
+The kubelet never says that a container runs or has ended. An allocation serves several containers in turn: a
+pod's init container and those after it, and each life of a container that is started again.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from vgpud.model.tenancy import Lifetime
+from vgpud.node.lifetimes import Lifetimes
+from vgpud.serve.statefile import read_state, write_state
+
+log = structlog.get_logger(__name__)
+
+_VERSION = 1
+_Init = tuple[int, int]  # its pid, and when it started (proc(5), field 22)
+
+
+class Started:
+    """By the request id of an allocation; kept in a file, for containers outlive vgpud.
+
+    `ended` is called when a container has ended. Only inits of this boot are known: `boot_id` tells it apart.
+    """
+
+    def __init__(self, path: Path, boot_id: str, ended: Callable[[], None]) -> None:
+        self._path = path
+        self._boot_id = boot_id
+        self._ended = ended
+        self._inits = _read(path, boot_id)
+        self._watched: dict[str, tuple[str, _Init]] = {}
+        self._lifetimes = Lifetimes(self._end)
+        self._writing = asyncio.Lock()
+
+    def watch(self) -> None:
+        """Watches those that ran when vgpud ended, each of which may have ended since."""
+        for request_id, inits in self._inits.items():
+            for init in inits:
+                self._watch(request_id, init)
+
+    def close(self) -> None:
+        self._lifetimes.close()
+        self._watched.clear()
+
+    def began(self, request_id: str) -> bool:
+        """Has a container of it been started in this boot?"""
+        return request_id in self._inits
+
+    def runs(self, request_id: str) -> bool:
+        return bool(self._inits.get(request_id))
+
+    async def add(self, request_id: str, init: Lifetime) -> None:
+        """Durably. Raises VgpuError(LEDGER_FAILED)."""
+        one = (init.pid, init.start_ticks)
+        async with self._writing:
+            inits = {**self._inits, request_id: self._inits.get(request_id, frozenset()) | {one}}
+            await asyncio.to_thread(self._store, inits)
+            self._inits = inits
+        self._watch(request_id, one)
+
+    async def forget(self, request_id: str) -> None:
+        """When its allocation is released. Raises VgpuError(LEDGER_FAILED)."""
+        if request_id in self._inits:
+            async with self._writing:
+                inits = {name: one for name, one in self._inits.items() if name != request_id}
+                await asyncio.to_thread(self._store, inits)
+                self._inits = inits
+
+    def _watch(self, request_id: str, init: _Init) -> None:
+        key = f"{request_id} {init[0]} {init[1]}"
+        self._watched[key] = (request_id, init)
+        self._lifetimes.watch(key, Lifetime(*init))
+
+    def _end(self, key: str) -> None:
+        """The file keeps it: after a restart it is found to have ended once more."""
+        request_id, init = self._watched.pop(key, ("", (0, 0)))
+        if request_id in self._inits:
+            self._inits = {**self._inits, request_id: self._inits[request_id] - {init}}
+        self._ended()
+
+    def _store(self, inits: dict[str, frozenset[_Init]]) -> None:
+        entries: dict[str, Any] = {name: sorted(of) for name, of in inits.items()}
+        write_state(self._path, {"version": _VERSION, "boot_id": self._boot_id, "inits": entries})
+
+
+def _read(path: Path, boot_id: str) -> dict[str, frozenset[_Init]]:
+    """A file that cannot be read is as none: PodResources then tells which pods end."""
+    body = read_state(path, _VERSION)
+    try:
+        if body.get("boot_id") != boot_id:
+            return {}
+        return {
+            str(name): frozenset((int(pid), int(ticks)) for pid, ticks in of)
+            for name, of in body["inits"].items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        log.warning("cannot read which containers run", file=str(path), why=str(error))
+        return {}
