@@ -159,12 +159,14 @@ def test_a_claim_of_a_fraction_is_published_prepared_and_released(short: Path, v
             (device,) = answer.devices
             assert (list(device.request_names), device.pool_name) == (["gpu"], "node-1")
             assert list(device.cdi_device_ids) == [allocation.cdi_name]
+            if version is dra_v1_pb2:
+                assert device.share_id == f"share-{uid}"
             assert dra.world.specs() == [f"vgpud.io-vgpu_{allocation.id}.json"]
             # once more, in either version, and without the API server: the same
             dra.cluster.fail = 500
             for again in VERSIONS:
                 same = await dra.prepare(claim, again)
-                assert encode(same) == encode(answer)
+                assert list(same.devices[0].cdi_device_ids) == list(device.cdi_device_ids)
             assert await dra.unprepare(claim, version) == ""
             assert await dra.unprepare(claim, version) == ""
             assert dra.world.is_empty()

@@ -23,12 +23,13 @@ Find = Callable[[str], Target | None]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One device that the scheduler gave to a request; `consumed` is empty for one that is not shared."""
+    """One device that the scheduler gave to a request; `consumed` and `share` are empty for a whole one."""
 
     request: str
     pool: str
     device: str
     consumed: Mapping[str, int] = field(default_factory=dict)
+    share: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,13 @@ def _result(entry: Mapping[str, Any]) -> Result:
         for key, value in (entry.get("consumedCapacity") or {}).items()
         if str(key).rpartition("/")[0] in ("", DRIVER)
     }
-    return Result(str(entry["request"]), str(entry["pool"]), str(entry["device"]), consumed)
+    return Result(
+        str(entry["request"]),
+        str(entry["pool"]),
+        str(entry["device"]),
+        consumed,
+        str(entry.get("shareID") or ""),
+    )
 
 
 def _part(

@@ -148,15 +148,7 @@ class DraPlugin:
             async def one(claim: Any) -> Any:  # noqa: ANN401
                 answers = await self._behind.prepare(claim.namespace, claim.name, claim.uid)
                 return version.NodePrepareResourceResponse(
-                    devices=[
-                        version.Device(
-                            request_names=[a.request],
-                            pool_name=a.pool,
-                            device_name=a.device,
-                            cdi_device_ids=a.cdi,
-                        )
-                        for a in answers
-                    ]
+                    devices=[_device(version, answer) for answer in answers]
                 )
 
             return version.NodePrepareResourcesResponse(
@@ -180,6 +172,18 @@ class DraPlugin:
                 "NodeUnprepareResources", version.NodeUnprepareResourcesRequest, unprepare
             ),
         }
+
+
+def _device(version: Any, answer: Answer) -> Any:  # noqa: ANN401 - of one of two generated modules
+    device = version.Device(
+        request_names=[answer.request],
+        pool_name=answer.pool,
+        device_name=answer.device,
+        cdi_device_ids=answer.cdi,
+    )
+    if answer.share and version is dra_v1_pb2:
+        device.share_id = answer.share
+    return device
 
 
 def health_of(devices: Iterable[Wellness], now_seconds: int) -> dra_health_pb2.NodeWatchResourcesResponse:

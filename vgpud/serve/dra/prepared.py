@@ -24,6 +24,7 @@ class Answer:
     pool: str
     device: str
     cdi: tuple[str, ...]
+    share: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def _plain(claim: Prepared) -> dict[str, Any]:
         "name": claim.name,
         "request_ids": list(claim.request_ids),
         "answers": [
-            {"request": a.request, "pool": a.pool, "device": a.device, "cdi": list(a.cdi)}
+            {"request": a.request, "pool": a.pool, "device": a.device, "cdi": list(a.cdi), "share": a.share}
             for a in claim.answers
         ],
     }
@@ -102,7 +103,13 @@ def _claim(entry: dict[str, Any]) -> Prepared:
         str(entry["name"]),
         tuple(str(name) for name in entry["request_ids"]),
         tuple(
-            Answer(str(a["request"]), str(a["pool"]), str(a["device"]), tuple(map(str, a["cdi"])))
+            Answer(
+                str(a["request"]),
+                str(a["pool"]),
+                str(a["device"]),
+                tuple(map(str, a["cdi"])),
+                str(a.get("share", "")),
+            )
             for a in entry["answers"]
         ),
     )

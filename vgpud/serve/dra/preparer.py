@@ -155,6 +155,6 @@ def _answers(part: Part, allocation: Allocation) -> list[Answer]:
     for result in part.results:
         # a subrequest of a prioritised list is "main/sub", and containers name the main one
         request = result.request.partition("/")[0]
-        found.append(Answer(request, result.pool, result.device, names))
+        found.append(Answer(request, result.pool, result.device, names, result.share))
         names = ()
     return found
