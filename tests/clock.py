@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _START = 1000.0  # seconds; the first tick of a machine is not special
-_LIMIT = 30 * 86400.0  # seconds after the start: by then, what a test waits for does not come
+_LIMIT = 30 * 86400.0  # simulated seconds after which a test that still waits fails
 _PATIENCE_SECONDS = 60.0  # of real time, for processes and threads that the loop does not know of
 
 

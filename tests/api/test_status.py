@@ -54,7 +54,7 @@ def test_every_error_comes_back_as_it_was(failing: Failing) -> None:
         assert failing.error() == sent
 
 
-def test_its_status_is_that_of_the_table(failing: Failing) -> None:
+def test_an_errors_grpc_status_is_that_of_the_table_of_errors(failing: Failing) -> None:
     failing.status = status.to_status(VgpuError(ErrorCode.NO_CAPACITY, "no room"))
     with grpc.insecure_channel(f"unix:{failing.path}") as channel, pytest.raises(grpc.RpcError) as caught:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/vgpud.v1.Vgpud/GetNode")

@@ -42,7 +42,7 @@ def events(node: DemoNode, kind: str) -> list[str]:
 
 
 class Line(http.client.HTTPConnection):
-    """Over a Unix socket."""
+    """An HTTP connection over a Unix socket."""
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)

@@ -16,7 +16,7 @@ from tests.e2e.support import allocate, client, eventually, quota, release
 
 @pytest.fixture
 def node(make_node: NodeMaker) -> DemoNode:
-    """With a driver of its own: a copy of the simulator's, which the test may replace."""
+    """A node with a separate copy of the simulated driver, which the test may replace."""
     node = make_node("h100x8")
     folder = node.folder / "driver"
     folder.mkdir()

@@ -204,7 +204,8 @@ def all_but(node: DemoNode, mib: int) -> int:
 
 
 def tenant(node: DemoNode, program: str, *words: str, limit_mib: int = 0) -> tuple[Tenant, str]:
-    """By default two fit only if one leaves nothing that can move, and just that."""
+    """A tenant. With the default limit two tenants fit only if one has all of its movable memory swapped
+    out."""
     before = states(node)
     limit_mib = limit_mib or all_but(node, CONTEXT_MIB)
     asked = ["--isolation", "quota", "--memory", f"{limit_mib}MiB", "--device", "0"]

@@ -33,7 +33,7 @@ class Bench:
     node: Node
     uuids: tuple[str, ...]
     pages: Path  # a folder in /dev/shm
-    seconds: float  # of each run
+    seconds: float  # duration of each run
 
     def lease(self, name: str, policy: SharePolicy, share: float, uuids: Sequence[str]) -> Path:
         limits = [DeviceLimits(uuid, 8 << 30, int(share * 100), policy) for uuid in uuids]

@@ -40,7 +40,7 @@ ROUNDS = 3
 PATIENCE_SECONDS = 40.0
 ITSELF_SECONDS = 10.0
 STAYS_SECONDS = 3.0 if SIMULATED else 8.0
-SEEN = "inside the driver"  # in the journal
+SEEN = "inside the driver"  # the text of vgpud's log line for a blocked thread
 POLICY = """version = 1
 [[device]]
 mode = "preload"

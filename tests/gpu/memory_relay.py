@@ -21,7 +21,7 @@ _SETTLE_SECONDS = 0.05
 
 
 def relay(bench: Bench) -> Any:
-    """Readings of the card above what the larger of the two pieces makes it, by families and size."""
+    """Counts samples of the card's use above the larger of the two pieces, by families and size."""
     rows = [row for size in PIECES_MIB for row in _sized(bench, size)]
     over = [row for row in rows if row["over"]]
     return {

@@ -153,7 +153,7 @@ class Hand:
         return self._program.stdout.readline().strip()
 
     def order(self, *words: object) -> str:
-        """ "RESULT STATE" by name and number."""
+        """Sends an order to the program; returns its answer as "RESULT STATE" (a name and a number)."""
         assert self._program.stdin is not None
         self._program.stdin.write(" ".join(map(str, words)) + "\n")
         self._program.stdin.flush()

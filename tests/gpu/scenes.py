@@ -47,7 +47,8 @@ def started(node: DemoNode) -> Iterator[DemoNode]:
 
 
 def play(scenes: Iterable[tuple[str, Callable[[], None]]]) -> int:
-    """The exit status: 0, or 1 if one failed. Each says how long it took, or why it failed."""
+    """Runs the scenes; prints for each its duration, or why it failed. Returns the exit status: 1 if any
+    failed."""
     failed = 0
     for name, scene in scenes:
         try:

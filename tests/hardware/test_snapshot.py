@@ -343,7 +343,7 @@ def test_the_real_binding_without_a_library(monkeypatch: pytest.MonkeyPatch) -> 
     assert caught.value.code is ErrorCode.NVML_MISSING
 
 
-def test_the_simulated_node_is_told_by_its_library(nvml: FakeNvml, gateway: Gateway) -> None:
+def test_a_simulated_node_is_recognised_by_its_nvml_library(nvml: FakeNvml, gateway: Gateway) -> None:
     nvml.__dict__["nvmlLib"] = SimpleNamespace(vgpuSimStatePath=None)
     assert gateway.snapshot().simulated
 

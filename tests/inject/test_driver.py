@@ -105,7 +105,7 @@ def test_nvidias_own_tool_is_preferred(libraries: Path, tmp_path: Path) -> None:
     assert found.by_toolkit and found.own_folder is None
     assert by_name(found) == {
         f"libcuda.so.{VERSION}": f"libcuda.so.{VERSION}"
-    }  # pipes of MPS are ours to give
+    }  # the toolkit's mounts of MPS pipes are dropped, because vgpud mounts its own
     assert list(found.hooks) == [hook]
 
 

@@ -114,7 +114,7 @@ def test_a_new_pod_with_the_ids_of_a_deleted_pod_gets_a_new_allocation(short: Pa
             assert old.cdi_devices != new.cdi_devices
             assert gib(node) == [4]
             node.kubelet.end("a/new")
-            # and some of them, before any list named the pod
+            # a third pod gets some of the ids before any listing of the kubelet has named it
             await node.kubelet.admit("a/third", UNITS, 2, among=lambda name: name in ids)
             assert gib(node) == [2]
 

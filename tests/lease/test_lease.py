@@ -105,7 +105,7 @@ def test_an_update_that_died_is_gone_over(tmp_path: Path) -> None:
     assert read_limits(folder).generation == 10
 
 
-def test_writing_again_keeps_the_files(tmp_path: Path) -> None:
+def test_a_rewritten_lease_keeps_its_files(tmp_path: Path) -> None:
     folder = write_lease(tmp_path, "a1", DEVICES, UID, GID)
     inodes = [(folder / n).stat().st_ino for n in ("limits", "usage")]
     assert write_lease(tmp_path, "a1", DEVICES, UID, GID) == folder

@@ -35,7 +35,7 @@ def test_what_is_written_is_read_back(sample: Allocation) -> None:
 
 def test_a_row_holds_every_field_of_an_allocation() -> None:
     """A field added to the model must be given a column, or it would be lost at a restart."""
-    columns = {"request_id", "request_digest", "owner_uid", "owner_gid"}  # for SQL to look at
+    columns = {"request_id", "request_digest", "owner_uid", "owner_gid"}  # copies for SQL queries
     assert {f.name for f in fields(Allocation)} == set(AllocationRow._fields) - columns
 
 

@@ -233,7 +233,7 @@ def test_a_control_daemon_that_died_while_vgpud_was_down_is_noticed(make: NodeMa
 
 
 def test_a_vgpud_killed_while_it_starts_mps_converges(make: NodeMaker) -> None:
-    """A daemon that was started and not opened yet is taken up, or done away with."""
+    """The next vgpud adopts or ends a daemon that was started but does not accept clients yet."""
     for point in ("allocate.apply-mode", "allocate.attach-0", "allocate.commit"):
         node = make(policy=QUICK)
         with contextlib.suppress(RuntimeError, VgpuError):

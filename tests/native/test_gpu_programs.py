@@ -29,7 +29,7 @@ def node(sim_node: Make) -> SimNode:
 
 @pytest.fixture
 def slow_frees(node: SimNode) -> None:
-    """A freeing call is some while in the driver before the memory is gone."""
+    """Makes free calls slow: the driver takes 300 us before the memory is freed."""
     for function in FREES:
         node.sim("fault", "slow", "--function", function, "--microseconds", "300")
 
@@ -82,7 +82,7 @@ def test_a_device_with_one_piece_at_a_time_never_shows_two(run: Callable[..., di
 def test_memory_stays_below_the_limit_during_calls(
     run: Callable[..., dict[str, Any]], slow_frees: None
 ) -> None:
-    """The card is read amid the calls; on the simulator no call takes more than it was asked for."""
+    """The use of the card is sampled during the calls. On the simulator no call takes more than requested."""
     few = {"VGPU_RACE_OPERATIONS": "10000", "VGPU_DEATHS": "4"}
     figures = run("memory_exact", "each", "deaths", **few)
     for family, row in (*figures["each"].items(), ("deaths", figures["deaths"])):

@@ -187,7 +187,7 @@ def test_an_action_of_the_start_leaves_one_line_with_its_reason(tmp_path: Path, 
 
 
 def told_of_start(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """The one line after that of the allocation."""
+    """The second audit line, which the start wrote; the first is that of the allocation."""
     (_, line) = lines
     return line
 

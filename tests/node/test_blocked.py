@@ -10,7 +10,7 @@ from vgpud.node import blocked
 from vgpud.node.blocked import Looks
 from vgpud.proc import start_ticks
 
-GONE = (2**22 + 1, 1)  # more than any pid, proc(5)
+GONE = (2**22 + 1, 1)  # larger than the largest pid of proc(5)
 
 
 def own() -> tuple[int, int]:

@@ -31,7 +31,8 @@ TURNS = 'memory_overcommit = 2.0\nturn = "1min"'
 
 @dataclass
 class Card:
-    """Tenants of one card. A suspension changes a tenant's state, after `takes_seconds`; it fails as told."""
+    """Tenants of one card. A suspension changes a tenant's state after `takes_seconds`, or fails if
+    `fails`."""
 
     book: Book = field(default_factory=Book)
     works: set[str] = field(default_factory=set)

@@ -68,7 +68,8 @@ def test_two_that_change_places_go_back_by_the_same_map(order: list[int], seen: 
 
 
 def test_a_chain_closes_among_its_own() -> None:
-    """As slices of two kinds of card would: what is left takes what came last of the same chain."""
+    """Two chains of moves stay separate, so that no memory moves between different models of card. The first
+    device of each chain, which becomes free, gets the context of the chain's last device."""
     a, b, c, d, e, f = UUIDS
     assert device_map([a, b, d], [b, c, e], UUIDS) == {a: b, b: c, c: a, d: e, e: d, f: f}
 

@@ -60,7 +60,7 @@ def test_a_match_covers_a_device_when_all_its_keys_hold(match: Match, covers: bo
         (Match(name="NVIDIA H?00"), Match(name="NVIDIA H*00"), False),
         (Match(name="N[*]"), Match(name="N*"), False),
         (Match(name="N*]"), Match(name="N[ab]"), False),
-        (Match(name="*"), Match(index=(1,)), False),  # true as well, but only what is certain is told
+        (Match(name="*"), Match(index=(1,)), False),  # covered too, but not reported
         (Match(**sizes(memory_min="10GiB")), Match(**sizes(memory_min="20GiB")), True),
         (Match(**sizes(memory_min="20GiB")), Match(**sizes(memory_min="10GiB")), False),
         (Match(**sizes(memory_max="20GiB")), Match(**sizes(memory_max="10GiB")), True),

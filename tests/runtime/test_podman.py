@@ -86,7 +86,7 @@ def test_a_restarted_container_gets_a_slice_again(podman: Podman) -> None:
 def test_a_failing_runtime_leaves_no_allocation(
     podman: Podman, shared_node: DemoNode, tmp_path: Path, end: str
 ) -> None:
-    """After the allocation, before the container is."""
+    """The runtime fails after the allocation was made and before the container exists."""
     runtime = tmp_path / "runc"
     runtime.write_text("#!/bin/sh\n" + {"ended": "echo broken >&2; exit 9\n", "killed": "kill -9 $$\n"}[end])
     runtime.chmod(0o755)

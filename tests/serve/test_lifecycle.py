@@ -132,7 +132,7 @@ def test_junk_on_the_socket_leaves_other_clients_unharmed(live: Live, reader: Cl
 
 
 def test_a_stop_waits_for_running_calls(live: Live, reader: Client) -> None:
-    """The running call is answered, the watch is told, new callers find nobody."""
+    """The running call is answered, the watch ends with an error, new connections are refused."""
     close_gate(live)
     watch = reader.watch()
     with ThreadPoolExecutor(2) as pool, Client(live.tenant, 30) as client:

@@ -165,7 +165,7 @@ def test_each_checkpoint_step_requires_the_previous_state(sim_node: Make) -> Non
     assert control.resume(pid) == [0, 0]
     assert control.call("Unlock", pid) == ILLEGAL
     assert control.call("Lock", 1 << 30) == BAD_VALUE
-    assert control.say("GetState", os.getpid()) == str(BAD_VALUE)  # alive, and no user of CUDA
+    assert control.say("GetState", os.getpid()) == str(BAD_VALUE)  # the process lives and does not use CUDA
 
 
 def test_a_lock_waits_for_running_work_until_its_timeout(sim_node: Make) -> None:
@@ -208,7 +208,8 @@ def test_a_process_is_restored_on_other_devices(sim_node: Make) -> None:
     tenant.write(7)
     for old, new in ((0, 1), (1, 5), (5, 0)):
         assert control.suspend(pid) == [0, 0]
-        assert control.call("Restore", pid, uuids[old], uuids[new]) == BAD_VALUE  # six are not named
+        # all eight devices must be named, not only two
+        assert control.call("Restore", pid, uuids[old], uuids[new]) == BAD_VALUE
         assert control.resume(pid, *swap(uuids, old, new)) == [0, 0]
         assert used_mib(node) == [(CONTEXT_MIB + 1000) * (i == new) for i in range(8)]
         assert [tenant.read(), tenant.say("launch 2 100"), tenant.say("sync")] == ["7", "ok", "ok"]
@@ -266,7 +267,8 @@ def test_a_checkpoint_of_managed_memory_fails_the_process(sim_node: Make) -> Non
 
 
 def test_a_checkpoint_of_a_killed_controller_is_finished_by_another(sim_node: Make) -> None:
-    """kill -9 of the one that suspends, at any moment: the state is one of the four, and goes on from there."""
+    """kill -9 of the one that suspends, at any moment: the state is one of the four, and goes on from
+    there."""
     node = sim_node("h200x1")
     tenant = Tenant(node)
     pid = tenant.process.pid

@@ -12,7 +12,9 @@ Make = Callable[..., SimNode]
 
 
 @pytest.mark.parametrize("sanitizer", ["address", "thread"])
-def test_a_tour_is_clean(sim_node: Make, sanitizer: str) -> None:
+def test_the_sanitizers_report_nothing_while_a_program_calls_the_simulated_driver(
+    sim_node: Make, sanitizer: str
+) -> None:
     node = sim_node()
     (tour,) = (path for path in BUILD.with_name(f"native-{sanitizer}").rglob("sim-tour") if path.is_file())
     # what a process holds at its end is for the process's end: leaks are not asked for

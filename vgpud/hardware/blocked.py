@@ -200,7 +200,7 @@ def _out_of_libc(wait: Wait, code: Code, memory: Memory, machine: Machine) -> Wa
         returns = int.from_bytes(word, "little") & machine.address
         if code.owner(returns) is not Owner.LIBC:
             return Wait(sp, returns)
-        pc = returns - 1  # in the call: behind it there may be another function
+        pc = returns - 1  # inside the call instruction: the next one may belong to another function
     return None
 
 

@@ -89,7 +89,7 @@ def _entry(pc: int, base: int, memory: Memory) -> int:
 
 
 def _body(address: int, memory: Memory) -> _Reader:
-    """An entry, from behind its length on."""
+    """The content of an entry, after its length field."""
     size = _read(memory, address, 4).word(4)
     if not 4 <= size <= _MOST_BYTES:
         raise _UnknownError

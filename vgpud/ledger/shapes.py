@@ -57,7 +57,7 @@ class Row:
         self._values: Callable[[Any], tuple[Any, ...]] = (
             attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
         )
-        self._sound: set[tuple[type, ...]] = set()  # the types of rows that were checked
+        self._sound: set[tuple[type, ...]] = set()  # types of rows that have passed the check
         # typed: 1 and True are equal, and only one of them is right
         self._build = lru_cache(maxsize=_ROWS_SHARED, typed=True)(self._check_and_build)
 

@@ -130,7 +130,7 @@ class Ledger:
     async def event(
         self, kind: EventKind, subject: str, sentence: str, *, durability: Durability = Durability.PROCESS
     ) -> Event:
-        """The event with its revision and the time."""
+        """Writes an event. Returns it with its revision and time."""
         return await self._do(lambda tables: tables.event(kind, subject, sentence), durability)
 
     async def events_after(self, revision: int) -> tuple[Event, ...]:

@@ -91,7 +91,7 @@ class Tables:
             "SELECT allocation_id, kind, subject, amount, sentence, since_unix_ns FROM marks"
         )
         for allocation_id, kind, *rest in rows:
-            if kind in kinds:  # else of a newer vgpud
+            if kind in kinds:  # skips kinds of a newer vgpud
                 yield Mark(allocation_id, kinds[kind], *rest)
 
     def mark(self, mark: Mark, event: Event) -> int:

@@ -84,5 +84,5 @@ class Meters:
             try:
                 found[allocation.id] = self._effectors[allocation.slices[0].mode].meters(allocation, devices)
             except VgpuError as error:  # for example, the allocation was released meanwhile
-                log.debug("no meters", allocation=allocation.id, why=str(error))
+                log.debug("cannot read the meters of an allocation", allocation=allocation.id, why=str(error))
         return found

@@ -111,7 +111,7 @@ class _Scanner:
         return element
 
     def _enter(self, path: KeyPath, line: int) -> KeyPath:
-        """Where keys under `path` go: into the last element, where it is an array of tables."""
+        """The path of keys below the table `path`: the last element, if it is an array of tables."""
         self._note(path, line)
         length = self.array_lengths.get(path)
         return path if length is None else (*path, length - 1)

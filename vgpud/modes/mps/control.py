@@ -185,7 +185,7 @@ class MpsControl:
         self.ask(f"set_{name} {server}0 {mebibytes}M")
         answer = self.ask(f"get_{name} {server}0")
         if server and _says_nothing(answer, not answers.is_memory(answers.memory(answer))):
-            log.warning("an MPS server does not say its limit", server=server.strip(), answer=answer)
+            log.warning("cannot read back the limit of an MPS server", server=server.strip(), answer=answer)
         elif answers.memory(answer) != answers.memory_as_printed(mebibytes):
             raise _refused(name.replace("_", " "), f"{mebibytes}M", answer)
 
