@@ -44,16 +44,21 @@ static void raise_high(struct vgpu_usage *usage, uint32_t slot)
         continue;
 }
 
-static void take(struct vgpu_usage *usage, uint32_t index)
+static void own(struct vgpu_usage *usage, uint32_t index, uint64_t start_ns)
 {
     struct vgpu_slot *slot = &usage->slots[index];
-    struct timespec now;
-    clear(slot);
     raise_high(usage, index);
-    clock_gettime(CLOCK_MONOTONIC, &now);
     slot->pid = getpid();
-    slot->start_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    slot->start_ns = start_ns;
     __atomic_store_n(&slot->owner, VGPU_OWNER_SELF, __ATOMIC_SEQ_CST);
+}
+
+static void take(struct vgpu_usage *usage, uint32_t index)
+{
+    struct timespec now;
+    clear(&usage->slots[index]);
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    own(usage, index, (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec);
 }
 
 /* Nobody holds the slot, but its process may not be gone. Its pid is as it saw it: from another pid
@@ -86,11 +91,26 @@ int vgpu_slot_claim(int fd, struct vgpu_usage *usage)
     return -EAGAIN;
 }
 
-int vgpu_slot_clear_dead(int fd, struct vgpu_usage *usage, uint32_t own)
+int vgpu_slot_lock_again(int fd, struct vgpu_usage *usage, uint32_t index, uint64_t start_ns)
+{
+    struct vgpu_slot *slot = &usage->slots[index];
+    int error = set_lock(fd, index, F_WRLCK);
+    if (error != 0)
+        return error;
+    uint32_t owner = __atomic_load_n(&slot->owner, __ATOMIC_SEQ_CST);
+    if (owner != 0 && slot->start_ns != start_ns) /* of a process that took the slot meanwhile, and died */
+        clear(slot);
+    if (owner == 0 || slot->start_ns != start_ns)
+        own(usage, index, start_ns);
+    return 0;
+}
+
+int vgpu_slot_clear_dead(int fd, struct vgpu_usage *usage, uint32_t own, bool registered)
 {
     int cleared = 0;
     for (uint32_t i = 0; i < VGPU_MAX_SLOTS; i++) {
-        if (i == own || __atomic_load_n(&usage->slots[i].owner, __ATOMIC_SEQ_CST) == 0)
+        uint32_t owner = __atomic_load_n(&usage->slots[i].owner, __ATOMIC_SEQ_CST);
+        if (i == own || owner == 0 || (owner != VGPU_OWNER_SELF && !registered))
             continue;
         if (set_lock(fd, i, F_WRLCK) != 0)
             continue;

@@ -13,9 +13,19 @@
  */
 int vgpu_slot_claim(int fd, struct vgpu_usage *usage);
 
-/* Clears every slot whose owner is dead, except `own`: not merely dying, see dying.h. The arbiter does this by itself; a tenant
- * needs it only while the arbiter is away. Returns how many slots were cleared. */
-int vgpu_slot_clear_dead(int fd, struct vgpu_usage *usage, uint32_t own);
+/*
+ * Locks the slot that this process claimed at `start_ns` again by `fd`, another open `usage` file, after all descriptors of
+ * the former were closed. A slot that was cleared or taken meanwhile is owned again: its figures are then as the clearing
+ * left them. Returns 0, or -errno of fcntl: -EAGAIN or -EACCES while another process has the lock.
+ */
+int vgpu_slot_lock_again(int fd, struct vgpu_usage *usage, uint32_t slot, uint64_t start_ns);
+
+/*
+ * Clears the slots of dead processes, except `own`: not of those that are dying, see dying.h. The arbiter clears the slots of
+ * the processes that registered with it; `registered` says that they are to be cleared as well, as no arbiter is there.
+ * Returns how many slots were cleared.
+ */
+int vgpu_slot_clear_dead(int fd, struct vgpu_usage *usage, uint32_t own, bool registered);
 
 /*
  * One process of the lease at a time makes its first context while nobody knows what one takes. Waits a

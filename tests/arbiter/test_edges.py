@@ -1,7 +1,9 @@
 """Programs that do what few do run inside a share as they run without one (tests/gpu/edges.c)."""
 
+import fcntl
 import os
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +45,18 @@ def run(
         check=False,
         timeout=WAIT_S,
     )
+
+
+def locked_slots(lease: Path) -> int:
+    """How many slots of the lease another process has locked, as fcntl(2) says."""
+    count = 0
+    with (lease / layout.USAGE_FILE).open("r+b") as usage:
+        for slot in range(layout.MAX_SLOTS):
+            at = layout.USAGE_SLOTS + slot * layout.SLOT_SIZE
+            asked = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, at, 1, 0)
+            answer = fcntl.fcntl(usage, fcntl.F_GETLK, asked)
+            count += struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK
+    return count
 
 
 @pytest.mark.parametrize("program", ["edges", "edges120000", "edges1048576"])
@@ -129,6 +143,57 @@ def test_a_program_that_closed_all_its_files_keeps_its_slot(card: Card) -> None:
         program.communicate("", timeout=WAIT_S)
     assert program.returncode == 0
     eventually(lambda: read_usage(lease).processes == (), "its slot goes with it")
+
+
+def test_a_program_that_closed_all_its_files_keeps_its_slot_when_the_arbiter_restarts(card: Card) -> None:
+    """An arbiter that starts knows the slots' locks alone, and closefrom(3) dropped it."""
+    lease = lease_of(card)
+    program = subprocess.Popen(
+        [str(TEST_BUILD / "edges"), "close"],
+        env=environment(card, lease),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "closed\n"
+        card.kill_arbiter()
+        eventually(lambda: locked_slots(lease) == 1, "libvgpu locks the slot again")
+        card.start_arbiter()
+        card.client.add("a")
+        assert [p.devices[0].used_bytes for p in read_usage(lease).processes] == [64 * MIB]
+        eventually(lambda: card.client.list("a") == (program.pid,), "the arbiter knows the process")
+        assert run(card, lease, "edges", "unmap").returncode == 0
+        held = [p for p in read_usage(lease).processes if p.pid == program.pid]
+        assert [p.devices[0].used_bytes for p in held] == [64 * MIB]
+    finally:
+        program.communicate("", timeout=WAIT_S)
+    eventually(lambda: read_usage(lease).processes == (), "its slot goes with it")
+
+
+def test_a_program_that_closes_all_its_files_while_the_arbiter_is_down_locks_its_slot_again(
+    card: Card,
+) -> None:
+    lease = lease_of(card)
+    card.kill_arbiter()
+    program = subprocess.Popen(
+        [str(TEST_BUILD / "edges"), "close"],
+        env=environment(card, lease),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "closed\n"
+        eventually(lambda: locked_slots(lease) == 1, "libvgpu locks the slot again")
+        card.start_arbiter()
+        card.client.add("a")
+        eventually(lambda: card.client.list("a") == (program.pid,), "the arbiter knows the process")
+        assert [p.devices[0].used_bytes for p in read_usage(lease).processes] == [64 * MIB]
+    finally:
+        program.communicate("", timeout=WAIT_S)
 
 
 def test_a_program_that_execs_gives_its_slot_back(card: Card) -> None:

@@ -15,10 +15,13 @@
 
 #include "descriptor.h"
 #include "in_child.h"
+#include "slot_lock.h"
 #include "thread.h"
 
 #define RETRY_MS_MIN 20
 #define RETRY_MS_MAX 100
+#define LOOK_NS \
+    250000000 /* the line is looked at so often: poll does not return for a descriptor that the program closed */
 #define STACK_BYTES (128 * 1024)
 
 static struct {
@@ -41,26 +44,39 @@ static const struct vgpu_link_listener *listener(void)
     return __start_vgpu_link_listener[0];
 }
 
-static bool still_ours(int fd)
+static bool is_same(int fd, const struct stat *socket)
 {
     struct stat about;
-    return fstat(fd, &about) == 0 && about.st_dev == line.device && about.st_ino == line.inode;
+    return fstat(fd, &about) == 0 && about.st_dev == socket->st_dev && about.st_ino == socket->st_ino;
 }
 
-/* One SEQPACKET connection whose calls are all bounded; -errno if nobody listens. */
-static int dial(void)
+static bool still_ours(int fd)
+{
+    const struct stat socket = {.st_dev = line.device, .st_ino = line.inode};
+    return is_same(fd, &socket);
+}
+
+/* Closes the descriptor unless the program closed it, and perhaps has a file of its own at that number. */
+static void close_same(int fd, const struct stat *socket)
+{
+    if (is_same(fd, socket))
+        close(fd);
+}
+
+/* One SEQPACKET connection whose calls are all bounded, and what fstat says of it; -errno: the arbiter does not listen. */
+static int dial(struct stat *about)
 {
     struct timeval wait = {.tv_usec = VGPU_LINK_WAIT_MS * 1000};
     int made = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     int fd = made < 0 ? -errno : vgpu_above_stdio(made);
-    if (fd < 0)
-        return fd;
+    if (fd < 0 || fstat(fd, about) != 0)
+        return fd < 0 ? fd : -EBADF;
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof(wait));
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait));
     if (connect(fd, (struct sockaddr *)&line.address, sizeof(line.address)) == 0)
         return fd;
     int error = errno;
-    close(fd);
+    close_same(fd, about);
     return -error;
 }
 
@@ -75,19 +91,20 @@ static int register_once(void)
 {
     struct vgpu_message message = {.kind = VGPU_MSG_REGISTER, .version = VGPU_LEASE_VERSION, .slot = line.slot};
     struct stat about;
-    int fd = dial();
+    (void)vgpu_slot_lock_hold(); /* an arbiter that starts believes locks alone */
+    int fd = dial(&about);
     if (fd < 0)
         return fd;
     int error = -EPROTO;
     if (send(fd, &message, sizeof(message), MSG_NOSIGNAL) != (ssize_t)sizeof(message) ||
-        recv(fd, &message, sizeof(message), 0) != (ssize_t)sizeof(message) || fstat(fd, &about) != 0)
+        recv(fd, &message, sizeof(message), 0) != (ssize_t)sizeof(message))
         error = -EAGAIN;
     else if (message.kind == VGPU_MSG_WELCOME && message.slot == line.slot && message.owner != 0)
         error = 0;
     else if (message.kind == VGPU_MSG_REFUSED && message.value == ESHUTDOWN)
         error = -ESHUTDOWN;
     if (error != 0) {
-        close(fd);
+        close_same(fd, &about);
         return error;
     }
     note_welcome(&message);
@@ -97,12 +114,16 @@ static int register_once(void)
     return 0;
 }
 
-/* Waits `ns` (negative: for as long as it takes) for the line; true: it can be read, or is broken. */
+/* Waits `ns` for the line; true: it can be read, or is broken. Where a filter of system
+ * calls refuses ppoll(2), poll(2) waits, in milliseconds. */
 static bool wait_for_line(int fd, int64_t ns)
 {
     struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
     struct timespec wait = {.tv_sec = (time_t)(ns / 1000000000), .tv_nsec = (long)(ns % 1000000000)};
-    return ppoll(&poll_fd, fd >= 0 ? 1 : 0, ns >= 0 ? &wait : NULL, NULL) > 0;
+    int ready = ppoll(&poll_fd, fd >= 0 ? 1 : 0, &wait, NULL);
+    if (ready < 0 && (errno == EPERM || errno == ENOSYS))
+        ready = poll(&poll_fd, fd >= 0 ? 1 : 0, (int)(ns / 1000000) + 1);
+    return ready > 0;
 }
 
 enum taken { TAKEN, NOTHING, BROKEN };
@@ -145,7 +166,8 @@ static void serve(int fd)
 {
     listener()->linked();
     for (enum taken taken = TAKEN; taken != BROKEN;) {
-        if (!wait_for_line(fd, listener()->tick()))
+        int64_t wait = listener()->tick();
+        if (!wait_for_line(fd, wait >= 0 && wait < LOOK_NS ? wait : LOOK_NS) && still_ours(fd))
             continue;
         pthread_mutex_lock(&reader);
         taken = take_message(fd, false);

@@ -33,9 +33,9 @@ static int find_folder(struct vgpu_lease_view *view, bool computes)
     return 1;
 }
 
-static int open_file(const struct vgpu_lease_view *view, const char *name, int flags)
+int vgpu_lease_file(const char *path, const char *name, int flags)
 {
-    int folder = open(view->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder < 0)
         return -errno;
     int fd = openat(folder, name, flags | O_NOFOLLOW | O_CLOEXEC);
@@ -60,7 +60,7 @@ static int map_file(int fd, size_t least, size_t size, int protection, void **ma
 static int open_limits(struct vgpu_lease_view *view)
 {
     void *mapped = NULL;
-    int fd = open_file(view, VGPU_LIMITS_FILE, O_RDONLY);
+    int fd = vgpu_lease_file(view->folder, VGPU_LIMITS_FILE, O_RDONLY);
     if (fd < 0)
         return fd;
     int error = map_file(fd, VGPU_LIMITS_BYTES_LEAST, sizeof(struct vgpu_limits), PROT_READ, &mapped);
@@ -77,7 +77,7 @@ static int open_limits(struct vgpu_lease_view *view)
 static int open_usage(struct vgpu_lease_view *view)
 {
     void *mapped = NULL;
-    int fd = open_file(view, VGPU_USAGE_FILE, O_RDWR);
+    int fd = vgpu_lease_file(view->folder, VGPU_USAGE_FILE, O_RDWR);
     if (fd < 0)
         return fd;
     int error = map_file(fd, sizeof(struct vgpu_usage), sizeof(struct vgpu_usage), PROT_READ | PROT_WRITE, &mapped);
@@ -113,9 +113,7 @@ int vgpu_lease_open(struct vgpu_lease_view *view, bool computes)
 const struct vgpu_limits *vgpu_lease_limits(const char *folder)
 {
     void *mapped = NULL;
-    char path[VGPU_LEASE_PATH_MAX + 16];
-    snprintf(path, sizeof(path), "%s/%s", folder, VGPU_LIMITS_FILE);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = vgpu_lease_file(folder, VGPU_LIMITS_FILE, O_RDONLY);
     bool done = fd >= 0 && map_file(fd, VGPU_LIMITS_BYTES_LEAST, sizeof(struct vgpu_limits), PROT_READ, &mapped) == 0;
     if (fd >= 0)
         close(fd);

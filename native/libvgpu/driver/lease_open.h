@@ -13,7 +13,7 @@ struct vgpu_lease_view {
     char folder[VGPU_LEASE_PATH_MAX];
     const struct vgpu_limits *limits;
     struct vgpu_usage *usage;
-    int usage_fd; /* open for the life of the process: it carries the slot's lock */
+    int usage_fd; /* while it is open its slot stays locked: see slot_lock.h */
     struct vgpu_limits first;
     char wrong[128]; /* what is wrong, where more can be said than the errno does */
 };
@@ -25,6 +25,9 @@ struct vgpu_lease_view {
  * `computes`: the process is about to use CUDA, so it must be able to write `usage`.
  */
 int vgpu_lease_open(struct vgpu_lease_view *view, bool computes);
+
+/* Opens the file `name` of the lease in `folder`, close-on-exec and no link: a descriptor above 2, or -errno. */
+int vgpu_lease_file(const char *folder, const char *name, int flags);
 
 /* The limits in `folder` once more, mapped for the gate; NULL if they cannot be. */
 const struct vgpu_limits *vgpu_lease_limits(const char *folder);

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "in_child.h"
@@ -13,6 +12,7 @@
 #include "limits.h"
 #include "arbiter_link.h"
 #include "slot.h"
+#include "slot_lock.h"
 #include "thread.h"
 int vgpu_tenant_phase; /* written last, under `entry` */
 static pthread_mutex_t entry = PTHREAD_MUTEX_INITIALIZER;
@@ -20,8 +20,6 @@ static struct vgpu_lease_view lease = {.usage_fd = -1};
 static struct vgpu_account account = {.slow = PTHREAD_MUTEX_INITIALIZER};
 static uint64_t generation_seen;
 static uint64_t memory_limit[VGPU_MAX_DEVICES];
-static dev_t usage_device; /* of the usage file: the child of a fork closes only what is still it */
-static ino_t usage_inode;
 static bool complained;
 static pthread_once_t fork_handler = PTHREAD_ONCE_INIT;
 
@@ -105,11 +103,10 @@ struct vgpu_account *vgpu_tenant_account(void)
 
 bool vgpu_tenant_reclaim(void)
 {
-    if (vgpu_link_up())
-        return false;
     int cancels = vgpu_thread_keep();
     pthread_mutex_lock(&entry);
-    int cleared = vgpu_slot_clear_dead(lease.usage_fd, lease.usage, account.slot);
+    int fd = vgpu_slot_lock_hold();
+    int cleared = fd >= 0 ? vgpu_slot_clear_dead(fd, lease.usage, account.slot, !vgpu_link_up()) : 0;
     pthread_mutex_unlock(&entry);
     vgpu_thread_release(cancels);
     return cleared > 0;
@@ -117,21 +114,15 @@ bool vgpu_tenant_reclaim(void)
 
 bool vgpu_tenant_lock_contexts(void)
 {
-    return vgpu_slot_lock_contexts(lease.usage_fd);
+    int fd = vgpu_slot_lock_hold();
+    return fd >= 0 && vgpu_slot_lock_contexts(fd);
 }
 
 void vgpu_tenant_unlock_contexts(void)
 {
-    vgpu_slot_unlock_contexts(lease.usage_fd);
-}
-
-static void close_usage_in_child(void)
-{
-    struct stat about;
-    if (lease.usage_fd >= 0 && fstat(lease.usage_fd, &about) == 0 && about.st_dev == usage_device &&
-        about.st_ino == usage_inode)
-        close(lease.usage_fd);
-    lease.usage_fd = -1;
+    int fd = vgpu_slot_lock_hold();
+    if (fd >= 0)
+        vgpu_slot_unlock_contexts(fd);
 }
 
 /* The child has none of the parent's contexts, slot or threads; it enters anew if it uses CUDA.
@@ -142,7 +133,6 @@ static void forget_in_child(void)
     vgpu_in_child();
     pthread_mutex_init(&entry, NULL);
     pthread_mutex_init(&account.slow, NULL);
-    close_usage_in_child();
     if (vgpu_tenant_phase != VGPU_TENANT_LIMITED)
         return;
     vgpu_tenant_phase = VGPU_TENANT_COLD;
@@ -161,21 +151,18 @@ static void close_lease(void)
 {
     munmap((void *)lease.limits, sizeof(struct vgpu_limits));
     munmap(lease.usage, sizeof(struct vgpu_usage));
-    close(lease.usage_fd); /* drops the slot's lock: the next process to come may clear it */
-    lease.usage_fd = -1;
+    vgpu_slot_lock_drop(); /* the next process to come may clear the slot */
 }
 
 /* Takes a slot and registers. The arbiter's only veto is a closed lease. */
 static CUresult join(void)
 {
-    struct stat about;
-    if (fstat(lease.usage_fd, &about) == 0) {
-        usage_device = about.st_dev;
-        usage_inode = about.st_ino;
-    }
     int slot = lease.first.state != VGPU_LEASE_CLOSED ? vgpu_slot_claim(lease.usage_fd, lease.usage) : -ESHUTDOWN;
     int error = 0;
-    if (slot >= 0) {
+    if (slot < 0) {
+        close(lease.usage_fd);
+    } else {
+        vgpu_slot_lock_start(lease.folder, lease.usage, (uint32_t)slot, lease.usage_fd);
         vgpu_channels_start(lease.usage_fd, (uint32_t)slot);
         error = vgpu_link_start(lease.folder, lease.usage, (uint32_t)slot);
         slot = error != 0 ? error : slot;

@@ -39,7 +39,8 @@ const char *vgpu_tenant_folder(void);
 
 struct vgpu_account *vgpu_tenant_account(void);
 
-/* Clears the slots of dead processes if no arbiter is there to do it. True if any was cleared. */
+/* Clears the slots of dead processes that no arbiter clears: all where none is there, else those that never registered
+ * with it (a filter of system calls kept them from it). True if any was cleared. */
 bool vgpu_tenant_reclaim(void);
 
 /* See vgpu_slot_lock_contexts. */

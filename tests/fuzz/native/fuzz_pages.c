@@ -126,6 +126,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         abort();
     if (slot >= 0)
         check_account(data + used, size - used, slot);
-    (void)vgpu_slot_clear_dead(usage_fd, usage, slot < 0 ? VGPU_NO_SLOT : (uint32_t)slot);
+    (void)vgpu_slot_clear_dead(usage_fd, usage, slot < 0 ? VGPU_NO_SLOT : (uint32_t)slot, true);
     return 0;
 }

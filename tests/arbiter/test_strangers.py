@@ -1,0 +1,61 @@
+"""Programs as people start them run inside a share as they run without one (tests/gpu/strangers.c)."""
+
+import errno
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.arbiter.conftest import Card
+from tests.arbiter.test_edges import OPERATING_SYSTEM, WAIT_S, environment, lease_of
+from tests.e2e.support import eventually
+from tests.native.harness import TEST_BUILD
+from vgpud.lease import read_usage
+
+#: Numbers of system calls that libvgpu makes (x86-64), as <asm/unistd_64.h> has them.
+CALLS = {"ppoll": 271, "connect": 42, "prctl": 157, "setsockopt": 54, "madvise": 28, "sched_yield": 24}
+
+
+def run(card: Card, lease: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [str(TEST_BUILD / "strangers"), *words],
+        env=environment(card, lease),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_S,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.parametrize("way", ["forks", "reload", "tiny-stacks", "vfork", "closefrom", "exit", "graphs"])
+def test_a_program_is_limited_and_runs_to_its_end(card: Card, way: str) -> None:
+    lease = lease_of(card)
+    done = run(card, lease, way)
+    assert (done.returncode, done.stderr) == (0, "at exit\n" if way == "exit" else "")
+    eventually(lambda: read_usage(lease).processes == (), "no slot is left")
+
+
+@pytest.mark.parametrize("descriptors", [3, 5, 7, 9, 16])
+def test_a_process_with_few_descriptors_is_limited_or_refused(card: Card, descriptors: int) -> None:
+    done = run(card, lease_of(card), "limits", str(descriptors))
+    refused = done.returncode == 1 and done.stderr.endswith(f": {OPERATING_SYSTEM}\n")
+    assert refused or (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_process_that_may_not_make_a_system_call_is_limited(card: Card, call: str) -> None:
+    lease = lease_of(card)
+    for error in (errno.EPERM, errno.ENOSYS):
+        done = run(card, lease, "deny", str(CALLS[call]), str(error))
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_memory_of_dead_processes_that_never_registered_is_given_back(card: Card) -> None:
+    """A filter of system calls kept them from the arbiter, which does not know of their end."""
+    lease = lease_of(card)
+    for _ in range(8):  # each leaves a context's memory in its slot, and the lease has room for three
+        done = run(card, lease, "deny", str(CALLS["connect"]), str(errno.EPERM))
+        assert (done.returncode, done.stderr) == (0, "")
+    done = run(card, lease, "forks")
+    assert (done.returncode, done.stderr) == (0, "")
