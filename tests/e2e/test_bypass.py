@@ -234,6 +234,8 @@ def honest(node: DemoNode) -> dict[str, list[str]]:
         },
         "fills": [PROBE, "fill", "--piece", "64MiB", "--keep", "--then-wait-on-stdin"],
         "launches": [PROBE, "run", "--seconds", "3600"],
+        "graphs with memory nodes": [str(TEST_BUILD / "strangers"), "graphs"],
+        "ranks that share a buffer, as NCCL's do": [str(TEST_BUILD / "strangers"), "ranks"],
         "starts and ends": ["bash", "-c", again.format(f"{PROBE} hold 300MiB --seconds 0")],
         **{
             f"contexts: {how}": ["bash", "-c", again.format(f"{cycles} {how} 6 1 50 1000")]
@@ -248,11 +250,13 @@ def honest(node: DemoNode) -> dict[str, list[str]]:
 
 
 def test_honest_programs_are_never_marked(make_node: NodeMaker) -> None:
-    """Beside each other, so that the machine is busy and every look overlaps with calls of each."""
+    """Beside each other and an MPS tenant, so that every look overlaps with calls of each."""
     node = make_node("h200x8", policy=POLICY.format(rule="stop"))
     node.start()
     options = ["--isolation", "quota", "--memory", "4GiB", "--cores", "20"]
     tenants = {name: node.tenant(options, command) for name, command in honest(node).items()}
+    mps = ["--isolation", "compute", "--memory", "4GiB", "--cores", "20"]
+    tenants["mps"] = node.tenant(mps, [PROBE, "hold", "1GiB", "--then-wait-on-stdin"])
     try:
         eventually(lambda: len(states(node)) == len(tenants), "all of them run", seconds=120)
         looks = metric(node, "vgpud_bypass_looks_total")
