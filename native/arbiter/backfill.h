@@ -7,6 +7,8 @@
  *
  * Whether there are gaps is a tenant's own word. A tenant that lies shares its turns, or has them alone: it is charged
  * for what it has either way.
+ *
+ * One thread. Times are nanoseconds.
  */
 #ifndef ARBITER_BACKFILL_H
 #define ARBITER_BACKFILL_H

@@ -6,6 +6,8 @@
  * pidfd_getfd(2) for the moment of the call only, since an open file keeps the memory of its client allocated.
  * What a process lists is hostile input: a file that is not the control device is not called, and every channel
  * of a call is named as one of the client that the call is for, which the driver checks against the file.
+ *
+ * The functions are called by the loop's thread; an order is the device's thread's from channels_submit until `done`.
  */
 #ifndef ARBITER_CHANNELS_H
 #define ARBITER_CHANNELS_H

@@ -1,4 +1,8 @@
-/* control.h: the root-only socket on which vgpud names the leases to serve. */
+/*
+ * control.h: the root-only socket on which vgpud names the leases to serve.
+ *
+ * One thread: the loop's.
+ */
 #ifndef ARBITER_CONTROL_H
 #define ARBITER_CONTROL_H
 

@@ -1,11 +1,13 @@
 /*
  * cut.h: the engine that keeps turns by taking tenants off their devices (channels.h), in the middle of whatever
- * they run. The scheduler says who holds a device; here each entity of a tenant is brought to what that means: on
- * the device or off it.
+ * they run. The scheduler says which tenant holds a device; here each entity is put on its device or taken off it
+ * accordingly.
  *
  * A tenant is off a device with time slices while it holds no slice there and either another tenant has work or
  * its own limit is hard. It stays on while it backfills another's slice (backfill.h). A tenant of a positive priority
  * stays on while its share is not used up, so that its next launch waits only until the other tenants are off.
+ *
+ * One thread: the loop's. Times are nanoseconds of CLOCK_MONOTONIC.
  */
 #ifndef ARBITER_CUT_H
 #define ARBITER_CUT_H

@@ -161,8 +161,8 @@ uint64_t fair_window(const struct sched_device *device, uint64_t now)
     return (uint64_t)clamp(shortest / 4, WINDOW_MIN_NS, WINDOW_MAX_NS);
 }
 
-/* Does the entity's virtual time say anything about who is behind: not while it is only its cap that it waits
- * for, nor that of work that can wait about work that cannot. */
+/* Does the entity's virtual time count in the comparison? Not while only its own cap holds it back; nor does work that
+ * can wait count against work that cannot. */
 static bool is_peer(const struct sched_entity *p, bool can_wait, uint64_t now)
 {
     bool capped = fair_is_hard(p) && !p->holding && p->tokens_ns < fair_threshold(p, true);
@@ -195,7 +195,7 @@ double fair_turn(const struct sched_entity *entity, uint64_t now)
     double length = fair_quantum(entity);
     double ahead = fair_ahead(entity, now);
     if (ahead > entity->device->round_ns / 2)
-        return length; /* those who are behind cannot use the time */
+        return length; /* entities that are behind cannot use the time */
     return length - clamp(fair_share(entity) * ahead, 0, length / 2);
 }
 

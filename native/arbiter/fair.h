@@ -1,4 +1,8 @@
-/* fair.h: the arithmetic of shares on one device: weights, lengths of turns, tokens, virtual time. */
+/*
+ * fair.h: the arithmetic of shares on one device: weights, lengths of turns, tokens, virtual time.
+ *
+ * One thread. `now` is in nanoseconds and does not go back; virtual time and tokens are nanoseconds of device time.
+ */
 #ifndef ARBITER_FAIR_H
 #define ARBITER_FAIR_H
 
@@ -10,16 +14,16 @@ bool fair_present(const struct sched_entity *entity);
 /* Does the entity compete for turns: wants, holds, or held a moment ago? */
 bool fair_active(const struct sched_entity *entity, uint64_t now);
 
-/* Is somebody of a higher priority present on the device? */
+/* Is a tenant of a higher priority present on the device? */
 bool fair_outranked(const struct sched_entity *entity);
 
 bool fair_is_hard(const struct sched_entity *entity);
 
-/* Is somebody under a limit that matters on this device, so that it is given in turns? */
+/* Is a tenant under a limit that matters on this device, so that it is given in turns? */
 bool fair_matters(const struct sched_device *device);
 
-/* Takes stock of a device: who is active, how long a round is; charges who holds it, and earns tokens for
- * the time since the last call. What the functions below say is as of then. */
+/* Brings a device's figures up to date: which entities are active, how long a round is; charges the holder, and adds the
+ * tokens that were earned since the last call. What the functions below say is as of then. */
 void fair_refresh(struct sched_device *device, uint64_t now);
 
 /* Part of the device that the entity is entitled to, 0 to 1; `none` shares what the others leave. */

@@ -33,7 +33,7 @@ static uint32_t in_use(const struct sched_tenant *tenant)
     return bits;
 }
 
-/* Does a member wait whose devices nobody runs on? */
+/* Does a member wait on whose devices no other member runs? */
 static bool any_held_back(const struct sched_tenant *tenant)
 {
     uint32_t bits = in_use(tenant);

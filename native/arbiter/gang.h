@@ -1,5 +1,9 @@
-/* gang.h: the devices of one tenant's turn. Its processes may be on different ones and ask one after the
- * other; their kernels may wait for each other, so the tenant has its devices together or not at all. */
+/*
+ * gang.h: the devices of one tenant's turn. Its processes may be on different ones and ask one after the
+ * other; their kernels may wait for each other, so the tenant has its devices together or not at all.
+ *
+ * One thread. Sets of devices are bits, by ordinal in the lease.
+ */
 #ifndef ARBITER_GANG_H
 #define ARBITER_GANG_H
 
@@ -22,15 +26,15 @@ void gang_extend(struct sched_tenant *tenant, uint64_t now);
 /*
  * A member that is still running well after the end of the turn may have a kernel that waits for one which a
  * process of the same tenant holds back for a turn on another device. Then the tenant is stuck: for a while
- * all whose devices nobody runs on may go on, those too that end meanwhile, since the next kernels of the first
- * to go on may wait for theirs. If they end apart again, so it is again.
+ * all members on whose devices no process runs may go on, those too that end meanwhile, since the next kernels of the
+ * first to go on may wait for theirs. If they end apart again, the same is done again.
  */
 void gang_look(struct sched_tenant *tenant, uint64_t now);
 
 /* May a waiting member have its tenant's turn? Of a stuck one: if nothing runs on its devices. */
 bool gang_may_join(const struct sched_member *member);
 
-/* Devices of a turn that none of its members uses go to somebody who can use them at once. */
+/* Devices of a turn that none of its members uses go to a tenant that can use them at once. */
 void gang_release(struct sched_tenant *tenant, uint64_t now);
 
 /* When there may be something to release, or the tenant is stuck; SCHED_NEVER: not by time alone. */

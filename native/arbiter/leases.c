@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "invariant.h"
 #include "turns.h"
 
 static struct lease *leases;
@@ -132,6 +133,7 @@ bool lease_hold(struct lease *lease)
 
 void lease_release(struct lease *lease)
 {
+    VGPU_ASSERT(lease->holds > 0);
     if (--lease->holds > 0)
         return;
     turns_lease_settle(lease);

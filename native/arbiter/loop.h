@@ -1,4 +1,8 @@
-/* loop.h: one epoll loop, one thread. A source is embedded in whatever object it wakes. */
+/*
+ * loop.h: one epoll loop, one thread. A source is embedded in whatever object it wakes.
+ *
+ * The thread that calls loop_run calls every other function, too.
+ */
 #ifndef ARBITER_LOOP_H
 #define ARBITER_LOOP_H
 

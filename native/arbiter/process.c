@@ -10,6 +10,7 @@
 
 #include "dying.h"
 #include "identity.h"
+#include "invariant.h"
 #include "usage_io.h"
 #include "rest.h"
 
@@ -20,6 +21,7 @@ static void unlink_process(struct process *process)
     struct process **link = &process->lease->processes;
     while (*link != NULL && *link != process)
         link = &(*link)->next;
+    VGPU_ASSERT(*link == process);
     if (*link != NULL)
         *link = process->next;
 }

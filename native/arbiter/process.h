@@ -1,4 +1,9 @@
-/* process.h: from a pid to a watched process. */
+/*
+ * process.h: from a pid to a watched process.
+ *
+ * One thread: the loop's. Each look at a lock is charged to the lease (rest.h), and a lease that was charged too much
+ * is looked at no more.
+ */
 #ifndef ARBITER_PROCESS_H
 #define ARBITER_PROCESS_H
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "identity.h"
+#include "invariant.h"
 #include "usage_io.h"
 #include "process.h"
 #include "rest.h"
@@ -22,6 +23,7 @@ void connection_close(struct connection *connection)
         link = &(*link)->next;
     if (*link != NULL)
         *link = connection->next;
+    VGPU_ASSERT(connection->lease->connection_count > 0);
     connection->lease->connection_count--;
     loop_remove(&connection->socket);
     if (connection->pidfd >= 0)

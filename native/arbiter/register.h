@@ -1,4 +1,8 @@
-/* register.h: tenants' connections. Every byte that comes in is hostile. */
+/*
+ * register.h: tenants' connections. Every byte that comes in is hostile.
+ *
+ * One thread: the loop's.
+ */
 #ifndef ARBITER_REGISTER_H
 #define ARBITER_REGISTER_H
 

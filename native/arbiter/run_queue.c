@@ -5,7 +5,7 @@
 #include "fair.h"
 #include "gang.h"
 
-/* Does anybody else compete on a device that the tenant wants? */
+/* Does another tenant compete on a device that the tenant wants? */
 static bool others_active(const struct sched_tenant *tenant)
 {
     EACH_WANTED(tenant, d)
@@ -35,7 +35,7 @@ bool run_queue_starved(const struct sched_tenant *tenant, uint64_t now)
     return now - tenant->waits_since >= SCHED_STARVED_NS;
 }
 
-/* A priority counts while its share has not been used up, and nobody starves. */
+/* A priority counts while its share has not been used up, and no tenant starves. */
 static int32_t rank(const struct sched_entity *entity, uint64_t now)
 {
     if (run_queue_starved(entity->tenant, now))
@@ -45,8 +45,8 @@ static int32_t rank(const struct sched_entity *entity, uint64_t now)
 
 /* One number for a tenant, whatever its devices: with one for each device, two tenants of two devices could
  * each be first on one. It is how far ahead of the hindmost the tenant is where it is furthest ahead, in half
- * rounds: those who have had as many turns take them one after the other, however long each was. Of several
- * devices not in whole ones: while it waits for one it keeps others from the next. */
+ * rounds: tenants that have had as many time slices take them one after the other, however long each was. Half rounds,
+ * as a tenant of several devices that waits for one keeps others from the next. */
 static void place_in_order(struct sched_tenant *tenant, uint64_t now)
 {
     bool first = true;

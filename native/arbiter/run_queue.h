@@ -1,4 +1,8 @@
-/* run_queue.h: in which order those who wait come to their turns. */
+/*
+ * run_queue.h: the order in which waiting tenants get their time slices.
+ *
+ * One thread. Precondition: fair_refresh was called for each device with this `now`.
+ */
 #ifndef ARBITER_RUN_QUEUE_H
 #define ARBITER_RUN_QUEUE_H
 

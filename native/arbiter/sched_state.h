@@ -19,10 +19,10 @@
     for (uint32_t d = 0; d < (tenant)->device_count; d++) \
         if (((tenant)->held >> d & 1) != 0)
 
-/* After a turn's end; then the next tenant is let in beside. A quarter of it for who needed it just before. */
+/* After a turn's end; then the next tenant is let in beside. A quarter of it for a tenant that needed it just before. */
 #define SCHED_DRAIN_BOUND_NS 100000000ull
 #define SCHED_DEBT_WAIT_NS 1000000000ull /* longest wait that the debt of one long kernel can cost */
-#define SCHED_STARVED_NS 1000000000ull   /* who has waited so long is next, whatever its priority */
+#define SCHED_STARVED_NS 1000000000ull   /* a tenant that has waited so long is next, whatever its priority */
 
 struct sched_limits {
     uint32_t share;  /* hundredths of a percent */
@@ -41,14 +41,14 @@ struct sched_device {
     uint32_t busy;                 /* tenants that hold the device */
     bool managed;
     bool cut; /* tenants are taken off it at once: short turns for all are not needed for one that cannot wait */
-    struct sched_entity *next_entity; /* who gets it next, see run_queue.h */
+    struct sched_entity *next_entity; /* which gets it next, see run_queue.h */
     /* as of the last fair_refresh */
     uint64_t refreshed_at;
     uint32_t active;    /* entities that compete */
     double weights;     /* of all active entities; 1 is the whole device */
     double none_weight; /* of an active entity without a limit */
     double round_ns;
-    double wish_ns; /* shortest quantum that somebody present asks of the others; 0: none */
+    double wish_ns; /* shortest quantum that a present tenant asks of the others; 0: none */
     const struct sched_entity *latency_tenant;
 };
 
@@ -111,7 +111,7 @@ struct sched_tenant {
     bool stays;            /* cut: its turn is over, and it backfills in the next one's: it is not taken off for that */
     bool stuck;            /* its turn is over and did not drain: its other devices' kernels may be waited for */
     uint64_t joined_until; /* while it is stuck; and the end of the last time that it was, 0: none in this turn */
-    bool open_ended;       /* lent until somebody else can use it */
+    bool open_ended;       /* lent until another tenant can use it */
     uint32_t overrun;      /* devices that it was bypassed on, as bits, while members are OVERRUN */
     uint32_t bypasses;     /* in a row */
     uint64_t overrun_since;

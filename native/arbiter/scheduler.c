@@ -6,13 +6,14 @@
 #include "backfill.h"
 #include "fair.h"
 #include "gang.h"
+#include "invariant.h"
 #include "run_queue.h"
 #include "wakeup.h"
 
 #define PREEMPT_TOKENS_NS 300e3
 #define IDLE_MAX_NS 2000000u /* more of a turn than this is not believed to have been idle */
 #define WINDOW_SHORT_NS 100000u
-#define WINDOW_LENT_NS 4000000u /* nobody waits: what is in flight may be more */
+#define WINDOW_LENT_NS 4000000u /* no tenant waits: more may be in flight */
 
 static struct sched_device *devices;
 static struct sched_tenant *tenants;
@@ -29,7 +30,7 @@ const struct sched_device *sched_devices(void)
     return devices;
 }
 
-/* --- who is where */
+/* --- tenants on devices */
 
 static uint64_t earlier(uint64_t a, uint64_t b)
 {
@@ -85,7 +86,7 @@ static void attach(struct sched_tenant *tenant, uint64_t now)
     }
 }
 
-/* Its last member has gone: who is not there costs nobody time. */
+/* Its last member has gone: an absent tenant costs the others no time. */
 static void detach(struct sched_tenant *tenant, uint64_t now)
 {
     for (uint32_t d = 0; d < tenant->device_count; d++) {
@@ -202,7 +203,7 @@ static void settle_overrun(struct sched_tenant *tenant, uint64_t now)
     tenant->overrun = 0;
 }
 
-/* After a member left a state: is the turn over, does anybody still wait? */
+/* After a member left a state: is the turn over, does a member still wait? */
 static void member_left(struct sched_tenant *tenant, uint64_t now)
 {
     if (!any_waits(tenant))
@@ -254,7 +255,7 @@ static void say(struct sched_member *member, const struct sched_tenant *tenant, 
     uint64_t ends_at = tenant->stuck ? tenant->joined_until : tenant->ends_at;
     turn.length_ns = ends_at == SCHED_NEVER ? VGPU_TURN_OPEN_ENDED : ends_at > now ? ends_at - now : 0;
     bool endless = tenant->free_running &&
-                   !tenant->stopping; /* who joins a turn that is over has an end, and keeps to it */
+                   !tenant->stopping; /* a member that joins a turn that is over has an end, and keeps to it */
     turn.flags = endless ? VGPU_TURN_FREE : tenant->open_ended ? 0 : VGPU_TURN_WATCH;
     EACH_HELD(tenant, d) {
         turn.flags |= tenant->entities[d]->limits.quantum_us > 0 ? VGPU_TURN_BRIEF : 0;
@@ -483,7 +484,7 @@ static bool all_managed(const struct sched_tenant *tenant, uint32_t bits, bool a
     return true;
 }
 
-/* Who is marked on all of the devices that it wants, and finds them free, gets them. */
+/* The tenant that is next on all devices that it wants, and finds them free, gets them. */
 static bool try_device(const struct sched_device *device, uint64_t now)
 {
     if (!device->managed || device->busy > 0 || device->next_entity == NULL)
@@ -512,7 +513,7 @@ static void say_again(struct sched_tenant *tenant, uint64_t now)
             say(m, tenant, now);
 }
 
-/* Somebody came: a turn that was lent without an end gets one, and is given back when it idles. */
+/* Another tenant came: a turn that was lent without an end gets one, and is given back when it idles. */
 static void set_end(struct sched_tenant *tenant, uint64_t now)
 {
     uint64_t least = UINT64_MAX;
@@ -540,7 +541,7 @@ static bool came_second(const struct sched_entity *mine)
     return false;
 }
 
-/* Holders that have to make room: on a device that came under management, or for somebody else. */
+/* Holders that have to make room: on a device that came under management, or for another tenant. */
 static void make_room(struct sched_tenant *tenant, uint64_t now)
 {
     uint32_t all = tenant->held | gang_missing(tenant);
@@ -633,6 +634,27 @@ void sched_ending(struct sched_member *member, uint64_t number, uint64_t left_ns
         tenant->drains_at = at;
 }
 
+/* The lists and the figures that are kept in two places agree. */
+static void check_invariants(void)
+{
+#ifdef VGPU_DEBUG
+    for (const struct sched_device *device = devices; device != NULL; device = device->next) {
+        uint32_t busy = 0;
+        for (const struct sched_entity *p = device->entities; p != NULL; p = p->next) {
+            VGPU_ASSERT(p->device == device && p->tenant->members != NULL);
+            busy += p->holding ? 1 : 0;
+        }
+        VGPU_ASSERT(device->busy == busy && device->users > 0);
+    }
+    for (const struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next) {
+        for (uint32_t d = 0; d < tenant->device_count; d++)
+            VGPU_ASSERT(tenant->entities[d]->holding == ((tenant->held >> d & 1) != 0));
+        for (const struct sched_member *member = tenant->members; member != NULL; member = member->next)
+            VGPU_ASSERT(member->tenant == tenant && (tenant->held != 0 || member->state != SCHED_RUNNING));
+    }
+#endif
+}
+
 uint64_t sched_run(uint64_t now)
 {
     for (struct sched_device *device = devices; device != NULL; device = device->next) {
@@ -653,5 +675,6 @@ uint64_t sched_run(uint64_t now)
     uint64_t next = wakeup_plan(devices, messages, now);
     for (const struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next)
         next = earlier(next, next_look(tenant, now));
+    check_invariants();
     return next;
 }

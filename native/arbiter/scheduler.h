@@ -1,10 +1,11 @@
 /*
- * scheduler.h: who computes next. Pure: no I/O and no clock; time comes in as nanoseconds, and what is to be
- * said to tenants goes out through functions that the caller provides (turns.c, or a test).
+ * scheduler.h: which tenant computes next. Pure: no I/O and no clock; time comes in as nanoseconds, and messages to
+ * tenants go out through functions that the caller provides (turns.c, or a test). One thread, no locks. `now` never
+ * goes back between two calls.
  *
  * A tenant (a lease) has an entity on each of its devices, and members (its registered processes). At
  * most one tenant holds a managed device at a time, all its members together; a tenant that wants
- * several devices gets them together. A device is managed while somebody on it is under a limit that
+ * several devices gets them together. A device is managed while a tenant on it is under a limit that
  * matters: one `hard` tenant, or two tenants of which one has a share.
  */
 #ifndef ARBITER_SCHEDULER_H

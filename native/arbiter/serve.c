@@ -26,8 +26,8 @@ bool lease_id_valid(const char id[VGPU_ID_BYTES])
     return strspn(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == length;
 }
 
-/* Binds under a temporary name and renames it into place: tenants never see a socket that refuses. Who
- * may write `usage` may connect, as without the one the other is of no use. */
+/* Binds under a temporary name and renames it into place: tenants never see a socket that refuses. A
+ * user that may write `usage` may connect, as each is of no use without the other. */
 static int bind_socket(int folder_fd, const struct stat *usage)
 {
     mode_t mode = usage->st_mode & S_IWOTH ? 0666 : 0600;

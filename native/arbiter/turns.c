@@ -42,7 +42,7 @@ static void arm(uint64_t at)
     armed_for = at;
 }
 
-/* The page belongs to the tenant: written for whoever wants to read it, never read back. */
+/* The page belongs to the tenant: it is written for readers, and never read back. */
 static void publish(const struct lease *lease)
 {
     struct vgpu_compute count[VGPU_MAX_DEVICES];

@@ -1,4 +1,8 @@
-/* turns.h: compute turns over the tenants' connections: what comes in goes to the scheduler, and its answers go out. */
+/*
+ * turns.h: compute turns over the tenants' connections: what comes in goes to the scheduler, and its answers go out.
+ *
+ * One thread: the loop's. Times are nanoseconds of CLOCK_MONOTONIC.
+ */
 #ifndef ARBITER_TURNS_H
 #define ARBITER_TURNS_H
 

@@ -13,10 +13,10 @@
 /* The owner word of a slot; 0 where the file is too short. */
 uint32_t usage_io_owner(int usage_fd, uint32_t slot);
 
-/* Host pid of the live process that holds the slot's lock; 0: nobody; -1: unknown to this namespace. */
+/* Host pid of the live process that holds the slot's lock; 0: none; -1: unknown to this namespace. */
 pid_t usage_io_holder(int usage_fd, uint32_t slot);
 
-/* Clears the slot if nobody holds its lock; its counters are added to the lease's retired ones. */
+/* Clears the slot if no process holds its lock; its counters are added to the lease's retired ones. */
 bool usage_io_clear_if_dead(int usage_fd, uint32_t slot);
 
 #endif

@@ -19,7 +19,7 @@ static uint64_t earlier(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* When everything that the tenant waits for is expected to be free; SCHED_NEVER: nobody knows. */
+/* When all devices that the tenant waits for are expected to be free; SCHED_NEVER: not known. */
 static uint64_t expected(const struct sched_tenant *tenant)
 {
     uint64_t at = 0;
@@ -35,8 +35,8 @@ static void be_alert(uint64_t until)
     alert_until = alert_until > until ? alert_until : until;
 }
 
-/* Somebody whose turns are short is at work among others: nobody but itself knows when its next request comes,
- * and when it has what it wants, except that it did so before. Returns when to look out for it. */
+/* A latency tenant is at work among others. When its next request comes, and when it is served, is predicted from its
+ * former ones. Returns when to look out for it. */
 static uint64_t look_out(const struct sched_device *device, uint64_t now)
 {
     uint64_t from;
@@ -56,7 +56,7 @@ static uint64_t look_out(const struct sched_device *device, uint64_t now)
     return SCHED_NEVER;
 }
 
-/* When a latency_tenant that has its turn is expected to give it back, long before its end; SCHED_NEVER: nobody knows. */
+/* When a latency tenant is expected to give its time slice back, long before its end; SCHED_NEVER: not known. */
 static uint64_t latency_tenant_ends(const struct sched_device *device, uint64_t now)
 {
     uint64_t from;
@@ -79,7 +79,7 @@ static void say_soon(struct sched_tenant *tenant, uint64_t at, const struct sche
             messages->soon(m, at > now ? at - now : 0);
 }
 
-/* Tells who comes next, and is awake itself when the moment comes. Returns when to look again. */
+/* Tells the tenant that is next, and keeps the arbiter awake for the moment. Returns when to look again. */
 static uint64_t look_ahead(const struct sched_device *device, const struct sched_messages *messages, uint64_t now)
 {
     uint64_t again = look_out(device, now);

@@ -2,6 +2,8 @@
 
 #include <sched.h>
 
+#include "invariant.h"
+
 #define SPINS_MAX 256 /* looks before an undecided request is refused */
 
 static uint64_t load(const uint64_t *word)
@@ -38,6 +40,7 @@ static uint32_t slots_in_use(const struct vgpu_usage *usage)
 
 static struct vgpu_slot_device *mine(struct vgpu_account *account, unsigned device)
 {
+    VGPU_ASSERT(account->slot < VGPU_MAX_SLOTS && device < VGPU_MAX_DEVICES);
     return &account->usage->slots[account->slot].devices[device];
 }
 
@@ -123,6 +126,7 @@ bool vgpu_account_reserve(struct vgpu_account *account, unsigned device, uint64_
 void vgpu_account_settle(struct vgpu_account *account, unsigned device, uint64_t reserved, uint64_t kept)
 {
     struct vgpu_slot_device *own = mine(account, device);
+    VGPU_ASSERT(kept <= reserved);
     if (kept > 0) {
         add(&own->used_bytes, kept); /* before the claim goes: never uncounted */
         note_peak(own);

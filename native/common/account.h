@@ -15,6 +15,10 @@
  *
  * A request that does not fit beside what is settled is refused at once. One that only claims stand in
  * the way of (they may be taken back in a moment) looks again, a bounded number of times.
+ *
+ * Any thread of the process may call these functions: precondition, `device` is below VGPU_MAX_DEVICES and the slot is
+ * the process's own. Sizes are bytes. Other processes may write anything into the page: no result is more than a
+ * figure.
  */
 #ifndef VGPU_ACCOUNT_H
 #define VGPU_ACCOUNT_H
@@ -50,7 +54,7 @@ void vgpu_account_add(struct vgpu_account *account, unsigned device, uint64_t by
 /* Gives used bytes back; never goes below zero. */
 void vgpu_account_release(struct vgpu_account *account, unsigned device, uint64_t bytes);
 
-/* Moves used bytes to what is learnt: nothing of the process's holds them, but the driver may still. */
+/* Moves used bytes to the driver overhead: no allocation holds them, but the driver may still. */
 void vgpu_account_to_context(struct vgpu_account *account, unsigned device, uint64_t bytes);
 
 /* What the driver itself takes in this process: contexts, modules, local memory, streams. */

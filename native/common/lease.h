@@ -10,8 +10,8 @@
  *
  * A slot of `usage` belongs to the process that holds the POSIX write lock (F_SETLK) on the slot's
  * first byte. The kernel drops that lock when the process dies, execs or closes its files, at any
- * instruction, so nobody has to guess whether a slot's owner lives: who gets the lock may clear the
- * slot. F_GETLK names the holder's pid in the asker's pid namespace, so a restarted arbiter re-adopts
+ * instruction, so the lock alone says whether a slot's owner lives: a process that gets the lock may clear
+ * the slot. F_GETLK names the holder's pid in the asker's pid namespace, so a restarted arbiter re-adopts
  * every live process from the kernel alone. A forked child does not inherit the lock.
  *
  * This header is the single source: vgpud/lease_layout.py is generated from it by layout.c.
@@ -52,8 +52,9 @@ enum vgpu_share_policy {
 
 enum vgpu_lease_state {
     VGPU_LEASE_OPEN = 1,
-    VGPU_LEASE_CLOSED = 2,    /* released: existing memory stays until freed, nothing new is granted */
-    VGPU_LEASE_SUSPENDED = 3, /* suspended: who has work says so (slot.wants), and waits until it is open again */
+    VGPU_LEASE_CLOSED = 2, /* released: existing memory stays until freed, nothing new is granted */
+    VGPU_LEASE_SUSPENDED =
+        3, /* suspended: a process with work says so (slot.wants), and waits until it is open again */
 };
 
 /* Where the memory is that libvgpu can move (evictable.h): what plain allocations get in a lease of one
@@ -89,7 +90,7 @@ struct vgpu_limits {
     struct vgpu_device_limits devices[VGPU_MAX_DEVICES];
     uint32_t memory;     /* enum vgpu_lease_memory; not in a page of a vgpud that knew none: zero */
     uint32_t keep_share; /* hundredths of a percent of each process's movable memory that stay on the device
-                          * while it is OUT: nobody needs the room yet. Zero of a vgpud that knew none */
+                          * while it is OUT: no tenant needs the room yet. Zero of a vgpud that knew none */
 };
 
 /* A page that was made before `memory` was known ends here. */
@@ -226,10 +227,10 @@ enum vgpu_message_kind {
 
 /* A turn on the devices. Lengths, not points in time: the two ends may be in different time namespaces. */
 enum vgpu_turn_flags {
-    VGPU_TURN_FREE = 1,   /* nobody else is there: launch without pacing until revoked */
+    VGPU_TURN_FREE = 1,   /* no other tenant is there: launch without pacing until revoked */
     VGPU_TURN_WATCH = 2,  /* give the devices back as soon as nothing is left to do */
     VGPU_TURN_MORE = 4,   /* in DONE: launches are waiting at the gate */
-    VGPU_TURN_SHORT = 8,  /* somebody must not wait: one long launch in flight at a time */
+    VGPU_TURN_SHORT = 8,  /* a latency tenant must not wait: one long launch in flight at a time */
     VGPU_TURN_GATED = 32, /* in WANT: this process has no channels of its own, and keeps its turns by its gate */
     VGPU_TURN_BRIEF = 16, /* with WATCH: idleness is looked for more often: others wait for its end, or it wishes
                            * short turns */
@@ -243,7 +244,7 @@ struct vgpu_turn {
     uint64_t window_ns; /* most device time to have in flight */
     uint32_t flags;     /* enum vgpu_turn_flags */
     uint32_t devices;
-    uint64_t sent_ns; /* the sender's CLOCK_MONOTONIC: time on the way is nobody's use of a device */
+    uint64_t sent_ns; /* the sender's CLOCK_MONOTONIC: time on the way is charged to no tenant */
 };
 
 struct vgpu_message {

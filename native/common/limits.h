@@ -1,4 +1,8 @@
-/* limits.h: reading and checking the `limits` file of a lease. */
+/*
+ * limits.h: reading and checking the `limits` file of a lease.
+ *
+ * Any thread may call these functions; nothing is written to the page.
+ */
 #ifndef VGPU_LIMITS_H
 #define VGPU_LIMITS_H
 

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "dying.h"
+#include "invariant.h"
 
 #define CONTEXT_WAIT_MS 2000
 #define CONTEXT_LOOK_MS 2
@@ -46,6 +47,7 @@ static void raise_high(struct vgpu_usage *usage, uint32_t slot)
 
 static void own(struct vgpu_usage *usage, uint32_t index, uint64_t start_ns)
 {
+    VGPU_ASSERT(index < VGPU_MAX_SLOTS);
     struct vgpu_slot *slot = &usage->slots[index];
     raise_high(usage, index);
     slot->pid = getpid();
@@ -61,8 +63,8 @@ static void take(struct vgpu_usage *usage, uint32_t index)
     own(usage, index, (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec);
 }
 
-/* Nobody holds the slot, but its process may not be gone. Its pid is as it saw it: from another pid
- * namespace that is nobody's, or at worst that of another process that is dying. */
+/* No process holds the slot's lock, but its process may not be gone. Its pid is as it saw it: in another pid
+ * namespace that is the pid of no process, or at worst of another process that is dying. */
 static bool still_there(const struct vgpu_slot *slot)
 {
     return vgpu_process_dying(slot->pid);

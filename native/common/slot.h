@@ -1,4 +1,9 @@
-/* slot.h: claiming and clearing slots of `usage` from inside a tenant process (see lease.h). */
+/*
+ * slot.h: claiming and clearing slots of `usage` from inside a tenant process (see lease.h).
+ *
+ * The caller has a lock where two threads may call at once. POSIX locks are the process's: preconditions about `fd`
+ * are those of fcntl(2).
+ */
 #ifndef VGPU_SLOT_H
 #define VGPU_SLOT_H
 
@@ -28,7 +33,7 @@ int vgpu_slot_lock_again(int fd, struct vgpu_usage *usage, uint32_t slot, uint64
 int vgpu_slot_clear_dead(int fd, struct vgpu_usage *usage, uint32_t own, bool registered);
 
 /*
- * One process of the lease at a time makes its first context while nobody knows what one takes. Waits a
+ * One process of the lease at a time makes its first context while it is not known what a context takes. Waits a
  * bounded time; false: it did not get the lock. Dropped by the kernel with the process, as slots are.
  */
 bool vgpu_slot_lock_contexts(int fd);

@@ -8,7 +8,7 @@
  *     vfork        a process with CUDA starts itself by vfork and exec
  *     closefrom    closes all descriptors before the first call, and before each of the calls that follow
  *     exit         calls CUDA from a function of atexit and from a thread's destructor
- *     deny N E     works where a filter answers the system call of the number N by the error E
+ *     deny CALL E  works where a filter answers that system call by the error E
  *     limits N     allocates with RLIMIT_NOFILE lowered to N after the driver's first call
  *     graphs       launches a graph with memory nodes until its standard input ends
  *     ranks        two processes share one buffer by a file descriptor and launch, until standard input ends
@@ -30,32 +30,42 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 
-#define SYMBOLS(X)                                                                                         \
-    X(cuInit)                                                                                              \
-    X(cuDeviceGet)                                                                                         \
-    X(cuDevicePrimaryCtxRetain)                                                                            \
-    X(cuCtxSetCurrent)                                                                                     \
-    X(cuCtxSynchronize)                                                                                    \
-    X(cuModuleLoadData)                                                                                    \
-    X(cuModuleGetFunction)                                                                                 \
-    X(cuLaunchKernel)                                                                                      \
-    X(cuMemAlloc_v2)                                                                                       \
-    X(cuMemFree_v2)                                                                                        \
-    X(cuMemGetInfo_v2)                                                                                     \
-    X(cuMemCreate)                                                                                         \
-    X(cuMemRelease)                                                                                        \
-    X(cuMemExportToShareableHandle)                                                                        \
-    X(cuMemImportFromShareableHandle)                                                                      \
-    X(cuStreamCreate)                                                                                      \
-    X(cuStreamDestroy_v2)                                                                                  \
-    X(cuStreamSynchronize) X(cuStreamBeginCapture_v2) X(cuStreamEndCapture) X(cuGraphInstantiateWithFlags) \
-        X(cuGraphLaunch) X(cuGraphExecDestroy) X(cuGraphDestroy) X(cuMemAllocAsync) X(cuMemFreeAsync)
+/* clang-format off */
+#define SYMBOLS(X)                     \
+    X(cuInit)                          \
+    X(cuDeviceGet)                     \
+    X(cuDevicePrimaryCtxRetain)        \
+    X(cuCtxSetCurrent)                 \
+    X(cuCtxSynchronize)                \
+    X(cuModuleLoadData)                \
+    X(cuModuleGetFunction)             \
+    X(cuLaunchKernel)                  \
+    X(cuMemAlloc_v2)                   \
+    X(cuMemFree_v2)                    \
+    X(cuMemGetInfo_v2)                 \
+    X(cuMemCreate)                     \
+    X(cuMemRelease)                    \
+    X(cuMemExportToShareableHandle)    \
+    X(cuMemImportFromShareableHandle)  \
+    X(cuStreamCreate)                  \
+    X(cuStreamDestroy_v2)              \
+    X(cuStreamSynchronize)             \
+    X(cuStreamBeginCapture_v2)         \
+    X(cuStreamEndCapture)              \
+    X(cuGraphInstantiateWithFlags)     \
+    X(cuGraphLaunch)                   \
+    X(cuGraphExecDestroy)              \
+    X(cuGraphDestroy)                  \
+    X(cuMemAllocAsync)                 \
+    X(cuMemFreeAsync)
+/* clang-format on */
 
 static struct {
 #define MEMBER(name) __typeof__(&name) name;
@@ -257,11 +267,25 @@ static void try_limits(char **words)
     begin_and_work();
 }
 
+static unsigned number_of(const char *call)
+{
+    static const struct {
+        const char *name;
+        unsigned number;
+    } calls[] = {{"ppoll", SYS_ppoll},           {"connect", SYS_connect}, {"prctl", SYS_prctl},
+                 {"setsockopt", SYS_setsockopt}, {"madvise", SYS_madvise}, {"sched_yield", SYS_sched_yield}};
+    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++)
+        if (strcmp(call, calls[i].name) == 0)
+            return calls[i].number;
+    fail("unknown system call", 0);
+    return 0;
+}
+
 static void try_deny(char **words)
 {
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)atoi(words[2]), 0, 1),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number_of(words[2]), 0, 1),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned)atoi(words[3])),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };

@@ -210,7 +210,7 @@ static bool is_quiet(uint64_t now)
     return done && now - cut.busy_at >= cut.quiet_ns;
 }
 
-/* The flag is up: who enters from now on says so. Has anybody since the last look? */
+/* The flag is up: each thread that enters from now on says so. Has one entered since the last look? */
 static bool stays_quiet(void)
 {
     bool inside;

@@ -10,6 +10,8 @@
  *
  * A process that is watched also looks once a millisecond, while it is on the device, whether work of its own is
  * unfinished, and counts both in its channel table: one that leaves gaps shares the device with others.
+ *
+ * Any thread may call these functions; a lock of this file's own guards them.
  */
 #ifndef VGPU_CUT_H
 #define VGPU_CUT_H

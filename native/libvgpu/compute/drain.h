@@ -1,5 +1,9 @@
-/* drain.h: waiting for a whole context on drivers without cuCtxRecordEvent (before CUDA 12.5): a thread
- * that blocks in cuCtxSynchronize, so that no launching thread has to. */
+/*
+ * drain.h: waiting for a whole context on drivers without cuCtxRecordEvent (before CUDA 12.5): a thread
+ * that blocks in cuCtxSynchronize, so that no launching thread has to.
+ *
+ * Any thread may call these functions; the thread calls the driver with no lock held.
+ */
 #ifndef VGPU_DRAIN_H
 #define VGPU_DRAIN_H
 

@@ -40,7 +40,7 @@ enum state { CLOSED, OPEN, FREE, CUT };
 
 static struct {
     pthread_mutex_t lock;
-    enum state state; /* read without the lock by those who wait in between */
+    enum state state; /* read without the lock by waiting threads */
     bool linked;
     bool gated;  /* it cannot be cut: it has no channels of its own */
     bool held;   /* a turn is ours until nothing of it is left on the device */
@@ -419,7 +419,7 @@ static bool start(const char *folder, struct vgpu_usage *usage, uint32_t slot)
     gate.usage = usage;
     gate.slot = slot;
     gate.share = -1;
-    gate.look = true; /* the lease may be suspended, and going or coming before anybody says LOOK */
+    gate.look = true; /* the lease may be suspended, and on its way out or in before the first LOOK */
     vgpu_suspended_start(gate.limits, &usage->slots[slot]);
     return true;
 }
@@ -472,7 +472,7 @@ static void take(const struct vgpu_message *message)
         uint64_t in = message->turn.length_ns < 1000000000u ? message->turn.length_ns : 1000000000u;
         gate.spin_from = now + (in > SPIN_LEAD_NS ? in - SPIN_LEAD_NS : 0);
         gate.spin_until = now + in + SPIN_FOR_NS;
-        set_state(CLOSED); /* those who sleep have a new time to wake */
+        set_state(CLOSED); /* sleeping threads have a new time to wake */
     } else if (message->kind == VGPU_MSG_CUT && !gate.gated) {
         vgpu_cut_begin(message->turn.flags, &vgpu_launches.allow);
         if (gate.state != CUT)
@@ -521,7 +521,7 @@ static void watch(void)
     pthread_mutex_unlock(&gate.lock);
 }
 
-/* Nobody answers: with threads at the gate, is it time for a turn of our own? */
+/* Without an arbiter: with threads at the gate, is it time for a time slice by this process's own count (duty.h)? */
 static int64_t own_turn(uint64_t now)
 {
     uint64_t wait = VGPU_DUTY_PERIOD_NS;
@@ -565,7 +565,7 @@ static void answer_look(uint64_t now)
     vgpu_suspended_follow();
     bool cut = gate.state == CUT;
     if (cut && suspended)
-        __atomic_store_n(&vgpu_launches.allow, 0, __ATOMIC_SEQ_CST); /* who launches looks, and waits */
+        __atomic_store_n(&vgpu_launches.allow, 0, __ATOMIC_SEQ_CST); /* the next launch looks, and waits */
     if (!cut && suspended && gate.state != CLOSED)
         end_turn(now);
     bool closed = gate.state == CLOSED || vgpu_cut_idle();

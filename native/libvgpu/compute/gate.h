@@ -5,6 +5,9 @@
  *
  * A launch in the common case is one addition, one relaxed load and a branch. `allow` is what the gate
  * and the count of work in flight (in_flight.h) move: 0 while the gate is closed.
+ *
+ * Any thread may launch. vgpu_gate_look waits without a time limit where the arbiter grants no time slice, holds no
+ * lock meanwhile, and is no point of cancellation.
  */
 #ifndef VGPU_GATE_H
 #define VGPU_GATE_H

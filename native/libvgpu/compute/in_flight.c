@@ -17,8 +17,8 @@
 #define RING 32u     /* markers of one context in flight */
 #define DEPTH_MIN 2u /* launches in flight, however long they are */
 #define BATCH_MAX 2048u
-#define FREE_BATCH 4096u /* launches between two looks while nobody limits them */
-#define STRAY_BATCH 61u  /* and while one may be the first on a device that is somebody else's now */
+#define FREE_BATCH 4096u /* launches between two looks while no limit holds */
+#define STRAY_BATCH 61u  /* and while one may be the first on a device whose time slice another tenant has */
 #define LONG_BATCH 1u    /* batches up to this get a marker behind, too: long launches are measured each */
 #define WAIT_MIN_NS 2000u
 #define ARRIVE_MAX_NS 500000u
@@ -202,8 +202,8 @@ static enum vgpu_admission decide(const struct context_queue *queue, uint64_t co
     return VGPU_ADMIT_GO;
 }
 
-/* Before the first launch of a turn: the device may still have to come to this context from another. What
- * that takes is nobody's use of it, so it is waited out (the marker has run when it is over). */
+/* Before the first launch of a turn: the device may still have to come to this context from another. That
+ * time is charged to no tenant, so it is waited out (the marker has run when it is over). */
 static void arrive(struct context_queue *queue)
 {
     uint64_t until = now_ns() + ARRIVE_MAX_NS;

@@ -2,6 +2,9 @@
  * in_flight.h: how much work this process has in flight. Markers (events) are recorded on the streams that it
  * launches to, about one for every half window of device time; they tell when launches have run and how
  * long one takes, so that no more is in flight than can be drained soon.
+ *
+ * Any thread may call these functions; a lock of this file's own guards them, and is held over calls of the driver
+ * that do not wait. Times are nanoseconds.
  */
 #ifndef VGPU_IN_FLIGHT_H
 #define VGPU_IN_FLIGHT_H
@@ -37,7 +40,7 @@ bool vgpu_in_flight_none(void);
 /* The next drain is one of all contexts. */
 void vgpu_in_flight_use_all(void);
 
-/* While nobody limits this process: so many launches may follow without a look, to any context. */
+/* While no limit holds for this process: how many launches may follow without a look, to any context. */
 uint64_t vgpu_in_flight_free(uint32_t device_count);
 
 /* Devices (bits of the lease) on which this process has launched, to tell the arbiter. */

@@ -1,6 +1,8 @@
 /*
  * arbiter_link.h: this process's line to the arbiter. Memory accounting does not need it (the slot's lock
- * says who lives); it tells the arbiter that a process came, and gives the pid that the host knows.
+ * says that the process lives); the line tells the arbiter of the process, and the process its pid on the host.
+ *
+ * Any thread may call the functions but vgpu_link_start, which is called once, with the tenant's lock held.
  */
 #ifndef VGPU_LINK_H
 #define VGPU_LINK_H
@@ -32,7 +34,7 @@ struct vgpu_link_listener {
  * Registers `slot` at <folder>/arbiter.sock, waiting at most VGPU_LINK_WAIT_MS for an answer, and
  * starts the thread that registers again whenever the arbiter comes back. Returns 0; -ESHUTDOWN: the lease is
  * closed; -EIO: its limits cannot be mapped; -EAGAIN: there is no thread, without which no launch would pass. An
- * arbiter that is away, slow or confused is no error: limits stay as they were.
+ * arbiter that is absent, slow or wrong is no error: limits stay as they were.
  */
 #define VGPU_LINK_WAIT_MS 200
 int vgpu_link_start(const char *folder, struct vgpu_usage *usage, uint32_t slot);

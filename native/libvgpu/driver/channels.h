@@ -5,6 +5,8 @@
  * this process off the device and puts it back.
  *
  * Only what passes through ioctl's symbol is seen. A client of MPS has no channels of its own.
+ *
+ * Any thread may call these functions; an ioctl may come at any time, from the load of libvgpu on.
  */
 #ifndef VGPU_CHANNELS_H
 #define VGPU_CHANNELS_H

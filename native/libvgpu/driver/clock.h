@@ -1,4 +1,4 @@
-/* clock.h: time in nanoseconds, of the clock that nobody sets. */
+/* clock.h: time in nanoseconds, of a clock that is never set. */
 #ifndef VGPU_CLOCK_H
 #define VGPU_CLOCK_H
 

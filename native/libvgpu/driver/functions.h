@@ -1,6 +1,9 @@
 /*
  * functions.h: NVIDIA's own functions, found at run time in the library that the process loaded.
  * libvgpu links to neither libcuda nor NVML and does not load them into processes that do not use them.
+ *
+ * Any thread may call these functions, at any time from the load of libvgpu on. What was found stays valid until the
+ * process unloads NVIDIA's library.
  */
 #ifndef VGPU_FUNCTIONS_H
 #define VGPU_FUNCTIONS_H

@@ -7,6 +7,8 @@
  *   GPU_CORE_UTILIZATION_POLICY                              DEFAULT, FORCE; DISABLE: no compute limit
  *
  * <i> is the device as the process counts it (CUDA's ordinal); a variable with a number goes before the one without.
+ *
+ * Pure: reads its argument only.
  */
 #ifndef VGPU_HAMI_LIMITS_H
 #define VGPU_HAMI_LIMITS_H

@@ -1,13 +1,15 @@
 /*
  * inside.h: which threads are in the driver now, and how many calls they have made: of a process that is cut
- * (cut.h). Each thread writes a record of its own, without a locked instruction; who reads the records makes the
- * threads' writes visible first, by membarrier(2).
+ * (cut.h). Each thread writes a record of its own, without a locked instruction; the reader of the
+ * records makes the threads' writes visible first, by membarrier(2).
  */
 #ifndef VGPU_INSIDE_H
 #define VGPU_INSIDE_H
 
 #include <stdbool.h>
 #include <stdint.h>
+
+#include "invariant.h"
 
 struct vgpu_inside {
     uint64_t calls;    /* begun */
@@ -36,8 +38,10 @@ static inline struct vgpu_inside *vgpu_inside_enter(void)
 /* For a variable's cleanup. NULL: nothing was entered. */
 static inline void vgpu_inside_leave(struct vgpu_inside **own)
 {
-    if (*own != 0)
-        __atomic_store_n(&(*own)->depth, (*own)->depth - 1, __ATOMIC_RELEASE);
+    if (*own == 0)
+        return;
+    VGPU_ASSERT((*own)->depth > 0);
+    __atomic_store_n(&(*own)->depth, (*own)->depth - 1, __ATOMIC_RELEASE);
 }
 
 /* Launches that were entered so far. */

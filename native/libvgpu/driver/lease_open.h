@@ -1,4 +1,9 @@
-/* lease_open.h: finding and mapping the lease of this process. */
+/*
+ * lease_open.h: finding and mapping the lease of this process.
+ *
+ * The caller has a lock where two threads may call for the same view. What is mapped stays mapped until the caller
+ * unmaps it.
+ */
 #ifndef VGPU_LEASE_OPEN_H
 #define VGPU_LEASE_OPEN_H
 

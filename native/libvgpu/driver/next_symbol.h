@@ -2,6 +2,8 @@
  * next_symbol.h: what comes after libvgpu in load order: the C library's dlsym and dlvsym, which libvgpu interposes.
  * Found by walking the dynamic symbol tables of the loaded objects (dl_iterate_phdr): no GLIBC_PRIVATE symbol, no
  * version number, and other interposers stay in line.
+ *
+ * Any thread may call these functions, before main as well. What they return is valid for the life of the process.
  */
 #ifndef VGPU_NEXT_SYMBOL_H
 #define VGPU_NEXT_SYMBOL_H

@@ -123,7 +123,7 @@ static uint64_t hash_of(const struct vgpu_limits *limits)
     return scope != NULL ? hash(value, scope, strlen(scope)) : value;
 }
 
-/* Ours alone, or what someone else put in the way. */
+/* 0: the folder is this user's and no other user can write to it; else -errno. */
 static int check_folder(const char *path)
 {
     struct stat about;
@@ -160,7 +160,7 @@ static void remove_draft(const char *draft)
     rmdir(draft);
 }
 
-/* Whole or not at all; whoever comes second finds the first one's. */
+/* Makes the folder whole or not at all; of two processes the second finds the folder of the first. */
 static int make_folder(const char *folder, const struct vgpu_limits *limits)
 {
     char draft[DRAFT_BYTES];

@@ -3,7 +3,9 @@
  * makes a lease folder of its own in shared memory and keeps to that. The folder's name holds the user and a
  * hash of the limits, so processes of one user with the same limits, and only those, share them.
  *
- * Nobody keeps a user from changing the variables: this is for moving over, and no more than it is with HAMi.
+ * A user can change the variables: this is for moving over, and no more than it is with HAMi.
+ *
+ * The caller has a lock, as for vgpu_lease_open.
  */
 #ifndef VGPU_STANDALONE_H
 #define VGPU_STANDALONE_H

@@ -8,7 +8,7 @@
 
 #include "in_child.h"
 
-#define LOOK_NS 100000000 /* nobody may be there to say that the lease is back */
+#define LOOK_NS 100000000 /* without an arbiter no message says that the lease is resumed */
 
 struct vgpu_suspended_words vgpu_suspended;
 

@@ -1,7 +1,10 @@
 /*
- * suspended.h: a lease that is suspended (VGPU_LEASE_SUSPENDED): its device memory is on the host, and whoever calls the
- * driver blocks in there, where nobody sees it. So calls that bring work or take memory wait here, in front
- * of the driver, and say in the slot that they do: vgpud then brings the lease back.
+ * suspended.h: a lease that is suspended (VGPU_LEASE_SUSPENDED): its device memory is on the host, and a call
+ * of the driver blocks inside it, unseen by vgpud. So calls that bring work or take memory wait here, in front of the
+ * driver, and say in the slot that they do: vgpud then resumes the lease.
+ *
+ * Any thread may call these functions but those "for the link thread". Waiting has no time limit: it ends with the
+ * resume, or with the process.
  */
 #ifndef VGPU_SUSPENDED_H
 #define VGPU_SUSPENDED_H
@@ -77,7 +80,7 @@ void vgpu_suspended_on_work(void (*say)(void));
 /* Sets or clears one of the bits. */
 void vgpu_suspended_set(uint32_t bit, bool to);
 
-/* Follows the page: takes note that the lease went, or wakes those who wait for it. */
+/* Follows the page: notes that the lease was suspended, or wakes the threads that wait for its resume. */
 void vgpu_suspended_follow(void);
 
 /* Sets whether the memory is held; vgpu_suspended_follow is due after it. */

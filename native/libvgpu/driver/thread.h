@@ -1,4 +1,8 @@
-/* thread.h: libvgpu's own threads in a program that knows nothing of them. */
+/*
+ * thread.h: libvgpu's own threads in a program that knows nothing of them.
+ *
+ * Any thread may call these functions.
+ */
 #ifndef VGPU_THREAD_H
 #define VGPU_THREAD_H
 

@@ -1,4 +1,8 @@
-/* hooks.h: the wrappers of libvgpu, by function. */
+/*
+ * hooks.h: the wrappers of libvgpu, by function.
+ *
+ * Constant tables: any thread, before main as well.
+ */
 #ifndef VGPU_HOOKS_H
 #define VGPU_HOOKS_H
 

@@ -55,7 +55,7 @@ static void reset(void)
 }
 VGPU_IN_CHILD(reset);
 
-/* What a context takes on the device, as a process of this lease found; 0: nobody has yet. */
+/* What a context takes on the device, in bytes, as a process of this lease measured it; 0: not measured yet. */
 static uint64_t learnt(unsigned device)
 {
     return (uint64_t)__atomic_load_n(&vgpu_tenant_account()->usage->context_mib[device], __ATOMIC_RELAXED) << 20;

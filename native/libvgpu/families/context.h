@@ -1,4 +1,8 @@
-/* context.h: contexts of this process. */
+/*
+ * context.h: contexts of this process.
+ *
+ * Any thread may call these functions. Precondition: vgpu_tenant_enter said limited.
+ */
 #ifndef VGPU_CONTEXT_H
 #define VGPU_CONTEXT_H
 

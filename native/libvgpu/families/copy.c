@@ -1,5 +1,5 @@
 /* copy.c: copies and memsets. From COPY_LEAST_BYTES on they pass the gate, as a launch for each MiB does:
- * they take the device's memory bandwidth and its copy engines from whoever computes. */
+ * they take the device's memory bandwidth and its copy engines from the tenants that compute. */
 #include <stddef.h>
 #include <stdint.h>
 
@@ -25,25 +25,18 @@
         return result;                                                                       \
     } while (0)
 
-/* A function and its twin for the per-thread default stream. */
-#define SYNC(symbol, bytes, parameters, ...)                   \
-    VGPU_EXPORT CUresult symbol parameters                     \
-    {                                                          \
-        COPY_BODY(symbol, bytes, NULL, 0, __VA_ARGS__);        \
-    }                                                          \
-    VGPU_EXPORT CUresult symbol##_ptds parameters              \
-    {                                                          \
-        COPY_BODY(symbol##_ptds, bytes, NULL, 1, __VA_ARGS__); \
-    }
-#define ASYNC(symbol, bytes, parameters, ...)                     \
+/* A function on `stream` and its twin for the per-thread default stream, whose name ends in `suffix`. */
+#define TWINS(symbol, suffix, stream, bytes, parameters, ...)     \
     VGPU_EXPORT CUresult symbol parameters                        \
     {                                                             \
-        COPY_BODY(symbol, bytes, hStream, 0, __VA_ARGS__);        \
+        COPY_BODY(symbol, bytes, stream, 0, __VA_ARGS__);         \
     }                                                             \
-    VGPU_EXPORT CUresult symbol##_ptsz parameters                 \
+    VGPU_EXPORT CUresult symbol##suffix parameters                \
     {                                                             \
-        COPY_BODY(symbol##_ptsz, bytes, hStream, 1, __VA_ARGS__); \
+        COPY_BODY(symbol##suffix, bytes, stream, 1, __VA_ARGS__); \
     }
+#define SYNC(symbol, bytes, parameters, ...) TWINS(symbol, _ptds, NULL, bytes, parameters, __VA_ARGS__)
+#define ASYNC(symbol, bytes, parameters, ...) TWINS(symbol, _ptsz, hStream, bytes, parameters, __VA_ARGS__)
 
 SYNC(cuMemcpy, ByteCount, (CUdeviceptr dst, CUdeviceptr src, size_t ByteCount), dst, src, ByteCount)
 ASYNC(cuMemcpyAsync, ByteCount, (CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream), dst, src,

@@ -1,6 +1,8 @@
 /*
  * graph.h: memory that graphs allocate when they run. Per device the driver says how much it holds for
  * graphs, and that is the charge; the most that a graph can add is claimed before it is launched.
+ *
+ * Any thread may call these functions.
  */
 #ifndef VGPU_GRAPH_H
 #define VGPU_GRAPH_H

@@ -1,6 +1,8 @@
 /*
  * pool.h: memory pools. A pool's charge is what the driver says it has reserved on the card, which is
  * what NVML sees: live requests, what it keeps for later, and the rounding to its blocks.
+ *
+ * Any thread may call this function.
  */
 #ifndef VGPU_POOL_H
 #define VGPU_POOL_H

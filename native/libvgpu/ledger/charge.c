@@ -1,5 +1,6 @@
 #include "charge.h"
 
+#include "invariant.h"
 #include "suspended.h"
 #include "device.h"
 #include "functions.h"
@@ -93,6 +94,8 @@ void vgpu_charge_undo(struct vgpu_charge *charge, CUresult result)
 /* Settles a claim for `kept` bytes. */
 static void settle(struct vgpu_charge *charge, uint64_t kept)
 {
+    VGPU_ASSERT(charge->active && charge->device >= 0 && charge->device < (int)vgpu_tenant_devices());
+    VGPU_ASSERT(charge->bytes % VGPU_PAGE_BYTES == 0);
     vgpu_account_settle(vgpu_tenant_account(), (unsigned)charge->device, charge->bytes, kept);
     vgpu_overhead_changed();
     charge->active = false;

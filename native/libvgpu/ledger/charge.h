@@ -4,6 +4,9 @@
  * A wrapper asks for a charge, calls the driver, and settles with the driver's answer; a freeing
  * wrapper takes the entry out of the table before it calls the driver (another thread may be given
  * the same handle the moment the driver lets it go) and drops it or puts it back after.
+ *
+ * Any thread may call these functions; a charge is its caller's own, and no lock is held between two calls. Sizes are
+ * bytes. Precondition of those without vgpu_tenant_enter in them: it said limited.
  */
 #ifndef VGPU_CHARGE_H
 #define VGPU_CHARGE_H
@@ -61,7 +64,7 @@ void *vgpu_charge_context(void);
 bool vgpu_charge_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry);
 void vgpu_charge_freed(const struct vgpu_entry *entry, bool taken, CUresult result);
 
-/* The same where the driver frees when a stream gets there: from then on it is learnt what is left. */
+/* The same where the driver frees when a stream gets there: from then on what is left counts as driver overhead. */
 void vgpu_charge_freed_later(const struct vgpu_entry *entry, bool taken, CUresult result);
 
 /* A context ended: what was allocated in it is gone. */

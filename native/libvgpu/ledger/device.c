@@ -48,7 +48,7 @@ int vgpu_device_index(CUdevice device)
     return known >= FIRST ? known - FIRST : VGPU_NOT_IN_LEASE;
 }
 
-/* The process sees one device only: nobody has to be asked which one. */
+/* The process sees one device only: the driver need not be asked which. */
 static bool single(void)
 {
     static int known; /* 0: not asked; 1: several; 2: one */

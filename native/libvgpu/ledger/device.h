@@ -1,4 +1,8 @@
-/* device.h: from the driver's device ordinals to the devices of the lease, by UUID. */
+/*
+ * device.h: from the driver's device ordinals to the devices of the lease, by UUID.
+ *
+ * Any thread may call these functions. Precondition: vgpu_tenant_enter said limited.
+ */
 #ifndef VGPU_DEVICE_H
 #define VGPU_DEVICE_H
 

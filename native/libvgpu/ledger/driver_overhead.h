@@ -1,7 +1,10 @@
 /*
- * driver_overhead.h: what the driver takes that no call names (contexts, modules, local memory, streams). It is the
- * difference between what NVML says this process holds and what the calls it made account for, and is
- * kept in the slot's context_bytes. Where NVML cannot say, nothing is learnt and nothing is charged.
+ * driver_overhead.h: memory that the driver takes and no call names (contexts, modules, local memory, streams), in
+ * bytes. It is the difference between what NVML says this process holds and what its calls account for, and is kept in
+ * the slot's context_bytes. Where NVML cannot say, it stays as it was.
+ *
+ * Precondition of each function: vgpu_tenant_enter said limited, and `device` is an index in the lease, 0 to
+ * vgpu_tenant_devices() - 1. Any thread may call them; one look is taken at a time.
  *
  * One look costs about 10 us (H200, driver 580), so it is taken when something happened that makes such
  * memory, never on every call.
@@ -11,6 +14,8 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+
+#include "invariant.h"
 
 /* Looks now, with `claimed` bytes of this process being claims of the caller's own. False: NVML cannot say,
  * or other threads allocated all the while; then the next allocation looks again. */
@@ -33,8 +38,8 @@ static inline void vgpu_overhead_if_stale(int device)
 }
 
 /*
- * `bytes` that calls accounted for are nobody's any more, but the driver may keep them for now (a free in
- * stream order, a pool that ends before its allocations): from now on they are among what is learnt. Looks
+ * `bytes` that calls accounted for belong to no allocation any more, but the driver may keep them for now (a free in
+ * stream order, a pool that ends before its allocations): from now on they count as driver overhead. Looks
  * are taken at the next synchronisations and before a refusal; where NVML cannot say, they are given back there.
  */
 void vgpu_overhead_instead(int device, uint64_t bytes);
@@ -62,6 +67,7 @@ static inline void vgpu_overhead_free_begins(void)
 }
 static inline void vgpu_overhead_free_ends(void)
 {
+    VGPU_ASSERT((uint32_t)__atomic_load_n(&vgpu_overhead_moves, __ATOMIC_RELAXED) > 0);
     __atomic_fetch_add(&vgpu_overhead_moves, VGPU_OVERHEAD_CHANGE - 1, __ATOMIC_SEQ_CST);
 }
 

@@ -1,4 +1,8 @@
-/* primary.h: the primary context behind each green context of this process: a green context is a name of it. */
+/*
+ * primary.h: the primary context behind each green context of this process: a green context is a name of it.
+ *
+ * Any thread may call these functions; `visit` is called with this file's lock held, and calls none of them.
+ */
 #ifndef VGPU_PRIMARY_H
 #define VGPU_PRIMARY_H
 

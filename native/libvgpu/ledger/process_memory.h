@@ -1,4 +1,8 @@
-/* process_memory.h: what NVML says this process holds. */
+/*
+ * process_memory.h: what NVML says this process holds.
+ *
+ * Precondition: vgpu_tenant_enter said limited; `device` is an index in the lease.
+ */
 #ifndef VGPU_PROCESS_MEMORY_H
 #define VGPU_PROCESS_MEMORY_H
 

@@ -1,6 +1,8 @@
 /*
  * source.h: memory that the driver holds for this process and says the amount of: pools, graphs. Each kind of it has a
  * source, which is asked before the ledger is compared with NVML.
+ *
+ * Any thread may call a source's functions, several at once: a source has a lock of its own. They call the driver.
  */
 #ifndef VGPU_SOURCE_H
 #define VGPU_SOURCE_H

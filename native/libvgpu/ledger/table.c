@@ -1,5 +1,6 @@
 #include "table.h"
 #include "in_child.h"
+#include "invariant.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -71,6 +72,7 @@ static void empty(struct shard *shard, uint64_t i)
         }
     }
     shard->buckets[hole].kind = VGPU_KIND_NONE;
+    VGPU_ASSERT(shard->count > 0);
     __atomic_store_n(&shard->count, shard->count - 1, __ATOMIC_RELAXED);
 }
 
@@ -85,6 +87,7 @@ static void store(struct shard *shard, const struct vgpu_entry *entry)
     if (shard->buckets[i].kind == VGPU_KIND_NONE)
         __atomic_store_n(&shard->count, shard->count + 1, __ATOMIC_RELAXED);
     shard->buckets[i] = *entry;
+    VGPU_ASSERT(shard->count < shard->capacity); /* a search ends at an empty bucket */
 }
 
 bool vgpu_table_put(const struct vgpu_entry *entry)

@@ -19,7 +19,7 @@ enum vgpu_kind {
     VGPU_KIND_HANDLE,    /* a cuMemCreate handle; owner: its block */
     VGPU_KIND_MAPPING,   /* a cuMemMap address; owner: its block */
     VGPU_KIND_POOL,      /* a memory pool; owner: what is known of it */
-    VGPU_KIND_EVICTABLE, /* a pointer to memory that can leave the card; owner: its piece (evictable.h) */
+    VGPU_KIND_EVICTABLE, /* a pointer to memory that can leave the card; owner: its struct vgpu_allocation */
     VGPU_KIND_GRAPH,     /* an executable graph that allocates; bytes: the most that it can add */
 };
 

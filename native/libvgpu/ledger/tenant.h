@@ -1,4 +1,9 @@
-/* tenant.h: what this process is held to: its lease, its slot, its limits. */
+/*
+ * tenant.h: what this process is held to: its lease, its slot, its limits.
+ *
+ * Any thread may call these functions. Those that wait hold a lock of this file's own, and are no points of
+ * cancellation.
+ */
 #ifndef VGPU_TENANT_H
 #define VGPU_TENANT_H
 

@@ -4,6 +4,7 @@
 
 #include "functions.h"
 #include "in_child.h"
+#include "invariant.h"
 
 static struct vgpu_allocation *allocations;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the list */
@@ -27,6 +28,8 @@ void vgpu_allocation_link(struct vgpu_allocation *allocation)
 /* With the lock held. */
 static void unlink_allocation(struct vgpu_allocation *allocation)
 {
+    VGPU_ASSERT(*allocation->from == allocation);
+    VGPU_ASSERT(allocation->next == NULL || allocation->next->from == &allocation->next);
     *allocation->from = allocation->next;
     if (allocation->next != NULL)
         allocation->next->from = allocation->from;

@@ -1,6 +1,8 @@
 /*
  * allocation.h: the allocations that can leave the card (evictable.h): the list of them, and the physical memory behind each
  * chunk of one.
+ *
+ * The list has a lock of its own; an allocation's chunks are mapped and unmapped by one thread at a time.
  */
 #ifndef VGPU_ALLOCATION_H
 #define VGPU_ALLOCATION_H

@@ -16,7 +16,7 @@
 #include "in_child.h"
 
 #define STACK_BYTES (256 * 1024)
-#define LOOK_NS 100000000 /* nobody may be there to say that the lease's word changed */
+#define LOOK_NS 100000000 /* without an arbiter no message says that the lease's word changed */
 #define STEP_NS 200000    /* while something is waited for that comes soon */
 #define AGAIN_NS 3000000  /* until the card is asked for room again */
 
@@ -28,7 +28,7 @@ static bool started;
 static uint32_t news;  /* futex: moves when the lease's word, or the gate's, may have changed */
 static uint32_t seen;  /* of `news`, by the thread */
 static uint32_t quiet; /* the gate has drained since the lease went */
-static uint32_t phase; /* enum vgpu_swap_phase; DRAINING -> HERE is anybody's who sees that the lease is back */
+static uint32_t phase; /* enum vgpu_swap_phase; any thread that sees the resume sets DRAINING to HERE */
 
 static void say(enum vgpu_swap_phase now)
 {
@@ -86,7 +86,7 @@ static void tell(void)
     syscall(SYS_futex, &news, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
-/* --- those who touch the memory */
+/* --- for threads that touch the memory */
 
 bool vgpu_swap_enter_counted(void)
 {

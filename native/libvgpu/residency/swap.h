@@ -4,9 +4,11 @@
  * and a copy is forgotten when its chunk is back.
  *
  * Calls that touch device memory, make it or free it count themselves as inside while they are in the driver: first
- * they enter, then they look whether the memory is held; the thread holds it first, then waits until nobody is
+ * they enter, then they look whether the memory is held; the thread holds it first, then waits until no thread is
  * inside. So nothing reaches the driver that was not waited for. In a process without evictable memory a
  * call pays a load and a branch for this.
+ *
+ * Any thread may call these functions. vgpu_swap_enter waits without a time limit, until the lease is resumed.
  */
 #ifndef VGPU_SWAP_H
 #define VGPU_SWAP_H

@@ -52,7 +52,7 @@ int vgpu_nvml_index(nvmlDevice_t device, uint64_t *limit_bytes)
     return -1;
 }
 
-/* Who holds a slot, as the kernel says it in this pid namespace: 0 for nobody, or nobody seen from here.
+/* The pid of the process that holds a slot, in this pid namespace; 0: none, or none that is seen from here.
  * A process does not see its own lock. */
 static unsigned holder(int fd, uint32_t slot, const struct vgpu_slot *claimed)
 {

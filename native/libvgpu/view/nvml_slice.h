@@ -1,5 +1,9 @@
-/* nvml_slice.h: the lease as NVML's wrappers see it. A program that only looks (nvidia-smi) never calls
- * cuInit, so this reads the lease by itself, claims no slot and registers nowhere. */
+/*
+ * nvml_slice.h: the lease as NVML's wrappers see it. A program that only looks (nvidia-smi) never calls
+ * cuInit, so this reads the lease by itself, claims no slot and registers nowhere.
+ *
+ * Any thread may call these functions. Sizes are bytes.
+ */
 #ifndef VGPU_NVML_SLICE_H
 #define VGPU_NVML_SLICE_H
 

@@ -1,4 +1,8 @@
-/* unknown.h: functions of the driver that libvgpu does not know: those of a driver newer than its table. */
+/*
+ * unknown.h: functions of the driver that libvgpu does not know: those of a driver newer than its table.
+ *
+ * Precondition: libcuda is loaded, and `usage` is mapped writable.
+ */
 #ifndef VGPU_UNKNOWN_H
 #define VGPU_UNKNOWN_H
 

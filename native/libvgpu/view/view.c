@@ -89,7 +89,7 @@ static pthread_mutex_t card_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 /* What the card has left matters only where more was promised than there is, and the driver takes 3 us to
  * say it: the answer is good for a millisecond. While the lease is suspended it is good until that is back: the driver
- * answers with an error (304 of an H200, driver 580.159.04), and who only asks need not bring the tenant back. */
+ * answers with an error (304 of an H200, driver 580.159.04), and a question alone need not resume the tenant. */
 #define CARD_FRESH_NS 1000000u
 
 static bool is_fresh(const struct card *card, uint64_t now_ns)

@@ -372,7 +372,7 @@ static void test_slots(void)
     int status;
     CHECK(waitpid(child, &status, 0) == child && WIFSIGNALED(status));
     CHECK(page->slots[1].devices[0].used_bytes == 77); /* the dead still counts until it is cleared */
-    page->slots[1].owner = 5; /* registered: while there is an arbiter, it clears the slot */
+    page->slots[1].owner = 5;                          /* registered: while there is an arbiter, it clears the slot */
     CHECK(vgpu_slot_clear_dead(fd, page, 0, false) == 0 && page->slots[1].devices[0].used_bytes == 77);
     page->slots[1].owner = VGPU_OWNER_SELF;
     CHECK(vgpu_slot_clear_dead(fd, page, 0, false) == 1);
