@@ -39,6 +39,7 @@ class Trail:
 
     node: DemoNode
     tenants: list[Tenant] = field(default_factory=list)
+    container: str = ""  # its allocation
     _read: int = 0
 
     def lines(self) -> list[dict[str, Any]]:
@@ -199,10 +200,20 @@ def test_a_call_that_is_not_in_the_table_changes_nothing(trail: Trail, name: str
 
 
 def prepared(trail: Trail) -> str:
-    config = {"annotations": {"vgpud.io/memory": "1GiB", "vgpud.io/device": "0"}, "process": {}}
+    """A container's allocation.
+
+    A container is known by the process that starts it, which is this one for all: the last one ends first.
+    """
+    if trail.container in states(trail.node):
+        trail.node.ctl("release", "--force", trail.container, check=False)  # it may end meanwhile
+        eventually(lambda: trail.container not in states(trail.node), "the container before has ended")
+    user = {"uid": os.geteuid(), "gid": os.getegid()}
+    asked = {"vgpud.io/memory": "1GiB", "vgpud.io/device": "0"}
+    config = {"annotations": asked, "process": {"user": user}}
     edited = json.loads(trail.hook("precreate", told=config))
     assert "vgpud.io/prepared" in edited["annotations"], edited
-    return str(edited["annotations"]["vgpud.io/prepared"])
+    trail.container = str(edited["annotations"]["vgpud.io/prepared"])
+    return trail.container
 
 
 def bound(trail: Trail, allocation: str) -> None:
