@@ -33,6 +33,12 @@ def test_a_device_whose_kernels_can_be_preempted_has_the_cut_engine(node: SimNod
     assert node.dump()["processes"] == []
 
 
+def test_a_kernel_that_was_measured_too_long_is_stopped_in_its_middle(node: SimNode) -> None:
+    """As on a machine whose processors are busy: the kernel of 30 ms is seen to take 200 ms."""
+    node.sim("fault", "slow", "--function", "cuStreamSynchronize", "--microseconds", "200000")
+    assert probe(node)["engine"] == "cut"
+
+
 def test_a_driver_that_refuses_preemption_leaves_the_gate_engine(node: SimNode) -> None:
     node.sim("fault", "fail", "--function", "FIFO_DISABLE_CHANNELS", "--code", "86")
     answer = probe(node)
