@@ -309,7 +309,7 @@ class Restorer(Daemon):
 
 
 async def restore(settings: Settings) -> tuple[str, ...]:
-    """Releases what nobody uses, and puts back what vgpud changed on devices; answers what stays as it is.
+    """Releases unused allocations, and restores what vgpud changed on devices. Returns what remains.
 
     For the removal of vgpud. Raises VgpuError, of which LEDGER_LOCKED says that a vgpud is running.
     """
@@ -379,9 +379,10 @@ def watch_devices(daemon: Daemon, keeper: NodeKeeper, loop: asyncio.AbstractEven
 
 
 async def heartbeat(keeper: NodeKeeper, ledger: Ledger) -> None:
-    """systemd's watchdog is fed from the event loop once the ledger has answered: who hangs is restarted.
+    """Notifies systemd's watchdog from the event loop after each answer of the ledger, so that a hung daemon
+    is restarted.
 
-    What callers can hold up, such as the sockets, is not asked: nobody shall be able to have us restarted.
+    Sockets are not checked, because callers can delay them and could so cause a restart.
     """
     period = sd.watchdog_seconds()
     while period is not None:

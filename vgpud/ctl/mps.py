@@ -166,7 +166,7 @@ def _left(reply: pb.DrainDeviceReply, others: list[pb.Device]) -> str:
         if others:
             numbers = ", ".join(str(device.index) for device in others)
             driver = f"for the driver, drain device {numbers} too"
-        return f"{reply.device_uuid} is drained and idle: restarting its helper ends nobody's work; {driver}"
+        return f"{reply.device_uuid} is drained and idle: its helper can be restarted; {driver}"
     left = []
     if reply.allocation_ids:
         left.append(f"allocations {', '.join(reply.allocation_ids)}")

@@ -352,7 +352,7 @@ VERBS: tuple[Verb | Group, ...] = (
                 "say what apply would do, changing nothing",
                 "mig:plan",
                 MIG_LAYOUT,
-                details="Exits 35 when somebody is in the way, and names them.",
+                details="Exits 35 if tenants block the layout, and names them.",
             ),
             Verb(
                 "apply",

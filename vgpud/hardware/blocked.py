@@ -1,7 +1,7 @@
-"""Does a thread wait inside the driver? Told from what proc(5) shows of it; nothing is read here.
+"""Decides from proc(5)'s facts of a thread whether it waits inside the driver. Reads nothing itself.
 
-In a process whose memory the driver's checkpoint has taken out a call waits for a lock of the driver's, for
-ever, and nobody is told. Seen on an H200 (driver 580.159.04, x86_64, glibc 2.39) in nine of nine such calls,
+In a process that the driver's checkpoint has saved, a driver call waits for a lock for ever, without any
+notification. Seen on an H200 (driver 580.159.04, x86_64, glibc 2.39) in nine of nine such calls,
 of plain programs and of libcublasLt in PyTorch: futex(FUTEX_WAIT_BITSET|PRIVATE|CLOCK_REALTIME) on the value
 3 without a time, which is glibc's pthread_rwlock; the first return address on the stack lies in libc, the
 next one, 48 or 64 bytes up, in libcuda. The driver's own threads wait for conditions (on 0) and in poll.
@@ -172,8 +172,9 @@ class Code:
 def in_driver(wait: Wait, code: Code, memory: Memory, machine: Machine) -> bool:
     """Has the driver been called, and waits inside C's library now?
 
-    The innermost return address outside of C's library must be the driver's. Further out somebody must have
-    called it who is neither the driver nor libvgpu, whose own threads want nothing.
+    The innermost return address outside of the C library must be the driver's. A frame further out must
+    belong to other code than the driver and libvgpu, whose internal threads do not count as the tenant's
+    work.
     """
     if code.owner(wait.pc) is not Owner.LIBC:
         return False

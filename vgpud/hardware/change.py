@@ -1,7 +1,7 @@
 """Changes of a device: MIG mode, GPU instances, the compute mode.
 
-Each works on the handle of one device, inside a worker. `Target` says which device it is, so that
-errors can name it and who holds it.
+Each change works on the handle of one device, inside a worker. `Target` identifies the device, so that errors
+can name it and its holders.
 """
 
 import ctypes
@@ -59,11 +59,10 @@ class Target:
 def set_mig_mode(target: Target, enabled: bool) -> bool:
     """True when the mode is in force, False when NVML took the request but a reset is due.
 
-    NVML answers twice: whether it took the request (the call's status) and whether the mode came
-    into force (the activation status). Only the mode that it reads back says where that ended. A
-    request that waits for nothing but the end of processes (Hopper) is taken back, and they are named:
-    with a change pending the device would serve nobody.
-    Raises VgpuError: DEVICE_IN_USE, RESET_NEEDED, UNSUPPORTED, NVML_FAILED, GPU_LOST.
+    NVML answers twice: whether it took the request (the call's status) and whether the mode came into force
+    (the activation status). Only the mode that is read back is reliable. A request that waits for the end of
+    processes only (Hopper) is cancelled, and the error names the processes: a device with a pending change
+    would serve no tenant. Raises VgpuError: DEVICE_IN_USE, RESET_NEEDED, UNSUPPORTED, NVML_FAILED, GPU_LOST.
     """
     what = f"mig mode of {target.uuid}"
     try:

@@ -153,8 +153,8 @@ class MigMode:
     async def make(self, device_uuid: str, key: Key) -> GpuInstance:
         """The instance at this place, vgpud's or a lent foreign one; made if it is missing.
 
-        Raises VgpuError: DEVICE_IN_USE for one that someone else made, NO_CAPACITY and what
-        Gateway.create_gpu_instance raises.
+        Raises VgpuError: DEVICE_IN_USE for a foreign instance, NO_CAPACITY, and the errors of
+        Gateway.create_gpu_instance.
         """
         async with self._lock(device_uuid):
             there = await self._find(device_uuid, key)
@@ -211,8 +211,8 @@ class MigMode:
     async def make_part(self, device_uuid: str, part: Part) -> tuple[GpuInstance, ComputeInstance]:
         """The compute instance at this place, vgpud's or lent; made, with its GPU instance, if missing.
 
-        A GPU instance of ours that nobody holds makes way where it stands as one. Raises VgpuError:
-        DEVICE_IN_USE for what someone else made, NO_CAPACITY and what Gateway.create_* raise.
+        An undivided, unallocated GPU instance of vgpud's at the place is destroyed. Raises VgpuError:
+        DEVICE_IN_USE for a foreign instance, NO_CAPACITY, and the errors of Gateway.create_*.
         """
         key, place = part
         async with self._lock(device_uuid):
@@ -396,6 +396,6 @@ def _foreign(device_uuid: str, key: Key) -> VgpuError:
     return VgpuError(
         ErrorCode.DEVICE_IN_USE,
         f"the instance of profile {key[0]} at memory slice {key[1].start} of device {device_uuid} was made "
-        "by someone else",
+        "by another program",
         'see "vgpuctl mig ls"; with mig.foreign = "lend" in the policy, idle ones are given to tenants',
     )

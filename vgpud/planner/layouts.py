@@ -1,9 +1,9 @@
 """Layouts as people write them, worked out for one card: pure.
 
 A layout is a list of words. Each is a profile (by name, without "MIG", or by NVML's profile id), with
-"@START" for a memory slice and "*N" for several; or the list is one of the words below. Where no
-place is named, the layout is laid so that the fewest instances that stand already are touched. Words
-for parts of GPU instances (1c.3g.71gb) are mig_parts.py's.
+"@START" for a memory slice and "*N" for several; or the list is one of the words below. Without a place, the
+planner chooses the places that change the fewest existing instances. mig_parts.py handles words for parts
+of GPU instances (1c.3g.71gb).
 """
 
 import re
@@ -35,13 +35,13 @@ class Entry(NamedTuple):
 
 
 class Blocked(NamedTuple):
-    """Why a layout cannot be had now: these pinned instances are in the way."""
+    """A layout that is impossible now, because these pinned instances block it."""
 
     pinned: tuple[SlotKey, ...]
 
 
 def parse(words: Sequence[str]) -> tuple[Entry, ...]:
-    """Raises VgpuError(BAD_REQUEST) naming the word that is none."""
+    """The entries of a layout. Raises VgpuError(BAD_REQUEST) that names the invalid word."""
     return tuple(_entry(word) for word in words)
 
 
@@ -62,10 +62,10 @@ def _bad(sentence: str) -> VgpuError:
 
 
 def target(table: Table, layout: Layout, pinned: int, words: Sequence[str]) -> int | Blocked:
-    """The state that `words` ask for, reached from `layout` by touching the fewest instances.
+    """The state that `words` ask for and that changes the fewest instances of `layout`.
 
-    `pinned` stay where they are. Raises VgpuError: BAD_REQUEST for a word that is none, IMPOSSIBLE
-    for a layout that the card can never have. AUTO and OFF are not layouts: callers take them out.
+    `pinned` instances stay. Raises VgpuError: BAD_REQUEST for an invalid word, IMPOSSIBLE for a layout that
+    the card can never have. Callers handle AUTO and OFF, which are no layouts.
     """
     fixed, counts = wanted(table, words)
     states = [state for state in table.with_counts.get(counts, ()) if not fixed & ~state]
@@ -87,7 +87,7 @@ def _cost(table: Table, layout: Layout, state: int) -> tuple[int, int, int]:
 
 
 def wanted(table: Table, words: Sequence[str]) -> tuple[int, int]:
-    """The slots that are named, and how many of each profile (Table.packed). Raises as `target`."""
+    """The slots with a named place, and the counts of each profile (Table.packed). Raises as `target`."""
     if not table.profiles:
         raise VgpuError(ErrorCode.UNSUPPORTED, "the device has no MIG profiles", "name another device")
     if tuple(words) == (NONE,) or not words:
@@ -101,14 +101,14 @@ def wanted(table: Table, words: Sequence[str]) -> tuple[int, int]:
     fixed = mask_of(_slot(table, entry, profile) for entry, profile in profiles if entry.start is not None)
     several = [profile.id for entry, profile in profiles for _ in range(entry.times)]
     if len(several) > max(profile.instance_count for profile in table.profiles) + 1:
-        return fixed, -1  # more than any card has; counts would run into each other
+        return fixed, -1  # more than any card has, and the packed counts would overflow
     return fixed, table.packed(several)
 
 
 def find_profile(table: Table, text: str) -> MigProfile:
-    """By name or id. Names may be there twice on a board: then only the id will do.
+    """The profile with this name or id. A board may have two profiles of one name; then only the id is valid.
 
-    Raises VgpuError: BAD_REQUEST for a name that is there twice, IMPOSSIBLE for one that is not there.
+    Raises VgpuError: BAD_REQUEST for an ambiguous name, IMPOSSIBLE for an unknown one.
     """
     found = [p for p in table.profiles if bare_name(p.name) == bare_name(text) or str(p.id) == text]
     if len(found) == 1:
@@ -164,8 +164,7 @@ def _plain(table: Table, size: int) -> MigProfile | None:
 
 
 def spell(table: Table, keys: Iterable[SlotKey], computes: Iterable[ComputeKey] = ()) -> tuple[str, ...]:
-    """Words with places for these slots, and for the parts that they are divided into, which are taken
-    back as they are; an id where a name is there twice."""
+    """Words with places for these slots and their parts, which `parse` accepts; ids for ambiguous names."""
     names = [bare_name(profile.name) for profile in table.profiles]
     by_id = {profile.id: profile for profile in table.profiles}
     parts: dict[SlotKey, list[int]] = {}

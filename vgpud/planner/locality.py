@@ -1,4 +1,4 @@
-"""Several devices for one allocation: near each other first, well packed second."""
+"""Chooses several devices for one allocation: by nearness first, by packing second."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -7,7 +7,7 @@ from math import comb
 from vgpud.model.device import Link, Node
 from vgpud.planner.verdict import Fit
 
-# as many sets as eight devices have at most (8 choose 4); above it the search goes greedily
+# the largest number of sets that eight devices have (8 choose 4); above it the search is greedy
 EXACT_SETS = 70
 DISTANCE = {link: distance for distance, link in enumerate(Link)}
 _FAR = DISTANCE[Link.UNKNOWN]
@@ -21,7 +21,7 @@ def nearest(node: Node, fits: Sequence[Fit], count: int) -> tuple[Fit, ...]:
     """The best `count` of `fits`, which are on distinct devices and sorted best first.
 
     Fewest pairs without NVLink, then fewest NUMA nodes, then nearest links (their sum over all pairs), then
-    the better fits. Exact where the sets are few, else grown greedily from each device in turn.
+    the better fits. Exact up to EXACT_SETS sets, otherwise greedy from each device in turn.
     """
     if count == 1 or count == len(fits):
         return tuple(fits[:count])
@@ -35,9 +35,9 @@ def nearest(node: Node, fits: Sequence[Fit], count: int) -> tuple[Fit, ...]:
 
 
 def nearest_devices(node: Node, uuids: Sequence[str], must: Sequence[str], count: int) -> tuple[str, ...]:
-    """`count` of `uuids` that lie near each other, grown from `must`, or from the best of them all.
+    """`count` of `uuids` that are near each other; greedy from `must`, or from the best start.
 
-    The order of `uuids` decides between equals.
+    The order of `uuids` breaks ties.
     """
     numa = {device.uuid: device.numa_node for device in node.devices}
 

@@ -1,7 +1,7 @@
-"""Verdicts remembered: of the devices of a node, a request finds all but one as the last one did.
+"""Caches verdicts: between two requests usually only one device of a node has changed.
 
-A verdict depends on a device's snapshot, terms, use and pool, all of them immutable. They are
-compared by identity, which is cheap and never wrongly true while they are held here.
+A verdict depends on a device's snapshot, terms, use and pool, all of them immutable. They are compared by
+identity, which is cheap, and safe because the cache holds them.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,14 +23,14 @@ Judged = Callable[[Device, Terms, DeviceUse, Pool, frozenset[str]], Verdict]  # 
 
 
 class Memory:
-    """`judge` must be pure."""
+    """The cache of verdicts of `judge`, which must be pure."""
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
         self._known: dict[tuple[Wanted, bool], dict[str, tuple[Seat, Verdict]]] = {}
 
     def of(self, want: Wanted, spread: bool) -> Judged:
-        """Judges for one request."""
+        """The cached judge for one kind of request."""
         found = self._known.get((want, spread))
         if found is None:
             if len(self._known) >= _WANTS:
@@ -77,14 +77,15 @@ class Decisions:
 
 
 class Reasons:
-    """Reasons remembered by the verdict that they are of, compared by identity too."""
+    """Caches reasons by their verdict, compared by identity too."""
 
     def __init__(self, make: Callable[[Verdict, bool, str], Reason]) -> None:
         self._make = make
         self._known: dict[tuple[int, bool, str], tuple[Verdict, Reason]] = {}
 
     def of(self, verdicts: tuple[Verdict, ...], taken: Sequence[Verdict], outdone: str) -> tuple[Reason, ...]:
-        """One a verdict, in order; `outdone` is what those are told that fit and are not `taken`."""
+        """One reason for each verdict, in order; `outdone` is the reason of those that fit and are not
+        `taken`."""
         if len(self._known) >= _REASONS:
             self._known.clear()
         known, chosen, found = self._known, {id(verdict) for verdict in taken}, []

@@ -17,9 +17,9 @@ def towards(device: Device, use: DeviceUse, pool: Pool, layout: frozenset[SlotKe
     known = frozenset(key for key in layout if key in table.number)
     steps: list[MigStep] = []
     if not device.mig.current:
-        steps.append(MigStep(Do.ENABLE, device.uuid, "a layout is wanted and MIG mode is off"))
+        steps.append(MigStep(Do.ENABLE, device.uuid, "the device has a layout and MIG mode is off"))
     going = list(_going(scene, pool, known))
-    steps += [step_of(device, move, "the layout wanted does not have it, nobody holds it") for move in going]
+    steps += [step_of(device, move, "not in the layout, and unallocated") for move in going]
     coming = _coming(scene, pool, known, going)
     return (*steps, *(step_of(device, move, why) for move, why in coming))
 
@@ -44,7 +44,7 @@ def _going(scene: Scene, pool: Pool, layout: frozenset[SlotKey]) -> Iterator[Mov
             )
 
 
-_HAS_IT = "the layout wanted has it, nobody holds it"
+_HAS_IT = "in the layout, and unallocated"
 
 
 def _coming(

@@ -200,7 +200,7 @@ def _to_auto(device: Device, use: DeviceUse, table: Table, stock: Stock, pool: P
     gone = [Move(False, key) for key in table.keys(idle)]
     staying = scene.parts.keys() - set(table.keys(idle))
     gone += [Move(False, key, part) for key in sorted(staying) for part in idle_parts(scene, pool, key)]
-    going = [step_of(device, move, "nobody holds it and no layout has it") for move in gone]
+    going = [step_of(device, move, "no allocation holds it and no layout has it") for move in gone]
     last = () if use.count or not device.mig.current else (_release(device),)
     return DevicePlan(device, steps=(*going, *last))
 

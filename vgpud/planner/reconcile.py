@@ -1,7 +1,7 @@
-"""What to do at start so that ledger and world agree again: pure, from what both say.
+"""Decides the actions that make ledger and node agree at start: pure.
 
-The ledger is believed about what was meant, the world about what is. Doing the actions in order,
-cut anywhere and begun again, ends in a state for which there is nothing to do.
+The ledger has the desired state, the observation has the actual state. The actions are done in order. If a
+crash interrupts them, the next start decides anew, and converges to a state without actions.
 """
 
 from collections.abc import Iterable, Set
@@ -13,22 +13,22 @@ from vgpud.model.tenancy import Allocation, Mode, Slice, State
 
 
 class ActionKind(StrEnum):
-    """In the order in which they are done: room is made before anything is built again."""
+    """Kinds in the order of execution: room is made before anything is made again."""
 
-    UNDO = "undo"  # an allocation that was never committed: as a release
-    FINISH = "finish"  # a release that was begun: to its end
-    RELEASE = "release"  # an allocation whose tenant is gone
-    REMOVE_SPEC = "remove-spec"  # orphans: nothing in the ledger owns them
+    UNDO = "undo"  # release an allocation that was never committed
+    FINISH = "finish"  # finish an interrupted release
+    RELEASE = "release"  # release an allocation whose tenant has ended
+    REMOVE_SPEC = "remove-spec"  # this and the next kinds: orphans, which no allocation owns
     REMOVE_LEASE = "remove-lease"
     STOP_MPS = "stop-mps"
     REMOVE_INSTANCE = "remove-instance"
-    MARK_FAILED = "mark-failed"  # an allocation that cannot be kept up
-    REPAIR = "repair"  # an allocation of which parts are missing: steps.repair_steps
+    MARK_FAILED = "mark-failed"  # an allocation that cannot be repaired
+    REPAIR = "repair"  # an allocation with missing parts: steps.repair_steps
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class InstancePlace:
-    """A MIG instance by where it lies, which does not change as its ids do.
+    """A MIG instance by its place, which is stable, unlike its ids.
 
     `part` is empty for a GPU instance, else it names one of its compute instances.
     """
@@ -49,7 +49,7 @@ class InstancePlace:
 
 @dataclass(frozen=True)
 class Observed:
-    """The world at start. Allocations are named by id, devices by uuid.
+    """The observed state of the node at start. Allocations are named by id, devices by uuid.
 
     `node` without devices means that NVML does not answer. `dead_lifetimes` are allocations bound
     to a process that is gone. `own_instances` are the MIG instances that the ledger recorded as
@@ -67,7 +67,7 @@ class Observed:
 
 
 class _World:
-    """What was observed, indexed: ten thousand allocations are looked up in it."""
+    """The observed state with indexes, for the lookup of ten thousand allocations."""
 
     def __init__(self, observed: Observed) -> None:
         self.observed = observed
@@ -76,14 +76,14 @@ class _World:
 
     @property
     def has_unread_devices(self) -> bool:
-        """One that does not answer may be any that is missed: its uuid may not be known."""
+        """Does a device not answer? Its uuid may be unknown, so it may be any device that seems missing."""
         return any(device.health in (Health.FAILED, Health.SILENT) for device in self.devices.values())
 
     def has(self, place: InstancePlace) -> bool:
         return place in self.instances.get(place.device_uuid, ())
 
     def answers(self, uuid: str) -> bool:
-        """Is the device there, and can anything be done on it?"""
+        """Is the device present and usable?"""
         device = self.devices.get(uuid)
         return device is not None and device.health is Health.OK
 
@@ -99,10 +99,10 @@ class Action:
 
 
 def reconcile(ledgered: Iterable[Allocation], observed: Observed) -> tuple[Action, ...]:
-    """Actions in order; none where ledger and world agree, and none while NVML does not answer.
+    """Actions in order; none if ledger and node agree, and none while NVML does not answer.
 
-    UNDO, FINISH and RELEASE run steps.release_steps, which also stop a device's daemon and destroy
-    the instances of the allocation; so no orphan is reported of what they take away.
+    UNDO, FINISH and RELEASE run steps.release_steps, which also stop a device's daemon and destroy the
+    instances of the allocation. So these are not reported as orphans.
     """
     if not observed.node.devices:
         return ()
@@ -124,7 +124,7 @@ def reconcile(ledgered: Iterable[Allocation], observed: Observed) -> tuple[Actio
 
 
 def _going(allocation: Allocation, world: _World) -> Action | None:
-    """Why an allocation goes, if it does."""
+    """The action that removes an allocation; None if it stays."""
     if allocation.state is State.ALLOCATING:
         return _of(allocation, ActionKind.UNDO, "it was never committed")
     if allocation.state is State.RELEASING:
@@ -134,7 +134,7 @@ def _going(allocation: Allocation, world: _World) -> Action | None:
 
 
 def _tenant_gone(allocation: Allocation, world: _World) -> str:
-    """How it is known that nobody uses the allocation any more; empty if it is not."""
+    """The proof that the allocation has no user any more; empty if there is none."""
     pid = allocation.request.lifetime.pid
     if allocation.id in world.observed.dead_lifetimes:
         return f"process {pid} that it was bound to is gone"
@@ -149,7 +149,8 @@ def _tenant_gone(allocation: Allocation, world: _World) -> str:
 
 
 def _keeping(allocation: Allocation, world: _World, ours: Set[InstancePlace]) -> Action | None:
-    """What an allocation that stays needs: one in a resize as any, a failed one only its release."""
+    """The action that an allocation that stays needs. A resizing one counts as active; a failed one needs
+    none."""
     if allocation.state is State.FAILED:
         return None
     for piece in allocation.slices:
@@ -157,7 +158,7 @@ def _keeping(allocation: Allocation, world: _World, ours: Set[InstancePlace]) ->
         if why:
             return _of(allocation, ActionKind.MARK_FAILED, why)
     if not all(world.answers(piece.device_uuid) for piece in allocation.slices):
-        return None  # nothing is known of it now, and its tenants may be well
+        return None  # its state is unknown, and its tenants may run
     missing = _missing(allocation, world)
     if missing:
         return _of(allocation, ActionKind.REPAIR, f"of what it holds was missing: {' and '.join(missing)}")
@@ -165,7 +166,7 @@ def _keeping(allocation: Allocation, world: _World, ours: Set[InstancePlace]) ->
 
 
 def _unusable(piece: Slice, world: _World, ours: Set[InstancePlace]) -> str:
-    """Why a slice cannot be kept up; empty if it can."""
+    """Why a slice cannot be repaired; empty if it can."""
     device = world.devices.get(piece.device_uuid)
     if device is None:
         return "" if world.has_unread_devices else f"device {piece.device_uuid} is gone"
@@ -190,14 +191,14 @@ def _unusable(piece: Slice, world: _World, ours: Set[InstancePlace]) -> str:
 
 
 def _overlap_in(other: InstancePlace, place: InstancePlace) -> bool:
-    """Two compute instances of one GPU instance."""
+    """Do two compute instances of one GPU instance overlap?"""
     if not other.part or other.gpu_instance != place.gpu_instance:
         return False
     return _overlap(other.part[0][1], place.part[0][1])
 
 
 def _missing(allocation: Allocation, world: _World) -> tuple[str, ...]:
-    """The parts of an allocation that should be in the world and are not."""
+    """The parts of an allocation that are missing on the node."""
     observed = world.observed
     missing = []
     if allocation.id not in observed.specs:
@@ -214,7 +215,7 @@ def _missing(allocation: Allocation, world: _World) -> tuple[str, ...]:
 
 
 def _orphans(kept: list[Allocation], gone: list[Allocation], world: _World) -> Iterable[Action]:
-    """What no allocation owns, of the things that are vgpud's to remove."""
+    """Actions that remove orphans: things of vgpud's that no allocation owns."""
     observed = world.observed
     gone_ids = {allocation.id for allocation in gone}
     kept_ids = {allocation.id for allocation in kept}
@@ -250,7 +251,7 @@ def _mps_targets(allocations: Iterable[Allocation]) -> set[str]:
 
 
 def _places(allocations: Iterable[Allocation]) -> set[InstancePlace]:
-    """Of compute instances with that of their GPU instance."""
+    """The places of all instances of the allocations; with a compute instance also its GPU instance."""
     places = [_place(piece) for allocation in allocations for piece in allocation.slices]
     return {one for place in places if place is not None for one in (place, place.gpu_instance)}
 
@@ -263,7 +264,7 @@ def _place(piece: Slice) -> InstancePlace | None:
 
 
 def _instances(device: Device) -> set[InstancePlace]:
-    """The GPU instances, and the compute instances of those that are divided."""
+    """The places of the GPU instances, and of the compute instances of divided ones."""
     found = {InstancePlace(device.uuid, *instance.key) for instance in device.mig.instances}
     for instance in device.mig.instances:
         parts = instance.compute_instances if instance.is_divided else ()

@@ -12,7 +12,7 @@ from vgpud.planner.verdict import Fit, Room, Unfit, Verdict
 from vgpud.planner.wanted import Wanted
 from vgpud.planner.words import counted, listed, shown_bytes, shown_share
 
-# of several causes on several devices, the one that the caller can do most about comes first
+# if devices have different causes, the cause that the caller can change most easily is first
 _GRAVITY = (
     ErrorCode.IMPOSSIBLE,
     ErrorCode.UNSUPPORTED,
@@ -25,9 +25,9 @@ _Left = tuple[Room, Device]
 
 
 def refuse(want: Wanted, verdicts: Sequence[Verdict], details: tuple[str, ...]) -> VgpuError:
-    """`verdicts` are those of the devices that the selector allows, too few of which fit.
+    """The refusal. `verdicts` are those of the selected devices, of which too few fit.
 
-    NO_CAPACITY if enough of them would serve, in one mode, were nobody else there.
+    NO_CAPACITY if enough of them could serve, in one mode, without their present allocations.
     """
     fits = tuple(verdict for verdict in verdicts if isinstance(verdict, Fit))
     unfit = tuple(verdict for verdict in verdicts if isinstance(verdict, Unfit))
@@ -89,7 +89,7 @@ def _too_many(
     want: Wanted, able: int, selected: int, nevers: tuple[Unfit, ...], details: tuple[str, ...]
 ) -> VgpuError:
     causes = {unfit.code for unfit in nevers}
-    # a card that is lost, silent or waits for a reset comes back: the request is not impossible for ever
+    # a lost card, one that does not answer or one with a pending reset may recover, so not IMPOSSIBLE
     passing = causes & {ErrorCode.GPU_LOST, ErrorCode.NVML_TIMEOUT, ErrorCode.RESET_NEEDED}
     code = next((c for c in _GRAVITY if c in passing), ErrorCode.IMPOSSIBLE)
     return VgpuError(
@@ -118,7 +118,7 @@ def _impossible(want: Wanted, nevers: tuple[Unfit, ...], details: tuple[str, ...
 
 _HINTS = {
     ErrorCode.DENIED_BY_POLICY: "ask for what the policy allows ('vgpuctl policy show'), or change it",
-    ErrorCode.RESET_NEEDED: "reset the device or reboot the node when nobody uses it",
+    ErrorCode.RESET_NEEDED: "reset the device or reboot the node when it is idle",
     ErrorCode.NVML_TIMEOUT: "wait until its driver answers again; a reset of the gpu or a reboot clears it",
     ErrorCode.GPU_LOST: "reset the device or reboot the node, its log says what happened",
 }

@@ -243,7 +243,7 @@ class _Round:
             stays = dict(other.stays)
             if all(self._free.get(uuid, 0) + stays.get(uuid, 0) >= size for uuid, size in other.parts):
                 self._come(other)
-                sentence = f"what it has left on the device is in the way of {tenant.id}"
+                sentence = f"memory that it left on the device blocks {tenant.id}"
                 waits = self._wait(tenant, f"{other.id} has to take what it left on the device")
                 return [Move(Kind.RESUME, other.id, sentence), waits]
         return []

@@ -1,8 +1,8 @@
 """Helpers as detached children: for a container, a laptop, a test, where systemd does not run vgpud.
 
 Each has a session of its own, its output in a log file, and a pid file that it writes itself before
-it becomes the helper. The lock of its name is its standard input until then, so that whoever comes
-next, even a new vgpud after kill -9 of this one, finds either no helper or its pid file.
+it becomes the helper. Its standard input is the locked file of its name until then. So another caller, even
+a new vgpud after kill -9 of this one, finds either no helper or its pid file.
 """
 
 import fcntl

@@ -5,7 +5,7 @@ value silently keeps the old one; `get_default_device_pinned_mem_limit` prints w
 from 1 GiB up and MiB below; "Cannot find MPS control daemon process" with status 1 is the only
 reliable sign that no daemon answers. Defaults reach servers that start later; a server that runs
 is told by its pid, for the clients that come to it from then on (MPS guide, "set_active_thread_
-percentage PID"). A daemon in whose socket somebody sits silent answers nobody (535, 550).
+percentage PID"). While one connection is open and silent, a daemon answers no other (535, 550).
 """
 
 import os

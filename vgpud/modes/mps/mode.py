@@ -160,8 +160,8 @@ class MpsMode:
         self._supervisors.pop(device_uuid, None)
 
     async def _servers_gone(self, device_uuid: str) -> None:
-        """The threads of a server that was ended still give the card back, and whoever comes next would
-        take it for a program of others. Bounded; what NVML cannot tell is not waited for."""
+        """Waits until an ended server has left the card: until then it would count as a foreign program. The
+        wait is bounded, and ends if NVML cannot list the processes."""
         end = clock.now() + _LEAVING_SECONDS
         while clock.now() < end:
             try:

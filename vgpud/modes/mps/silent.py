@@ -35,10 +35,10 @@ class Peer:
 
 
 def cut_silent(daemon: Running, seconds: float) -> Counter[Peer]:
-    """Cuts one connection after the other for as long as the daemon waits on one, at most so long.
+    """Cuts connections one after the other while the daemon waits for one, for at most `seconds`.
 
-    Answers how many of each peer's. Empty where the daemon does not wait on a client, or where the kernel
-    lets nobody look (Yama's ptrace_scope 3).
+    Returns the number of cut connections by peer. Empty if the daemon does not wait for a client, or if the
+    kernel forbids the inspection (Yama's ptrace_scope 3).
     """
     found: Counter[Peer] = Counter()
     pidfd = open_pidfd(daemon)
