@@ -146,10 +146,11 @@ static void refused(struct channels_order *order, int error, uint32_t status)
     order->status = status;
 }
 
-/* One call for all that is in `list`, through the process's own file. */
-static void call(struct channels_order *order, int pidfd, const struct vgpu_channel_group *group,
+/* One call for all that is in `list`, through the process's own file. False: it was refused. */
+static bool call(struct channels_order *order, int pidfd, const struct vgpu_channel_group *group,
                  struct rm_disable_channels *list)
 {
+    uint32_t failed = order->failed;
     struct rm_control control = {.client = group->client,
                                  .object = group->subdevice,
                                  .command = RM_DISABLE_CHANNELS,
@@ -159,7 +160,7 @@ static void call(struct channels_order *order, int pidfd, const struct vgpu_chan
     if (file < 0) {
         if (errno != ESRCH) /* it is dead: the driver took its channels away */
             refused(order, errno, 0);
-        return;
+        return order->failed == failed;
     }
     order->calls++;
     if (!is_control_device(file))
@@ -169,6 +170,7 @@ static void call(struct channels_order *order, int pidfd, const struct vgpu_chan
     else if (control.status != RM_OK)
         refused(order, 0, control.status);
     close(file);
+    return order->failed == failed;
 }
 
 static bool same_call(const struct vgpu_channel_group *a, const struct vgpu_channel_group *b)
@@ -177,11 +179,15 @@ static bool same_call(const struct vgpu_channel_group *a, const struct vgpu_chan
 }
 
 /* As few calls as can be: each takes as long as a whole hand-over, however many channels it is for. */
-static void carry_out_process(struct channels_order *order, const struct channels_process *process)
+static void carry_out_process(struct channels_order *order, struct channels_process *process)
 {
     struct rm_disable_channels list = {.count = 0};
     uint32_t calls = 0;
-    for (uint32_t i = 0; i < process->count; i++) {
+    uint32_t first = 0; /* of this call */
+    uint32_t done = 0;
+    uint32_t asked = process->count;
+    process->count = 0;
+    for (uint32_t i = 0; i < asked; i++) {
         const struct vgpu_channel_group *group = &process->groups[i];
         uint32_t count = group->count < VGPU_GROUP_CHANNELS ? group->count : VGPU_GROUP_CHANNELS;
         list.disable = order->off;
@@ -189,15 +195,19 @@ static void carry_out_process(struct channels_order *order, const struct channel
             list.clients[list.count] = group->client;
             list.channels[list.count++] = group->channels[c];
         }
-        bool last = i + 1 == process->count || !same_call(group, &process->groups[i + 1]) ||
+        bool last = i + 1 == asked || !same_call(group, &process->groups[i + 1]) ||
                     list.count + VGPU_GROUP_CHANNELS > RM_DISABLE_CHANNELS_MAX;
-        if (!last || list.count == 0)
+        if (!last)
             continue;
         if (++calls > CHANNELS_PROCESS_CALLS_MAX) {
             refused(order, E2BIG, 0);
             return;
         }
-        call(order, process->pidfd, group, &list);
+        if (list.count == 0 || call(order, process->pidfd, group, &list))
+            for (uint32_t g = first; g <= i; g++)
+                process->groups[done++] = process->groups[g];
+        process->count = done;
+        first = i + 1;
         memset(&list, 0, sizeof(list));
     }
 }

@@ -25,8 +25,8 @@ struct channels_process {
     int pidfd; /* of its own: closed with the order */
     uint32_t count;
     uint32_t slot;
-    uint32_t off; /* as the table says */
-    struct vgpu_channel_group *groups;
+    uint32_t off;                      /* as the table says */
+    struct vgpu_channel_group *groups; /* once the order was carried out: those of calls that were not refused */
 };
 
 /* One order for one device's thread; freed by channels_order_free. */
@@ -39,7 +39,7 @@ struct channels_order {
     uint32_t ordinal;
     /* the answer */
     uint32_t calls;
-    uint32_t failed; /* groups whose call was refused */
+    uint32_t failed; /* calls that were refused */
     uint32_t status; /* of the last refusal: the driver's, or 0 */
     int error;       /* errno of the last refusal, or 0 */
     uint64_t began_ns;

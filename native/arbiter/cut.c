@@ -15,7 +15,9 @@
 #define LOAD_NS 10000000u         /* between two looks at what the tenants on a shared device say of their work */
 #define SAMPLES_MIN 5u            /* fewer say nothing */
 #define SAMPLE_NS 1000000u        /* between two of a process, see struct vgpu_channel_table */
-#define TRIES 3u                  /* a channel may have been freed between its listing and the call */
+/* In a row: a channel may have been freed between its listing and the call, and a tenant can have many that come and go.
+ * Each costs the device's thread one call that fails at once. */
+#define TRIES 8u
 
 enum state { UNKNOWN, ON, OFF };
 
@@ -44,7 +46,6 @@ struct cut_entity {
     enum state state;
     bool stale; /* channels may have come since */
     uint32_t refusals;
-    bool complained;
     uint64_t on_at; /* when the last order of its kind was carried out */
     uint64_t off_at;
     uint64_t lost_ns;          /* of the turn that ends: nothing of it ran */
@@ -120,6 +121,8 @@ static bool is_off(const struct cut_entity *entity, uint32_t slot, const struct 
 
 static void note_off(struct cut_entity *entity, const struct channels_process *process)
 {
+    if (process->count == 0)
+        return;
     size_t size = (entity->off_count + process->count) * sizeof(entity->off[0]);
     struct off_group *more = realloc(entity->off, size);
     if (more == NULL)
@@ -129,6 +132,28 @@ static void note_off(struct cut_entity *entity, const struct channels_process *p
         const struct vgpu_channel_group *group = &process->groups[i];
         entity->off[entity->off_count++] = (struct off_group){process->slot, group->client, group->channels[0]};
     }
+}
+
+static void forget_off(struct cut_entity *entity, const struct channels_process *process)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < entity->off_count; i++) {
+        const struct off_group *off = &entity->off[i];
+        bool back = false;
+        for (uint32_t g = 0; g < process->count && off->slot == process->slot; g++)
+            back |= off->client == process->groups[g].client && off->channel == process->groups[g].channels[0];
+        if (!back)
+            entity->off[kept++] = *off;
+    }
+    entity->off_count = kept;
+}
+
+static bool any_off(const struct cut_entity *entity, uint32_t slot)
+{
+    for (uint32_t i = 0; i < entity->off_count; i++)
+        if (entity->off[i].slot == slot)
+            return true;
+    return false;
 }
 
 /* Keeps the groups that are not yet where they are to be. */
@@ -192,6 +217,7 @@ static void give_order(struct lease *lease, uint32_t ordinal, bool off, uint64_t
     if (order == NULL || order->process_count == 0) {
         if (order != NULL)
             channels_order_free(order);
+        entity->off_count = off ? entity->off_count : 0;
         set_state(entity, off, now);
         return;
     }
@@ -203,13 +229,38 @@ static void give_order(struct lease *lease, uint32_t ordinal, bool off, uint64_t
     channels_submit(entity->device->thread, order);
 }
 
-static void complain(struct cut_entity *entity, const struct lease *lease, const struct channels_order *order)
+/* The driver refused one order TRIES times: the tenant is put back on all of its devices, and keeps its slices by its
+ * gate from then on. What cannot be put back is left to the tenant's process, as after an arbiter's end. */
+static void give_up(struct lease *lease, const struct channels_order *order)
 {
-    if (entity->complained)
+    struct cut_entity *entity = &lease->cut_entities[order->ordinal];
+    if (!order->off)
+        entity->off_count = 0;
+    if (lease->refused)
         return;
-    entity->complained = true;
-    fprintf(stderr, "vgpu-arbiter: lease %s: the driver refused to take it %s device %s: status 0x%x, %s\n", lease->id,
-            order->off ? "off" : "back onto", entity->device->uuid, order->status, strerror(order->error));
+    lease->refused = true;
+    lease->refused_status = order->status;
+    lease->refused_errno = order->error;
+    fprintf(stderr,
+            "vgpu-arbiter: lease %s: the driver refused to take it %s device %s, and it has the gate: status 0x%x, "
+            "%s\n",
+            lease->id, order->off ? "off" : "back onto", entity->device->uuid, order->status, strerror(order->error));
+}
+
+/* What the order did, process by process: of each those groups whose call was not refused. */
+static void note_done(struct lease *lease, const struct channels_order *order)
+{
+    struct cut_entity *entity = &lease->cut_entities[order->ordinal];
+    for (uint32_t p = 0; p < order->process_count; p++) {
+        const struct channels_process *process = &order->processes[p];
+        if (order->off)
+            note_off(entity, process);
+        else
+            forget_off(entity, process);
+        channels_note_off(lease->usage_fd, process->slot, order->ordinal, any_off(entity, process->slot));
+    }
+    if (!order->off && order->failed == 0)
+        entity->off_count = 0; /* with what was freed meanwhile */
 }
 
 static void carried_out(struct channels_order *order)
@@ -220,13 +271,7 @@ static void carried_out(struct channels_order *order)
     struct cut_entity *entity = &lease->cut_entities[order->ordinal];
     entity->order = NULL;
     set_state(entity, order->off, order->ended_ns);
-    for (uint32_t p = 0; p < order->process_count; p++)
-        if (order->off && order->failed == 0)
-            note_off(entity, &order->processes[p]);
-        else if (!order->off)
-            channels_note_off(lease->usage_fd, order->processes[p].slot, order->ordinal, false);
-    if (!order->off)
-        entity->off_count = 0;
+    note_done(lease, order);
     uint64_t took = order->ended_ns - order->began_ns;
     entity->lost_ns = order->off && took > KERNEL_RUNS_ON_NS ? took - KERNEL_RUNS_ON_NS : 0;
     if (order->failed == 0) {
@@ -235,9 +280,8 @@ static void carried_out(struct channels_order *order)
         entity->state = order->off ? ON : OFF;
         entity->stale = true;
     } else {
-        complain(entity, lease, order);
-        if (order->off && lease->tenant.held != 0)
-            lease->tenant.entities[order->ordinal]->count.bypasses++;
+        entity->refusals = 0;
+        give_up(lease, order);
     }
     look_again();
 }
@@ -281,7 +325,7 @@ static bool wants_off(const struct lease *lease, uint32_t ordinal)
 {
     const struct sched_tenant *tenant = &lease->tenant;
     const struct sched_entity *entity = tenant->entities[ordinal];
-    if (!entity->device->managed)
+    if (!entity->device->managed || lease->refused)
         return false;
     if (entity->holding)
         return tenant->stopping && !tenant->stays;
@@ -367,7 +411,7 @@ static uint64_t follow_entity(struct lease *lease, uint32_t ordinal, bool offs, 
         return SCHED_NEVER;
     if (entity->state == UNKNOWN)
         adopt(lease, ordinal);
-    if (entity->state != (off ? OFF : ON)) {
+    if (entity->state != (off ? OFF : ON) || (!off && entity->off_count > 0)) {
         give_order(lease, ordinal, off, now);
     } else if (off && entity->stale) {
         if (now < entity->off_at + AGAIN_NS)
@@ -443,6 +487,7 @@ static void put_devices(struct lease *lease)
 void cut_lease_add(struct lease *lease)
 {
     bool all = true;
+    lease->refused = false;
     if (run_folder < 0 || (lease->cut_entities = calloc(VGPU_MAX_DEVICES, sizeof(lease->cut_entities[0]))) == NULL)
         return;
     for (uint32_t d = 0; d < lease->tenant.device_count; d++) {
@@ -484,6 +529,14 @@ void cut_lease_remove(struct lease *lease)
     put_devices(lease);
     free(lease->cut_entities);
     lease->cut_entities = NULL;
+}
+
+bool cut_refused(const struct lease *lease)
+{
+    for (uint32_t d = 0; d < lease->tenant.device_count; d++)
+        if (lease->cut_entities[d].order != NULL || lease->cut_entities[d].state != ON)
+            return false;
+    return lease->refused;
 }
 
 struct lease *cut_lease_next(const struct lease *lease)

@@ -26,6 +26,9 @@ int cut_open(int run_fd, const char *control_device, void (*changed)(void));
 void cut_lease_add(struct lease *lease);
 void cut_lease_remove(struct lease *lease);
 
+/* The driver refused an order for it for good, and it was put back on its devices: it is to be gated. */
+bool cut_refused(const struct lease *lease);
+
 /* The leases with this engine, one after the other: NULL begins and ends. */
 struct lease *cut_lease_next(const struct lease *lease);
 

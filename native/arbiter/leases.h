@@ -64,6 +64,9 @@ struct lease {
     struct sched_tenant tenant;
     bool schedules; /* the tenant is known to sched */
     bool touched;   /* its counters are to be published */
+    bool refused;   /* the driver would not take it off a device, or put it back: its turns are kept by its gate */
+    uint32_t refused_status; /* the driver's; 0: errno says it */
+    int refused_errno;
     bool suspended; /* VGPU_LEASE_SUSPENDED, as of the last look at its limits */
     struct lease *touched_next;
     uint64_t generation; /* of the limits that sched knows */

@@ -135,6 +135,21 @@ static void refresh_cut(uint64_t now)
         turns_lease_refresh(lease);
 }
 
+/* Its processes connect anew, as members that keep their turns by themselves. */
+static void gate_refused(void)
+{
+    for (struct lease *lease = cut_lease_next(NULL), *next; lease != NULL; lease = next) {
+        next = cut_lease_next(lease);
+        if (!cut_refused(lease))
+            continue;
+        cut_lease_remove(lease);
+        for (struct connection *c = lease->connections; c != NULL; c = c->next) {
+            turns_leave(c);
+            shutdown(c->socket.fd, SHUT_RDWR);
+        }
+    }
+}
+
 static void run_if_stale(void)
 {
     uint64_t again = SCHED_NEVER;
@@ -147,6 +162,7 @@ static void run_if_stale(void)
         again = sched_run(now);
         uint64_t cut = cut_follow(now);
         again = cut < again ? cut : again;
+        gate_refused();
     }
     tell_watches();
     arm(again);

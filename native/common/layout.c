@@ -121,6 +121,9 @@ static void messages(void)
     FIELD("MESSAGE", vgpu_message, "SLOT", slot);
     FIELD("MESSAGE", vgpu_message, "VALUE", value);
     FIELD("MESSAGE", vgpu_message, "ALLOCATION", allocation);
+    FIELD("MESSAGE", vgpu_message, "TURN_NUMBER", turn.number);
+    FIELD("MESSAGE", vgpu_message, "TURN_LENGTH_NS", turn.length_ns);
+    FIELD("MESSAGE", vgpu_message, "TURN_FLAGS", turn.flags);
     SIZE("PROCESS_LIST", vgpu_process_list);
     FIELD("PROCESS_LIST", vgpu_process_list, "PIDS", pids);
 }

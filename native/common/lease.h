@@ -260,7 +260,9 @@ struct vgpu_message {
 };
 
 /* Answer to VGPU_MSG_LIST: host pids of the lease's live registered processes. head.slot: how often `usage` was larger
- * than it may be and was cut; head.owner: 1 if its locks are so many that the arbiter looks at them no more. */
+ * than it may be and was cut; head.owner: 1 if its locks are so many that the arbiter looks at them no more.
+ * head.turn.flags: 1 if the driver refused to take it off a device or to put it back, so that its slices are kept by
+ * its gate; head.turn.number is the status, head.turn.length_ns the errno of that call. */
 struct vgpu_process_list {
     struct vgpu_message head; /* kind VGPU_MSG_PROCESSES, value: count */
     int32_t pids[VGPU_MAX_SLOTS];

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import struct
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -268,3 +269,43 @@ def test_listed_channels_of_another_tenant_are_not_disabled(cut_card: Card, word
     (used,) = [p["uses"] for p in cut_card.sim.dump()["processes"] if p["pid"] == victim.pid]
     assert [one["channels_off"] for one in used] == [0]
     assert process.poll() is None and victim.poll() is None
+
+
+@pytest.mark.parametrize("share", [5, 95])
+def test_a_tenant_that_the_driver_refuses_to_cut_keeps_its_share_by_the_gate(
+    cut_card: Card, share: int
+) -> None:
+    """Refused while it is off (at 5 %), and while it is on: no tenant stays off the card."""
+    lease = cut_card.lease("a", HARD, share)
+    process = cut_card.spin(lease, LONG)
+    eventually(lambda: counters(lease)["turns"] > 5, "it has turns")
+    assert cut_card.client.registered("a").refusal == ""
+    fault(cut_card, "fail", "--function", "FIFO_DISABLE_CHANNELS", "--code", "86", "--count", "12")
+    eventually(lambda: cut_card.client.registered("a").refusal == "status 0x56", "it is given up")
+    eventually(lambda: table(lease)[0] == 0, "it is back on the card")
+    turns = counters(lease)["turns"]
+    eventually(lambda: counters(lease)["turns"] > turns + 5, "it has turns")
+    assert table(lease)[0] == 0, "of the gate"
+    update_limits(lease, cut_card.limits(HARD, 25))
+    (percent,) = span(lease, turns=5).percents
+    assert 0 < percent < 45 and process.poll() is None
+
+
+def test_a_refusal_for_one_tenant_leaves_the_others_cut(cut_card: Card) -> None:
+    """One lists channels that are not there. Eight refusals are its own, and it is gated alone."""
+    liar, other = (cut_card.lease(name, CONSERVING, 50) for name in "ab")
+    for lease in (liar, other):
+        cut_card.spin(lease, LONG)
+    eventually(lambda: all(counters(lease)["turns"] > 2 for lease in (liar, other)), "both have turns")
+    at = layout.CHANNELS_AT + layout.CHANNELS_GROUPS + 16 + 4
+    with (liar / layout.USAGE_FILE).open("r+b") as page:
+        os.pwrite(page.fileno(), struct.pack("<I", 0x1234), at)
+    eventually(lambda: cut_card.client.registered("a").refusal != "", "the liar is given up")
+    assert cut_card.client.registered("b").refusal == ""
+    eventually(lambda: table(other)[0] == 1, "the other is taken off still")
+    span(liar, other, turns=3, seconds=0.1)
+
+
+def fault(card: Card, *words: str) -> None:
+    command = [str(card.sim.build / "bin" / "vgpu-sim"), "fault", *words]
+    subprocess.run(command, env=card.sim.environment(), check=True, timeout=60)

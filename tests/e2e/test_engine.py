@@ -15,6 +15,7 @@ from tests.arbiter.test_cut import table
 from tests.demo.node import BUILD, DemoNode
 from tests.e2e.conftest import NodeMaker
 from tests.e2e.support import eventually, states
+from tests.e2e.test_bypass import events
 from vgpud.lease.engines import EngineFiles
 from vgpud.model.engine import Engine
 
@@ -188,3 +189,23 @@ def test_a_policy_with_another_word_is_refused(cut_node: DemoNode) -> None:
     done = cut_node.ctl("policy", "check", str(path), check=False)
     assert done.returncode == 78 and "E104" in done.stderr
     assert '"cuts" is not one of auto, cut, gate' in done.stderr + json.dumps(done.stdout)
+
+
+def test_a_driver_that_refuses_in_mid_run_has_the_tenant_marked_and_gated(cut_node: DemoNode) -> None:
+    cut_node.start()
+    tenant = cut_node.tenant([*ASKED, "--cores", "25"], [*SPIN, "--seconds", "120"])
+    eventually(lambda: list(states(cut_node).values()) == ["active"], "it is allocated")
+    (held,) = states(cut_node)
+    lease = cut_node.run_dir / "leases" / held
+    eventually(lambda: counters(lease)["turns"] > 2, "it has turns")
+    sim(cut_node, "fault", "fail", "--function", "FIFO_DISABLE_CHANNELS", "--code", "86", "--count", "12")
+    sentence = "the driver refused to take it off its device (status 0x56)"
+    eventually(lambda: sentence in cut_node.ctl("show", held).stdout, "it is marked")
+    assert f"{held} is gated: {sentence}" in cut_node.ctl("doctor", check=False).stdout
+    assert events(cut_node, "allocation_gated") == [held]
+    turns = counters(lease)["turns"]
+    eventually(lambda: counters(lease)["turns"] > turns + 2, "it has turns by the gate")
+    (percent,) = span(lease).percents
+    assert 0 < percent < 45 and table(lease)[0] == 0
+    tenant.process.kill()
+    tenant.end()

@@ -262,7 +262,10 @@ def _marks(allocations: Iterable[pb.Allocation]) -> Iterator[Finding]:
     told = set()
     for item in allocations:
         for mark in item.marks:
-            if mark.kind != MarkKind.UNKNOWN_CALLS:
+            if mark.kind == MarkKind.GATED:
+                fix = "see docs/compute.md; a restart of vgpud-arbiter tries the engine cut again"
+                yield Finding("engine", WARN, f"{item.id} is {mark.kind}: {mark.sentence}", fix)
+            elif mark.kind != MarkKind.UNKNOWN_CALLS:
                 fix = f"see whose it is: vgpuctl show {item.id}; on_bypass in the policy can end it"
                 yield Finding("limits", WARN, f"{item.id} is {mark.kind}: {mark.sentence}", fix)
             elif mark.subject not in told:

@@ -16,11 +16,13 @@ class Registered:
     """A lease as the arbiter serves it. `pids` are of its live registered processes, as the arbiter's
     namespace names them. Since the arbiter started, `cuts` times `usage` was larger than it may be, or took
     more room, and was cut; `shut`: its locks are so many that the arbiter looks at them no more. libvgpu does
-    neither."""
+    neither. `refusal` is what the driver answered when the arbiter could not take it off a device or put it
+    back ("status 0x56"), so that its time slices are kept by libvgpu's gate; "": it did not refuse."""
 
     pids: tuple[int, ...] = ()
     cuts: int = 0
     shut: bool = False
+    refusal: str = ""
 
 
 class ArbiterClient:
@@ -64,7 +66,7 @@ class ArbiterClient:
         count = max(0, min(count, layout.MAX_SLOTS))
         pids = struct.unpack_from(f"<{count}i", reply, layout.PROCESS_LIST_PIDS)
         cuts, shut = struct.unpack_from("<II", reply, layout.MESSAGE_SLOT)
-        return Registered(pids, cuts, shut != 0)
+        return Registered(pids, cuts, shut != 0, _refusal(reply))
 
     def _list(self, allocation: str) -> bytes | None:
         reply = self._ask(layout.MSG_LIST, allocation)
@@ -113,3 +115,12 @@ class ArbiterClient:
             f"vgpu-arbiter cannot {what}: {os.strerror(number).lower() if 0 < number < 4096 else kind}",
             "see its log",
         )
+
+
+def _refusal(reply: bytes) -> str:
+    (refused,) = struct.unpack_from("<I", reply, layout.MESSAGE_TURN_FLAGS)
+    (status,) = struct.unpack_from("<Q", reply, layout.MESSAGE_TURN_NUMBER)
+    (error,) = struct.unpack_from("<Q", reply, layout.MESSAGE_TURN_LENGTH_NS)
+    if not refused:
+        return ""
+    return f"status {status:#x}" if status or not 0 < error < 4096 else os.strerror(error).lower()

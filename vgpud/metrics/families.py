@@ -77,7 +77,7 @@ MEMORY_REFUSED = _counter(
 PROCESSES = _gauge("allocation_processes", "Processes in it.", _SLICE)
 ALLOCATION_MARKED = _gauge(
     "allocation_marked",
-    "1 for what was noticed of it: bypassed, tampered, unknown-calls.",
+    "1 for what was noticed of it: bypassed, tampered, gated, unknown-calls.",
     ("allocation", "mark"),
 )
 BYPASSED_BYTES = _gauge(

@@ -15,7 +15,8 @@ class EventKind(StrEnum):
     ALLOCATION_BYPASSED = "allocation_bypassed"
     ALLOCATION_TAMPERED = "allocation_tampered"
     ALLOCATION_UNKNOWN_CALLS = "allocation_unknown_calls"
-    ALLOCATION_CLEARED = "allocation_cleared"  # no longer bypassed
+    ALLOCATION_GATED = "allocation_gated"
+    ALLOCATION_CLEARED = "allocation_cleared"  # no longer bypassed, or gated
     DEVICE_CHANGED = "device_changed"
     DEVICE_LOST = "device_lost"
     POLICY_RELOADED = "policy_reloaded"

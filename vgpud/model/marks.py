@@ -7,6 +7,7 @@ from enum import StrEnum
 class MarkKind(StrEnum):
     BYPASSED = "bypassed"  # its processes hold device memory that its ledger does not count
     TAMPERED = "tampered"  # its `usage` file was changed as libvgpu never changes it
+    GATED = "gated"  # the driver refused to take it off a device: libvgpu's gate keeps its time slices
     UNKNOWN_CALLS = "unknown-calls"  # its driver has functions that libvgpu does not know
 
 
@@ -15,7 +16,7 @@ class Mark:
     """One of a kind for each allocation.
 
     `subject` is the device's UUID (bypassed) or the driver's version (unknown calls). `amount` is in bytes
-    (bypassed), cuts of the file (tampered) or functions (unknown calls), as of `since_unix_ns`.
+    (bypassed), cuts of the file (tampered), functions (unknown calls) or 0 (gated), as of `since_unix_ns`.
     """
 
     allocation_id: str

@@ -56,6 +56,7 @@ _READING_PAUSE_SECONDS = 0.05
 _EVENTS = {
     MarkKind.BYPASSED: EventKind.ALLOCATION_BYPASSED,
     MarkKind.TAMPERED: EventKind.ALLOCATION_TAMPERED,
+    MarkKind.GATED: EventKind.ALLOCATION_GATED,
     MarkKind.UNKNOWN_CALLS: EventKind.ALLOCATION_UNKNOWN_CALLS,
 }
 Place = tuple[str, str]  # allocation id, device UUID
@@ -219,6 +220,7 @@ class Bypasses:
             )
             await self._mark(allocation, MarkKind.TAMPERED, "", seen.cuts, sentence)
             await self._stop_if_ruled(preload, allocation, allocation.slices, survey)
+        await self._judge_engine(allocation, seen if allocation.id in survey.registered else None)
         unknown = survey.unknown.get(allocation.id)
         driver = self.around.inventory.node.driver_version
         told = marks.get(MarkKind.UNKNOWN_CALLS)
@@ -231,6 +233,18 @@ class Bypasses:
             await self._mark(allocation, MarkKind.UNKNOWN_CALLS, driver, unknown.count, sentence)
         for part in allocation.slices:
             await self._judge_slice(preload, allocation, part, survey)
+
+    async def _judge_engine(self, allocation: Allocation, seen: Registered | None) -> None:
+        """None: the arbiter gave no answer."""
+        marked = MarkKind.GATED in self._marks.get(allocation.id, {})
+        if seen is not None and seen.refusal and not marked:
+            sentence = (
+                f"the driver refused to take it off its device ({seen.refusal}): "
+                "its time slices are kept by libvgpu's gate"
+            )
+            await self._mark(allocation, MarkKind.GATED, "", 0, sentence)
+        if seen is not None and not seen.refusal and marked:
+            await self._unmark(allocation, MarkKind.GATED, "its time slices are kept by the engine cut again")
 
     async def _judge_slice(
         self, preload: Preload, allocation: Allocation, part: Slice, survey: _Survey
@@ -274,19 +288,22 @@ class Bypasses:
         audit.automatic("mark", sentence, allocation=allocation.id, owner=owner, mark=kind.value)
 
     async def _clear(self, allocation: Allocation) -> None:
-        mark = self._marks.get(allocation.id, {}).get(MarkKind.BYPASSED)
-        if mark is None or any(
-            one.marked for place, one in self._watched.items() if place[0] == allocation.id
-        ):
+        if any(one.marked for place, one in self._watched.items() if place[0] == allocation.id):
             return
-        sentence = f"allocation {allocation.id}: all its device memory is counted again"
+        await self._unmark(allocation, MarkKind.BYPASSED, "all its device memory is counted again")
+
+    async def _unmark(self, allocation: Allocation, kind: MarkKind, why: str) -> None:
+        mark = self._marks.get(allocation.id, {}).get(kind)
+        if mark is None:
+            return
+        sentence = f"allocation {allocation.id}: {why}"
         event = new_event(EventKind.ALLOCATION_CLEARED, allocation.id, sentence)
         try:
             event = await self.around.ledger.unmark(mark, event)
         except VgpuError as error:
             log.error("mark not taken back", allocation=allocation.id, why=str(error))
             return
-        self._marks.get(allocation.id, {}).pop(MarkKind.BYPASSED, None)
+        self._marks.get(allocation.id, {}).pop(kind, None)
         self.around.hub.publish(event, allocation)
 
     # --- ending it

@@ -45,7 +45,8 @@ static struct {
     uint64_t calls;
     uint64_t doubt_at;
     uint64_t doubt_ns;
-    uint64_t left_at; /* when it ended to be cut; 0: it was not, or has its channels back */
+    uint64_t left_at; /* when it ended to be cut, or its channels last were not put back; 0: they are on */
+    bool refused;     /* the driver would not put them back then */
 } cut = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void say(uint32_t kind, uint64_t idle_ns)
@@ -92,8 +93,10 @@ void vgpu_cut_begin(uint32_t flags, uint64_t *allow)
 void vgpu_cut_end(void)
 {
     pthread_mutex_lock(&cut.lock);
-    if (cut.active)
+    if (cut.active) {
         cut.left_at = now_ns();
+        cut.refused = false;
+    }
     cut.active = false;
     cut.idle = false;
     vgpu_suspended_set(VGPU_SUSPENDED_IDLE | VGPU_SUSPENDED_CUT, false);
@@ -244,15 +247,23 @@ bool vgpu_cut_look(int64_t *wait_ns)
     return became;
 }
 
-void vgpu_cut_rescue(void)
+int64_t vgpu_cut_rescue(void)
 {
+    uint64_t now = now_ns();
+    int64_t wait = -1;
     pthread_mutex_lock(&cut.lock);
-    bool due = cut.left_at != 0 && now_ns() - cut.left_at >= RESCUE_NS;
-    if (due)
+    uint64_t due_at = cut.left_at + RESCUE_NS;
+    if (cut.left_at != 0 && now < due_at)
+        wait = (int64_t)(due_at - now);
+    else if (cut.left_at != 0 && vgpu_channels_enable(cut.refused))
         cut.left_at = 0;
+    else if (cut.left_at != 0) {
+        cut.left_at = now;
+        cut.refused = true;
+        wait = RESCUE_NS;
+    }
     pthread_mutex_unlock(&cut.lock);
-    if (due)
-        vgpu_channels_enable();
+    return wait;
 }
 
 void vgpu_cut_reset(void)

@@ -33,8 +33,9 @@ bool vgpu_cut_idle(void);
 /* Looks whether it idles. Sets *wait_ns: until the next look, or -1. True: it has just become idle. */
 bool vgpu_cut_look(int64_t *wait_ns);
 
-/* Once, half a second after the arbiter has gone: its channels may be off, and no other process would put them back. */
-void vgpu_cut_rescue(void);
+/* From half a second after the process was last cut: its channels may be off, and no other process would put them back.
+ * Returns nanoseconds until it is to be called again, -1: need not be. */
+int64_t vgpu_cut_rescue(void);
 
 void vgpu_cut_reset(void);
 

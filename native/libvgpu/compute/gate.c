@@ -604,7 +604,7 @@ static int64_t cut_tick(void)
 }
 
 /* Does what is due: the end of a turn, draining, idleness, the duty cycle. */
-static int64_t tick(void)
+static int64_t do_due(void)
 {
     uint64_t now = now_ns();
     pthread_mutex_lock(&gate.lock);
@@ -614,7 +614,6 @@ static int64_t tick(void)
         answer_look(now);
     if (state_now() == CUT)
         return cut_tick();
-    vgpu_cut_rescue();
     pthread_mutex_lock(&gate.lock);
     if (gate.state == OPEN && gate.ends_at != UINT64_MAX && now >= gate.ends_at)
         end_turn(now);
@@ -641,6 +640,13 @@ static int64_t tick(void)
     if (alone && state != OPEN)
         return own_turn(now);
     return -1;
+}
+
+static int64_t tick(void)
+{
+    int64_t rescue = state_now() == CUT ? -1 : vgpu_cut_rescue();
+    int64_t wait = do_due();
+    return rescue >= 0 && (wait < 0 || rescue < wait) ? rescue : wait;
 }
 
 static const struct vgpu_link_listener listener = {

@@ -29,6 +29,7 @@ struct group {
     uint32_t object;
     int file;
     bool computes;
+    bool put_back; /* by this process: see enable_groups */
     uint32_t count;
     uint32_t channels[CHANNELS_MAX];
 };
@@ -363,7 +364,7 @@ bool vgpu_channels_off(void)
     return off;
 }
 
-static void enable(const struct group *group)
+static bool enable(const struct group *group)
 {
     struct rm_disable_channels list = {.disable = 0, .count = group->count};
     const struct subdevice *subdevice = subdevice_of(group);
@@ -376,20 +377,33 @@ static void enable(const struct group *group)
         list.clients[c] = group->client;
         list.channels[c] = group->channels[c];
     }
-    (void)call_next(group->file, RM_REQUEST(RM_ESCAPE_CONTROL, struct rm_control), &control);
+    return call_next(group->file, RM_REQUEST(RM_ESCAPE_CONTROL, struct rm_control), &control) == 0 &&
+           control.status == RM_OK;
 }
 
-void vgpu_channels_enable(void)
+/* With the lock held. To put back what is on loses what waits in it, so each group is put back once. */
+static bool enable_groups(bool again)
+{
+    bool all = true;
+    for (uint32_t i = 0; i < groups_high; i++) {
+        struct group *group = &groups[i];
+        if (group->client == 0 || !group->computes || (again && group->put_back))
+            continue;
+        group->put_back = enable(group);
+        all &= group->put_back;
+    }
+    return all;
+}
+
+bool vgpu_channels_enable(bool again)
 {
     pthread_mutex_lock(&lock);
-    if (table == NULL || __atomic_exchange_n(&table->off, 0, __ATOMIC_SEQ_CST) == 0) {
-        pthread_mutex_unlock(&lock);
-        return; /* to put back what is on loses what waits in it */
-    }
-    for (uint32_t i = 0; i < groups_high; i++)
-        if (groups[i].client != 0 && groups[i].computes)
-            enable(&groups[i]);
+    bool off = table != NULL && __atomic_load_n(&table->off, __ATOMIC_SEQ_CST) != 0;
+    bool back = !off || enable_groups(again);
+    if (off && back)
+        __atomic_store_n(&table->off, 0, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&lock);
+    return back;
 }
 
 void vgpu_channels_ignore(void)

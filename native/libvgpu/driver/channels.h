@@ -31,7 +31,8 @@ void vgpu_channels_sample(bool unfinished);
 /* Is this process off a device, as far as the arbiter says? */
 bool vgpu_channels_off(void);
 
-/* Puts this process's own channels back on the device. For a process whose arbiter is gone. */
-void vgpu_channels_enable(void);
+/* Puts this process's own channels back on the device, if they are off. For a process whose arbiter is gone. False: the
+ * driver refused some; `again`: those of the last call are tried again, and no others. */
+bool vgpu_channels_enable(bool again);
 
 #endif
