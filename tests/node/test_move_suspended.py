@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import subprocess
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -216,14 +217,18 @@ def test_a_process_that_began_to_use_cuda_during_the_suspension_blocks_a_move(tm
 
     async def work() -> None:
         async with sleeping(tmp_path) as (w, driver, away):
-            driver.states[1] = ProcessState.RUNNING
-            w.effectors[Mode.PRELOAD].pids += (1,)
-            with pytest.raises(VgpuError, match=r"process 1 .* began to use CUDA"):
+            driver.states[child.pid] = ProcessState.RUNNING
+            w.effectors[Mode.PRELOAD].pids += (child.pid,)
+            with pytest.raises(VgpuError, match=rf"process {child.pid} .* began to use CUDA"):
                 await w.keeper.moves.move(away.id, OWNER, [uuid(1)], "")
             assert devices_of(w.keeper.get(away.id)) == (uuid(0),)
             assert not w.keeper.get(away.id).moves
 
-    clock.run(work())
+    with subprocess.Popen(["sleep", "1000"]) as child:  # of the tenant's user, as pid 1 may not be
+        try:
+            clock.run(work())
+        finally:
+            child.kill()
 
 
 def test_a_whole_card_puts_no_device_into_its_mode(tmp_path: Path) -> None:
