@@ -6,12 +6,12 @@
 #include "gang.h"
 #include "run_queue.h"
 
-#define LIGHT_LOAD 0.85   /* of the time: below it, there are gaps */
+#define LIGHT_LOAD 0.75   /* of the time: below it, there are gaps that a slice of its own leaves unused */
 #define PRESSED_LOAD 0.95 /* beside others: it would use more than it gets */
 #define LIGHT_NS 4000000000ull
 #define RETRY_NS 1000000000ull
 #define RETRY_MAX_NS 4000000000ull
-#define JUDGED_NS 40e6
+#define JUDGED_NS 100e6     /* one pause counts GAP_MAX_NS: it is not to decide a verdict */
 #define GAP_MAX_NS 5000000u /* what was idle for longer says no more about what it has to do now */
 #define PRESSED_NS 50000000u
 #define AHEAD_ROUNDS 0.25
