@@ -25,6 +25,8 @@ def generate(root: Path) -> Path:
     environment = {"PATH": str(Path(sys.executable).parent) + ":/usr/bin:/bin"}
     subprocess.run(
         [sys.executable, "-m", "grpc_tools.protoc", *arguments, *protos],
+        # protoc's plugins read a pipe as standard input: where that is closed, the pipe takes its number
+        stdin=subprocess.DEVNULL,
         cwd=root,
         check=True,
         env=environment,
