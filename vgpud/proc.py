@@ -2,6 +2,10 @@
 
 What a function answers for a pid may be of a later process when it returns. A caller that acts on the answer
 opens a pidfd before it asks, and sees by the pidfd afterwards that the process still lives.
+
+A process decides how long some of these files answer: an exec that closes a file of the process's own file
+system (FUSE) holds them until the file system answers (seen on Linux 6.18). They are read on threads that are
+left behind.
 """
 
 import ctypes
@@ -10,6 +14,8 @@ import os
 import re
 import select
 import signal
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -18,8 +24,11 @@ from types import TracebackType
 
 _PIDFD_GETFD = 438  # asm-generic/unistd.h, the same on every architecture (Linux 5.6)
 _MOST_MOUNTS = 2000
-#: Errors that say nothing of the process: no descriptor or no memory is free.
-SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_PATIENCE_SECONDS = 0.25
+_MOST_LEFT = 256  # threads that wait for the kernel
+_MOST_LEFT_OF_A_USER = 4
+#: Errors that say nothing of the process: no descriptor, no memory, or no answer.
+SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EBUSY})
 _UIDS = re.compile(rb"^Uid:\s*(\d+)\s+(\d+)", re.MULTILINE)  # real, effective: proc_pid_status(5)
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -65,7 +74,7 @@ def parse_stat(line: bytes) -> Stat | None:
 def look(pid: int) -> Stat | None:
     """None where there is no such process. Raises OSError of SCARCE."""
     try:
-        return parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
+        return parse_stat(_aside.read(pid, "stat"))
     except OSError as error:
         if error.errno in SCARCE:
             raise
@@ -81,14 +90,18 @@ def read_stat(pid: int) -> Stat | None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Start time of a living process; None where there is none. Raises OSError of SCARCE."""
-    stat = look(pid)
+    """Start time of a living process; None where there is none, or where nothing can be read at present."""
+    stat = read_stat(pid)
     return stat.start_ticks if stat is not None and stat.is_alive else None
 
 
 def is_alive(pid: int, ticks: int) -> bool:
-    """Is the process that started at `ticks` alive? Raises OSError of SCARCE."""
-    return pid != 0 and start_ticks(pid) == ticks
+    """Is the process that started at `ticks` alive? True where nothing can be read at present."""
+    try:
+        stat = look(pid)
+    except OSError:
+        return True
+    return stat is not None and stat.is_alive and stat.start_ticks == ticks
 
 
 def is_ending(pid: int) -> bool:
@@ -133,9 +146,51 @@ def environment(pid: int) -> list[bytes]:
 
 def _read(pid: int, name: str) -> bytes:
     try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
+        return _aside.read(pid, name)
     except OSError:
         return b""
+
+
+class _Aside:
+    """Reads files of /proc/PID, each for at most _PATIENCE_SECONDS of its caller's time. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._left: dict[int, int] = {}  # pid -> owner, whose file has not been answered yet
+
+    def read(self, pid: int, name: str) -> bytes:
+        """Raises OSError; EBUSY where the kernel does not answer, or has not answered an earlier look at the
+        process, and where too many looks at the user's processes, or at all, wait."""
+        uid = owner(pid)
+        with self._lock:
+            of_user = Counter(self._left.values())[uid] if uid else 0
+            if pid in self._left or of_user >= _MOST_LEFT_OF_A_USER or len(self._left) >= _MOST_LEFT:
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        answers: list[bytes | OSError] = []
+        done = threading.Event()
+
+        def work() -> None:
+            try:
+                answer: bytes | OSError = Path(f"/proc/{pid}/{name}").read_bytes()
+            except OSError as error:
+                answer = error
+            with self._lock:
+                answers.append(answer)
+                self._left.pop(pid, None)
+            done.set()
+
+        threading.Thread(target=work, name="proc", daemon=True).start()
+        done.wait(_PATIENCE_SECONDS)
+        with self._lock:
+            if not answers:
+                self._left[pid] = uid or 0
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        if isinstance(answers[0], OSError):
+            raise answers[0]
+        return answers[0]
+
+
+_aside = _Aside()
 
 
 def executable(pid: int) -> Path | None:
@@ -230,11 +285,11 @@ def pin(pid: int, ticks: int) -> PidFd | None:
             raise
         return None
     try:
-        alive = is_alive(pid, ticks)
+        stat = look(pid)
     except OSError:
         pidfd.close()
         raise
-    if alive:
+    if stat is not None and stat.is_alive and stat.start_ticks == ticks:
         return pidfd
     pidfd.close()
     return None

@@ -27,7 +27,7 @@ from vgpud.node.kept import Kept
 from vgpud.node.transitions import Transitions
 from vgpud.planner.places import device_map, devices_of, saved_on
 from vgpud.planner.suspend import HostMemory
-from vgpud.proc import start_ticks
+from vgpud.proc import is_alive, start_ticks
 
 log = structlog.get_logger(__name__)
 
@@ -121,7 +121,7 @@ class Checkpoints:
         try:
             await work
         except VgpuError:
-            if start_ticks(process.pid) == process.start_ticks:
+            if is_alive(process.pid, process.start_ticks):
                 raise
 
     async def processes(
@@ -193,7 +193,7 @@ def check_well(allocation: Allocation) -> None:
 
 def waiting(allocation: Allocation) -> tuple[SuspendedProcess, ...]:
     """Its suspended processes, without those that have ended."""
-    return tuple(p for p in allocation.suspended if start_ticks(p.pid) == p.start_ticks)
+    return tuple(p for p in allocation.suspended if is_alive(p.pid, p.start_ticks))
 
 
 def living(allocation: Allocation) -> Allocation:

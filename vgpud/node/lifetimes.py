@@ -14,8 +14,8 @@ _RETRY_SECONDS = 1.0
 
 
 def is_alive(lifetime: Lifetime) -> bool:
-    """Raises OSError of proc.SCARCE."""
-    return proc.is_alive(lifetime.pid, lifetime.start_ticks)
+    """True where the kernel does not say at present."""
+    return lifetime.pid != 0 and proc.is_alive(lifetime.pid, lifetime.start_ticks)
 
 
 class Lifetimes:
