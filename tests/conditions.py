@@ -69,6 +69,14 @@ def _user_namespaces() -> str:
     return done.stderr.strip() or "unshare failed" if done.returncode else ""
 
 
+def _fuse() -> str:
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR))
+    except OSError as error:
+        return f"/dev/fuse: {error.strerror}"
+    return ""
+
+
 def _traced() -> str:
     scope = Path("/proc/sys/kernel/yama/ptrace_scope")
     if os.geteuid() == 0 or not scope.exists() or scope.read_text().strip() == "0":
@@ -100,6 +108,9 @@ CONDITIONS: dict[str, Condition] = {
         "a tenant with uids of its own",
         "run it where `/` is a mount point (not in a plain chroot) and user namespaces are allowed",
         look=_user_namespaces,
+    ),
+    "fuse": Condition(
+        "files whose owner lets the kernel wait", "run it as root where the kernel has FUSE", look=_fuse
     ),
     "ptrace": Condition(
         "kill at an instruction, read another process's memory",

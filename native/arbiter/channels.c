@@ -2,6 +2,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -11,6 +12,7 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -22,12 +24,27 @@
 #define SYS_pidfd_getfd 438
 #endif
 
+#define STUCK_NS 50000000u /* an honest process's file is taken and closed in microseconds */
+
+struct worker {
+    struct channels_thread *of;
+    struct channels_order *order; /* that it carries out; NULL: none */
+    uint64_t foreign_since;       /* in a file or an exec of the tenant's; 0: it is not. Atomic */
+    bool left;                    /* another one has its place */
+    uint64_t tenant;              /* that it is left in */
+    struct worker *next_left;
+};
+
 struct channels_thread {
     pthread_mutex_t lock;
     pthread_cond_t news;
     struct channels_order *first;
     struct channels_order **last;
+    struct worker *worker;
 };
+
+static pthread_mutex_t left_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct worker *left_workers;
 
 static struct source finished_source;
 static pthread_mutex_t finished_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -66,15 +83,17 @@ bool channels_uuid(const char *text, uint8_t uuid[16])
 }
 
 /* The groups between two equal, even generations. */
-static bool read_table(int usage_fd, uint32_t slot, struct vgpu_channel_table *table)
+static bool read_table(int usage_fd, uint32_t slot, uint32_t tries, uint32_t *budget, struct vgpu_channel_table *table)
 {
     off_t at = (off_t)(VGPU_CHANNELS_AT + slot * sizeof(*table));
     size_t head = offsetof(struct vgpu_channel_table, groups);
-    for (int attempt = 0; attempt < READ_TRIES; attempt++) {
+    for (uint32_t attempt = 0; attempt < tries; attempt++) {
         uint64_t after;
-        if (pread(usage_fd, table, head, at) != (ssize_t)head || table->count > VGPU_MAX_GROUPS)
+        if (pread(usage_fd, table, head, at) != (ssize_t)head || table->count > VGPU_MAX_GROUPS ||
+            table->count > *budget)
             return false;
         size_t size = table->count * sizeof(table->groups[0]);
+        *budget -= table->count;
         if (pread(usage_fd, table->groups, size, at + (off_t)head) != (ssize_t)size ||
             pread(usage_fd, &after, sizeof(after), at) != (ssize_t)sizeof(after))
             return false;
@@ -84,15 +103,14 @@ static bool read_table(int usage_fd, uint32_t slot, struct vgpu_channel_table *t
     return table->count > 0; /* a writer that is stopped, or does not stop: the driver refuses what is not there */
 }
 
-bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], struct channels_process *process)
+bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], uint32_t *budget,
+                   struct channels_process *process)
 {
     static struct vgpu_channel_table table; /* of the loop's thread */
-    process->count = 0;
-    process->groups = NULL;
-    if (!read_table(usage_fd, slot, &table))
+    *process = (struct channels_process){.slot = slot, .pidfd = -1};
+    if (!read_table(usage_fd, slot, READ_TRIES, budget, &table))
         return false;
     process->groups = malloc(table.count * sizeof(table.groups[0]));
-    process->slot = slot;
     process->off = table.off;
     for (uint32_t i = 0; process->groups != NULL && i < table.count; i++)
         if (memcmp(table.groups[i].uuid, uuid, sizeof(table.groups[i].uuid)) == 0)
@@ -102,6 +120,22 @@ bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], struct c
     free(process->groups);
     process->groups = NULL;
     return false;
+}
+
+uint32_t channels_devices(int usage_fd, uint32_t slot, const uint8_t *const uuids[], uint32_t count, uint32_t *groups)
+{
+    static struct vgpu_channel_table table; /* of the loop's thread */
+    uint32_t bits = 0;
+    uint32_t budget = VGPU_MAX_GROUPS;
+    *groups = 0;
+    if (!read_table(usage_fd, slot, 1, &budget, &table))
+        return 0;
+    *groups = table.count;
+    for (uint32_t i = 0; i < table.count; i++)
+        for (uint32_t d = 0; d < count; d++)
+            if (memcmp(table.groups[i].uuid, uuids[d], sizeof(table.groups[i].uuid)) == 0)
+                bits |= 1u << d;
+    return bits;
 }
 
 void channels_note_off(int usage_fd, uint32_t slot, uint32_t ordinal, bool off)
@@ -129,14 +163,17 @@ bool channels_load(int usage_fd, uint32_t slot, struct channels_load *load)
 
 /* --- a device's thread */
 
+/* What its file system knows of it by itself: one of the tenant's own (FUSE) is not asked. */
 static bool is_control_device(int fd)
 {
-    struct stat about;
-    if (fstat(fd, &about) != 0 || (about.st_mode & S_IFMT) != (control_device.st_mode & S_IFMT))
+    struct statx about;
+    if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_INO, &about) != 0 ||
+        (about.stx_mode & S_IFMT) != (control_device.st_mode & S_IFMT))
         return false;
-    if (S_ISCHR(about.st_mode))
-        return about.st_rdev == control_device.st_rdev;
-    return about.st_dev == control_device.st_dev && about.st_ino == control_device.st_ino; /* a simulated one */
+    if (S_ISCHR(about.stx_mode))
+        return makedev(about.stx_rdev_major, about.stx_rdev_minor) == control_device.st_rdev;
+    return makedev(about.stx_dev_major, about.stx_dev_minor) == control_device.st_dev &&
+           about.stx_ino == control_device.st_ino; /* a simulated one */
 }
 
 static void refused(struct channels_order *order, int error, uint32_t status)
@@ -146,21 +183,42 @@ static void refused(struct channels_order *order, int error, uint32_t status)
     order->status = status;
 }
 
-/* One call for all that is in `list`, through the process's own file. False: it was refused. */
-static bool call(struct channels_order *order, int pidfd, const struct vgpu_channel_group *group,
+static void enter_foreign(struct worker *worker)
+{
+    __atomic_store_n(&worker->foreign_since, now_ns(), __ATOMIC_SEQ_CST);
+}
+
+/* False: the worker has been left meanwhile, and the order is no longer carried out. */
+static bool leave_foreign(struct worker *worker)
+{
+    pthread_mutex_lock(&worker->of->lock);
+    bool left = worker->left;
+    __atomic_store_n(&worker->foreign_since, 0, __ATOMIC_SEQ_CST);
+    pthread_mutex_unlock(&worker->of->lock);
+    return !left;
+}
+
+/* One call for all that is in `list`, through the process's own file. False: the worker has been left. */
+static bool call(struct worker *worker, struct channels_order *order, int pidfd, const struct vgpu_channel_group *group,
                  struct rm_disable_channels *list)
 {
-    uint32_t failed = order->failed;
     struct rm_control control = {.client = group->client,
                                  .object = group->subdevice,
                                  .command = RM_DISABLE_CHANNELS,
                                  .parameters = (uint64_t)(uintptr_t)list,
                                  .parameters_size = sizeof(*list)};
+    enter_foreign(worker);
     int file = (int)syscall(SYS_pidfd_getfd, pidfd, (int)group->file, 0);
+    int error = errno;
+    if (!leave_foreign(worker)) {
+        if (file >= 0)
+            close(file);
+        return false;
+    }
     if (file < 0) {
-        if (errno != ESRCH) /* it is dead: the driver took its channels away */
-            refused(order, errno, 0);
-        return order->failed == failed;
+        if (error != ESRCH) /* it is dead: the driver took its channels away */
+            refused(order, error, 0);
+        return true;
     }
     order->calls++;
     if (!is_control_device(file))
@@ -169,8 +227,9 @@ static bool call(struct channels_order *order, int pidfd, const struct vgpu_chan
         refused(order, errno, 0);
     else if (control.status != RM_OK)
         refused(order, 0, control.status);
+    enter_foreign(worker);
     close(file);
-    return order->failed == failed;
+    return leave_foreign(worker);
 }
 
 static bool same_call(const struct vgpu_channel_group *a, const struct vgpu_channel_group *b)
@@ -178,8 +237,9 @@ static bool same_call(const struct vgpu_channel_group *a, const struct vgpu_chan
     return a->file == b->file && a->client == b->client && a->subdevice == b->subdevice;
 }
 
-/* As few calls as can be: each takes as long as a whole hand-over, however many channels it is for. */
-static void carry_out_process(struct channels_order *order, struct channels_process *process)
+/* As few calls as can be: each takes as long as a whole hand-over, however many channels it is for. False: the worker
+ * has been left. */
+static bool carry_out_process(struct worker *worker, struct channels_order *order, struct channels_process *process)
 {
     struct rm_disable_channels list = {.count = 0};
     uint32_t calls = 0;
@@ -199,17 +259,30 @@ static void carry_out_process(struct channels_order *order, struct channels_proc
                     list.count + VGPU_GROUP_CHANNELS > RM_DISABLE_CHANNELS_MAX;
         if (!last)
             continue;
-        if (++calls > CHANNELS_PROCESS_CALLS_MAX) {
+        if (++calls > CHANNELS_PROCESS_CALLS_MAX || now_ns() > order->began_ns + CHANNELS_ORDER_NS_MAX) {
             refused(order, E2BIG, 0);
-            return;
+            return true;
         }
-        if (list.count == 0 || call(order, process->pidfd, group, &list))
-            for (uint32_t g = first; g <= i; g++)
-                process->groups[done++] = process->groups[g];
+        uint32_t failed = order->failed;
+        if (list.count > 0 && !call(worker, order, process->pidfd, group, &list))
+            return false;
+        for (uint32_t g = first; g <= i && order->failed == failed; g++)
+            process->groups[done++] = process->groups[g];
         process->count = done;
         first = i + 1;
         memset(&list, 0, sizeof(list));
     }
+    return true;
+}
+
+static bool carry_out(struct worker *worker, struct channels_order *order)
+{
+    order->began_ns = now_ns();
+    for (uint32_t p = 0; p < order->process_count; p++)
+        if (!carry_out_process(worker, order, &order->processes[p]))
+            return false;
+    order->ended_ns = now_ns();
+    return true;
 }
 
 static void finish(struct channels_order *order)
@@ -223,9 +296,23 @@ static void finish(struct channels_order *order)
     (void)!write(finished_source.fd, &one, sizeof(one));
 }
 
+/* What a worker that was left still has to do once it comes back. */
+static void come_back(struct worker *worker, struct channels_order *order)
+{
+    struct worker **link = &left_workers;
+    pthread_mutex_lock(&left_lock);
+    while (*link != worker)
+        link = &(*link)->next_left;
+    *link = worker->next_left;
+    pthread_mutex_unlock(&left_lock);
+    channels_order_free(order);
+    free(worker);
+}
+
 static void *serve(void *argument)
 {
-    struct channels_thread *thread = argument;
+    struct worker *worker = argument;
+    struct channels_thread *thread = worker->of;
     prctl(PR_SET_TIMERSLACK, 1000UL);
     for (;;) {
         pthread_mutex_lock(&thread->lock);
@@ -235,37 +322,104 @@ static void *serve(void *argument)
         thread->first = order->next;
         if (thread->first == NULL)
             thread->last = &thread->first;
+        worker->order = order;
         pthread_mutex_unlock(&thread->lock);
-        order->began_ns = now_ns();
-        for (uint32_t p = 0; p < order->process_count; p++)
-            carry_out_process(order, &order->processes[p]);
-        order->ended_ns = now_ns();
+        if (!carry_out(worker, order)) {
+            come_back(worker, order);
+            return NULL;
+        }
+        pthread_mutex_lock(&thread->lock);
+        worker->order = NULL;
+        pthread_mutex_unlock(&thread->lock);
         finish(order);
     }
     return NULL;
 }
 
-struct channels_thread *channels_thread_start(void)
+static struct worker *worker_start(struct channels_thread *thread)
 {
     pthread_t id;
     sigset_t all;
     sigset_t before;
+    struct worker *worker = calloc(1, sizeof(*worker));
+    if (worker == NULL)
+        return NULL;
+    worker->of = thread;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&id, NULL, serve, worker);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error != 0) {
+        free(worker);
+        return NULL;
+    }
+    pthread_detach(id);
+    return worker;
+}
+
+struct channels_thread *channels_thread_start(void)
+{
     struct channels_thread *thread = calloc(1, sizeof(*thread));
     if (thread == NULL)
         return NULL;
     pthread_mutex_init(&thread->lock, NULL);
     pthread_cond_init(&thread->news, NULL);
     thread->last = &thread->first;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&id, NULL, serve, thread);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (error != 0) {
-        free(thread);
+    thread->worker = worker_start(thread);
+    if (thread->worker != NULL)
+        return thread;
+    free(thread);
+    return NULL;
+}
+
+/* With the thread's lock held. */
+static struct channels_order *take_stuck(struct channels_thread *thread, uint64_t now)
+{
+    struct worker *stuck = thread->worker;
+    uint64_t since = __atomic_load_n(&stuck->foreign_since, __ATOMIC_SEQ_CST);
+    if (since == 0 || now < since + STUCK_NS)
         return NULL;
+    struct worker *next = worker_start(thread);
+    if (next == NULL)
+        return NULL;
+    thread->worker = next;
+    stuck->left = true;
+    stuck->tenant = stuck->order->tenant;
+    pthread_mutex_lock(&left_lock);
+    stuck->next_left = left_workers;
+    left_workers = stuck;
+    pthread_mutex_unlock(&left_lock);
+    return stuck->order;
+}
+
+uint64_t channels_check(struct channels_thread *thread, uint64_t now)
+{
+    struct channels_order answer = {0};
+    pthread_mutex_lock(&thread->lock);
+    struct channels_order *order = take_stuck(thread, now);
+    if (order != NULL)
+        answer = *order; /* it stays its worker's, which may come back at any time */
+    bool busy = thread->worker->order != NULL || thread->first != NULL;
+    pthread_mutex_unlock(&thread->lock);
+    if (order != NULL) {
+        answer.process_count = 0;
+        answer.processes = NULL;
+        answer.failed++;
+        answer.error = ETIMEDOUT;
+        answer.ended_ns = now;
+        report(&answer);
     }
-    pthread_detach(id);
-    return thread;
+    return busy ? now + STUCK_NS : UINT64_MAX;
+}
+
+bool channels_barred(uint64_t tenant)
+{
+    pthread_mutex_lock(&left_lock);
+    const struct worker *worker = left_workers;
+    while (worker != NULL && worker->tenant != tenant)
+        worker = worker->next_left;
+    pthread_mutex_unlock(&left_lock);
+    return worker != NULL;
 }
 
 void channels_submit(struct channels_thread *thread, struct channels_order *order)

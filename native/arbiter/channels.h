@@ -8,6 +8,10 @@
  * of a call is named as one of the client that the call is for, which the driver checks against the file.
  *
  * The functions are called by the loop's thread; an order is the device's thread's from channels_submit until `done`.
+ *
+ * To take a file waits for the end of the process's exec, and to close it asks its file system, which may be the
+ * tenant's own (FUSE): a thread that stays in one of these is left there, and the device gets another. Until it comes
+ * back, no more orders for that tenant are carried out.
  */
 #ifndef ARBITER_CHANNELS_H
 #define ARBITER_CHANNELS_H
@@ -19,6 +23,9 @@
 #include "loop.h"
 
 #define CHANNELS_PROCESS_CALLS_MAX 64u /* what one process can cost at most; more is an error */
+#define CHANNELS_ORDER_NS_MAX \
+    100000000u                    /* what one order can: a call takes up to 0.5 ms, and a lease has 256 processes */
+#define CHANNELS_GROUPS_MAX 4096u /* that are read for one order */
 
 /* The groups of one process on one device. */
 struct channels_process {
@@ -35,7 +42,8 @@ struct channels_order {
     bool off;
     uint32_t process_count;
     struct channels_process *processes;
-    void *owner; /* the caller's */
+    void *owner;     /* the caller's */
+    uint64_t tenant; /* the same number for all leases of a tenant */
     uint32_t ordinal;
     /* the answer */
     uint32_t calls;
@@ -63,9 +71,21 @@ void channels_submit(struct channels_thread *thread, struct channels_order *orde
 
 void channels_order_free(struct channels_order *order);
 
+/* Gives up an order that stays in a file or an exec of the tenant's: it comes back by `done`, with ETIMEDOUT. Returns
+ * when to look again (CLOCK_MONOTONIC, nanoseconds), UINT64_MAX: the thread has nothing to do. */
+uint64_t channels_check(struct channels_thread *thread, uint64_t now);
+
+/* A thread is still in an order of this tenant's that was given up. */
+bool channels_barred(uint64_t tenant);
+
 /* Puts the groups of a process on the device `uuid` that the table of its slot lists into `process`. False: it has
- * none, or the table cannot be read. `process->groups` is to be freed. */
-bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], struct channels_process *process);
+ * none, or the table cannot be read, or has more than *budget groups, from which what is read is taken.
+ * `process->groups` is to be freed. */
+bool channels_read(int usage_fd, uint32_t slot, const uint8_t uuid[16], uint32_t *budget,
+                   struct channels_process *process);
+
+/* Which of `count` devices the table of a slot lists, as bits. *groups: how many groups it has. */
+uint32_t channels_devices(int usage_fd, uint32_t slot, const uint8_t *const uuids[], uint32_t count, uint32_t *groups);
 
 /* Writes the table's word of a slot about one device. */
 void channels_note_off(int usage_fd, uint32_t slot, uint32_t ordinal, bool off);

@@ -9,6 +9,7 @@
 
 #include "channels.h"
 #include "fair.h"
+#include "rest.h"
 
 #define KERNEL_RUNS_ON_NS 250000u /* of the call that stops it: measured on an H100 */
 #define AGAIN_NS 5000000u         /* between two orders to take the same entity off: its tenant can ask for them */
@@ -18,6 +19,7 @@
 /* In a row: a channel may have been freed between its listing and the call, and a tenant can have many that come and go.
  * Each costs the device's thread one call that fails at once. */
 #define TRIES 8u
+#define GROUPS_PER_UNIT 32u /* of a lease's rate (rate.h): that are read */
 
 enum state { UNKNOWN, ON, OFF };
 
@@ -166,17 +168,25 @@ static void keep_others(const struct cut_entity *entity, struct channels_process
     process->count = kept;
 }
 
+/* A lease that any user writes, a pod's, is a tenant of its own. */
+static uint64_t tenant_of(const struct lease *lease)
+{
+    return lease->anyone ? 1ULL << 63 | lease->usage_inode : lease->owner;
+}
+
 static struct channels_order *order_make(const struct lease *lease, uint32_t ordinal, bool off)
 {
+    uint32_t budget = CHANNELS_GROUPS_MAX;
     struct channels_order *order = calloc(1, sizeof(*order));
     if (order == NULL)
         return NULL;
     order->off = off;
     order->ordinal = ordinal;
+    order->tenant = tenant_of(lease);
     order->processes = calloc(process_count(lease) + 1, sizeof(order->processes[0]));
     for (const struct process *p = lease->processes; p != NULL && order->processes != NULL; p = p->next) {
         struct channels_process *to = &order->processes[order->process_count];
-        if (!channels_read(lease->usage_fd, p->slot, lease->cut_entities[ordinal].device->id, to))
+        if (!channels_read(lease->usage_fd, p->slot, lease->cut_entities[ordinal].device->id, &budget, to))
             continue;
         keep_others(&lease->cut_entities[ordinal], to, off);
         to->pidfd = to->count > 0 ? fcntl(p->pidfd.fd, F_DUPFD_CLOEXEC, 0) : -1;
@@ -192,9 +202,11 @@ static struct channels_order *order_make(const struct lease *lease, uint32_t ord
 static void adopt(struct lease *lease, uint32_t ordinal)
 {
     struct cut_entity *entity = &lease->cut_entities[ordinal];
+    uint32_t budget = CHANNELS_GROUPS_MAX;
     for (const struct process *p = lease->processes; p != NULL; p = p->next) {
         struct channels_process process;
-        if (channels_read(lease->usage_fd, p->slot, entity->device->id, &process) && (process.off >> ordinal & 1) != 0)
+        if (channels_read(lease->usage_fd, p->slot, entity->device->id, &budget, &process) &&
+            (process.off >> ordinal & 1) != 0)
             note_off(entity, &process);
         free(process.groups);
     }
@@ -212,8 +224,13 @@ static void set_state(struct cut_entity *entity, bool off, uint64_t now)
 static void give_order(struct lease *lease, uint32_t ordinal, bool off, uint64_t now)
 {
     struct cut_entity *entity = &lease->cut_entities[ordinal];
-    struct channels_order *order = order_make(lease, ordinal, off);
+    bool barred = channels_barred(tenant_of(lease));
+    struct channels_order *order = barred ? NULL : order_make(lease, ordinal, off);
     entity->stale = false;
+    if (barred) {
+        lease->refused = true;
+        lease->refused_errno = ETIMEDOUT;
+    }
     if (order == NULL || order->process_count == 0) {
         if (order != NULL)
             channels_order_free(order);
@@ -273,10 +290,10 @@ static void carried_out(struct channels_order *order)
     set_state(entity, order->off, order->ended_ns);
     note_done(lease, order);
     uint64_t took = order->ended_ns - order->began_ns;
-    entity->lost_ns = order->off && took > KERNEL_RUNS_ON_NS ? took - KERNEL_RUNS_ON_NS : 0;
+    entity->lost_ns = order->off && order->failed == 0 && took > KERNEL_RUNS_ON_NS ? took - KERNEL_RUNS_ON_NS : 0;
     if (order->failed == 0) {
         entity->refusals = 0;
-    } else if (++entity->refusals < TRIES) {
+    } else if (order->error != ETIMEDOUT && ++entity->refusals < TRIES) {
         entity->state = order->off ? ON : OFF;
         entity->stale = true;
     } else {
@@ -463,6 +480,9 @@ uint64_t cut_follow(uint64_t now)
         }
         settle(lease, now);
     }
+    for (struct cut_device *device = devices; device != NULL; device = device->next)
+        if (device->thread != NULL)
+            next = earlier(next, channels_check(device->thread, now));
     return next;
 }
 
@@ -550,14 +570,15 @@ void cut_lease_stale(struct lease *lease)
         lease->cut_entities[d].stale = true;
 }
 
-uint32_t cut_devices(const struct lease *lease, uint32_t slot)
+uint32_t cut_devices(struct lease *lease, uint32_t slot)
 {
-    uint32_t bits = 0;
-    for (uint32_t d = 0; lease->cut_entities != NULL && d < lease->tenant.device_count; d++) {
-        struct channels_process process;
-        if (channels_read(lease->usage_fd, slot, lease->cut_entities[d].device->id, &process))
-            bits |= 1u << d;
-        free(process.groups);
-    }
+    const uint8_t *uuids[VGPU_MAX_DEVICES];
+    uint32_t groups;
+    if (lease->cut_entities == NULL)
+        return 0;
+    for (uint32_t d = 0; d < lease->tenant.device_count; d++)
+        uuids[d] = lease->cut_entities[d].device->id;
+    uint32_t bits = channels_devices(lease->usage_fd, slot, uuids, lease->tenant.device_count, &groups);
+    rest_afford(lease, groups / GROUPS_PER_UNIT);
     return bits;
 }

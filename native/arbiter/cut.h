@@ -36,7 +36,7 @@ struct lease *cut_lease_next(const struct lease *lease);
 void cut_lease_stale(struct lease *lease);
 
 /* Devices on which the process of this slot has channels, as bits of the lease. */
-uint32_t cut_devices(const struct lease *lease, uint32_t slot);
+uint32_t cut_devices(struct lease *lease, uint32_t slot);
 
 /* Gives the orders that follow from what the scheduler last said. Returns when to call again, at the latest. */
 uint64_t cut_follow(uint64_t now);

@@ -10,10 +10,11 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "aside.h"
 #include "leases.h"
+#include "rest.h"
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77 /* include/uapi/asm-generic/socket.h since Linux 6.5 */
@@ -21,7 +22,6 @@
 
 #define LINE_BYTES 4352 /* of mountinfo: a path may have 4096 */
 #define MOUNTS_MAX 2000
-#define MAPS_MAX 20000
 
 bool identity_alive(int pidfd)
 {
@@ -92,34 +92,68 @@ static bool has_mounted(pid_t pid, const char *id)
     return found;
 }
 
-/* maps: FROM-TO RIGHTS OFFSET MAJOR:MINOR INODE PATH; see proc(5). */
-bool identity_has_mapped(pid_t pid, const struct lease *lease)
+/* stat: PID (NAME) STATE ... with the program's addresses in the fields named here; see proc(5). NAME may have any
+ * character. The kernel shows zeros to an arbiter that may not see them. */
+struct identity_image identity_image(pid_t pid)
 {
+    enum { STATE = 3, START_CODE = 26, START_STACK = 28, START_BRK = 47 };
     char line[LINE_BYTES];
-    unsigned major_number;
-    unsigned minor_number;
-    unsigned long inode;
-    bool found = false;
-    FILE *maps = open_proc(pid, "maps");
-    if (maps == NULL)
-        return false;
-    int left = MAPS_MAX;
-    for (; !found && left > 0 && fgets(line, sizeof(line), maps) != NULL; left--)
-        found = sscanf(line, "%*s %*s %*s %x:%x %lu", &major_number, &minor_number, &inode) == 3 &&
-                inode == lease->usage_inode && makedev(major_number, minor_number) == lease->usage_device;
-    fclose(maps);
-    return found || left == 0;
+    struct identity_image image = {0};
+    FILE *stat = open_proc(pid, "stat");
+    if (stat == NULL)
+        return image;
+    size_t size = fread(line, 1, sizeof(line) - 1, stat);
+    fclose(stat);
+    line[size] = '\0';
+    char *at = strrchr(line, ')');
+    char *rest = NULL;
+    int field = STATE;
+    for (char *word = at != NULL ? strtok_r(at + 1, " ", &rest) : NULL; word != NULL;
+         word = strtok_r(NULL, " ", &rest), field++) {
+        if (field == START_CODE)
+            image.start_code = strtoull(word, NULL, 10);
+        else if (field == START_STACK)
+            image.start_stack = strtoull(word, NULL, 10);
+        else if (field == START_BRK)
+            image.start_brk = strtoull(word, NULL, 10);
+    }
+    return image;
 }
 
-bool identity_belongs(pid_t pid, const struct lease *lease)
+bool identity_same_image(struct identity_image a, struct identity_image b)
 {
-    if (!lease->anyone && (runs_as(pid, lease->owner) || in_user_namespace_of(pid, lease->owner)))
-        return true;
-    return has_mounted(pid, lease->id);
+    return a.start_code == b.start_code && a.start_stack == b.start_stack && a.start_brk == b.start_brk;
+}
+
+struct whose {
+    pid_t pid;
+    uid_t owner;
+    bool anyone;
+    bool belongs;
+    char id[VGPU_ID_BYTES];
+};
+
+static void find_out(void *data)
+{
+    struct whose *whose = data;
+    whose->belongs = (!whose->anyone &&
+                      (runs_as(whose->pid, whose->owner) || in_user_namespace_of(whose->pid, whose->owner))) ||
+                     has_mounted(whose->pid, whose->id);
+}
+
+bool identity_belongs(pid_t pid, struct lease *lease)
+{
+    uint64_t took_ns;
+    struct whose whose = {.pid = pid, .owner = lease->owner, .anyone = lease->anyone};
+    memcpy(whose.id, lease->id, sizeof(whose.id));
+    enum aside done = aside(find_out, &whose, sizeof(whose), &took_ns);
+    if (done != ASIDE_NOT_BEGUN)
+        rest_spent_on_look(lease, took_ns);
+    return done == ASIDE_DONE && whose.belongs;
 }
 
 /* Before 6.5. The number may be another process's by now: it has to be one that may have connected. */
-static int open_by_number(pid_t pid, const struct lease *lease)
+static int open_by_number(pid_t pid, struct lease *lease)
 {
     int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
     if (pidfd < 0)
@@ -130,7 +164,7 @@ static int open_by_number(pid_t pid, const struct lease *lease)
     return -EPERM;
 }
 
-int identity_of_peer(int socket_fd, const struct lease *lease, pid_t *pid)
+int identity_of_peer(int socket_fd, struct lease *lease, pid_t *pid)
 {
     struct ucred peer;
     int pidfd = -1;

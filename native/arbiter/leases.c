@@ -6,7 +6,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "aside.h"
 #include "invariant.h"
+#include "rest.h"
 #include "turns.h"
 
 static struct lease *leases;
@@ -67,12 +69,22 @@ static int open_regular(int folder_fd, const char *name, int flags, size_t size)
     return fd;
 }
 
-void lease_close_files(struct lease *lease)
+static void close_both(void *data)
 {
-    close(lease->limits_fd);
-    close(lease->usage_fd);
+    const int *fds = data;
+    close(fds[0]);
+    close(fds[1]);
+}
+
+uint64_t lease_close_files(struct lease *lease)
+{
+    uint64_t took_ns;
+    int fds[2] = {lease->limits_fd, lease->usage_fd};
+    if (aside(close_both, fds, sizeof(fds), &took_ns) == ASIDE_NOT_BEGUN)
+        close_both(fds);
     lease->limits_fd = -1;
     lease->usage_fd = -1;
+    return took_ns;
 }
 
 int lease_open_files(int folder_fd, struct lease *lease, struct stat *usage)
@@ -137,5 +149,8 @@ void lease_release(struct lease *lease)
     if (--lease->holds > 0)
         return;
     turns_lease_settle(lease);
-    lease_close_files(lease);
+    if (lease->shut)
+        lease->holds = 1; /* opened and closed each time, its files would cost more than they do open */
+    else
+        rest_spent_on_look(lease, lease_close_files(lease));
 }

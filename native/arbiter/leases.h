@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
+#include "identity.h"
 #include "lease.h"
 #include "loop.h"
 #include "rate.h"
@@ -22,7 +23,8 @@ struct process {
     int32_t pid; /* in the arbiter's pid namespace */
     uint32_t slot;
     uint32_t owner;
-    bool left; /* its connection has ended, and it still held its lock then */
+    struct identity_image image; /* as it registered */
+    bool left;                   /* its connection has ended, and it still held its lock then */
 };
 
 struct connection {
@@ -57,8 +59,9 @@ struct lease {
     uint32_t cuts;    /* how often `usage` was longer, or took more room, than it may */
     struct rate rate; /* see rest.h */
     bool resting;
-    bool shut;       /* its locks are not looked at any more */
-    bool look_later; /* processes that have left (process.h) are to be looked at again */
+    uint32_t long_looks; /* at its locks, one after the other */
+    bool shut;           /* its locks are not looked at any more, and its files stay open */
+    bool look_later;     /* processes that have left (process.h) are to be looked at again */
     bool ticks;
     struct lease *ticking_next;
     struct sched_tenant tenant;
@@ -95,7 +98,7 @@ int lease_open_folder(const char *id);
 /* Opens `limits` and `usage` without following links, and says what `usage` is. Precondition: they are not open.
  * 0 or -errno; on failure both are closed again. */
 int lease_open_files(int folder_fd, struct lease *lease, struct stat *usage);
-void lease_close_files(struct lease *lease);
+uint64_t lease_close_files(struct lease *lease); /* how long that took, see aside.h */
 
 /* Keeps the lease's files open until the matching lease_release; they are opened again for the first hold. False:
  * they cannot be, or are not those that the lease was added with; nothing is held then. */

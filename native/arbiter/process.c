@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "aside.h"
 #include "dying.h"
 #include "identity.h"
 #include "invariant.h"
@@ -38,32 +39,62 @@ static void process_destroy(struct source *source)
     free(source); /* the source is the first member */
 }
 
-static uint64_t cpu_ns(void)
+/* What the kernel knows of a slot and of a process, asked aside: either can take as long as a tenant likes. */
+struct about {
+    int usage_fd; /* a copy */
+    uint32_t slot;
+    pid_t pid;    /* 0: of no process */
+    pid_t holder; /* -1: it is not known */
+    bool dying;
+    struct identity_image image;
+};
+
+static void find_out(void *data)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    struct about *about = data;
+    about->holder = usage_io_holder(about->usage_fd, about->slot);
+    if (about->pid > 0) {
+        about->dying = vgpu_process_dying(about->pid);
+        about->image = identity_image(about->pid);
+    }
+    close(about->usage_fd);
 }
 
-/* A look at a file's locks goes through all of them, and the tenant may have set any number. The time of each is the
- * lease's; where it was long, no other follows: its slots are left as they are. */
-static pid_t holder(struct lease *lease, uint32_t slot)
+static void clear_slot(void *data)
 {
-    if (lease->shut)
-        return -1;
-    uint64_t before = cpu_ns();
-    pid_t pid = usage_io_holder(lease->usage_fd, slot);
-    rest_spent_on_locks(lease, cpu_ns() - before);
-    return pid;
+    const struct about *about = data;
+    usage_io_clear_if_dead(about->usage_fd, about->slot);
+    close(about->usage_fd);
+}
+
+/* The time of each look is the lease's; where it is long again and again, no other follows: its slots are left as they
+ * are. */
+static bool look(struct lease *lease, void (*work)(void *data), struct about *about)
+{
+    uint64_t took_ns;
+    about->usage_fd = lease->shut ? -1 : fcntl(lease->usage_fd, F_DUPFD_CLOEXEC, 0);
+    if (about->usage_fd < 0)
+        return false;
+    enum aside done = aside(work, about, sizeof(*about), &took_ns);
+    if (done == ASIDE_NOT_BEGUN)
+        close(about->usage_fd);
+    else
+        rest_spent_on_look(lease, took_ns);
+    return done == ASIDE_DONE;
+}
+
+static struct about ask(struct lease *lease, uint32_t slot, pid_t pid)
+{
+    struct about about = {.slot = slot, .pid = pid, .holder = -1};
+    if (!look(lease, find_out, &about))
+        about.holder = -1;
+    return about;
 }
 
 static void clear_if_dead(struct lease *lease, uint32_t slot)
 {
-    if (lease->shut)
-        return;
-    uint64_t before = cpu_ns();
-    usage_io_clear_if_dead(lease->usage_fd, slot);
-    rest_spent_on_locks(lease, cpu_ns() - before);
+    struct about about = {.slot = slot};
+    look(lease, clear_slot, &about);
 }
 
 /* The pidfd became readable: the process is dead, and the kernel has dropped its locks. */
@@ -83,7 +114,7 @@ static struct process *find(struct lease *lease, uint32_t slot, int32_t pid)
     return NULL;
 }
 
-static struct process *track(struct lease *lease, uint32_t slot, int32_t pid, int pidfd)
+static struct process *track(struct lease *lease, const struct about *about, int pidfd)
 {
     struct process *process = calloc(1, sizeof(*process));
     if (process == NULL)
@@ -93,9 +124,10 @@ static struct process *track(struct lease *lease, uint32_t slot, int32_t pid, in
         .pidfd = {.fd = pidfd, .ready = process_ended, .destroy = process_destroy},
         .lease = lease,
         .next = lease->processes,
-        .pid = pid,
-        .slot = slot,
+        .pid = about->pid,
+        .slot = about->slot,
         .owner = last_owner,
+        .image = about->image,
     };
     if (loop_add(&process->pidfd, EPOLLIN) != 0) {
         free(process);
@@ -106,33 +138,36 @@ static struct process *track(struct lease *lease, uint32_t slot, int32_t pid, in
     return process;
 }
 
-static struct process *met_again(struct process *known)
+static struct process *met_again(struct process *known, const struct about *about)
 {
     known->left = false;
+    known->image = about->image;
     return known;
 }
 
-/* A program that closed all its files (closefrom(3)) has lost its slot's lock, but still accounts there. */
-static bool accounts_unlocked(const struct process *process, int32_t pid)
+/* A program that closed all its files (closefrom(3)) has lost its slot's lock, but still accounts there. After an exec
+ * it does not. */
+static bool accounts_unlocked(const struct process *process, const struct about *about)
 {
-    return process->pid == pid && identity_alive(process->pidfd.fd) && identity_has_mapped(pid, process->lease);
+    return process->pid == about->pid && identity_same_image(process->image, about->image) &&
+           identity_alive(process->pidfd.fd);
 }
 
 struct process *process_watch(struct lease *lease, uint32_t slot, int32_t pid, int pidfd, int *error)
 {
-    pid_t locked_by = holder(lease, slot);
+    struct about about = ask(lease, slot, pid);
     struct process *known = find(lease, slot, pid);
-    bool holds = locked_by == pid || (locked_by == 0 && known != NULL && accounts_unlocked(known, pid));
+    bool holds = about.holder == pid || (about.holder == 0 && known != NULL && accounts_unlocked(known, &about));
     if (!holds || !identity_alive(pidfd)) {
         *error = holds ? ESRCH : EPERM;
         return NULL;
     }
     if (known != NULL && identity_alive(known->pidfd.fd))
-        return met_again(known);
+        return met_again(known, &about);
     if (known != NULL) /* a dead one of the same number: its end is not told of yet */
         process_forget(known);
     int own = fcntl(pidfd, F_DUPFD_CLOEXEC, 0);
-    struct process *process = own >= 0 ? track(lease, slot, pid, own) : NULL;
+    struct process *process = own >= 0 ? track(lease, &about, own) : NULL;
     if (process == NULL) {
         *error = own < 0 ? errno : ENOMEM;
         if (own >= 0)
@@ -145,8 +180,8 @@ struct process *process_watch(struct lease *lease, uint32_t slot, int32_t pid, i
 static bool forgotten(struct process *process)
 {
     struct lease *lease = process->lease;
-    if (holder(lease, process->slot) == process->pid || vgpu_process_dying(process->pid) || lease->shut ||
-        accounts_unlocked(process, process->pid))
+    struct about about = ask(lease, process->slot, process->pid);
+    if (about.holder < 0 || about.holder == process->pid || about.dying || accounts_unlocked(process, &about))
         return false;
     clear_if_dead(lease, process->slot); /* it may have let go since the look above */
     process_forget(process);
@@ -157,8 +192,10 @@ void process_moved(struct process *now)
 {
     for (struct process *p = now->lease->processes, *next; p != NULL; p = next) {
         next = p->next;
-        bool former = p != now && p->pid == now->pid && holder(now->lease, p->slot) != p->pid;
-        if (!former)
+        if (p == now || p->pid != now->pid)
+            continue;
+        pid_t holder = ask(now->lease, p->slot, 0).holder;
+        if (holder < 0 || holder == p->pid)
             continue;
         clear_if_dead(now->lease, p->slot);
         process_forget(p);
@@ -185,10 +222,23 @@ void process_look_again(struct lease *lease)
     }
 }
 
+/* Of a lease that is served from now on. Its slots are looked at here: a call aside costs more than all of them. */
+static pid_t holder_here(struct lease *lease, uint32_t slot)
+{
+    struct timespec before;
+    struct timespec after;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &before);
+    pid_t pid = usage_io_holder(lease->usage_fd, slot);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &after);
+    int64_t took_ns = (after.tv_sec - before.tv_sec) * 1000000000 + after.tv_nsec - before.tv_nsec;
+    rest_spent_on_look(lease, (uint64_t)took_ns);
+    return pid;
+}
+
 void process_sweep(struct lease *lease)
 {
     for (uint32_t slot = 0; slot < VGPU_MAX_SLOTS && !lease->shut; slot++)
-        if (usage_io_owner(lease->usage_fd, slot) != 0 && holder(lease, slot) == 0)
+        if (usage_io_owner(lease->usage_fd, slot) != 0 && holder_here(lease, slot) == 0)
             clear_if_dead(lease, slot);
 }
 
@@ -196,7 +246,7 @@ void process_adopt_all(struct lease *lease)
 {
     int ignored;
     for (uint32_t slot = 0; slot < VGPU_MAX_SLOTS && !lease->shut; slot++) {
-        pid_t pid = holder(lease, slot);
+        pid_t pid = holder_here(lease, slot);
         int pidfd = pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
         if (pidfd >= 0 && identity_belongs(pid, lease))
             process_watch(lease, slot, pid, pidfd, &ignored);

@@ -11,7 +11,7 @@
 
 /*
  * Watches the process of this pidfd, whose number is `pid` while it lives, if it holds the lock of `slot`, or is known
- * there, has `usage` mapped and no other holds the lock: it closed all its files. `pidfd` stays
+ * there, runs the same program still and no other holds the lock: it closed all its files. `pidfd` stays
  * the caller's. Returns the (new or known) process, or NULL with *error set to an errno: ESRCH, it is gone; EPERM,
  * another process holds the slot, or none.
  */
@@ -20,9 +20,9 @@ struct process *process_watch(struct lease *lease, uint32_t slot, int32_t pid, i
 /* This process has registered: slots that it had before an exec are cleared. */
 void process_moved(struct process *now);
 
-/* The connection of the process with this registration number has ended. Where it lives on without the slot's lock and
- * without `usage`, after an exec, its slot is cleared. Where it has only closed all its files it keeps its slot. One look, whatever the lease holds, and one with the next
- * tick (rest.h) if it has the lock still. */
+/* The connection of the process with this registration number has ended. Where it lives on without the slot's lock as
+ * another program, after an exec, its slot is cleared. Where it has only closed all its files it keeps its slot. One
+ * look, whatever the lease holds, and one with the next tick (rest.h) if it has the lock still. */
 void process_left(struct lease *lease, uint32_t owner);
 void process_look_again(struct lease *lease);
 

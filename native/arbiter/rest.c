@@ -6,9 +6,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "aside.h"
+
 #define TICK_NS 100000000
 #define AGAIN_UNITS (RATE_BURST_UNITS / 4)
-#define LOCKS_MAX_NS 2000000u /* some 8000 locks on one file */
+#define LONG_LOOKS 3 /* one after the other: a virtual processor may be taken away in the midst of one */
 
 static struct source timer = {.fd = -1};
 static struct lease *ticking; /* those that rest, or are to be looked at later */
@@ -96,9 +98,10 @@ bool rest_afford(struct lease *lease, uint32_t units)
     return left;
 }
 
-void rest_spent_on_locks(struct lease *lease, uint64_t ns)
+void rest_spent_on_look(struct lease *lease, uint64_t ns)
 {
-    if (ns > LOCKS_MAX_NS)
+    lease->long_looks = ns > ASIDE_MAX_NS ? lease->long_looks + 1 : 0;
+    if (lease->long_looks >= LONG_LOOKS)
         lease->shut = true;
     if (!rate_take(&lease->rate, (uint32_t)(ns / RATE_NS_PER_UNIT), now_ns()) || lease->shut)
         begin(lease);

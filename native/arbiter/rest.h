@@ -1,8 +1,8 @@
 /*
  * rest.h: a lease whose processes ask too much of the arbiter rests. Its listener is not looked at, and a connection
  * that says anything is closed, until its rate (rate.h) has filled again; limits stay as they were, as without an
- * arbiter. One whose locks are so many that looking at one takes long is not looked at any more: libvgpu sets one a
- * process, so this tenant means harm, and what it holds stays charged to it.
+ * arbiter. One whose locks are so many that each look at one takes long (aside.h) is not looked at any more: libvgpu sets
+ * one a process, so this tenant means harm, and what it holds stays charged to it.
  */
 #ifndef ARBITER_REST_H
 #define ARBITER_REST_H
@@ -15,8 +15,8 @@ int rest_open(void (*tick)(struct lease *lease));
 /* Takes units from the lease's rate; false: it rests now. */
 bool rest_afford(struct lease *lease, uint32_t units);
 
-/* As above, of what has been measured: nanoseconds of the arbiter's own time for one look at the lease's locks. */
-void rest_spent_on_locks(struct lease *lease, uint64_t ns);
+/* As above, of what has been measured: nanoseconds of a processor for one look at the lease's locks or processes (aside.h). */
+void rest_spent_on_look(struct lease *lease, uint64_t ns);
 
 /* The next tick is to look at the lease's processes. */
 void rest_look_later(struct lease *lease);

@@ -61,8 +61,10 @@ static void lease_close(struct lease *lease)
     while (lease->connections != NULL)
         connection_close(lease->connections);
     turns_lease_remove(lease);
-    rest_forget(lease);
     usage_guard_end(lease->watch);
+    if (lease->holds > 0)
+        lease_close_files(lease);
+    rest_forget(lease);
     lease_unlink(lease);
     loop_remove(&lease->listener);
 }

@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests import oldkernel
-from tests.conditions import unmet
+from tests.conditions import needs, unmet
+from tests.fusefile import fuse_file
 from tests.fuzz.test_arbiter import Tenant, message
 from tests.lease.conftest import Node, eventually
 from tests.native.harness import MIB, PROBE, TEST_BUILD
@@ -150,6 +152,38 @@ def test_connections_are_taken_at_a_rate(node: Node) -> None:
     assert node.client.ready()
     assert cpu_seconds(node) - before < 0.2  # 0.7 s without a rate, 0.02 s with one
     eventually(lambda: registers(lease))
+
+
+EXECS = """
+import os, socket, sys
+from pathlib import Path
+from tests.fuzz.test_arbiter import Tenant
+tenant = Tenant(Path(sys.argv[1]), 0)
+os.open(sys.argv[2], os.O_RDWR | os.O_CLOEXEC)
+tenant.line.shutdown(socket.SHUT_RDWR)
+os.execvp("sleep", ["sleep", "1000"])
+"""
+
+
+@needs("root", "fuse")
+def test_a_tenant_that_stays_in_the_midst_of_an_exec_stops_nothing(node: Node, tmp_path: Path) -> None:
+    """The exec closes the file of the tenant's own file system, and waits; until it ends, so does /proc."""
+    lease, other = node.lease(), node.lease("other")
+    with fuse_file(tmp_path / "mount", "flush") as file:
+        program = subprocess.Popen([sys.executable, "-c", EXECS, str(lease), str(file.path)])
+        assert file.asked()
+        eventually(lambda: "D" in states(node))
+        Tenant(other, 0).close()
+        assert node.client.ready()
+    program.kill()
+    program.wait()
+
+
+def states(node: Node) -> list[str]:
+    """Of the arbiter's threads: D, it waits inside the kernel."""
+    assert node.arbiter is not None
+    threads = Path(f"/proc/{node.arbiter.pid}/task").iterdir()
+    return [(thread / "stat").read_text().rsplit(")", 1)[1].split()[0] for thread in threads]
 
 
 def registers(lease: Path) -> bool:

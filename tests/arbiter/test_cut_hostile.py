@@ -1,0 +1,89 @@
+"""Tenants under the engine `cut` that let the arbiter take files and lists that it is not to trust."""
+
+import os
+import struct
+import subprocess
+import sys
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.arbiter.conftest import LONG, Card
+from tests.arbiter.test_cut import GROUP, launches
+from tests.conditions import needs
+from tests.e2e.support import eventually
+from tests.fusefile import fuse_file
+from tests.fuzz.test_arbiter import WANT, Tenant, message
+from vgpud import lease_layout as layout
+from vgpud.lease import SharePolicy
+
+CONSERVING = SharePolicy.WORK_CONSERVING
+UUID_BYTES = 16
+
+
+def uuid_bytes(text: str) -> bytes:
+    return bytes.fromhex(text.removeprefix("GPU-").replace("-", ""))
+
+
+def list_groups(tenant: Tenant, uuid: str, rows: list[tuple[int, ...]]) -> None:
+    """In the table of the tenant's slot: rows of file, client, subdevice, count and channels."""
+    at = layout.CHANNELS_AT + tenant.slot * layout.CHANNELS_SIZE
+    body = b"".join(GROUP.pack(uuid_bytes(uuid), *row) for row in rows)
+    os.pwrite(tenant.usage, body, at + layout.CHANNELS_GROUPS)
+    os.pwrite(tenant.usage, struct.pack("<I", len(rows)), at + layout.CHANNELS_COUNT)
+
+
+def want(tenant: Tenant) -> None:
+    tenant.say(message(WANT, tenant.slot, struct.pack("<QQQIIQ", 0, 0, 0, 0, 1, 0)))
+
+
+def goes_on(lease: Path) -> None:
+    """With more kernels of 1 ms than fit into the time until the arbiter comes to the other tenant."""
+    least = launches(lease) + 2000
+    eventually(lambda: launches(lease) > least, "kernels run", 60)
+
+
+@needs("root", "fuse")
+@pytest.mark.parametrize("silent", ["flush", "getattr"])
+def test_a_file_that_blocks_in_place_of_the_control_device_stops_no_turn_of_others(
+    cut_card: Card, tmp_path: Path, silent: str
+) -> None:
+    """close(2) or fstat(2) of a file of the tenant's own file system waits for as long as it likes."""
+    good, bad = (cut_card.lease(name, CONSERVING, 50) for name in ("good", "bad"))
+    cut_card.spin(good, LONG)
+    with fuse_file(tmp_path / "mount", silent) as made:
+        file = os.open(made.path, os.O_RDWR)
+        with closing(Tenant(bad, 0)) as tenant:
+            list_groups(tenant, cut_card.uuids[0], [(file, 7, 8, 1, 9, *(0,) * 7)])
+            want(tenant)
+            goes_on(good)
+    with suppress(OSError):
+        os.close(file)
+
+
+@needs("root", "fuse")
+def test_an_exec_that_does_not_end_stops_no_turn_of_others(cut_card: Card, tmp_path: Path) -> None:
+    """pidfd_getfd(2) waits for the end of the exec of the process whose file it takes."""
+    good, bad = (cut_card.lease(name, CONSERVING, 50) for name in ("good", "bad"))
+    cut_card.spin(good, LONG)
+    with fuse_file(tmp_path / "mount", "flush") as made:
+        program = subprocess.Popen([sys.executable, "-c", EXECS, str(bad), cut_card.uuids[0], str(made.path)])
+        assert made.asked()
+        goes_on(good)
+    program.kill()
+    program.wait()
+
+
+EXECS = """
+import os, sys
+from pathlib import Path
+from tests.arbiter.test_cut_hostile import list_groups, want
+from tests.fuzz.test_arbiter import Tenant
+tenant = Tenant(Path(sys.argv[1]), 0)
+list_groups(tenant, sys.argv[2], [(99, 7, 8, 1, 9, *(0,) * 7)])
+want(tenant)
+os.set_inheritable(tenant.line.fileno(), True)
+os.open(sys.argv[3], os.O_RDWR | os.O_CLOEXEC)
+os.execvp("sleep", ["sleep", "1000"])
+"""

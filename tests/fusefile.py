@@ -1,0 +1,102 @@
+"""A file system of a user's own (FUSE) with one file `f`, whose server answers what it likes.
+
+`python -m tests.fusefile FOLDER WORD...` mounts it on FOLDER in a mount namespace of its own, says "ready",
+and serves it until it is ended: the kernel ends then what waits for it. Each WORD is a request that is never
+answered, but said with "asked": `flush` comes with each close(2) of the file, `getattr` with fstat(2).
+"""
+
+import ctypes
+import os
+import stat
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+#: Requests and replies of include/uapi/linux/fuse.h, version 7.31.
+LOOKUP, FORGET, GETATTR, OPEN, RELEASE, FLUSH, INIT = 1, 2, 3, 14, 18, 25, 26
+INTERRUPT, BATCH_FORGET = 36, 42
+WORDS = {"flush": FLUSH, "getattr": GETATTR}
+ROOT, FILE = 1, 2
+ENOSYS = 38
+CLONE_NEWNS = 0x20000
+MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 0x4000, 0x40000
+FOREVER = 1 << 30
+
+
+def attributes(node: int) -> bytes:
+    mode = stat.S_IFDIR | 0o755 if node == ROOT else stat.S_IFREG | 0o666
+    return struct.pack("<6Q10I", node, 0, 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
+
+
+def reply(kind: int, node: int) -> tuple[int, bytes]:
+    """Negated errno and body. What is asked of the file's attributes is asked again each time."""
+    if kind == INIT:
+        return 0, struct.pack("<4I2H2I2H8I", 7, 31, 4096, 0, 8, 8, 4096, 1, 0, 0, *(0,) * 8)
+    if kind == LOOKUP:
+        return 0, struct.pack("<4Q2I", FILE, 0, FOREVER, 0, 0, 0) + attributes(FILE)
+    if kind == GETATTR:
+        return 0, struct.pack("<Q2I", 0, 0, 0) + attributes(node)
+    if kind == OPEN:
+        return 0, struct.pack("<Q2I", 0, 0, 0)
+    return (0, b"") if kind in (RELEASE, FLUSH) else (-ENOSYS, b"")
+
+
+def serve(device: int, silent: set[int]) -> None:
+    while True:
+        request = os.read(device, 1 << 17)
+        _, kind, unique, node = struct.unpack_from("<IIQQ", request)
+        if kind in (FORGET, BATCH_FORGET, INTERRUPT) or (kind in silent and node != ROOT):
+            if kind in silent:
+                print("asked", flush=True)
+            continue
+        error, body = reply(kind, node)
+        os.write(device, struct.pack("<IiQ", 16 + len(body), error, unique) + body)
+
+
+def main() -> None:
+    folder, words = sys.argv[1], sys.argv[2:]
+    libc = ctypes.CDLL(None, use_errno=True)
+    device = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={device},rootmode=40000,user_id={os.getuid()},group_id={os.getgid()},allow_other".encode()
+    place = folder.encode()
+    if (
+        libc.unshare(CLONE_NEWNS) != 0
+        or libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) != 0
+        or libc.mount(b"tests", place, b"fuse", MS_NOSUID | MS_NODEV, options) != 0
+    ):
+        sys.exit(f"mount: {os.strerror(ctypes.get_errno())}")
+    print("ready", flush=True)
+    serve(device, {WORDS[word] for word in words})
+
+
+@dataclass(frozen=True)
+class FuseFile:
+    path: Path  # as this process reaches it
+    said: IO[str]
+
+    def asked(self) -> bool:
+        """Waits until a process waits for an answer that does not come."""
+        return self.said.readline() == "asked\n"
+
+
+@contextmanager
+def fuse_file(folder: Path, *silent: str) -> Iterator[FuseFile]:
+    """Its descriptors are to be closed after this."""
+    folder.mkdir()
+    command = [sys.executable, "-m", "tests.fusefile", str(folder), *silent]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None and server.stdout.readline() == "ready\n"
+        yield FuseFile(Path(f"/proc/{server.pid}/root{folder}/f"), server.stdout)
+    finally:
+        server.kill()
+        server.communicate()
+
+
+if __name__ == "__main__":
+    main()
