@@ -4,8 +4,12 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
-from vgpud.proc import has_ended, is_ending, start_ticks
+from tests.conditions import needs
+from tests.fusefile import fuse_file
+from vgpud.proc import environment, has_ended, is_alive, is_ending, pin, session_members, start_ticks
 
 # its main thread ends, another one goes on until the input is closed
 LEADERLESS = """
@@ -46,3 +50,37 @@ def test_start_ticks_tell_processes_of_one_pid_apart() -> None:
         assert ticks >= (start_ticks(os.getpid()) or 0) > 0
     finally:
         child.communicate(b"\n")
+
+
+EXECS = """
+import os, sys
+os.open(sys.argv[1], os.O_RDWR | os.O_CLOEXEC)
+print(flush=True)
+sys.stdin.readline()
+os.execvp("sleep", ["sleep", "1000"])
+"""
+
+
+@needs("root", "fuse")
+def test_a_process_in_the_midst_of_an_exec_holds_no_look_at_others(tmp_path: Path) -> None:
+    """The attack: the exec closes a file of the user's own file system, which does not answer."""
+    with fuse_file(tmp_path / "mount", "flush") as file:
+        words = [sys.executable, "-c", EXECS, str(file.path)]
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        ticks = start_ticks(process.pid)
+        assert ticks is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert file.asked()
+        with suppress(OSError):  # EBUSY where the kernel does not answer, which differs between kernels
+            pin(process.pid, ticks)
+        assert is_alive(process.pid, ticks), "no answer does not mean that it has ended"
+        assert environment(process.pid)
+        assert list(session_members(os.getsid(process.pid))) is not None
+        own = start_ticks(os.getpid())
+        assert own is not None and is_alive(os.getpid(), own)
+    process.kill()
+    process.communicate()
+    assert not is_alive(process.pid, ticks)

@@ -16,6 +16,8 @@ from vgpud.model.device import GpuInstance, MigProfile, Placement
 from vgpud.model.quantity import GIB, MIB
 
 _MAX_INSTANCES = 32  # nvml.h wants room for the profile's instance count; that count is wrong on A30
+_MAX_SLICES = 64  # of a profile; the largest today has 8. Placements are computed from it
+_MAX_PLACEMENTS = 256
 _GPU_PROFILE_COUNT = 0x11  # NVML_GPU_INSTANCE_PROFILE_COUNT of nvml.h 12.9, where the binding lacks it
 
 # nvml.h NVML_GPU_INSTANCE_PROFILE_*: suffixes of the profile variants, because a v1 struct has no name
@@ -51,7 +53,7 @@ def _read_profile(nvml: Nvml, handle: Handle, index: int, total_bytes: int) -> M
     name = info.name if info is not None else ""
     if info is None:
         info = nvml.call("nvmlDeviceGetGpuInstanceProfileInfo", handle, index, 1)
-    if info is None:
+    if info is None or not 0 < int(info.sliceCount) <= _MAX_SLICES:
         return None
     if isinstance(name, bytes):
         name = name.decode(errors="replace")
@@ -86,7 +88,9 @@ def profile_name(index: int, slice_count: int, memory_bytes: int, total_bytes: i
 def _read_placements(nvml: Nvml, handle: Handle, profile_id: int) -> tuple[Placement, ...]:
     count = ctypes.pointer(ctypes.c_uint(0))
     name = "nvmlDeviceGetGpuInstancePossiblePlacements"
-    if nvml.call(name, handle, profile_id, None, count) is None or not count.contents.value:
+    if nvml.call(name, handle, profile_id, None, count) is None:
+        return ()
+    if not 0 < count.contents.value <= _MAX_PLACEMENTS:
         return ()
     places = (nvml.binding.c_nvmlGpuInstancePlacement_t * count.contents.value)()
     if nvml.call(name, handle, profile_id, places, count) is None:
