@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.conditions import needs
+from tests.fusefile import fuse_file
 from tests.otheruser import open_folder
 from vgpud.inject.hooks import HookProgram
 from vgpud.inject.specs import Specs
@@ -196,6 +197,26 @@ def test_a_pods_container_that_asks_for_nothing_is_refused(tmp_path: Path, mark:
         assert made.containers.started == []
 
     run(tmp_path, scene, environment=True)
+
+
+@needs("root", "fuse")
+def test_a_descriptor_of_a_users_own_file_system_does_not_hold_the_door(tmp_path: Path) -> None:
+    """The attack: the file system does not answer the close of the descriptor that came with a message."""
+
+    with fuse_file(tmp_path / "mount", "flush") as file:
+        theirs = os.open(file.path, os.O_RDWR)
+        own = os.pidfd_open(os.getpid())
+
+        async def scene(made: World) -> None:
+            status, text = await made.ask(Verb.BIND, name="a1", pidfd=theirs)
+            assert status is Status.REFUSED and "E103" in text
+            assert await asyncio.to_thread(file.asked)
+            assert (await made.ask(Verb.BIND, name="a1", pidfd=own))[0] is Status.DONE
+
+        run(tmp_path, scene)
+    with contextlib.suppress(OSError):  # its server has ended
+        os.close(theirs)
+    os.close(own)
 
 
 def test_a_bind_takes_the_process_of_the_passed_pidfd(tmp_path: Path) -> None:

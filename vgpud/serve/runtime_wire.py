@@ -4,8 +4,10 @@ import asyncio
 import os
 import socket
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
+from threading import BoundedSemaphore, Thread
 
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.serve.peers import PassedProcess, passed_process
@@ -17,6 +19,8 @@ FOR_PARENT = 1
 MAX_ID_BYTES = 4096
 MAX_BODY_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 18
+_MOST_CLOSES = 64  # of descriptors that peers have sent, at once
+_closes = BoundedSemaphore(_MOST_CLOSES)
 
 
 class Verb(IntEnum):
@@ -59,13 +63,28 @@ async def receive(connection: socket.socket) -> Message:
 
 async def _head(connection: socket.socket) -> tuple[bytes, PassedProcess | None]:
     await _readable(connection)
-    head, descriptors, _, _ = socket.recv_fds(connection, REQUEST.size, 1, socket.MSG_CMSG_CLOEXEC)
+    if not _closes.acquire(blocking=False):  # the kernel discards what comes beside the bytes
+        head = connection.recv(REQUEST.size)
+        return head + await _exactly(connection, REQUEST.size - len(head)), None
     try:
-        process = passed_process(descriptors[0]) if descriptors else None
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+        head, descriptors, _, _ = socket.recv_fds(connection, REQUEST.size, 1, socket.MSG_CMSG_CLOEXEC)
+    except OSError:
+        _closes.release()
+        raise
+    process = passed_process(descriptors[0]) if descriptors else None
+    if process is not None or not descriptors:
+        _close(descriptors)
+    else:
+        Thread(target=_close, args=(descriptors,), name="close", daemon=True).start()
     return head + await _exactly(connection, REQUEST.size - len(head)), process
+
+
+def _close(descriptors: list[int]) -> None:
+    """Closing what is no pidfd lasts as long as a peer likes: a file system of its own (FUSE) answers it."""
+    for descriptor in descriptors:
+        with suppress(OSError):  # the file system's own word
+            os.close(descriptor)
+    _closes.release()
 
 
 async def _readable(connection: socket.socket) -> None:
