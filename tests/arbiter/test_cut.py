@@ -7,12 +7,13 @@ import struct
 import subprocess
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.arbiter.conftest import GIB, KERNEL_US, LONG, Card, answer, counters, span, until_turns
+from tests.arbiter.conftest import GIB, KERNEL_US, LONG, Card, answer, counters, span
 from tests.arbiter.test_pairs import pair
 from tests.e2e.support import eventually
 from tests.native.harness import TEST_BUILD
@@ -136,13 +137,16 @@ def test_two_tenants_that_leave_gaps_are_not_taken_off(cut_card: Card) -> None:
 
 
 def stays_on(*leases: Path) -> bool:
-    """Both compute, and neither is off at any of many looks."""
+    """Both compute, and neither is off at a fifth of many looks: in turns one of them would be at half of them.
+
+    A tenant that runs without an end is taken off once when the other comes, which two periods of one length repeat.
+    """
     before = [counters(lease)["used_ns"] for lease in leases]
     off = 0
     for _ in range(200):
-        off |= max(table(lease)[0] for lease in leases)
+        off += max(table(lease)[0] for lease in leases)
         time.sleep(0.002)
-    return off == 0 and all(counters(lease)["used_ns"] > b for lease, b in zip(leases, before, strict=True))
+    return off < 40 and all(counters(lease)["used_ns"] > b for lease, b in zip(leases, before, strict=True))
 
 
 def test_a_tenant_with_gaps_rides_in_the_slices_of_one_without(cut_card: Card) -> None:
@@ -211,25 +215,32 @@ def test_launches_of_a_process_that_is_cut_are_counted(cut_card: Card, policy: S
 
 
 def test_random_handles_reach_no_channel_of_another_tenant(cut_card: Card) -> None:
-    """100 000 channel handles in a tenant's table, among them the other's own: the arbiter goes on."""
-    liar, other = cut_card.lease("a", HARD, 50), cut_card.lease("b", SharePolicy.NONE, 100, first_device=1)
+    """Handles in tenants' tables, among them another's own: the arbiter goes on, and gates the liars."""
+    other = cut_card.lease("b", SharePolicy.NONE, 100, first_device=1)
     victim = cut_card.spin(other, LONG)
-    eventually(lambda: len(table(other)[1]) == 1, "the other's channels are listed", 30)
+    eventually(lambda: len(table(other)[1]) == 1, "the other's channels are listed")
     theirs = list(table(other)[1][0])
-    cut_card.spin(liar, LONG)
-    eventually(lambda: len(table(liar)[1]) == 1, "its own are, too", 30)
-    at = layout.CHANNELS_AT + layout.CHANNELS_GROUPS
-    uuid = (liar / layout.USAGE_FILE).read_bytes()[at:][:16]
     dice = random.Random(17)
-    for _ in range(50):
-        rows = [made_up(dice, theirs) for _ in range(255)]
-        with (liar / layout.USAGE_FILE).open("r+b") as page:
-            os.pwrite(page.fileno(), b"".join(GROUP.pack(uuid, *row) for row in rows), at)
-            os.pwrite(page.fileno(), struct.pack("<I", 255), layout.CHANNELS_AT + layout.CHANNELS_COUNT)
-        until_turns([(liar, 0)], 1)
-        (used,) = [p["uses"] for p in cut_card.sim.dump()["processes"] if p["pid"] == victim.pid]
-        assert [one["channels_off"] for one in used] == [0]
+    for number in range(8):
+        liar = cut_card.lease(f"a{number}", HARD, 10)
+        process = cut_card.spin(liar, LONG)
+        eventually(partial(lists_its_channels, liar), "its own are, too")
+        at = layout.CHANNELS_AT + layout.CHANNELS_GROUPS
+        uuid = (liar / layout.USAGE_FILE).read_bytes()[at:][:16]
+        while cut_card.client.registered(liar.name).refusal == "":
+            rows = [made_up(dice, theirs) for _ in range(255)]
+            with (liar / layout.USAGE_FILE).open("r+b") as page:
+                os.pwrite(page.fileno(), b"".join(GROUP.pack(uuid, *row) for row in rows), at)
+                os.pwrite(page.fileno(), struct.pack("<I", 255), layout.CHANNELS_AT + layout.CHANNELS_COUNT)
+            (used,) = [p["uses"] for p in cut_card.sim.dump()["processes"] if p["pid"] == victim.pid]
+            assert [one["channels_off"] for one in used] == [0]
+        process.kill()
+        process.wait()
     assert victim.poll() is None and cut_card.client.ready()
+
+
+def lists_its_channels(lease: Path) -> bool:
+    return len(table(lease)[1]) == 1
 
 
 def made_up(dice: random.Random, theirs: list[int]) -> list[int]:
@@ -264,8 +275,7 @@ def test_listed_channels_of_another_tenant_are_not_disabled(cut_card: Card, word
     uuid = (liar / layout.USAGE_FILE).read_bytes()[layout.CHANNELS_AT + layout.CHANNELS_GROUPS :][:16]
     with (liar / layout.USAGE_FILE).open("r+b") as page:
         os.pwrite(page.fileno(), GROUP.pack(uuid, *group), layout.CHANNELS_AT + layout.CHANNELS_GROUPS)
-    turns = counters(liar)["turns"]
-    eventually(lambda: counters(liar)["turns"] > turns + 5, "calls were made with them")
+    eventually(lambda: cut_card.client.registered("a").refusal != "", "calls with them were refused")
     (used,) = [p["uses"] for p in cut_card.sim.dump()["processes"] if p["pid"] == victim.pid]
     assert [one["channels_off"] for one in used] == [0]
     assert process.poll() is None and victim.poll() is None
@@ -291,19 +301,25 @@ def test_a_tenant_that_the_driver_refuses_to_cut_keeps_its_share_by_the_gate(
     assert 0 < percent < 45 and process.poll() is None
 
 
-def test_a_refusal_for_one_tenant_leaves_the_others_cut(cut_card: Card) -> None:
+def test_a_refusal_for_one_tenant_gates_no_other(cut_card: Card) -> None:
     """One lists channels that are not there. Eight refusals are its own, and it is gated alone."""
     liar, other = (cut_card.lease(name, CONSERVING, 50) for name in "ab")
-    for lease in (liar, other):
-        cut_card.spin(lease, LONG)
+    _, honest = (cut_card.spin(lease, LONG) for lease in (liar, other))
     eventually(lambda: all(counters(lease)["turns"] > 2 for lease in (liar, other)), "both have turns")
     at = layout.CHANNELS_AT + layout.CHANNELS_GROUPS + 16 + 4
     with (liar / layout.USAGE_FILE).open("r+b") as page:
         os.pwrite(page.fileno(), struct.pack("<I", 0x1234), at)
     eventually(lambda: cut_card.client.registered("a").refusal != "", "the liar is given up")
     assert cut_card.client.registered("b").refusal == ""
-    eventually(lambda: table(other)[0] == 1, "the other is taken off still")
-    span(liar, other, turns=3, seconds=0.1)
+    before = done_ns(cut_card, honest.pid)
+    eventually(lambda: done_ns(cut_card, honest.pid) > before, "the other goes on")
+
+
+def done_ns(card: Card, pid: int) -> int:
+    """The work that the device has done for a process."""
+    return sum(
+        use["done_ns"] for one in card.sim.dump()["processes"] if one["pid"] == pid for use in one["uses"]
+    )
 
 
 def fault(card: Card, *words: str) -> None:

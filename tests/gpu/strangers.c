@@ -345,6 +345,7 @@ static void try_ranks(char **unused)
     (void)unused;
     check(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair), "socketpair");
     bool exports = fork() != 0;
+    close(pair[exports ? 1 : 0]); /* so that each ends when the other does */
     begin();
     do {
         CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.conditions import needs
+from tests.e2e.support import eventually
 from tests.fusefile import fuse_file
 from vgpud.proc import environment, has_ended, is_alive, is_ending, pin, session_members, start_ticks
 
@@ -83,4 +84,4 @@ def test_a_process_in_the_midst_of_an_exec_holds_no_look_at_others(tmp_path: Pat
         assert own is not None and is_alive(os.getpid(), own)
     process.kill()
     process.communicate()
-    assert not is_alive(process.pid, ticks)
+    eventually(lambda: not is_alive(process.pid, ticks), "its end is seen")
