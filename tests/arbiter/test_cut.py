@@ -137,9 +137,9 @@ def test_two_tenants_that_leave_gaps_are_not_taken_off(cut_card: Card) -> None:
 
 
 def stays_on(*leases: Path) -> bool:
-    """Both compute, and neither is off at a fifth of many looks: in turns one of them would be at half of them.
+    """Both compute, and few looks find one off: in turns one would be off at half of them.
 
-    A tenant that runs without an end is taken off once when the other comes, which two periods of one length repeat.
+    A tenant whose slice has no end is taken off once when the other comes.
     """
     before = [counters(lease)["used_ns"] for lease in leases]
     off = 0
