@@ -336,7 +336,8 @@ def test_two_tenants_that_exceed_the_card_take_turns(turns: DemoNode) -> None:
         now = [rounds(first), rounds(second)]
         assert all(b > a for a, b in zip(seen, now, strict=True))
         seen = now
-    assert list(states(turns).values()).count("active") <= 1
+    # at a hand-over the tenant that comes may be active before the one that goes is on record as suspending
+    eventually(lambda: list(states(turns).values()).count("active") <= 1, "one is active")
     for tenant in (first, second):
         assert tenant.process.stdin is not None
         tenant.process.stdin.close()
