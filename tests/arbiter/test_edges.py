@@ -121,9 +121,8 @@ def test_a_pool_of_a_device_that_the_lease_does_not_have_is_refused(card: Card) 
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_program_that_closed_all_its_files_keeps_its_slot(card: Card) -> None:
-    """Its memory stays counted, and it is known, while others of the lease start and end beside it."""
-    lease = lease_of(card)
+def closes_its_files(card: Card, lease: Path) -> "subprocess.Popen[str]":
+    """A program that has closed all its files by closefrom(3), and ends with its standard input."""
     program = subprocess.Popen(
         [str(TEST_BUILD / "edges"), "close"],
         env=environment(card, lease),
@@ -131,9 +130,16 @@ def test_a_program_that_closed_all_its_files_keeps_its_slot(card: Card) -> None:
         stdout=subprocess.PIPE,
         text=True,
     )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "closed\n"
+    return program
+
+
+def test_a_program_that_closed_all_its_files_keeps_its_slot(card: Card) -> None:
+    """Its memory stays counted, and it is known, while others of the lease start and end beside it."""
+    lease = lease_of(card)
+    program = closes_its_files(card, lease)
     try:
-        assert program.stdout is not None
-        assert program.stdout.readline() == "closed\n"
         for _ in range(3):  # each is registered after the arbiter has seen the connection's end
             assert run(card, lease, "edges", "unmap").returncode == 0
             held = [process for process in read_usage(lease).processes if process.pid == program.pid]
@@ -148,16 +154,8 @@ def test_a_program_that_closed_all_its_files_keeps_its_slot(card: Card) -> None:
 def test_a_program_that_closed_all_its_files_keeps_its_slot_when_the_arbiter_restarts(card: Card) -> None:
     """An arbiter that starts knows the slots' locks alone, and closefrom(3) dropped it."""
     lease = lease_of(card)
-    program = subprocess.Popen(
-        [str(TEST_BUILD / "edges"), "close"],
-        env=environment(card, lease),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    program = closes_its_files(card, lease)
     try:
-        assert program.stdout is not None
-        assert program.stdout.readline() == "closed\n"
         card.kill_arbiter()
         eventually(lambda: locked_slots(lease) == 1, "libvgpu locks the slot again")
         card.start_arbiter()
@@ -177,16 +175,8 @@ def test_a_program_that_closes_all_its_files_while_the_arbiter_is_down_locks_its
 ) -> None:
     lease = lease_of(card)
     card.kill_arbiter()
-    program = subprocess.Popen(
-        [str(TEST_BUILD / "edges"), "close"],
-        env=environment(card, lease),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    program = closes_its_files(card, lease)
     try:
-        assert program.stdout is not None
-        assert program.stdout.readline() == "closed\n"
         eventually(lambda: locked_slots(lease) == 1, "libvgpu locks the slot again")
         card.start_arbiter()
         card.client.add("a")

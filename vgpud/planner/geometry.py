@@ -138,7 +138,7 @@ class Table:
         return states
 
     def layout(self, instances: Iterable[GpuInstance], held: Iterable[MigSlice]) -> Layout:
-        """The layout of the instances that NVML shows, whoever made them, and of the allocated slices.
+        """The layout of the instances that NVML shows, foreign ones too, and of the allocated slices.
 
         An instance that is both counts once. An instance in no slot of the table blocks every slot that it
         overlaps.
