@@ -1,9 +1,10 @@
 """Compute shares of programs as people run them: `python -m tests.gpu.compute_programs --build D --out F`.
 
-Each program of tests/gpu/programs.py is started twice, native and as a tenant, and stays: a measurement is a
-window that all programs of a case begin and end together. Of each pair: the driver's own time slicing, and
-every asked weight under `hard` and `work-conserving`, in the same run, in percent of what each does alone
-without libvgpu. The engine that the device has (vgpu-engine-probe) is in the figures.
+Each program of tests/gpu/programs.py is started three times, native, as a client of NVIDIA's MPS daemon
+(where it is installed; without thread percentages) and as a tenant, and stays: a measurement is a window that
+all programs of a case begin and end together. Of each pair: the driver's own time slicing, MPS, and every
+asked weight under `hard` and `work-conserving`, in the same run, in percent of what each does alone without
+libvgpu. The engine that the device has (vgpu-engine-probe) is in the figures.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +73,29 @@ def limits(node: Node, policy: SharePolicy, percent: float, priority: int = 0) -
     return DeviceLimits(node.uuid, MEMORY_BYTES, round(percent * 100), policy, priority, quantum_us=0)
 
 
-def start(node: Node, kind: str, tenant: bool, stack: ExitStack) -> Program:
+@contextmanager
+def mps_environment() -> Iterator[dict[str, str]]:
+    """Yields the environment of clients of an MPS daemon of its own; empty where MPS is not installed."""
+    control = shutil.which("nvidia-cuda-mps-control")
+    if control is None:
+        print("MPS is not installed: no case `mps`", flush=True)
+        yield {}
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        clients = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        env = {**os.environ, **clients}
+        daemon = subprocess.Popen([control, "-f"], env=env)
+        try:
+            yield clients
+        finally:
+            subprocess.run([control], env=env, input="quit -t 5\n", text=True, check=False)
+            daemon.kill()
+            daemon.wait()
+
+
+def start(
+    node: Node, kind: str, tenant: bool, stack: ExitStack, besides: Mapping[str, str] | None = None
+) -> Program:
     lease = node.lease(Tenant(SHARED, 50, Work(1))) if tenant else None
     if lease is not None:
         update_limits(lease, [limits(node, SHARED, 50)])
@@ -77,7 +103,7 @@ def start(node: Node, kind: str, tenant: bool, stack: ExitStack) -> Program:
     python = sys.executable if ":" in kind else torch_python() or sys.executable
     process = subprocess.Popen(
         [python, "-m", "tests.gpu.programs", kind],
-        env=node.environment(lease),
+        env={**node.environment(lease), **(besides or {})},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -104,12 +130,23 @@ def window(programs: Sequence[Program], seconds: float) -> list[Line]:
 class Bench:
     def __init__(self, node: Node, kinds: Sequence[str], seconds: float, stack: ExitStack) -> None:
         self.node, self.kinds, self.seconds = node, kinds, seconds
+        mps = stack.enter_context(mps_environment())
         self.native = {kind: start(node, kind, False, stack) for kind in kinds}
         self.tenant = {kind: start(node, kind, True, stack) for kind in kinds}
+        self.mps = {kind: start(node, kind, False, stack, mps) for kind in (kinds if mps else ())}
+        self.wait_for_clients()
         for kind in kinds:
             if self.native[kind].line()["libvgpu"] or not self.tenant[kind].line()["libvgpu"]:
                 raise RuntimeError(f"{kind}: libvgpu is where it should not be, or not where it should")
         self.solo = {kind: window([self.native[kind]], seconds)[0] for kind in kinds}
+
+    def wait_for_clients(self) -> None:
+        try:
+            for program in self.mps.values():
+                program.line()
+        except RuntimeError as error:
+            print(f"no case `mps`: {error}", flush=True)
+            self.mps = {}
 
     def figure(self, case: str, kinds: Sequence[str], lines: Sequence[Line], **more: Any) -> Line:
         got = [
@@ -144,6 +181,9 @@ class Bench:
         for pair in itertools.combinations(self.kinds, 2):
             natives = [self.native[kind] for kind in pair]
             out.append(self.figure("sliced", pair, window(natives, self.seconds)))
+            if self.mps:
+                clients = [self.mps[kind] for kind in pair]
+                out.append(self.figure("mps", pair, window(clients, self.seconds)))
             tenants = [self.tenant[kind] for kind in pair]
             for policy, weights in itertools.product((HARD, SHARED), WEIGHTS):
                 for tenant, percent in zip(tenants, weights, strict=True):

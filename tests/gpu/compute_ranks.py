@@ -41,7 +41,7 @@ class Bench:
         self.node.client.add(name)
         return folder
 
-    def program(self, lease: Path, visible: Sequence[str], *command: str) -> "subprocess.Popen[str]":
+    def program(self, lease: Path | None, visible: Sequence[str], *command: str) -> "subprocess.Popen[str]":
         env = {**self.node.environment(lease), "CUDA_VISIBLE_DEVICES": ",".join(visible)}
         return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
 
@@ -169,17 +169,27 @@ def ways(bench: Bench) -> Line:
 
 _NCCL = """
 import json, os, sys, time, torch, torch.distributed as dist
-rank, port, seconds = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+rank, port, seconds, graphs = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4] == "graphs"
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, NCCL_NVLS_ENABLE="0")
 torch.cuda.set_device(0)
 dist.init_process_group("nccl", rank=rank, world_size=2)
 x, y = torch.ones(1 << 22, device="cuda"), torch.randn(4096, 4096, device="cuda")
-steps, longest, began = 0, 0.0, time.monotonic()
 go = torch.ones(1, device="cuda")
+def work():
+    y.copy_(torch.nn.functional.normalize(y @ y))
+    dist.all_reduce(x)
+work()
+torch.cuda.synchronize()
+if graphs:
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured, capture_error_mode="thread_local"):
+        work()
+    work = captured.replay
+dist.barrier()
+steps, longest, began = 0, 0.0, time.monotonic()
 while go.item() > 0:
     before = time.monotonic()
-    y = torch.nn.functional.normalize(y @ y)
-    dist.all_reduce(x)
+    work()
     go.fill_(1.0 if before - began < seconds else 0.0)
     dist.broadcast(go, 0)
     torch.cuda.synchronize()
@@ -192,40 +202,43 @@ print(json.dumps(line))
 
 
 def nccl(bench: Bench) -> Line:
-    """Two tenants of two NCCL ranks each on the same two GPUs: a product and an all-reduce a step."""
+    """Two jobs of two NCCL ranks each on the same two GPUs, native and as tenants.
+
+    A step is a product and an all-reduce, eager or in a CUDA graph.
+    """
     if len(bench.uuids) < 2:
         return skipped("nccl", "needs two GPUs: NCCL refuses two ranks of one job on one")
     if torch_python() is None:
         return skipped("nccl", "PyTorch is not installed")
-    out: Line = {}
-    for policy in (HARD, CONSERVING, NONE):
-        for jobs in (1, 2):
-            name = f"nccl-{policy.name}-{jobs}"
-            leases = [bench.lease(f"{name}-{i}", policy, 50, bench.uuids[:2]) for i in range(jobs)]
-            started = [
-                bench.program(
-                    lease,
-                    (uuid,),
-                    str(torch_python()),
-                    "-c",
-                    _NCCL,
-                    str(rank),
-                    str(29600 + job),
-                    str(bench.seconds),
-                )
-                for job, lease in enumerate(leases)
-                for rank, uuid in enumerate(bench.uuids[:2])
-            ]
-            said = [answer(process) for process in started]
-            figure = {
-                "steps_per_second": [round(line["steps"] / line["seconds"], 1) for line in said[::2]],
-                "longest_ms": round(max(line["longest_ms"] for line in said), 1),
-                "armed": all(line["libvgpu"] for line in said),
-                "counters": [compute_counters(lease) for lease in leases],
-            }
-            print(name, json.dumps(figure), flush=True)
-            out[name] = figure
-    return out
+    return {
+        name: nccl_jobs(bench, name, policy, way, jobs)
+        for way in ("eager", "graphs")
+        for policy in (None, HARD, CONSERVING)
+        for jobs in (1, 2)
+        for name in [f"nccl-{way}-{policy.name if policy is not None else 'native'}-{jobs}"]
+    }
+
+
+def nccl_jobs(bench: Bench, name: str, policy: SharePolicy | None, way: str, jobs: int) -> Line:
+    uuids = bench.uuids[:2]
+    leases = (
+        [bench.lease(f"{name}-{i}", policy, 50, uuids) for i in range(jobs)] if policy is not None else []
+    )
+    began = [
+        bench.program(lease, (uuid,), *program, str(rank), str(29600 + job), str(bench.seconds), way)
+        for job, lease in enumerate(leases or [None] * jobs)
+        for program in [(str(torch_python()), "-c", _NCCL)]
+        for rank, uuid in enumerate(uuids)
+    ]
+    said = [answer(process) for process in began]
+    figure = {
+        "steps_per_second": [round(line["steps"] / line["seconds"], 1) for line in said[::2]],
+        "longest_ms": round(max(line["longest_ms"] for line in said), 1),
+        "armed": all(line["libvgpu"] for line in said),
+        "counters": [compute_counters(lease) for lease in leases],
+    }
+    print(name, json.dumps(figure), flush=True)
+    return figure
 
 
 SECTIONS: dict[str, Callable[[Bench], Line]] = {
@@ -248,17 +261,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--build", type=Path, required=True, help="folder of the native build")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--engine", choices=("cut", "gate"), default="gate", help="that keeps the turns")
     parser.add_argument("--rate", type=float, help="loop iterations in a microsecond; measured if not given")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each run; 3 if not given")
     parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], help="all, if none is named")
     options = parser.parse_args()
-    figures: dict[str, object] = {}
+    figures: dict[str, object] = {"engine": options.engine}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         pages = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
         uuids = gpu_uuids()
-        node = Node(options.build, folder, uuids[0])
+        node = Node(options.build, folder, uuids[0], options.engine)
         node.start()
+        for uuid in uuids[1:]:
+            (folder / "engines" / uuid).write_text(f"{options.engine}\n")
         stack.callback(node.kill)
         node.rate = options.rate or max(answer(node.spin(None, "--calibrate"))["rate"] for _ in range(2))
         for name in options.sections or SECTIONS:
