@@ -51,6 +51,7 @@ from vgpud.node.parts import Parts
 from vgpud.node.preload_world import preload_world
 from vgpud.node.recover import Start, agree, recover
 from vgpud.node.room import Room
+from vgpud.node.store import AllocationStore
 from vgpud.node.transitions import Transitions
 from vgpud.policy.load import LoadedPolicy, load
 from vgpud.policy.model import DeviceRule, Policy
@@ -162,9 +163,8 @@ class Daemon:
         preload = Preload(self.units, self.paths(), world)
         effectors = self.effectors(originals, preload)
         parts = Parts(
-            ledger=ledger,
+            store=AllocationStore(ledger, self.book, checked=self.settings.log_level == "debug"),
             inventory=self.inventory,
-            book=self.book,
             transitions=Transitions(effectors, self.inventory, lambda uuid: bool(self.book.slices_on(uuid))),
             effectors=effectors,
             specs=self.specs,

@@ -17,7 +17,7 @@ from tests.simnode import ROOT
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
 PLACES = ("", "machine", "containers", "slurm", "kubernetes", "checkout")
 #: Nothing of these is run: `toml`, `yaml`, `json` and `python` are read or run by tests of their own.
-QUIET = ("text", "toml", "ini", "yaml", "json", "python")
+QUIET = ("text", "toml", "ini", "yaml", "json", "python", "mermaid")
 #: A line, or a span within a sentence, that begins so is something to type.
 _OURS = ("vgpuctl", "vgpu-sim", "vgpud", "vgpu-runtime", "vgpu-hook", "./dev")
 _SYSTEMS = (

@@ -2,9 +2,11 @@
 
 import ast
 import re
+from collections import defaultdict
 
 from tests.lint.test_house import MAY_IMPORT
 from tests.simnode import ROOT
+from vgpud.model.lifecycle import TABLE, Change, Phase
 
 PAGE = ROOT / "docs" / "architecture.md"
 
@@ -37,12 +39,35 @@ def test_the_table_of_rooms_is_the_lint_table() -> None:
     assert shown[1] == rooms_table(), "run: python -m tests.docs.test_architecture"
 
 
+def states_picture() -> str:
+    """TABLE as a state diagram of Mermaid. The text has releases and repairs, which begin in many phases."""
+    arrows = defaultdict(list)
+    for (start, change), end in TABLE.items():
+        from_everywhere = change is Change.RELEASE and start is not Phase.FAILED
+        if change is not Change.REPAIRED and not from_everywhere:
+            arrows[start, end].append(change.value)
+    names = {phase: "[*]" if phase is Phase.ABSENT else phase.value for phase in Phase}
+    lines = [f"    {names[a]} --> {names[b]}: {', '.join(changes)}" for (a, b), changes in arrows.items()]
+    return "\n".join(["```mermaid", "stateDiagram-v2", *lines, "```"])
+
+
+def test_the_picture_of_states_is_the_table_of_the_store() -> None:
+    shown = re.search(r"<!-- states -->\n(.*?)\n<!-- /states -->", PAGE.read_text(), re.S)
+    assert shown is not None
+    assert shown[1] == states_picture(), "run: python -m tests.docs.test_architecture"
+
+
 def test_each_path_on_the_map_exists() -> None:
     paths = re.findall(r"`((?:vgpud|native|tests|configs|systemd)/[\w./-]+)`", PAGE.read_text())
     assert len(paths) > 50
     assert [path for path in paths if path != "vgpud/lease_layout.py" and not (ROOT / path).exists()] == []
 
 
-if __name__ == "__main__":  # python -m tests.docs.test_architecture: writes the table anew
-    new = f"<!-- rooms -->\n{rooms_table()}\n<!-- /rooms -->"
-    PAGE.write_text(re.sub(r"<!-- rooms -->.*<!-- /rooms -->", lambda _: new, PAGE.read_text(), flags=re.S))
+if __name__ == "__main__":  # python -m tests.docs.test_architecture: writes the table and the picture anew
+    page = PAGE.read_text()
+    for name, new in (("rooms", rooms_table()), ("states", states_picture())):
+        marked = f"<!-- {name} -->\n{new}\n<!-- /{name} -->"
+        old = re.search(f"<!-- {name} -->.*<!-- /{name} -->", page, re.S)
+        assert old is not None
+        page = page.replace(old[0], marked)
+    PAGE.write_text(page)

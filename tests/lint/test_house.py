@@ -178,6 +178,34 @@ def test_libvgpu_keeps_its_hands_off() -> None:
         assert not calls, f"{path.name} calls {calls}"
 
 
+# what changes the book, the ledger's allocations and events, or reaches watchers
+WRITES = {
+    "book": {"add", "remove", "replace"},
+    "ledger": {"intent", "commit", "forget", "rebind", "mark", "unmark", "event", "set_boot_id"},
+    "hub": {"publish"},
+}
+
+
+def writes_of(path: Path) -> list[str]:
+    """Calls such as `self._book.replace(...)`."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        owner = node.func.value
+        name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+        if node.func.attr in WRITES.get(name.lstrip("_"), ()):
+            found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}.{node.func.attr}")
+    return found
+
+
+def test_only_the_store_writes_allocations() -> None:
+    store = ROOT / "vgpud" / "node" / "store.py"
+    named = {line.rpartition(" ")[2].lstrip("_") for line in writes_of(store)}
+    assert named == {f"{owner}.{call}" for owner, calls in WRITES.items() for call in calls}, "not found"
+    assert [line for path in modules() if path != store for line in writes_of(path)] == []
+
+
 # what runs in the event loop: its time is `vgpud.clock`, which a test can turn. Elsewhere threads and short
 # programs wait for the kernel, and a duration that is only measured is one of `perf_counter`
 LOOPS = ("node", "serve", "modes", "http")

@@ -29,9 +29,9 @@ from vgpud.model.tenancy import Mode, Selector
 from vgpud.modes.base import Paths
 from vgpud.modes.mig import MigMode, Wish
 from vgpud.node.book import Book
-from vgpud.node.hub import Hub
 from vgpud.node.inventory import Inventory
 from vgpud.node.mig_layouts import MigLayouts, Surroundings
+from vgpud.node.store import AllocationStore
 from vgpud.node.transitions import Transitions
 from vgpud.planner.geometry import ComputeKey, SlotKey, table_for
 from vgpud.planner.layouts import spell
@@ -250,15 +250,12 @@ class Node1:
         transitions = Transitions(
             {Mode.MIG: self.mig}, self.inventory, lambda uuid: bool(self.book.slices_on(uuid))
         )
-        ledger = NoLedger()
         self.layouts = MigLayouts(
             Surroundings(
                 self.mig,
                 self.inventory,
-                self.book,
+                AllocationStore(NoLedger(), self.book),  # type: ignore[arg-type]
                 transitions,
-                ledger,  # type: ignore[arg-type]
-                Hub(ledger.events_after),
                 lambda: loaded,  # type: ignore[arg-type,return-value]
                 lambda point: card.scissors.point(),
             )

@@ -26,7 +26,7 @@ def test_allocate_then_release_leaves_nothing(tmp_path: Path) -> None:
             assert await w.keeper.release(held.id, ALICE, force=False) is False
             assert w.is_empty()
             assert await w.keeper.release(held.id, ALICE, force=False) is True
-            state = await w.parts.ledger.load()
+            state = await w.ledger.load()
             assert state.allocations == ()
 
     clock.run(work())
@@ -74,7 +74,7 @@ def test_a_request_id_belongs_to_its_user(tmp_path: Path, at_once: bool) -> None
                 held = [await w.keeper.allocate(one) for one in asked]
             assert held[0].id != held[1].id
             assert [await w.keeper.allocate(one) for one in asked] == held
-            assert len((await w.parts.ledger.load()).allocations) == 2
+            assert len((await w.ledger.load()).allocations) == 2
 
     clock.run(work())
 
@@ -87,7 +87,7 @@ def test_what_fails_half_way_is_undone(tmp_path: Path, step: str) -> None:
             with pytest.raises(VgpuError, match="told to fail"):
                 await w.keeper.allocate(request("r"))
             assert w.is_empty()
-            assert (await w.parts.ledger.load()).allocations == ()
+            assert (await w.ledger.load()).allocations == ()
             w.effectors[Mode.PRELOAD].fail = set()
             assert (await w.keeper.allocate(request("r"))).state is State.ACTIVE
 
@@ -226,7 +226,7 @@ def test_resize_up_down_and_over(tmp_path: Path) -> None:
             with pytest.raises(VgpuError, match="81GiB does not fit") as full:
                 await w.keeper.resize(held.id, ALICE, 81 * GIB, None)
             assert full.value.code is ErrorCode.NO_CAPACITY
-            assert (await w.parts.ledger.load()).allocations[0].slices[0].memory_bytes == 40 * GIB
+            assert (await w.ledger.load()).allocations[0].slices[0].memory_bytes == 40 * GIB
             shrunk = await w.keeper.resize(held.id, ALICE, 1 * GIB, None)
             assert shrunk.slices[0].memory_bytes == GIB
             with pytest.raises(VgpuError) as denied:
@@ -306,7 +306,7 @@ def test_an_intent_that_cannot_be_written_books_nothing(
                 raise VgpuError(ErrorCode.LEDGER_FULL, "the disk is full", "make room")
 
             with monkeypatch.context() as patched:
-                patched.setattr(w.parts.ledger, "intent", full)
+                patched.setattr(w.ledger, "intent", full)
                 with pytest.raises(VgpuError, match="disk is full"):
                     await w.keeper.allocate(request("r"))
             assert w.is_empty()

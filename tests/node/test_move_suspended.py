@@ -87,7 +87,7 @@ async def sleeping(folder: Path, **asked: Any) -> AsyncIterator[tuple[World, Dri
 
 
 async def on_record(w: World) -> Allocation:
-    (only,) = (await w.parts.ledger.load()).allocations
+    (only,) = (await w.ledger.load()).allocations
     return only
 
 

@@ -44,7 +44,7 @@ def test_a_resize_that_cannot_be_put_in_force_leaves_the_old_size(tmp_path: Path
                 await w.keeper.resize(held.id, ALICE, 40 * GIB, None)
             now = w.keeper.get(held.id)
             assert (now.state, now.slices) == (State.ACTIVE, held.slices)
-            on_record = (await w.parts.ledger.load()).allocations[0]
+            on_record = (await w.ledger.load()).allocations[0]
             assert (on_record.state, on_record.slices) == (State.ACTIVE, held.slices)
             w.effectors[Mode.PRELOAD].fail = set()
             assert (await w.keeper.resize(held.id, ALICE, 40 * GIB, None)).state is State.ACTIVE
@@ -63,12 +63,12 @@ def test_a_resize_whose_end_was_not_recorded_can_be_repeated(
                 raise full()
 
             with monkeypatch.context() as patched:
-                patched.setattr(w.parts.ledger, "commit", no_room)
+                patched.setattr(w.ledger, "commit", no_room)
                 with pytest.raises(VgpuError, match="disk is full"):
                     await w.keeper.resize(held.id, ALICE, 40 * GIB, None)
             again = await w.keeper.resize(held.id, ALICE, 40 * GIB, None)
             assert (again.state, again.slices[0].memory_bytes) == (State.ACTIVE, 40 * GIB)
-            assert (await w.parts.ledger.load()).allocations[0].state is State.ACTIVE
+            assert (await w.ledger.load()).allocations[0].state is State.ACTIVE
 
     clock.run(work())
 
@@ -97,7 +97,7 @@ def test_a_release_waits_for_a_resize_that_is_under_way(
             assert (await resizing).slices[0].memory_bytes == 8 * GIB
             assert await releasing is False
             assert w.is_empty()
-            assert (await w.parts.ledger.load()).allocations == ()
+            assert (await w.ledger.load()).allocations == ()
 
     clock.run(work())
 
@@ -109,7 +109,7 @@ def test_room_that_a_failed_shrink_gave_up_was_given_to_nobody(
         async with world(tmp_path, one_device()) as w:
             held = await w.keeper.allocate(request("a", gib=80))
             gate = asyncio.Event()
-            plain = w.parts.ledger.intent
+            plain = w.ledger.intent
 
             async def fails(allocation: object, **_: object) -> None:
                 if allocation.id != held.id:  # type: ignore[attr-defined]
@@ -117,7 +117,7 @@ def test_room_that_a_failed_shrink_gave_up_was_given_to_nobody(
                 await gate.wait()
                 raise full()
 
-            monkeypatch.setattr(w.parts.ledger, "intent", fails)
+            monkeypatch.setattr(w.ledger, "intent", fails)
             shrink = asyncio.ensure_future(w.keeper.resize(held.id, ALICE, 10 * GIB, None))
             await clock.until(lambda: w.keeper.get(held.id).state is State.RESIZING)
             with pytest.raises(VgpuError) as refused:
@@ -198,14 +198,14 @@ def test_a_release_while_a_device_fails_stops_nothing_else_from_failing(
         async with world(tmp_path, one_device()) as w:
             first, second = await two_on_one_device(w)
             uuid = w.keeper.get(first).slices[0].device_uuid
-            plain = w.parts.ledger.commit
+            plain = w.ledger.commit
             gate = asyncio.Event()
 
             async def slow(*words: object, **_: object) -> object:
                 await gate.wait()
                 return await plain(*words)  # type: ignore[arg-type]
 
-            monkeypatch.setattr(w.parts.ledger, "commit", slow)
+            monkeypatch.setattr(w.ledger, "commit", slow)
             failing = asyncio.ensure_future(w.keeper.failures.mark_on(uuid, "device 0 is lost"))
             await clock.settled()
             await w.keeper.release(first, ALICE, force=True)
@@ -224,14 +224,14 @@ def test_a_failure_does_not_take_a_release_back(tmp_path: Path, monkeypatch: pyt
         async with world(tmp_path, one_device()) as w:
             first, second = await two_on_one_device(w)
             uuid = w.keeper.get(first).slices[0].device_uuid
-            plain = w.parts.ledger.commit
+            plain = w.ledger.commit
             gate = asyncio.Event()
 
             async def slow(*words: object, **_: object) -> object:
                 await gate.wait()
                 return await plain(*words)  # type: ignore[arg-type]
 
-            monkeypatch.setattr(w.parts.ledger, "commit", slow)
+            monkeypatch.setattr(w.ledger, "commit", slow)
             failing = asyncio.ensure_future(w.keeper.failures.mark_on(uuid, "device 0 is lost"))
             await clock.settled()
             w.effectors[Mode.PRELOAD].fail = {"detach"}
@@ -241,7 +241,7 @@ def test_a_failure_does_not_take_a_release_back(tmp_path: Path, monkeypatch: pyt
             await failing
             assert w.keeper.get(first).state is State.FAILED
             assert w.keeper.get(second).state is State.RELEASING
-            states = {a.id: a.state for a in (await w.parts.ledger.load()).allocations}
+            states = {a.id: a.state for a in (await w.ledger.load()).allocations}
             assert states == {first: State.FAILED, second: State.RELEASING}
 
     clock.run(work())
@@ -277,7 +277,7 @@ def test_a_mode_left_on_for_one_who_did_not_come_is_left(
             ask: dict[str, Any] = {"isolation": Isolation.COMPUTE}
             last = await w.keeper.allocate(request("a", **ask))
             gate = asyncio.Event()
-            plain = w.parts.ledger.intent
+            plain = w.ledger.intent
 
             async def fails(allocation: Allocation, **_: object) -> None:
                 if allocation.id == last.id:
@@ -285,7 +285,7 @@ def test_a_mode_left_on_for_one_who_did_not_come_is_left(
                 await gate.wait()
                 raise full()
 
-            monkeypatch.setattr(w.parts.ledger, "intent", fails)
+            monkeypatch.setattr(w.ledger, "intent", fails)
             newcomer = asyncio.ensure_future(w.keeper.allocate(request("b", **ask)))
             await clock.until(lambda: len(w.parts.book) == 2)
             await w.keeper.release(last.id, ALICE, force=False)
@@ -358,9 +358,9 @@ def test_a_resize_that_cannot_be_finished_stops_no_start(tmp_path: Path) -> None
     async def work() -> None:
         async with world(tmp_path) as w:
             held = await w.keeper.allocate(request("r"))
-            await w.parts.ledger.intent(replace(held, state=State.RESIZING))
+            await w.ledger.intent(replace(held, state=State.RESIZING))
         async with world(tmp_path) as w:
-            state = await w.parts.ledger.load()
+            state = await w.ledger.load()
             w.effectors[Mode.PRELOAD].fail = {"resize", "attach"}
             await recover(w.keeper, w.parts, state, Start(NoUnits(), tmp_path, "boot"))  # type: ignore[arg-type]
             assert w.keeper.get(held.id).state is State.RESIZING

@@ -26,6 +26,7 @@ from vgpud.node.engines import Engines
 from vgpud.node.inventory import Inventory
 from vgpud.node.keeper import NodeKeeper
 from vgpud.node.parts import Parts
+from vgpud.node.store import AllocationStore
 from vgpud.node.transitions import Transitions
 from vgpud.planner.use import is_anybodys
 from vgpud.policy.layers import PolicyPaths
@@ -148,6 +149,7 @@ class Counted(Ledger):
 class World:
     keeper: NodeKeeper
     parts: Parts
+    ledger: Ledger
     gateway: FakeGateway
     effectors: dict[Mode, Remembering]
     folder: Path
@@ -186,9 +188,8 @@ async def world(
     book = Book()
     async with await Counted.open(folder / "ledger.db") as ledger:
         parts = Parts(
-            ledger=ledger,
+            store=AllocationStore(ledger, book, checked=True),
             inventory=inventory,
-            book=book,
             transitions=Transitions(effectors, inventory, lambda u: bool(book.slices_on(u))),
             effectors=effectors,
             specs=Specs(folder / "cdi"),
@@ -198,7 +199,7 @@ async def world(
             suspender=suspender or Suspender(Path("/usr/bin/false"), folder / "suspend.lock"),
         )
         keeper = NodeKeeper(parts, loader())
-        yield World(keeper, parts, gateway, effectors, folder)
+        yield World(keeper, parts, ledger, gateway, effectors, folder)
         await keeper.close()
 
 

@@ -1,9 +1,11 @@
 """The order of steps, and which devices change mode."""
 
+from collections.abc import Iterable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vgpud.model.plan import StepKind
+from vgpud.model.plan import Step, StepKind
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Allocation, Mode, Slice, State
 from vgpud.planner.steps import allocate_steps, release_steps, repair_steps
@@ -18,7 +20,7 @@ def allocation(*slices: Slice, name: str = "a") -> Allocation:
     return Allocation(name, request(), State.ACTIVE, slices)
 
 
-def short(steps: tuple) -> list[tuple[str, str]]:  # type: ignore[type-arg]
+def short(steps: Iterable[Step]) -> list[tuple[str, str]]:
     return [(step.fault_point, step.device_uuid) for step in steps]
 
 
@@ -88,8 +90,8 @@ def test_intent_comes_first_and_the_record_goes_last(made: list[tuple[str, bool]
     others = [allocation(Slice(uuid, mode, GIB), name=str(i)) for i, (uuid, more) in enumerate(made) if more]
     up = allocate_steps(mine.slices, use_of(others))
     down = release_steps(mine, use_of([mine, *others]))
-    assert up[0].kind is down[0].kind is StepKind.RECORD_INTENT
-    assert (up[-1].kind, down[-1].kind) == (StepKind.COMMIT, StepKind.FORGET)
+    assert up.intent.kind is down.intent.kind is StepKind.RECORD_INTENT
+    assert (up.outcome.kind, down.outcome.kind) == (StepKind.COMMIT, StepKind.FORGET)
     assert all(step.reason for step in (*up, *down))
     points = [step.fault_point + step.device_uuid for step in (*up, *down)]
     assert len(points) == len(set(points)) + 1  # only record-intent is in both

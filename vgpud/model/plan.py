@@ -3,6 +3,7 @@
 Each step is idempotent, so that a plan cut anywhere by a crash can be run again or undone.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -43,3 +44,16 @@ class Step:
         """The name under which tests cut a plan after this step."""
         suffix = "" if self.slice_ordinal is None else f"-{self.slice_ordinal}"
         return f"{self.kind.value}{suffix}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an allocation or a release does: the intent is recorded, then the effects are made, then the
+    outcome is recorded."""
+
+    intent: Step
+    effects: tuple[Step, ...]
+    outcome: Step
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter((self.intent, *self.effects, self.outcome))

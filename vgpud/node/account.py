@@ -17,6 +17,10 @@ log = structlog.get_logger("vgpud.decision")
 class Account:
     def __init__(self) -> None:
         self.tally = Tally(reload_unix_seconds=time.time())
+        self._repeats: Counter[tuple[int, str]] = Counter()  # repeated requests
+
+    def repeated(self, request: Request) -> None:
+        self._repeats[request.owner.uid, request.id] += 1
 
     def allocated(self, allocation: Allocation) -> None:
         seconds = max(0.0, (time.time_ns() - allocation.created_unix_ns) / 1e9)
@@ -43,8 +47,9 @@ class Account:
             why=refusal.sentence,
         )
 
-    def released(self, allocation: Allocation, repeats: int = 0) -> None:
-        """`repeats` counts how often the same request was repeated while the allocation was held."""
+    def released(self, allocation: Allocation) -> None:
+        """The line says how often the same request was repeated while the allocation was held."""
+        repeats = self._repeats.pop((allocation.request.owner.uid, allocation.request.id), 0)
         self.tally.released += 1
         held_seconds = max(0.0, (time.time_ns() - allocation.created_unix_ns) / 1e9)
         log.info(

@@ -30,7 +30,6 @@ from vgpud.modes.preload import Preload
 from vgpud.node.ancestry import owner_of
 from vgpud.node.cgroups import processes_in
 from vgpud.node.checkpoints import Surroundings
-from vgpud.node.execute import new_event
 from vgpud.node.policies import Policies
 from vgpud.planner.bypass import (
     Belongings,
@@ -266,15 +265,13 @@ class Bypasses:
         self, allocation: Allocation, kind: MarkKind, subject: str, amount: int, sentence: str
     ) -> None:
         mark = Mark(allocation.id, kind, subject, amount, sentence, time.time_ns())
-        event = new_event(_EVENTS[kind], allocation.id, f"allocation {allocation.id}: {sentence}")
         try:
-            event = await self.around.ledger.mark(mark, event)
+            await self.around.store.mark(mark, _EVENTS[kind], allocation)
         except VgpuError as error:
             log.error("mark not recorded", allocation=allocation.id, mark=kind.value, why=str(error))
             return
         self._marks.setdefault(allocation.id, {})[kind] = mark
         self.tally.marked[kind.value] += 1
-        self.around.hub.publish(event, allocation)
         owner = allocation.request.owner.uid
         log.warning(
             "marked",
@@ -296,15 +293,12 @@ class Bypasses:
         mark = self._marks.get(allocation.id, {}).get(kind)
         if mark is None:
             return
-        sentence = f"allocation {allocation.id}: {why}"
-        event = new_event(EventKind.ALLOCATION_CLEARED, allocation.id, sentence)
         try:
-            event = await self.around.ledger.unmark(mark, event)
+            await self.around.store.unmark(mark, allocation, why)
         except VgpuError as error:
             log.error("mark not taken back", allocation=allocation.id, why=str(error))
             return
         self._marks.get(allocation.id, {}).pop(kind, None)
-        self.around.hub.publish(event, allocation)
 
     # --- ending it
 

@@ -9,9 +9,8 @@ import structlog
 
 from vgpud.hardware.sight import visible_devices
 from vgpud.hardware.suspender import ProcessState, Session, Suspender
-from vgpud.ledger import Ledger
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.event import EventKind
+from vgpud.model.lifecycle import Change
 from vgpud.model.quantity import format_bytes
 from vgpud.model.tenancy import Allocation, Mode, State, SuspendedProcess
 from vgpud.modes.base import Effector
@@ -20,10 +19,10 @@ from vgpud.node.belonging import belongs
 from vgpud.node.book import Book
 from vgpud.node.changes import Changes
 from vgpud.node.checks import settled
-from vgpud.node.execute import FaultHook, new_event
-from vgpud.node.hub import Hub
+from vgpud.node.execute import FaultHook
 from vgpud.node.inventory import Inventory
 from vgpud.node.kept import Kept
+from vgpud.node.store import AllocationStore
 from vgpud.node.transitions import Transitions
 from vgpud.planner.places import device_map, devices_of, saved_on
 from vgpud.planner.suspend import HostMemory
@@ -42,11 +41,9 @@ class Surroundings:
     """What suspension depends on. `host` reads the host's free memory and the policy's bounds of it; below
     `host_root` are the device nodes of the host."""
 
-    book: Book
-    ledger: Ledger
+    store: AllocationStore
     inventory: Inventory
     effectors: Mapping[Mode, Effector]
-    hub: Hub
     changes: Changes
     transitions: Transitions
     suspender: Suspender
@@ -55,6 +52,10 @@ class Surroundings:
     activities: Activities
     kept: Kept
     host_root: Path = Path("/")
+
+    @property
+    def book(self) -> Book:
+        return self.store.book
 
 
 class Checkpoints:
@@ -85,7 +86,7 @@ class Checkpoints:
             if {process.pid for process in found} <= locked:
                 return going
             going = replace(going, suspended=found)
-            await self.record(going, f"{verb}-more", self._book.get(going.id))
+            await self.record(going, Change.MOVE if verb == "move" else Change.SUSPEND, f"{verb}-more")
         raise VgpuError(
             ErrorCode.SUSPEND_FAILED,
             f"allocation {going.id} starts processes faster than they can be locked: {len(locked)} so far",
@@ -158,14 +159,9 @@ class Checkpoints:
         return own
 
     async def record(
-        self, intent: Allocation, verb: str, before: Allocation, point: str = "record-intent"
+        self, intent: Allocation, change: Change, verb: str, point: str = "record-intent"
     ) -> None:
-        try:
-            await self._around.ledger.intent(intent)
-        except VgpuError:
-            self._book.replace(before)
-            raise
-        self._book.replace(intent)
+        await self._around.store.begin(intent, change)
         self._around.fault(f"{verb}.{point}")
 
     async def limit(self, allocation: Allocation) -> None:
@@ -173,11 +169,8 @@ class Checkpoints:
         for mode in {part.mode for part in allocation.slices}:
             await self._around.effectors[mode].resize(allocation)
 
-    async def end(self, outcome: Allocation, kind: EventKind, sentence: str) -> Allocation:
-        event = new_event(kind, outcome.id, f"allocation {outcome.id}: {sentence}")
-        done = await self._around.ledger.commit(outcome, event)
-        self._book.replace(done)
-        self._around.hub.publish(replace(event, revision=done.revision), done)
+    async def end(self, outcome: Allocation, change: Change, sentence: str) -> Allocation:
+        done = await self._around.store.commit(outcome, change, sentence)
         log.info(outcome.state.value, allocation=outcome.id, why=sentence)
         return done
 

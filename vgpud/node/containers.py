@@ -4,8 +4,6 @@ Until the container's init exists, the allocation is bound to the process that s
 a failed or crashed runtime leaves no allocation behind. All methods raise VgpuError.
 """
 
-from dataclasses import replace
-
 from vgpud import audit
 from vgpud.inject.specs import Specs
 from vgpud.model.caller import Caller
@@ -57,8 +55,7 @@ class Containers:
     async def _bind(self, allocation_id: str, lifetime: Lifetime) -> None:
         if self._parts.book.get(allocation_id).state is not State.ACTIVE:
             return
-        await self._parts.ledger.rebind(_bound(self._parts.book.get(allocation_id), lifetime))
-        self._parts.book.replace(_bound(self._parts.book.get(allocation_id), lifetime))
+        await self._parts.store.bind(allocation_id, lifetime)
         self._keeper.lifetimes.forget(allocation_id)
         self._keeper.lifetimes.watch(allocation_id, lifetime)
 
@@ -72,7 +69,3 @@ class Containers:
             told.made = self._keeper.release_later(
                 allocation_id, "its runtime says that its container is gone"
             )
-
-
-def _bound(allocation: Allocation, lifetime: Lifetime) -> Allocation:
-    return replace(allocation, request=replace(allocation.request, lifetime=lifetime))

@@ -4,21 +4,19 @@
 whichever step was the last.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from vgpud.inject.specs import Specs
-from vgpud.ledger import Ledger
-from vgpud.model.event import Event, EventKind
+from vgpud.model.lifecycle import Change
 from vgpud.model.plan import Step, StepKind
 from vgpud.model.tenancy import Allocation, Mode, Slice, State
 from vgpud.modes.base import Effector
 from vgpud.modes.mig import MigMode
-from vgpud.node.book import Book
 from vgpud.node.engines import Engines
 from vgpud.node.inventory import Inventory
 from vgpud.node.stack import Stack
+from vgpud.node.store import AllocationStore, shown
 from vgpud.node.transitions import Transitions, lost_is_left
 from vgpud.planner.use import is_anybodys
 
@@ -28,8 +26,7 @@ FaultHook = Callable[[str], None]
 class Executor:
     def __init__(
         self,
-        book: Book,
-        ledger: Ledger,
+        store: AllocationStore,
         inventory: Inventory,
         transitions: Transitions,
         effectors: Mapping[Mode, Effector],
@@ -37,37 +34,33 @@ class Executor:
         engines: Engines,
         fault: FaultHook,
     ) -> None:
-        self._book = book
-        self._ledger = ledger
+        self._store = store
         self._inventory = inventory
         self._transitions = transitions
         self._effectors = effectors
-        self._stack = Stack(book, effectors)
+        self._stack = Stack(store, effectors)
         self._specs = specs
         self._engines = engines
         self._fault = fault
 
-    async def run(
-        self, verb: str, allocation: Allocation, steps: Sequence[Step]
-    ) -> tuple[Allocation, Event | None]:
-        """Runs all steps in order; returns the resulting allocation and the last event written."""
-        event: Event | None = None
+    async def run(self, verb: str, allocation: Allocation, steps: Sequence[Step]) -> Allocation:
+        """Runs all steps in order; returns the resulting allocation."""
         for step in steps:
-            allocation, written = await self._step(allocation, step)
-            event = written or event
+            allocation = await self._step(allocation, step)
             self._fault(f"{verb}.{step.fault_point}")
-        return allocation, event
+        return allocation
 
-    async def _step(self, allocation: Allocation, step: Step) -> tuple[Allocation, Event | None]:
+    async def _step(self, allocation: Allocation, step: Step) -> Allocation:
         match step.kind:
             case StepKind.RECORD_INTENT:
-                await self._ledger.intent(allocation)
+                made = allocation.state is State.ALLOCATING
+                await self._store.begin(allocation, Change.ALLOCATE if made else Change.RELEASE)
             case StepKind.APPLY_MODE | StepKind.UNAPPLY_MODE:
                 await self._change_mode(step)
             case StepKind.CLEAR_INSTANCE:
                 await self._clear_instance(step)
             case StepKind.ATTACH:
-                return await self._attach(allocation, _part(allocation, step)), None
+                return await self._attach(allocation, _part(allocation, step))
             case StepKind.DETACH:
                 await self._detach(allocation, _part(allocation, step))
             case StepKind.CHOOSE_ENGINE:
@@ -79,8 +72,8 @@ class Executor:
             case StepKind.COMMIT:
                 return await self._commit(allocation)
             case StepKind.FORGET:
-                return allocation, await self._forget(allocation)
-        return allocation, None
+                await self._store.forget(allocation)
+        return allocation
 
     async def _change_mode(self, step: Step) -> None:
         assert step.mode is not None
@@ -107,7 +100,7 @@ class Executor:
             slices=tuple(done if s is part else s for s in allocation.slices),
             edits=allocation.edits.merged(edits),
         )
-        self._book.replace(attached)
+        self._store.amend(attached)
         if part.mig is not None:
             await self._inventory.refresh()
         return attached
@@ -119,36 +112,14 @@ class Executor:
         if part.mig is not None:
             await self._inventory.refresh()
 
-    async def _commit(self, allocation: Allocation) -> tuple[Allocation, Event]:
-        sentence = f"{describe(allocation)} for uid {allocation.request.owner.uid}"
-        event = new_event(EventKind.ALLOCATION_ACTIVE, allocation.id, sentence)
-        # a suspended allocation can be repaired, and stays suspended
-        state = State.SUSPENDED if allocation.state is State.SUSPENDED else State.ACTIVE
-        active = await self._ledger.commit(replace(allocation, state=state), event)
-        self._book.replace(active)
-        return active, replace(event, revision=active.revision)
-
-    async def _forget(self, allocation: Allocation) -> Event | None:
-        """Forgets the allocation. Watchers receive no event for an intent that never became active."""
-        event = None
-        if allocation.revision:
-            event = new_event(EventKind.ALLOCATION_RELEASED, allocation.id, describe(allocation))
-        written = await self._ledger.forget(allocation.id, event)
-        self._book.remove(allocation.id)
-        return written
+    async def _commit(self, allocation: Allocation) -> Allocation:
+        """Records a new allocation as active, and a repaired one in the state that it is in."""
+        made = allocation.state is State.ALLOCATING
+        outcome = replace(allocation, state=State.ACTIVE) if made else allocation
+        sentence = f"{shown(allocation)} for uid {allocation.request.owner.uid}"
+        return await self._store.commit(outcome, Change.ALLOCATED if made else Change.REPAIRED, sentence)
 
 
 def _part(allocation: Allocation, step: Step) -> Slice:
     assert step.slice_ordinal is not None
     return allocation.slices[step.slice_ordinal]
-
-
-def new_event(kind: EventKind, subject: str, sentence: str) -> Event:
-    """A new event without a revision, which the ledger assigns."""
-    return Event(0, kind, subject, sentence, time.time_ns())
-
-
-def describe(allocation: Allocation) -> str:
-    """One sentence for events and logs."""
-    parts = ", ".join(f"{s.mode.value} on {s.device_uuid}" for s in allocation.slices)
-    return f"allocation {allocation.id}: {parts}"

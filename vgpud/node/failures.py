@@ -6,22 +6,18 @@ import structlog
 
 from vgpud import audit
 from vgpud.model.errors import VgpuError
-from vgpud.model.event import EventKind
+from vgpud.model.lifecycle import Change
 from vgpud.model.tenancy import State
-from vgpud.node.account import Account
 from vgpud.node.checkpoints import Surroundings
-from vgpud.node.execute import new_event
 
 log = structlog.get_logger(__name__)
 
 
 class Failures:
-    def __init__(self, around: Surroundings, account: Account) -> None:
+    def __init__(self, around: Surroundings) -> None:
         self._book = around.book
-        self._ledger = around.ledger
-        self._hub = around.hub
+        self._store = around.store
         self._changes = around.changes
-        self._account = account
 
     async def mark_on(self, device_uuid: str, sentence: str) -> None:
         """Marks every allocation on a lost device or MIG device."""
@@ -37,16 +33,10 @@ class Failures:
         held = self._book.get(allocation_id)
         if held.state not in (State.ACTIVE, State.RESIZING):
             return
-        text = f"allocation {allocation_id}: {sentence}"
-        event = new_event(EventKind.ALLOCATION_FAILED, allocation_id, text)
+        failed = replace(held, state=State.FAILED, failure=sentence)
         try:
-            failed = await self._ledger.commit(replace(held, state=State.FAILED, failure=sentence), event)
+            await self._store.commit(failed, Change.FAILED, sentence)
         except VgpuError as error:
             log.error("failure not recorded", allocation=allocation_id, why=str(error))
             return
-        # else its release began meanwhile
-        if allocation_id in self._book and self._book.get(allocation_id) is held:
-            self._book.replace(failed)
-        self._hub.publish(replace(event, revision=failed.revision), failed)
-        self._account.failed(failed, sentence)
         audit.automatic("fail", sentence, allocation=failed.id, owner=failed.request.owner.uid)

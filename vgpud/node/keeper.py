@@ -8,7 +8,7 @@ commits. A failed allocation is undone; an allocation that a crash interrupted c
 import asyncio
 import secrets
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -24,14 +24,15 @@ from vgpud.model.engine import EngineChoice
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event
 from vgpud.model.journal import Message
+from vgpud.model.lifecycle import Change
 from vgpud.model.marks import Mark
-from vgpud.model.plan import Step, StepKind
+from vgpud.model.plan import Plan, Step, StepKind
 from vgpud.model.quantity import Percent
 from vgpud.model.tenancy import Allocation, Decision, Mode, Request, Slice, State
 from vgpud.model.view import DeviceView, Metered, NodeDescription, NodeProcess, ReloadReport, SliceUse
 from vgpud.modes.mig import MigMode
 from vgpud.node import checkpoints
-from vgpud.node.account import Account, asked, held
+from vgpud.node.account import asked, held
 from vgpud.node.activities import Activities
 from vgpud.node.background import Background
 from vgpud.node.blocked import Blocked
@@ -44,7 +45,6 @@ from vgpud.node.checks import check_ended, check_owner, settled
 from vgpud.node.execute import Executor
 from vgpud.node.failures import Failures
 from vgpud.node.host import host_memory
-from vgpud.node.hub import Hub
 from vgpud.node.kept import Kept
 from vgpud.node.lifetimes import Lifetimes
 from vgpud.node.meters import Meters
@@ -80,16 +80,14 @@ class NodeKeeper:
     def __init__(self, parts: Parts, policy: LoadedPolicy) -> None:
         self._parts = parts
         self._book = parts.book
-        self._ledger = parts.ledger
+        self.store = parts.store
         self._inventory = parts.inventory
         self._executor = self._executor_of(parts)
         self.operations = Operations(parts.book, parts.inventory, parts.effectors, parts.drains)
-        self.hub = Hub(parts.ledger.events_after)
         self.mig = self._mig_layouts()
         self.lifetimes = Lifetimes(self._lifetime_ended)
-        self._notices = Notices(parts.ledger, self.hub, parts.inventory)
-        self.account = Account()
-        self.policies = Policies(policy, self._load_policy, self._reload_report, self.account)
+        self._notices = Notices(parts.store, parts.inventory)
+        self.policies = Policies(policy, self._load_policy, self._reload_report, self.store.account)
         self.policies.changed.append(lambda old, new: self._policy_changed())
         self.meters = Meters(parts.book, parts.inventory, parts.effectors)
         self._processes = Processes(parts.book, parts.inventory, parts.effectors)
@@ -98,21 +96,19 @@ class NodeKeeper:
         self.spawn = self._background.spawn
         around = self._surroundings()
         self.activities = around.activities
-        self.failures = Failures(around, self.account)
+        self.failures = Failures(around)
         self.resizes = Resizes(around, lambda: self.policies.current.policy)
         self.resizes.check = self._check_quota
-        self.resizes.ended = self.account.resized
         self.suspends = Suspends(around)
-        self.residency = Residency(
-            around, self.suspends, lambda: self.policy().policy, self.account.tally, self.spawn
-        )
-        self.bypasses = Bypasses(around, self.policies, self.account.tally, self.release_later)
+        tally = self.store.account.tally
+        self.residency = Residency(around, self.suspends, lambda: self.policy().policy, tally, self.spawn)
+        self.bypasses = Bypasses(around, self.policies, tally, self.release_later)
         self.moves = Moves(
             around,
             self._executor,
             lambda: self.policies.current.policy,
             self.operations.closed,
-            self.account.tally,
+            tally,
         )
         self.relocations = Relocations(
             self.moves, parts.book, parts.inventory, lambda: self.policy().policy, self.operations.is_drained
@@ -125,15 +121,13 @@ class NodeKeeper:
         self._ending: dict[str, asyncio.Task[bool]] = {}  # releases after the end of a bound process
         self._leaving: set[str] = set()  # allocations that `release_later` waits for
         self._detached: dict[str, Allocation] = {}  # released, but not yet recorded as released
-        self._repeats: Counter[RequestKey] = Counter()  # repeated requests
         self._released: deque[str] = deque(maxlen=_RELEASED_REMEMBERED)  # newest last
         self._started = clock.now()
 
     @staticmethod
     def _executor_of(parts: Parts) -> Executor:
         return Executor(
-            parts.book,
-            parts.ledger,
+            parts.store,
             parts.inventory,
             parts.transitions,
             parts.effectors,
@@ -146,11 +140,9 @@ class NodeKeeper:
         parts = self._parts
         activities = Activities(parts.effectors, Blocked(parts.book))
         return checkpoints.Surroundings(
-            parts.book,
-            parts.ledger,
+            parts.store,
             parts.inventory,
             parts.effectors,
-            self.hub,
             self._changes,
             parts.transitions,
             parts.suspender,
@@ -166,11 +158,8 @@ class NodeKeeper:
         mig, parts = self._parts.effectors[Mode.MIG], self._parts
         if not isinstance(mig, MigMode):
             return None
-        ledger, fault = parts.ledger, parts.fault
         return MigLayouts(
-            Surroundings(
-                mig, parts.inventory, parts.book, parts.transitions, ledger, self.hub, self.policy, fault
-            )
+            Surroundings(mig, parts.inventory, parts.store, parts.transitions, self.policy, parts.fault)
         )
 
     # --- allocate
@@ -182,11 +171,11 @@ class NodeKeeper:
         if under_way is not None:
             first, task = under_way
             check_same_request(first, request)
-            self._repeats[key] += 1
+            self.store.account.repeated(request)
             return await asyncio.shield(task)
         existing = self._book.by_request(request)
         if existing is not None:
-            self._repeats[key] += 1
+            self.store.account.repeated(request)
             return settled(existing)
         task = asyncio.ensure_future(self._audited(request))
         self._allocating[key] = request, task
@@ -200,12 +189,13 @@ class NodeKeeper:
         return allocation
 
     async def _allocate(self, request: Request) -> Allocation:
-        decision, steps = await self.plan(request)
+        decision, plan = await self._plan(request)
         if decision.refusal is not None:
-            self.account.refused(request, decision.refusal)
+            self.store.account.refused(request, decision.refusal)
             if self.mig is not None:
                 raise self.mig.explained(decision.refusal, decision.reasons)
             raise decision.refusal
+        assert plan is not None
         allocation = Allocation(
             id=secrets.token_hex(6),
             request=request,
@@ -214,23 +204,19 @@ class NodeKeeper:
             reasons=decision.reasons,
             created_unix_ns=time.time_ns(),
         )
-        self._book.add(allocation)
+        self.store.reserve(allocation, Change.ALLOCATE)
         try:
-            await self._executor.run("allocate", allocation, steps[:1])
-        except BaseException:
-            self._book.remove(allocation.id)  # the intent is not on record, so nothing was changed
+            await self._executor.run("allocate", allocation, (plan.intent,))
+        except BaseException:  # the intent is not on record, so nothing was changed
             for uuid, mode in {part.device_uuid: part.device_mode for part in allocation.slices}.items():
                 await self._parts.transitions.abandon(uuid, mode)
             raise
         try:
-            allocation, event = await self._executor.run("allocate", allocation, steps[1:])
+            allocation = await self._executor.run("allocate", allocation, (*plan.effects, plan.outcome))
         except BaseException:
             await asyncio.shield(self._undo(allocation.id))
             raise
         self.lifetimes.watch(allocation.id, request.lifetime)
-        if event is not None:
-            self.hub.publish(event, allocation)
-        self.account.allocated(allocation)
         return await self.residency.admit(allocation)
 
     async def _undo(self, allocation_id: str) -> None:
@@ -242,7 +228,12 @@ class NodeKeeper:
             self.release_later(allocation_id, "its allocation failed half-way")
 
     async def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]:
-        """The decision and plan that Allocate would make now. Changes nothing and awaits nothing after it."""
+        """The decision and steps that Allocate would make now. Changes nothing."""
+        decision, plan = await self._plan(request)
+        return decision, tuple(plan or ())
+
+    async def _plan(self, request: Request) -> tuple[Decision, Plan | None]:
+        """Awaits nothing after the decision, so that the room is free when the caller books it."""
         await self._inventory.refresh(_SNAPSHOT_SECONDS)
         decision = self._decide(request)
         if decision[0].refusal is None:
@@ -253,9 +244,9 @@ class NodeKeeper:
         await self._inventory.refresh()
         return self._decide(request)
 
-    def _decide(self, request: Request) -> tuple[Decision, tuple[Step, ...]]:
+    def _decide(self, request: Request) -> tuple[Decision, Plan | None]:
         if self._inventory.error is not None and not self._inventory.node.devices:
-            return Decision(refusal=self._inventory.error), ()
+            return Decision(refusal=self._inventory.error), None
         decision = choose(
             request,
             self._inventory.node,
@@ -274,7 +265,7 @@ class NodeKeeper:
             )
             decision = decision if refusal is None else Decision(reasons=decision.reasons, refusal=refusal)
         if decision.refusal is not None:
-            return decision, ()
+            return decision, None
         return decision, allocate_steps(decision.slices, self._book.use, decision.moves)
 
     # --- release
@@ -331,12 +322,9 @@ class NodeKeeper:
         running = self._releasing.get(allocation_id)
         if running is not None:
             return running
-        before = self._book.get(allocation_id)
-        releasing = replace(before, state=State.RELEASING)
-        self._book.replace(releasing)
-        # an allocation that was never committed has no earlier state
-        stays = releasing if before.state is State.ALLOCATING else before
-        running = asyncio.ensure_future(self._dismantle(releasing, stays))
+        releasing = replace(self._book.get(allocation_id), state=State.RELEASING)
+        self.store.reserve(releasing, Change.RELEASE)
+        running = asyncio.ensure_future(self._dismantle(releasing))
         self._releasing[allocation_id] = running
         running.add_done_callback(lambda _: self._releasing.pop(allocation_id, None))
         return running
@@ -347,31 +335,21 @@ class NodeKeeper:
         check_ended(allocation.id, processes_in(allocation.request.lifetime.cgroup))
         check_ended(allocation.id, [process.pid for process in waiting(allocation)])  # NVML does not see them
 
-    async def _dismantle(self, allocation: Allocation, before: Allocation) -> None:
-        """Releases the allocation. It becomes `before` again if the intent cannot be recorded."""
-        steps = release_steps(allocation, self._book.use)
-        try:
-            await self._executor.run("release", allocation, steps[:1])
-        except VgpuError:
-            self._book.replace(before)
-            raise
-        await self._executor.run("release", allocation, steps[1:-1])
+    async def _dismantle(self, allocation: Allocation) -> None:
+        plan = release_steps(allocation, self._book.use)
+        await self._executor.run("release", allocation, (plan.intent, *plan.effects))
         self._detached[allocation.id] = allocation
         try:
-            if not any(step.kind is StepKind.UNAPPLY_MODE for step in steps):
+            if not any(step.kind is StepKind.UNAPPLY_MODE for step in plan):
                 await self._leave_modes(allocation)
-            _, event = await self._executor.run("release", allocation, steps[-1:])
+            await self._executor.run("release", allocation, (plan.outcome,))
         finally:
             del self._detached[allocation.id]
         self.lifetimes.forget(allocation.id)
         self._released.append(allocation.id)
-        repeats = self._repeats.pop(request_key(allocation.request), 0)
-        if event is not None:
-            self.hub.publish(event, allocation)
         if self.mig is not None:
             for uuid in {part.device_uuid for part in allocation.slices if part.mig is not None}:
                 self.spawn(self.mig.converge_device(uuid))  # a layout may have waited for it
-        self.account.released(allocation, repeats)
 
     async def _leave_modes(self, allocation: Allocation) -> None:
         """Takes devices without allocations out of their mode. When several allocations of a device are
@@ -394,19 +372,18 @@ class NodeKeeper:
         return True
 
     async def run_steps(self, verb: str, allocation_id: str, steps: Sequence[Step]) -> None:
-        """Runs a plan on a held allocation, and sends its event to watchers."""
-        await self.change(allocation_id, lambda: self._run_steps(verb, allocation_id, steps))
+        """Runs a plan on a held allocation."""
+
+        async def run() -> None:
+            await self._executor.run(verb, self._book.get(allocation_id), steps)
+
+        await self.change(allocation_id, run)
 
     async def change(self, allocation_id: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Runs `work` while no other change of the allocation runs. Skips an allocation under release."""
         await self._changes.settle(allocation_id)
         if self._book.get(allocation_id).state is not State.RELEASING:
             await asyncio.shield(self._changes.begin(allocation_id, work()))
-
-    async def _run_steps(self, verb: str, allocation_id: str, steps: Sequence[Step]) -> None:
-        allocation, event = await self._executor.run(verb, self._book.get(allocation_id), steps)
-        if event is not None:
-            self.hub.publish(event, allocation)
 
     def busy(self) -> frozenset[str]:
         """Allocations that are being made, changed or released right now."""
@@ -489,7 +466,7 @@ class NodeKeeper:
         return self._book.get(allocation_id)
 
     def list(self) -> tuple[tuple[Allocation, ...], int]:
-        return tuple(self._book), self.hub.revision
+        return tuple(self._book), self.store.revision
 
     def standing(self, allocation: Allocation) -> str:
         """What a suspended tenant waits for."""
@@ -530,7 +507,7 @@ class NodeKeeper:
                     engine=self._engine(device, use.mode),
                 )
             )
-        return tuple(views), self.hub.revision
+        return tuple(views), self.store.revision
 
     def _engine(self, device: Device, mode: Mode | None) -> EngineChoice | None:
         """The engine of a device that is in mode preload, or idle and allowed to be; None for others."""
@@ -545,7 +522,7 @@ class NodeKeeper:
         return await self._processes.listed(await self.meters.read(_PROCESSES_SECONDS), self.standing)
 
     async def last_events(self, count: int) -> tuple[Event, ...]:
-        return await self._ledger.last_events(count)
+        return await self.store.last_events(count)
 
     async def look(self) -> None:
         """Refreshes the snapshot behind `describe` and `plan`; gives up after a bounded wait for NVML."""
@@ -560,7 +537,7 @@ class NodeKeeper:
         return NodeDescription(
             node=self._inventory.node,
             allocation_count=len(self._book),
-            revision=self.hub.revision,
+            revision=self.store.revision,
             policy_digest=self.policies.current.digest,
             status=f"{len(devices)} devices{simulated}, {len(self._book)} allocations, "
             f"policy {self.policies.current.digest[:8]}",
@@ -569,7 +546,7 @@ class NodeKeeper:
         )
 
     def subscribe(self, after_revision: int | None) -> AsyncIterator[tuple[Event, Allocation | None]]:
-        return self.hub.subscribe(after_revision)
+        return self.store.subscribe(after_revision)
 
     # --- policy
 
@@ -579,9 +556,9 @@ class NodeKeeper:
     async def reload_policy(self, dry_run: bool) -> ReloadReport:
         """All or nothing: raises VgpuError(BAD_POLICY) and keeps the old policy if the files are wrong."""
         if dry_run:
-            return await self.policies.reload(dry_run, self._ledger, self.hub)
+            return await self.policies.reload(dry_run, self.store)
         with audit.change("reload policy") as told:
-            report = await self.policies.reload(dry_run, self._ledger, self.hub)
+            report = await self.policies.reload(dry_run, self.store)
             told.words["digest"] = report.digest
         return report
 
@@ -635,4 +612,4 @@ class NodeKeeper:
         while under_way := self._under_way():  # a task may have started another
             await asyncio.gather(*under_way, return_exceptions=True)
         self.lifetimes.close()
-        self.hub.close()
+        self.store.close()

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import structlog
 
 from vgpud import audit
-from vgpud.ledger import Ledger
 from vgpud.model.device import Device, Health
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import EventKind
@@ -20,11 +19,10 @@ from vgpud.model.mig_view import MigChange, MigDevice, MigPlan, MigTarget
 from vgpud.model.tenancy import Allocation, Mode, Reason, Selector, State
 from vgpud.modes.mig import MigMode
 from vgpud.modes.mig_records import Applied, Key
-from vgpud.node.book import Book
-from vgpud.node.hub import Hub
 from vgpud.node.inventory import Inventory
 from vgpud.node.mig_holders import Holders
 from vgpud.node.mig_pools import Pools
+from vgpud.node.store import AllocationStore
 from vgpud.node.transitions import Transitions
 from vgpud.planner.mig_converge import towards
 from vgpud.planner.mig_plan import DevicePlan, Do, MigStep, plan_defrag, plan_device
@@ -43,10 +41,8 @@ class Surroundings:
 
     mig: MigMode
     inventory: Inventory
-    book: Book
+    store: AllocationStore
     transitions: Transitions
-    ledger: Ledger
-    hub: Hub
     policy: Callable[[], LoadedPolicy]
     fault: FaultHook
 
@@ -55,13 +51,12 @@ class MigLayouts:
     def __init__(self, around: Surroundings) -> None:
         self._mig = around.mig
         self._inventory = around.inventory
-        self._book = around.book
+        self._store = around.store
+        self._book = around.store.book
         self._transitions = around.transitions
-        self._ledger = around.ledger
-        self._hub = around.hub
         self._fault = around.fault
-        self.pools = Pools(around.mig.records, around.inventory, around.book, around.policy)
-        self.holders = Holders(around.book, self.pools, around.mig.host_root)
+        self.pools = Pools(around.mig.records, around.inventory, self._book, around.policy)
+        self.holders = Holders(self._book, self.pools, around.mig.host_root)
         self._one_at_a_time = asyncio.Lock()
         self._converging: dict[str, asyncio.Lock] = {}
 
@@ -293,11 +288,9 @@ class MigLayouts:
             )
 
     async def _tell(self, device: Device, sentence: str) -> None:
-        event = await self._ledger.event(
-            EventKind.DEVICE_CHANGED, device.uuid, f"device {device.index}: {sentence}"
-        )
+        words = f"device {device.index}: {sentence}"
+        await self._store.notice(EventKind.DEVICE_CHANGED, device.uuid, words)
         log.info("mig", device=device.uuid, what=sentence)
-        self._hub.publish(event)
 
     # --- reconcile
 

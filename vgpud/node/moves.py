@@ -15,7 +15,7 @@ from vgpud.hardware.suspender import ProcessState, Session
 from vgpud.model.caller import Caller
 from vgpud.model.device import Node
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.event import EventKind
+from vgpud.model.lifecycle import Change
 from vgpud.model.plan import Step, StepKind
 from vgpud.model.tally import Tally
 from vgpud.model.tenancy import Allocation, Edits, Request, State, SuspendedProcess
@@ -73,7 +73,8 @@ class Moves:
         plan = self.plan(allocation, rules.ends_of(allocation, to, source))
         if not plan.moves:
             return None
-        self._book.replace(plan)  # from here on its room is booked on the old and the new devices
+        # from here on its room is booked on the old and the new devices
+        self._around.store.reserve(plan, Change.MOVE)
         work = self._move(allocation, plan)
         return await asyncio.shield(self._around.changes.begin(allocation.id, work))
 
@@ -103,7 +104,6 @@ class Moves:
         return self._around.inventory.node
 
     async def _move(self, before: Allocation, going: Allocation) -> Allocation:
-        recorded = False
         try:
             async with self._around.suspender.session() as session:
                 if not is_away(going):
@@ -112,13 +112,11 @@ class Moves:
                 self._check(going)
                 first, *rest = rules.move_steps(going)
                 going = await self._step(session, going, first, "")
-                recorded = True
                 verb = "moved while suspended" if is_away(going) else "moved"
                 sentence = f"{told(verb, going)} from {_names(before)} to {_names(rules.turned(going))}"
                 return await self._forth_or_back(session, going, rest, sentence)
         except VgpuError:
-            if not recorded:  # no step has run
-                self._book.replace(before)
+            self._around.store.cancel(before.id)  # unless it is on record
             raise
 
     async def _processes(self, session: Session, before: Allocation) -> tuple[SuspendedProcess, ...]:
@@ -198,7 +196,7 @@ class Moves:
     async def _step(self, session: Session, held: Allocation, step: Step, sentence: str) -> Allocation:
         match step.kind:
             case StepKind.RECORD_INTENT | StepKind.RECORD_BACK:
-                await self._do.record(held, "move", self._book.get(held.id), step.kind.value)
+                await self._do.record(held, Change.MOVE, "move", step.kind.value)
             case StepKind.LOCK:
                 return await self._lock(session, held)
             case StepKind.SAVE:
@@ -216,7 +214,7 @@ class Moves:
             case _:
                 if step.kind is StepKind.ATTACH and step.slice_ordinal == 0:
                     held = replace(held, edits=Edits())  # drops the nodes of the other device
-                held, _ = await self._executor.run("move", held, (step,))
+                held = await self._executor.run("move", held, (step,))
         return held
 
     async def _lock(self, session: Session, held: Allocation) -> Allocation:
@@ -241,7 +239,7 @@ class Moves:
             await self._around.inventory.refresh()
             rules.check_card(held, self._node)
             moved = replace(moved, state=State.RESUMING)
-        await self._do.record(moved, "move", held, "record-move")
+        await self._do.record(moved, Change.MOVE, "move", "record-move")
         return moved
 
     async def _unlock(self, session: Session, held: Allocation) -> None:
@@ -252,10 +250,10 @@ class Moves:
             self._around.fault(f"move.unlock-{number}")
 
     async def _commit(self, held: Allocation, sentence: str) -> Allocation:
-        ended = rules.arrived(held)
+        ended, change = rules.arrived(held), Change.MOVED_SUSPENDED
         if not is_away(held):
-            ended = replace(ended, state=State.ACTIVE, suspended=())
-        done = await self._do.end(ended, EventKind.ALLOCATION_MOVED, sentence)
+            ended, change = replace(ended, state=State.ACTIVE, suspended=()), Change.MOVED
+        done = await self._do.end(ended, change, sentence)
         self._around.fault("move.commit")
         return done
 

@@ -3,20 +3,18 @@
 import structlog
 
 from vgpud.hardware.events import DeviceEvent
-from vgpud.ledger import Ledger
 from vgpud.model.device import Device, Health
 from vgpud.model.event import EventKind
 from vgpud.model.journal import Message
-from vgpud.node.hub import Hub
 from vgpud.node.inventory import Inventory
+from vgpud.node.store import AllocationStore
 
 log = structlog.get_logger(__name__)
 
 
 class Notices:
-    def __init__(self, ledger: Ledger, hub: Hub, inventory: Inventory) -> None:
-        self._ledger = ledger
-        self._hub = hub
+    def __init__(self, store: AllocationStore, inventory: Inventory) -> None:
+        self._store = store
         self._inventory = inventory
 
     async def event(self, event: DeviceEvent) -> None:
@@ -29,7 +27,7 @@ class Notices:
             why=event.sentence,
         )
         if event.uuid:  # if NVML does not name the device, the snapshot shows which one is lost
-            await self._publish(EventKind.DEVICE_CHANGED, event.uuid, event.sentence)
+            await self._store.notice(EventKind.DEVICE_CHANGED, event.uuid, event.sentence)
         await self._inventory.refresh()
 
     async def health(self, device: Device) -> bool:
@@ -37,14 +35,11 @@ class Notices:
         why = f": {device.health_reason}" if device.health_reason else ""
         lost = device.health is Health.LOST
         kind = EventKind.DEVICE_LOST if lost else EventKind.DEVICE_CHANGED
-        await self._publish(kind, device.uuid, f"device {device.index} is {device.health.value}{why}")
+        await self._store.notice(kind, device.uuid, f"device {device.index} is {device.health.value}{why}")
         return lost
 
     async def notice(self, device_uuid: str, sentence: str) -> None:
         device = self._inventory.node.device(device_uuid)
         name = device_uuid if device is None else f"device {device.index}"
         log.warning("device notice", device=device_uuid, why=sentence)
-        await self._publish(EventKind.DEVICE_CHANGED, device_uuid, f"{name}: {sentence}")
-
-    async def _publish(self, kind: EventKind, device_uuid: str, sentence: str) -> None:
-        self._hub.publish(await self._ledger.event(kind, device_uuid, sentence))
+        await self._store.notice(EventKind.DEVICE_CHANGED, device_uuid, f"{name}: {sentence}")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from vgpud.hardware.suspender import Suspender
 from vgpud.inject.specs import Specs
-from vgpud.ledger import Ledger
 from vgpud.model.tenancy import Mode
 from vgpud.modes.base import Effector
 from vgpud.node.book import Book
@@ -14,6 +13,7 @@ from vgpud.node.drains import Drains
 from vgpud.node.engines import Engines
 from vgpud.node.execute import FaultHook
 from vgpud.node.inventory import Inventory
+from vgpud.node.store import AllocationStore
 from vgpud.node.transitions import Transitions
 from vgpud.policy.load import LoadedPolicy
 
@@ -22,9 +22,8 @@ from vgpud.policy.load import LoadedPolicy
 class Parts:
     """The keeper's collaborators; `load_policy` reads the policy files again."""
 
-    ledger: Ledger
+    store: AllocationStore
     inventory: Inventory
-    book: Book
     transitions: Transitions
     effectors: Mapping[Mode, Effector]
     specs: Specs
@@ -34,3 +33,7 @@ class Parts:
     engines: Engines
     drains: Drains = field(default_factory=Drains)
     host_root: Path = Path("/")
+
+    @property
+    def book(self) -> Book:
+        return self.store.book

@@ -3,14 +3,13 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 
-from vgpud.ledger import Ledger
 from vgpud.model.device import Node
 from vgpud.model.errors import VgpuError
 from vgpud.model.event import EventKind
 from vgpud.model.tenancy import Mode
 from vgpud.model.view import ReloadReport
 from vgpud.node.account import Account
-from vgpud.node.hub import Hub
+from vgpud.node.store import AllocationStore
 from vgpud.planner.use import EMPTY, DeviceUse
 from vgpud.policy.compare import compare
 from vgpud.policy.effective import effective
@@ -39,7 +38,7 @@ class Policies:
         # called with the old and the new policy after a change
         self.changed: list[Callable[[LoadedPolicy, LoadedPolicy], None]] = []
 
-    async def reload(self, dry_run: bool, ledger: Ledger, hub: Hub) -> ReloadReport:
+    async def reload(self, dry_run: bool, store: AllocationStore) -> ReloadReport:
         """Reloads the policy. Of two concurrent reloads the later one wins. Raises VgpuError(BAD_POLICY)."""
         async with self._reloading:
             try:
@@ -57,7 +56,7 @@ class Policies:
                 for tell in self.changed:
                     tell(old, fresh)
                 sentence = f"policy {fresh.digest[:8]} is in force"
-                hub.publish(await ledger.event(EventKind.POLICY_RELOADED, fresh.digest, sentence))
+                await store.notice(EventKind.POLICY_RELOADED, fresh.digest, sentence)
             self._account.reloaded(report)
             return report
 

@@ -15,7 +15,8 @@ from vgpud import audit
 from vgpud.lease import list_leases, remove_lease
 from vgpud.ledger import LedgerState
 from vgpud.model.errors import VgpuError
-from vgpud.model.tenancy import Allocation, Edits, Mode, State
+from vgpud.model.lifecycle import Phase, phase_of
+from vgpud.model.tenancy import Allocation, Edits, Mode
 from vgpud.modes.mps import unit_name
 from vgpud.modes.preload import Preload
 from vgpud.node.keeper import NodeKeeper
@@ -28,7 +29,7 @@ from vgpud.units import Units
 
 log = structlog.get_logger(__name__)
 
-_CHANGING = (State.RESIZING, State.SUSPENDING, State.RESUMING)
+_CHANGING = (Phase.RESIZING, Phase.SUSPENDING, Phase.RESUMING, Phase.MOVING)
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,12 @@ async def recover(keeper: NodeKeeper, parts: Parts, state: LedgerState, start: S
     Raises VgpuError only if the ledger cannot be written. A failure with one allocation is logged, and the
     others are still recovered.
     """
-    for allocation in state.allocations:
-        parts.book.add(allocation)
+    parts.store.restore(state)
     keeper.bypasses.restore(state.marks)
-    keeper.hub.revision = state.revision
     keeper.remember_released(state.released)
     await agree(keeper, parts, start, bool(state.boot_id) and state.boot_id != start.boot_id)
     # after the actions, so that a start interrupted before still notices the reboot
-    keeper.hub.revision = await parts.ledger.set_boot_id(start.boot_id)
+    await parts.store.set_boot_id(start.boot_id)
     for allocation in tuple(parts.book):
         await _finish_change(keeper, allocation)
         keeper.lifetimes.watch(allocation.id, allocation.request.lifetime)
@@ -61,15 +60,14 @@ async def recover(keeper: NodeKeeper, parts: Parts, state: LedgerState, start: S
 
 async def _finish_change(keeper: NodeKeeper, allocation: Allocation) -> None:
     """Finishes or undoes an interrupted resize, suspension or move."""
-    # a repair may have made the allocation active meanwhile
-    half_awake = allocation.state is State.ACTIVE and allocation.suspended
-    if not (allocation.moves or half_awake or allocation.state in _CHANGING):
+    phase = phase_of(allocation)
+    if phase not in _CHANGING:
         return
     try:
         with audit.because("vgpud was interrupted"), audit.change("recover", **_named(allocation)):
-            if allocation.moves:
+            if phase is Phase.MOVING:
                 await keeper.moves.recover(allocation)
-            elif allocation.state is State.RESIZING:
+            elif phase is Phase.RESIZING:
                 await keeper.resizes.finish(allocation)
             else:
                 await keeper.suspends.recover(allocation)
@@ -86,9 +84,7 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
     units = await asyncio.to_thread(start.units.list, unit_name(""))
     busy = keeper.busy()
     # an interrupted resize counts as an allocation of the new size, which is repaired first
-    meant = [
-        replace(a, state=State.ACTIVE) if a.state in _CHANGING else a for a in parts.book if a.id not in busy
-    ]
+    meant = [allocation for allocation in parts.book if allocation.id not in busy]
     own_instances = frozenset() if keeper.mig is None else keeper.mig.own_instances()
     daemons = frozenset(unit.name for unit in units)
     observed = observe(parts, start, meant, busy, boot_changed, daemons, own_instances)
@@ -218,6 +214,6 @@ async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -
 async def repair(keeper: NodeKeeper, parts: Parts, allocation_id: str) -> None:
     """Repairs an allocation, with new edits: device nodes of earlier instances must not stay in them."""
     allocation = replace(parts.book.get(allocation_id), edits=Edits())
-    parts.book.replace(allocation)
+    parts.store.amend(allocation)
     with audit.change("repair", **_named(allocation)):
         await keeper.run_steps("repair", allocation_id, repair_steps(allocation))

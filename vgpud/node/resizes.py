@@ -8,12 +8,11 @@ from dataclasses import replace
 import structlog
 
 from vgpud.model.errors import VgpuError
-from vgpud.model.event import EventKind
+from vgpud.model.lifecycle import Change
 from vgpud.model.quantity import Percent
 from vgpud.model.tenancy import Allocation, Slice, State
 from vgpud.node.checkpoints import Surroundings
 from vgpud.node.checks import check_resizable
-from vgpud.node.execute import new_event
 from vgpud.planner.resize import resize_slices
 from vgpud.policy.model import Policy
 
@@ -23,18 +22,15 @@ log = structlog.get_logger(__name__)
 class Resizes:
     def __init__(self, around: Surroundings, policy: Callable[[], Policy]) -> None:
         self._book = around.book
-        self._ledger = around.ledger
+        self._store = around.store
         self._inventory = around.inventory
         self._effectors = around.effectors
-        self._hub = around.hub
         self._changes = around.changes
         self._fault = around.fault
         self._kept = around.kept
         self._policy = policy
         # raises VgpuError if the owner may not hold these slices
         self.check: Callable[[Allocation, tuple[Slice, ...]], None] = lambda allocation, slices: None
-        # called with the outcome of each resize, and a sentence
-        self.ended: Callable[[Allocation, str], None] = lambda allocation, sentence: None
 
     async def resize(
         self, allocation: Allocation, memory_bytes: int | None, share: Percent | None
@@ -53,8 +49,10 @@ class Resizes:
         # memory that it gives up stays booked until the resize is recorded
         both = zip(slices, allocation.slices, strict=True)
         held = tuple(replace(new, memory_bytes=max(new.memory_bytes, old.memory_bytes)) for new, old in both)
-        self._book.replace(replace(changed, slices=held))
-        return await asyncio.shield(self._changes.begin(allocation.id, self._carry_out(allocation, changed)))
+        booked = replace(changed, slices=held)
+        self._store.reserve(booked, Change.RESIZE)
+        work = self._carry_out(allocation, changed, booked)
+        return await asyncio.shield(self._changes.begin(allocation.id, work))
 
     async def finish(self, changed: Allocation) -> None:
         """At start: applies the recorded new limits."""
@@ -65,12 +63,8 @@ class Resizes:
 
         await asyncio.shield(self._changes.begin(changed.id, finish()))
 
-    async def _carry_out(self, before: Allocation, changed: Allocation) -> Allocation:
-        try:
-            await self._ledger.intent(changed)
-        except VgpuError:
-            self._book.replace(before)
-            raise
+    async def _carry_out(self, before: Allocation, changed: Allocation, booked: Allocation) -> Allocation:
+        await self._store.begin(changed, Change.RESIZE, booked)
         self._fault("resize.record-intent")
         try:
             await self._put_in_force(changed)
@@ -93,9 +87,4 @@ class Resizes:
             log.error("cannot record the end of a resize", allocation=before.id, why=str(error))
 
     async def _end(self, outcome: Allocation, sentence: str) -> Allocation:
-        event = new_event(EventKind.ALLOCATION_RESIZED, outcome.id, f"allocation {outcome.id}: {sentence}")
-        active = await self._ledger.commit(replace(outcome, state=State.ACTIVE), event)
-        self._book.replace(active)
-        self._hub.publish(replace(event, revision=active.revision), active)
-        self.ended(active, sentence)
-        return active
+        return await self._store.commit(replace(outcome, state=State.ACTIVE), Change.RESIZED, sentence)

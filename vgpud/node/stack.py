@@ -11,14 +11,14 @@ from dataclasses import replace
 from vgpud.model.device import Device, PlaceKey
 from vgpud.model.tenancy import Allocation, Edits, Mode, Slice
 from vgpud.modes.base import Effector
-from vgpud.node.book import Book
+from vgpud.node.store import AllocationStore
 
 _Place = tuple[str, PlaceKey, PlaceKey | None]
 
 
 class Stack:
-    def __init__(self, book: Book, effectors: Mapping[Mode, Effector]) -> None:
-        self._book = book
+    def __init__(self, store: AllocationStore, effectors: Mapping[Mode, Effector]) -> None:
+        self._store = store
         self._effectors = effectors
         self._locks: dict[_Place, asyncio.Lock] = {}
 
@@ -30,13 +30,13 @@ class Stack:
         async with self._lock(part):
             on, _ = await self._effectors[Mode.MIG].attach(allocation, part, device)
             known = replace(allocation, slices=tuple(on if s is part else s for s in allocation.slices))
-            self._book.replace(known)
+            self._store.amend(known)
             return await self._effectors[part.mode].attach(known, on, device)
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:
         async with self._lock(part):
             await self._effectors[part.mode].detach(allocation, part)
-            staying = self._book.slices_on(part.device_uuid)
+            staying = self._store.book.slices_on(part.device_uuid)
             if not any(_place(other) == _place(part) for other in staying):
                 await self._effectors[Mode.MIG].detach(allocation, part)
 

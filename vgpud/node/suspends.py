@@ -13,7 +13,7 @@ import structlog
 from vgpud.hardware.suspender import ProcessState, Session
 from vgpud.lease import LeaseActivity
 from vgpud.model.errors import VgpuError
-from vgpud.model.event import EventKind
+from vgpud.model.lifecycle import Change, at_rest
 from vgpud.model.tenancy import Allocation, Cause, State, SuspendedProcess
 from vgpud.node.checkpoints import Checkpoints, Surroundings, check_well, living, seconds_for, told
 from vgpud.node.checks import settled
@@ -70,9 +70,7 @@ class Suspends:
         """A suspension by hand of a suspended tenant: from now on no rule resumes it."""
         if cause is not Cause.HAND or allocation.cause is Cause.HAND:
             return allocation
-        work = self._do.end(
-            replace(allocation, cause=cause), EventKind.ALLOCATION_SUSPENDED, "suspended by hand"
-        )
+        work = self._do.end(replace(allocation, cause=cause), at_rest(allocation), "suspended by hand")
         return await asyncio.shield(self._around.changes.begin(allocation.id, work))
 
     async def _suspend(self, before: Allocation, idle_since: LeaseActivity | None) -> Allocation:
@@ -81,7 +79,7 @@ class Suspends:
             wanted = sum(process.memory_bytes for process in processes)
             rules.check_host(wanted, rules.held_bytes(self._book), self._around.host())
             going = replace(before, state=State.SUSPENDING, suspended=processes)
-            await self._do.record(going, "suspend", before)
+            await self._do.record(going, Change.SUSPEND, "suspend")
             try:
                 await self._do.limit(going)
                 self._around.fault("suspend.limit")
@@ -89,9 +87,7 @@ class Suspends:
                 going = await self._do.lock_all(session, going)
                 await self._do.save_all(session, going)
                 away = replace(going, state=State.SUSPENDED)
-                return await self._do.end(
-                    away, EventKind.ALLOCATION_SUSPENDED, told(_VERBS[away.cause], away)
-                )
+                return await self._do.end(away, at_rest(away), told(_VERBS[away.cause], away))
             except VgpuError as error:
                 await self._undo(session, self._book.get(before.id), error)
                 raise
@@ -121,7 +117,7 @@ class Suspends:
         kept = self._around.kept.bytes_of(allocation)
         # from here on its room is booked
         coming = replace(living(allocation), state=State.RESUMING)
-        self._book.replace(coming)
+        self._around.store.reserve(coming, Change.RESUME)
         work = self._resume(allocation, coming, None if beside and allocation.is_swapped else kept)
         return await asyncio.shield(self._around.changes.begin(allocation.id, work))
 
@@ -137,12 +133,14 @@ class Suspends:
             if coming.is_swapped:
                 return await self.swaps.back(before, coming)
             async with self._around.suspender.session() as session:
-                await self._do.record(coming, "resume", before)
+                await self._do.record(coming, Change.RESUME, "resume")
                 return await self._bring_back(session, coming)
         except VgpuError:
+            self._around.store.cancel(before.id)
             held = self._book.get(before.id)
-            if held.state is State.RESUMING:
-                self._book.replace(replace(held, state=State.SUSPENDED))
+            if held.state is State.RESUMING:  # on record, and the ledger could not record its end
+                away = replace(held, state=State.SUSPENDED)
+                self._around.store.amend(away, at_rest(away))
             raise
 
     async def _bring_back(self, session: Session, coming: Allocation) -> Allocation:
@@ -158,7 +156,7 @@ class Suspends:
         for number, process in enumerate(coming.suspended):
             await self._do.unless_gone(process, session.unlock(process))
             self._around.fault(f"resume.unlock-{number}")
-        return await self._do.end(active, EventKind.ALLOCATION_RESUMED, told("resumed", coming))
+        return await self._do.end(active, Change.RESUMED, told("resumed", coming))
 
     async def _restore(self, session: Session, process: SuspendedProcess, coming: Allocation) -> None:
         """Restores a process, unless an earlier attempt has done it: then it only needs to be unlocked."""
@@ -172,14 +170,14 @@ class Suspends:
         with suppress(VgpuError):
             stays = await self._do.placed(session, coming)
         if stays != coming:
-            await self._do.record(stays, "resume", coming, "record-stay")
+            await self._do.record(stays, Change.RESUME, "resume", "record-stay")
         for number, process in enumerate(stays.suspended):
             with suppress(VgpuError):
                 if await session.state(process) is ProcessState.LOCKED:
                     await session.save(process, seconds_for(process))
             self._around.fault(f"resume.save-{number}")
         away = replace(stays, state=State.SUSPENDED)
-        await self._do.end(away, EventKind.ALLOCATION_SUSPENDED, f"not resumed, {why.sentence}")
+        await self._do.end(away, at_rest(away), f"not resumed, {why.sentence}")
 
     # --- recovery
 
@@ -208,11 +206,11 @@ class Suspends:
         if ProcessState.SAVED in states:
             away = replace(await self._do.placed(session, allocation), state=State.SUSPENDED)
             await self._do.limit(away)
-            await self._do.end(away, EventKind.ALLOCATION_SUSPENDED, f"{sentence}; its memory is on the host")
+            await self._do.end(away, at_rest(away), f"{sentence}; its memory is on the host")
             return
         active = replace(allocation, state=State.ACTIVE, suspended=())
         await self._do.limit(active)
         for process, state in zip(allocation.suspended, states, strict=True):
             if state is ProcessState.LOCKED:
                 await session.unlock(process)
-        await self._do.end(active, EventKind.ALLOCATION_RESUMED, sentence)
+        await self._do.end(active, Change.RESUMED, sentence)

@@ -12,7 +12,7 @@ import structlog
 from vgpud import clock
 from vgpud.lease import ProcessSwap, SwapPhase
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.model.event import EventKind
+from vgpud.model.lifecycle import Change, at_rest
 from vgpud.model.tenancy import Allocation, Mode, State, SuspendedProcess, Way
 from vgpud.modes.preload import Preload
 from vgpud.node.checkpoints import Checkpoints, Surroundings, living, told, waiting
@@ -64,7 +64,7 @@ class Swaps:
         wanted = sum(max(swap.movable_bytes - swap.host_bytes, 0) for swap in swaps)
         rules.check_host(wanted, rules.held_bytes(self._book), self._around.host())
         going = replace(before, state=State.SUSPENDING, suspended=processes)
-        await self._do.record(going, "swap-out", before)
+        await self._do.record(going, Change.SUSPEND, "swap-out")
         try:
             self._around.kept.allow(going, stays, room_for)
             await self._do.limit(going)
@@ -73,14 +73,14 @@ class Swaps:
             self._around.activities.left(going)
             self._around.fault("swap-out.out")
             away = await self._measured(replace(going, state=State.SUSPENDED))
-            return await self._do.end(away, EventKind.ALLOCATION_SUSPENDED, told(_OUT, away))
+            return await self._do.end(away, at_rest(away), told(_OUT, away))
         except VgpuError as error:
             await self.wake(self._book.get(before.id), f"not swapped out, {error.sentence}")
             raise
 
     async def back(self, before: Allocation, coming: Allocation) -> Allocation:
         """Swaps in; the room must be booked. Raises VgpuError; the tenant is then suspended as before."""
-        await self._do.record(coming, "swap-in", before)
+        await self._do.record(coming, Change.RESUME, "swap-in")
         try:
             await self._do.limit(coming)
             self._around.fault("swap-in.limit")
@@ -115,7 +115,7 @@ class Swaps:
                 sentence = f"{sentence}, {error.sentence}"
             else:
                 away = await self._measured(replace(living(cut), state=State.SUSPENDED))
-                await self._do.end(away, EventKind.ALLOCATION_SUSPENDED, told(_OUT, away))
+                await self._do.end(away, at_rest(away), told(_OUT, away))
                 return
         await self.wake(living(cut), sentence)
 
@@ -125,7 +125,7 @@ class Swaps:
         active = replace(coming, state=State.ACTIVE, suspended=())
         await self._do.limit(active)
         self._around.fault("swap-in.open")
-        return await self._do.end(active, EventKind.ALLOCATION_RESUMED, sentence)
+        return await self._do.end(active, Change.RESUMED, sentence)
 
     async def _stay(self, before: Allocation, why: VgpuError) -> None:
         """Swaps out again what was swapped in, because half a tenant must not run."""
@@ -135,7 +135,7 @@ class Swaps:
             await self._until(away, SwapPhase.OUT)
         except VgpuError as error:  # the order stays in the lease, and libvgpu follows it later
             log.warning("swap-out after a failed swap-in is late", allocation=before.id, why=str(error))
-        await self._do.end(away, EventKind.ALLOCATION_SUSPENDED, f"not resumed, {why.sentence}")
+        await self._do.end(away, at_rest(away), f"not resumed, {why.sentence}")
 
     async def _processes(self, allocation: Allocation) -> tuple[SuspendedProcess, ...]:
         """Live processes of the tenant, with the device memory that each holds."""

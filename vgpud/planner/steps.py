@@ -6,31 +6,34 @@ so that every effect on the node has a record in the ledger.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from vgpud.model.plan import Step, StepKind
+from vgpud.model.plan import Plan, Step, StepKind
 from vgpud.model.tenancy import Allocation, MigMove, Mode, Slice
 from vgpud.planner.use import EMPTY, DeviceUse, is_anybodys
 
 
 def allocate_steps(
     slices: Sequence[Slice], use: Mapping[str, DeviceUse], moves: Sequence[MigMove] = ()
-) -> tuple[Step, ...]:
+) -> Plan:
     """The steps from a decision's slices to a committed allocation; `use` does not count these slices.
 
     A device without allocations is put into the mode; other devices are in it already.
     """
     idle = tuple(piece for piece in slices if use.get(piece.device_uuid, EMPTY).count == 0)
-    return (
-        Step(StepKind.RECORD_INTENT, "a crash from here on is undone at the next start"),
+    effects = (
         *(_apply(piece, "the device holds nothing yet") for piece in _one_per_device(idle)),
         *_choose_engines(idle),
         *(_clear(move) for move in moves),
         *_attach(slices),
         Step(StepKind.WRITE_SPEC, "containers get the slices through it"),
+    )
+    return Plan(
+        Step(StepKind.RECORD_INTENT, "a crash from here on is undone at the next start"),
+        effects,
         Step(StepKind.COMMIT, "the tenant holds the allocation from here on"),
     )
 
 
-def release_steps(allocation: Allocation, use: Mapping[str, DeviceUse]) -> tuple[Step, ...]:
+def release_steps(allocation: Allocation, use: Mapping[str, DeviceUse]) -> Plan:
     """The steps that release an allocation; `use` still counts its slices.
 
     A device that loses its last slices is taken out of its mode.
@@ -42,14 +45,17 @@ def release_steps(allocation: Allocation, use: Mapping[str, DeviceUse]) -> tuple
         if use.get(piece.device_uuid, EMPTY).count
         <= sum(other.device_uuid == piece.device_uuid for other in allocation.slices)
     )
-    return (
-        Step(StepKind.RECORD_INTENT, "a crash from here on is finished at the next start"),
+    effects = (
         Step(StepKind.REMOVE_SPEC, "no new container may get the slices"),
         *(
             _step(StepKind.DETACH, piece, f"slice {ordinal} goes back to the device", ordinal)
             for ordinal, piece in reversed(pieces)
         ),
         *(_step(StepKind.UNAPPLY_MODE, piece, "these were the last slices on the device") for piece in last),
+    )
+    return Plan(
+        Step(StepKind.RECORD_INTENT, "a crash from here on is finished at the next start"),
+        effects,
         Step(StepKind.FORGET, "nothing of the allocation is left"),
     )
 

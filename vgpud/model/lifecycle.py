@@ -1,0 +1,170 @@
+"""The life of an allocation: its phases, and the changes that lead from one phase to the next. Pure.
+
+TABLE is the only statement of what may follow what. The store (node/store.py) refuses any other change, and
+docs/architecture.md shows the table as a picture.
+"""
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.event import EventKind
+from vgpud.model.tenancy import Allocation, State
+
+
+class Phase(StrEnum):
+    ABSENT = "absent"  # not yet recorded, or forgotten
+    ALLOCATING = "allocating"
+    ACTIVE = "active"
+    RESIZING = "resizing"
+    SUSPENDING = "suspending"  # also while libvgpu swaps out
+    SUSPENDED = "suspended"  # the driver holds its memory on the host
+    EVICTED = "evicted"  # libvgpu holds its memory on the host
+    RESUMING = "resuming"
+    MOVING = "moving"  # holds room on the old and on the new devices
+    FAILED = "failed"
+    RELEASING = "releasing"
+
+
+class Change(StrEnum):
+    """What is recorded of an allocation: first intents, then outcomes."""
+
+    ALLOCATE = "allocate"
+    RESIZE = "resize"
+    SUSPEND = "suspend"
+    RESUME = "resume"
+    MOVE = "move"
+    RELEASE = "release"
+
+    ALLOCATED = "allocated"
+    REPAIRED = "repaired"
+    BOUND = "bound"  # to the init of its container
+    RESIZED = "resized"  # or the old limits are in force again
+    SUSPENDED = "suspended"  # or a resumption failed
+    EVICTED = "evicted"  # the same, by libvgpu
+    RESUMED = "resumed"  # or a suspension failed
+    MOVED = "moved"  # or a move failed
+    MOVED_SUSPENDED = "moved suspended"
+    FAILED = "failed"
+    RELEASED = "released"
+
+
+# what watchers are told about an outcome
+EVENT_OF = {
+    Change.ALLOCATED: EventKind.ALLOCATION_ACTIVE,
+    Change.REPAIRED: EventKind.ALLOCATION_ACTIVE,
+    Change.RESIZED: EventKind.ALLOCATION_RESIZED,
+    Change.SUSPENDED: EventKind.ALLOCATION_SUSPENDED,
+    Change.EVICTED: EventKind.ALLOCATION_SUSPENDED,
+    Change.RESUMED: EventKind.ALLOCATION_RESUMED,
+    Change.MOVED: EventKind.ALLOCATION_MOVED,
+    Change.MOVED_SUSPENDED: EventKind.ALLOCATION_MOVED,
+    Change.FAILED: EventKind.ALLOCATION_FAILED,
+    Change.RELEASED: EventKind.ALLOCATION_RELEASED,
+}
+
+_P, _C = Phase, Change
+TABLE: dict[tuple[Phase, Change], Phase] = {
+    (_P.ABSENT, _C.ALLOCATE): _P.ALLOCATING,
+    (_P.ALLOCATING, _C.ALLOCATED): _P.ACTIVE,
+    (_P.ACTIVE, _C.BOUND): _P.ACTIVE,
+    (_P.ACTIVE, _C.RESIZE): _P.RESIZING,
+    (_P.RESIZING, _C.RESIZE): _P.RESIZING,  # its last resize could not be recorded as ended
+    (_P.RESIZING, _C.RESIZED): _P.ACTIVE,
+    (_P.ACTIVE, _C.SUSPEND): _P.SUSPENDING,
+    (_P.SUSPENDING, _C.SUSPEND): _P.SUSPENDING,  # it started further processes
+    (_P.SUSPENDING, _C.SUSPENDED): _P.SUSPENDED,
+    (_P.SUSPENDING, _C.EVICTED): _P.EVICTED,
+    (_P.SUSPENDING, _C.RESUMED): _P.ACTIVE,
+    (_P.SUSPENDED, _C.SUSPENDED): _P.SUSPENDED,  # by hand from now on
+    (_P.EVICTED, _C.EVICTED): _P.EVICTED,
+    (_P.SUSPENDED, _C.RESUME): _P.RESUMING,
+    (_P.EVICTED, _C.RESUME): _P.RESUMING,
+    (_P.RESUMING, _C.RESUME): _P.RESUMING,  # the place of its memory is recorded again
+    (_P.RESUMING, _C.RESUMED): _P.ACTIVE,
+    (_P.RESUMING, _C.SUSPENDED): _P.SUSPENDED,
+    (_P.RESUMING, _C.EVICTED): _P.EVICTED,
+    (_P.ACTIVE, _C.MOVE): _P.MOVING,
+    (_P.SUSPENDED, _C.MOVE): _P.MOVING,
+    (_P.MOVING, _C.MOVE): _P.MOVING,  # forth, back, or with further processes
+    (_P.MOVING, _C.MOVED): _P.ACTIVE,
+    (_P.MOVING, _C.MOVED_SUSPENDED): _P.SUSPENDED,
+    (_P.ACTIVE, _C.FAILED): _P.FAILED,
+    (_P.RESIZING, _C.FAILED): _P.FAILED,
+    (_P.RELEASING, _C.RELEASED): _P.ABSENT,
+}
+_HELD = set(Phase) - {_P.ABSENT, _P.ALLOCATING, _P.FAILED, _P.RELEASING}
+TABLE |= {(phase, _C.REPAIRED): phase for phase in Phase if phase in _HELD}
+TABLE |= {(phase, _C.RELEASE): _P.RELEASING for phase in Phase if phase is not _P.ABSENT}
+
+_PHASE_OF = {
+    State.ALLOCATING: _P.ALLOCATING,
+    State.ACTIVE: _P.ACTIVE,
+    State.RESIZING: _P.RESIZING,
+    State.SUSPENDING: _P.SUSPENDING,
+    State.SUSPENDED: _P.SUSPENDED,
+    State.RESUMING: _P.RESUMING,
+    State.FAILED: _P.FAILED,
+    State.RELEASING: _P.RELEASING,
+}
+_ENDING = (State.RELEASING, State.FAILED)
+
+
+def phase_of(allocation: Allocation | None) -> Phase:
+    """The phase of a record. An active one with suspended processes, which an older vgpud wrote when a start
+    repaired it, is being resumed."""
+    if allocation is None:
+        return Phase.ABSENT
+    if allocation.state in _ENDING:
+        return _PHASE_OF[allocation.state]
+    if allocation.moves:
+        return Phase.MOVING
+    if allocation.state is State.SUSPENDED and allocation.is_swapped:
+        return Phase.EVICTED
+    if allocation.state is State.ACTIVE and allocation.suspended:
+        return Phase.RESUMING
+    return _PHASE_OF[allocation.state]
+
+
+def at_rest(allocation: Allocation) -> Change:
+    """The outcome that leaves the allocation suspended: an eviction if libvgpu has moved its memory."""
+    return Change.EVICTED if allocation.is_swapped else Change.SUSPENDED
+
+
+def check_change(before: Allocation | None, change: Change, after: Allocation | None) -> None:
+    """Raises VgpuError(BUG) if TABLE does not lead from `before` to `after` by this change."""
+    start, end = phase_of(before), phase_of(after)
+    if TABLE.get((start, change)) is end:
+        return
+    name = after.id if after else before.id if before else ""
+    raise VgpuError(
+        ErrorCode.BUG,
+        f"allocation {name} is {start.value}: the change {change.value!r} does not lead to {end.value}",
+        "report this with the journal of vgpud",
+    )
+
+
+def problems(allocation: Allocation) -> Iterator[str]:
+    """What contradicts itself in a record; nothing in a sound one."""
+    if not allocation.slices:
+        yield "it has no slice"
+    if allocation.suspended and allocation.state in (
+        State.ALLOCATING,
+        State.ACTIVE,
+        State.RESIZING,
+        State.FAILED,
+    ):
+        yield f"it has suspended processes, and is {allocation.state.value}"
+    if len({process.way for process in allocation.suspended}) > 1:
+        yield "its processes were suspended in different ways"
+    if allocation.moves and allocation.state in (
+        State.ALLOCATING,
+        State.ACTIVE,
+        State.RESIZING,
+        State.FAILED,
+    ):
+        yield f"it names other devices, and is {allocation.state.value}"
+    if allocation.failure and allocation.state not in _ENDING:
+        yield f"it has failed, and is {allocation.state.value}"
+    if not allocation.revision and allocation.state not in (State.ALLOCATING, State.RELEASING):
+        yield f"it was never committed, and is {allocation.state.value}"

@@ -1,0 +1,221 @@
+"""The store of allocations: the one owner of the book, the ledger, the watchers' events and the tally.
+
+A change of an allocation is recorded as an intent (`begin`), carried out, and recorded as an outcome
+(`commit`, `forget`), which watchers and the tally then see. `reserve` books the room of an intent before
+anything is awaited, so that no other request is promised the same room. The store refuses changes that
+model.lifecycle does not have.
+
+No other module writes the book or the ledger's allocations; a lint test holds that. All methods that write
+raise VgpuError.
+"""
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from vgpud.ledger import Ledger, LedgerState
+from vgpud.model.event import Event, EventKind
+from vgpud.model.lifecycle import EVENT_OF, Change, check_change, problems
+from vgpud.model.marks import Mark
+from vgpud.model.tenancy import Allocation, Lifetime, State
+from vgpud.node.account import Account
+from vgpud.node.book import Book
+from vgpud.node.hub import Hub, Item
+from vgpud.planner.use import DeviceUse, use_of
+
+
+class AllocationStore:
+    """`checked`: after each change all invariants are checked, which costs time for each allocation."""
+
+    def __init__(self, ledger: Ledger, book: Book, checked: bool = False) -> None:
+        self.book = book
+        self.account = Account()
+        self._ledger = ledger
+        self._hub = Hub(ledger.events_after)
+        self._checked = checked
+        # of each reservation that is not on record yet: the allocation before, None for a new one
+        self._before: dict[str, Allocation | None] = {}
+
+    # --- start
+
+    def restore(self, state: LedgerState) -> None:
+        """At start: books the allocations of the ledger."""
+        for allocation in state.allocations:
+            self.book.add(allocation)
+        self._hub.revision = state.revision
+
+    async def set_boot_id(self, boot_id: str) -> None:
+        self._hub.revision = await self._ledger.set_boot_id(boot_id)
+
+    # --- intents
+
+    def reserve(self, intent: Allocation, change: Change) -> None:
+        """Books an intent in memory, until `begin` records it or `cancel` takes it back."""
+        before = self.book.get(intent.id) if intent.id in self.book else None
+        check_change(before, change, intent)
+        if before is None:
+            self.book.add(intent)
+        else:
+            self.book.replace(intent)
+        if before is not None and before.state is State.ALLOCATING:
+            before = intent  # an allocation that was never committed has no earlier state
+        self._before.setdefault(intent.id, before)
+        self._check()
+
+    async def begin(self, intent: Allocation, change: Change, booked: Allocation | None = None) -> None:
+        """Records an intent durably. The book holds `booked`, or the intent, until the outcome is recorded;
+        if the intent cannot be recorded, it holds the allocation as it was before the reservation."""
+        if intent.id not in self._before:
+            self.reserve(booked or intent, change)
+        check_change(self._before[intent.id], change, intent)
+        try:
+            await self._ledger.intent(intent)
+        except BaseException:
+            self.cancel(intent.id)
+            raise
+        del self._before[intent.id]
+        self.book.replace(booked or intent)
+        self._check()
+
+    def cancel(self, allocation_id: str) -> None:
+        """Takes a reservation back. Does nothing if there is none, or if it is on record."""
+        if allocation_id not in self._before:
+            return
+        before = self._before.pop(allocation_id)
+        if before is None:
+            self.book.remove(allocation_id)
+        else:
+            self.book.replace(before)
+        self._check()
+
+    def amend(self, allocation: Allocation, change: Change | None = None) -> None:
+        """Completes the booked allocation with what is found on the way to its outcome. The ledger has it
+        from the outcome on. `change` names an outcome that could not be recorded."""
+        if change is not None:
+            check_change(self.book.get(allocation.id), change, allocation)
+        self.book.replace(allocation)
+        self._check()
+
+    # --- outcomes
+
+    async def commit(self, outcome: Allocation, change: Change, sentence: str) -> Allocation:
+        """Records an outcome, and tells watchers `sentence`. Returns the allocation with its revision.
+
+        The book keeps a change that was booked meanwhile: a failure may meet the beginning of a release.
+        """
+        booked = self.book.get(outcome.id)
+        check_change(booked, change, outcome)
+        event = _event(EVENT_OF[change], outcome.id, sentence)
+        done = await self._ledger.commit(outcome, event)
+        if outcome.id in self.book and self.book.get(outcome.id) is booked:
+            self.book.replace(done)
+        self._hub.publish(replace(event, revision=done.revision), done)
+        self._count(done, change, sentence)
+        self._check()
+        return done
+
+    async def bind(self, allocation_id: str, lifetime: Lifetime) -> None:
+        """Records the process whose end releases the allocation. Watchers receive no event."""
+        held = self.book.get(allocation_id)
+        bound = replace(held, request=replace(held.request, lifetime=lifetime))
+        check_change(held, Change.BOUND, bound)
+        await self._ledger.rebind(bound)
+        held = self.book.get(allocation_id)
+        self.book.replace(replace(held, request=bound.request))
+        self._check()
+
+    async def forget(self, allocation: Allocation) -> None:
+        """Drops a released allocation. Watchers receive no event of one that was never committed."""
+        check_change(self.book.get(allocation.id), Change.RELEASED, None)
+        event = None
+        if allocation.revision:
+            event = _event(EVENT_OF[Change.RELEASED], allocation.id, shown(allocation))
+        written = await self._ledger.forget(allocation.id, event)
+        self.book.remove(allocation.id)
+        if written is not None:
+            self._hub.publish(written, allocation)
+        self.account.released(allocation)
+        self._check()
+
+    def _count(self, done: Allocation, change: Change, sentence: str) -> None:
+        if change is Change.ALLOCATED:
+            self.account.allocated(done)
+        elif change is Change.RESIZED:
+            self.account.resized(done, sentence)
+        elif change is Change.FAILED:
+            self.account.failed(done, sentence)
+
+    # --- marks and notices
+
+    async def mark(self, mark: Mark, kind: EventKind, allocation: Allocation) -> None:
+        """Records a mark of an allocation, in the place of an earlier one of its kind."""
+        event = _event(kind, allocation.id, mark.sentence)
+        self._hub.publish(await self._ledger.mark(mark, event), allocation)
+
+    async def unmark(self, mark: Mark, allocation: Allocation, sentence: str) -> None:
+        event = _event(EventKind.ALLOCATION_CLEARED, allocation.id, sentence)
+        self._hub.publish(await self._ledger.unmark(mark, event), allocation)
+
+    async def notice(self, kind: EventKind, subject: str, sentence: str) -> None:
+        """Records an event of a device or of the policy."""
+        self._hub.publish(await self._ledger.event(kind, subject, sentence))
+
+    # --- watching
+
+    @property
+    def revision(self) -> int:
+        """Of the last event."""
+        return self._hub.revision
+
+    @property
+    def watchers(self) -> int:
+        return self._hub.watchers
+
+    def subscribe(self, after_revision: int | None) -> AsyncIterator[Item]:
+        """As Hub.subscribe."""
+        return self._hub.subscribe(after_revision)
+
+    def latest(self, count: int) -> tuple[Event, ...]:
+        """The last events since the daemon started, oldest first."""
+        return self._hub.latest(count)
+
+    async def last_events(self, count: int) -> tuple[Event, ...]:
+        """The last events on record, oldest first."""
+        return await self._ledger.last_events(count)
+
+    def close(self) -> None:
+        """Ends every watch."""
+        self._hub.close()
+
+    # --- invariants
+
+    def _check(self) -> None:
+        if self._checked:
+            self.check_invariants()
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError if the book contradicts itself."""
+        for allocation in self.book:
+            found = list(problems(allocation))
+            assert not found, f"allocation {allocation.id}: {'; '.join(found)}"
+            assert self.book.by_request(allocation.request) is allocation
+            assert allocation.revision <= self.revision, f"{allocation.id}: revision {allocation.revision}"
+        assert all(name in self.book for name in self._before)
+        booked = {uuid: _content(use) for uuid, use in self.book.use.items()}
+        assert booked == {uuid: _content(use) for uuid, use in use_of(self.book).items()}
+
+
+def shown(allocation: Allocation) -> str:
+    """The slices, for events."""
+    return ", ".join(f"{part.mode.value} on {part.device_uuid}" for part in allocation.slices)
+
+
+def _event(kind: EventKind, allocation_id: str, sentence: str) -> Event:
+    """A new event without a revision, which the ledger assigns."""
+    return Event(0, kind, allocation_id, f"allocation {allocation_id}: {sentence}", time.time_ns())
+
+
+def _content(use: DeviceUse) -> tuple[object, ...]:
+    """A device's use, without the order in which its slices were booked."""
+    mig = sorted(map(repr, (one.place for one in use.mig)))
+    return use.mode, use.memory_bytes, use.share_hundredths, use.count, mig, frozenset(use.shared)
