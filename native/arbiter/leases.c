@@ -123,6 +123,25 @@ int lease_open_folder(const char *id)
     return inner;
 }
 
+static bool is_usage_of(const struct lease *lease, const struct stat *usage)
+{
+    return usage->st_dev == lease->usage_device && usage->st_ino == lease->usage_inode;
+}
+
+int lease_open_to_read(const struct lease *lease)
+{
+    struct stat usage;
+    int folder_fd = lease_open_folder(lease->id);
+    if (folder_fd < 0)
+        return folder_fd;
+    int fd = open_regular(folder_fd, VGPU_USAGE_FILE, O_RDONLY, 0);
+    close(folder_fd);
+    if (fd < 0 || (fstat(fd, &usage) == 0 && is_usage_of(lease, &usage)))
+        return fd;
+    close(fd);
+    return -ESTALE;
+}
+
 bool lease_hold(struct lease *lease)
 {
     struct stat usage;
@@ -135,7 +154,7 @@ bool lease_hold(struct lease *lease)
         return false;
     bool opened = lease_open_files(folder_fd, lease, &usage) == 0;
     close(folder_fd);
-    if (opened && (usage.st_dev != lease->usage_device || usage.st_ino != lease->usage_inode)) {
+    if (opened && !is_usage_of(lease, &usage)) {
         lease_close_files(lease);
         opened = false;
     }

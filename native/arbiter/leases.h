@@ -59,9 +59,10 @@ struct lease {
     uint32_t cuts;    /* how often `usage` was longer, or took more room, than it may */
     struct rate rate; /* see rest.h */
     bool resting;
-    uint32_t long_looks; /* at its locks, one after the other */
-    bool shut;           /* its locks are not looked at any more, and its files stay open */
-    bool look_later;     /* processes that have left (process.h) are to be looked at again */
+    uint32_t long_looks;              /* at its locks, one after the other */
+    bool shut;                        /* its locks are not looked at any more, and its files stay open */
+    bool look_later;                  /* processes that have left (process.h) and claimed slots are to be looked at */
+    uint8_t unlocked[VGPU_MAX_SLOTS]; /* looks in a row that found a claimed slot without a lock (unregistered.h) */
     bool ticks;
     struct lease *ticking_next;
     struct sched_tenant tenant;
@@ -99,6 +100,10 @@ int lease_open_folder(const char *id);
  * 0 or -errno; on failure both are closed again. */
 int lease_open_files(int folder_fd, struct lease *lease, struct stat *usage);
 uint64_t lease_close_files(struct lease *lease); /* how long that took, see aside.h */
+
+/* Another `usage` of the lease, for reading: its close is no event for usage_guard.h. A descriptor, or -errno: also where it
+ * is not the file that the lease was added with. */
+int lease_open_to_read(const struct lease *lease);
 
 /* Keeps the lease's files open until the matching lease_release; they are opened again for the first hold. False:
  * they cannot be, or are not those that the lease was added with; nothing is held then. */

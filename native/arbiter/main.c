@@ -29,6 +29,7 @@
 #include "rm.h"
 #include "serve.h"
 #include "turns.h"
+#include "unregistered.h"
 
 enum { EXIT_USAGE = 2, EXIT_RUNNING = 3 };
 
@@ -76,13 +77,15 @@ static int open_folder(const char *path, mode_t mode)
     return fd < 0 ? -errno : fd;
 }
 
-static void look_at_resting(struct lease *lease)
+static void tick(struct lease *lease, bool look)
 {
     usage_guard_renew(lease);
-    if (lease->look_later && lease_hold(lease)) {
+    if (look && lease->processes != NULL && lease_hold(lease)) {
         process_look_again(lease);
         lease_release(lease);
     }
+    if (look && unregistered_look(lease))
+        rest_look_later(lease);
 }
 
 static int start(const char *run_dir, const char *control_device)
@@ -108,7 +111,7 @@ static int start(const char *run_dir, const char *control_device)
     if (error == 0)
         error = turns_open(run_fd, control_device);
     if (error == 0)
-        error = rest_open(look_at_resting);
+        error = rest_open(tick);
     if (error == 0 && usage_guard_open() != 0)
         fputs("vgpu-arbiter: the size of usage files is not watched\n", stderr);
     if (error != 0)

@@ -91,7 +91,7 @@ static struct about ask(struct lease *lease, uint32_t slot, pid_t pid)
     return about;
 }
 
-static void clear_if_dead(struct lease *lease, uint32_t slot)
+void process_clear(struct lease *lease, uint32_t slot)
 {
     struct about about = {.slot = slot};
     look(lease, clear_slot, &about);
@@ -102,7 +102,7 @@ static void process_ended(struct source *source, uint32_t events)
 {
     struct process *process = (struct process *)source;
     (void)events;
-    clear_if_dead(process->lease, process->slot);
+    process_clear(process->lease, process->slot);
     process_forget(process);
 }
 
@@ -183,7 +183,7 @@ static bool forgotten(struct process *process)
     struct about about = ask(lease, process->slot, process->pid);
     if (about.holder < 0 || about.holder == process->pid || about.dying || accounts_unlocked(process, &about))
         return false;
-    clear_if_dead(lease, process->slot); /* it may have let go since the look above */
+    process_clear(lease, process->slot); /* it may have let go since the look above */
     process_forget(process);
     return true;
 }
@@ -197,7 +197,7 @@ void process_moved(struct process *now)
         pid_t holder = ask(now->lease, p->slot, 0).holder;
         if (holder < 0 || holder == p->pid)
             continue;
-        clear_if_dead(now->lease, p->slot);
+        process_clear(now->lease, p->slot);
         process_forget(p);
     }
 }
@@ -239,7 +239,7 @@ void process_sweep(struct lease *lease)
 {
     for (uint32_t slot = 0; slot < VGPU_MAX_SLOTS && !lease->shut; slot++)
         if (usage_io_owner(lease->usage_fd, slot) != 0 && holder_here(lease, slot) == 0)
-            clear_if_dead(lease, slot);
+            process_clear(lease, slot);
 }
 
 void process_adopt_all(struct lease *lease)

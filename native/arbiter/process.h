@@ -29,6 +29,9 @@ void process_look_again(struct lease *lease);
 /* Forgets a process without touching its slot. */
 void process_forget(struct process *process);
 
+/* Clears the slot if no process holds its lock. */
+void process_clear(struct lease *lease, uint32_t slot);
+
 /* Clears every slot that is owned but whose lock no process holds, of a lease that is served from now on. */
 void process_sweep(struct lease *lease);
 

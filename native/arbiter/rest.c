@@ -14,7 +14,7 @@
 
 static struct source timer = {.fd = -1};
 static struct lease *ticking; /* those that rest, or are to be looked at later */
-static void (*on_tick)(struct lease *lease);
+static void (*on_tick)(struct lease *lease, bool look);
 
 static uint64_t now_ns(void)
 {
@@ -79,13 +79,14 @@ static void tick(struct source *source, uint32_t events)
         return;
     for (struct lease *lease = ticking, *next; lease != NULL; lease = next) {
         next = lease->ticking_next;
-        on_tick(lease);
+        bool look = lease->look_later;
         lease->look_later = false;
+        on_tick(lease, look);
         if (lease->resting && !lease->shut && rate_fill(&lease->rate, now_ns()) >= AGAIN_UNITS) {
             lease->resting = false;
             loop_resume(&lease->listener, EPOLLIN);
         }
-        if (!lease->resting)
+        if (!lease->resting && !lease->look_later)
             rest_forget(lease);
     }
 }
@@ -107,7 +108,7 @@ void rest_spent_on_look(struct lease *lease, uint64_t ns)
         begin(lease);
 }
 
-int rest_open(void (*tick_of)(struct lease *lease))
+int rest_open(void (*tick_of)(struct lease *lease, bool look))
 {
     on_tick = tick_of;
     timer = (struct source){.fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), .ready = tick};

@@ -42,6 +42,20 @@ static void cut_closed(struct lease *lease)
     lease_release(lease);
 }
 
+/* A close costs no look here: the file would be opened for it, and its close is the next event. */
+static void take_in(struct lease *lease, uint32_t mask)
+{
+    if ((mask & IN_CLOSE_WRITE) != 0)
+        rest_look_later(lease);
+    if ((mask & IN_MODIFY) != 0)
+        cut_closed(lease);
+}
+
+static void missed(struct lease *lease)
+{
+    take_in(lease, IN_MODIFY | IN_CLOSE_WRITE);
+}
+
 static void look(struct source *source, uint32_t ready)
 {
     _Alignas(struct inotify_event) char buffer[4096];
@@ -55,9 +69,9 @@ static void look(struct source *source, uint32_t ready)
             lease->watch = -1; /* until usage_guard_renew */
         }
         if (lease != NULL)
-            cut_closed(lease);
+            take_in(lease, event->mask);
         if ((event->mask & IN_Q_OVERFLOW) != 0)
-            lease_each(cut_closed);
+            lease_each(missed);
         at += (ssize_t)(sizeof(*event) + event->len);
     }
 }
@@ -73,7 +87,7 @@ void usage_guard_begin(struct lease *lease)
 {
     char path[32];
     snprintf(path, sizeof(path), "/proc/self/fd/%d", lease->usage_fd);
-    lease->watch = events.fd >= 0 ? inotify_add_watch(events.fd, path, IN_MODIFY) : -1;
+    lease->watch = events.fd >= 0 ? inotify_add_watch(events.fd, path, IN_MODIFY | IN_CLOSE_WRITE) : -1;
     cut(lease);
 }
 
@@ -82,6 +96,7 @@ void usage_guard_renew(struct lease *lease)
     if (lease->watch >= 0 || !lease_hold(lease))
         return;
     usage_guard_begin(lease);
+    rest_look_later(lease); /* closes were not told of meanwhile */
     lease_release(lease);
 }
 

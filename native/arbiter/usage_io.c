@@ -24,6 +24,12 @@ uint32_t usage_io_owner(int usage_fd, uint32_t slot)
     return owner;
 }
 
+uint32_t usage_io_slots(int usage_fd, uint32_t first, struct vgpu_slot *slots, uint32_t count)
+{
+    ssize_t size = pread(usage_fd, slots, count * sizeof(*slots), slot_offset(first));
+    return size > 0 ? (uint32_t)((size_t)size / sizeof(*slots)) : 0;
+}
+
 pid_t usage_io_holder(int usage_fd, uint32_t slot)
 {
     struct flock range = slot_range(slot, F_WRLCK);

@@ -1,0 +1,88 @@
+#include "unregistered.h"
+
+#include <unistd.h>
+
+#include "aside.h"
+#include "dying.h"
+#include "process.h"
+#include "rest.h"
+#include "usage_io.h"
+
+/*
+ * A slot is cleared at the third look, 100 ms apart, that finds it without a lock. A living process that closed all its
+ * files locks its slot again before each try to register (arbiter_link.c), 100 ms apart at most. A dying process is told by
+ * its pid, which in another pid namespace is not its own: this time stands in for it.
+ */
+#define LOOKS 3
+
+#define WORD_BITS 64
+#define SLOTS_A_READ 16
+
+struct claimed {
+    int usage_fd;
+    uint64_t unlocked[VGPU_MAX_SLOTS / WORD_BITS]; /* slots without a lock, as bits */
+};
+
+static bool is_unlocked(const struct claimed *claimed, uint32_t slot)
+{
+    return (claimed->unlocked[slot / WORD_BITS] >> slot % WORD_BITS & 1) != 0;
+}
+
+static bool has_ended(int usage_fd, uint32_t index, const struct vgpu_slot *slot)
+{
+    return slot->owner == VGPU_OWNER_SELF && usage_io_holder(usage_fd, index) == 0 && !vgpu_process_dying(slot->pid);
+}
+
+/* Slots are read several at a time: the looks of a lease that cost much are its last (rest.h). */
+static void find_out(void *data)
+{
+    struct claimed *claimed = data;
+    struct vgpu_slot slots[SLOTS_A_READ];
+    for (uint32_t first = 0; first < VGPU_MAX_SLOTS; first += SLOTS_A_READ) {
+        uint32_t count = usage_io_slots(claimed->usage_fd, first, slots, SLOTS_A_READ);
+        for (uint32_t slot = first; slot < first + count; slot++)
+            if (has_ended(claimed->usage_fd, slot, &slots[slot - first]))
+                claimed->unlocked[slot / WORD_BITS] |= (uint64_t)1 << slot % WORD_BITS;
+    }
+    close(claimed->usage_fd);
+}
+
+/* No slot is unlocked where the file cannot be opened. */
+static enum aside look(struct lease *lease, struct claimed *claimed)
+{
+    uint64_t took_ns;
+    *claimed = (struct claimed){.usage_fd = lease->shut ? -1 : lease_open_to_read(lease)};
+    if (claimed->usage_fd < 0)
+        return ASIDE_DONE;
+    enum aside done = aside(find_out, claimed, sizeof(*claimed), &took_ns);
+    if (done == ASIDE_NOT_BEGUN)
+        close(claimed->usage_fd);
+    else
+        rest_spent_on_look(lease, took_ns);
+    return done;
+}
+
+static void clear(struct lease *lease, uint32_t slot)
+{
+    if (!lease_hold(lease))
+        return;
+    process_clear(lease, slot);
+    lease_release(lease);
+}
+
+bool unregistered_look(struct lease *lease)
+{
+    struct claimed claimed;
+    bool again = false;
+    if (look(lease, &claimed) != ASIDE_DONE)
+        return !lease->shut;
+    for (uint32_t slot = 0; slot < VGPU_MAX_SLOTS; slot++) {
+        lease->unlocked[slot] = is_unlocked(&claimed, slot) ? lease->unlocked[slot] + 1 : 0;
+        if (lease->unlocked[slot] == LOOKS) {
+            lease->unlocked[slot] = 0;
+            clear(lease, slot);
+        }
+        again = again || lease->unlocked[slot] > 0;
+    }
+    return again;
+}
