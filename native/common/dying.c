@@ -22,19 +22,33 @@ static const char *field(const char *text, int number)
     return at != NULL ? at : "";
 }
 
-bool vgpu_process_dying(pid_t pid)
+enum life { GONE, DYING, ALIVE };
+
+static enum life life(pid_t pid)
 {
     char text[1024];
     snprintf(text, sizeof(text), "/proc/%ld/stat", (long)pid);
     int fd = pid > 0 ? open(text, O_RDONLY | O_CLOEXEC) : -1;
     if (fd < 0)
-        return false;
+        return GONE;
     ssize_t size = read(fd, text, sizeof(text) - 1);
     close(fd);
-    text[size > 0 ? size : 0] = '\0';
+    if (size <= 0) /* it went since the open */
+        return GONE;
+    text[size] = '\0';
     if ((strtoul(field(text, FLAGS_FIELD), NULL, 10) & PF_EXITING) == 0)
-        return false;
+        return ALIVE;
     char state = *field(text, STATE_FIELD);
     bool alone = strtoul(field(text, THREADS_FIELD), NULL, 10) <= 1; /* else another thread closes the files */
-    return !(alone && (state == 'Z' || state == 'X'));
+    return alone && (state == 'Z' || state == 'X') ? GONE : DYING;
+}
+
+bool vgpu_process_dying(pid_t pid)
+{
+    return life(pid) == DYING;
+}
+
+bool vgpu_process_ended(pid_t pid)
+{
+    return life(pid) != ALIVE;
 }

@@ -1,7 +1,7 @@
 /*
  * dying.h: between a process that lives and one that is gone.
  *
- * Any thread may call this function; it opens and closes one file of /proc.
+ * Any thread may call these functions; each opens and closes one file of /proc.
  */
 #ifndef VGPU_DYING_H
 #define VGPU_DYING_H
@@ -16,5 +16,8 @@
  * gone, a zombie with nothing left, or that /proc does not show.
  */
 bool vgpu_process_dying(pid_t pid);
+
+/* Is the process dying, gone or a zombie? True, too, for one that /proc does not show. */
+bool vgpu_process_ended(pid_t pid);
 
 #endif

@@ -13,6 +13,7 @@
 
 #define CONTEXT_WAIT_MS 2000
 #define CONTEXT_LOOK_MS 2
+#define CLEAR_WAIT_MS 100 /* the arbiter needs less than one unless the machine is loaded */
 
 static int set_lock_at(int fd, off_t offset, short type)
 {
@@ -20,9 +21,14 @@ static int set_lock_at(int fd, off_t offset, short type)
     return fcntl(fd, F_SETLK, &lock) == 0 ? 0 : -errno;
 }
 
+static off_t lock_offset(uint32_t slot)
+{
+    return (off_t)(offsetof(struct vgpu_usage, slots) + slot * sizeof(struct vgpu_slot));
+}
+
 static int set_lock(int fd, uint32_t slot, short type)
 {
-    return set_lock_at(fd, (off_t)(offsetof(struct vgpu_usage, slots) + slot * sizeof(struct vgpu_slot)), type);
+    return set_lock_at(fd, lock_offset(slot), type);
 }
 
 /* The owner word goes last when a slot is given up and last when it is taken, so that a body
@@ -123,6 +129,39 @@ int vgpu_slot_clear_dead(int fd, struct vgpu_usage *usage, uint32_t own, bool re
         set_lock(fd, i, F_UNLCK);
     }
     return cleared;
+}
+
+static bool is_unlocked(int fd, uint32_t slot)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = lock_offset(slot), .l_len = 1};
+    return fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
+}
+
+/* A living process may be without its lock, too: it closed all its files. */
+static bool awaits_clear(int fd, const struct vgpu_usage *usage, uint32_t slot)
+{
+    uint32_t owner = __atomic_load_n(&usage->slots[slot].owner, __ATOMIC_SEQ_CST);
+    return owner != 0 && owner != VGPU_OWNER_SELF && is_unlocked(fd, slot) &&
+           vgpu_process_ended(usage->slots[slot].pid);
+}
+
+static uint32_t count_awaiting(int fd, const struct vgpu_usage *usage, uint32_t own)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < VGPU_MAX_SLOTS; i++)
+        count += i != own && awaits_clear(fd, usage, i);
+    return count;
+}
+
+bool vgpu_slot_await_clear(int fd, const struct vgpu_usage *usage, uint32_t own)
+{
+    uint32_t first = count_awaiting(fd, usage, own);
+    uint32_t now = first;
+    for (int waited = 0; now > 0 && waited < CLEAR_WAIT_MS; waited++) {
+        poll(NULL, 0, 1);
+        now = count_awaiting(fd, usage, own);
+    }
+    return now < first;
 }
 
 bool vgpu_slot_lock_contexts(int fd)

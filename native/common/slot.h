@@ -33,6 +33,12 @@ int vgpu_slot_lock_again(int fd, struct vgpu_usage *usage, uint32_t slot, uint64
 int vgpu_slot_clear_dead(int fd, struct vgpu_usage *usage, uint32_t own, bool registered);
 
 /*
+ * Waits until the arbiter has cleared the slots of registered processes that have ended, a bounded time. Pids are taken for
+ * those of the caller's pid namespace. True: a slot was cleared.
+ */
+bool vgpu_slot_await_clear(int fd, const struct vgpu_usage *usage, uint32_t own);
+
+/*
  * One process of the lease at a time makes its first context while it is not known what a context takes. Waits a
  * bounded time; false: it did not get the lock. Dropped by the kernel with the process, as slots are.
  */

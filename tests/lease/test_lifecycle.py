@@ -201,6 +201,29 @@ say("ended")
     assert lease_used(lease) == OWN + 50 * MIB
 
 
+def test_a_parent_has_the_memory_of_a_dead_child_at_once(node: Node) -> None:
+    """The parent waits until the arbiter has cleared the slot of a child whose end the parent has seen."""
+    lease = node.lease()
+    process = python(
+        node,
+        lease,
+        """
+pointer = ctypes.c_uint64()
+child = "import ctypes, sys\\n" + SOURCE + "\\nassert begin(600) == 0; say('in')"
+for _ in range(10):
+    held = subprocess.Popen([sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    held.stdout.readline()
+    assert cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(600 << 20)) == 2
+    held.kill()
+    held.wait()
+    assert cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(600 << 20)) == 0
+    assert cuda.cuMemFree_v2(pointer) == 0
+say("done")
+""".replace("SOURCE", repr(CUDA.replace("assert begin(100) == 0\n", ""))),
+    )
+    told(process, "done")
+
+
 # --- pids
 
 IN_A_NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]

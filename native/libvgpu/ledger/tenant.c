@@ -108,8 +108,9 @@ bool vgpu_tenant_reclaim(void)
     int fd = vgpu_slot_lock_hold();
     int cleared = fd >= 0 ? vgpu_slot_clear_dead(fd, lease.usage, account.slot, !vgpu_link_up()) : 0;
     pthread_mutex_unlock(&entry);
+    bool awaited = fd >= 0 && cleared == 0 && vgpu_link_up() && vgpu_slot_await_clear(fd, lease.usage, account.slot);
     vgpu_thread_release(cancels);
-    return cleared > 0;
+    return cleared > 0 || awaited;
 }
 
 bool vgpu_tenant_lock_contexts(void)
