@@ -2,11 +2,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #define BATCH 64
@@ -15,7 +13,6 @@ static int epoll_fd = -1;
 static int spare_fd = -1; /* given up for a moment when the descriptor table is full */
 static struct source *dead_list;
 static void (*after_batch)(void);
-static uint64_t alert_until;
 
 int loop_open(void)
 {
@@ -66,31 +63,13 @@ void loop_after(void (*after)(void))
     after_batch = after;
 }
 
-void loop_alert_until(uint64_t ns)
-{
-    alert_until = ns;
-}
-
-static bool alert(void)
-{
-    struct timespec now;
-    if (alert_until == 0)
-        return false;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    if ((uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec >= alert_until)
-        alert_until = 0;
-    return alert_until != 0;
-}
-
 int loop_run(void)
 {
     struct epoll_event events[BATCH];
     for (;;) {
-        int count = epoll_wait(epoll_fd, events, BATCH, alert() ? 0 : -1);
+        int count = epoll_wait(epoll_fd, events, BATCH, -1);
         if (count < 0 && errno != EINTR)
             return -errno;
-        if (count == 0)
-            continue;
         for (int i = 0; i < count; i++) {
             struct source *source = events[i].data.ptr;
             if (!source->dead)

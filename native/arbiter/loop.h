@@ -30,9 +30,6 @@ void loop_resume(struct source *source, uint32_t events);
 /* Called after each batch of events. */
 void loop_after(void (*after)(void));
 
-/* Until this point of CLOCK_MONOTONIC the loop looks again and again instead of sleeping; 0: it sleeps. */
-void loop_alert_until(uint64_t ns);
-
 /* Serves for ever; returns -errno only if epoll itself fails. */
 int loop_run(void);
 

@@ -9,7 +9,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "gap_predictor.h"
 #include "lease.h"
 
 #define SCHED_NEVER UINT64_MAX
@@ -120,16 +119,12 @@ struct sched_tenant {
     uint64_t member_left_at; /* when a member's part of the turn last ended */
     uint64_t quantum_ns;     /* what it may keep in the face of others */
     uint64_t ends_at;        /* SCHED_NEVER while open-ended */
-    uint64_t drains_at;      /* when the device is expected to be idle; SCHED_NEVER: not known */
-    uint64_t soon_at;        /* when its own next turn was last said to begin; 0: it was not said */
     uint64_t waits_since;
     uint64_t last_held;
-    uint64_t idle_since;       /* 0: it has work, or never had some */
-    uint64_t work_since;       /* when it last got work after it was idle */
-    struct gap_predictor busy; /* its turns */
-    struct gap_predictor idle; /* from the end of one until it wants the next */
-    bool aged;                 /* it got its turn because it had waited for SCHED_STARVED_NS: it is not interrupted */
-    uint64_t idle_ns;          /* of the member that gave back last */
+    uint64_t idle_since; /* 0: it has work, or never had some */
+    uint64_t work_since; /* when it last got work after it was idle */
+    bool aged;           /* it got its turn because it had waited for SCHED_STARVED_NS: it is not interrupted */
+    uint64_t idle_ns;    /* of the member that gave back last */
 };
 
 /* How the scheduler reaches its members. Called within sched_want and sched_run; none may call the scheduler. */
@@ -138,8 +133,6 @@ struct sched_messages {
     void (*grant)(struct sched_member *member, const struct vgpu_turn *turn);
     /* The member's turn is over; it answers by sched_done. */
     void (*revoke)(struct sched_member *member);
-    /* The waiting member's turn is expected to begin in `in_ns`. */
-    void (*soon)(struct sched_member *member, uint64_t in_ns);
 };
 
 #endif

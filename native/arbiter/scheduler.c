@@ -8,7 +8,6 @@
 #include "gang.h"
 #include "invariant.h"
 #include "run_queue.h"
-#include "wakeup.h"
 
 #define PREEMPT_TOKENS_NS 300e3
 #define IDLE_MAX_NS 2000000u /* more of a turn than this is not believed to have been idle */
@@ -174,16 +173,9 @@ static void turn_over(struct sched_tenant *tenant, uint64_t now)
     tenant->stopping = false;
     tenant->stuck = false;
     tenant->joined_until = 0;
-    tenant->drains_at = SCHED_NEVER;
     tenant->last_held = now;
-    gap_add(&tenant->busy, now - tenant->granted_at);
     if (tenant->wanted != 0)
         tenant->waits_since = now;
-}
-
-static bool single(const struct sched_tenant *tenant)
-{
-    return tenant->members != NULL && tenant->members->next == NULL;
 }
 
 static bool any_waits(const struct sched_tenant *tenant)
@@ -276,8 +268,6 @@ static void note_waiting(struct sched_tenant *tenant, uint64_t now)
 {
     if (tenant->wanted == 0) {
         tenant->waits_since = now;
-        if (tenant->held == 0 && tenant->last_held != 0)
-            gap_add(&tenant->idle, now - tenant->last_held);
         for (uint32_t d = 0; d < tenant->device_count; d++) {
             fair_refresh(tenant->entities[d]->device, now);
             fair_wake(tenant->entities[d], now);
@@ -407,8 +397,6 @@ static void grant(struct sched_tenant *tenant, bool free_running, uint64_t now)
     tenant->granted_at = now;
     tenant->quantum_ns = (uint64_t)quantum;
     tenant->ends_at = length < 0 ? SCHED_NEVER : now + (uint64_t)length;
-    tenant->drains_at = tenant->ends_at;
-    tenant->soon_at = 0;
     tenant->changed = false;
     EACH_HELD(tenant, d)
         tenant->entities[d]->count.granted_ns += (uint64_t)(length < 0 ? 0 : length);
@@ -440,7 +428,6 @@ static void stop(struct sched_tenant *tenant, uint64_t now)
     tenant->stays = false;
     tenant->open_ended = false;
     tenant->ends_at = now;
-    tenant->drains_at = now;
     for (struct sched_member *m = tenant->members; m != NULL; m = m->next)
         if (m->state == SCHED_RUNNING)
             messages->revoke(m);
@@ -526,7 +513,6 @@ static void set_end(struct sched_tenant *tenant, uint64_t now)
         return;
     }
     tenant->open_ended = false;
-    tenant->drains_at = tenant->ends_at;
     EACH_HELD(tenant, d)
         tenant->entities[d]->count.granted_ns += least;
     say_again(tenant, now);
@@ -623,17 +609,6 @@ static uint64_t next_look(const struct sched_tenant *tenant, uint64_t now)
     return earlier(bound, gang_next_look(tenant, now));
 }
 
-void sched_ending(struct sched_member *member, uint64_t number, uint64_t left_ns, uint64_t now)
-{
-    struct sched_tenant *tenant = member->tenant;
-    if (member->state != SCHED_RUNNING || number != member->turn)
-        return;
-    uint64_t at = now + (left_ns < SCHED_DRAIN_BOUND_NS ? left_ns : SCHED_DRAIN_BOUND_NS);
-    bool later = tenant->drains_at != SCHED_NEVER && tenant->drains_at > at && !single(tenant);
-    if (!later)
-        tenant->drains_at = at;
-}
-
 /* The lists and the figures that are kept in two places agree. */
 static void check_invariants(void)
 {
@@ -672,7 +647,7 @@ uint64_t sched_run(uint64_t now)
             make_room(tenant, now);
     for (struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next)
         backfill_look(tenant, now);
-    uint64_t next = wakeup_plan(devices, messages, now);
+    uint64_t next = SCHED_NEVER;
     for (const struct sched_tenant *tenant = tenants; tenant != NULL; tenant = tenant->next)
         next = earlier(next, next_look(tenant, now));
     check_invariants();

@@ -45,9 +45,6 @@ void sched_cut_done(struct sched_tenant *tenant, uint64_t lost_ns, uint64_t now)
  * above for several processes; as the tenant says. `streams`: see struct sched_entity. */
 void sched_note_load(struct sched_entity *entity, double load, uint64_t span_ns, uint32_t streams, uint64_t now);
 
-/* A member launches no more in its turn, and expects the device to be idle in `left_ns`. */
-void sched_ending(struct sched_member *member, uint64_t number, uint64_t left_ns, uint64_t now);
-
 /* Grants, revokes and bypasses what is due. Returns when to call again, at the latest. */
 uint64_t sched_run(uint64_t now);
 

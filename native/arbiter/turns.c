@@ -11,7 +11,6 @@
 
 #include "cut.h"
 #include "limits.h"
-#include "wakeup.h"
 
 #define REFRESH_NS 10000000u /* between two looks at the limits of tenants that are cut */
 #define READ_TRIES 8
@@ -166,7 +165,6 @@ static void run_if_stale(void)
     }
     tell_watches();
     arm(again);
-    loop_alert_until(wakeup_alert_until());
     for (struct lease *lease = touched, *next; lease != NULL; lease = next) {
         next = lease->touched_next;
         lease->touched = false;
@@ -335,9 +333,7 @@ bool turns_message(struct connection *connection, const struct vgpu_message *mes
             connection->member.cut = false;
         }
         sched_want(&connection->member, turn->devices, now);
-    } else if (message->kind == VGPU_MSG_ENDING) {
-        sched_ending(&connection->member, turn->number, turn->length_ns > transit ? turn->length_ns - transit : 0, now);
-    } else {
+    } else if (message->kind == VGPU_MSG_DONE) {
         struct vgpu_turn over = *turn;
         over.length_ns += transit;
         sched_done(&connection->member, &over, now);
@@ -376,15 +372,7 @@ void turns_look(struct connection *connection)
         say(&connection->member, &message);
 }
 
-static void say_soon(struct sched_member *member, uint64_t in_ns)
-{
-    struct vgpu_message message = {.kind = VGPU_MSG_SOON, .version = VGPU_LEASE_VERSION};
-    message.turn.length_ns = in_ns;
-    if (!member->cut)
-        say(member, &message);
-}
-
-static const struct sched_messages messages = {.grant = say_grant, .revoke = say_revoke, .soon = say_soon};
+static const struct sched_messages messages = {.grant = say_grant, .revoke = say_revoke};
 
 int turns_open(int run_fd, const char *control_device)
 {

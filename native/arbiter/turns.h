@@ -30,7 +30,7 @@ void turns_leave(struct connection *connection);
 /* Says LOOK to the connection's process. */
 void turns_look(struct connection *connection);
 
-/* WANT, ENDING or DONE of a connection. False: the connection is of no use and is to be closed. */
+/* WANT, DONE or CHANNELS of a connection. False: the connection is of no use and is to be closed. */
 bool turns_message(struct connection *connection, const struct vgpu_message *message);
 
 #endif

@@ -87,12 +87,3 @@ def test_an_open_ended_turn_takes_an_end_from_a_later_grant(line: Line) -> None:
     line.say(GRANT, 1, OPEN_ENDED)
     line.say(GRANT, 1, 5_000_000, WATCH)
     line.until(DONE, 1)
-
-
-def test_a_process_that_is_cut_while_a_thread_polls_for_its_turn_reports_idleness(card: Card) -> None:
-    """Right after WANT the launching thread polls the connection, and mostly sees CUT first."""
-    with stand_in(card, "--every-us", "20000") as accept:
-        for _ in range(10):
-            with accept() as line:
-                line.say(CUT, 0, flags=WATCH)
-                line.until(DONE, 0)

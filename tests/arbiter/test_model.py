@@ -38,7 +38,3 @@ def test_each_tenant_gets_its_weight_for_any_length_of_turns_and_kernels() -> No
 def test_no_tenant_starves_at_any_priority(seed: int) -> None:
     """A second, and the turns that were before it in the order."""
     model("starving", str(seed), program="sched-exact")
-
-
-def test_the_arbiter_polls_only_when_a_request_is_imminent() -> None:
-    model("alert", program="sched-exact")

@@ -24,11 +24,7 @@
 
 #define WATCH_NS 250000             /* between two looks for idleness */
 #define WATCH_BRIEF_NS 80000        /* of a tenant that wishes short turns */
-#define SPIN_LEAD_NS 400000u        /* a thread that sleeps may wake 200 us late, and a drain may be over early */
-#define SPIN_FOR_NS 1500000u        /* and sleeps again if the turn has not come so long after that */
-#define SPIN_WANT_NS 300000u        /* after asking: the device may be free */
-#define DRAIN_POLL_NS 30000         /* between two looks at a drain that takes long */
-#define DRAIN_SPIN_NS 3000000u      /* how long a drain is looked at without pause */
+#define DRAIN_POLL_NS 30000         /* between two looks at a drain */
 #define SILENCE_NS 3000000000u      /* an arbiter that leaves a wish unanswered for so long is taken for gone */
 #define PACE_WAIT_MAX_NS 100000000u /* what is in flight may wait for the very launch that is held back */
 #define TRANSIT_MAX_NS 2000000u     /* more is not time on the way but another time namespace */
@@ -48,21 +44,17 @@ static struct {
     bool fresh;  /* nothing was launched in this turn yet */
     struct vgpu_turn turn;
     uint64_t ends_at; /* UINT64_MAX: open-ended */
-    uint64_t closed_at;
     uint64_t wanted_at;
     uint64_t seen_at; /* time of the last look */
     int64_t idle_ns;  /* of the turn */
     uint64_t granted_at;
-    uint64_t grant_sent_ns; /* of the last grant that was taken in */
-    uint64_t seen_count;    /* for idleness and the counters */
-    uint32_t waiting;       /* threads at the gate */
-    uint32_t epoch;         /* futex: moves when the state does */
-    uint64_t spin_from;     /* when a thread at the gate looks for the grant without sleeping */
-    uint64_t spin_until;
-    bool draining; /* a drain was begun for this turn */
-    bool watching; /* a drain was begun to see whether the process idles */
-    bool look;     /* LOOK was said, and not answered yet */
-    bool probing;  /* a drain was begun to see whether what was launched has run */
+    uint64_t seen_count; /* for idleness and the counters */
+    uint32_t waiting;    /* threads at the gate */
+    uint32_t epoch;      /* futex: moves when the state does */
+    bool draining;       /* a drain was begun for this turn */
+    bool watching;       /* a drain was begun to see whether the process idles */
+    bool look;           /* LOOK was said, and not answered yet */
+    bool probing;        /* a drain was begun to see whether what was launched has run */
     uint64_t looked_count;
     struct vgpu_duty duty;
     const struct vgpu_limits *limits;
@@ -74,7 +66,6 @@ static struct {
 } gate = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static pthread_mutex_t one_drains = PTHREAD_MUTEX_INITIALIZER; /* thread at a time */
-static pthread_mutex_t one_spins = PTHREAD_MUTEX_INITIALIZER;
 
 static enum state state_now(void)
 {
@@ -98,10 +89,9 @@ static void set_state(enum state state)
         syscall(SYS_futex, &gate.epoch, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
 }
 
-static void close_gate(uint64_t now)
+static void close_gate(void)
 {
     set_state(CLOSED);
-    gate.closed_at = now;
     gate.draining = false;
     gate.watching = false;
 }
@@ -149,22 +139,12 @@ static void send_message(uint32_t kind, uint32_t flags, int64_t idle_ns)
     vgpu_link_send(&message); /* a line that broke is noticed by its thread */
 }
 
-/* The end of a turn that still has work on the device. */
-static void end_turn(uint64_t now)
-{
-    close_gate(now);
-    if (gate.linked && gate.held)
-        send_message(VGPU_MSG_ENDING, 0, (int64_t)vgpu_in_flight_ahead());
-}
-
 static void want(uint64_t now)
 {
     if (gate.wanted || !gate.linked)
         return;
     gate.wanted = true;
     gate.wanted_at = now;
-    gate.spin_from = now;
-    gate.spin_until = now + SPIN_WANT_NS;
     send_message(VGPU_MSG_WANT, gate.gated ? VGPU_TURN_GATED : 0, 0);
 }
 
@@ -226,30 +206,16 @@ static bool drain_step(void)
     return done;
 }
 
-static void sleep_at_gate(uint32_t epoch, uint64_t now, uint64_t until)
+/* A gate that is closed, without a turn. */
+static void sleep_at_gate(uint32_t epoch)
 {
-    uint64_t ns = until > now && until - now < 1000000000u ? until - now : 1000000000u;
-    struct timespec most = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+    const struct timespec most = {.tv_sec = 1};
     syscall(SYS_futex, &gate.epoch, FUTEX_WAIT_PRIVATE, epoch, &most, NULL, 0);
     pthread_mutex_lock(&gate.lock);
     bool silent = gate.state == CLOSED && gate.linked && gate.wanted && now_ns() - gate.wanted_at > SILENCE_NS;
     pthread_mutex_unlock(&gate.lock);
     if (silent)
         vgpu_link_hang_up();
-}
-
-/* Between two looks at a gate that is closed, without a turn. Close before the grant no thread has to be woken. */
-static void pass_time(uint32_t epoch, uint64_t now, uint64_t spin_from, uint64_t spin_until)
-{
-    if (now < spin_from || now >= spin_until || pthread_mutex_trylock(&one_spins) != 0) {
-        sleep_at_gate(epoch, now, spin_from);
-        return;
-    }
-    while (__atomic_load_n(&gate.epoch, __ATOMIC_ACQUIRE) == epoch && now_ns() < spin_until) {
-        vgpu_link_poll();
-        sched_yield();
-    }
-    pthread_mutex_unlock(&one_spins);
 }
 
 /* Until the gate is not closed. */
@@ -268,17 +234,12 @@ static void wait_for_turn(void)
             continue;
         }
         bool draining = gate.held;
-        bool spin = draining && now - gate.closed_at < DRAIN_SPIN_NS;
         want(now);
         uint32_t epoch = gate.epoch;
-        uint64_t spin_from = gate.spin_from;
-        uint64_t spin_until = gate.spin_until;
         pthread_mutex_unlock(&gate.lock);
         if (!draining)
-            pass_time(epoch, now, spin_from, spin_until);
-        else if (!drain_step() && spin)
-            sched_yield();
-        else if (!spin)
+            sleep_at_gate(epoch);
+        else if (!drain_step())
             pause_ns(DRAIN_POLL_NS);
         pthread_mutex_lock(&gate.lock);
     }
@@ -292,8 +253,6 @@ static void wait_for_turn(void)
 static bool admit(CUstream stream, int per_thread)
 {
     uint64_t began = now_ns();
-    if ((__atomic_load_n(&gate.turn.flags, __ATOMIC_RELAXED) & VGPU_TURN_SHORT) != 0)
-        vgpu_link_poll(); /* it may have been revoked */
     for (;;) {
         uint64_t batch;
         uint64_t wait;
@@ -312,13 +271,12 @@ static bool admit(CUstream stream, int per_thread)
                 pause_ns(wait / 2);
             else
                 sched_yield();
-            vgpu_link_poll();
             continue;
         }
         pthread_mutex_lock(&gate.lock);
         bool same = gate.state == OPEN && gate.turn.number == turn.number;
         if (same && answer == VGPU_ADMIT_STOP)
-            end_turn(now);
+            close_gate();
         else if (same) {
             now = now_ns();
             if (gate.fresh)
@@ -336,7 +294,7 @@ static void end_if_stray(void)
 {
     pthread_mutex_lock(&gate.lock);
     if (gate.linked && gate.held && gate.state != CLOSED)
-        end_turn(now_ns());
+        close_gate();
     pthread_mutex_unlock(&gate.lock);
 }
 
@@ -349,7 +307,7 @@ static bool stay_cut(void)
     pthread_mutex_lock(&gate.lock);
     gate.gated = true;
     if (gate.state == CUT)
-        close_gate(now_ns());
+        close_gate();
     pthread_mutex_unlock(&gate.lock);
     return false;
 }
@@ -431,7 +389,7 @@ static void linked(void)
     gate.wanted = false;
     gate.look = true; /* one may have been missed */
     if (gate.state != CLOSED)
-        close_gate(now_ns());
+        close_gate();
     gate.gated = false;
     gate.held = false; /* what still runs of a turn that no arbiter gave is drained beside the next holder */
     if (gate.waiting > 0)
@@ -448,7 +406,7 @@ static void unlinked(void)
     if (own_share() < 0 && !vgpu_suspended_now())
         set_state(FREE);
     else if (gate.state != CLOSED)
-        close_gate(now_ns());
+        close_gate();
     pthread_mutex_unlock(&gate.lock);
 }
 
@@ -456,8 +414,7 @@ static void take(const struct vgpu_message *message)
 {
     uint64_t now = now_ns();
     pthread_mutex_lock(&gate.lock);
-    if (message->kind == VGPU_MSG_GRANT && message->turn.sent_ns != gate.grant_sent_ns) {
-        gate.grant_sent_ns = message->turn.sent_ns; /* the line's thread reads what another has looked at */
+    if (message->kind == VGPU_MSG_GRANT) {
         if (gate.state == OPEN && message->turn.number == gate.turn.number)
             set_terms(&message->turn, now); /* it goes on, under other terms */
         else if (gate.state == CLOSED && !gate.held && vgpu_suspended_now())
@@ -466,13 +423,8 @@ static void take(const struct vgpu_message *message)
             open_turn(&message->turn, now);
     } else if (message->kind == VGPU_MSG_REVOKE && gate.held && message->turn.number == gate.turn.number) {
         if (gate.state != CLOSED)
-            end_turn(now);
+            close_gate();
         gate.ends_at = now;
-    } else if (message->kind == VGPU_MSG_SOON && !gate.held && gate.state == CLOSED) {
-        uint64_t in = message->turn.length_ns < 1000000000u ? message->turn.length_ns : 1000000000u;
-        gate.spin_from = now + (in > SPIN_LEAD_NS ? in - SPIN_LEAD_NS : 0);
-        gate.spin_until = now + in + SPIN_FOR_NS;
-        set_state(CLOSED); /* sleeping threads have a new time to wake */
     } else if (message->kind == VGPU_MSG_CUT && !gate.gated) {
         vgpu_cut_begin(message->turn.flags, &vgpu_launches.allow);
         if (gate.state != CUT)
@@ -509,7 +461,7 @@ static void watch(void)
         return;
     pthread_mutex_lock(&gate.lock);
     if (gate.state == OPEN && gate.watching && gate.held) {
-        close_gate(now_ns());
+        close_gate();
         asked = __atomic_load_n(&vgpu_launches.asked, __ATOMIC_SEQ_CST) > 0;
         if (vgpu_launches.count == gate.seen_count &&
             !asked) { /* else something slipped in: it is drained as any other */
@@ -528,7 +480,7 @@ static int64_t own_turn(uint64_t now)
     bool suspended = vgpu_suspended_now();
     pthread_mutex_lock(&gate.lock);
     if (gate.state == FREE && (own_share() >= 0 || suspended))
-        close_gate(now);
+        close_gate();
     if (gate.waiting > 0 && !gate.held && gate.state == CLOSED && !suspended) {
         double share = own_share();
         uint64_t length = share < 0 ? VGPU_TURN_OPEN_ENDED : vgpu_duty_turn(&gate.duty, share, now, &wait);
@@ -558,7 +510,7 @@ static bool is_busy(bool closed, bool held, bool same)
 
 /* What is in flight when the lease goes is waited for as at the end of a turn; then nothing of ours is in the
  * driver, whose lock would hold it. */
-static void answer_look(uint64_t now)
+static void answer_look(void)
 {
     bool suspended = vgpu_suspended_now();
     pthread_mutex_lock(&gate.lock);
@@ -567,7 +519,7 @@ static void answer_look(uint64_t now)
     if (cut && suspended)
         __atomic_store_n(&vgpu_launches.allow, 0, __ATOMIC_SEQ_CST); /* the next launch looks, and waits */
     if (!cut && suspended && gate.state != CLOSED)
-        end_turn(now);
+        close_gate();
     bool closed = gate.state == CLOSED || vgpu_cut_idle();
     bool held = cut ? !closed : gate.held;
     uint64_t count = __atomic_load_n(&vgpu_launches.count, __ATOMIC_SEQ_CST);
@@ -611,12 +563,12 @@ static int64_t do_due(void)
     bool asked = gate.look;
     pthread_mutex_unlock(&gate.lock);
     if (asked)
-        answer_look(now);
+        answer_look();
     if (state_now() == CUT)
         return cut_tick();
     pthread_mutex_lock(&gate.lock);
     if (gate.state == OPEN && gate.ends_at != UINT64_MAX && now >= gate.ends_at)
-        end_turn(now);
+        close_gate();
     int64_t look = watch_ns();
     enum state state = gate.state;
     bool held = gate.held;
@@ -624,12 +576,11 @@ static int64_t do_due(void)
     bool alone = !gate.linked;
     uint64_t ends_at = gate.ends_at;
     bool helped = gate.waiting > 0;
-    uint64_t closed_for = now - gate.closed_at;
     pthread_mutex_unlock(&gate.lock);
     if (held && state == CLOSED) {
         if (drain_step())
             return 0;
-        return helped ? 1000000 : closed_for < DRAIN_SPIN_NS ? 5000 : DRAIN_POLL_NS;
+        return helped ? 1000000 : DRAIN_POLL_NS;
     }
     if (watches)
         watch();
@@ -661,6 +612,5 @@ static void reset(void)
     memset(&gate, 0, sizeof(gate));
     pthread_mutex_init(&gate.lock, NULL);
     pthread_mutex_init(&one_drains, NULL);
-    pthread_mutex_init(&one_spins, NULL);
 }
 VGPU_IN_CHILD(reset);

@@ -306,22 +306,6 @@ uint64_t vgpu_in_flight_free(uint32_t device_count)
     return others != 0 && device_count > 1 ? STRAY_BATCH : FREE_BATCH;
 }
 
-uint64_t vgpu_in_flight_ahead(void)
-{
-    double most = 0;
-    uint64_t count = launched();
-    pthread_mutex_lock(&lock);
-    uint64_t now = now_ns();
-    for (const struct context_queue *queue = queues; queue != NULL; queue = queue->next) {
-        if (!queue->used || queue->tail == queue->head)
-            continue;
-        double ahead = (double)(count - queue->run) * queue->unit_ns - (double)(now - queue->run_seen_ns);
-        most = ahead > most ? ahead : most;
-    }
-    pthread_mutex_unlock(&lock);
-    return (uint64_t)most;
-}
-
 static void begin_one(struct context_queue *queue)
 {
     CUcontext popped;

@@ -49,9 +49,6 @@ uint32_t vgpu_in_flight_declare(void);
 /* Has it launched on one that the arbiter was not told of? Its turn may not be one on that. */
 bool vgpu_in_flight_strays(void);
 
-/* Nanoseconds, as far as known, until what this process has in flight has run. */
-uint64_t vgpu_in_flight_ahead(void);
-
 /* Begins to wait for everything that was launched; then asks whether it has run. */
 void vgpu_drain_begin(void);
 bool vgpu_drain_done(void);

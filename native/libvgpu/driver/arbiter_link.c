@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -33,8 +32,6 @@ static struct {
     ino_t inode;
     int32_t host_pid;
 } line = {.fd = -1};
-
-static pthread_mutex_t reader = PTHREAD_MUTEX_INITIALIZER; /* messages are taken in one by one, in order */
 
 /* The linker's name for the section's begin. */
 extern const struct vgpu_link_listener *const __start_vgpu_link_listener[] __attribute__((visibility("hidden")));
@@ -128,37 +125,16 @@ static bool wait_for_line(int fd, int64_t ns)
 
 enum taken { TAKEN, NOTHING, BROKEN };
 
-/* Messages after which the line's thread ticks at other times. It sleeps until the next tick, or until it can read:
- * were another thread to read such a message, the line's thread would sleep on. */
-static bool wakes_thread(const struct vgpu_message *message)
-{
-    return message->kind == VGPU_MSG_GRANT || message->kind == VGPU_MSG_LOOK || message->kind == VGPU_MSG_CUT;
-}
-
-/* With the reader's lock held. `poll`: by a thread that launches. The listener takes the message in now, and a message
- * that wakes the line's thread stays to be read by it: the listener gets that one again. */
-static enum taken take_message(int fd, bool poll)
+static enum taken take_message(int fd)
 {
     struct vgpu_message message;
     if (!still_ours(fd))
         return BROKEN;
-    ssize_t size = recv(fd, &message, sizeof(message), MSG_DONTWAIT | (poll ? MSG_PEEK : 0));
+    ssize_t size = recv(fd, &message, sizeof(message), MSG_DONTWAIT);
     if (size != (ssize_t)sizeof(message))
         return size >= 0 || (errno != EAGAIN && errno != EINTR) ? BROKEN : NOTHING;
     listener()->message(&message);
-    if (!poll)
-        return TAKEN;
-    return !wakes_thread(&message) && recv(fd, &message, sizeof(message), MSG_DONTWAIT) > 0 ? TAKEN : NOTHING;
-}
-
-void vgpu_link_poll(void)
-{
-    if (pthread_mutex_trylock(&reader) != 0)
-        return;
-    int fd = __atomic_load_n(&line.fd, __ATOMIC_SEQ_CST);
-    while (fd >= 0 && take_message(fd, true) == TAKEN)
-        continue; /* a line that broke is noticed by its thread */
-    pthread_mutex_unlock(&reader);
+    return TAKEN;
 }
 
 /* Serves the listener until the arbiter is gone. */
@@ -169,16 +145,12 @@ static void serve(int fd)
         int64_t wait = listener()->tick();
         if (!wait_for_line(fd, wait >= 0 && wait < LOOK_NS ? wait : LOOK_NS) && still_ours(fd))
             continue;
-        pthread_mutex_lock(&reader);
-        taken = take_message(fd, false);
-        pthread_mutex_unlock(&reader);
+        taken = take_message(fd);
     }
-    pthread_mutex_lock(&reader);
     __atomic_store_n(&line.fd, -1, __ATOMIC_SEQ_CST);
     listener()->unlinked();
     if (still_ours(fd))
         close(fd);
-    pthread_mutex_unlock(&reader);
 }
 
 /* Ticks without an arbiter for so long, until it is time to look for the arbiter again. */
@@ -271,7 +243,6 @@ int32_t vgpu_link_host_pid(void)
 
 static void reset(void)
 {
-    pthread_mutex_init(&reader, NULL);
     drop_line();
     line.host_pid = 0;
 }

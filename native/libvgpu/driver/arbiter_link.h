@@ -13,8 +13,7 @@
 #include "in_child.h"
 #include "lease.h"
 
-/* What the messages are for. Every function but `start` is called by the link's thread, or, `message` only, by a thread
- * in vgpu_link_poll; never two `message` at once. */
+/* What the messages are for. Every function but `start` is called by the link's thread. */
 struct vgpu_link_listener {
     /* Before any other. `folder`: of the lease. False: the lease's limits cannot be mapped. */
     bool (*start)(const char *folder, struct vgpu_usage *usage, uint32_t slot);
@@ -41,9 +40,6 @@ int vgpu_link_start(const char *folder, struct vgpu_usage *usage, uint32_t slot)
 
 /* Sends to the arbiter without waiting; false: there is none, or it does not read. */
 bool vgpu_link_send(const struct vgpu_message *message);
-
-/* Takes in what the arbiter has said, without waiting: for a thread that is awake while the line's own sleeps. */
-void vgpu_link_poll(void);
 
 /* Ends the line; its thread registers anew. For an arbiter that has gone silent. */
 void vgpu_link_hang_up(void);

@@ -4,7 +4,6 @@
  *
  *   sched-exact weights        who always wants more gets its weight of what was done, in windows of 4 s
  *   sched-exact starving SEED  nobody waits much longer than SCHED_STARVED_NS, whatever the priorities
- *   sched-exact alert          how much of the time the arbiter looks out without sleeping
  * Exit status 0, or an abort.
  */
 #include <math.h>
@@ -16,7 +15,6 @@
 #include "fair.h"
 #include "run_queue.h"
 #include "scheduler.h"
-#include "wakeup.h"
 
 enum { MOST = 9 };
 
@@ -52,7 +50,6 @@ static struct worker workers[MOST];
 static unsigned count;
 static uint64_t now = SECOND_NS;
 static uint64_t sched_at;
-static double alert_ns;
 static char scenario[64];
 
 static struct worker *worker_of(struct sched_member *member)
@@ -79,13 +76,7 @@ static void say_revoke(struct sched_member *member)
     worker_of(member)->revoked = true;
 }
 
-static void say_soon(struct sched_member *member, uint64_t in_ns)
-{
-    (void)member;
-    (void)in_ns;
-}
-
-static const struct sched_messages messages = {.grant = say_grant, .revoke = say_revoke, .soon = say_soon};
+static const struct sched_messages messages = {.grant = say_grant, .revoke = say_revoke};
 
 static void join(struct sched_limits limits, uint64_t kernel_ns, uint64_t period_ns)
 {
@@ -146,8 +137,6 @@ static void run_until(uint64_t end)
         uint64_t next = sched_at < end ? sched_at : end;
         for (unsigned i = 0; i < count; i++)
             next = workers[i].next_at < next ? workers[i].next_at : next;
-        uint64_t alert = wakeup_alert_until() < next ? wakeup_alert_until() : next;
-        alert_ns += alert > now ? (double)(alert - now) : 0;
         now = next > now ? next : now;
         if (now >= end)
             return;
@@ -168,7 +157,6 @@ static void end(void)
         sched_tenant_remove(&workers[i].tenant, now);
     count = 0;
     sched_at = 0;
-    alert_ns = 0;
 }
 
 /* --- weights */
@@ -270,39 +258,11 @@ static int starving(void)
     return 0;
 }
 
-/* --- alert */
-
-static double alert_part(unsigned busy, uint64_t period_ns, uint64_t seconds)
-{
-    for (unsigned i = 0; i < busy; i++)
-        join((struct sched_limits){1000, VGPU_SHARE_WORK_CONSERVING, 0, 0}, 200000, 0);
-    if (period_ns > 0)
-        join((struct sched_limits){3000, VGPU_SHARE_WORK_CONSERVING, 1, 1000}, 1000000, period_ns);
-    run_until(now + SECOND_NS);
-    alert_ns = 0;
-    run_until(now + seconds * SECOND_NS);
-    double part = alert_ns / (double)(seconds * SECOND_NS);
-    fprintf(stderr, "%u busy, a request every %lu us: alert %.2f %% of the time\n", busy, period_ns / 1000, 100 * part);
-    end();
-    return part;
-}
-
-static int alert(void)
-{
-    snprintf(scenario, sizeof(scenario), "alert");
-    CHECK(alert_part(8, 0, 10) < 0.03);
-    CHECK(alert_part(1, 5000000, 10) < 0.25);
-    CHECK(alert_part(1, 0, 10) == 0);
-    return 0;
-}
-
 int main(int argc, char **argv)
 {
     sched_open(&messages);
     seed = argc > 2 ? (unsigned)atoi(argv[2]) : 1;
     if (argc > 1 && strcmp(argv[1], "weights") == 0)
         return weights();
-    if (argc > 1 && strcmp(argv[1], "starving") == 0)
-        return starving();
-    return alert();
+    return starving();
 }

@@ -66,12 +66,7 @@ static void say_revoke(struct sched_member *member)
     client_of(member)->revoked = true;
 }
 
-static void say_soon(struct sched_member *member, uint64_t in_ns)
-{
-    CHECK(member->state == SCHED_WAITING && in_ns <= 200000000000);
-}
-
-static const struct sched_messages messages = {.grant = say_grant, .revoke = say_revoke, .soon = say_soon};
+static const struct sched_messages messages = {.grant = say_grant, .revoke = say_revoke};
 
 static void come(unsigned t)
 {
