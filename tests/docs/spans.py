@@ -77,12 +77,10 @@ NOT_RUN = {
     "./dev deb --arch arm64": _SUITE,  # tests/packaging/cross.py
     "pytest tests/slurm": _SUITE,
     "python native/libvgpu/portable.py --out FOLDER --machine aarch64": _SUITE,
-    "./dev gpu-bench": _CARD,
     "python -m tests.gpu.compute_programs --build build/native --out F --programs decoder training inference "
     "--besides 20000": _CARD,
     "python -m tests.gpu.compute_h200 --engine cut together": _CARD,
-    "python -m tests.gpu.compute_h200 --build build/native --out compute.json": _CARD,
-    "python -m tests.gpu.compute_ranks --build build/native --out ranks.json": _CARD,
+    "python -m tests.gpu.compute_h200 --engine gate": _CARD,
     "python -m tests.gpu.NAME --build build/native --out FILE": _CARD,
     "python -m tests.gpu.confined_h200": _CARD,
     "python -m tests.gpu.mps_h200": _CARD,
