@@ -1,5 +1,5 @@
 /* What a CUDA driver answers, as JSON: return codes, sizes, orderings and cuMemGetInfo deltas of a fixed tour.
- *   cc -I CUDA_INCLUDE cuda_conformance.c cuda_conformance_objects.c -ldl && ./a.out
+ *   cc -I CUDA_INCLUDE cuda_conformance*.c -ldl && ./a.out
  * Lines are "name": value. Nothing here depends on speed, addresses, or what else the device holds. */
 #include "cuda_conformance.h"
 
@@ -584,6 +584,7 @@ int main(void)
     captured(s);
     spoilers();
     procaddr();
+    captures(ctx);
     objects(ctx);
     say("primary release", CALL(cuDevicePrimaryCtxRelease_v2, (CUdevice), 0));
     say("after release", alloc(&p, 1));

@@ -44,4 +44,7 @@ CUresult launch(CUstream stream, unsigned grid, unsigned block, unsigned shared)
 /* cuda_conformance_objects.c: with the primary context `ctx` current */
 void objects(CUcontext ctx);
 
+/* cuda_conformance_captures.c: the same */
+void captures(CUcontext ctx);
+
 #endif

@@ -25,7 +25,7 @@ CRASHED = -11  # the answer to a question that the driver does not survive
 def build(folder: Path, cuda_include: Path) -> Path:
     """Compile the tour; the program. Raises CalledProcessError."""
     program = folder / "cuda_conformance"
-    sources = [str(HERE / "cuda_conformance.c"), str(HERE / "cuda_conformance_objects.c")]
+    sources = sorted(map(str, HERE.glob("cuda_conformance*.c")))
     subprocess.run(
         ["cc", "-O1", f"-I{cuda_include}", *sources, "-o", str(program), "-ldl"],
         check=True,

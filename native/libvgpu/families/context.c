@@ -15,6 +15,7 @@
 #include "context.h"
 #include "device.h"
 #include "functions.h"
+#include "module.h"
 #include "in_child.h"
 #include "driver_overhead.h"
 #include "evictable.h"
@@ -130,6 +131,7 @@ static void done(const struct creation *made)
 static void ended(int device, CUcontext context)
 {
     vgpu_capture_forget(context);
+    vgpu_module_forget();
     vgpu_charge_end_context(context);
     vgpu_evictable_end_context(context);
     if (contexts[device].live > 0)

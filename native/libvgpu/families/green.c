@@ -9,6 +9,7 @@
 #include "context.h"
 #include "device.h"
 #include "functions.h"
+#include "module.h"
 #include "driver_overhead.h"
 #include "in_flight.h"
 #include "primary.h"
@@ -97,6 +98,7 @@ VGPU_EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx hCtx)
     CUresult result = CALL(cuGreenCtxDestroy, hCtx);
     if (result == CUDA_SUCCESS && known) {
         vgpu_capture_forget(context);
+        vgpu_module_forget();
         ended(context, device);
     }
     return result;

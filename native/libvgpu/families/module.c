@@ -7,6 +7,10 @@
  * launch, where nothing can be refused any more; so it is made larger when the function is looked up,
  * through the same limit that the driver itself moves (CU_LIMIT_STACK_SIZE).
  */
+#include "module.h"
+
+#include <stdint.h>
+
 #include "suspended.h"
 #include "capture.h"
 #include "charge.h"
@@ -14,6 +18,29 @@
 #include "functions.h"
 #include "driver_overhead.h"
 #include "tenant.h"
+
+/* Functions that were looked up, by hash. A program may look one up at each launch (NCCL does), and each look at
+ * NVML takes some 100 us. Two functions of one hash take each other's place, which costs a look. */
+#define LOOKED_UP 1024u
+static uint64_t known[LOOKED_UP];
+
+void vgpu_module_forget(void)
+{
+    for (unsigned i = 0; i < LOOKED_UP; i++)
+        __atomic_store_n(&known[i], 0, __ATOMIC_RELAXED);
+}
+
+/* Notes the function; true: it was noted before. */
+static bool looked_up_before(const void *function)
+{
+    uint64_t handle = (uint64_t)(uintptr_t)function;
+    uint64_t *place = &known[(handle * UINT64_C(0x9e3779b97f4a7c15)) >> 54];
+    if (__atomic_load_n(place, __ATOMIC_RELAXED) == handle)
+        return true;
+    if (!vgpu_capture_any()) /* whose thread is not charged for the local memory: see looked_up() */
+        __atomic_store_n(place, handle, __ATOMIC_RELAXED);
+    return false;
+}
 
 /* Index in the lease of the current context's device, or VGPU_NOT_IN_LEASE. */
 static int limited_device(CUdevice *device)
@@ -39,6 +66,7 @@ static bool fits(CUresult result)
 static CUresult unloaded(CUresult result)
 {
     CUdevice device;
+    vgpu_module_forget();
     int index = result == CUDA_SUCCESS ? limited_device(&device) : VGPU_NOT_IN_LEASE;
     if (index != VGPU_NOT_IN_LEASE)
         vgpu_overhead_look(index, 0);
@@ -166,7 +194,7 @@ VGPU_EXPORT CUresult cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const
     vgpu_suspended_call();
     int local_bytes = 0;
     CUresult result = CALL(cuModuleGetFunction, hfunc, hmod, name);
-    if (result != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS || looked_up_before(*hfunc))
         return result;
     CUresult asked = CALL(cuFuncGetAttribute, &local_bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, *hfunc);
     return looked_up(result, asked, local_bytes);
@@ -177,7 +205,7 @@ VGPU_EXPORT CUresult cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel)
     vgpu_suspended_call();
     int local_bytes = 0;
     CUresult result = CALL(cuKernelGetFunction, pFunc, kernel);
-    if (result != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS || looked_up_before(*pFunc))
         return result;
     CUresult asked = CALL(cuFuncGetAttribute, &local_bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, *pFunc);
     return looked_up(result, asked, local_bytes);
@@ -189,7 +217,7 @@ VGPU_EXPORT CUresult cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, co
     CUdevice device;
     int local_bytes = 0;
     CUresult result = CALL(cuLibraryGetKernel, pKernel, library, name);
-    if (result != CUDA_SUCCESS || limited_device(&device) == VGPU_NOT_IN_LEASE)
+    if (result != CUDA_SUCCESS || looked_up_before(*pKernel) || limited_device(&device) == VGPU_NOT_IN_LEASE)
         return result;
     CUresult asked = CALL(cuKernelGetAttribute, &local_bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, *pKernel, device);
     return looked_up(result, asked, local_bytes);
@@ -206,6 +234,7 @@ VGPU_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
         return CALL(cuCtxSetLimit, limit, value);
     if (limit == CU_LIMIT_STACK_SIZE && CALL(cuCtxGetLimit, &now, limit) == CUDA_SUCCESS && value > now)
         return grow_local(index, device, now, value);
+    vgpu_module_forget(); /* a smaller stack grows again with the next function that needs it */
     CUresult result = CALL(cuCtxSetLimit, limit, value);
     vgpu_overhead_look(index, 0);
     return result;

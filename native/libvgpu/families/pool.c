@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "suspended.h"
+#include "capture.h"
 #include "charge.h"
 #include "device.h"
 #include "functions.h"
@@ -34,10 +35,16 @@ static pthread_mutex_t list = PTHREAD_MUTEX_INITIALIZER;
 static struct pool *current[VGPU_MAX_DEVICES]; /* the pool that cuMemAllocAsync takes from; NULL: ask */
 static uint32_t holding;                       /* pools that have been charged anything since they were made */
 
+/* The driver counts this call as unsafe: in a thread that captures another stream it would end that capture. */
 static uint64_t attribute(CUmemoryPool pool, CUmemPool_attribute which)
 {
     cuuint64_t value = 0;
-    return CALL(cuMemPoolGetAttribute, pool, which, &value) == CUDA_SUCCESS ? value : 0;
+    bool captures = vgpu_capture_any();
+    CUstreamCaptureMode mode = captures ? vgpu_capture_relax() : CU_STREAM_CAPTURE_MODE_GLOBAL;
+    CUresult result = CALL(cuMemPoolGetAttribute, pool, which, &value);
+    if (captures)
+        vgpu_capture_restore(mode);
+    return result == CUDA_SUCCESS ? value : 0;
 }
 
 /* Charges the pool as it is now. True: nothing had changed. */

@@ -62,6 +62,7 @@ CUresult cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape)
 {
     CUcontext ctx;
     CU_TRY(cu_enter_context("cuArray3DCreate_v2", &ctx));
+    CU_TRY(cu_capture_unsafe());
     CU_CHECK(out != NULL && shape != NULL, CUDA_ERROR_INVALID_VALUE);
     cu_lock();
     CUresult result = make(ctx, shape, out);
@@ -107,6 +108,7 @@ static void unmake(CUarray array)
 CUresult cuArrayDestroy(CUarray array)
 {
     CU_TRY(cu_enter("cuArrayDestroy"));
+    CU_TRY(cu_capture_unsafe());
     CU_CHECK(array != NULL && array->magic == CU_ARRAY && !array->part, CUDA_ERROR_INVALID_HANDLE);
     CU_CHECK(cu_owned(&array->owner), CUDA_ERROR_CONTEXT_IS_DESTROYED);
     cu_lock();
@@ -173,6 +175,7 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRI
 {
     CUcontext ctx;
     CU_TRY(cu_enter_context("cuMipmappedArrayCreate", &ctx));
+    CU_TRY(cu_capture_unsafe());
     CU_CHECK(out != NULL && shape != NULL && levels > 0, CUDA_ERROR_INVALID_VALUE);
     unsigned int most = 1;
     for (size_t n = shape->Width > shape->Height ? shape->Width : shape->Height; n > 1; n /= 2)
@@ -210,6 +213,7 @@ CUresult cuMipmappedArrayGetLevel(CUarray *out, CUmipmappedArray mipmap, unsigne
 CUresult cuMipmappedArrayDestroy(CUmipmappedArray mipmap)
 {
     CU_TRY(cu_enter("cuMipmappedArrayDestroy"));
+    CU_TRY(cu_capture_unsafe());
     CU_CHECK(cu_is_mipmap(mipmap), CUDA_ERROR_INVALID_HANDLE);
     CU_CHECK(cu_owned(&mipmap->owner), CUDA_ERROR_CONTEXT_IS_DESTROYED);
     cu_lock();

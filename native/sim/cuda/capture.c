@@ -3,11 +3,7 @@
 #include "graph.h"
 #include "green.h"
 
-_Atomic uint32_t cu_captures; /* going on; 0 keeps every other call free of this file */
-
-static struct cu_capture *g_captures;
 static _Thread_local struct CUstream_st t_per_thread; /* capture state of CU_STREAM_PER_THREAD */
-static _Thread_local CUstreamCaptureMode t_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
 /* Where the capture of a stream is kept; NULL: the legacy stream, which cannot be captured. */
 static CUstream state_of(CUstream stream)
@@ -27,7 +23,7 @@ struct cu_capture *cu_capture_find(CUstream stream)
 
 static struct cu_capture *by_id(unsigned long long id)
 {
-    struct cu_capture *c = g_captures;
+    struct cu_capture *c = cu_captures_list;
     while (c != NULL && c->id != id)
         c = c->next;
     return c;
@@ -96,8 +92,8 @@ CUresult cu_capture_begin(CUstream stream, CUgraph graph, const CUgraphNode *bef
         free(c);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    c->next = g_captures;
-    g_captures = c;
+    c->next = cu_captures_list;
+    cu_captures_list = c;
     atomic_fetch_add(&cu_captures, 1);
     return CUDA_SUCCESS;
 }
@@ -144,7 +140,7 @@ static void leave(CUstream s)
 
 static void end(struct cu_capture *c)
 {
-    struct cu_capture **at = &g_captures;
+    struct cu_capture **at = &cu_captures_list;
     while (*at != c)
         at = &(*at)->next;
     *at = c->next;
@@ -207,7 +203,7 @@ static bool invalidate(CUcontext ctx, bool all)
     if (atomic_load_explicit(&cu_captures, memory_order_relaxed) == 0)
         return false;
     cu_lock();
-    for (struct cu_capture *c = g_captures; c != NULL; c = c->next) {
+    for (struct cu_capture *c = cu_captures_list; c != NULL; c = c->next) {
         for (size_t i = 0; i < c->stream_count; i++) {
             const struct CUstream_st *s = c->streams[i];
             if (s->ctx != ctx->base || (ctx->green != NULL && s->green != ctx->green) ||
@@ -235,36 +231,6 @@ void cu_capture_green(CUgreenCtx green)
 CUresult cu_capture_whole(CUcontext ctx)
 {
     return invalidate(ctx, true) ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
-}
-
-/* Calls that may wait for the device: forbidden as the capture's and the thread's modes say. */
-CUresult cu_capture_unsafe(void)
-{
-    CUresult result = CUDA_SUCCESS;
-    if (atomic_load_explicit(&cu_captures, memory_order_relaxed) == 0 || t_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
-        return CUDA_SUCCESS;
-    cu_lock();
-    for (struct cu_capture *c = g_captures; c != NULL; c = c->next) {
-        bool mine = pthread_equal(c->thread, pthread_self());
-        bool counts = mine ? c->mode != CU_STREAM_CAPTURE_MODE_RELAXED
-                           : c->mode == CU_STREAM_CAPTURE_MODE_GLOBAL && t_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
-        if (!counts)
-            continue;
-        c->invalid = true;
-        result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    }
-    cu_unlock();
-    return result;
-}
-
-CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
-{
-    CU_TRY(cu_enter("cuThreadExchangeStreamCaptureMode"));
-    CU_CHECK(mode != NULL && *mode <= CU_STREAM_CAPTURE_MODE_RELAXED, CUDA_ERROR_INVALID_VALUE);
-    CUstreamCaptureMode old = t_mode;
-    t_mode = *mode;
-    *mode = old;
-    return CUDA_SUCCESS;
 }
 
 /* Events in captures: recording remembers where the stream was, waiting joins. */
@@ -376,7 +342,7 @@ void cu_capture_leave_stream(CUstream stream)
 /* The captures that began on a stream of the context end with it. */
 static void end_of_context(CUcontext ctx)
 {
-    for (struct cu_capture *c = g_captures, *next; c != NULL; c = next) {
+    for (struct cu_capture *c = cu_captures_list, *next; c != NULL; c = next) {
         next = c->next;
         if (c->origin->ctx != ctx)
             continue;

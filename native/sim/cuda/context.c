@@ -364,6 +364,7 @@ CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 {
     CUcontext ctx;
     CU_TRY(cu_enter_context("cuCtxSetLimit", &ctx));
+    CU_TRY(cu_capture_unsafe());
     CU_CHECK(limit < CU_LIMIT_MAX, CUDA_ERROR_INVALID_VALUE);
     ctx->limits[limit] = value;
     return CUDA_SUCCESS;

@@ -125,6 +125,8 @@ struct cu_capture {
     size_t stream_count;
     struct cu_capture *next;
 };
+
+extern struct cu_capture *cu_captures_list; /* guarded by cu_lock */
 CUresult cu_capture_begin(CUstream stream, CUgraph graph, const CUgraphNode *before, size_t count,
                           CUstreamCaptureMode mode);
 CUresult cu_capture_end(CUstream stream, CUgraph *graph);

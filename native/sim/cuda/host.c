@@ -61,6 +61,7 @@ static CUresult allocate(const char *function, void **out, size_t size, unsigned
 {
     CUcontext ctx;
     CU_TRY(cu_enter_context(function, &ctx));
+    CU_TRY(cu_capture_unsafe());
     CU_CHECK(out != NULL && size > 0, CUDA_ERROR_INVALID_VALUE);
     void *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CU_CHECK(p != MAP_FAILED, CUDA_ERROR_OUT_OF_MEMORY);
@@ -88,6 +89,7 @@ CUresult cuMemFreeHost(void *p)
 {
     CUcontext ctx;
     CU_TRY(cu_enter_context("cuMemFreeHost", &ctx));
+    CU_TRY(cu_capture_unsafe());
     CU_TRY(cu_wait(ctx, ctx->position));
     cu_lock();
     struct node **at = slot_of(p);
@@ -104,6 +106,7 @@ CUresult cuMemHostRegister_v2(void *p, size_t size, unsigned int flags)
 {
     CUcontext ctx;
     CU_TRY(cu_enter_context("cuMemHostRegister_v2", &ctx));
+    CU_TRY(cu_capture_unsafe());
     CU_CHECK(p != NULL && size > 0, CUDA_ERROR_INVALID_VALUE);
     cu_lock();
     CUresult result = CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
@@ -117,6 +120,7 @@ CUresult cuMemHostUnregister(void *p)
 {
     CUcontext ctx;
     CU_TRY(cu_enter_context("cuMemHostUnregister", &ctx));
+    CU_TRY(cu_capture_unsafe());
     cu_lock();
     struct node **at = slot_of(p);
     bool good = *at != NULL && (*at)->host.registered;

@@ -88,6 +88,7 @@ CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
 {
     CU_TRY(cu_enter("cuMemPoolCreate"));
+    CU_TRY(cu_capture_unsafe());
     CU_CHECK(pool != NULL && props != NULL, CUDA_ERROR_INVALID_VALUE);
     CU_CHECK(props->allocType == CU_MEM_ALLOCATION_TYPE_PINNED && props->location.type == CU_MEM_LOCATION_TYPE_DEVICE,
              CUDA_ERROR_INVALID_VALUE);
@@ -104,6 +105,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
 CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
     CU_TRY(cu_enter("cuMemPoolDestroy"));
+    CU_TRY(cu_capture_unsafe());
     CU_CHECK(is_pool(pool) && !pool->is_default, CUDA_ERROR_INVALID_VALUE);
     cu_lock();
     cu_free_of_pool(pool);
@@ -120,6 +122,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
     CU_TRY(cu_enter("cuMemPoolTrimTo"));
+    CU_TRY(cu_capture_unsafe());
     CU_CHECK(is_pool(pool), CUDA_ERROR_INVALID_VALUE);
     cu_lock();
     cu_pool_trim(pool, keep);
@@ -130,6 +133,7 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
 {
     CU_TRY(cu_enter("cuMemPoolSetAttribute"));
+    CU_TRY(cu_capture_unsafe());
     CU_CHECK(is_pool(pool) && value != NULL, CUDA_ERROR_INVALID_VALUE);
     switch (attribute) {
     case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
@@ -156,6 +160,7 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute,
 CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
 {
     CU_TRY(cu_enter("cuMemPoolGetAttribute"));
+    CU_TRY(cu_capture_unsafe());
     CU_CHECK(is_pool(pool) && value != NULL, CUDA_ERROR_INVALID_VALUE);
     cuuint64_t *wide = value;
     switch (attribute) {

@@ -11,7 +11,8 @@
 #define API __attribute__((visibility("default")))
 #define CARD_BYTES (8ull << 30)
 
-static int devices[2]; /* their addresses are the device handles */
+static int devices[2];        /* their addresses are the device handles */
+API unsigned fake_nvml_looks; /* lists of processes that were asked for */
 
 static int index_of(nvmlDevice_t device)
 {
@@ -48,6 +49,7 @@ API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, un
 {
     void *cuda = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     uint64_t (*bytes)(int) = NULL;
+    __atomic_add_fetch(&fake_nvml_looks, 1, __ATOMIC_RELAXED);
     if (cuda != NULL)
         *(void **)&bytes = dlsym(cuda, "fake_cuda_process_bytes");
     if (bytes == NULL || *count < 1)

@@ -44,6 +44,7 @@ static CUresult allocate(CUdeviceptr *out, size_t size, CUmemoryPool pool, CUcon
 {
     if (cu_capture_find(stream) != NULL)
         return capture_alloc(out, size, ctx, stream);
+    CU_TRY(cu_capture_unsafe());
     cu_lock();
     CUresult result = pool == NULL ? cu_pool_of_device(ctx->ordinal, &pool) : CUDA_SUCCESS;
     if (result == CUDA_SUCCESS)
@@ -80,6 +81,7 @@ CUresult PTSZ(cuMemFreeAsync)(CUdeviceptr p, CUstream stream)
         return CUDA_SUCCESS;
     if (cu_capture_find(own(stream)) != NULL)
         return capture_free(p, own(stream));
+    CU_TRY(cu_capture_unsafe());
     cu_lock();
     CUresult result = cu_free(p);
     cu_unlock();

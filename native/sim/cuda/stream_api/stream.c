@@ -9,6 +9,7 @@ CUresult PTSZ(cuStreamSynchronize)(CUstream stream)
     CU_TRY(cu_enter("cuStreamSynchronize"));
     CU_TRY(cu_stream_resolve(own(stream), &ctx, &position));
     CU_TRY(cu_capture_refuse(own(stream)));
+    CU_TRY(cu_capture_unsafe());
     CU_TRY(cu_wait(ctx, position));
     cu_pending_resolve(ctx);
     return CUDA_SUCCESS;
@@ -21,6 +22,7 @@ CUresult PTSZ(cuStreamQuery)(CUstream stream)
     CU_TRY(cu_enter("cuStreamQuery"));
     CU_TRY(cu_stream_resolve(own(stream), &ctx, &position));
     CU_TRY(cu_capture_refuse(own(stream)));
+    CU_TRY(cu_capture_unsafe());
     return cu_reached(ctx, position) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 

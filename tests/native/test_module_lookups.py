@@ -1,0 +1,40 @@
+"""A function that is looked up again and again: NCCL looks its kernels up at each collective."""
+
+import json
+import sys
+from pathlib import Path
+
+from tests.native.harness import GIB, GID, UID, UUIDS, Tenant
+from vgpud.lease import DeviceLimits, write_lease
+
+PROGRAM = """
+import ctypes, json
+cuda = ctypes.CDLL("libcuda.so.1")
+context, module, function = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+looks = ctypes.c_uint.in_dll(ctypes.CDLL("libnvidia-ml.so.1"), "fake_nvml_looks")
+def loaded():
+    assert cuda.cuModuleLoadData(ctypes.byref(module), b"code") == 0
+def looked_up(times):
+    before = looks.value
+    for _ in range(times):
+        assert cuda.cuModuleGetFunction(ctypes.byref(function), module, b"kernel") == 0
+        assert cuda.cuCtxSynchronize() == 0
+    return looks.value - before
+loaded()
+first, again = looked_up(1), looked_up(100)
+assert cuda.cuModuleUnload(module) == 0
+loaded()
+print(json.dumps({"first": first, "again": again, "of_another_module": looked_up(1)}))
+"""
+
+
+def test_only_the_first_lookup_of_a_function_has_its_memory_measured(tmp_path: Path) -> None:
+    lease = write_lease(tmp_path, "a1", [DeviceLimits(UUIDS[0], GIB)], UID, GID)
+    done = Tenant(lease).run(sys.executable, "-c", PROGRAM)
+    assert done.returncode == 0, done.stderr
+    looks = json.loads(done.stdout)
+    assert looks["first"] > 0
+    assert looks["again"] == 0
+    assert looks["of_another_module"] > 0

@@ -1,0 +1,33 @@
+"""The driver answers a tenant's program as it answers without libvgpu, calls beside a capture included."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.gpu.cuda_conformance import H200, answers, differences
+from tests.native.harness import GIB, LIBVGPU, TEST_BUILD
+from tests.sim.test_conformance import KNOWN
+from tests.simnode import SimNode
+from vgpud.lease import DeviceLimits, write_lease
+
+Make = Callable[..., SimNode]
+
+#: Question -> (tenant, card).
+KNOWN_OF_TENANT = {
+    # managed memory is charged when it is allocated, not page by page
+    "managed, untouched: bytes": (8388608, 0),
+    # a device outside of the lease, whether it exists or not
+    "context, device 99": (800, 101),
+}
+
+
+def test_a_tenant_has_the_answers_of_the_driver(sim_node: Make, tmp_path: Path) -> None:
+    node = sim_node("h200x1")
+    uuid = node.dump()["devices"][0]["uuid"]
+    lease = write_lease(tmp_path, "a1", [DeviceLimits(uuid, 120 * GIB)], os.getuid(), os.getgid())
+    env = node.environment({"LD_PRELOAD": str(LIBVGPU), "VGPU_LEASE": str(lease)})
+    here, card = answers(TEST_BUILD / "cuda_conformance", env), json.loads(H200.read_text())
+    assert differences(here, card) == KNOWN | KNOWN_OF_TENANT
