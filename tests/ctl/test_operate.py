@@ -119,6 +119,15 @@ def test_why_finds_the_tenant_of_a_process(main: Ctl, daemon: Daemon) -> None:
         assert main("why", nobody).returncode == 6
 
 
+def test_why_shows_the_memory_of_an_allocation_that_is_younger_than_the_first_reading(
+    main: Ctl, daemon: Daemon
+) -> None:
+    readings = iter([pb.UsageReply(), canned.usage(memory_used_bytes=GIB)])
+    daemon.replies["GetUsage"] = lambda _: next(readings)
+    daemon.replies["GetAllocation"] = canned.used()
+    assert "memory on device 0: 1GiB of" in main("why", "a1b2c3d4").stdout
+
+
 # --- doctor and bug-report
 
 

@@ -32,7 +32,9 @@ def why(arguments: Namespace, terminal: Terminal) -> int:
         if any(part.mode == Mode.PRELOAD for part in found.slices):
             time.sleep(SAMPLE_SECONDS)
         now = client.get_usage()
-    meters = list(zip(_meters(now, found.id), _meters(before, found.id), strict=False))
+    after = _meters(now, found.id)
+    # vgpud shares readings between its clients: the first one may be older than the allocation
+    meters = list(zip(after, _meters(before, found.id) or after, strict=False))
     limits = list(limiting(found, devices, meters, SAMPLE_SECONDS))
     document = {
         "allocation": plain(found),
