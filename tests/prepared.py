@@ -118,9 +118,14 @@ def _fork(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         loader = tuple(environment.get(name, "") for name in _LOADER)
-        asked = json.dumps([module, list(arguments), dict(environment)]).encode()
+        asked = json.dumps([module, list(arguments), dict(environment), str(ROOT)]).encode()
         socket.send_fds(_forker(loader), [asked], [theirs.fileno(), *files])
     return ours
+
+
+def line_to(environment: Mapping[str, str]) -> int:
+    """A descriptor for programs that ask for vgpuctl themselves (tests/docs/vgpuctl.py)."""
+    return _forker(tuple(environment.get(name, "") for name in _LOADER)).fileno()
 
 
 @cache
@@ -141,6 +146,7 @@ def _forker(loader: tuple[str, ...]) -> socket.socket:
 
 
 def _end(process: "subprocess.Popen[bytes]", line: socket.socket) -> None:
+    line.shutdown(socket.SHUT_RDWR)  # other programs may have it too
     line.close()
     process.wait()
 
@@ -185,7 +191,8 @@ def _serve(line: socket.socket) -> int:
             other.close()
         os.close(ended)
         os.close(wake)
-        module, arguments, environment = json.loads(asked)
+        module, arguments, environment, folder = json.loads(asked)
+        os.chdir(folder)
         _become(module, arguments, environment, fds[1:])
 
 

@@ -6,10 +6,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests import prepared
 from tests.docs.pages import Block, commands, pattern
 from tests.simnode import ROOT
 
 READER = Path(__file__).parent / "reader"
+VGPUCTL = Path(__file__).parent / "vgpuctl.py"
 END = "--end-of-command--"
 
 
@@ -22,12 +24,14 @@ class Shell:
         said: Mapping[str, str] | None = None,
         folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
+        files: Sequence[int] = (),
     ) -> None:
         self._said = dict(said or {})
         self.process = subprocess.Popen(
             words,
             cwd=folder,
             env=environment,
+            pass_fds=files,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -75,11 +79,12 @@ class Reader(Shell):
     def __init__(self, folder: Path, environment: Mapping[str, str], said: Mapping[str, str]) -> None:
         self.work = folder / "reader"
         shutil.copytree(READER, self.work)
-        for name, words in {"vgpuctl": "-m vgpud.ctl", "python": ""}.items():
+        line = prepared.line_to(environment)
+        for name, words in {"vgpuctl": f"-IS '{VGPUCTL}' {line}", "python": ""}.items():
             self.program(name, f'exec "{sys.executable}" {words} "$@"')
         path = f"{self.work / 'bin'}:{environment['PATH']}"
         ours = {**environment, "PYTHONPATH": str(ROOT), "PATH": path, "LC_ALL": "C.UTF-8"}
-        super().__init__(said=said, folder=self.work, environment=ours)
+        super().__init__(said=said, folder=self.work, environment=ours, files=[line])
 
     def program(self, name: str, script: str) -> None:
         """One that this bash finds before any other of the name."""
