@@ -4,13 +4,14 @@ What survives a cut is the card and what was written durably; all else is made a
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.planner.cards import H200_PROFILES, h200
 from vgpud.model.device import (
@@ -37,6 +38,7 @@ from vgpud.planner.geometry import ComputeKey, SlotKey, table_for
 from vgpud.planner.layouts import spell
 from vgpud.policy.model import Policy
 
+T = TypeVar("T")
 UUID = "GPU-0"
 TABLE = table_for(H200_PROFILES)
 PATHS = Paths(Path("/nowhere"), Path("/nowhere"), Path("/nowhere"), Path("/nowhere"))
@@ -50,6 +52,25 @@ def whole_of(key: SlotKey) -> SlotKey:
     """The compute instance over all of a GPU instance."""
     part = max(profile_of(key).compute, key=lambda p: p.slice_count)
     return part.id, part.placements[0]
+
+
+class WithoutThreads(asyncio.SelectorEventLoop):
+    """Where nothing blocks: what vgpud hands to a thread runs at once, without the cost of the thread."""
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., T], *args: Any
+    ) -> "asyncio.Future[T]":
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except BaseException as raised:
+            future.set_exception(raised)
+        return future
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    with asyncio.Runner(loop_factory=WithoutThreads) as runner:
+        return runner.run(main)
 
 
 class Cut(BaseException):
@@ -266,7 +287,7 @@ class Node1:
 
     def start(self) -> None:
         """What a start does for MIG where nothing is allocated: see node/recover.py."""
-        asyncio.run(self._start())
+        run(self._start())
 
     async def _start(self) -> None:
         await self.inventory.refresh()
@@ -276,7 +297,7 @@ class Node1:
 
     def apply(self, *words: str) -> None:
         target = MigTarget(Selector(), tuple(words) or ("none",))
-        asyncio.run(self.layouts.apply((target,)))
+        run(self.layouts.apply((target,)))
 
 
 def words_of(state: int) -> tuple[str, ...]:
@@ -289,14 +310,14 @@ def cut(card: Card, disk: Disk, at: int | None) -> Scissors:
 
 
 def cut_at_each_point(
-    laid_out: Callable[[], tuple[Card, Disk]], words: Iterable[str], draw: Random
+    laid_out: tuple[Card, Disk], words: Iterable[str], draw: Random
 ) -> Iterator[tuple[int, Card, Disk]]:
     """What is left when the way to a layout is cut at the first point, the second, and so on to the last.
 
     Each after a start, which is cut too, somewhere, and then runs through.
     """
     for at in count(1):
-        card, disk = laid_out()
+        card, disk = deepcopy(laid_out)
         cut(card, disk, at)
         try:
             Node1(card, disk).apply(*words)

@@ -1,6 +1,5 @@
 """Layouts cut by kill -9 at every point: the next start ends where it was going, or where it was."""
 
-import asyncio
 import random
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.mig.cutting import TABLE, Card, Disk, Node1, cut_at_each_point, words_of
+from tests.mig.cutting import TABLE, Card, Disk, Node1, cut_at_each_point, run, words_of
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, MigSlice, Mode, Owner, Request, Slice, State
 from vgpud.planner.geometry import SlotKey
@@ -40,7 +39,7 @@ def test_every_prefix_of_a_plan_converges(seed: int) -> None:
     Node1(card, disk).apply(*words_of(after))
     assert card.keys() == keys(after)
     at = 0
-    for at, card, disk in cut_at_each_point(lambda: laid_out(before), words_of(after), draw):
+    for at, card, disk in cut_at_each_point(laid_out(before), words_of(after), draw):
         ended = card.keys()
         assert ended in (keys(before), keys(after)), f"half-way after a cut at point {at}"
         assert all(i.compute_instances for i in card.instances.values())
@@ -121,8 +120,8 @@ def test_an_instance_just_given_to_somebody_outlives_a_look_that_is_older() -> N
     card, disk = Card(mode=True), Disk()
     node = Node1(card, disk)
     key = next(key for key in TABLE.number if key[0] == 19)
-    asyncio.run(node.mig.make("GPU-0", key))
-    asyncio.run(node.inventory.refresh())
+    run(node.mig.make("GPU-0", key))
+    run(node.inventory.refresh())
     orphans = node.layouts.own_instances()
     assert orphans == {InstancePlace("GPU-0", *key)}
     place = MigSlice(key[0], "1g.18gb", key[1])
@@ -130,9 +129,9 @@ def test_an_instance_just_given_to_somebody_outlives_a_look_that_is_older() -> N
     part = Slice("GPU-0", Mode.MIG, 1 << 30, mig=place)
     node.book.add(Allocation("a", request, State.ALLOCATING, (part,)))
     for orphan in orphans:
-        asyncio.run(node.layouts.remove(orphan))
+        run(node.layouts.remove(orphan))
     assert card.keys() == {key}
     node.book.remove("a")
     for orphan in orphans:
-        asyncio.run(node.layouts.remove(orphan))
+        run(node.layouts.remove(orphan))
     assert not card.keys()

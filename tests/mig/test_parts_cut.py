@@ -1,6 +1,5 @@
 """Layouts that divide GPU instances, cut by kill -9 at every point; and what is never touched in them."""
 
-import asyncio
 import random
 from collections.abc import Callable
 
@@ -9,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.mig.cutting import TABLE, Card, Cut, Disk, Node1, cut, cut_at_each_point, profile_of, whole_of
+from tests.mig.cutting import TABLE, Card, Cut, Disk, Node1, cut, cut_at_each_point, profile_of, run, whole_of
 from vgpud.model.device import Placement
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, MigSlice, Mode, Owner, Request, Slice, State
@@ -65,7 +64,7 @@ def test_every_prefix_of_a_plan_converges(seed: int) -> None:
     last = standing(card)
     assert all(i.compute_instances for i in card.instances.values())
     at = 0
-    for at, card, disk in cut_at_each_point(lambda: laid_out(before), after, draw):
+    for at, card, disk in cut_at_each_point(laid_out(before), after, draw):
         assert standing(card) in (first, last), f"half-way after a cut at point {at}"
         assert all(i.compute_instances for i in card.instances.values())
         check_records(card, disk)
@@ -186,11 +185,11 @@ def daemon(card: Card, disk: Disk, *held: Allocation) -> Node1:
 
 def attach(node: Node1, allocation: Allocation) -> None:
     device = node.card.snapshot().devices[0]
-    asyncio.run(node.mig.attach(allocation, allocation.slices[0], device))
+    run(node.mig.attach(allocation, allocation.slices[0], device))
 
 
 def detach(node: Node1, allocation: Allocation) -> None:
-    asyncio.run(node.mig.detach(allocation, allocation.slices[0]))
+    run(node.mig.detach(allocation, allocation.slices[0]))
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another"])
