@@ -17,7 +17,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define STEPS_MAX 60000
+#define OUTSIDE_MAX 200 /* steps; a driver's memset takes one for each of its rounds, millions in all */
+#define RUN_US 100      /* and then the process runs for so long before it is stepped again */
+#define RUNS_MAX 200
 
 /* Where the code of libvgpu is in the process. */
 static int find_code(pid_t pid, uint64_t *start, uint64_t *end)
@@ -49,6 +51,20 @@ static uint64_t instruction(pid_t pid)
 #endif
 }
 
+static int stopped(pid_t pid, int *status)
+{
+    return waitpid(pid, status, __WALL) == pid && WIFSTOPPED(*status);
+}
+
+/* Lets the stopped process run for a moment, and stops it again. */
+static int run_on(pid_t pid, int *status)
+{
+    if (ptrace(PTRACE_CONT, pid, NULL, NULL) != 0)
+        return 0;
+    usleep(RUN_US);
+    return ptrace(PTRACE_INTERRUPT, pid, NULL, NULL) == 0 && stopped(pid, status);
+}
+
 int main(int argc, char **argv)
 {
     uint64_t start;
@@ -61,19 +77,24 @@ int main(int argc, char **argv)
     alarm(30); /* a process that sleeps in a call is not stepped on */
     if (ptrace(PTRACE_SEIZE, pid, NULL, NULL) != 0 || ptrace(PTRACE_INTERRUPT, pid, NULL, NULL) != 0)
         return 3;
-    if (waitpid(pid, &status, __WALL) != pid || !WIFSTOPPED(status))
+    if (!stopped(pid, &status))
         return 3;
-    for (long step = 0; step < STEPS_MAX; step++) {
-        uint64_t at = instruction(pid);
-        if (at >= start && at < end && left-- <= 0) {
-            kill(pid, SIGKILL);
-            waitpid(pid, &status, __WALL);
-            printf("%" PRIx64 "\n", at - start);
-            return 0;
+    for (int runs = 0; runs < RUNS_MAX; runs++) {
+        for (int outside = 0; outside < OUTSIDE_MAX; outside++) {
+            uint64_t at = instruction(pid);
+            if (at >= start && at < end) {
+                outside = 0;
+                if (left-- <= 0) {
+                    kill(pid, SIGKILL);
+                    waitpid(pid, &status, __WALL);
+                    printf("%" PRIx64 "\n", at - start);
+                    return 0;
+                }
+            }
+            if (ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL) != 0 || !stopped(pid, &status))
+                return 4;
         }
-        if (ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL) != 0 || waitpid(pid, &status, __WALL) != pid)
-            return 4;
-        if (!WIFSTOPPED(status))
+        if (!run_on(pid, &status))
             return 4;
     }
     kill(pid, SIGKILL);
