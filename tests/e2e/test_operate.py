@@ -143,7 +143,8 @@ def test_every_tool_shows_a_tenants_process(node: DemoNode) -> None:
         listed: list[dict[str, Any]] = []
 
         def is_listed() -> bool:
-            listed[:] = [p for p in node.ctl_json("ps")["items"] if p["pid"] == pid]
+            """A listing that did not wait for NVML knows no memory."""
+            listed[:] = [p for p in node.ctl_json("ps")["items"] if p["pid"] == pid and p["memoryBytes"]]
             return listed != []
 
         eventually(is_listed, "the tenant's process is listed")
