@@ -24,6 +24,8 @@ settings.register_profile("vgpud", deadline=None, derandomize=True)
 settings.load_profile("vgpud")
 
 MOST_TMPDIR_BYTES = 30
+MEMORY = Path("/dev/shm")
+LEAST_MEMORY_BYTES = 1 << 30
 NOT_HERE = pytest.StashKey[dict[str, int]]()
 
 
@@ -51,6 +53,19 @@ def sockets_have_room() -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
 
 
+def folders_are_in_memory() -> None:
+    """The folders of a run have some 30 000 files; on a disk they take a fifth of its system time.
+
+    A TMPDIR that was chosen stays, and so does the disk where the memory's file system is small (64 MiB in
+    most containers) or runs no programs.
+    """
+    if "TMPDIR" in os.environ or not os.access(MEMORY, os.W_OK | os.X_OK):
+        return
+    found = os.statvfs(MEMORY)
+    if not found.f_flag & os.ST_NOEXEC and found.f_bavail * found.f_frsize >= LEAST_MEMORY_BYTES:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
+
+
 def grpc_keeps_its_poller() -> None:
     """The last grpc.aio object ends gRPC's poller thread, which waits for calls that are still open.
 
@@ -67,6 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
     children_start_with_default_signals()
     root_is_a_mount()
     sockets_have_room()
+    folders_are_in_memory()
     grpc_keeps_its_poller()
     config.stash[NOT_HERE] = {}
 
