@@ -26,6 +26,8 @@ settings.load_profile("vgpud")
 MOST_TMPDIR_BYTES = 30
 MEMORY = Path("/dev/shm")
 LEAST_MEMORY_BYTES = 1 << 30
+#: Their tests take longest, and wait more than they run: the workers begin with them, so that none ends last.
+LONG_ROOMS = ("e2e", "arbiter", "lint", "docs", "native", "sim", "lease", "mig")
 NOT_HERE = pytest.StashKey[dict[str, int]]()
 
 
@@ -97,6 +99,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(CONDITIONS[name].real for name in named(item)):
             item.add_marker("real")
+    places = {room: number for number, room in enumerate(LONG_ROOMS)}
+    items.sort(key=lambda item: places.get(item.path.parent.name, len(places)))
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
