@@ -1,5 +1,6 @@
 """The choke point and its workers: deadlines, abandoned calls, values for what is not there."""
 
+import gc
 import threading
 from collections.abc import Callable
 
@@ -144,6 +145,14 @@ def test_calls_wait_longer_while_a_change_is_under_way() -> None:
     threading.Timer(0.5, free.set).start()
     assert gateway.snapshot().devices[0].health_reason == ""
     changing.join()
+
+
+def test_the_threads_of_a_dropped_gateway_end() -> None:
+    fake = FakeNvml(1)
+    before = set(threading.enumerate())
+    Gateway(binding=fake).snapshot()
+    gc.collect()
+    _until(lambda: set(threading.enumerate()) <= before)
 
 
 def _until(condition: Callable[[], bool]) -> None:

@@ -3,10 +3,12 @@
 A C call cannot be interrupted. So each job runs in a worker thread while the caller waits; when
 one call in it passes its deadline the caller gets an error, the worker is left behind, and the
 next job gets another one. A worker whose call comes back after all ends at its next beat.
+Idle workers end with their Workers: no thread refers to it.
 """
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TypeVar
@@ -67,9 +69,10 @@ class _Worker:
             with self._lock:
                 if not self.abandoned:
                     job.done.set()
-                    continue
-            self._came_back(self)
-            return
+            del job  # it refers to its caller, which may go while this thread waits
+            if self.abandoned:
+                self._came_back(self)
+                return
 
 
 def beat(call_name: str) -> None:
@@ -86,9 +89,16 @@ class Workers:
     """Runs jobs with a deadline for each NVML call in them. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = lock = threading.Lock()
         self._idle: list[_Worker] = []
-        self._stuck: dict[_Worker, str] = {}
+        self._stuck = stuck = dict[_Worker, str]()
+        weakref.finalize(self, _stop, self._idle)
+
+        def came_back(worker: _Worker) -> None:
+            with lock:
+                stuck.pop(worker, None)
+
+        self._came_back = came_back
 
     @property
     def stuck_count(self) -> int:
@@ -139,9 +149,10 @@ class Workers:
             self._stuck[worker] = subject
             return True
 
-    def _came_back(self, worker: _Worker) -> None:
-        with self._lock:
-            self._stuck.pop(worker, None)
+
+def _stop(workers: list[_Worker]) -> None:
+    for worker in workers:
+        worker.stop()
 
 
 _HINT = "look for NVRM and Xid lines in the kernel log; a reset of the gpu or a reboot clears it"
