@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/queue.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 
@@ -15,6 +16,14 @@
 
 struct lease;
 
+/* Why a registered process is to be looked at, the stronger reason last. */
+enum process_look {
+    PROCESS_NONE,
+    PROCESS_LEFT,  /* its connection has ended */
+    PROCESS_MOVED, /* it has registered for another slot */
+    PROCESS_ENDED,
+};
+
 /* A registered process: its life is watched through its pidfd. */
 struct process {
     struct source pidfd;
@@ -24,6 +33,7 @@ struct process {
     uint32_t slot;
     uint32_t owner;
     struct identity_image image; /* as it registered */
+    enum process_look due;       /* the next one, see process.h */
     bool left;                   /* its connection has ended, and it still held its lock then */
 };
 
@@ -63,6 +73,8 @@ struct lease {
     bool shut;                        /* its locks are not looked at any more, and its files stay open */
     bool look_later;                  /* processes that have left (process.h) and claimed slots are to be looked at */
     uint8_t unlocked[VGPU_MAX_SLOTS]; /* looks in a row that found a claimed slot without a lock (unregistered.h) */
+    bool look_due;                    /* see looks.h */
+    STAILQ_ENTRY(lease) next_due;
     bool ticks;
     struct lease *ticking_next;
     struct sched_tenant tenant;

@@ -9,7 +9,10 @@
 
 #define BATCH 64
 
+static void serve_slow(struct source *source, uint32_t events);
+
 static int epoll_fd = -1;
+static struct source slow_sources = {.fd = -1, .ready = serve_slow}; /* an epoll instance, and a source of the other */
 static int spare_fd = -1; /* given up for a moment when the descriptor table is full */
 static struct source *dead_list;
 static void (*after_batch)(void);
@@ -18,18 +21,31 @@ int loop_open(void)
 {
     spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    return epoll_fd < 0 || spare_fd < 0 ? -errno : 0;
+    slow_sources.fd = epoll_create1(EPOLL_CLOEXEC);
+    return epoll_fd < 0 || spare_fd < 0 || slow_sources.fd < 0 ? -errno : loop_add(&slow_sources, EPOLLIN);
+}
+
+static int epoll_of(const struct source *source)
+{
+    return source->slow ? slow_sources.fd : epoll_fd;
 }
 
 int loop_add(struct source *source, uint32_t events)
 {
     struct epoll_event event = {.events = events, .data.ptr = source};
-    return epoll_ctl(epoll_fd, EPOLL_CTL_ADD, source->fd, &event) == 0 ? 0 : -errno;
+    return epoll_ctl(epoll_of(source), EPOLL_CTL_ADD, source->fd, &event) == 0 ? 0 : -errno;
+}
+
+int loop_hasten(struct source *source, uint32_t events)
+{
+    loop_pause(source);
+    source->slow = false;
+    return loop_add(source, events);
 }
 
 void loop_pause(struct source *source)
 {
-    epoll_ctl(epoll_fd, EPOLL_CTL_DEL, source->fd, NULL);
+    epoll_ctl(epoll_of(source), EPOLL_CTL_DEL, source->fd, NULL);
 }
 
 void loop_resume(struct source *source, uint32_t events)
@@ -42,7 +58,7 @@ void loop_remove(struct source *source)
     if (source->dead)
         return;
     source->dead = 1;
-    epoll_ctl(epoll_fd, EPOLL_CTL_DEL, source->fd, NULL);
+    epoll_ctl(epoll_of(source), EPOLL_CTL_DEL, source->fd, NULL);
     close(source->fd);
     source->fd = -1;
     source->next_dead = dead_list;
@@ -61,6 +77,17 @@ static void bury(void)
 void loop_after(void (*after)(void))
 {
     after_batch = after;
+}
+
+static void serve_slow(struct source *source, uint32_t events)
+{
+    struct epoll_event event;
+    (void)events;
+    if (epoll_wait(source->fd, &event, 1, 0) != 1)
+        return;
+    struct source *slow = event.data.ptr;
+    if (!slow->dead)
+        slow->ready(slow, event.events);
 }
 
 int loop_run(void)

@@ -1,15 +1,20 @@
 /*
  * loop.h: one epoll loop, one thread. A source is embedded in whatever object it wakes.
  *
+ * However many slow sources are ready, one event of them is served in each turn of the loop, so that a message of
+ * another tenant waits for one look at most. The kernel hands out ready sources in turns.
+ *
  * The thread that calls loop_run calls every other function, too.
  */
 #ifndef ARBITER_LOOP_H
 #define ARBITER_LOOP_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct source {
     int fd;
+    bool slow; /* one of its events may cost a look at locks (aside.h); set before loop_add */
     void (*ready)(struct source *self, uint32_t events);
     void (*destroy)(struct source *self); /* frees the object; called after the batch of events ends */
     struct source *next_dead;
@@ -22,6 +27,10 @@ int loop_add(struct source *source, uint32_t events);
 
 /* Closes the descriptor at once; destroy runs when no event of this batch can still point at it. */
 void loop_remove(struct source *source);
+
+/* Each of its events is served when it comes, from now on. Precondition: it was added as slow. 0 or -errno: then it is not
+ * looked at any more. */
+int loop_hasten(struct source *source, uint32_t events);
 
 /* Not looked at from now on; then again. Events of before may still come in this batch. */
 void loop_pause(struct source *source);

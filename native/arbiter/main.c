@@ -26,6 +26,7 @@
 #include "loop.h"
 #include "process.h"
 #include "rest.h"
+#include "looks.h"
 #include "rm.h"
 #include "serve.h"
 #include "turns.h"
@@ -80,12 +81,15 @@ static int open_folder(const char *path, mode_t mode)
 static void tick(struct lease *lease, bool look)
 {
     usage_guard_renew(lease);
-    if (look && lease->processes != NULL && lease_hold(lease)) {
+    if (look)
         process_look_again(lease);
-        lease_release(lease);
-    }
     if (look && unregistered_look(lease))
         rest_look_later(lease);
+}
+
+static bool look_at_one(struct lease *lease)
+{
+    return process_look_at_one(lease) || unregistered_clear_one(lease);
 }
 
 static int start(const char *run_dir, const char *control_device)
@@ -110,6 +114,8 @@ static int start(const char *run_dir, const char *control_device)
     int error = loop_open();
     if (error == 0)
         error = turns_open(run_fd, control_device);
+    if (error == 0)
+        error = looks_open(look_at_one);
     if (error == 0)
         error = rest_open(tick);
     if (error == 0 && usage_guard_open() != 0)

@@ -12,6 +12,7 @@
 #include "dying.h"
 #include "identity.h"
 #include "invariant.h"
+#include "looks.h"
 #include "usage_io.h"
 #include "rest.h"
 
@@ -97,13 +98,19 @@ void process_clear(struct lease *lease, uint32_t slot)
     look(lease, clear_slot, &about);
 }
 
+static void look_due(struct process *process, enum process_look why)
+{
+    if (why > process->due)
+        process->due = why;
+    looks_add(process->lease);
+}
+
 /* The pidfd became readable: the process is dead, and the kernel has dropped its locks. */
 static void process_ended(struct source *source, uint32_t events)
 {
-    struct process *process = (struct process *)source;
     (void)events;
-    process_clear(process->lease, process->slot);
-    process_forget(process);
+    loop_pause(source);
+    look_due((struct process *)source, PROCESS_ENDED);
 }
 
 static struct process *find(struct lease *lease, uint32_t slot, int32_t pid)
@@ -121,7 +128,7 @@ static struct process *track(struct lease *lease, const struct about *about, int
         return NULL;
     last_owner = last_owner + 1 < VGPU_OWNER_SELF ? last_owner + 1 : 1;
     *process = (struct process){
-        .pidfd = {.fd = pidfd, .ready = process_ended, .destroy = process_destroy},
+        .pidfd = {.fd = pidfd, .slow = true, .ready = process_ended, .destroy = process_destroy},
         .lease = lease,
         .next = lease->processes,
         .pid = about->pid,
@@ -141,6 +148,7 @@ static struct process *track(struct lease *lease, const struct about *about, int
 static struct process *met_again(struct process *known, const struct about *about)
 {
     known->left = false;
+    known->due = PROCESS_NONE;
     known->image = about->image;
     return known;
 }
@@ -188,18 +196,56 @@ static bool forgotten(struct process *process)
     return true;
 }
 
+static void forget_moved(struct process *process)
+{
+    struct lease *lease = process->lease;
+    pid_t holder = ask(lease, process->slot, 0).holder;
+    if (holder < 0 || holder == process->pid)
+        return;
+    process_clear(lease, process->slot);
+    process_forget(process);
+}
+
 void process_moved(struct process *now)
 {
-    for (struct process *p = now->lease->processes, *next; p != NULL; p = next) {
-        next = p->next;
+    struct process *former = NULL;
+    for (struct process *p = now->lease->processes; p != NULL; p = p->next) {
         if (p == now || p->pid != now->pid)
             continue;
-        pid_t holder = ask(now->lease, p->slot, 0).holder;
-        if (holder < 0 || holder == p->pid)
-            continue;
-        process_clear(now->lease, p->slot);
-        process_forget(p);
+        if (former != NULL)
+            look_due(former, PROCESS_MOVED);
+        former = p;
     }
+    if (former != NULL)
+        forget_moved(former);
+}
+
+static void look_now(struct process *process, enum process_look why)
+{
+    struct lease *lease = process->lease;
+    if (why == PROCESS_MOVED) {
+        forget_moved(process);
+    } else if (why == PROCESS_ENDED) {
+        process_clear(lease, process->slot);
+        process_forget(process);
+    } else if (!forgotten(process)) {
+        process->left = !process->left; /* twice: now, and with the next tick */
+        if (process->left)
+            rest_look_later(lease);
+    }
+}
+
+bool process_look_at_one(struct lease *lease)
+{
+    struct process *process = lease->processes;
+    while (process != NULL && process->due == PROCESS_NONE)
+        process = process->next;
+    if (process == NULL)
+        return false;
+    enum process_look why = process->due;
+    process->due = PROCESS_NONE;
+    look_now(process, why);
+    return true;
 }
 
 void process_left(struct lease *lease, uint32_t owner)
@@ -207,19 +253,17 @@ void process_left(struct lease *lease, uint32_t owner)
     struct process *process = lease->processes;
     while (process != NULL && process->owner != owner)
         process = process->next;
-    if (process == NULL || forgotten(process))
+    if (process == NULL)
         return;
-    process->left = true; /* it may be in the midst of closing its files: the lock's goes after the connection's */
-    rest_look_later(lease);
+    process->left = false;
+    look_due(process, PROCESS_LEFT);
 }
 
 void process_look_again(struct lease *lease)
 {
-    for (struct process *p = lease->processes, *next; p != NULL; p = next) {
-        next = p->next;
-        if (p->left && !forgotten(p))
-            p->left = false;
-    }
+    for (struct process *p = lease->processes; p != NULL; p = p->next)
+        if (p->left)
+            look_due(p, PROCESS_LEFT);
 }
 
 /* Of a lease that is served from now on. Its slots are looked at here: a call aside costs more than all of them. */

@@ -17,14 +17,18 @@
  */
 struct process *process_watch(struct lease *lease, uint32_t slot, int32_t pid, int pidfd, int *error);
 
-/* This process has registered: slots that it had before an exec are cleared. */
+/* This process has registered: a slot that it had before an exec is cleared now, and further ones as looks are made
+ * (looks.h). */
 void process_moved(struct process *now);
 
 /* The connection of the process with this registration number has ended. Where it lives on without the slot's lock as
- * another program, after an exec, its slot is cleared. Where it has only closed all its files it keeps its slot. One
- * look, whatever the lease holds, and one with the next tick (rest.h) if it has the lock still. */
+ * another program, after an exec, its slot is cleared. Where it has only closed all its files it keeps its slot. A look
+ * becomes due, and another one with the next tick (rest.h) if it has the lock still. */
 void process_left(struct lease *lease, uint32_t owner);
 void process_look_again(struct lease *lease);
+
+/* Makes one of the looks at the lease's processes that are due (looks.h). False: none was. */
+bool process_look_at_one(struct lease *lease);
 
 /* Forgets a process without touching its slot. */
 void process_forget(struct process *process);

@@ -108,6 +108,10 @@ static void connection_ready(struct source *source, uint32_t events)
     if (send(source->fd, &reply, sizeof(reply), MSG_DONTWAIT | MSG_NOSIGNAL) != (ssize_t)sizeof(reply)) {
         connection_close(connection);
     } else if (reply.kind == VGPU_MSG_WELCOME) {
+        if (loop_hasten(source, EPOLLIN) != 0) {
+            connection_close(connection);
+            return;
+        }
         connection->slot = request.slot;
         turns_lease_add(lease); /* its limits may not have been readable before */
         turns_join(connection);
@@ -136,7 +140,8 @@ void register_accept(struct source *source, uint32_t events)
     }
     connection->pid = pid;
     connection->pidfd = pidfd;
-    connection->socket = (struct source){.fd = fd, .ready = connection_ready, .destroy = connection_destroy};
+    connection->socket = (struct source){
+        .fd = fd, .slow = true, .ready = connection_ready, .destroy = connection_destroy};
     connection->lease = lease;
     if (loop_add(&connection->socket, EPOLLIN) != 0) {
         close(fd);

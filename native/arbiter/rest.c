@@ -14,6 +14,7 @@
 
 static struct source timer = {.fd = -1};
 static struct lease *ticking; /* those that rest, or are to be looked at later */
+static struct lease *tick_at; /* the next one of this tick; NULL: the tick is over */
 static void (*on_tick)(struct lease *lease, bool look);
 
 static uint64_t now_ns(void)
@@ -60,6 +61,8 @@ void rest_forget(struct lease *lease)
     if (*link == NULL)
         return;
     *link = lease->ticking_next;
+    if (tick_at == lease)
+        tick_at = lease->ticking_next;
     lease->ticks = false;
     if (ticking == NULL)
         arm();
@@ -71,24 +74,30 @@ void rest_look_later(struct lease *lease)
     add(lease);
 }
 
+static void tick_of(struct lease *lease)
+{
+    bool look = lease->look_later;
+    lease->look_later = false;
+    on_tick(lease, look);
+    if (lease->resting && !lease->shut && rate_fill(&lease->rate, now_ns()) >= AGAIN_UNITS) {
+        lease->resting = false;
+        loop_resume(&lease->listener, EPOLLIN);
+    }
+    if (!lease->resting && !lease->look_later)
+        rest_forget(lease);
+}
+
+/* One lease in each turn of the loop: the timer is read, and so is ready no more, after the last one. */
 static void tick(struct source *source, uint32_t events)
 {
     uint64_t count;
     (void)events;
-    if (read(source->fd, &count, sizeof(count)) < 0)
-        return;
-    for (struct lease *lease = ticking, *next; lease != NULL; lease = next) {
-        next = lease->ticking_next;
-        bool look = lease->look_later;
-        lease->look_later = false;
-        on_tick(lease, look);
-        if (lease->resting && !lease->shut && rate_fill(&lease->rate, now_ns()) >= AGAIN_UNITS) {
-            lease->resting = false;
-            loop_resume(&lease->listener, EPOLLIN);
-        }
-        if (!lease->resting && !lease->look_later)
-            rest_forget(lease);
-    }
+    struct lease *lease = tick_at != NULL ? tick_at : ticking;
+    tick_at = lease != NULL ? lease->ticking_next : NULL;
+    if (tick_at == NULL)
+        (void)!read(source->fd, &count, sizeof(count));
+    if (lease != NULL)
+        tick_of(lease);
 }
 
 bool rest_afford(struct lease *lease, uint32_t units)
@@ -108,9 +117,10 @@ void rest_spent_on_look(struct lease *lease, uint64_t ns)
         begin(lease);
 }
 
-int rest_open(void (*tick_of)(struct lease *lease, bool look))
+int rest_open(void (*tick_for)(struct lease *lease, bool look))
 {
-    on_tick = tick_of;
-    timer = (struct source){.fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), .ready = tick};
+    on_tick = tick_for;
+    timer = (struct source){
+        .fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC), .slow = true, .ready = tick};
     return timer.fd < 0 ? -errno : loop_add(&timer, EPOLLIN);
 }

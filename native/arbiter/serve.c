@@ -12,6 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "looks.h"
 #include "usage_guard.h"
 #include "process.h"
 #include "register.h"
@@ -65,6 +66,7 @@ static void lease_close(struct lease *lease)
     if (lease->holds > 0)
         lease_close_files(lease);
     rest_forget(lease);
+    looks_forget(lease);
     lease_unlink(lease);
     loop_remove(&lease->listener);
 }
@@ -126,6 +128,7 @@ static int lease_add_folder(int folder_fd, const char *id)
     lease = calloc(1, sizeof(*lease));
     if (lease == NULL)
         return -ENOMEM;
+    lease->listener.slow = true;
     lease->listener.ready = register_accept;
     lease->listener.destroy = lease_destroy;
     memcpy(lease->id, id, strlen(id) + 1);
@@ -180,7 +183,8 @@ int lease_list(const char *id, struct vgpu_process_list *list)
         return -ENOENT;
     uint32_t count = 0;
     for (struct process *p = lease->processes; p != NULL && count < VGPU_MAX_SLOTS; p = p->next)
-        list->pids[count++] = p->pid;
+        if (p->due != PROCESS_ENDED)
+            list->pids[count++] = p->pid;
     list->head.value = count;
     list->head.slot = lease->cuts;
     list->head.owner = lease->shut;

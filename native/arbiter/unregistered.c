@@ -1,9 +1,11 @@
 #include "unregistered.h"
 
+#include <string.h>
 #include <unistd.h>
 
 #include "aside.h"
 #include "dying.h"
+#include "looks.h"
 #include "process.h"
 #include "rest.h"
 #include "usage_io.h"
@@ -77,12 +79,22 @@ bool unregistered_look(struct lease *lease)
     if (look(lease, &claimed) != ASIDE_DONE)
         return !lease->shut;
     for (uint32_t slot = 0; slot < VGPU_MAX_SLOTS; slot++) {
-        lease->unlocked[slot] = is_unlocked(&claimed, slot) ? lease->unlocked[slot] + 1 : 0;
-        if (lease->unlocked[slot] == LOOKS) {
-            lease->unlocked[slot] = 0;
-            clear(lease, slot);
-        }
+        uint8_t before = lease->unlocked[slot];
+        lease->unlocked[slot] = !is_unlocked(&claimed, slot) ? 0 : before < LOOKS ? before + 1 : LOOKS;
+        if (lease->unlocked[slot] == LOOKS)
+            looks_add(lease);
         again = again || lease->unlocked[slot] > 0;
     }
     return again;
+}
+
+bool unregistered_clear_one(struct lease *lease)
+{
+    const uint8_t *found = memchr(lease->unlocked, LOOKS, sizeof(lease->unlocked));
+    if (found == NULL)
+        return false;
+    uint32_t slot = (uint32_t)(found - lease->unlocked);
+    lease->unlocked[slot] = 0;
+    clear(lease, slot);
+    return true;
 }

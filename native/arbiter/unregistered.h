@@ -11,9 +11,12 @@
 #include "leases.h"
 
 /*
- * Looks at the lease's claimed slots, whatever holds its files, and clears those whose process has ended. True: there are
- * slots without a lock that are to be looked at again with the next tick (rest.h).
+ * Looks at the lease's claimed slots, whatever holds its files. Those whose process has ended are to be cleared (looks.h).
+ * True: there are slots without a lock that are to be looked at again with the next tick (rest.h).
  */
 bool unregistered_look(struct lease *lease);
+
+/* Clears one of these slots. False: there was none. */
+bool unregistered_clear_one(struct lease *lease);
 
 #endif

@@ -12,7 +12,7 @@
 #include "rest.h"
 #include "leases.h"
 
-static struct source events = {.fd = -1};
+static struct source events = {.fd = -1, .slow = true};
 
 #define BLOCK_BYTES 512              /* of st_blocks, see stat(2) */
 #define ROOM_BYTES (2 * 1024 * 1024) /* a file system may give room in steps as large as a huge page */
@@ -51,29 +51,32 @@ static void take_in(struct lease *lease, uint32_t mask)
         cut_closed(lease);
 }
 
-static void missed(struct lease *lease)
+static void unwatch(struct lease *lease)
 {
-    take_in(lease, IN_MODIFY | IN_CLOSE_WRITE);
+    usage_guard_end(lease->watch);
+    lease->watch = -1; /* until usage_guard_renew */
 }
 
+static void missed(struct lease *lease)
+{
+    unwatch(lease);
+    rest_look_later(lease);
+}
+
+/* One event: those of a watched file carry no name. */
 static void look(struct source *source, uint32_t ready)
 {
-    _Alignas(struct inotify_event) char buffer[4096];
-    ssize_t size = read(source->fd, buffer, sizeof(buffer));
+    struct inotify_event event;
     (void)ready;
-    for (ssize_t at = 0; at < size;) {
-        const struct inotify_event *event = (const struct inotify_event *)&buffer[at];
-        struct lease *lease = lease_by_watch(event->wd); /* NULL: an event of before its end */
-        if (lease != NULL && !rest_afford(lease, 1)) {
-            usage_guard_end(lease->watch);
-            lease->watch = -1; /* until usage_guard_renew */
-        }
-        if (lease != NULL)
-            take_in(lease, event->mask);
-        if ((event->mask & IN_Q_OVERFLOW) != 0)
-            lease_each(missed);
-        at += (ssize_t)(sizeof(*event) + event->len);
-    }
+    if (read(source->fd, &event, sizeof(event)) != (ssize_t)sizeof(event))
+        return;
+    struct lease *lease = lease_by_watch(event.wd); /* NULL: an event of before its end */
+    if (lease != NULL && !rest_afford(lease, 1))
+        unwatch(lease);
+    if (lease != NULL)
+        take_in(lease, event.mask);
+    if ((event.mask & IN_Q_OVERFLOW) != 0)
+        lease_each(missed);
 }
 
 int usage_guard_open(void)

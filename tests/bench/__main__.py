@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.bench import (
+    arbiter,
     grpc_bench,
     idle_replay,
     ledger,
@@ -28,6 +29,7 @@ BENCHES: dict[str, Callable[[argparse.Namespace], Report]] = {
     "mig-packing": lambda arguments: mig_packing.run(),
     "idle-replay": lambda arguments: idle_replay.run(),
     "shares": lambda arguments: shares.run(),
+    "arbiter": lambda arguments: arbiter.run(arguments.attack),
     "simulator": lambda arguments: simulator.run(arguments.crowd_seconds),
     "operate": lambda arguments: operate.run(),
     "soak": lambda arguments: soak.run(arguments.cycles),
@@ -50,7 +52,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--crowd-seconds", type=float, default=60, help="of the simulator: processes are killed"
     )
-    parser.add_argument("--attack", default="", help="of the loop: those whose name has this in it alone")
+    parser.add_argument(
+        "--attack", default="", help="of arbiter and loop: those whose name has this in it alone"
+    )
     parser.add_argument(
         "--real", action="store_true", help="on this machine's GPUs, not on the simulated node"
     )

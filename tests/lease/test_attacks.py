@@ -3,11 +3,14 @@
 import ctypes
 import fcntl
 import os
+import signal
 import socket
+import statistics
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -15,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests import oldkernel
+from tests.bench.arbiter import Honest
 from tests.conditions import needs, unmet
 from tests.fusefile import fuse_file
 from tests.fuzz.test_arbiter import Tenant, message
@@ -123,6 +127,175 @@ def test_bad_packets_cost_nothing_that_grows_with_the_locks_of_the_tenant(node: 
                 line.send(b"no message")
         assert node.client.ready()
     assert cpu_seconds(node) - before < 1  # 26 s where each packet brings a sweep
+
+
+@pytest.mark.parametrize("locks", [20_000, 30_000])
+def test_bad_packets_cost_another_tenant_less_than_a_millisecond(node: Node, locks: int) -> None:
+    """Processor time of the arbiter from a message to its answer: other programs do not change it."""
+    lease, honest = node.lease(), Honest(node)
+    with (lease / layout.USAGE_FILE).open("r+b") as usage:
+        for slot in range(layout.MAX_SLOTS):
+            os.pwrite(usage.fileno(), b"\1\0\0\0", layout.USAGE_SLOTS + slot * layout.SLOT_SIZE)
+        lock_besides(usage.fileno(), locks)
+        costs = []
+        for _ in range(30):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line, suppress(OSError):
+                line.setblocking(False)
+                line.connect(str(lease / layout.ARBITER_SOCKET))
+                line.send(b"no message")
+            before = arbiter_cpu_seconds(node)
+            honest.ask()
+            costs.append(arbiter_cpu_seconds(node) - before)
+    honest.close()
+    assert statistics.median(costs) < 0.001
+
+
+class Burst:
+    """What a tenant with many locks does in one moment: each of COUNT acts is worth a look at all of the
+    locks."""
+
+    COUNT = 60
+
+    def __init__(self, node: Node, number: int, stack: ExitStack) -> None:
+        """With two leases of its own. The stack is what ends with the round."""
+        self.leases = [node.lease(f"attacker-{number}-{one}") for one in range(2)]
+        self.stack = stack
+        self.usages = [os.open(lease / layout.USAGE_FILE, os.O_RDWR) for lease in self.leases]
+        for usage in self.usages:
+            stack.callback(os.close, usage)
+            lock_besides(usage, 1000)
+
+    def tenant(self, slot: int) -> Tenant:
+        tenant = Tenant(self.leases[0], slot)
+        self.stack.callback(tenant.close)
+        return tenant
+
+    def prepare(self) -> None:
+        """Done while the arbiter runs."""
+
+    def act(self) -> None:
+        """Done while the arbiter is stopped."""
+
+
+class HangUps(Burst):
+    def prepare(self) -> None:
+        self.tenants = [self.tenant(slot) for slot in range(self.COUNT)]
+
+    def act(self) -> None:
+        for tenant in self.tenants:
+            tenant.line.close()  # `usage` stays open, so that the locks stay
+
+
+class Registrations(Burst):
+    """Of one process for slot after slot: its former slots are worth a look each time."""
+
+    def prepare(self) -> None:
+        self.lines = []
+        for slot in range(self.COUNT):
+            at = layout.USAGE_SLOTS + slot * layout.SLOT_SIZE
+            fcntl.lockf(self.usages[0], fcntl.LOCK_EX | fcntl.LOCK_NB, 1, at)
+            line = self.stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            line.connect(str(self.leases[0] / layout.ARBITER_SOCKET))
+            self.lines.append(line)
+
+    def act(self) -> None:
+        for slot, line in enumerate(self.lines):
+            line.send(message(1, slot))
+
+
+class Deaths(Burst):
+    def prepare(self) -> None:
+        words = [sys.executable, "-c", DIES, str(self.leases[0]), str(self.COUNT)]
+        self.parent = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.stack.callback(self.parent.communicate)
+        assert self.parent.stdout is not None
+        assert self.parent.stdout.readline() == "stands\n"
+
+    def act(self) -> None:
+        self.parent.communicate("")
+
+
+DIES = """
+import os, sys
+from pathlib import Path
+from tests.fuzz.test_arbiter import Tenant
+waits, held = os.pipe()  # the children end with this process, however it ends
+for slot in range(int(sys.argv[2])):
+    ready, told = os.pipe()
+    if os.fork() == 0:
+        os.close(held)
+        tenant = Tenant(Path(sys.argv[1]), slot)
+        os.write(told, b"1")
+        os.read(waits, 1)
+        os._exit(0)
+    os.close(told)
+    assert os.read(ready, 1) == b"1"
+    os.close(ready)
+print("stands", flush=True)
+sys.stdin.read()
+os.close(held)
+for _ in range(int(sys.argv[2])):
+    os.wait()
+"""
+
+
+class Writes(Burst):
+    """The kernel tells of each, and the arbiter looks at the size of the file, which it closes after that."""
+
+    def act(self) -> None:
+        for number in range(self.COUNT):
+            os.pwrite(self.usages[number % 2], b"x", layout.USAGE_SLOTS)
+
+
+@pytest.mark.parametrize("kind", [HangUps, Registrations, Deaths, Writes])
+def test_the_message_of_another_tenant_waits_for_one_look_and_not_for_all(
+    node: Node, kind: type[Burst]
+) -> None:
+    """The arbiter is stopped while the tenant acts and another tenant asks last: it serves all of it at
+    once then. Costs are its processor time; the least of three is taken, as what it does after the answer
+    may be counted."""
+    honest = Honest(node)
+    assert node.arbiter is not None
+    answers, wholes = [], []
+    for number in range(3):
+        with ExitStack() as stack:
+            burst = kind(node, number, stack)
+            burst.prepare()
+            settled(node)
+            node.arbiter.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, node.arbiter.pid, os.WSTOPPED)
+            before = arbiter_cpu_seconds(node)
+            burst.act()
+            honest.say_want()
+            node.arbiter.send_signal(signal.SIGCONT)
+            honest.granted()
+            answers.append(arbiter_cpu_seconds(node) - before)
+            wholes.append(settled(node) - before)
+    honest.close()
+    assert min(answers) < min(wholes) / 4, (answers, wholes)
+
+
+def lock_besides(usage: int, locks: int) -> None:
+    """So many locks of this process, none of a slot."""
+    for lock in range(locks):
+        fcntl.lockf(usage, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, (1 << 30) + 2 * lock)
+
+
+def arbiter_cpu_seconds(node: Node) -> float:
+    """Of all its threads, to the nanosecond: the clock that clock_getcpuclockid(3) names."""
+    assert node.arbiter is not None
+    return time.clock_gettime(~node.arbiter.pid << 3 | 2)
+
+
+def settled(node: Node) -> float:
+    """Waits until the arbiter does nothing for two of its ticks; its processor time."""
+    last, since = arbiter_cpu_seconds(node), time.monotonic()
+    while time.monotonic() < since + 0.25:
+        time.sleep(0.02)
+        now = arbiter_cpu_seconds(node)
+        if now - last > 0.0001:
+            last, since = now, time.monotonic()
+    return last
 
 
 def test_a_tenant_that_floods_is_hung_up_on_and_served_again(node: Node) -> None:

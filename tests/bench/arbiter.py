@@ -1,0 +1,114 @@
+"""What a hostile tenant takes of the arbiter's time: another tenant's messages, beside each attack.
+
+The honest tenant asks for a time slice of its own device, and gives it back at once: WANT, GRANT, DONE. The
+time is from the WANT to the moment that the arbiter sends the GRANT, which the GRANT says: how long the
+kernel takes to wake the tenant is no part of it. A row has the same tenant without an attack beside it, in
+the same run. The aim is that no attack costs a message more than 1 ms. The attackers
+(tests/bench/arbiter_attackers.py) run at the lowest priority.
+"""
+
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.bench.arbiter_attackers import ATTACKS, OTHER_LEASE
+from tests.bench.common import Report, latency_row, percentile
+from tests.demo.node import ROOT
+from tests.fuzz.test_arbiter import DONE, WANT, Tenant, message
+from tests.lease.conftest import Node
+from tests.native.harness import GIB, GID, UID, UUIDS
+from vgpud import lease_layout as layout
+from vgpud.lease import DeviceLimits, write_lease
+
+GRANT = 6
+TURN = struct.Struct("<QQQIIQ")  # native/common/lease.h, struct vgpu_turn
+_HEAD_BYTES = 24
+_PAUSE_SECONDS = 0.001
+_SECONDS = 4.0
+
+
+class Honest:
+    """A tenant alone on a device. Its turn is granted as soon as the arbiter has read its message."""
+
+    def __init__(self, node: Node) -> None:
+        limits = [DeviceLimits(UUIDS[1], GIB)]
+        lease = write_lease(node.run_dir / "leases", "honest", limits, uid=UID, gid=GID)
+        node.client.add(lease.name)
+        self._tenant = Tenant(lease, 0)
+        self._tenant.line.settimeout(60)
+
+    def ask(self) -> float:
+        """Seconds until the arbiter grants a turn, which is given back."""
+        asked_ns = time.monotonic_ns()
+        self.say_want()
+        return (self.granted() - asked_ns) / 1e9
+
+    def say_want(self) -> None:
+        self._tenant.line.send(message(WANT, 0, TURN.pack(0, 0, 0, 0, 1, 0)))
+
+    def granted(self) -> int:
+        """Waits for the turn, and gives it back; CLOCK_MONOTONIC when the arbiter granted it."""
+        while True:
+            answer = self._tenant.line.recv(layout.MESSAGE_SIZE)
+            if int.from_bytes(answer[:4], "little") == GRANT:
+                break
+        number, *_, sent_ns = TURN.unpack_from(answer, _HEAD_BYTES)
+        self._tenant.line.send(message(DONE, 0, TURN.pack(number, 0, 0, 0, 1, 0)))
+        return int(sent_ns)
+
+    def close(self) -> None:
+        self._tenant.close()
+
+
+@contextmanager
+def attack(name: str, lease: Path) -> Iterator[None]:
+    """It stands when the block begins, and its processes have ended after it."""
+    words = [sys.executable, "-m", "tests.bench.arbiter_attackers", name, str(lease)]
+    one = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True)
+    assert one.stdout is not None
+    try:
+        assert one.stdout.readline() == "stands\n"
+        yield
+    finally:
+        one.communicate("")
+
+
+@contextmanager
+def made_node() -> Iterator[Node]:
+    with tempfile.TemporaryDirectory(prefix="vgpu-arbiter-") as folder:
+        (Path(folder) / "leases").mkdir()
+        node = Node(Path(folder))
+        node.start_arbiter()
+        try:
+            yield node
+        finally:
+            node.end()
+
+
+def _trips(honest: Honest, seconds: float) -> list[float]:
+    trips, end = [], time.monotonic() + seconds
+    while time.monotonic() < end:
+        trips.append(honest.ask())
+        time.sleep(_PAUSE_SECONDS)
+    return trips
+
+
+def run(only: str = "") -> Report:
+    report = Report("arbiter")
+    for name in (name for name in ATTACKS if only in name):
+        with made_node() as node:
+            honest = Honest(node)
+            without = _trips(honest, _SECONDS / 2)
+            lease, _ = node.lease("attacker"), node.lease(OTHER_LEASE)
+            with attack(name, lease):
+                beside = _trips(honest, _SECONDS)
+            honest.close()
+        note = "longest {:.0f} us; without {:.0f}, {:.0f}, {:.0f}"
+        figures = [1e6 * percentile(trips, part) for trips in (beside, without) for part in (50, 99, 100)]
+        report.add(latency_row(name, beside, note=note.format(*figures[2:])))
+    return report

@@ -1,0 +1,197 @@
+"""`python -m tests.bench.arbiter_attackers ATTACK LEASE`: a tenant that wastes the arbiter's time, until
+standard input ends. It prints a line once its attack stands."""
+
+import fcntl
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from tests.fuzz.test_arbiter import WANT, Tenant, message
+from vgpud import lease_layout as layout
+
+Done = Callable[[], None]
+SHORT_LOOK_LOCKS = 1500  # a look at so many ends before the arbiter leaves it to its thread
+OTHER_LEASE = "attackers-other"
+_FAR = 1 << 30
+
+
+def nothing(lease: Path, stands: Done) -> None:
+    stands()
+    time.sleep(3600)
+
+
+def locks_and_bad_packets(lease: Path, stands: Done, locks: int) -> None:
+    """Each slot has an owner word, so that each is worth a look, and each look goes through all locks."""
+    usage = _locked(lease, locks)
+    for slot in range(layout.MAX_SLOTS):
+        os.pwrite(usage, b"\1\0\0\0", layout.USAGE_SLOTS + slot * layout.SLOT_SIZE)
+    stands()
+    while True:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line, suppress(OSError):
+            line.setblocking(False)
+            line.connect(str(lease / layout.ARBITER_SOCKET))
+            line.send(b"no message")
+
+
+def messages(lease: Path, stands: Done) -> None:
+    """As many as the socket takes, of a registered process; a connection that is closed is made anew."""
+    stands()
+    while True:
+        with suppress(OSError, AssertionError):
+            tenant = Tenant(lease, 3)
+            tenant.line.setblocking(True)
+            while True:
+                tenant.line.send(message(WANT, tenant.slot))
+        time.sleep(0.001)
+
+
+def messages_of_all_slots(lease: Path, stands: Done) -> None:
+    """A message of each of 256 registered connections, at once, over and over."""
+    tenants = [Tenant(lease, slot) for slot in range(layout.MAX_SLOTS)]
+    stands()
+    while True:
+        for tenant in tenants:
+            tenant.say(message(WANT, tenant.slot))
+            tenant.listen()
+
+
+def writes(lease: Path, stands: Done) -> None:
+    """To `usage` of two leases in turns: the kernel tells of each write, and the arbiter looks at the
+    file's size."""
+    files = [_locked(one, SHORT_LOOK_LOCKS) for one in (lease, lease.with_name(OTHER_LEASE))]
+    stands()
+    while True:
+        for file in files:
+            os.pwrite(file, b"x", layout.USAGE_SLOTS)
+
+
+def connections(lease: Path, stands: Done) -> None:
+    """100 at once, over and over."""
+    stands()
+    while True:
+        lines = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(100)]
+        for line in lines:
+            line.setblocking(False)
+            with suppress(OSError):
+                line.connect(str(lease / layout.ARBITER_SOCKET))
+        for line in lines:
+            line.close()
+
+
+def deaths(lease: Path, stands: Done) -> None:
+    """200 registered processes that end at once, over and over; each death is worth a look at the locks."""
+    _locked(lease, SHORT_LOOK_LOCKS)
+    told = False
+    while True:
+        children = [child for slot in range(200) if (child := _registered_child(lease, slot))]
+        if not told:
+            stands()
+        told = True
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        for child in children:
+            os.waitpid(child, 0)
+
+
+def slots_of_one(lease: Path, stands: Done) -> None:
+    """One process that registers in slot after slot: each time, its former slots are worth a look each."""
+    _locked(lease, SHORT_LOOK_LOCKS)
+    stands()
+    while True:
+        held = []
+        with suppress(OSError, AssertionError):
+            for slot in range(layout.MAX_SLOTS):
+                tenant = Tenant(lease, slot)
+                held.append(tenant)
+        for tenant in held:
+            tenant.line.close()  # `usage` stays open, so that the locks stay
+        time.sleep(0.05)
+
+
+def hang_ups(lease: Path, stands: Done) -> None:
+    """200 registered processes that close their connections at once, and keep their locks: a look each, and
+    a look each at the next tick."""
+    _locked(lease, SHORT_LOOK_LOCKS)
+    held: list[Tenant] = []
+    told = False
+    while True:
+        with suppress(OSError, AssertionError):
+            for slot in range(200):
+                held.append(Tenant(lease, slot))
+        if not told:
+            stands()
+        told = True
+        for tenant in held:
+            tenant.line.close()
+        held.clear()
+        time.sleep(0.01)
+
+
+ATTACKS: dict[str, Callable[[Path, Done], None]] = {
+    "nothing": nothing,
+    "bad packets, 20 000 locks": lambda lease, stands: locks_and_bad_packets(lease, stands, 20_000),
+    "bad packets, 30 000 locks": lambda lease, stands: locks_and_bad_packets(lease, stands, 30_000),
+    "messages": messages,
+    "messages of 256 connections": messages_of_all_slots,
+    "writes to usage": writes,
+    "connections": connections,
+    "200 processes end at once": deaths,
+    "one process in all slots": slots_of_one,
+    "200 connections end at once": hang_ups,
+}
+
+
+def _locked(lease: Path, locks: int) -> int:
+    """A descriptor of `usage`, on which this process has so many locks besides those of the slots."""
+    usage = os.open(lease / layout.USAGE_FILE, os.O_RDWR)
+    for lock in range(locks):
+        fcntl.lockf(usage, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _FAR + 2 * lock)
+    return usage
+
+
+def _registered_child(lease: Path, slot: int) -> int:
+    """0: the arbiter did not take it."""
+    ready, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with suppress(OSError, AssertionError):
+            tenant = Tenant(lease, slot)
+            os.write(told, b"1")
+            os.close(told)
+            signal.pause()
+            tenant.close()
+        os._exit(1)
+    os.close(told)
+    registered = os.read(ready, 1) == b"1"
+    os.close(ready)
+    if not registered:
+        os.waitpid(child, 0)
+    return child if registered else 0
+
+
+def main() -> None:
+    name, lease = sys.argv[1], Path(sys.argv[2])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (8192, 8192))
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        os.nice(19)  # what the arbiter does is measured, not which program has the processors
+        try:
+            ATTACKS[name](lease, lambda: print("stands", flush=True))
+        finally:
+            os._exit(1)
+    with suppress(OSError):
+        os.setpgid(child, child)
+    sys.stdin.read()
+    os.killpg(child, signal.SIGKILL)  # its children, too; of ours, not collected yet
+    os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    main()
