@@ -65,20 +65,23 @@ uint64_t vgpu_inside_launches(void)
     return launches;
 }
 
-uint64_t vgpu_inside_read(bool *inside)
+uint64_t vgpu_inside_glance(bool *inside)
 {
     uint64_t calls = spare.calls;
-    pthread_once(&once, start);
-    if (has_barrier)
-        syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0);
-    *inside = false;
+    *inside = calls != 0;
     for (const struct vgpu_inside *r = __atomic_load_n(&records, __ATOMIC_ACQUIRE); r != NULL; r = r->next) {
         *inside |= __atomic_load_n(&r->depth, __ATOMIC_ACQUIRE) != 0;
         calls += __atomic_load_n(&r->calls, __ATOMIC_RELAXED);
     }
-    if (spare.calls != 0)
-        *inside = true;
     return calls;
+}
+
+uint64_t vgpu_inside_read(bool *inside)
+{
+    pthread_once(&once, start);
+    if (has_barrier)
+        syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0);
+    return vgpu_inside_glance(inside);
 }
 
 /* In a forked child there is one thread, and it is in no call. */

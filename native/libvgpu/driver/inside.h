@@ -51,4 +51,8 @@ uint64_t vgpu_inside_launches(void);
  * before it. Returns the calls so far; *inside: is any thread in one? */
 uint64_t vgpu_inside_read(bool *inside);
 
+/* The same without the look at what other processors have not written back: it may be late by a call, and costs the threads
+ * nothing, where vgpu_inside_read interrupts each of them. */
+uint64_t vgpu_inside_glance(bool *inside);
+
 #endif
