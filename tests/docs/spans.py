@@ -77,9 +77,13 @@ NOT_RUN = {
     "./dev deb --arch arm64": _SUITE,  # tests/packaging/cross.py
     "pytest tests/slurm": _SUITE,
     "python native/libvgpu/portable.py --out FOLDER --machine aarch64": _SUITE,
-    "python -m tests.gpu.compute_programs --build build/native --out F --programs decoder training inference "
-    "--besides 20000": _CARD,
+    "python -m tests.gpu.compute_programs --build build/native --out F --seconds 2": _CARD,
+    "python -m tests.gpu.compute_programs": _CARD,
     "python -m tests.gpu.compute_h200 --engine cut together": _CARD,
+    "python -m tests.gpu.compute_h200 --engine cut alone modes": _CARD,
+    "python -m tests.gpu.compute_h200 --engine cut cost": _CARD,
+    "python -m tests.gpu.compute_ranks --build build/native --out F --engine cut nccl": _CARD,
+    "python -m tests.gpu.edges_h200 live": _CARD,
     "python -m tests.gpu.compute_h200 --engine gate": _CARD,
     "python -m tests.gpu.NAME --build build/native --out FILE": _CARD,
     "python -m tests.gpu.confined_h200": _CARD,
