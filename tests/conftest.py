@@ -1,6 +1,7 @@
 """What holds for the tests of every room: conditions (tests/conditions.py), signals, examples."""
 
 import asyncio
+import gc
 import os
 import signal
 import tempfile
@@ -92,6 +93,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def named(item: pytest.Item) -> list[str]:
     """The conditions of a test."""
     return [name for mark in item.iter_markers("needs") for name in mark.args]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """All that is collected stays: the garbage collector looked at it again and again, half of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest chooses by -m
