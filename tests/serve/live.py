@@ -27,7 +27,7 @@ class Live:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
-        self._stopped = False
+        self.stopped = False
         self.do(self._start(limits, group, bounds))
 
     async def _start(self, limits: Limits | None, group: str, bounds: Bounds | None) -> None:
@@ -55,8 +55,8 @@ class Live:
         return self.run_dir / "admin.sock"
 
     def stop(self, grace_seconds: float = 5.0) -> None:
-        if not self._stopped:
-            self._stopped = True
+        if not self.stopped:
+            self.stopped = True
             self.do(self.server.stop(grace_seconds))
 
     def close(self) -> None:

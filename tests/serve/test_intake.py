@@ -20,9 +20,9 @@ EVER = 1e6
 def bounded(**more: float) -> Live:
     live = Live(bounds=Bounds(**(vars_of(QUICK) | more)))  # type: ignore[arg-type]
     # root has no share of its own here: the tests run as root, and are to be like any other user
-    for shares in (live.server._intake._calls, live.server._intake._strangers_calls):
+    for shares in (live.server.intake.calls, live.server.intake.strangers_calls):
         shares.root = -1
-    live.server._intake._watches.root = -1
+    live.server.intake.watches.root = -1
     return live
 
 
@@ -38,7 +38,7 @@ def live() -> Iterator[Live]:
 
 
 def reading(live: Live) -> int:
-    return live.server._intake.receiving
+    return live.server.intake.receiving
 
 
 @pytest.mark.parametrize(("door", "most"), [("ro", 4), ("tenant", 6)])
@@ -47,7 +47,7 @@ def test_unfinished_messages_of_a_user_are_bounded_by_its_share(live: Live, door
     peer = Peer(getattr(live, door))
     for _ in range(12):
         peer.begin_message(peer.open("Plan"), MAX_REQUEST_BYTES, bytes(1000))
-    calls = live.server._intake._strangers_calls if door == "ro" else live.server._intake._calls
+    calls = live.server.intake.strangers_calls if door == "ro" else live.server.intake.calls
     assert len(peer.ended_streams(12 - most)) == 12 - most
     assert calls.taken == most
     wait_until(lambda: reading(live) == QUICK.messages_per_user)  # what is read into memory at one time
@@ -73,7 +73,7 @@ def test_a_message_unfinished_at_its_deadline_ends_its_connection(method: str, s
             if begun:
                 peer.begin_message(stream, 1000, begun)
             assert peer.ends()
-        wait_until(lambda: live.server._relay.peers.served == 0)
+        wait_until(lambda: live.server.relay.peers.served == 0)
         with Client(live.ro, 10) as client:
             assert client.get_node().status == "well"
     finally:
@@ -86,9 +86,9 @@ def test_a_reply_unread_at_its_deadline_ends_its_connection(monkeypatch: pytest.
         monkeypatch.setattr(live.keeper, "policy", lambda: FakeLoaded(digest="y" * 3_000_000))
         peer = Peer(live.ro)
         peer.begin_message(peer.open("GetPolicy"), 0)
-        wait_until(lambda: live.server._relay.peers.served == 1)
-        wait_until(lambda: live.server._relay.peers.served == 0)
-        wait_until(lambda: live.server._intake._strangers_calls.taken == 0)
+        wait_until(lambda: live.server.relay.peers.served == 1)
+        wait_until(lambda: live.server.relay.peers.served == 0)
+        wait_until(lambda: live.server.intake.strangers_calls.taken == 0)
         peer.close()
     finally:
         live.close()
@@ -99,7 +99,7 @@ def test_watches_of_a_user_are_bounded_by_its_share(live: Live) -> None:
     for _ in range(5):
         peer.begin_message(peer.open("Watch"), 0)
         # END_STREAM is not sent: the call stays open both ways
-    watches = live.server._intake._watches
+    watches = live.server.intake.watches
     wait_until(lambda: watches.taken == 2)
     assert len(peer.ended_streams(3)) == 3
     assert watches.taken == 2
@@ -111,7 +111,7 @@ def test_unread_replies_of_a_user_are_bounded_in_bytes(monkeypatch: pytest.Monke
     live = bounded(message_seconds=EVER, reply_seconds=EVER, unread_bytes_per_user=5_000_000)
     try:
         monkeypatch.setattr(live.keeper, "policy", lambda: FakeLoaded(digest="y" * 3_000_000))
-        unread = live.server._intake._unread_bytes
+        unread = live.server.intake.unread_bytes
         peers = [Peer(live.ro) for _ in range(2)]
         peers[0].begin_message(peers[0].open("GetPolicy"), 0)
         wait_until(lambda: 3_000_000 < unread[os.geteuid()] < 4_000_000)

@@ -104,10 +104,10 @@ def test_two_hundred_concurrent_callers_are_served(live: Live) -> None:
         answered = [name for names in pool.map(caller, range(20)) for name in names]
     assert answered == [f"{number}-{i}" for number in range(20) for i in range(10)]
     assert len(live.keeper.held) == 200
-    assert live.server._relay.peers.served == 200
+    assert live.server.relay.peers.served == 200
     for channel in channels:
         channel.close()
-    wait_until(lambda: live.server._relay.peers.served == 0)
+    wait_until(lambda: live.server.relay.peers.served == 0)
     assert [p.name for p in (live.run_dir / "private").iterdir()] == ["grpc.sock"]
 
 
@@ -128,7 +128,7 @@ def test_junk_on_the_socket_leaves_other_clients_unharmed(live: Live, reader: Cl
         except (ConnectionResetError, BrokenPipeError):
             pass
     assert reader.get_node().status == "well"
-    wait_until(lambda: live.server._relay.peers.served == 1)
+    wait_until(lambda: live.server.relay.peers.served == 1)
 
 
 def test_a_stop_waits_for_running_calls(live: Live, reader: Client) -> None:
@@ -150,7 +150,7 @@ def test_a_stop_waits_for_running_calls(live: Live, reader: Client) -> None:
         open_gate(live)
         assert answer.result(20).id == "a1"
         ending.result(20)
-    live._stopped = True
+    live.stopped = True
 
 
 def test_a_stop_cancels_calls_beyond_the_grace(live: Live) -> None:
@@ -178,4 +178,4 @@ def test_health_reports_the_stop(live: Live) -> None:
         ending = live.begin(live.server.stop(0.5))
         assert next(states).status == health_pb2.HealthCheckResponse.NOT_SERVING
         ending.result(20)
-    live._stopped = True
+    live.stopped = True

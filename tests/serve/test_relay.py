@@ -215,7 +215,7 @@ def test_one_user_cannot_take_every_connection() -> None:
                 assert caught.value.code is ErrorCode.NO_CAPACITY
             with Client(live.admin, 10) as admin:
                 assert admin.get_node().status == "well"
-        wait_until(lambda: live.server._relay.peers.served == 0)
+        wait_until(lambda: live.server.relay.peers.served == 0)
         with Client(live.tenant, 10) as again:
             assert again.get_node().status == "well"
     finally:
@@ -231,9 +231,9 @@ def test_after_a_refusal_no_connection_is_taken_for_a_while(monkeypatch: pytest.
             assert first.get_node().status == "well"
             for _ in range(5):
                 held.enter_context(socket.socket(socket.AF_UNIX)).connect(str(live.tenant))
-            wait_until(lambda: live.server._relay.peers.refused == 1)
+            wait_until(lambda: live.server.relay.peers.refused == 1)
             assert first.get_node().status == "well"
-            assert live.server._relay.peers.refused == 1
+            assert live.server.relay.peers.refused == 1
     finally:
         live.close()
 
@@ -251,10 +251,10 @@ def test_a_user_with_few_connections_is_admitted_where_others_hold_all() -> None
             holder = subprocess.Popen([*words, uid], stdin=pipe, stdout=pipe, text=True)
             holders.append(holder)
             assert holder.stdout is not None and holder.stdout.readline() == "3\n"
-        wait_until(lambda: live.server._relay.peers.served == 6)
+        wait_until(lambda: live.server.relay.peers.served == 6)
         answer = as_another(live.tenant, 4244, 4244)
         assert answer == "4244 4244 True"
-        known = live.server._relay.peers
+        known = live.server.relay.peers
         assert sorted(known.connections_of(uid) for uid in (4242, 4243)) == [2, 3]
     finally:
         for holder in holders:
@@ -294,12 +294,12 @@ class NoDescriptors(socket.socket):
 
 
 def test_the_relay_recovers_when_descriptors_are_free_again(live: Live) -> None:
-    relay = live.server._relay
-    scarce = NoDescriptors(fileno=os.dup(relay._listening[Door.READ].fileno()))
+    relay = live.server.relay
+    scarce = NoDescriptors(fileno=os.dup(relay.listening[Door.READ].fileno()))
 
     async def swap() -> None:
         relay.stop_accepting()
-        relay._listening = {**relay._listening, Door.READ: scarce}
+        relay.listening = {**relay.listening, Door.READ: scarce}
         relay.start()
 
     live.do(swap())
@@ -320,12 +320,12 @@ def small_backlog(monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
 def test_the_relay_waits_for_a_full_backlog_of_the_server(small_backlog: Live) -> None:
     """grpcio's socket is replaced by one that takes one connection and accepts late."""
     live = small_backlog
-    relay = live.server._relay
+    relay = live.server.relay
     path = live.run_dir / "private" / "slow.sock"
     slow = socket.socket(socket.AF_UNIX)
     slow.bind(str(path))
     slow.listen(0)
-    relay._onward = str(path)
+    relay.onward = str(path)
     callers = [socket.socket(socket.AF_UNIX) for _ in range(4)]
     for number, caller in enumerate(callers):
         caller.connect(str(live.ro))

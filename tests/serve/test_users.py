@@ -125,8 +125,8 @@ def test_connections_of_all_uids_of_a_user_count_together() -> None:
     try:
         with subordinate(live.ro, 1, 3), subordinate(live.ro, 2, 3):
             live.do(settled(live, 6))
-            assert live.server._relay.peers.connections_of(USER) == 4
-            assert live.server._relay.peers.refused == 2
+            assert live.server.relay.peers.connections_of(USER) == 4
+            assert live.server.relay.peers.refused == 2
             with Client(live.ro, 10) as other:
                 assert other.get_node().status == "well"
     finally:
@@ -134,6 +134,6 @@ def test_connections_of_all_uids_of_a_user_count_together() -> None:
 
 
 async def settled(live: Live, connections: int) -> None:
-    known = live.server._relay.peers
+    known = live.server.relay.peers
     while known.served + known.refused < connections:
         await asyncio.sleep(0.01)

@@ -47,10 +47,10 @@ class Intake(grpc.aio.ServerInterceptor):
         self._peers = peers
         self._drop = drop
         self._bounds = bounds
-        self._calls = Shares(bounds.calls, bounds.calls_per_user, bounds.root)
-        self._strangers_calls = Shares(bounds.calls, bounds.calls_per_stranger, bounds.root)
-        self._watches = Shares(bounds.watches, bounds.watches_per_user, bounds.root)
-        self._unread_bytes: Counter[int] = Counter()  # of replies, by user
+        self.calls = Shares(bounds.calls, bounds.calls_per_user, bounds.root)
+        self.strangers_calls = Shares(bounds.calls, bounds.calls_per_stranger, bounds.root)
+        self.watches = Shares(bounds.watches, bounds.watches_per_user, bounds.root)
+        self.unread_bytes: Counter[int] = Counter()  # of replies, by user
         self.receiving = 0  # messages, each of which may take the most that one may
         self._turns: WeakValueDictionary[int, asyncio.Semaphore] = WeakValueDictionary()
 
@@ -85,7 +85,7 @@ class Intake(grpc.aio.ServerInterceptor):
 
     def _watch(self, inner: Callable[[Any, Context], Awaitable[None]]) -> Callable[[object, Context], Any]:
         async def serve(_: object, context: Context) -> None:
-            caller = await self._admitted(context, lambda _: self._watches)
+            caller = await self._admitted(context, lambda _: self.watches)
             await inner(await self._received(caller, context), context)
 
         return serve
@@ -102,7 +102,7 @@ class Intake(grpc.aio.ServerInterceptor):
         return serve
 
     def _shares_of(self, caller: Caller) -> Shares:
-        return self._strangers_calls if caller.door is Door.READ else self._calls
+        return self.strangers_calls if caller.door is Door.READ else self.calls
 
     async def _admitted(self, context: Context, shares_of: Callable[[Caller], Shares]) -> Caller:
         """The caller, who has a share until the call is over; or the call is refused, its message unread."""
@@ -140,7 +140,7 @@ class Intake(grpc.aio.ServerInterceptor):
     async def _owed(self, reply: object, caller: Caller, context: Context) -> None:
         """Counts a reply until it is sent; one more is refused to a user who leaves many of them unread."""
         length = len(reply) if isinstance(reply, bytes) else 0
-        unread = self._unread_bytes[caller.user]
+        unread = self.unread_bytes[caller.user]
         if unread and unread + length > self._bounds.unread_bytes_per_user and not caller.is_admin:
             await _abort(
                 context,
@@ -150,12 +150,12 @@ class Intake(grpc.aio.ServerInterceptor):
                     "read the replies that are there before asking for more",
                 ),
             )
-        self._unread_bytes[caller.user] += length
+        self.unread_bytes[caller.user] += length
 
         def sent() -> None:
-            self._unread_bytes[caller.user] -= length
-            if not self._unread_bytes[caller.user]:
-                del self._unread_bytes[caller.user]
+            self.unread_bytes[caller.user] -= length
+            if not self.unread_bytes[caller.user]:
+                del self.unread_bytes[caller.user]
 
         _when_over(context, sent)
 

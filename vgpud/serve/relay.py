@@ -69,8 +69,8 @@ class Relay:
         limits: Limits,
     ) -> None:
         self.peers = PeerTable()
-        self._listening = listening
-        self._onward = str(onward)
+        self.listening = listening
+        self.onward = str(onward)
         self._folder = folder
         self._limits = limits
         self._pumps: dict[str, Pump] = {}  # by the name of the onward connection
@@ -84,12 +84,12 @@ class Relay:
 
     def start(self) -> None:
         self._accepting = True
-        for door, listener in self._listening.items():
+        for door, listener in self.listening.items():
             self._loop.add_reader(listener, self._accept, door, listener)
 
     def stop_accepting(self) -> None:
         self._accepting = False
-        for listener in self._listening.values():
+        for listener in self.listening.values():
             self._loop.remove_reader(listener)
 
     async def close(self) -> None:
@@ -221,7 +221,7 @@ class Relay:
         path = self._folder / name
         if not onward.getsockname():
             onward.bind(str(path))
-        onward.connect(self._onward)
+        onward.connect(self.onward)
         # the kernel keeps the name for as long as the connection lasts
         path.unlink()
 

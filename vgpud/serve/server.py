@@ -57,10 +57,10 @@ class Server:
         _clear(folder)
         inner = folder / "grpc.sock"
         check_length(inner)
-        self._relay = Relay(self._sockets.listening, inner, folder, self._limits)
-        self._calls = Calls(self._keeper, self._relay.peers, self._relay.drop)
-        self._intake = Intake(self._relay.peers, self._relay.drop, self._bounds)
-        self._grpc = grpc.aio.server(options=_OPTIONS, interceptors=(self._intake,))
+        self.relay = Relay(self._sockets.listening, inner, folder, self._limits)
+        self._calls = Calls(self._keeper, self.relay.peers, self.relay.drop)
+        self.intake = Intake(self.relay.peers, self.relay.drop, self._bounds)
+        self._grpc = grpc.aio.server(options=_OPTIONS, interceptors=(self.intake,))
         self._grpc.add_generic_rpc_handlers((self._calls.generic_handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         names = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -69,7 +69,7 @@ class Server:
         await self._grpc.start()
         for name in ("", SERVICE.full_name):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        self._relay.start()
+        self.relay.start()
 
     def _bind(self, inner: Path) -> None:
         try:
@@ -82,7 +82,7 @@ class Server:
     async def stop(self, grace_seconds: float = 10.0) -> None:
         """Takes no more callers, ends the watches, and gives calls that run `grace_seconds` to finish."""
         end = clock.now() + grace_seconds
-        self._relay.stop_accepting()
+        self.relay.stop_accepting()
         self._sockets.close()
         await self._health.enter_graceful_shutdown()
         self._calls.stop()
@@ -90,7 +90,7 @@ class Server:
         left = await self._calls.running.end(max(0.0, end - clock.now()))
         if left:
             log.warning("calls are cut short, the next start will finish or undo them", calls=left)
-        await self._relay.close()
+        await self.relay.close()
 
 
 def _clear(folder: Path) -> None:
