@@ -12,6 +12,7 @@ import pytest
 
 from tests.kubelet.double import PATIENCE_SECONDS, Kubelet
 from tests.node.world import FakeGateway, World, world
+from vgpud import clock
 from vgpud.model.tenancy import Allocation
 from vgpud.node.room import Room
 from vgpud.serve.kubelet.door import Kubelet as Sockets
@@ -26,6 +27,20 @@ release_seconds = 1
 name = "vgpud.io/memory-gib"
 kind = "memory"
 """
+
+
+@dataclass
+class Turned:
+    """Seconds by which a test has turned vgpud's clock on; everything else has the real time."""
+
+    passed: float = 0.0
+
+
+@pytest.fixture
+def turned(monkeypatch: pytest.MonkeyPatch) -> Turned:
+    ahead, real = Turned(), clock.now
+    monkeypatch.setattr(clock, "now", lambda: real() + ahead.passed)
+    return ahead
 
 
 @dataclass

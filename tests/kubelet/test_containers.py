@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kubelet.conftest import MEMORY, Node, node_in, run
+from tests.kubelet.conftest import MEMORY, Node, Turned, node_in, run
 from tests.kubelet.double import AdmissionError
-from vgpud import clock
 from vgpud.model.device import Health
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
@@ -93,20 +92,15 @@ def test_an_init_container_that_alone_asked_keeps_its_allocation_to_the_end_of_i
     run(story())
 
 
-def test_an_init_container_may_start_long_after_its_admission(
-    short: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_init_container_may_start_long_after_its_admission(short: Path, turned: Turned) -> None:
     """Its image may have to come first, and PodResources never lists it."""
-    passed, real = 0.0, clock.now
-    monkeypatch.setattr(clock, "now", lambda: real() + passed)
 
     async def story() -> None:
-        nonlocal passed
         async with node_in(short) as node:
             await node.kubelet.healthy(UNITS, 160)
             await node.kubelet.admit("a/b", UNITS, 5, container="init", init=True)
             for _ in range(4):
-                passed += 100.0
+                turned.passed += 100.0
                 await node.door.allocator.check(1.0)
                 assert sizes(node) == [5]
             node.kubelet.end("a/b")

@@ -7,9 +7,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.kubelet.conftest import MEMORY, Node, node_in, run
+from tests.kubelet.conftest import MEMORY, Node, Turned, node_in, run
 from tests.kubelet.double import AdmissionError, fixed_plugins
-from vgpud import clock
 from vgpud.api.gen.kubelet import deviceplugin_v1beta1_pb2 as dp
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Mode
@@ -37,15 +36,10 @@ def test_a_restarted_kubelet_finds_all_resources_again(short: Path) -> None:
     run(story())
 
 
-def test_a_kubelet_without_its_pod_list_releases_no_allocation(
-    short: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kubelet_without_its_pod_list_releases_no_allocation(short: Path, turned: Turned) -> None:
     """The grace is an hour, of a clock that the test turns on by what has passed."""
-    passed, real = 0.0, clock.now
-    monkeypatch.setattr(clock, "now", lambda: real() + passed)
 
     async def story() -> None:
-        nonlocal passed
         async with node_in(short, SLOW.replace("check_seconds = 0.2", "check_seconds = 3600")) as node:
             await node.kubelet.healthy(UNITS, 160)
             await node.kubelet.admit("a/one", UNITS, 5)
@@ -55,24 +49,24 @@ def test_a_kubelet_without_its_pod_list_releases_no_allocation(
             node.kubelet.listing_empty = True
             await node.kubelet.restart()
             await allocator.check(3600)
-            passed = 3000.0
+            turned.passed = 3000.0
             await allocator.check(3600)
             node.kubelet.listing_fails = True  # says nothing of pods, however long
-            passed = 60000.0
+            turned.passed = 60000.0
             await allocator.check(3600)
             node.kubelet.listing_fails = False
             await allocator.check(3600)  # and what was counted before it does not count on
-            passed = 63000.0
+            turned.passed = 63000.0
             await allocator.check(3600)
             assert gib(node) == [5]
             node.kubelet.listing_empty = False  # the pod is seen again: it begins anew
             await allocator.check(3600)
             node.kubelet.end("a/one")
-            passed = 64000.0
+            turned.passed = 64000.0
             await allocator.check(3600)
             assert gib(node) == [5]
             node.world.effectors[Mode.PRELOAD].pids = (1,)
-            passed = 68000.0
+            turned.passed = 68000.0
             await allocator.check(3600)
             assert gib(node) == [5]  # its processes still run
             node.world.effectors[Mode.PRELOAD].pids = ()

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from tests.kubelet.conftest import MEMORY, node_in, run
+from tests.kubelet.conftest import MEMORY, Turned, node_in, run
 from tests.kubelet.double import AdmissionError
 from tests.node.world import FakeGateway, device, request
-from vgpud import clock
 from vgpud.inject.driver import DriverFiles
 from vgpud.model.device import Health, Node
 from vgpud.model.quantity import GIB, Percent
@@ -290,15 +289,10 @@ def test_what_ended_pods_held_is_released_after_the_last_resource_is_removed(sho
     run(story())
 
 
-def test_a_pod_that_fits_no_card_waits_after_its_first_failure(
-    short: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pod_that_fits_no_card_waits_after_its_first_failure(short: Path, turned: Turned) -> None:
     """Its controller makes it again at once: 298 failed pods in 30 s before."""
-    passed, real = 0.0, clock.now
-    monkeypatch.setattr(clock, "now", lambda: real() + passed)
 
     async def story() -> None:
-        nonlocal passed
         async with node_in(short, MEMORY.replace("release_seconds = 1", "release_seconds = 3600")) as node:
             await node.kubelet.healthy(UNITS, 160)
             await node.kubelet.admit("a/one", UNITS, 50)
@@ -311,10 +305,10 @@ def test_a_pod_that_fits_no_card_waits_after_its_first_failure(
                 await node.kubelet.healthy(UNITS, 130)
                 with pytest.raises(AdmissionError, match="requested 60, available 40"):
                     await node.kubelet.admit("a/big", UNITS, 60)
-                passed += span - 5.0
+                turned.passed += span - 5.0
                 await asyncio.sleep(0.5)
                 await node.kubelet.healthy(UNITS, 130)
-                passed += 10.0
+                turned.passed += 10.0
                 await node.kubelet.healthy(UNITS, 160)
             with pytest.raises(AdmissionError, match="came from 2 cards"):
                 await node.kubelet.admit("a/big", UNITS, 60)
