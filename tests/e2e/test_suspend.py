@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.conditions import needs
-from tests.demo.node import BUILD, POLICY, DemoNode, Tenant
-from tests.e2e.conftest import NodeMaker
+from tests.demo.node import BUILD, DemoNode, Tenant
+from tests.e2e.conftest import ROOMY, NodeMaker
 from tests.e2e.support import GIB, MIB, allocate, client, eventually, quota, release, simulate, states
 from tests.otheruser import as_user
 from vgpud.api.gen import vgpud_pb2 as pb
@@ -273,7 +273,7 @@ def test_a_suspend_without_a_driver_is_refused_with_the_reason(node: DemoNode) -
 
 
 def test_the_policy_bounds_the_host_memory_of_suspended_tenants(make_node: NodeMaker) -> None:
-    node = make_node(policy=f'{POLICY}\n[pool]\nhost_memory = "1GiB"\n')
+    node = make_node(policy=f'{ROOMY}host_memory = "1GiB"\n')
     node.start()
     first, one = holding(node, 2, size_mib=300)
     second, two = holding(node, 2, size_mib=300)
