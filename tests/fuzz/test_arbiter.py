@@ -93,7 +93,7 @@ def limits(dice: random.Random) -> list[DeviceLimits]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rude_tenants_harm_nobody(folder: Path, seed: int) -> None:
+def test_hostile_tenants_harm_no_other_tenant(folder: Path, seed: int) -> None:
     """Three tenants on the same devices say what they like; a fourth is served as if they were not there."""
     dice = random.Random(seed)
     client = ArbiterClient(folder / "arbiter" / "control.sock")

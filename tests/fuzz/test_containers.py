@@ -78,7 +78,7 @@ def received(words: bytes) -> runtime_wire.Message | None:
 
 
 @given(st.binary(max_size=300) | st.tuples(HEADS, st.binary(max_size=600)).map(b"".join))
-def test_any_message(words: bytes) -> None:
+def test_any_message_of_the_runtime_socket_is_bounded(words: bytes) -> None:
     check_message(words)
 
 
@@ -117,10 +117,10 @@ def understood(body: bytes) -> None:
 @example(b'{"annotations": {"vgpud.io/memory": "1GiB"}, "hooks": {"createRuntime": [3]}}')
 @example(b'{"annotations": {"vgpud.io/memory": "1GiB"}, "process": {"env": [3]}}')
 @example(b'{"annotations": {"vgpud.io/memory": "1GiB"}, "linux": {"resources": {"devices": {"a": 1}}}}')
-def test_any_body(body: bytes) -> None:
+def test_any_body_of_a_message_is_understood_or_refused(body: bytes) -> None:
     understood(body)
 
 
 @given(CONFIGS)
-def test_any_wish(config: dict[str, object]) -> None:
+def test_any_request_of_a_container_is_understood_or_refused(config: dict[str, object]) -> None:
     understood(json.dumps(config).encode())

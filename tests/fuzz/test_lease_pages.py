@@ -41,7 +41,9 @@ def page(size: int, changes: list[tuple[int, bytes]]) -> bytes:
 @given(
     st.sampled_from([0, 7, 88, layout.LIMITS_SIZE - 1, layout.LIMITS_SIZE, 5000]), CHANGES, st.integers(0, 17)
 )
-def test_limits(lease: Path, size: int, changes: list[tuple[int, bytes]], count: int) -> None:
+def test_any_limits_page_is_understood_or_refused(
+    lease: Path, size: int, changes: list[tuple[int, bytes]], count: int
+) -> None:
     told = [(layout.LIMITS_DEVICE_COUNT, struct.pack("<I", count))] if size > layout.LIMITS_DEVICES else []
     (lease / layout.LIMITS_FILE).write_bytes(page(size, [*told, *changes]))
     try:
@@ -55,7 +57,9 @@ def test_limits(lease: Path, size: int, changes: list[tuple[int, bytes]], count:
 @given(
     st.sampled_from([0, 7, 5000, layout.USAGE_SIZE - 1, layout.USAGE_SIZE, layout.USAGE_SIZE + 9]), CHANGES
 )
-def test_usage(lease: Path, size: int, changes: list[tuple[int, bytes]]) -> None:
+def test_any_usage_page_is_understood_or_refused(
+    lease: Path, size: int, changes: list[tuple[int, bytes]]
+) -> None:
     (lease / layout.USAGE_FILE).write_bytes(page(size, changes))
     try:
         usage = read_usage(lease)

@@ -64,13 +64,13 @@ def check(path: Path, content: bytes, config: str | None = None) -> None:
 @example(b"[" * 1200)
 @example(b"a: &a [*a]")
 @example(b"\xff\xfe")
-def test_any_bytes(path: Path, content: bytes) -> None:
+def test_any_bytes_in_a_mig_parted_file_are_understood_or_refused(path: Path, content: bytes) -> None:
     check(path, content)
     check(path, b"version: v1\nmig-configs:\n  c:\n  - " + content, "c")
 
 
 @given(FILE | JSON)
-def test_any_document(path: Path, document: object) -> None:
+def test_any_document_in_a_mig_parted_file_is_understood_or_refused(path: Path, document: object) -> None:
     check(path, json.dumps(document).encode())  # JSON is YAML
     if isinstance(document, dict) and isinstance(names := document.get("mig-configs"), dict):
         for name in names:

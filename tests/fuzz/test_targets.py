@@ -18,7 +18,7 @@ def test_each_corpus_has_a_target() -> None:
 
 
 @pytest.mark.parametrize(("name", "path"), KEPT, ids=[f"{name}-{path.name}" for name, path in KEPT])
-def test_what_was_found_stays_mended(name: str, path: Path) -> None:
+def test_an_input_that_once_crashed_is_understood_or_refused(name: str, path: Path) -> None:
     TARGETS[name].check(path.read_bytes())
 
 
@@ -38,6 +38,6 @@ def test_any_bytes_are_understood_or_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(NATIVE))
-def test_a_parser_in_c_stands_its_corpus_and_mutations_of_it(name: str, tmp_path: Path) -> None:
+def test_a_parser_in_c_survives_its_corpus_and_mutations(name: str, tmp_path: Path) -> None:
     done = run_native(name, seconds=60, runs=NATIVE[name], seed=0, kept=tmp_path)
     assert done.returncode == 0, done.stdout

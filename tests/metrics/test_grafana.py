@@ -55,7 +55,7 @@ def test_every_label_is_one_that_the_metric_has() -> None:
             assert used <= have, panel["title"]
 
 
-def test_the_dashboard_is_whole() -> None:
+def test_the_panels_of_the_dashboard_have_ids_of_their_own_and_do_not_overlap() -> None:
     """What Grafana's schema cannot say: ids of their own, places that do not overlap."""
     panels = DASHBOARD["panels"]
     assert DASHBOARD["uid"] == "vgpud"
@@ -89,7 +89,7 @@ SPOILT: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @needs("npm")
-def test_the_dashboard_is_one_by_grafanas_schema(tmp_path: Path) -> None:
+def test_the_dashboard_is_valid_by_grafanas_schema(tmp_path: Path) -> None:
     home = grafana_schema.fetch()
     if home is None:
         unmet("npm", f"@grafana/schema cannot be fetched: {outside.why['grafana']}")
@@ -128,7 +128,7 @@ def run(*words: str, folder: Path, text: str | None = None) -> None:
 
 
 @needs("debian-archive")
-def test_promtool_takes_the_rules_and_their_tests_pass(promtool: str, tmp_path: Path) -> None:
+def test_promtool_accepts_the_rules_and_their_tests_pass(promtool: str, tmp_path: Path) -> None:
     for name in ("vgpud.rules.yml", "vgpud.rules.test.yml"):
         shutil.copy(PROMETHEUS / name, tmp_path)
     for words in (["check", "rules", "vgpud.rules.yml"], ["test", "rules", "vgpud.rules.test.yml"]):
@@ -136,7 +136,7 @@ def test_promtool_takes_the_rules_and_their_tests_pass(promtool: str, tmp_path: 
 
 
 @needs("debian-archive")
-def test_promtool_takes_every_query_of_the_dashboard(promtool: str, tmp_path: Path) -> None:
+def test_promtool_accepts_every_query_of_the_dashboard(promtool: str, tmp_path: Path) -> None:
     rules = [
         {"record": f"dashboard:{number}", "expr": expression.replace("$instance", ".*")}
         for number, expression in enumerate(expressions())
@@ -146,5 +146,5 @@ def test_promtool_takes_every_query_of_the_dashboard(promtool: str, tmp_path: Pa
 
 
 @needs("debian-archive")
-def test_promtool_takes_the_figures(promtool: str, tmp_path: Path) -> None:
+def test_promtool_accepts_the_exposition(promtool: str, tmp_path: Path) -> None:
     run(promtool, "check", "metrics", folder=tmp_path, text=Renderer().render(observation()))

@@ -35,7 +35,7 @@ def test_names_types_and_labels_are_frozen() -> None:
     assert now == GOLDEN.read_text().splitlines()
 
 
-def test_names_are_as_prometheus_asks() -> None:
+def test_metric_names_follow_the_conventions_of_prometheus() -> None:
     for family in families.ALL:
         assert family.name.startswith(("vgpud_", "process_"))
         assert (family.kind == "counter") == family.name.endswith("_total")
@@ -59,7 +59,7 @@ def test_every_family_has_a_sample_where_there_is_something_to_tell(text: str) -
     assert {f.name for f in families.ALL if f"\n{f.name}" not in text} == set()
 
 
-def test_values_in_base_units(text: str) -> None:
+def test_values_have_base_units(text: str) -> None:
     found = samples(text)
 
     def one(name: str, **labels: str) -> float:
@@ -88,7 +88,7 @@ def test_values_in_base_units(text: str) -> None:
     assert one("vgpud_allocation_duration_seconds_count") == 2
 
 
-def test_what_is_not_known_is_left_out_not_zero(text: str) -> None:
+def test_an_unknown_figure_is_left_out_and_not_zero(text: str) -> None:
     found = samples(text)
     assert [have["gpu_uuid"] for have, _ in found["vgpud_gpu_busy_ratio"]] == [A]
     assert {have["gpu_uuid"] for have, _ in found["vgpud_gpu_temperature_celsius"]} == {A, B}
@@ -106,7 +106,7 @@ def test_every_metric_is_in_the_manual() -> None:
     assert {f.name for f in families.ALL if f"`{f.name}`" not in manual} == set()
 
 
-def test_lines_that_are_kept_are_those_that_would_be_written() -> None:
+def test_cached_lines_are_the_lines_that_would_be_written() -> None:
     """A tenant that counts, one that is renamed, one that goes, one that comes: each as if seen anew."""
     first = observation()
     (name, (meter, *rest)), *_ = first.metered.meters.items()

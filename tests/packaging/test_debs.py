@@ -21,7 +21,7 @@ LIBRARIES = Path("/usr/lib/vgpud")
 DEBIAN = ROOT / "packaging" / "deb" / "debian"
 
 
-def test_one_version_everywhere() -> None:
+def test_every_file_names_the_same_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     changelog = (DEBIAN / "changelog").read_text().split("(", 1)[1].split(")", 1)[0]
     assert (project, changelog) == (__version__, __version__)
@@ -89,7 +89,7 @@ def test_the_environment_is_of_the_lock_and_has_no_tools(debs: Path) -> None:
 
 
 @needs("debhelper")
-def test_the_programs_and_what_shells_and_readers_want(debs: Path) -> None:
+def test_the_packages_have_programs_completions_and_manuals(debs: Path) -> None:
     names = {path.split(" ")[0] for path in files(one(debs, "vgpud"))}
     programs = ("/usr/sbin/vgpud", "/usr/bin/vgpuctl", "/usr/bin/vgpu-runtime")
     helpers = ("/usr/lib/vgpud/vgpu-arbiter", "/usr/lib/vgpud/vgpu-hook", "/usr/lib/vgpud/bin/vgpuctl")
@@ -102,7 +102,7 @@ def test_the_programs_and_what_shells_and_readers_want(debs: Path) -> None:
 
 
 @needs("debhelper")
-def test_what_the_pages_name_of_the_package_is_there(debs: Path) -> None:
+def test_each_installed_path_that_a_page_names_exists(debs: Path) -> None:
     """Examples to copy, scripts, and the pictures of the pages themselves."""
     names = {path.split(" ")[0].removesuffix(".gz") for path in files(one(debs, "vgpud"))}
     text = "".join(page.read_text() for page in PAGES)
@@ -113,7 +113,7 @@ def test_what_the_pages_name_of_the_package_is_there(debs: Path) -> None:
 
 
 @needs("debhelper")
-def test_what_the_daemon_looks_for_beside_itself_is_there(debs: Path) -> None:
+def test_each_file_that_the_daemon_looks_for_is_installed(debs: Path) -> None:
     names = {path.split(" ")[0] for path in files(one(debs, "vgpud"))}
     wanted = [known.default for known in Settings.model_fields.values()]
     programs = {str(path) for path in wanted if isinstance(path, Path) and path.parent == LIBRARIES}
@@ -122,7 +122,7 @@ def test_what_the_daemon_looks_for_beside_itself_is_there(debs: Path) -> None:
 
 
 @needs("debhelper")
-def test_nobody_but_root_can_change_them(debs: Path) -> None:
+def test_only_root_can_change_installed_files(debs: Path) -> None:
     for name in NAMES:
         writable = {
             path for path, rights in files(one(debs, name)).items() if "w" in rights[4:] and rights[0] != "l"
@@ -183,7 +183,7 @@ def test_no_script_touches_what_tenants_live_by(debs: Path, unit: str) -> None:
 
 
 @needs("debhelper")
-def test_what_container_runtimes_and_slurm_call_is_there(debs: Path) -> None:
+def test_the_hooks_of_container_runtimes_and_slurm_are_installed(debs: Path) -> None:
     """Where the hooks in the CDI specs, and the manuals, say that it is."""
     found = {name.removeprefix(".").partition(" -> ")[0] for name in files(one(debs, "vgpud"))}
     wanted = ["/usr/lib/vgpud/vgpu-hook", "/usr/bin/vgpu-runtime"]

@@ -120,7 +120,7 @@ def ready_again(machine: Machine, old_pid: str) -> None:
     machine.eventually(holds, "vgpud.service is up again")
 
 
-def test_it_serves_once_installed(installed: Installed) -> None:
+def test_the_daemon_serves_after_the_installation(installed: Installed) -> None:
     machine = installed.machine
     print(f"dpkg -i of the three packages to READY: {installed.install_seconds:.1f} s")
     status = json.loads(ctl(machine, "status", "-o", "json").stdout)
@@ -144,7 +144,7 @@ for module in pkgutil.walk_packages(vgpud.__path__, "vgpud."):
     machine.run("/usr/lib/vgpud/bin/python3", "-I", "-c", code)
 
 
-def test_the_sockets_are_of_those_who_may(machine: Machine) -> None:
+def test_the_sockets_have_the_owners_and_groups_of_their_rights(machine: Machine) -> None:
     shown = machine.shell(
         "cd /run/vgpud; stat -c '%n %a %U:%G' admin.sock ro.sock runtime.sock vgpud.sock"
     ).splitlines()
@@ -169,7 +169,7 @@ def test_a_container_runtime_that_comes_while_the_daemon_is_away_waits_for_it(ma
     ready_again(machine, pid)
 
 
-def test_it_runs_as_closed_as_its_unit_says(machine: Machine) -> None:
+def test_the_daemon_runs_under_the_restrictions_of_its_unit(machine: Machine) -> None:
     shown = machine.shell(f"cat /proc/{main_pid(machine)}/status")
     facts = dict(line.split(":\t", 1) for line in shown.splitlines() if ":\t" in line)
     assert (facts["NoNewPrivs"], facts["Seccomp"], facts["Umask"]) == ("1", "2", "0077")
@@ -340,7 +340,7 @@ def test_a_daemon_that_hangs_is_started_again(machine: Machine, tenants: Tenants
         machine.shell(f"rm {folder}/90-test.conf; systemctl daemon-reload; systemctl restart vgpud.service")
 
 
-def test_what_it_says_is_in_fields_of_the_journal(machine: Machine) -> None:
+def test_log_events_have_their_fields_in_the_journal(machine: Machine) -> None:
     lines = machine.shell("journalctl -b -u vgpud.service -o json --no-pager").splitlines()
     entries = [json.loads(line) for line in lines]
     (ready, *_) = [entry for entry in entries if entry.get("MESSAGE", "").startswith("ready: ")]

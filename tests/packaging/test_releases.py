@@ -85,13 +85,15 @@ def apt_says(debs: Path, release: str, folder: Path) -> subprocess.CompletedProc
 
 
 @pytest.mark.parametrize("release", [name for name in RELEASES if name != "Ubuntu 22.04"])
-def test_apt_installs_them_where_python_is_new_enough(debs: Path, release: str, tmp_path: Path) -> None:
+def test_apt_installs_the_packages_where_python_is_new_enough(
+    debs: Path, release: str, tmp_path: Path
+) -> None:
     said = apt_says(debs, release, tmp_path)
     assert said.returncode == 0, said.stdout + said.stderr
     assert set(re.findall(r"^Inst (\S+)", said.stdout, re.MULTILINE)) == set(NAMES)
 
 
-def test_apt_says_why_not_where_python_is_too_old(debs: Path, tmp_path: Path) -> None:
+def test_apt_names_python_as_the_reason_where_it_is_too_old(debs: Path, tmp_path: Path) -> None:
     said = apt_says(debs, "Ubuntu 22.04", tmp_path)
     assert said.returncode == 100
     assert re.search(r"vgpud : Depends: python3 \(>= 3\.11~\) but 3\.10\.6\S* is", said.stdout), said.stdout
@@ -105,7 +107,7 @@ def interpreter(python: str) -> str | None:
 
 @needs("pythons")
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
-def test_every_python_loads_all_of_it(debs: Path, python: str, tmp_path: Path) -> None:
+def test_every_supported_python_loads_every_module(debs: Path, python: str, tmp_path: Path) -> None:
     program = interpreter(python)
     if program is None:
         unmet("pythons", f"no Python {python} is here")

@@ -23,7 +23,7 @@ def test_a_jobs_tasks_are_under_its_allocation(cluster: Cluster) -> None:
     empty(cluster)
 
 
-def test_it_belongs_to_the_jobs_user_and_is_named_by_the_job(cluster: Cluster) -> None:
+def test_the_allocation_of_a_job_has_its_user_and_its_name(cluster: Cluster) -> None:
     uid = nobody()
     job = cluster.run("sbatch", "--parsable", "--gres=vgpu_memory:8", "--output=/dev/null", "--wrap=sleep 60")
     assert job.returncode == 0, job.stderr
@@ -45,7 +45,7 @@ def test_a_job_that_asks_for_nothing_gets_nothing(cluster: Cluster) -> None:
     assert done.returncode == 0 and "VGPU_ALLOCATION" not in done.stdout
 
 
-def test_a_jobs_own_text_asks_for_nothing(cluster: Cluster) -> None:
+def test_a_jobs_name_and_comment_request_no_slice(cluster: Cluster) -> None:
     """The attack: a name and a comment that look like Slurm's field for resources."""
     text = "x TresPerNode=gres/vgpu_memory=140 TresPerNode=gres:vgpu_memory:140 "
     done = cluster.run("srun", f"--job-name={text}", f"--comment={text}", "env")
@@ -64,7 +64,7 @@ def test_a_refusal_is_told_to_the_job_and_drains_nothing(cluster: Cluster) -> No
     empty(cluster)
 
 
-def test_the_scripts_can_be_run() -> None:
+def test_the_scripts_are_executable() -> None:
     from tests.slurm.conftest import SCRIPTS
 
     for name in ("prolog", "task-prolog", "epilog"):

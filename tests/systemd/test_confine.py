@@ -38,7 +38,7 @@ def test_every_line_of_the_unit_is_known(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @needs("seccomp", "root")
-def test_what_the_unit_forbids_is_not_possible(tmp_path: Path) -> None:
+def test_a_confined_program_is_denied_what_the_unit_forbids(tmp_path: Path) -> None:
     if ctypes.util.find_library("seccomp") is None:
         unmet("seccomp", "libseccomp2 is not installed")
     prepared = tmp_path / "confine.json"

@@ -17,7 +17,7 @@ def words(unit: str, key: str) -> list[str]:
 
 
 @needs("systemd")
-def test_systemd_finds_nothing_wrong() -> None:
+def test_systemd_accepts_every_unit() -> None:
     files = sorted(str(path) for path in UNITS.iterdir() if path.suffix in (".service", ".socket"))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *files], capture_output=True, text=True, check=False
@@ -31,7 +31,7 @@ def test_systemd_finds_nothing_wrong() -> None:
 @pytest.mark.parametrize(
     ("unit", "most"), [("vgpud.service", 2.5), ("vgpud-arbiter.service", 2.0), ("vgpud-mps@.service", 3.0)]
 )
-def test_exposure(unit: str, most: float) -> None:
+def test_the_exposure_of_a_unit_stays_below_its_bound(unit: str, most: float) -> None:
     """As `systemd-analyze security` counts: 0 is closed, 10 is open."""
     argv = ["systemd-analyze", "security", "--offline=true", "--no-pager", f"--threshold={most * 10:.0f}"]
     done = subprocess.run([*argv, str(UNITS / unit)], capture_output=True, text=True, check=False)
@@ -82,7 +82,7 @@ def test_what_outlives_vgpud_is_kept_and_not_killed() -> None:
             assert words(helper, key) == []
 
 
-def test_it_comes_back_however_often_it_is_killed() -> None:
+def test_the_daemon_is_restarted_however_often_it_is_killed() -> None:
     assert words("vgpud.service", "StartLimitIntervalSec") == ["0"]
 
 
@@ -94,7 +94,7 @@ def test_the_drivers_modules_come_before_what_may_open_their_devices() -> None:
         assert "modprobe@nvidia_uvm.service" in words(unit, "After")
 
 
-def test_it_is_up_before_those_who_start_containers() -> None:
+def test_the_daemon_starts_before_container_runtimes() -> None:
     assert {"docker.service", "containerd.service", "kubelet.service"} <= set(
         words("vgpud.service", "Before")
     )
@@ -109,7 +109,7 @@ def test_a_hang_is_noticed_and_a_wrong_policy_not_tried_again() -> None:
     assert words("vgpud.service", "Type") == ["notify"]
 
 
-def test_tcp_takes_a_drop_in() -> None:
+def test_metrics_over_tcp_need_a_drop_in() -> None:
     assert words("vgpud.service", "PrivateNetwork") == ["yes"]
     assert words("vgpud.service", "RestrictAddressFamilies") == ["AF_UNIX"]
 

@@ -45,16 +45,16 @@ def heard(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ..
     return told
 
 
-def test_a_daemon_that_is_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_healthy_daemon_notifies_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     told = heard(Ledger(), monkeypatch)
     assert len(told) > 1
     assert set(told) == {("WATCHDOG=1", "STATUS=8 devices")}
 
 
-def test_a_full_disk_is_no_reason_to_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_on_a_full_disk_notifies_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     full = VgpuError(ErrorCode.LEDGER_FULL, "the disk is full")
     assert heard(Ledger(error=full), monkeypatch) != []
 
 
-def test_a_ledger_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_whose_ledger_hangs_does_not_notify_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     assert heard(Ledger(hangs=True), monkeypatch) == []
