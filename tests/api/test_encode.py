@@ -1,6 +1,6 @@
 """Replies: nothing of the model is lost, nothing private goes out."""
 
-from vgpud.api import encode, encode_device
+from vgpud.api import encode
 from vgpud.model.device import (
     ComputeInstance,
     ComputeMode,
@@ -117,7 +117,7 @@ def test_a_device_arrives_whole() -> None:
         health=Health.LOST,
         health_reason="xid 79",
     )
-    sent = encode_device.device(DeviceView(card, "auto", Mode.MPS, 9, 3333, 2))
+    sent = encode.device(DeviceView(card, "auto", Mode.MPS, 9, 3333, 2))
     assert (sent.uuid, sent.index, sent.compute_capability, sent.sm_count) == ("GPU-1", 3, "9.0", 132)
     assert sent.HasField("minor")
     assert sent.HasField("numa_node")
@@ -134,7 +134,7 @@ def test_a_device_arrives_whole() -> None:
 
 
 def test_what_nvml_does_not_say_is_left_out() -> None:
-    sent = encode_device.device(DeviceView(Device("GPU-1", 0), "mig", None, 0, 0, 0))
+    sent = encode.device(DeviceView(Device("GPU-1", 0), "mig", None, 0, 0, 0))
     assert not any(sent.HasField(field) for field in ("minor", "sm_count", "numa_node"))
     assert (sent.compute_capability, sent.mode) == ("", "")
 

@@ -12,18 +12,19 @@ from dataclasses import replace
 from typing import Any
 
 from vgpud import __version__
-from vgpud.api import decode, encode, encode_device
+from vgpud.api import decode, encode
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.caller import Caller
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event
 from vgpud.model.tenancy import Allocation, Lifetime, Request
 from vgpud.policy.effective import effective
-from vgpud.serve import mig, move, operate, usage
-from vgpud.serve.keeper import Keeper
+from vgpud.serve.keeper import Keeper, MigOperations
 from vgpud.serve.permissions import check_owner_override, may_see_edits
 
 _LISTED_AT_ONCE = 100
+_MOST_EVENTS = 10_000
+_USUAL_EVENTS = 100
 
 
 async def get_node(keeper: Keeper, caller: Caller, asked: pb.GetNodeRequest) -> pb.NodeReply:
@@ -33,7 +34,7 @@ async def get_node(keeper: Keeper, caller: Caller, asked: pb.GetNodeRequest) -> 
 
 async def list_devices(keeper: Keeper, caller: Caller, asked: pb.ListDevicesRequest) -> pb.ListDevicesReply:
     views, revision = await keeper.devices()
-    return pb.ListDevicesReply(devices=[encode_device.device(view) for view in views], revision=revision)
+    return pb.ListDevicesReply(devices=[encode.device(view) for view in views], revision=revision)
 
 
 async def allocate(keeper: Keeper, caller: Caller, asked: pb.AllocateRequest) -> pb.Allocation:
@@ -114,6 +115,97 @@ async def list_allocations(
     return pb.ListAllocationsReply(allocations=shown, revision=revision)
 
 
+async def move(keeper: Keeper, caller: Caller, asked: pb.MoveRequest) -> pb.Allocation:
+    name = decode.identifier(asked.allocation_id, "allocation_id")
+    to = [decode.identifier(uuid, "to") for uuid in asked.to]
+    held = await keeper.moves.move(name, caller, to, decode.text(asked.source, "source"))
+    return encode.allocation(held, with_edits=_sees_edits(caller, held))
+
+
+async def plan_defrag(keeper: Keeper, caller: Caller, asked: pb.DefragRequest) -> pb.DefragReply:
+    return encode.defrag(await keeper.relocations.plan(decode.room_wanted(asked)))
+
+
+async def defrag(keeper: Keeper, caller: Caller, asked: pb.DefragRequest) -> pb.DefragReply:
+    return encode.defrag(await keeper.relocations.defrag(decode.room_wanted(asked), caller))
+
+
+async def list_mps(keeper: Keeper, caller: Caller, asked: pb.ListMpsRequest) -> pb.ListMpsReply:
+    """What a client was started with is for its own user and the administrator."""
+    daemons = await keeper.operations.mps()
+    return pb.ListMpsReply(
+        daemons=[encode.mps_daemon(one, lambda uid: caller.is_admin or uid == caller.uid) for one in daemons]
+    )
+
+
+async def terminate_mps_client(
+    keeper: Keeper, caller: Caller, asked: pb.TerminateMpsClientRequest
+) -> pb.TerminateMpsClientReply:
+    name = decode.identifier(asked.device_uuid, "device_uuid")
+    await keeper.operations.terminate(name, asked.pid)
+    return pb.TerminateMpsClientReply()
+
+
+async def drain_device(keeper: Keeper, caller: Caller, asked: pb.DrainDeviceRequest) -> pb.DrainDeviceReply:
+    name = decode.identifier(asked.device_uuid, "device_uuid")
+    view = await keeper.operations.drain(name, not asked.undrain)
+    if not asked.move or asked.undrain:
+        return encode.drain(view)
+    gone = await keeper.relocations.evacuate(name, caller)
+    return encode.drain(await keeper.operations.drain(name, True), gone)
+
+
+async def list_mig(keeper: Keeper, caller: Caller, asked: pb.ListMigRequest) -> pb.ListMigReply:
+    """What runs in an instance is for its own user and the administrator."""
+    views = await _mig(keeper).devices()
+    return pb.ListMigReply(
+        devices=[encode.mig_device(view, lambda uid: caller.is_admin or uid == caller.uid) for view in views]
+    )
+
+
+async def plan_mig(keeper: Keeper, caller: Caller, asked: pb.MigRequest) -> pb.MigPlanReply:
+    if asked.HasField("defrag"):
+        return encode.mig_plan(await _mig(keeper).preview_defrag(decode.selector(asked.defrag)))
+    return encode.mig_plan(await _mig(keeper).preview(decode.mig_targets(asked)))
+
+
+async def apply_mig(keeper: Keeper, caller: Caller, asked: pb.MigRequest) -> pb.MigPlanReply:
+    if asked.HasField("defrag"):
+        return encode.mig_plan(await _mig(keeper).defrag(decode.selector(asked.defrag)))
+    return encode.mig_plan(await _mig(keeper).apply(decode.mig_targets(asked)))
+
+
+def _mig(keeper: Keeper) -> MigOperations:
+    if keeper.mig is None:
+        raise VgpuError(
+            ErrorCode.UNSUPPORTED, "this vgpud has no mode mig", "see 'vgpuctl devices' for what there is"
+        )
+    return keeper.mig
+
+
+async def get_usage(keeper: Keeper, caller: Caller, asked: pb.GetUsageRequest) -> pb.UsageReply:
+    return encode.usage(await keeper.metered(), keeper.describe().revision)
+
+
+async def list_processes(
+    keeper: Keeper, caller: Caller, asked: pb.ListProcessesRequest
+) -> pb.ListProcessesReply:
+    """What a process was started with is for its own user and the administrator."""
+    found = await keeper.processes()
+    return encode.processes(found, lambda uid: caller.is_admin or uid == caller.uid)
+
+
+async def list_events(keeper: Keeper, caller: Caller, asked: pb.ListEventsRequest) -> pb.ListEventsReply:
+    if asked.last > _MOST_EVENTS:
+        raise VgpuError(
+            ErrorCode.BAD_REQUEST,
+            f"{asked.last} events are more than the {_MOST_EVENTS} that one call gets",
+            "ask for fewer, or watch from a revision on",
+        )
+    events = await keeper.last_events(asked.last or _USUAL_EVENTS)
+    return pb.ListEventsReply(events=[encode.event(event, None) for event in events])
+
+
 async def get_policy(keeper: Keeper, caller: Caller, asked: pb.GetPolicyRequest) -> pb.PolicyReply:
     loaded = keeper.policy()
     return encode.policy(
@@ -150,23 +242,23 @@ HANDLERS: dict[str, Handler] = {
     "Resize": resize,
     "Suspend": suspend,
     "Resume": resume,
-    "Move": move.move,
-    "Defrag": move.defrag,
-    "PlanDefrag": move.plan_defrag,
+    "Move": move,
+    "Defrag": defrag,
+    "PlanDefrag": plan_defrag,
     "GetAllocation": get_allocation,
     "ListAllocations": list_allocations,
     "Plan": plan,
     "GetPolicy": get_policy,
     "ReloadPolicy": reload_policy,
-    "ListMps": operate.list_mps,
-    "TerminateMpsClient": operate.terminate_mps_client,
-    "DrainDevice": operate.drain_device,
-    "ListMig": mig.list_mig,
-    "PlanMig": mig.plan_mig,
-    "ApplyMig": mig.apply_mig,
-    "GetUsage": usage.get_usage,
-    "ListProcesses": usage.list_processes,
-    "ListEvents": usage.list_events,
+    "ListMps": list_mps,
+    "TerminateMpsClient": terminate_mps_client,
+    "DrainDevice": drain_device,
+    "ListMig": list_mig,
+    "PlanMig": plan_mig,
+    "ApplyMig": apply_mig,
+    "GetUsage": get_usage,
+    "ListProcesses": list_processes,
+    "ListEvents": list_events,
 }
 # these run on when the caller goes away
 CHANGING = frozenset(
