@@ -30,8 +30,8 @@ from tests.planner.cards import (
     used_mig,
 )
 from vgpud.planner.choose import choose
-from vgpud.planner.geometry import Layout, Table
-from vgpud.planner.transitions import between, to_counts
+from vgpud.planner.geometry import Table, bits
+from vgpud.planner.transitions import between
 
 LOADS = (0.7, 1.0)
 CARDS = (1, 4, 8)
@@ -106,7 +106,7 @@ def _offline(report: Report) -> None:
     ids = [p.id for p in H200_PROFILES]
     lists = [table.packed(draw.choice(ids) for _ in range(draw.randint(1, 8))) for _ in range(10_000)]
     began = time.perf_counter()
-    found = sum(to_counts(table, Layout(), 0, counts) is not None for counts in lists)
+    found = sum(counts in table.with_counts for counts in lists)
     report.value(
         "offline: a list of profiles to a layout",
         (time.perf_counter() - began) / 1e4 * 1e6,
@@ -119,7 +119,7 @@ def _transitions(report: Report) -> None:
     table = Table(H200_WITHOUT_ME)
     states = list(table.free_after)
     began = time.perf_counter()
-    touched = sum(between(a, b).touched for a in states for b in states)
+    touched = sum(mask.bit_count() for a in states for b in states for mask in between(a, b))
     each = (time.perf_counter() - began) / len(states) ** 2
     report.value(
         "723 x 723 transitions, each", each * 1e6, "us", f"{touched / len(states) ** 2:.2f} instances touched"
@@ -176,7 +176,8 @@ def _decision(report: Report) -> None:
         """Every free place of every device, tried and weighed anew."""
         options = []
         for device, layout in enumerate(states):
-            for place in table.free_placements(layout, profile_id):
+            places = [table.slots[slot] for slot in bits(table.free(layout))]
+            for place in (place for profile, place in places if profile.id == profile_id):
                 after = layout._replace(slots=layout.slots | 1 << table.number[profile_id, place])
                 options.append(
                     (table.worth(table.free(layout)) - table.worth(table.free(after)), device, place)

@@ -51,7 +51,6 @@ def test_rates_are_between_two_looks() -> None:
     (row,) = [row for row in rows if row.allocation == "a1b2c3d4"]
     assert row.share_used_percent == pytest.approx(25.0)
     assert row.waited_percent == pytest.approx(20.0)
-    assert row.granted_percent == pytest.approx(30.0)
     assert row.overrun_percent == pytest.approx(1.0)
     assert row.bypasses == 2
     (other,) = [row for row in rows if row.allocation == "e5f6a7b8"]
@@ -87,7 +86,6 @@ ROW = TenantRow(
     20.0,
     1.0,
     2.0,
-    21.0,
     0.5,
     2,
     3,

@@ -17,7 +17,7 @@ from tests.docs.shell import Reader
 from tests.docs.spans import ON_NODE
 from tests.e2e.conftest import NodeMaker, make_shared_node  # noqa: F401 - a fixture
 from tests.e2e.support import eventually
-from vgpud.policy.show import check
+from vgpud.policy.load import check
 
 # the pages show what a node's administrator types
 pytestmark = [pytest.mark.xdist_group("docs-console"), needs("root")]

@@ -26,7 +26,7 @@ from tests.docs.pages import (
 from tests.docs.spans import MENTIONS, NOT_RUN, ON_MACHINE, ON_NODE
 from tests.simnode import ROOT
 from vgpud.model.errors import VgpuError
-from vgpud.policy.show import check
+from vgpud.policy.load import check
 
 MANUALS = sorted((ROOT / "docs" / "man").glob("*.md"))
 TABLES = (ON_NODE, ON_MACHINE, NOT_RUN, MENTIONS)

@@ -7,7 +7,7 @@ import pytest
 from tests.planner.cards import h200_node
 from vgpud.model.device import Node
 from vgpud.planner.misfits import misfits
-from vgpud.policy.show import check
+from vgpud.policy.load import check
 
 FITS = [
     "match.index = 7",

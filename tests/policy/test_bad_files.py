@@ -6,7 +6,7 @@ import pytest
 
 from tests.policy.conftest import Etc
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
-from vgpud.policy.show import check
+from vgpud.policy.load import check
 
 DATA = Path(__file__).parent / "data"
 FILES = sorted(DATA.glob("*/*.toml"))

@@ -8,8 +8,8 @@ import pytest
 from vgpud.model.device import Device, Mig
 from vgpud.model.quantity import parse_bytes
 from vgpud.policy.effective import effective
+from vgpud.policy.load import check
 from vgpud.policy.model import TABLES, DeviceRule, Policy
-from vgpud.policy.show import check
 
 ROOT = Path(__file__).resolve().parents[2]
 MAIN = ROOT / "configs/vgpud.toml"

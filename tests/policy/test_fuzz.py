@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from tests.policy.toml_writer import documents
 from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.policy.effective import effective, leaves
 from vgpud.policy.layers import PolicyPaths
-from vgpud.policy.load import load
+from vgpud.policy.load import check, load
+from vgpud.policy.locate import spell
 from vgpud.policy.model import TABLES
-from vgpud.policy.show import check, render_with_origins
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = [
@@ -47,8 +48,7 @@ def try_file(path: Path, content: bytes) -> None:
             assert len(detail) < 1000
             detail.encode()
     else:
-        rows = render_with_origins(loaded)
-        assert {row.key for row in rows} == set(loaded.origins)
+        assert {spell(path) for path, _ in leaves(effective(loaded.policy))} == set(loaded.origins)
 
 
 @given(st.text())

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vgpud.model.errors import VgpuError
+from vgpud.policy.load import check
 from vgpud.policy.model import TABLES
 from vgpud.policy.schema import render, schema
-from vgpud.policy.show import check
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(__file__).parent / "data"

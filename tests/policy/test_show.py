@@ -12,6 +12,8 @@ from tests.policy.conftest import Etc
 from vgpud.model.errors import VgpuError
 from vgpud.policy.effective import as_toml, digest, effective, leaves
 from vgpud.policy.fields import Match
+from vgpud.policy.load import LoadedPolicy, check
+from vgpud.policy.locate import spell
 from vgpud.policy.model import (
     DeviceRule,
     MigSettings,
@@ -21,7 +23,14 @@ from vgpud.policy.model import (
     PoolSettings,
     PreloadSettings,
 )
-from vgpud.policy.show import check, render_with_origins
+
+
+def rows_of(loaded: LoadedPolicy) -> list[tuple[str, str, str]]:
+    """Each effective key, its value as TOML, and where it comes from."""
+    return [
+        (spell(path), as_toml(value), str(loaded.origins[spell(path)]))
+        for path, value in leaves(effective(loaded.policy))
+    ]
 
 
 def test_every_effective_key_with_its_value_and_origin(etc: Etc) -> None:
@@ -31,10 +40,7 @@ def test_every_effective_key_with_its_value_and_origin(etc: Etc) -> None:
         "version = 1\n\n[[device]]\nmatch = { name = 'a\"b', memory_min = 1610612736, memory_max = '80GB' }\n"
         "[device.mig]\nprofiles = [\n  '1g.18gb', '2g.35gb' ]\n[[device]]\nmode = 'exclusive'\n",
     )
-    rows = [
-        (key, value, origin.removeprefix(f"{etc.root}/"))
-        for key, value, origin in render_with_origins(etc.load())
-    ]
+    rows = [(key, value, origin.removeprefix(f"{etc.root}/")) for key, value, origin in rows_of(etc.load())]
     assert rows == [
         ("version", "1", "etc/vgpud.toml:1"),
         ("planner.strategy", '"spread"', "lib/conf.d/10-vendor.toml:2"),
@@ -73,7 +79,7 @@ def test_every_effective_key_with_its_value_and_origin(etc: Etc) -> None:
 
 
 def test_a_policy_without_rules_is_shown_as_such(etc: Etc) -> None:
-    assert [tuple(row) for row in render_with_origins(etc.load())] == [
+    assert rows_of(etc.load()) == [
         ("version", "1", "built-in"),
         ("planner.strategy", '"pack"', "built-in"),
         ("planner.user_places_percent", "75", "built-in"),

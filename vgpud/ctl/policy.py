@@ -99,7 +99,7 @@ def _offline(name: str) -> dict[str, Any]:
 
 def _file(name: str) -> "LoadedPolicy":
     """The file by itself; raises VgpuError(BAD_POLICY) with a line of details per mistake."""
-    from vgpud.policy.show import check as check_file
+    from vgpud.policy.load import check as check_file
 
     path = Path(name)
     if path.is_dir():

@@ -173,7 +173,7 @@ def _indices(got: Decision, node: Node) -> list[int]:
 def _policy(arguments: Namespace) -> Policy:
     """A file by itself, or what the files of this host make together."""
     if arguments.file:
-        from vgpud.policy.show import check
+        from vgpud.policy.load import check
 
         return check(Path(arguments.file)).policy
     from vgpud.ctl.policy_files import on_disk

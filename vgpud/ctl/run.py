@@ -25,7 +25,6 @@ from vgpud.model.errors import ErrorCode, VgpuError
 
 # as POSIX has shells say it (XCU 2.8.2)
 EXIT_NOT_FOUND = 127
-EXIT_NOT_EXECUTABLE = 126
 # the interpreter ignores these at start; the command must find them as other programs leave them
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 

@@ -58,7 +58,6 @@ class TenantRow(NamedTuple):
     share_used_percent: float | None
     throttled_percent: float | None
     waited_percent: float | None
-    granted_percent: float | None
     overrun_percent: float | None
     bypasses: int | None
     refused: int | None
@@ -156,7 +155,6 @@ def _tenant(
         share_used_percent=rate("compute_used_ns"),
         throttled_percent=rate("throttled_ns"),
         waited_percent=rate("compute_waited_ns"),
-        granted_percent=rate("compute_granted_ns"),
         overrun_percent=rate("compute_overrun_ns"),
         bypasses=bypasses,
         refused=refused,

@@ -21,8 +21,7 @@ Each writing method takes `durability`, so a caller that needs a commit to survi
 """
 
 from vgpud.ledger.batch import Durability
-from vgpud.ledger.codec import request_digest
 from vgpud.ledger.store import Ledger
 from vgpud.ledger.tables import LedgerState, Original
 
-__all__ = ["Durability", "Ledger", "LedgerState", "Original", "request_digest"]
+__all__ = ["Durability", "Ledger", "LedgerState", "Original"]

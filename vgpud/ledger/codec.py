@@ -128,16 +128,8 @@ def _decode(row: AllocationRow) -> Allocation:
     )
 
 
-def request_digest(request: Request) -> str:
-    """SHA-256, in hex, of what was asked for: the same for a retry from another process.
-
-    Canonical JSON (sorted keys, no spaces, ASCII) of the request without the process that it is
-    bound to. Raises VgpuError(BUG) if a value is not of the type that the model says.
-    """
-    return _digest(_encode(_REQUEST, request))
-
-
 def _digest(request: dict[str, Any]) -> str:
+    """SHA-256, in hex, of what was asked for: the same for a retry from another process."""
     asked = {name: value for name, value in request.items() if name != "lifetime"}
     return hashlib.sha256(_dump_sorted(asked).encode("ascii")).hexdigest()
 

@@ -157,11 +157,6 @@ class Table:
         """The slots that may be added to a layout; none if it is not a legal state."""
         return self.free_after.get(layout.slots, 0) & ~layout.blocked
 
-    def free_placements(self, layout: Layout, profile_id: int) -> tuple[Placement, ...]:
-        """Free placements of a profile, in NVML's order."""
-        free = self.free(layout) & self._of_profile.get(profile_id, 0)
-        return tuple(self.slots[i][1] for i in bits(free))
-
     def free_profiles(self, layout: Layout) -> tuple[MigProfile, ...]:
         """The profiles of which one more instance fits."""
         free = self.free(layout)

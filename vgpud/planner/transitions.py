@@ -18,10 +18,6 @@ class Transition(NamedTuple):
     destroy: int
     create: int
 
-    @property
-    def touched(self) -> int:
-        return self.destroy.bit_count() + self.create.bit_count()
-
 
 class Step(NamedTuple):
     """One instance that is destroyed (`create` is False) or created."""
@@ -33,15 +29,6 @@ class Step(NamedTuple):
 def between(current: int, target: int) -> Transition:
     """The transition that leaves all instances of both layouts alone."""
     return Transition(current & ~target, target & ~current)
-
-
-def to_counts(table: Table, layout: Layout, pinned: int, counts: int) -> int | None:
-    """The state with `counts` instances (Table.packed) that destroys the fewest instances of `layout`.
-
-    With fixed counts it also creates the fewest. Of equal states the one that leaves most room. None if no
-    state with these counts keeps the pinned instances.
-    """
-    return _cheapest(table, layout, pinned, table.with_counts.get(counts, ()))
 
 
 def make_room(table: Table, layout: Layout, pinned: int, profile_id: int) -> int | None:

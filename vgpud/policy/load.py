@@ -55,6 +55,20 @@ def load(paths: PolicyPaths) -> LoadedPolicy:
     return assemble(sources)
 
 
+def check(path: Path) -> LoadedPolicy:
+    """The policy of the file `path` alone, drop-ins left aside; raises VgpuError(BAD_POLICY).
+
+    A file in a directory called conf.d is a drop-in, which may leave `version` out.
+    """
+    source = read(path)
+    if isinstance(source, Problem):
+        raise bad_policy([source])
+    problems = check_source(source, needs_version=path.absolute().parent.name != "conf.d")
+    if problems:
+        raise bad_policy(problems)
+    return assemble([source])
+
+
 def check_source(source: Source, needs_version: bool) -> list[Problem]:
     """What is wrong with one file by itself, in the order of its lines."""
     problems = list(_problems(source.data, source.origin))

@@ -28,9 +28,6 @@ class Features:
     terminate: bool = False
     priority: bool = False
     multi_user: bool = False
-    device_query: bool = False
-    static_partitions: bool = False
-    namespaces: bool = False
 
     def client_limit(self, compute_capability: tuple[int, int] | None) -> int:
         """Client processes that one server takes: 16 before Volta, 48 from it, 60 from CUDA 13.1."""
@@ -58,9 +55,6 @@ def _probe(program: str, mtime_ns: int, size: int) -> Features:
         terminate=b"terminate_client" in text,
         priority=b"set_default_client_priority" in text,
         multi_user=b"multiuser-server" in text,
-        device_query=b"device_query" in text,
-        static_partitions=b"sm_partition" in text,
-        namespaces=b"namespace create" in text,
     )
 
 

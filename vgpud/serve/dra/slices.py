@@ -23,9 +23,6 @@ MAX_COUNTER_SETS = 8
 _STRING = 64
 _STEP = 2 * MIB  # what libvgpu and the driver deal in; MPS takes whole MiB
 
-# NVML writes the domain with eight digits, Kubernetes with four
-_BUS = re.compile(r"(?:[0-9a-f]{4})?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])")
-
 Json = dict[str, Any]
 
 
