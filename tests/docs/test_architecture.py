@@ -4,7 +4,7 @@ import ast
 import re
 from collections import defaultdict
 
-from tests.lint.test_house import MAY_IMPORT
+from tests.lint.test_house import MAY_IMPORT, NODE_MAY_IMPORT
 from tests.simnode import ROOT
 from vgpud.model.lifecycle import TABLE, Change, Phase
 
@@ -21,14 +21,11 @@ def purpose(room: str) -> str:
 
 def rooms_table() -> str:
     """Rooms in an order in which each imports only from rooms above it."""
-    placed: list[str] = []
-    while len(placed) < len(MAY_IMPORT):
-        free = sorted(r for r, below in MAY_IMPORT.items() if r not in placed and below <= set(placed))
-        assert free, f"the rooms {sorted(set(MAY_IMPORT) - set(placed))} import each other in a circle"
-        placed += free
+    inner = {f"node/{room}": {f"node/{r}" for r in below} for room, below in NODE_MAY_IMPORT.items()}
     rows = [
-        f"| `{room}` | {', '.join(f'`{r}`' for r in sorted(MAY_IMPORT[room])) or '-'} | {purpose(room)} |"
-        for room in placed
+        f"| `{room}` | {', '.join(f'`{r}`' for r in sorted(below[room])) or '-'} | {purpose(room)} |"
+        for below in (MAY_IMPORT, inner)
+        for room in in_order(below)
     ]
     return "\n".join(["| room | may import | holds |", "|---|---|---|", *rows])
 
@@ -37,6 +34,15 @@ def test_the_table_of_rooms_is_the_lint_table() -> None:
     shown = re.search(r"<!-- rooms -->\n(.*?)\n<!-- /rooms -->", PAGE.read_text(), re.S)
     assert shown is not None
     assert shown[1] == rooms_table(), "run: python -m tests.docs.test_architecture"
+
+
+def in_order(table: dict[str, set[str]]) -> list[str]:
+    placed: list[str] = []
+    while len(placed) < len(table):
+        free = sorted(r for r, below in table.items() if r not in placed and below <= set(placed))
+        assert free, f"the rooms {sorted(set(table) - set(placed))} import each other in a circle"
+        placed += free
+    return placed
 
 
 def states_picture() -> str:

@@ -18,7 +18,7 @@ from tests.native.harness import TEST_BUILD
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.hardware.blocked import MACHINES
 from vgpud.lease import read_activity
-from vgpud.node.blocked import Looks
+from vgpud.node.tenants.blocked import Looks
 from vgpud.proc import start_ticks
 
 QUOTA = ("--isolation", "quota", "--memory", "1GiB", "--device", "0")

@@ -53,6 +53,14 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 TOP = {"daemon", "__main__", "__init__"}
 
+# the rooms within `node`; the files of the folder itself join them, and may import all of them
+NODE_MAY_IMPORT: dict[str, set[str]] = {
+    "store": set(),
+    "devices": {"store"},
+    "tenants": {"store", "devices"},
+    "view": {"store", "devices"},
+}
+
 # the pure middle: no clock, no files, no processes, no NVML
 PURE = ("model", "planner")
 IMPURE_MODULES = {
@@ -115,6 +123,15 @@ def test_a_room_imports_only_from_rooms_below_it() -> None:
         if name.startswith("vgpud.") and name.split(".")[1] not in {"__version__", room, *MAY_IMPORT[room]}
     ]
     assert wrong == []
+
+
+def test_the_rooms_of_the_node_import_only_from_below() -> None:
+    folder = ROOT / "vgpud" / "node"
+    assert {path.name for path in folder.iterdir() if (path / "__init__.py").exists()} == set(NODE_MAY_IMPORT)
+    for room, below in NODE_MAY_IMPORT.items():
+        for path in sorted((folder / room).glob("*.py")):
+            imported = [name.split(".") for name in imports_of(path) if name.startswith("vgpud.node.")]
+            assert {name[2] for name in imported} <= below | {room}, path
 
 
 def test_the_middle_is_pure() -> None:
@@ -213,7 +230,7 @@ def writes_of(path: Path) -> list[str]:
 
 
 def test_only_the_store_writes_allocations() -> None:
-    store = ROOT / "vgpud" / "node" / "store.py"
+    store = ROOT / "vgpud" / "node" / "store" / "allocations.py"
     named = {line.rpartition(" ")[2].lstrip("_") for line in writes_of(store)}
     assert named == {f"{owner}.{call}" for owner, calls in WRITES.items() for call in calls}, "not found"
     assert [line for path in modules() if path != store for line in writes_of(path)] == []

@@ -29,11 +29,11 @@ from vgpud.model.mig_view import MigTarget
 from vgpud.model.tenancy import Mode, Selector
 from vgpud.modes.base import Paths
 from vgpud.modes.mig import MigMode, Wish
-from vgpud.node.book import Book
-from vgpud.node.inventory import Inventory
-from vgpud.node.mig_layouts import MigLayouts, Surroundings
-from vgpud.node.store import AllocationStore
-from vgpud.node.transitions import Transitions
+from vgpud.node.devices.inventory import Inventory
+from vgpud.node.devices.mig_layouts import MigLayouts, Surroundings
+from vgpud.node.devices.transitions import Transitions
+from vgpud.node.store.allocations import AllocationStore
+from vgpud.node.store.book import Book
 from vgpud.planner.geometry import ComputeKey, SlotKey, table_for
 from vgpud.planner.layouts import spell
 from vgpud.policy.model import Policy

@@ -22,8 +22,8 @@ from vgpud.model.tenancy import (
     SuspendedProcess,
 )
 from vgpud.modes.preload import CONTAINER_LEASE
-from vgpud.node import belonging
-from vgpud.node.belonging import belongs
+from vgpud.node.tenants import belonging
+from vgpud.node.tenants.belonging import belongs
 from vgpud.proc import start_ticks
 
 TENANT, STRANGER = 4242, 4343

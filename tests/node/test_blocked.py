@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vgpud.node import blocked
-from vgpud.node.blocked import Looks
+from vgpud.node.tenants import blocked
+from vgpud.node.tenants.blocked import Looks
 from vgpud.proc import start_ticks
 
 GONE = (2**22 + 1, 1)  # larger than the largest pid of proc(5)

@@ -8,7 +8,7 @@ from tests.node.world import device, request
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Allocation, Mode, Slice, State
-from vgpud.node.book import Book
+from vgpud.node.store.book import Book
 
 
 def test_a_whole_card_does_not_come_back_to_others() -> None:

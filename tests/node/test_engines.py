@@ -13,8 +13,8 @@ from tests.node.world import FakeGateway
 from vgpud.lease.engines import EngineFiles
 from vgpud.model.engine import Engine, EngineReason, EngineVerdict
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.node.engines import Engines
-from vgpud.node.inventory import Inventory
+from vgpud.node.devices.engines import Engines
+from vgpud.node.devices.inventory import Inventory
 
 UUID = "GPU-00000000"
 PROVED = EngineVerdict(Engine.CUT, "it stood still", "boot 1", "580.1", off_us=449.0, on_us=275.0)

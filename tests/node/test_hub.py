@@ -9,8 +9,8 @@ from tests import clock
 from tests.node.world import ALICE, request, world
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event, EventKind
-from vgpud.node import hub as hub_module
-from vgpud.node.hub import Hub
+from vgpud.node.store import hub as hub_module
+from vgpud.node.store.hub import Hub
 
 
 def event(revision: int) -> Event:

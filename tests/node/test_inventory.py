@@ -6,7 +6,7 @@ import itertools
 from tests import clock
 from tests.node.world import FakeGateway
 from vgpud.model.device import Node
-from vgpud.node.inventory import Inventory
+from vgpud.node.devices.inventory import Inventory
 
 
 class Numbered(FakeGateway):

@@ -5,7 +5,7 @@ import subprocess
 
 from tests import clock
 from vgpud.model.tenancy import Lifetime
-from vgpud.node.lifetimes import Lifetimes, is_alive
+from vgpud.node.tenants.lifetimes import Lifetimes, is_alive
 from vgpud.proc import has_ended, start_ticks
 
 

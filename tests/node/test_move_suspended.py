@@ -29,7 +29,7 @@ from vgpud.model.tenancy import (
     State,
     SuspendedProcess,
 )
-from vgpud.node.checks import settled
+from vgpud.node.tenants.checks import settled
 from vgpud.planner.places import devices_of
 from vgpud.proc import start_ticks
 

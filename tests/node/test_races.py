@@ -17,8 +17,8 @@ from vgpud.model.device import Health, Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Allocation, Isolation, Mode, State
-from vgpud.node.lifetimes import Lifetimes
 from vgpud.node.recover import Start, recover
+from vgpud.node.tenants.lifetimes import Lifetimes
 from vgpud.policy.load import LoadedPolicy
 from vgpud.proc import has_ended, start_ticks
 from vgpud.units import Running

@@ -19,8 +19,8 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
 from vgpud.model.tally import Tally
 from vgpud.model.tenancy import Allocation, Cause, Mode, Slice, State
-from vgpud.node.book import Book
-from vgpud.node.residency import Residency
+from vgpud.node.store.book import Book
+from vgpud.node.tenants.residency import Residency
 
 CARD = device(0)  # 80 GiB
 IDLE_SECONDS, TURN_SECONDS, BACK_OFF_SECONDS = 600.0, 60.0, 30.0

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests import clock
-from vgpud.node.residency import Residency
+from vgpud.node.tenants.residency import Residency
 
 
 class Restless(Residency):

@@ -19,8 +19,8 @@ from vgpud.model.event import Event
 from vgpud.model.lifecycle import EVENT_OF, TABLE, Change, Phase, phase_of
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Allocation, Lifetime, Mode, Slice, State
-from vgpud.node.book import Book
-from vgpud.node.store import AllocationStore
+from vgpud.node.store.allocations import AllocationStore
+from vgpud.node.store.book import Book
 
 
 def full() -> VgpuError:

@@ -10,8 +10,8 @@ from tests import clock
 from vgpud.lease import ProcessSwap, SwapPhase
 from vgpud.model.errors import VgpuError
 from vgpud.model.tenancy import Allocation, State
-from vgpud.node import swaps
-from vgpud.node.checkpoints import Surroundings
+from vgpud.node.tenants import swaps
+from vgpud.node.tenants.checkpoints import Surroundings
 
 GPU = "GPU-0"
 

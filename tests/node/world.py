@@ -21,13 +21,13 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import GIB
 from vgpud.model.tenancy import Allocation, Edits, Isolation, Lifetime, Mode, Owner, Request, Slice
 from vgpud.model.view import SliceMeter, SliceUse, Vitals
-from vgpud.node.book import Book
-from vgpud.node.engines import Engines
-from vgpud.node.inventory import Inventory
+from vgpud.node.devices.engines import Engines
+from vgpud.node.devices.inventory import Inventory
+from vgpud.node.devices.transitions import Transitions
 from vgpud.node.keeper import NodeKeeper
 from vgpud.node.parts import Parts
-from vgpud.node.store import AllocationStore
-from vgpud.node.transitions import Transitions
+from vgpud.node.store.allocations import AllocationStore
+from vgpud.node.store.book import Book
 from vgpud.planner.use import is_anybodys
 from vgpud.policy.layers import PolicyPaths
 from vgpud.policy.load import LoadedPolicy, load

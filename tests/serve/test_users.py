@@ -16,7 +16,7 @@ from tests.serve.live import Live
 from vgpud.api.client import Client
 from vgpud.model.caller import Caller, Door
 from vgpud.model.tenancy import Owner
-from vgpud.node.users import SubordinateUids
+from vgpud.node.tenants.users import SubordinateUids
 from vgpud.serve import peers
 from vgpud.serve.relay import Limits
 

@@ -1,7 +1,7 @@
 """The life of an allocation: its phases, and the changes that lead from one phase to the next. Pure.
 
-TABLE is the only statement of what may follow what. The store (node/store.py) refuses any other change, and
-docs/architecture.md shows the table as a picture.
+TABLE is the only statement of what may follow what. The store (node/store/allocations.py) refuses any other
+change, and docs/architecture.md shows the table as a picture.
 """
 
 from collections.abc import Iterator

@@ -282,9 +282,9 @@ class Way(StrEnum):
 @dataclass(frozen=True, slots=True)
 class SuspendedProcess:
     """A process that waits. The start time (field 22 of /proc/PID/stat, clock ticks) tells it from
-    another one of the same pid; `memory_bytes` of it left devices, or may leave at any time (node/kept.py);
-    `stays_bytes` cannot. `saved_on` has the UUID of each slice's device when the driver saved it, between
-    commas, which a restore has to name; empty: they are the devices of now."""
+    another one of the same pid; `memory_bytes` of it left devices, or may leave at any time
+    (node/tenants/kept.py); `stays_bytes` cannot. `saved_on` has the UUID of each slice's device when the
+    driver saved it, between commas, which a restore has to name; empty: they are the devices of now."""
 
     pid: int
     start_ticks: int

@@ -9,9 +9,9 @@ from vgpud.inject.specs import Specs
 from vgpud.model.caller import Caller
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, Lifetime, Request, State
-from vgpud.node.checks import check_owner
 from vgpud.node.keeper import NodeKeeper
 from vgpud.node.parts import Parts
+from vgpud.node.tenants.checks import check_owner
 
 
 class Containers:

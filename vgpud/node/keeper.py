@@ -31,34 +31,34 @@ from vgpud.model.quantity import Percent
 from vgpud.model.tenancy import Allocation, Decision, Mode, Request, Slice, State
 from vgpud.model.view import DeviceView, Metered, NodeDescription, NodeProcess, ReloadReport, SliceUse
 from vgpud.modes.mig import MigMode
-from vgpud.node import checkpoints
-from vgpud.node.account import asked, held
-from vgpud.node.activities import Activities
 from vgpud.node.background import Background
-from vgpud.node.blocked import Blocked
-from vgpud.node.book import RequestKey, check_same_request, request_key
-from vgpud.node.bypasses import Bypasses
-from vgpud.node.cgroups import processes_in
-from vgpud.node.changes import Changes
-from vgpud.node.checkpoints import waiting
-from vgpud.node.checks import check_ended, check_owner, settled
-from vgpud.node.execute import Executor
-from vgpud.node.failures import Failures
-from vgpud.node.host import host_memory
-from vgpud.node.kept import Kept
-from vgpud.node.lifetimes import Lifetimes
-from vgpud.node.meters import Meters
-from vgpud.node.mig_layouts import MigLayouts, Surroundings
-from vgpud.node.moves import Moves
-from vgpud.node.notices import Notices
-from vgpud.node.operations import Operations
+from vgpud.node.devices.execute import Executor
+from vgpud.node.devices.mig_layouts import MigLayouts, Surroundings
+from vgpud.node.devices.notices import Notices
+from vgpud.node.devices.operations import Operations
 from vgpud.node.parts import Parts
 from vgpud.node.policies import Policies, reload_report
-from vgpud.node.processes import Processes
-from vgpud.node.relocate import Relocations
-from vgpud.node.residency import Residency
-from vgpud.node.resizes import Resizes
-from vgpud.node.suspends import Suspends
+from vgpud.node.store.account import asked, held
+from vgpud.node.store.book import RequestKey, check_same_request, request_key
+from vgpud.node.tenants import checkpoints
+from vgpud.node.tenants.activities import Activities
+from vgpud.node.tenants.blocked import Blocked
+from vgpud.node.tenants.bypasses import Bypasses
+from vgpud.node.tenants.cgroups import processes_in
+from vgpud.node.tenants.changes import Changes
+from vgpud.node.tenants.checkpoints import waiting
+from vgpud.node.tenants.checks import check_ended, check_owner, settled
+from vgpud.node.tenants.failures import Failures
+from vgpud.node.tenants.host import host_memory
+from vgpud.node.tenants.kept import Kept
+from vgpud.node.tenants.lifetimes import Lifetimes
+from vgpud.node.tenants.moves import Moves
+from vgpud.node.tenants.relocate import Relocations
+from vgpud.node.tenants.residency import Residency
+from vgpud.node.tenants.resizes import Resizes
+from vgpud.node.tenants.suspends import Suspends
+from vgpud.node.view.meters import Meters
+from vgpud.node.view.processes import Processes
 from vgpud.planner.choose import choose
 from vgpud.planner.misfits import misfits
 from vgpud.planner.quota import over_quota
@@ -102,7 +102,7 @@ class NodeKeeper:
         self.suspends = Suspends(around)
         tally = self.store.account.tally
         self.residency = Residency(around, self.suspends, lambda: self.policy().policy, tally, self.spawn)
-        self.bypasses = Bypasses(around, self.policies, tally, self.release_later)
+        self.bypasses = Bypasses(around, lambda: self.policy().policy, tally, self.release_later)
         self.moves = Moves(
             around,
             self._executor,

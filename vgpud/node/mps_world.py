@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from vgpud.modes.base import Originals
 from vgpud.modes.mps import MpsRules, MpsWorld, Users
-from vgpud.node.book import Book
-from vgpud.node.inventory import Inventory
+from vgpud.node.devices.inventory import Inventory
 from vgpud.node.keeper import NodeKeeper
+from vgpud.node.store.book import Book
 from vgpud.policy.model import MpsSettings
 
 

@@ -8,13 +8,13 @@ from vgpud.hardware.suspender import Suspender
 from vgpud.inject.specs import Specs
 from vgpud.model.tenancy import Mode
 from vgpud.modes.base import Effector
-from vgpud.node.book import Book
-from vgpud.node.drains import Drains
-from vgpud.node.engines import Engines
-from vgpud.node.execute import FaultHook
-from vgpud.node.inventory import Inventory
-from vgpud.node.store import AllocationStore
-from vgpud.node.transitions import Transitions
+from vgpud.node.devices.drains import Drains
+from vgpud.node.devices.engines import Engines
+from vgpud.node.devices.execute import FaultHook
+from vgpud.node.devices.inventory import Inventory
+from vgpud.node.devices.transitions import Transitions
+from vgpud.node.store.allocations import AllocationStore
+from vgpud.node.store.book import Book
 from vgpud.policy.load import LoadedPolicy
 
 

@@ -8,8 +8,8 @@ from vgpud.model.errors import VgpuError
 from vgpud.model.event import EventKind
 from vgpud.model.tenancy import Mode
 from vgpud.model.view import ReloadReport
-from vgpud.node.account import Account
-from vgpud.node.store import AllocationStore
+from vgpud.node.store.account import Account
+from vgpud.node.store.allocations import AllocationStore
 from vgpud.planner.use import EMPTY, DeviceUse
 from vgpud.policy.compare import compare
 from vgpud.policy.effective import effective

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from vgpud.lease import SharePolicy
 from vgpud.modes.preload import PreloadRules, PreloadWorld
-from vgpud.node.book import Book
-from vgpud.node.engines import Engines
-from vgpud.node.inventory import Inventory
+from vgpud.node.devices.engines import Engines
+from vgpud.node.devices.inventory import Inventory
 from vgpud.node.keeper import NodeKeeper
+from vgpud.node.store.book import Book
 from vgpud.policy.model import PreloadSettings
 
 _POLICIES = {"hard": SharePolicy.HARD, "work-conserving": SharePolicy.WORK_CONSERVING}

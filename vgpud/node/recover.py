@@ -20,8 +20,8 @@ from vgpud.model.tenancy import Allocation, Edits, Mode
 from vgpud.modes.mps import unit_name
 from vgpud.modes.preload import Preload
 from vgpud.node.keeper import NodeKeeper
-from vgpud.node.lifetimes import is_alive
 from vgpud.node.parts import Parts
+from vgpud.node.tenants.lifetimes import is_alive
 from vgpud.planner.reconcile import Action, ActionKind, InstancePlace, Observed, reconcile
 from vgpud.planner.steps import repair_steps
 from vgpud.planner.use import charged

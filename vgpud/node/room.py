@@ -8,10 +8,10 @@ from typing import Protocol
 from vgpud.model.device import Device, MigProfile, Placement
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import MODE_OF, Isolation, Mode, Request, Selector
-from vgpud.node.book import Book
-from vgpud.node.inventory import Inventory
-from vgpud.node.mig_pools import Pools
-from vgpud.node.operations import Operations
+from vgpud.node.devices.inventory import Inventory
+from vgpud.node.devices.mig_pools import Pools
+from vgpud.node.devices.operations import Operations
+from vgpud.node.store.book import Book
 from vgpud.planner.choose import choose
 from vgpud.planner.locality import nearest_devices
 from vgpud.planner.pool import NO_POOL

@@ -1,7 +1,7 @@
 """Decides whether a preload tenant holds device memory that its ledger does not count, and which tenant a
 process belongs to.
 
-Pure: vgpud/node/bypasses.py reads NVML, the leases and /proc, and acts on these decisions.
+Pure: vgpud/node/tenants/bypasses.py reads NVML, the leases and /proc, and acts on these decisions.
 
 NVML's figure of a tenant's processes is compared with the tenant's ledger. They differ for two reasons. A
 process without libvgpu (a static binary, a removed LD_PRELOAD) is in NVML's figure only. Memory that a

@@ -14,7 +14,7 @@ from vgpud import proc
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Lifetime, Owner
-from vgpud.node.users import SubordinateUids, login_group, namespace_owner
+from vgpud.node.tenants.users import SubordinateUids, login_group, namespace_owner
 
 _UCRED = struct.Struct("iII")  # struct ucred of unix(7): pid, uid, gid
 _FDINFO_PID = re.compile(rb"^Pid:\s*(-?\d+)$", re.MULTILINE)  # pidfd_open(2)

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from vgpud.model.tenancy import Lifetime
-from vgpud.node.lifetimes import Lifetimes
+from vgpud.node.tenants.lifetimes import Lifetimes
 from vgpud.serve.statefile import read_state, write_state
 
 log = structlog.get_logger(__name__)

@@ -9,7 +9,7 @@ from vgpud.lease import ANYONE_FOLDER
 from vgpud.model.tenancy import Owner
 from vgpud.modes.gpu_use import allocation_of
 from vgpud.modes.preload import CONTAINER_LEASE
-from vgpud.node.users import namespace_owner
+from vgpud.node.tenants.users import namespace_owner
 from vgpud.planner.bypass import Belongings, ProcessFacts, tenant_of
 
 _MOST_ANCESTORS = 64

@@ -14,16 +14,16 @@ from vgpud.model.lifecycle import Change
 from vgpud.model.quantity import format_bytes
 from vgpud.model.tenancy import Allocation, Mode, State, SuspendedProcess
 from vgpud.modes.base import Effector
-from vgpud.node.activities import Activities
-from vgpud.node.belonging import belongs
-from vgpud.node.book import Book
-from vgpud.node.changes import Changes
-from vgpud.node.checks import settled
-from vgpud.node.execute import FaultHook
-from vgpud.node.inventory import Inventory
-from vgpud.node.kept import Kept
-from vgpud.node.store import AllocationStore
-from vgpud.node.transitions import Transitions
+from vgpud.node.devices.execute import FaultHook
+from vgpud.node.devices.inventory import Inventory
+from vgpud.node.devices.transitions import Transitions
+from vgpud.node.store.allocations import AllocationStore
+from vgpud.node.store.book import Book
+from vgpud.node.tenants.activities import Activities
+from vgpud.node.tenants.belonging import belongs
+from vgpud.node.tenants.changes import Changes
+from vgpud.node.tenants.checks import settled
+from vgpud.node.tenants.kept import Kept
 from vgpud.planner.places import device_map, devices_of, saved_on
 from vgpud.planner.suspend import HostMemory
 from vgpud.proc import is_alive, start_ticks

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Mode
 from vgpud.modes.base import Effector
-from vgpud.node.inventory import Inventory
+from vgpud.node.devices.inventory import Inventory
 
 
 @contextmanager

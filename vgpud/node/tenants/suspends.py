@@ -15,9 +15,9 @@ from vgpud.lease import LeaseActivity
 from vgpud.model.errors import VgpuError
 from vgpud.model.lifecycle import Change, at_rest
 from vgpud.model.tenancy import Allocation, Cause, State, SuspendedProcess
-from vgpud.node.checkpoints import Checkpoints, Surroundings, check_well, living, seconds_for, told
-from vgpud.node.checks import settled
-from vgpud.node.swaps import Swaps
+from vgpud.node.tenants.checkpoints import Checkpoints, Surroundings, check_well, living, seconds_for, told
+from vgpud.node.tenants.checks import settled
+from vgpud.node.tenants.swaps import Swaps
 from vgpud.planner import suspend as rules
 
 log = structlog.get_logger(__name__)

@@ -7,8 +7,8 @@ influence. This check reads facts of the kernel only, and a pidfd guards against
 from vgpud import proc
 from vgpud.model.tenancy import ANYONE, Allocation, SuspendedProcess
 from vgpud.modes.preload import CONTAINER_LEASE
-from vgpud.node.cgroups import processes_in
-from vgpud.node.users import SubordinateUids, namespace_owner
+from vgpud.node.tenants.cgroups import processes_in
+from vgpud.node.tenants.users import SubordinateUids, namespace_owner
 from vgpud.proc import Running, has_exited, open_pidfd
 
 _SUBORDINATE = SubordinateUids()

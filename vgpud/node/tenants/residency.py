@@ -20,8 +20,8 @@ from vgpud.model.errors import VgpuError
 from vgpud.model.quantity import format_bytes
 from vgpud.model.tally import Tally
 from vgpud.model.tenancy import Allocation, Cause, Mode, State
-from vgpud.node.checkpoints import Surroundings
-from vgpud.node.suspends import Suspends
+from vgpud.node.tenants.checkpoints import Surroundings
+from vgpud.node.tenants.suspends import Suspends
 from vgpud.planner.residency import Kind, Move, Plan, Rules, Tenant, Where, decide, patience_after
 from vgpud.policy.model import Policy, PreloadSettings
 

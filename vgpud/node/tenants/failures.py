@@ -8,7 +8,7 @@ from vgpud import audit
 from vgpud.model.errors import VgpuError
 from vgpud.model.lifecycle import Change
 from vgpud.model.tenancy import State
-from vgpud.node.checkpoints import Surroundings
+from vgpud.node.tenants.checkpoints import Surroundings
 
 log = structlog.get_logger(__name__)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from vgpud.hardware.holders import command, owner_uid
 from vgpud.model.device import Device, GpuInstance
 from vgpud.model.mig_view import MigDevice, MigFree, MigInstance, MigProcess
-from vgpud.node.book import Book
-from vgpud.node.mig_pools import Pools
+from vgpud.node.devices.mig_pools import Pools
+from vgpud.node.store.book import Book
 from vgpud.planner import layouts
 from vgpud.planner.geometry import SlotKey, table_for
 from vgpud.planner.mig_parts import part_name

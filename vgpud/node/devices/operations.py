@@ -14,10 +14,10 @@ from vgpud.model.view import DrainView, MpsDaemon
 from vgpud.modes.base import Effector
 from vgpud.modes.mig import MigMode
 from vgpud.modes.mps import MpsMode
-from vgpud.node.book import Book
-from vgpud.node.drains import Drains
-from vgpud.node.inventory import Inventory
-from vgpud.node.transitions import lost_is_left
+from vgpud.node.devices.drains import Drains
+from vgpud.node.devices.inventory import Inventory
+from vgpud.node.devices.transitions import lost_is_left
+from vgpud.node.store.book import Book
 from vgpud.planner.use import DeviceUse
 
 log = structlog.get_logger(__name__)

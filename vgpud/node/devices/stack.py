@@ -11,7 +11,7 @@ from dataclasses import replace
 from vgpud.model.device import Device, PlaceKey
 from vgpud.model.tenancy import Allocation, Edits, Mode, Slice
 from vgpud.modes.base import Effector
-from vgpud.node.store import AllocationStore
+from vgpud.node.store.allocations import AllocationStore
 
 _Place = tuple[str, PlaceKey, PlaceKey | None]
 

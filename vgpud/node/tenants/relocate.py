@@ -8,9 +8,9 @@ from vgpud.model.device import Device, Health
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.move_view import DefragView, Evacuation, RoomWanted, TenantMove
 from vgpud.model.tenancy import Allocation, Mode, State
-from vgpud.node.book import Book
-from vgpud.node.inventory import Inventory
-from vgpud.node.moves import Moves
+from vgpud.node.devices.inventory import Inventory
+from vgpud.node.store.book import Book
+from vgpud.node.tenants.moves import Moves
 from vgpud.planner.defrag import MOVES_MAX, Bin, Goal, Piece, fewest_moves
 from vgpud.planner.move import check_movable, ends_by_nearness, kind_of
 from vgpud.planner.places import devices_of

@@ -19,10 +19,10 @@ from vgpud.model.lifecycle import Change
 from vgpud.model.plan import Step, StepKind
 from vgpud.model.tally import Tally
 from vgpud.model.tenancy import Allocation, Edits, Request, State, SuspendedProcess
-from vgpud.node.cgroups import processes_in
-from vgpud.node.checkpoints import Checkpoints, Surroundings, check_well, living, seconds_for, told
-from vgpud.node.checks import check_owner, settled
-from vgpud.node.execute import Executor
+from vgpud.node.devices.execute import Executor
+from vgpud.node.tenants.cgroups import processes_in
+from vgpud.node.tenants.checkpoints import Checkpoints, Surroundings, check_well, living, seconds_for, told
+from vgpud.node.tenants.checks import check_owner, settled
 from vgpud.planner import move as rules
 from vgpud.planner.places import device_map, devices_of
 from vgpud.planner.suspend import check_host, held_bytes, is_away

@@ -11,8 +11,8 @@ from vgpud.model.errors import VgpuError
 from vgpud.model.tenancy import Allocation, Mode, State
 from vgpud.model.view import Metered, SliceMeter, Vitals
 from vgpud.modes.base import Effector
-from vgpud.node.book import Book
-from vgpud.node.inventory import Inventory
+from vgpud.node.devices.inventory import Inventory
+from vgpud.node.store.book import Book
 
 log = structlog.get_logger(__name__)
 

@@ -13,11 +13,11 @@ from vgpud.model.plan import Step, StepKind
 from vgpud.model.tenancy import Allocation, Mode, Slice, State
 from vgpud.modes.base import Effector
 from vgpud.modes.mig import MigMode
-from vgpud.node.engines import Engines
-from vgpud.node.inventory import Inventory
-from vgpud.node.stack import Stack
-from vgpud.node.store import AllocationStore, shown
-from vgpud.node.transitions import Transitions, lost_is_left
+from vgpud.node.devices.engines import Engines
+from vgpud.node.devices.inventory import Inventory
+from vgpud.node.devices.stack import Stack
+from vgpud.node.devices.transitions import Transitions, lost_is_left
+from vgpud.node.store.allocations import AllocationStore, shown
 from vgpud.planner.use import is_anybodys
 
 FaultHook = Callable[[str], None]

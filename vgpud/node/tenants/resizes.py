@@ -11,8 +11,8 @@ from vgpud.model.errors import VgpuError
 from vgpud.model.lifecycle import Change
 from vgpud.model.quantity import Percent
 from vgpud.model.tenancy import Allocation, Slice, State
-from vgpud.node.checkpoints import Surroundings
-from vgpud.node.checks import check_resizable
+from vgpud.node.tenants.checkpoints import Surroundings
+from vgpud.node.tenants.checks import check_resizable
 from vgpud.planner.resize import resize_slices
 from vgpud.policy.model import Policy
 

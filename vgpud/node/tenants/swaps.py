@@ -15,7 +15,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.lifecycle import Change, at_rest
 from vgpud.model.tenancy import Allocation, Mode, State, SuspendedProcess, Way
 from vgpud.modes.preload import Preload
-from vgpud.node.checkpoints import Checkpoints, Surroundings, living, told, waiting
+from vgpud.node.tenants.checkpoints import Checkpoints, Surroundings, living, told, waiting
 from vgpud.planner import suspend as rules
 from vgpud.proc import start_ticks
 

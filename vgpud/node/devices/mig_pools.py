@@ -10,8 +10,8 @@ from vgpud.model.errors import VgpuError
 from vgpud.model.tenancy import Mode
 from vgpud.modes.mig import Wish
 from vgpud.modes.mig_records import Applied, MigRecords
-from vgpud.node.book import Book
-from vgpud.node.inventory import Inventory
+from vgpud.node.devices.inventory import Inventory
+from vgpud.node.store.book import Book
 from vgpud.planner import layouts
 from vgpud.planner.geometry import ComputeKey, SlotKey, table_for
 from vgpud.planner.layouts import OFF, Blocked

@@ -12,9 +12,9 @@ from vgpud.model.quantity import format_bytes
 from vgpud.model.tenancy import Allocation, Mode, State
 from vgpud.modes.base import Effector
 from vgpud.modes.preload import Preload
-from vgpud.node.activities import Activities
-from vgpud.node.book import Book
-from vgpud.node.inventory import Inventory
+from vgpud.node.devices.inventory import Inventory
+from vgpud.node.store.book import Book
+from vgpud.node.tenants.activities import Activities
 from vgpud.planner.kept import SHARE_ALL, keep_share, shrunk
 from vgpud.planner.suspend import is_away
 

@@ -18,7 +18,7 @@ import structlog
 
 from vgpud.hardware.blocked import MACHINES, Code, Machine, in_driver, is_drivers_own, lock_wait
 from vgpud.model.tenancy import Allocation, State, Way
-from vgpud.node.book import Book
+from vgpud.node.store.book import Book
 from vgpud.proc import start_ticks
 
 log = structlog.get_logger(__name__)

@@ -16,7 +16,7 @@ from vgpud.hardware.engine_probe import EngineProbe
 from vgpud.lease.engines import EngineFiles
 from vgpud.model.device import Device
 from vgpud.model.engine import Engine, EngineChoice, EngineReason, EngineVerdict
-from vgpud.node.inventory import Inventory
+from vgpud.node.devices.inventory import Inventory
 from vgpud.planner.engine import choose_engine, is_fallback
 
 log = structlog.get_logger(__name__)

@@ -27,10 +27,9 @@ from vgpud.model.tally import Tally
 from vgpud.model.tenancy import Allocation, Mode, Slice, State
 from vgpud.modes.gpu_use import is_in
 from vgpud.modes.preload import Preload
-from vgpud.node.ancestry import owner_of
-from vgpud.node.cgroups import processes_in
-from vgpud.node.checkpoints import Surroundings
-from vgpud.node.policies import Policies
+from vgpud.node.tenants.ancestry import owner_of
+from vgpud.node.tenants.cgroups import processes_in
+from vgpud.node.tenants.checkpoints import Surroundings
 from vgpud.planner.bypass import (
     Belongings,
     Reading,
@@ -42,6 +41,7 @@ from vgpud.planner.bypass import (
     sentence_of,
     under_limit,
 )
+from vgpud.policy.model import Policy
 from vgpud.proc import has_exited
 
 log = structlog.get_logger(__name__)
@@ -79,7 +79,7 @@ class _Survey:
 @dataclass
 class Bypasses:
     around: Surroundings
-    policies: Policies
+    policy: Callable[[], Policy]
     tally: Tally
     release_later: Callable[[str, str], object]
     _marks: dict[str, dict[MarkKind, Mark]] = field(default_factory=dict)
@@ -305,7 +305,7 @@ class Bypasses:
     async def _stop_if_ruled(
         self, preload: Preload, allocation: Allocation, parts: Iterable[Slice], survey: _Survey
     ) -> None:
-        node, policy = self.around.inventory.node, self.policies.current.policy
+        node, policy = self.around.inventory.node, self.policy()
         devices = [device for part in parts if (device := node.device(part.device_uuid)) is not None]
         if not any(policy.rule_for(one).settings_preload().on_bypass == "stop" for one in devices):
             return

@@ -6,8 +6,8 @@ from vgpud.hardware.events import DeviceEvent
 from vgpud.model.device import Device, Health
 from vgpud.model.event import EventKind
 from vgpud.model.journal import Message
-from vgpud.node.inventory import Inventory
-from vgpud.node.store import AllocationStore
+from vgpud.node.devices.inventory import Inventory
+from vgpud.node.store.allocations import AllocationStore
 
 log = structlog.get_logger(__name__)
 

@@ -18,9 +18,9 @@ from vgpud.model.event import Event, EventKind
 from vgpud.model.lifecycle import EVENT_OF, Change, check_change, problems
 from vgpud.model.marks import Mark
 from vgpud.model.tenancy import Allocation, Lifetime, State
-from vgpud.node.account import Account
-from vgpud.node.book import Book
-from vgpud.node.hub import Hub, Item
+from vgpud.node.store.account import Account
+from vgpud.node.store.book import Book
+from vgpud.node.store.hub import Hub, Item
 from vgpud.planner.use import DeviceUse, use_of
 
 

@@ -12,7 +12,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, Mode
 from vgpud.modes.base import Effector
 from vgpud.modes.preload import Preload
-from vgpud.node.blocked import Blocked
+from vgpud.node.tenants.blocked import Blocked
 
 log = structlog.get_logger(__name__)
 

@@ -19,11 +19,11 @@ from vgpud.model.mig_view import MigChange, MigDevice, MigPlan, MigTarget
 from vgpud.model.tenancy import Allocation, Mode, Reason, Selector, State
 from vgpud.modes.mig import MigMode
 from vgpud.modes.mig_records import Applied, Key
-from vgpud.node.inventory import Inventory
-from vgpud.node.mig_holders import Holders
-from vgpud.node.mig_pools import Pools
-from vgpud.node.store import AllocationStore
-from vgpud.node.transitions import Transitions
+from vgpud.node.devices.inventory import Inventory
+from vgpud.node.devices.mig_holders import Holders
+from vgpud.node.devices.mig_pools import Pools
+from vgpud.node.devices.transitions import Transitions
+from vgpud.node.store.allocations import AllocationStore
 from vgpud.planner.mig_converge import towards
 from vgpud.planner.mig_plan import DevicePlan, Do, MigStep, plan_defrag, plan_device
 from vgpud.planner.reconcile import InstancePlace

@@ -1,0 +1,1 @@
+"""Tenants: how they are suspended, moved and resized, when, and which processes are theirs."""

@@ -1,0 +1,1 @@
+"""What operators are shown: use, meters and processes."""
