@@ -49,7 +49,7 @@ async def recover(keeper: NodeKeeper, parts: Parts, state: LedgerState, start: S
     """
     parts.store.restore(state)
     keeper.bypasses.restore(state.marks)
-    keeper.remember_released(state.released)
+    keeper.releases.remember(state.released)
     await agree(keeper, parts, start, bool(state.boot_id) and state.boot_id != start.boot_id)
     # after the actions, so that a start interrupted before still notices the reboot
     await parts.store.set_boot_id(start.boot_id)
@@ -191,7 +191,7 @@ async def _assume_modes(parts: Parts, allocations: Iterable[Allocation], daemons
 async def _act(keeper: NodeKeeper, parts: Parts, start: Start, action: Action) -> None:
     match action.kind:
         case ActionKind.UNDO | ActionKind.FINISH:
-            await keeper.dismantle(action.subject)
+            await keeper.releases.dismantle(action.subject)
         case ActionKind.RELEASE:
             keeper.release_later(action.subject, "the process that it is bound to ended while vgpud was away")
         case ActionKind.REMOVE_SPEC:

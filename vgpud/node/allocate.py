@@ -1,0 +1,150 @@
+"""Makes allocations: decides and books without an await in between, then runs the plan.
+
+A failed allocation is undone; a start finishes or undoes one that a crash interrupted (recover.py). Of
+several calls with one request id the first one works, and the others get its answer.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from vgpud import audit
+from vgpud.model.lifecycle import Change
+from vgpud.model.plan import Plan, Step
+from vgpud.model.tenancy import Allocation, Decision, Request, State
+from vgpud.node.devices.execute import Executor
+from vgpud.node.devices.mig_layouts import MigLayouts
+from vgpud.node.parts import Parts
+from vgpud.node.release import Releases
+from vgpud.node.store.account import asked, held
+from vgpud.node.store.book import RequestKey, check_same_request, request_key
+from vgpud.node.tenants.checks import settled
+from vgpud.planner.choose import choose
+from vgpud.planner.quota import over_quota
+from vgpud.planner.steps import allocate_steps
+from vgpud.policy.model import Policy
+
+_SNAPSHOT_SECONDS = 1.0  # greatest age of the snapshot behind a decision
+_SETTLE_SECONDS = 2.0  # before it refuses, a request waits this long for releases that are running
+
+
+class Allocates:
+    """`closed(request)` returns the devices that accept no such request, each with the reason. `made` is
+    called with each new allocation, and returns it as it then is."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        executor: Executor,
+        releases: Releases,
+        mig: MigLayouts | None,
+        policy: Callable[[], Policy],
+        closed: Callable[[Request], Mapping[str, str]],
+        made: Callable[[Allocation], Awaitable[Allocation]],
+    ) -> None:
+        self._parts = parts
+        self._store = parts.store
+        self._book = parts.book
+        self._inventory = parts.inventory
+        self._executor = executor
+        self._releases = releases
+        self._mig = mig
+        self._policy = policy
+        self._closed = closed
+        self._made = made
+        self._running: dict[RequestKey, tuple[Request, asyncio.Task[Allocation]]] = {}
+
+    @property
+    def running(self) -> frozenset[str]:
+        """Ids of the allocations that are being made."""
+        return frozenset(a.id for a in self._book if request_key(a.request) in self._running)
+
+    @property
+    def tasks(self) -> set[asyncio.Task[Any]]:
+        return {task for _, task in self._running.values()}
+
+    async def allocate(self, request: Request) -> Allocation:
+        """Idempotent by request id. Runs to its end even if the caller disconnects."""
+        key = request_key(request)
+        under_way = self._running.get(key)
+        if under_way is not None:
+            first, task = under_way
+            check_same_request(first, request)
+            self._store.account.repeated(request)
+            return await asyncio.shield(task)
+        existing = self._book.by_request(request)
+        if existing is not None:
+            self._store.account.repeated(request)
+            return settled(existing)
+        task = asyncio.ensure_future(self._audited(request))
+        self._running[key] = request, task
+        task.add_done_callback(lambda _: self._running.pop(key, None))
+        return await asyncio.shield(task)
+
+    async def _audited(self, request: Request) -> Allocation:
+        with audit.change("allocate", owner=request.owner.uid, **asked(request)) as told:
+            allocation = await self._allocate(request)
+            told.words |= held(allocation)
+        return allocation
+
+    async def _allocate(self, request: Request) -> Allocation:
+        decision, plan = await self._plan(request)
+        if decision.refusal is not None:
+            self._store.account.refused(request, decision.refusal)
+            if self._mig is not None:
+                raise self._mig.explained(decision.refusal, decision.reasons)
+            raise decision.refusal
+        assert plan is not None
+        allocation = Allocation(
+            id=secrets.token_hex(6),
+            request=request,
+            state=State.ALLOCATING,
+            slices=decision.slices,
+            reasons=decision.reasons,
+            created_unix_ns=time.time_ns(),
+        )
+        self._store.reserve(allocation, Change.ALLOCATE)
+        try:
+            await self._executor.run("allocate", allocation, (plan.intent,))
+        except BaseException:  # the intent is not on record, so nothing was changed
+            for uuid, mode in {part.device_uuid: part.device_mode for part in allocation.slices}.items():
+                await self._parts.transitions.abandon(uuid, mode)
+            raise
+        try:
+            allocation = await self._executor.run("allocate", allocation, (*plan.effects, plan.outcome))
+        except BaseException:
+            await asyncio.shield(self._releases.undo(allocation.id))
+            raise
+        return await self._made(allocation)
+
+    async def plan(self, request: Request) -> tuple[Decision, tuple[Step, ...]]:
+        """The decision and steps that Allocate would make now. Changes nothing."""
+        decision, plan = await self._plan(request)
+        return decision, tuple(plan or ())
+
+    async def _plan(self, request: Request) -> tuple[Decision, Plan | None]:
+        """Awaits nothing after the decision, so that the room is free when the caller books it."""
+        await self._inventory.refresh(_SNAPSHOT_SECONDS)
+        decision = self._decide(request)
+        if decision[0].refusal is None:
+            return decision
+        leaving = self._releases.attempts
+        if leaving:  # a release that is running may make the room
+            await asyncio.wait(leaving, timeout=_SETTLE_SECONDS)
+        await self._inventory.refresh()
+        return self._decide(request)
+
+    def _decide(self, request: Request) -> tuple[Decision, Plan | None]:
+        node, policy = self._inventory.node, self._policy()
+        if self._inventory.error is not None and not node.devices:
+            return Decision(refusal=self._inventory.error), None
+        pools = {} if self._mig is None else self._mig.pools.pools()
+        decision = choose(request, node, policy, self._book.use, closed=self._closed(request), pools=pools)
+        if decision.refusal is None:
+            refusal = over_quota(policy, node, request.counts_for, self._book, decision.slices)
+            decision = decision if refusal is None else Decision(reasons=decision.reasons, refusal=refusal)
+        if decision.refusal is not None:
+            return decision, None
+        return decision, allocate_steps(decision.slices, self._book.use, decision.moves)

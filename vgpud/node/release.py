@@ -1,0 +1,185 @@
+"""Releases allocations: at once, or as soon as no process runs in them any more.
+
+A release runs to its end even if its caller disconnects. A second request for the same allocation waits for
+the release that is running.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from vgpud import audit
+from vgpud.model.errors import ErrorCode, VgpuError
+from vgpud.model.lifecycle import Change
+from vgpud.model.plan import StepKind
+from vgpud.model.tenancy import Allocation, State
+from vgpud.node.devices.execute import Executor
+from vgpud.node.parts import Parts
+from vgpud.node.tenants.cgroups import processes_in
+from vgpud.node.tenants.changes import Changes
+from vgpud.node.tenants.checkpoints import waiting
+from vgpud.node.tenants.checks import check_ended
+from vgpud.planner.steps import release_steps
+
+log = structlog.get_logger(__name__)
+
+_REMEMBERED = 10_000
+_RETRY_SECONDS = 1.0  # while a dead tenant's children still run
+
+
+class Releases:
+    """`ended(allocation)` is called after each release."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        executor: Executor,
+        changes: Changes,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        ended: Callable[[Allocation], None],
+    ) -> None:
+        self._parts = parts
+        self._store = parts.store
+        self._book = parts.book
+        self._executor = executor
+        self._changes = changes
+        self._spawn = spawn
+        self._ended = ended
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._attempts: dict[str, asyncio.Task[bool]] = {}  # of `later`
+        self._later: set[str] = set()  # allocations that `later` waits for
+        self._detached: dict[str, Allocation] = {}  # released, but not yet recorded as released
+        self._released: deque[str] = deque(maxlen=_REMEMBERED)  # newest last
+
+    @property
+    def running(self) -> frozenset[str]:
+        """Ids of the allocations that are being released."""
+        return frozenset(self._running)
+
+    @property
+    def tasks(self) -> set[asyncio.Task[Any]]:
+        return {*self._running.values()}
+
+    @property
+    def attempts(self) -> set[asyncio.Task[Any]]:
+        """Running releases, and attempts that may become one: they may make room."""
+        return {*self._running.values(), *self._attempts.values()}
+
+    def remember(self, ids: Iterable[str]) -> None:
+        """At start: lets a repeated release of these allocations succeed."""
+        self._released.extend(ids)
+
+    def is_released(self, allocation_id: str) -> bool:
+        return allocation_id not in self._book and allocation_id in self._released
+
+    async def release(self, allocation: Allocation, force: bool) -> bool:
+        """True if a concurrent release ended first. Raises VgpuError."""
+        if allocation.state is State.ALLOCATING:
+            raise VgpuError(
+                ErrorCode.ALLOCATION_BUSY,
+                f"allocation {allocation.id} is still being made",
+                "try again in a moment",
+            )
+        if waiting(allocation) and force:
+            raise VgpuError(
+                ErrorCode.TENANT_ALIVE,
+                f"allocation {allocation.id} is suspended with {len(waiting(allocation))} processes, which "
+                "nothing could wake any more",
+                "resume it first, or end its processes",
+            )
+        if allocation.id not in self._running and not force:
+            await self._check_tenants_gone(allocation)
+        await self._changes.settle(allocation.id)
+        if allocation.id not in self._book:
+            return True
+        await self.dismantle(allocation.id)
+        return False
+
+    async def dismantle(self, allocation_id: str) -> None:
+        """Releases without a check for tenants: also what an interrupted intent left behind."""
+        await asyncio.shield(self._begin(allocation_id))
+
+    async def undo(self, allocation_id: str) -> None:
+        """Removes what a failed allocation left behind. Retries later if that fails now."""
+        try:
+            await self._begin(allocation_id)
+        except VgpuError as error:
+            log.warning("undo failed, will retry", allocation=allocation_id, why=str(error))
+            self.later(allocation_id, "its allocation failed half-way")
+
+    def _begin(self, allocation_id: str) -> asyncio.Task[None]:
+        """The running release of this allocation; starts it if there is none."""
+        running = self._running.get(allocation_id)
+        if running is not None:
+            return running
+        releasing = replace(self._book.get(allocation_id), state=State.RELEASING)
+        self._store.reserve(releasing, Change.RELEASE)
+        running = asyncio.ensure_future(self._dismantle(releasing))
+        self._running[allocation_id] = running
+        running.add_done_callback(lambda _: self._running.pop(allocation_id, None))
+        return running
+
+    async def _check_tenants_gone(self, allocation: Allocation) -> None:
+        for part in allocation.slices:
+            check_ended(allocation.id, await self._parts.effectors[part.mode].tenants(allocation, part))
+        check_ended(allocation.id, processes_in(allocation.request.lifetime.cgroup))
+        check_ended(allocation.id, [process.pid for process in waiting(allocation)])  # NVML does not see them
+
+    async def _dismantle(self, allocation: Allocation) -> None:
+        plan = release_steps(allocation, self._book.use)
+        await self._executor.run("release", allocation, (plan.intent, *plan.effects))
+        self._detached[allocation.id] = allocation
+        try:
+            if not any(step.kind is StepKind.UNAPPLY_MODE for step in plan):
+                await self._leave_modes(allocation)
+            await self._executor.run("release", allocation, (plan.outcome,))
+        finally:
+            del self._detached[allocation.id]
+        self._released.append(allocation.id)
+        self._ended(allocation)
+
+    async def _leave_modes(self, allocation: Allocation) -> None:
+        """Takes devices without allocations out of their mode. When several allocations of a device are
+        released at the same time, no plan of theirs does it, because none was the last when it was made."""
+        leaving = [part.device_uuid for a in self._detached.values() for part in a.slices]
+        for uuid, mode in {part.device_uuid: part.device_mode for part in allocation.slices}.items():
+            if self._book.use_of(uuid).count == leaving.count(uuid):
+                await self._parts.transitions.release(uuid, mode)
+
+    # --- later
+
+    def later(self, allocation_id: str, reason: str) -> bool:
+        """Releases the allocation once no process runs in it. False if that was ordered before."""
+        if allocation_id in self._later:
+            return False
+        self._later.add(allocation_id)
+        self._spawn(self._when_possible(allocation_id, reason))
+        return True
+
+    async def _when_possible(self, allocation_id: str, reason: str) -> None:
+        """Retries the release until the last process of the allocation has ended."""
+        audit.by_itself(reason)
+        try:
+            await self._retry(allocation_id)
+        finally:
+            self._later.discard(allocation_id)
+
+    async def _retry(self, allocation_id: str) -> None:
+        pause = _RETRY_SECONDS / 16
+        while allocation_id in self._book:
+            owner = self._book.get(allocation_id).request.owner.uid
+            attempt = asyncio.ensure_future(self.release(self._book.get(allocation_id), force=False))
+            self._attempts[allocation_id] = attempt
+            try:
+                if not await attempt:
+                    audit.record("release", None, allocation=allocation_id, owner=owner)
+            except VgpuError as error:
+                log.debug("release must wait", allocation=allocation_id, why=str(error))
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _RETRY_SECONDS)
+            finally:
+                self._attempts.pop(allocation_id, None)

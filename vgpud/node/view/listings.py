@@ -1,0 +1,103 @@
+"""What a listing shows of the node, its devices and the use of slices."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+import structlog
+
+from vgpud import clock
+from vgpud.model.device import Device
+from vgpud.model.engine import EngineChoice
+from vgpud.model.errors import VgpuError
+from vgpud.model.tenancy import Allocation, Mode
+from vgpud.model.view import DeviceView, NodeDescription, SliceUse
+from vgpud.modes.base import Effector
+from vgpud.node.devices.engines import Engines
+from vgpud.node.devices.inventory import Inventory
+from vgpud.node.store.allocations import AllocationStore
+from vgpud.policy.load import LoadedPolicy
+
+log = structlog.get_logger(__name__)
+
+_SNAPSHOT_SECONDS = 1.0  # greatest age of the snapshot behind listings
+_LOOK_SECONDS = 0.5  # longest wait of a status for NVML
+
+
+class Listings:
+    def __init__(
+        self,
+        store: AllocationStore,
+        inventory: Inventory,
+        effectors: Mapping[Mode, Effector],
+        engines: Engines,
+        policy: Callable[[], LoadedPolicy],
+        is_drained: Callable[[str], bool],
+    ) -> None:
+        self._store = store
+        self._inventory = inventory
+        self._effectors = effectors
+        self._engines = engines
+        self._policy = policy
+        self._is_drained = is_drained
+        self._started = clock.now()
+
+    async def slice_use(self, allocation: Allocation) -> tuple[SliceUse, ...]:
+        """The use of each slice, with empty entries for slices on devices that cannot be read."""
+        found = []
+        for part in allocation.slices:
+            try:
+                device = self._inventory.device(part.device_uuid)
+                found.append(await self._effectors[part.mode].use(allocation, part, device))
+            except VgpuError as error:
+                log.debug("no usage", allocation=allocation.id, why=str(error))
+                found.append(SliceUse(part.device_uuid, 0, 0, 0, 0, 0, ()))
+        return tuple(found)
+
+    async def devices(self) -> tuple[tuple[DeviceView, ...], int]:
+        await self._inventory.refresh(_SNAPSHOT_SECONDS)
+        if self._inventory.error is not None and not self._inventory.node.devices:
+            raise self._inventory.error
+        views = []
+        for device in self._inventory.node.devices:
+            use = self._store.book.use_of(device.uuid)
+            views.append(
+                DeviceView(
+                    device=device,
+                    policy_mode=self._policy().policy.rule_for(device).mode,
+                    mode=use.mode,
+                    memory_allocated_bytes=use.memory_bytes,
+                    share_allocated_hundredths=use.share_hundredths,
+                    allocation_count=use.count,
+                    drained=self._is_drained(device.uuid),
+                    engine=self._engine(device, use.mode),
+                )
+            )
+        return tuple(views), self._store.revision
+
+    def _engine(self, device: Device, mode: Mode | None) -> EngineChoice | None:
+        """The engine of a device that is in mode preload, or idle and allowed to be; None for others."""
+        allowed = self._policy().policy.rule_for(device).allows(Mode.PRELOAD)
+        shared = mode is Mode.PRELOAD if mode is not None else allowed
+        return self._engines.view(device) if shared else None
+
+    async def look(self) -> None:
+        """Refreshes the snapshot behind `describe` and `plan`; gives up after a bounded wait for NVML."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_SECONDS):
+                await self._inventory.refresh(_SNAPSHOT_SECONDS)
+
+    def describe(self) -> NodeDescription:
+        error = self._inventory.error
+        devices = self._inventory.node.devices
+        simulated = ", simulated" if self._inventory.node.simulated else ""
+        return NodeDescription(
+            node=self._inventory.node,
+            allocation_count=len(self._store.book),
+            revision=self._store.revision,
+            policy_digest=self._policy().digest,
+            status=f"{len(devices)} devices{simulated}, {len(self._store.book)} allocations, "
+            f"policy {self._policy().digest[:8]}",
+            uptime_seconds=clock.now() - self._started,
+            hardware_error=str(error) if error is not None else "",
+        )
