@@ -1,7 +1,6 @@
 """The door of DRA as a whole: cards to the cluster, claims from the kubelet."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from vgpud import clock
 from vgpud.model.device import Health
 from vgpud.model.errors import VgpuError
 from vgpud.node.room import Room
+from vgpud.serve.doors import run_all, set_at_changes, until_changed
 from vgpud.serve.dra.api import Api
 from vgpud.serve.dra.cards import Target, cards_of, names_of, target_of
 from vgpud.serve.dra.plugin import DraPlugin, Wellness
@@ -63,23 +63,10 @@ class DraDoor:
 
     async def run(self) -> None:
         work = (self._listen, self._publish, self._serve, self._check)
-        tasks = [asyncio.ensure_future(self._forever(one)) for one in work]
         try:
-            await asyncio.gather(*tasks)
+            await run_all("dra", work, self._pace.retry)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             await self.plugin.stop()
-
-    async def _forever(self, work: Callable[[], Awaitable[None]]) -> None:
-        """A bug in one of them must not end the others, or the daemon."""
-        while True:
-            try:
-                await work()
-            except Exception:
-                log.exception("the door of DRA failed, this is a bug", work=work.__name__)
-            await asyncio.sleep(self._pace.retry)
 
     @property
     def _enabled(self) -> bool:
@@ -99,14 +86,7 @@ class DraDoor:
     # --- to the cluster
 
     async def _listen(self) -> None:
-        while True:
-            try:
-                async for _ in self._keeper.subscribe(None):
-                    self._dirty.set()
-            except VgpuError as error:
-                log.debug("events of the node are lost", why=str(error))
-            self._dirty.set()
-            await asyncio.sleep(self._pace.look)
+        await set_at_changes(self._keeper, self._dirty, self._pace.look)
 
     async def _publish(self) -> None:
         while True:
@@ -120,12 +100,7 @@ class DraDoor:
             except VgpuError as error:
                 self._complain(str(error), error.hint)
                 wait = self._pace.retry
-            try:
-                async with asyncio.timeout(wait):
-                    await self._dirty.wait()
-            except TimeoutError:
-                continue
-            await asyncio.sleep(self._pace.settle)
+            await until_changed(self._dirty, wait, self._pace.settle)
 
     async def _publish_once(self) -> None:
         """Raises VgpuError."""

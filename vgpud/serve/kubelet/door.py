@@ -6,7 +6,7 @@ The folder is looked at, not watched: it may be removed and made anew, and on ma
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -21,6 +21,7 @@ from vgpud.model.errors import VgpuError
 from vgpud.model.tenancy import Allocation
 from vgpud.node.room import Room
 from vgpud.policy.kubelet import KubeletSettings
+from vgpud.serve.doors import run_all, set_at_changes, until_changed
 from vgpud.serve.keeper import Keeper
 from vgpud.serve.kubelet.allocator import Allocator
 from vgpud.serve.kubelet.holds import Holds
@@ -123,25 +124,12 @@ class KubeletDoor:
     async def run(self) -> None:
         work = (self._listen, self._tell, self._serve, self._check)
         self.allocator.started.watch()
-        tasks = [asyncio.ensure_future(self._forever(one)) for one in work]
         try:
-            await asyncio.gather(*tasks)
+            await run_all("kubelet", work, self._pace.retry)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             self.allocator.started.close()
             for plugin in self._plugins.values():
                 await plugin.stop()
-
-    async def _forever(self, work: Callable[[], Awaitable[None]]) -> None:
-        """A bug in one of them must not end the others, or the daemon."""
-        while True:
-            try:
-                await work()
-            except Exception:
-                log.exception("the kubelet's door failed, this is a bug", work=work.__name__)
-            await asyncio.sleep(self._pace.retry)
 
     # --- what plugins ask
 
@@ -166,26 +154,13 @@ class KubeletDoor:
         return self._keeper.policy().policy.kubelet
 
     async def _listen(self) -> None:
-        """Whatever happens on the node may change what is left."""
-        while True:
-            try:
-                async for _ in self._keeper.subscribe(None):
-                    self._dirty.set()
-            except VgpuError as error:
-                log.debug("events of the node are lost", why=str(error))
-            self._dirty.set()
-            await asyncio.sleep(self._pace.look)
+        await set_at_changes(self._keeper, self._dirty, self._pace.look)
 
     async def _tell(self) -> None:
         while True:
             self._dirty.clear()
             await self._renew()
-            try:
-                async with asyncio.timeout(self._settings.check_seconds):
-                    await self._dirty.wait()
-            except TimeoutError:
-                continue
-            await asyncio.sleep(self._pace.settle)
+            await until_changed(self._dirty, self._settings.check_seconds, self._pace.settle)
 
     async def _renew(self) -> None:
         """Makes plugins and lists agree with the policy, the cards, and what is held."""
