@@ -43,16 +43,15 @@ from vgpud.node.devices.engines import Engines
 from vgpud.node.devices.inventory import Inventory
 from vgpud.node.devices.transitions import Transitions
 from vgpud.node.keeper import NodeKeeper
-from vgpud.node.mps_world import mps_world
 from vgpud.node.observe import observe
 from vgpud.node.parts import Parts
-from vgpud.node.preload_world import preload_world
 from vgpud.node.recover import Start, agree, recover
 from vgpud.node.room import Room
 from vgpud.node.store.allocations import AllocationStore
 from vgpud.node.store.book import Book
 from vgpud.node.store.originals import LedgerOriginals
 from vgpud.node.tenants.cgroups import cgroup_of
+from vgpud.node.worlds import mps_world, preload_world
 from vgpud.policy.load import LoadedPolicy, load
 from vgpud.policy.model import DeviceRule, Policy
 from vgpud.serve.dra.api import ApiServer

@@ -1,16 +1,21 @@
-"""The node as mode `mps` sees it: allocations of a device, the policy's settings, callbacks for notices."""
+"""The node as the modes `mps` and `preload` see it: allocations, settings of the policy, callbacks."""
 
 from collections.abc import Callable
 
+from vgpud.lease import SharePolicy
 from vgpud.modes.base import Originals
 from vgpud.modes.mps import MpsRules, MpsWorld, Users
+from vgpud.modes.preload import PreloadRules, PreloadWorld
+from vgpud.node.devices.engines import Engines
 from vgpud.node.devices.inventory import Inventory
 from vgpud.node.keeper import NodeKeeper
 from vgpud.node.store.book import Book
-from vgpud.policy.model import MpsSettings
+from vgpud.policy.model import MpsSettings, PreloadSettings
+
+_POLICIES = {"hard": SharePolicy.HARD, "work-conserving": SharePolicy.WORK_CONSERVING}
 
 
-def rules_of(settings: MpsSettings) -> MpsRules:
+def mps_rules(settings: MpsSettings) -> MpsRules:
     return MpsRules(
         users=Users(settings.users),
         processes_per_tenant=settings.processes_per_tenant,
@@ -31,7 +36,7 @@ def mps_world(
         device, held = inventory.node.device(device_uuid), keeper()
         if device is None or held is None:
             return MpsRules()
-        return rules_of(held.policy().policy.rule_for(device).settings_mps())
+        return mps_rules(held.policy().policy.rule_for(device).settings_mps())
 
     def died(device_uuid: str, sentence: str) -> None:
         held = keeper()
@@ -44,3 +49,23 @@ def mps_world(
             held.device_notice(device_uuid, sentence)
 
     return MpsWorld(book.allocations_at, rules_for, died, notice, originals)
+
+
+def preload_rules(settings: PreloadSettings) -> PreloadRules:
+    return PreloadRules(
+        _POLICIES[settings.share_policy], settings.latency_quantum_us, settings.turn is not None
+    )
+
+
+def preload_world(
+    book: Book, inventory: Inventory, engines: Engines, keeper: Callable[[], NodeKeeper | None]
+) -> PreloadWorld:
+    """`keeper` is a function, because the mode is constructed before the keeper."""
+
+    def rules_for(device_uuid: str) -> PreloadRules:
+        device, held = inventory.node.device(device_uuid), keeper()
+        if device is None or held is None:
+            return PreloadRules()
+        return preload_rules(held.policy().policy.rule_for(device).settings_preload())
+
+    return PreloadWorld(lambda: tuple(book), rules_for, engines.settle, engines.forget)
