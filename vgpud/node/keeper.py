@@ -23,6 +23,7 @@ from vgpud.model.quantity import Percent
 from vgpud.model.tenancy import Allocation, Decision, Mode, Request, Slice, State
 from vgpud.model.view import DeviceView, Metered, NodeDescription, NodeProcess, ReloadReport, SliceUse
 from vgpud.modes.mig import MigMode
+from vgpud.modes.preload import Preload
 from vgpud.node.allocate import Allocates
 from vgpud.node.background import Background
 from vgpud.node.devices.execute import Executor
@@ -133,18 +134,21 @@ class NodeKeeper:
 
     def _surroundings(self) -> checkpoints.Surroundings:
         parts = self._parts
-        activities = Activities(parts.effectors, Blocked(parts.book))
+        effector = parts.effectors[Mode.PRELOAD]
+        preload = effector if isinstance(effector, Preload) else None
+        activities = Activities(preload, Blocked(parts.book))
         return checkpoints.Surroundings(
             parts.store,
             parts.inventory,
             parts.effectors,
+            preload,
             self._changes,
             parts.transitions,
             parts.suspender,
             lambda: host_memory(self.policy().policy.pool),
             parts.fault,
             activities,
-            Kept(parts.book, parts.inventory, parts.effectors, activities),
+            Kept(parts.book, parts.inventory, preload, activities),
             parts.host_root,
         )
 

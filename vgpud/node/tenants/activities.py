@@ -1,7 +1,7 @@
 """The activity of tenants: libvgpu is asked through the arbiter, and its answers are read from the leases."""
 
 import asyncio
-from collections.abc import Container, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterable
 from contextlib import suppress
 
 import structlog
@@ -10,23 +10,48 @@ from vgpud import clock
 from vgpud.lease import LeaseActivity
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import Allocation, Mode
-from vgpud.modes.base import Effector
 from vgpud.modes.preload import Preload
 from vgpud.node.tenants.blocked import Blocked
 
 log = structlog.get_logger(__name__)
 
 _QUIET_SECONDS = 2.0  # longest wait for running work; after it the driver waits
-_LOOK_SECONDS = 0.01
+_LOOK_SECONDS = 0.004
 _ASK_SECONDS = 0.25
+_MOVE_SECONDS = 20.0  # plus this span for each of the next number of bytes: first a host buffer is made
+_MOVE_BYTES = 8 << 30
+
+
+def seconds_to_move(held_bytes: int) -> float:
+    """The longest time that libvgpu may take to move this memory."""
+    return _MOVE_SECONDS * (1 + held_bytes / _MOVE_BYTES)
+
+
+class Looks:
+    """Paces a caller that waits until libvgpu has done something and reported it in the lease. `ask` is
+    Activities.ask."""
+
+    def __init__(self, ask: Callable[[str], Awaitable[None]]) -> None:
+        self._ask = ask
+        self._asked = clock.now()
+
+    async def pause(self, late: Iterable[str]) -> bool:
+        """Waits until the next look at the leases. Asks the tenants in `late` from time to time, because the
+        arbiter may have missed the first request. True if they were asked."""
+        await asyncio.sleep(_LOOK_SECONDS)
+        if clock.now() <= self._asked + _ASK_SECONDS:
+            return False
+        for name in late:
+            await self._ask(name)
+        self._asked = clock.now()
+        return True
 
 
 class Activities:
     """Activity by allocation; None for a tenant without libvgpu or whose lease cannot be read."""
 
-    def __init__(self, effectors: Mapping[Mode, Effector], blocked: Blocked) -> None:
-        effector = effectors[Mode.PRELOAD]
-        self._preload = effector if isinstance(effector, Preload) else None
+    def __init__(self, preload: Preload | None, blocked: Blocked) -> None:
+        self._preload = preload
         self._blocked = blocked
         self._left: dict[str, int] = {}  # each tenant's count of calls when it was suspended
 
@@ -51,14 +76,9 @@ class Activities:
 
         Raises VgpuError(ALLOCATION_BUSY) if the tenant has worked since `idle_since`.
         """
-        began = asked = clock.now()
-        now = self.read(going)
-        while now is not None and not now.quiet and clock.now() < began + _QUIET_SECONDS:
-            await asyncio.sleep(_LOOK_SECONDS)
-            if clock.now() > asked + _ASK_SECONDS:  # the arbiter may have missed the first request
-                await self.ask(going.id)
-                asked = clock.now()
-            now = self.read(going)
+        looks, most = Looks(self.ask), clock.now() + _QUIET_SECONDS
+        while (now := self.read(going)) is not None and not now.quiet and clock.now() < most:
+            await looks.pause((going.id,))
         if now is None:
             return
         self._left[going.id] = now.calls

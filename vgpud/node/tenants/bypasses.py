@@ -106,10 +106,10 @@ class Bypasses:
 
     async def look(self) -> float:
         """Runs one survey and returns its CPU seconds. Never raises: the next survey tries again."""
-        preload = self.around.effectors[Mode.PRELOAD]
         self._forget_gone()
         held = [allocation for allocation in self.around.book if _is_watched(allocation)]
-        if not held or not isinstance(preload, Preload):
+        preload = self.around.preload
+        if not held or preload is None:
             return 0.0
         survey = _Survey(tuple(self.around.book), dict(self._watched))
         await asyncio.to_thread(self._fill, preload, held, survey)

@@ -14,6 +14,7 @@ from vgpud.model.lifecycle import Change
 from vgpud.model.quantity import format_bytes
 from vgpud.model.tenancy import Allocation, Mode, State, SuspendedProcess
 from vgpud.modes.base import Effector
+from vgpud.modes.preload import Preload
 from vgpud.node.devices.execute import FaultHook
 from vgpud.node.devices.inventory import Inventory
 from vgpud.node.devices.transitions import Transitions
@@ -38,12 +39,13 @@ _ROUNDS = 5  # of locking; a tenant that still starts processes after them is no
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What suspension depends on. `host` reads the host's free memory and the policy's bounds of it; below
-    `host_root` are the device nodes of the host."""
+    """What suspension depends on. `preload` is None if a test's stand-in has its place. `host` reads the
+    host's free memory and the policy's bounds of it; below `host_root` are the device nodes of the host."""
 
     store: AllocationStore
     inventory: Inventory
     effectors: Mapping[Mode, Effector]
+    preload: Preload | None
     changes: Changes
     transitions: Transitions
     suspender: Suspender

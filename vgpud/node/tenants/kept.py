@@ -1,7 +1,6 @@
 """Memory that swapped-out tenants keep on their devices until another tenant needs it (planner/kept.py)."""
 
-import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import structlog
 
@@ -9,32 +8,25 @@ from vgpud import clock
 from vgpud.lease import ProcessSwap
 from vgpud.model.errors import VgpuError
 from vgpud.model.quantity import format_bytes
-from vgpud.model.tenancy import Allocation, Mode, State
-from vgpud.modes.base import Effector
+from vgpud.model.tenancy import Allocation, State
 from vgpud.modes.preload import Preload
 from vgpud.node.devices.inventory import Inventory
 from vgpud.node.store.book import Book
-from vgpud.node.tenants.activities import Activities
+from vgpud.node.tenants.activities import Activities, Looks, seconds_to_move
 from vgpud.planner.kept import SHARE_ALL, keep_share, shrunk
 from vgpud.planner.suspend import is_away
 
 log = structlog.get_logger(__name__)
 
-_LOOK_SECONDS = 0.004
-_ASK_SECONDS = 0.25
-_LEAST_SECONDS = 20.0  # plus this span for each _EACH_BYTES: libvgpu first allocates a buffer on the host
-_EACH_BYTES = 8 << 30
-
 
 class Kept:
     def __init__(
-        self, book: Book, inventory: Inventory, effectors: Mapping[Mode, Effector], activities: Activities
+        self, book: Book, inventory: Inventory, preload: Preload | None, activities: Activities
     ) -> None:
         self._book = book
         self._inventory = inventory
         self._activities = activities
-        effector = effectors[Mode.PRELOAD]
-        self._preload = effector if isinstance(effector, Preload) else None
+        self._preload = preload
 
     def bytes_of(self, allocation: Allocation) -> int:
         """The bytes that a suspended tenant keeps on its device; 0 for other tenants."""
@@ -99,20 +91,15 @@ class Kept:
             log.debug("cannot limit kept memory", allocation=allocation.id, why=str(error))
 
     async def _until(self, allowed: dict[str, int]) -> None:
-        began = asked = clock.now()
-        most = _LEAST_SECONDS * (1 + sum(map(self._bytes_now, allowed)) / _EACH_BYTES)
+        began, most = clock.now(), seconds_to_move(sum(map(self._bytes_now, allowed)))
         for name in allowed:
             await self._activities.ask(name)
+        looks = Looks(self._activities.ask)
         while late := [name for name, bytes_ in allowed.items() if self._bytes_now(name) > bytes_]:
-            now = clock.now()
-            if now > began + most:
+            if clock.now() > began + most:
                 log.warning("kept memory not evicted in time", allocations=late, seconds=round(most))
                 return
-            if now > asked + _ASK_SECONDS:  # the arbiter may have missed the first request
-                for name in late:
-                    await self._activities.ask(name)
-                asked = now
-            await asyncio.sleep(_LOOK_SECONDS)
+            await looks.pause(late)
 
     def _bytes_now(self, name: str) -> int:
         return self.bytes_of(self._book.get(name)) if name in self._book else 0

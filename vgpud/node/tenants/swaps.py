@@ -4,7 +4,6 @@ vgpud records the swap, writes the order into the lease, and waits until every p
 followed: all processes of a tenant or none. The next start finishes an interrupted swap.
 """
 
-import asyncio
 from dataclasses import replace
 
 import structlog
@@ -14,7 +13,7 @@ from vgpud.lease import ProcessSwap, SwapPhase
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.lifecycle import Change, at_rest
 from vgpud.model.tenancy import Allocation, Mode, State, SuspendedProcess, Way
-from vgpud.modes.preload import Preload
+from vgpud.node.tenants.activities import Looks, seconds_to_move
 from vgpud.node.tenants.checkpoints import Checkpoints, Surroundings, living, told, waiting
 from vgpud.planner import suspend as rules
 from vgpud.proc import start_ticks
@@ -22,11 +21,7 @@ from vgpud.proc import start_ticks
 log = structlog.get_logger(__name__)
 
 _OUT = "swapped out at the end of its turn,"
-_LOOK_SECONDS = 0.004
-_ASK_SECONDS = 0.25
 _DRAIN_SECONDS = 4.0
-_MOVE_SECONDS = 20.0  # plus this span for each of the next number of bytes: first a host buffer is made
-_MOVE_BYTES = 8 << 30
 _ROOM_SECONDS = 10.0  # longest wait of a swap-in for room on the card
 _TIGHT_SECONDS = 1.0  # after this wait other tenants keep no memory on the card
 
@@ -36,8 +31,7 @@ class Swaps:
         self._around = around
         self._book = around.book
         self._do = Checkpoints(around)
-        effector = around.effectors[Mode.PRELOAD]
-        self._preload = effector if isinstance(effector, Preload) else None
+        self._preload = around.preload
 
     def stays_bytes(self, allocation: Allocation) -> int | None:
         """Bytes that would stay on the device after a swap-out; None if libvgpu cannot swap it out now."""
@@ -189,8 +183,8 @@ class Swaps:
 
     async def _until(self, allocation: Allocation, wanted: SwapPhase) -> None:
         """Waits until every process reports the phase `wanted`. Raises VgpuError(SUSPEND_FAILED)."""
-        began = asked = clock.now()
-        drained = full = began
+        looks = Looks(self._around.activities.ask)
+        began = drained = full = clock.now()
         while True:
             swaps, now = self._read(allocation), clock.now()
             if all(swap.phase is wanted for swap in swaps):
@@ -201,8 +195,7 @@ class Swaps:
                 began = full = now  # that suspension has a time limit itself
             if not any(swap.phase is SwapPhase.COMING and swap.error for swap in swaps):
                 full = now
-            held = sum(swap.movable_bytes for swap in swaps)
-            most = _MOVE_SECONDS * (1 + held / _MOVE_BYTES)
+            most = seconds_to_move(sum(swap.movable_bytes for swap in swaps))
             if wanted is SwapPhase.OUT and any(swap.phase is SwapPhase.REFUSED for swap in swaps):
                 errors = sorted({swap.error for swap in swaps if swap.error})
                 raise _failed(allocation, f"libvgpu could not move it (CUDA error {errors})")
@@ -214,12 +207,8 @@ class Swaps:
                 self._around.kept.forbid_beside(allocation)
             if now > began + most:
                 raise _failed(allocation, f"its memory was not moved within {most:.0f} seconds")
-            if now > asked + _ASK_SECONDS:  # the arbiter may have missed the first request
-                if allocation.suspended and not waiting(allocation):
-                    return  # all have ended; without an arbiter their slots stay
-                await self._around.activities.ask(allocation.id)
-                asked = now
-            await asyncio.sleep(_LOOK_SECONDS)
+            if await looks.pause((allocation.id,)) and allocation.suspended and not waiting(allocation):
+                return  # all have ended; without an arbiter their slots stay
 
 
 def _is_alone(allocation: Allocation) -> bool:
