@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from google.protobuf.message_factory import GetMessageClass
 
 from tests.demo.node import BUILD, DemoNode, Tenant
 from tests.e2e.conftest import NodeMaker, node_maker
@@ -65,9 +64,8 @@ class Trail:
             return str(calls.list_devices().devices[index].uuid)
 
     def call(self, name: str, **fields: Any) -> Any:
-        kind = GetMessageClass(SERVICE.methods_by_name[name].input_type)
         with client(self.node) as calls:
-            return calls._call(name, kind(**fields))
+            return calls._call(name, **fields)
 
     def tenant(self) -> str:
         tenant, held = holding(self.node)

@@ -8,6 +8,7 @@ Every method returns the reply message of vgpud.proto and raises VgpuError: the 
 UNREACHABLE, DEADLINE or NOT_ALLOWED of this side.
 """
 
+# mypy: disable-error-code="no-any-return"
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -68,59 +69,33 @@ class Client:
     # --- reading
 
     def get_node(self) -> "pb.NodeReply":
-        from vgpud.api.gen import vgpud_pb2 as pb
-
-        reply: pb.NodeReply = self._call("GetNode", pb.GetNodeRequest())
-        return reply
+        return self._call("GetNode")
 
     def list_devices(self) -> "pb.ListDevicesReply":
-        from vgpud.api.gen import vgpud_pb2 as pb
-
-        reply: pb.ListDevicesReply = self._call("ListDevices", pb.ListDevicesRequest())
-        return reply
+        return self._call("ListDevices")
 
     def get_allocation(self, allocation_id: str) -> "pb.Allocation":
-        from vgpud.api.gen import vgpud_pb2 as pb
-
-        asked = pb.GetAllocationRequest(allocation_id=allocation_id)
-        reply: pb.Allocation = self._call("GetAllocation", asked)
-        return reply
+        return self._call("GetAllocation", allocation_id=allocation_id)
 
     def list_allocations(self) -> "pb.ListAllocationsReply":
-        from vgpud.api.gen import vgpud_pb2 as pb
-
-        reply: pb.ListAllocationsReply = self._call("ListAllocations", pb.ListAllocationsRequest())
-        return reply
+        return self._call("ListAllocations")
 
     def plan(self, request: "pb.AllocateRequest") -> "pb.PlanReply":
         """What `allocate` would do now; a refusal is part of the reply."""
-        reply: pb.PlanReply = self._call("Plan", request)
-        return reply
+        return self._call("Plan", request=request)
 
     def get_policy(self) -> "pb.PolicyReply":
-        from vgpud.api.gen import vgpud_pb2 as pb
-
-        reply: pb.PolicyReply = self._call("GetPolicy", pb.GetPolicyRequest())
-        return reply
+        return self._call("GetPolicy")
 
     def get_usage(self) -> "pb.UsageReply":
-        from vgpud.api.gen import vgpud_pb2 as pb
-
-        reply: pb.UsageReply = self._call("GetUsage", pb.GetUsageRequest())
-        return reply
+        return self._call("GetUsage")
 
     def list_processes(self) -> "pb.ListProcessesReply":
-        from vgpud.api.gen import vgpud_pb2 as pb
-
-        reply: pb.ListProcessesReply = self._call("ListProcesses", pb.ListProcessesRequest())
-        return reply
+        return self._call("ListProcesses")
 
     def list_events(self, last: int = 0) -> "pb.ListEventsReply":
         """The latest that are kept, oldest first; 0 means 100 of them."""
-        from vgpud.api.gen import vgpud_pb2 as pb
-
-        reply: pb.ListEventsReply = self._call("ListEvents", pb.ListEventsRequest(last=last))
-        return reply
+        return self._call("ListEvents", last=last)
 
     def watch(self, after_revision: int | None = None) -> Iterator["pb.Event"]:
         """Events above `after_revision`, then live ones until the iterator is closed.
@@ -152,115 +127,88 @@ class Client:
 
     def allocate(self, request: "pb.AllocateRequest") -> "pb.Allocation":
         """Give `request_id` a value of its own, and a call cut short can be repeated safely."""
-        reply: pb.Allocation = self._call("Allocate", request, Door.TENANT)
-        return reply
+        return self._call("Allocate", Door.TENANT, request=request)
 
     def release(self, allocation_id: str, force: bool = False) -> "pb.ReleaseReply":
-        from vgpud.api.gen import vgpud_pb2 as pb
-
-        asked = pb.ReleaseRequest(allocation_id=allocation_id, force=force)
-        reply: pb.ReleaseReply = self._call("Release", asked, Door.TENANT)
-        return reply
+        return self._call("Release", Door.TENANT, allocation_id=allocation_id, force=force)
 
     def resize(
         self, allocation_id: str, memory_bytes: int | None = None, share_percent: float | None = None
     ) -> "pb.Allocation":
-        from vgpud.api.gen import vgpud_pb2 as pb
-
-        asked = pb.ResizeRequest(
-            allocation_id=allocation_id, memory_bytes=memory_bytes, share_percent=share_percent
+        return self._call(
+            "Resize",
+            Door.TENANT,
+            allocation_id=allocation_id,
+            memory_bytes=memory_bytes,
+            share_percent=share_percent,
         )
-        reply: pb.Allocation = self._call("Resize", asked, Door.TENANT)
-        return reply
 
     def suspend(self, allocation_id: str) -> "pb.Allocation":
         """The daemon goes on with it if this call is cut short."""
-        from vgpud.api.gen import vgpud_pb2 as pb
-
-        asked = pb.SuspendRequest(allocation_id=allocation_id)
-        reply: pb.Allocation = self._call("Suspend", asked, Door.TENANT)
-        return reply
+        return self._call("Suspend", Door.TENANT, allocation_id=allocation_id)
 
     def resume(self, allocation_id: str) -> "pb.Allocation":
         """The daemon goes on with it if this call is cut short."""
-        from vgpud.api.gen import vgpud_pb2 as pb
-
-        asked = pb.ResumeRequest(allocation_id=allocation_id)
-        reply: pb.Allocation = self._call("Resume", asked, Door.TENANT)
-        return reply
+        return self._call("Resume", Door.TENANT, allocation_id=allocation_id)
 
     def move(self, allocation_id: str, to: Sequence[str], source: str = "") -> "pb.Allocation":
         """Devices by UUID. The daemon goes on with it if this call is cut short."""
-        from vgpud.api.gen import vgpud_pb2 as pb
-
-        asked = pb.MoveRequest(allocation_id=allocation_id, to=to, source=source)
-        reply: pb.Allocation = self._call("Move", asked, Door.TENANT)
-        return reply
+        return self._call("Move", Door.TENANT, allocation_id=allocation_id, to=to, source=source)
 
     def plan_defrag(self, request: "pb.DefragRequest") -> "pb.DefragReply":
         """What `defrag` would do now."""
-        reply: pb.DefragReply = self._call("PlanDefrag", request)
-        return reply
+        return self._call("PlanDefrag", request=request)
 
     def defrag(self, request: "pb.DefragRequest") -> "pb.DefragReply":
         """The daemon goes on with it if this call is cut short."""
-        reply: pb.DefragReply = self._call("Defrag", request, Door.ADMIN)
-        return reply
+        return self._call("Defrag", Door.ADMIN, request=request)
 
     def reload_policy(self, dry_run: bool = False) -> "pb.ReloadPolicyReply":
-        from vgpud.api.gen import vgpud_pb2 as pb
-
-        asked = pb.ReloadPolicyRequest(dry_run=dry_run)
-        reply: pb.ReloadPolicyReply = self._call("ReloadPolicy", asked, Door.ADMIN)
-        return reply
-
-    # --- the wire
+        return self._call("ReloadPolicy", Door.ADMIN, dry_run=dry_run)
 
     def list_mps(self) -> "pb.ListMpsReply":
-        from vgpud.api.gen import vgpud_pb2 as pb
-
-        reply: pb.ListMpsReply = self._call("ListMps", pb.ListMpsRequest())
-        return reply
+        return self._call("ListMps")
 
     def terminate_mps_client(self, device_uuid: str, pid: int) -> None:
         """Raises VgpuError: NO_SUCH_DEVICE, NO_SUCH_CLIENT, MPS_REFUSED."""
-        from vgpud.api.gen import vgpud_pb2 as pb
-
-        asked = pb.TerminateMpsClientRequest(device_uuid=device_uuid, pid=pid)
-        self._call("TerminateMpsClient", asked, Door.ADMIN)
+        self._call("TerminateMpsClient", Door.ADMIN, device_uuid=device_uuid, pid=pid)
 
     def drain_device(
         self, device_uuid: str, undrain: bool = False, move: bool = False
     ) -> "pb.DrainDeviceReply":
-        from vgpud.api.gen import vgpud_pb2 as pb
-
-        asked = pb.DrainDeviceRequest(device_uuid=device_uuid, undrain=undrain, move=move)
-        reply: pb.DrainDeviceReply = self._call("DrainDevice", asked, Door.ADMIN)
-        return reply
+        return self._call("DrainDevice", Door.ADMIN, device_uuid=device_uuid, undrain=undrain, move=move)
 
     def list_mig(self) -> "pb.ListMigReply":
-        from vgpud.api.gen import vgpud_pb2 as pb
-
-        reply: pb.ListMigReply = self._call("ListMig", pb.ListMigRequest())
-        return reply
+        return self._call("ListMig")
 
     def plan_mig(self, request: "pb.MigRequest") -> "pb.MigPlanReply":
         """What `apply_mig` would do now; a refusal is part of the reply."""
-        reply: pb.MigPlanReply = self._call("PlanMig", request)
-        return reply
+        return self._call("PlanMig", request=request)
 
     def apply_mig(self, request: "pb.MigRequest") -> "pb.MigPlanReply":
         """What was done. The daemon goes on with it if this call is cut short."""
-        reply: pb.MigPlanReply = self._call("ApplyMig", request, Door.ADMIN)
-        return reply
+        return self._call("ApplyMig", Door.ADMIN, request=request)
 
-    def _call(self, method: str, request: Any, door: Door = Door.READ) -> Any:  # noqa: ANN401 (a stub's)
+    # --- the wire
+
+    def _call(
+        self,
+        method: str,
+        door: Door = Door.READ,
+        request: Any = None,  # noqa: ANN401 (a message)
+        **fields: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401 (a message)
+        """One call with `request`, or with the call's own message of these fields."""
         socket = usable_socket(self._named, door)
         _quiet_grpc()
         import grpc
 
+        from vgpud.api.gen import vgpud_pb2 as pb
         from vgpud.api.status import from_rpc_error
 
+        if request is None:
+            service = pb.DESCRIPTOR.services_by_name["Vgpud"]
+            request = getattr(pb, service.methods_by_name[method].input_type.name)(**fields)
         try:
             return getattr(self._stub(socket), method)(request, timeout=self._timeout_seconds)
         except grpc.RpcError as failure:
