@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from vgpud.serve import statefile
-from vgpud.serve.dra import prepared
 from vgpud.serve.dra.prepared import Prepared, PreparedClaims
-from vgpud.serve.kubelet import holds
 from vgpud.serve.kubelet.holds import Hold, Holds
 
 
@@ -29,18 +27,18 @@ def holds_in(path: Path) -> tuple[Callable[[str], Awaitable[None]], Callable[[],
     )
 
 
-@pytest.mark.parametrize(("room", "opened"), [(prepared, claims_in), (holds, holds_in)])
+@pytest.mark.parametrize("opened", [claims_in, holds_in])
 def test_a_cancelled_change_is_written_before_the_next(
-    room: Any, opened: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    opened: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writes, go = threading.Event(), threading.Event()
+    writes, go, plain = threading.Event(), threading.Event(), statefile.write_state
 
     def held_up(path: Path, body: dict[str, Any]) -> None:
         writes.set()
         go.wait(60)
-        statefile.write_state(path, body)
+        plain(path, body)
 
-    monkeypatch.setattr(room, "write_state", held_up)
+    monkeypatch.setattr(statefile, "write_state", held_up)
     path = tmp_path / "state.json"
 
     async def story() -> None:
@@ -58,3 +56,15 @@ def test_a_cancelled_change_is_written_before_the_next(
     asyncio.run(story())
     _put, names = opened(path)
     assert names() == {"first", "second"}
+
+
+def test_a_file_of_another_shape_counts_as_empty(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    statefile.write_state(path, {"version": 1, "holds": [{"request_id": "r", "resource": 7}]})
+    assert list(Holds(path)) == []
+
+
+def test_a_hold_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path, hold = tmp_path / "state.json", Hold("r", "vgpud.io/gpu", frozenset({"a", "b"}), "ns/pod/one")
+    asyncio.run(Holds(path).put(hold))
+    assert list(Holds(path)) == [hold]

@@ -1,15 +1,21 @@
 """Small state beside the ledger, in a file of JSON: whole or as it was."""
 
+import asyncio
 import json
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import structlog
+from pydantic import TypeAdapter, ValidationError
 
 from vgpud.model.errors import ErrorCode, VgpuError
 
+T = TypeVar("T")
 log = structlog.get_logger(__name__)
+
+_VERSION = 1
 
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -42,3 +48,52 @@ def read_state(path: Path, version: int) -> dict[str, Any]:
         log.warning("cannot read the state, going on without", file=str(path), why=str(error))
         return {}
     return body if isinstance(body, dict) and body.get("version") == version else {}
+
+
+class StateFile(Generic[T]):
+    """Dataclasses of one kind by key, in memory and in a file that each change writes as a whole.
+
+    A file that cannot be read counts as empty. Changes raise VgpuError(LEDGER_FAILED) if the file cannot be
+    written; nothing changes then. A change ends before the next one begins, also if its caller is cancelled.
+    """
+
+    def __init__(self, path: Path, name: str, kind: type[T], key: Callable[[T], str]) -> None:
+        self._path = path
+        self._name = name
+        self._key = key
+        self._kind: TypeAdapter[tuple[T, ...]] = TypeAdapter(tuple[kind, ...])  # type: ignore[valid-type]
+        self._all = {key(value): value for value in self._read()}
+        self._writing = asyncio.Lock()
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(tuple(self._all.values()))
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._all
+
+    def get(self, key: str) -> T | None:
+        return self._all.get(key)
+
+    async def put(self, value: T) -> None:
+        if self._all.get(self._key(value)) != value:
+            await asyncio.shield(self._change(self._key(value), value))
+
+    async def drop(self, key: str) -> None:
+        if key in self._all:
+            await asyncio.shield(self._change(key, None))
+
+    async def _change(self, key: str, value: T | None) -> None:
+        async with self._writing:
+            changed = {name: other for name, other in self._all.items() if name != key}
+            if value is not None:
+                changed[key] = value
+            values = self._kind.dump_python(tuple(changed.values()), mode="json")
+            await asyncio.to_thread(write_state, self._path, {"version": _VERSION, self._name: values})
+            self._all = changed
+
+    def _read(self) -> tuple[T, ...]:
+        try:
+            return self._kind.validate_python(read_state(self._path, _VERSION).get(self._name, ()))
+        except ValidationError as error:
+            log.warning("cannot read the state, going on without", file=str(self._path), why=str(error))
+            return ()
