@@ -4,7 +4,7 @@ import os
 from functools import partial
 from pathlib import Path
 
-from vgpud.hardware.blocked import MACHINES, Code, lock_wait
+from vgpud.stacks.blocked import MACHINES, Code, lock_wait
 
 #: Calls the driver's own function for each line of input, "past", by its address: as from a private table.
 PAST = """

@@ -16,10 +16,10 @@ from tests.e2e.test_idle import IDLE, ask, eventually_stands, goes_idle, shown
 from tests.e2e.test_suspend import end, resume, suspend
 from tests.native.harness import TEST_BUILD
 from vgpud.api.gen import vgpud_pb2 as pb
-from vgpud.hardware.blocked import MACHINES
 from vgpud.lease import read_activity
 from vgpud.node.tenants.blocked import Looks
 from vgpud.proc import start_ticks
+from vgpud.stacks.blocked import MACHINES
 
 QUOTA = ("--isolation", "quota", "--memory", "1GiB", "--device", "0")
 CARD = ("--isolation", "device", "--device", "2")

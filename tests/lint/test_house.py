@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "lease",
         "units",
         "proc",
+        "stacks",
         "model",
     },
     "serve": {"audit", "clock", "pace", "proc", "node", "api", "inject", "model", "policy"},
@@ -46,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "audit": {"model"},
     "clock": set(),
     "proc": set(),
+    "stacks": set(),
     "pace": {"clock"},
     "sd": set(),
     "logs": {"sd", "model"},
@@ -62,7 +64,7 @@ NODE_MAY_IMPORT: dict[str, set[str]] = {
 }
 
 # the pure middle: no clock, no files, no processes, no NVML
-PURE = ("model", "planner")
+PURE = ("model", "planner", "stacks")
 IMPURE_MODULES = {
     "os",
     "time",

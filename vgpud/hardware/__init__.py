@@ -1,1 +1,1 @@
-"""The only door to NVML: immutable snapshots, MIG changes, device nodes and Xid events."""
+"""The only door to NVML, and the programs that do what NVML cannot: reset, suspend, probe."""

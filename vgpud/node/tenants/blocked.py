@@ -16,10 +16,10 @@ from itertools import groupby
 
 import structlog
 
-from vgpud.hardware.blocked import MACHINES, Code, Machine, in_driver, is_drivers_own, lock_wait
 from vgpud.model.tenancy import Allocation, State, Way
 from vgpud.node.store.book import Book
 from vgpud.proc import start_ticks
+from vgpud.stacks.blocked import MACHINES, Code, Machine, in_driver, is_drivers_own, lock_wait
 
 log = structlog.get_logger(__name__)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import structlog
 
-from vgpud.hardware.sight import visible_devices
 from vgpud.hardware.suspender import ProcessState, Session, Suspender
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.lifecycle import Change
@@ -25,6 +24,7 @@ from vgpud.node.tenants.belonging import belongs
 from vgpud.node.tenants.changes import Changes
 from vgpud.node.tenants.checks import settled
 from vgpud.node.tenants.kept import Kept
+from vgpud.node.tenants.sight import visible_devices
 from vgpud.planner.places import device_map, devices_of, saved_on
 from vgpud.planner.suspend import HostMemory
 from vgpud.proc import is_alive, start_ticks

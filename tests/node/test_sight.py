@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from vgpud.hardware.sight import visible_devices
 from vgpud.model.device import Device
+from vgpud.node.tenants.sight import visible_devices
 
 DEVICES = (Device("GPU-a", 0, minor=0), Device("GPU-b", 1, minor=1))
 HERE = os.getpid()

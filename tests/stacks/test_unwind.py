@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conditions import unmet
-from vgpud.hardware.blocked import MACHINES
-from vgpud.hardware.unwind import Frame, Registers, frame
+from vgpud.stacks.blocked import MACHINES
+from vgpud.stacks.unwind import Frame, Registers, frame
 
 X86 = Registers(stack=7, returns=16)
 BASE = 0x7F00_0000_0000

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.hardware.test_unwind import library
-from vgpud.hardware.blocked import MACHINES, Code, Wait, in_driver, is_drivers_own, lock_wait
+from tests.stacks.test_unwind import library
+from vgpud.stacks.blocked import MACHINES, Code, Wait, in_driver, is_drivers_own, lock_wait
 
 X86, ARM = MACHINES["x86_64"], MACHINES["aarch64"]
 PROGRAM, CUBLAS, CUDA = 0x5555_5555_6000, 0x7F00_0100_0000, 0x7F00_0200_0000

@@ -15,7 +15,7 @@ from enum import Enum, auto
 from struct import iter_unpack
 from typing import NamedTuple
 
-from vgpud.hardware.unwind import Frame, Memory, Registers, frame
+from vgpud.stacks.unwind import Frame, Memory, Registers, frame
 
 _WAITS = (0, 9)  # FUTEX_WAIT, FUTEX_WAIT_BITSET; linux/futex.h
 _FLAGS = 128 | 256  # FUTEX_PRIVATE_FLAG, FUTEX_CLOCK_REALTIME
