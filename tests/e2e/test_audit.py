@@ -15,10 +15,11 @@ from tests.demo.node import BUILD, DemoNode, Tenant
 from tests.e2e.conftest import NodeMaker, node_maker
 from tests.e2e.support import GIB, PROBE, allocate, client, eventually, quota, states
 from tests.e2e.test_suspend import holding
+from vgpud.api.doors import CHANGING
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.model.errors import VgpuError
 from vgpud.serve.calls import SERVICE
-from vgpud.serve.handlers import CHANGING, HANDLERS
+from vgpud.serve.handlers import HANDLERS
 from vgpud.serve.runtime_wire import Verb
 
 POLICY = """version = 1

@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
+from vgpud.api.doors import LEAST_DOOR
 from vgpud.api.sockets import usable_socket
-from vgpud.model.caller import Door
 
 if TYPE_CHECKING:
     import grpc
@@ -103,7 +103,7 @@ class Client:
         It is listening when this returns. The iterator raises VgpuError: BAD_REVISION if that
         revision is no longer kept, STOPPING when the daemon stops.
         """
-        socket = usable_socket(self._named, Door.READ)
+        socket = usable_socket(self._named, LEAST_DOOR["Watch"])
         _quiet_grpc()
         import grpc
 
@@ -127,17 +127,16 @@ class Client:
 
     def allocate(self, request: "pb.AllocateRequest") -> "pb.Allocation":
         """Give `request_id` a value of its own, and a call cut short can be repeated safely."""
-        return self._call("Allocate", Door.TENANT, request=request)
+        return self._call("Allocate", request=request)
 
     def release(self, allocation_id: str, force: bool = False) -> "pb.ReleaseReply":
-        return self._call("Release", Door.TENANT, allocation_id=allocation_id, force=force)
+        return self._call("Release", allocation_id=allocation_id, force=force)
 
     def resize(
         self, allocation_id: str, memory_bytes: int | None = None, share_percent: float | None = None
     ) -> "pb.Allocation":
         return self._call(
             "Resize",
-            Door.TENANT,
             allocation_id=allocation_id,
             memory_bytes=memory_bytes,
             share_percent=share_percent,
@@ -145,15 +144,15 @@ class Client:
 
     def suspend(self, allocation_id: str) -> "pb.Allocation":
         """The daemon goes on with it if this call is cut short."""
-        return self._call("Suspend", Door.TENANT, allocation_id=allocation_id)
+        return self._call("Suspend", allocation_id=allocation_id)
 
     def resume(self, allocation_id: str) -> "pb.Allocation":
         """The daemon goes on with it if this call is cut short."""
-        return self._call("Resume", Door.TENANT, allocation_id=allocation_id)
+        return self._call("Resume", allocation_id=allocation_id)
 
     def move(self, allocation_id: str, to: Sequence[str], source: str = "") -> "pb.Allocation":
         """Devices by UUID. The daemon goes on with it if this call is cut short."""
-        return self._call("Move", Door.TENANT, allocation_id=allocation_id, to=to, source=source)
+        return self._call("Move", allocation_id=allocation_id, to=to, source=source)
 
     def plan_defrag(self, request: "pb.DefragRequest") -> "pb.DefragReply":
         """What `defrag` would do now."""
@@ -161,22 +160,22 @@ class Client:
 
     def defrag(self, request: "pb.DefragRequest") -> "pb.DefragReply":
         """The daemon goes on with it if this call is cut short."""
-        return self._call("Defrag", Door.ADMIN, request=request)
+        return self._call("Defrag", request=request)
 
     def reload_policy(self, dry_run: bool = False) -> "pb.ReloadPolicyReply":
-        return self._call("ReloadPolicy", Door.ADMIN, dry_run=dry_run)
+        return self._call("ReloadPolicy", dry_run=dry_run)
 
     def list_mps(self) -> "pb.ListMpsReply":
         return self._call("ListMps")
 
     def terminate_mps_client(self, device_uuid: str, pid: int) -> None:
         """Raises VgpuError: NO_SUCH_DEVICE, NO_SUCH_CLIENT, MPS_REFUSED."""
-        self._call("TerminateMpsClient", Door.ADMIN, device_uuid=device_uuid, pid=pid)
+        self._call("TerminateMpsClient", device_uuid=device_uuid, pid=pid)
 
     def drain_device(
         self, device_uuid: str, undrain: bool = False, move: bool = False
     ) -> "pb.DrainDeviceReply":
-        return self._call("DrainDevice", Door.ADMIN, device_uuid=device_uuid, undrain=undrain, move=move)
+        return self._call("DrainDevice", device_uuid=device_uuid, undrain=undrain, move=move)
 
     def list_mig(self) -> "pb.ListMigReply":
         return self._call("ListMig")
@@ -187,19 +186,18 @@ class Client:
 
     def apply_mig(self, request: "pb.MigRequest") -> "pb.MigPlanReply":
         """What was done. The daemon goes on with it if this call is cut short."""
-        return self._call("ApplyMig", Door.ADMIN, request=request)
+        return self._call("ApplyMig", request=request)
 
     # --- the wire
 
     def _call(
         self,
         method: str,
-        door: Door = Door.READ,
         request: Any = None,  # noqa: ANN401 (a message)
         **fields: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401 (a message)
         """One call with `request`, or with the call's own message of these fields."""
-        socket = usable_socket(self._named, door)
+        socket = usable_socket(self._named, LEAST_DOOR[method])
         _quiet_grpc()
         import grpc
 

@@ -3,10 +3,9 @@
 import os
 from pathlib import Path
 
+from vgpud.api.doors import SOCKET_NAMES
 from vgpud.model.caller import Door
 from vgpud.model.errors import ErrorCode, VgpuError
-
-_SOCKET_NAMES = {Door.READ: "ro.sock", Door.TENANT: "vgpud.sock", Door.ADMIN: "admin.sock"}
 
 
 def usable_socket(named: Path | None, door: Door) -> Path:
@@ -30,10 +29,10 @@ def choose_socket(door: Door) -> Path:
         return Path(named)
     folder = Path(os.environ.get("VGPUD_RUN_DIR") or "/run/vgpud")
     if os.geteuid() == 0:
-        return folder / _SOCKET_NAMES[Door.ADMIN]
-    tenant = folder / _SOCKET_NAMES[Door.TENANT]
+        return folder / SOCKET_NAMES[Door.ADMIN]
+    tenant = folder / SOCKET_NAMES[Door.TENANT]
     if door is Door.READ and not os.access(tenant, os.R_OK | os.W_OK):
-        return folder / _SOCKET_NAMES[Door.READ]
+        return folder / SOCKET_NAMES[Door.READ]
     return tenant
 
 

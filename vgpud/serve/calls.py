@@ -11,13 +11,14 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from vgpud import audit, clock
+from vgpud.api.doors import CHANGING
 from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.api.status import to_status
 from vgpud.model.caller import Caller
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event
 from vgpud.model.tenancy import Allocation
-from vgpud.serve.handlers import CHANGING, HANDLERS, Handler, event_for
+from vgpud.serve.handlers import HANDLERS, Handler, event_for
 from vgpud.serve.keeper import Keeper
 from vgpud.serve.peers import PeerTable
 from vgpud.serve.permissions import check_door, may_see_edits

@@ -260,19 +260,3 @@ HANDLERS: dict[str, Handler] = {
     "ListProcesses": list_processes,
     "ListEvents": list_events,
 }
-# these run on when the caller goes away
-CHANGING = frozenset(
-    {
-        "Allocate",
-        "Release",
-        "Resize",
-        "Suspend",
-        "Resume",
-        "Move",
-        "Defrag",
-        "ReloadPolicy",
-        "TerminateMpsClient",
-        "DrainDevice",
-        "ApplyMig",
-    }
-)

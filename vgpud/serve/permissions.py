@@ -1,42 +1,8 @@
-"""Which call needs which door: the one table."""
+"""Checks a caller's rights: the door that a call needs (api/doors.py), and what belongs to its owner."""
 
+from vgpud.api.doors import LEAST_DOOR, SOCKET_NAMES
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
-
-# the least privileged door that lets a call through; those above it do too
-LEAST_DOOR: dict[str, Door] = {
-    "GetNode": Door.READ,
-    "ListDevices": Door.READ,
-    "GetAllocation": Door.READ,
-    "ListAllocations": Door.READ,
-    "Plan": Door.READ,
-    "Watch": Door.READ,
-    "GetPolicy": Door.READ,
-    "Allocate": Door.TENANT,
-    "Release": Door.TENANT,
-    "Resize": Door.TENANT,
-    "Suspend": Door.TENANT,
-    "Resume": Door.TENANT,
-    "Move": Door.TENANT,
-    "Defrag": Door.ADMIN,
-    "PlanDefrag": Door.READ,
-    "ReloadPolicy": Door.ADMIN,
-    "ListMps": Door.READ,
-    "TerminateMpsClient": Door.ADMIN,
-    "DrainDevice": Door.ADMIN,
-    "ListMig": Door.READ,
-    "PlanMig": Door.READ,
-    "ApplyMig": Door.ADMIN,
-    "GetUsage": Door.READ,
-    "ListProcesses": Door.READ,
-    "ListEvents": Door.READ,
-}
-
-SOCKET_NAMES: dict[Door, str] = {
-    Door.READ: "ro.sock",
-    Door.TENANT: "vgpud.sock",
-    Door.ADMIN: "admin.sock",
-}
 
 _HINTS = {
     Door.TENANT: "use vgpud.sock, which is open to its group: usermod -aG vgpu USER, then log in anew",

@@ -9,9 +9,9 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from vgpud.api.doors import SOCKET_NAMES
 from vgpud.model.caller import Door
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.serve.permissions import SOCKET_NAMES
 
 _MODES: dict[Door, int] = {Door.READ: 0o666, Door.TENANT: 0o660, Door.ADMIN: 0o600}
 # FileDescriptorName= of the socket units

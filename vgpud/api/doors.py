@@ -1,0 +1,41 @@
+"""The doors, and which of them each call needs: the one table, for the daemon and its client."""
+
+from vgpud.model.caller import Door
+
+SOCKET_NAMES: dict[Door, str] = {
+    Door.READ: "ro.sock",
+    Door.TENANT: "vgpud.sock",
+    Door.ADMIN: "admin.sock",
+}
+
+# the least privileged door that lets a call through; those above it do too
+LEAST_DOOR: dict[str, Door] = {
+    "GetNode": Door.READ,
+    "ListDevices": Door.READ,
+    "GetAllocation": Door.READ,
+    "ListAllocations": Door.READ,
+    "Plan": Door.READ,
+    "Watch": Door.READ,
+    "GetPolicy": Door.READ,
+    "Allocate": Door.TENANT,
+    "Release": Door.TENANT,
+    "Resize": Door.TENANT,
+    "Suspend": Door.TENANT,
+    "Resume": Door.TENANT,
+    "Move": Door.TENANT,
+    "Defrag": Door.ADMIN,
+    "PlanDefrag": Door.READ,
+    "ReloadPolicy": Door.ADMIN,
+    "ListMps": Door.READ,
+    "TerminateMpsClient": Door.ADMIN,
+    "DrainDevice": Door.ADMIN,
+    "ListMig": Door.READ,
+    "PlanMig": Door.READ,
+    "ApplyMig": Door.ADMIN,
+    "GetUsage": Door.READ,
+    "ListProcesses": Door.READ,
+    "ListEvents": Door.READ,
+}
+
+# calls that change something: the daemon finishes them if the caller goes away
+CHANGING = frozenset(call for call, door in LEAST_DOOR.items() if door > Door.READ)
