@@ -30,6 +30,25 @@ print(json.dumps({"first": first, "again": again, "of_another_module": looked_up
 """
 
 
+REFUSED = """
+import ctypes, json
+cuda = ctypes.CDLL("libcuda.so.1")
+context, module, function = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+assert cuda.cuModuleLoadData(ctypes.byref(module), b"0 1048576") == 0  # globals, local memory of a thread
+print(json.dumps([cuda.cuModuleGetFunction(ctypes.byref(function), module, b"kernel") for _ in range(3)]))
+"""
+OUT_OF_MEMORY = 2
+
+
+def test_each_lookup_of_a_function_whose_local_memory_passes_the_limit_is_refused(tmp_path: Path) -> None:
+    lease = write_lease(tmp_path, "a1", [DeviceLimits(UUIDS[0], GIB)], UID, GID)
+    done = Tenant(lease).run(sys.executable, "-c", REFUSED)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [OUT_OF_MEMORY] * 3
+
+
 def test_only_the_first_lookup_of_a_function_has_its_memory_measured(tmp_path: Path) -> None:
     lease = write_lease(tmp_path, "a1", [DeviceLimits(UUIDS[0], GIB)], UID, GID)
     done = Tenant(lease).run(sys.executable, "-c", PROGRAM)

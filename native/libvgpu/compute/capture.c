@@ -45,6 +45,19 @@ void vgpu_capture_restore(CUstreamCaptureMode before)
     CALL(cuThreadExchangeStreamCaptureMode, &before);
 }
 
+#define UNCHANGED (-1) /* no mode */
+
+int vgpu_capture_relax_if_any(void)
+{
+    return vgpu_capture_any() ? (int)vgpu_capture_relax() : UNCHANGED;
+}
+
+void vgpu_capture_restore_if_any(int before)
+{
+    if (before != UNCHANGED)
+        vgpu_capture_restore((CUstreamCaptureMode)before);
+}
+
 static void reset(void)
 {
     pthread_mutex_init(&lock, NULL);

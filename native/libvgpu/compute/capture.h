@@ -15,8 +15,12 @@ bool vgpu_capture_on(CUstream stream, int per_thread);
 /* The context has ended, and the captures on its streams with it. */
 void vgpu_capture_forget(CUcontext context);
 
-/* This thread's calls to the driver do not count as unsafe for captures of other threads, between the two. */
+/* Between the two, calls of this thread to the driver invalidate no capture. */
 CUstreamCaptureMode vgpu_capture_relax(void);
 void vgpu_capture_restore(CUstreamCaptureMode before);
+
+/* The same at the cost of one load where no capture is under way. */
+int vgpu_capture_relax_if_any(void);
+void vgpu_capture_restore_if_any(int before);
 
 #endif

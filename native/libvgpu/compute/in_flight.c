@@ -217,8 +217,7 @@ enum vgpu_admission vgpu_in_flight_admit(CUstream stream, int per_thread, const 
                                          uint64_t left_ns, bool first, uint64_t *batch, uint64_t *wait_ns)
 {
     enum vgpu_admission answer = VGPU_ADMIT_GO;
-    bool capturing = vgpu_capture_any();
-    CUstreamCaptureMode mode = capturing ? vgpu_capture_relax() : CU_STREAM_CAPTURE_MODE_GLOBAL;
+    int mode = vgpu_capture_relax_if_any();
     *batch = 1;
     *wait_ns = 0;
     pthread_mutex_lock(&lock);
@@ -236,8 +235,7 @@ enum vgpu_admission vgpu_in_flight_admit(CUstream stream, int per_thread, const 
         mark_after = answer == VGPU_ADMIT_GO && *batch <= LONG_BATCH;
     }
     pthread_mutex_unlock(&lock);
-    if (capturing)
-        vgpu_capture_restore(mode);
+    vgpu_capture_restore_if_any(mode);
     return answer;
 }
 

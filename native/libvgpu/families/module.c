@@ -19,27 +19,25 @@
 #include "driver_overhead.h"
 #include "tenant.h"
 
-/* Functions that were looked up, by hash. A program may look one up at each launch (NCCL does), and each look at
- * NVML takes some 100 us. Two functions of one hash take each other's place, which costs a look. */
-#define LOOKED_UP 1024u
-static uint64_t known[LOOKED_UP];
+/* Handles of functions whose memory was measured, by hash. A program may look a function up before each launch (NCCL
+ * does), and a measurement takes about 100 us. A collision costs one more measurement. */
+#define MEASURED_BITS 10
+static uint64_t measured[1u << MEASURED_BITS];
 
 void vgpu_module_forget(void)
 {
-    for (unsigned i = 0; i < LOOKED_UP; i++)
-        __atomic_store_n(&known[i], 0, __ATOMIC_RELAXED);
+    for (unsigned i = 0; i < 1u << MEASURED_BITS; i++)
+        __atomic_store_n(&measured[i], 0, __ATOMIC_RELAXED);
 }
 
-/* Notes the function; true: it was noted before. */
-static bool looked_up_before(const void *function)
+static uint64_t *place_of(CUfunction function)
 {
-    uint64_t handle = (uint64_t)(uintptr_t)function;
-    uint64_t *place = &known[(handle * UINT64_C(0x9e3779b97f4a7c15)) >> 54];
-    if (__atomic_load_n(place, __ATOMIC_RELAXED) == handle)
-        return true;
-    if (!vgpu_capture_any()) /* whose thread is not charged for the local memory: see looked_up() */
-        __atomic_store_n(place, handle, __ATOMIC_RELAXED);
-    return false;
+    return &measured[((uint64_t)(uintptr_t)function * UINT64_C(0x9e3779b97f4a7c15)) >> (64 - MEASURED_BITS)];
+}
+
+static bool is_measured(CUfunction function)
+{
+    return __atomic_load_n(place_of(function), __ATOMIC_RELAXED) == (uint64_t)(uintptr_t)function;
 }
 
 /* Index in the lease of the current context's device, or VGPU_NOT_IN_LEASE. */
@@ -173,54 +171,63 @@ static CUresult grow_local(int index, CUdevice device, size_t from, size_t to)
     return result;
 }
 
-/* While any capture is under way a change of limits would spoil it: then the launch does it, and it is learnt. */
-static CUresult looked_up(CUresult result, CUresult asked, int local_bytes)
+/* Makes the local memory that a function needs. False: it is left to the launch, and learnt afterwards, as while any
+ * capture is under way, which a change of limits would end. *result: CUDA_ERROR_OUT_OF_MEMORY past the limit. */
+static bool make_local(CUresult asked, int local_bytes, CUresult *result)
 {
     CUdevice device;
     size_t now;
-    int index = result == CUDA_SUCCESS ? limited_device(&device) : VGPU_NOT_IN_LEASE;
+    int index = limited_device(&device);
+    *result = CUDA_SUCCESS;
     if (index == VGPU_NOT_IN_LEASE)
-        return result;
+        return false;
     vgpu_overhead_later(index); /* the launch may load the code */
-    if (asked != CUDA_SUCCESS || local_bytes <= 0 || vgpu_capture_any() ||
-        CALL(cuCtxGetLimit, &now, CU_LIMIT_STACK_SIZE) != CUDA_SUCCESS || (size_t)local_bytes <= now)
+    if (asked != CUDA_SUCCESS || vgpu_capture_any() || CALL(cuCtxGetLimit, &now, CU_LIMIT_STACK_SIZE) != CUDA_SUCCESS)
+        return false;
+    CUresult grown = local_bytes > 0 && (size_t)local_bytes > now ? grow_local(index, device, now, (size_t)local_bytes)
+                                                                  : CUDA_SUCCESS;
+    if (grown == CUDA_ERROR_OUT_OF_MEMORY)
+        *result = grown;
+    return grown == CUDA_SUCCESS;
+}
+
+static CUresult looked_up(CUresult result, CUfunction function)
+{
+    int local_bytes = 0;
+    if (result != CUDA_SUCCESS || is_measured(function))
         return result;
-    return grow_local(index, device, now, (size_t)local_bytes) == CUDA_ERROR_OUT_OF_MEMORY ? CUDA_ERROR_OUT_OF_MEMORY
-                                                                                           : result;
+    CUresult asked = CALL(cuFuncGetAttribute, &local_bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function);
+    if (make_local(asked, local_bytes, &result))
+        __atomic_store_n(place_of(function), (uint64_t)(uintptr_t)function, __ATOMIC_RELAXED);
+    return result;
 }
 
 VGPU_EXPORT CUresult cuModuleGetFunction(CUfunction *hfunc, CUmodule hmod, const char *name)
 {
     vgpu_suspended_call();
-    int local_bytes = 0;
     CUresult result = CALL(cuModuleGetFunction, hfunc, hmod, name);
-    if (result != CUDA_SUCCESS || looked_up_before(*hfunc))
-        return result;
-    CUresult asked = CALL(cuFuncGetAttribute, &local_bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, *hfunc);
-    return looked_up(result, asked, local_bytes);
+    return looked_up(result, result == CUDA_SUCCESS ? *hfunc : NULL);
 }
 
 VGPU_EXPORT CUresult cuKernelGetFunction(CUfunction *pFunc, CUkernel kernel)
 {
     vgpu_suspended_call();
-    int local_bytes = 0;
     CUresult result = CALL(cuKernelGetFunction, pFunc, kernel);
-    if (result != CUDA_SUCCESS || looked_up_before(*pFunc))
-        return result;
-    CUresult asked = CALL(cuFuncGetAttribute, &local_bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, *pFunc);
-    return looked_up(result, asked, local_bytes);
+    return looked_up(result, result == CUDA_SUCCESS ? *pFunc : NULL);
 }
 
+/* A kernel is of no context: what it needs is measured each time, of the device that is current. */
 VGPU_EXPORT CUresult cuLibraryGetKernel(CUkernel *pKernel, CUlibrary library, const char *name)
 {
     vgpu_suspended_call();
     CUdevice device;
     int local_bytes = 0;
     CUresult result = CALL(cuLibraryGetKernel, pKernel, library, name);
-    if (result != CUDA_SUCCESS || looked_up_before(*pKernel) || limited_device(&device) == VGPU_NOT_IN_LEASE)
+    if (result != CUDA_SUCCESS || limited_device(&device) == VGPU_NOT_IN_LEASE)
         return result;
     CUresult asked = CALL(cuKernelGetAttribute, &local_bytes, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, *pKernel, device);
-    return looked_up(result, asked, local_bytes);
+    make_local(asked, local_bytes, &result);
+    return result;
 }
 
 /* The stack is made larger or smaller at once; the other limits count when a module that uses them is loaded. */
@@ -234,8 +241,8 @@ VGPU_EXPORT CUresult cuCtxSetLimit(CUlimit limit, size_t value)
         return CALL(cuCtxSetLimit, limit, value);
     if (limit == CU_LIMIT_STACK_SIZE && CALL(cuCtxGetLimit, &now, limit) == CUDA_SUCCESS && value > now)
         return grow_local(index, device, now, value);
-    vgpu_module_forget(); /* a smaller stack grows again with the next function that needs it */
     CUresult result = CALL(cuCtxSetLimit, limit, value);
+    vgpu_module_forget(); /* the stack may be smaller now */
     vgpu_overhead_look(index, 0);
     return result;
 }

@@ -1,8 +1,9 @@
-/* module.h: what is remembered of functions that the program looked up. */
+/* module.h: the cache of measured functions. */
 #ifndef VGPU_MODULE_H
 #define VGPU_MODULE_H
 
-/* Each function is new again. To be called where handles of functions end: the driver gives them to others. */
+/* Empties the cache. To be called after handles of functions have become invalid, because the driver gives them to
+ * other functions. A lookup that races with the end of a module may go unmeasured until the next measurement. */
 void vgpu_module_forget(void);
 
 #endif

@@ -35,15 +35,14 @@ static pthread_mutex_t list = PTHREAD_MUTEX_INITIALIZER;
 static struct pool *current[VGPU_MAX_DEVICES]; /* the pool that cuMemAllocAsync takes from; NULL: ask */
 static uint32_t holding;                       /* pools that have been charged anything since they were made */
 
-/* The driver counts this call as unsafe: in a thread that captures another stream it would end that capture. */
+/* This call is unsafe during a capture, as is cuMemPoolTrimTo: it invalidates a capture that this thread began on
+ * another stream. So libvgpu makes both in relaxed mode. */
 static uint64_t attribute(CUmemoryPool pool, CUmemPool_attribute which)
 {
     cuuint64_t value = 0;
-    bool captures = vgpu_capture_any();
-    CUstreamCaptureMode mode = captures ? vgpu_capture_relax() : CU_STREAM_CAPTURE_MODE_GLOBAL;
+    int mode = vgpu_capture_relax_if_any();
     CUresult result = CALL(cuMemPoolGetAttribute, pool, which, &value);
-    if (captures)
-        vgpu_capture_restore(mode);
+    vgpu_capture_restore_if_any(mode);
     return result == CUDA_SUCCESS ? value : 0;
 }
 
@@ -111,16 +110,23 @@ static struct pool *current_pool(int device, CUdevice cuda_device)
     return pool;
 }
 
-static bool settle_or_give_back(int device, bool trim)
+static void trim(CUmemoryPool pool)
+{
+    int mode = vgpu_capture_relax_if_any();
+    CALL(cuMemPoolTrimTo, pool, 0);
+    vgpu_capture_restore_if_any(mode);
+}
+
+static bool settle_or_give_back(int device, bool gives_back)
 {
     bool same = true;
     pthread_mutex_lock(&list);
     for (struct pool *pool = pools; pool != NULL; pool = pool->next) {
         if (pool->device != device)
             continue;
-        if (trim && attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) >
-                        attribute(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT))
-            CALL(cuMemPoolTrimTo, pool->handle, 0);
+        if (gives_back && attribute(pool->handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) >
+                              attribute(pool->handle, CU_MEMPOOL_ATTR_USED_MEM_CURRENT))
+            trim(pool->handle);
         same = settle(pool) && same;
     }
     pthread_mutex_unlock(&list);
