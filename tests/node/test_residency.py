@@ -39,6 +39,7 @@ class Card:
     calls: int = 0
     fails: bool = False
     takes_seconds: float = 0.0
+    released_when_asked: set[str] = field(default_factory=set)
     moves: list[tuple[float, str, State]] = field(default_factory=list)
 
     def add(self, name: str, gib: int = 60) -> None:
@@ -58,7 +59,10 @@ class Card:
     def wants(self, allocation: Allocation) -> bool:
         return allocation.id in self.works
 
-    async def ask(self, name: str) -> None: ...
+    async def ask(self, name: str) -> None:
+        if name in self.released_when_asked:
+            self.released_when_asked.remove(name)
+            self.book.remove(name)
 
     async def suspend(self, one: Allocation, cause: Cause, *_: object) -> Allocation:
         return await self._becomes(replace(one, cause=cause), State.SUSPENDING, State.SUSPENDED)
@@ -125,6 +129,19 @@ def test_a_tenant_that_works_is_not_suspended_as_idle(tmp_path: Path) -> None:
         card.works.clear()
         await clock.passed(1.2 * IDLE_SECONDS)
         assert card.state("a")[0] is State.SUSPENDED
+
+    play(tmp_path, IDLE, scene)
+
+
+def test_a_release_during_an_observation_does_not_end_the_idle_rule(tmp_path: Path) -> None:
+    """Seen on a loaded machine: turns stood still until vgpud was started again."""
+
+    async def scene(card: Card) -> None:
+        card.add("a", gib=10)
+        card.add("b", gib=10)
+        card.released_when_asked.add("a")
+        await clock.passed(1.2 * IDLE_SECONDS)
+        assert card.state("b") == (State.SUSPENDED, Cause.IDLE)
 
     play(tmp_path, IDLE, scene)
 

@@ -139,7 +139,8 @@ class Residency:
             return _REST_SECONDS if _has_rules(self.policy()) else _NO_RULES_SECONDS
         for allocation, rules in ruled:
             await self._see(allocation, rules, now)
-        plan = self._decide(now, {a.id: rules for a, rules in ruled})
+        # some may have been released while the arbiter was asked
+        plan = self._decide(now, {a.id: rules for a, rules in ruled if a.id in self.around.book})
         self._waiting = {move.id: move for move in plan.moves if move.kind is Kind.WAIT}
         for move in plan.moves:
             if move.kind is not Kind.WAIT and self._moving <= {move.beside}:
