@@ -82,12 +82,22 @@ class Daemon:
         self.units: Units = choose_units(settings.run_dir)
         self.specs = Specs(settings.cdi_dir, HookProgram(settings.hook, settings.run_dir))
         self.stopping = asyncio.Event()
+        self.failure: BaseException | None = None
         self.keeper: NodeKeeper | None = None
         self.ledger: Ledger | None = None
         self.containers: Containers | None = None
         self.cdi_watch: CdiWatch | None = None
         self.claim: int | None = None  # a descriptor that is held to the end
         self.originals: LedgerOriginals | None = None
+
+    def loop_ended(self, loop: "asyncio.Future[None]") -> None:
+        """Stops vgpud when one of its loops has failed: a start converges, and part of a daemon serves no
+        tenant."""
+        if self.stopping.is_set() or loop.cancelled() or (error := loop.exception()) is None:
+            return
+        log.error("a loop failed", why=str(error), exc_info=error)
+        self.failure = error
+        self.stopping.set()
 
     def load_policy(self) -> LoadedPolicy:
         return load(self.settings.policy_paths())
@@ -242,7 +252,7 @@ def raise_file_limit() -> None:
 
 
 async def serve(settings: Settings) -> None:
-    """Runs until SIGTERM or SIGINT; SIGHUP reloads the policy."""
+    """Runs until SIGTERM or SIGINT; SIGHUP reloads the policy. Raises what one of its loops raised."""
     daemon = Daemon(settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -284,6 +294,8 @@ async def serve(settings: Settings) -> None:
             keeper.activities.watch(),
         )
         lasting = [asyncio.ensure_future(one) for one in work]
+        for one in lasting:
+            one.add_done_callback(daemon.loop_ended)
         sd.notify("READY=1", f"STATUS={keeper.describe().status}")
         log.info("ready", message_id=Message.READY, status=keeper.describe().status, version=__version__)
         try:
@@ -297,6 +309,8 @@ async def serve(settings: Settings) -> None:
             doors.close()
             await asyncio.gather(server.stop(_STOP_SECONDS), runtimes.stop(_STOP_SECONDS))
     log.info("stopped", message_id=Message.STOPPED)
+    if daemon.failure is not None:
+        raise daemon.failure
 
 
 class Restorer(Daemon):

@@ -4,6 +4,7 @@ dropped in the middle."""
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -63,3 +64,22 @@ def test_no_task_outlives_the_daemon(node: DemoNode, grace: str) -> None:
     log = node.log.read_text()
     assert [line for line in log.splitlines() if any(word in line for word in COMPLAINTS)] == []
     assert grace == "10" or "cut short" in log
+
+
+def test_a_loop_that_fails_ends_the_daemon_with_an_error(node: DemoNode) -> None:
+    """systemd then starts it again; without the loop, tenants would wait for ever."""
+    code = """
+import sys
+from vgpud.daemon import main
+from vgpud.node.tenants.residency import Residency
+async def fail(self):
+    raise RuntimeError("told to fail")
+Residency.run = fail
+sys.exit(main())
+"""
+    node.command = (sys.executable, "-c", code)
+    with suppress(RuntimeError):  # where it ends before it is seen to serve
+        node.start()
+    assert node.daemon is not None
+    assert node.daemon.wait(300) == 1
+    assert "a loop failed" in node.log.read_text()
