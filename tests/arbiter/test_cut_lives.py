@@ -1,0 +1,89 @@
+"""What befalls a tenant while it is off the device, and the others beside it."""
+
+import ctypes
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from tests.arbiter.conftest import LONG, Card, answer, counters, span
+from tests.arbiter.test_cut import CONSERVING, HARD, done_ns, table, work
+from tests.conditions import needs, unmet
+from tests.e2e.support import eventually
+from vgpud.lease import read_activity, update_limits
+
+
+def is_off(lease: Path) -> bool:
+    return table(lease)[0] == 1
+
+
+def goes_on(card: Card, pid: int) -> None:
+    before = done_ns(card, pid)
+    eventually(lambda: done_ns(card, pid) > before, "the device works for it")
+
+
+def put(card: Card, lease: Path, share: float, away: bool) -> None:
+    update_limits(lease, card.limits(HARD, share), away=away)
+    card.client.look(lease.name)
+
+
+@contextmanager
+def frozen(threads: Sequence[int]) -> Iterator[None]:
+    """Stops each of the threads, by ptrace(2). They have to be let go: a dead one would not be reaped."""
+    seize, interrupt, detach = 0x4206, 0x4207, 17
+    libc = ctypes.CDLL(None, use_errno=True)
+    for thread in threads:
+        if libc.ptrace(seize, thread, None, None) != 0 or libc.ptrace(interrupt, thread, None, None) != 0:
+            unmet("ptrace", os.strerror(ctypes.get_errno()))
+        os.waitpid(thread, 0x40000000)  # __WALL: it has stopped
+    try:
+        yield
+    finally:
+        for thread in threads:
+            libc.ptrace(detach, thread, None, None)
+
+
+def test_a_kernel_without_an_end_leaves_the_others_their_share(cut_card: Card) -> None:
+    endless, other = (cut_card.lease(name, CONSERVING, 50) for name in "ab")
+    stuck = replace(cut_card, kernel_us=int(LONG * 1e6)).spin(endless, LONG)
+    eventually(lambda: counters(endless)["turns"] > 0, "it runs")
+    assert 30 < work(answer(cut_card.spin(other, 2.0))) < 70
+    goes_on(cut_card, stuck.pid)
+
+
+def test_all_tenants_that_are_off_when_the_arbiter_dies_come_back(cut_card: Card) -> None:
+    leases = [cut_card.lease(name, HARD, 5) for name in "abc"]
+    processes = [cut_card.spin(lease, LONG) for lease in leases]
+    eventually(lambda: all(is_off(lease) for lease in leases), "all are off")
+    cut_card.kill_arbiter()
+    eventually(lambda: not any(is_off(lease) for lease in leases), "all are back")
+    for process in processes:
+        goes_on(cut_card, process.pid)
+
+
+def test_a_tenant_that_is_suspended_while_it_is_off_is_quiet_and_continues(cut_card: Card) -> None:
+    lease = cut_card.lease("a", HARD, 10)
+    process = cut_card.spin(lease, LONG)
+    for _ in range(3):
+        eventually(lambda: is_off(lease), "it is off")
+        put(cut_card, lease, 10, away=True)
+        eventually(lambda: read_activity(lease).quiet, "nothing of it is in the driver")
+        put(cut_card, lease, 10, away=False)
+        goes_on(cut_card, process.pid)
+    (percent,) = span(lease, turns=5).percents
+    assert 0 < percent < 30 and process.poll() is None
+
+
+@needs("ptrace")
+def test_a_tenant_whose_library_threads_stand_still_is_held_to_its_share(cut_card: Card) -> None:
+    """Its launching thread goes on. It sends the arbiter nothing any more, and is preempted all the same."""
+    lease, other = cut_card.lease("a", HARD, 25), cut_card.lease("b", CONSERVING, 50)
+    process = cut_card.spin(lease, LONG)
+    eventually(lambda: counters(lease)["turns"] > 3, "it has turns")
+    threads = [int(task.name) for task in Path(f"/proc/{process.pid}/task").iterdir()]
+    with frozen([thread for thread in threads if thread != process.pid]):
+        (percent,) = span(lease, turns=5).percents
+        assert 0 < percent < 45
+        goes_on(cut_card, process.pid)
+        assert work(answer(cut_card.spin(other, 2.0))) > 40
