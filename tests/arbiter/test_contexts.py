@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -44,3 +45,34 @@ def test_a_share_holds_for_a_hundred_context_resets_of_short_kernels(card: Card)
 @pytest.mark.parametrize("live", [30, 36, 60])
 def test_a_share_holds_with_many_live_contexts(card: Card, live: int) -> None:
     assert percent(card, "live", live) < PARTED
+
+
+DETACH = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+context, attached, pointer = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
+assert cuda.cuInit(0) == 0
+for _ in range(20):
+    assert cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0
+    assert cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(1 << 30)) == 0
+    assert cuda.cuCtxAttach(ctypes.byref(attached), 0) == 0 and attached.value == context.value
+    assert cuda.cuCtxDetach(context) == 0
+    assert cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(2 << 30)) == 2
+    assert cuda.cuCtxDetach(context) == 0
+"""
+
+
+def test_the_last_detach_of_a_context_gives_its_memory_back(card: Card) -> None:
+    devices = [DeviceLimits(card.uuids[0], 3 * GIB)]
+    lease = write_lease(card.run_dir / "leases", "a", devices, uid=os.getuid(), gid=os.getgid())
+    card.client.add("a")
+    env = {"LD_PRELOAD": str(LIBVGPU), "VGPU_LEASE": str(lease)}
+    done = subprocess.run(
+        [sys.executable, "-c", DETACH],
+        env=card.sim.environment(env),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -235,8 +235,14 @@ VGPU_EXPORT CUresult cuCtxDestroy_v2(CUcontext ctx)
 VGPU_EXPORT CUresult cuCtxDetach(CUcontext ctx)
 {
     vgpu_suspended_call();
+    int cancels = creation_begins();
+    int device = ctx != NULL ? index_of(ctx) : VGPU_NOT_IN_LEASE;
     vgpu_in_flight_forget(ctx);
-    return CALL(cuCtxDetach, ctx);
+    CUresult result = CALL(cuCtxDetach, ctx);
+    if (result == CUDA_SUCCESS && device != VGPU_NOT_IN_LEASE && index_of(ctx) == VGPU_NOT_IN_LEASE)
+        ended(device, ctx);
+    creation_ends(cancels);
+    return result;
 }
 
 /* One more reference to a primary context that is there already costs nothing. */

@@ -254,6 +254,30 @@ CUresult cuCtxDestroy(CUcontext ctx)
     return cuCtxDestroy_v2(ctx);
 }
 
+CUresult cuCtxAttach(CUcontext *ctx, unsigned int flags)
+{
+    CU_TRY(cu_enter("cuCtxAttach"));
+    CU_CHECK(ctx != NULL && flags == 0, CUDA_ERROR_INVALID_VALUE);
+    CUcontext current = cu_current();
+    CU_CHECK(current != NULL && !current->primary && current->green == NULL, CUDA_ERROR_INVALID_CONTEXT);
+    cu_lock();
+    current->attached++;
+    cu_unlock();
+    *ctx = current;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxDetach(CUcontext ctx)
+{
+    CU_TRY(cu_enter("cuCtxDetach"));
+    CU_CHECK(ctx != NULL && cu_current() == ctx, CUDA_ERROR_INVALID_CONTEXT);
+    cu_lock();
+    bool last = ctx->attached == 0;
+    ctx->attached -= last ? 0 : 1;
+    cu_unlock();
+    return last ? cuCtxDestroy_v2(ctx) : CUDA_SUCCESS;
+}
+
 CUresult cuCtxPushCurrent_v2(CUcontext ctx)
 {
     CU_TRY(cu_enter("cuCtxPushCurrent_v2"));

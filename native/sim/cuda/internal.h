@@ -61,6 +61,7 @@ struct CUctx_st {
     CUgreenCtx green; /* NULL */
     unsigned int flags;
     bool primary;
+    uint32_t attached; /* references beyond the first: cuCtxAttach */
     unsigned long long id;
     _Atomic double position; /* of the last work given to any of its streams */
     CUevent pending[CU_PENDING_EVENTS];
