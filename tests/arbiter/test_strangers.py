@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.arbiter.conftest import Card
+from tests.arbiter.conftest import Card, made_card
 from tests.arbiter.test_edges import OPERATING_SYSTEM, WAIT_S, environment, lease_of
 from tests.e2e.support import eventually
 from tests.native.harness import TEST_BUILD
@@ -34,6 +34,13 @@ def test_a_program_is_limited_and_runs_to_its_end(card: Card, way: str) -> None:
     done = run(card, lease, way)
     assert (done.returncode, done.stderr) == (0, "at exit\n" if way == "exit" else "")
     eventually(lambda: read_usage(lease).processes == (), "no slot is left")
+
+
+@pytest.mark.parametrize("engine", ["cut", "gate"])
+def test_a_launch_without_a_context_is_refused_at_once(engine: str) -> None:
+    with made_card(engine) as card:
+        done = run(card, lease_of(card), "orphans")
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("descriptors", [3, 5, 7, 9, 16])

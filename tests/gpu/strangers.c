@@ -11,6 +11,7 @@
  *     deny CALL E  works where a filter answers that system call by the error E
  *     limits N     allocates with RLIMIT_NOFILE lowered to N after the driver's first call
  *     graphs       launches a graph with memory nodes until its standard input ends
+ *     orphans      launches before cuInit, and in a forked child
  *     ranks        two processes share one buffer by a file descriptor and launch, until standard input ends
  *     work         allocates past the limit, is refused, launches, and frees
  * Each ends with 0 where 3 GiB were refused and the rest was as without limits, or says what is wrong.
@@ -371,6 +372,24 @@ static void try_ranks(char **unused)
     } while (!input_ended());
 }
 
+/* The child has its parent's handles and none of its contexts: each call is an error, which comes at once. */
+static void try_orphans(char **unused)
+{
+    (void)unused;
+    NEED(cu.cuLaunchKernel(NULL, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL) != CUDA_SUCCESS); /* before cuInit */
+    begin_and_work();
+    pid_t child = fork();
+    check(child < 0, "fork");
+    if (child == 0) {
+        NEED(cu.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL) != CUDA_SUCCESS);
+        _exit(0);
+    }
+    int status;
+    NEED(waitpid(child, &status, 0) == child && status == 0);
+    launch();
+    DO(cuCtxSynchronize());
+}
+
 static void try_work(char **unused)
 {
     (void)unused;
@@ -382,11 +401,10 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(char **arguments);
-    } ways[] = {{"forks", try_forks}, {"tiny-stacks", try_tiny_stacks},
-                {"vfork", try_vfork}, {"closefrom", try_closefrom},
-                {"exit", try_exit},   {"limits", try_limits},
-                {"deny", try_deny},   {"graphs", try_graphs},
-                {"ranks", try_ranks}, {"work", try_work}};
+    } ways[] = {
+        {"forks", try_forks}, {"tiny-stacks", try_tiny_stacks}, {"vfork", try_vfork}, {"closefrom", try_closefrom},
+        {"exit", try_exit},   {"limits", try_limits},           {"deny", try_deny},   {"graphs", try_graphs},
+        {"ranks", try_ranks}, {"orphans", try_orphans},         {"work", try_work}};
     int own = fcntl(STDERR_FILENO, F_DUPFD, 100);
     out = own >= 0 ? fdopen(own, "w") : stderr;
     void *handle = load();

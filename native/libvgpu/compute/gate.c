@@ -325,7 +325,10 @@ static CUresult look(CUstream stream, int per_thread)
     vgpu_suspended_wait(); /* before anything that asks the driver */
     if (vgpu_capture_on(stream, per_thread))
         return CUDA_SUCCESS;
-    if (!vgpu_in_flight_touch(stream, per_thread))
+    enum vgpu_touch touched = vgpu_in_flight_touch(stream, per_thread);
+    if (touched == VGPU_TOUCH_NO_CONTEXT) /* without a device to want a turn on, the thread would wait for ever */
+        return CUDA_SUCCESS;
+    if (touched == VGPU_TOUCH_NO_MEMORY)
         return CUDA_ERROR_OUT_OF_MEMORY;
     for (;;) {
         if (vgpu_in_flight_strays())

@@ -251,15 +251,17 @@ void vgpu_in_flight_mark_after(CUstream stream, int per_thread, uint64_t weight)
     pthread_mutex_unlock(&lock);
 }
 
-bool vgpu_in_flight_touch(CUstream stream, int per_thread)
+enum vgpu_touch vgpu_in_flight_touch(CUstream stream, int per_thread)
 {
     CUcontext context = context_of(stream, per_thread);
+    if (context == NULL)
+        return VGPU_TOUCH_NO_CONTEXT;
     pthread_mutex_lock(&lock);
     struct context_queue *queue = queue_launched(context);
     if (queue != NULL)
         queue->used = true;
     pthread_mutex_unlock(&lock);
-    return queue != NULL || context == NULL;
+    return queue != NULL ? VGPU_TOUCHED : VGPU_TOUCH_NO_MEMORY;
 }
 
 uint32_t vgpu_in_flight_declare(void)

@@ -28,8 +28,11 @@ enum vgpu_admission vgpu_in_flight_admit(CUstream stream, int per_thread, const 
 /* After the launch, which still counts as asked: marks its end if launches are long. */
 void vgpu_in_flight_mark_after(CUstream stream, int per_thread, uint64_t weight);
 
-/* Takes note of the context that is launched to; false: there is no memory to, and nothing may be launched to it. */
-bool vgpu_in_flight_touch(CUstream stream, int per_thread);
+enum vgpu_touch { VGPU_TOUCHED, VGPU_TOUCH_NO_CONTEXT, VGPU_TOUCH_NO_MEMORY };
+
+/* Takes note of the context that is launched to. NO_CONTEXT: there is none, as before cuInit and in a forked child; the
+ * driver refuses the launch. NO_MEMORY: nothing may be launched to it. */
+enum vgpu_touch vgpu_in_flight_touch(CUstream stream, int per_thread);
 
 /* Takes note of a context that was made: before anything is launched to it. */
 void vgpu_in_flight_note(CUcontext context);

@@ -137,7 +137,8 @@ CUresult vgpu_graph_end(struct vgpu_charge *charge, CUgraphExec exec, CUresult r
 {
     if (!charge->active)
         return result;
-    settle(charge->device);
+    for (int d = 0; d < (int)VGPU_MAX_DEVICES; d++) /* its nodes may be of several */
+        settle(d);
     if (result != CUDA_SUCCESS)
         note_resident(exec, NEVER);
     vgpu_charge_undo(charge, result);

@@ -62,7 +62,7 @@ static CUresult touch_all(const CUDA_LAUNCH_PARAMS *list, unsigned int count)
     if (list == NULL || result != CUDA_SUCCESS || !limited)
         return result;
     for (unsigned int i = 0; i < count; i++)
-        if (!vgpu_in_flight_touch(list[i].hStream, 0))
+        if (vgpu_in_flight_touch(list[i].hStream, 0) == VGPU_TOUCH_NO_MEMORY)
             return CUDA_ERROR_OUT_OF_MEMORY;
     return CUDA_SUCCESS;
 }
