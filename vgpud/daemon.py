@@ -90,9 +90,13 @@ class Daemon:
         self.claim: int | None = None  # a descriptor that is held to the end
         self.originals: LedgerOriginals | None = None
 
-    def loop_ended(self, loop: "asyncio.Future[None]") -> None:
-        """Stops vgpud when one of its loops has failed: a start converges, and part of a daemon serves no
-        tenant."""
+    def start_loop(self, work: Coroutine[Any, Any, None]) -> "asyncio.Future[None]":
+        """Its failure stops vgpud: a start converges, and part of a daemon serves no tenant."""
+        loop = asyncio.ensure_future(work)
+        loop.add_done_callback(self._loop_ended)
+        return loop
+
+    def _loop_ended(self, loop: "asyncio.Future[None]") -> None:
         if self.stopping.is_set() or loop.cancelled() or (error := loop.exception()) is None:
             return
         log.error("a loop failed", why=str(error), exc_info=error)
@@ -293,9 +297,7 @@ async def serve(settings: Settings) -> None:
             keeper.bypasses.run(),
             keeper.activities.watch(),
         )
-        lasting = [asyncio.ensure_future(one) for one in work]
-        for one in lasting:
-            one.add_done_callback(daemon.loop_ended)
+        lasting = [daemon.start_loop(one) for one in work]
         sd.notify("READY=1", f"STATUS={keeper.describe().status}")
         log.info("ready", message_id=Message.READY, status=keeper.describe().status, version=__version__)
         try:
