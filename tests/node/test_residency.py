@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests import clock
 from tests.node.world import device, policy_of, request
@@ -156,6 +157,20 @@ def test_an_idle_suspended_tenant_is_resumed_when_it_calls_the_driver(tmp_path: 
         assert card.state("a")[0] is State.ACTIVE
 
     play(tmp_path, IDLE, scene)
+
+
+def test_an_idle_suspension_and_its_resume_leave_an_audit_line_each(tmp_path: Path) -> None:
+    async def scene(card: Card) -> None:
+        card.add("a")
+        await clock.passed(HOUR)
+        card.works.add("a")
+        await clock.passed(1)
+
+    with capture_logs() as lines:
+        play(tmp_path, IDLE, scene)
+    told = [line for line in lines if line["event"] == "audit"]
+    assert [line["audit"] for line in told][:2] == ["suspend", "resume"]
+    assert all(line["door"] == "vgpud" and line["reason"].startswith("residency: ") for line in told)
 
 
 def test_a_failed_suspension_is_tried_again_after_the_back_off(tmp_path: Path) -> None:

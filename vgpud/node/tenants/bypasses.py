@@ -299,6 +299,8 @@ class Bypasses:
             log.error("mark not taken back", allocation=allocation.id, why=str(error))
             return
         self._marks.get(allocation.id, {}).pop(kind, None)
+        owner = allocation.request.owner.uid
+        audit.automatic("unmark", why, allocation=allocation.id, owner=owner, mark=kind.value)
 
     # --- ending it
 

@@ -1,0 +1,42 @@
+"""docs/metrics.md names each change that vgpud makes by itself, and the file that writes its audit line."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+REASONED = ("because", "by_itself")  # functions of vgpud.audit that give a reason for any change
+
+
+def table() -> list[tuple[str, str]]:
+    """The changes and the file of each row."""
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    rows = page.split("<!-- automatic -->")[1].split("<!-- /automatic -->")[0]
+    found = re.findall(r"^\| ([^|`]+) \| [^|]+ \| `([^`]+)` \|$", rows, re.MULTILINE)
+    return [(changes.strip(), file) for changes, file in found]
+
+
+def calls() -> Iterator[tuple[str, str, str]]:
+    """Function of vgpud.audit, name of the change ("" if the call gives none), and file."""
+    for path in sorted((ROOT / "vgpud").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and isinstance(node.func.value, ast.Name)
+                and node.func.value.id == "audit"
+            ):
+                first = node.args[0] if node.args else None
+                is_name = isinstance(first, ast.Constant) and node.func.attr == "automatic"
+                change = str(first.value) if is_name and isinstance(first, ast.Constant) else ""
+                yield node.func.attr, change, str(path.relative_to(ROOT))
+
+
+def test_each_automatic_change_is_in_the_table_and_no_other() -> None:
+    named = {(change, file) for function, change, file in calls() if function == "automatic"}
+    reasoned = {file for function, _, file in calls() if function in REASONED}
+    rows = table()
+    assert named <= set(rows)
+    assert reasoned <= {file for _, file in rows}
+    assert {file for _, file in rows} == reasoned | {file for _, file in named}
