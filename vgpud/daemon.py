@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import structlog
 import uvloop
 
-from vgpud import __version__, audit, logs, sd
+from vgpud import __version__, audit, logs, proc, sd
 from vgpud.hardware.engine_probe import EngineProbe
 from vgpud.hardware.events import DeviceEvent, watch_events
 from vgpud.hardware.gateway import Gateway
@@ -51,6 +51,7 @@ from vgpud.node.store.allocations import AllocationStore
 from vgpud.node.store.book import Book
 from vgpud.node.store.originals import LedgerOriginals
 from vgpud.node.tenants.cgroups import cgroup_of
+from vgpud.node.tenants.users import SubordinateUids
 from vgpud.node.worlds import mps_world, preload_world
 from vgpud.policy.load import LoadedPolicy, load
 from vgpud.policy.model import DeviceRule, Policy
@@ -257,6 +258,7 @@ def raise_file_limit() -> None:
 
 async def serve(settings: Settings) -> None:
     """Runs until SIGTERM or SIGINT; SIGHUP reloads the policy. Raises what one of its loops raised."""
+    proc.count_users_by(SubordinateUids().user_of)
     daemon = Daemon(settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

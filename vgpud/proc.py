@@ -3,9 +3,12 @@
 What a function answers for a pid may be of a later process when it returns. A caller that acts on the answer
 opens a pidfd before it asks, and sees by the pidfd afterwards that the process still lives.
 
-A process decides how long some of these files answer: an exec that closes a file of the process's own file
-system (FUSE) holds them until the file system answers (seen on Linux 6.18). They are read on threads that are
-left behind.
+A process decides how long the kernel takes for some of these questions: an exec that closes a file of the
+process's own file system (FUSE) holds them until the file system answers. Seen on Linux 6.18: stat, maps,
+environ, auxv, io, syscall, stack, wchan, the links exe, cwd, root and ns/*, and pidfd_getfd(2) wait. They are
+asked on threads that are left behind (`aside`), as are the namespaces of a pidfd, mem and cmdline, whose
+answer may be in pages of such a file. status, comm, cgroup, mountinfo, uid_map, fd/, task/ and the owner of
+/proc/PID do not wait.
 """
 
 import ctypes
@@ -15,20 +18,26 @@ import re
 import select
 import signal
 import threading
-from collections import Counter
-from collections.abc import Iterator
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
+from typing import TypeVar
 
 _PIDFD_GETFD = 438  # asm-generic/unistd.h, the same on every architecture (Linux 5.6)
 _MOST_MOUNTS = 2000
 _PATIENCE_SECONDS = 0.25
+_LOOK_SECONDS, _LOOKS = 0.005, 3  # for so many looks the kernel may hold a question
+_LATELY_SECONDS = 10.0
 _MOST_LEFT = 256  # threads that wait for the kernel
-_MOST_LEFT_OF_A_USER = 4
+_MOST_LEFT_OF_A_USER = 4  # that wait, and that were left behind lately: each costs its asker some time
 #: Errors that say nothing of the process: no descriptor, no memory, or no answer.
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EBUSY})
+T = TypeVar("T")
 _UIDS = re.compile(rb"^Uid:\s*(\d+)\s+(\d+)", re.MULTILINE)  # real, effective: proc_pid_status(5)
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -74,7 +83,7 @@ def parse_stat(line: bytes) -> Stat | None:
 def look(pid: int) -> Stat | None:
     """None where there is no such process. Raises OSError of SCARCE."""
     try:
-        return parse_stat(_aside.read(pid, "stat"))
+        return parse_stat(_read_aside(pid, "stat"))
     except OSError as error:
         if error.errno in SCARCE:
             raise
@@ -123,7 +132,10 @@ def has_ended(pid: int) -> bool:
 
 def uids(pid: int) -> tuple[int, int] | None:
     """Real and effective; None where they cannot be read."""
-    found = _UIDS.search(_read(pid, "status"))
+    try:
+        found = _UIDS.search(Path(f"/proc/{pid}/status").read_bytes())
+    except OSError:
+        return None
     return (int(found[1]), int(found[2])) if found else None
 
 
@@ -146,57 +158,119 @@ def environment(pid: int) -> list[bytes]:
 
 def _read(pid: int, name: str) -> bytes:
     try:
-        return _aside.read(pid, name)
+        return _read_aside(pid, name)
     except OSError:
         return b""
 
 
-class _Aside:
-    """Reads files of /proc/PID, each for at most _PATIENCE_SECONDS of its caller's time. Thread-safe."""
+def _read_aside(pid: int, name: str) -> bytes:
+    return aside(pid, Path(f"/proc/{pid}/{name}").read_bytes)
+
+
+class _Worker:
+    """A thread that answers one question after the other."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._left: dict[int, int] = {}  # pid -> owner, whose file has not been answered yet
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="proc", daemon=True)
+        self._thread.start()
 
-    def read(self, pid: int, name: str) -> bytes:
-        """Raises OSError; EBUSY where the kernel does not answer, or has not answered an earlier look at the
-        process, and where too many looks at the user's processes, or at all, wait."""
-        uid = owner(pid)
+    def do(self, work: Callable[[], None]) -> None:
+        self._work.put(work)
+
+    def waits_in_kernel(self) -> bool:
+        """Not for a processor, and not for Python's lock."""
+        stat = parse_stat(Path(f"/proc/self/task/{self._thread.native_id}/stat").read_bytes())
+        return stat is not None and stat.state == "D"
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()
+
+
+class _Aside:
+    """Asks the kernel about processes. Thread-safe. As many threads are kept as have been in use at once."""
+
+    def __init__(self) -> None:
+        self.user_of: Callable[[int], int] = lambda uid: uid
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+        self._left: dict[int, int] = {}  # pid -> user, of a question that has not been answered yet
+        self._lately: deque[tuple[float, int]] = deque()  # when, and of which user, one was left behind
+
+    def ask(self, pid: int, question: Callable[[], T], forget: Callable[[T], None]) -> T:
         with self._lock:
-            of_user = Counter(self._left.values())[uid] if uid else 0
-            if pid in self._left or of_user >= _MOST_LEFT_OF_A_USER or len(self._left) >= _MOST_LEFT:
+            if pid in self._left or len(self._left) >= _MOST_LEFT or (self._lately and self._is_full(pid)):
                 raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-        answers: list[bytes | OSError] = []
-        done = threading.Event()
+            worker = self._idle.pop() if self._idle else None
+        answers: list[T | OSError] = []
+        done = threading.Lock()
+        done.acquire()
+        worker = worker or _Worker()
 
         def work() -> None:
             try:
-                answer: bytes | OSError = Path(f"/proc/{pid}/{name}").read_bytes()
+                answer: T | OSError = question()
             except OSError as error:
                 answer = error
             with self._lock:
                 answers.append(answer)
-                self._left.pop(pid, None)
-            done.set()
+                self._idle.append(worker)
+                is_late = self._left.pop(pid, None) is not None
+            done.release()
+            if is_late and not isinstance(answer, OSError):
+                forget(answer)
 
-        threading.Thread(target=work, name="proc", daemon=True).start()
-        done.wait(_PATIENCE_SECONDS)
+        worker.do(work)
+        _wait(done, worker)
         with self._lock:
             if not answers:
-                self._left[pid] = uid or 0
+                self._left[pid] = user = self._user(pid)
+                self._lately.append((time.monotonic(), user))
                 raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
         if isinstance(answers[0], OSError):
             raise answers[0]
         return answers[0]
 
+    def _is_full(self, pid: int) -> bool:
+        while self._lately and self._lately[0][0] < time.monotonic() - _LATELY_SECONDS:
+            self._lately.popleft()
+        user = self._user(pid)
+        of_user = Counter(self._left.values())[user], sum(one == user for _, one in self._lately)
+        return user != 0 and max(of_user) >= _MOST_LEFT_OF_A_USER
+
+    def _user(self, pid: int) -> int:
+        """Of its real uid: root owns the files of a process that cannot be dumped."""
+        return self.user_of((uids(pid) or (0, 0))[0])
+
+
+def _wait(done: threading.Lock, worker: _Worker) -> None:
+    """Until it is done, for at most _PATIENCE_SECONDS, and for _LOOKS in which the kernel holds the worker: a
+    busy machine is waited for."""
+    end, held = time.monotonic() + _PATIENCE_SECONDS, 0
+    while not done.acquire(timeout=_LOOK_SECONDS) and held < _LOOKS and time.monotonic() < end:
+        held = held + 1 if worker.waits_in_kernel() else 0
+
 
 _aside = _Aside()
+
+
+def count_users_by(user_of: Callable[[int], int]) -> None:
+    """`user_of` names the user that a uid counts as: one user's processes may keep few questions waiting."""
+    _aside.user_of = user_of
+
+
+def aside(pid: int, question: Callable[[], T], forget: Callable[[T], None] = lambda _: None) -> T:
+    """What `question` answers of the process; an answer that comes later goes to `forget`. Raises OSError:
+    EBUSY where the kernel does not answer, or has not answered an earlier question about the process, and
+    where too many questions about the user's processes, or at all, wait."""
+    return _aside.ask(pid, question, forget)
 
 
 def executable(pid: int) -> Path | None:
     """The program, also one whose file an upgrade has removed (proc(5): " (deleted)" follows the name)."""
     try:
-        return Path(str(Path(f"/proc/{pid}/exe").readlink()).removesuffix(" (deleted)"))
+        return Path(str(aside(pid, Path(f"/proc/{pid}/exe").readlink)).removesuffix(" (deleted)"))
     except OSError:
         return None
 
@@ -212,10 +286,10 @@ def mounts_at(pid: int, place: str) -> list[str]:
     return [row[3] for row in rows if len(row) > 4 and row[4] == place]
 
 
-def mount_namespace(process: int | str) -> Path | None:
+def mount_namespace(pid: int) -> Path | None:
     """None where it cannot be read: the process has ended, or vgpud may not look at it."""
     try:
-        return Path(f"/proc/{process}/ns/mnt").readlink()
+        return aside(pid, Path(f"/proc/{pid}/ns/mnt").readlink)
     except OSError:
         return None
 

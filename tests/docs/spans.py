@@ -97,6 +97,7 @@ NOT_RUN = {
     "python -m tests.http.pictures": _LONG,
     "python -m tests.packaging.cross": _LONG,
     "./dev bench NAME": _LONG,
+    "./dev bench arbiter": _LONG,
     "./dev bench loop": _LONG,
     "./dev bench operate": _LONG,
     "./dev bench soak --cycles 200000": _LONG,

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +11,21 @@ from pathlib import Path
 from tests.conditions import needs
 from tests.e2e.support import eventually
 from tests.fusefile import fuse_file
-from vgpud.proc import environment, has_ended, is_alive, is_ending, pin, session_members, start_ticks
+from vgpud.proc import (
+    arguments,
+    count_users_by,
+    environment,
+    executable,
+    has_ended,
+    is_alive,
+    is_ending,
+    mount_namespace,
+    pin,
+    read_stat,
+    session_members,
+    start_ticks,
+    uids,
+)
 
 # its main thread ends, another one goes on until the input is closed
 LEADERLESS = """
@@ -56,6 +71,8 @@ def test_start_ticks_tell_processes_of_one_pid_apart() -> None:
 EXECS = """
 import os, sys
 os.open(sys.argv[1], os.O_RDWR | os.O_CLOEXEC)
+uid = int(sys.argv[2])
+os.setresuid(uid, uid, uid)  # the process cannot be dumped now: root owns its files in /proc
 print(flush=True)
 sys.stdin.readline()
 os.execvp("sleep", ["sleep", "1000"])
@@ -66,7 +83,7 @@ os.execvp("sleep", ["sleep", "1000"])
 def test_a_process_in_the_midst_of_an_exec_holds_no_look_at_others(tmp_path: Path) -> None:
     """The attack: the exec closes a file of the user's own file system, which does not answer."""
     with fuse_file(tmp_path / "mount", "flush") as file:
-        words = [sys.executable, "-c", EXECS, str(file.path)]
+        words = [sys.executable, "-c", EXECS, str(file.path), "0"]
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdin is not None and process.stdout is not None
         process.stdout.readline()
@@ -79,9 +96,41 @@ def test_a_process_in_the_midst_of_an_exec_holds_no_look_at_others(tmp_path: Pat
             pin(process.pid, ticks)
         assert is_alive(process.pid, ticks), "no answer does not mean that it has ended"
         assert environment(process.pid)
+        for question in (executable, mount_namespace, arguments, uids):
+            question(process.pid)
         assert list(session_members(os.getsid(process.pid))) is not None
         own = start_ticks(os.getpid())
         assert own is not None and is_alive(os.getpid(), own)
     process.kill()
     process.communicate()
     eventually(lambda: not is_alive(process.pid, ticks), "its end is seen")
+
+
+@needs("root", "fuse")
+def test_processes_of_a_users_subordinate_uids_leave_no_more_threads_behind_than_its_own(
+    tmp_path: Path,
+) -> None:
+    user, first = 4242, 1_000_000
+    count_users_by(lambda uid: user if uid >= first else uid)
+    processes = []
+    before = threading.active_count()
+    try:
+        with fuse_file(tmp_path / "mount", "flush") as file:
+            for number in range(8):
+                uid = user if number < 2 else first + number
+                words = [sys.executable, "-c", EXECS, str(file.path), str(uid)]
+                process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                processes.append(process)
+                assert process.stdin is not None and process.stdout is not None
+                assert process.stdout.readline() == "\n"
+                process.stdin.write("\n")
+                process.stdin.flush()
+                assert file.asked()
+                assert read_stat(process.pid) is None
+            assert threading.active_count() <= before + 4
+            assert read_stat(os.getpid()) is not None
+    finally:
+        count_users_by(lambda uid: uid)
+        for process in processes:
+            process.kill()
+            process.communicate()

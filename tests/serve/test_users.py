@@ -4,6 +4,7 @@ import asyncio
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.conditions import needs
+from tests.e2e.support import eventually
+from tests.fusefile import fuse_file
 from tests.otheruser import open_folder
 from tests.serve.live import Live
 from vgpud.api.client import Client
@@ -137,3 +140,29 @@ async def settled(live: Live, connections: int) -> None:
     known = live.server.relay.peers
     while known.served + known.refused < connections:
         await asyncio.sleep(0.01)
+
+
+CONNECTS_AND_EXECS = """
+import os, socket, sys
+os.setgroups([]); os.setresgid(4242, 4242, 4242)
+held = os.open(sys.argv[2], os.O_RDWR | os.O_CLOEXEC)
+os.setresuid(4242, 4242, 4242)
+line = socket.socket(socket.AF_UNIX); line.connect(sys.argv[1]); os.set_inheritable(line.fileno(), True)
+os.execvp("sleep", ["sleep", "1000"])
+"""
+
+
+@needs("fuse")
+def test_a_caller_in_the_midst_of_an_exec_holds_no_door(path: Path, tmp_path: Path) -> None:
+    """The attack: it connects, and its exec closes a file of its own file system, which does not answer."""
+    callers: list[Caller] = []
+    with listening(path) as listener, fuse_file(tmp_path / "mount", "flush") as file:
+        words = [sys.executable, "-c", CONNECTS_AND_EXECS, str(path), str(file.path)]
+        child = subprocess.Popen(words)
+        assert file.asked()
+        door = threading.Thread(target=lambda: callers.append(accepted(listener)), daemon=True)
+        door.start()
+        eventually(lambda: not door.is_alive(), "the caller is identified while its exec goes on", 20)
+    child.kill()
+    child.wait()
+    assert [(caller.uid, caller.user) for caller in callers] == [(USER, USER)]

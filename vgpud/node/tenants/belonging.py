@@ -4,6 +4,8 @@ The pids of a tenant come from the arbiter, from NVML or from an environment, wh
 influence. This check reads facts of the kernel only, and a pidfd guards against a reused pid.
 """
 
+import os
+
 from vgpud import proc
 from vgpud.model.tenancy import ANYONE, Allocation, SuspendedProcess
 from vgpud.modes.preload import CONTAINER_LEASE
@@ -52,4 +54,4 @@ def _has_mounted(pid: int, allocation_id: str) -> bool:
 def _is_in_host_mounts(pid: int) -> bool:
     """Is it in the mount namespace of vgpud or of pid 1? The two differ under systemd."""
     theirs = proc.mount_namespace(pid)
-    return theirs is None or theirs in (proc.mount_namespace("self"), proc.mount_namespace(1))
+    return theirs is None or theirs in (proc.mount_namespace(os.getpid()), proc.mount_namespace(1))

@@ -18,7 +18,7 @@ import structlog
 
 from vgpud.model.tenancy import Allocation, State, Way
 from vgpud.node.store.book import Book
-from vgpud.proc import start_ticks
+from vgpud.proc import aside, start_ticks
 from vgpud.stacks.blocked import MACHINES, Code, Machine, in_driver, is_drivers_own, lock_wait
 
 log = structlog.get_logger(__name__)
@@ -28,6 +28,7 @@ _AGAIN_SECONDS = 0.2  # pause before the next scan, after a blocked thread was s
 _LOOKS = 2  # consecutive scans in which a thread must wait in the same place
 _MOST_THREADS = 4096  # in one scan; the next scan reads the others
 _LINE_BYTES = 256
+_MOST_MAPS = 4 << 20  # characters: some 40 000 mappings
 
 Process = tuple[int, int]  # pid, start ticks
 
@@ -42,7 +43,8 @@ class BlockedThread:
 class _Files:
     """An open /proc/PID, which stays bound to one process. Every method raises OSError."""
 
-    def __init__(self, folder: int) -> None:
+    def __init__(self, pid: int, folder: int) -> None:
+        self._pid = pid
         self._open = partial(os.open, dir_fd=folder)
         self._folder = folder
         self._memory = -1
@@ -56,23 +58,29 @@ class _Files:
             os.close(folder)
 
     def line(self, name: str) -> bytes:
-        file = self._open(name, os.O_RDONLY)
-        try:
-            return os.read(file, _LINE_BYTES)
-        finally:
-            os.close(file)
+        def read() -> bytes:
+            file = self._open(name, os.O_RDONLY)
+            try:
+                return os.read(file, _LINE_BYTES)
+            finally:
+                os.close(file)
+
+        return aside(self._pid, read)
 
     @cached_property
     def code(self) -> Code:
-        with open("maps", encoding="utf-8", errors="replace", opener=self._open) as maps:
-            return Code(maps.read())
+        def read() -> str:
+            with open("maps", encoding="utf-8", errors="replace", opener=self._open) as maps:
+                return maps.read(_MOST_MAPS)
+
+        return Code(aside(self._pid, read))
 
     def memory(self, address: int, size: int) -> bytes:
         """Up to `size` bytes of the process's memory from `address`; fewer where the mapping ends."""
         if self._memory < 0:
-            self._memory = self._open("mem", os.O_RDONLY)
+            self._memory = aside(self._pid, lambda: self._open("mem", os.O_RDONLY), os.close)
         try:
-            return os.pread(self._memory, size, address)
+            return aside(self._pid, lambda: os.pread(self._memory, size, address))
         except (OSError, OverflowError):
             return b""
 
@@ -86,7 +94,7 @@ class _Files:
 def _opened(process: Process) -> Iterator[_Files | None]:
     """None if the process has ended, or no descriptor is free. A refused read ends the `with` block."""
     try:
-        files = _Files(os.open(f"/proc/{process[0]}", os.O_RDONLY | os.O_DIRECTORY))
+        files = _Files(process[0], os.open(f"/proc/{process[0]}", os.O_RDONLY | os.O_DIRECTORY))
     except OSError:
         yield None
         return

@@ -12,6 +12,8 @@ import pwd
 from dataclasses import dataclass
 from pathlib import Path
 
+from vgpud import proc
+
 _PIDFD_GET_USER_NAMESPACE = 0xFF09  # _IO(0xFF, 9), linux/pidfd.h, since Linux 6.11
 _NS_GET_PARENT = 0xB702  # ioctl_ns(2)
 _NS_GET_OWNER_UID = 0xB704
@@ -99,10 +101,18 @@ def namespace_owner(pidfd: int, pid: int) -> int | None:
 
 
 def _user_namespace(pidfd: int, pid: int) -> int:
-    try:
-        return fcntl.ioctl(pidfd, _PIDFD_GET_USER_NAMESPACE)
-    except OSError:  # an older kernel
-        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    """The caller may close `pidfd` while the kernel has not answered."""
+    own = os.dup(pidfd)
+
+    def ask() -> int:
+        try:
+            return fcntl.ioctl(own, _PIDFD_GET_USER_NAMESPACE)
+        except OSError:  # an older kernel
+            return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(own)
+
+    return proc.aside(pid, ask, os.close)
 
 
 def _owner_uid(namespace: int) -> int:
