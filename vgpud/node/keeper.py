@@ -20,7 +20,7 @@ from vgpud.model.journal import Message
 from vgpud.model.marks import Mark
 from vgpud.model.plan import Step
 from vgpud.model.quantity import Percent
-from vgpud.model.tenancy import Allocation, Decision, Mode, Request, Slice, State
+from vgpud.model.tenancy import Allocation, Decision, Mode, Request, State
 from vgpud.model.view import DeviceView, Metered, NodeDescription, NodeProcess, ReloadReport, SliceUse
 from vgpud.modes.mig import MigMode
 from vgpud.modes.preload import Preload
@@ -52,7 +52,6 @@ from vgpud.node.view.listings import Listings
 from vgpud.node.view.meters import Meters
 from vgpud.node.view.processes import Processes
 from vgpud.planner.misfits import misfits
-from vgpud.planner.quota import over_quota
 from vgpud.policy.load import LoadedPolicy, bad_policy
 
 T = TypeVar("T")
@@ -84,7 +83,6 @@ class NodeKeeper:
         self.activities = around.activities
         self.failures = Failures(around)
         self.resizes = Resizes(around, lambda: self.policies.current.policy)
-        self.resizes.check = self._check_quota
         self.suspends = Suspends(around)
         tally = self.store.account.tally
         self.residency = Residency(around, self.suspends, lambda: self.policy().policy, tally, self.spawn)
@@ -239,12 +237,6 @@ class NodeKeeper:
             after = await self.resizes.resize(before, memory_bytes, share)
             told.made = after is not before
         return after
-
-    def _check_quota(self, changed: Allocation, slices: tuple[Slice, ...]) -> None:
-        policy, node = self.policy().policy, self._inventory.node
-        over = over_quota(policy, node, changed.request.counts_for, self._book, slices, changed.id)
-        if over is not None:
-            raise over
 
     # --- suspend
 

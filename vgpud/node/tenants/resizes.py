@@ -10,9 +10,10 @@ import structlog
 from vgpud.model.errors import VgpuError
 from vgpud.model.lifecycle import Change
 from vgpud.model.quantity import Percent
-from vgpud.model.tenancy import Allocation, Slice, State
+from vgpud.model.tenancy import Allocation, State
 from vgpud.node.tenants.checkpoints import Surroundings
 from vgpud.node.tenants.checks import check_resizable
+from vgpud.planner.quota import over_quota
 from vgpud.planner.resize import resize_slices
 from vgpud.policy.model import Policy
 
@@ -29,8 +30,6 @@ class Resizes:
         self._fault = around.fault
         self._kept = around.kept
         self._policy = policy
-        # raises VgpuError if the owner may not hold these slices
-        self.check: Callable[[Allocation, tuple[Slice, ...]], None] = lambda allocation, slices: None
 
     async def resize(
         self, allocation: Allocation, memory_bytes: int | None, share: Percent | None
@@ -44,7 +43,10 @@ class Resizes:
         )
         if slices == allocation.slices and allocation.state is State.ACTIVE:
             return allocation
-        self.check(allocation, slices)
+        owner, node = allocation.request.counts_for, self._inventory.node
+        over = over_quota(self._policy(), node, owner, self._book, slices, allocation.id)
+        if over is not None:
+            raise over
         changed = replace(allocation, slices=slices, state=State.RESIZING)
         # memory that it gives up stays booked until the resize is recorded
         both = zip(slices, allocation.slices, strict=True)
