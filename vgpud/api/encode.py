@@ -17,6 +17,7 @@ from vgpud.model.plan import Step
 from vgpud.model.quantity import Percent
 from vgpud.model.tenancy import Allocation, Decision, Edits, MigSlice, Reason, Slice, State
 from vgpud.model.view import (
+    ComputeTime,
     DeviceView,
     DrainView,
     Metered,
@@ -159,7 +160,6 @@ def _mark(mark: Mark) -> pb.Mark:
 
 
 def slice_use(use: SliceUse) -> pb.SliceUse:
-    time = use.compute
     return pb.SliceUse(
         device_uuid=use.device_uuid,
         memory_used_bytes=use.memory_used_bytes,
@@ -168,12 +168,21 @@ def slice_use(use: SliceUse) -> pb.SliceUse:
         refusals_limit=use.refusals_limit,
         refusals_card=use.refusals_card,
         pids=use.pids,
-        compute_granted_ns=time.granted_ns if time is not None else None,
-        compute_used_ns=time.used_ns if time is not None else None,
-        compute_waited_ns=time.waited_ns if time is not None else None,
-        compute_overrun_ns=time.overrun_ns if time is not None else None,
-        compute_bypasses=time.bypasses if time is not None else None,
+        **_compute(use.compute),
     )
+
+
+def _compute(time: ComputeTime | None) -> dict[str, int]:
+    """The fields of a slice's compute time; none if it is not measured."""
+    if time is None:
+        return {}
+    return {
+        "compute_granted_ns": time.granted_ns,
+        "compute_used_ns": time.used_ns,
+        "compute_waited_ns": time.waited_ns,
+        "compute_overrun_ns": time.overrun_ns,
+        "compute_bypasses": time.bypasses,
+    }
 
 
 def plan(decision: Decision, steps: Iterable[Step]) -> pb.PlanReply:
@@ -446,7 +455,6 @@ def _vitals(uuid: str, vitals: Vitals) -> pb.DeviceVitals:
 
 
 def _meter(meter: SliceMeter) -> pb.SliceMeter:
-    time = meter.compute
     return pb.SliceMeter(
         device_uuid=meter.device_uuid,
         memory_used_bytes=meter.memory_used_bytes,
@@ -455,11 +463,7 @@ def _meter(meter: SliceMeter) -> pb.SliceMeter:
         refusals_limit=meter.refusals_limit,
         refusals_card=meter.refusals_card,
         throttled_ns=meter.throttled_ns,
-        compute_used_ns=time.used_ns if time is not None else None,
-        compute_waited_ns=time.waited_ns if time is not None else None,
-        compute_granted_ns=time.granted_ns if time is not None else None,
-        compute_overrun_ns=time.overrun_ns if time is not None else None,
-        compute_bypasses=time.bypasses if time is not None else None,
+        **_compute(meter.compute),
     )
 
 
