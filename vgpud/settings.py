@@ -37,7 +37,10 @@ class Settings(BaseSettings):
         description="the program that finds out if a device can have the engine cut",
     )
     group: str = Field("vgpu", description="group that may allocate; empty: the daemon's own group")
-    log_level: str = Field("info", description="debug, info, warning or error")
+    log_level: str = Field(
+        "info",
+        description="debug, info, warning or error; at debug all allocations are checked after each change",
+    )
     nvml_deadline_seconds: float = Field(10.0, gt=0, description="a single NVML call may take this long")
     kubelet_dir: Path = Field(Path("/var/lib/kubelet"), description="the kubelet's root folder (--root-dir)")
     device_plugins_dir: Path = Field(
