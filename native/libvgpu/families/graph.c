@@ -17,6 +17,12 @@
 #define DEPTH_MAX 64     /* child graphs in child graphs */
 #define NEVER UINT32_MAX /* a count of trims that no graph has been launched at */
 
+/* What an executable graph can add, by device of the lease. */
+struct vgpu_graph_need {
+    uint64_t bytes[VGPU_MAX_DEVICES];
+    uint32_t trims; /* the graph's memory is there since this count of trims */
+};
+
 static uint32_t any_memory; /* a graph of this process may allocate */
 static uint32_t trims;      /* a graph whose memory was given back adds it again */
 static uint64_t charged[VGPU_MAX_DEVICES];
@@ -56,7 +62,7 @@ static const struct vgpu_source graph_source = {.settle = settle};
 VGPU_SOURCE(graph_source);
 
 /* What one allocation node can add, and where. */
-static void add_node(CUgraphNode node, struct vgpu_entry *need)
+static void add_node(CUgraphNode node, struct vgpu_graph_need *need)
 {
     CUDA_MEM_ALLOC_NODE_PARAMS parameters;
     if (CALL(cuGraphMemAllocNodeGetParams, node, &parameters) != CUDA_SUCCESS ||
@@ -65,12 +71,11 @@ static void add_node(CUgraphNode node, struct vgpu_entry *need)
     int device = vgpu_device_index(parameters.poolProps.location.id);
     if (device == VGPU_NOT_IN_LEASE)
         return;
-    ordinals[device] = parameters.poolProps.location.id + 1;
-    need->device = (int8_t)device;
-    need->bytes += vgpu_round(parameters.bytesize, VGPU_POOL_GRAIN);
+    __atomic_store_n(&ordinals[device], parameters.poolProps.location.id + 1, __ATOMIC_RELAXED);
+    need->bytes[device] += vgpu_round(parameters.bytesize, VGPU_POOL_GRAIN);
 }
 
-static void add_graph(CUgraph graph, struct vgpu_entry *need, int depth)
+static void add_graph(CUgraph graph, struct vgpu_graph_need *need, int depth)
 {
     size_t count = 0;
     if (depth > DEPTH_MAX || CALL(cuGraphGetNodes, graph, NULL, &count) != CUDA_SUCCESS || count == 0)
@@ -92,56 +97,78 @@ static void add_graph(CUgraph graph, struct vgpu_entry *need, int depth)
     free(nodes);
 }
 
-/* Remembers what an executable graph can add. Its memory may lie on several devices: all of it counts
- * where the last node's is. */
+static bool needs_any(const struct vgpu_graph_need *need)
+{
+    for (unsigned d = 0; d < VGPU_MAX_DEVICES; d++)
+        if (need->bytes[d] > 0)
+            return true;
+    return false;
+}
+
+/* Remembers what an executable graph can add. */
 static CUresult instantiated(CUresult result, const CUgraphExec *exec, CUgraph graph)
 {
-    struct vgpu_entry need = {.kind = VGPU_KIND_GRAPH, .count = NEVER};
     bool limited;
     if (result != CUDA_SUCCESS || __atomic_load_n(&any_memory, __ATOMIC_RELAXED) == 0 ||
         vgpu_tenant_enter(&limited) != CUDA_SUCCESS || !limited)
         return result;
-    add_graph(graph, &need, 0);
-    need.key = (uint64_t)(uintptr_t)*exec;
-    if (need.bytes > 0)
-        vgpu_table_put(&need);
+    struct vgpu_graph_need *need = calloc(1, sizeof(*need));
+    if (need == NULL)
+        return result; /* its memory is counted after each launch */
+    need->trims = NEVER;
+    add_graph(graph, need, 0);
+    struct vgpu_entry entry = {.kind = VGPU_KIND_GRAPH, .key = (uint64_t)(uintptr_t)*exec, .owner = need};
+    if (!needs_any(need) || !vgpu_table_put(&entry))
+        free(need);
     return result;
 }
 
-/* The graph's memory is there since this count of trims. */
-static void note_resident(CUgraphExec exec, uint32_t trimmed)
+static void undo(struct vgpu_graph_charge *charge, CUresult result)
 {
-    struct vgpu_entry need;
-    if (vgpu_table_take(VGPU_KIND_GRAPH, (uint64_t)(uintptr_t)exec, &need)) {
-        need.count = trimmed;
-        vgpu_table_put(&need);
+    for (unsigned i = 0; i < charge->count; i++) {
+        settle(charge->of[i].device);
+        vgpu_charge_undo(&charge->of[i], result);
     }
 }
 
-CUresult vgpu_graph_begin(struct vgpu_charge *charge, CUgraphExec exec)
+static CUresult claim(struct vgpu_graph_charge *charge, const struct vgpu_graph_need *need, bool resident)
 {
-    struct vgpu_entry need;
-    charge->active = false;
+    for (int d = 0; d < (int)VGPU_MAX_DEVICES; d++) {
+        if (need->bytes[d] == 0)
+            continue;
+        CUresult result = vgpu_charge_index(&charge->of[charge->count], d, resident ? 0 : need->bytes[d]);
+        if (result != CUDA_SUCCESS) {
+            undo(charge, result);
+            return result;
+        }
+        charge->count++;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult vgpu_graph_begin(struct vgpu_graph_charge *charge, CUgraphExec exec)
+{
+    struct vgpu_entry entry;
+    charge->count = 0;
+    charge->need = NULL;
     if (__atomic_load_n(&any_memory, __ATOMIC_RELAXED) == 0 ||
-        !vgpu_table_get(VGPU_KIND_GRAPH, (uint64_t)(uintptr_t)exec, &need))
+        !vgpu_table_get(VGPU_KIND_GRAPH, (uint64_t)(uintptr_t)exec, &entry))
         return CUDA_SUCCESS;
+    struct vgpu_graph_need *need = entry.owner;
     uint32_t now = __atomic_load_n(&trims, __ATOMIC_SEQ_CST); /* before the launch: it may be trimmed right after */
-    bool resident = need.count == now;
-    CUresult result = vgpu_charge_index(charge, need.device, resident ? 0 : need.bytes);
-    if (result == CUDA_SUCCESS && !resident)
-        note_resident(exec, now);
+    CUresult result = claim(charge, need, __atomic_load_n(&need->trims, __ATOMIC_RELAXED) == now);
+    if (result == CUDA_SUCCESS) {
+        __atomic_store_n(&need->trims, now, __ATOMIC_RELAXED);
+        charge->need = need;
+    }
     return result;
 }
 
-CUresult vgpu_graph_end(struct vgpu_charge *charge, CUgraphExec exec, CUresult result)
+CUresult vgpu_graph_end(struct vgpu_graph_charge *charge, CUresult result)
 {
-    if (!charge->active)
-        return result;
-    for (int d = 0; d < (int)VGPU_MAX_DEVICES; d++) /* its nodes may be of several */
-        settle(d);
-    if (result != CUDA_SUCCESS)
-        note_resident(exec, NEVER);
-    vgpu_charge_undo(charge, result);
+    undo(charge, result);
+    if (charge->need != NULL && result != CUDA_SUCCESS)
+        __atomic_store_n(&charge->need->trims, NEVER, __ATOMIC_RELAXED);
     return result;
 }
 
@@ -217,37 +244,30 @@ VGPU_EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *phGraphExec, CUgra
 }
 
 /* May upload, and so allocate, at once: then it is claimed as for a launch. */
-static CUresult upload_begin(struct vgpu_charge *charge, CUgraph graph, const CUDA_GRAPH_INSTANTIATE_PARAMS *how)
+static CUresult upload_begin(struct vgpu_graph_charge *charge, CUgraph graph, const CUDA_GRAPH_INSTANTIATE_PARAMS *how)
 {
-    struct vgpu_entry need = {.kind = VGPU_KIND_GRAPH};
+    struct vgpu_graph_need need = {0};
     bool limited;
-    charge->active = false;
+    charge->count = 0;
+    charge->need = NULL;
     if (how == NULL || (how->flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD) == 0 ||
         __atomic_load_n(&any_memory, __ATOMIC_RELAXED) == 0 || vgpu_tenant_enter(&limited) != CUDA_SUCCESS || !limited)
         return CUDA_SUCCESS;
     add_graph(graph, &need, 0);
-    return need.bytes > 0 ? vgpu_charge_index(charge, need.device, need.bytes) : CUDA_SUCCESS;
-}
-
-static CUresult upload_end(struct vgpu_charge *charge, CUresult result)
-{
-    for (int d = 0; charge->active && d < (int)VGPU_MAX_DEVICES; d++)
-        settle(d);
-    vgpu_charge_undo(charge, result);
-    return result;
+    return claim(charge, &need, false);
 }
 
 #define INSTANTIATE_WITH_PARAMS(symbol)                                                                   \
     VGPU_EXPORT CUresult symbol(CUgraphExec *phGraphExec, CUgraph hGraph,                                 \
                                 CUDA_GRAPH_INSTANTIATE_PARAMS *instantiateParams)                         \
     {                                                                                                     \
-        struct vgpu_charge charge;                                                                        \
+        struct vgpu_graph_charge charge;                                                                  \
         vgpu_suspended_call();                                                                            \
         CUresult result = upload_begin(&charge, hGraph, instantiateParams);                               \
         if (result != CUDA_SUCCESS)                                                                       \
             return result;                                                                                \
         result = instantiated(CALL(symbol, phGraphExec, hGraph, instantiateParams), phGraphExec, hGraph); \
-        return upload_end(&charge, result);                                                               \
+        return vgpu_graph_end(&charge, result);                                                           \
     }
 
 INSTANTIATE_WITH_PARAMS(cuGraphInstantiateWithParams)
@@ -256,21 +276,22 @@ INSTANTIATE_WITH_PARAMS(cuGraphInstantiateWithParams_ptsz)
 VGPU_EXPORT CUresult cuGraphExecDestroy(CUgraphExec hGraphExec)
 {
     vgpu_suspended_call();
-    struct vgpu_entry need;
-    if (__atomic_load_n(&any_memory, __ATOMIC_RELAXED) != 0)
-        vgpu_table_take(VGPU_KIND_GRAPH, (uint64_t)(uintptr_t)hGraphExec, &need);
+    struct vgpu_entry entry;
+    if (__atomic_load_n(&any_memory, __ATOMIC_RELAXED) != 0 &&
+        vgpu_table_take(VGPU_KIND_GRAPH, (uint64_t)(uintptr_t)hGraphExec, &entry))
+        free(entry.owner);
     return CALL(cuGraphExecDestroy, hGraphExec);
 }
 
-#define UPLOAD(symbol)                                                                 \
-    VGPU_EXPORT CUresult symbol(CUgraphExec hGraphExec, CUstream hStream)              \
-    {                                                                                  \
-        struct vgpu_charge charge;                                                     \
-        vgpu_suspended_call();                                                         \
-        CUresult result = vgpu_graph_begin(&charge, hGraphExec);                       \
-        if (result != CUDA_SUCCESS)                                                    \
-            return result;                                                             \
-        return vgpu_graph_end(&charge, hGraphExec, CALL(symbol, hGraphExec, hStream)); \
+#define UPLOAD(symbol)                                                     \
+    VGPU_EXPORT CUresult symbol(CUgraphExec hGraphExec, CUstream hStream)  \
+    {                                                                      \
+        struct vgpu_graph_charge charge;                                   \
+        vgpu_suspended_call();                                             \
+        CUresult result = vgpu_graph_begin(&charge, hGraphExec);           \
+        if (result != CUDA_SUCCESS)                                        \
+            return result;                                                 \
+        return vgpu_graph_end(&charge, CALL(symbol, hGraphExec, hStream)); \
     }
 
 UPLOAD(cuGraphUpload)

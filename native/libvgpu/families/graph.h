@@ -11,6 +11,16 @@
 #include <stdint.h>
 
 #include "charge.h"
+#include "lease.h"
+
+struct vgpu_graph_need; /* graph.c */
+
+/* The claims of a launch, one for each device that its graph allocates on. */
+struct vgpu_graph_charge {
+    struct vgpu_graph_need *need; /* NULL: none */
+    unsigned count;
+    struct vgpu_charge of[VGPU_MAX_DEVICES];
+};
 
 /* Does the stream record into a graph now? Costs one load until something was captured. */
 bool vgpu_graph_captures(CUstream stream, int per_thread);
@@ -19,7 +29,7 @@ bool vgpu_graph_captures(CUstream stream, int per_thread);
  * Around the launch or upload of an executable graph. begin returns what to answer if not CUDA_SUCCESS:
  * CUDA_ERROR_OUT_OF_MEMORY over the limit. Both cost one load until a graph that allocates was made.
  */
-CUresult vgpu_graph_begin(struct vgpu_charge *charge, CUgraphExec exec);
-CUresult vgpu_graph_end(struct vgpu_charge *charge, CUgraphExec exec, CUresult result);
+CUresult vgpu_graph_begin(struct vgpu_graph_charge *charge, CUgraphExec exec);
+CUresult vgpu_graph_end(struct vgpu_graph_charge *charge, CUresult result);
 
 #endif

@@ -94,18 +94,18 @@ VGPU_EXPORT CUresult cuLaunchGridAsync(CUfunction f, int grid_width, int grid_he
 }
 
 /* What a graph allocates when it runs is claimed before it is launched: see graph.h. */
-#define LAUNCH_GRAPH(symbol, per_thread)                                                 \
-    static CUresult gated_##symbol(CUgraphExec hGraphExec, CUstream hStream)             \
-    {                                                                                    \
-        LAUNCH_BODY(GRAPH_WEIGHT, hStream, per_thread, symbol, hGraphExec, hStream);     \
-    }                                                                                    \
-    VGPU_EXPORT CUresult symbol(CUgraphExec hGraphExec, CUstream hStream)                \
-    {                                                                                    \
-        struct vgpu_charge charge;                                                       \
-        CUresult result = vgpu_graph_begin(&charge, hGraphExec);                         \
-        if (result != CUDA_SUCCESS)                                                      \
-            return result;                                                               \
-        return vgpu_graph_end(&charge, hGraphExec, gated_##symbol(hGraphExec, hStream)); \
+#define LAUNCH_GRAPH(symbol, per_thread)                                             \
+    static CUresult gated_##symbol(CUgraphExec hGraphExec, CUstream hStream)         \
+    {                                                                                \
+        LAUNCH_BODY(GRAPH_WEIGHT, hStream, per_thread, symbol, hGraphExec, hStream); \
+    }                                                                                \
+    VGPU_EXPORT CUresult symbol(CUgraphExec hGraphExec, CUstream hStream)            \
+    {                                                                                \
+        struct vgpu_graph_charge charge;                                             \
+        CUresult result = vgpu_graph_begin(&charge, hGraphExec);                     \
+        if (result != CUDA_SUCCESS)                                                  \
+            return result;                                                           \
+        return vgpu_graph_end(&charge, gated_##symbol(hGraphExec, hStream));         \
     }
 LAUNCH_GRAPH(cuGraphLaunch, 0)
 LAUNCH_GRAPH(cuGraphLaunch_ptsz, 1)
