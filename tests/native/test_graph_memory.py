@@ -41,7 +41,7 @@ class Graph:
 def plain(size):
     return cuda.cuMemAlloc_v2(c.byref(c.c_uint64()), c.c_size_t(size * MIB))
 both = Graph((0, 640), (1, 32))
-said = {"launch": both.launch(), "plain": plain(640), "past the limit": Graph((0, 2048), (1, 32)).launch()}
+said = {"launch": both.launch(), "plain": plain(640), "past the limit": Graph((0, 512), (1, 32)).launch()}
 print(json.dumps(said))
 """
 OUT_OF_MEMORY = 2
