@@ -77,7 +77,6 @@ def mps_edits(
             # the container's root is not the node's: limits stay read-only to it too
             Mount(str(tenant / "limits"), f"{CONTAINER_TENANT}/limits"),
             Mount(str(guard), CONTAINER_GUARD),
-            # NVIDIA's client and server meet in shared memory (k8s-device-plugin issue 843)
         ),
         device_nodes=nodes,
     )
