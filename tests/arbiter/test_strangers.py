@@ -43,6 +43,13 @@ def test_a_launch_without_a_context_is_refused_at_once(engine: str) -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("engine", ["cut", "gate"])
+def test_a_cancelled_thread_leaves_no_lock_of_libvgpu_behind(engine: str) -> None:
+    with made_card(engine) as card:
+        done = run(card, lease_of(card), "cancelled")
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("descriptors", [3, 5, 7, 9, 16])
 def test_a_process_with_few_descriptors_is_limited_or_refused(card: Card, descriptors: int) -> None:
     done = run(card, lease_of(card), "limits", str(descriptors))

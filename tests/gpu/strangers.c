@@ -11,6 +11,7 @@
  *     deny CALL E  works where a filter answers that system call by the error E
  *     limits N     allocates with RLIMIT_NOFILE lowered to N after the driver's first call
  *     graphs       launches a graph with memory nodes until its standard input ends
+ *     cancelled    cancels 20 threads that allocate and launch, and works
  *     orphans      launches before cuInit, and in a forked child
  *     ranks        two processes share one buffer by a file descriptor and launch, until standard input ends
  *     work         allocates past the limit, is refused, launches, and frees
@@ -33,6 +34,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define __CUDA_API_VERSION_INTERNAL
@@ -372,6 +374,48 @@ static void try_ranks(char **unused)
     } while (!input_ended());
 }
 
+/* Runs without a point of cancellation, for as long as a process takes to count as idle. */
+static void compute(void)
+{
+    struct timespec began;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &began);
+    do
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    while ((now.tv_sec - began.tv_sec) * 1000000000 + now.tv_nsec - began.tv_nsec < 8000000);
+}
+
+/* The thread is cancelled while it computes, so at the first such point of the calls that follow. */
+static void *allocate_and_launch(void *unused)
+{
+    (void)unused;
+    DO(cuCtxSetCurrent(shared_context));
+    for (;;) {
+        CUdeviceptr pointer;
+        compute();
+        if (cu.cuMemAlloc_v2(&pointer, 1 << 20) == CUDA_SUCCESS)
+            cu.cuMemFree_v2(pointer);
+        launch();
+        cu.cuCtxSynchronize();
+        pthread_testcancel();
+    }
+    return NULL;
+}
+
+static void try_cancelled(char **unused)
+{
+    (void)unused;
+    begin();
+    for (int i = 0; i < 20; i++) {
+        pthread_t thread;
+        check(pthread_create(&thread, NULL, allocate_and_launch, NULL), "pthread_create");
+        poll(NULL, 0, 20);
+        pthread_cancel(thread);
+        pthread_join(thread, NULL);
+    }
+    work();
+}
+
 /* The child has its parent's handles and none of its contexts: each call is an error, which comes at once. */
 static void try_orphans(char **unused)
 {
@@ -401,10 +445,12 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(char **arguments);
-    } ways[] = {
-        {"forks", try_forks}, {"tiny-stacks", try_tiny_stacks}, {"vfork", try_vfork}, {"closefrom", try_closefrom},
-        {"exit", try_exit},   {"limits", try_limits},           {"deny", try_deny},   {"graphs", try_graphs},
-        {"ranks", try_ranks}, {"orphans", try_orphans},         {"work", try_work}};
+    } ways[] = {{"forks", try_forks},         {"tiny-stacks", try_tiny_stacks},
+                {"vfork", try_vfork},         {"closefrom", try_closefrom},
+                {"exit", try_exit},           {"limits", try_limits},
+                {"deny", try_deny},           {"graphs", try_graphs},
+                {"ranks", try_ranks},         {"orphans", try_orphans},
+                {"cancelled", try_cancelled}, {"work", try_work}};
     int own = fcntl(STDERR_FILENO, F_DUPFD, 100);
     out = own >= 0 ? fdopen(own, "w") : stderr;
     void *handle = load();

@@ -19,8 +19,6 @@ Make = Callable[..., SimNode]
 KNOWN_OF_TENANT = {
     # managed memory is charged when it is allocated, not page by page
     "managed, untouched: bytes": (8388608, 0),
-    # a device outside of the lease, whether it exists or not
-    "context, device 99": (800, 101),
 }
 
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "in_child.h"
+#include "thread.h"
 
 #define LOOK_NS 100000000 /* without an arbiter no message says that the lease is resumed */
 
@@ -53,11 +54,15 @@ void vgpu_suspended_on_work(void (*say)(void))
     __atomic_store_n(&on_work, say, __ATOMIC_RELEASE);
 }
 
+/* It sends, which is a cancellation point, with locks held. */
 static void say_work(void)
 {
     void (*say)(void) = __atomic_load_n(&on_work, __ATOMIC_ACQUIRE);
-    if (say != NULL)
-        say();
+    if (say == NULL)
+        return;
+    int cancels = vgpu_thread_keep();
+    say();
+    vgpu_thread_release(cancels);
 }
 
 static uint32_t set_bit(uint32_t bit, bool to)

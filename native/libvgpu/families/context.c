@@ -82,6 +82,16 @@ struct creation {
     bool alone;      /* holds the lease's lock: the first context of all */
 };
 
+/* The driver's answer where it has one: it is not initialised, as in a forked child, or has no such device. */
+static CUresult not_in_lease(CUdevice device)
+{
+    int count = 0;
+    CUresult result = CALL(cuDeviceGetCount, &count);
+    if (result != CUDA_SUCCESS)
+        return result;
+    return device < 0 || device >= count ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_NOT_PERMITTED;
+}
+
 /* Claims for one more context. Called with `creation` held. */
 static CUresult begin(struct creation *made, CUdevice device)
 {
@@ -92,7 +102,7 @@ static CUresult begin(struct creation *made, CUdevice device)
         return result;
     int index = vgpu_device_index(device);
     if (index == VGPU_NOT_IN_LEASE)
-        return CUDA_ERROR_NOT_PERMITTED;
+        return not_in_lease(device);
     if (learnt((unsigned)index) == 0) {
         vgpu_process_memory_warm(); /* NVML starts while the driver makes the context, which takes longer */
         made->alone = vgpu_tenant_lock_contexts();

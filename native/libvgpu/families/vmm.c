@@ -106,7 +106,7 @@ VGPU_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *h
         return CUDA_ERROR_INVALID_VALUE; /* as of any plain memory */
     pthread_mutex_lock(&blocks);
     CUresult result = CALL(cuMemRetainAllocationHandle, handle, addr);
-    if (result == CUDA_SUCCESS && vgpu_table_get(VGPU_KIND_MAPPING, (uint64_t)(uintptr_t)addr, &mapping) &&
+    if (result == CUDA_SUCCESS && vgpu_table_holding(VGPU_KIND_MAPPING, (uint64_t)(uintptr_t)addr, &mapping) &&
         mapping.owner != NULL) {
         struct block *block = mapping.owner;
         struct vgpu_entry entry = handle_entry(*handle, block);

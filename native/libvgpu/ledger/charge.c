@@ -23,7 +23,9 @@ static bool reserve(int device, uint64_t bytes)
         return true;
     if (bytes <= limit && vgpu_overhead_leftovers(device) && vgpu_account_reserve(account, d, bytes, limit))
         return true;
-    if (vgpu_tenant_reclaim() && vgpu_account_reserve(account, d, bytes, limit))
+    vgpu_tenant_reclaim();
+    if (vgpu_account_reserve(account, d, bytes,
+                             limit)) /* the arbiter may have cleared a slot before this process looked */
         return true;
     vgpu_account_refused(account, d);
     return false;

@@ -7,6 +7,7 @@
 #include "process_memory.h"
 #include "source.h"
 #include "tenant.h"
+#include "thread.h"
 
 #define LOOKS_MAX 20  /* of about 10 us each, while other threads allocate */
 #define LEFT_LOOKS 64 /* synchronisations that look after what was left: the first may be of another stream */
@@ -68,22 +69,40 @@ static bool look_often(int device, uint64_t claimed, int looks, bool *known)
     return done && *known;
 }
 
+/* NVML opens and reads files: a thread that is cancelled there would keep the lock. *cancels: for let_look(). */
+static void keep_look(int *cancels)
+{
+    *cancels = vgpu_thread_keep();
+    pthread_mutex_lock(&looking);
+}
+
+static void let_look(int cancels)
+{
+    pthread_mutex_unlock(&looking);
+    vgpu_thread_release(cancels);
+}
+
 bool vgpu_overhead_look(int device, uint64_t claimed)
 {
     bool known;
-    pthread_mutex_lock(&looking);
+    int cancels;
+    keep_look(&cancels);
     bool learnt = look_often(device, claimed, LOOKS_MAX, &known);
-    pthread_mutex_unlock(&looking);
+    let_look(cancels);
     return learnt;
 }
 
 void vgpu_overhead_look_once(int device)
 {
     bool known;
-    if (!vgpu_process_memory_ready() || pthread_mutex_trylock(&looking) != 0)
+    if (!vgpu_process_memory_ready())
         return;
-    look_often(device, 0, 1, &known);
-    pthread_mutex_unlock(&looking);
+    int cancels = vgpu_thread_keep();
+    if (pthread_mutex_trylock(&looking) == 0) {
+        look_often(device, 0, 1, &known);
+        pthread_mutex_unlock(&looking);
+    }
+    vgpu_thread_release(cancels);
 }
 
 void vgpu_overhead_look_all(void)
@@ -126,7 +145,8 @@ bool vgpu_overhead_leftovers(int device)
     bool known;
     if ((__atomic_load_n(&vgpu_overhead_left, __ATOMIC_RELAXED) >> device & 1) == 0)
         return false;
-    pthread_mutex_lock(&looking);
+    int cancels;
+    keep_look(&cancels);
     look_often(device, 0, LOOKS_MAX, &known);
     if (!known)
         forget_left(device);
@@ -134,7 +154,7 @@ bool vgpu_overhead_leftovers(int device)
         left_bytes[device] = 0;
         __atomic_fetch_and(&vgpu_overhead_left, ~(1u << device), __ATOMIC_SEQ_CST);
     }
-    pthread_mutex_unlock(&looking);
+    let_look(cancels);
     return true;
 }
 

@@ -173,6 +173,26 @@ bool vgpu_table_take(enum vgpu_kind kind, uint64_t key, struct vgpu_entry *entry
     return look_up(kind, key, entry, true);
 }
 
+static bool holds(const struct vgpu_entry *entry, enum vgpu_kind kind, uint64_t address)
+{
+    return entry->kind == kind && entry->key <= address && address - entry->key < entry->bytes;
+}
+
+bool vgpu_table_holding(enum vgpu_kind kind, uint64_t address, struct vgpu_entry *entry)
+{
+    bool found = false;
+    for (unsigned s = 0; s < SHARDS && !found; s++) {
+        pthread_mutex_lock(&shards[s].mutex);
+        for (uint64_t i = 0; i < shards[s].capacity && !found; i++) {
+            found = holds(&shards[s].buckets[i], kind, address);
+            if (found)
+                *entry = shards[s].buckets[i];
+        }
+        pthread_mutex_unlock(&shards[s].mutex);
+    }
+    return found;
+}
+
 static void purge_shard(struct shard *shard, bool (*match)(const struct vgpu_entry *, void *), void *argument)
 {
     /* Backwards-moved entries may come to bucket i again or, wrapping, be seen twice: both are harmless,

@@ -48,6 +48,9 @@ bool vgpu_table_put_in_page(const struct vgpu_entry *entry, bool *first);
 /* One allocation less in the page of `pointer`; true if it was the last: *page is what the entry was. */
 bool vgpu_table_leave_page(uint64_t pointer, struct vgpu_entry *page);
 
+/* The entry of this kind whose `bytes` from its key on hold `address`. Looks at all entries: for rare calls. */
+bool vgpu_table_holding(enum vgpu_kind kind, uint64_t address, struct vgpu_entry *entry);
+
 /* Removes every entry that `match` says; `match` must not call into the table. */
 void vgpu_table_purge(bool (*match)(const struct vgpu_entry *entry, void *argument), void *argument);
 
