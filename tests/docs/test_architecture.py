@@ -46,11 +46,10 @@ def in_order(table: dict[str, set[str]]) -> list[str]:
 
 
 def states_picture() -> str:
-    """TABLE as a state diagram of Mermaid. The text has releases and repairs, which begin in many phases."""
+    """TABLE as a state diagram of Mermaid. The page's text describes releases and repairs."""
     arrows = defaultdict(list)
     for (start, change), end in TABLE.items():
-        from_everywhere = change is Change.RELEASE and start is not Phase.FAILED
-        if change is not Change.REPAIRED and not from_everywhere:
+        if change not in (Change.REPAIRED, Change.RELEASE):
             arrows[start, end].append(change.value)
     names = {phase: "[*]" if phase is Phase.ABSENT else phase.value for phase in Phase}
     lines = [f"    {names[a]} --> {names[b]}: {', '.join(changes)}" for (a, b), changes in arrows.items()]

@@ -1,1 +1,1 @@
-"""The one writer: request, choice, intent, effect, commit."""
+"""Serves requests on the node: choice, intent, effects, outcome."""
