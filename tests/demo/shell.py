@@ -22,6 +22,7 @@ WELCOME = """a simulated node of profile {profile}; vgpud runs, this shell is ro
   vgpuctl plan --memory 90GiB
   vgpuctl run --memory 8GiB --cores 25 -- vgpu-spin --kernel-us 1000 --seconds 60 >/dev/null &
   vgpuctl top
+The policy is $VGPUD_CONFIG, the run folder $VGPUD_RUN_DIR, vgpud's log {log}.
 'exit' ends the node.
 """
 
@@ -61,7 +62,7 @@ def main() -> int:
         commands.mkdir()
         if asked.command:
             return subprocess.call(asked.command, env=environment(node, commands))
-        print(WELCOME.format(profile=asked.profile), end="", flush=True)
+        print(WELCOME.format(profile=asked.profile, log=node.log), end="", flush=True)
         return subprocess.call(["bash", "--norc"], env=environment(node, commands))
     except RuntimeError as error:
         print(error, file=sys.stderr)

@@ -12,6 +12,7 @@ ON_NODE = {
     "vgpuctl drain DEVICE": "vgpuctl drain 1",
     "vgpuctl undrain DEVICE": "vgpuctl undrain 1",
     "vgpuctl drain N": "vgpuctl drain 1 && vgpuctl undrain 1",
+    "vgpuctl undrain N": "vgpuctl drain 1 && vgpuctl undrain 1",
     "vgpuctl explain ALLOCATION": "vgpuctl explain $HELD",
     "vgpuctl show ID": "vgpuctl show $HELD",
     "vgpuctl --timeout 120 suspend ...": "vgpuctl --timeout 120 suspend $HELD && vgpuctl resume $HELD",
@@ -21,7 +22,6 @@ ON_NODE = {
     "vgpuctl help VERB": "vgpuctl help run",
     "vgpuctl VERB --help": "vgpuctl run --help",
     "vgpuctl mps terminate PID": "vgpuctl mps terminate $CLIENT",
-    "vgpu-sim run --profile h200x8 -- bash": "vgpu-sim run --profile h200x8 -- bash -c true",
     'eval "$(vgpuctl alloc --memory 8GiB -o env)"': 'eval "$(vgpuctl alloc --memory 8GiB -o env)"'
     ' && vgpuctl release "$VGPU_ALLOCATION"',
 }
@@ -66,6 +66,8 @@ NOT_RUN = {
     "./dev test-all": _SUITE,
     "./dev test-all tests/slurm": _SUITE,
     "./dev test-all -m real": _SUITE,
+    "./dev test tests/model": _SUITE,
+    "./dev test tests/model/test_lifecycle.py::NAME -n 0": _SUITE,
     "./dev test --explore 30": _SUITE,
     "./dev fuzz": _LONG,
     "./dev fuzz arbiter --minutes 30": _LONG,
