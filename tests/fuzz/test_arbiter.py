@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.lease.conftest import eventually
-from tests.native.harness import GIB, GID, TEST_BUILD, UID, UUIDS
+from tests.native.harness import GIB, GID, TEST_BUILD, UID, UUIDS, connect_to_arbiter
 from vgpud import lease_layout as layout
 from vgpud.lease import ArbiterClient, DeviceLimits, SharePolicy, update_limits, write_lease
 
@@ -30,7 +30,7 @@ class Tenant:
         fcntl.lockf(self.usage, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, at)
         self.slot = slot
         self.line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.line.connect(str(lease / layout.ARBITER_SOCKET))
+        connect_to_arbiter(self.line, lease)
         self.line.settimeout(10)
         self.line.send(message(REGISTER, slot))
         (kind,) = struct.unpack_from("<I", self.line.recv(4096))

@@ -14,7 +14,19 @@ from pathlib import Path
 import pytest
 
 from tests.lease.conftest import Node, eventually, lease_used
-from tests.native.harness import ARBITER, CONTEXT_BYTES, GIB, GID, MIB, PROBE, TEST_BUILD, UID, UUIDS, Tenant
+from tests.native.harness import (
+    ARBITER,
+    CONTEXT_BYTES,
+    GIB,
+    GID,
+    MIB,
+    PROBE,
+    TEST_BUILD,
+    UID,
+    UUIDS,
+    Tenant,
+    connect_to_arbiter,
+)
 from vgpud import lease_layout as layout
 from vgpud.lease import DeviceLimits, close_lease, read_usage, remove_lease, update_limits, write_lease
 from vgpud.model.errors import ErrorCode, VgpuError
@@ -322,7 +334,7 @@ def test_a_scribbled_or_cut_usage_page(checked: Node) -> None:
             usage.truncate(size)
             usage.write(dice.randbytes(min(size, layout.USAGE_SIZE)))
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
-            line.connect(str(lease / layout.ARBITER_SOCKET))
+            connect_to_arbiter(line, lease)
         assert checked.client.list("a1") == ()
     assert lease_used(lease.parent / "a2") == HELD
 

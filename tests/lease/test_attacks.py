@@ -23,7 +23,7 @@ from tests.conditions import needs, unmet
 from tests.fusefile import fuse_file
 from tests.fuzz.test_arbiter import Tenant, message
 from tests.lease.conftest import Node, eventually
-from tests.native.harness import MIB, PROBE, TEST_BUILD
+from tests.native.harness import MIB, PROBE, TEST_BUILD, connect_to_arbiter
 from vgpud import lease_layout as layout
 
 WANT = 4
@@ -123,7 +123,7 @@ def test_bad_packets_cost_nothing_that_grows_with_the_locks_of_the_tenant(node: 
             fcntl.lockf(usage, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, (1 << 30) + 2 * lock)
         for _ in range(20):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line, suppress(OSError):
-                line.connect(str(lease / layout.ARBITER_SOCKET))
+                connect_to_arbiter(line, lease)
                 line.send(b"no message")
         assert node.client.ready()
     assert cpu_seconds(node) - before < 1  # 26 s where each packet brings a sweep
@@ -141,7 +141,7 @@ def test_bad_packets_cost_another_tenant_less_than_a_millisecond(node: Node, loc
         for _ in range(30):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line, suppress(OSError):
                 line.setblocking(False)
-                line.connect(str(lease / layout.ARBITER_SOCKET))
+                connect_to_arbiter(line, lease)
                 line.send(b"no message")
             before = arbiter_cpu_seconds(node)
             honest.ask()
@@ -195,7 +195,7 @@ class Registrations(Burst):
             at = layout.USAGE_SLOTS + slot * layout.SLOT_SIZE
             fcntl.lockf(self.usages[0], fcntl.LOCK_EX | fcntl.LOCK_NB, 1, at)
             line = self.stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            line.connect(str(self.leases[0] / layout.ARBITER_SOCKET))
+            connect_to_arbiter(line, self.leases[0])
             self.lines.append(line)
 
     def act(self) -> None:
@@ -321,7 +321,7 @@ def test_connections_are_taken_at_a_rate(node: Node) -> None:
                 line = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
                 line.setblocking(False)
                 with suppress(BlockingIOError):
-                    line.connect(str(lease / layout.ARBITER_SOCKET))
+                    connect_to_arbiter(line, lease)
     assert node.client.ready()
     assert cpu_seconds(node) - before < 0.2  # 0.7 s without a rate, 0.02 s with one
     eventually(lambda: registers(lease))
@@ -363,7 +363,7 @@ def registers(lease: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
         line.settimeout(1)
         try:
-            line.connect(str(lease / layout.ARBITER_SOCKET))
+            connect_to_arbiter(line, lease)
             line.send(message(1, 0))
             return bool(
                 struct.unpack_from("<I", line.recv(4096))[0] == REFUSED

@@ -1,11 +1,13 @@
 """What the tests of the native parts share: where the built things are, and processes run with them."""
 
 import os
+import socket
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests import simnode
+from vgpud import lease_layout as layout
 
 ROOT, BUILD = simnode.ROOT, simnode.BUILD
 TEST_BUILD = ROOT / "build" / "native-tests"  # made by ./dev build
@@ -18,6 +20,15 @@ UID, GID = os.geteuid(), os.getegid()  # an ordinary user gives its leases to no
 MIB = 1 << 20
 GIB = 1 << 30
 CONTEXT_BYTES = 64 * MIB  # of the fake driver
+
+
+def connect_to_arbiter(line: socket.socket, lease: Path) -> None:
+    """Through a descriptor of the lease's folder, as a test's folder can have a longer path than a socket."""
+    folder = os.open(lease, os.O_PATH)
+    try:
+        line.connect(f"/proc/self/fd/{folder}/{layout.ARBITER_SOCKET}")
+    finally:
+        os.close(folder)
 
 
 @dataclass(frozen=True)
