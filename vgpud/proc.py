@@ -19,7 +19,7 @@ import select
 import signal
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -179,8 +179,11 @@ class _Worker:
         self._work.put(work)
 
     def waits_in_kernel(self) -> bool:
-        """Not for a processor, and not for Python's lock."""
-        stat = parse_stat(Path(f"/proc/self/task/{self._thread.native_id}/stat").read_bytes())
+        """Not for a processor, and not for Python's lock. False where it cannot be read at present."""
+        try:
+            stat = parse_stat(Path(f"/proc/self/task/{self._thread.native_id}/stat").read_bytes())
+        except OSError:
+            return False
         return stat is not None and stat.state == "D"
 
     def _run(self) -> None:
@@ -188,71 +191,87 @@ class _Worker:
             self._work.get()()
 
 
-class _Aside:
+class Aside:
     """Asks the kernel about processes. Thread-safe. As many threads are kept as have been in use at once."""
 
-    def __init__(self) -> None:
-        self.user_of: Callable[[int], int] = lambda uid: uid
+    def __init__(
+        self, user_of: Callable[[int], int] = lambda uid: uid, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.user_of = user_of
+        self._clock = clock
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
-        self._left: dict[int, int] = {}  # pid -> user, of a question that has not been answered yet
+        #: pid and user of each question that was left behind and has not been answered yet
+        self._left: dict[threading.Lock, tuple[int, int]] = {}
         self._lately: deque[tuple[float, int]] = deque()  # when, and of which user, one was left behind
 
-    def ask(self, pid: int, question: Callable[[], T], forget: Callable[[T], None]) -> T:
+    def ask(self, pid: int, question: Callable[[], T], forget: Callable[[T], None] = lambda _: None) -> T:
+        """See `aside`."""
+        # The user is looked up outside of the lock: its directory may be slow.
+        user = self._user(pid) if self._left or self._lately else None
         with self._lock:
-            if pid in self._left or len(self._left) >= _MOST_LEFT or (self._lately and self._is_full(pid)):
+            if self._refuses(pid, user):
                 raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
             worker = self._idle.pop() if self._idle else None
-        answers: list[T | OSError] = []
+        answers: list[T | BaseException] = []
         done = threading.Lock()
         done.acquire()
         worker = worker or _Worker()
 
         def work() -> None:
             try:
-                answer: T | OSError = question()
-            except OSError as error:
+                answer: T | BaseException = question()
+            except BaseException as error:
                 answer = error
             with self._lock:
                 answers.append(answer)
                 self._idle.append(worker)
-                is_late = self._left.pop(pid, None) is not None
+                is_late = self._left.pop(done, None) is not None
             done.release()
-            if is_late and not isinstance(answer, OSError):
+            if is_late and not isinstance(answer, BaseException):
                 forget(answer)
 
         worker.do(work)
-        _wait(done, worker)
-        with self._lock:
-            if not answers:
-                self._left[pid] = user = self._user(pid)
-                self._lately.append((time.monotonic(), user))
-                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-        if isinstance(answers[0], OSError):
+        if not _wait(done, worker):
+            user = self._user(pid) if user is None else user
+            with self._lock:
+                if not answers:
+                    self._left[done] = pid, user
+                    self._lately.append((self._clock(), user))
+                    raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        if isinstance(answers[0], BaseException):
             raise answers[0]
         return answers[0]
 
-    def _is_full(self, pid: int) -> bool:
-        while self._lately and self._lately[0][0] < time.monotonic() - _LATELY_SECONDS:
+    def _refuses(self, pid: int, user: int | None) -> bool:
+        """`user` is None where no question was left behind when the asker looked."""
+        while self._lately and self._lately[0][0] < self._clock() - _LATELY_SECONDS:
             self._lately.popleft()
-        user = self._user(pid)
-        of_user = Counter(self._left.values())[user], sum(one == user for _, one in self._lately)
-        return user != 0 and max(of_user) >= _MOST_LEFT_OF_A_USER
+        if len(self._left) >= _MOST_LEFT or any(pid == left for left, _ in self._left.values()):
+            return True
+        if user is None or user == 0:
+            return False
+        waiting = sum(user == one for _, one in self._left.values())
+        lately = sum(user == one for _, one in self._lately)
+        return max(waiting, lately) >= _MOST_LEFT_OF_A_USER
 
     def _user(self, pid: int) -> int:
         """Of its real uid: root owns the files of a process that cannot be dumped."""
         return self.user_of((uids(pid) or (0, 0))[0])
 
 
-def _wait(done: threading.Lock, worker: _Worker) -> None:
-    """Until it is done, for at most _PATIENCE_SECONDS, and for _LOOKS in which the kernel holds the worker: a
-    busy machine is waited for."""
+def _wait(done: threading.Lock, worker: _Worker) -> bool:
+    """Until it is done, for at most _PATIENCE_SECONDS, and for _LOOKS in which the kernel holds the worker.
+    Time in which the worker waits for a processor counts as patience alone. False: it is not done."""
     end, held = time.monotonic() + _PATIENCE_SECONDS, 0
-    while not done.acquire(timeout=_LOOK_SECONDS) and held < _LOOKS and time.monotonic() < end:
+    while not done.acquire(timeout=_LOOK_SECONDS):
         held = held + 1 if worker.waits_in_kernel() else 0
+        if held >= _LOOKS or time.monotonic() >= end:
+            return False
+    return True
 
 
-_aside = _Aside()
+_aside = Aside()
 
 
 def count_users_by(user_of: Callable[[int], int]) -> None:
@@ -261,9 +280,11 @@ def count_users_by(user_of: Callable[[int], int]) -> None:
 
 
 def aside(pid: int, question: Callable[[], T], forget: Callable[[T], None] = lambda _: None) -> T:
-    """What `question` answers of the process; an answer that comes later goes to `forget`. Raises OSError:
-    EBUSY where the kernel does not answer, or has not answered an earlier question about the process, and
-    where too many questions about the user's processes, or at all, wait."""
+    """What `question` answers of the process, or raises what it raises. A late answer goes to `forget`, which
+    does not raise; a late error is dropped.
+
+    Raises OSError: EBUSY where the kernel does not answer, or has not answered an earlier question about the
+    process, and where too many questions about the user's processes, or at all, wait."""
     return _aside.ask(pid, question, forget)
 
 

@@ -46,7 +46,7 @@ def _process(connection: socket.socket, pid: int, uid: int) -> tuple[Lifetime, i
     except OSError:  # ended, or no descriptors left
         return Lifetime(), None
     try:
-        stat, made_by = proc.read_stat(pid), namespace_owner(pidfd, pid)
+        stat, made_by = proc.read_stat(pid), namespace_owner(pid)
         # while the pidfd says that its process lives, no other process can have had its pid
         if stat is None or proc.has_exited(pidfd):
             return Lifetime(), None
@@ -73,7 +73,7 @@ def passed_process(pidfd: int) -> PassedProcess | None:
             return None
     except OSError:
         return None
-    uids, stat, made_by = proc.uids(pid), proc.read_stat(pid), namespace_owner(pidfd, pid)
+    uids, stat, made_by = proc.uids(pid), proc.read_stat(pid), namespace_owner(pid)
     if uids is None or stat is None or proc.has_exited(pidfd):
         return None
     return PassedProcess(pid, stat.start_ticks, _SUBORDINATE.user_of(uids[0] if made_by is None else made_by))

@@ -55,7 +55,7 @@ def _mounted(pid: int, owners: Mapping[str, Owner]) -> str:
     except OSError:
         return ""
     try:
-        made_by = namespace_owner(pidfd, pid)
+        made_by = namespace_owner(pid)
     finally:
         os.close(pidfd)
     return name if made_by in (None, owners[name].uid) else ""

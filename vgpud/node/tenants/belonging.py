@@ -27,18 +27,18 @@ def belongs(process: SuspendedProcess, allocation: Allocation) -> bool:
     if pidfd is None:
         return False
     with pidfd:
-        is_own = _is_own(pidfd.fileno(), process.pid, allocation)
+        is_own = _is_own(process.pid, allocation)
         return is_own and not has_exited(pidfd)
 
 
-def _is_own(pidfd: int, pid: int, allocation: Allocation) -> bool:
+def _is_own(pid: int, allocation: Allocation) -> bool:
     request = allocation.request
     if pid in processes_in(request.lifetime.cgroup) or _has_mounted(pid, allocation.id):
         return True
     if request.owner.uid == ANYONE:
         return not _is_in_host_mounts(pid)
     users = {request.owner.uid, request.counts_for.uid}
-    if namespace_owner(pidfd, pid) in users:
+    if namespace_owner(pid) in users:
         return True
     uids = proc.uids(pid) or ()
     return bool(uids) and all(uid in users or _SUBORDINATE.user_of(uid) in users for uid in uids)

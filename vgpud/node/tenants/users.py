@@ -72,15 +72,16 @@ def _uid_of(user: str, otherwise: int) -> int:
         return otherwise
 
 
-def namespace_owner(pidfd: int, pid: int) -> int | None:
+def namespace_owner(pid: int) -> int | None:
     """The uid that made the user namespace of a process; None for vgpud's namespace or one of root.
 
     Of nested namespaces the outermost that is not root's counts, because everything inside it was made with
-    its owner's rights. The caller checks afterwards that the process of `pidfd` still runs.
+    its owner's rights. The caller opens a pidfd before, and sees by it afterwards
+    that the process still runs.
     """
     try:
         here = _identity(Path("/proc/self/ns/user").stat())
-        namespace = _user_namespace(pidfd, pid)
+        namespace = _user_namespace(pid)
     except OSError:
         return None
     owner = None
@@ -100,17 +101,13 @@ def namespace_owner(pidfd: int, pid: int) -> int | None:
     return owner
 
 
-def _user_namespace(pidfd: int, pid: int) -> int:
-    """The caller may close `pidfd` while the kernel has not answered."""
-    own = os.dup(pidfd)
-
+def _user_namespace(pid: int) -> int:
     def ask() -> int:
-        try:
-            return fcntl.ioctl(own, _PIDFD_GET_USER_NAMESPACE)
-        except OSError:  # an older kernel
-            return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-        finally:
-            os.close(own)
+        with proc.PidFd(os.pidfd_open(pid)) as pidfd:
+            try:
+                return fcntl.ioctl(pidfd, _PIDFD_GET_USER_NAMESPACE)
+            except OSError:  # an older kernel
+                return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
 
     return proc.aside(pid, ask, os.close)
 

@@ -1,0 +1,147 @@
+"""Questions about processes that the kernel holds: who gets the answers, and how many may wait."""
+
+import errno
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.support import eventually
+from vgpud import proc
+from vgpud.node.tenants.users import namespace_owner
+from vgpud.proc import Aside
+
+USER = 4242
+
+
+@contextmanager
+def process() -> Iterator[int]:
+    child = subprocess.Popen(["sleep", "1000"])
+    try:
+        yield child.pid
+    finally:
+        child.kill()
+        child.wait()
+
+
+class Held:
+    """Questions that are held until `go` is set."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.answered: list[str] = []
+
+    def question(self, answer: str) -> Callable[[], str]:
+        def ask() -> str:
+            self.go.wait()
+            return answer
+
+        return ask
+
+    def is_refused(self, aside: Aside, pid: int, answer: str) -> bool:
+        """Also where it is asked, and left behind."""
+        with pytest.raises(OSError) as refused:
+            aside.ask(pid, self.question(answer), self.answered.append)
+        return refused.value.errno == errno.EBUSY
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    questions = Held()
+    yield questions
+    questions.go.set()
+
+
+def test_each_of_two_answers_about_one_process_goes_to_its_asker_or_is_discarded(held: Held) -> None:
+    aside, pid = Aside(), os.getpid()
+    answers: list[str] = []
+    first_is_left = threading.Event()
+
+    def second() -> str:
+        first_is_left.wait()
+        return "second"
+
+    def asks_second() -> None:
+        with suppress(OSError):  # on a busy machine
+            answers.append(aside.ask(pid, second, held.answered.append))
+
+    first = threading.Thread(target=held.is_refused, args=(aside, pid, "first"))
+    other = threading.Thread(target=asks_second)
+    first.start()
+    first.join(timeout=0.15)  # the first is left behind soon after the second is asked
+    other.start()
+    first.join()
+    first_is_left.set()
+    other.join()
+    held.go.set()
+    eventually(lambda: "first" in held.answered, "the late answer is discarded")
+    assert sorted(answers + held.answered) in (["first", "second"], ["first"])
+
+
+def test_the_questions_of_a_user_that_wait_stay_bounded_however_long_they_wait(held: Held) -> None:
+    now = [0.0]
+    aside = Aside(user_of=lambda _: USER, clock=lambda: now[0])
+    with ExitStack() as stack:
+        for number in range(4):
+            assert held.is_refused(aside, stack.enter_context(process()), f"{number}")
+        pid = stack.enter_context(process())
+        asked: list[bool] = []
+        for _ in range(3):
+            now[0] += 60
+            with pytest.raises(OSError):
+                aside.ask(pid, lambda: asked.append(True))
+        assert not asked
+        held.go.set()
+        eventually(lambda: len(held.answered) == 4, "the kernel answers")
+        now[0] += 60
+        aside.ask(pid, lambda: asked.append(True))
+        assert asked
+
+
+def test_any_error_of_a_question_is_raised_to_the_asker() -> None:
+    aside = Aside()
+    for _ in range(2):  # its thread answers the next one
+        with pytest.raises(OverflowError):
+            aside.ask(os.getpid(), lambda: os.pread(0, 1, 2**80))
+    assert aside.ask(os.getpid(), lambda: 1) == 1
+
+
+def test_a_slow_directory_of_users_delays_no_question_of_another_thread(held: Held) -> None:
+    looked_up, found = threading.Event(), threading.Event()
+
+    def user_of(_: int) -> int:
+        if threading.current_thread() is not threading.main_thread():
+            looked_up.set()
+            found.wait()
+        return USER
+
+    aside = Aside(user_of)
+    limit = threading.Timer(20, found.set)
+    with process() as one, process() as two:
+        assert held.is_refused(aside, one, "one")
+        asker = threading.Thread(target=aside.ask, args=(two, lambda: "two"))
+        asker.start()
+        looked_up.wait()
+        limit.start()
+        assert aside.ask(os.getpid(), lambda: 1) == 1
+        assert not found.is_set()
+        limit.cancel()
+        found.set()
+        asker.join()
+
+
+def test_a_refused_question_about_a_namespace_leaves_no_descriptor_open(held: Held) -> None:
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    with process() as pid:
+        with pytest.raises(OSError):
+            proc.aside(pid, held.question("late"))
+        before = descriptors()
+        for _ in range(3):
+            assert namespace_owner(pid) is None
+        assert descriptors() == before
