@@ -71,8 +71,8 @@ struct lease {
     bool resting;
     uint32_t long_looks;              /* at its locks, one after the other */
     bool shut;                        /* its locks are not looked at any more, and its files stay open */
-    bool look_later;                  /* processes that have left (process.h) and claimed slots are to be looked at */
-    uint8_t unlocked[VGPU_MAX_SLOTS]; /* looks in a row that found a claimed slot without a lock (unregistered.h) */
+    bool look_later;                  /* the next tick looks at disconnected processes and at claimed slots */
+    uint8_t unlocked[VGPU_MAX_SLOTS]; /* looks in a row that found the claimed slot without a lock */
     bool look_due;                    /* see looks.h */
     STAILQ_ENTRY(lease) next_due;
     bool ticks;
@@ -113,8 +113,8 @@ int lease_open_folder(const char *id);
 int lease_open_files(int folder_fd, struct lease *lease, struct stat *usage);
 uint64_t lease_close_files(struct lease *lease); /* how long that took, see aside.h */
 
-/* Another `usage` of the lease, for reading: its close is no event for usage_guard.h. A descriptor, or -errno: also where it
- * is not the file that the lease was added with. */
+/* Opens `usage` for reading; closing this descriptor causes no event in usage_guard.h. A descriptor, or -errno (-ESTALE if
+ * the file is not the one that the lease was added with). */
 int lease_open_to_read(const struct lease *lease);
 
 /* Keeps the lease's files open until the matching lease_release; they are opened again for the first hold. False:

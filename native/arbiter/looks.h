@@ -1,7 +1,6 @@
 /*
- * looks.h: leases of which something is to be looked at (aside.h), in turns: one look in a turn of the loop (loop.h), and
- * one of each such lease before the second of any. However many processes of a tenant end at once, another tenant's
- * message waits for one look.
+ * looks.h: a queue of leases with due looks (aside.h). Each turn of the loop (loop.h) makes one look. The leases take turns,
+ * so a tenant whose processes end all at once delays another registered tenant's message by one look.
  *
  * One thread: the loop's.
  */
@@ -10,7 +9,7 @@
 
 #include "leases.h"
 
-/* `look_at_one` makes one of the looks that the lease is due; false: none was. Call once, after loop_open.
+/* `look_at_one` makes one due look of the lease. It returns false if none is due. Call once, after loop_open.
  * 0 or -errno. */
 int looks_open(bool (*look_at_one)(struct lease *lease));
 

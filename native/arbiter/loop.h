@@ -1,8 +1,9 @@
 /*
  * loop.h: one epoll loop, one thread. A source is embedded in whatever object it wakes.
  *
- * However many slow sources are ready, one event of them is served in each turn of the loop, so that a message of
- * another tenant waits for one look at most. The kernel hands out ready sources in turns.
+ * Slow sources are in an epoll instance of their own. Each turn of the loop serves one event of it, so a message on a fast
+ * source waits for one look at most. Messages on slow sources (a registration) wait for their turn; epoll serves ready
+ * sources round robin.
  *
  * The thread that calls loop_run calls every other function, too.
  */
@@ -28,8 +29,8 @@ int loop_add(struct source *source, uint32_t events);
 /* Closes the descriptor at once; destroy runs when no event of this batch can still point at it. */
 void loop_remove(struct source *source);
 
-/* Each of its events is served when it comes, from now on. Precondition: it was added as slow. 0 or -errno: then it is not
- * looked at any more. */
+/* Makes a slow source a fast one. Precondition: it was added as slow. 0 or -errno; after an error the source gets no
+ * events. */
 int loop_hasten(struct source *source, uint32_t events);
 
 /* Not looked at from now on; then again. Events of before may still come in this batch. */

@@ -119,7 +119,9 @@ static int start(const char *run_dir, const char *control_device)
     if (error == 0)
         error = rest_open(tick);
     if (error == 0 && usage_guard_open() != 0)
-        fputs("vgpu-arbiter: the size of usage files is not watched\n", stderr);
+        fputs("vgpu-arbiter: inotify failed: usage files are not kept at their size, and slots of processes that ended "
+              "before they registered stay taken\n",
+              stderr);
     if (error != 0)
         return fail("cannot open an event loop", error);
     lease_scan(leases_fd);

@@ -229,7 +229,7 @@ static void look_now(struct process *process, enum process_look why)
         process_clear(lease, process->slot);
         process_forget(process);
     } else if (!forgotten(process)) {
-        process->left = !process->left; /* twice: now, and with the next tick */
+        process->left = !process->left; /* after the first look, the second is at the next tick */
         if (process->left)
             rest_look_later(lease);
     }

@@ -17,13 +17,13 @@
  */
 struct process *process_watch(struct lease *lease, uint32_t slot, int32_t pid, int pidfd, int *error);
 
-/* This process has registered: a slot that it had before an exec is cleared now, and further ones as looks are made
- * (looks.h). */
+/* This process has registered. Clears one slot that it had before an exec, and queues looks (looks.h) at its other former
+ * slots. */
 void process_moved(struct process *now);
 
 /* The connection of the process with this registration number has ended. Where it lives on without the slot's lock as
- * another program, after an exec, its slot is cleared. Where it has only closed all its files it keeps its slot. A look
- * becomes due, and another one with the next tick (rest.h) if it has the lock still. */
+ * another program, after an exec, its slot is cleared. Where it has only closed all its files it keeps its slot. Queues a
+ * look (looks.h), and a second one at the next tick (rest.h) if the process still holds the lock. */
 void process_left(struct lease *lease, uint32_t owner);
 void process_look_again(struct lease *lease);
 
@@ -33,7 +33,7 @@ bool process_look_at_one(struct lease *lease);
 /* Forgets a process without touching its slot. */
 void process_forget(struct process *process);
 
-/* Clears the slot if no process holds its lock. */
+/* Clears the slot if no process holds its lock. Precondition: the lease is held (lease_hold). */
 void process_clear(struct lease *lease, uint32_t slot);
 
 /* Clears every slot that is owned but whose lock no process holds, of a lease that is served from now on. */

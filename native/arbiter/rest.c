@@ -87,7 +87,7 @@ static void tick_of(struct lease *lease)
         rest_forget(lease);
 }
 
-/* One lease in each turn of the loop: the timer is read, and so is ready no more, after the last one. */
+/* One lease in each turn of the loop: the timer is read after the last lease, and stays readable until then. */
 static void tick(struct source *source, uint32_t events)
 {
     uint64_t count;

@@ -12,8 +12,8 @@
 
 /*
  * A slot is cleared at the third look, 100 ms apart, that finds it without a lock. A living process that closed all its
- * files locks its slot again before each try to register (arbiter_link.c), 100 ms apart at most. A dying process is told by
- * its pid, which in another pid namespace is not its own: this time stands in for it.
+ * files locks its slot again before each try to register (arbiter_link.c), 100 ms apart at most. A dying process is
+ * recognised by its pid, which is wrong if the process is in another pid namespace; the three looks cover that case.
  */
 #define LOOKS 3
 
@@ -35,7 +35,7 @@ static bool has_ended(int usage_fd, uint32_t index, const struct vgpu_slot *slot
     return slot->owner == VGPU_OWNER_SELF && usage_io_holder(usage_fd, index) == 0 && !vgpu_process_dying(slot->pid);
 }
 
-/* Slots are read several at a time: the looks of a lease that cost much are its last (rest.h). */
+/* Slots are read several at a time, because after three expensive looks a lease is not looked at again (rest.h). */
 static void find_out(void *data)
 {
     struct claimed *claimed = data;

@@ -1,7 +1,7 @@
 /*
- * unregistered.h: slots of processes that ended before they registered. The arbiter has no pidfd of such a process, so
- * it learns of the end by the close of the process's `usage` (usage_guard.h), and from the slots: one that was claimed
- * (VGPU_OWNER_SELF) and has no lock is cleared.
+ * unregistered.h: slots of processes that ended before they registered. The arbiter has no pidfd of such a process. The
+ * close of its `usage` (usage_guard.h) makes the arbiter look at the slots; a slot that is claimed (VGPU_OWNER_SELF) and has
+ * no lock at three looks is cleared.
  *
  * One thread: the loop's.
  */
@@ -11,8 +11,8 @@
 #include "leases.h"
 
 /*
- * Looks at the lease's claimed slots, whatever holds its files. Those whose process has ended are to be cleared (looks.h).
- * True: there are slots without a lock that are to be looked at again with the next tick (rest.h).
+ * Looks at the lease's claimed slots; the lease need not be held. Queues the slots of ended processes for
+ * unregistered_clear_one. True: a claimed slot has no lock; look again at the next tick (rest.h).
  */
 bool unregistered_look(struct lease *lease);
 

@@ -42,7 +42,7 @@ static void cut_closed(struct lease *lease)
     lease_release(lease);
 }
 
-/* A close costs no look here: the file would be opened for it, and its close is the next event. */
+/* A close must not cause cut_closed: it opens the file for writing, and its own close would be the next event. */
 static void take_in(struct lease *lease, uint32_t mask)
 {
     if ((mask & IN_CLOSE_WRITE) != 0)
@@ -63,7 +63,7 @@ static void missed(struct lease *lease)
     rest_look_later(lease);
 }
 
-/* One event: those of a watched file carry no name. */
+/* Reads one event; an event of a watched file has no name, so its size is fixed. */
 static void look(struct source *source, uint32_t ready)
 {
     struct inotify_event event;
@@ -99,7 +99,7 @@ void usage_guard_renew(struct lease *lease)
     if (lease->watch >= 0 || !lease_hold(lease))
         return;
     usage_guard_begin(lease);
-    rest_look_later(lease); /* closes were not told of meanwhile */
+    rest_look_later(lease); /* a close may have been missed while the file was not watched */
     lease_release(lease);
 }
 

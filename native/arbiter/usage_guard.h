@@ -1,7 +1,7 @@
 /*
  * usage_guard.h: keeps `usage` files at their size, and notices when a process closes one.
  *
- * A tenant may write its own, and the file system that they are on is everybody's: one that grows, or takes room beyond its
+ * A tenant may write its own, and the file system that they are on is shared by all tenants: one that grows, or takes room beyond its
  * end, is cut back at once, and that is counted. Mapped stores, which is all that libvgpu does, are no events; writes are, the
  * arbiter's own too, and cost the lease's rate one unit each. While a lease rests (rest.h) its file is looked at with each
  * tick instead. A close of a file that was open for writing is the sign that a process may have ended: the next tick looks

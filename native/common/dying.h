@@ -17,7 +17,7 @@
  */
 bool vgpu_process_dying(pid_t pid);
 
-/* Is the process dying, gone or a zombie? True, too, for one that /proc does not show. */
+/* True if the process is dying, a zombie, or not in /proc. */
 bool vgpu_process_ended(pid_t pid);
 
 #endif

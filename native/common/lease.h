@@ -206,7 +206,7 @@ enum vgpu_message_kind {
     VGPU_MSG_DONE = 5,      /* tenant -> arbiter: nothing of turn.number is left on the device; turn.flags: MORE */
     VGPU_MSG_GRANT = 6,     /* arbiter -> tenant: launch now */
     VGPU_MSG_REVOKE = 7,    /* arbiter -> tenant: launch no more, and say DONE when nothing is left */
-    VGPU_MSG_ENDING = 8,    /* of an older libvgpu, and ignored: launches no more in turn.number */
+    VGPU_MSG_ENDING = 8,    /* of older libvgpus, and ignored; 9 was theirs, too */
     VGPU_MSG_LOOK = 10,     /* arbiter -> tenant: see what state the lease is in, and write your slot's figures;
                           * vgpud -> arbiter: say so to all processes of this lease */
     VGPU_MSG_CUT = 11,      /* arbiter -> tenant: launch as you like, turns are kept by taking your channels off the

@@ -13,7 +13,7 @@
 
 #define CONTEXT_WAIT_MS 2000
 #define CONTEXT_LOOK_MS 2
-#define CLEAR_WAIT_MS 100 /* the arbiter needs less than one unless the machine is loaded */
+#define CLEAR_WAIT_MS 100 /* the arbiter usually needs less than 1 ms */
 
 static int set_lock_at(int fd, off_t offset, short type)
 {
@@ -137,7 +137,7 @@ static bool is_unlocked(int fd, uint32_t slot)
     return fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
 }
 
-/* A living process may be without its lock, too: it closed all its files. */
+/* A living process loses its lock if it closes all its files, so its pid is checked too. */
 static bool awaits_clear(int fd, const struct vgpu_usage *usage, uint32_t slot)
 {
     uint32_t owner = __atomic_load_n(&usage->slots[slot].owner, __ATOMIC_SEQ_CST);

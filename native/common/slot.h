@@ -33,8 +33,8 @@ int vgpu_slot_lock_again(int fd, struct vgpu_usage *usage, uint32_t slot, uint64
 int vgpu_slot_clear_dead(int fd, struct vgpu_usage *usage, uint32_t own, bool registered);
 
 /*
- * Waits until the arbiter has cleared the slots of registered processes that have ended, a bounded time. Pids are taken for
- * those of the caller's pid namespace. True: a slot was cleared.
+ * Waits up to 100 ms while the arbiter clears slots of registered processes that have ended. A pid is looked up in the
+ * caller's pid namespace, so a process of another one counts as ended once it has no lock. True: a slot was cleared meanwhile.
  */
 bool vgpu_slot_await_clear(int fd, const struct vgpu_usage *usage, uint32_t own);
 

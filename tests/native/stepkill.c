@@ -17,8 +17,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define OUTSIDE_MAX 200 /* steps; a driver's memset takes one for each of its rounds, millions in all */
-#define RUN_US 100      /* and then the process runs for so long before it is stepped again */
+#define OUTSIDE_MAX 200 /* single steps outside of libvgpu: a memset in the driver takes millions */
+#define RUN_US 100      /* how long the process then runs before it is stepped again */
 #define RUNS_MAX 200
 
 /* Where the code of libvgpu is in the process. */

@@ -15,7 +15,7 @@ bool vgpu_capture_on(CUstream stream, int per_thread);
 /* The context has ended, and the captures on its streams with it. */
 void vgpu_capture_forget(CUcontext context);
 
-/* Between the two, calls of this thread to the driver invalidate no capture. */
+/* Between the two, driver calls of this thread invalidate no capture, also none of its own. */
 CUstreamCaptureMode vgpu_capture_relax(void);
 void vgpu_capture_restore(CUstreamCaptureMode before);
 

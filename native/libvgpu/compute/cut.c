@@ -192,7 +192,7 @@ static bool is_quiet(uint64_t now)
     cut.looked_at = now;
     uint64_t calls = vgpu_inside_glance(&inside);
     if (calls == cut.calls && !inside)
-        calls = vgpu_inside_read(&inside); /* a process that goes on calling is not interrupted for this look */
+        calls = vgpu_inside_read(&inside); /* membarrier(2) interrupts the threads: only if it seems idle */
     bool same = calls == cut.calls;
     cut.calls = calls;
     if (!same || inside) {

@@ -206,7 +206,8 @@ static bool drain_step(void)
     return done;
 }
 
-/* A gate that is closed, without a turn. */
+/* Sleeps until the gate's state changes, 1 s at most; hangs up if the arbiter has not answered for SILENCE_NS.
+ * Precondition: closed, no turn held. */
 static void sleep_at_gate(uint32_t epoch)
 {
     const struct timespec most = {.tv_sec = 1};

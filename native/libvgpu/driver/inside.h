@@ -51,8 +51,8 @@ uint64_t vgpu_inside_launches(void);
  * before it. Returns the calls so far; *inside: is any thread in one? */
 uint64_t vgpu_inside_read(bool *inside);
 
-/* The same without the look at what other processors have not written back: it may be late by a call, and costs the threads
- * nothing, where vgpu_inside_read interrupts each of them. */
+/* As vgpu_inside_read, without membarrier(2): the result may miss the newest call of a thread, and no thread is
+ * interrupted. */
 uint64_t vgpu_inside_glance(bool *inside);
 
 #endif

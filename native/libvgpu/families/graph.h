@@ -26,7 +26,8 @@ struct vgpu_graph_charge {
 bool vgpu_graph_captures(CUstream stream, int per_thread);
 
 /*
- * Around the launch or upload of an executable graph. begin returns what to answer if not CUDA_SUCCESS:
+ * Around the launch or upload of an executable graph. Precondition: no other thread destroys `exec` before end, as CUDA
+ * requires of a program. begin returns what to answer if not CUDA_SUCCESS:
  * CUDA_ERROR_OUT_OF_MEMORY over the limit. Both cost one load until a graph that allocates was made.
  */
 CUresult vgpu_graph_begin(struct vgpu_graph_charge *charge, CUgraphExec exec);

@@ -10,7 +10,7 @@
 #include "tenant.h"
 
 /* Before a refusal: memory that this process's pools hold without need goes back, as the driver does it
- * on a full card; with the arbiter away, that of processes that died. */
+ * on a full card, and that of processes that died (cleared here, or by the arbiter within 100 ms). */
 static bool reserve(int device, uint64_t bytes)
 {
     struct vgpu_account *account = vgpu_tenant_account();

@@ -45,8 +45,8 @@ const char *vgpu_tenant_folder(void);
 struct vgpu_account *vgpu_tenant_account(void);
 
 /* Clears the slots of dead processes that no arbiter clears: all where none is there, else those that never registered
- * with it (a filter of system calls kept them from it). Waits, a bounded time, while the arbiter clears those of others. True
- * if any was cleared. */
+ * with it (a filter of system calls kept them from it). Waits up to 100 ms for the arbiter to clear slots of ended registered
+ * processes. True if any was cleared. */
 bool vgpu_tenant_reclaim(void);
 
 /* See vgpu_slot_lock_contexts. */
