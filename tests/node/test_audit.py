@@ -93,6 +93,24 @@ def test_repeats_of_a_request_are_counted_not_written(tmp_path: Path) -> None:
     assert counted == [50]
 
 
+def test_repeats_of_a_refused_request_are_forgotten(tmp_path: Path) -> None:
+    counted: list[Any] = []
+
+    async def scene(w: World) -> None:
+        audit.asked_by(ALICE)
+        too_large = (w.keeper.allocate(request("r", memory_bytes=2**60)) for _ in range(5))
+        assert all(
+            isinstance(one, VgpuError) for one in await asyncio.gather(*too_large, return_exceptions=True)
+        )
+        held = await w.keeper.allocate(request("r"))
+        with capture_logs() as lines:
+            await w.keeper.release(held.id, ALICE, force=False)
+        counted.extend(line.get("repeats") for line in lines if line["event"] == "released")
+
+    trail(tmp_path, scene)
+    assert counted == [None]
+
+
 def test_a_release_by_itself_names_its_reason(tmp_path: Path) -> None:
     async def scene(w: World) -> None:
         audit.asked_by(ASKER)

@@ -80,8 +80,13 @@ class Allocates:
             return settled(existing)
         task = asyncio.ensure_future(self._audited(request))
         self._running[key] = request, task
-        task.add_done_callback(lambda _: self._running.pop(key, None))
+        task.add_done_callback(lambda _: self._ended(request))
         return await asyncio.shield(task)
+
+    def _ended(self, request: Request) -> None:
+        self._running.pop(request_key(request), None)
+        if self._book.by_request(request) is None:
+            self._store.account.forget_repeats(request)
 
     async def _audited(self, request: Request) -> Allocation:
         with audit.change("allocate", owner=request.owner.uid, **asked(request)) as told:

@@ -17,10 +17,14 @@ log = structlog.get_logger("vgpud.decision")
 class Account:
     def __init__(self) -> None:
         self.tally = Tally(reload_unix_seconds=time.time())
-        self._repeats: Counter[tuple[int, str]] = Counter()  # repeated requests
+        self._repeats: Counter[tuple[int, str]] = Counter()  # of requests that are under way or held
 
     def repeated(self, request: Request) -> None:
         self._repeats[request.owner.uid, request.id] += 1
+
+    def forget_repeats(self, request: Request) -> None:
+        """Of a request that was refused, or failed."""
+        self._repeats.pop((request.owner.uid, request.id), None)
 
     def allocated(self, allocation: Allocation) -> None:
         seconds = max(0.0, (time.time_ns() - allocation.created_unix_ns) / 1e9)
