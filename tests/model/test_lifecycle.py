@@ -79,12 +79,19 @@ def test_a_change_that_the_table_lacks_is_refused(start: Phase, change: Change) 
         assert refused.value.code is ErrorCode.BUG
 
 
-def test_an_active_record_with_suspended_processes_is_being_resumed() -> None:
+def test_an_active_record_with_suspended_processes_is_being_resumed_and_sound() -> None:
     active = record_in(Phase.ACTIVE)
     assert active is not None
     half = replace(active, suspended=(SAVED,))
     assert phase_of(half) is Phase.RESUMING
-    assert list(problems(half)) == ["it has suspended processes, and is active"]
+    assert list(problems(half)) == []
+
+
+def test_an_amendment_keeps_the_phase() -> None:
+    active = record_in(Phase.ACTIVE)
+    check_change(active, None, active)
+    with pytest.raises(VgpuError, match="an amendment does not lead to failed"):
+        check_change(active, None, record_in(Phase.FAILED))
 
 
 def test_a_suspension_by_libvgpu_is_an_eviction() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests import clock
 from tests.model.test_lifecycle import INTENTS, record_in
 from tests.node.world import Counted, request
-from vgpud.ledger import Ledger
+from vgpud.ledger import Ledger, LedgerState
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.event import Event
 from vgpud.model.lifecycle import EVENT_OF, TABLE, Change, Phase, phase_of
@@ -153,6 +153,45 @@ def test_a_reservation_holds_its_room_until_it_is_taken_back() -> None:
         walk.store.cancel(one.id)
         assert walk.store.book.use == {}
         assert (await walk.ledger.load()).allocations == ()
+
+    walking(work)
+
+
+def test_book_and_ledger_agree_after_an_intent_whose_caller_is_cancelled() -> None:
+    async def work(walk: Walk) -> None:
+        one = walk.new()
+        beginning = asyncio.ensure_future(walk.store.begin(one, Change.ALLOCATE))
+        await asyncio.sleep(0)
+        beginning.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await beginning
+        await walk.agrees()
+        assert walk.held() == (one,)
+
+    walking(work)
+
+
+def test_an_amendment_that_changes_the_phase_is_refused() -> None:
+    async def work(walk: Walk) -> None:
+        await walk.make(None, Change.ALLOCATE, Phase.ALLOCATING)
+        (held,) = walk.held()
+        walk.store.amend(replace(held, edits=held.edits))
+        with pytest.raises(VgpuError) as refused:
+            walk.store.amend(replace(held, state=State.RELEASING))
+        assert refused.value.code is ErrorCode.BUG
+        assert walk.held() == (held,)
+
+    walking(work)
+
+
+def test_a_checked_store_takes_an_old_record_that_is_being_resumed() -> None:
+    async def work(walk: Walk) -> None:
+        old = record_in(Phase.RESUMING, replace(walk.new(), revision=1))
+        assert old is not None
+        old = replace(old, state=State.ACTIVE)
+        walk.store.restore(LedgerState(boot_id="", allocations=(old,), originals=(), revision=1))
+        walk.store.amend(replace(old, edits=old.edits))
+        assert walk.held() == (old,)
 
     walking(work)
 

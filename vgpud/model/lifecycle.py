@@ -131,29 +131,27 @@ def at_rest(allocation: Allocation) -> Change:
     return Change.EVICTED if allocation.is_swapped else Change.SUSPENDED
 
 
-def check_change(before: Allocation | None, change: Change, after: Allocation | None) -> None:
-    """Raises VgpuError(BUG) if TABLE does not lead from `before` to `after` by this change."""
+def check_change(before: Allocation | None, change: Change | None, after: Allocation | None) -> None:
+    """Raises VgpuError(BUG) if TABLE does not lead from `before` to `after` by this change, or if the phase
+    changes without a change."""
     start, end = phase_of(before), phase_of(after)
-    if TABLE.get((start, change)) is end:
+    if end is (start if change is None else TABLE.get((start, change))):
         return
     name = after.id if after else before.id if before else ""
+    asked = f"the change {change.value!r}" if change else "an amendment"
     raise VgpuError(
         ErrorCode.BUG,
-        f"allocation {name} is {start.value}: the change {change.value!r} does not lead to {end.value}",
+        f"allocation {name} is {start.value}: {asked} does not lead to {end.value}",
         "report this with the journal of vgpud",
     )
 
 
 def problems(allocation: Allocation) -> Iterator[str]:
-    """What contradicts itself in a record; nothing in a sound one."""
+    """What contradicts itself in a record; nothing in a sound one, nor in one of an older vgpud that phase_of
+    names."""
     if not allocation.slices:
         yield "it has no slice"
-    if allocation.suspended and allocation.state in (
-        State.ALLOCATING,
-        State.ACTIVE,
-        State.RESIZING,
-        State.FAILED,
-    ):
+    if allocation.suspended and allocation.state in (State.ALLOCATING, State.RESIZING, State.FAILED):
         yield f"it has suspended processes, and is {allocation.state.value}"
     if len({process.way for process in allocation.suspended}) > 1:
         yield "its processes were suspended in different ways"

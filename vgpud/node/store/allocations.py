@@ -9,6 +9,7 @@ No other module writes the book or the ledger's allocations; a lint test holds t
 raise VgpuError.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -70,11 +71,17 @@ class AllocationStore:
         check_change(self._before[intent.id], change, intent)
         try:
             await self._ledger.intent(intent)
-        except BaseException:
+        except asyncio.CancelledError:  # what the ledger was asked to write is written all the same
+            self._begun(booked or intent)
+            raise
+        except Exception:
             self.cancel(intent.id)
             raise
-        del self._before[intent.id]
-        self.book.replace(booked or intent)
+        self._begun(booked or intent)
+
+    def _begun(self, booked: Allocation) -> None:
+        del self._before[booked.id]
+        self.book.replace(booked)
         self._check()
 
     def cancel(self, allocation_id: str) -> None:
@@ -90,9 +97,8 @@ class AllocationStore:
 
     def amend(self, allocation: Allocation, change: Change | None = None) -> None:
         """Completes the booked allocation with what is found on the way to its outcome. The ledger has it
-        from the outcome on. `change` names an outcome that could not be recorded."""
-        if change is not None:
-            check_change(self.book.get(allocation.id), change, allocation)
+        from the outcome on. The phase stays, unless `change` names an outcome that could not be recorded."""
+        check_change(self.book.get(allocation.id), change, allocation)
         self.book.replace(allocation)
         self._check()
 
