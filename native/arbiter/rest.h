@@ -2,7 +2,7 @@
  * rest.h: a lease whose processes ask too much of the arbiter rests. Its listener is not looked at, and a connection
  * that says anything is closed, until its rate (rate.h) has filled again; limits stay as they were, as without an
  * arbiter. One whose locks are so many that each look at one takes long (aside.h) is not looked at any more: libvgpu sets
- * one a process, so this tenant means harm, and what it holds stays charged to it.
+ * one a process, so such a tenant is hostile, and what it holds stays charged to it.
  */
 #ifndef ARBITER_REST_H
 #define ARBITER_REST_H

@@ -12,14 +12,15 @@
 
 struct lease;
 
-/* Begins to watch; call once, after loop_open. 0 or -errno: then nothing is bounded. */
+/* Begins to watch; call once, after loop_open. 0 or -errno; after an error no file is kept at its size, and no close is
+ * noticed. */
 int usage_guard_open(void);
 
 /* Cuts the open file down if it is too large, and watches it from now on (lease->watch; -1: it is not watched). */
 void usage_guard_begin(struct lease *lease);
 void usage_guard_end(int watch);
 
-/* For a lease that rests: as usage_guard_begin, if its file is not watched. */
+/* As usage_guard_begin, if the file is not watched: after the lease rested, or after events were lost. */
 void usage_guard_renew(struct lease *lease);
 
 #endif

@@ -327,7 +327,7 @@ static CUresult look(CUstream stream, int per_thread)
     if (vgpu_capture_on(stream, per_thread))
         return CUDA_SUCCESS;
     enum vgpu_touch touched = vgpu_in_flight_touch(stream, per_thread);
-    if (touched == VGPU_TOUCH_NO_CONTEXT) /* without a device to want a turn on, the thread would wait for ever */
+    if (touched == VGPU_TOUCH_NO_CONTEXT) /* a turn is of a device, and this launch has none */
         return CUDA_SUCCESS;
     if (touched == VGPU_TOUCH_NO_MEMORY)
         return CUDA_ERROR_OUT_OF_MEMORY;

@@ -30,8 +30,8 @@ void vgpu_in_flight_mark_after(CUstream stream, int per_thread, uint64_t weight)
 
 enum vgpu_touch { VGPU_TOUCHED, VGPU_TOUCH_NO_CONTEXT, VGPU_TOUCH_NO_MEMORY };
 
-/* Takes note of the context that is launched to. NO_CONTEXT: there is none, as before cuInit and in a forked child; the
- * driver refuses the launch. NO_MEMORY: nothing may be launched to it. */
+/* Notes the context of a launch. NO_CONTEXT: the thread has none (before cuInit, in a forked child), and the driver will
+ * refuse the launch. NO_MEMORY: libvgpu has no memory to note it; the launch must be refused. */
 enum vgpu_touch vgpu_in_flight_touch(CUstream stream, int per_thread);
 
 /* Takes note of a context that was made: before anything is launched to it. */

@@ -171,8 +171,8 @@ static CUresult grow_local(int index, CUdevice device, size_t from, size_t to)
     return result;
 }
 
-/* Makes the local memory that a function needs. False: it is left to the launch, and learnt afterwards, as while any
- * capture is under way, which a change of limits would end. *result: CUDA_ERROR_OUT_OF_MEMORY past the limit. */
+/* Makes the local memory that a function needs. False: the launch makes it, outside of the lease or during a capture, which
+ * a change of limits would end; libvgpu learns it afterwards. *result: CUDA_ERROR_OUT_OF_MEMORY past the limit. */
 static bool make_local(CUresult asked, int local_bytes, CUresult *result)
 {
     CUdevice device;
