@@ -27,7 +27,8 @@ settings.load_profile("vgpud")
 MOST_TMPDIR_BYTES = 30
 MEMORY = Path("/dev/shm")
 LEAST_MEMORY_BYTES = 1 << 30
-#: Their tests take longest, and wait more than they run: the workers begin with them, so that none ends last.
+#: The rooms with the longest tests, which mostly wait. They run first, so that no worker is left with one at
+#: the end.
 LONG_ROOMS = ("e2e", "arbiter", "lint", "docs", "native", "sim", "lease", "mig")
 NOT_HERE = pytest.StashKey[dict[str, int]]()
 
@@ -97,7 +98,8 @@ def named(item: pytest.Item) -> list[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """All that is collected stays: the garbage collector looked at it again and again, half of the time."""
+    """Collected tests live to the end, so garbage collections meanwhile are wasted; they took half of the
+    time of the collection."""
     gc.disable()
     try:
         return (yield)

@@ -1,4 +1,4 @@
-"""What befalls a tenant while it is off the device, and the others beside it."""
+"""Tenants under the engine cut: endless kernels, the arbiter's death, suspension and stopped threads."""
 
 import ctypes
 import os
@@ -30,7 +30,8 @@ def put(card: Card, lease: Path, share: float, away: bool) -> None:
 
 @contextmanager
 def frozen(threads: Sequence[int]) -> Iterator[None]:
-    """Stops each of the threads, by ptrace(2). They have to be let go: a dead one would not be reaped."""
+    """Stops each of the threads, by ptrace(2). Detaches them at the end, because a
+    traced thread that dies is not reaped."""
     seize, interrupt, detach = 0x4206, 0x4207, 17
     libc = ctypes.CDLL(None, use_errno=True)
     for thread in threads:
@@ -44,7 +45,7 @@ def frozen(threads: Sequence[int]) -> Iterator[None]:
             libc.ptrace(detach, thread, None, None)
 
 
-def test_a_kernel_without_an_end_leaves_the_others_their_share(cut_card: Card) -> None:
+def test_an_endless_kernel_leaves_other_tenants_their_share(cut_card: Card) -> None:
     endless, other = (cut_card.lease(name, CONSERVING, 50) for name in "ab")
     stuck = replace(cut_card, kernel_us=int(LONG * 1e6)).spin(endless, LONG)
     eventually(lambda: counters(endless)["turns"] > 0, "it runs")
@@ -76,7 +77,7 @@ def test_a_tenant_that_is_suspended_while_it_is_off_is_quiet_and_continues(cut_c
 
 
 @needs("ptrace")
-def test_a_tenant_whose_library_threads_stand_still_is_held_to_its_share(cut_card: Card) -> None:
+def test_a_tenant_whose_libvgpu_threads_are_stopped_is_held_to_its_share(cut_card: Card) -> None:
     """Its launching thread goes on. It sends the arbiter nothing any more, and is preempted all the same."""
     lease, other = cut_card.lease("a", HARD, 25), cut_card.lease("b", CONSERVING, 50)
     process = cut_card.spin(lease, LONG)

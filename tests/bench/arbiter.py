@@ -1,4 +1,4 @@
-"""What a hostile tenant takes of the arbiter's time: another tenant's messages, beside each attack.
+"""Latency of one tenant's messages to the arbiter while another tenant attacks it.
 
 The honest tenant asks for a time slice of its own device, and gives it back at once: WANT, GRANT, DONE. The
 time is from the WANT to the moment that the arbiter sends the GRANT, which the GRANT says: how long the
@@ -67,7 +67,7 @@ class Honest:
 
 @contextmanager
 def attack(name: str, lease: Path) -> Iterator[None]:
-    """It stands when the block begins, and its processes have ended after it."""
+    """The attack runs inside the block; its processes have ended after the block."""
     words = [sys.executable, "-m", "tests.bench.arbiter_attackers", name, str(lease)]
     one = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, text=True)
     assert one.stdout is not None

@@ -1,5 +1,5 @@
-"""`python -m tests.bench.arbiter_attackers ATTACK LEASE`: a tenant that wastes the arbiter's time, until
-standard input ends. It prints a line once its attack stands."""
+"""`python -m tests.bench.arbiter_attackers ATTACK LEASE`: runs one attack on the arbiter until standard
+input ends. It prints a line when the attack has begun."""
 
 import fcntl
 import os
@@ -16,7 +16,7 @@ from tests.fuzz.test_arbiter import WANT, Tenant, message
 from vgpud import lease_layout as layout
 
 Done = Callable[[], None]
-SHORT_LOOK_LOCKS = 1500  # a look at so many ends before the arbiter leaves it to its thread
+SHORT_LOOK_LOCKS = 1500  # so many that one look stays below ASIDE_MAX_NS (native/arbiter/aside.h)
 OTHER_LEASE = "attackers-other"
 _FAR = 1 << 30
 

@@ -1,4 +1,4 @@
-"""vgpuctl without the start of a Python with all its imports: by fork of a process that has them.
+"""Runs vgpuctl in a fork of a process that has its imports (tests/prepared.py).
 
     python -IS vgpuctl.py LINE [ARGUMENTS]     LINE: the descriptor of tests/prepared.py's line_to()
 

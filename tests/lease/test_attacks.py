@@ -151,8 +151,7 @@ def test_bad_packets_cost_another_tenant_less_than_a_millisecond(node: Node, loc
 
 
 class Burst:
-    """What a tenant with many locks does in one moment: each of COUNT acts is worth a look at all of the
-    locks."""
+    """COUNT simultaneous acts of a tenant with many locks; the arbiter looks at all locks for each."""
 
     COUNT = 60
 
@@ -251,9 +250,9 @@ class Writes(Burst):
 def test_the_message_of_another_tenant_waits_for_one_look_and_not_for_all(
     node: Node, kind: type[Burst]
 ) -> None:
-    """The arbiter is stopped while the tenant acts and another tenant asks last: it serves all of it at
-    once then. Costs are its processor time; the least of three is taken, as what it does after the answer
-    may be counted."""
+    """The arbiter is stopped while the attacker acts and the other tenant sends WANT, so all events are ready
+    at once. The cost is the arbiter's processor time until the GRANT; the least of three runs is compared,
+    because work after the GRANT may be counted."""
     honest = Honest(node)
     assert node.arbiter is not None
     answers, wholes = [], []

@@ -34,7 +34,7 @@ def test_racing_processes_never_pass_the_limit(node: Node, tmp_path: Path, famil
     limit = 8 * CONTEXT_BYTES + 256 * MIB
     assert limit // 2 < most <= limit  # the driver never saw more than the limit, and it was met
     assert now == 0  # no reservation and no allocation leaked
-    assert calls > 1000  # how many of the 64000 libvgpu refuses is up to the race
+    assert calls > 1000  # the race decides how many of the 64000 calls libvgpu refuses
     refused = sum(json.loads(out)["refused"] for out, _ in results)
     assert refused > 0
     eventually(lambda: lease_used(lease) == 0)

@@ -200,8 +200,8 @@ say("ended")
     assert lease_used(lease) == OWN + 50 * MIB
 
 
-def test_a_parent_has_the_memory_of_a_dead_child_at_once(node: Node) -> None:
-    """The parent waits until the arbiter has cleared the slot of a child whose end the parent has seen."""
+def test_a_parent_can_allocate_what_its_dead_child_held(node: Node) -> None:
+    """libvgpu waits until the arbiter has cleared the slot of the child, which the parent has reaped."""
     lease = node.lease()
     process = python(
         node,

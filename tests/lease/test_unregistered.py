@@ -1,7 +1,7 @@
 """A process that ends before it has registered with the arbiter gives back its memory and its slot.
 
-The arbiter watches registered processes by their pidfds. It has none of a process that died on the way,
-that died before its connection was accepted, or that could not connect.
+The arbiter has no pidfd of a process that died before it sent REGISTER, that died before its connection was
+accepted, or that could not connect.
 """
 
 import signal

@@ -55,7 +55,7 @@ def whole_of(key: SlotKey) -> SlotKey:
 
 
 class WithoutThreads(asyncio.SelectorEventLoop):
-    """Where nothing blocks: what vgpud hands to a thread runs at once, without the cost of the thread."""
+    """An event loop that runs executor jobs inline, for fakes that do not block."""
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., T], *args: Any

@@ -91,7 +91,7 @@ def test_what_is_in_use_or_of_others_is_never_touched(before: int, after: int, d
     except VgpuError as refused:
         assert refused.code is ErrorCode.DEVICE_IN_USE
         assert card.keys() == keys(before), "a refusal changes nothing"
-        assert (keys(before) - own | busy) - keys(after), "somebody was in the way"
+        assert (keys(before) - own | busy) - keys(after), "another instance was in the way"
         return
     assert card.keys() == keys(after)
     assert keys(before) - own | busy <= keys(after)
@@ -115,7 +115,7 @@ def test_a_record_without_an_instance_is_dropped_at_the_start() -> None:
     assert not disk.originals
 
 
-def test_an_instance_just_given_to_somebody_outlives_a_look_that_is_older() -> None:
+def test_an_older_snapshot_does_not_remove_an_instance_that_was_just_allocated() -> None:
     """Ledger and world are also made to agree while requests are served."""
     card, disk = Card(mode=True), Disk()
     node = Node1(card, disk)

@@ -1,4 +1,4 @@
-"""The table of an allocation's life: what leads where, and that nothing else does."""
+"""The table of allowed changes, and the refusal of every other change."""
 
 from dataclasses import replace
 
@@ -57,13 +57,16 @@ def _reached(start: Phase, arrows: set[tuple[Phase, Phase]]) -> set[Phase]:
     return found
 
 
-def test_each_change_leads_somewhere_and_each_outcome_but_a_binding_is_told_to_watchers() -> None:
+def test_each_change_is_in_the_table() -> None:
     assert {change for _, change in TABLE} == set(Change)
+
+
+def test_watchers_get_an_event_for_each_outcome_except_bound() -> None:
     assert set(EVENT_OF) == set(Change) - INTENTS - {Change.BOUND}
 
 
 def test_a_release_begins_in_every_phase() -> None:
-    """An operator who forces a release, and a start that removes what a crash left, rely on it."""
+    """Forced releases and the repairs of a start need it."""
     assert {start for start, change in TABLE if change is Change.RELEASE} == set(Phase) - {Phase.ABSENT}
 
 
@@ -110,7 +113,7 @@ def test_a_suspension_by_libvgpu_is_an_eviction() -> None:
         ({"revision": 0}, "never committed"),
     ],
 )
-def test_a_record_that_contradicts_itself_is_noticed(changes: dict[str, object], problem: str) -> None:
+def test_a_contradictory_record_is_reported(changes: dict[str, object], problem: str) -> None:
     active = record_in(Phase.ACTIVE)
     assert active is not None
     (found,) = problems(replace(active, **changes))  # type: ignore[arg-type]

@@ -102,7 +102,7 @@ def test_a_release_waits_for_a_resize_that_is_under_way(
     clock.run(work())
 
 
-def test_room_that_a_failed_shrink_gave_up_was_given_to_nobody(
+def test_room_that_a_failed_shrink_gave_up_is_not_given_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
@@ -266,9 +266,7 @@ def test_a_device_that_is_lost_while_it_is_given_fails_what_is_given(tmp_path: P
     clock.run(work())
 
 
-def test_a_mode_left_on_for_one_who_did_not_come_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mode_kept_for_a_failed_allocation_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last one leaves while a newcomer is booked, whose intent then cannot be recorded."""
 
     async def work() -> None:

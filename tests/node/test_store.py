@@ -1,4 +1,4 @@
-"""The store of allocations: book, ledger, watchers and tally agree, whatever fails and whatever is asked."""
+"""The store's book, ledger, watchers and tally agree after every change and every failure of the ledger."""
 
 import asyncio
 from collections.abc import Callable
