@@ -81,7 +81,8 @@ def kernel() -> Iterator[Finding]:
     if Path("/sys/fs/cgroup/cgroup.controllers").exists():
         yield Finding("cgroups", OK, "version 2")
     else:
-        yield Finding("cgroups", WARN, "not version 2", "boot with systemd.unified_cgroup_hierarchy=1")
+        lost = "not version 2: systemd does not apply MemoryHigh= of vgpud's unit"
+        yield Finding("cgroups", WARN, lost, "boot with systemd.unified_cgroup_hierarchy=1")
 
 
 def folders(host: Host) -> Iterator[Finding]:
