@@ -110,7 +110,9 @@ CONDITIONS: dict[str, Condition] = {
         look=_user_namespaces,
     ),
     "fuse": Condition(
-        "files whose owner lets the kernel wait", "run it as root where the kernel has FUSE", look=_fuse
+        "files of a FUSE file system that delays the kernel",
+        "run it as root where the kernel has FUSE",
+        look=_fuse,
     ),
     "ptrace": Condition(
         "kill at an instruction, read another process's memory",
@@ -118,7 +120,7 @@ CONDITIONS: dict[str, Condition] = {
         look=_traced,
     ),
     "frames": Condition(
-        "what a thread waits for inside a driver, told by the kernel and by the C library's frames",
+        "find the call in which a thread of a driver waits, by /proc and by unwinding",
         "a kernel with /proc/PID/syscall on x86-64 or ARM64, and a C library with its call frames",
     ),
     "no-driver": Condition("a machine without NVML", "a machine without NVIDIA's driver"),
@@ -136,7 +138,7 @@ CONDITIONS: dict[str, Condition] = {
         "slurmctld slurmd srun munged",
     ),
     "chromium": installed("chromium", "draw the status page", " ", _browser),
-    "lintian": installed("lintian", "judge the Debian packages"),
+    "lintian": installed("lintian", "check the Debian packages"),
     "debhelper": installed("dpkg-dev debhelper", "build the Debian packages", "dpkg-buildpackage dh"),
     "machine": installed(
         "mmdebstrap systemd-container uidmap",
@@ -144,17 +146,17 @@ CONDITIONS: dict[str, Condition] = {
         "mmdebstrap systemd-nspawn",
     ),
     "systemd": installed(
-        "systemd", "judge the unit files and the message catalog", "systemd-analyze journalctl"
+        "systemd", "check the unit files and the message catalog", "systemd-analyze journalctl"
     ),
     "seccomp": installed("systemd libseccomp2", "confine a program as the unit says", "systemd-analyze"),
     "musl": installed("musl-tools", "run a program of another C library", "musl-gcc"),
-    "mandoc": installed("mandoc", "judge the manual pages"),
+    "mandoc": installed("mandoc", "check the manual pages"),
     "man": installed("man-db groff", "format the manual pages", "man groff"),
-    "npm": installed("npm", "judge the Grafana dashboard by Grafana's own types", "npm node"),
+    "npm": installed("npm", "check the Grafana dashboard by Grafana's own types", "npm node"),
     "curl": installed("curl", "follow the pages that call curl"),
     "kubectl": installed("kubernetes-client", "follow the pages for a cluster", "kubectl"),
-    "zsh": installed("zsh", "judge the completion script"),
-    "fish": installed("fish", "judge the completion script, and complete"),
+    "zsh": installed("zsh", "check the completion script"),
+    "fish": installed("fish", "check the completion script, and complete"),
     "apt": Condition(
         "ask apt whether the packages install", "Debian or Ubuntu", (), True, ("apt-get", "dpkg-deb")
     ),
