@@ -39,29 +39,46 @@ def write_state(path: Path, body: dict[str, Any]) -> None:
 
 
 def read_state(path: Path, version: int) -> dict[str, Any]:
-    """Empty where there is none of this version, or none that can be read: its owner can do without."""
+    """Empty where there is none of this version, or none that can be read: its owner can do without. A file
+    with other content is kept aside, because the next change overwrites `path`."""
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except OSError as error:
         log.warning("cannot read the state, going on without", file=str(path), why=str(error))
         return {}
-    return body if isinstance(body, dict) and body.get("version") == version else {}
+    except ValueError as error:
+        return _kept_aside(path, str(error))
+    if isinstance(body, dict) and body.get("version") == version:
+        return body
+    return _kept_aside(path, f"it is not of version {version}")
+
+
+def _kept_aside(path: Path, why: str) -> dict[str, Any]:
+    """Returns the state to go on with: none."""
+    kept = path.with_suffix(".unread")
+    try:
+        path.replace(kept)
+    except OSError as error:
+        why = f"{why}; it cannot be kept: {error.strerror}"
+    log.warning("cannot read the state, going on without", file=str(path), kept=str(kept), why=why)
+    return {}
 
 
 class StateFile(Generic[T]):
     """Dataclasses of one kind by key, in memory and in a file that each change writes as a whole.
 
-    A file that cannot be read counts as empty. Changes raise VgpuError(LEDGER_FAILED) if the file cannot be
-    written; nothing changes then. A change ends before the next one begins, also if its caller is cancelled.
+    A file that cannot be read counts as empty, and an entry that cannot be read is left out. Changes raise
+    VgpuError(LEDGER_FAILED) if the file cannot be written; nothing changes then. A change ends before the
+    next one begins, also if its caller is cancelled.
     """
 
     def __init__(self, path: Path, name: str, kind: type[T], key: Callable[[T], str]) -> None:
         self._path = path
         self._name = name
         self._key = key
-        self._kind: TypeAdapter[tuple[T, ...]] = TypeAdapter(tuple[kind, ...])  # type: ignore[valid-type]
+        self._kind = TypeAdapter(kind)
         self._all = {key(value): value for value in self._read()}
         self._writing = asyncio.Lock()
 
@@ -75,25 +92,26 @@ class StateFile(Generic[T]):
         return self._all.get(key)
 
     async def put(self, value: T) -> None:
-        if self._all.get(self._key(value)) != value:
-            await asyncio.shield(self._change(self._key(value), value))
+        await asyncio.shield(self._change(self._key(value), value))
 
     async def drop(self, key: str) -> None:
-        if key in self._all:
-            await asyncio.shield(self._change(key, None))
+        await asyncio.shield(self._change(key, None))
 
     async def _change(self, key: str, value: T | None) -> None:
         async with self._writing:
+            if self._all.get(key) == value:  # asked here, after the changes before this one
+                return
             changed = {name: other for name, other in self._all.items() if name != key}
             if value is not None:
                 changed[key] = value
-            values = self._kind.dump_python(tuple(changed.values()), mode="json")
+            values = [self._kind.dump_python(one, mode="json") for one in changed.values()]
             await asyncio.to_thread(write_state, self._path, {"version": _VERSION, self._name: values})
             self._all = changed
 
-    def _read(self) -> tuple[T, ...]:
-        try:
-            return self._kind.validate_python(read_state(self._path, _VERSION).get(self._name, ()))
-        except ValidationError as error:
-            log.warning("cannot read the state, going on without", file=str(self._path), why=str(error))
-            return ()
+    def _read(self) -> Iterator[T]:
+        entries = read_state(self._path, _VERSION).get(self._name, ())
+        for entry in entries if isinstance(entries, list) else ():
+            try:
+                yield self._kind.validate_python(entry)
+            except ValidationError as error:
+                log.warning("cannot read an entry, going on without", file=str(self._path), why=str(error))
