@@ -33,7 +33,7 @@ struct process {
     uint32_t slot;
     uint32_t owner;
     struct identity_image image; /* as it registered */
-    enum process_look due;       /* the next one, see process.h */
+    enum process_look due;       /* the strongest reason for a look that is queued */
     bool left;                   /* its connection has ended, and it still held its lock then */
 };
 

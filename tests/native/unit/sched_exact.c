@@ -2,8 +2,8 @@
  * sched_exact.c: how exact the scheduler's shares are, with tenants that behave as on a card: a hand-over takes
  * time that nobody uses, and a turn ends with a kernel. In virtual time, by events.
  *
- *   sched-exact weights        who always wants more gets its weight of what was done, in windows of 4 s
- *   sched-exact starving SEED  nobody waits much longer than SCHED_STARVED_NS, whatever the priorities
+ *   sched-exact weights        tenants with endless work get their weights, in windows of 4 s
+ *   sched-exact starving SEED  no tenant waits much longer than SCHED_STARVED_NS at any priority
  * Exit status 0, or an abort.
  */
 #include <math.h>
