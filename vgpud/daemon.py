@@ -55,6 +55,7 @@ from vgpud.node.tenants.users import SubordinateUids
 from vgpud.node.worlds import mps_world, preload_world
 from vgpud.policy.load import LoadedPolicy, load
 from vgpud.policy.model import DeviceRule, Policy
+from vgpud.serve.doors import run_all
 from vgpud.serve.dra.api import ApiServer
 from vgpud.serve.dra.door import DraDoor
 from vgpud.serve.kubelet.door import Kubelet, KubeletDoor
@@ -69,6 +70,7 @@ T = TypeVar("T")
 log = structlog.get_logger("vgpud")
 
 _STOP_SECONDS = 10.0
+_RETRY_SECONDS = 1.0
 _DESCRIPTORS = 524_288  # as the units have it
 
 
@@ -83,26 +85,12 @@ class Daemon:
         self.units: Units = choose_units(settings.run_dir)
         self.specs = Specs(settings.cdi_dir, HookProgram(settings.hook, settings.run_dir))
         self.stopping = asyncio.Event()
-        self.failure: BaseException | None = None
         self.keeper: NodeKeeper | None = None
         self.ledger: Ledger | None = None
         self.containers: Containers | None = None
         self.cdi_watch: CdiWatch | None = None
         self.claim: int | None = None  # a descriptor that is held to the end
         self.originals: LedgerOriginals | None = None
-
-    def start_loop(self, work: Coroutine[Any, Any, None]) -> "asyncio.Future[None]":
-        """Its failure stops vgpud: a start converges, and part of a daemon serves no tenant."""
-        loop = asyncio.ensure_future(work)
-        loop.add_done_callback(self._loop_ended)
-        return loop
-
-    def _loop_ended(self, loop: "asyncio.Future[None]") -> None:
-        if self.stopping.is_set() or loop.cancelled() or (error := loop.exception()) is None:
-            return
-        log.error("a loop failed", why=str(error), exc_info=error)
-        self.failure = error
-        self.stopping.set()
 
     def load_policy(self) -> LoadedPolicy:
         return load(self.settings.policy_paths())
@@ -257,7 +245,7 @@ def raise_file_limit() -> None:
 
 
 async def serve(settings: Settings) -> None:
-    """Runs until SIGTERM or SIGINT; SIGHUP reloads the policy. Raises what one of its loops raised."""
+    """Runs until SIGTERM or SIGINT; SIGHUP reloads the policy. A loop that fails is started again."""
     proc.count_users_by(SubordinateUids().user_of)
     daemon = Daemon(settings)
     loop = asyncio.get_running_loop()
@@ -289,32 +277,44 @@ async def serve(settings: Settings) -> None:
         )
         runtimes.start()
         watcher = watch_devices(daemon, keeper, loop)
-        work = (
-            heartbeat(keeper, daemon.ledger),
-            reload(keeper, hung_up),
-            kubelet.run(),
-            daemon.cdi_watch.run(),
-            dra_door(daemon, keeper).run(),
-            keeper.residency.run(),
-            keeper.bypasses.run(),
-            keeper.activities.watch(),
-        )
-        lasting = [daemon.start_loop(one) for one in work]
+        lasting = asyncio.ensure_future(run_all(loops(daemon, keeper, kubelet, hung_up), _RETRY_SECONDS))
         sd.notify("READY=1", f"STATUS={keeper.describe().status}")
         log.info("ready", message_id=Message.READY, status=keeper.describe().status, version=__version__)
         try:
             await daemon.stopping.wait()
         finally:
             sd.notify("STOPPING=1")
-            for one in lasting:
-                one.cancel()
-            await asyncio.gather(*lasting, return_exceptions=True)
+            lasting.cancel()
+            await asyncio.gather(lasting, return_exceptions=True)
             watcher()
             doors.close()
             await asyncio.gather(server.stop(_STOP_SECONDS), runtimes.stop(_STOP_SECONDS))
     log.info("stopped", message_id=Message.STOPPED)
-    if daemon.failure is not None:
-        raise daemon.failure
+
+
+def loops(
+    daemon: Daemon, keeper: NodeKeeper, kubelet: KubeletDoor, hung_up: asyncio.Event
+) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
+    """Each runs until the daemon stops."""
+
+    async def beat() -> None:
+        assert daemon.ledger is not None
+        await heartbeat(keeper, daemon.ledger)
+
+    async def reloads() -> None:
+        await reload(keeper, hung_up)
+
+    assert daemon.cdi_watch is not None
+    return (
+        *((beat,) if sd.watchdog_seconds() is not None else ()),
+        reloads,
+        kubelet.run,
+        daemon.cdi_watch.run,
+        dra_door(daemon, keeper).run,
+        keeper.residency.run,
+        keeper.bypasses.run,
+        keeper.activities.watch,
+    )
 
 
 class Restorer(Daemon):

@@ -64,7 +64,7 @@ class DraDoor:
     async def run(self) -> None:
         work = (self._listen, self._publish, self._serve, self._check)
         try:
-            await run_all("dra", work, self._pace.retry)
+            await run_all(work, self._pace.retry)
         finally:
             await self.plugin.stop()
 

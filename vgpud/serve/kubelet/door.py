@@ -125,7 +125,7 @@ class KubeletDoor:
         work = (self._listen, self._tell, self._serve, self._check)
         self.allocator.started.watch()
         try:
-            await run_all("kubelet", work, self._pace.retry)
+            await run_all(work, self._pace.retry)
         finally:
             self.allocator.started.close()
             for plugin in self._plugins.values():
