@@ -503,7 +503,9 @@ def test_a_turn_cut_after_a_step_converges_at_the_next_start(cut_node: DemoNode,
     first, one = tenant(node, HOLD, str(SIZE_MIB))
     first.line()
     second, _two = tenant(node, HOLD, str(SIZE_MIB))
-    if point.startswith("swap-in"):  # else the answer may come before the first is out, and it needs no swap-in
+    if point.startswith(
+        "swap-in"
+    ):  # else the answer may come before the first is out, and it needs no swap-in
         eventually(lambda: swapped_away(node, one), "the first is out")
     ask(first)
     ask(second)
