@@ -57,8 +57,11 @@ def held(part: pb.Slice, **more: object) -> pb.Allocation:
     return pb.Allocation(id="a1", state="active", slices=[part], **more)  # type: ignore[arg-type]
 
 
-def sentences(allocation: pb.Allocation, now: pb.SliceMeter, before: pb.SliceMeter | None = None) -> str:
+def sentences(
+    allocation: pb.Allocation, now: pb.SliceMeter, before: pb.SliceMeter | None = None, tenants: int = 2
+) -> str:
     devices = {item.uuid: item for item in canned.devices("lost").devices}
+    devices[canned.A].allocation_count = tenants
     return "\n".join(limiting(allocation, devices, [(now, before or now)], 2.0))
 
 
@@ -78,12 +81,21 @@ def test_the_cause_of_a_compute_limit_is_named() -> None:
     now = pb.SliceMeter(compute_used_ns=5 * 10**8, compute_waited_ns=10**9, throttled_ns=2 * 10**8)
     said = sentences(held(part), now, before)
     assert "it had device 0 for 25% of the last 2 s" in said
-    assert "it waited 50% of that time for the turns of others on device 0" in said
+    assert "it waited 50% of that time for the time slices of others on device 0" in said
     assert "its launches were held back for 10% of that time to keep to 25%" in said
     part.mode = "mps"
     assert "at most 25% of the multiprocessors, by MPS" in sentences(held(part), now)
     part.mode = "exclusive"
     assert "the card is its own" in sentences(held(part), now)
+
+
+def test_a_tenant_that_is_alone_on_its_device_waits_for_its_own_share() -> None:
+    part = pb.Slice(device_uuid=canned.A, mode="preload", memory_bytes=4 * GIB, share_percent=25)
+    now = pb.SliceMeter(compute_used_ns=10**9, compute_waited_ns=4 * 10**9)
+    said = sentences(held(part), now, pb.SliceMeter(), tenants=1)
+    assert "it had device 0 for 50% of the last 2 s" in said
+    assert "it waited 100% of that time to keep to 25%" in said
+    assert "others" not in said
 
 
 def test_a_failed_allocation_comes_first() -> None:

@@ -1,6 +1,6 @@
 """What few programs do, on a real GPU.
 
-    python -m tests.gpu.edges_h200 [--build DIR] [--programs DIR] [PART ...]
+    python -m tests.gpu.edges_h200 [--engine cut|gate] [--build DIR] [--programs DIR] [PART ...]
 
 Contexts that end and begin again, more of them than a table has, thread-local storage, closed standard
 streams, a fork, cancelled threads, one cuMemUnmap over mappings of two kinds: each alone on the device, under
@@ -128,11 +128,13 @@ def streams(machine: Machine) -> None:
 
 
 @contextmanager
-def machine_of(build: Path, tests: Path) -> Iterator[Machine]:
+def machine_of(build: Path, tests: Path, engine: str) -> Iterator[Machine]:
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
     uuid = listed.split("UUID: ")[1].split(")")[0]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "leases").mkdir()
+        (Path(folder) / "engines").mkdir()
+        (Path(folder) / "engines" / uuid).write_text(f"{engine}\n")
         command = [str(build / "bin" / "vgpu-arbiter"), "--run-dir", folder, "--foreground"]
         arbiter = subprocess.Popen(command)
         while not ArbiterClient(Path(folder) / "arbiter" / "control.sock").ready():
@@ -151,9 +153,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "native")
     parser.add_argument("--programs", type=Path, default=ROOT / "build" / "native-tests")
+    parser.add_argument("--engine", choices=("cut", "gate"), default="cut", help="that keeps the time slices")
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="all, if none is named")
     words = parser.parse_args()
-    with machine_of(words.build, words.programs) as machine:
+    with machine_of(words.build, words.programs, words.engine) as machine:
         for part in words.parts or PARTS:
             PARTS[part](machine)
     return machine.wrong

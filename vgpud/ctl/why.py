@@ -93,7 +93,7 @@ def _asked(held: pb.Allocation) -> list[tuple[str, str]]:
         ("allocation", held.id),
         ("owner", f"{words.user(held.owner_uid)} (uid {held.owner_uid})"),
         ("state", held.state),
-        ("asked for", held.isolation or "what the policy chooses"),
+        ("isolation asked for", held.isolation or "what the policy chooses"),
         ("label", held.label),
         ("since", words.moment(held.created_unix_ns)),
         ("ends with process", str(held.bound_pid or "")),
@@ -121,7 +121,8 @@ def limiting(
             yield from _memory(part, meters[at][0] if at < len(meters) else None, name)
         yield from _compute(part, device, name)
         if at < len(meters):
-            yield from _held_back(part, *meters[at], seconds, name)
+            alone = device is not None and device.allocation_count == 1
+            yield from _held_back(part, *meters[at], seconds, name, alone)
         if device is not None:
             yield from _neighbours(device, name)
 
@@ -175,18 +176,20 @@ def _profile(device: pb.Device | None, profile_id: int) -> pb.MigProfile | None:
 
 
 def _held_back(
-    part: pb.Slice, now: pb.SliceMeter, before: pb.SliceMeter, seconds: float, name: str
+    part: pb.Slice, now: pb.SliceMeter, before: pb.SliceMeter, seconds: float, name: str, alone: bool
 ) -> Iterator[str]:
+    """The meters are published at each grant, so of a short time they can hold more than passed."""
+    share = words.share(part) or "its share"
     waited = (now.compute_waited_ns - before.compute_waited_ns) / 1e7 / seconds
     throttled = (now.throttled_ns - before.throttled_ns) / 1e7 / seconds
     used = (now.compute_used_ns - before.compute_used_ns) / 1e7 / seconds
     if used >= _NOTICED_PERCENT:
-        yield f"it had {name} for {used:.0f}% of the last {seconds:g} s"
+        yield f"it had {name} for {min(used, 100):.0f}% of the last {seconds:g} s"
     if waited >= _NOTICED_PERCENT:
-        yield f"it waited {waited:.0f}% of that time for the turns of others on {name}"
+        why = f"to keep to {share}" if alone else f"for the time slices of others on {name}"
+        yield f"it waited {min(waited, 100):.0f}% of that time {why}"
     if throttled >= _NOTICED_PERCENT:
-        share = words.share(part) or "its share"
-        yield f"its launches were held back for {throttled:.0f}% of that time to keep to {share}"
+        yield f"its launches were held back for {min(throttled, 100):.0f}% of that time to keep to {share}"
 
 
 def _neighbours(device: pb.Device, name: str) -> Iterator[str]:
