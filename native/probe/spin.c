@@ -6,6 +6,7 @@
  *     each kernel), multi (one cooperative launch on this device and the next), both (one launch on each of them),
  *     green (two green contexts, a stream each)
  *     R: loop iterations in a microsecond, from a run with --calibrate on the idle device
+ *     --depth N: at most N submissions in flight (1: each waits for the one before); without it some 20 ms of work
  *   vgpu-spin --kernel-us D --every-us P --burst K     a latency-sensitive client: K kernels every P, timed
  *   vgpu-spin --calibrate                              measures R
  *   vgpu-spin --cost                                   cuLaunchKernel through the process's symbol and the driver's own
@@ -63,12 +64,21 @@ static struct {
     SPIN_SYMBOLS(MEMBER) SPIN_OPTIONAL(MEMBER)
 } cu;
 
-enum { STREAMS = 4, GREENS = 2, GRAPH_KERNELS = 40, RING = 64, BLOCK = 256, IN_FLIGHT_US = 20000, COST_BLOCK = 100 };
+enum {
+    STREAMS = 4,
+    GREENS = 2,
+    GRAPH_KERNELS = 40,
+    BLOCK = 256,
+    IN_FLIGHT_US = 20000,
+    CHUNKS = 4,
+    DEPTH_MOST = 64,
+    COST_BLOCK = 100
+};
 
 static struct {
     double kernel_us, rate, seconds, report_ms, every_us, linger_ms;
     uint64_t begin_at;
-    int device, burst;
+    int device, burst, depth;
     const char *mode;
     bool calibrate, cost;
 } want = {.kernel_us = 50, .rate = 400, .seconds = 2, .report_ms = 250, .burst = 1, .mode = "eager"};
@@ -300,15 +310,42 @@ static void begin(void)
         sleep_until(want.begin_at);
 }
 
-/* Submits without pause, with some 20 ms of work in flight, and reports what was done in each window. */
-static int saturate(void)
+/* At most `chunks` events in flight, each behind `chunk` submissions. */
+struct flight {
+    unsigned chunks, chunk;
+    CUevent ring[DEPTH_MOST];
+};
+
+static void make_flight(struct flight *flight)
+{
+    double each_us = want.kernel_us * (run.graph != NULL ? GRAPH_KERNELS : 1);
+    flight->chunks = want.depth > 0 ? (unsigned)want.depth : CHUNKS;
+    flight->chunk = want.depth > 0 ? 1 : (unsigned)(IN_FLIGHT_US / each_us / CHUNKS) + 1;
+    for (unsigned i = 0; i < flight->chunks; i++)
+        DO(cuEventCreate(&flight->ring[i], CU_EVENT_DISABLE_TIMING));
+}
+
+/* Submits without pause until `end`. */
+static void submit_until(uint64_t end, struct flight *flight)
 {
     unsigned streams = strcmp(want.mode, "streams") == 0 ? STREAMS : strcmp(want.mode, "green") == 0 ? GREENS : 1;
-    double each_us = want.kernel_us * (run.graph != NULL ? GRAPH_KERNELS : 1);
-    unsigned chunk = (unsigned)(IN_FLIGHT_US / each_us / 4) + 1; /* submissions between two events */
-    CUevent ring[4];
-    for (int i = 0; i < 4; i++)
-        DO(cuEventCreate(&ring[i], CU_EVENT_DISABLE_TIMING));
+    for (uint64_t i = 0; now_ns() < end; i++) {
+        CUevent behind = flight->ring[i / flight->chunk % flight->chunks];
+        if (i % flight->chunk == 0 && i / flight->chunk >= flight->chunks)
+            DO(cuEventSynchronize(behind));
+        for (unsigned s = 0; s < streams; s++)
+            submit(run.streams[s]);
+        if ((i + 1) % flight->chunk == 0)
+            DO(cuEventRecord(behind, run.streams[0]));
+    }
+    DO(cuCtxSynchronize());
+}
+
+/* Keeps the device busy, and reports what was done in each window. */
+static int saturate(void)
+{
+    struct flight flight;
+    make_flight(&flight);
     begin();
     uint64_t start = now_ns();
     uint64_t end = start + (uint64_t)(want.seconds * 1e9);
@@ -320,19 +357,7 @@ static int saturate(void)
     uint64_t first = done();
     printf("{\"state\": \"spun\", \"libvgpu\": %s, \"start_ns\": %llu, \"window_ms\": %g, \"windows\": [",
            limiter_loaded() ? "true" : "false", (unsigned long long)start, want.report_ms);
-    uint64_t now = start;
-    for (uint64_t i = 0; now < end; i++) {
-        if (i % chunk == 0) {
-            unsigned at = (unsigned)(i / chunk) % 4;
-            if (i / chunk >= 4)
-                DO(cuEventSynchronize(ring[at]));
-            DO(cuEventRecord(ring[at], run.streams[0]));
-        }
-        for (unsigned s = 0; s < streams; s++)
-            submit(run.streams[s]);
-        now = now_ns();
-    }
-    DO(cuCtxSynchronize());
+    submit_until(end, &flight);
     pthread_join(reporter, NULL);
     uint64_t last = report.end_done;
     double seconds = (double)(report.end - start) / 1e9;
@@ -441,19 +466,13 @@ static int cost(void)
 
 static bool parse(int argc, char **argv)
 {
-    static const struct option names[] = {{"kernel-us", 1, NULL, 'k'},
-                                          {"rate", 1, NULL, 'r'},
-                                          {"mode", 1, NULL, 'm'},
-                                          {"seconds", 1, NULL, 's'},
-                                          {"report-ms", 1, NULL, 'w'},
-                                          {"begin-at", 1, NULL, 'b'},
-                                          {"device", 1, NULL, 'd'},
-                                          {"every-us", 1, NULL, 'e'},
-                                          {"burst", 1, NULL, 'n'},
-                                          {"calibrate", 0, NULL, 'c'},
-                                          {"cost", 0, NULL, 'x'},
-                                          {"linger-ms", 1, NULL, 'l'},
-                                          {0}};
+    static const struct option names[] = {{"kernel-us", 1, NULL, 'k'}, {"rate", 1, NULL, 'r'},
+                                          {"mode", 1, NULL, 'm'},      {"seconds", 1, NULL, 's'},
+                                          {"report-ms", 1, NULL, 'w'}, {"begin-at", 1, NULL, 'b'},
+                                          {"device", 1, NULL, 'd'},    {"every-us", 1, NULL, 'e'},
+                                          {"burst", 1, NULL, 'n'},     {"depth", 1, NULL, 'f'},
+                                          {"calibrate", 0, NULL, 'c'}, {"cost", 0, NULL, 'x'},
+                                          {"linger-ms", 1, NULL, 'l'}, {0}};
     for (int name; (name = getopt_long(argc, argv, "", names, NULL)) != -1;)
         switch (name) {
         case 'k':
@@ -483,6 +502,9 @@ static bool parse(int argc, char **argv)
         case 'n':
             want.burst = atoi(optarg);
             break;
+        case 'f':
+            want.depth = atoi(optarg);
+            break;
         case 'l':
             want.linger_ms = strtod(optarg, NULL);
             break;
@@ -495,7 +517,8 @@ static bool parse(int argc, char **argv)
         default:
             return false;
         }
-    return want.kernel_us > 0 && want.rate > 0 && want.report_ms > 0 && want.burst > 0 && optind == argc;
+    return want.kernel_us > 0 && want.rate > 0 && want.report_ms > 0 && want.burst > 0 && want.depth >= 0 &&
+           want.depth <= DEPTH_MOST && optind == argc;
 }
 
 int main(int argc, char **argv)

@@ -241,6 +241,37 @@ def alone(node: Node, asked: Sequence[float], cases: Sequence[tuple[float, str, 
     return out
 
 
+# kernel's length, mode, depth, seconds: one kernel of a second, graphs of 40 kernels, host callbacks
+STRETCHED = (
+    (1_000_000.0, "eager", 2, 17.0),
+    (50.0, "graph", 1, 3.0),
+    (50.0, "graph", 8, 3.0),
+    (500.0, "graph", 1, 4.0),
+    (500.0, "graph", 8, 4.0),
+    (50.0, "callbacks", 8, 3.0),
+)
+
+
+def stretched(node: Node) -> list[Line]:
+    """A lone tenant under `hard`, asked 25, whose work ends seldom or waits for its host."""
+    out = []
+    for us, mode, depth, seconds in STRETCHED:
+        extra = ("--depth", str(depth))
+        native = run(node, [Tenant(None, 100, Work(us, mode, seconds / 3, 10.0, extra))], lead=1.0)[0]
+        line = run(node, [Tenant(HARD, 25, Work(us, mode, seconds, 10.0, extra))], lead=1.5)[0]
+        got = round(100 * rate_between_ends(line) / rate_between_ends(native), 2)
+        out.append({"us": us, "mode": mode, "depth": depth, "asked": 25, "got": got})
+        print("stretched", json.dumps(out[-1]), flush=True)
+    return out
+
+
+def rate_between_ends(line: Line) -> float:
+    """Kernels a second between the first and the last window in which a kernel ended."""
+    marks = line["windows"]
+    ends = [b for a, b in itertools.pairwise(marks) if b[1] != a[1]]
+    return float(1e3 * (ends[-1][1] - ends[0][1]) / (ends[-1][0] - ends[0][0]))
+
+
 def jain(values: Sequence[float]) -> float:
     return sum(values) ** 2 / (len(values) * sum(v * v for v in values))
 
@@ -525,6 +556,7 @@ SECTIONS = {
         *alone(node, (5.0, 10.0, 25.0, 50.0, 75.0, 90.0), EAGER[1:3]),
         *alone(node, (10.0, 25.0, 75.0), (EAGER[0], EAGER[3])),
     ],
+    "stretched": stretched,
     "modes": lambda node: alone(node, (25.0,), OTHERS),
     "together": lambda node: [
         together(node, us, weights, policy)
