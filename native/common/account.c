@@ -1,10 +1,10 @@
 #include "account.h"
 
-#include <sched.h>
-
 #include "invariant.h"
+#include "pause.h"
 
-#define SPINS_MAX 256 /* looks before an undecided request is refused */
+#define LOOKS_MAX 64         /* before an undecided request is refused: 4 to 10 ms where CPUs are idle */
+#define LOOK_AGAIN_NS 10000L /* and the timer slack */
 
 static uint64_t load(const uint64_t *word)
 {
@@ -99,7 +99,7 @@ static bool try_add(struct vgpu_account *account, unsigned device, uint64_t byte
  * several that could fit alone the first to look again alone is granted. */
 static bool reserve_slowly(struct vgpu_account *account, unsigned device, uint64_t bytes, uint64_t limit)
 {
-    for (uint32_t spin = 0; spin < SPINS_MAX; spin++) {
+    for (uint32_t look = 0; look < LOOKS_MAX; look++) {
         uint64_t settled;
         uint64_t claimed;
         sums(account->usage, device, &settled, &claimed);
@@ -107,8 +107,7 @@ static bool reserve_slowly(struct vgpu_account *account, unsigned device, uint64
             return false;
         if (plus(settled, claimed) <= limit - bytes && try_add(account, device, bytes, limit))
             return true;
-        for (uint32_t wait = 0; wait <= account->slot % 8; wait++)
-            sched_yield();
+        vgpu_pause_ns((account->slot % 8 + 1) * LOOK_AGAIN_NS);
     }
     return false;
 }

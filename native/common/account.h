@@ -14,7 +14,7 @@
  * last saw all the others in its sum, and that sum was within the limit.
  *
  * A request that does not fit beside what is settled is refused at once. One that only claims stand in
- * the way of (they may be taken back in a moment) looks again, a bounded number of times.
+ * the way of (they may be taken back in a moment) sleeps and looks again, a bounded number of times.
  *
  * Any thread of the process may call these functions: precondition, `device` is below VGPU_MAX_DEVICES and the slot is
  * the process's own. Sizes are bytes. Other processes may write anything into the page: no result is more than a

@@ -1,11 +1,13 @@
 #include "limits.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <stdbool.h>
 #include <string.h>
 
-#define READ_TRIES 1000
+#include "pause.h"
+
+#define READ_TRIES 100        /* some 7 ms where CPUs are idle */
+#define WRITER_STEP_NS 20000L /* vgpud writes a page by three system calls */
 
 _Static_assert(sizeof(struct vgpu_limits) % sizeof(uint64_t) == 0, "copied by words");
 
@@ -63,7 +65,7 @@ int vgpu_limits_read(const struct vgpu_limits *shared, struct vgpu_limits *copy)
                 return 0;
             }
         }
-        sched_yield();
+        vgpu_pause_ns(WRITER_STEP_NS);
     }
     return -EAGAIN;
 }

@@ -2,11 +2,15 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "account.h"
@@ -131,6 +135,46 @@ static void test_account_edges(void)
     usage->slot_high = UINT32_MAX;
     CHECK(vgpu_account_sum(usage, 1) == UINT64_MAX);
     CHECK(!vgpu_account_reserve(&accounts[0], 1, 1, LIMIT));
+}
+
+static pid_t start_busy_child(void)
+{
+    pid_t child = fork();
+    if (child == 0 && prctl(PR_SET_PDEATHSIG, SIGKILL) == 0)
+        for (volatile unsigned spin = 0;; spin++)
+            continue;
+    return child;
+}
+
+static double cpu_seconds(pid_t pid)
+{
+    clockid_t clock;
+    struct timespec now;
+    CHECK(clock_getcpuclockid(pid, &clock) == 0 && clock_gettime(clock, &now) == 0);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+/* Beside a claim that stands (its process is in the driver, or died there), a request is refused after a bounded
+ * wait on a busy CPU too: a busy process of the same CPU runs for far less than a second meanwhile. */
+static void test_a_busy_cpu_does_not_prolong_a_refusal(void)
+{
+    cpu_set_t before;
+    cpu_set_t first;
+    CHECK(sched_getaffinity(0, sizeof(before), &before) == 0);
+    CPU_ZERO(&first);
+    for (int cpu = 0; CPU_COUNT(&first) == 0; cpu++)
+        if (CPU_ISSET(cpu, &before))
+            CPU_SET(cpu, &first);
+    CHECK(sched_setaffinity(0, sizeof(first), &first) == 0);
+    fresh_usage();
+    CHECK(vgpu_account_reserve(&accounts[0], 0, LIMIT, LIMIT));
+    pid_t child = start_busy_child();
+    double began = cpu_seconds(child);
+    CHECK(!vgpu_account_reserve(&accounts[THREADS - 1], 0, 1, LIMIT));
+    double busy = cpu_seconds(child) - began;
+    kill(child, SIGKILL);
+    CHECK(waitpid(child, NULL, 0) == child && sched_setaffinity(0, sizeof(before), &before) == 0);
+    CHECK(busy < 1);
 }
 
 static struct vgpu_limits *shared_limits;
@@ -387,7 +431,8 @@ int main(void)
 {
     usage = mmap(NULL, sizeof(*usage), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     shared_limits = mmap(NULL, sizeof(*shared_limits), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    test_slots(); /* first: it forks, and the others start threads */
+    test_slots(); /* the first two fork, and the others start threads */
+    test_a_busy_cpu_does_not_prolong_a_refusal();
     test_never_over_the_limit();
     test_one_of_many_wins();
     test_account_edges();
