@@ -1,16 +1,4 @@
-/*
- * vgpu-probe: a small CUDA driver-API client, for the demo, the tests and real GPUs.
- *
- *   vgpu-probe [--via direct|dlsym|proc] [--device N] [--family F] COMMAND ...
- *     info                                     the device as this process sees it
- *     hold BYTES [--then-wait-on-stdin | --seconds S]
- *     fill [--piece BYTES] [--keep [...]]      allocates until refused
- *     churn ROUNDS [--piece BYTES] [--then-wait-on-stdin]   allocates and frees at random
- *     run --seconds S                          launches kernels, says how many a second
- *     ok                                       allocates, fills, copies back, compares
- * F is one of alloc (default), pitch, managed, async, vmm, array. BYTES takes KiB, MiB, GiB.
- * One JSON object a line. Exit status: commands.h.
- */
+/* vgpu-probe: a small CUDA driver-API client, for the demo, the tests and real GPUs. `usage` says the rest. */
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +13,26 @@
 #else
 #define DEFAULT_WAY WAY_DLSYM
 #endif
+
+static const char usage[] =
+    "usage: vgpu-probe [OPTIONS] COMMAND\n"
+    "A CUDA program that uses memory and launches kernels; prints one JSON object a line.\n\n"
+    "commands:\n"
+    "  info                  the device as this process sees it\n"
+    "  hold BYTES            allocates, as in 512MiB, and holds it for --seconds or until standard input ends\n"
+    "  fill                  allocates pieces until one is refused\n"
+    "  churn ROUNDS          allocates and frees at random\n"
+    "  run --seconds S       launches kernels, and says how many a second\n"
+    "  ok                    allocates, fills, copies back and compares\n\n"
+    "options:\n"
+    "  --device N            the CUDA device (default 0)\n"
+    "  --family F            how it allocates: alloc (default), pitch, managed, async, vmm, array\n"
+    "  --piece BYTES         of fill and churn (default 32MiB)\n"
+    "  --keep                fill holds what it has\n"
+    "  --seconds S           how long hold and run last\n"
+    "  --then-wait-on-stdin  hold, fill and churn wait until standard input ends\n"
+    "  --via WAY             how it finds the driver's functions: direct, dlsym, proc\n"
+    "  --help                this text\n";
 
 static bool parse_bytes(const char *text, uint64_t *bytes)
 {
@@ -111,8 +119,12 @@ int main(int argc, char **argv)
 {
     struct options options = {.family = "alloc", .piece_bytes = 32u << 20};
     enum way way = DEFAULT_WAY;
+    if (argc == 2 && strcmp(argv[1], "--help") == 0) {
+        fputs(usage, stdout);
+        return 0;
+    }
     if (!parse_options(argc, argv, &options, &way) || optind >= argc) {
-        fputs("usage: vgpu-probe [OPTIONS] info | hold BYTES | fill | churn ROUNDS | run | ok\n", stderr);
+        fputs(usage, stderr);
         return STATUS_USAGE;
     }
     if (!driver_load(way))

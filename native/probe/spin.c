@@ -1,15 +1,5 @@
 /*
  * vgpu-spin: keeps a device busy with kernels of a known amount of work, and says how much was done when.
- *
- *   vgpu-spin --kernel-us D [--rate R] [--mode MODE] [--seconds S] [--report-ms W] [--begin-at NS] [--device N]
- *     MODE: eager (default), graph (40 kernels each), cooperative, streams (4), callbacks (a host function behind
- *     each kernel), multi (one cooperative launch on this device and the next), both (one launch on each of them),
- *     green (two green contexts, a stream each)
- *     R: loop iterations in a microsecond, from a run with --calibrate on the idle device
- *     --depth N: at most N submissions in flight (1: each waits for the one before); without it some 20 ms of work
- *   vgpu-spin --kernel-us D --every-us P --burst K     a latency-sensitive client: K kernels every P, timed
- *   vgpu-spin --calibrate                              measures R
- *   vgpu-spin --cost                                   cuLaunchKernel through the process's symbol and the driver's own
  * Work is loop iterations, not time: a kernel that shares the device takes longer, as real ones do.
  * The kernels count themselves into host memory; a driver that only simulates them leaves that at zero, and
  * then what was launched is counted. One JSON object a line.
@@ -105,6 +95,26 @@ static const char ptx[] =
     " or.b32 %t, %t, %b;\n setp.ne.u32 %p, %t, 0;\n @%p bra done;\n"
     " atom.global.add.u64 %v, [%c], 1;\n add.u64 %v, %v, 1;\n st.volatile.global.u64 [%h], %v;\n"
     "done:\n ret;\n}\n";
+
+static const char usage[] =
+    "usage: vgpu-spin --kernel-us D [OPTIONS] | --calibrate | --cost\n"
+    "Keeps a device busy with kernels of a known amount of work; prints one JSON object a line.\n\n"
+    "  --kernel-us D   microseconds of work in a kernel (default 50)\n"
+    "  --seconds S     how long (default 2)\n"
+    "  --mode MODE     eager (default), graph (40 kernels each), cooperative, streams (4), callbacks (a host\n"
+    "                  function behind each kernel), multi (one cooperative launch on this device and the next),\n"
+    "                  both (one launch on each of them), green (two green contexts, a stream each)\n"
+    "  --every-us P --burst K\n"
+    "                  a latency-sensitive client: K kernels every P microseconds, timed\n"
+    "  --rate R        loop iterations in a microsecond, from --calibrate on the idle device (default 400)\n"
+    "  --depth N       at most N submissions in flight (1: each waits for the one before); default some 20 ms of work\n"
+    "  --report-ms W   a line each W milliseconds (default 250)\n"
+    "  --begin-at NS   begin at this time of CLOCK_MONOTONIC\n"
+    "  --linger-ms L   keep the context for so long afterwards\n"
+    "  --device N      the CUDA device (default 0)\n"
+    "  --calibrate     measure R\n"
+    "  --cost          cuLaunchKernel through the process's symbol and the driver's own\n"
+    "  --help          this text\n";
 
 #define DO(call) check(cu.call, #call)
 
@@ -523,8 +533,12 @@ static bool parse(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+    if (argc == 2 && strcmp(argv[1], "--help") == 0) {
+        fputs(usage, stdout);
+        return 0;
+    }
     if (!parse(argc, argv)) {
-        fputs("usage: vgpu-spin --kernel-us D [OPTIONS] | --calibrate | --cost\n", stderr);
+        fputs(usage, stderr);
         return 2;
     }
     load();

@@ -51,8 +51,14 @@ void vgpu_refuse(const struct vgpu_log *log, const char *text)
 void vgpu_refuse_absent(const struct vgpu_log *log, const char *run_dir)
 {
     char text[512];
-    snprintf(text, sizeof(text),
-             "vgpud does not answer at %s/runtime.sock: %s (E801)\nhint: see if it runs: systemctl status vgpud",
-             run_dir, strerror(errno));
+    if (errno == EACCES || errno == EPERM)
+        snprintf(text, sizeof(text),
+                 "uid %u may not open %s/runtime.sock: %s (E201)\nhint: for users, [runtime] users = true in the "
+                 "policy, and membership in group vgpu: usermod -aG vgpu USER",
+                 (unsigned)geteuid(), run_dir, strerror(errno));
+    else
+        snprintf(text, sizeof(text),
+                 "vgpud does not answer at %s/runtime.sock: %s (E801)\nhint: see if it runs: systemctl status vgpud",
+                 run_dir, strerror(errno));
     vgpu_refuse(log, text);
 }

@@ -58,7 +58,7 @@ def build(out: Path, architecture: str, system_compiler: bool) -> int:
     source, wheels, log = out / "src", out / "wheels", out / "build.log"
     run([sys.executable, str(HERE / "wheels.py"), "--out", str(wheels), "--machine", MACHINES[architecture]])
     copy_tree(source)
-    for old in out.glob("*.deb"):
+    for old in out.rglob("*.*deb"):
         old.unlink()
     environment = {
         **os.environ,
@@ -75,6 +75,10 @@ def build(out: Path, architecture: str, system_compiler: bool) -> int:
     if done.returncode != 0:
         sys.stderr.write("\n".join(log.read_text(errors="replace").splitlines()[-_LINES_SHOWN:]) + "\n")
         return 1
+    symbols = out / "debug"  # a folder of their own: *.deb is what to install
+    symbols.mkdir(exist_ok=True)
+    for path in out.glob("*-dbgsym_*deb"):
+        path.replace(symbols / path.name)
     for path in sorted(out.glob("*.deb")):
         sys.stdout.write(f"{path}\n")
     return 0

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -223,6 +224,10 @@ def wait_until_empty(node: DemoNode) -> list[dict[str, str]]:
 
 def clear_away(node: DemoNode) -> None:
     """Whatever happened: no process of the demo stays behind."""
+    if node.daemon is not None and node.daemon.poll() != 0 and not node.answers():
+        node.kill()
+        with suppress(RuntimeError):
+            node.start()  # another start takes the helpers over, to end them
     if node.daemon is not None and node.daemon.poll() is None:
         for allocation in node.ctl_json("ls").get("items", []):
             node.ctl("release", allocation["id"], "--force", check=False)

@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+from tests.e2e.support import eventually
 from tests.simnode import ROOT
 
 
@@ -26,6 +28,19 @@ def test_a_command_meets_the_node_of_the_profile() -> None:
     assert done.returncode == 0, done.stderr
     (device,) = json.loads(done.stdout)["items"]
     assert device["name"] == "Tesla T4"
+
+
+def test_a_killed_vgpud_leaves_no_helper_behind() -> None:
+    """Its arbiter, which outlives it, is taken over and ended with the shell."""
+    kill = """vgpuctl alloc --memory 1GiB --isolation quota >/dev/null
+    cut -d" " -f1 $VGPUD_RUN_DIR/units/vgpud-arbiter.pid
+    pgrep -f "vgpud[.]daemon" -P $PPID | xargs kill -9
+    while vgpuctl status >/dev/null 2>&1; do :; done
+    """
+    done = shell("--profile", "t4x1", "--", "sh", "-c", kill)
+    arbiter = int(done.stdout)
+    assert done.returncode == 0, done.stderr
+    eventually(lambda: not Path(f"/proc/{arbiter}").exists(), "its parent has reaped it")
 
 
 def test_the_exit_code_is_the_commands() -> None:

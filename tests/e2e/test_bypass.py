@@ -129,6 +129,21 @@ def test_a_program_past_libvgpu_is_marked(shared_node: DemoNode, way: str, ended
     assert tenant.alive, "it is told, and not ended"
 
 
+def test_a_process_past_its_limits_is_listed_with_its_allocation(
+    shared_node: DemoNode, ended: list[Tenant]
+) -> None:
+    node = shared_node
+    tenant, allocation = start(node, bypasses(node)["in a child"])
+    ended.append(tenant)
+    with client(node) as calls:
+        (process,) = [one for one in calls.list_processes().processes if one.allocation_id == allocation]
+    pid = str(process.pid)
+    assert f"{allocation} (past its limits)" in node.ctl("ps").stdout
+    assert pid in node.ctl("show", allocation).stdout
+    assert f"process {pid} (vgpu-probe) on device 0 is past its limits" in node.ctl("why", pid).stdout
+    assert "outside vgpud" not in node.ctl("doctor", check=False).stdout
+
+
 def test_a_tenant_is_marked_alone(shared_node: DemoNode, ended: list[Tenant]) -> None:
     node = shared_node
     honest, first = start(node, HOLD)
@@ -165,6 +180,7 @@ def test_the_policy_ends_a_tenant_past_libvgpu_and_no_other(make_node: NodeMaker
     assert honest.alive
     assert marks(node) == {first: {}}
     assert metric(node, "vgpud_allocations_stopped_total") == 1
+    assert len(events(node, "allocation_stopped")) == 1
     assert honest.end()[0] == 0
 
 

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -97,6 +98,7 @@ def test_a_users_quota_is_enforced_and_counted(node: DemoNode) -> None:
     assert f"uid {OTHER} would hold 12GiB, and its quota is 10GiB (E204)" in refused.stderr
     planned = node.ctl("plan", "--memory", "6GiB", *other, check=False)
     assert planned.returncode == 34
+    assert not re.search("^yes", planned.stdout, re.MULTILINE), "a refused plan takes no device"
     grown = node.ctl("resize", first, "--memory", "11GiB", check=False)
     assert grown.returncode == 34
     assert "would hold 11GiB" in grown.stderr
@@ -119,7 +121,7 @@ def test_a_reload_is_atomic(node: DemoNode, ports: tuple[int, int]) -> None:
     assert figures(node)["vgpud_config_last_reload_successful"] == [({}, 0)]
     wanted = [
         f"http.listen: 127.0.0.1:{ports[0]} becomes 127.0.0.1:{ports[1]}",
-        "quotas changed, 1 rules: what is held stays held",
+        "quotas changed, 1 rule: what is held stays held",
     ]
     assert node.ctl("policy", "diff", check=False).returncode == 1
     dry = node.ctl("policy", "reload", "--dry-run", "-o", "json", check=False)

@@ -55,6 +55,9 @@ def part(node: DemoNode, isolation: str, gib: int = 4, index: int = 0, **asked: 
 def test_tenants_of_one_instance_are_each_held_to_their_part(node: DemoNode, isolation: str) -> None:
     share: dict[str, Any] = {"share_percent": 40.0} if isolation == "compute" else {}
     one, two = part(node, isolation, **share), part(node, isolation, 8, **share)
+    with client(node) as calls:
+        engine = calls.list_devices().devices[0].engine
+    assert engine == ("gate" if isolation == "quota" else ""), "instances have the gate"
     assert place(one) == place(two) == "2g.35gb@0", "the smallest that will do, and then the same"
     assert one.slices[0].mig.uuid == two.slices[0].mig.uuid == one.edits.env["CUDA_VISIBLE_DEVICES"]
     for held, gib in ((one, 4), (two, 8)):

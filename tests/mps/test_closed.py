@@ -33,6 +33,9 @@ def test_a_request_with_all_devices_closed_is_refused_for_want_of_capacity() -> 
     assert refusal is not None
     assert refusal.code is ErrorCode.NO_CAPACITY
     assert all("it is drained" in line for line in refusal.details)
+    told = "device 0 accepts no such request now: it is drained (and 1 device more closed)"
+    assert refusal.sentence == told
+    assert refusal.hint == "'vgpuctl undrain 0' opens it, or allow other devices"
 
 
 def test_an_impossible_request_is_reported_before_a_closed_device() -> None:

@@ -38,6 +38,14 @@ def test_without_a_rule_there_is_no_quota() -> None:
     assert over_quota(Policy(), NODE, ALICE, [held(i) for i in range(9)], (piece(1000),)) is None
 
 
+def test_a_refusal_for_compute_says_that_cores_were_left_out() -> None:
+    policy = Policy(quota=(QuotaRule(max_cores=50.0),))
+    whole = over_quota(policy, NODE, ALICE, [], (piece(share=None),))
+    part = over_quota(policy, NODE, ALICE, [], (piece(share="60"),))
+    assert whole is not None and whole.hint.startswith("give --cores, without which a slice counts as 100%; ")
+    assert part is not None and "--cores" not in part.hint
+
+
 @pytest.mark.parametrize(
     ("rule", "wanted", "said"),
     [

@@ -5,7 +5,7 @@ import json
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conditions import needs
 from tests.demo.node import BUILD
 from tests.examples import examples
 from tests.native.harness import TEST_BUILD
+from tests.otheruser import as_user, open_folder
 from tests.runtime.door import FakeDoor
 from vgpud.serve.runtime_wire import Status
 
 HOOK = BUILD / "bin" / "vgpu-hook"
 
 
-def hook(run_dir: Path, state: str, *words: str) -> subprocess.CompletedProcess[str]:
+def hook(
+    run_dir: Path, state: str, *words: str, before: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [HOOK, f"--run-dir={run_dir}", *words],
+        [*before, HOOK, f"--run-dir={run_dir}", *words],
         input=state,
         capture_output=True,
         text=True,
@@ -62,6 +66,16 @@ def test_a_refused_bind_stops_the_container(tmp_path: Path) -> None:
     with FakeDoor(tmp_path / "run", [(Status.REFUSED, b"it is gone (E301)")]) as door:
         done = hook(door.run_dir, '{"pid": 1}', "bind", "a1")
     assert done.returncode == 1 and done.stderr == "vgpu-hook: it is gone (E301)\n"
+
+
+@needs("root")  # becomes another user
+def test_a_user_who_may_not_open_the_socket_is_told_the_setting_and_the_group(tmp_path: Path) -> None:
+    with open_folder() as folder, FakeDoor(folder / "run", []) as door:
+        (door.run_dir / "runtime.sock").chmod(0o600)
+        done = hook(door.run_dir, '{"pid": 1}', "bind", "a1", before=as_user(12345, 12345))
+    assert done.returncode == 1
+    assert "uid 12345 may not open" in done.stderr and "(E201)" in done.stderr
+    assert "[runtime] users = true" in done.stderr
 
 
 def test_end_puts_the_bundle_back_and_never_fails(tmp_path: Path) -> None:

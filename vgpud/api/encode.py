@@ -481,6 +481,7 @@ def processes(found: Iterable[NodeProcess], sees_commands_of: MaySee) -> pb.List
                 mode=process.mode,
                 label=process.label,
                 standing=process.standing,
+                unlimited=not process.limited,
             )
             for process in found
         ]

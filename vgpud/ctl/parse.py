@@ -221,5 +221,6 @@ def _nearest(word: str, known: Iterable[str]) -> str:
 def _unknown_verb(prog: str, word: str, names: list[str]) -> Exception:
     meant = SYNONYMS.get(word, "") if prog == "vgpuctl" else ""
     near = meant or _nearest(word, names)
-    hint = f"did you mean '{prog} {near}'" if near else f"one of {', '.join(names)}"
+    more = ["help", "version"] if prog == "vgpuctl" else []
+    hint = f"did you mean '{prog} {near}'" if near else f"one of {', '.join([*names, *more])}"
     return bad_usage(f"unknown verb {word!r}", hint)

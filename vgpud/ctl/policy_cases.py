@@ -144,7 +144,7 @@ def _decide(policy: Policy, node: Node, request: Request, held: Sequence[Allocat
     if decision.refusal is None:
         over = over_quota(policy, node, request.counts_for, held, decision.slices)
         if over is not None:
-            return Decision(reasons=decision.reasons, refusal=over)
+            return decision.refused(over)
     return decision
 
 

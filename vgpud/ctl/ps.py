@@ -43,7 +43,7 @@ def _row(item: pb.NodeProcess) -> tuple[str, ...]:
         str(item.pid),
         words.user(item.uid) if item.HasField("uid") else "",
         item.command,
-        item.allocation_id or OUTSIDE,
+        _whose(item),
         str(item.device_index),
         words.memory(item.memory_bytes) if item.HasField("memory_bytes") else "",
         item.mode,
@@ -51,6 +51,11 @@ def _row(item: pb.NodeProcess) -> tuple[str, ...]:
         item.standing,
         item.device_uuid,
     )
+
+
+def _whose(item: pb.NodeProcess) -> str:
+    past = " (past its limits)" if item.unlimited else ""
+    return f"{item.allocation_id}{past}" if item.allocation_id else OUTSIDE
 
 
 def events(arguments: Namespace, terminal: Terminal) -> int:

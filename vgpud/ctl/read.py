@@ -3,7 +3,7 @@
 import os
 import time
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -109,9 +109,20 @@ def show(arguments: Namespace, terminal: Terminal) -> int:
     with connect(arguments) as client:
         item = client.get_allocation(allocation_id(client, arguments.allocation))
         known = {device.uuid: device for device in client.list_devices().devices}
+        processes = client.list_processes().processes
+    _add_unlimited(item, processes)
     tables_of_it = [allocation_facts(item, _engines(item, known)), tables.slices(item)]
     terminal.show(View("Allocation", plain(item), [item.id], tables_of_it))
     return Exit.OK.value
+
+
+def _add_unlimited(item: pb.Allocation, processes: Iterable[pb.NodeProcess]) -> None:
+    """Adds the processes past the limits to the use of the slices, which has those that are counted."""
+    for process in processes:
+        for use in item.use:
+            is_past = process.unlimited and process.allocation_id == item.id
+            if is_past and use.device_uuid == process.device_uuid:
+                use.pids.append(process.pid)
 
 
 def explain(arguments: Namespace, terminal: Terminal) -> int:
@@ -138,7 +149,7 @@ def _engines(item: pb.Allocation, known: Mapping[str, pb.Device]) -> str:
     devices = [
         known[part.device_uuid]
         for part in item.slices
-        if part.mode == Mode.PRELOAD and not part.HasField("mig") and part.device_uuid in known
+        if part.mode == Mode.PRELOAD and part.device_uuid in known
     ]
     return "; ".join(dict.fromkeys(f"{d.engine}, {d.engine_why}" for d in devices if d.engine))
 

@@ -2,7 +2,7 @@
 
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from vgpud.api.client import Client
 from vgpud.api.gen import vgpud_pb2 as pb
@@ -15,6 +15,7 @@ from vgpud.ctl.terminal import Terminal, View
 from vgpud.ctl.top import SAMPLE_SECONDS
 from vgpud.model.device import Health
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
+from vgpud.model.marks import MarkKind
 from vgpud.model.tenancy import Mode, State
 
 _NEARLY_FULL = 0.95
@@ -28,6 +29,7 @@ def why(arguments: Namespace, terminal: Terminal) -> int:
         if isinstance(found, pb.NodeProcess):
             return _outside(found, terminal)
         devices = {item.uuid: item for item in client.list_devices().devices}
+        processes = client.list_processes().processes
         before = client.get_usage()
         if any(part.mode == Mode.PRELOAD for part in found.slices):
             time.sleep(SAMPLE_SECONDS)
@@ -35,7 +37,7 @@ def why(arguments: Namespace, terminal: Terminal) -> int:
     after = _meters(now, found.id)
     # vgpud shares readings between its clients: the first one may be older than the allocation
     meters = list(zip(after, _meters(before, found.id) or after, strict=False))
-    limits = list(limiting(found, devices, meters, SAMPLE_SECONDS))
+    limits = [*_past(found, processes), *limiting(found, devices, meters, SAMPLE_SECONDS)]
     document = {
         "allocation": plain(found),
         "limits": limits,
@@ -98,6 +100,20 @@ def _asked(held: pb.Allocation) -> list[tuple[str, str]]:
         ("since", words.moment(held.created_unix_ns)),
         ("ends with process", str(held.bound_pid or "")),
     ]
+
+
+def _past(held: pb.Allocation, processes: Iterable[pb.NodeProcess]) -> Iterator[str]:
+    """What of it the limits do not cover."""
+    for mark in held.marks:
+        if mark.kind in (MarkKind.BYPASSED, MarkKind.TAMPERED):
+            yield f"it is {mark.kind}: {mark.sentence}"
+    for process in processes:
+        if process.allocation_id == held.id and process.unlimited:
+            named = f"process {process.pid}" + (f" ({process.command})" if process.command else "")
+            yield (
+                f"{named} on device {process.device_index} is past its limits: it runs without the "
+                "environment of the allocation"
+            )
 
 
 def limiting(

@@ -14,6 +14,7 @@ class EventKind(StrEnum):
     ALLOCATION_FAILED = "allocation_failed"
     ALLOCATION_BYPASSED = "allocation_bypassed"
     ALLOCATION_TAMPERED = "allocation_tampered"
+    ALLOCATION_STOPPED = "allocation_stopped"  # vgpud ended its processes
     ALLOCATION_UNKNOWN_CALLS = "allocation_unknown_calls"
     ALLOCATION_GATED = "allocation_gated"
     ALLOCATION_CLEARED = "allocation_cleared"  # no longer bypassed, or gated

@@ -1,6 +1,6 @@
 """What tenants ask for and hold: requests, slices, allocations, decisions and edits."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from vgpud.model.device import PlaceKey, Placement
@@ -227,6 +227,11 @@ class Decision:
     reasons: tuple[Reason, ...] = ()
     refusal: VgpuError | None = None
     moves: tuple[MigMove, ...] = ()
+
+    def refused(self, refusal: VgpuError) -> "Decision":
+        """The same judgement, with no device taken."""
+        reasons = tuple(replace(reason, taken=False) for reason in self.reasons)
+        return Decision(reasons=reasons, refusal=refusal)
 
 
 @dataclass(frozen=True, slots=True)

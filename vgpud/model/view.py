@@ -96,6 +96,7 @@ class NodeProcess:
     mode: str = ""  # of the allocation, as is the label
     label: str = ""
     standing: str = ""  # what a suspended allocation waits for
+    limited: bool = True  # False: it is the allocation's, and past what limits the allocation
 
 
 @dataclass(frozen=True, slots=True)

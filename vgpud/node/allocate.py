@@ -149,7 +149,7 @@ class Allocates:
         decision = choose(request, node, policy, self._book.use, closed=self._closed(request), pools=pools)
         if decision.refusal is None:
             refusal = over_quota(policy, node, request.counts_for, self._book, decision.slices)
-            decision = decision if refusal is None else Decision(reasons=decision.reasons, refusal=refusal)
+            decision = decision if refusal is None else decision.refused(refusal)
         if decision.refusal is not None:
             return decision, None
         return decision, allocate_steps(decision.slices, self._book.use, decision.moves)

@@ -35,6 +35,7 @@ from vgpud.node.policies import Policies, reload_report
 from vgpud.node.release import Releases
 from vgpud.node.tenants import checkpoints
 from vgpud.node.tenants.activities import Activities
+from vgpud.node.tenants.ancestry import owners_of
 from vgpud.node.tenants.blocked import Blocked
 from vgpud.node.tenants.bypasses import Bypasses
 from vgpud.node.tenants.changes import Changes
@@ -78,7 +79,7 @@ class NodeKeeper:
         self.policies = Policies(policy, self._load_policy, self._reload_report, self.store.account)
         self.policies.changed.append(lambda old, new: self._policy_changed())
         self.meters = Meters(parts.book, parts.inventory, parts.effectors)
-        self._processes = Processes(parts.book, parts.inventory, parts.effectors)
+        self._processes = Processes(parts.book, parts.inventory, parts.effectors, owners_of)
         around = self._surroundings()
         self.activities = around.activities
         self.failures = Failures(around)

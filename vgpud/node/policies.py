@@ -1,9 +1,11 @@
 """The policy in force, and the effects of a reload on a running node, device by device."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any
 
-from vgpud.model.device import Node
+from vgpud.model.device import Device, Node
 from vgpud.model.errors import VgpuError
 from vgpud.model.event import EventKind
 from vgpud.model.tenancy import Mode
@@ -11,10 +13,10 @@ from vgpud.model.view import ReloadReport
 from vgpud.node.store.account import Account
 from vgpud.node.store.allocations import AllocationStore
 from vgpud.planner.use import EMPTY, DeviceUse
+from vgpud.planner.words import counted
 from vgpud.policy.compare import compare
-from vgpud.policy.effective import effective
 from vgpud.policy.load import LoadedPolicy
-from vgpud.policy.model import Policy
+from vgpud.policy.model import DeviceRule, Policy
 
 
 class Policies:
@@ -89,24 +91,51 @@ def reload_report(
             continue
         held = use.get(device.uuid, EMPTY)
         change = f"device {device.index}: mode {before.mode} becomes {after.mode}"
-        old_engine, new_engine = before.settings_preload().engine, after.settings_preload().engine
-        if old_engine != new_engine and held.mode is Mode.PRELOAD:
-            engines = f"device {device.index}: engine {old_engine} becomes {new_engine}"
-            waiting.append(f"{engines} when its {held.count} allocations are gone")
+        engine_waits = _engine_change(device, before, after, held)
+        waiting += engine_waits
         if before.mode == after.mode:
-            done.append(f"device {device.index}: settings of mode {after.mode} changed")
+            if not engine_waits or _without_engine(before) != _without_engine(after):
+                done.append(f"device {device.index}: settings of mode {after.mode} changed")
         elif held.mode is not None and not after.allows(held.mode):
-            waiting.append(f"{change} when its {held.count} allocations in mode {held.mode.value} are gone")
+            waiting.append(f"{change} when its {_held(held)} in mode {held.mode.value} {_gone(held)}")
         else:
             done.append(change)
     done += _of_the_node(old.policy, new.policy)
     return ReloadReport(changed=True, digest=new.digest, done=tuple(done), waiting=tuple(waiting))
 
 
+def _engine_change(device: Device, before: DeviceRule, after: DeviceRule, held: DeviceUse) -> list[str]:
+    """The change of the engine that a device's preload tenants delay."""
+    old, new = before.settings_preload().engine, after.settings_preload().engine
+    if old == new or held.mode is not Mode.PRELOAD:
+        return []
+    return [f"device {device.index}: engine {old} becomes {new} when its {_held(held)} {_gone(held)}"]
+
+
+def _without_engine(rule: DeviceRule) -> DeviceRule:
+    settings = rule.settings_preload().model_copy(update={"engine": "auto"})
+    return rule.model_copy(update={"preload": settings})
+
+
+def _held(held: DeviceUse) -> str:
+    return counted(held.count, "allocation")
+
+
+def _gone(held: DeviceUse) -> str:
+    return "is gone" if held.count == 1 else "are gone"
+
+
 def _of_the_node(old: Policy, new: Policy) -> Iterator[str]:
     """Changes that concern no single device: they hold for later requests, and undo nothing."""
-    for key, before, after in compare(effective(old), effective(new)):
-        if key in ("planner.strategy", "metrics.listen", "http.listen"):
-            yield f"{key}: {before or 'off'} becomes {after or 'off'}"
+    for key, before, after in compare(_node_keys(old), _node_keys(new)):
+        yield f"{key}: {_shown(before)} becomes {_shown(after)}"
     if old.quota != new.quota:
-        yield f"quotas changed, {len(new.quota)} rules: what is held stays held"
+        yield f"quotas changed, {counted(len(new.quota), 'rule')}: what is held stays held"
+
+
+def _node_keys(policy: Policy) -> dict[str, Any]:
+    return policy.model_dump(mode="json", exclude={"device", "quota"})
+
+
+def _shown(value: object) -> str:
+    return "off" if value in (None, "") else value if isinstance(value, str) else json.dumps(value)

@@ -93,7 +93,7 @@ def _decide(node: Node, want: Wanted, judged: tuple[Verdict, ...]) -> Decision:
 def _unless_closed(verdict: Verdict, want: Wanted, why: str | None) -> Verdict:
     if why is None or (isinstance(verdict, Unfit) and not verdict.busy):
         return verdict
-    return Unfit(verdict.device, verdict.mode or want.modes[0], True, ErrorCode.NO_CAPACITY, why)
+    return Unfit(verdict.device, verdict.mode or want.modes[0], True, ErrorCode.NO_CAPACITY, why, closed=True)
 
 
 def _take(node: Node, want: Wanted, verdicts: tuple[Verdict, ...]) -> tuple[Fit, ...]:

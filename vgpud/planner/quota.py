@@ -70,15 +70,16 @@ def _over_rule(
         )
     hundredths = sum(_WHOLE_HUNDREDTHS if s.share is None else s.share.hundredths for s in slices)
     if rule.max_cores is not None and hundredths > rule.max_cores * 100:
-        return _refusal(
-            owner, f"would hold {hundredths / 100:g}% of a device, and its quota is {rule.max_cores:g}%"
-        )
+        what = f"would hold {hundredths / 100:g}% of a device, and its quota is {rule.max_cores:g}%"
+        whole = "give --cores, without which a slice counts as 100%; " if slices[-1].share is None else ""
+        return _refusal(owner, what, whole)
     return None
 
 
-def _refusal(owner: Owner, what: str) -> VgpuError:
+def _refusal(owner: Owner, what: str, first: str = "") -> VgpuError:
     return VgpuError(
         ErrorCode.OVER_QUOTA,
         f"uid {owner.uid} {what}",
-        "release what is not needed ('vgpuctl ls'), or ask for less; 'vgpuctl policy show' has the quotas",
+        f"{first}release what is not needed ('vgpuctl ls'), or ask for less; "
+        "'vgpuctl policy show' has the quotas",
     )

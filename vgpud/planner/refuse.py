@@ -10,7 +10,7 @@ from vgpud.model.tenancy import Mode
 from vgpud.planner.terms import bare_name
 from vgpud.planner.verdict import Fit, Room, Unfit, Verdict
 from vgpud.planner.wanted import Wanted
-from vgpud.planner.words import counted, listed, shown_bytes, shown_share
+from vgpud.planner.words import DRAINED, counted, listed, shown_bytes, shown_share
 
 # if devices have different causes, the cause that the caller can change most easily is first
 _GRAVITY = (
@@ -50,12 +50,29 @@ def _no_capacity(
         sentence = f"{counted(want.count, 'device')} asked, {fitting or 'none'} with room in mode {mode} now"
         hint = f"ask for {fitting}, {waiting}" if fitting else _capital(waiting)
         return VgpuError(ErrorCode.NO_CAPACITY, sentence, hint, details)
+    closed = tuple(v for v in unfit if v.closed and v.mode is mode)
+    if closed and len(closed) == len([v for v in unfit if v.busy and v.mode is mode]):
+        return _all_closed(closed, details)
     if mode is Mode.EXCLUSIVE:
         return VgpuError(ErrorCode.NO_CAPACITY, "no whole device is free now", _capital(waiting), details)
     rooms = tuple((v.room, v.device) for v in unfit if v.busy and v.mode is mode)
     if mode is Mode.MIG:
         return _no_instance(want, rooms, waiting, details)
     return _no_quota(want, mode, rooms, waiting, details)
+
+
+def _all_closed(closed: tuple[Unfit, ...], details: tuple[str, ...]) -> VgpuError:
+    """No device that could serve the request accepts it."""
+    first = closed[0]
+    more = f" (and {counted(len(closed) - 1, 'device')} more closed)" if len(closed) > 1 else ""
+    drained = first.sentence == DRAINED
+    hint = f"'vgpuctl undrain {first.device.index}' opens it" if drained else "wait until it is open"
+    return VgpuError(
+        ErrorCode.NO_CAPACITY,
+        f"device {first.device.index} accepts no such request now: {first.sentence}{more}",
+        hint + ", or allow other devices",
+        details,
+    )
 
 
 def _no_instance(want: Wanted, rooms: tuple[_Left, ...], waiting: str, details: tuple[str, ...]) -> VgpuError:

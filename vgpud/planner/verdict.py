@@ -58,7 +58,8 @@ NO_ROOM = Room()
 class Unfit(NamedTuple):
     """The device cannot hold the request: `busy` if it could when idle, with `room` free now.
 
-    If it never can, `code` is the kind of the cause, and `largest` what it holds at most.
+    If it never can, `code` is the kind of the cause, and `largest` what it holds at most. A `closed` device
+    has the room, and accepts no such request now.
     """
 
     device: Device
@@ -68,6 +69,7 @@ class Unfit(NamedTuple):
     sentence: str
     room: Room = NO_ROOM
     largest: Room = NO_ROOM
+    closed: bool = False
 
 
 Verdict = Fit | Unfit

@@ -4,6 +4,7 @@ from functools import lru_cache
 
 from vgpud.model.quantity import format_bytes, show_bytes
 
+DRAINED = "it is drained"  # why a device accepts no request
 shown_bytes = lru_cache(maxsize=4096)(show_bytes)
 
 

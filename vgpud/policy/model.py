@@ -322,7 +322,7 @@ def _listen(value: str) -> str:
     if value and not (colon and loopback and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
         raise wrong(
             f"{value!r} is not a loopback address with a port",
-            'write it as in "127.0.0.1:9436" or "[::1]:9436"; for others put a proxy with a login in front',
+            'write it as in "127.0.0.1:PORT" or "[::1]:PORT"; for others put a proxy with a login in front',
         )
     return value
 

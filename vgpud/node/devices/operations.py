@@ -19,6 +19,7 @@ from vgpud.node.devices.inventory import Inventory
 from vgpud.node.devices.transitions import lost_is_left
 from vgpud.node.store.book import Book
 from vgpud.planner.use import DeviceUse
+from vgpud.planner.words import DRAINED
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +39,7 @@ class Operations:
     def closed(self, request: Request) -> dict[str, str]:
         """Devices and MIG devices that accept no such request now, each with the reason."""
         uuids = [device.uuid for device in self._inventory.node.devices]
-        shut = dict.fromkeys(self._drains.of(uuids), "it is drained")
+        shut = dict.fromkeys(self._drains.of(uuids), DRAINED)
         mps = self._effectors.get(Mode.MPS)
         if isinstance(mps, MpsMode) and request.isolation in (None, Isolation.COMPUTE):
             for device in self._inventory.node.devices:

@@ -2,18 +2,38 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from vgpud import proc
 from vgpud.lease import ANYONE_FOLDER
-from vgpud.model.tenancy import Owner
+from vgpud.model.tenancy import Allocation, Owner
 from vgpud.modes.gpu_use import allocation_of
 from vgpud.modes.preload import CONTAINER_LEASE
+from vgpud.node.tenants.cgroups import processes_in
 from vgpud.node.tenants.users import namespace_owner
 from vgpud.planner.bypass import Belongings, ProcessFacts, tenant_of
 
 _MOST_ANCESTORS = 64
 _LEASE = re.compile(rf"/leases/([^/]+)(?:/{ANYONE_FOLDER})?$")
+
+
+def belongings(everything: tuple[Allocation, ...], registered: Mapping[int, str]) -> Belongings:
+    """Belongings of all allocations: a process of one tenant is then not charged to another."""
+    lives = [(a.id, (a.request.lifetime.pid, a.request.lifetime.start_ticks)) for a in everything]
+    shared = Counter(life for _, life in lives)
+    return Belongings(
+        owners={a.id: a.request.owner for a in everything},
+        registered=dict(registered),
+        in_cgroup={pid: a.id for a in everything for pid in processes_in(a.request.lifetime.cgroup)},
+        lifetimes={life: name for name, life in lives if life[0] and shared[life] == 1},
+    )
+
+
+def owners_of(everything: tuple[Allocation, ...], pids: Iterable[int]) -> dict[int, str]:
+    """The allocations that processes belong to, by pid. For a listing: see owner_of about reused pids."""
+    known = belongings(everything, {})
+    return {pid: name for pid in pids if (name := owner_of(pid, known))}
 
 
 def owner_of(pid: int, known: Belongings) -> str:

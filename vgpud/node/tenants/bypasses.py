@@ -10,7 +10,6 @@ import asyncio
 import os
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from vgpud.model.tally import Tally
 from vgpud.model.tenancy import Allocation, Mode, Slice, State
 from vgpud.modes.gpu_use import is_in
 from vgpud.modes.preload import Preload
-from vgpud.node.tenants.ancestry import owner_of
+from vgpud.node.tenants.ancestry import belongings, owner_of
 from vgpud.node.tenants.cgroups import processes_in
 from vgpud.node.tenants.checkpoints import Surroundings
 from vgpud.planner.bypass import (
@@ -198,7 +197,7 @@ class Bypasses:
         """The owner of a process, looked up once in a survey. A reused pid does no harm: neither process is
         in all readings."""
         if pid not in survey.owners:
-            survey.known = survey.known or _belongings(survey.everything, survey.owners)
+            survey.known = survey.known or belongings(survey.everything, survey.owners)
             survey.owners[pid] = owner_of(pid, survey.known)
         return survey.owners[pid]
 
@@ -319,7 +318,16 @@ class Bypasses:
         reason = "it was marked, and on_bypass is stop"
         owner = allocation.request.owner.uid
         audit.automatic("stop", reason, allocation=allocation.id, owner=owner, ended=len(ended))
+        await self._tell_stop(allocation, len(ended))
         self.release_later(allocation.id, reason)
+
+    async def _tell_stop(self, allocation: Allocation, ended: int) -> None:
+        count = "1 process" if ended == 1 else f"{ended} processes"
+        sentence = f"allocation {allocation.id}: vgpud ended {count} and releases it, as on_bypass is stop"
+        try:
+            await self.around.store.notice(EventKind.ALLOCATION_STOPPED, allocation.id, sentence)
+        except VgpuError as error:
+            log.error("stop not recorded", allocation=allocation.id, why=str(error))
 
     def _end_processes(self, preload: Preload, allocation: Allocation, survey: _Survey) -> list[int]:
         """Kills the processes of the allocation only: ownership is checked again while a pidfd of the process
@@ -345,11 +353,11 @@ class Bypasses:
         known = {}
         with suppress(VgpuError):
             known = dict.fromkeys(preload.registered(allocation.id).pids, allocation.id)
-        belongings = _belongings(survey.everything, known)
+        owners = belongings(survey.everything, known)
         ended = []
         for pid, pidfd in pidfds.items():
             # while the process of the pidfd runs, no other process can have its pid
-            if owner_of(pid, belongings) != allocation.id or has_exited(pidfd):
+            if owner_of(pid, owners) != allocation.id or has_exited(pidfd):
                 continue
             with suppress(OSError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -361,20 +369,6 @@ def _is_watched(allocation: Allocation) -> bool:
     """The hardware limits MIG instances and whole devices, and the MPS server limits its clients."""
     preload = all(part.mode is Mode.PRELOAD for part in allocation.slices) and bool(allocation.slices)
     return preload and allocation.state is State.ACTIVE and not allocation.moves
-
-
-def _belongings(everything: tuple[Allocation, ...], registered: Mapping[int, str]) -> Belongings:
-    """Belongings of all allocations: a process of an unwatched allocation is not charged to a watched one."""
-    lives = [(a.request.lifetime.pid, a.request.lifetime.start_ticks) for a in everything]
-    shared = Counter(lives)
-    return Belongings(
-        owners={a.id: a.request.owner for a in everything},
-        registered=dict(registered),
-        in_cgroup={pid: a.id for a in everything for pid in processes_in(a.request.lifetime.cgroup)},
-        lifetimes={
-            life: a.id for a, life in zip(everything, lives, strict=True) if life[0] and shared[life] == 1
-        },
-    )
 
 
 def _counted(preload: Preload, held: list[Allocation]) -> dict[str, tuple[int, ...]]:

@@ -150,9 +150,9 @@ class Moves:
         if hidden and start_ticks(pid) is not None:
             raise VgpuError(
                 ErrorCode.UNSUPPORTED,
-                f"process {pid} of allocation {going.id} runs in a container that has no node of device "
-                f"{hidden[0]}",
-                "end the container and start it anew: it is then placed where there is room",
+                f"process {pid} of allocation {going.id} has no node of device {hidden[0]} in its /dev",
+                "a container is started anew where there is room; on the host, 'nvidia-modprobe -c INDEX' "
+                "makes the node",
             )
 
     async def settle(self, allocation_id: str) -> None:

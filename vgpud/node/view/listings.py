@@ -16,6 +16,7 @@ from vgpud.modes.base import Effector
 from vgpud.node.devices.engines import Engines
 from vgpud.node.devices.inventory import Inventory
 from vgpud.node.store.allocations import AllocationStore
+from vgpud.planner.use import DeviceUse
 from vgpud.policy.load import LoadedPolicy
 
 log = structlog.get_logger(__name__)
@@ -70,15 +71,17 @@ class Listings:
                     share_allocated_hundredths=use.share_hundredths,
                     allocation_count=use.count,
                     drained=self._is_drained(device.uuid),
-                    engine=self._engine(device, use.mode),
+                    engine=self._engine(device, use),
                 )
             )
         return tuple(views), self._store.revision
 
-    def _engine(self, device: Device, mode: Mode | None) -> EngineChoice | None:
-        """The engine of a device that is in mode preload, or idle and allowed to be; None for others."""
+    def _engine(self, device: Device, use: DeviceUse) -> EngineChoice | None:
+        """The engine of a device with preload tenants, on MIG instances too, or of one that is idle and may
+        have them; None for others."""
         allowed = self._policy().policy.rule_for(device).allows(Mode.PRELOAD)
-        shared = mode is Mode.PRELOAD if mode is not None else allowed
+        on_top = any(one.mode is Mode.PRELOAD for one in use.shared)
+        shared = use.mode is Mode.PRELOAD or on_top if use.mode is not None else allowed
         return self._engines.view(device) if shared else None
 
     async def look(self) -> None:

@@ -1,7 +1,7 @@
 """Lists processes with their allocation and device, from NVML and the arbiter."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,17 +19,24 @@ from vgpud.node.store.book import Book
 log = structlog.get_logger(__name__)
 
 
+FindOwners = Callable[[tuple[Allocation, ...], Iterable[int]], Mapping[int, str]]
+
+
 class Processes:
+    """`find_owners` returns the allocations of processes that no mode counts, by pid. It runs in a thread."""
+
     def __init__(
         self,
         book: Book,
         inventory: Inventory,
         effectors: Mapping[Mode, Effector],
+        find_owners: FindOwners,
         host_root: Path = Path("/"),
     ) -> None:
         self._book = book
         self._inventory = inventory
         self._effectors = effectors
+        self._find_owners = find_owners
         self._host_root = host_root
 
     async def listed(
@@ -43,8 +50,9 @@ class Processes:
             for part in allocation.slices
         ]
         pids = await asyncio.gather(*(self._pids(allocation, part) for allocation, part in pairs))
-        found = await asyncio.to_thread(self._described, pairs, pids)
-        stands = {allocation.id: standing(allocation) for allocation, _ in pairs}
+        everything = tuple(self._book)
+        found = await asyncio.to_thread(self._described, everything, pairs, pids)
+        stands = {allocation.id: standing(allocation) for allocation in everything}
         return tuple(replace(one, standing=stands.get(one.allocation_id, "")) for one in found)
 
     async def _pids(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
@@ -55,7 +63,10 @@ class Processes:
             return ()
 
     def _described(
-        self, pairs: list[tuple[Allocation, Slice]], pids: list[tuple[int, ...]]
+        self,
+        everything: tuple[Allocation, ...],
+        pairs: list[tuple[Allocation, Slice]],
+        pids: list[tuple[int, ...]],
     ) -> tuple[NodeProcess, ...]:
         devices = self._inventory.node.devices
         memory = {(device.uuid, process.pid): process.memory_bytes for device, process in _listed(devices)}
@@ -63,26 +74,50 @@ class Processes:
         for pair, found in zip(pairs, pids, strict=True):
             for pid in found:
                 owners[pair[1].device_uuid, pid] = pair
+        past = self._past_limits(everything, memory.keys() - owners.keys())
         order = {device.uuid: device.index for device in devices}
         keys = sorted({*memory, *owners}, key=lambda key: (order.get(key[0], -1), key[1]))
-        return tuple(
-            self._process(uuid, pid, order.get(uuid, 0), memory.get((uuid, pid)), owners.get((uuid, pid)))
-            for uuid, pid in keys
-        )
+        rows = []
+        for uuid, pid in keys:
+            held = owners.get((uuid, pid)) or past.get((uuid, pid))
+            row = self._process(uuid, pid, order.get(uuid, 0), memory.get((uuid, pid)), held)
+            rows.append(replace(row, limited=(uuid, pid) not in past))
+        return tuple(rows)
+
+    def _past_limits(
+        self, everything: tuple[Allocation, ...], strays: Iterable[tuple[str, int]]
+    ) -> dict[tuple[str, int], tuple[Allocation, Slice | None]]:
+        """Of processes that no mode counts, those that belong to an allocation."""
+        keys = tuple(strays)
+        held = {allocation.id: allocation for allocation in everything} if keys else {}
+        owners = self._find_owners(everything, {pid for _, pid in keys}) if held else {}
+        found: dict[tuple[str, int], tuple[Allocation, Slice | None]] = {}
+        for uuid, pid in keys:
+            allocation = held.get(owners.get(pid, ""))
+            if allocation is not None:
+                part = next((part for part in allocation.slices if part.device_uuid == uuid), None)
+                found[uuid, pid] = allocation, part
+        return found
 
     def _process(
-        self, uuid: str, pid: int, index: int, memory: int | None, held: tuple[Allocation, Slice] | None
+        self,
+        uuid: str,
+        pid: int,
+        index: int,
+        memory: int | None,
+        held: tuple[Allocation, Slice | None] | None,
     ) -> NodeProcess:
+        allocation, part = held or (None, None)
         return NodeProcess(
             pid=pid,
             uid=owner_uid(pid, self._host_root),
             command=command(pid, self._host_root),
-            allocation_id=held[0].id if held is not None else "",
+            allocation_id="" if allocation is None else allocation.id,
             device_uuid=uuid,
             device_index=index,
             memory_bytes=memory,
-            mode=held[1].mode.value if held is not None else "",
-            label=held[0].request.label if held is not None else "",
+            mode="" if part is None else part.mode.value,
+            label="" if allocation is None else allocation.request.label,
         )
 
 

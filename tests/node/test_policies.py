@@ -1,0 +1,45 @@
+"""What a reload of the policy says that it does, and what waits."""
+
+from pathlib import Path
+
+from vgpud.model.device import Device, Node
+from vgpud.model.quantity import GIB
+from vgpud.model.tenancy import Mode, Slice
+from vgpud.model.view import ReloadReport
+from vgpud.node.policies import reload_report
+from vgpud.planner.use import EMPTY
+from vgpud.policy.load import LoadedPolicy, check
+
+CARD = Device(uuid="GPU-1", index=0, name="a card", memory_total_bytes=80 * GIB)
+NODE = Node(devices=(CARD,))
+HELD = {"GPU-1": EMPTY.with_slice(Slice("GPU-1", Mode.PRELOAD, GIB))}
+
+
+def loaded(folder: Path, text: str) -> LoadedPolicy:
+    path = folder / "vgpud.toml"
+    path.write_text(f"version = 1\n{text}\n")
+    return check(path)
+
+
+def report(folder: Path, before: str, after: str) -> ReloadReport:
+    return reload_report(loaded(folder, before), loaded(folder, after), NODE, HELD)
+
+
+def test_an_engine_that_waits_for_its_tenants_is_not_done(tmp_path: Path) -> None:
+    said = report(tmp_path, "", '[[device]]\npreload.engine = "gate"')
+    assert said.waiting == ("device 0: engine auto becomes gate when its 1 allocation is gone",)
+    assert said.done == ()
+
+
+def test_other_settings_that_change_with_the_engine_are_done(tmp_path: Path) -> None:
+    said = report(tmp_path, "", '[[device]]\npreload.engine = "gate"\npreload.max_tenants = 8')
+    assert said.done == ("device 0: settings of mode auto changed",)
+    assert len(said.waiting) == 1
+
+
+def test_each_changed_key_of_the_node_is_told(tmp_path: Path) -> None:
+    said = report(tmp_path, "", "[runtime]\nusers = true\n[[quota]]\nmax_devices = 3")
+    assert said.done == (
+        "runtime.users: false becomes true",
+        "quotas changed, 1 rule: what is held stays held",
+    )
