@@ -2,6 +2,7 @@
 
 import pytest
 
+from vgpud.model.caller import Account
 from vgpud.model.device import Device, Node
 from vgpud.model.errors import ErrorCode, Exit
 from vgpud.model.quantity import GIB, Percent
@@ -103,6 +104,19 @@ def test_the_first_matching_quota_rule_counts() -> None:
     )
     most = [policy.quota_of(uid, gid) for uid, gid in ((1000, 200), (5, 200), (5, 5), (0, 0), (0, 200))]
     assert [None if rule is None else rule.max_allocations for rule in most] == [5, 3, 1, None, 3]
+
+
+def test_a_rule_by_name_or_group_covers_all_members() -> None:
+    """The group that a program runs with is one of many: a rule holds for members that run with another."""
+    account = Account("alice", frozenset({100, 300}), frozenset({"users", "students"}))
+    for rule in (
+        QuotaRule(users=("alice",), max_allocations=0),
+        QuotaRule(groups=("students",), max_allocations=0),
+        QuotaRule(gids=(300,), max_allocations=0),
+    ):
+        policy = Policy(quota=(rule,))
+        assert over_quota(policy, NODE, ALICE, [], (piece(),), account=account) is not None
+        assert over_quota(policy, NODE, BOB, [], (piece(),), account=Account("bob")) is None
 
 
 def test_root_has_a_quota_where_it_is_named() -> None:

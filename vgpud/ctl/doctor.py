@@ -89,12 +89,13 @@ def _policy(node: Node) -> Finding:
     from vgpud.ctl.policy_cases import node_of
     from vgpud.ctl.policy_files import on_disk
     from vgpud.planner.misfits import misfits
+    from vgpud.policy.accounts import strangers
 
     try:
         loaded = on_disk()
     except VgpuError as error:
         return Finding("policy", FAIL, error.sentence, error.hint)
-    problems = misfits(loaded, node_of(node.devices))
+    problems = (*misfits(loaded, node_of(node.devices)), *strangers(loaded))
     if problems:
         first = problems[0]
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""

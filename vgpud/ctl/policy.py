@@ -111,6 +111,7 @@ def _check_devices(loaded: "LoadedPolicy", arguments: Namespace) -> bool:
     """False if vgpud does not answer. Raises VgpuError(BAD_POLICY) for rules that the devices cannot keep."""
     from vgpud.ctl.policy_cases import node_of
     from vgpud.planner.misfits import misfits
+    from vgpud.policy.accounts import strangers
     from vgpud.policy.load import bad_policy
 
     try:
@@ -118,7 +119,7 @@ def _check_devices(loaded: "LoadedPolicy", arguments: Namespace) -> bool:
             devices = client.list_devices().devices
     except VgpuError:
         return False
-    problems = misfits(loaded, node_of(devices))
+    problems = (*misfits(loaded, node_of(devices)), *strangers(loaded))
     if problems:
         raise bad_policy(problems)
     return True

@@ -28,6 +28,7 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.ctl.connect import connect
 from vgpud.ctl.table import Column, Table
 from vgpud.ctl.terminal import Terminal, View
+from vgpud.model.caller import BARE
 from vgpud.model.device import ComputeMode, Device, GpuInstance, Health, Mig, MigProfile, Node, Placement
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
 from vgpud.model.quantity import Percent, parse_bytes
@@ -35,6 +36,7 @@ from vgpud.model.tenancy import Allocation, Decision, Isolation, Owner, Request,
 from vgpud.planner.choose import choose
 from vgpud.planner.quota import over_quota
 from vgpud.planner.use import use_of
+from vgpud.policy.accounts import account_of, needs_accounts
 from vgpud.policy.model import Policy
 
 STATE_STYLES = {"passed": "green", "failed": "red"}
@@ -142,7 +144,9 @@ def answer(policy: Policy, node: Node, case: Case) -> Decision:
 def _decide(policy: Policy, node: Node, request: Request, held: Sequence[Allocation]) -> Decision:
     decision = choose(request, node, policy, use_of(held))
     if decision.refusal is None:
-        over = over_quota(policy, node, request.counts_for, held, decision.slices)
+        owner = request.counts_for
+        account = account_of(owner) if needs_accounts(policy) else BARE
+        over = over_quota(policy, node, owner, held, decision.slices, account=account)
         if over is not None:
             return decision.refused(over)
     return decision

@@ -15,6 +15,18 @@ class Door(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Account:
+    """What the host's databases say of a user: its name, and all its groups."""
+
+    user: str = ""
+    gids: frozenset[int] = frozenset()
+    groups: frozenset[str] = frozenset()
+
+
+BARE = Account()
+
+
+@dataclass(frozen=True, slots=True)
 class Caller:
     """A peer as SO_PEERCRED named it at accept; `process` tells its pid from a later reuse.
 

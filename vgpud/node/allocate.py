@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from vgpud import audit
+from vgpud.model.caller import Account
 from vgpud.model.lifecycle import Change
 from vgpud.model.plan import Plan, Step
 from vgpud.model.tenancy import Allocation, Decision, Request, State
@@ -20,6 +21,7 @@ from vgpud.node.parts import Parts
 from vgpud.node.release import Releases
 from vgpud.node.store.account import asked, held
 from vgpud.node.store.book import RequestKey, check_same_request, request_key
+from vgpud.node.tenants.accounts import Accounts
 from vgpud.node.tenants.checks import settled
 from vgpud.planner.choose import choose
 from vgpud.planner.quota import over_quota
@@ -43,6 +45,7 @@ class Allocates:
         policy: Callable[[], Policy],
         closed: Callable[[Request], Mapping[str, str]],
         made: Callable[[Allocation], Awaitable[Allocation]],
+        accounts: Accounts,
     ) -> None:
         self._parts = parts
         self._store = parts.store
@@ -54,6 +57,7 @@ class Allocates:
         self._policy = policy
         self._closed = closed
         self._made = made
+        self._accounts = accounts
         self._running: dict[RequestKey, tuple[Request, asyncio.Task[Allocation]]] = {}
 
     @property
@@ -132,23 +136,26 @@ class Allocates:
     async def _plan(self, request: Request) -> tuple[Decision, Plan | None]:
         """Awaits nothing after the decision, so that the room is free when the caller books it."""
         await self._inventory.refresh(_SNAPSHOT_SECONDS)
-        decision = self._decide(request)
+        account = await self._accounts.of(request.counts_for, self._policy())
+        decision = self._decide(request, account)
         if decision[0].refusal is None:
             return decision
         leaving = self._releases.attempts
         if leaving:  # a release that is running may make the room
             await asyncio.wait(leaving, timeout=_SETTLE_SECONDS)
         await self._inventory.refresh()
-        return self._decide(request)
+        return self._decide(request, account)
 
-    def _decide(self, request: Request) -> tuple[Decision, Plan | None]:
+    def _decide(self, request: Request, account: Account) -> tuple[Decision, Plan | None]:
         node, policy = self._inventory.node, self._policy()
         if self._inventory.error is not None and not node.devices:
             return Decision(refusal=self._inventory.error), None
         pools = {} if self._mig is None else self._mig.pools.pools()
         decision = choose(request, node, policy, self._book.use, closed=self._closed(request), pools=pools)
         if decision.refusal is None:
-            refusal = over_quota(policy, node, request.counts_for, self._book, decision.slices)
+            refusal = over_quota(
+                policy, node, request.counts_for, self._book, decision.slices, account=account
+            )
             decision = decision if refusal is None else decision.refused(refusal)
         if decision.refusal is not None:
             return decision, None

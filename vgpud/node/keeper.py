@@ -34,6 +34,7 @@ from vgpud.node.parts import Parts
 from vgpud.node.policies import Policies, reload_report
 from vgpud.node.release import Releases
 from vgpud.node.tenants import checkpoints
+from vgpud.node.tenants.accounts import Accounts
 from vgpud.node.tenants.activities import Activities
 from vgpud.node.tenants.ancestry import owners_of
 from vgpud.node.tenants.blocked import Blocked
@@ -53,6 +54,7 @@ from vgpud.node.view.listings import Listings
 from vgpud.node.view.meters import Meters
 from vgpud.node.view.processes import Processes
 from vgpud.planner.misfits import misfits
+from vgpud.policy.accounts import strangers
 from vgpud.policy.load import LoadedPolicy, bad_policy
 
 T = TypeVar("T")
@@ -83,7 +85,8 @@ class NodeKeeper:
         around = self._surroundings()
         self.activities = around.activities
         self.failures = Failures(around)
-        self.resizes = Resizes(around, lambda: self.policies.current.policy)
+        accounts = Accounts()
+        self.resizes = Resizes(around, lambda: self.policies.current.policy, accounts)
         self.suspends = Suspends(around)
         tally = self.store.account.tally
         self.residency = Residency(around, self.suspends, lambda: self.policy().policy, tally, self.spawn)
@@ -109,6 +112,7 @@ class NodeKeeper:
             lambda: self.policy().policy,
             self.operations.closed,
             self._made,
+            accounts,
         )
         self.listings = Listings(
             parts.store,
@@ -314,7 +318,7 @@ class NodeKeeper:
 
     def _load_policy(self) -> LoadedPolicy:
         loaded = self._parts.load_policy()
-        problems = misfits(loaded, self._inventory.node)
+        problems = (*misfits(loaded, self._inventory.node), *strangers(loaded))
         if problems:
             raise bad_policy(problems)
         return loaded

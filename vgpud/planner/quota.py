@@ -3,6 +3,7 @@ of the node's places for shared slices that one user may hold. Pure."""
 
 from collections.abc import Iterable
 
+from vgpud.model.caller import BARE, Account
 from vgpud.model.device import Node
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.quantity import show_bytes
@@ -22,9 +23,10 @@ def over_quota(
     held: Iterable[Allocation],
     wanted: tuple[Slice, ...],
     instead_of: str = "",
+    account: Account = BARE,
 ) -> VgpuError | None:
     """Why `owner` may not hold `wanted` as well (in the place of allocation `instead_of`), or None."""
-    rule = policy.quota_of(owner.uid, owner.gid)
+    rule = policy.quota_of(owner.uid, owner.gid, account)
     own = [a for a in held if a.request.counts_for.uid == owner.uid and a.state is not State.RELEASING]
     before = [a for a in own if a.id != instead_of]
     slices = [*(part for a in before for part in a.slices), *wanted]

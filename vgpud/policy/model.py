@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from vgpud.model.caller import BARE, Account
 from vgpud.model.device import Device
 from vgpud.model.tenancy import ANYONE, Mode
 from vgpud.policy.dra import DraSettings
@@ -373,11 +374,19 @@ Ids = Annotated[
 ]
 
 
+Names = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=256)], ...],
+    Field(strict=False, max_length=MAX_RULES),
+]
+
+
 class QuotaRule(Table):
     """One [[quota]] table; the first one that covers a user says what all its allocations may add up to."""
 
-    uids: Ids = Field((), description="the users, by number: what a name means differs between hosts")
-    gids: Ids = Field((), description="users whose allocations have this group")
+    users: Names = Field((), description="the users, by the names that this host has for them")
+    groups: Names = Field((), description="members of these groups, supplementary members too, by name")
+    uids: Ids = Field((), description="the users, by number")
+    gids: Ids = Field((), description="members of these groups, by number")
     max_allocations: int | None = Field(None, ge=0, le=1_000_000, description="at one time")
     max_devices: int | None = Field(None, ge=0, le=1024, description="slices on all devices together")
     max_memory: MemoryBytes | None = Field(None, description="of all slices together")
@@ -388,12 +397,14 @@ class QuotaRule(Table):
         description="percent of a device, of all slices together; one without a limit counts as 100",
     )
 
-    def covers(self, uid: int, gid: int) -> bool:
+    def covers(self, uid: int, gid: int, account: Account = BARE) -> bool:
         """Does the quota cover the owner? One without users covers all but pods and root, which runs
         agents."""
-        if not self.uids and not self.gids:
+        if not (self.uids or self.gids or self.users or self.groups):
             return uid not in (0, ANYONE)
-        return uid in self.uids or gid in self.gids
+        is_member = gid in self.gids or not account.gids.isdisjoint(self.gids)
+        is_named = account.user in self.users or not account.groups.isdisjoint(self.groups)
+        return uid in self.uids or is_member or is_named
 
 
 class PoolSettings(Table):
@@ -440,8 +451,8 @@ class Policy(Table):
         """The first rule that covers the device; without one, mode "auto"."""
         return next((rule for rule in self.device if rule.match.covers(device)), DeviceRule())
 
-    def quota_of(self, uid: int, gid: int) -> QuotaRule | None:
-        return next((rule for rule in self.quota if rule.covers(uid, gid)), None)
+    def quota_of(self, uid: int, gid: int, account: Account = BARE) -> QuotaRule | None:
+        return next((rule for rule in self.quota if rule.covers(uid, gid, account)), None)
 
 
 # every table by its name in TOML, array numbers left out

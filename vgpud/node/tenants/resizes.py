@@ -11,6 +11,7 @@ from vgpud.model.errors import VgpuError
 from vgpud.model.lifecycle import Change
 from vgpud.model.quantity import Percent
 from vgpud.model.tenancy import Allocation, State
+from vgpud.node.tenants.accounts import Accounts
 from vgpud.node.tenants.checkpoints import Surroundings
 from vgpud.node.tenants.checks import check_resizable
 from vgpud.planner.quota import over_quota
@@ -21,7 +22,8 @@ log = structlog.get_logger(__name__)
 
 
 class Resizes:
-    def __init__(self, around: Surroundings, policy: Callable[[], Policy]) -> None:
+    def __init__(self, around: Surroundings, policy: Callable[[], Policy], accounts: Accounts) -> None:
+        self._accounts = accounts
         self._book = around.book
         self._store = around.store
         self._inventory = around.inventory
@@ -35,6 +37,8 @@ class Resizes:
         self, allocation: Allocation, memory_bytes: int | None, share: Percent | None
     ) -> Allocation:
         """Raises VgpuError. The old limits are then in force, or the next start finishes the resize."""
+        account = await self._accounts.of(allocation.request.counts_for, self._policy())
+        allocation = self._book.get(allocation.id)
         # an allocation whose last resize could not be recorded can be resized again
         if allocation.id in self._changes or allocation.state is not State.RESIZING:
             check_resizable(allocation)
@@ -44,7 +48,7 @@ class Resizes:
         if slices == allocation.slices and allocation.state is State.ACTIVE:
             return allocation
         owner, node = allocation.request.counts_for, self._inventory.node
-        over = over_quota(self._policy(), node, owner, self._book, slices, allocation.id)
+        over = over_quota(self._policy(), node, owner, self._book, slices, allocation.id, account)
         if over is not None:
             raise over
         changed = replace(allocation, slices=slices, state=State.RESIZING)
