@@ -32,6 +32,17 @@ def nothing(run_dir: Path, stands: Done) -> None:
     time.sleep(3600)
 
 
+def computing(run_dir: Path, stands: Done) -> None:
+    """Nothing that vgpud sees: what the attackers' use of the processors alone costs."""
+    stands()
+    while True:
+        one, other = socket.socketpair()
+        one.send(b"1")
+        other.recv(1)
+        one.close()
+        other.close()
+
+
 def idle_connections(run_dir: Path, stands: Done) -> None:
     """1024 of each user, all that it may have."""
     held = []
@@ -181,6 +192,7 @@ def slow_http(run_dir: Path, stands: Done) -> None:
 
 ATTACKS: dict[str, Callable[[Path, Done], None]] = {
     "nothing": nothing,
+    "computing": computing,
     "idle connections": idle_connections,
     "connects": connects,
     "unread replies": unread_replies,
@@ -221,7 +233,8 @@ def main() -> None:
             os.setresgid(0, 0, 0)
             uid = FIRST_UID + number
             os.setresuid(uid, uid, uid)
-            os.nice(19)  # what vgpud does is measured, not who gets the processors
+            # what vgpud does is measured, not which program gets the processors
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
             try:
                 ATTACKS[name](run_dir, _stands)
             finally:

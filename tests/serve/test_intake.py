@@ -1,15 +1,22 @@
 """Peers that begin calls and do not end them: each has its share, and loses its connection in time."""
 
 import os
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 
+import grpc
 import pytest
 
+from tests.conditions import needs
 from tests.serve.fake_keeper import FakeLoaded
 from tests.serve.http2 import Peer
 from tests.serve.live import Live
 from tests.serve.test_calls import wait_until
 from vgpud.api.client import Client
+from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.api.gen.vgpud_pb2_grpc import VgpudStub
 from vgpud.serve.intake import Bounds
 from vgpud.serve.server import MAX_REQUEST_BYTES
 
@@ -123,3 +130,46 @@ def test_unread_replies_of_a_user_are_bounded_in_bytes(monkeypatch: pytest.Monke
         wait_until(lambda: not unread)
     finally:
         live.close()
+
+
+FLOOD = """
+import os, sys
+from pathlib import Path
+from types import SimpleNamespace
+from tests.serve.http2 import Peer
+os.setgroups([]); os.setresgid(4242, 4242, 4242); os.setresuid(4242, 4242, 4242)
+peers = [Peer(Path(sys.argv[1])) for _ in range(64)]
+for peer in peers:
+    frames, connection = [], peer.socket
+    peer.socket = SimpleNamespace(sendall=frames.append)
+    for stream in [peer.open("GetNode") for _ in range(32)]:
+        peer.begin_message(stream, 0)
+        peer.end(stream)
+    connection.sendall(b"".join(frames))
+    peer.socket = connection
+print("sent", flush=True); input()
+"""
+
+
+@needs("root")
+def test_calls_of_one_user_in_grpcs_queue_cost_no_call_of_another() -> None:
+    """grpcio cancels calls at random where 1000 wait for the event loop, whose ever they are."""
+    live = Live()
+    go_on = threading.Event()
+    pipe = subprocess.PIPE
+    words = [sys.executable, "-c", FLOOD, str(live.ro)]
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as flood:
+        assert flood.stdin and flood.stdout
+        try:
+            wait_until(lambda: live.server.relay.peers.served == 64)
+            live.loop.call_soon_threadsafe(go_on.wait)  # all of it comes in one turn of the loop
+            assert flood.stdout.readline() == "sent\n"
+            with grpc.insecure_channel(f"unix:{live.admin}") as channel:
+                calls = [VgpudStub(channel).GetNode.future(pb.GetNodeRequest()) for _ in range(30)]
+                go_on.set()
+                assert {call.result(300).status for call in calls} == {"well"}
+            print(file=flood.stdin, flush=True)
+        finally:
+            go_on.set()
+            flood.kill()
+            live.close()

@@ -41,11 +41,14 @@ class Bounds:
 
 
 class Intake(grpc.aio.ServerInterceptor):
-    """`drop` ends the connection of a peer, by grpc's name of it."""
+    """`drop` ends the connection of a peer, by grpc's name of it; `taken` is told of each call of a peer."""
 
-    def __init__(self, peers: PeerTable, drop: Callable[[str], None], bounds: Bounds) -> None:
+    def __init__(
+        self, peers: PeerTable, drop: Callable[[str], None], taken: Callable[[str], None], bounds: Bounds
+    ) -> None:
         self._peers = peers
         self._drop = drop
+        self._taken = taken
         self._bounds = bounds
         self.calls = Shares(bounds.calls, bounds.calls_per_user, bounds.root)
         self.strangers_calls = Shares(bounds.calls, bounds.calls_per_stranger, bounds.root)
@@ -106,6 +109,7 @@ class Intake(grpc.aio.ServerInterceptor):
 
     async def _admitted(self, context: Context, shares_of: Callable[[Caller], Shares]) -> Caller:
         """The caller, who has a share until the call is over; or the call is refused, its message unread."""
+        self._taken(context.peer())
         try:
             caller = self._peers.caller(context.peer())
             shares = shares_of(caller)

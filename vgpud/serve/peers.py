@@ -22,19 +22,28 @@ _SUBORDINATE = SubordinateUids()
 _SO_PEERPIDFD = 77  # asm-generic/socket.h, since Linux 6.5; not in the socket module
 
 
+def user_of(connection: socket.socket) -> int:
+    """The user whose uid called connect(2), which is known at once. Raises OSError if the socket is gone."""
+    return _SUBORDINATE.user_of(_credentials(connection)[1])
+
+
 def identify(connection: socket.socket, door: Door) -> Caller:
     """The process that called connect(2), from SO_PEERCRED. Raises OSError if the socket is gone.
 
     Its `process` has pid 0 if it has ended already, or lives in a pid namespace that is not below
     this one.
     """
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    pid, uid, gid = _UCRED.unpack(raw)
+    pid, uid, gid = _credentials(connection)
     process, made_by = _process(connection, pid, uid)
     user = _SUBORDINATE.user_of(uid if made_by is None else made_by)
     if user == uid:
         return Caller(door, uid, gid, process)
     return Caller(door, uid, gid, process, Owner(user, login_group(user, gid)))
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int, int]:
+    pid, uid, gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return pid, uid, gid
 
 
 def _process(connection: socket.socket, pid: int, uid: int) -> tuple[Lifetime, int | None]:
@@ -127,6 +136,9 @@ class PeerTable:
         """The name of the connection that this user has had for longest; "" if it has none."""
         own = (name for name, (caller, refusal) in self._peers.items() if caller.user == user and not refusal)
         return next(own, "")
+
+    def user(self, name: str) -> int:
+        return self._peers[name][0].user
 
     def is_refused(self, name: str) -> bool:
         return self._peers[name][1] is not None

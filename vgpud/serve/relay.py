@@ -9,22 +9,31 @@ import errno
 import os
 import resource
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
 
 import structlog
 
 from vgpud import clock
 from vgpud.model.caller import Caller, Door
 from vgpud.model.errors import ErrorCode, VgpuError
-from vgpud.serve.peers import PeerTable, identify, name_in
+from vgpud.model.shares import Shares
+from vgpud.pace import Pace
+from vgpud.serve.gate import Gate
+from vgpud.serve.peers import PeerTable, identify, name_in, user_of
 from vgpud.serve.pump import Pump
 
 log = structlog.get_logger(__name__)
 
 _ACCEPTS_AT_ONCE = 8  # the other callers wait meanwhile
-_REFUSAL_PAUSE_SECONDS = 0.02
+# accepted connections that wait for their turn; the processes of a job may all come at once
+_ARRIVALS, _ARRIVALS_OF_A_USER = 1024, 128
+_ARRIVAL_REST_FACTOR = 9  # users who connect again and again get a tenth of the loop together
+_CLOSED_PAUSE_SECONDS = 0.005
 _ACCEPT_PAUSE_SECONDS = 0.1
 _COMPLAIN_SECONDS = 60.0
 _REFUSED_KEPT = 16
@@ -32,7 +41,7 @@ _REFUSED_SECONDS = 1.0
 _CONNECT_RETRY_SECONDS = 0.01
 _CONNECT_TRIES = 500
 _DESCRIPTORS_PER_CONNECTION = 3  # the caller's, ours onwards, grpcio's
-_DESCRIPTORS_KEPT = 128  # for everything else in the daemon
+_DESCRIPTORS_KEPT = 128 + _ARRIVALS  # for everything else in the daemon
 # accept(2): worth a later try
 _SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -74,7 +83,10 @@ class Relay:
         self._folder = folder
         self._limits = limits
         self._pumps: dict[str, Pump] = {}  # by the name of the onward connection
+        self._gates: WeakValueDictionary[int, Gate] = WeakValueDictionary()  # by user
         self._connecting: set[asyncio.Task[None]] = set()
+        self._arrivals = Shares(_ARRIVALS, _ARRIVALS_OF_A_USER, 0)
+        self._pace = Pace(_ARRIVAL_REST_FACTOR)
         self._accepting = False
         self._complained: dict[str, float] = {}
 
@@ -109,21 +121,57 @@ class Relay:
             self._complain("drop", "ended a connection whose caller sends no message or takes no reply")
             pump.close()
 
+    def taken(self, grpc_peer: str) -> None:
+        """grpcio has handed over a call of this connection."""
+        pump = self._pumps.get(name_in(grpc_peer))
+        if pump is not None:
+            pump.taken()
+
     # --- accepting
 
     def _accept(self, door: Door, listener: socket.socket) -> None:
+        closed = False
         for _ in range(_ACCEPTS_AT_ONCE):
             try:
                 connection, _ = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                break
             except OSError as error:
                 self._accept_failed(door, listener, error)
                 return
             connection.setblocking(False)
-            if not self._welcome(connection, door):
-                self._pause(door, listener, _REFUSAL_PAUSE_SECONDS)  # callers may come again at once
-                return
+            closed |= not self._arrived(connection, door)
+        if closed:
+            self._pause(door, listener, _CLOSED_PAUSE_SECONDS)  # the callers may come again at once
+
+    def _arrived(self, connection: socket.socket, door: Door) -> bool:
+        """False: the connection is closed. Root's do not wait for those of other users."""
+        try:
+            user = user_of(connection)
+        except OSError:
+            connection.close()
+            return False
+        if user in (0, os.geteuid()):
+            self._welcome(connection, door)
+        elif self._arrivals.take(user):
+            self._keep(self._welcome_in_turn(user, connection, door))
+        else:
+            self._complain("arrivals", f"closed a connection of uid {user}: it connects too fast")
+            connection.close()
+            return False
+        return True
+
+    async def _welcome_in_turn(self, user: int, connection: socket.socket, door: Door) -> None:
+        try:
+            async with self._pace.turn(user):
+                began = time.thread_time()
+                self._welcome(connection, door)
+                self._pace.took(time.thread_time() - began)
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+        finally:
+            self._arrivals.give_back(user)
 
     def _accept_failed(self, door: Door, listener: socket.socket, error: OSError) -> None:
         self._complain("accept", f"cannot accept a connection: {error.strerror}", door=door.name.lower())
@@ -139,32 +187,33 @@ class Relay:
         if self._accepting:
             self._loop.add_reader(listener, self._accept, door, listener)
 
-    def _welcome(self, connection: socket.socket, door: Door) -> bool:
-        """False: it is refused, or cannot be carried."""
+    def _welcome(self, connection: socket.socket, door: Door) -> None:
         try:
             caller = identify(connection, door)
         except OSError:
             connection.close()
-            return False
+            return
         refusal = self._refusal(caller)
         if refusal is not None:
             self._complain("refuse", f"refused a connection: {refusal.sentence}")
             if self.peers.refused >= _REFUSED_KEPT:
                 connection.close()
-                return False
+                return
         try:
             onward = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
             self._complain("onward", f"cannot carry a connection: {error.strerror}")
             connection.close()
-            return False
+            return
         onward.setblocking(False)
         name = self.peers.add(caller, refusal)
         if not self._try_connect(onward, name, connection):
-            task = self._loop.create_task(self._connect_patiently(onward, name, connection))
-            self._connecting.add(task)
-            task.add_done_callback(self._connecting.discard)
-        return refusal is None
+            self._keep(self._connect_patiently(onward, name, connection))
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
 
     def _refusal(self, caller: Caller) -> VgpuError | None:
         """Why this caller is not served. It is let in for a moment all the same, to be told."""
@@ -248,7 +297,9 @@ class Relay:
             del self._pumps[name]
             self.peers.remove(name)
 
-        pump = self._pumps[name] = Pump(self._loop, connection, onward, ended)
+        user = self.peers.user(name)
+        gate = self._gates.setdefault(user, Gate(always_open=user == 0))
+        pump = self._pumps[name] = Pump(self._loop, connection, onward, gate, ended)
         if self.peers.is_refused(name):
             self._loop.call_later(_REFUSED_SECONDS, pump.close)
 

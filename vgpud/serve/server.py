@@ -25,6 +25,9 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_concurrent_streams", 32),
+    # the relay keeps the queue short (serve/gate.py): room for some hundreds of users who fill their part
+    ("grpc.server.max_pending_requests", 4096),
+    ("grpc.server.max_pending_requests_hard_limit", 4096),
     # a stream takes 16 KiB until its message is read, and a fast peer cannot widen that
     ("grpc.http2.lookahead_bytes", 16 * 1024),
     ("grpc.http2.bdp_probe", 0),
@@ -59,7 +62,7 @@ class Server:
         check_length(inner)
         self.relay = Relay(self._sockets.listening, inner, folder, self._limits)
         self._calls = Calls(self._keeper, self.relay.peers, self.relay.drop)
-        self.intake = Intake(self.relay.peers, self.relay.drop, self._bounds)
+        self.intake = Intake(self.relay.peers, self.relay.drop, self.relay.taken, self._bounds)
         self._grpc = grpc.aio.server(options=_OPTIONS, interceptors=(self.intake,))
         self._grpc.add_generic_rpc_handlers((self._calls.generic_handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)

@@ -1,0 +1,106 @@
+"""What a user's connections send on to grpcio: calls that wait there, and the event loop's time for bytes.
+
+grpcio has one queue of calls for all connections, from which the event loop takes one at a time. While it is
+longer than `grpc.server.max_pending_requests`, grpcio cancels new calls at random, also of other
+users. So the relay counts the calls that it passes on, and reads no more of a user who has some in the queue.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from vgpud import clock
+
+MOST_QUEUED = 8
+# a call that grpcio refuses by itself, or that its caller resets, is never taken
+_QUEUED_SECONDS = 1.0
+_TIME_SHARE = 0.2  # of the event loop, for bytes of one user
+_TIME_AT_ONCE_SECONDS = 0.005
+_LOOK_SECONDS = 0.01
+
+_PREFACE_BYTES = 24  # RFC 9113, 3.4
+_HEAD_BYTES = 9  # 4.1: length of the payload in 3 bytes, type, flags, stream
+_HEADERS = 1
+
+
+class StreamCounter:
+    """Counts the streams that a client opens, in its bytes as they come.
+
+    What it counts for a peer that does not speak HTTP/2 means nothing; grpcio closes that connection.
+    """
+
+    def __init__(self) -> None:
+        self._skip = _PREFACE_BYTES  # to the next head
+        self._cut = b""  # a head whose end is to come
+
+    def count(self, piece: memoryview) -> int:
+        if self._cut:
+            piece = memoryview(self._cut + piece)
+            self._cut = b""
+        opened, at, end = 0, self._skip, len(piece)
+        while at + _HEAD_BYTES <= end:
+            opened += piece[at + 3] == _HEADERS
+            at += _HEAD_BYTES + int.from_bytes(piece[at : at + 3], "big")
+        if at < end:
+            self._cut, at = bytes(piece[at:]), end
+        self._skip = at - end
+        return opened
+
+
+class Gate:
+    """Of one user. Root's is always open."""
+
+    def __init__(self, always_open: bool = False) -> None:
+        self._always_open = always_open
+        self._queued: deque[float] = deque()  # when each was passed on
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._debt_seconds, self._debt_at = 0.0, 0.0
+        self._look: asyncio.TimerHandle | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._always_open or (self._room() > 0 and self._debt() < _TIME_AT_ONCE_SECONDS)
+
+    def wait(self, resume: Callable[[], None]) -> None:
+        """`resume` once it is open; those that wait come one after the other."""
+        self._waiting.append(resume)
+        self._look_later()
+
+    def passed(self, calls: int, seconds: float) -> None:
+        """So many calls were passed on to grpcio; it took the event loop `seconds`."""
+        if not self._always_open:
+            self._queued.extend([clock.now()] * calls)
+            self._debt_seconds = self._debt() + seconds
+
+    def taken(self) -> None:
+        """The event loop has one of the calls."""
+        if self._queued:
+            self._queued.popleft()
+        self._resume(1)
+
+    def _room(self) -> int:
+        oldest = clock.now() - _QUEUED_SECONDS
+        while self._queued and self._queued[0] <= oldest:
+            self._queued.popleft()
+        return MOST_QUEUED - len(self._queued)
+
+    def _debt(self) -> float:
+        now = clock.now()
+        self._debt_seconds = max(0.0, self._debt_seconds - _TIME_SHARE * (now - self._debt_at))
+        self._debt_at = now
+        return self._debt_seconds
+
+    def _resume(self, count: int) -> None:
+        if self._waiting and self.is_open:
+            for _ in range(min(count, len(self._waiting))):
+                self._waiting.popleft()()
+
+    def _look_later(self) -> None:
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._looked)
+
+    def _looked(self) -> None:
+        self._look = None
+        self._resume(MOST_QUEUED)
+        if self._waiting:
+            self._look_later()
