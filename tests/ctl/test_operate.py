@@ -23,6 +23,27 @@ from vgpud.policy.compare import Change, compare
 
 GIB = 2**30
 
+# --- policy explain
+
+
+def test_the_policy_is_explained_for_each_device_and_the_user(main: Ctl, daemon: Daemon) -> None:
+    rules = [
+        {"match": {"index": 0}, "mode": "preload", "preload": {"max_tenants": 8}},
+        {"mode": "auto"},
+    ]
+    policy = {"version": 1, "device": rules, "quota": [{"uids": [os.getuid()], "max_devices": 3}]}
+    daemon.replies["GetPolicy"] = pb.PolicyReply(
+        json=json.dumps(policy),
+        origins={"device[0].mode": "a.toml:4", "device[0].preload.max_tenants": "a.toml:5"},
+    )
+    said = main("policy", "explain").stdout
+    assert "device 0 (NVIDIA H200): rule 1 of 2" in said
+    assert re.search(r'mode +"preload" +a.toml:4 +quotas by libvgpu', said)
+    assert re.search(r"preload.max_tenants +8 +a.toml:5 +allocations on one device", said)
+    assert "devices 1, 2 (NVIDIA H200): rule 2 of 2" in said
+    assert re.search(r"user .*: quota 1 of 1\n\n.*\nmax_devices +3 +built-in +slices", said)
+
+
 # --- ps and events
 
 
@@ -48,6 +69,12 @@ def test_the_events_are_listed(main: Ctl, daemon: Daemon) -> None:
     daemon.replies["ListEvents"] = pb.ListEventsReply()
     none = main("events")
     assert (none.stdout, none.stderr) == ("", "no event yet\n")
+
+
+def test_ps_marks_a_process_past_the_limits_of_its_allocation(main: Ctl, daemon: Daemon) -> None:
+    process = pb.NodeProcess(pid=5, command="python", allocation_id="a1b2c3d4", unlimited=True)
+    daemon.replies["ListProcesses"] = pb.ListProcessesReply(processes=[process])
+    assert "a1b2c3d4 (past its limits)" in main("ps").stdout
 
 
 # --- why

@@ -5,10 +5,12 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import termios
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -163,13 +165,13 @@ def test_without_hardware_it_says_why(main: Ctl, daemon: Daemon) -> None:
 class Live:
     """vgpuctl top on a pseudo-terminal of 100 columns and 20 lines."""
 
-    def __init__(self, daemon: Daemon, *words: str) -> None:
+    def __init__(self, daemon: Daemon, *words: str, verb: Sequence[str] = ("top", "-d", "0.2")) -> None:
         self.ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 100, 0, 0))
         self.before = termios.tcgetattr(theirs)
         self.theirs = theirs
         self.process = subprocess.Popen(
-            (*COMMAND, "top", "-d", "0.2", *words),
+            (*COMMAND, *verb, *words),
             env={**environment(daemon.socket), "TERM": "xterm"},
             stdin=theirs,
             stdout=theirs,
@@ -240,3 +242,20 @@ def test_live_ends_with_an_error_and_a_whole_terminal(daemon: Daemon) -> None:
         assert termios.tcgetattr(live.theirs) == live.before
     finally:
         live.close()
+
+
+def test_a_watched_listing_is_drawn_again_across_a_restart_of_the_daemon(daemon: Daemon) -> None:
+    live = Live(daemon, verb=("ls", "-w"))
+    live.until("a1b2c3d4")
+    since = len(live.text)
+    daemon.replies["ListAllocations"] = VgpuError(ErrorCode.STOPPING, "vgpud is stopping")
+    live.until("waiting: vgpud is stopping", since)
+    since = len(live.text)
+    daemon.replies["ListAllocations"] = canned.allocations()
+    live.until("a1b2c3d4", since)
+    live.process.send_signal(signal.SIGINT)
+    assert live.process.wait(30) == 130
+
+
+def test_a_listing_into_a_pipe_is_not_watched(main: Ctl) -> None:
+    assert main("ls", "-w").returncode == 2

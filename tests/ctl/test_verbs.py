@@ -71,6 +71,35 @@ def test_alloc_for_another_user_by_an_id_of_the_callers(main: Ctl, daemon: Daemo
     assert not request.bind_to_caller
 
 
+def test_a_request_file_gives_what_the_command_line_leaves_out(
+    main: Ctl, daemon: Daemon, tmp_path: Path
+) -> None:
+    path = tmp_path / "request.toml"
+    path.write_text('memory = "8GiB"\ncores = 25\ndevice = [0, 1]\nlabel = "from the file"\n')
+    assert main("alloc", "-f", str(path), "--label", "mine").returncode == 0
+    (request,) = daemon.requests("Allocate")
+    assert (request.memory_bytes, request.share_percent) == (8 << 30, 25)
+    assert (list(request.selector.indices), request.label) == ([0, 1], "mine")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("memry = 1", "unknown key 'memry'"),
+        ('memory = "1G"', "memory: bad amount of memory '1G'"),
+        ("count = 0", "count: '0' is not a number of devices"),
+        ("memory =", "is not TOML"),
+    ],
+)
+def test_a_mistake_in_a_request_file_is_named(main: Ctl, tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "request.toml"
+    path.write_text(text)
+    done = main("alloc", "-f", str(path))
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert main("alloc", "-f", str(tmp_path / "none.toml")).returncode == 2
+
+
 def test_each_alloc_has_an_id_of_its_own(main: Ctl, daemon: Daemon) -> None:
     main("alloc")
     main("alloc")

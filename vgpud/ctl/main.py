@@ -64,7 +64,12 @@ def _run(argv: Sequence[str]) -> int:
 
     terminal = Terminal.of(arguments, verb.streams)
     try:
-        return _function(verb)(arguments, terminal)
+        function = _function(verb)
+        if getattr(arguments, "watch", False):
+            from vgpud.ctl.again import again
+
+            return again(function, arguments, terminal)
+        return function(arguments, terminal)
     except OSError:  # of standard output; the rooms below answer with VgpuError
         raise
     except Exception as error:  # the last resort: a sentence and a number, never a bare traceback

@@ -1,13 +1,37 @@
 """The options that say what is wanted, as a request of the contract."""
 
 import secrets
-from argparse import Namespace
+import tomllib
+from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from vgpud.api.gen import vgpud_pb2 as pb
+from vgpud.ctl import arguments as kinds
+from vgpud.model.errors import ErrorCode, VgpuError
+
+# the options of a request file, each with the parser of its text
+_KEYS: Mapping[str, Callable[[str], Any]] = {
+    "memory": kinds.memory,
+    "cores": kinds.cores,
+    "count": kinds.count,
+    "isolation": kinds.isolation,
+    "profile": str,
+    "device": str,
+    "priority": str,
+    "device_name": str,
+    "label": str,
+}
 
 
 def request_of(arguments: Namespace) -> pb.AllocateRequest:
-    """The request. It always has a unique id, so that an interrupted call can be repeated."""
+    """The request. It always has a unique id, so that an interrupted call can be repeated.
+
+    Raises VgpuError(BAD_REQUEST) for a request file that cannot be used.
+    """
+    if arguments.request:
+        _add_file(arguments, Path(arguments.request))
     request = pb.AllocateRequest(
         request_id=getattr(arguments, "request_id", None) or f"vgpuctl-{secrets.token_hex(8)}",
         count=arguments.count or 1,
@@ -36,3 +60,32 @@ def selector_of(devices: list[str], name_glob: str) -> pb.Selector:
         else:
             selector.uuids.append(text)
     return selector
+
+
+def _add_file(arguments: Namespace, path: Path) -> None:
+    """Gives the options of the file, but for those of the command line."""
+    try:
+        given = tomllib.loads(path.read_text())
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise VgpuError(ErrorCode.BAD_REQUEST, f"cannot read {path}: {why}", "name a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise VgpuError(ErrorCode.BAD_REQUEST, f"{path} is not TOML: {error}", "correct it") from None
+    for key, value in given.items():
+        parse = _KEYS.get(key)
+        if parse is None:
+            known = ", ".join(_KEYS)
+            raise VgpuError(ErrorCode.BAD_REQUEST, f"{path} has an unknown key {key!r}", f"one of {known}")
+        if getattr(arguments, key) is None:
+            setattr(arguments, key, _value(path, key, value, parse))
+
+
+def _value(path: Path, key: str, value: object, parse: Callable[[str], Any]) -> object:
+    try:
+        if key == "device":
+            return [parse(str(one)) for one in (value if isinstance(value, list) else [value])]
+        return parse(str(value))
+    except (VgpuError, ArgumentTypeError) as error:
+        said = error.sentence if isinstance(error, VgpuError) else str(error)
+        hint = error.hint if isinstance(error, VgpuError) else "see 'vgpuctl alloc --help'"
+        raise VgpuError(ErrorCode.BAD_REQUEST, f"{path}: {key}: {said}", hint) from None

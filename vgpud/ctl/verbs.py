@@ -70,7 +70,15 @@ WANTED = (
     ),
     argument("--device-name", metavar="GLOB", help="only devices whose product name matches"),
     argument("--label", metavar="TEXT", help="shown in listings"),
+    argument(
+        "-f",
+        "--request",
+        metavar="FILE",
+        help='a TOML file with these options by name, as in memory = "4GiB"; options go before it',
+    ),
 )
+
+WATCHED = argument("-w", "--watch", action="store_true", help="draw it again every 2 seconds")
 
 OWNED = (
     argument("--owner", type=kinds.owner, metavar="UID:GID", help="allocate for another user (root only)"),
@@ -108,6 +116,7 @@ VERBS: tuple[Verb | Group, ...] = (
         "devices",
         "list the devices",
         "read:devices",
+        (WATCHED,),
         examples=(
             "vgpuctl devices",
             "vgpuctl devices -o json",
@@ -129,6 +138,7 @@ VERBS: tuple[Verb | Group, ...] = (
             "vgpuctl alloc --memory 8GiB --cores 25",
             "vgpuctl alloc --profile 1g.18gb --label notebook",
             "vgpuctl alloc --memory 4GiB --device 0 --device 1 -o json",
+            "vgpuctl alloc -f notebook.toml --label mine",
         ),
     ),
     Verb(
@@ -226,6 +236,7 @@ VERBS: tuple[Verb | Group, ...] = (
             ),
             argument("--label", metavar="GLOB", help="only those whose label matches, as in 'train-*'"),
             argument("--device", metavar="UUID|INDEX", help="only those with a slice of this device"),
+            WATCHED,
         ),
         details="All of several conditions hold for what is listed.",
         examples=("vgpuctl ls", "vgpuctl ls -o wide", "vgpuctl ls --mine --device 0"),
@@ -274,7 +285,7 @@ VERBS: tuple[Verb | Group, ...] = (
     ),
     Group(
         "policy",
-        "check, show, compare, test or reload the policy",
+        "check, show, explain, compare, test or reload the policy",
         (
             Verb(
                 "check",
@@ -290,6 +301,12 @@ VERBS: tuple[Verb | Group, ...] = (
                     argument("--origin", action="store_true", help="say which file and line set each key"),
                     argument("--file", metavar="FILE", help="show this file instead; needs no daemon"),
                 ),
+            ),
+            Verb(
+                "explain",
+                "say what the policy in force means for each device, and for the calling user",
+                "policy_explain:explain",
+                (argument("--device", metavar="UUID|INDEX", help="only this device"),),
             ),
             Verb(
                 "diff",
@@ -477,6 +494,7 @@ VERBS: tuple[Verb | Group, ...] = (
         "ps",
         "list processes, whose they are, and on which device",
         "ps:ps",
+        (WATCHED,),
         examples=("vgpuctl ps",),
     ),
     Verb(
