@@ -221,12 +221,15 @@ static bool call(struct worker *worker, struct channels_order *order, int pidfd,
         return true;
     }
     order->calls++;
+    order->last_began_ns = now_ns();
     if (!is_control_device(file))
         refused(order, ENODEV, 0);
     else if (ioctl(file, RM_REQUEST(RM_ESCAPE_CONTROL, struct rm_control), &control) != 0)
         refused(order, errno, 0);
     else if (control.status != RM_OK)
         refused(order, 0, control.status);
+    if (order->first_ended_ns == 0)
+        order->first_ended_ns = now_ns();
     enter_foreign(worker);
     close(file);
     return leave_foreign(worker);

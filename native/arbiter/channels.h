@@ -51,6 +51,8 @@ struct channels_order {
     uint32_t status; /* of the last refusal: the driver's, or 0 */
     int error;       /* errno of the last refusal, or 0 */
     uint64_t began_ns;
+    uint64_t first_ended_ns; /* the first of its calls; 0: there was none */
+    uint64_t last_began_ns;
     uint64_t ended_ns;
 };
 

@@ -48,8 +48,9 @@ struct cut_entity {
     enum state state;
     bool stale; /* channels may have come since */
     uint32_t refusals;
-    uint64_t on_at; /* when the last order of its kind was carried out */
+    uint64_t on_at; /* when the first call of the last order to put it on had ended: some of it runs from then on */
     uint64_t off_at;
+    uint64_t put_on_ns;        /* how long the last order took that put it on the device */
     uint64_t lost_ns;          /* of the turn that ends: nothing of it ran */
     struct channels_load load; /* as of loaded_at: 0, it was not read since the tenant was put on the device */
     uint64_t loaded_at;
@@ -280,6 +281,23 @@ static void note_done(struct lease *lease, const struct channels_order *order)
         entity->off_count = 0; /* with what was freed meanwhile */
 }
 
+/* Some of the entity runs until the last call of an order to take it off. */
+static void note_hand_over(struct lease *lease, const struct channels_order *order)
+{
+    struct cut_entity *entity = &lease->cut_entities[order->ordinal];
+    uint64_t took = order->ended_ns - order->began_ns;
+    uint64_t last = order->ended_ns - order->last_began_ns;
+    entity->lost_ns = 0;
+    if (order->failed != 0 || order->calls == 0)
+        return;
+    if (!order->off && entity->state == OFF)
+        entity->put_on_ns = took;
+    if (order->off && entity->state == ON)
+        sched_note_hand_over(lease->tenant.entities[order->ordinal], entity->put_on_ns + took);
+    if (order->off && last > KERNEL_RUNS_ON_NS)
+        entity->lost_ns = last - KERNEL_RUNS_ON_NS;
+}
+
 static void carried_out(struct channels_order *order)
 {
     struct lease *lease = order->owner;
@@ -287,10 +305,9 @@ static void carried_out(struct channels_order *order)
         return;
     struct cut_entity *entity = &lease->cut_entities[order->ordinal];
     entity->order = NULL;
-    set_state(entity, order->off, order->ended_ns);
+    note_hand_over(lease, order);
+    set_state(entity, order->off, order->off || order->calls == 0 ? order->ended_ns : order->first_ended_ns);
     note_done(lease, order);
-    uint64_t took = order->ended_ns - order->began_ns;
-    entity->lost_ns = order->off && order->failed == 0 && took > KERNEL_RUNS_ON_NS ? took - KERNEL_RUNS_ON_NS : 0;
     if (order->failed == 0) {
         entity->refusals = 0;
     } else if (order->error != ETIMEDOUT && ++entity->refusals < TRIES) {

@@ -8,6 +8,11 @@
 #define CUT_ROUND_NS 50e6    /* likewise, where a hand-over costs 700 us */
 #define SHARED_ROUND_MAX_NS 200e6
 #define QUANTUM_MIN_NS 500e3
+/* A tenant of many contexts takes milliseconds to hand over, and its contexts run unequally long meanwhile: its quantum
+ * is at least ten such hand-overs. The hand-over of one context, 0.8 ms, lengthens nothing. */
+#define HAND_OVER_USUAL_NS 1500000u
+#define HAND_OVERS_PER_QUANTUM 10
+#define ROUND_LONGEST_NS 500e6
 #define ACTIVE_NS 100000000ull /* a tenant that held the device so lately still counts in the weights */
 #define WINDOW_MIN_NS 100e3
 #define WINDOW_MAX_NS 2e6
@@ -112,7 +117,7 @@ static void weigh(struct sched_device *device, uint64_t now)
     device->weights = limited + unlimited * device->none_weight;
 }
 
-static double round_length(const struct sched_device *device, uint64_t now)
+static double usual_round(const struct sched_device *device, uint64_t now)
 {
     double length = ROUND_MAX_NS;
     if (device->active > 1) /* each hand-over costs the device nearly 200 us, whatever the round */
@@ -123,6 +128,18 @@ static double round_length(const struct sched_device *device, uint64_t now)
         double s = fair_share(p);
         s = clamp(s, 0.02, 0.98);
         length = clamp(DEVIATION_NS / (s * (1 - s)), 0, length);
+    }
+    return length;
+}
+
+static double round_length(const struct sched_device *device, uint64_t now)
+{
+    double length = usual_round(device, now);
+    for (const struct sched_entity *p = device->entities; p != NULL; p = p->next) {
+        if (!fair_active(p, now) || p->hand_over_ns < HAND_OVER_USUAL_NS)
+            continue;
+        double needed = HAND_OVERS_PER_QUANTUM * (double)p->hand_over_ns / clamp(fair_share(p), 0.02, 1);
+        length = clamp(needed, length, ROUND_LONGEST_NS);
     }
     return length;
 }

@@ -70,6 +70,7 @@ struct sched_entity {
     uint64_t light_until;    /* its work has gaps, as far as is known: it runs beside others, and others beside it */
     uint64_t charged_until;  /* while it holds or backfills */
     uint64_t left_at;        /* when its tenant's last member went; 0: it never had one */
+    uint64_t hand_over_ns;   /* to put it on the device and to take it off; 0: not known */
     double tokens_ns;        /* device time that its share has earned and it has not used; negative: debt */
     double vtime_ns;         /* device time used, divided by the weight */
     struct vgpu_compute count;

@@ -297,7 +297,8 @@ void sched_want(struct sched_member *member, uint32_t wanted, uint64_t now)
         member->state = SCHED_WAITING;
 }
 
-void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint64_t now)
+/* `idle_ns`: of the turn, in which nothing of it ran. */
+static void end_part(struct sched_member *member, const struct vgpu_turn *turn, uint64_t idle_ns, uint64_t now)
 {
     bool more = (turn->flags & VGPU_TURN_MORE) != 0;
     struct sched_tenant *tenant = member->tenant;
@@ -314,8 +315,13 @@ void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint6
     }
     member->state = more ? SCHED_WAITING : SCHED_IDLE;
     member->wants = false;
-    tenant->idle_ns = turn->length_ns < IDLE_MAX_NS ? turn->length_ns : IDLE_MAX_NS;
+    tenant->idle_ns = idle_ns;
     member_left(tenant, now);
+}
+
+void sched_done(struct sched_member *member, const struct vgpu_turn *turn, uint64_t now)
+{
+    end_part(member, turn, turn->length_ns < IDLE_MAX_NS ? turn->length_ns : IDLE_MAX_NS, now);
 }
 
 void sched_idle(struct sched_member *member, uint64_t idle_ns, uint64_t now)
@@ -332,10 +338,15 @@ void sched_idle(struct sched_member *member, uint64_t idle_ns, uint64_t now)
 void sched_cut_done(struct sched_tenant *tenant, uint64_t lost_ns, uint64_t now)
 {
     for (struct sched_member *m = tenant->members; m != NULL; m = m->next) {
-        struct vgpu_turn over = {.number = m->turn, .length_ns = lost_ns, .flags = VGPU_TURN_MORE};
+        struct vgpu_turn over = {.number = m->turn, .flags = VGPU_TURN_MORE};
         if (m->cut && (m->state == SCHED_RUNNING || m->state == SCHED_OVERRUN))
-            sched_done(m, &over, now);
+            end_part(m, &over, lost_ns, now); /* the arbiter's own measure: it needs no bound */
     }
+}
+
+void sched_note_hand_over(struct sched_entity *entity, uint64_t span_ns)
+{
+    entity->hand_over_ns = span_ns;
 }
 
 void sched_note_load(struct sched_entity *entity, double load, uint64_t span_ns, uint32_t streams, uint64_t now)

@@ -41,6 +41,9 @@ void sched_idle(struct sched_member *member, uint64_t idle_ns, uint64_t now);
  * ran for `lost_ns`. They want the next turn: one that does not says sched_idle. */
 void sched_cut_done(struct sched_tenant *tenant, uint64_t lost_ns, uint64_t now);
 
+/* How long it last took to put the entity on its device and to take it off again, together. */
+void sched_note_hand_over(struct sched_entity *entity, uint64_t span_ns);
+
 /* For what part of the last `span_ns` that a tenant with work was on the device some of it was unfinished, 0 to 1 and
  * above for several processes; as the tenant says. `streams`: see struct sched_entity. */
 void sched_note_load(struct sched_entity *entity, double load, uint64_t span_ns, uint32_t streams, uint64_t now);

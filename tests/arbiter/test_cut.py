@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.arbiter.accounts import Accounts
 from tests.arbiter.conftest import GIB, KERNEL_US, LONG, Card, answer, counters, span
 from tests.arbiter.test_pairs import pair
 from tests.e2e.support import eventually
@@ -183,6 +184,17 @@ def test_40_live_contexts_are_under_the_share(cut_card: Card) -> None:
     eventually(lambda: len(table(lease)[1]) == 40, "40 groups are listed", 60)
     eventually(lambda: table(lease)[0] == 1, "it is off", 30)
     eventually(lambda: channels_off(cut_card, lease) == 40 * 8, "with all of its channels", 30)
+
+
+def test_a_tenant_of_40_contexts_has_slices_that_are_long_beside_its_hand_over(cut_card: Card) -> None:
+    """Five calls each way take at least 3 ms; a tenant of one context has slices of 8 ms."""
+    lease = cut_card.lease("a", HARD, 25)
+    update_limits(lease, [replace(one, memory_bytes=64 * GIB) for one in cut_card.limits(HARD, 25)])
+    cut_card.program(str(TEST_BUILD / "context-cycles"), lease, "live", "40", "60", "1000", "1000")
+    eventually(lambda: len(table(lease)[1]) == 40 and table(lease)[0] == 1, "40 groups are off", 60)
+    account = Accounts(lease)
+    eventually(lambda: account.since("turns")[0] >= 8, "8 slices of 40 contexts", 60)
+    assert account.since("granted_ns")[0] >= 20e6 * account.since("turns")[0]
 
 
 def channels_off(card: Card, lease: Path) -> int:
