@@ -1,6 +1,7 @@
 """`vgpuctl top`: rows from two looks, lines that fit, and the live display on a pseudo-terminal."""
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -30,6 +31,7 @@ from vgpud.ctl.top_draw import (
     some,
     tenant_cells,
 )
+from vgpud.ctl.top_history import History
 from vgpud.ctl.top_rows import SORTS, Look, TenantRow, chosen, device_rows, tenant_rows
 from vgpud.model.errors import ErrorCode, VgpuError
 
@@ -213,8 +215,10 @@ def test_live_keys_a_restart_and_the_terminal_given_back(daemon: Daemon) -> None
     try:
         live.until("by memory")
         live.until("a1b2c3d4")
-        live.until("by share", live.press("s"))
-        live.until("reversed", live.press("r"))
+        live.until("by share", live.press("o"))
+        live.until("reversed", live.press("O"))
+        live.until("device memory goes to the host", live.press("?"))
+        live.until("by share", live.press("?"))
         live.until("filter: _", live.press("/"))
         at = live.press("e5f6\r")
         live.until("1 of ", at)
@@ -259,3 +263,58 @@ def test_a_watched_listing_is_drawn_again_across_a_restart_of_the_daemon(daemon:
 
 def test_a_listing_into_a_pipe_is_not_watched(main: Ctl) -> None:
     assert main("ls", "-w").returncode == 2
+
+
+def test_a_selected_allocation_is_suspended_after_a_question(daemon: Daemon) -> None:
+    live = Live(daemon)
+    try:
+        live.until("a1b2c3d4")
+        live.until("\x1b[7ma1b2c3d4", live.press("\x1b[B"))
+        live.until("suspend a1b2c3d4? y", live.press("s"))
+        live.until("? help", live.press("n"))
+        assert daemon.requests("Suspend") == []
+        live.until("suspend a1b2c3d4? y", live.press("s"))
+        live.until("a1b2c3d4 is suspended", live.press("y"))
+        assert live.end() == 0
+    finally:
+        live.close()
+    assert [request.allocation_id for request in daemon.requests("Suspend")] == ["a1b2c3d4"]
+
+
+def test_kill_ends_the_processes_that_vgpud_lists_and_no_other(daemon: Daemon) -> None:
+    victim, other = (subprocess.Popen(["sleep", "300"]) for _ in range(2))
+    daemon.replies["ListProcesses"] = pb.ListProcessesReply(
+        processes=[
+            pb.NodeProcess(pid=victim.pid, allocation_id="a1b2c3d4", device_uuid=canned.A),
+            pb.NodeProcess(pid=other.pid, allocation_id="e5f6a7b8", device_uuid=canned.B),
+        ]
+    )
+    live = Live(daemon)
+    try:
+        live.until("a1b2c3d4")
+        live.until("\x1b[7ma1b2c3d4", live.press("\x1b[B"))
+        live.until("kill all processes of a1b2c3d4? y", live.press("k"))
+        live.until("1 processes of a1b2c3d4 were killed", live.press("y"))
+        assert victim.wait(30) == -signal.SIGKILL
+        assert other.poll() is None
+    finally:
+        live.close()
+        for process in (victim, other):
+            process.kill()
+            process.wait()
+
+
+def test_processes_that_no_limit_holds_have_rows_of_their_own(main: Ctl, daemon: Daemon) -> None:
+    said = main("top", "-1").stdout
+    assert re.search(r"4343 +1 +- +outside vgpud", said)
+    (row,) = json.loads(main("top", "-1", "-o", "json").stdout)["outside"]
+    assert (row["pid"], row["allocation"]) == (4343, "")
+
+
+def test_a_history_draws_the_mean_of_each_ten_seconds() -> None:
+    past = History()
+    for percent in [0.0] * 5 + [100.0] * 5 + [50.0, None]:
+        past.add([("gpu", percent), ("gone", 1.0)])
+    assert past.line("gpu", "012") == "012"
+    past.add([("gpu", None)] * 1)
+    assert past.line("gone", "012") == ""

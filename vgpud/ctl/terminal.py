@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TextIO
 from vgpud.ctl.table import Table, render
 
 API_VERSION = "vgpud.io/v1"
-STYLES = {"bold": "1", "red": "31", "green": "32", "yellow": "33"}
+STYLES = {"bold": "1", "red": "31", "green": "32", "yellow": "33", "selected": "7"}
 
 
 class View(NamedTuple):

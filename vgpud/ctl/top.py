@@ -7,9 +7,10 @@ import termios
 import time
 import tty
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from typing import NamedTuple
 
 from vgpud.api.client import Client
 from vgpud.api.gen import vgpud_pb2 as pb
@@ -18,6 +19,9 @@ from vgpud.ctl.connect import connect
 from vgpud.ctl.read import SIMULATED
 from vgpud.ctl.table import clean
 from vgpud.ctl.terminal import Terminal, View
+from vgpud.ctl.top_actions import ACTIONS, Action, Doing
+from vgpud.ctl.top_draw import Cell
+from vgpud.ctl.top_history import ASCII, BLOCKS, History
 from vgpud.ctl.top_rows import SORTS, Look
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
 
@@ -28,7 +32,24 @@ _WIDE = 10_000  # one look into a pipe is not cut
 _GAP_AND_HEAD = 2
 _TENANTS_LEAST = 3
 AWAY = (ErrorCode.UNREACHABLE, ErrorCode.STOPPING, ErrorCode.DEADLINE)
-HELP = "q quit  s sort  r reverse  / filter  j k scroll"
+FOOT = "q quit  ? help"
+HELP = """keys
+  up, down   select an allocation; s, r and k ask before they act on it
+  s          suspend it: its device memory goes to the host, its processes wait
+  r          resume it
+  k          kill its processes (your own; all as root)
+  o  O       order by the next column; turn the order round
+  /          filter by text, gpu0 say; an empty text or Esc shows all
+  q          quit
+
+HELD BACK  of the time, launches were held back to keep to the share
+WAITED     of the time, the tenant waited for its time slice
+OVERRUN    of the time, it kept the device after the end of its time slice
+REFUSED    allocations of memory that the limit or the full card refused
+GIVEN      memory that is allocated to tenants, used or not
+
+any key goes back"""
+_ARROWS = {"\x1b[A": -1, "\x1b[B": 1, "\x1bOA": -1, "\x1bOB": 1}
 _ENTER_SCREEN, _LEAVE_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
@@ -54,7 +75,17 @@ def look(client: Client) -> Look:
         devices = list(client.list_devices().devices)
     usage = client.get_usage()
     allocations = list(client.list_allocations().allocations)
-    return Look(time.monotonic(), devices, allocations, usage, node.simulated, node.hardware_error)
+    title = f"{node.hostname}  driver {node.driver_version}  vgpud {node.vgpud_version}"
+    return Look(
+        time.monotonic(),
+        devices,
+        allocations,
+        usage,
+        node.simulated,
+        node.hardware_error,
+        client.list_processes().processes,
+        title,
+    )
 
 
 def once(arguments: Namespace, terminal: Terminal) -> int:
@@ -75,10 +106,11 @@ def once(arguments: Namespace, terminal: Terminal) -> int:
             "trouble": now.trouble,
             "devices": [_camel(asdict(row)) for row in devices],
             "tenants": [_camel(row._asdict()) for row in rows],
+            "outside": [_camel(row._asdict()) for row in top_rows.outside_rows(now)],
         }
         terminal.show(View("Top", document, [row.allocation for row in rows], []))
     else:
-        for line in _drawn(now, rows, _WIDE, terminal, _blocks(arguments)):
+        for line in _drawn(now, rows, Drawn(_WIDE, terminal, _blocks(arguments))):
             print(line)
     return Exit.OK.value
 
@@ -96,32 +128,52 @@ def _blocks(arguments: Namespace) -> str:
     return UNICODE_BLOCKS if unicode and not arguments.ascii else ASCII_BLOCKS
 
 
-def _drawn(
-    now: Look,
-    rows: list[top_rows.TenantRow],
-    columns: int,
-    terminal: Terminal,
-    blocks: str,
-    height: int | None = None,
-) -> list[str]:
-    """With a `height`, devices leave room for some tenants, and say how many of them are not shown."""
+class Drawn(NamedTuple):
+    """How to draw. `height` bounds the devices, so that tenants have room; `selected` is an allocation."""
+
+    columns: int
+    terminal: Terminal
+    blocks: str
+    height: int | None = None
+    past: History | None = None
+    selected: str = ""
+
+    def line(self, key: Hashable) -> list[Cell]:
+        """The cell of a history, if there is one."""
+        blocks = BLOCKS if self.blocks == UNICODE_BLOCKS else ASCII
+        return [] if self.past is None else [Cell(self.past.line(key, blocks))]
+
+    def heads(self, heads: Sequence[str]) -> Sequence[str]:
+        return heads if self.past is None else (*heads, top_draw.HISTORY)
+
+
+def _drawn(now: Look, rows: list[top_rows.TenantRow], how: Drawn) -> list[str]:
+    columns, paint = how.columns, how.terminal.paint
     drawn = []
     if now.simulated:
-        drawn.append(terminal.paint(top_draw.cut(SIMULATED, columns), "yellow"))
+        drawn.append(paint(top_draw.cut(SIMULATED, columns), "yellow"))
     if now.trouble:
-        drawn.append(terminal.paint(top_draw.cut(clean(now.trouble), columns), "red"))
-    cells = [top_draw.device_cells(row, blocks) for row in top_rows.device_rows(now)]
-    devices = top_draw.lines(top_draw.DEVICE_HEADS, cells, columns, terminal.paint, top_draw.DEVICE_SPARE)
-    if height is not None:
-        room = height - len(drawn) - _GAP_AND_HEAD - min(len(rows), _TENANTS_LEAST)
-        devices = top_draw.some(devices, max(3, room), columns)
-    tenants = [top_draw.tenant_cells(row, blocks) for row in rows]
-    return [
-        *drawn,
-        *devices,
-        "",
-        *top_draw.lines(top_draw.TENANT_HEADS, tenants, columns, terminal.paint, top_draw.TENANT_SPARE),
+        drawn.append(paint(top_draw.cut(clean(now.trouble), columns), "red"))
+    cells = [
+        [*top_draw.device_cells(row, how.blocks), *how.line(row.uuid)] for row in top_rows.device_rows(now)
     ]
+    heads = how.heads(top_draw.DEVICE_HEADS)
+    devices = top_draw.lines(heads, cells, columns, paint, top_draw.DEVICE_SPARE)
+    if how.height is not None:
+        room = how.height - len(drawn) - _GAP_AND_HEAD - min(len(rows), _TENANTS_LEAST)
+        devices = top_draw.some(devices, max(3, room), columns)
+    tenants = [
+        [*top_draw.tenant_cells(row, how.blocks), *how.line((row.allocation, row.device))] for row in rows
+    ]
+    for number, row in enumerate(rows):
+        if row.allocation == how.selected:
+            tenants[number] = [cell._replace(style="selected") for cell in tenants[number]]
+    heads = how.heads(top_draw.TENANT_HEADS)
+    below = top_draw.lines(heads, tenants, columns, paint, top_draw.TENANT_SPARE)
+    outside = [top_draw.outside_cells(row) for row in top_rows.outside_rows(now)]
+    if outside:
+        below += ["", *top_draw.lines(top_draw.OUTSIDE_HEADS, outside, columns, paint)]
+    return [*drawn, *devices, "", *below]
 
 
 class Screen:
@@ -136,7 +188,12 @@ class Screen:
         self.filter: str = arguments.filter
         self.reverse = False
         self.typing = False
-        self.scroll = 0
+        self.selected = ""
+        self.asking: Action | None = None
+        self.helping = False
+        self.shown: list[str] = []  # allocations, in the order of the screen
+        self.past = History()
+        self.doing = Doing(arguments)
         self.before: Look | None = None
         self.now: Look | None = None
         self.away = ""
@@ -160,6 +217,9 @@ class Screen:
             self.away = error.sentence
             return
         self.before, self.now, self.away = self.now, fresh, ""
+        busy = [(row.uuid, row.busy_percent) for row in top_rows.device_rows(fresh)]
+        rows = top_rows.tenant_rows(fresh, self.before, time.time_ns())
+        self.past.add([*busy, *(((row.allocation, row.device), row.share_used_percent) for row in rows)])
 
     def _pressed(self, seconds: float) -> bool:
         """Handles a key. True if `vgpuctl top` is to end."""
@@ -169,8 +229,9 @@ class Screen:
         keys = os.read(sys.stdin.fileno(), 64).decode(errors="replace")
         if not keys:
             return True  # the terminal is gone
-        if keys in ("\x1b[A", "\x1b[B"):
-            keys = "k" if keys == "\x1b[A" else "j"
+        if keys in _ARROWS and not self.typing and self.asking is None:
+            self._select(_ARROWS[keys])
+            keys = ""
         for key in keys:
             if self._key(key):
                 return True
@@ -180,17 +241,33 @@ class Screen:
     def _key(self, key: str) -> bool:
         if self.typing:
             self._type(key)
+        elif self.asking is not None:
+            if key == "y":
+                self.doing.begin(self.asking, self.selected)
+            self.asking = None
         elif key in ("q", "\x03", "\x04"):
             return True
-        elif key == "s":
+        elif self.helping or key == "?":
+            self.helping = not self.helping
+        elif key == "o":
             self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
-        elif key == "r":
+        elif key == "O":
             self.reverse = not self.reverse
         elif key == "/":
             self.typing, self.filter = True, ""
-        elif key in ("j", "k"):
-            self.scroll = max(0, self.scroll + (1 if key == "j" else -1))
+        elif key == "\x1b":
+            self.filter = self.selected = self.doing.said = ""
+        elif key in ACTIONS and self.selected in self.shown and not self.doing.is_busy:
+            self.asking = ACTIONS[key]
         return False
+
+    def _select(self, step: int) -> None:
+        """The next allocation of the screen; the first one if none is selected."""
+        names = list(dict.fromkeys(self.shown))
+        if self.selected in names:
+            self.selected = names[min(max(0, names.index(self.selected) + step), len(names) - 1)]
+        else:
+            self.selected = names[0] if names else ""
 
     def _type(self, key: str) -> None:
         if key in ("\r", "\n", "\x1b"):
@@ -206,8 +283,13 @@ class Screen:
         columns, height = os.get_terminal_size(sys.stdout.fileno())
         rows = top_rows.tenant_rows(self.now, self.before, time.time_ns())
         kept = top_rows.chosen(rows, self.sort, self.reverse, self.filter)
-        self.scroll = min(self.scroll, max(0, len(kept) - 1))
-        body = _drawn(self.now, kept[self.scroll :], columns, self.terminal, self.blocks, height - 1)
+        self.shown = [row.allocation for row in kept]
+        if self.helping:
+            body = [top_draw.cut(line, columns) for line in HELP.splitlines()]
+        else:
+            head = top_draw.cut(f"{clean(self.now.title)}  {time.strftime('%H:%M:%S')}", columns)
+            how = Drawn(columns, self.terminal, self.blocks, height - 2, self.past, self.selected)
+            body = [head, *_drawn(self.now, kept[self._scrolled(kept, height) :], how)]
         body = body[: height - 1]
         foot = top_draw.cut(self._foot(len(kept), len(rows)), columns)
         text = "".join(f"{line}{_CLEAR_LINE}\r\n" for line in body)
@@ -215,14 +297,25 @@ class Screen:
         sys.stdout.write(_HOME + text)
         sys.stdout.flush()
 
+    def _scrolled(self, kept: list[top_rows.TenantRow], height: int) -> int:
+        """How many rows are above the screen, so that the selected one is on it."""
+        at = self.shown.index(self.selected) if self.selected in self.shown else 0
+        devices = 0 if self.now is None else len(self.now.devices)
+        room = max(_TENANTS_LEAST, height - devices - 2 * _GAP_AND_HEAD - 2)
+        return min(max(0, at - room + 1), max(0, len(kept) - 1))
+
     def _foot(self, kept: int, all_rows: int) -> str:
         if self.typing:
             return f"filter: {self.filter}_"
         if self.away:
             return f"waiting: {self.away}"
+        if self.asking is not None:
+            return f"{self.asking.question.format(self.selected)} y, or any other key"
+        if self.doing.said:
+            return f"{self.doing.said}  Esc"
         filtered = f"  filter {self.filter!r}" if self.filter else ""
         order = f"{self.sort}{' reversed' if self.reverse else ''}"
-        return f"{kept} of {all_rows} slices  by {order}{filtered}  {HELP}"
+        return f"{kept} of {all_rows} slices  by {order}{filtered}  {FOOT}"
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from vgpud.ctl import words
 from vgpud.ctl.table import clean, width
-from vgpud.ctl.top_rows import DeviceRow, TenantRow
+from vgpud.ctl.top_rows import DeviceRow, OutsideRow, TenantRow
 
 BAR = 10
 _FULL, _NEARLY = 0.95, 0.8
@@ -55,10 +55,24 @@ TENANT_HEADS = (
     *("ALLOCATION", "OWNER", "GPU", "MODE", "MEMORY", "USED / LIMIT", "PEAK", "SHARE", "ASKED"),
     *("HELD BACK", "WAITED", "OVERRUN", "REFUSED", "PROCS", "AGE", "LABEL"),
 )
+OUTSIDE_HEADS = ("PID", "OWNER", "GPU", "MEMORY", "NO LIMIT HOLDS", "COMMAND")
+HISTORY = "LAST MINUTES"
 #: What goes first where the terminal is too narrow for all.
-DEVICE_SPARE = ("POWER", "TEMP", "MEMORY", "GIVEN", "BUSY")
-TENANT_SPARE = ("OVERRUN", "HELD BACK", "PEAK", "PROCS", "MEMORY", "REFUSED", "AGE", "OWNER")
-_LEFT = {"NAME", "MODE", "MEMORY", "ALLOCATION", "OWNER", "LABEL", "USED / ALL", "USED / LIMIT"}
+DEVICE_SPARE = (HISTORY, "POWER", "TEMP", "MEMORY", "GIVEN", "BUSY")
+TENANT_SPARE = ("OVERRUN", HISTORY, "HELD BACK", "PEAK", "PROCS", "MEMORY", "REFUSED", "AGE", "OWNER")
+_LEFT = {
+    HISTORY,
+    "NO LIMIT HOLDS",
+    "COMMAND",
+    "NAME",
+    "MODE",
+    "MEMORY",
+    "ALLOCATION",
+    "OWNER",
+    "LABEL",
+    "USED / ALL",
+    "USED / LIMIT",
+}
 
 
 def device_cells(row: DeviceRow, blocks: str) -> list[Cell]:
@@ -105,6 +119,19 @@ def tenant_cells(row: TenantRow, blocks: str) -> list[Cell]:
     ]
 
 
+def outside_cells(row: OutsideRow) -> list[Cell]:
+    memory = "-" if row.memory_bytes is None else words.memory(row.memory_bytes)
+    whose = f"past those of {row.allocation}" if row.allocation else "outside vgpud"
+    return [
+        Cell(str(row.pid), right=True),
+        Cell(clean(row.owner)),
+        Cell(row.device, right=True),
+        Cell(memory, right=True),
+        Cell(whose, "yellow"),
+        Cell(clean(row.command)),
+    ]
+
+
 def lines(
     heads: Sequence[str],
     rows: Sequence[Sequence[Cell]],
@@ -118,6 +145,8 @@ def lines(
     widths = [max(width(row[at].text) for row in table) for at in range(len(heads))]
     kept = list(range(len(heads)))
     for name in spare:
+        if name not in heads:
+            continue
         if sum(widths[at] for at in kept) + 2 * (len(kept) - 1) <= columns:
             break
         kept.remove(heads.index(name))

@@ -21,6 +21,19 @@ class Look(NamedTuple):
     usage: pb.UsageReply
     simulated: bool = False
     trouble: str = ""
+    processes: Sequence[pb.NodeProcess] = ()
+    title: str = ""
+
+
+class OutsideRow(NamedTuple):
+    """A process that no allocation limits: outside vgpud, or past the limits of its allocation."""
+
+    pid: int
+    owner: str
+    device: str
+    memory_bytes: int | None
+    command: str
+    allocation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +125,21 @@ def tenant_rows(look: Look, before: Look | None, now_unix_ns: int) -> list[Tenan
             device = indices.get(part.device_uuid, words.short_uuid(part.device_uuid))
             rows.append(_tenant(item, part, device, (meter, past, seconds), now_unix_ns))
     return rows
+
+
+def outside_rows(look: Look) -> list[OutsideRow]:
+    return [
+        OutsideRow(
+            item.pid,
+            words.user(item.uid) if item.HasField("uid") else "",
+            str(item.device_index),
+            item.memory_bytes if item.HasField("memory_bytes") else None,
+            item.command,
+            item.allocation_id,
+        )
+        for item in look.processes
+        if item.unlimited or not item.allocation_id
+    ]
 
 
 def _meters(look: Look) -> dict[tuple[str, int], pb.SliceMeter]:

@@ -483,7 +483,8 @@ VERBS: tuple[Verb | Group, ...] = (
             ),
             argument("--ascii", action="store_true", help="bars without block characters"),
         ),
-        details="Keys: q quit, s sort, r reverse, / filter, j and k scroll. Into a pipe it looks once.",
+        details="Keys: up and down select; s suspend, r resume, k kill, each after a question; o order, "
+        "O turned round; / filter; ? help; q quit. Into a pipe it looks once.",
         examples=(
             "vgpuctl top",
             "vgpuctl top --once --sort waited",

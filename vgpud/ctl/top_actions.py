@@ -1,0 +1,91 @@
+"""What a key of `vgpuctl top` does to the selected allocation, after the operator has said yes."""
+
+import os
+import signal
+import threading
+from argparse import Namespace
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import NamedTuple
+
+from vgpud.api.client import Client
+from vgpud.ctl.connect import connect
+from vgpud.model.errors import VgpuError
+
+_PATIENCE_SECONDS = 600.0
+
+
+class Action(NamedTuple):
+    """`question` and `done` take the allocation."""
+
+    question: str
+    during: str
+    work: Callable[[Client, str], str]
+
+
+def _suspend(client: Client, allocation: str) -> str:
+    client.suspend(allocation)
+    return f"{allocation} is suspended"
+
+
+def _resume(client: Client, allocation: str) -> str:
+    client.resume(allocation)
+    return f"{allocation} is resumed"
+
+
+def _kill(client: Client, allocation: str) -> str:
+    """Kills the processes that vgpud lists for the allocation. vgpud is asked again after a pidfd of each was
+    opened, so that no later process of the same pid is killed."""
+    with ExitStack() as opened:
+        held = {}
+        for pid in _pids(client, allocation):
+            with suppress(OSError):
+                held[pid] = os.pidfd_open(pid)
+                opened.callback(os.close, held[pid])
+        ended, kept = 0, ""
+        for pid in held.keys() & _pids(client, allocation):
+            try:
+                signal.pidfd_send_signal(held[pid], signal.SIGKILL)
+                ended += 1
+            except OSError as error:
+                kept = f", pid {pid} was not: {(error.strerror or '').lower()}"
+    return f"{ended} processes of {allocation} were killed{kept}"
+
+
+def _pids(client: Client, allocation: str) -> set[int]:
+    return {one.pid for one in client.list_processes().processes if one.allocation_id == allocation}
+
+
+ACTIONS = {
+    "s": Action("suspend {}?", "suspending {}; vgpud goes on with it if you leave", _suspend),
+    "r": Action("resume {}?", "resuming {}; vgpud goes on with it if you leave", _resume),
+    "k": Action("kill all processes of {}?", "killing {}", _kill),
+}
+
+
+class Doing:
+    """One action at a time, in a thread of its own; `said` is the line that tells how it goes."""
+
+    def __init__(self, arguments: Namespace) -> None:
+        self._arguments = arguments
+        self._thread: threading.Thread | None = None
+        self.said = ""
+
+    @property
+    def is_busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def begin(self, action: Action, allocation: str) -> None:
+        if self.is_busy:
+            return
+        self.said = action.during.format(allocation)
+        self._thread = threading.Thread(target=self._run, args=(action, allocation), daemon=True)
+        self._thread.start()
+
+    def _run(self, action: Action, allocation: str) -> None:
+        patient = Namespace(**{**vars(self._arguments), "timeout": _PATIENCE_SECONDS})
+        try:
+            with connect(patient) as client:
+                self.said = action.work(client, allocation)
+        except VgpuError as error:
+            self.said = f"{error.sentence} (E{error.code.number})"
