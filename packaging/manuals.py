@@ -1,7 +1,7 @@
 """Manual pages and shell completions: `python packaging/manuals.py OUT` writes OUT/man and OUT/completions.
 
 The prose is in docs/man; lists of verbs, options, settings and keys come from the code that they describe.
-Output is man(7), and takes of Markdown what the sources use: headings, paragraphs, **bold**, *italic*,
+The output is man(7). The Markdown subset is that of the sources: headings, paragraphs, **bold**, *italic*,
 `code`, indented examples, and lists of a term with its text on the next line after ": ".
 """
 
@@ -54,7 +54,7 @@ def escape(text: str) -> str:
 
 
 def inline(text: str) -> str:
-    """A paragraph with its marks."""
+    """A paragraph in man(7), with its bold, italic and code spans."""
     parts = re.split(r"(\*\*[^*]+\*\*|\*[^*]+\*|`[^`]+`)", text)
     shown = []
     for part in parts:
@@ -111,7 +111,7 @@ def _block(block: str) -> Iterator[str]:
 
 
 def _option(argument: Argument) -> tuple[str, str]:
-    """As it is typed, and what for."""
+    """The option as typed on the command line, and its help text."""
     flags, settings = argument
     value = settings.get("metavar") or "|".join(settings.get("choices", ()))
     if not flags[0].startswith("-"):
@@ -146,7 +146,7 @@ def _verb(words: str, verb: Verb) -> Iterator[str]:
 
 
 def examples() -> Iterator[str]:
-    """Of every verb; each is parsed by a test."""
+    """The examples of every verb; a test parses each."""
     verbs = (verb for entry in VERBS for verb in (entry.verbs if isinstance(entry, Group) else (entry,)))
     yield ".EX"
     yield from (escape(line) for verb in verbs for line in verb.examples)
@@ -198,7 +198,7 @@ def write(out: Path) -> None:
         (out / folder).mkdir(parents=True, exist_ok=True)
     for source in sorted(SOURCES.glob("*.md")):
         (out / "man" / source.stem).write_text(page(source.read_text()))
-    # named as each shell's own folder wants them
+    # file names as the shells' completion folders require them
     for name, script in (("vgpuctl", bash()), ("_vgpuctl", zsh()), ("vgpuctl.fish", fish())):
         (out / "completions" / name).write_text(script)
 

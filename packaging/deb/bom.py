@@ -1,9 +1,10 @@
-"""What the package vgpud has in it of others: a CycloneDX bill of materials, and a part of debian/copyright.
+"""Lists the third-party software in the package: a CycloneDX bill of materials, and a part of
+debian/copyright.
 
-    bom.py --packages SITE-PACKAGES --version VERSION --bom FILE --copyright FILE
+bom.py --packages SITE-PACKAGES --version VERSION --bom FILE --copyright FILE
 
-Run by debian/rules on the environment that environment.py has made, so both name what is shipped. Names,
-versions and licences are those of each wheel's metadata (core metadata, PEP 639). COPYRIGHT is added to.
+debian/rules runs it on the environment that environment.py has made, so both files name what is shipped.
+Names, versions and licences come from each wheel's metadata (core metadata, PEP 639).
 """
 
 import argparse
@@ -17,9 +18,9 @@ from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
-#: In vgpu-hook and vgpu-runtime, which are linked statically.
+#: libraries that are linked statically into vgpu-hook and vgpu-runtime
 STATIC = {"glibc": ("libc6-dev", "LGPL-2.1-or-later")}
-#: In modules of wheels that come compiled, with no metadata of their own.
+#: libraries inside compiled modules of wheels, which the wheels' metadata does not list
 INSIDE = {"grpcio": ("BoringSSL", "OpenSSL AND ISC")}
 _OWN = "vgpud"
 
@@ -28,12 +29,14 @@ _OWN = "vgpud"
 class Part:
     name: str
     version: str
-    licence: str  # an SPDX expression, or the words of the wheel
-    purl: str  # empty where no package manager has it by name
+    licence: str  # an SPDX expression, or the text of the wheel's metadata
+    purl: str  # the package URL; empty if no package manager has the library
 
 
 def licence_of(found: Distribution) -> str:
-    """The expression, else the short text, else the classifiers. Raises ValueError where there is none."""
+    """The licence expression of the metadata, else the short text, else the classifiers. Raises ValueError if
+    the metadata has none of them.
+    """
     words = next(iter(found.metadata.get_all("License-Expression") or ()), "")
     text = next(iter(found.metadata.get_all("License") or ()), "").strip()
     if not words and text and "\n" not in text:
@@ -66,7 +69,9 @@ def linked() -> Iterable[Part]:
 
 
 def bom(parts: Iterable[Part], version: str) -> str:
-    """CycloneDX 1.5; the serial number follows from what is in it, so that a build can be repeated."""
+    """The document in CycloneDX 1.5. Its serial number is derived from the contents, so that the build is
+    reproducible.
+    """
     components = [
         {
             "type": "library",
@@ -90,7 +95,9 @@ def bom(parts: Iterable[Part], version: str) -> str:
 
 
 def paragraph(parts: Iterable[Part]) -> str:
-    """In the free text of debian/copyright: what a Files paragraph would need each package's authors for."""
+    """The text for debian/copyright. It is free text, because a Files paragraph would need the authors of
+    each package.
+    """
     lines = [f"  {part.name} ({part.version}): {part.licence}" for part in parts]
     return "\n".join(
         ["", "Comment:", " What the package vgpud has in it of others, with the licence of each:", *lines, ""]

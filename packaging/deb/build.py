@@ -1,11 +1,11 @@
 """Builds the packages: `./dev deb` runs this with the tree's own Python.
 
-    build.py [--out build/deb] [--system-compiler] [--arch amd64]
+build.py [--out build/deb] [--system-compiler] [--arch amd64]
 
-The tree is copied to OUT/src with packaging/deb/debian at its top, and dpkg-buildpackage run there; the
-packages lie in OUT after. libvgpu.so is compiled by Zig for glibc 2.17, so that old containers load it (a
-library that cannot be preloaded is left out by the loader with no more than a warning, and the tenant without
-limits); with --system-compiler by this system's C compiler, against its own C library.
+The script copies the tree to OUT/src with packaging/deb/debian at its top and runs dpkg-buildpackage there.
+The packages are then in OUT. Zig compiles libvgpu.so for glibc 2.17, so that old containers can load it: the
+loader only warns about a library that it cannot preload, and the tenant would run without limits. With
+--system-compiler this system's C compiler compiles it, against this system's C library.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def copy_tree(target: Path) -> None:
 
 
 def zig(out: Path) -> str:
-    """A Python that has ziglang, pinned and hashed in zig.lock."""
+    """The path of a Python that has ziglang, installed from the pinned and hashed zig.lock."""
     folder = out / "zig"
     wanted = ZIG_LOCK.read_text()
     stamp = folder / "lock"
@@ -65,10 +65,10 @@ def build(out: Path, architecture: str, system_compiler: bool) -> int:
         "VGPU_PYTHON": sys.executable,
         "VGPU_WHEELS": str(wheels),
         "VGPU_ZIG": "" if system_compiler else zig(out),
-        # the tree's own tools must not come before the system's
+        # the system's tools only: the virtual environment of the tree is left out
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
     }
-    # what is needed of Build-Depends is what ./dev installs
+    # -d: dpkg does not check Build-Depends, because ./dev installs them
     command = ["dpkg-buildpackage", "-b", "-us", "-uc", "-d", "-j2", f"--host-arch={architecture}"]
     with log.open("wb") as output:
         done = subprocess.run(command, cwd=source, env=environment, stdout=output, stderr=output, check=False)

@@ -1,10 +1,10 @@
 """vgpud's own Python environment, below a package's staging folder: run by debian/rules.
 
-It holds what the wheels hold and no pip. One folder serves every Python that wheels.py names: a compiled
-module is named for its Python, so they lie side by side, and of all else there is one. Programs other than
-vgpud's own are left out, and those run isolated (-I): neither PYTHONPATH nor the folder that a root shell
-stands in can put a module before theirs. The byte code of this Python is made here, for the daemon cannot
-write below /usr; that of another when the package is installed (vgpud.postinst).
+It holds the contents of the wheels, without pip. One folder serves every Python version that wheels.py names:
+the file name of a compiled module has the version, so the modules of several versions fit into one folder.
+Only vgpud's own programs are kept. They run isolated (-I), so that neither PYTHONPATH nor root's current
+folder can replace a module. The byte code for the build's Python version is compiled here, because the daemon
+cannot write below /usr; for another version, vgpud.postinst compiles it.
 """
 
 import argparse
@@ -22,9 +22,11 @@ from wheels import FROM_THE_DISTRIBUTION, PYTHONS, target
 
 _NOTES = {"direct_url.json", "REQUESTED", "INSTALLER"}
 _SOURCES = {".pyx", ".pxd", ".c", ".h"}
-# A package costs its install a sync for each file: of Google's API messages only google.rpc is needed.
+# the subpackages of Google's API messages that are needed; others are left out, because each file costs a
+# sync at installation
 _MESSAGES = {"protobuf", "rpc", "_upb"}
-#: Where the distribution has modules for all of its Pythons; name of the Debian package -> what to take.
+#: the distribution's modules for all of its Python versions, and what to copy: name of the Debian package ->
+#: folder
 _DISTRIBUTION = Path("/usr/lib/python3/dist-packages")
 _TAKEN = {"python3-systemd": "systemd"}
 
@@ -36,7 +38,9 @@ def unpack(python: str, machine: str, wheels: Iterable[Path], folder: Path) -> N
 
 
 def merge(folder: Path, into: Path) -> None:
-    """Raises ValueError where two Pythons would need different modules of one name."""
+    """Merges the wheels of several Python versions into one folder. Raises ValueError if two of them have
+    different files of one name.
+    """
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder)
         there = into / name
@@ -48,7 +52,9 @@ def merge(folder: Path, into: Path) -> None:
 
 
 def make(staging: Path, prefix: Path, wheels: Path, own: Path, machine: str) -> Path:
-    """The environment at STAGING/PREFIX, as it will be at PREFIX; `own` is the folder of vgpud's wheel."""
+    """Makes the environment at STAGING/PREFIX, for installation at PREFIX; `own` is the folder with vgpud's
+    wheel.
+    """
     home = staging / prefix.relative_to("/")
     packages = home / "lib" / "python3" / "site-packages"
     packages.mkdir(parents=True)
@@ -70,7 +76,7 @@ def make(staging: Path, prefix: Path, wheels: Path, own: Path, machine: str) -> 
 
 
 def settle(home: Path, prefix: Path) -> None:
-    """Makes it one that lives at `prefix`, with the system's Python, whichever that is."""
+    """Sets the paths of the environment to `prefix`, and its interpreter to the system's Python."""
     programs = home / "bin"
     (home / "lib" / "python3" / "site-packages" / "bin").rename(programs)
     for path in programs.iterdir():
@@ -83,7 +89,7 @@ def settle(home: Path, prefix: Path) -> None:
 
 
 def tidy(home: Path) -> None:
-    """Without what only a developer reads, and what pip notes of where things came from."""
+    """Removes files that only a developer reads, and pip's records of where packages came from."""
     for path in home.rglob("*"):
         if path.name in _NOTES or path.suffix in _SOURCES:
             path.unlink()

@@ -1,11 +1,12 @@
-"""The wheels of what vgpud runs with, and of nothing else, for every Python that the package is for.
+"""Downloads the wheels of vgpud's run-time dependencies for every Python version that the package supports.
 
     wheels.py --out FOLDER [--machine MACHINE]     FOLDER/3.11/*.whl, and so on
     wheels.py --depends                            what the package depends on for them
 
-packaging/requirements.lock pins and hashes everything that is installed for development. What vgpud itself
-needs is the closure of pyproject.toml's dependencies, as the metadata of this very environment tell it. pip
-checks each hash, and nothing is compiled: what has no wheel is the distribution's (FROM_THE_DISTRIBUTION).
+packaging/requirements.lock pins and hashes everything that is installed for development. The run-time
+dependencies are the closure of pyproject.toml's dependencies, by the metadata of the current environment. pip
+checks each hash, and nothing is compiled: packages without a wheel come from the distribution
+(FROM_THE_DISTRIBUTION).
 """
 
 import argparse
@@ -22,17 +23,21 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Debian 12 has 3.11, Ubuntu 24.04 has 3.12, Debian 13 has 3.13. In one row: the package depends on a range.
+#: Debian 12 has 3.11, Ubuntu 24.04 has 3.12, Debian 13 has 3.13. The versions are consecutive, because the
+#: package depends on a range.
 PYTHONS = ("3.11", "3.12", "3.13")
-#: Python package -> Debian package, of which one folder serves every Python that a distribution has.
+#: Python package -> Debian package, whose files serve every Python version of the distribution
 FROM_THE_DISTRIBUTION = {"systemd-python": "python3-systemd"}
-#: Newest first: what the oldest of those distributions, Debian 12 with glibc 2.36, can load (PEP 600).
+#: glibc versions of manylinux tags, the newest first: 2.36 is that of Debian 12, the oldest supported
+#: distribution (PEP 600)
 _GLIBC_MINORS = range(36, 16, -1)
 _ENTRY = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==")
 
 
 def closure(wanted: Iterable[str]) -> set[str]:
-    """Canonical names of the requirements and of all that they require, extras too, on any of PYTHONS."""
+    """Canonical names of the requirements and of their transitive dependencies, extras included, on any of
+    PYTHONS.
+    """
     found: set[str] = set()
     queue = [Requirement(text) for text in wanted]
     seen: set[tuple[str, str]] = set()
@@ -58,7 +63,9 @@ def _holds(requirement: Requirement, extra: str) -> bool:
 
 
 def entries(lock: str, names: set[str]) -> str:
-    """The lock's entries of these names, hashes and all; raises ValueError for a name it does not have."""
+    """The lock's entries of these names with their hashes. Raises ValueError for a name that the lock
+    lacks.
+    """
     taken: list[str] = []
     had: set[str] = set()
     keep = False
@@ -76,14 +83,14 @@ def entries(lock: str, names: set[str]) -> str:
 
 
 def runtime_lock() -> str:
-    """What to install: a part of packaging/requirements.lock."""
+    """The entries of packaging/requirements.lock that vgpud needs at run time."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lock = (ROOT / "packaging" / "requirements.lock").read_text()
     return entries(lock, closure(project["dependencies"]) - set(FROM_THE_DISTRIBUTION))
 
 
 def depends() -> str:
-    """For debian/control: the Pythons, and what the distribution has to bring for them."""
+    """The Depends of debian/control: the Python versions, and the packages of FROM_THE_DISTRIBUTION."""
     first, last = PYTHONS[0], PYTHONS[-1]
     major, minor = map(int, last.split("."))
     pythons = f"python3 (>= {first}~), python3 (<< {major}.{minor + 1}~)"
@@ -91,14 +98,14 @@ def depends() -> str:
 
 
 def target(python: str, machine: str) -> list[str]:
-    """pip's options for an interpreter that is not this one; `machine` as uname names it."""
+    """pip's options for a foreign interpreter and machine; `machine` is uname's name."""
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in _GLIBC_MINORS] + [f"manylinux2014_{machine}"]
     options = ["--implementation", "cp", "--python-version", python, "--only-binary", ":all:"]
     return [*options, *(word for platform in platforms for word in ("--platform", platform))]
 
 
 def fetch(lock: str, out: Path, machine: str) -> None:
-    """Nothing, if what is there is of the same lock."""
+    """Downloads the wheels of `lock` into `out`; does nothing if `out` already has those of the same lock."""
     out.mkdir(parents=True, exist_ok=True)
     stamp, wanted = out / "of", f"{machine} {PYTHONS}\n{lock}"
     if stamp.exists() and stamp.read_text() == wanted:
