@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
-    # else a client takes over what another one of this process has left open: of a vgpud that is gone since
+    # a local pool: with the global one, a client would reuse another client's connection of this process, for
+    # example to a vgpud that has ended
     ("grpc.use_local_subchannel_pool", 1),
     # the daemon is trusted, and its listings have no pages
     ("grpc.max_receive_message_length", 256 * 1024 * 1024),
@@ -36,10 +37,10 @@ _OPTIONS = (
 
 
 def _quiet_grpc() -> None:
-    """To be called before grpc is loaded.
+    """Silences gRPC's fork handlers and log. Precondition: grpc is not loaded yet.
 
-    Callers start children (vgpuctl run): gRPC's fork handlers only get in their way, and its log
-    would write between their lines.
+    Callers start children (vgpuctl run): the fork handlers disturb these, and the log would mix with their
+    output.
     """
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -94,14 +95,14 @@ class Client:
         return self._call("ListProcesses")
 
     def list_events(self, last: int = 0) -> "pb.ListEventsReply":
-        """The latest that are kept, oldest first; 0 means 100 of them."""
+        """The latest kept events, oldest first; 0 means 100 of them."""
         return self._call("ListEvents", last=last)
 
     def watch(self, after_revision: int | None = None) -> Iterator["pb.Event"]:
         """Events above `after_revision`, then live ones until the iterator is closed.
 
-        It is listening when this returns. The iterator raises VgpuError: BAD_REVISION if that
-        revision is no longer kept, STOPPING when the daemon stops.
+        The daemon has subscribed the client when this returns. The iterator raises VgpuError: BAD_REVISION if
+        that revision is no longer kept, STOPPING when the daemon stops.
         """
         socket = usable_socket(self._named, LEAST_DOOR["Watch"])
         _quiet_grpc()
@@ -111,7 +112,7 @@ class Client:
         from vgpud.api.status import from_rpc_error
 
         stream = self._stub(socket).Watch(pb.WatchRequest(after_revision=after_revision))
-        stream.initial_metadata()  # sent when the daemon has subscribed us
+        stream.initial_metadata()  # sent when the daemon has subscribed this client
 
         def events() -> Iterator[pb.Event]:
             try:
@@ -126,7 +127,7 @@ class Client:
     # --- changing
 
     def allocate(self, request: "pb.AllocateRequest") -> "pb.Allocation":
-        """Give `request_id` a value of its own, and a call cut short can be repeated safely."""
+        """With a unique `request_id` a call that was interrupted can be repeated safely."""
         return self._call("Allocate", request=request)
 
     def release(self, allocation_id: str, force: bool = False) -> "pb.ReleaseReply":
@@ -143,15 +144,15 @@ class Client:
         )
 
     def suspend(self, allocation_id: str) -> "pb.Allocation":
-        """The daemon goes on with it if this call is cut short."""
+        """If the connection breaks, the daemon finishes the suspension."""
         return self._call("Suspend", allocation_id=allocation_id)
 
     def resume(self, allocation_id: str) -> "pb.Allocation":
-        """The daemon goes on with it if this call is cut short."""
+        """If the connection breaks, the daemon finishes the resumption."""
         return self._call("Resume", allocation_id=allocation_id)
 
     def move(self, allocation_id: str, to: Sequence[str], source: str = "") -> "pb.Allocation":
-        """Devices by UUID. The daemon goes on with it if this call is cut short."""
+        """`to` holds UUIDs of devices. If the connection breaks, the daemon finishes the move."""
         return self._call("Move", allocation_id=allocation_id, to=to, source=source)
 
     def plan_defrag(self, request: "pb.DefragRequest") -> "pb.DefragReply":
@@ -159,7 +160,7 @@ class Client:
         return self._call("PlanDefrag", request=request)
 
     def defrag(self, request: "pb.DefragRequest") -> "pb.DefragReply":
-        """The daemon goes on with it if this call is cut short."""
+        """If the connection breaks, the daemon finishes the moves."""
         return self._call("Defrag", request=request)
 
     def reload_policy(self, dry_run: bool = False) -> "pb.ReloadPolicyReply":
@@ -185,7 +186,7 @@ class Client:
         return self._call("PlanMig", request=request)
 
     def apply_mig(self, request: "pb.MigRequest") -> "pb.MigPlanReply":
-        """What was done. The daemon goes on with it if this call is cut short."""
+        """The reply says what was done. If the connection breaks, the daemon finishes the change."""
         return self._call("ApplyMig", request=request)
 
     # --- the wire
@@ -196,7 +197,7 @@ class Client:
         request: Any = None,  # noqa: ANN401 (a message)
         **fields: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401 (a message)
-        """One call with `request`, or with the call's own message of these fields."""
+        """Makes one call, with `request`, or with the call's own message made from `fields`."""
         socket = usable_socket(self._named, LEAST_DOOR[method])
         _quiet_grpc()
         import grpc

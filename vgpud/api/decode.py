@@ -1,4 +1,4 @@
-"""What callers ask: proto -> model. Everything is checked here, so nothing wrong gets further in.
+"""Converts requests: proto -> model. All fields are checked here, so later code need not check them.
 
 All functions raise VgpuError: BAD_QUANTITY, BAD_PERCENT or BAD_REQUEST.
 """
@@ -23,14 +23,14 @@ MAX_COUNT = 64  # devices of one node, and so slices of one allocation
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What Resize asks for; None leaves a limit as it is."""
+    """The limits that a Resize asks for; None leaves a limit unchanged."""
 
     memory_bytes: int | None
     share: Percent | None
 
 
 def request(asked: pb.AllocateRequest, request_id: str, owner: Owner, lifetime: Lifetime) -> Request:
-    """The id, owner and lifetime come from the door, which knows who calls."""
+    """The door adds id, owner and lifetime, because it knows the caller."""
     refuse_unknown_fields(asked)
     return Request(
         id=identifier(request_id, "request_id"),
@@ -72,7 +72,7 @@ def limits(asked: pb.ResizeRequest) -> Limits:
 
 
 def named_owner(asked: pb.AllocateRequest) -> Owner | None:
-    """The owner written in the request, if any; only an administrator may write one."""
+    """The owner that the request names, or None; only an administrator may name one."""
     if not asked.HasField("owner_uid") and not asked.HasField("owner_gid"):
         return None
     if not (asked.HasField("owner_uid") and asked.HasField("owner_gid")):
@@ -83,7 +83,9 @@ def named_owner(asked: pb.AllocateRequest) -> Owner | None:
 
 
 def mig_targets(asked: pb.MigRequest) -> tuple[MigTarget, ...]:
-    """Raises VgpuError(BAD_REQUEST) also for a request that asks for nothing."""
+    """The layouts of an ApplyMig request. Raises VgpuError(BAD_REQUEST), also for a request
+    without targets.
+    """
     refuse_unknown_fields(asked)
     if not asked.targets or len(asked.targets) > MAX_COUNT:
         raise _bad(f"{len(asked.targets)} layouts are asked for", f"ask for 1 to {MAX_COUNT}")
@@ -110,7 +112,9 @@ def text(value: str, field: str) -> str:
 
 
 def refuse_unknown_fields(asked: Message) -> None:
-    """A newer caller may ask for a limit that this daemon would drop unseen, so that is an error."""
+    """Raises BAD_REQUEST for fields that this daemon does not know: a newer caller may ask for a limit, and
+    the daemon would silently ignore it.
+    """
     fields = UnknownFieldSet(asked)
     unknown = sorted({fields[i].field_number for i in range(min(len(fields), _LISTED_FIELDS))})
     if unknown:

@@ -1,4 +1,4 @@
-"""The doors, and which of them each call needs: the one table, for the daemon and its client."""
+"""The doors, and the least privileged door of each call: the one table for the daemon and its client."""
 
 from vgpud.model.caller import Door
 
@@ -8,7 +8,7 @@ SOCKET_NAMES: dict[Door, str] = {
     Door.ADMIN: "admin.sock",
 }
 
-# the least privileged door that lets a call through; those above it do too
+# the least privileged door of each call; doors with more rights serve it too
 LEAST_DOOR: dict[str, Door] = {
     "GetNode": Door.READ,
     "ListDevices": Door.READ,

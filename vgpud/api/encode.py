@@ -1,7 +1,7 @@
-"""What the daemon answers: model -> proto. Exact: bytes as they are, shares as hundredths / 100.
+"""Converts replies: model -> proto. The conversion is exact: memory in bytes, shares as hundredths / 100.
 
-A share in proto is the double nearest to its two decimals, so `Percent.from_float` reads back the
-same hundredths.
+A share in proto is the double nearest to its two decimals, so `Percent.from_float` reads back the same
+hundredths.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -122,7 +122,9 @@ def allocation(
     standing: str = "",
     marks: Iterable[Mark] = (),
 ) -> pb.Allocation:
-    """Without edits for callers whom the allocation does not concern: env and paths are its owner's."""
+    """The message of an allocation. `with_edits` is False for callers without rights on the allocation,
+    because env and paths are for its owner.
+    """
     request = held.request
     return pb.Allocation(
         id=held.id,
@@ -318,7 +320,7 @@ def placement(place: Placement) -> pb.Placement:
 
 
 def mig_device(view: MigDevice, sees_commands_of: MaySee) -> pb.MigDevice:
-    """`sees_commands_of(uid)`: may the caller know what a process of that user runs?"""
+    """`sees_commands_of(uid)`: may the caller see the command lines of that user's processes?"""
     card = view.device
     return pb.MigDevice(
         device_uuid=card.uuid,

@@ -1,4 +1,4 @@
-"""The daemon's sockets, as a caller sees them: which one a call takes, and why it cannot be used."""
+"""Chooses the daemon's socket for a call, and explains why a socket cannot be used."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from vgpud.model.errors import ErrorCode, VgpuError
 
 
 def usable_socket(named: Path | None, door: Door) -> Path:
-    """`named`, else the one that `choose_socket` takes. Raises UNREACHABLE or NOT_ALLOWED."""
+    """`named`, or the socket of `choose_socket`. Raises UNREACHABLE or NOT_ALLOWED."""
     socket = named or choose_socket(door)
     if not _exists(socket, door):
         raise unreachable(socket, "there is no such socket")

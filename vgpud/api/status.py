@@ -1,7 +1,7 @@
 """VgpuError <-> gRPC status, with an `Error` message as google.rpc.Status detail.
 
-https://grpc.io/docs/guides/error/ ("richer error model"): the details travel in the trailing
-metadata, of which clients take 8 KiB by default, so what is sent is kept well under that.
+https://grpc.io/docs/guides/error/ ("richer error model"): the details travel in the trailing metadata, which
+clients limit to 8 KiB by default, so the texts below are bounded well under that.
 """
 
 from collections.abc import Iterator
@@ -17,13 +17,15 @@ from vgpud.api.gen import vgpud_pb2 as pb
 from vgpud.api.sockets import unreachable
 from vgpud.model.errors import BY_NUMBER, ErrorCode, VgpuError
 
-_MAX_TEXT_BYTES = 512  # sentence, hint, one detail; gRPC sends the sentence again, three bytes for one
+# bytes of a sentence, a hint or a detail; gRPC sends the sentence a second time, with up to three bytes for
+# each of its bytes
+_MAX_TEXT_BYTES = 512
 _MAX_DETAILS_BYTES = 2048
 
 _NOT_OURS: dict[grpc.StatusCode, ErrorCode] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: ErrorCode.DEADLINE,
     grpc.StatusCode.UNIMPLEMENTED: ErrorCode.UNSUPPORTED,
-    # of gRPC's own: a message over the size limit, or too many calls at once
+    # gRPC's own statuses: a message over the size limit, or too many calls at once
     grpc.StatusCode.RESOURCE_EXHAUSTED: ErrorCode.BAD_REQUEST,
     # a daemon whose grace period ran out
     grpc.StatusCode.CANCELLED: ErrorCode.STOPPING,
@@ -37,8 +39,8 @@ _HINTS: dict[ErrorCode, str] = {
 
 
 def to_status(failure: VgpuError) -> grpc.Status:
-    """What a handler gives to `abort_with_status`."""
-    from vgpud.api import encode  # the daemon's side: vgpuctl needs not load it
+    """The gRPC status of a VgpuError, for `abort_with_status`."""
+    from vgpud.api import encode  # only the daemon needs it: vgpuctl starts faster without
 
     sent = encode.error(
         VgpuError(
@@ -56,7 +58,7 @@ def to_status(failure: VgpuError) -> grpc.Status:
 
 
 def from_rpc_error(failure: grpc.RpcError, socket: Path, timeout_seconds: float | None) -> VgpuError:
-    """What went wrong with a call through `socket`, in vgpud's own words where it sent them."""
+    """The VgpuError of a failed call through `socket`; vgpud's own error if vgpud sent one."""
     call = cast(grpc.Call, failure)
     ours = _ours(call)
     if ours is not None:
@@ -94,7 +96,7 @@ def _ours(call: grpc.Call) -> VgpuError | None:
 
 
 def error(sent: pb.Error) -> VgpuError:
-    """A number of a newer daemon becomes BUG, its words stay."""
+    """Decodes an error. An unknown number, from a newer daemon, becomes BUG; the texts are kept."""
     code = BY_NUMBER.get(sent.number, ErrorCode.BUG)
     return VgpuError(code, sent.sentence, sent.hint, tuple(sent.details))
 

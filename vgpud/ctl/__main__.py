@@ -1,4 +1,4 @@
-"""`python -m vgpud.ctl` is vgpuctl where it is not installed."""
+"""Lets `python -m vgpud.ctl` run vgpuctl where it is not installed."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""An allocation as an operator names it: by its id, or by the first characters of an id that fit no other."""
+"""Finds an allocation by the operator's name for it: its id, or a unique prefix of the id."""
 
 import string
 from typing import TYPE_CHECKING
@@ -8,15 +8,15 @@ from vgpud.model.errors import ErrorCode, VgpuError
 if TYPE_CHECKING:
     from vgpud.api.client import Client
 
-ID_CHARACTERS = 12  # node/keeper.py makes ids of six random bytes
-FEWEST_CHARACTERS = 4  # a shorter beginning is too easily a slip
+ID_CHARACTERS = 12  # vgpud/node makes ids of six random bytes
+FEWEST_CHARACTERS = 4  # a shorter prefix is too easily a typing error
 _SHOWN = 4
 
 
 def allocation_id(client: "Client", named: str) -> str:
-    """The whole id. A name that cannot be the beginning of an id is returned as it is: vgpud refuses it.
+    """The whole id. A name that cannot be the prefix of an id is returned unchanged, and vgpud refuses it.
 
-    Raises VgpuError: BAD_REQUEST if several allocations begin so, and what listing them raises.
+    Raises VgpuError: BAD_REQUEST if the prefix fits several allocations, and the errors of ListAllocations.
     """
     if not FEWEST_CHARACTERS <= len(named) < ID_CHARACTERS or not set(named) <= set(string.hexdigits):
         return named

@@ -1,4 +1,4 @@
-"""Turns the words of a command line into values; imports its parsers only when a value is there."""
+"""Parsers of command-line arguments. Each imports what it needs only when it is called."""
 
 import re
 from argparse import ArgumentTypeError
@@ -45,7 +45,7 @@ def count(text: str) -> int:
 
 
 def isolation(text: str) -> str:
-    """A kind of isolation, or the mode that gives it."""
+    """An isolation, or the isolation of a mode that is given by name."""
     modes = {"mig": "hardware", "mps": "compute", "preload": "quota", "exclusive": "device"}
     return modes.get(text, text)
 
@@ -57,7 +57,7 @@ def pid(text: str) -> int:
 
 
 def timeout(text: str) -> float:
-    """Seconds; infinity and NaN would hang and are refused."""
+    """Seconds. Infinity and NaN are refused, because a wait would never end."""
     try:
         seconds = float(text)
     except ValueError:
@@ -68,7 +68,7 @@ def timeout(text: str) -> float:
 
 
 def delay(text: str) -> float:
-    """Seconds between two looks."""
+    """Seconds between two samples."""
     seconds = timeout(text)
     if seconds < MIN_DELAY_SECONDS:
         raise ArgumentTypeError(f"{text!r} is less than {MIN_DELAY_SECONDS:g} seconds")
@@ -82,7 +82,7 @@ def last(text: str) -> int:
 
 
 def since(text: str) -> float:
-    """Seconds of a span: a number and s, min, h or d."""
+    """A span of time in seconds, given as a number and s, min, h or d."""
     found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(s|min|h|d)", text)
     if found is None:
         raise ArgumentTypeError(f"{text!r} is not a span, as in 90s, 10min, 2h or 1d")
@@ -90,7 +90,7 @@ def since(text: str) -> float:
 
 
 def uid(text: str) -> int:
-    """A user's number, by number or login name."""
+    """A uid, given as a number or as a login name."""
     if text.isascii() and text.isdigit():
         return int(text)
     import pwd
@@ -108,7 +108,9 @@ def revision(text: str) -> int:
 
 
 def owner(text: str) -> tuple[int, int]:
-    """(uid, gid) from "UID:GID", in numbers: names may mean someone else where the daemon runs."""
+    """(uid, gid) from "UID:GID". Only numbers are accepted: a name may have another number on the daemon's
+    host.
+    """
     uid, separator, gid = text.partition(":")
     digits = all(part.isascii() and part.isdigit() and int(part) < 2**32 - 1 for part in (uid, gid))
     if not separator or not digits:

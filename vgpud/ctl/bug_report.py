@@ -1,4 +1,4 @@
-"""`vgpuctl bug-report`: facts of the node for a bug report, without names of users and hosts."""
+"""`vgpuctl bug-report`: collects facts of the node for a bug report, without names of users and hosts."""
 
 import io
 import json
@@ -21,11 +21,11 @@ from vgpud.ctl.redact import redact, without_private
 from vgpud.ctl.terminal import Terminal, View
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
 
-_MOST_BYTES = 4 * 2**20  # of each part
+_MOST_BYTES = 4 * 2**20  # bytes of each part
 _SECONDS = 20
 _FIRST_HUMAN_UID = 1000
 
-# programs whose words help, where they are there and may be run
+# commands whose output helps; a missing one is left out
 _COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("journal.txt", ("journalctl", "-u", "vgpud*", "-n", "3000", "--no-pager", "-o", "short-precise")),
     ("kernel.txt", ("journalctl", "-k", "-n", "500", "--no-pager", "-g", "NVRM|Xid|nvidia")),
@@ -133,7 +133,7 @@ def _run(words: tuple[str, ...]) -> str:
 
 
 def write(path: Path, parts: dict[str, str]) -> None:
-    """Readable by its maker only; not over a file that is there. Raises OSError."""
+    """Writes the archive with mode 0600. Raises OSError, also if the file exists."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
         for name, text in parts.items():

@@ -1,4 +1,4 @@
-"""The verbs that change what is held: alloc, release, resize; and plan, which says what alloc would do."""
+"""The verbs that change allocations: alloc, release, resize; and plan, which shows what alloc would do."""
 
 import time
 from argparse import Namespace
@@ -37,7 +37,7 @@ def alloc(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def release(arguments: Namespace, terminal: Terminal) -> int:
-    """Releases all that it can; the exit code is that of the first that it could not."""
+    """Releases every allocation that can be released. The exit code is that of the first failure."""
     done: list[dict[str, object]] = []
     codes = []
     with connect(arguments) as client:
@@ -88,7 +88,7 @@ def resume(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def plan(arguments: Namespace, terminal: Terminal) -> int:
-    """Exit code of the refusal that alloc would meet, or 0."""
+    """The exit code is that of the refusal that alloc would get, or 0."""
     with connect(arguments) as client:
         request = request_of(arguments)
         complete_uuids(client, request.selector)
@@ -101,7 +101,7 @@ def plan(arguments: Namespace, terminal: Terminal) -> int:
     if reply.possible:
         return Exit.OK.value
     said = status.error(reply.refusal)
-    # without its details: the table of reasons has just said them
+    # without its details, which the table of reasons has already shown
     refusal = VgpuError(said.code, said.sentence, said.hint)
     print_error(refusal, terminal)
     return exit_code_of(refusal)

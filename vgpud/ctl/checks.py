@@ -1,4 +1,4 @@
-"""What `vgpuctl doctor` looks at on this host: each answers a finding with a fix, and raises nothing."""
+"""The checks of `vgpuctl doctor` on this host. Each yields findings with a fix, and raises nothing."""
 
 import grp
 import os
@@ -18,9 +18,9 @@ from vgpud.model.marks import MarkKind
 from vgpud.model.tenancy import State
 
 OK, WARN, FAIL, SKIP = "ok", "warning", "failed", "skipped"
-_CDI_PREFIX = "vgpud.io-vgpu_"  # as inject/cdi.py names them
+_CDI_PREFIX = "vgpud.io-vgpu_"  # the prefix that inject/cdi.py gives to specs
 _LEAST_FREE_BYTES = 64 * 2**20
-_LEAST_KERNEL = (5, 4)  # pidfd_open(2) is of 5.3
+_LEAST_KERNEL = (5, 4)  # Linux 5.3 has pidfd_open(2)
 _UNITS = ("vgpud.service", "vgpud.socket", "vgpud-ro.socket", "vgpud-admin.socket", "vgpud-runtime.socket")
 
 
@@ -57,7 +57,7 @@ class Host(NamedTuple):
 
 
 class Node(NamedTuple):
-    """What the daemon says; None where it does not answer."""
+    """The daemon's own view of the node; None if the daemon does not answer."""
 
     node: pb.NodeReply
     devices: list[pb.Device]
@@ -94,7 +94,7 @@ def folders(host: Host) -> Iterator[Finding]:
         try:
             room = os.statvfs(folder)
         except OSError:
-            continue  # reported above, or not readable
+            continue  # already reported above, or not readable
         free = room.f_bavail * room.f_frsize
         if free < _LEAST_FREE_BYTES:
             yield Finding(name, FAIL, f"{free // 2**20} MiB are free in {folder}", "make room there")
@@ -103,7 +103,7 @@ def folders(host: Host) -> Iterator[Finding]:
 
 
 def sockets(host: Host) -> Iterator[Finding]:
-    """Checks file modes: wider ones than intended let other users in."""
+    """Checks the modes of the sockets: wider modes let other users connect."""
     for name, mode in (("ro.sock", 0o666), ("vgpud.sock", 0o660), ("admin.sock", 0o600)):
         path = host.run_dir / name
         try:
@@ -137,7 +137,7 @@ def _group(host: Host) -> Iterator[Finding]:
 def _own_name() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:  # of a directory service that is away, or of none
+    except KeyError:  # no such group: the directory service is down, or has no such entry
         return "USER"
 
 
@@ -154,7 +154,7 @@ def programs(host: Host) -> Iterator[Finding]:
 
 
 def mps(host: Host, simulated: bool) -> Iterator[Finding]:
-    """A simulated node brings its own, which only the daemon need find."""
+    """Looks for nvidia-cuda-mps-control. A simulated node has its own, which only the daemon must find."""
     control = shutil.which(host.mps_control)
     if control or simulated:
         yield Finding("mps", OK, control or "the simulated node's")
@@ -200,7 +200,7 @@ def driver(node: pb.NodeReply) -> Iterator[Finding]:
 
 
 def _loaded_module(version: str) -> Iterator[Finding]:
-    """proc's file names the loaded kernel module, NVML the library's own."""
+    """Compares versions: the file in /proc is the loaded kernel module's, NVML reports its library's."""
     try:
         loaded = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
     except (OSError, IndexError):
@@ -229,7 +229,7 @@ def devices(found: Iterable[pb.Device]) -> Iterator[Finding]:
 
 
 def engines(found: Iterable[pb.Device]) -> Iterator[Finding]:
-    """Warns of a device whose probe did not find the engine that the policy asks for."""
+    """Warns of each device whose probe did not find the engine that the policy requests."""
     for item in found:
         sentence = f"device {item.index}: {item.engine}, {item.engine_why}"
         if item.engine_reason in (EngineReason.REFUSED, EngineReason.PROBE_FAILED):
@@ -259,7 +259,7 @@ def tenants(node: Node) -> Iterator[Finding]:
 
 
 def _marks(allocations: Iterable[pb.Allocation]) -> Iterator[Finding]:
-    """Of a driver that is newer than libvgpu once, however many tenants it has."""
+    """Warns of tenants that are marked. A driver newer than libvgpu is reported once, for all tenants."""
     told = set()
     for item in allocations:
         for mark in item.marks:
@@ -277,7 +277,7 @@ def _marks(allocations: Iterable[pb.Allocation]) -> Iterator[Finding]:
 
 
 def leftovers(host: Host, held: frozenset[str]) -> Iterator[Finding]:
-    """Specs and leases that no allocation owns: vgpud clears them at its start."""
+    """Warns of CDI specs and leases that no allocation owns. vgpud removes them at its next start."""
     specs = {
         p.name.removeprefix(_CDI_PREFIX).removesuffix(".json")
         for p in _glob(host.cdi_dir, f"{_CDI_PREFIX}*.json")

@@ -1,4 +1,4 @@
-"""`vgpuctl completion`: the table of verbs as completions for bash, zsh and fish."""
+"""`vgpuctl completion`: generates completions for bash, zsh and fish from the table of verbs."""
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from vgpud.ctl.parse import EVERYWHERE
 from vgpud.ctl.terminal import Terminal
 from vgpud.ctl.verbs import VERBS, Group, Verb
 
-# what stands for a word that only the daemon, or the file system, knows
+# shell code that lists words which only the daemon or the file system knows
 DEVICES = "$(vgpuctl devices -o name 2>/dev/null)"
 ALLOCATIONS = "$(vgpuctl ls -o name 2>/dev/null)"
 FILES = "FILE"
@@ -24,7 +24,9 @@ class Option(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One verb as it is typed: its words, options, and what its plain arguments can be."""
+    """One verb for the completion: its words, its options, and the candidates for its positional
+    arguments.
+    """
 
     words: tuple[str, ...]
     help: str
@@ -78,7 +80,7 @@ def _second_words() -> dict[str, list[str]]:
 
 
 def bash() -> str:
-    """For bash 4 and later; needs no bash-completion."""
+    """The completion for bash 4 and later; it does not need the package bash-completion."""
     cases = []
     for line in table():
         flags = " ".join(flag for option in line.options for flag in option.flags)

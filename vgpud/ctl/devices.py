@@ -1,4 +1,4 @@
-"""Finds a device by the operator's name for it: its index, its UUID, or a unique beginning of the UUID."""
+"""Finds a device by the operator's name for it: its index, its UUID, or a unique prefix of the UUID."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ _UUID_CHARACTERS = 40  # "GPU-" and a UUID of RFC 9562
 
 
 def device_uuid(devices: Iterable[pb.Device], named: str) -> str:
-    """Raises VgpuError(NO_SUCH_DEVICE)."""
+    """The UUID of the device that `named` means. Raises VgpuError(NO_SUCH_DEVICE)."""
     known = tuple(devices)
     if named.isascii() and named.isdigit():
         found = [device.uuid for device in known if device.index == int(named)]
@@ -31,7 +31,7 @@ def device_uuid(devices: Iterable[pb.Device], named: str) -> str:
 
 
 def complete_uuids(client: "Client", selector: pb.Selector) -> None:
-    """Replaces the beginnings of UUIDs by whole ones; asks vgpud for the devices only if there are any.
+    """Replaces prefixes of UUIDs by whole UUIDs; asks vgpud for the devices only if there are prefixes.
 
     Raises VgpuError(NO_SUCH_DEVICE), and what listing the devices raises.
     """

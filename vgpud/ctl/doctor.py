@@ -1,4 +1,4 @@
-"""`vgpuctl doctor`: what is wrong with this host for vgpud, each with a fix."""
+"""`vgpuctl doctor`: checks this host for problems of vgpud, each with a fix."""
 
 import os
 import time
@@ -32,7 +32,7 @@ def _more(terminal: Terminal) -> str:
 
 
 def examine(arguments: Namespace) -> list[Finding]:
-    """Every check that can be made, in the order in which one would repair."""
+    """Makes every possible check, in the order in which problems should be repaired."""
     host = Host.of(os.environ)
     found = [*checks.kernel(), *checks.folders(host), *checks.programs(host), *checks.units()]
     found += checks.sockets(host)
@@ -74,7 +74,7 @@ def _ask(arguments: Namespace) -> Node:
 
 
 def _files() -> list[Finding]:
-    """The policy's, where there is no daemon to compare them with."""
+    """Findings about the policy files alone, for when no daemon is there to compare them with."""
     from vgpud.ctl.policy_files import on_disk
 
     try:

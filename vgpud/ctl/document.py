@@ -1,8 +1,8 @@
-"""Messages as plain values for JSON and YAML: the form that scripts may rely on.
+"""Messages as plain values for JSON and YAML. Scripts may rely on this form.
 
-Keys are the contract's field names in camelCase. Numbers stay numbers, memory is in bytes, a field
-that was not given is null, and times are RFC 3339 in UTC under "...Time": a 64-bit count of
-nanoseconds does not survive a JSON reader that knows only doubles.
+Keys are the contract's field names in camelCase. Numbers stay numbers, memory is in bytes, an unset field is
+null, and times are RFC 3339 in UTC under "...Time": a 64-bit count of nanoseconds does not survive a JSON
+reader that knows only doubles.
 """
 
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""The environment that puts a process of this host under an allocation."""
+"""Computes the environment that puts a process of this host into an allocation."""
 
 import os
 import shlex
@@ -11,12 +11,12 @@ PRELOAD = "LD_PRELOAD"
 
 
 def host_environment(allocation: pb.Allocation) -> dict[str, str]:
-    """What the allocation sets: `env`, its entries replaced by those of `host_env`."""
+    """The environment variables of the allocation on a host: `env`, overridden by `host_env`."""
     return {**allocation.edits.env, **allocation.edits.host_env}
 
 
 def merged(edits: Mapping[str, str], before: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """`before` with `edits` applied; a preload library is put in front of present ones."""
+    """`before` with `edits` applied. An entry for LD_PRELOAD is put in front of the existing ones."""
     after = dict(before)
     for name, value in edits.items():
         key, new = os.fsencode(name), os.fsencode(value)
@@ -26,16 +26,16 @@ def merged(edits: Mapping[str, str], before: Mapping[bytes, bytes]) -> dict[byte
 
 
 def initial_environment() -> dict[bytes, bytes]:
-    """The environment as this process was given it, before Python changed any of it.
+    """The environment that this process received, before Python changed it.
 
-    In the C locale the interpreter sets LC_CTYPE for itself (PEP 538); that is not the command's.
+    In the C locale the interpreter sets LC_CTYPE for itself (PEP 538); the command must not inherit that.
     """
     entries = Path("/proc/self/environ").read_bytes().split(b"\0")
     return dict(entry.split(b"=", 1) for entry in entries if b"=" in entry)
 
 
 def export_lines(allocation: pb.Allocation) -> list[str]:
-    """POSIX shell that does to a shell what `merged` does to an environment."""
+    """Shell code (POSIX) that changes a shell's environment as `merged` does."""
     lines = []
     for name, value in sorted(host_environment(allocation).items()):
         quoted = shlex.quote(value)

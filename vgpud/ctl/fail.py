@@ -1,4 +1,4 @@
-"""Errors for people, and for machines where they asked for a document."""
+"""Prints errors: text for people, or a document if the output is JSON or YAML."""
 
 import sys
 
@@ -6,7 +6,7 @@ from vgpud.ctl.table import clean
 from vgpud.ctl.terminal import Terminal
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
 
-# here the details are the answer: a reason per device, or a line per wrong key
+# errors whose details are the answer: a reason for each device, or a line for each wrong key
 DETAILS_MATTER = (
     ErrorCode.DENIED_BY_POLICY,
     ErrorCode.NO_CAPACITY,
@@ -17,7 +17,7 @@ DETAILS_MATTER = (
 
 
 class CommandFailed(VgpuError):
-    """An error whose exit code is not its number's: `run` says 126 and 127 as shells do."""
+    """An error with an exit code of its own: `run` exits with 126 or 127, as shells do."""
 
     exit_code = 126
 
@@ -27,7 +27,7 @@ def exit_code_of(error: VgpuError) -> int:
 
 
 def report(error: Exception, terminal: Terminal | None) -> int:
-    """Says what went wrong and returns the exit code; `terminal` is None if the options were not read."""
+    """Prints the error and returns its exit code; `terminal` is None if the options could not be parsed."""
     terminal = terminal or Terminal()
     if not isinstance(error, VgpuError):
         if terminal.verbose:
@@ -56,7 +56,7 @@ def print_error(error: VgpuError, terminal: Terminal) -> None:
 
 
 def details_to_print(error: VgpuError, verbose: bool) -> tuple[str, ...]:
-    """None where there is but one and the sentence has just said it."""
+    """The details worth printing: none if there is only one and the sentence contains it."""
     if not verbose and error.code not in DETAILS_MATTER:
         return ()
     said = len(error.details) == 1 and error.sentence in error.details[0]

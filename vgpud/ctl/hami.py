@@ -1,8 +1,8 @@
-"""`vgpuctl convert hami`: manifests written for HAMi as vgpud has them.
+"""`vgpuctl convert hami`: converts manifests for HAMi into manifests for vgpud.
 
-HAMi's words: its documents "Global Config" (docs/config.md) and "Task requests and annotations" of
-version 2.x. Memory there is in MiB for each slice, cores in percent. What has no counterpart here is
-taken out and said, never dropped without a word; docs/hami.md has the table.
+Sources for HAMi's keys: its documents "Global Config" (docs/config.md) and "Task requests and annotations" of
+version 2.x. Memory there is in MiB for each slice, cores in percent. A setting without a counterpart is
+removed with a note on standard error; docs/hami.md has the table.
 """
 
 import copy
@@ -46,7 +46,7 @@ class Want(NamedTuple):
 
 
 def convert(arguments: Namespace, terminal: Terminal) -> int:
-    """Prints the manifests anew; notes go to standard error. Raises VgpuError(BAD_REQUEST)."""
+    """Prints the converted manifests; notes go to standard error. Raises VgpuError(BAD_REQUEST)."""
     import yaml
 
     documents = _read(arguments.file)
@@ -69,7 +69,7 @@ def _read(name: str) -> list[Any]:
 
 
 def convert_document(document: Any, target: str, card_bytes: int | None, say: Say) -> None:  # noqa: ANN401
-    """One manifest, changed in place, whatever kind carries the pods; others stay as they are."""
+    """Converts one manifest in place, of any kind that contains pods; other manifests stay unchanged."""
     for item in document.get("items") or [] if isinstance(document, dict) else []:
         convert_document(item, target, card_bytes, say)
     for metadata, spec in _pods(document):
@@ -112,7 +112,9 @@ def _convert_pod(metadata: Json, spec: Json, target: str, card_bytes: int | None
 
 
 def _take_want(container: Json, card_bytes: int | None) -> Want | None:
-    """Out of the container's resources; limits stand above requests, as for all extended resources."""
+    """Removes HAMi's resources from the container and returns them. Limits override requests, as for all
+    extended resources.
+    """
     resources = container.get("resources") or {}
     found: dict[str, int] = {}
     for part in ("requests", "limits"):
@@ -176,10 +178,12 @@ def _take_environment(container: Json, place: str, say: Say) -> None:
 
 
 def _ask_runtime(container: Json, want: Want, words: dict[str, str]) -> None:
-    """By environment, which vgpu-runtime reads: each container of a pod may ask for its own."""
+    """Writes the request as environment variables, which vgpu-runtime reads: each container of a pod can have
+    its own.
+    """
     asked = dict(words)
     if want.memory_bytes is None and want.cores is None and "ISOLATION" not in asked:
-        asked["ISOLATION"] = "device"  # HAMi: all of a card's memory, no limit to its cores
+        asked["ISOLATION"] = "device"  # HAMi without limits: all of the card's memory and compute
     if want.memory_bytes is not None:
         asked["MEMORY"] = format_bytes(want.memory_bytes)
     if want.cores is not None:
@@ -192,7 +196,9 @@ def _ask_runtime(container: Json, want: Want, words: dict[str, str]) -> None:
 
 
 def _ask_kubelet(container: Json, want: Want, words: dict[str, str], place: str, say: Say) -> None:
-    """By extended resources of kinds memory (in GiB) and card, named as docs/kubernetes.md has them."""
+    """Writes the request as extended resources of the kinds memory (in GiB) and card, named as in
+    docs/kubernetes.md.
+    """
     if want.cores is not None:
         say(f"{place}: {want.cores} cores are left out: extended resources have no second measure; see DRA")
     for key in words:

@@ -1,4 +1,4 @@
-"""The entry point of vgpuctl. Nothing heavy is imported here: `--help` must be quick."""
+"""The entry point of vgpuctl. It imports no large module, so that `--help` is fast."""
 
 import os
 import sys
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from vgpud.ctl.terminal import Terminal
     from vgpud.ctl.verbs import Verb
 
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as in shells
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
-EXIT_INTERNAL = 70  # model.errors.Exit.INTERNAL, not imported for --help's sake
+EXIT_INTERNAL = 70  # model.errors.Exit.INTERNAL; not imported, for a fast --help
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code; `vgpuctl run` does not return."""
     if isinstance(sys.stdout, TextIOWrapper):
-        # a label in letters that the locale lacks must not be the end of a listing
+        # a label with characters that the locale lacks must not end a listing
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = _run(sys.argv[1:] if argv is None else argv)
-    except SystemExit:  # of argparse, when it has printed help
+    except SystemExit:  # argparse raises it after printing help
         code = 0
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
@@ -36,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _flush(code: int) -> int:
-    """The exit code once all is written; what cannot be is dropped, or the interpreter would complain."""
+    """Flushes standard output and returns the exit code. Output that cannot be written is dropped, or the
+    interpreter would print an error.
+    """
     if sys.stdout is None:
         return code
     try:
@@ -48,7 +50,9 @@ def _flush(code: int) -> int:
 
 
 def _unwritten(error: OSError) -> int:
-    """A reader that went away is no news; a full disk is."""
+    """The exit code of a failed write. A closed pipe is reported by the code alone, any other failure (a full
+    disk) by a message.
+    """
     if isinstance(error, BrokenPipeError):
         return EXIT_BROKEN_PIPE
     print(f"vgpuctl: cannot write the answer: {(error.strerror or str(error)).lower()}", file=sys.stderr)
@@ -72,7 +76,7 @@ def _run(argv: Sequence[str]) -> int:
         return function(arguments, terminal)
     except OSError:  # of standard output; the rooms below answer with VgpuError
         raise
-    except Exception as error:  # the last resort: a sentence and a number, never a bare traceback
+    except Exception as error:  # the last resort: a sentence and a number in place of a traceback
         return _report(error, terminal)
 
 

@@ -17,9 +17,9 @@ from vgpud.ctl.request import selector_of
 from vgpud.ctl.terminal import Terminal, View
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
 
-# what NVIDIA's drivers were seen to take for one instance, with room
+# longest time that NVIDIA's drivers were observed to take for one instance, with a margin
 STEP_SECONDS = 15.0
-FOLLOW_SECONDS = 20.0  # for events that are on their way when the call has been answered
+FOLLOW_SECONDS = 20.0  # wait for events that are still on their way when the call returns
 
 
 def ls(arguments: Namespace, terminal: Terminal) -> int:
@@ -35,7 +35,7 @@ def ls(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def plan(arguments: Namespace, terminal: Terminal) -> int:
-    """Exit code of the refusal that apply would meet, or 0."""
+    """The exit code is that of the refusal that apply would get, or 0."""
     with connect(arguments) as client:
         reply = client.plan_mig(_request(client, arguments))
     return _show_plan(reply, terminal, "MigPlan")
@@ -125,7 +125,9 @@ def _policy(file: str, config: str, found: dict[str, tuple[str, ...]], devices: 
 
 
 def _chosen(client: Client, arguments: Namespace) -> list[pb.MigDevice]:
-    """Raises VgpuError(NO_SUCH_DEVICE) for a --device that is none of those that MIG can partition."""
+    """The devices that MIG can partition, or those of --device. Raises VgpuError(NO_SUCH_DEVICE) for any
+    other.
+    """
     devices = list(client.list_mig().devices)
     wanted: set[str] = set()
     for named in arguments.device or []:
@@ -143,7 +145,9 @@ def _chosen(client: Client, arguments: Namespace) -> list[pb.MigDevice]:
 
 
 def _request(client: Client, arguments: Namespace) -> pb.MigRequest:
-    """What the command line or its file asks for. Raises VgpuError(BAD_REQUEST) for both or neither."""
+    """The request of the command line or of its file. Raises VgpuError(BAD_REQUEST) if both are given, or
+    neither.
+    """
     if bool(arguments.layout) == bool(arguments.file):
         raise VgpuError(
             ErrorCode.BAD_REQUEST,
@@ -191,7 +195,7 @@ def _apply(request: pb.MigRequest, arguments: Namespace, terminal: Terminal) -> 
 
 @contextmanager
 def _progress(arguments: Namespace, terminal: Terminal) -> Iterator[None]:
-    """Prints the daemon's events about devices: from before the body until its last one."""
+    """Prints the daemon's device events that occur during the body, until the last of them has arrived."""
     with connect(arguments) as asking, connect(arguments) as client:
         events = client.watch(_revision(asking))
         seen = 0
@@ -215,10 +219,10 @@ def _progress(arguments: Namespace, terminal: Terminal) -> Iterator[None]:
             with changed:
                 changed.wait_for(lambda: seen >= last, timeout=FOLLOW_SECONDS)
         finally:
-            client.close()  # ends the stream, and the thread with it
+            client.close()  # ends the stream, and so the thread
             follower.join(timeout=FOLLOW_SECONDS)
 
 
 def _revision(client: Client) -> int:
-    """Of the last event."""
+    """The revision of the newest event."""
     return max((event.revision for event in client.list_events(1).events), default=0)

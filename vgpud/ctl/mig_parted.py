@@ -1,8 +1,8 @@
 """Configurations of NVIDIA's mig-parted, `version: v1` (NVIDIA/mig-parted, README and examples/config.yaml).
 
-A file has named configurations; each is a list of entries, and an entry says for some devices
-whether MIG is on and how many of which profile there shall be. Where several entries name one
-device, the last one holds, as it does when mig-parted applies them one after the other.
+A file has named configurations, which are lists of entries. An entry selects devices and gives their MIG mode
+and the number of instances of each profile. If several entries select one device, the last one holds, because
+mig-parted applies them in order.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ _ENTRY_KEYS = {"devices", "device-filter", "mig-enabled", "mig-devices"}
 
 
 class Entry(NamedTuple):
-    """`indices` and `pci_ids` are None where all devices are meant."""
+    """One entry of a configuration. `indices` and `pci_ids` are None if it selects all devices."""
 
     indices: frozenset[int] | None
     pci_ids: frozenset[int] | None
@@ -32,14 +32,16 @@ class Entry(NamedTuple):
 
 
 def read(name: str, config: str | None) -> tuple[str, tuple[Entry, ...]]:
-    """One configuration of a file, with its name. Raises VgpuError(BAD_REQUEST): what is wrong where."""
+    """Reads one configuration of a file; returns its name and entries. Raises VgpuError(BAD_REQUEST), which
+    names the faulty place.
+    """
     import yaml
 
     try:
         data = yaml.safe_load(Path(name).read_text())
     except OSError as error:
         raise _bad(f"{name} cannot be read: {(error.strerror or str(error)).lower()}") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or number that is none, and no UTF-8
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a bad date or number, or no UTF-8
         raise _bad(f"{name} is not YAML: {str(error).splitlines()[0]}") from None
     except RecursionError:
         raise _bad(f"{name} is nested too deeply") from None
@@ -123,7 +125,7 @@ def _pci_ids(where: str, given: Any) -> frozenset[int] | None:  # noqa: ANN401
 
 
 def layouts(entries: Sequence[Entry], devices: Iterable[pb.MigDevice]) -> dict[str, tuple[str, ...]]:
-    """What each device shall have, by UUID; a device that no entry covers is left out."""
+    """The desired layout of each device, by UUID; a device that no entry selects is left out."""
     found: dict[str, tuple[str, ...]] = {}
     for device in devices:
         for entry in entries:
@@ -133,10 +135,10 @@ def layouts(entries: Sequence[Entry], devices: Iterable[pb.MigDevice]) -> dict[s
 
 
 def written(devices: Iterable[pb.MigDevice], config: str) -> dict[str, Any]:
-    """What stands on the devices as a file of one configuration; the format has no places.
+    """The current instances of the devices as a file with one configuration. The format has no placements.
 
-    Compute instances go by their own names, as mig-parted's do (pkg/types/mig_profile.go); it puts them into
-    one GPU instance while they fit there.
+    Compute instances have names of their own (mig-parted, pkg/types/mig_profile.go). mig-parted puts them
+    into one GPU instance as long as they fit.
     """
     groups: dict[tuple[tuple[str, int], ...] | None, list[int]] = {}
     for device in devices:

@@ -89,7 +89,7 @@ def _instance_row(device: pb.MigDevice, item: pb.MigInstance) -> tuple[str, ...]
 
 
 def _at(item: pb.MigInstance | pb.MigChange) -> str:
-    """The memory slice; of one of several compute instances with its compute slice."""
+    """The first memory slice; for one of several compute instances, also its first compute slice."""
     inside = f"/{item.compute_placement.start}" if item.HasField("compute_placement") else ""
     return f"{item.placement.start}{inside}"
 
@@ -100,7 +100,7 @@ def _size(item: pb.MigInstance) -> str:
 
 
 def state(item: pb.MigInstance) -> str:
-    """What an operator wants to know first: may it be touched?"""
+    """The state of an instance: missing, free, or in use by an allocation or by others."""
     if not item.HasField("gpu_instance_id"):
         return "missing"
     if item.processes:

@@ -1,4 +1,4 @@
-"""Tenants that move: one by name, or as many as it takes to make room."""
+"""The verbs that move tenants: `move` moves one, `defrag` as many as a request needs."""
 
 import time
 from argparse import Namespace

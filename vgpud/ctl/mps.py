@@ -1,4 +1,4 @@
-"""`vgpuctl mps ls` and `vgpuctl mps terminate`: what runs under MPS, and an end for one of it."""
+"""`vgpuctl mps ls` and `vgpuctl mps terminate`: lists MPS clients, and ends one."""
 
 from argparse import Namespace
 
@@ -50,7 +50,7 @@ def ls(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def terminate(arguments: Namespace, terminal: Terminal) -> int:
-    """Its calls fail with CUDA error 810 from then on; the other clients go on."""
+    """Ends the work of one MPS client: its calls then fail with CUDA error 810; other clients continue."""
     with connect(arguments) as client:
         item = _daemon_of(client.list_mps(), arguments.client, arguments.device)
         client.terminate_mps_client(item, arguments.client)
@@ -127,7 +127,7 @@ def clients(reply: pb.ListMpsReply) -> Table:
 
 
 def drain(arguments: Namespace, terminal: Terminal) -> int:
-    """Exit.DIFFERS while anything is left on the device: it is drained, and not idle yet."""
+    """The exit code is Exit.DIFFERS until the device is idle."""
     reply, others = _drain(arguments, terminal, undrain=False)
     if not terminal.is_machine and terminal.output != "name":
         for one in reply.moved:
@@ -148,7 +148,7 @@ def undrain(arguments: Namespace, terminal: Terminal) -> int:
 def _drain(
     arguments: Namespace, terminal: Terminal, undrain: bool
 ) -> tuple[pb.DrainDeviceReply, list[pb.Device]]:
-    """The answer, and the other devices on which the driver may still be needed."""
+    """The reply, and the other devices that may still need the driver."""
     with connect(arguments) as client:
         devices = client.list_devices().devices
         uuid = device_uuid(devices, arguments.device)
@@ -160,7 +160,9 @@ def _drain(
 
 
 def _left(reply: pb.DrainDeviceReply, others: list[pb.Device]) -> str:
-    """The driver is the whole node's: it can be exchanged when every device is drained and idle."""
+    """A sentence on what remains. All devices share the driver, so it can be replaced only when each is
+    drained and idle.
+    """
     if reply.idle:
         driver = "nor does restarting or upgrading the driver"
         if others:

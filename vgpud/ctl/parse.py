@@ -1,4 +1,4 @@
-"""Reads a command line by the table of verbs. Options of every verb may stand before or after it."""
+"""Parses a command line by the table of verbs. Global options may stand before or after the verb."""
 
 import argparse
 import re
@@ -38,7 +38,7 @@ DEFAULTS: dict[str, object] = {
     "color": "auto",
 }
 
-# words of other tools for a verb of this one
+# verbs of other tools -> the verb of vgpuctl
 SYNONYMS: dict[str, str] = {
     "create": "alloc",
     "allocate": "alloc",
@@ -81,7 +81,7 @@ _Entry = TypeVar("_Entry", Verb, Verb | Group)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are VgpuErrors; an unknown option is named before a missing argument is."""
+    """An argparse parser that raises VgpuError. An unknown option is reported before a missing argument."""
 
     _line: Sequence[str] = ()
 
@@ -104,14 +104,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def bad_usage(sentence: str, hint: str) -> Exception:
-    """A VgpuError(BAD_REQUEST); its module is imported only now, for the sake of --help."""
+    """A VgpuError(BAD_REQUEST). The import is local, for a fast --help."""
     from vgpud.model.errors import ErrorCode, VgpuError
 
     return VgpuError(ErrorCode.BAD_REQUEST, sentence, hint)
 
 
 def parse(argv: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
-    """The verb and its arguments, those of EVERYWHERE always among them.
+    """The verb and its arguments, which always include those of EVERYWHERE.
 
     Raises VgpuError, or SystemExit(0) once help or the version has been printed.
     """
@@ -124,7 +124,7 @@ def parse(argv: Sequence[str]) -> tuple[Verb, argparse.Namespace]:
         verb = entry
     _verb_parser(verb, prog).read(rest if verb.takes_command else [*rest, *tail], namespace)
     if verb.takes_command:
-        # words before "--" can be a command too, and then the "--" is one of its own
+        # words before "--" can belong to the command too, and then the "--" is one of its arguments
         namespace.command = namespace.command + tail if namespace.command else tail[1:]
     if namespace.output is None:
         namespace.output = verb.default_output
@@ -143,7 +143,7 @@ def _without_help_verb(argv: Sequence[str]) -> Sequence[str]:
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What stands before the first "--", and the rest with it: argparse would lose track of it."""
+    """Splits the arguments at the first "--", which stays with the second part: argparse would remove it."""
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
     return words[:at], words[at:]
@@ -152,7 +152,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def _choose(
     prog: str, entries: tuple[_Entry, ...], argv: Sequence[str], namespace: argparse.Namespace
 ) -> tuple[_Entry, str, list[str]]:
-    """Reads up to the verb; the words after it come back untouched."""
+    """Parses up to the verb; returns the words after it unparsed."""
     parser = _chooser(prog, entries)
     parser.read(argv or ["--help"], namespace)
     word, rest = namespace.verb, namespace.rest
@@ -202,14 +202,16 @@ def _verb_parser(verb: Verb, prog: str) -> Parser:
 
 
 def _add_everywhere(parser: Parser) -> None:
-    """SUPPRESS, so that the parser of the verb does not undo what stood before the verb."""
+    """Adds the global options with SUPPRESS as the default, so that the verb's parser keeps values given
+    before the verb.
+    """
     group = parser.add_argument_group("options of every verb, before or after it")
     for flags, options in EVERYWHERE:
         group.add_argument(*flags, default=argparse.SUPPRESS, **options)
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that was probably meant; empty if none is near."""
+    """The known word that is most similar; empty if none is similar."""
     from difflib import get_close_matches
 
     words = list(known)

@@ -1,4 +1,4 @@
-"""The verbs of `vgpuctl policy`: check and show of a file work without a daemon."""
+"""The verbs of `vgpuctl policy`. With a file, check and show work without a daemon."""
 
 import json
 from argparse import Namespace
@@ -20,7 +20,7 @@ UNCOMPARED = " (not compared with the devices of this node: vgpud does not answe
 
 
 def check(arguments: Namespace, terminal: Terminal) -> int:
-    """Exit.CONFIG with every mistake, one to a line, if the file is not right."""
+    """The exit code is Exit.CONFIG if the file has mistakes; each is printed on its own line."""
     loaded = _file(arguments.file)
     compared = _check_devices(loaded, arguments)
     document = _document(loaded)
@@ -38,7 +38,7 @@ def show(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def reload(arguments: Namespace, terminal: Terminal) -> int:
-    """With --dry-run Exit.DIFFERS if the daemon would change anything."""
+    """With --dry-run, the exit code is Exit.DIFFERS if a reload would change anything."""
     with connect(arguments) as client:
         reply = client.reload_policy(arguments.dry_run)
     if terminal.is_machine or terminal.output == "name":
@@ -54,7 +54,7 @@ def reload(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def diff(arguments: Namespace, terminal: Terminal) -> int:
-    """Exit.DIFFERS when the files say something else than what is in force."""
+    """The exit code is Exit.DIFFERS if the files differ from the policy in force."""
     from vgpud.policy.compare import compare
     from vgpud.policy.effective import as_toml
 
@@ -98,7 +98,7 @@ def _offline(name: str) -> dict[str, Any]:
 
 
 def _file(name: str) -> "LoadedPolicy":
-    """The file by itself; raises VgpuError(BAD_POLICY) with a line of details per mistake."""
+    """Loads one file. Raises VgpuError(BAD_POLICY) with one line of details for each mistake."""
     from vgpud.policy.load import check as check_file
 
     path = Path(name)
@@ -108,7 +108,9 @@ def _file(name: str) -> "LoadedPolicy":
 
 
 def _check_devices(loaded: "LoadedPolicy", arguments: Namespace) -> bool:
-    """False if vgpud does not answer. Raises VgpuError(BAD_POLICY) for rules that the devices cannot keep."""
+    """Checks the rules against the node's devices. Returns False if vgpud does not answer. Raises
+    VgpuError(BAD_POLICY) for rules that the devices cannot satisfy.
+    """
     from vgpud.ctl.policy_cases import node_of
     from vgpud.planner.misfits import misfits
     from vgpud.policy.accounts import strangers
@@ -137,7 +139,9 @@ def _document(loaded: "LoadedPolicy") -> dict[str, Any]:
 
 
 def _view(document: Mapping[str, Any], origins: bool, kind: str) -> View:
-    """Lines of TOML, one key each by its whole path; with `origins`, where each was set."""
+    """The policy as TOML lines, one for each key with its full path; with `origins`, also the file and line
+    of each.
+    """
     from vgpud.policy.effective import as_toml, leaves
     from vgpud.policy.locate import spell
 

@@ -1,4 +1,4 @@
-"""`vgpuctl policy test`: cases that say what a policy shall answer, tried without touching anything.
+"""`vgpuctl policy test`: evaluates cases (requests with expected answers) under a policy; changes nothing.
 
 [node]
 devices = "devices.json"      # of 'vgpuctl devices -o json'; left out: those of the running daemon
@@ -93,7 +93,9 @@ class Cases(_Table):
 
 
 def test(arguments: Namespace, terminal: Terminal) -> int:
-    """Exit.DIFFERS when a case fails. Nothing is allocated, and the daemon's own tenants do not count."""
+    """The exit code is Exit.DIFFERS if a case fails. Nothing is allocated, and the daemon's allocations are
+    ignored.
+    """
     path = Path(arguments.cases)
     cases = read(path)
     node = _node(path, cases, arguments)
@@ -112,7 +114,7 @@ def test(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def read(path: Path) -> Cases:
-    """Raises VgpuError(BAD_REQUEST), naming the case and the key."""
+    """Reads the file of cases. Raises VgpuError(BAD_REQUEST), which names the case and the key."""
     try:
         return Cases.model_validate(tomllib.loads(path.read_text()))
     except OSError as error:
@@ -130,7 +132,7 @@ def read(path: Path) -> Cases:
 
 
 def answer(policy: Policy, node: Node, case: Case) -> Decision:
-    """What the request meets when those in `held`, in their order, have been granted before."""
+    """The decision on the request after the requests in `held` were granted in order."""
     held: list[Allocation] = []
     for number, before in enumerate(case.held):
         decision = _decide(policy, node, before.request(f"held{number}"), held)
@@ -175,7 +177,7 @@ def _indices(got: Decision, node: Node) -> list[int]:
 
 
 def _policy(arguments: Namespace) -> Policy:
-    """A file by itself, or what the files of this host make together."""
+    """The policy of the given file, or the merged policy of this host."""
     if arguments.file:
         from vgpud.policy.load import check
 
@@ -209,7 +211,9 @@ def node_of(devices: Iterable[pb.Device]) -> Node:
 
 
 def device_of(item: pb.Device) -> Device:
-    """An idle and healthy one of its kind: cases are of what the policy says, not of the moment."""
+    """A device of the same kind that is idle and healthy, so that a case tests the policy and not the current
+    state.
+    """
     major, _, minor = item.compute_capability.partition(".")
     return Device(
         uuid=item.uuid,

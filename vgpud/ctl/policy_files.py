@@ -1,4 +1,4 @@
-"""The policy as the files of this host have it, with the daemon's own VGPUD_* settings."""
+"""The policy files of this host, found by the VGPUD_* settings."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,9 @@ from vgpud.policy.load import LoadedPolicy, load
 
 
 def paths() -> PolicyPaths:
-    """As vgpud's settings make them (settings.py); its environment is taken to be this one."""
+    """The paths that settings.py uses, from this process's environment, which is assumed to equal the
+    daemon's.
+    """
     main = os.environ.get("VGPUD_CONFIG")
     config = Path(main or "/etc/vgpud/vgpud.toml")
     return PolicyPaths(

@@ -1,4 +1,4 @@
-"""`vgpuctl ps` and `vgpuctl events`: which process is whose, and what has happened."""
+"""`vgpuctl ps` and `vgpuctl events`: processes with their tenants, and past events."""
 
 import time
 from argparse import Namespace
@@ -27,7 +27,7 @@ OUTSIDE = "outside vgpud"
 
 
 def ps(arguments: Namespace, terminal: Terminal) -> int:
-    """Process -> tenant -> device; also processes that no allocation put there."""
+    """Lists processes with tenant and device, and also processes on devices that belong to no allocation."""
     with connect(arguments) as client:
         found = client.list_processes().processes
     rows = [_row(item) for item in found]

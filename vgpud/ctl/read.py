@@ -1,4 +1,4 @@
-"""The verbs that only look: status, devices, ls, show, explain."""
+"""The verbs that only read: status, devices, ls, show, explain."""
 
 import os
 import time
@@ -26,7 +26,7 @@ def status(arguments: Namespace, terminal: Terminal) -> int:
     """Exit.DEGRADED when the hardware, a device or an allocation has failed."""
     with connect(arguments) as client:
         node = client.get_node()
-        # without hardware the devices cannot be listed, and the node has said why
+        # without NVML the devices cannot be listed; the node's reply has the reason
         devices = [] if node.hardware_error else list(client.list_devices().devices)
         allocations = client.list_allocations().allocations
     wrong = degradations(node, devices, list(allocations))
@@ -96,7 +96,7 @@ def ls(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def _is_wanted(item: pb.Allocation, arguments: Namespace, uuid: str) -> bool:
-    """True if all conditions of the command line hold; `uuid` is empty for any device."""
+    """True if the allocation satisfies all filters of the command line; `uuid` is empty for any device."""
     return (
         (not arguments.mine or item.owner_uid == os.getuid())
         and (arguments.user is None or item.owner_uid == arguments.user)
@@ -126,7 +126,7 @@ def _add_unlimited(item: pb.Allocation, processes: Iterable[pb.NodeProcess]) -> 
 
 
 def explain(arguments: Namespace, terminal: Terminal) -> int:
-    """The decision that was made when the allocation was, with a reason per device."""
+    """Shows the decision at the time of the allocation, with a reason for each device."""
     with connect(arguments) as client:
         item = client.get_allocation(allocation_id(client, arguments.allocation))
     document = {
@@ -145,7 +145,7 @@ def listing(items: list[dict[str, Any]], revision: int) -> dict[str, Any]:
 
 
 def _engines(item: pb.Allocation, known: Mapping[str, pb.Device]) -> str:
-    """What keeps the time slices of its shares, each engine once."""
+    """The engines that enforce the time slices of its shares, each once."""
     devices = [
         known[part.device_uuid]
         for part in item.slices

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 _PATTERNS = (
     (re.compile(r"\b[0-9a-f]{2}(:[0-9a-f]{2}){5}\b", re.IGNORECASE), "MAC"),
-    # a version has three dots too, so only what can be an address in a sentence
+    # a version has three dots too, so only text that a sentence would use for an address
     (
         re.compile(
             r"(?<![\w.])(?!127\.)(25[0-5]|2[0-4]\d|1?\d?\d)(\.(25[0-5]|2[0-4]\d|1?\d?\d)){3}(?![\w.])"
@@ -20,7 +20,7 @@ _KEYS = {"label", "command", "edits", "env", "hostEnv", "hostname", "requestId",
 
 
 def redact(text: str, names: Iterable[tuple[str, str]]) -> str:
-    """`names` are (word, what to write in its place); whole words only, the longest first."""
+    """Replaces names in a text. `names` are (word, replacement); whole words only, the longest first."""
     for name, instead in sorted(names, key=lambda pair: -len(pair[0])):
         if len(name) > 1:
             text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", instead, text)
@@ -30,7 +30,7 @@ def redact(text: str, names: Iterable[tuple[str, str]]) -> str:
 
 
 def without_private(value: object) -> object:
-    """A document with what tenants wrote and ran taken out; whether there was something still shows."""
+    """A document without labels and command lines of tenants; a placeholder shows that there was a value."""
     if isinstance(value, dict):
         return {
             key: "REMOVED" if key in _KEYS and inner else without_private(inner)

@@ -1,4 +1,4 @@
-"""The options that say what is wanted, as a request of the contract."""
+"""Turns the options of a request (memory, cores, isolation and others) into the API's message."""
 
 import secrets
 import tomllib

@@ -1,9 +1,4 @@
-"""`vgpuctl run`: an allocation that lives and dies with a command.
-
-The command takes the place of this process by exec(2), so its pid, signals, controlling terminal and
-exit code are its own. vgpud bound the allocation to this pid and releases it when the pid ends,
-kill -9 included; vgpuctl need not stay to watch.
-"""
+"""`vgpuctl run`: starts a command in an allocation that ends with it."""
 
 import errno
 import fcntl
@@ -23,9 +18,9 @@ from vgpud.ctl.request import request_of
 from vgpud.ctl.terminal import Terminal
 from vgpud.model.errors import ErrorCode, VgpuError
 
-# as POSIX has shells say it (XCU 2.8.2)
+# as POSIX specifies for shells (XCU 2.8.2)
 EXIT_NOT_FOUND = 127
-# the interpreter ignores these at start; the command must find them as other programs leave them
+# the interpreter ignores these signals; the command must start with their defaults
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
@@ -34,9 +29,9 @@ class CommandNotFound(CommandFailed):
 
 
 def run(arguments: Namespace, terminal: Terminal) -> NoReturn:
-    """Does not return once the command runs.
+    """Runs the command; does not return if exec succeeds.
 
-    Raises VgpuError if vgpud refuses, CommandFailed if exec does.
+    Raises VgpuError if vgpud refuses, CommandFailed if exec fails.
     """
     command: list[str] = arguments.command
     if not command:
@@ -55,19 +50,19 @@ def run(arguments: Namespace, terminal: Terminal) -> NoReturn:
         become(command, merged(host_environment(allocation), initial_environment()), inherited)
     except OSError as error:
         failure = exec_error(command[0], error)
-    # if the daemon is away, the end of this process releases it all the same
+    # if the daemon does not answer, it releases the allocation later, when this process has ended
     with suppress(VgpuError), connect(arguments) as client:
         client.release(allocation.id, True)
     raise failure
 
 
 def open_descriptors() -> frozenset[int]:
-    """Descriptors that the command inherits: those that the caller left open, and none of vgpuctl's."""
+    """The descriptors that the command inherits: those that the caller left open, without vgpuctl's own."""
     return frozenset(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
 
 
 def become(command: list[str], environment: dict[bytes, bytes], inherited: frozenset[int]) -> NoReturn:
-    """Returns only by raising OSError, and then this process is as it was."""
+    """Executes the command. If that fails, raises OSError and leaves this process as it was."""
     sys.stdout.flush()
     sys.stderr.flush()
     for descriptor in open_descriptors() - inherited:
@@ -81,12 +76,14 @@ def become(command: list[str], environment: dict[bytes, bytes], inherited: froze
 
 
 def close_on_exec(descriptor: int) -> None:
-    """Not closed at once: after a failed exec the allocation must still be released."""
+    """Marks a descriptor close-on-exec. It stays open until then: after a failed exec vgpuctl needs it to
+    release the allocation.
+    """
     try:
         flags = fcntl.fcntl(descriptor, fcntl.F_GETFD)
         fcntl.fcntl(descriptor, fcntl.F_SETFD, flags | fcntl.FD_CLOEXEC)
     except OSError as error:
-        if error.errno != errno.EBADF:  # the descriptor of the listing is closed already
+        if error.errno != errno.EBADF:  # the descriptor of the directory listing is already closed
             raise
 
 

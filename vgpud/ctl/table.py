@@ -1,4 +1,4 @@
-"""Plain aligned tables, the same at every terminal width so that scripts and people can rely on it."""
+"""Plain aligned tables. Their form does not depend on the terminal's width, so scripts can rely on it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -11,7 +11,7 @@ class Column(NamedTuple):
 
     header: str
     right: bool = False
-    wide: bool = False  # only with -o wide
+    wide: bool = False  # shown only with -o wide
     styles: Mapping[str, str] = {}
 
 
@@ -25,7 +25,7 @@ class Table(NamedTuple):
 
 
 def facts(pairs: Sequence[tuple[str, str]], styles: Mapping[str, str] | None = None) -> Table:
-    """Names and values, one pair to a line, those without a value left out."""
+    """A table of names and values, one pair a line; pairs without a value are left out."""
     rows = [(f"{name}:", value) for name, value in pairs if value]
     return Table((Column(""), Column("", styles=styles or {})), rows)
 
@@ -33,7 +33,7 @@ def facts(pairs: Sequence[tuple[str, str]], styles: Mapping[str, str] | None = N
 def render(
     table: Table, wide: bool, headers: bool, paint: Callable[[str, str], str] = lambda text, _style: text
 ) -> list[str]:
-    """Lines without trailing blanks; an empty cell shows as "-" so that fields can be counted."""
+    """The lines of a table without trailing blanks; an empty cell is "-", so that fields can be counted."""
     kept = [i for i, column in enumerate(table.columns) if wide or not column.wide]
     columns = [table.columns[i] for i in kept]
     rows = [[clean(row[i]) or "-" for i in kept] for row in table.rows]
@@ -65,7 +65,7 @@ def _line(
 
 
 def clean(text: str) -> str:
-    """Text of others, made safe for a terminal: no control characters, no line breaks."""
+    """Makes text from tenants safe for a terminal: no control characters, no line breaks."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

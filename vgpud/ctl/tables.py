@@ -124,18 +124,18 @@ def _state(item: pb.Allocation) -> str:
 
 
 def _of_each(values: Sequence[str]) -> str:
-    """The value of one slice; "2 x 1GiB" where two slices have the same."""
+    """The value of the slices; "2 x 1GiB" if two slices have the same."""
     if len(values) > 1 and len(set(values)) == 1 and values[0] != "-":
         return f"{len(values)} x {values[0]}"
     return words.alike(list(values)) if values else ""
 
 
 def slices(item: pb.Allocation) -> Table:
-    """The parts of one allocation with what each uses, where the daemon says so.
+    """The slices of one allocation with their use, as far as the daemon reports it.
 
-    What the driver takes for contexts and modules counts as used: USABLE is the limit less that, where
-    there is one: compute instances of one GPU instance share its memory. REFUSED is what was asked beyond
-    the limit, CARD-FULL what the limit allowed and the card did not have.
+    USABLE is the limit less the driver's own memory for contexts and modules. It is empty for compute
+    instances, which share the memory of their GPU instance without limits. REFUSED counts requests beyond the
+    limit; CARD-FULL counts requests within the limit that the card had no memory for.
     """
     columns = (
         Column("DEVICE"),
@@ -229,7 +229,7 @@ def reasons(items: Iterable[pb.Reason]) -> Table:
 
 
 def _first_of(uuids: Sequence[str]) -> str:
-    """The device, or the first of several of which the same is said."""
+    """The device, or the first one and the number of others for which the row holds."""
     more = len(uuids) - 1
     return words.short_uuid(uuids[0]) + (f" and {more} more" if more else "")
 

@@ -13,7 +13,7 @@ STYLES = {"bold": "1", "red": "31", "green": "32", "yellow": "33", "selected": "
 
 
 class View(NamedTuple):
-    """One answer in every form: `tables` for people, `names` one to a line, `document` for machines."""
+    """One answer in every form: `tables` for people, `names` one a line, `document` for scripts."""
 
     kind: str
     document: Mapping[str, Any]
@@ -22,12 +22,14 @@ class View(NamedTuple):
 
 
 def machine(kind: str, document: Mapping[str, Any]) -> dict[str, Any]:
-    """A document with what every document starts with."""
+    """A document with the head of all documents: API version and kind."""
     return {"apiVersion": API_VERSION, "kind": kind, **document}
 
 
 def wants_color(choice: str, stream: TextIO, environment: Mapping[str, str]) -> bool:
-    """The flag, then FORCE_COLOR, then NO_COLOR (no-color.org, force-color.org), then the stream."""
+    """Decides on colour by the option, then FORCE_COLOR, then NO_COLOR (no-color.org, force-color.org), then
+    the stream.
+    """
     if choice != "auto":
         return choice == "always"
     if environment.get("FORCE_COLOR"):
@@ -38,14 +40,14 @@ def wants_color(choice: str, stream: TextIO, environment: Mapping[str, str]) -> 
 
 
 class Terminal(NamedTuple):
-    """How to print, as the options say."""
+    """The output settings of the command line."""
 
     output: str = "table"
     quiet: bool = False
     verbose: bool = False
     headers: bool = True
     color: str = "auto"
-    streams: bool = False  # one JSON document to a line
+    streams: bool = False  # one JSON document a line
 
     @classmethod
     def of(cls, arguments: Namespace, streams: bool = False) -> "Terminal":
@@ -68,12 +70,12 @@ class Terminal(NamedTuple):
         return f"\x1b[{STYLES[style]}m{text}\x1b[0m"
 
     def say(self, text: str) -> None:
-        """Talk, which --quiet silences."""
+        """Prints a message for people; --quiet silences it."""
         if not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
     def show(self, view: View) -> None:
-        """Prints an answer in the form that was asked for."""
+        """Prints an answer in the requested form."""
         if self.is_machine:
             self.write_document(machine(view.kind, view.document))
         elif self.output == "name":

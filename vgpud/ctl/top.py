@@ -1,4 +1,6 @@
-"""`vgpuctl top`: devices and tenants, live. Plain ANSI on a terminal, one look with -1."""
+"""`vgpuctl top`: devices and tenants, live. It uses plain ANSI sequences on a terminal; -1 prints
+one sample.
+"""
 
 import os
 import select
@@ -25,10 +27,10 @@ from vgpud.ctl.top_history import ASCII, BLOCKS, History
 from vgpud.ctl.top_rows import SORTS, Look
 from vgpud.model.errors import ErrorCode, Exit, VgpuError
 
-# the daemon's own meters are up to half a second old
+# the daemon's meters are up to 0.5 s old
 SAMPLE_SECONDS = 0.7
 UNICODE_BLOCKS, ASCII_BLOCKS = "█░", "#."
-_WIDE = 10_000  # one look into a pipe is not cut
+_WIDE = 10_000  # columns of a sample that is written to a pipe: lines are not cut
 _GAP_AND_HEAD = 2
 _TENANTS_LEAST = 3
 AWAY = (ErrorCode.UNREACHABLE, ErrorCode.STOPPING, ErrorCode.DEADLINE)
@@ -55,7 +57,7 @@ _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 def top(arguments: Namespace, terminal: Terminal) -> int:
-    """Live only where both ends are a terminal; else, and with -1, one look."""
+    """Runs the live display if input and output are a terminal; otherwise, and with -1, prints one sample."""
     if arguments.once or terminal.is_machine or terminal.output == "name" or not _is_live():
         return once(arguments, terminal)
     with connect(arguments) as client:
@@ -68,7 +70,7 @@ def _is_live() -> bool:
 
 
 def look(client: Client) -> Look:
-    """Without hardware there are no devices, and the look says why."""
+    """Takes a sample. Without NVML it has no devices but the reason."""
     node = client.get_node()
     devices: list[pb.Device] = []
     if not node.hardware_error:
@@ -177,7 +179,7 @@ def _drawn(now: Look, rows: list[top_rows.TenantRow], how: Drawn) -> list[str]:
 
 
 class Screen:
-    """The live display; a daemon that restarts is waited for."""
+    """The live display. If the daemon restarts, the display waits for it."""
 
     def __init__(self, client: Client, arguments: Namespace, terminal: Terminal) -> None:
         self.client = client
@@ -320,7 +322,9 @@ class Screen:
 
 @contextmanager
 def _raw_terminal() -> Iterator[None]:
-    """Keys one by one, on a screen of our own; whatever happens, the terminal is given back as it was."""
+    """Yields with a terminal that delivers single keys, on the alternate screen; restores the terminal in
+    every case.
+    """
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     try:

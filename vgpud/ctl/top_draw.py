@@ -1,4 +1,6 @@
-"""Rows of `vgpuctl top` as lines of a terminal: bars, colours by how full, never wider than it is."""
+"""The rows of `vgpuctl top` as terminal lines: bars, colours by the fill level, never wider than the
+terminal.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -19,7 +21,7 @@ class Cell(NamedTuple):
 
 Paint = Callable[[str, str], str]
 
-_RED = ("failed", "bypassed", "tampered")  # in a state
+_RED = ("failed", "bypassed", "tampered")  # states shown in red
 
 
 def plain(text: str, style: str) -> str:
@@ -27,7 +29,7 @@ def plain(text: str, style: str) -> str:
 
 
 def bar(part: int, whole: int, blocks: str) -> Cell:
-    """`blocks` are a filled and an empty one."""
+    """A bar; `blocks` are the characters for filled and empty cells."""
     ratio = min(1.0, part / whole) if whole > 0 else 0.0
     filled = round(ratio * BAR)
     style = "red" if ratio >= _FULL else "yellow" if ratio >= _NEARLY else "green"
@@ -139,8 +141,9 @@ def lines(
     paint: Paint,
     spare: Sequence[str] = (),
 ) -> list[str]:
-    """Aligned. Where `columns` are too few, those of `spare` go one by one, then what is at the right is cut;
-    nothing is wrapped."""
+    """The rows as aligned lines. If `columns` is too small, the columns in `spare` are left out one by one,
+    and then the right side is cut; no line is wrapped.
+    """
     table = [[Cell(head, "bold", head not in _LEFT) for head in heads], *rows]
     widths = [max(width(row[at].text) for row in table) for at in range(len(heads))]
     kept = list(range(len(heads)))
@@ -155,7 +158,7 @@ def lines(
 
 
 def some(devices: list[str], room: int, columns: int) -> list[str]:
-    """The head and as many devices as have room, with how many have none."""
+    """The head line and as many devices as fit, with the number of those that do not."""
     if len(devices) <= room:
         return devices
     kept = devices[: room - 1]
@@ -185,7 +188,7 @@ def _line(row: Sequence[Cell], widths: Sequence[int], columns: int, paint: Paint
 
 
 def cut(text: str, columns: int) -> str:
-    """As much of `text` as has room in so many cells."""
+    """As much of `text` as fits into `columns` cells."""
     if width(text) <= columns:
         return text
     kept = ""

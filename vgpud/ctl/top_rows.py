@@ -1,4 +1,4 @@
-"""What `vgpuctl top` shows, as values: pure, from two looks at a node and the time between them."""
+"""The values of `vgpuctl top`: pure, from two samples of a node and the time between them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ SORTS = ("memory", "share", "waited", "refused", "device", "owner", "age")
 
 
 class Look(NamedTuple):
-    """One look at the node; `trouble` says why there are no devices, if so."""
+    """One sample of the node; `trouble` is the reason if there are no devices."""
 
     moment_seconds: float
     devices: Sequence[pb.Device]
@@ -57,7 +57,7 @@ class DeviceRow:
 
 
 class TenantRow(NamedTuple):
-    """A slice. Rates are between the two looks: per cent of that time."""
+    """The row of a slice. Rates are percentages of the time between the two samples."""
 
     allocation: str
     owner: str
@@ -108,7 +108,7 @@ def _device(item: pb.Device, vitals: pb.DeviceVitals | None) -> DeviceRow:
 
 
 def _gate(item: pb.Device) -> str:
-    """The engine where it is not the usual one."""
+    """The engine, if it is the fallback (gate)."""
     return f" by {item.engine}" if item.mode and item.engine == Engine.GATE else ""
 
 
@@ -200,7 +200,9 @@ def _state(item: pb.Allocation) -> str:
 
 
 def chosen(rows: Iterable[TenantRow], sort: str, reverse: bool, text: str) -> list[TenantRow]:
-    """Those that `text` occurs in, in any letters; largest first, but smallest by device, owner, age."""
+    """The rows that contain `text`, in any case of letters. The largest come first, but by device, owner or
+    age the smallest.
+    """
     wanted = text.casefold()
     kept = [row for row in rows if not wanted or wanted in _searched(row)]
     names = {"device", "owner", "age"}

@@ -1,4 +1,4 @@
-"""The one table of what vgpuctl can do. The functions are named, not imported, so that help is fast."""
+"""The one table of vgpuctl's verbs. It names the functions without importing them, so that help is fast."""
 
 from typing import NamedTuple
 
@@ -19,9 +19,9 @@ class Verb(NamedTuple):
     outputs: tuple[str, ...] = ANY_OUTPUT
     default_output: str = "table"
     details: str = ""
-    streams: bool = False  # prints documents until it is stopped
-    takes_command: bool = False  # what follows "--" is for another program
-    examples: tuple[str, ...] = ()  # whole command lines, shown by --help and in the manual
+    streams: bool = False  # prints documents until it is interrupted
+    takes_command: bool = False  # arguments after "--" are another program's command line
+    examples: tuple[str, ...] = ()  # command lines for --help and the manual page
 
 
 class Group(NamedTuple):

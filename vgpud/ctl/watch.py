@@ -17,9 +17,11 @@ LONGEST_PAUSE_SECONDS = 5.0
 
 
 def watch(arguments: Namespace, terminal: Terminal) -> int:
-    """Ends only by an error or an interrupt. Raises VgpuError if the daemon is away at the start."""
+    """Prints events until an error or an interrupt. Raises VgpuError if the daemon does not answer at the
+    start.
+    """
     with connect(arguments) as client:
-        # a number to resume by, also if the daemon restarts before the first event
+        # the revision to resume by, in case the daemon restarts before the first event
         now = client.get_node().revision
     follower = Follower(arguments, terminal, now if arguments.after is None else arguments.after)
     while True:
@@ -39,7 +41,7 @@ class Follower:
         self.pause_seconds = FIRST_PAUSE_SECONDS
 
     def follow(self) -> None:
-        """Reads one stream to its end; returns when it is worth trying again."""
+        """Reads one stream to its end; returns if another attempt makes sense."""
         try:
             with connect(self.arguments) as client:
                 if self.connections:
@@ -56,7 +58,7 @@ class Follower:
         self._pause()
 
     def _resume(self, now: int) -> None:
-        """After `now`, if the events in between are no longer kept or the count was set back."""
+        """Continues after `now` if the events in between are no longer kept or the revisions were reset."""
         if self.away:
             self.terminal.say("vgpud is back")
         self.away = False

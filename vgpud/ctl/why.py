@@ -1,4 +1,4 @@
-"""`vgpuctl why`: how an allocation, or the process of one, got what it has, and what holds it back now."""
+"""`vgpuctl why`: explains the limits of an allocation or of its process, and what holds it back now."""
 
 import time
 from argparse import Namespace
@@ -19,11 +19,11 @@ from vgpud.model.marks import MarkKind
 from vgpud.model.tenancy import Mode, State
 
 _NEARLY_FULL = 0.95
-_NOTICED_PERCENT = 1.0  # of the time
+_NOTICED_PERCENT = 1.0  # percent of the time
 
 
 def why(arguments: Namespace, terminal: Terminal) -> int:
-    """Exit.DIFFERS for a process that no allocation put there: nothing of vgpud limits it."""
+    """The exit code is Exit.DIFFERS for a process outside of all allocations, which vgpud does not limit."""
     with connect(arguments) as client:
         found = _find(client, arguments.subject)
         if isinstance(found, pb.NodeProcess):
@@ -35,7 +35,7 @@ def why(arguments: Namespace, terminal: Terminal) -> int:
             time.sleep(SAMPLE_SECONDS)
         now = client.get_usage()
     after = _meters(now, found.id)
-    # vgpud shares readings between its clients: the first one may be older than the allocation
+    # vgpud caches readings for all clients: the first reading may be older than the allocation
     meters = list(zip(after, _meters(before, found.id) or after, strict=False))
     limits = [*_past(found, processes), *limiting(found, devices, meters, SAMPLE_SECONDS)]
     document = {
@@ -55,7 +55,7 @@ def why(arguments: Namespace, terminal: Terminal) -> int:
 
 
 def _find(client: Client, subject: str) -> pb.Allocation | pb.NodeProcess:
-    """The allocation of an id or a pid. Raises VgpuError(NO_SUCH_ALLOCATION) if it is neither."""
+    """The allocation with this id or pid. Raises VgpuError(NO_SUCH_ALLOCATION) if there is none."""
     try:
         return client.get_allocation(subject if subject.isdigit() else allocation_id(client, subject))
     except VgpuError as error:
@@ -122,7 +122,9 @@ def limiting(
     meters: Sequence[tuple[pb.SliceMeter, pb.SliceMeter]],
     seconds: float,
 ) -> Iterator[str]:
-    """A sentence for each thing that limits it, the pressing ones with what to do; never none."""
+    """Yields a sentence for each limit that applies, with advice for those that hold the tenant back; at
+    least one.
+    """
     if held.state == State.FAILED:
         yield f"it has failed: {held.failure}; release it and allocate anew"
     if held.state == State.SUSPENDED:
@@ -194,7 +196,9 @@ def _profile(device: pb.Device | None, profile_id: int) -> pb.MigProfile | None:
 def _held_back(
     part: pb.Slice, now: pb.SliceMeter, before: pb.SliceMeter, seconds: float, name: str, alone: bool
 ) -> Iterator[str]:
-    """The meters are published at each grant, so of a short time they can hold more than passed."""
+    """A sentence on the waiting time. The meters are published at each grant, so over a short time they can
+    grow by more than the time.
+    """
     share = words.share(part) or "its share"
     waited = (now.compute_waited_ns - before.compute_waited_ns) / 1e7 / seconds
     throttled = (now.throttled_ns - before.throttled_ns) / 1e7 / seconds

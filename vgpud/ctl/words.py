@@ -30,14 +30,14 @@ def optional(value: int, given: bool) -> str:
 
 
 def age(unix_ns: int, now_ns: int) -> str:
-    """How long ago, in the largest whole unit."""
+    """The age in the largest whole unit."""
     if unix_ns <= 0:
         return ""
     return duration((now_ns - unix_ns) / 1e9)
 
 
 def moment(unix_ns: int) -> str:
-    """To the second, which is enough for people."""
+    """A time stamp in whole seconds."""
     return f"{(rfc3339(unix_ns) or '').partition('.')[0]}Z" if unix_ns > 0 else ""
 
 
@@ -50,7 +50,7 @@ def duration(seconds: float) -> str:
 
 
 def user(uid: int) -> str:
-    """The login name, or the number where this host has none for it."""
+    """The login name, or the uid if this host has no name for it."""
     if uid == ANYONE:
         return "any"
     try:
@@ -60,13 +60,13 @@ def user(uid: int) -> str:
 
 
 def passed(item: pb.Allocation) -> str:
-    """How it passes its limits, as vgpud has noticed: "bypassed", "tampered", both, or ""."""
+    """The marks of a tenant that passes its limits: "bypassed", "tampered", both, or ""."""
     kinds = (MarkKind.BYPASSED, MarkKind.TAMPERED)
     return joined(mark.kind for mark in item.marks if mark.kind in kinds)
 
 
 def short_uuid(uuid: str) -> str:
-    """Its first group of digits: enough to tell the devices of a node apart."""
+    """The first group of digits of the UUID, which distinguishes the devices of a node."""
     prefix, _, rest = uuid.partition("-")
     first = rest.partition("-")[0]
     return f"{prefix}-{first}" if first else uuid
@@ -77,7 +77,7 @@ def joined(values: Iterable[str]) -> str:
 
 
 def alike(values: Sequence[str]) -> str:
-    """One word where all slices have the same, otherwise one each."""
+    """The value that all slices have in common, otherwise the values of all slices."""
     return values[0] if len(set(values)) == 1 else joined(values)
 
 
@@ -86,18 +86,24 @@ def share(part: pb.Slice) -> str:
 
 
 def shares_memory(part: pb.Slice) -> bool:
-    """One of several compute instances, given by hardware alone, which divides no memory among them."""
+    """Is the slice a compute instance? Its GPU instance's memory is shared by all compute instances in it,
+    without limits.
+    """
     return part.mode == "mig" and part.mig.HasField("compute_placement")
 
 
 def held_memory(part: pb.Slice) -> str:
-    """What a slice has of memory: an even part, no limit, where it shares that of its GPU instance."""
+    """The memory of a slice; for a compute instance its even part of the GPU instance's memory, marked as
+    shared.
+    """
     shown = memory(part.memory_bytes)
     return f"{shown}, shared" if shares_memory(part) else shown
 
 
 def mig_name(part: pb.Slice) -> str:
-    """Profile and place, as in 1g.18gb@2; of a compute instance with its compute slice, 1c.3g.71gb@4/1."""
+    """Profile and placement, as in 1g.18gb@2; for a compute instance with its compute slice,
+    1c.3g.71gb@4/1.
+    """
     if not part.HasField("mig"):
         return ""
     inside = f"/{part.mig.compute_placement.start}" if part.mig.HasField("compute_placement") else ""
