@@ -1,14 +1,15 @@
-"""Processes: what /proc/PID says of them (proc(5)), and pidfds, which tell one from a later one of its pid.
+"""Processes: facts from /proc/PID (proc(5)), and pidfds, which distinguish a process from a later one with
+its pid.
 
-What a function answers for a pid may be of a later process when it returns. A caller that acts on the answer
-opens a pidfd before it asks, and sees by the pidfd afterwards that the process still lives.
+When a function returns, the pid may already belong to a later process. A caller that acts on the answer opens
+a pidfd first, and checks by the pidfd afterwards that the process is still alive.
 
-A process decides how long the kernel takes for some of these questions: an exec that closes a file of the
-process's own file system (FUSE) holds them until the file system answers. Seen on Linux 6.18: stat, maps,
+A process can delay the kernel's answer to some of these questions: they wait for an exec that closes a file
+of the process's own file system (FUSE), until that file system answers. Seen on Linux 6.18: stat, maps,
 environ, auxv, io, syscall, stack, wchan, the links exe, cwd, root and ns/*, and pidfd_getfd(2) wait. They are
-asked on threads that are left behind (`aside`), as are the namespaces of a pidfd, mem and cmdline, whose
-answer may be in pages of such a file. status, comm, cgroup, mountinfo, uid_map, fd/, task/ and the owner of
-/proc/PID do not wait.
+asked on threads that can be abandoned (`aside`). So are the namespaces of a pidfd, and mem and cmdline, whose
+pages may be in such a file. status, comm, cgroup, mountinfo, uid_map, fd/, task/ and the owner of /proc/PID
+do not wait.
 """
 
 import ctypes
@@ -31,20 +32,24 @@ from typing import TypeVar
 _PIDFD_GETFD = 438  # asm-generic/unistd.h, the same on every architecture (Linux 5.6)
 _MOST_MOUNTS = 2000
 _PATIENCE_SECONDS = 0.25
-_LOOK_SECONDS, _LOOKS = 0.005, 3  # for so many looks the kernel may hold a question
+# how often, and at which interval, a thread may be found waiting in the kernel before its question is
+# abandoned
+_LOOK_SECONDS, _LOOKS = 0.005, 3
 _LATELY_SECONDS = 10.0
-_MOST_LEFT = 256  # threads that wait for the kernel
-_MOST_LEFT_OF_A_USER = 4  # that wait, and that were left behind lately: each costs its asker some time
-#: Errors that say nothing of the process: no descriptor, no memory, or no answer.
+_MOST_LEFT = 256  # bound of abandoned threads
+# bound for one user: threads that still wait, and recent abandoned questions, because each costs its asker
+# time
+_MOST_LEFT_OF_A_USER = 4
+#: Errors that say nothing about the process: no descriptor, no memory, or no answer.
 SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EBUSY})
 T = TypeVar("T")
-_UIDS = re.compile(rb"^Uid:\s*(\d+)\s+(\d+)", re.MULTILINE)  # real, effective: proc_pid_status(5)
+_UIDS = re.compile(rb"^Uid:\s*(\d+)\s+(\d+)", re.MULTILINE)  # real and effective uid: proc_pid_status(5)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A helper that runs: `start_ticks` is field 22 of /proc/PID/stat (proc(5))."""
+    """A running process; `start_ticks` is field 22 of /proc/PID/stat (proc(5))."""
 
     name: str
     pid: int
@@ -64,12 +69,14 @@ class Stat:
 
     @property
     def is_alive(self) -> bool:
-        """False when its main thread has ended: other threads may still run."""
+        """False if its main thread has ended; other threads may still run."""
         return self.state not in "ZXx"
 
 
 def parse_stat(line: bytes) -> Stat | None:
-    """The command in brackets is any bytes that the process chooses; fields count from the last bracket."""
+    """Parses a line of /proc/PID/stat. The process chooses the bytes of the command in brackets, so fields
+    count from the last bracket.
+    """
     pid, _, rest = line.partition(b" (")
     fields = rest.rpartition(b")")[2].split()
     try:
@@ -81,7 +88,7 @@ def parse_stat(line: bytes) -> Stat | None:
 
 
 def look(pid: int) -> Stat | None:
-    """None where there is no such process. Raises OSError of SCARCE."""
+    """The state of a process; None if there is none. Raises OSError of SCARCE."""
     try:
         return parse_stat(_read_aside(pid, "stat"))
     except OSError as error:
@@ -91,7 +98,7 @@ def look(pid: int) -> Stat | None:
 
 
 def read_stat(pid: int) -> Stat | None:
-    """None where there is no such process, or where nothing can be read at present."""
+    """The state of a process; None if there is none, or if /proc cannot be read at present."""
     try:
         return look(pid)
     except OSError:
@@ -99,13 +106,13 @@ def read_stat(pid: int) -> Stat | None:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Start time of a living process; None where there is none, or where nothing can be read at present."""
+    """Start time of a living process; None if there is none, or if /proc cannot be read at present."""
     stat = read_stat(pid)
     return stat.start_ticks if stat is not None and stat.is_alive else None
 
 
 def is_alive(pid: int, ticks: int) -> bool:
-    """Is the process that started at `ticks` alive? True where nothing can be read at present."""
+    """Is the process that started at `ticks` alive? True if /proc cannot be read at present."""
     try:
         stat = look(pid)
     except OSError:
@@ -114,14 +121,15 @@ def is_alive(pid: int, ticks: int) -> bool:
 
 
 def is_ending(pid: int) -> bool:
-    """Its main thread has ended; other threads may still run. False for a process that cannot be seen: it may
-    be of another pid namespace."""
+    """Has its main thread ended, although other threads may still run? False for a process that /proc does
+    not show: it may be in another pid namespace.
+    """
     stat = read_stat(pid)
     return stat is not None and not stat.is_alive
 
 
 def has_ended(pid: int) -> bool:
-    """All of its threads have ended, and its parent has not collected it.
+    """Have all of its threads ended, while its parent has not reaped it?
 
     Measured on an H200 (driver 580): an MPS server whose main thread had ended stayed in NVML's list for up
     to a tenth of a second, until its other threads had given the device back.
@@ -131,7 +139,7 @@ def has_ended(pid: int) -> bool:
 
 
 def uids(pid: int) -> tuple[int, int] | None:
-    """Real and effective; None where they cannot be read."""
+    """Real and effective uid; None if they cannot be read."""
     try:
         found = _UIDS.search(Path(f"/proc/{pid}/status").read_bytes())
     except OSError:
@@ -140,7 +148,7 @@ def uids(pid: int) -> tuple[int, int] | None:
 
 
 def owner(pid: int) -> int | None:
-    """The uid that owns /proc/PID: the effective one, or root's where the process cannot be dumped."""
+    """The uid that owns /proc/PID: the effective uid, or root if the process is not dumpable."""
     try:
         return Path(f"/proc/{pid}").stat().st_uid
     except OSError:
@@ -152,7 +160,7 @@ def arguments(pid: int) -> list[bytes]:
 
 
 def environment(pid: int) -> list[bytes]:
-    """What it was started with, NAME=value each."""
+    """The initial environment of the process, as NAME=value entries."""
     return _read(pid, "environ").split(b"\0")
 
 
@@ -168,7 +176,7 @@ def _read_aside(pid: int, name: str) -> bytes:
 
 
 class _Worker:
-    """A thread that answers one question after the other."""
+    """A thread that answers questions one after the other."""
 
     def __init__(self) -> None:
         self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -179,7 +187,9 @@ class _Worker:
         self._work.put(work)
 
     def waits_in_kernel(self) -> bool:
-        """Not for a processor, and not for Python's lock. False where it cannot be read at present."""
+        """Does the thread wait in the kernel, and not for a processor or Python's lock? False if that cannot
+        be read at present.
+        """
         try:
             stat = parse_stat(Path(f"/proc/self/task/{self._thread.native_id}/stat").read_bytes())
         except OSError:
@@ -192,7 +202,7 @@ class _Worker:
 
 
 class Aside:
-    """Asks the kernel about processes. Thread-safe. As many threads are kept as have been in use at once."""
+    """Asks the kernel about processes. Thread-safe. Keeps as many threads as were in use at once."""
 
     def __init__(
         self, user_of: Callable[[int], int] = lambda uid: uid, clock: Callable[[], float] = time.monotonic
@@ -201,13 +211,13 @@ class Aside:
         self._clock = clock
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
-        #: pid and user of each question that was left behind and has not been answered yet
+        #: pid and user of each abandoned question without an answer
         self._left: dict[threading.Lock, tuple[int, int]] = {}
-        self._lately: deque[tuple[float, int]] = deque()  # when, and of which user, one was left behind
+        self._lately: deque[tuple[float, int]] = deque()  # time and user of recently abandoned questions
 
     def ask(self, pid: int, question: Callable[[], T], forget: Callable[[T], None] = lambda _: None) -> T:
         """See `aside`."""
-        # The user is looked up outside of the lock: its directory may be slow.
+        # The user is looked up before the lock is taken, because the user directory may be slow.
         user = self._user(pid) if self._left or self._lately else None
         with self._lock:
             if self._refuses(pid, user):
@@ -244,7 +254,7 @@ class Aside:
         return answers[0]
 
     def _refuses(self, pid: int, user: int | None) -> bool:
-        """`user` is None where no question was left behind when the asker looked."""
+        """Must the question be refused? `user` is None if no question was abandoned at the check."""
         while self._lately and self._lately[0][0] < self._clock() - _LATELY_SECONDS:
             self._lately.popleft()
         if len(self._left) >= _MOST_LEFT or any(pid == left for left, _ in self._left.values()):
@@ -256,13 +266,17 @@ class Aside:
         return max(waiting, lately) >= _MOST_LEFT_OF_A_USER
 
     def _user(self, pid: int) -> int:
-        """Of its real uid: root owns the files of a process that cannot be dumped."""
+        """The user of the process's real uid. The owner of its files is not used: it is root if the process
+        is not dumpable.
+        """
         return self.user_of((uids(pid) or (0, 0))[0])
 
 
 def _wait(done: threading.Lock, worker: _Worker) -> bool:
-    """Until it is done, for at most _PATIENCE_SECONDS, and for _LOOKS in which the kernel holds the worker.
-    Time in which the worker waits for a processor counts as patience alone. False: it is not done."""
+    """Waits for the answer: up to _PATIENCE_SECONDS, and up to _LOOKS times in which the worker is found
+    waiting in the kernel. Time in which the worker waits for a processor counts only for the former. Returns
+    False without an answer.
+    """
     end, held = time.monotonic() + _PATIENCE_SECONDS, 0
     while not done.acquire(timeout=_LOOK_SECONDS):
         held = held + 1 if worker.waits_in_kernel() else 0
@@ -275,21 +289,24 @@ _aside = Aside()
 
 
 def count_users_by(user_of: Callable[[int], int]) -> None:
-    """`user_of` names the user that a uid counts as: one user's processes may keep few questions waiting."""
+    """`user_of` maps a uid to the user that it counts for: the processes of one user may delay only a few
+    questions.
+    """
     _aside.user_of = user_of
 
 
 def aside(pid: int, question: Callable[[], T], forget: Callable[[T], None] = lambda _: None) -> T:
-    """What `question` answers of the process, or raises what it raises. A late answer goes to `forget`, which
-    does not raise; a late error is dropped.
+    """Runs `question` about the process on another thread; returns its result or raises its error. A late
+    result is passed to `forget`, which must not raise; a late error is dropped.
 
-    Raises OSError: EBUSY where the kernel does not answer, or has not answered an earlier question about the
-    process, and where too many questions about the user's processes, or at all, wait."""
+    Raises OSError: EBUSY if the kernel does not answer, if an earlier question about the process still waits,
+    or if too many questions wait, of this user or of all.
+    """
     return _aside.ask(pid, question, forget)
 
 
 def executable(pid: int) -> Path | None:
-    """The program, also one whose file an upgrade has removed (proc(5): " (deleted)" follows the name)."""
+    """The program of the process, even if an upgrade has removed its file (proc(5) appends " (deleted)")."""
     try:
         return Path(str(aside(pid, Path(f"/proc/{pid}/exe").readlink)).removesuffix(" (deleted)"))
     except OSError:
@@ -297,7 +314,7 @@ def executable(pid: int) -> Path | None:
 
 
 def mounts_at(pid: int, place: str) -> list[str]:
-    """What is mounted at `place` for the process: the mounts' roots within their file systems."""
+    """The roots, within their file systems, of the mounts at `place` in the process's mount namespace."""
     try:
         with Path(f"/proc/{pid}/mountinfo").open(encoding="utf-8", errors="replace") as lines:
             # mount id, parent, device, root, mount point
@@ -308,7 +325,9 @@ def mounts_at(pid: int, place: str) -> list[str]:
 
 
 def mount_namespace(pid: int) -> Path | None:
-    """None where it cannot be read: the process has ended, or vgpud may not look at it."""
+    """The mount namespace; None if it cannot be read: the process has ended, or vgpud has no right to read
+    it.
+    """
     try:
         return aside(pid, Path(f"/proc/{pid}/ns/mnt").readlink)
     except OSError:
@@ -353,14 +372,14 @@ class PidFd:
         self.close()
 
     def send(self, number: signal.Signals) -> None:
-        """Does nothing to a process that has ended."""
+        """Sends a signal; does nothing if the process has ended."""
         try:
             signal.pidfd_send_signal(self._fd, number)
         except ProcessLookupError:
             return
 
     def copy_of(self, descriptor: int) -> int:
-        """A descriptor of ours for that open file of the process (pidfd_getfd(2)). Raises OSError."""
+        """Copies an open descriptor of the process into this one (pidfd_getfd(2)). Raises OSError."""
         got = int(_libc.syscall(_PIDFD_GETFD, self._fd, descriptor, 0))
         if got < 0:
             number = ctypes.get_errno()
@@ -369,7 +388,7 @@ class PidFd:
 
 
 def pin(pid: int, ticks: int) -> PidFd | None:
-    """A pidfd of the process that started at `ticks`; None when it has ended. Raises OSError of SCARCE.
+    """A pidfd of the process that started at `ticks`; None if it has ended. Raises OSError of SCARCE.
 
     The start time is read after opening, so the pidfd cannot be a later process's.
     """
@@ -391,7 +410,7 @@ def pin(pid: int, ticks: int) -> PidFd | None:
 
 
 def open_pidfd(running: Running) -> PidFd | None:
-    """As `pin`, but None where nothing can be opened at present."""
+    """As `pin`, but None if no pidfd can be opened at present."""
     try:
         return pin(running.pid, running.start_ticks)
     except OSError:
@@ -399,7 +418,9 @@ def open_pidfd(running: Running) -> PidFd | None:
 
 
 def has_exited(pidfd: int | PidFd, wait_seconds: float = 0) -> bool:
-    """Waits for at most so long; a process with all threads ended has exited, collected or not."""
+    """Waits up to `wait_seconds` for the process to exit. A process whose threads have all ended has exited,
+    whether its parent has reaped it or not.
+    """
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(wait_seconds * 1000))

@@ -1,7 +1,7 @@
-"""systemd's side: readiness, status, the journal, passed sockets.
+"""Talks to systemd: readiness, status, the journal, passed sockets.
 
-systemd-python speaks these protocols; where it is not installed (it has no wheel, and needs
-libsystemd to build) the daemon runs as it does without systemd, and says so if it was notified.
+systemd-python implements these protocols. If it is not installed (it has no wheel, and needs libsystemd to
+build), the daemon runs as without systemd.
 """
 
 import os
@@ -13,14 +13,14 @@ from pathlib import Path
 try:
     import systemd.daemon
     import systemd.journal
-except ImportError:  # a laptop or a container without libsystemd
+except ImportError:  # no systemd-python: a laptop, or a container without libsystemd
     HAS_SYSTEMD_PYTHON = False
 else:
     HAS_SYSTEMD_PYTHON = True
 
 
 def notify(*assignments: str) -> None:
-    """Sends assignments such as "READY=1" (sd_notify(3)); nothing happens without systemd."""
+    """Sends assignments such as "READY=1" (sd_notify(3)); does nothing without systemd."""
     if os.environ.get("NOTIFY_SOCKET"):
         if HAS_SYSTEMD_PYTHON:
             systemd.daemon.notify("\n".join(assignments))
@@ -29,7 +29,9 @@ def notify(*assignments: str) -> None:
 
 
 def _notify_plainly(text: str) -> None:
-    """The protocol is one datagram; a start must not hang because a binding is missing."""
+    """Sends the assignments without systemd-python: the protocol is one datagram, and a missing binding must
+    not make a start time out.
+    """
     address = os.environ["NOTIFY_SOCKET"]
     if address.startswith("@"):
         address = "\0" + address[1:]
@@ -38,7 +40,9 @@ def _notify_plainly(text: str) -> None:
 
 
 def stderr_is_journal() -> bool:
-    """JOURNAL_STREAM names the device and inode of the stream to the journal (systemd.exec(5))."""
+    """Is standard error the journal? JOURNAL_STREAM has the device and inode of the journal's stream
+    (systemd.exec(5)).
+    """
     stream = os.environ.get("JOURNAL_STREAM")
     if not HAS_SYSTEMD_PYTHON or not stream:
         return False
@@ -51,7 +55,7 @@ def journal_send(message: str, fields: Mapping[str, str]) -> None:
 
 
 def watchdog_seconds() -> float | None:
-    """Half the time within which systemd wants a sign of life, or None."""
+    """Half of systemd's watchdog interval, or None without a watchdog."""
     microseconds = os.environ.get("WATCHDOG_USEC")
     if not microseconds or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
@@ -59,5 +63,5 @@ def watchdog_seconds() -> float | None:
 
 
 def boot_id() -> str:
-    """random(4): a new value at each boot of the kernel."""
+    """The boot's id (random(4)), which is new at each boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

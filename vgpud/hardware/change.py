@@ -1,7 +1,7 @@
 """Changes of a device: MIG mode, GPU instances, the compute mode.
 
-Each change works on the handle of one device, inside a worker. `Target` identifies the device, so that errors
-can name it and its holders.
+Each function runs inside a worker, on the handle of one device. `Target` identifies the device, so that
+errors can name it and its holders.
 """
 
 import ctypes
@@ -47,7 +47,7 @@ class Target:
     def held(
         self, what: str, gpu_instance_id: int | None = None, compute_instance_id: int | None = None
     ) -> VgpuError:
-        """DEVICE_IN_USE with the processes on the device, or on one of its instances."""
+        """The error DEVICE_IN_USE with the processes on the device, or on one of its instances."""
         processes = read_processes(self.nvml, self.handle)
         if gpu_instance_id is not None:
             processes = tuple(p for p in processes if p.gpu_instance_id == gpu_instance_id)
@@ -59,10 +59,10 @@ class Target:
 def set_mig_mode(target: Target, enabled: bool) -> bool:
     """True when the mode is in force, False when NVML took the request but a reset is due.
 
-    NVML answers twice: whether it took the request (the call's status) and whether the mode came into force
-    (the activation status). Only the mode that is read back is reliable. A request that waits for the end of
-    processes only (Hopper) is cancelled, and the error names the processes: a device with a pending change
-    would serve no tenant. Raises VgpuError: DEVICE_IN_USE, RESET_NEEDED, UNSUPPORTED, NVML_FAILED, GPU_LOST.
+    NVML gives two answers: the call's status (request accepted) and the activation status (mode in force).
+    Only reading the mode back is reliable. On Hopper a request can wait for processes to end. Such a request
+    is cancelled, and the error names the processes, because a device with a pending change serves no tenant.
+    Raises VgpuError: DEVICE_IN_USE, RESET_NEEDED, UNSUPPORTED, NVML_FAILED, GPU_LOST.
     """
     what = f"mig mode of {target.uuid}"
     try:
@@ -86,8 +86,8 @@ def set_mig_mode(target: Target, enabled: bool) -> bool:
 def create_gpu_instance(
     target: Target, profile_id: int, placement: Placement, whole: bool = True
 ) -> GpuInstance:
-    """The new GPU instance; if `whole` with one compute instance over all of it, and nothing is left on
-    failure; else with none yet.
+    """Creates a GPU instance. If `whole`, it also creates one compute instance over all of it, and a failure
+    leaves neither.
 
     Raises VgpuError: NO_CAPACITY (the place is taken), UNSUPPORTED, BAD_REQUEST, GPU_LOST, NVML_FAILED.
     """
@@ -132,7 +132,9 @@ def _cannot_create(what: str, refusal: NvmlRefusal, kind: str = "gpu") -> VgpuEr
 
 
 def _create_whole(nvml: Nvml, gpu_instance: Handle) -> None:
-    """The compute instance that takes all slices of its GPU instance; NVML's first of equals."""
+    """Creates the compute instance that takes all slices of its GPU instance, of the first such profile in
+    NVML's order.
+    """
     sizes = compute_sizes(nvml, gpu_instance)
     if not sizes:
         raise NvmlRefusal(NOT_SUPPORTED, "nvmlGpuInstanceGetComputeInstanceProfileInfo")
@@ -141,7 +143,7 @@ def _create_whole(nvml: Nvml, gpu_instance: Handle) -> None:
 
 
 def create_compute_instance(target: Target, gpu_instance_id: int, key: PlaceKey) -> GpuInstance:
-    """One compute instance of `key` (profile id, compute slices) more in a GPU instance that stands.
+    """Creates a compute instance of `key` (profile id, compute slices) in an existing GPU instance.
 
     Raises VgpuError: NO_CAPACITY (the place is taken), UNSUPPORTED, BAD_REQUEST, GPU_LOST, NVML_FAILED.
     """
@@ -162,8 +164,9 @@ def create_compute_instance(target: Target, gpu_instance_id: int, key: PlaceKey)
 
 
 def destroy_compute_instance(target: Target, gpu_instance_id: int, compute_instance_id: int) -> None:
-    """Its GPU instance stays. Idempotent. Raises VgpuError: DEVICE_IN_USE (with the processes on it),
-    GPU_LOST, NVML_FAILED."""
+    """Destroys a compute instance and leaves its GPU instance. Idempotent. Raises VgpuError: DEVICE_IN_USE
+    (with the processes on it), GPU_LOST, NVML_FAILED.
+    """
     nvml, what = target.nvml, f"compute instance {gpu_instance_id}/{compute_instance_id} of {target.uuid}"
     try:
         gpu_instance = nvml.demand("nvmlDeviceGetGpuInstanceById", target.handle, gpu_instance_id)
@@ -178,7 +181,8 @@ def destroy_compute_instance(target: Target, gpu_instance_id: int, compute_insta
 
 
 def destroy_gpu_instance(target: Target, gpu_instance_id: int) -> None:
-    """Ends with the instance gone, whatever of it was there; can be cut anywhere and run again.
+    """Destroys a GPU instance with its compute instances. Idempotent, also after an interruption at any
+    point.
 
     Raises VgpuError: DEVICE_IN_USE (with the processes on it), GPU_LOST, NVML_FAILED.
     """
@@ -186,7 +190,7 @@ def destroy_gpu_instance(target: Target, gpu_instance_id: int) -> None:
     try:
         gpu_instance = target.nvml.demand("nvmlDeviceGetGpuInstanceById", target.handle, gpu_instance_id)
     except NvmlRefusal as refusal:
-        if refusal.status in (NOT_FOUND, NOT_SUPPORTED):  # gone, or MIG mode is off
+        if refusal.status in (NOT_FOUND, NOT_SUPPORTED):  # already destroyed, or MIG mode is off
             return
         raise
     _empty(target, gpu_instance, what, gpu_instance_id)

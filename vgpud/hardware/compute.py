@@ -1,8 +1,8 @@
-"""Compute instances: how a GPU instance may be divided, and what it is divided into now.
+"""Compute instances: the possible and the current divisions of a GPU instance.
 
-NVML lists compute instance profiles of a GPU instance that exists, and of none else. What one of a
-profile will have before there is any is `presumed`, from NVIDIA's MIG User Guide ("Compute Instances");
-what was read of one counts from then on.
+NVML lists the compute instance profiles of existing GPU instances only. Before a first instance exists,
+`presumed` derives them from NVIDIA's MIG User Guide ("Compute Instances"); values that were read replace
+these.
 """
 
 import ctypes
@@ -16,14 +16,14 @@ from vgpud.model.device import ComputeInstance, MigProfile, Placement
 Handle = object
 GONE = frozenset({INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED})
 _MAX_INSTANCES = 32
-_PROFILE_COUNT = 0x8  # NVML_COMPUTE_INSTANCE_PROFILE_COUNT of nvml.h 12.9, where the binding lacks it
+_PROFILE_COUNT = 0x8  # NVML_COMPUTE_INSTANCE_PROFILE_COUNT of nvml.h 12.9, for bindings without the constant
 _ENGINE_SHARED = 0  # NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
 # nvml.h NVML_COMPUTE_INSTANCE_PROFILE_*_SLICE: the compute slices of each number
 _SLICES = {0x0: 1, 0x1: 2, 0x2: 3, 0x3: 4, 0x4: 7, 0x5: 8, 0x6: 6}
 
 
 def presumed(profile: MigProfile) -> tuple[MigProfile, ...]:
-    """The compute instance profiles that a GPU instance of `profile` will have, as far as is known."""
+    """The expected compute instance profiles of a future GPU instance of `profile`."""
     return tuple(
         MigProfile(
             id=number,
@@ -44,13 +44,13 @@ def _name(slices: int, profile: MigProfile) -> str:
 
 
 def _presumed_placements(slices: int, of: int) -> tuple[Placement, ...]:
-    """Each starts at a multiple of its size; three slices lie where four would."""
+    """The expected placements: each starts at a multiple of its size; three slices are placed like four."""
     step = 4 if slices == 3 else slices
     return tuple(Placement(start, slices) for start in range(0, of - slices + 1, step))
 
 
 def read_compute_profiles(nvml: Nvml, gpu_instance: Handle, profile: MigProfile) -> tuple[MigProfile, ...]:
-    """Those of a GPU instance that exists, whose profile is `profile`, in NVML's order."""
+    """The compute instance profiles of an existing GPU instance of `profile`, in NVML's order."""
     found = []
     for index in range(nvml.constant("NVML_COMPUTE_INSTANCE_PROFILE_COUNT", _PROFILE_COUNT)):
         info = _profile_info(nvml, gpu_instance, index)
@@ -75,7 +75,7 @@ def read_compute_profiles(nvml: Nvml, gpu_instance: Handle, profile: MigProfile)
 
 
 def _profile_info(nvml: Nvml, gpu_instance: Handle, index: int) -> Any:  # noqa: ANN401  # the binding's
-    """The oldest struct has no name."""
+    """The newest supported struct of a profile. The oldest version has no name."""
     function = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
     for version in (2, 1):
         info = nvml.call(function, gpu_instance, index, _ENGINE_SHARED, version)
@@ -85,7 +85,7 @@ def _profile_info(nvml: Nvml, gpu_instance: Handle, index: int) -> Any:  # noqa:
 
 
 def _placements(nvml: Nvml, gpu_instance: Handle, profile_id: int) -> tuple[Placement, ...]:
-    """Empty where the driver does not tell."""
+    """The possible placements; empty if the driver does not report them."""
     count = ctypes.pointer(ctypes.c_uint(0))
     name = "nvmlGpuInstanceGetComputeInstancePossiblePlacements"
     if nvml.call(name, gpu_instance, profile_id, None, count) is None or not count.contents.value:

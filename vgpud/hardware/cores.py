@@ -1,4 +1,4 @@
-"""How many streaming multiprocessors a device has: NVML counts CUDA cores, not SMs."""
+"""Computes the number of streaming multiprocessors: NVML reports CUDA cores, not SMs."""
 
 # FP32 cores of one SM by compute capability: CUDA C++ Programming Guide, "Arithmetic
 # Instructions", throughput of 32-bit floating-point add per clock cycle per SM
@@ -30,9 +30,10 @@ _CORES_PER_SM: dict[tuple[int, int], int] = {
 def sm_count(
     cores: int | None, capability: tuple[int, int] | None, largest_profile: int | None
 ) -> int | None:
-    """SMs of the whole card, or None where nothing tells.
+    """SMs of the whole card, or None if they cannot be determined.
 
-    By cores first: the largest MIG profile can be smaller than the card (A100: 98 of 108).
+    The number of cores is used first, because the largest MIG profile can be smaller than the card (A100: 98
+    of 108).
     """
     per_sm = _CORES_PER_SM.get(capability) if capability is not None else None
     if cores and per_sm and cores % per_sm == 0:

@@ -1,6 +1,7 @@
-"""Asks vgpu-engine-probe (native/probe/engine.c) if a device's tenants can be taken off it from outside.
+"""Asks vgpu-engine-probe (native/probe/engine.c) if the arbiter can preempt the tenants of a device (engine
+`cut`).
 
-The probe is a process of its own, because a call of a driver that fails to do it may never come back.
+The probe is a process of its own, because a driver call that fails may never return.
 """
 
 import fcntl
@@ -17,7 +18,7 @@ from typing import Any
 
 from vgpud.model.engine import Engine, EngineVerdict
 
-# the probe ends itself after 30 s (SECONDS_AT_MOST); this bound holds where even that signal is not served
+# the probe ends itself after 30 s (SECONDS_AT_MOST); this bound holds if even that signal is not delivered
 _SECONDS = 35.0
 _KILL_SECONDS = 5.0
 _POLL_SECONDS = 0.05
@@ -26,7 +27,8 @@ _LONGEST_WHY = 300
 
 class EngineProbe:
     """`folder` holds a lock, so that two probes never disturb each other. The lock is the probe's standard
-    input: it is held until the probe has ended, also where vgpud was killed meanwhile."""
+    input, so it is held until the probe has ended, even if vgpud is killed.
+    """
 
     def __init__(self, program: Path, folder: Path, seconds: float = _SECONDS) -> None:
         self._program = program
@@ -34,7 +36,9 @@ class EngineProbe:
         self._seconds = seconds
 
     def ask(self, device_uuid: str, boot_id: str, driver_version: str) -> EngineVerdict:
-        """Blocks for a second or so, at most for twice `seconds`. No answer is a verdict that has failed."""
+        """Runs the probe. Blocks for about a second, at most for twice `seconds`. Without an answer the
+        verdict is a failed probe.
+        """
         answer: dict[str, Any] = {}
         try:
             with self._locked() as lock:
@@ -55,7 +59,7 @@ class EngineProbe:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """Raises TimeoutError and OSError."""
+        """Yields the lock's descriptor. Raises TimeoutError and OSError."""
         self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         fd = os.open(self._folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         end = time.monotonic() + self._seconds
@@ -73,11 +77,11 @@ class EngineProbe:
             os.close(fd)
 
     def _run(self, device_uuid: str, lock: int) -> tuple[dict[str, Any], str]:
-        """The probe's answer and its reason; no answer, and why. Raises OSError."""
+        """The probe's answer, and the reason if there is none. Raises OSError."""
         environment = {
             **os.environ,
-            "CUDA_CACHE_DISABLE": "1",  # no home folder is to be written
-            "CUDA_MPS_PIPE_DIRECTORY": str(self._folder),  # where no MPS daemon listens
+            "CUDA_CACHE_DISABLE": "1",  # no cache in a home folder
+            "CUDA_MPS_PIPE_DIRECTORY": str(self._folder),  # a folder without an MPS daemon
         }
         process = subprocess.Popen(
             [str(self._program), device_uuid],

@@ -13,21 +13,21 @@ from vgpud.model.errors import VgpuError
 
 log = structlog.get_logger(__name__)
 
-WAIT_MILLISECONDS = 5000  # a wait cannot be cut short: this bounds how long stopping takes
+WAIT_MILLISECONDS = 5000  # a wait cannot be interrupted: this bounds the time to stop
 RETRY_SECONDS = 10.0
 XID_CRITICAL_ERROR = 0x8  # nvml.h nvmlEventTypeXidCriticalError
 _NO_INSTANCE = 0xFFFFFFFF
 
-# a program's own fault, the device goes on: NVIDIA's "Xid Errors" document, and the list that
+# faults of a program that leave the device healthy: NVIDIA's "Xid Errors" document, and the list that
 # NVIDIA's Kubernetes device plugin leaves out of its health checks
 _APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceEvent:
-    """`xid` is None where NVML says that some device is lost; `uuid` is empty if it cannot say which.
+    """`xid` is None if NVML reports a lost device; `uuid` is empty if NVML does not name the device.
 
-    A snapshot tells which one is.
+    A snapshot then finds the lost device.
     """
 
     uuid: str
@@ -54,8 +54,8 @@ def watch_events(
 ) -> threading.Thread:
     """A started thread that calls `callback` (in that thread) for each event, until `stop` is set.
 
-    It ends within WAIT_MILLISECONDS of `stop`. It goes on over a missing driver, a lost device and
-    a driver reload; devices without events are left out. The thread is a daemon thread.
+    The thread ends within WAIT_MILLISECONDS of `stop`. It survives a missing driver, a lost device and a
+    driver reload; devices without events are left out. The thread is a daemon thread.
     """
     thread = threading.Thread(target=_watch, args=(gateway, callback, stop), name="nvml-events", daemon=True)
     thread.start()
@@ -84,7 +84,7 @@ def _watch(gateway: Gateway, callback: Callable[[DeviceEvent], None], stop: thre
 
 
 def _register(nvml: Nvml) -> tuple[Handle, int, int]:
-    """The event set, and how many devices it watches of how many there are."""
+    """The event set, the number of devices that it watches, and the number of all devices."""
     event_set: Handle = nvml.demand("nvmlEventSetCreate")
     listed = int(nvml.demand("nvmlDeviceGetCount"))
     watched = 0
@@ -107,7 +107,7 @@ def _wait(
     callback: Callable[[DeviceEvent], None],
     stop: threading.Event,
 ) -> None:
-    """Until `stop`, or until the number of devices is no longer `listed`."""
+    """Waits for events until `stop`, or until the number of devices differs from `listed`."""
     while not stop.is_set():
         try:
             data = nvml.demand("nvmlEventSetWait", event_set, WAIT_MILLISECONDS)
@@ -129,7 +129,7 @@ def _wait(
 
 
 def _uuid(nvml: Nvml, device: Handle) -> str:
-    """Empty where the device that reports is lost itself: nvmlDeviceGetUUID then says no more than that."""
+    """The device's UUID; empty if the device is lost, because nvmlDeviceGetUUID then fails too."""
     try:
         return nvml.call("nvmlDeviceGetUUID", device) or ""
     except NvmlRefusal:

@@ -45,13 +45,13 @@ from vgpud.model.view import Vitals
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
-# without the persistence daemon the first client wakes every GPU up, seconds for each
+# without the persistence daemon the first client initialises every GPU, which takes seconds for each
 INIT_SECONDS = 60.0
 # destroying an instance takes about a second, and any MIG call up to ten under load
 CHANGE_SECONDS = 60.0
-_MOST_DEVICES = 256  # of one machine: a count that a broken driver makes up is not gone through
+_MOST_DEVICES = 256  # devices of one machine: a broken driver may report any number
 _NODE = "the node"
-# the library itself is gone, not one device
+# statuses of a lost library, not of a lost device
 _LIBRARY_GONE = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH})
 
 
@@ -65,7 +65,7 @@ class _System:
 
 @dataclass(frozen=True, slots=True)
 class _Unwell:
-    """A device that would not be read; `uuid` is empty where not even that was to be had."""
+    """A device that could not be read; `uuid` is empty if that could not be read either."""
 
     index: int
     uuid: str
@@ -101,20 +101,23 @@ class Gateway:
         self._reader = Reader(self.nvml, host_root)
         self._workers = Workers()
         self._lock = threading.Lock()
-        self._generation = 0  # of the initialised library; 0 while it is not
+        self._generation = 0  # number of the initialised library; 0 while none is
         self._generations = 0
-        self._changes = 0  # under way now
+        self._changes = 0  # changes under way
         self._known = _Known({}, {})
 
     def call(self, name: str, *args: object) -> Any:  # noqa: ANN401  # the binding is untyped
-        """One NVML call by its name in the binding; None where card or driver have no answer."""
+        """Makes one NVML call by its name in the binding; returns None if card or driver do not
+        support it.
+        """
         return self.run(_NODE, lambda: self.nvml.call(name, *args))
 
     def run(self, subject: str, job: Callable[[], T], deadline_seconds: float | None = None) -> T:
-        """`job` in a worker, a deadline for each NVML call in it; again if the driver was reloaded.
+        """Runs `job` in a worker, with a deadline for each NVML call; runs it again if the driver was
+        reloaded.
 
-        The job must fetch the handles that it uses, as they do not outlive a reload. While a MIG
-        change is under way any call may have to wait for it inside the driver, so none is given up.
+        The job must fetch the handles that it uses, as they do not outlive a reload. During a MIG change any
+        call may have to wait inside the driver, so the deadline is not applied.
         """
         deadline = self.deadline_seconds if deadline_seconds is None else deadline_seconds
         if self._changes:
@@ -131,9 +134,9 @@ class Gateway:
         return self._workers.run(subject, deadline, job)
 
     def close(self) -> None:
-        """Lets go of the driver, so that it can be unloaded; the next call initialises again.
+        """Shuts NVML down, so that the driver can be unloaded; the next call initialises NVML again.
 
-        End the event watch first. Does nothing where NVML is not initialised.
+        Precondition: the event watch has ended. Does nothing if NVML is not initialised.
         """
         with self._lock:
             if self._generation:
@@ -152,7 +155,7 @@ class Gateway:
             return self._generation
 
     def _forget_init(self, generation: int) -> None:
-        """Of several callers that saw the same reload, one initialises."""
+        """Forgets the initialisation. If several callers saw the same reload, only one initialises again."""
         with self._lock:
             if self._generation == generation:
                 self._generation = 0
@@ -161,7 +164,7 @@ class Gateway:
     # snapshots
 
     def snapshot(self) -> Node:
-        """All devices now. A device that is lost or does not answer is listed with that health."""
+        """Reads all devices. A device that is lost or does not answer is listed with that health."""
         system = self.run(_NODE, self._read_system)
         known = self._known
         if system.device_count != len(known.devices):
@@ -197,8 +200,9 @@ class Gateway:
         )
 
     def _read_all(self, system: _System, known: _Known) -> list[tuple[Device, Static] | _Unwell]:
-        """Reads devices in order, and all others concurrently after the first that does not answer, so that
-        several hung devices take one deadline together."""
+        """Reads devices in order. After the first that does not answer, the others are read concurrently, so
+        that several hung devices cost one deadline.
+        """
         rest = list(range(system.device_count))
         found: list[tuple[Device, Static] | _Unwell] = []
         while rest:
@@ -231,7 +235,9 @@ class Gateway:
     def _links(
         self, devices: list[Device], system: _System, known: _Known
     ) -> tuple[tuple[object, ...], dict[tuple[str, str], Link]]:
-        """They change with the devices, the driver and MIG mode; empty while NVML will not say."""
+        """The links between devices. They change with the devices, the driver and MIG mode; empty if NVML
+        does not report them.
+        """
         key: tuple[object, ...] = (
             system.driver_version,
             *((d.uuid, d.index, d.mig.current, d.mig.pending) for d in devices),
@@ -270,7 +276,7 @@ class Gateway:
         return self._on_device(uuid, job)
 
     def set_mig_mode(self, uuid: str, enabled: bool) -> bool:
-        """True when the mode is in force now, False when it is pending a reset of the device.
+        """Returns True if the mode is in force, False if it needs a reset of the device.
 
         Raises VgpuError also: NO_SUCH_DEVICE, GPU_LOST, DEVICE_IN_USE, RESET_NEEDED, UNSUPPORTED.
         """
@@ -279,17 +285,21 @@ class Gateway:
     def create_gpu_instance(
         self, uuid: str, profile_id: int, placement: Placement, whole: bool = True
     ) -> GpuInstance:
-        """With one compute instance over all of it, or none; see change.create_gpu_instance for errors."""
+        """Creates a GPU instance, with one compute instance over all of it or with none; see
+        change.create_gpu_instance for errors.
+        """
         return self._change(
             uuid, lambda target: change.create_gpu_instance(target, profile_id, placement, whole)
         )
 
     def create_compute_instance(self, uuid: str, gpu_instance_id: int, key: PlaceKey) -> GpuInstance:
-        """One more in a GPU instance that stands; see change.create_compute_instance for errors."""
+        """Creates a compute instance in an existing GPU instance; see change.create_compute_instance for
+        errors.
+        """
         return self._change(uuid, lambda target: change.create_compute_instance(target, gpu_instance_id, key))
 
     def destroy_compute_instance(self, uuid: str, gpu_instance_id: int, compute_instance_id: int) -> None:
-        """Its GPU instance stays; idempotent.
+        """Destroys a compute instance and leaves its GPU instance. Idempotent.
 
         Raises VgpuError also: NO_SUCH_DEVICE, GPU_LOST, DEVICE_IN_USE.
         """
@@ -299,7 +309,8 @@ class Gateway:
         )
 
     def destroy_gpu_instance(self, uuid: str, gpu_instance_id: int) -> None:
-        """Compute instances first; idempotent, and can be cut anywhere and run again.
+        """Destroys a GPU instance after its compute instances. Idempotent, also after an interruption at any
+        point.
 
         Raises VgpuError also: NO_SUCH_DEVICE, GPU_LOST, DEVICE_IN_USE.
         """
@@ -328,7 +339,7 @@ class Gateway:
             raise refusal.about(uuid) from refusal
 
     def _handle(self, uuid: str) -> Handle:
-        """Inside a worker only."""
+        """The handle of a device. Valid inside a worker only."""
         try:
             return self.nvml.demand("nvmlDeviceGetHandleByUUID", uuid)
         except NvmlRefusal as refusal:
@@ -342,9 +353,9 @@ class Gateway:
 
 
 def _marked(unwell: list[_Unwell], read: list[Device], known: _Known) -> list[Device]:
-    """Devices that would not be read, with what was last known of them.
+    """The devices that could not be read, with the last known facts.
 
-    One that was never read gets a uuid that no GPU has, so that it is seen nevertheless.
+    A device that was never read gets a made-up uuid, so that it is listed nevertheless.
     """
     present = {device.uuid for device in read}
     marked: list[Device] = []

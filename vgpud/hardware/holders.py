@@ -18,7 +18,7 @@ def command(pid: int, host_root: Path) -> str:
 
 
 def owner_uid(pid: int, host_root: Path) -> int | None:
-    """The user that the process runs as (the owner of /proc/PID); None where it is gone."""
+    """The user that the process runs as (the owner of /proc/PID); None if it has ended."""
     try:
         return (host_root / "proc" / str(pid)).stat().st_uid
     except OSError:
@@ -26,7 +26,7 @@ def owner_uid(pid: int, host_root: Path) -> int | None:
 
 
 def in_use(what: str, processes: Iterable[DeviceProcess], host_root: Path) -> VgpuError:
-    """VgpuError(DEVICE_IN_USE) that names the processes, all of them in its details."""
+    """The error DEVICE_IN_USE; its details name all processes."""
     pids = sorted({process.pid for process in processes})
     names = [f"{pid} ({command(pid, host_root)})" for pid in pids]
     if not names:

@@ -15,10 +15,11 @@ from vgpud.hardware.nvml import Nvml, NvmlRefusal
 from vgpud.model.device import GpuInstance, MigProfile, Placement
 from vgpud.model.quantity import GIB, MIB
 
-_MAX_INSTANCES = 32  # nvml.h wants room for the profile's instance count; that count is wrong on A30
-_MAX_SLICES = 64  # of a profile; the largest today has 8. Placements are computed from it
+# nvml.h asks for an array of the profile's instance count, but that count is wrong on A30
+_MAX_INSTANCES = 32
+_MAX_SLICES = 64  # bound for a profile, from which placements are computed; the largest today has 8
 _MAX_PLACEMENTS = 256
-_GPU_PROFILE_COUNT = 0x11  # NVML_GPU_INSTANCE_PROFILE_COUNT of nvml.h 12.9, where the binding lacks it
+_GPU_PROFILE_COUNT = 0x11  # NVML_GPU_INSTANCE_PROFILE_COUNT of nvml.h 12.9, for bindings without the constant
 
 # nvml.h NVML_GPU_INSTANCE_PROFILE_*: suffixes of the profile variants, because a v1 struct has no name
 _SUFFIX_OF_INDEX: dict[int, str] = {
@@ -73,8 +74,8 @@ def _read_profile(nvml: Nvml, handle: Handle, index: int, total_bytes: int) -> M
 def profile_name(index: int, slice_count: int, memory_bytes: int, total_bytes: int) -> str:
     """The name that nvidia-smi prints, for drivers whose NVML does not name profiles.
 
-    The figure after the dot is the card's memory in GiB, rounded up, times the profile's part of
-    it in whole eighths: the rule by which every name of the tables in the MIG User Guide comes out.
+    The figure after the dot is the card's memory in GiB, rounded up, times the profile's part of it in whole
+    eighths: this rule reproduces every name in the tables of the MIG User Guide.
     """
     suffix = _SUFFIX_OF_INDEX.get(index, "")
     if total_bytes <= 0:
@@ -130,7 +131,7 @@ def read_instance(nvml: Nvml, gpu_instance: Handle) -> GpuInstance:
 
 
 def read_division(nvml: Nvml, handle: Handle, instance: GpuInstance, profile: MigProfile) -> MigProfile:
-    """`profile` with the compute instance profiles that `instance`, which is of it, really has."""
+    """`profile` with the compute instance profiles that were read from `instance`, an instance of it."""
     gpu_instance = nvml.call("nvmlDeviceGetGpuInstanceById", handle, instance.id)
     found = () if gpu_instance is None else read_compute_profiles(nvml, gpu_instance, profile)
     return with_compute(profile, found or profile.compute)

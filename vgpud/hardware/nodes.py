@@ -1,8 +1,7 @@
-"""Which device nodes a tenant of a device, or of one MIG instance of it, needs.
+"""Lists the device nodes that a tenant of a device, or of one of its MIG instances, needs.
 
-Paths and layouts: NVIDIA's MIG User Guide, "Device Nodes and Capabilities". The numbers of the
-nodes under /dev/nvidia-caps come from the driver's files, not from the nodes, which need not exist
-on the host yet.
+Paths and layouts: NVIDIA's MIG User Guide, "Device Nodes and Capabilities". The numbers of the nodes under
+/dev/nvidia-caps come from the driver's files, not from the nodes, which need not exist on the host yet.
 """
 
 import os
@@ -19,11 +18,11 @@ _MINORS = Path("proc/driver/nvidia-caps/mig-minors")
 
 
 def device_nodes(device: Device, mig: MigSlice | None, host_root: Path = Path("/")) -> tuple[DeviceNode, ...]:
-    """The nodes of the device, and exactly the two capability nodes of `mig` where it is given.
+    """The nodes of the device; with `mig`, also the two capability nodes of this instance.
 
-    Where the host has no NVIDIA kernel driver (the simulated node) there are no capabilities, and
-    none are listed. Raises VgpuError(NVML_FAILED) where the driver is there but does not list the
-    instance, VgpuError(BUG) for a `mig` that has not been created yet.
+    Without an NVIDIA kernel driver (the simulated node) no capability nodes are listed. Raises
+    VgpuError(NVML_FAILED) if the driver is loaded but does not list the instance, VgpuError(BUG) for a `mig`
+    that has not been created yet.
     """
     paths = [f"/dev/nvidia{device.minor}"] if device.minor is not None else []
     nodes = [_node(path, host_root) for path in (*paths, *_COMMON)]
@@ -38,7 +37,7 @@ def _node(path: str, host_root: Path) -> DeviceNode:
 
 
 def device_numbers(path: Path) -> tuple[int, int] | None:
-    """Major and minor of a character device; None where there is none."""
+    """Major and minor of a character device; None if it does not exist."""
     try:
         status = path.stat()
     except OSError:
@@ -63,7 +62,9 @@ def _capability_nodes(device: Device, mig: MigSlice, host_root: Path) -> list[De
 
 
 def _capability_minor(name: str, host_root: Path) -> int:
-    """From the capability's own file; from the driver's table of all of them where that is absent."""
+    """The minor number from the capability's own file, or, if that is absent, from the driver's table of all
+    capabilities.
+    """
     gpu, rest = name.split("/", 1)
     own = host_root / _DRIVER / "capabilities" / gpu / "mig" / rest
     for line in _lines(own):
@@ -82,7 +83,7 @@ def _capability_minor(name: str, host_root: Path) -> int:
 
 
 def _major_of(driver: str, host_root: Path) -> int | None:
-    """From the table in /proc/devices (proc(5)), whose lines are a major number and a name."""
+    """The major number from the table in /proc/devices (proc(5)), whose lines are a number and a name."""
     for line in _lines(host_root / "proc/devices"):
         fields = line.split()
         if len(fields) == 2 and fields[1] == driver:

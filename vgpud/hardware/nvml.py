@@ -37,7 +37,7 @@ NOT_READY = 27
 GPU_NOT_FOUND = 28
 UNKNOWN = 999
 
-# a question that this card, driver or moment has no answer to
+# statuses of a question that the card, the driver or the current state has no answer to
 _NO_ANSWER = frozenset(
     {
         INVALID_ARGUMENT,
@@ -107,7 +107,7 @@ _CODES: dict[int, tuple[ErrorCode, str, str]] = {
 
 
 class NvmlRefusal(VgpuError):
-    """NVML answered a call with `status`; the code is the nearest numbered error."""
+    """NVML answered a call with `status`; `code` is the VgpuError that fits best."""
 
     status: int
     function: str
@@ -122,7 +122,7 @@ class NvmlRefusal(VgpuError):
         self.function = function
 
     def about(self, uuid: str) -> "NvmlRefusal":
-        """The same refusal with the device named in its sentence."""
+        """The same error with the device named in its sentence."""
         named = NvmlRefusal(self.status, self.function)
         named.code, named.hint = self.code, self.hint
         named.sentence = f"{uuid}: {self.sentence}"
@@ -130,14 +130,14 @@ class NvmlRefusal(VgpuError):
 
 
 class Nvml:
-    """The binding with its errors numbered, its bytes decoded, and what it lacks made a value.
+    """Wraps the binding: errors have numbers, bytes are decoded, and an unsupported call gives None.
 
     Thread-safe as NVML is. Not for use outside this room: it has no deadline of its own.
     """
 
     def __init__(self, binding: ModuleType) -> None:
         self.binding = binding
-        self.refusals: Counter[int] = Counter()  # by status; what a card or driver lacks does not count
+        self.refusals: Counter[int] = Counter()  # counts by status, without unsupported calls
         self._told: set[tuple[str, int]] = set()
 
     def call(self, name: str, *args: object) -> Any:  # noqa: ANN401  # the binding is untyped
@@ -165,7 +165,7 @@ class Nvml:
             if error.value not in _EXPECTED and error.value != TIMEOUT:
                 self.refusals[int(error.value)] += 1
             raise NvmlRefusal(error.value, name, str(error)) from None
-        except UnicodeDecodeError:  # the binding decodes some texts itself, strictly
+        except UnicodeDecodeError:  # the binding decodes some texts itself, and raises for invalid UTF-8
             raise NvmlRefusal(UNKNOWN, name, "text that is not UTF-8") from None
         return value.decode(errors="replace") if isinstance(value, bytes) else value
 

@@ -1,4 +1,4 @@
-"""Reads one device from NVML: constant facts once, all others every time."""
+"""Reads one device from NVML: constant facts once, all others each time."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,7 +64,7 @@ class Static:
 
     @property
     def mps_capable(self) -> bool:
-        """MPS needs compute capability 3.5, and is not there inside a vGPU guest."""
+        """MPS needs compute capability 3.5, and does not work inside a vGPU guest."""
         enough = self.capability is not None and self.capability >= _MPS_SINCE
         return enough and self.virtualisation is not Virtualisation.VGPU_GUEST
 
@@ -81,7 +81,7 @@ class Reader:
     def device(
         self, handle: Handle, blank: Device, cached: Static | None, driver: str
     ) -> tuple[Device, Static]:
-        """`blank` (uuid and index) filled in. Raises NvmlRefusal where the device does not work."""
+        """Reads a device into `blank` (uuid and index). Raises NvmlRefusal if the device does not work."""
         call = self._nvml.call
         memory = read_memory(self._nvml, handle)
         mode = call("nvmlDeviceGetMigMode", handle)
@@ -114,7 +114,7 @@ class Reader:
         return device, cached
 
     def _divided(self, handle: Handle, card: tuple[str, str], mig: Mig) -> tuple[MigProfile, ...]:
-        """The profiles, with what is known of the division of each; the same tuple where nothing is new."""
+        """The profiles with the known divisions of each; the same tuple if nothing is new."""
         for instance in mig.instances:
             profile = mig.profile(instance.profile_id)
             if profile is not None and (*card, profile.id) not in self._divisions:
@@ -150,7 +150,9 @@ class Reader:
 
 
 def read_memory(nvml: Nvml, handle: Handle) -> Memory:
-    """The memory, by the v2 struct, which shows the driver's reserve; older drivers count it as used."""
+    """The device's memory. The v2 struct shows the driver's reserve; older drivers count the
+    reserve as used.
+    """
     version = nvml.constant("nvmlMemory_v2", _MEMORY_V2)
     info = nvml.call("nvmlDeviceGetMemoryInfo", handle, version)
     if info is not None:
@@ -180,7 +182,7 @@ def _read_mig(nvml: Nvml, handle: Handle, mode: list[int] | None, profiles: tupl
 
 
 def read_processes(nvml: Nvml, handle: Handle) -> tuple[DeviceProcess, ...]:
-    """All processes that run on a device, once each: as an MPS client if it is one, else by compute."""
+    """All processes on a device, each once: as an MPS client if it is one, else as a compute process."""
     found: dict[tuple[int, int | None, int | None], DeviceProcess] = {}
     for kind, name in (
         ("mps", "nvmlDeviceGetMPSComputeRunningProcesses"),
@@ -211,21 +213,23 @@ def _process_list(nvml: Nvml, handle: Handle, name: str) -> list[Any]:
 def _numa_node(nvml: Nvml, handle: Handle, bus_id: str, host_root: Path) -> int | None:
     """The host's NUMA node next to the device.
 
-    nvmlDeviceGetNumaNodeId is not this: it names the node that a GPU's own memory forms. The
-    memory affinity is; where NVML does not answer by one node, the kernel's file is.
+    nvmlDeviceGetNumaNodeId does not give this: it names the node that a GPU's own memory forms. The memory
+    affinity gives it; if that is not exactly one node, the kernel's file does.
     """
     words = nvml.call("nvmlDeviceGetMemoryAffinity", handle, _NODE_WORDS, _NODE_SCOPE)
     if words is not None:
         nodes = sum(int(word) << (64 * at) for at, word in enumerate(words))
         if nodes.bit_count() == 1:
             return nodes.bit_length() - 1
-    if nvml.simulated:  # its bus ids can be those of other devices of this host
+    if nvml.simulated:  # bus ids of a simulated node can equal those of real devices of this host
         return None
     return _kernel_numa_node(bus_id, host_root)
 
 
 def _kernel_numa_node(bus_id: str, host_root: Path) -> int | None:
-    """The kernel writes a domain of four digits, NVML of eight; -1 is the kernel's "none"."""
+    """The NUMA node by the kernel's file. The kernel writes a domain of four digits, NVML of eight; -1 means
+    none.
+    """
     name = bus_id.lower()
     name = name[4:] if len(name) == len("00000000:00:00.0") and name.startswith("0000") else name
     try:

@@ -1,4 +1,4 @@
-"""Resets a GPU. NVML has no call for it; nvidia-smi does it (nvidia-smi(1), --gpu-reset)."""
+"""Resets a GPU by nvidia-smi (nvidia-smi(1), --gpu-reset), because NVML has no call for it."""
 
 import subprocess
 
@@ -9,9 +9,9 @@ SECONDS = 120.0
 
 
 def reset_device(uuid: str, program: str = PROGRAM) -> None:
-    """Resets the device, which loses its memory. The caller has checked that no process uses it.
+    """Resets the device; its memory is lost. Precondition: no process uses it.
 
-    Raises VgpuError(RESET_NEEDED) with what the program said where it does not succeed.
+    Raises VgpuError(RESET_NEEDED) with the program's message if the reset fails.
     """
     try:
         done = subprocess.run(

@@ -1,9 +1,9 @@
-"""Suspends and resumes processes, through vgpu-suspend (native/suspend/main.c has its words).
+"""Suspends and resumes processes through vgpu-suspend (native/suspend/main.c describes its protocol).
 
-The driver's calls act on another process and may take seconds, so a program of its own makes them: it
-can be waited for, and killed, where a thread of vgpud could not. Source: CUDA driver API manual,
-"CUDA checkpointing" (branch 570; a restore on another device: 580). They name it by its pid; vgpu-suspend
-holds a pidfd meanwhile, so an order never reaches a later process of that pid.
+The driver's calls act on another process and may take seconds. A separate program makes them, because a
+program can be killed and a thread of vgpud cannot. Source: CUDA driver API manual, "CUDA checkpointing"
+(branch 570; a restore on another device: 580). The calls identify the process by its pid. vgpu-suspend holds
+a pidfd meanwhile, so that no order reaches a later process with the same pid.
 """
 
 import asyncio
@@ -18,7 +18,8 @@ from typing import Protocol
 from vgpud.model.errors import ErrorCode, VgpuError
 
 _ENDED, _SUCCESS, _INVALID_VALUE, _NOT_READY, _NOT_SUPPORTED = -1, 0, 1, 600, 801
-_START_SECONDS = 60.0  # cuInit on a node of many devices, and another vgpu-suspend that has to end first
+# time for cuInit on a node with many devices, after waiting for the end of another vgpu-suspend
+_START_SECONDS = 60.0
 _STATE_SECONDS = 30.0
 _WHY = {
     _ENDED: "it has ended",
@@ -36,7 +37,7 @@ class ProcessState(IntEnum):
 
     RUNNING = 0
     LOCKED = 1
-    SAVED = 2  # its memory is on the host, and the device's is free
+    SAVED = 2  # its device memory is copied to the host and freed
     FAILED = 3
     SAVING = 4
     RESTORING = 5
@@ -53,27 +54,32 @@ class Process(Protocol):
 
 
 class Session:
-    """One vgpu-suspend. Every method but `state` raises VgpuError(SUSPEND_FAILED), or HELPER_FAILED and
-    HELPER_TIMEOUT where nothing is known of what was done."""
+    """One running vgpu-suspend. Every method but `state` raises VgpuError(SUSPEND_FAILED); or HELPER_FAILED
+    or HELPER_TIMEOUT, after which it is unknown whether the order was carried out.
+    """
 
     def __init__(self, answers: asyncio.StreamReader, orders: asyncio.StreamWriter) -> None:
         self._from, self._to = answers, orders
-        self._owed = 0  # answers that are still due, also to abandoned orders
+        self._owed = 0  # answers still to be read, including those to abandoned orders
 
     async def state(self, process: Process) -> ProcessState | None:
-        """None: it has ended, or uses no CUDA."""
+        """The state of a process; None if it has ended or does not use CUDA."""
         _, _, state = await self._ask("state", process, seconds=_STATE_SECONDS)
         return None if state < 0 else ProcessState(state)
 
     async def lock(self, process: Process, seconds: float) -> None:
-        """Its calls wait from now on; it stays running if those under way do not end in `seconds`."""
+        """Makes the process's further CUDA calls wait. The process stays running if its current calls do not
+        end in `seconds`.
+        """
         await self._do("lock", process, f"{int(seconds * 1000)}", seconds=seconds + _STATE_SECONDS)
 
     async def save(self, process: Process, seconds: float) -> None:
         await self._do("save", process, seconds=seconds)
 
     async def restore(self, process: Process, seconds: float, moved: Mapping[str, str] | None = None) -> None:
-        """`moved` has the new device's UUID for each old one's; all of the process's, if any."""
+        """Restores the process's memory. `moved` maps the UUID of each old device to its new one; it is empty
+        or names all devices of the process.
+        """
         pairs = [uuid for pair in (moved or {}).items() for uuid in pair]
         await self._do("restore", process, *pairs, seconds=seconds)
 
@@ -128,7 +134,9 @@ class Suspender:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
-        """Raises VgpuError: UNSUPPORTED where this node cannot suspend, HELPER_FAILED."""
+        """Starts vgpu-suspend and yields its session. Raises VgpuError: UNSUPPORTED if this node cannot
+        suspend, HELPER_FAILED.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             process = self._start(theirs)
@@ -138,17 +146,18 @@ class Suspender:
             yield Session(answers, orders)
         finally:
             orders.close()
-            process.kill()  # an order that is under way is the driver's by now
+            # the driver may already execute the last order: killing the program does not undo it
+            process.kill()
             await asyncio.to_thread(process.wait)
 
     def _start(self, line: socket.socket) -> subprocess.Popen[bytes]:
         try:
-            # not asyncio's: that forks, and gRPC's threads do not outlive a fork (this is a vfork)
+            # asyncio's subprocess would fork, which gRPC's threads do not survive; this Popen uses vfork
             return subprocess.Popen(
                 [str(self._program), str(self._lock)],
                 stdin=line.fileno(),
                 stdout=line.fileno(),
-                start_new_session=True,  # a Ctrl-C at vgpud's terminal is not for it
+                start_new_session=True,  # a Ctrl-C at vgpud's terminal must not end it
             )
         except OSError as error:
             raise VgpuError(

@@ -1,4 +1,4 @@
-"""How the devices of a node reach each other."""
+"""Reads how the devices of a node are connected."""
 
 from collections.abc import Mapping
 from itertools import combinations
@@ -21,7 +21,7 @@ _P2P_OK = 0  # NVML_P2P_STATUS_OK
 
 
 def read_links(nvml: Nvml, handles: Mapping[str, Handle]) -> dict[tuple[str, str], Link]:
-    """The link of every pair of devices (by uuid), both ways round."""
+    """The link of every pair of devices (by uuid), in both orders."""
     links: dict[tuple[str, str], Link] = {}
     for (one, first), (other, second) in combinations(handles.items(), 2):
         links[one, other] = links[other, one] = _link(nvml, first, second)

@@ -1,9 +1,9 @@
-"""Threads that NVML is called in, so that a driver that hangs does not hang the daemon.
+"""Worker threads for NVML calls, so that a hanging driver does not hang the daemon.
 
-A C call cannot be interrupted. So each job runs in a worker thread while the caller waits; when
-one call in it passes its deadline the caller gets an error, the worker is left behind, and the
-next job gets another one. A worker whose call comes back after all ends at its next beat.
-Idle workers end with their Workers: no thread refers to it.
+A C call cannot be interrupted, so each job runs in a worker thread while the caller waits. If a call in the
+job passes its deadline, the caller gets an error, the worker is abandoned, and the next job gets another
+worker. An abandoned worker whose call returns later ends at its next beat. Idle workers end when their
+Workers object is collected; for that no thread may refer to it.
 """
 
 import threading
@@ -17,13 +17,13 @@ from vgpud.model.errors import ErrorCode, VgpuError
 
 T = TypeVar("T")
 
-MAX_STUCK = 16  # threads left behind in calls that hang; past this nothing more is tried
+MAX_STUCK = 16  # abandoned threads in calls that hang; at this number no further call is tried
 MAX_IDLE = 4
 _current = threading.local()
 
 
 class Abandoned(BaseException):
-    """Raised inside a worker whose caller has gone: nothing of the job may run any more."""
+    """Raised inside an abandoned worker, so that the rest of its job does not run."""
 
 
 class _Job:
@@ -54,7 +54,7 @@ class _Worker:
         self._jobs.put(None)
 
     def abandon(self, job: _Job) -> bool:
-        """False if the job got done in the meantime."""
+        """Marks the worker as abandoned. Returns False if the job has finished meanwhile."""
         with self._lock:
             self.abandoned = not job.done.is_set()
             return self.abandoned
@@ -64,19 +64,19 @@ class _Worker:
         while (job := self._jobs.get()) is not None:
             try:
                 job.result = job.work()
-            except BaseException as error:  # handed over to the caller, or dropped if it has gone
+            except BaseException as error:  # passed to the caller, or dropped if the worker is abandoned
                 job.error = error
             with self._lock:
                 if not self.abandoned:
                     job.done.set()
-            del job  # it refers to its caller, which may go while this thread waits
+            del job  # the job refers to the caller's objects, which would otherwise live until the next job
             if self.abandoned:
                 self._came_back(self)
                 return
 
 
 def beat(call_name: str) -> None:
-    """Marks the begin of one NVML call; in a thread that is not a worker it does nothing."""
+    """Marks the beginning of one NVML call; does nothing in a thread that is no worker."""
     worker: _Worker | None = getattr(_current, "worker", None)
     if worker is None:
         return
@@ -107,8 +107,8 @@ class Workers:
     def run(self, subject: str, deadline_seconds: float, work: Callable[[], T]) -> T:
         """Runs `work` and returns or raises its result; `subject` is the device or object concerned.
 
-        Raises VgpuError(NVML_TIMEOUT) when one call takes longer than `deadline_seconds`, and at
-        once while an earlier call about the same subject has not come back, or MAX_STUCK have not.
+        Raises VgpuError(NVML_TIMEOUT) when one call takes longer than `deadline_seconds`, and immediately
+        while an earlier call about the same subject hangs, or MAX_STUCK calls hang.
         """
         worker = self._take(subject)
         job = _Job(work)

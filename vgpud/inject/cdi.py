@@ -1,9 +1,9 @@
 """CDI spec files: one transient spec for each allocation, of kind vgpud.io/vgpu.
 
-Source: the Container Device Interface specification 1.1.0 (cncf-tags/container-device-interface,
-SPEC.md): fields, the minimum version each needs, and the folders runtimes read. The lowest version
-that covers what a spec uses is written, so that the oldest runtimes take it. Files are written to
-a temporary name and renamed, so that no runtime reads half of one.
+Source: the Container Device Interface specification 1.1.0 (cncf-tags/container-device-interface, SPEC.md):
+fields, the minimum version each needs, and the folders runtimes read. A spec declares the lowest version that
+has its fields, so that old runtimes accept it. Files are written under a temporary name and renamed, so that
+no runtime reads a partial file.
 """
 
 import json
@@ -38,13 +38,13 @@ def build_spec(
 ) -> dict[str, Any]:
     """The spec as plain JSON data.
 
-    With a hook program, what is to be preloaded goes into the container's /etc/ld.so.preload beside what
-    the image has there; without one into LD_PRELOAD, in place of the image's.
+    With a hook program, libvgpu is added to the container's /etc/ld.so.preload, beside the image's entries.
+    Without one, LD_PRELOAD is set to libvgpu and the image's value is lost.
     """
     edits = allocation.edits
     hooks = [*driver.hooks]
     if hook is not None and allocation.request.id.startswith(KUBELET_PREFIX):
-        # the kubelet does not say when its containers start, nor that they have ended
+        # binds the allocation to the container: the kubelet does not report when containers start or end
         hooks.append({"hookName": "createRuntime", **hook.oci("bind", allocation.id)})
     if hook is not None:
         hooks += [{"hookName": "createContainer", **one} for one in hook.in_container(edits, driver)]
@@ -69,7 +69,7 @@ def spec_text(allocation: Allocation, driver: DriverFiles, hook: HookProgram | N
 
 
 def _node(node: DeviceNode) -> dict[str, Any]:
-    """With its numbers, so that the host's node need not be there."""
+    """A device node with its numbers, so that the node need not exist on the host."""
     return {
         "path": node.path,
         "type": "c",
@@ -89,7 +89,7 @@ def _mount(mount: Mount) -> dict[str, Any]:
 
 
 def validate(spec: Mapping[str, Any]) -> None:
-    """Raises VgpuError(CDI_FAILED) where a runtime would refuse the spec."""
+    """Raises VgpuError(CDI_FAILED) for a spec that a runtime would refuse."""
     problems = [f"unknown field {key!r}" for key in spec.keys() - _TOP_KEYS]
     if spec.get("kind") != KIND:
         problems.append(f"kind is {spec.get('kind')!r}")
@@ -145,7 +145,7 @@ def write_spec(
             folder.chmod(0o755)
             descriptor = os.open(temporary, _WRITE_NEW, 0o644)
         with os.fdopen(descriptor, "w+", encoding="utf-8") as file:
-            os.fchmod(descriptor, 0o644)  # whatever the umask
+            os.fchmod(descriptor, 0o644)  # the mode is independent of the umask
             file.write(text)
             file.seek(0)
             validate(json.loads(file.read()))
@@ -162,7 +162,7 @@ def write_spec(
 
 
 def remove_spec(folder: Path, allocation_id: str) -> None:
-    """Done when it is not there. Raises VgpuError(CDI_FAILED) when it is and stays."""
+    """Removes the spec if it exists. Raises VgpuError(CDI_FAILED) if it cannot be removed."""
     path = spec_path(folder, allocation_id)
     try:
         path.unlink()
@@ -177,7 +177,9 @@ def remove_spec(folder: Path, allocation_id: str) -> None:
 
 
 def list_specs(folder: Path) -> frozenset[str]:
-    """The allocation ids that have a spec in the folder. What an interrupted write left is removed here."""
+    """The allocation ids that have a spec in the folder. Also removes temporary files of
+    interrupted writes.
+    """
     for left in folder.glob(f".{_PREFIX}*.json.tmp"):
         with suppress(OSError):
             left.unlink()

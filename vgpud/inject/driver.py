@@ -1,9 +1,9 @@
-"""The driver's libraries and programs, as a container needs them.
+"""Finds the driver's libraries and programs that a container needs.
 
-Through `nvidia-ctk cdi generate` where NVIDIA's container toolkit is there; else by our own search. What
-belongs to the driver is told as the toolkit does (NVIDIA/nvidia-container-toolkit, pkg/nvcdi): the files
-named lib*.so.VERSION beside libcuda.so.VERSION, the links to them, five programs, the GSP firmware.
-A link is shown as a mount of its own, so no hook has to make it.
+If NVIDIA's container toolkit is installed, `nvidia-ctk cdi generate` lists them; otherwise vgpud searches.
+The search follows the toolkit (NVIDIA/nvidia-container-toolkit, pkg/nvcdi): the files named lib*.so.VERSION
+beside libcuda.so.VERSION, the links to them, five programs, the GSP firmware. Each link is a mount of its
+own, so that no hook has to create it.
 """
 
 import json
@@ -34,7 +34,7 @@ _SECONDS = 20
 _VERSIONED = re.compile(r"libcuda\.so\.(\d+(?:\.\d+)+)")
 _CACHE = Path("/etc/ld.so.cache")
 _FIRMWARE = (Path("/lib/firmware/nvidia"), Path("/usr/lib/firmware/nvidia"))
-# tenants of mode mps have pipes of their own, others none
+# left out of a container: tenants of mode mps have pipe folders of their own, other tenants have none
 _MPS_PIPES = "nvidia-mps"
 
 
@@ -52,7 +52,9 @@ class DriverFiles:
 
     @property
     def own_folder(self) -> Path | None:
-        """Where the libraries are, if no hook of the toolkit tells the container's loader of it."""
+        """The folder of the libraries, if the container's loader does not learn it from a hook of the
+        toolkit.
+        """
         if self.by_toolkit:
             return None
         paths = (Path(mount.container_path) for mount in self.mounts)
@@ -60,7 +62,7 @@ class DriverFiles:
 
 
 def find_driver(host_root: Path = Path("/")) -> DriverFiles:
-    """Everything that can be found; nothing where there is no driver. Runs a program or two: takes time."""
+    """The files of the driver; empty without a driver. Runs up to two programs, which takes time."""
     toolkit = shutil.which("nvidia-ctk")
     if toolkit is not None:
         try:
@@ -82,7 +84,7 @@ def find_driver(host_root: Path = Path("/")) -> DriverFiles:
 
 
 def driver_mark(host_root: Path = Path("/")) -> tuple[object, ...]:
-    """Differs when the driver's files may be other ones than before; a few calls of stat(2)."""
+    """A value that changes when the driver's files may have changed; costs a few calls of stat(2)."""
     version = host_root / "proc/driver/nvidia/version"
     try:
         text = version.read_bytes()
@@ -101,7 +103,9 @@ def _mark(path: Path) -> tuple[str, int, int, int] | None:
 
 
 def _library_path() -> list[Path]:
-    """As ld.so(8) searches: the daemon itself finds libnvidia-ml there."""
+    """The folders of LD_LIBRARY_PATH, as ld.so(8) searches them: the daemon itself finds
+    libnvidia-ml there.
+    """
     return [Path(folder) for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
 
 
@@ -125,9 +129,9 @@ def _find_libcuda() -> Path | None:
 
 
 def _libraries(libcuda: Path, version: str | None) -> list[Mount]:
-    """Each library under its own name and under that of every link to it, in libcuda's folder."""
+    """Mounts of each library under its own name and the name of every link to it, in libcuda's folder."""
     folder = libcuda.parent
-    if version is None:  # the simulated node's have no versions in their names
+    if version is None:  # the libraries of the simulated node have no versions in their names
         wanted = {path.resolve() for path in (libcuda, folder / "libnvidia-ml.so.1") if path.exists()}
     else:
         wanted = {path.resolve() for path in folder.glob(f"lib*.so.{version}")}
@@ -155,7 +159,9 @@ def _by_toolkit(program: str) -> DriverFiles:
 
 
 def toolkit_files(spec: str) -> DriverFiles:
-    """Of the CDI spec that nvidia-ctk prints. Raises ValueError, KeyError or TypeError for what is none."""
+    """The driver files in the CDI spec that nvidia-ctk prints. Raises ValueError, KeyError or TypeError for
+    an invalid spec.
+    """
     edits = json.loads(spec)["containerEdits"]
     if not isinstance(edits, dict):
         raise TypeError("containerEdits is no object")

@@ -1,7 +1,7 @@
-"""The hooks that containers of allocations carry; vgpu-hook (native/runtime/hook.c) is behind each.
+"""The OCI hooks of containers in allocations. Each runs vgpu-hook (native/runtime/hook.c).
 
-Sources: runtime-spec, "POSIX-platform Hooks". Every hook has an environment of its own: where it has
-none, some runtimes give it the container's, whose LD_PRELOAD is the image's word.
+Sources: runtime-spec, "POSIX-platform Hooks". Every hook sets its environment: without one, some runtimes
+pass the container's environment, in which the image controls LD_PRELOAD.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ ALLOCATION = "VGPU_ALLOCATION"
 
 @dataclass(frozen=True)
 class HookProgram:
-    """Where vgpu-hook is on the host, and the folder of vgpud's sockets."""
+    """The path of vgpu-hook on the host, and the folder of vgpud's sockets."""
 
     path: Path
     run_dir: Path
@@ -29,7 +29,7 @@ class HookProgram:
         return self.path.exists()
 
     def oci(self, *words: str) -> dict[str, Any]:
-        """One hook as config.json has it."""
+        """One hook in the form of config.json."""
         return {
             "path": str(self.path),
             "args": [self.path.name, f"--run-dir={self.run_dir}", *words],
@@ -38,7 +38,9 @@ class HookProgram:
         }
 
     def in_container(self, edits: Edits, driver: DriverFiles) -> list[dict[str, Any]]:
-        """createContainer: what is to be merged with the image's own files, and whether it is alone there."""
+        """The createContainer hooks that add vgpud's files to the image's own (preload list, loader
+        configuration).
+        """
         env = dict(edits.env)
         library, allocation = env.get(PRELOAD), env.get(ALLOCATION)
         words = [] if allocation is None else [f"--allocation={allocation}"]

@@ -12,22 +12,24 @@ from vgpud.inject.wish import PREPARED
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import DeviceNode, Edits, Mount
 
-_MAX_VALUES = 20_000  # Kubernetes gives seven variables for each service: those of 1000 services are 7000
+_MAX_VALUES = 20_000  # Kubernetes sets seven variables for each service: 7000 for 1000 services
 _MAX_DEPTH = 64  # the specification needs 7
-_OPEN_TO_ALL = 0o666  # the cgroup's rule and the driver decide, as with NVIDIA's own nodes
+# permissive, because the cgroup's device rules and the driver control access, as for NVIDIA's own nodes
+_OPEN_TO_ALL = 0o666
 
 
 def parsed(body: bytes) -> dict[str, Any]:
     """Raises VgpuError(BAD_REQUEST) for what is not a JSON object, or has more values than a container needs.
 
-    The parser does not let other threads run: its time goes by the number of values, which is counted first.
+    The parser blocks other threads for a time that grows with the number of values, so the values are counted
+    first.
     """
     values = sum(body.count(mark) for mark in (b",", b"[", b"{"))
     if values > _MAX_VALUES:
         raise _bad(f"config.json has some {values} values, at most {_MAX_VALUES} are taken")
     try:
         config = json.loads(body)
-    except (ValueError, RecursionError):  # no JSON, a number of thousands of digits, brackets without end
+    except (ValueError, RecursionError):  # not JSON, a number with thousands of digits, or unbounded nesting
         config = None
     if not isinstance(config, dict):
         raise _bad("config.json is not a JSON object")
@@ -35,9 +37,9 @@ def parsed(body: bytes) -> dict[str, Any]:
 
 
 def check_shape(config: Mapping[str, Any]) -> None:
-    """Whether the parts that `edited` changes are of the types that the specification says.
+    """Checks that the parts which `edited` changes have the types of the specification.
 
-    Raises VgpuError(BAD_REQUEST). What passes here makes neither `edited` nor its writing as JSON fail.
+    Raises VgpuError(BAD_REQUEST). After it, neither `edited` nor the encoding as JSON fails.
     """
     if _deeper(config, _MAX_DEPTH):
         raise _bad(f"config.json is nested deeper than {_MAX_DEPTH}")
@@ -52,7 +54,9 @@ def check_shape(config: Mapping[str, Any]) -> None:
 
 
 def _deeper(value: object, most: int) -> bool:
-    """Level by level: the depth of the caller's text is not the depth of our stack."""
+    """Is `value` nested deeper than `most`? Iterates level by level, because a recursion on the caller's data
+    could exhaust the stack.
+    """
     level = [value]
     for _ in range(most):
         level = [
@@ -67,7 +71,9 @@ def _deeper(value: object, most: int) -> bool:
 
 
 class _Part(BaseModel):
-    """A part of config.json with the fields that `edited` and `wish_of` use; all others are passed on."""
+    """A part of config.json with the fields that `edited` and `wish_of` use; other fields are
+    passed through.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -101,7 +107,9 @@ def _bad(sentence: str) -> VgpuError:
 def edited(
     config: Mapping[str, Any], allocation_id: str, edits: Edits, driver: DriverFiles, hook: HookProgram
 ) -> dict[str, Any]:
-    """The same container under an allocation, which it binds to its init and ends when it is gone."""
+    """The container's config.json changed for an allocation: hooks bind the allocation to the container's
+    init and release it at the end.
+    """
     after = dict(config)
     process = after["process"] = dict(after.get("process") or {})
     environment = {key: value for key, value in edits.env if key != PRELOAD}
@@ -118,7 +126,9 @@ def edited(
 
 
 def refused(config: Mapping[str, Any], text: str, hook: HookProgram) -> dict[str, Any]:
-    """A container that its runtime will not start, and says why: Podman does not show its hooks' words."""
+    """A config.json that makes the runtime fail with `text` as the error: Podman does not show the output of
+    hooks.
+    """
     after = dict(config)
     hooks = dict(after.get("hooks") or {})
     hooks["createRuntime"] = [hook.oci("refuse", text), *(hooks.get("createRuntime") or [])]
@@ -160,7 +170,7 @@ def _rule(node: DeviceNode) -> dict[str, Any]:
 
 
 def _with_mounts(before: list[dict[str, Any]], mounts: tuple[Mount, ...]) -> list[dict[str, Any]]:
-    """Ours last, so that no tmpfs on /run hides them; in place of others at the same path."""
+    """vgpud's mounts come last, so that no tmpfs on /run hides them, and replace others at the same path."""
     places = {mount.container_path for mount in mounts}
     kept = [entry for entry in before if entry.get("destination") not in places]
     return [*kept, *(_mount(mount) for mount in sorted(mounts, key=lambda m: m.container_path.count("/")))]

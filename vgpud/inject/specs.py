@@ -1,4 +1,4 @@
-"""The CDI specs of this node: what all of them have in common, and where they lie."""
+"""The CDI specs of this node: their common parts and their folder."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from vgpud.model.tenancy import Allocation
 
 
 class Specs:
-    """`driver` may be replaced when the driver is; specs written before are to be written again."""
+    """`driver` may be replaced when the driver changes; existing specs must then be written again."""
 
     def __init__(
         self, folder: Path, hook: HookProgram | None = None, driver: DriverFiles | None = None
@@ -20,7 +20,9 @@ class Specs:
 
     @property
     def hook(self) -> HookProgram | None:
-        """None where the program is not there: limits then reach a container by its environment alone."""
+        """The hook program; None if it is not installed. Limits then reach a container through its
+        environment only.
+        """
         return self._hook if self._hook is not None and self._hook.exists else None
 
     def write(self, allocation: Allocation) -> Path:
@@ -28,7 +30,7 @@ class Specs:
         return cdi.write_spec(self.folder, allocation, self.driver, self.hook)
 
     def is_current(self, allocation: Allocation) -> bool:
-        """Does the file say what `write` would make it say?"""
+        """Does the file have the content that `write` would write?"""
         try:
             text = cdi.spec_path(self.folder, allocation.id).read_text()
         except (OSError, UnicodeDecodeError):
@@ -36,7 +38,7 @@ class Specs:
         return text == cdi.spec_text(allocation, self.driver, self.hook)
 
     def remove(self, allocation_id: str) -> None:
-        """Done when it is not there. Raises VgpuError(CDI_FAILED) when it is and stays."""
+        """Removes the spec if it exists. Raises VgpuError(CDI_FAILED) if it cannot be removed."""
         cdi.remove_spec(self.folder, allocation_id)
 
     def list(self) -> frozenset[str]:

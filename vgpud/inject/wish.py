@@ -1,8 +1,8 @@
-"""What a container's config.json asks for, in its annotations or its environment.
+"""Reads the request in a container's config.json, from its annotations or its environment.
 
-The keys are those of vgpuctl's options: annotation "vgpud.io/memory", variable VGPU_MEMORY, and so on.
-An annotation comes from the caller of the runtime. A variable may be the image's: config.json does not tell.
-The order is: annotations alone where there are any; else the variables, where the policy says so.
+The keys are those of vgpuctl's options: annotation "vgpud.io/memory", variable VGPU_MEMORY, and so on. An
+annotation comes from the caller of the runtime. A variable may come from the image; config.json does not show
+its origin. If there are annotations, only they count; otherwise the variables count if the policy allows it.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from vgpud.model.quantity import Percent, parse_bytes
 from vgpud.model.tenancy import Isolation, Owner, Request, Selector
 
 PREFIX = "vgpud.io/"
-PREPARED = f"{PREFIX}prepared"  # vgpud's own, in a config.json that it has edited
-#: A key, and whether it alone asks for something.
+PREPARED = f"{PREFIX}prepared"  # an annotation that vgpud adds to each config.json that it has edited
+#: the keys; True: the key alone makes a request
 KEYS = {
     "memory": True,
     "cores": True,
@@ -27,12 +27,13 @@ KEYS = {
     "device-name": True,
     "label": False,
 }
-_NOTHING = {"count": "0"}  # said expressly, for a container beside one that asks
+_NOTHING = {"count": "0"}  # an explicit request for nothing, for a container next to one that requests a GPU
 _MAX_COUNT = 64
-_MAX_KEY_CHARACTERS = 32  # a longer one resembles none: the time that this takes grows with its length
-_MAX_ID_CHARACTERS = 100  # of a request id's 128
+# longer keys are not compared with known ones: the time of the comparison grows with the length
+_MAX_KEY_CHARACTERS = 32
+_MAX_ID_CHARACTERS = 100  # of the 128 characters of a request id
 _MAX_TEXT_CHARACTERS = 256
-# a pod's pause container has the pod's annotations (containerd, CRI-O)
+# a pod's pause container has the pod's annotations too (containerd, CRI-O)
 _SANDBOX = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
 _POD_NAMES = (
     (
@@ -42,15 +43,13 @@ _POD_NAMES = (
     ),
     ("io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.container.name"),
 )
-_ENGINE = (
-    "io.container.manager"  # "libpod" where Podman plays pods, which mark their containers as CRI-O does
-)
-_HELD = "VGPU_ALLOCATION"  # set by the edits of an allocation: its CDI device was asked for by name
+_ENGINE = "io.container.manager"  # "libpod" if Podman runs pods, whose containers it marks as CRI-O does
+_HELD = "VGPU_ALLOCATION"  # set by an allocation's edits: its CDI device was requested by name
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What is asked for; `request` makes it one of the node's requests."""
+    """The request of a container; `request` turns it into a request of the node."""
 
     memory_bytes: int | None = None
     share: Percent | None = None
@@ -76,7 +75,7 @@ class Wish:
 
 
 def wish_of(config: Mapping[str, Any], environment: bool = False) -> Wish | None:
-    """None where nothing is asked for; `environment` says whether the policy lets variables ask.
+    """The request in config.json, or None; `environment`: the policy allows variables to make a request.
 
     Raises VgpuError: BAD_QUANTITY, BAD_PERCENT, BAD_REQUEST.
     """
@@ -101,10 +100,10 @@ def wish_of(config: Mapping[str, Any], environment: bool = False) -> Wish | None
 
 
 def check_pod_asks(config: Mapping[str, Any], environment: bool = False) -> None:
-    """Raises VgpuError(BAD_REQUEST) for a container of a Kubernetes pod that asks for nothing.
+    """Raises VgpuError(BAD_REQUEST) for a container of a Kubernetes pod without a request.
 
-    The pod's runtime class asks for vgpu-runtime, so a container without a wish is one whose annotations the
-    engine did not pass on. It would run without a GPU and without an error.
+    The pod's runtime class selects vgpu-runtime, so a missing request means that the engine did not pass the
+    annotations on. The container would run without a GPU and without an error.
     """
     annotations, variables = _table(config, "annotations"), environment_of(config)
     in_pod = "container" in (annotations.get(name) for name in _SANDBOX)
@@ -121,7 +120,7 @@ def check_pod_asks(config: Mapping[str, Any], environment: bool = False) -> None
 
 
 def pod_of(state: Mapping[str, Any]) -> str:
-    """ "namespace/pod/container", as the annotations of a container's state name them; "" where they do not.
+    """ "namespace/pod/container", from the annotations of a container's state; "" if they lack the names.
 
     The names are containerd's (pkg/cri/annotations) and CRI-O's (pkg/annotations).
     """
@@ -134,7 +133,7 @@ def pod_of(state: Mapping[str, Any]) -> str:
 
 
 def owner_of(config: Mapping[str, Any]) -> Owner:
-    """The user that the container's process is on the host: what it is within, through its id mappings."""
+    """The host's user of the container's process: the user inside, through the id mappings."""
     user = _table(_table(config, "process"), "user")
     linux = _table(config, "linux")
     uid, gid = (_number(user.get(key, 0), f"process.user.{key}") for key in ("uid", "gid"))
@@ -150,7 +149,9 @@ def environment_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def ignored_by(config: Mapping[str, Any], environment: bool = False) -> tuple[str, ...]:
-    """The variables that would ask, or cancel, and that `wish_of` with the same arguments passes over."""
+    """The variables that would make or cancel a request, and that `wish_of` ignores with the same
+    arguments.
+    """
     variables = environment_of(config)
     asked = tuple(map(_variable, _asked_by(variables)))
     if _annotated(_table(config, "annotations")):
@@ -159,7 +160,9 @@ def ignored_by(config: Mapping[str, Any], environment: bool = False) -> tuple[st
 
 
 def _annotated(annotations: Mapping[str, Any]) -> dict[str, str]:
-    """By key; what is set to nothing is not set. A misspelt annotation is no annotation without a limit."""
+    """The values of the annotations by key; empty values count as unset. Refuses misspelt keys, because a
+    container would run without the limit.
+    """
     words = {}
     for name, value in annotations.items():
         if not name.startswith(PREFIX) or name == PREPARED:
@@ -229,7 +232,9 @@ def _table(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _mapped(number: int, mappings: Any) -> int:  # noqa: ANN401 - JSON
-    """Runtime specification, "User namespace mappings"; one that is not mapped is left as it is."""
+    """The host's id of an id in the container (runtime specification, "User namespace mappings"); an unmapped
+    id stays unchanged.
+    """
     try:
         for mapping in mappings or ():
             first, size = int(mapping["containerID"]), int(mapping["size"])

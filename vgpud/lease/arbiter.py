@@ -1,4 +1,4 @@
-"""Orders to vgpu-arbiter, over its control socket (native/common/lease.h has the messages)."""
+"""Sends orders to vgpu-arbiter over its control socket (native/common/lease.h defines the messages)."""
 
 import errno
 import os
@@ -13,11 +13,12 @@ from vgpud.model.errors import ErrorCode, VgpuError
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A lease as the arbiter serves it. `pids` are of its live registered processes, as the arbiter's
-    namespace names them. Since the arbiter started, `cuts` times `usage` was larger than it may be, or took
-    more room, and was cut; `shut`: its locks are so many that the arbiter looks at them no more. libvgpu does
-    neither. `refusal` is what the driver answered when the arbiter could not take it off a device or put it
-    back ("status 0x56"), so that its time slices are kept by libvgpu's gate; "": it did not refuse."""
+    """The arbiter's state of a lease. `pids` are its live registered processes, in the arbiter's pid
+    namespace. `cuts`: how often the arbiter truncated a `usage` file that was too large. `shut`: the file has
+    so many locks that the arbiter no longer checks them. Both happen only by tampering, because libvgpu does
+    neither. `refusal` is the driver's answer when the arbiter could not preempt or resume the tenant ("status
+    0x56"); libvgpu's gate then enforces its time slices. "": no refusal.
+    """
 
     pids: tuple[int, ...] = ()
     cuts: int = 0
@@ -26,7 +27,9 @@ class Registered:
 
 
 class ArbiterClient:
-    """Orders to vgpu-arbiter. Blocking, one connection an order, each bounded by timeout_seconds."""
+    """Sends orders to vgpu-arbiter. Blocking; each order uses a connection of its own and is bounded by
+    timeout_seconds.
+    """
 
     def __init__(self, path: Path, timeout_seconds: float = 2.0) -> None:
         self._path = path
@@ -41,16 +44,19 @@ class ArbiterClient:
         return True
 
     def add(self, allocation: str) -> None:
-        """Serve this lease. Idempotent. Raises VgpuError HELPER_FAILED or HELPER_TIMEOUT."""
+        """Makes the arbiter serve this lease. Idempotent. Raises VgpuError HELPER_FAILED or
+        HELPER_TIMEOUT.
+        """
         self._check(self._ask(layout.MSG_ADD, allocation), f"serve lease {allocation}")
 
     def remove(self, allocation: str) -> None:
-        """Stop serving this lease. Idempotent. Raises as `add` does."""
+        """Makes the arbiter drop this lease. Idempotent. Raises as `add` does."""
         self._check(self._ask(layout.MSG_REMOVE, allocation), f"drop lease {allocation}", (errno.ENOENT,))
 
     def look(self, allocation: str) -> None:
-        """Has its processes see what state the lease is in, and write what `read_activity` reads. Raises as
-        `add` does, HELPER_FAILED for a lease that is not served."""
+        """Makes the lease's processes read its state and report their activity (`read_activity`). Raises as
+        `add` does, HELPER_FAILED for a lease that is not served.
+        """
         self._check(self._ask(layout.MSG_LOOK, allocation), f"ask lease {allocation}")
 
     def list(self, allocation: str) -> tuple[int, ...]:
@@ -58,7 +64,7 @@ class ArbiterClient:
         return self.registered(allocation).pids
 
     def registered(self, allocation: str) -> Registered:
-        """Nothing of a lease that the arbiter does not serve. Raises as `add` does."""
+        """The arbiter's state of a lease; empty for a lease that it does not serve. Raises as `add` does."""
         reply = self._list(allocation)
         if reply is None:
             return Registered()

@@ -1,9 +1,9 @@
-"""What a context takes on each device, handed on from lease to lease.
+"""The memory of a CUDA context on each device, passed from lease to lease.
 
-A tenant's process learns it from NVML, which takes some milliseconds to start (6 to 9 on an H200, driver
-580); with the figure in its lease it need not wait. The words are the tenants' own, so the least that any
-lease says counts: too little is put right by the process itself as soon as NVML answers, too much would
-refuse others.
+A tenant's process learns it from NVML, whose start takes some milliseconds (6 to 9 on an H200, driver 580).
+With the figure in its lease the process need not wait. Tenants write these figures and may lie, so the
+smallest one counts: each process corrects a figure that is too small when NVML answers, but one that is too
+large would refuse requests of others.
 """
 
 import contextlib
@@ -16,12 +16,13 @@ from vgpud.lease.pages import read_limits
 from vgpud.lease.usage import open_usage
 from vgpud.model.errors import VgpuError
 
-_PLAUSIBLE_MIB = range(16, 4097)  # 518 on an H200, 348 under MPS; some tens on small cards
+# accepted sizes: 518 MiB on an H200, 348 under MPS; tens of MiB on small cards
+_PLAUSIBLE_MIB = range(16, 4097)
 _WORDS = struct.Struct(f"<{layout.MAX_DEVICES}I")
 
 
 class ContextCosts:
-    """MiB of a context by the UUID that leases name a device or a slice by; as long as vgpud runs."""
+    """MiB of a context, by the UUID of a device or MIG instance in leases; kept as long as vgpud runs."""
 
     def __init__(self) -> None:
         self._mib: dict[str, int] = {}

@@ -1,8 +1,7 @@
-"""The folder <run>/engines: for each device the file that the arbiter reads, and what the probe said.
+"""The folder <run>/engines: for each device the file that the arbiter reads, and the probe's verdict.
 
 `UUID` holds the engine in force, its first line `cut` or `gate` (native/arbiter/cut.c reads that); a device
-without the file has the gate. `UUID.probe` is the probe's verdict. Both are replaced whole, so that a crash
-leaves the old one or the new one.
+without the file has the gate. `UUID.probe` is the probe's verdict. Both files are replaced atomically.
 """
 
 import json
@@ -21,7 +20,7 @@ class EngineFiles:
         self.folder = run_dir / "engines"
 
     def chosen(self, device_uuid: str) -> EngineChoice | None:
-        """The engine in force; None where there is no file that vgpud wrote."""
+        """The engine in force; None if vgpud has written no file."""
         lines = self._read(device_uuid).splitlines()
         try:
             engine, reason, why = lines[:3]

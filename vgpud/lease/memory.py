@@ -1,4 +1,4 @@
-"""The word of a lease about the memory that libvgpu can move."""
+"""The state of a lease's movable memory, which vgpud requests and libvgpu follows."""
 
 from enum import IntEnum
 
@@ -6,8 +6,8 @@ from vgpud import lease_layout as layout
 
 
 class LeaseMemory(IntEnum):
-    """Where it is (enum vgpu_lease_memory)."""
+    """Where the movable memory is to be (enum vgpu_lease_memory)."""
 
-    FIXED = layout.MEMORY_FIXED  # there is none
+    FIXED = layout.MEMORY_FIXED  # there is no movable memory
     HERE = layout.MEMORY_HERE
-    OUT = layout.MEMORY_OUT  # on the host, while the lease is away
+    OUT = layout.MEMORY_OUT  # on the host, while the tenant is suspended

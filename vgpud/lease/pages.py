@@ -1,7 +1,7 @@
-"""The lease: the shared-memory folder through which a preload allocation is held and metered.
+"""The lease: the shared-memory folder through which a preload allocation is limited and metered.
 
-`native/common/lease.h` is the contract and the single source of the layout; `lease_layout` is
-generated from it. vgpud writes `limits`, and only ever reads `usage` (usage.py).
+`native/common/lease.h` is the contract and the single source of the layout; `lease_layout` is generated from
+it. vgpud writes `limits`, and only ever reads `usage` (usage.py).
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from vgpud.lease.memory import LeaseMemory
 from vgpud.model.errors import ErrorCode, VgpuError
 from vgpud.model.tenancy import ANYONE
 
-# No card has a pebibyte: a figure above is not a measurement, and sums of clamped ones cannot wrap.
+# No card has a pebibyte: larger values are invalid, and sums of clamped values cannot overflow.
 BYTES_MAX = 1 << 50
 _WORD = struct.Struct("<Q")
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class SharePolicy(IntEnum):
-    """The policy at the limit of the compute share (enum vgpu_share_policy)."""
+    """The behaviour of a tenant at the limit of its compute share (enum vgpu_share_policy)."""
 
     NONE = layout.SHARE_NONE
     HARD = layout.SHARE_HARD
@@ -42,7 +42,7 @@ class DeviceLimits:
     share_hundredths: int = layout.SHARE_ALL
     share_policy: SharePolicy = SharePolicy.NONE
     priority: int = 0
-    quantum_us: int = 0  # 0: no wish
+    quantum_us: int = 0  # length of a time slice; 0: the default
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _pack_body(
     memory: LeaseMemory = LeaseMemory.FIXED,
     keep_share: int = 0,
 ) -> bytes:
-    """Everything behind `generation`."""
+    """The bytes of a `limits` page after `generation`."""
     name = allocation.encode()
     if not 0 < len(name) < layout.ID_BYTES or not 0 < len(devices) <= layout.MAX_DEVICES:
         raise VgpuError(
@@ -108,15 +108,16 @@ def _pack_body(
         )
     head = struct.pack(f"<{layout.ID_BYTES}sII", name, state, len(devices))
     body = head + b"".join(_pack_device(device) for device in devices)
-    words = struct.pack("<II", memory, min(keep_share, layout.SHARE_ALL))  # side by side
+    words = struct.pack("<II", memory, min(keep_share, layout.SHARE_ALL))  # two adjacent words
     body = body.ljust(layout.LIMITS_MEMORY - layout.LIMITS_ALLOCATION, b"\0") + words
     return body.ljust(layout.LIMITS_SIZE - layout.LIMITS_ALLOCATION, b"\0")
 
 
 def _write_locked(fd: int, body: bytes) -> None:
     """Replaces the body under the sequence lock. Each step is a separate system call, so that readers of the
-    mapped page see the steps in order. A crash may have left the generation odd; then it continues from
-    there."""
+    mapped page see the steps in order. If a crash left the generation odd, the write continues with that
+    number.
+    """
     (generation,) = _WORD.unpack(os.pread(fd, 8, layout.LIMITS_GENERATION))
     odd = (generation | 1) + (0 if generation % 2 == 0 else 2)
     os.pwrite(fd, _WORD.pack(odd), layout.LIMITS_GENERATION)
@@ -125,7 +126,9 @@ def _write_locked(fd: int, body: bytes) -> None:
 
 
 def _files(folder: Path) -> Path:
-    """Where the entries of the lease `folder` are; a folder closed to others is ANYONE's."""
+    """The folder with the entries of the lease. If `folder` is closed to other users, the tenant is ANYONE
+    and the entries are in a subfolder.
+    """
     with contextlib.suppress(OSError):
         if folder.lstat().st_mode & 0o077 == 0:
             return folder / layout.ANYONE_FOLDER
@@ -145,10 +148,10 @@ def write_lease(
     away: bool = False,
     memory: LeaseMemory = LeaseMemory.FIXED,
 ) -> Path:
-    """Makes the folder root/allocation, whole or not at all; the tenant is uid:gid, or ANYONE. A lease
-    that is there already keeps its files (a tenant may have them mapped) and gets these limits.
-    Answers the folder with its entries, for the tenant. ANYONE's is below one that only root may enter:
-    no user of the host gets to it, but a container that it is mounted into does.
+    """Creates the folder root/allocation atomically; the tenant is uid:gid, or ANYONE. An existing lease
+    keeps its files, because a tenant may have them mapped, and gets the new limits. Returns the folder with
+    the entries. For ANYONE it is below a folder that only root may enter: users of the host cannot reach it,
+    but a container into which it is mounted can.
 
     Raises VgpuError LEASE_FAILED if the file system refuses.
     """
@@ -179,7 +182,7 @@ def _note_moved(folder: Path, uuids: Sequence[str]) -> None:
     note = files / layout.MOVED_FILE
     try:
         former = [device.uuid for device in read_limits(folder).devices]
-    except VgpuError:  # a page that is not valid is about to be written anew
+    except VgpuError:  # an invalid page is written again below
         return
     lines = note.read_text().splitlines() if note.exists() else []
     left = [f"{i} {was}" for i, (was, now) in enumerate(zip(former, uuids, strict=False)) if was != now]
@@ -193,7 +196,7 @@ def _note_moved(folder: Path, uuids: Sequence[str]) -> None:
 
 def _make_folder(folder: Path, mode: int) -> None:
     folder.mkdir(mode=mode)
-    folder.chmod(mode)  # whatever the umask
+    folder.chmod(mode)  # the mode is independent of the umask
 
 
 def _fill(draft: Path, body: bytes, uid: int, gid: int) -> None:
@@ -207,7 +210,7 @@ def _fill(draft: Path, body: bytes, uid: int, gid: int) -> None:
         os.ftruncate(fd, layout.USAGE_FILE_SIZE)
         os.pwrite(fd, struct.pack("<II", layout.MAGIC, layout.VERSION), 0)
         if uid == ANYONE:
-            os.fchmod(fd, 0o666)  # for every user of the container
+            os.fchmod(fd, 0o666)  # writable for every user of the container
         elif (uid, gid) != (os.geteuid(), os.getegid()):
             os.fchown(fd, uid, gid)
     finally:
@@ -229,9 +232,9 @@ def update_limits(
     memory: LeaseMemory | None = None,
     keep_share: int | None = None,
 ) -> None:
-    """Resizes a running tenant, in place. The devices and their order cannot change; `away` says whether
-    it is suspended, None: as before; so with `memory`, and with the hundredths of a percent of its movable
-    memory that it may keep on the device while that is OUT.
+    """Resizes a running tenant, in place. The devices and their order cannot change; `away`: it is suspended.
+    `memory`: the requested place of its movable memory. `keep_share`: how much of that may stay on the device
+    while it is OUT, in hundredths of a percent. None leaves a value unchanged.
 
     Raises VgpuError LEASE_FAILED if the lease is gone or closed, BUG if it is for other devices.
     """
@@ -250,8 +253,9 @@ def update_limits(
 
 
 def close_lease(folder: Path) -> None:
-    """From now on nothing new is granted; what tenants hold stays until they free it. A lease that is
-    gone is closed already, and one whose limits are not valid can only be removed."""
+    """Closes a lease: nothing new is granted, and tenants keep their memory until they free it. Succeeds if
+    the lease is gone or its limits are invalid; an invalid one can only be removed.
+    """
     try:
         held = read_limits(folder)
     except VgpuError:
@@ -276,8 +280,9 @@ def remove_lease(root: Path, allocation: str) -> None:
 
 
 def _remove_tree(folder: Path) -> None:
-    """Root in a container may have built anything in its lease, of any depth, and may still be at it:
-    no link is followed, and every folder within is moved up to the top before it is emptied."""
+    """Removes a folder tree that a container's root may have built, of any depth, and may still be changing:
+    follows no link, and moves each subfolder to the top before it empties it.
+    """
     top = os.open(folder, _FOLDER)
     try:
         waiting = ["."]
@@ -309,7 +314,7 @@ def _empty(here: int, top: int) -> list[str]:
 
 
 def list_leases(root: Path) -> frozenset[str]:
-    """Allocations that have a lease. Leftovers of an interrupted write or removal are cleared here."""
+    """The allocations that have a lease. Also removes leftovers of interrupted writes and removals."""
     if not root.is_dir():
         return frozenset()
     names = set()
@@ -330,7 +335,7 @@ def _text(raw: bytes) -> str:
 
 
 def read_limits(folder: Path) -> Limits:
-    """The limits as they stand. vgpud is their only writer, so no lock is taken.
+    """The current limits. vgpud is their only writer, so no lock is needed.
 
     Raises VgpuError LEASE_FAILED if there is no valid `limits` file.
     """
@@ -356,7 +361,7 @@ def _parse_limits(raw: bytes) -> Limits:
     if not 0 < count <= layout.MAX_DEVICES:
         raise ValueError("bad device count")
     (state,) = struct.unpack_from("<I", raw, layout.LIMITS_STATE)
-    # a page that was made before there were these words ends in front of it
+    # a page of an older vgpud ends before these words
     memory, keep = struct.unpack_from("<II", raw.ljust(layout.LIMITS_SIZE, b"\0"), layout.LIMITS_MEMORY)
     return Limits(
         allocation=_text(raw[layout.LIMITS_ALLOCATION : layout.LIMITS_ALLOCATION + layout.ID_BYTES]),

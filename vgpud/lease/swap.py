@@ -1,4 +1,6 @@
-"""How far the movable memory of a lease's processes has followed its word (residency/swap.h in libvgpu)."""
+"""The swap state of a lease's processes: how far their movable memory has followed the request in the lease
+(residency/swap.h in libvgpu).
+"""
 
 import struct
 from dataclasses import dataclass
@@ -9,7 +11,7 @@ from vgpud import lease_layout as layout
 from vgpud.lease.pages import BYTES_MAX
 from vgpud.lease.usage import in_use, read_slots, usage_of
 
-_WORDS = struct.Struct("<2I2Q")  # phase, error, movable bytes, host bytes: side by side in a slot
+_WORDS = struct.Struct("<2I2Q")  # phase, error, movable bytes, host bytes: adjacent in a slot
 _PHASE_MASK = (1 << layout.SWAP_KEPT_SHIFT) - 1
 
 
@@ -38,7 +40,7 @@ class ProcessSwap:
 
 
 def read_swaps(folder: Path) -> tuple[ProcessSwap, ...]:
-    """Of all live processes; clamped as in `read_usage`. A phase that there is not counts as refused.
+    """The swap states of all live processes, clamped as in `read_usage`. An unknown phase counts as refused.
 
     Raises VgpuError LEASE_FAILED if the lease itself is gone.
     """

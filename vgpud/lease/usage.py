@@ -1,7 +1,7 @@
 """The `usage` file of a lease: the reports of its processes.
 
-It belongs to the tenant and is hostile input: whatever stands in it, reading it gives bounded numbers and
-never raises for them.
+The tenant can write it, so it is hostile input: reading it gives bounded numbers for any content, and raises
+nothing because of the content.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class Meter:
 
 @dataclass(frozen=True)
 class ProcessUse:
-    """One slot in use. `pid` is the process's own word in its own namespace: for display only."""
+    """One slot in use. `pid` is reported by the process, in its own namespace: for display only."""
 
     slot: int
     pid: int
@@ -67,16 +67,16 @@ class Usage:
 
 def open_usage(folder: Path, access: int = os.O_RDONLY) -> int:
     """A descriptor of the lease's `usage`. Raises OSError."""
-    # the tenant owns the file, not the folder: it can be short or long, but no link and no pipe
+    # the tenant owns the file but not the folder: the file can have any size, but cannot be a link or a pipe
     flags = access | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         return os.open(f"{folder}/{layout.USAGE_FILE}", flags)
-    except FileNotFoundError:  # ANYONE's is further down; asked second, since meters read hundreds a second
+    except FileNotFoundError:  # the entries of ANYONE are in a subfolder; tried second, because they are rare
         return os.open(f"{folder}/{layout.ANYONE_FOLDER}/{layout.USAGE_FILE}", flags)
 
 
 def read_usage(folder: Path) -> Usage:
-    """The tenant's own figures, clamped: see the module's text. A short or missing file reads as zeros.
+    """The figures that the tenant reports, clamped (see the module). A short or missing file reads as zeros.
 
     Raises VgpuError LEASE_FAILED if the lease itself is gone.
     """
@@ -128,7 +128,7 @@ def _read_meter(raw: bytes, at: int) -> Meter:
 
 @dataclass(frozen=True, slots=True)
 class LeaseMeter:
-    """One device of a whole lease: memory of the live processes, counters of all there ever were."""
+    """One device of a lease: memory of the live processes, counters of live and ended processes."""
 
     processes: int
     memory: Meter
@@ -136,14 +136,15 @@ class LeaseMeter:
 
 
 _METER = struct.Struct("<8Q")
-_HELD = struct.Struct("<3Q")  # used, claim, context: the first of a meter
-_METER_MOST = (*(BYTES_MAX,) * 4, *(_COUNT_MAX,) * 4)  # used, claim, context, peak; counters
+_HELD = struct.Struct("<3Q")  # used, claim, context: the first words of a meter
+# upper bounds of used, claim, context, peak; then of the counters
+_METER_MOST = (*(BYTES_MAX,) * 4, *(_COUNT_MAX,) * 4)
 _COMPUTE = struct.Struct("<6Q")
-_ACTIVITY = struct.Struct("<2Q4I")  # start_ns, calls, looks, busy, quiet, wants: side by side in a slot
+_ACTIVITY = struct.Struct("<2Q4I")  # start_ns, calls, looks, busy, quiet, wants: adjacent in a slot
 
 
 class MeterPages(NamedTuple):
-    """The parts of a `usage` file that meters are read from; equal while nothing has been counted."""
+    """The parts of a `usage` file that meters are read from; equal as long as no counter has changed."""
 
     head: bytes
     slots: bytes
@@ -151,7 +152,7 @@ class MeterPages(NamedTuple):
 
 
 def read_meter_pages(folder: Path, device_count: int) -> MeterPages:
-    """Raises VgpuError LEASE_FAILED if the lease itself is gone."""
+    """Reads the parts for `parse_meters`. Raises VgpuError LEASE_FAILED if the lease itself is gone."""
     with usage_of(folder) as fd:
         head, slots = read_slots(fd)
         compute = _read(fd, layout.USAGE_COMPUTE, device_count * layout.COMPUTE_SIZE)
@@ -167,13 +168,13 @@ def parse_meters(pages: MeterPages, device_count: int) -> tuple[LeaseMeter, ...]
 
 
 def read_meters(folder: Path, device_count: int) -> tuple[LeaseMeter, ...]:
-    """Raises VgpuError LEASE_FAILED if the lease itself is gone."""
+    """The meters of the first devices. Raises VgpuError LEASE_FAILED if the lease itself is gone."""
     return parse_meters(read_meter_pages(folder, device_count), device_count)
 
 
 @contextlib.contextmanager
 def usage_of(folder: Path) -> Iterator[int]:
-    """The descriptor of a usage file; raises VgpuError LEASE_FAILED where it cannot be read."""
+    """Yields the descriptor of a usage file. Raises VgpuError LEASE_FAILED if it cannot be opened."""
     try:
         fd = open_usage(folder)
         try:
@@ -185,7 +186,7 @@ def usage_of(folder: Path) -> Iterator[int]:
 
 
 def _read(fd: int, at: int, length: int) -> bytes:
-    """So many bytes, whatever the tenant has made of its file."""
+    """Exactly `length` bytes, padded with zeros if the tenant has truncated the file."""
     return os.pread(fd, length, at).ljust(length, b"\0") if length else b""
 
 
@@ -246,14 +247,16 @@ class LeaseActivity:
     that wait for the resume. `answers`: the number of reports by process (slot, start)."""
 
     calls: int = 0
-    busy: bool = False  # work that they launched has not all run
-    quiet: bool = True  # it is away, and nothing of libvgpu's own is in the driver
+    busy: bool = False  # kernels that they launched have not all finished
+    quiet: bool = True  # the tenant is suspended, and libvgpu itself has no call in the driver
     wants: int = 0
     answers: tuple[tuple[tuple[int, int], int], ...] = ()
 
 
 def read_activity(folder: Path) -> LeaseActivity:
-    """Clamped as in `read_usage`. Raises VgpuError LEASE_FAILED if the lease itself is gone."""
+    """The reports of the live processes. Clamped as in `read_usage`. Raises VgpuError LEASE_FAILED if the
+    lease itself is gone.
+    """
     with usage_of(folder) as fd:
         _, slots = read_slots(fd)
     figures = [(at, *_ACTIVITY.unpack_from(slots, at + layout.SLOT_START_NS)) for at in in_use(slots)]

@@ -1,1 +1,1 @@
-"""Stacks of other processes: how large a frame is, and whether a thread waits inside the driver; pure."""
+"""Unwinds stacks of other processes: frame sizes, and whether a thread waits inside the driver. Pure."""

@@ -1,10 +1,10 @@
-"""Decides from proc(5)'s facts of a thread whether it waits inside the driver. Reads nothing itself.
+"""Decides from a thread's files in /proc whether it waits inside the driver. Reads no file itself.
 
-In a process that the driver's checkpoint has saved, a driver call waits for a lock for ever, without any
-notification. Seen on an H200 (driver 580.159.04, x86_64, glibc 2.39) in nine of nine such calls,
-of plain programs and of libcublasLt in PyTorch: futex(FUTEX_WAIT_BITSET|PRIVATE|CLOCK_REALTIME) on the value
-3 without a time, which is glibc's pthread_rwlock; the first return address on the stack lies in libc, the
-next one, 48 or 64 bytes up, in libcuda. The driver's own threads wait for conditions (on 0) and in poll.
+In a process that the driver's checkpoint has saved, a driver call waits for a lock forever, without any
+notification. Seen on an H200 (driver 580.159.04, x86_64, glibc 2.39) in nine of nine such calls, of plain
+programs and of libcublasLt in PyTorch: futex(FUTEX_WAIT_BITSET|PRIVATE|CLOCK_REALTIME) on the value 3 without
+a timeout, which is glibc's pthread_rwlock. The first return address on the stack is in libc, the next one, 48
+or 64 bytes up, in libcuda. The driver's own threads wait for conditions (on 0) and in poll.
 """
 
 import re
@@ -20,16 +20,16 @@ from vgpud.stacks.unwind import Frame, Memory, Registers, frame
 _WAITS = (0, 9)  # FUTEX_WAIT, FUTEX_WAIT_BITSET; linux/futex.h
 _FLAGS = 128 | 256  # FUTEX_PRIVATE_FLAG, FUTEX_CLOCK_REALTIME
 _PRIVATE = 128
-#: What glibc's mutexes (2) and read-write locks (2, 3) wait on (nptl/lowlevellock.c, pthread_rwlock_common.c;
-#: since 2.25). Its semaphores and, before 2.41, its condition variables wait on 0.
+#: The futex values of glibc's mutexes (2) and read-write locks (2, 3) (nptl/lowlevellock.c,
+#: pthread_rwlock_common.c; : since 2.25). Its semaphores and, before 2.41, its condition variables wait on 0.
 _LOCKS = (2, 3)
-_STACK_BYTES = 64 << 10  # up to the caller of the driver
-_NEAR_BYTES = 1024  # libc's frames are small: a return address out of it that lies further up is none
+_STACK_BYTES = 64 << 10  # bytes of the stack to read, up to the caller of the driver
+_NEAR_BYTES = 1024  # libc's frames are small, so a candidate further up is not its return address
 _MOST_FRAMES = 16
 _LIBC = re.compile(r"(libc|libpthread|ld)[-.]|ld-linux|\[v")
 _DRIVERS_OWN = re.compile(
     r"cuda-EvtHandlr|cuda[0-9a-f]{10,}"
-)  # the second is cut off by comm's 15 characters
+)  # the second name is truncated to comm's 15 characters
 
 
 class Owner(Enum):
@@ -42,14 +42,14 @@ class Owner(Enum):
 
 
 def _calls_x86(code: bytes) -> bool:
-    """Intel's manual, CALL: E8 with a distance, or FF /2 with one of the forms of an address."""
+    """Does the code end with a call? Intel's manual, CALL: E8 with a distance, or FF /2 with an address."""
     if code[-5:-4] == b"\xe8":
         return True
     return any(_indirect_bytes(code[-n:]) == n for n in (2, 3, 4, 6, 7) if len(code) >= n)
 
 
 def _indirect_bytes(code: bytes) -> int:
-    """Of the FF /2 that begins here; 0: it is none."""
+    """The length of an FF /2 instruction that begins here; 0 if there is none."""
     kind, register, rest = code[1] >> 6, code[1] >> 3 & 7, code[1] & 7
     if code[0] != 0xFF or register != 2:
         return 0
@@ -62,15 +62,17 @@ def _indirect_bytes(code: bytes) -> int:
 
 
 def _calls_arm(code: bytes) -> bool:
-    """Arm's manual, BL and BLR."""
+    """Does the code end with a call? Arm's manual, BL and BLR."""
     word = int.from_bytes(code[-4:], "little") if len(code) >= 4 else 0
     return word & 0xFC000000 == 0x94000000 or word & 0xFFFFFC1F == 0xD63F0000
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`calls`: do these bytes, those before an address, end with a call? `address`: the bits of a stack's
-    word that are one (Arm signs return addresses in the upper bits)."""
+    """The facts of an architecture. `calls`: does this code, which ends before a return address, end with a
+    call? `address`: the mask of address bits in a word of the stack (Arm signs return addresses in the upper
+    bits).
+    """
 
     futex: int
     calls: Callable[[bytes], bool]
@@ -78,7 +80,7 @@ class Machine:
     registers: Registers
 
 
-_CALL_BYTES = 7  # the longest, on any of them
+_CALL_BYTES = 7  # the longest call instruction of all architectures
 MACHINES: Mapping[str, Machine] = {
     "x86_64": Machine(202, _calls_x86, (1 << 64) - 1, Registers(stack=7, returns=16)),
     "aarch64": Machine(98, _calls_arm, (1 << 48) - 1, Registers(stack=31, returns=30)),
@@ -87,14 +89,14 @@ MACHINES: Mapping[str, Machine] = {
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A thread that waits for a lock without a time: its stack pointer and program counter."""
+    """A thread that waits for a lock without a timeout: its stack pointer and program counter."""
 
     sp: int
     pc: int
 
 
 def lock_wait(text: bytes, machine: Machine) -> Wait | None:
-    """Of /proc/PID/task/TID/syscall; None: the thread does something else."""
+    """Parses /proc/PID/task/TID/syscall; None if the thread does not wait for a lock."""
     try:
         number, *words = text.split()
         if int(number) != machine.futex:
@@ -107,7 +109,7 @@ def lock_wait(text: bytes, machine: Machine) -> Wait | None:
 
 
 def is_drivers_own(name: str) -> bool:
-    """Does a thread of the driver's own have this name (/proc/PID/task/TID/comm)?"""
+    """Is this the name (/proc/PID/task/TID/comm) of a thread that the driver itself started?"""
     return _DRIVERS_OWN.fullmatch(name) is not None
 
 
@@ -124,11 +126,11 @@ class _Mapping(NamedTuple):
     start: int
     end: int
     owner: Owner
-    base: int  # where its file's beginning is mapped
+    base: int  # address at which the beginning of the file is mapped
 
 
 class Code:
-    """The executable mappings of a process: /proc/PID/maps, where a line that makes no sense is left out."""
+    """The executable mappings of a process from /proc/PID/maps; invalid lines are left out."""
 
     def __init__(self, maps: str) -> None:
         bases: dict[str, int] = {}
@@ -156,7 +158,7 @@ class Code:
         return None if found is None else found.owner
 
     def frame(self, pc: int, memory: Memory, machine: Machine) -> Frame | None:
-        """Of the function there; None: it cannot be told."""
+        """The frame of the function at `pc`; None if it cannot be determined."""
         if pc not in self._frames:
             found = self._find(pc)
             base = 0 if found is None else found.base
@@ -170,7 +172,7 @@ class Code:
 
 
 def in_driver(wait: Wait, code: Code, memory: Memory, machine: Machine) -> bool:
-    """Has the driver been called, and waits inside C's library now?
+    """Does the thread wait in the C library, called by the driver?
 
     The innermost return address outside of the C library must be the driver's. A frame further out must
     belong to other code than the driver and libvgpu, whose internal threads do not count as the tenant's
@@ -179,7 +181,7 @@ def in_driver(wait: Wait, code: Code, memory: Memory, machine: Machine) -> bool:
     if code.owner(wait.pc) is not Owner.LIBC:
         return False
     out = _out_of_libc(wait, code, memory, machine)
-    if out is None:  # the innermost is the first that looks like one
+    if out is None:  # the first plausible return address is the innermost
         owner, sp = next(_returns(wait.sp, _NEAR_BYTES, code, memory, machine), (None, 0))
     else:
         owner, sp = code.owner(out.pc), out.sp
@@ -201,15 +203,17 @@ def _out_of_libc(wait: Wait, code: Code, memory: Memory, machine: Machine) -> Wa
         returns = int.from_bytes(word, "little") & machine.address
         if code.owner(returns) is not Owner.LIBC:
             return Wait(sp, returns)
-        pc = returns - 1  # inside the call instruction: the next one may belong to another function
+        # minus 1, inside the call instruction: the next instruction may belong to another function
+        pc = returns - 1
     return None
 
 
 def _returns(
     start: int, size: int, code: Code, memory: Memory, machine: Machine
 ) -> Iterator[tuple[Owner, int]]:
-    """What looks like return addresses out of C's library, from the innermost out: whose, and where the stack
-    goes on. A word that does not follow a call is none; words of calls that have ended may be among them.
+    """Words that may be return addresses outside of the C library, the innermost first: the owner, and where
+    the stack continues. Words that do not follow a call are left out; words of calls that have ended may be
+    included.
     """
     stack = memory(start, size)
     for place, (word,) in enumerate(iter_unpack("<Q", stack[: len(stack) // 8 * 8])):

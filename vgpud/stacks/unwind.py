@@ -1,29 +1,29 @@
-"""How large a function's frame is on another process's stack, by the call frame information of its library.
+"""Computes a function's frame size on another process's stack from the call frame information of its library.
 
-What is needed is mapped in the process: the ELF header, .eh_frame_hdr and .eh_frame (Linux Standard Base,
-core, 10.6; DWARF 5, 6.4). Only the forms that compilers make of C are read, and of all registers only the
-stack pointer and the return address are followed: where a frame is found by another one, the answer is None.
+The information is mapped in the process: the ELF header, .eh_frame_hdr and .eh_frame (Linux Standard Base,
+core, 10.6; DWARF 5, 6.4). Only the forms that C compilers produce are supported. Only the stack pointer and
+the return address are tracked: if a frame depends on another register, the answer is None.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-Memory = Callable[[int, int], bytes]  # address, size: that many bytes, or fewer where none can be read
+Memory = Callable[[int, int], bytes]  # (address, size): that many bytes, or fewer if some cannot be read
 
 _EH_FRAME_HEADER = 0x6474E550  # PT_GNU_EH_FRAME
-_HEADER = bytes((1, 0x1B, 0x03, 0x3B))  # a sorted table of signed 32-bit words, from the header's place on
+_HEADER = bytes((1, 0x1B, 0x03, 0x3B))  # a sorted table of signed 32-bit words, relative to the header
 _RELATIVE = 0x1B  # DW_EH_PE_pcrel | DW_EH_PE_sdata4
 _POINTER_BYTES = {0x0: 8, 0x2: 2, 0x3: 4, 0x4: 8, 0xA: 2, 0xB: 4, 0xC: 8}
 _MOST_HEADERS = 64
-_MOST_BYTES = 4096  # of an entry
+_MOST_BYTES = 4096  # bound of an entry
 
 
 class _UnknownError(Exception):
-    """Not of the forms that are read here."""
+    """Raised for a form that this module does not support."""
 
 
 class _Reader:
-    """Of bytes from a place in memory; raises _UnknownError at their end."""
+    """Reads values from bytes; raises _UnknownError at their end."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
@@ -74,7 +74,7 @@ def _frame_header(base: int, memory: Memory) -> int:
 
 
 def _entry(pc: int, base: int, memory: Memory) -> int:
-    """Where the description of the function at `pc` lies, if there is one."""
+    """The address of the description of the function at `pc`. Raises _UnknownError if there is none."""
     header = _frame_header(base, memory)
     start = _read(memory, header, 12)
     if start.take(4) != _HEADER:
@@ -101,7 +101,7 @@ def _body(address: int, memory: Memory) -> _Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Common:
-    """What a group of functions has in common."""
+    """The part of the description that a group of functions shares."""
 
     code_unit: int
     data_unit: int
@@ -118,7 +118,8 @@ def _common(address: int, memory: Memory) -> _Common:
     body.take(1)
     code_unit, data_unit = body.leb(), body.leb(signed=True)
     body.take(1)
-    if not letters.startswith("z") or set(letters) - set("zPLRB"):  # S: a signal's frame
+    # S: a signal's frame, which is not supported
+    if not letters.startswith("z") or set(letters) - set("zPLRB"):
         raise _UnknownError
     size = body.leb()
     rest = body.place + size
@@ -134,7 +135,9 @@ def _common(address: int, memory: Memory) -> _Common:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """The frame's end is `offset` bytes from a register's value; the return address lies so far from it."""
+    """The rule of a row: the frame ends at a register plus `offset`; the return address is relative to that
+    end.
+    """
 
     register: int = -1
     offset: int = 0
@@ -143,7 +146,7 @@ class _Row:
 
 @dataclass
 class _Table:
-    """Follows a program until it has passed `pc`."""
+    """Executes a call frame program up to `pc`."""
 
     common: _Common
     returns: int  # the register of the return address
@@ -184,7 +187,7 @@ class _Table:
     def _other(self, code: int, program: _Reader) -> None:
         unit = self.common.data_unit
         match code:
-            case 0x00 | 0x2D:  # nothing; a return address is signed from here on, or no more
+            case 0x00 | 0x2D:  # no operation; or the start or end of signed return addresses
                 pass
             case 0x05:
                 self._save(program.leb(), program.leb() * unit)
@@ -200,7 +203,7 @@ class _Table:
                 self.row = replace(self.row, register=program.leb())
             case 0x0E:
                 self.row = replace(self.row, offset=program.leb())
-            case 0x2E:  # bytes of arguments, which do not matter here
+            case 0x2E:  # size of the arguments, which is not needed
                 program.leb()
             case _:
                 raise _UnknownError
@@ -216,15 +219,16 @@ class Registers:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """It ends `bytes` above the stack pointer, which is its caller's then; the return address lies `returns`
-    from there."""
+    """A frame. It ends `bytes` above the stack pointer, at the caller's stack pointer; the return address is
+    at `returns` from there.
+    """
 
     bytes: int
     returns: int
 
 
 def frame(pc: int, base: int, memory: Memory, registers: Registers) -> Frame | None:
-    """Of the function that is at `pc`, in a library mapped at `base`; None: it cannot be told."""
+    """The frame of the function at `pc`, in a library mapped at `base`; None if it cannot be determined."""
     try:
         entry = _entry(pc, base, memory)
         body = _body(entry, memory)

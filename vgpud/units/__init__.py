@@ -1,4 +1,4 @@
-"""Helper processes that outlive vgpud: systemd's units, or detached children where it does not run us."""
+"""Helper processes that outlive vgpud: systemd units, or detached children if systemd does not run vgpud."""
 
 import os
 from pathlib import Path
@@ -14,10 +14,10 @@ _BOOTED = Path("/run/systemd/system")  # sd_booted(3)
 
 
 def choose_units(run_dir: Path, booted: Path = _BOOTED) -> Units:
-    """SystemdUnits where systemd runs this very process as a service, else ChildUnits.
+    """SystemdUnits if systemd runs this process as a service, else ChildUnits.
 
-    INVOCATION_ID alone does not tell: a shell on a desktop inherits it. SYSTEMD_EXEC_PID
-    (systemd.exec(5), from version 248) names the process that systemd started.
+    INVOCATION_ID alone is no proof: a shell on a desktop inherits it. SYSTEMD_EXEC_PID (systemd.exec(5), from
+    version 248) names the process that systemd started.
     """
     ours = os.environ.get("SYSTEMD_EXEC_PID") == str(os.getpid())
     if ours and "INVOCATION_ID" in os.environ and booted.is_dir():

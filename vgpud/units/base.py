@@ -14,16 +14,16 @@ from vgpud.proc import Running, has_exited, open_pidfd
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@:-]{0,199}")
 _FIRST_POLL_SECONDS = 0.005
 _LAST_POLL_SECONDS = 0.1
-_SETTLE_SECONDS = 0.05  # in which a helper that cannot start at all has ended
+_SETTLE_SECONDS = 0.05  # within this time a helper that cannot start at all has ended
 
 
 @dataclass(frozen=True)
 class UnitSpec:
     """A helper: `argv` stays in the foreground, `env` is added to a small fixed environment.
 
-    `ready` is a path that the helper makes, or a question asked until it says yes; None means ready
-    once started. That path and `files`, which the helper makes too, are removed before the start:
-    what an earlier life left over must not be taken for this one's.
+    `ready` is a path that the helper creates, or a function that is called until it returns True; None means
+    ready once started. That path and `files`, which the helper creates too, are removed before the start, so
+    that leftovers of an earlier run are not taken for the new ones.
     """
 
     name: str
@@ -42,7 +42,7 @@ class UnitSpec:
         return self.ready.exists() if isinstance(self.ready, Path) else self.ready()
 
     def remove_leftovers(self) -> None:
-        """Only while the helper does not run."""
+        """Removes leftovers of an earlier run. Precondition: the helper does not run."""
         made = (*self.files, self.ready) if isinstance(self.ready, Path) else self.files
         for path in made:
             if not path.is_dir():
@@ -50,22 +50,24 @@ class UnitSpec:
 
 
 class Units(Protocol):
-    """Helper processes by name. Thread-safe; all but `on_exit` block, so not for an event loop's thread."""
+    """Helper processes by name. Thread-safe. All methods but `on_exit` block, so they are not for an event
+    loop's thread.
+    """
 
     def start(self, spec: UnitSpec) -> Running:
-        """The helper, running and ready; the one that runs already if there is one, as it is.
+        """Starts the helper and waits until it is ready; if it is running already, returns it unchanged.
 
         Raises VgpuError: HELPER_FAILED (with the end of its log in the details), HELPER_TIMEOUT.
         """
 
     def stop(self, name: str, grace_seconds: float) -> None:
-        """Ends with the helper gone: SIGTERM, and SIGKILL after the grace. Idempotent.
+        """Stops the helper: SIGTERM, and SIGKILL after the grace. Idempotent.
 
         Raises VgpuError(HELPER_TIMEOUT) for one that even SIGKILL does not end.
         """
 
     def running(self, name: str) -> Running | None:
-        """The helper of this name, if it runs now."""
+        """The running helper of this name, or None."""
 
     def list(self, prefix: str = "") -> tuple[Running, ...]:
         """The running helpers whose names begin with `prefix`, by name."""
@@ -110,7 +112,7 @@ def wait_ready(spec: UnitSpec, running: Running, failed: Callable[[str], VgpuErr
 
 
 def watch_exit(running: Running | None, name: str, callback: Callable[[str], None]) -> Callable[[], None]:
-    """Of the running event loop's selector and a pidfd; see Units.on_exit."""
+    """Watches a pidfd by the event loop's selector; see Units.on_exit."""
     loop = asyncio.get_running_loop()
     pidfd = open_pidfd(running) if running is not None else None
     if pidfd is None:

@@ -1,8 +1,9 @@
-"""Helpers as detached children: for a container, a laptop, a test, where systemd does not run vgpud.
+"""Helpers as detached children, for a vgpud that systemd does not run: in a container, on a laptop, in a
+test.
 
-Each has a session of its own, its output in a log file, and a pid file that it writes itself before
-it becomes the helper. Its standard input is the locked file of its name until then. So another caller, even
-a new vgpud after kill -9 of this one, finds either no helper or its pid file.
+Each has a session of its own, its output in a log file, and a pid file that it writes itself before it
+becomes the helper. Until then its standard input is the locked file of its name. So another caller, even a
+new vgpud after a kill -9 of this one, finds either no helper or a complete pid file.
 """
 
 import fcntl
@@ -29,7 +30,8 @@ from vgpud.units.base import UnitSpec, check_name, wait_ready, watch_exit
 _INHERITED = ("PATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD")
 _LOG_LINES = 5
 _KILL_SECONDS = 10.0
-# $0 is the pid file, "$@" the helper; proc(5): /proc/PID/stat is one line and exec leaves its start
+# $0 is the pid file, "$@" the helper; the first line of /proc/PID/stat has the start time, which exec does
+# not change
 _LAUNCHER = 'read -r stat <"/proc/$$/stat" && printf "%s\\n" "$stat" >"$0" && exec "$@" </dev/null'
 
 
@@ -90,7 +92,9 @@ class ChildUnits:
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[int]:
-        """Between threads and processes. Closing is what unlocks: LOCK_UN would take it from the child."""
+        """Locks the helper's name between threads and processes. Only closing unlocks: LOCK_UN would also
+        remove the child's lock.
+        """
         self._folder.mkdir(parents=True, exist_ok=True)
         fd = os.open(self._path(name, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

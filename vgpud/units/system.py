@@ -1,7 +1,7 @@
-"""Helpers as systemd units: the unit file says what runs, its environment file how.
+"""Helpers as systemd units: the unit file has the command, the environment file its parameters.
 
 A unit NAME.service must exist (a template serves NAME = PREFIX@INSTANCE) and have
-`EnvironmentFile=-RUN_DIR/units/NAME.env`; `UnitSpec.argv` is what its ExecStart says.
+`EnvironmentFile=-RUN_DIR/units/NAME.env`; `UnitSpec.argv` is ignored, because the unit has its own ExecStart.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _COMMAND_SECONDS = 90.0  # more than systemd's own limit for a start job
 _KILL_SECONDS = 10.0
 _LOOK_AGAIN_SECONDS = 1.0
 _DONE = frozenset({0})
-_GONE = frozenset({0, 5})  # 5: the unit is not loaded
+_GONE = frozenset({0, 5})  # 5: the unit is not loaded, which counts as stopped
 _UP = frozenset({"active", "reloading"})
 
 
@@ -32,7 +32,7 @@ class SystemdUnits:
         self._writing = threading.Lock()
 
     def start(self, spec: UnitSpec) -> Running:
-        """See Units.start. A helper that does not get ready is stopped."""
+        """See Units.start. A helper that does not become ready is stopped."""
         running = self.running(spec.name)
         if running is None:
             spec.remove_leftovers()
@@ -82,13 +82,13 @@ class SystemdUnits:
         return Running(name, pid, stat.start_ticks) if stat is not None and stat.is_alive else None
 
     def list(self, prefix: str = "") -> tuple[Running, ...]:
-        """See Units.list. Of units that vgpud started: those with an environment file."""
+        """See Units.list. Lists units that vgpud started, which have an environment file."""
         names = sorted(path.name.removesuffix(".env") for path in self._folder.glob("*.env"))
         found = (self.running(name) for name in names if name.startswith(prefix))
         return tuple(running for running in found if running is not None)
 
     def on_exit(self, name: str, callback: Callable[[str], None]) -> Callable[[], None]:
-        """See Units.on_exit. systemd is asked in a thread: it may be busy for seconds."""
+        """See Units.on_exit. A thread asks systemd, which may be busy for seconds."""
         loop = asyncio.get_running_loop()
         undo: list[Callable[[], None]] = []  # undo functions; empty after they ran
 
@@ -98,7 +98,7 @@ class SystemdUnits:
         def looked(answer: asyncio.Future[Running | None]) -> None:
             if not undo or answer.cancelled():
                 return
-            if answer.exception() is not None:  # it says nothing of the helper
+            if answer.exception() is not None:  # systemctl failed, which proves nothing about the helper
                 undo[:] = [loop.call_later(_LOOK_AGAIN_SECONDS, look).cancel]
             else:
                 undo[:] = [watch_exit(answer.result(), name, callback)]
@@ -144,7 +144,7 @@ class SystemdUnits:
 
 
 def _quoted(key: str, value: str) -> str:
-    r"""For EnvironmentFile= (systemd.exec(5)): in double quotes, with \ before " \ $ and `."""
+    r"""A line for EnvironmentFile= (systemd.exec(5)): in double quotes, with \ before " \ $ and `."""
     if "\n" in value or "\0" in value:
         raise VgpuError(
             ErrorCode.BUG, f"a line break in the value of {key}", "report this with the log of vgpud"
