@@ -18,7 +18,7 @@ Operation = Callable[[Tables], Any]
 class Durability(IntEnum):
     """The failure that an acknowledged write survives; the package's docstring explains the two levels."""
 
-    PROCESS = 0  # the end of the process, however it comes
+    PROCESS = 0  # the end of the process, also by kill -9
     POWER = 1  # a crash of the kernel or a power cut as well
 
 
@@ -27,7 +27,7 @@ _SYNCHRONOUS = {Durability.PROCESS: "NORMAL", Durability.POWER: "FULL"}
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One operation on its way; `result` or `error` is filled in by the writer thread."""
+    """One submitted operation; the writer thread fills in `result` or `error`."""
 
     operation: Operation
     durability: Durability
@@ -36,7 +36,9 @@ class Job:
     error: BaseException | None = None
 
     def deliver(self) -> None:
-        """In the event loop's thread; a caller that was cancelled hears nothing."""
+        """Gives the result to the caller. Runs in the event loop's thread; a cancelled caller gets
+        nothing.
+        """
         if self.future.done():
             return
         if self.error is None:
@@ -58,9 +60,9 @@ class Committer:
     def run(self, jobs: Sequence[Job]) -> None:
         """Every job ends with a result that is committed, or with an error and no effect.
 
-        An operation that refuses (VgpuError) rolls back to its own savepoint. Where SQLite itself
-        fails, which may take the whole transaction down (a full disk, for one), each job is tried
-        again in a transaction of its own.
+        An operation that raises VgpuError rolls back to its own savepoint. If SQLite itself fails, for
+        example on a full disk, the whole transaction may be lost; each job is then tried again in a
+        transaction of its own.
         """
         mark = self.tables.revision
         try:
@@ -73,7 +75,7 @@ class Committer:
             if self._db.in_transaction:
                 self._db.execute("COMMIT")
             if self._level is Durability.POWER and self.tables.revision > mark:
-                # a transaction that changed nothing syncs nothing; this one has an event in it
+                # a transaction without changes is not synced; this one contains an event
                 self._synced = self.tables.revision
         except sqlite3.Error as error:
             self._roll_back(mark)
@@ -85,7 +87,7 @@ class Committer:
                 self.run([job])
 
     def prune(self) -> None:
-        """Drop old events; on a failure they simply stay until the next time."""
+        """Deletes old events. After a failure they stay until the next call."""
         mark = self.tables.revision
         try:
             self._begin(Durability.PROCESS)
@@ -95,7 +97,7 @@ class Committer:
             self._roll_back(mark)
 
     def fail(self, jobs: Sequence[Job], error: Exception) -> None:
-        """Fails all operations after an unexpected error of `run`, so that no caller waits for ever."""
+        """Fails all operations after an unexpected error of `run`, so that no caller waits forever."""
         for job in jobs:
             job.error = faults.failed(self._path, f"its writer failed: {error}")
             job.error.__cause__ = error
@@ -104,14 +106,14 @@ class Committer:
         self._db.close()
 
     def _durability(self, jobs: Sequence[Job]) -> Durability:
-        # an operation gives out one revision at the most
+        # an operation uses at most one revision
         if self.tables.revision + len(jobs) - self._synced > UNSYNCED_REVISIONS:
             return Durability.POWER
         return max(job.durability for job in jobs)
 
     def _begin(self, durability: Durability) -> None:
         if durability is not self._level:
-            # SQLite ignores this inside a transaction, so it comes first
+            # SQLite ignores this inside a transaction, so it is set before
             self._db.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
             self._level = durability
         self._db.execute("BEGIN IMMEDIATE")
@@ -138,7 +140,7 @@ class Committer:
             raise
         except VgpuError as error:
             job.error = error
-        except Exception as error:  # one caller's mistake must not end the writer
+        except Exception as error:  # an error of one caller must not end the writer
             job.error = VgpuError(ErrorCode.BUG, f"an operation of the ledger failed: {error!r}")
             job.error.__cause__ = error
 

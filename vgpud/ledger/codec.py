@@ -1,7 +1,7 @@
 """Encodes allocations and requests as columns of a table, by the types of the model.
 
-The intent writes the request and the reasons of its placement, once. Every commit writes only the outcome
-(the allocation's present state), which is a third of the text.
+The intent writes the request and the reasons of its placement, once. A commit writes only the outcome (state,
+slices, edits and so on), which is a third of the text.
 """
 
 import gc
@@ -106,7 +106,7 @@ def decode_allocation(row: AllocationRow) -> Allocation:
 
 
 def _decode(row: AllocationRow) -> Allocation:
-    # one call for all columns: the call costs more than the parsing
+    # one call for all columns, because a call costs more than the parsing
     texts = _parse(f"[{row.request},{row.reasons},{row.slices},{row.edits},{row.suspended}]")
     if len(texts) != 5:
         raise Mismatch("its JSON is not what vgpud writes")
@@ -116,7 +116,7 @@ def _decode(row: AllocationRow) -> Allocation:
     return Allocation(
         id=row.id,
         request=request,
-        state=_STATES[row.state],  # the table lets no other in
+        state=_STATES[row.state],  # the table's CHECK constraint allows no other value
         slices=_SLICES.decode(texts[2]),
         reasons=_REASONS.decode(texts[1]),
         edits=_EDITS.decode(texts[3]),
@@ -129,7 +129,9 @@ def _decode(row: AllocationRow) -> Allocation:
 
 
 def _digest(request: dict[str, Any]) -> str:
-    """SHA-256, in hex, of what was asked for: the same for a retry from another process."""
+    """The SHA-256 in hex of the request without its lifetime: a retry from another process has the same
+    digest.
+    """
     asked = {name: value for name, value in request.items() if name != "lifetime"}
     return hashlib.sha256(_dump_sorted(asked).encode("ascii")).hexdigest()
 
@@ -143,7 +145,9 @@ def _encode(shape: Shape, value: object) -> Any:  # noqa: ANN401
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Nothing that is read becomes garbage, and the collector would look at all of it again and again."""
+    """Pauses the garbage collector while the ledger is read: no garbage arises, and the collector would scan
+    all read objects repeatedly.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:

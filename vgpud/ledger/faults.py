@@ -53,9 +53,11 @@ def from_os(error: OSError, path: Path) -> VgpuError:
 
 
 def from_sqlite(error: sqlite3.Error, path: Path) -> VgpuError:
-    """By SQLite's extended result code (rescode.html in its documentation)."""
+    """The numbered error for an SQLite error, by its extended result code (rescode.html in SQLite's
+    documentation).
+    """
     name = str(getattr(error, "sqlite_errorname", ""))
-    # growing the -shm or a sync can meet the full disk first, and SQLite calls that an I/O error
+    # on a full disk, growing the -shm file or a sync can fail first, which SQLite reports as an I/O error
     blocked = name.startswith(("SQLITE_IOERR", "SQLITE_CANTOPEN")) and _space(path)[0] == 0
     if blocked or name == "SQLITE_FULL":
         return full(path)
@@ -71,7 +73,7 @@ def from_sqlite(error: sqlite3.Error, path: Path) -> VgpuError:
 
 
 def _space(path: Path) -> tuple[int, int]:
-    """(free, total) bytes of the file system, (0, 0) if it would not say."""
+    """(free, total) bytes of the file system; (0, 0) if they cannot be read."""
     try:
         told = os.statvfs(path.parent)
     except OSError:

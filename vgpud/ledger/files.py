@@ -1,7 +1,7 @@
-"""The file on disk: one holder, looked at before it is touched, created whole or not at all.
+"""The ledger's file: locked by one process, checked before it is opened for writing, created atomically.
 
-A new ledger is built under another name, synced and renamed, so that the file under its own name
-is always a complete one in WAL mode; a power cut during the first start leaves none.
+A new ledger is built under another name, synced and renamed, so that a file with the ledger's name is always
+complete and in WAL mode. A power cut during the first start leaves no file.
 """
 
 import fcntl
@@ -19,10 +19,10 @@ _BUSY_SECONDS = 5.0
 
 
 def lock(path: Path) -> int:
-    """A descriptor that locks the ledger for this process; closing it unlocks.
+    """Locks the ledger for this process. Returns a descriptor; closing it unlocks.
 
-    The lock file stays: removing it would let two processes hold locks on two files of one name.
-    Raises VgpuError(LEDGER_LOCKED), LEDGER_READ_ONLY, LEDGER_FULL or LEDGER_FAILED.
+    The lock file stays: removing it would let two processes hold locks on two files of one name. Raises
+    VgpuError(LEDGER_LOCKED), LEDGER_READ_ONLY, LEDGER_FULL or LEDGER_FAILED.
     """
     beside = path.with_name(path.name + ".lock")
     try:
@@ -53,9 +53,10 @@ def _locked(path: Path, holder: str) -> VgpuError:
 
 
 def connect(path: Path, migrations: tuple[Migration, ...] = MIGRATIONS) -> sqlite3.Connection:
-    """The ledger, created or migrated if need be; for one thread at a time, in autocommit mode.
+    """Opens the ledger, and creates or migrates it if needed. The connection is in autocommit mode and for
+    one thread at a time.
 
-    Raises VgpuError(LEDGER_CORRUPT) or LEDGER_NEWER with the file as it was, LEDGER_READ_ONLY,
+    Raises VgpuError(LEDGER_CORRUPT) or LEDGER_NEWER and leaves the file unchanged; or LEDGER_READ_ONLY,
     LEDGER_FULL or LEDGER_FAILED.
     """
     try:
@@ -81,7 +82,7 @@ def connect(path: Path, migrations: tuple[Migration, ...] = MIGRATIONS) -> sqlit
 def _inspect(path: Path, newest: int) -> None:
     """Checks through a read-only connection that the file is a sound ledger of a known version.
 
-    SQLite itself calls an empty file an empty database; here one is never ours.
+    SQLite takes an empty file for an empty database; for vgpud it is an error.
     """
     with path.open("rb") as start:
         if start.read(len(_MAGIC)) != _MAGIC:
@@ -92,7 +93,7 @@ def _inspect(path: Path, newest: int) -> None:
         with closing(_connect(f"{path.absolute().as_uri()}?mode=ro")) as connection:
             _check(connection, path, newest)
     except BaseException:
-        # a read-only look at a file in WAL mode leaves empty side files behind
+        # opening a file in WAL mode read-only leaves empty side files behind
         for file in side_files:
             if file not in before:
                 file.unlink(missing_ok=True)
@@ -116,7 +117,7 @@ def _check(connection: sqlite3.Connection, path: Path, newest: int) -> None:
 
 def _create(path: Path, migrations: tuple[Migration, ...]) -> None:
     if path.with_name(path.name + "-wal").exists():
-        # SQLite would play those changes into the new file
+        # SQLite would replay the -wal file's changes into the new file
         raise faults.corrupt(path, "it is gone, but its -wal file is still there")
     new = path.with_name(path.name + ".new")
     for suffix in ("", "-wal", "-shm", "-journal"):
@@ -138,7 +139,7 @@ def _open(path: Path) -> sqlite3.Connection:
     connection = _connect(f"{path.absolute().as_uri()}?mode=rw")
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA synchronous = FULL")
-    # a service that may write its own folders only has nowhere to put SQLite's temporary files
+    # a service that can write only its own folders has no place for SQLite's temporary files
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA journal_mode = WAL")
     return connection
@@ -149,6 +150,6 @@ def _connect(target: str, *, uri: bool = True) -> sqlite3.Connection:
         target,
         uri=uri,
         timeout=_BUSY_SECONDS,
-        isolation_level=None,  # transactions are ours to begin and end
-        check_same_thread=False,  # opened in one thread, then used by the writer's alone
+        isolation_level=None,  # vgpud begins and ends transactions itself
+        check_same_thread=False,  # opened in one thread, then used only by the writer's thread
     )

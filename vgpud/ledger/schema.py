@@ -1,12 +1,12 @@
-"""The tables, and the migrations that lead to them.
+"""The schema: the tables, as a list of migrations.
 
-`user_version` of the file counts the migrations that it has had. Every migration runs in one
-durable transaction with the new number, so that a crash leaves the old version whole.
+The file's `user_version` is the number of migrations applied. Pending migrations and the new number are one
+durable transaction, so that a crash leaves the old version intact.
 """
 
 import sqlite3
 
-# SQLite's header has a field to tell whose file it is (PRAGMA application_id): "vgpu" in ASCII
+# PRAGMA application_id identifies the file type: "vgpu" in ASCII
 APPLICATION_ID = 0x76677075
 
 Migration = tuple[str, ...]
@@ -67,12 +67,12 @@ MIGRATIONS: tuple[Migration, ...] = (
 
 
 def version(connection: sqlite3.Connection) -> int:
-    """How many migrations the file has had."""
+    """The number of migrations that were applied to the file."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def migrate(connection: sqlite3.Connection, migrations: tuple[Migration, ...] = MIGRATIONS) -> None:
-    """Bring the file up to the newest version; nothing at all changes if one statement fails.
+    """Migrates the file to the newest version; changes nothing if one statement fails.
 
     `connection` is in autocommit mode, with synchronous=FULL.
     """

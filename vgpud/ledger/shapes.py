@@ -1,14 +1,14 @@
-"""How a dataclass of the model is written as JSON and read back, compiled once per class.
+"""Encoders and decoders (dataclass of the model <-> JSON), compiled once for each class.
 
-Two forms. A dataclass of plain values only (text, numbers, truth values, enums, or none of them)
-is a row: a JSON array of its fields in order. Any other is a record: a JSON object of its fields,
-without those that hold their default. In both, a field added at the end of the model with a
-default needs no migration. Enums are their values, tuples are arrays.
+Two forms. A dataclass of plain values only (text, numbers, booleans, enums, None) is a row: a JSON array of
+its fields in order. Any other is a record: a JSON object of its fields, without those that hold their
+default. In both, a field added at the end of the model with a default needs no migration. Enums are their
+values, tuples are arrays.
 
-`Mismatch` tells a value that is not what the model says: an unknown field, a missing one, a value
-of another type. Ten thousand allocations are read at a start, so the checks are table look-ups:
-a row's by the types of all its values at once, and equal rows (the same mount, the same reason) are
-read once and shared, which the frozen dataclasses allow.
+`Mismatch` is raised for JSON that does not fit the model: an unknown field, a missing field, a value of
+another type. Ten thousand allocations are read at a start, so the checks are table look-ups: a row's by the
+types of all its values at once, and equal rows (the same mount, the same reason) are read once and shared,
+which the frozen dataclasses allow.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from functools import cache, lru_cache
 from operator import attrgetter
 from typing import Any, Protocol, cast
 
-# the values are of any type until they are checked
+# values have any type until they are checked
 Convert = Callable[[Any], Any]
 _PLAIN = (str, int, bool)
 _ROWS_SHARED = 4096
@@ -31,7 +31,7 @@ class Mismatch(Exception):
 
 
 class Shape(Protocol):
-    """Both directions of one type."""
+    """The encoder and decoder of one type."""
 
     def encode(self, value: Any, /) -> Any: ...  # noqa: ANN401
     def decode(self, value: Any, /) -> Any: ...  # noqa: ANN401
@@ -43,11 +43,11 @@ class _Pair:
 
     encode: Convert
     decode: Convert
-    types: frozenset[type] = frozenset()  # of the values in the model, where they are plain
+    types: frozenset[type] = frozenset()  # the types of the values in the model, if they are plain
 
 
 class Row:
-    """A dataclass of plain values, as an array."""
+    """Encodes a dataclass of plain values as an array."""
 
     def __init__(self, cls: type, columns: list[_Pair], required: int) -> None:
         self._cls = cls
@@ -57,8 +57,8 @@ class Row:
         self._values: Callable[[Any], tuple[Any, ...]] = (
             attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
         )
-        self._sound: set[tuple[type, ...]] = set()  # types of rows that have passed the check
-        # typed: 1 and True are equal, and only one of them is right
+        self._sound: set[tuple[type, ...]] = set()  # combinations of types that passed the check
+        # typed, because 1 == True, and only one of them is valid
         self._build = lru_cache(maxsize=_ROWS_SHARED, typed=True)(self._check_and_build)
 
     def encode(self, value: Any) -> tuple[Any, ...]:  # noqa: ANN401
@@ -70,14 +70,14 @@ class Row:
             for column, item in zip(self._columns, row, strict=True):
                 column.encode(item)
             self._sound.add(kinds)
-        return row  # JSON's encoder writes a StrEnum as its value
+        return row  # the JSON encoder writes a StrEnum as its value
 
     def decode(self, value: Any) -> Any:  # noqa: ANN401
         if type(value) is not list:
             raise Mismatch(f"{value!r} is not a {self._cls.__name__}")
         try:
             return self._build(*value)
-        except TypeError:  # a list or an object in it, which cannot be a key of the cache
+        except TypeError:  # a list or an object in the row, which cannot be a key of the cache
             raise Mismatch(f"{value!r} is not a {self._cls.__name__}") from None
 
     def _check_and_build(self, *row: Any) -> Any:  # noqa: ANN401
@@ -87,7 +87,7 @@ class Row:
 
 
 class Record:
-    """Any other dataclass, as an object."""
+    """Encodes any other dataclass as an object."""
 
     def __init__(self, cls: type, fields: dict[str, Shape]) -> None:
         self._cls = cls
@@ -104,7 +104,7 @@ class Record:
         out: dict[str, Any] = {}
         for name, default, plain, encode in self._steps:
             item = getattr(value, name)
-            # equal values of two types are not the same default: True == 1
+            # equal values of different types are different: True == 1
             if item is default or (type(item) is type(default) and item == default):
                 continue
             out[name] = item if type(item) is plain else encode(item)
@@ -224,7 +224,7 @@ def _names(kinds: tuple[type, ...]) -> str:
 
 
 def _plain_type(shape: Shape) -> type | None:
-    """The one type whose values JSON holds as they are."""
+    """The plain type of a shape whose values are JSON values already; None for any other shape."""
     if isinstance(shape, _Pair) and len(shape.types) == 1:
         (only,) = shape.types
         return only if only in _PLAIN else None

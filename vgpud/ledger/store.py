@@ -1,4 +1,4 @@
-"""The ledger as the rest of vgpud sees it."""
+"""The ledger's interface for the rest of vgpud."""
 
 import asyncio
 import os
@@ -26,9 +26,9 @@ _INTENTS = (State.RESIZING, State.SUSPENDING, State.RESUMING, State.RELEASING)
 class Ledger:
     """Allocations, originals and events on disk; for one event loop.
 
-    Every method that writes returns once its write survives what `durability` says. All of them
-    raise VgpuError(LEDGER_FULL), LEDGER_READ_ONLY, LEDGER_CORRUPT or LEDGER_FAILED with nothing
-    written, and work again once the cause is gone. A call that is cancelled may still be written.
+    A method that writes returns when its write survives the failures of its `durability`. On an error, which
+    is VgpuError(LEDGER_FULL), LEDGER_READ_ONLY, LEDGER_CORRUPT or LEDGER_FAILED, nothing is written; the
+    methods work again when the cause is gone. A call that is cancelled may still be written.
     """
 
     def __init__(self, writer: Writer, lock: int) -> None:
@@ -37,16 +37,16 @@ class Ledger:
 
     @classmethod
     async def open(cls, path: Path) -> Self:
-        """Take the ledger at `path` for this process; its directory must exist.
+        """Opens and locks the ledger at `path`. Precondition: its directory exists.
 
-        Raises VgpuError: LEDGER_LOCKED (with the holder's pid), LEDGER_NEWER and LEDGER_CORRUPT
-        (the file stays as it is), LEDGER_READ_ONLY, LEDGER_FULL, LEDGER_FAILED.
+        Raises VgpuError: LEDGER_LOCKED (with the holder's pid), LEDGER_NEWER and LEDGER_CORRUPT (the file
+        stays as it is), LEDGER_READ_ONLY, LEDGER_FULL, LEDGER_FAILED.
         """
         committer, lock = await asyncio.to_thread(_open, path)
         return cls(Writer(committer, asyncio.get_running_loop()), lock)
 
     async def close(self) -> None:
-        """Write what was asked for, and let go of the file."""
+        """Writes all submitted operations, and unlocks the file."""
         await self._writer.close()
         if self._lock is not None:
             os.close(self._lock)
@@ -61,15 +61,17 @@ class Ledger:
         await self.close()
 
     async def load(self) -> LedgerState:
-        """Everything, in the order of creation; raises VgpuError(LEDGER_CORRUPT) too."""
+        """All allocations and other state, in the order of creation. Also raises
+        VgpuError(LEDGER_CORRUPT).
+        """
         return await self._do(Tables.load, Durability.PROCESS)
 
     async def intent(self, allocation: Allocation, *, durability: Durability = Durability.POWER) -> None:
-        """Write down what is about to be done: an ALLOCATING row is new, the others exist. One that is moved
-        while it is suspended stays so.
+        """Records an intent. An ALLOCATING allocation is new, all others exist. A suspended allocation that
+        is moved stays suspended.
 
-        Of an allocation that exists its state, slices, edits, failure, suspended and cause are written.
-        Raises VgpuError(REQUEST_ID_REUSED) or NO_SUCH_ALLOCATION.
+        For an existing allocation the state, slices, edits, failure, suspended and cause are written. Raises
+        VgpuError(REQUEST_ID_REUSED) or NO_SUCH_ALLOCATION.
         """
         if allocation.state is State.ALLOCATING:
             row = encode_allocation(allocation)
@@ -82,17 +84,17 @@ class Ledger:
         )
 
     async def rebind(self, allocation: Allocation, *, durability: Durability = Durability.PROCESS) -> None:
-        """Write the process that an allocation ends with; raises VgpuError(NO_SUCH_ALLOCATION)."""
+        """Records the process to which an allocation is bound. Raises VgpuError(NO_SUCH_ALLOCATION)."""
         request = encode_allocation(allocation).request
         await self._do(lambda tables: tables.rebind(allocation.id, request), durability)
 
     async def commit(
         self, allocation: Allocation, event: Event, *, durability: Durability = Durability.PROCESS
     ) -> Allocation:
-        """Write what an allocation has become; the next revision goes to it and to the event.
+        """Records an outcome; allocation and event get the next revision.
 
-        That is its state, slices, edits, failure, suspended and cause; its request and reasons stay as the
-        intent wrote them. `event.revision` is not looked at. Raises VgpuError(NO_SUCH_ALLOCATION).
+        The state, slices, edits, failure, suspended and cause are written; request and reasons stay as the
+        intent wrote them. `event.revision` is ignored. Raises VgpuError(NO_SUCH_ALLOCATION).
         """
         outcome = encode_outcome(allocation)
         revision = await self._do(lambda tables: tables.commit(allocation.id, outcome, event), durability)
@@ -101,23 +103,24 @@ class Ledger:
     async def forget(
         self, allocation_id: str, event: Event | None, *, durability: Durability = Durability.PROCESS
     ) -> Event | None:
-        """Drop an allocation; the event with its revision, or None if there was nothing to drop."""
+        """Deletes an allocation. Returns the event with its revision, or None if there was no allocation."""
         revision = await self._do(lambda tables: tables.forget(allocation_id, event), durability)
         return None if event is None or revision is None else replace(event, revision=revision)
 
     async def mark(self, mark: Mark, event: Event, *, durability: Durability = Durability.PROCESS) -> Event:
-        """Write what was noticed of an allocation, in the place of an earlier mark of that kind; the event
-        with its revision. Raises VgpuError(NO_SUCH_ALLOCATION)."""
+        """Records a mark of an allocation; it replaces an earlier mark of the same kind. Returns the event
+        with its revision. Raises VgpuError(NO_SUCH_ALLOCATION).
+        """
         return replace(event, revision=await self._do(lambda tables: tables.mark(mark, event), durability))
 
     async def unmark(self, mark: Mark, event: Event, *, durability: Durability = Durability.PROCESS) -> Event:
-        """It no longer holds; the event with its revision."""
+        """Deletes a mark. Returns the event with its revision."""
         return replace(event, revision=await self._do(lambda tables: tables.unmark(mark, event), durability))
 
     async def record_original(
         self, device_uuid: str, key: str, value: str, *, durability: Durability = Durability.POWER
     ) -> None:
-        """Keep a device's setting as it was; a second value for the same key changes nothing."""
+        """Records the original value of a device's setting. A second value for the same key is ignored."""
         original = Original(device_uuid, key, value)
         await self._do(lambda tables: tables.record_original(original), durability)
 
@@ -134,7 +137,9 @@ class Ledger:
         return await self._do(lambda tables: tables.event(kind, subject, sentence), durability)
 
     async def events_after(self, revision: int) -> tuple[Event, ...]:
-        """Kept events with a greater revision; raises VgpuError(BAD_REVISION) if some are gone."""
+        """The kept events with a greater revision. Raises VgpuError(BAD_REVISION) if some of them were
+        deleted.
+        """
         return await self._do(lambda tables: tables.events_after(revision), Durability.PROCESS)
 
     async def last_events(self, count: int) -> tuple[Event, ...]:
@@ -146,7 +151,7 @@ class Ledger:
         await self._do(lambda tables: None, Durability.PROCESS)
 
     async def set_boot_id(self, boot_id: str) -> int:
-        """Remember the boot; returns the last revision, which a new boot moves ahead."""
+        """Records the boot id. Returns the last revision, which a new boot moves ahead."""
         return await self._do(lambda tables: tables.set_boot_id(boot_id), Durability.POWER)
 
     async def _do(self, operation: Callable[[Tables], T], durability: Durability) -> T:

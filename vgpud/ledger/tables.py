@@ -1,7 +1,7 @@
 """The SQL of each operation on the tables, run inside the caller's transaction.
 
-Only the writer thread calls this. `revision` is the last one given out; a caller that rolls a transaction
-back must restore it too.
+Only the writer thread calls this. `revision` is the last revision that was used; a caller that rolls a
+transaction back must restore it too.
 """
 
 import sqlite3
@@ -16,8 +16,8 @@ from vgpud.model.marks import Mark, MarkKind
 from vgpud.model.tenancy import Allocation
 
 EVENTS_KEPT = 10_000
-# The most revisions that may be written without a sync before the next batch is synced anyway, and
-# so the most that a power cut can take back: a new boot skips as many, that none is given out twice.
+# The largest number of revisions without a sync, after which the next batch is synced. A power cut loses at
+# most these; a new boot skips as many, so that no revision is used twice.
 UNSYNCED_REVISIONS = 1_000
 # the columns in the order of AllocationRow
 _SELECT = (
@@ -37,7 +37,7 @@ _UPDATE = (
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """A setting of a device as it was before vgpud first changed it."""
+    """The value of a device's setting before vgpud first changed it."""
 
     device_uuid: str
     key: str
@@ -46,9 +46,9 @@ class Original:
 
 @dataclass(frozen=True, slots=True)
 class LedgerState:
-    """All that a start needs; `boot_id` is "" until one was set.
+    """The ledger's content that a start needs; `boot_id` is "" in a new ledger.
 
-    `released` are the ids of allocations that are gone, as far as events are kept, oldest first.
+    `released` are the ids of released allocations whose events are still kept, oldest first.
     """
 
     allocations: tuple[Allocation, ...]
@@ -95,7 +95,7 @@ class Tables:
                 yield Mark(allocation_id, kinds[kind], *rest)
 
     def mark(self, mark: Mark, event: Event) -> int:
-        """One of its kind; the event's revision."""
+        """Writes a mark; an allocation has one of each kind. Returns the event's revision."""
         if self._one("SELECT id FROM allocations WHERE id = ?", mark.allocation_id) is None:
             raise _missing(mark.allocation_id)
         row = (
@@ -121,7 +121,7 @@ class Tables:
             raise self._taken(row, error) from None
 
     def change(self, allocation_id: str, outcome: Outcome) -> None:
-        """The new content of a row, with its revision."""
+        """Updates a row without a new revision."""
         done = self._db.execute(_UPDATE, (*outcome, None, allocation_id))
         if done.rowcount == 0:
             raise _missing(allocation_id)
@@ -132,14 +132,14 @@ class Tables:
             raise _missing(allocation_id)
 
     def commit(self, allocation_id: str, outcome: Outcome, event: Event) -> int:
-        """The revision given to the allocation and to the event."""
+        """Updates a row. Returns the revision of the allocation and the event."""
         done = self._db.execute(_UPDATE, (*outcome, self.revision + 1, allocation_id))
         if done.rowcount == 0:
             raise _missing(allocation_id)
         return self._event(event)
 
     def forget(self, allocation_id: str, event: Event | None) -> int | None:
-        """The event's revision; None if there was no event, or nothing to forget."""
+        """Deletes a row. Returns the event's revision; None if there was no event or no row."""
         done = self._db.execute("DELETE FROM allocations WHERE id = ?", (allocation_id,))
         self._db.execute("DELETE FROM marks WHERE allocation_id = ?", (allocation_id,))
         if event is None or done.rowcount == 0:
@@ -183,7 +183,9 @@ class Tables:
         return tuple([_event(row) for row in rows])[::-1]
 
     def set_boot_id(self, boot_id: str) -> int:
-        """The last revision, moved ahead of all that may have been given out before another boot."""
+        """Records the boot. Returns the last revision; after a reboot it is moved ahead of all revisions that
+        may have been used.
+        """
         known = self._meta("boot_id", "")
         if known not in ("", boot_id):
             self.revision += UNSYNCED_REVISIONS
@@ -192,7 +194,7 @@ class Tables:
         return self.revision
 
     def prune(self, keep: int = EVENTS_KEPT) -> None:
-        """Drop all events but the newest `keep`."""
+        """Deletes all events but the newest `keep`."""
         oldest = self._one("SELECT revision FROM events ORDER BY revision DESC LIMIT 1 OFFSET ?", keep)
         if oldest is None:
             return

@@ -1,4 +1,4 @@
-"""The one thread that writes."""
+"""The thread that writes the ledger."""
 
 import asyncio
 import queue
@@ -12,24 +12,26 @@ from vgpud.ledger.batch import Committer, Durability, Job, Operation
 from vgpud.model.errors import ErrorCode, VgpuError
 
 _BATCH = 256
-# events are dropped in lots, so that a commit seldom pays for it
+# events are deleted in batches of this size, so that few commits pay for it
 _PRUNE_EVERY = 500
 
 
 class Writer:
-    """Takes operations from one event loop; while a batch is being synced, the next one gathers."""
+    """Takes operations from one event loop. While one batch is synced, the next batch collects."""
 
     def __init__(self, committer: Committer, loop: asyncio.AbstractEventLoop) -> None:
         self._committer = committer
         self._loop = loop
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._closed = False
-        # daemon: a process that ends without close() must not hang on it
+        # a daemon thread: a process that ends without close() must not wait for it
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         self._thread.start()
 
     def submit(self, operation: Operation, durability: Durability) -> "asyncio.Future[Any]":
-        """In the event loop's thread; the operation happens even if the future is cancelled."""
+        """Submits an operation. Call it in the event loop's thread. The operation is executed even if the
+        future is cancelled.
+        """
         future = self._loop.create_future()
         if self._closed:
             future.set_exception(
@@ -52,7 +54,7 @@ class Writer:
         while batch := self._gather():
             try:
                 self._committer.run(batch)
-            except Exception as error:  # the next batch may fare better
+            except Exception as error:  # the next batch may succeed
                 self._committer.fail(batch, error)
             self._hand_over(batch)
             unpruned += self._committer.tables.revision - last
@@ -64,7 +66,7 @@ class Writer:
         self._committer.close()
 
     def _gather(self) -> list[Job]:
-        """At least one job, and all others that wait; empty when there will be no more."""
+        """The next batch: at least one job, and all others that wait; empty after close()."""
         job = self._jobs.get()
         batch: list[Job] = []
         while job is not None:
@@ -76,7 +78,7 @@ class Writer:
             except queue.Empty:
                 return batch
         if batch:
-            self._jobs.put(None)  # it ends the next round
+            self._jobs.put(None)  # ends the next call
         return batch
 
     def _hand_over(self, batch: Sequence[Job]) -> None:

@@ -1,1 +1,1 @@
-"""The words of the house: frozen dataclasses, enums, units of measure and numbered errors."""
+"""The data model: frozen dataclasses, enums, units of measure and numbered errors."""

@@ -1,4 +1,4 @@
-"""Who calls, through which door, and what a door lets through."""
+"""The caller of a request, its door, and the rights of a door."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -28,7 +28,8 @@ BARE = Account()
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A peer as SO_PEERCRED named it at accept; `process` tells its pid from a later reuse.
+    """The peer of a connection by SO_PEERCRED at accept; `process` distinguishes it from a later process with
+    its pid.
 
     `quota_owner` is as in Request: the user behind a subordinate uid.
     """
@@ -41,12 +42,12 @@ class Caller:
 
     @property
     def owner(self) -> Owner:
-        """The owner of what this caller allocates for itself."""
+        """The owner of allocations that this caller makes for itself."""
         return Owner(self.uid, self.gid)
 
     @property
     def user(self) -> int:
-        """The user whose connections, calls and log lines these are."""
+        """The user to whom connections, calls and log lines of this caller count."""
         return self.uid if self.quota_owner is None else self.quota_owner.uid
 
     @property
@@ -54,5 +55,7 @@ class Caller:
         return self.door is Door.ADMIN
 
     def may_touch(self, owner_uid: int) -> bool:
-        """An owner may change what it holds, through the tenant's door; root anything by its own."""
+        """May the caller change an allocation of `owner_uid`? The owner may through the tenant's door, root
+        through the admin door.
+        """
         return self.is_admin or (self.door is Door.TENANT and self.uid == owner_uid)

@@ -1,4 +1,4 @@
-"""What a node has: immutable snapshots of its devices, as NVML reports them."""
+"""Immutable snapshots of a node's devices, from NVML."""
 
 import re
 from collections.abc import Mapping
@@ -27,20 +27,20 @@ class Virtualisation(StrEnum):
 
 class Health(StrEnum):
     OK = "ok"
-    LOST = "lost"  # NVML answers GPU_IS_LOST: only a reset or a reboot brings it back
-    SILENT = "silent"  # NVML does not answer about it in time
-    FAILED = "failed"  # NVML answers something else that keeps it from being used
+    LOST = "lost"  # NVML reports GPU_IS_LOST: only a reset or a reboot helps
+    SILENT = "silent"  # NVML calls for it time out
+    FAILED = "failed"  # another NVML error makes it unusable
 
 
 class Link(StrEnum):
-    """How two devices reach each other, nearest first."""
+    """The connection of two devices, nearest first."""
 
     NVLINK = "nvlink"
-    INTERNAL = "internal"  # one board
-    SINGLE = "single"  # one PCIe switch
-    MULTIPLE = "multiple"  # several PCIe switches
+    INTERNAL = "internal"  # two GPUs on one board
+    SINGLE = "single"  # across one PCIe switch
+    MULTIPLE = "multiple"  # across several PCIe switches
     HOSTBRIDGE = "hostbridge"
-    NODE = "node"  # one NUMA node
+    NODE = "node"  # in one NUMA node
     SYSTEM = "system"  # across NUMA nodes
     UNKNOWN = "unknown"
 
@@ -53,7 +53,7 @@ class Placement:
     size: int
 
 
-# profile id and placement: where an instance lies, which does not change as its ids do
+# profile id and placement: they identify an instance longer than its ids do
 PlaceKey = tuple[int, Placement]
 
 
@@ -71,8 +71,8 @@ def split_name(text: str) -> tuple[int, str] | None:
 class MigProfile:
     """One GPU instance profile as NVML lists it; `id` is the profile id, never NVML's loop index.
 
-    `compute` are the compute instance profiles of such a GPU instance, in the same form: their
-    placements are compute slices of the GPU instance, and their memory is all of its, which they share.
+    `compute` are the compute instance profiles of such a GPU instance, in the same form: their placements are
+    compute slices of the GPU instance, and their memory is its whole memory, which they share.
     """
 
     id: int
@@ -90,22 +90,22 @@ class MigProfile:
 
 @dataclass(frozen=True, slots=True)
 class ComputeInstance:
-    """`placement` are the compute slices of its GPU instance that it has."""
+    """A compute instance. `placement` is its compute slices in the GPU instance."""
 
     id: int
     profile_id: int
-    uuid: str  # of the MIG device, "MIG-..."; empty if NVML would not say
+    uuid: str  # UUID of the MIG device, "MIG-..."; empty if NVML does not report it
     placement: Placement | None = None
 
     @property
     def key(self) -> PlaceKey | None:
-        """What it is found again by; None where NVML does not say where it lies."""
+        """The instance's key; None if NVML does not report its placement."""
         return None if self.placement is None else (self.profile_id, self.placement)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuInstance:
-    """A GPU instance that exists now; `slice_count` is how many compute slices it has."""
+    """An existing GPU instance; `slice_count` is its number of compute slices."""
 
     id: int
     profile_id: int
@@ -118,12 +118,12 @@ class GpuInstance:
         return self.profile_id, self.placement
 
     def compute(self, key: PlaceKey) -> ComputeInstance | None:
-        """The compute instance that lies there."""
+        """The compute instance with this key, or None."""
         return next((one for one in self.compute_instances if one.key == key), None)
 
     @property
     def is_divided(self) -> bool:
-        """Has it compute instances, and not one that takes all of it?"""
+        """Is it divided, that is, has it several compute instances or one that does not take all of it?"""
         if len(self.compute_instances) != 1:
             return len(self.compute_instances) > 1
         place = self.compute_instances[0].placement
@@ -132,7 +132,9 @@ class GpuInstance:
 
 @dataclass(frozen=True, slots=True)
 class Mig:
-    """`pending` differing from `current` means that a reset or a reboot is due."""
+    """MIG mode and instances of a device. `pending` other than `current` means that a reset or a reboot is
+    due.
+    """
 
     capable: bool = False
     current: bool = False
@@ -146,7 +148,7 @@ class Mig:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProcess:
-    """A process on a device; `memory_bytes` is None where NVML does not say."""
+    """A process on a device; `memory_bytes` is None if NVML does not report it."""
 
     pid: int
     memory_bytes: int | None
@@ -157,7 +159,7 @@ class DeviceProcess:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One physical GPU. None means that NVML does not support the question on this card."""
+    """One physical GPU. None means that NVML does not support the query on this card."""
 
     uuid: str
     index: int
@@ -181,13 +183,13 @@ class Device:
 
     @property
     def memory_usable_bytes(self) -> int:
-        """What allocations can share: the total less what the driver reserves for itself."""
+        """The memory for allocations: the total less the driver's reserve."""
         return self.memory_total_bytes - self.memory_reserved_bytes
 
 
 @dataclass(frozen=True)
 class Node:
-    """All devices at one moment. `links` is keyed by (uuid, uuid), both ways round."""
+    """All devices at one moment. `links` is keyed by (uuid, uuid), in both orders."""
 
     devices: tuple[Device, ...] = ()
     driver_version: str = ""

@@ -1,7 +1,7 @@
-"""Which engine keeps the time slices of a device's preload tenants, and why.
+"""The engine that enforces the time slices of a device's preload tenants, and the reason for it.
 
-`cut` takes tenants off the device in the middle of a kernel, by the driver's own control; `gate` holds their
-launches back in their own processes (docs/compute.md).
+`cut` preempts tenants in the middle of a kernel, by a control of the driver. `gate` makes their launches wait
+inside their own processes (docs/compute.md).
 """
 
 from dataclasses import dataclass
@@ -17,32 +17,32 @@ class Engine(StrEnum):
 class EngineReason(StrEnum):
     """Why a device has its engine; a label of metrics, so the set is closed."""
 
-    PROBED = "probed"  # the probe stopped a kernel of its own, and it went on and ended whole
+    PROBED = "probed"  # the probe preempted a test kernel, which then resumed and finished correctly
     NOT_PROBED = "not-probed"  # the probe runs at the first use of the device
-    POLICY = "policy"  # the policy asks for the gate
-    REFUSED = "refused"  # the probe found that the driver cannot do it
+    POLICY = "policy"  # the policy requests the gate
+    REFUSED = "refused"  # the probe found that the driver cannot preempt
     PROBE_FAILED = "probe-failed"  # the probe gave no answer
-    MIG = "mig"  # not tried on MIG instances of a real card
+    MIG = "mig"  # not tested on MIG instances of a real card
     VGPU_GUEST = "vgpu-guest"
-    TENANTS = "tenants"  # they were there before an engine was chosen
+    TENANTS = "tenants"  # tenants were on the device before an engine was chosen
 
 
 @dataclass(frozen=True, slots=True)
 class EngineVerdict:
-    """What the probe says of a device, under one driver and in one boot; times of a single call."""
+    """The probe's result for a device, under one driver and in one boot; the times are of single calls."""
 
     engine: Engine
     why: str
     boot_id: str
     driver_version: str
-    failed: bool = False  # it gave no answer
+    failed: bool = False  # the probe gave no answer
     off_us: float = 0.0
     on_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """`why` is one sentence, as errors have it."""
+    """The engine in force and its reason; `why` is one sentence in the style of errors."""
 
     engine: Engine
     reason: EngineReason

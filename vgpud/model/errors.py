@@ -32,7 +32,7 @@ class Exit(int, Enum):
 
 
 class ErrorCode(Enum):
-    """Every error vgpud can answer: (number, gRPC status name, exit code)."""
+    """Every error of vgpud: (number, gRPC status name, exit code)."""
 
     BAD_QUANTITY = (101, "INVALID_ARGUMENT", Exit.BAD_ARGUMENT)
     BAD_PERCENT = (102, "INVALID_ARGUMENT", Exit.BAD_ARGUMENT)
@@ -95,7 +95,7 @@ class ErrorCode(Enum):
 BY_NUMBER: dict[int, ErrorCode] = {code.number: code for code in ErrorCode}
 
 
-_LONGEST_CHARACTERS = 1000  # whatever text of a caller it quotes
+_LONGEST_CHARACTERS = 1000  # bounds the text of a caller that a sentence quotes
 
 
 def _cut(text: str) -> str:
@@ -104,10 +104,10 @@ def _cut(text: str) -> str:
 
 @dataclass(unsafe_hash=True)  # not frozen: the interpreter sets __traceback__ and __context__
 class VgpuError(Exception):
-    """An error for a person: what is wrong with the figures in it, and one thing to do about it.
+    """An error for an operator or user: what is wrong, with the figures, and one thing to do about it.
 
-    `sentence` and `hint` are lower case with no full stop. `details` holds further lines (one per
-    device that was not taken, one per wrong key) for `-v` and machine output.
+    `sentence` and `hint` are lower case with no full stop. `details` holds further lines (one for each device
+    that was not chosen, one for each wrong key) for `-v` and machine output.
     """
 
     code: ErrorCode

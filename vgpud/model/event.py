@@ -1,4 +1,4 @@
-"""Events that watchers see: numbered, in order, resumable by revision."""
+"""Events for watchers: numbered, in order, resumable by revision."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,7 @@
-"""The life of an allocation: its phases, and the changes that lead from one phase to the next. Pure.
+"""The phases of an allocation, and the allowed changes between them. Pure.
 
-TABLE is the only statement of what may follow what. The store (node/store/allocations.py) refuses any other
-change, and docs/architecture.md shows the table as a picture.
+TABLE lists every allowed change. The store (node/store/allocations.py) refuses any other change, and
+docs/architecture.md shows the table as a picture.
 """
 
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from vgpud.model.tenancy import Allocation, State
 
 
 class Phase(StrEnum):
-    ABSENT = "absent"  # not yet recorded, or forgotten
+    ABSENT = "absent"  # not yet recorded, or deleted
     ALLOCATING = "allocating"
     ACTIVE = "active"
     RESIZING = "resizing"
-    SUSPENDING = "suspending"  # also while libvgpu swaps out
+    SUSPENDING = "suspending"  # the driver or libvgpu is moving its memory to the host
     SUSPENDED = "suspended"  # the driver holds its memory on the host
     EVICTED = "evicted"  # libvgpu holds its memory on the host
     RESUMING = "resuming"
@@ -27,7 +27,7 @@ class Phase(StrEnum):
 
 
 class Change(StrEnum):
-    """What is recorded of an allocation: first intents, then outcomes."""
+    """A change of an allocation that the ledger records. The first six are intents, the others outcomes."""
 
     ALLOCATE = "allocate"
     RESIZE = "resize"
@@ -38,18 +38,18 @@ class Change(StrEnum):
 
     ALLOCATED = "allocated"
     REPAIRED = "repaired"
-    BOUND = "bound"  # to the init of its container
-    RESIZED = "resized"  # or the old limits are in force again
-    SUSPENDED = "suspended"  # or a resumption failed
-    EVICTED = "evicted"  # the same, by libvgpu
-    RESUMED = "resumed"  # or a suspension failed
-    MOVED = "moved"  # or a move failed
+    BOUND = "bound"  # the allocation is bound to the init of its container
+    RESIZED = "resized"  # the new limits are in force, or the old ones again
+    SUSPENDED = "suspended"  # after a suspension, or after a failed resumption
+    EVICTED = "evicted"  # by libvgpu: after a swap-out, or after a failed swap-in
+    RESUMED = "resumed"  # after a resumption, or after a failed suspension
+    MOVED = "moved"  # after a move, or after a failed move
     MOVED_SUSPENDED = "moved suspended"
     FAILED = "failed"
     RELEASED = "released"
 
 
-# what watchers are told about an outcome
+# the event that watchers get for each outcome
 EVENT_OF = {
     Change.ALLOCATED: EventKind.ALLOCATION_ACTIVE,
     Change.REPAIRED: EventKind.ALLOCATION_ACTIVE,
@@ -69,24 +69,25 @@ TABLE: dict[tuple[Phase, Change], Phase] = {
     (_P.ALLOCATING, _C.ALLOCATED): _P.ACTIVE,
     (_P.ACTIVE, _C.BOUND): _P.ACTIVE,
     (_P.ACTIVE, _C.RESIZE): _P.RESIZING,
-    (_P.RESIZING, _C.RESIZE): _P.RESIZING,  # its last resize could not be recorded as ended
+    # repeated, because the outcome of the last resize was not recorded
+    (_P.RESIZING, _C.RESIZE): _P.RESIZING,
     (_P.RESIZING, _C.RESIZED): _P.ACTIVE,
     (_P.ACTIVE, _C.SUSPEND): _P.SUSPENDING,
-    (_P.SUSPENDING, _C.SUSPEND): _P.SUSPENDING,  # it started further processes
+    (_P.SUSPENDING, _C.SUSPEND): _P.SUSPENDING,  # repeated with processes that the tenant started meanwhile
     (_P.SUSPENDING, _C.SUSPENDED): _P.SUSPENDED,
     (_P.SUSPENDING, _C.EVICTED): _P.EVICTED,
     (_P.SUSPENDING, _C.RESUMED): _P.ACTIVE,
-    (_P.SUSPENDED, _C.SUSPENDED): _P.SUSPENDED,  # by hand from now on
+    (_P.SUSPENDED, _C.SUSPENDED): _P.SUSPENDED,  # suspended by hand: no rule resumes it
     (_P.EVICTED, _C.EVICTED): _P.EVICTED,
     (_P.SUSPENDED, _C.RESUME): _P.RESUMING,
     (_P.EVICTED, _C.RESUME): _P.RESUMING,
-    (_P.RESUMING, _C.RESUME): _P.RESUMING,  # the place of its memory is recorded again
+    (_P.RESUMING, _C.RESUME): _P.RESUMING,  # repeated, because the place of its memory has changed
     (_P.RESUMING, _C.RESUMED): _P.ACTIVE,
     (_P.RESUMING, _C.SUSPENDED): _P.SUSPENDED,
     (_P.RESUMING, _C.EVICTED): _P.EVICTED,
     (_P.ACTIVE, _C.MOVE): _P.MOVING,
     (_P.SUSPENDED, _C.MOVE): _P.MOVING,
-    (_P.MOVING, _C.MOVE): _P.MOVING,  # forth, back, or with further processes
+    (_P.MOVING, _C.MOVE): _P.MOVING,  # repeated: to the new device, back, or with further processes
     (_P.MOVING, _C.MOVED): _P.ACTIVE,
     (_P.MOVING, _C.MOVED_SUSPENDED): _P.SUSPENDED,
     (_P.ACTIVE, _C.FAILED): _P.FAILED,
@@ -111,8 +112,9 @@ _ENDING = (State.RELEASING, State.FAILED)
 
 
 def phase_of(allocation: Allocation | None) -> Phase:
-    """The phase of a record. An active one with suspended processes, which an older vgpud wrote when a start
-    repaired it, is being resumed."""
+    """The phase of a record. ACTIVE with suspended processes counts as RESUMING: older versions of vgpud
+    wrote it when a start repaired a half-resumed allocation.
+    """
     if allocation is None:
         return Phase.ABSENT
     if allocation.state in _ENDING:
@@ -132,8 +134,9 @@ def at_rest(allocation: Allocation) -> Change:
 
 
 def check_change(before: Allocation | None, change: Change | None, after: Allocation | None) -> None:
-    """Raises VgpuError(BUG) if TABLE does not lead from `before` to `after` by this change, or if the phase
-    changes without a change."""
+    """Raises VgpuError(BUG) if TABLE does not allow this change from `before` to `after`, or if the phase
+    changes although `change` is None.
+    """
     start, end = phase_of(before), phase_of(after)
     if end is (start if change is None else TABLE.get((start, change))):
         return
@@ -147,8 +150,9 @@ def check_change(before: Allocation | None, change: Change | None, after: Alloca
 
 
 def problems(allocation: Allocation) -> Iterator[str]:
-    """What contradicts itself in a record; nothing in a sound one, nor in one of an older vgpud that phase_of
-    names."""
+    """Yields a sentence for each contradiction in a record. A record of an older vgpud that phase_of accepts
+    has none.
+    """
     if not allocation.slices:
         yield "it has no slice"
     if allocation.suspended and allocation.state in (State.ALLOCATING, State.RESIZING, State.FAILED):

@@ -1,4 +1,4 @@
-"""What vgpud has noticed of an allocation that its limits do not cover."""
+"""Marks: findings about tenants that escape their limits."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,14 +6,14 @@ from enum import StrEnum
 
 class MarkKind(StrEnum):
     BYPASSED = "bypassed"  # its processes hold device memory that its ledger does not count
-    TAMPERED = "tampered"  # its `usage` file was changed as libvgpu never changes it
-    GATED = "gated"  # the driver refused to take it off a device: libvgpu's gate keeps its time slices
+    TAMPERED = "tampered"  # its `usage` file was changed in a way that libvgpu never does
+    GATED = "gated"  # the driver refused to preempt it: libvgpu's gate enforces its time slices
     UNKNOWN_CALLS = "unknown-calls"  # its driver has functions that libvgpu does not know
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One of a kind for each allocation.
+    """A finding about an allocation, which has at most one of each kind.
 
     `subject` is the device's UUID (bypassed) or the driver's version (unknown calls). `amount` is in bytes
     (bypassed), cuts of the file (tampered), functions (unknown calls) or 0 (gated), as of `since_unix_ns`.

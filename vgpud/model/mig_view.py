@@ -1,4 +1,4 @@
-"""What callers are shown of MIG, and what they ask for."""
+"""MIG: the view that callers get, and their requests."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from vgpud.model.tenancy import Selector
 
 @dataclass(frozen=True, slots=True)
 class MigTarget:
-    """`layout` in the words of planner/layouts.py, for every device that the selector allows."""
+    """A requested layout, in the form of planner/layouts.py, for every device that the selector allows."""
 
     selector: Selector
     layout: tuple[str, ...]
@@ -17,7 +17,7 @@ class MigTarget:
 
 @dataclass(frozen=True, slots=True)
 class MigProcess:
-    """A process in an instance; uid is None and command "?" where it is gone."""
+    """A process in an instance; uid is None and command "?" if it has ended."""
 
     pid: int
     uid: int | None
@@ -26,9 +26,9 @@ class MigProcess:
 
 @dataclass(frozen=True, slots=True)
 class MigInstance:
-    """`gpu_instance_id` is None for one of the layout that does not stand yet.
+    """`gpu_instance_id` is None for an instance of the layout that does not exist yet.
 
-    `allocation_id` names all that share the instance, separated by ", ".
+    `allocation_id` has the ids of all allocations in the instance, separated by ", ".
     """
 
     profile_id: int
@@ -36,16 +36,16 @@ class MigInstance:
     placement: Placement
     gpu_instance_id: int | None
     uuids: tuple[str, ...]
-    own: bool  # made by vgpud
+    own: bool  # created by vgpud
     in_layout: bool
     allocation_id: str
     processes: tuple[MigProcess, ...]
-    compute_placement: Placement | None = None  # of one compute instance of several: its compute slices
+    compute_placement: Placement | None = None  # for one of several compute instances: its compute slices
 
 
 @dataclass(frozen=True, slots=True)
 class MigFree:
-    """How many more instances of a profile fit beside what stands."""
+    """How many more instances of a profile fit beside the existing ones."""
 
     profile_name: str
     count: int
@@ -53,7 +53,9 @@ class MigFree:
 
 @dataclass(frozen=True, slots=True)
 class MigDevice:
-    """`layout` is None where none is wanted; `origin` is then "", else "applied" or "policy"."""
+    """`layout` is None if none is requested. `origin` is its source: "applied" or "policy", or "" without a
+    layout.
+    """
 
     device: Device
     layout: tuple[str, ...] | None
@@ -65,8 +67,9 @@ class MigDevice:
 
 @dataclass(frozen=True, slots=True)
 class MigChange:
-    """One step of a plan; `placement` is that of the GPU instance, `compute_placement` that of the compute
-    instance in it, where not all of it is made or destroyed."""
+    """One step of a plan. `placement` is that of the GPU instance; `compute_placement` is that of the compute
+    instance, if only a part of the GPU instance is made or destroyed.
+    """
 
     device_uuid: str
     device_index: int
@@ -79,7 +82,7 @@ class MigChange:
 
 @dataclass(frozen=True, slots=True)
 class MigPlan:
-    """Steps in order; with a `refusal` there are none."""
+    """The steps in order; a plan with a `refusal` has none."""
 
     changes: tuple[MigChange, ...] = ()
     refusal: VgpuError | None = None

@@ -1,4 +1,4 @@
-"""Moves of tenants as plans and as what came of them."""
+"""Moves of tenants: plans and results."""
 
 from dataclasses import dataclass, field
 
@@ -19,7 +19,7 @@ class TenantMove:
 
 @dataclass(frozen=True, slots=True)
 class RoomWanted:
-    """Room for a preload slice of this size on one device; with neither size, a device without any."""
+    """Requested capacity for a preload slice on one device; with neither size, a device without slices."""
 
     memory_bytes: int | None = None
     share: Percent | None = None
@@ -32,7 +32,7 @@ class RoomWanted:
 
 @dataclass(frozen=True, slots=True)
 class DefragView:
-    """Where the room is, and the moves that make it, in order."""
+    """The device that gets the free capacity, and the moves that free it, in order."""
 
     device_uuid: str
     moves: tuple[TenantMove, ...]
@@ -40,7 +40,7 @@ class DefragView:
 
 @dataclass(frozen=True, slots=True)
 class Evacuation:
-    """What left a device, and what stays there (allocation id, why)."""
+    """The moves off a drained device, and the allocations that stay (allocation id, reason)."""
 
     moved: tuple[TenantMove, ...] = ()
     staying: tuple[tuple[str, str], ...] = ()

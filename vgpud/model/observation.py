@@ -1,4 +1,4 @@
-"""Everything that operators are shown, at one moment."""
+"""Everything that metrics and the status page show, at one moment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from vgpud.model.view import DeviceView, Metered, NodeDescription
 
 @dataclass(frozen=True, slots=True)
 class ProcessFigures:
-    """The daemon's own use of the host, as /proc has it."""
+    """The daemon's own resource use, from /proc."""
 
     resident_bytes: int = 0
     cpu_seconds: float = 0.0
@@ -35,5 +35,5 @@ class Observation:
     watchers: int
     events: tuple[Event, ...] = ()
     collect_seconds: float = 0.0
-    waiting: int = 0  # suspended tenants that want to work
+    waiting: int = 0  # suspended tenants that have work
     marks: tuple[Mark, ...] = ()

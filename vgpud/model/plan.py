@@ -1,6 +1,6 @@
-"""Plans: ordered steps from what is to what shall be, as pure data.
+"""Plans: ordered steps from the current to the desired state, as pure data.
 
-Each step is idempotent, so that a plan cut anywhere by a crash can be run again or undone.
+Each step is idempotent, so that after a crash a plan can be run again or undone.
 """
 
 from collections.abc import Iterator
@@ -13,21 +13,22 @@ from vgpud.model.tenancy import MigMove, Mode
 class StepKind(StrEnum):
     RECORD_INTENT = "record-intent"
     APPLY_MODE = "apply-mode"  # put a device into a mode (start its helper, enable MIG)
-    CHOOSE_ENGINE = "choose-engine"  # what keeps the time slices of a device's preload tenants
-    CLEAR_INSTANCE = "clear-instance"  # an idle MIG instance goes to make room
-    ATTACH = "attach"  # make one slice real
+    # decide which engine enforces the time slices of a device's preload tenants
+    CHOOSE_ENGINE = "choose-engine"
+    CLEAR_INSTANCE = "clear-instance"  # remove an idle MIG instance to make room
+    ATTACH = "attach"  # create one slice
     DETACH = "detach"
-    WRITE_SPEC = "write-spec"  # the CDI file
+    WRITE_SPEC = "write-spec"  # write the CDI file
     REMOVE_SPEC = "remove-spec"
-    LOCK = "lock"  # the tenant's processes wait at their next CUDA call
-    SAVE = "save"  # their device memory goes to the host
-    RECORD_MOVE = "record-move"  # the other end of a move becomes the tenant's own
-    RECORD_BACK = "record-back"  # its own device is the one that it came from again
-    RESTORE = "restore"  # their memory comes to the devices of the slices
+    LOCK = "lock"  # make the tenant's processes wait at their next CUDA call
+    SAVE = "save"  # copy their device memory to the host
+    RECORD_MOVE = "record-move"  # the target device of the move becomes the slice's device
+    RECORD_BACK = "record-back"  # the source device of the move becomes the slice's device again
+    RESTORE = "restore"  # copy their memory to the devices of the slices
     UNLOCK = "unlock"
     COMMIT = "commit"
     UNAPPLY_MODE = "unapply-mode"
-    FORGET = "forget"  # drop the allocation from the ledger
+    FORGET = "forget"  # delete the allocation from the ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +42,14 @@ class Step:
 
     @property
     def fault_point(self) -> str:
-        """The name under which tests cut a plan after this step."""
+        """The name of this step for tests, which end the daemon after it."""
         suffix = "" if self.slice_ordinal is None else f"-{self.slice_ordinal}"
         return f"{self.kind.value}{suffix}"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an allocation or a release does: the intent is recorded, then the effects are made, then the
-    outcome is recorded."""
+    """The steps of an allocation or a release: record the intent, make the effects, record the outcome."""
 
     intent: Step
     effects: tuple[Step, ...]

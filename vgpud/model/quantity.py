@@ -34,9 +34,9 @@ UNITS: dict[str, int] = {
 _BINARY = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB))
 _AMBIGUOUS = {"k": "K", "m": "M", "g": "G", "t": "T"}
 _SHAPE = re.compile(r"(?P<whole>[0-9]+)(?:\.(?P<fraction>[0-9]+))? *(?P<unit>[A-Za-z]*)")
-# above any memory, and far under what the 64-bit words of the lease hold
+# more than any memory, and far below the range of the lease's 64-bit words
 MAX_BYTES = 2**56
-# longer text is no quantity; the bound also keeps int() and messages small
+# longer text cannot be a quantity; the bound also limits int() and messages
 _MAX_TEXT = 64
 _NO_LIMIT_HINT = "leave the limit out to ask for no memory limit"
 
@@ -71,7 +71,7 @@ def parse_bytes(text: str) -> int:
 
 
 def check_bytes(value: int, text: str | None = None) -> int:
-    """`value` itself, if it can be an amount of memory; raises VgpuError(BAD_QUANTITY) otherwise."""
+    """`value` if it is a valid amount of memory; raises VgpuError(BAD_QUANTITY) otherwise."""
     if value <= 0:
         raise _bad(text or _shown(value), "it must be more than 0", _NO_LIMIT_HINT)
     if value > MAX_BYTES:
@@ -80,7 +80,7 @@ def check_bytes(value: int, text: str | None = None) -> int:
 
 
 def _shown(value: int) -> str:
-    # the interpreter refuses to print integers of over 4300 digits
+    # the interpreter refuses to print integers with more than 4300 digits
     bits = value.bit_length()
     return str(value) if bits <= 256 else f"{'-' if value < 0 else ''}2**{bits - 1} or more"
 
@@ -108,7 +108,7 @@ def _bad(text: str, why: str, hint: str) -> VgpuError:
 
 
 def format_bytes(value: int) -> str:
-    """Exact, in the largest binary unit that divides it; what `parse_bytes` takes, it gives back."""
+    """The exact text in the largest binary unit that divides `value`; `parse_bytes` reads it back."""
     for unit, factor in _BINARY:
         if value and value % factor == 0:
             return f"{value // factor}{unit}"
@@ -116,9 +116,9 @@ def format_bytes(value: int) -> str:
 
 
 def show_bytes(value: int) -> str:
-    """Rounded for people: one decimal in the largest unit that leaves at least 1."""
+    """The rounded text for people: one decimal, in the largest unit that gives at least 1."""
     for unit, factor in _BINARY:
-        # what would round to 1024 of the next unit down is shown as 1 of this one
+        # a value that would round to 1024 of the next smaller unit is shown as 1 of this unit
         if value * 1024 >= factor * 1023.95:
             amount = f"{value / factor:.1f}".removesuffix(".0")
             return f"{amount}{unit}"
@@ -156,14 +156,14 @@ class Percent:
 
     @classmethod
     def from_float(cls, value: float) -> "Percent":
-        """From a number off the wire or a TOML file; at most two decimals, raises VgpuError."""
+        """Converts a number from the API or a TOML file. Raises VgpuError for more than two decimals."""
         if isinstance(value, float) and not math.isfinite(value):
             raise VgpuError(
                 ErrorCode.BAD_PERCENT, f"bad share {value}: it is not a number", "write it as in 12.5"
             )
         if not 0 < value <= 100:
             raise _share_out_of_range(f"{value:g}" if abs(value) < 1e300 else "beyond all figures")
-        # repr is the shortest decimal that names this double: 12.34 is meant as 12.34
+        # repr gives the shortest decimal for this double: 12.34 means 12.34
         hundredths = Decimal(repr(value)) * 100
         if hundredths != hundredths.to_integral_value():
             raise _share_too_fine(repr(value))
@@ -171,7 +171,7 @@ class Percent:
 
     @property
     def value(self) -> float:
-        """As a percentage, exact to two decimals when printed."""
+        """The percentage as a float; exact to two decimals when printed."""
         return self.hundredths / 100
 
     def __str__(self) -> str:

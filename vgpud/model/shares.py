@@ -1,10 +1,12 @@
-"""Fair parts of what a door has a bounded number of: connections, calls under way, watches."""
+"""Fair shares of a door's bounded resources: connections, calls in progress, watches."""
 
 from collections import Counter
 
 
 class Shares:
-    """At most `total` at one time, `per_user` of them one user's, and `for_root` more that only root gets."""
+    """Counts units in use: at most `total` at a time, of which `per_user` for each user, and `for_root` more
+    for root only.
+    """
 
     def __init__(self, total: int, per_user: int, for_root: int, root: int = 0) -> None:
         self.root = root
@@ -22,7 +24,7 @@ class Shares:
         return self._taken[user]
 
     def take(self, user: int) -> bool:
-        """True if one more is this user's now, to be given back; False if there is none for it."""
+        """Takes a unit for this user, who must give it back. Returns False if none is available."""
         if user == self.root:
             room = self._all < self._total + self._for_root
         else:

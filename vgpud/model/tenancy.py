@@ -1,4 +1,4 @@
-"""What tenants ask for and hold: requests, slices, allocations, decisions and edits."""
+"""Requests, slices, allocations, decisions and edits."""
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -19,7 +19,7 @@ class Mode(StrEnum):
 
 
 class Isolation(StrEnum):
-    """What a tenant needs kept apart; DESIGN's table maps each to a mode."""
+    """The isolation that a tenant requests; each value has a mode that provides it."""
 
     HARDWARE = "hardware"  # memory, faults, bandwidth: mig
     COMPUTE = "compute"  # spatial share, shared faults: mps
@@ -35,17 +35,17 @@ MODE_OF: dict[Isolation, Mode] = {
 }
 
 
-# (uid_t)-1, which is nobody's: the owner of what a pod holds, whose programs may run as any user
+# (uid_t)-1, which no user has: the owner of a pod's allocation, because a pod's programs may run as any user
 ANYONE = 2**32 - 1
 
-# the request ids of what the kubelet asked for: by its device plugin API, and for a DRA claim
+# prefixes of request ids from the kubelet: of its device plugin API, and of a DRA claim
 KUBELET_PREFIX = "kubelet/"
 CLAIM_PREFIX = "claim/"
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who holds an allocation, as the kernel named the caller."""
+    """The owner of an allocation, as the kernel identified the caller."""
 
     uid: int
     gid: int
@@ -53,10 +53,11 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """The process whose end releases the allocation; pid 0 means that only Release does.
+    """The process whose end releases the allocation; with pid 0 only a call of Release does.
 
-    `start_ticks` is field 22 of /proc/PID/stat (proc(5)), which tells a reused pid apart. `cgroup` is the
-    group of a container whose init the process is: its other processes are waited for too.
+    `start_ticks` is field 22 of /proc/PID/stat (proc(5)), which distinguishes the process from a later one
+    with its pid. `cgroup` is set if the process is a container's init: the release waits for all processes of
+    this group.
     """
 
     pid: int = 0
@@ -66,20 +67,20 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Which devices may be taken; empty fields allow any."""
+    """The devices that a request accepts; empty fields accept any."""
 
     uuids: tuple[str, ...] = ()
     indices: tuple[int, ...] = ()
     name_glob: str = ""
 
 
-# what a request may ask; MPS has no above-normal
+# values in requests; MPS has no above-normal
 PRIORITIES = ("above-normal", "normal", "below-normal")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a tenant asks for, per device slice; `id` makes Allocate idempotent."""
+    """A tenant's request; sizes are for each device. `id` makes Allocate idempotent."""
 
     id: str
     owner: Owner
@@ -89,36 +90,39 @@ class Request:
     isolation: Isolation | None = None
     mig_profile: str = ""  # a profile's name or id, for isolation "hardware"
     selector: Selector = field(default_factory=Selector)
-    label: str = ""  # free text of the caller, shown in listings
+    label: str = ""  # free text from the caller, shown in listings
     lifetime: Lifetime = field(default_factory=Lifetime)
-    priority: str = ""  # one of PRIORITIES, in modes mps and preload; empty: the policy's, or normal
-    # whose quota counts, where the owner's uid is one that this user has beside its own (subuid(5))
+    # one of PRIORITIES, for the modes mps and preload; if empty, the policy's value or normal counts
+    priority: str = ""
+    # the user whose quota counts, if the owner's uid is one of this user's subordinate uids (subuid(5))
     quota_owner: Owner | None = None
 
     @property
     def counts_for(self) -> Owner:
-        """The user that quotas go by."""
+        """The user whose quota counts."""
         return self.quota_owner or self.owner
 
     @property
     def whole_device(self) -> bool:
-        """Nothing that divides a card was asked for."""
+        """Does the request want a whole device, because it has no size or profile?"""
         if self.isolation is not None:
             return self.isolation is Isolation.DEVICE
         return self.memory_bytes is None and self.share is None and not self.mig_profile
 
     @property
     def outlives_reboot(self) -> bool:
-        """The kubelet starts its pods again after a reboot with what it was told before, and asks nobody."""
+        """Must the allocation survive a reboot? The kubelet restarts its pods with the same devices and does
+        not ask again.
+        """
         return self.id.startswith((KUBELET_PREFIX, CLAIM_PREFIX))
 
 
 @dataclass(frozen=True, slots=True)
 class MigSlice:
-    """An instance's place; ids and uuid are None/"" until the instance exists.
+    """The MIG instance of a slice; ids and uuid are None/"" until the instance exists.
 
-    `compute_profile_id` and `compute_placement` (compute slices) are set for one of several compute
-    instances of a GPU instance, and None for one that takes all of it.
+    `compute_profile_id` and `compute_placement` (compute slices) are set for one of several compute instances
+    of a GPU instance, and None for one that takes all of it.
     """
 
     profile_id: int
@@ -132,19 +136,19 @@ class MigSlice:
 
     @property
     def key(self) -> PlaceKey:
-        """Where its GPU instance lies."""
+        """The key of its GPU instance."""
         return self.profile_id, self.placement
 
     @property
     def compute_key(self) -> PlaceKey | None:
-        """Where it lies in its GPU instance; None if it is all of that."""
+        """The key of its compute instance; None if that is all of the GPU instance."""
         if self.compute_profile_id is None or self.compute_placement is None:
             return None
         return self.compute_profile_id, self.compute_placement
 
     @property
     def place(self) -> tuple[PlaceKey, PlaceKey | None]:
-        """Both: what tells it from every other instance of the device."""
+        """Both keys, which identify the instance on the device."""
         return self.key, self.compute_key
 
 
@@ -152,10 +156,10 @@ class MigSlice:
 class Slice:
     """The part of one device that an allocation holds.
 
-    `memory_bytes` is what the slice takes of the device's usable memory (whole card: all of it).
-    `share` is None where compute is not limited; on top of a MIG instance it is of the instance.
-    `other_uuid` is the other end of a move under way, where it holds as much room: the device that it
-    leaves, or, until its bytes are on the host and that is on record, the one that it is to come to.
+    `memory_bytes` is what the slice takes of the device's usable memory (whole card: all of it). `share` is
+    None if compute is not limited; for a slice inside a MIG instance it is a share of the instance. During a
+    move, `other_uuid` is the other device, on which the slice holds the same capacity: the target until the
+    tenant's memory is on the host and that is recorded, afterwards the source.
     """
 
     device_uuid: str
@@ -167,17 +171,17 @@ class Slice:
 
     @property
     def device_mode(self) -> Mode:
-        """What its device is in: MIG for any part of an instance, however the instance is shared."""
+        """The mode of its device: MIG for any slice in an instance, whatever mode shares the instance."""
         return self.mode if self.mig is None else Mode.MIG
 
     @property
     def is_on_top(self) -> bool:
-        """Is it a part of a MIG instance, which others may share?"""
+        """Does it share a MIG instance with other slices?"""
         return self.mig is not None and self.mode is not Mode.MIG
 
     @property
     def target(self) -> str:
-        """CUDA's and NVML's name of what it lies on: the device, or its MIG device, "" until there is one."""
+        """CUDA's and NVML's name of the device or MIG device of the slice; "" until the MIG device exists."""
         return self.device_uuid if self.mig is None else self.mig.uuid
 
 
@@ -190,14 +194,14 @@ class State(StrEnum):
     RESIZING = "resizing"  # the slices are the new ones; the tenant may still run under the old limits
     SUSPENDING = "suspending"  # any of its processes may be locked or saved
     SUSPENDED = "suspended"  # its processes wait, their device memory is on the host
-    RESUMING = "resuming"  # its room is taken again; any of its processes may still wait
+    RESUMING = "resuming"  # its capacity is taken again; any of its processes may still wait
     RELEASING = "releasing"
     FAILED = "failed"  # its device or helper is gone; release it
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a device was, or was not, taken."""
+    """Why a device was chosen or not."""
 
     device_uuid: str
     taken: bool
@@ -207,7 +211,9 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class MigMove:
-    """An idle GPU instance that goes, to make room; `target` is where it is made again, if anywhere."""
+    """An idle GPU instance that is removed to make room; `target` is where it is created again, if
+    anywhere.
+    """
 
     device_uuid: str
     profile_id: int
@@ -218,9 +224,9 @@ class MigMove:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What planner.choose answers: slices, or a refusal; always with a reason per device.
+    """The result of planner.choose: slices or a refusal, always with a reason for each device.
 
-    `moves` are to be done before the slices can be made.
+    `moves` must be done before the slices can be made.
     """
 
     slices: tuple[Slice, ...] = ()
@@ -253,10 +259,10 @@ class DeviceNode:
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """What puts an allocation into a process or container.
+    """The changes that put a process or container into an allocation.
 
-    `env` is for both; `host_env` replaces its entries for a process that runs on the host itself,
-    where files lie at their host paths.
+    `env` is for both; `host_env` replaces its entries for a process that runs on the host itself, where files
+    have their host paths.
     """
 
     env: tuple[tuple[str, str], ...] = ()
@@ -265,7 +271,9 @@ class Edits:
     device_nodes: tuple[DeviceNode, ...] = ()
 
     def merged(self, other: "Edits") -> "Edits":
-        """Both, later env entries winning by name, mounts and nodes without repeats."""
+        """Both edits together: of two env entries with one name the later counts; mounts and nodes appear
+        once.
+        """
         return Edits(
             env=tuple({**dict(self.env), **dict(other.env)}.items()),
             host_env=tuple({**dict(self.host_env), **dict(other.host_env)}.items()),
@@ -274,22 +282,24 @@ class Edits:
         )
 
 
-LEASE_VARIABLE = "VGPU_LEASE"  # names a host process's lease folder (native/common/lease.h)
+# the path of the lease folder, for processes on the host (native/common/lease.h)
+LEASE_VARIABLE = "VGPU_LEASE"
 
 
 class Way(StrEnum):
-    """How a process's memory went to the host."""
+    """How the memory of a process was moved to the host."""
 
     CHECKPOINT = "checkpoint"  # by the driver, all of it
-    SWAP = "swap"  # by libvgpu, what is movable of it
+    SWAP = "swap"  # by libvgpu, the movable part of it
 
 
 @dataclass(frozen=True, slots=True)
 class SuspendedProcess:
-    """A process that waits. The start time (field 22 of /proc/PID/stat, clock ticks) tells it from
-    another one of the same pid; `memory_bytes` of it left devices, or may leave at any time
-    (node/tenants/kept.py); `stays_bytes` cannot. `saved_on` has the UUID of each slice's device when the
-    driver saved it, between commas, which a restore has to name; empty: they are the devices of now."""
+    """A suspended process. `start_ticks` (field 22 of /proc/PID/stat) distinguishes it from a later process
+    with its pid. `memory_bytes` have left the device or may leave at any time (node/tenants/kept.py);
+    `stays_bytes` cannot leave. `saved_on` has the UUIDs of the slices' devices at the time of the driver's
+    save, separated by commas, because a restore must name them; empty: they are the present devices.
+    """
 
     pid: int
     start_ticks: int
@@ -300,17 +310,18 @@ class SuspendedProcess:
 
 
 class Cause(StrEnum):
-    """Why a tenant is suspended. By hand: until somebody resumes it; else until it wants to work."""
+    """Why a tenant is suspended. HAND: until an operator or its owner resumes it. Other causes: until it has
+    work.
+    """
 
     HAND = "hand"
     IDLE = "idle"
-    TURN = "turn"  # others take their turn on the device
+    TURN = "turn"  # other tenants have their turn on the device
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What a tenant holds. `suspended` is empty unless its state has to do with suspending, and `cause` says
-    nothing then."""
+    """An allocation of a tenant. `suspended` and `cause` have a meaning only in states of suspension."""
 
     id: str
     request: Request
@@ -326,23 +337,25 @@ class Allocation:
 
     @property
     def has_lease(self) -> bool:
-        """Is it held through a lease folder: in mode preload, or in mps with libvgpu for the memory?"""
+        """Has it a lease folder? True in mode preload, and in mode mps if libvgpu limits the memory."""
         preload = any(part.mode is Mode.PRELOAD for part in self.slices)
         return preload or any(name == LEASE_VARIABLE for name, _ in self.edits.host_env)
 
     @property
     def is_swapped(self) -> bool:
-        """Does libvgpu move its memory, not the driver? All of its processes went the same way."""
+        """Was its memory moved by libvgpu, not by the driver? All of its processes are moved in
+        the same way.
+        """
         return any(process.way is Way.SWAP for process in self.suspended)
 
     @property
     def stays_bytes(self) -> int:
-        """What a suspended tenant has left on its device."""
+        """The memory of a suspended tenant that is still on its device."""
         return sum(process.stays_bytes for process in self.suspended)
 
     @property
     def moves(self) -> bool:
-        """Is it on its way from one device to another?"""
+        """Is it being moved from one device to another?"""
         return any(part.other_uuid for part in self.slices)
 
     @property

@@ -1,4 +1,4 @@
-"""What callers are shown of devices and slices beside the snapshots themselves."""
+"""Views of devices and slices for callers, in addition to the snapshots."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from vgpud.model.tenancy import Mode
 
 @dataclass(frozen=True, slots=True)
 class DeviceView:
-    """A device with what is allocated on it; `policy_mode` is "auto" or a mode's name."""
+    """A device with its allocations; `policy_mode` is "auto" or a mode's name."""
 
     device: Device
     policy_mode: str
@@ -19,23 +19,26 @@ class DeviceView:
     share_allocated_hundredths: int
     allocation_count: int
     drained: bool = False
-    engine: EngineChoice | None = None  # None where libvgpu does not share the device
+    engine: EngineChoice | None = None  # None if libvgpu does not share the device
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeTime:
-    """Time of a device that is given in turns, since the allocation began; nanoseconds, and counts."""
+    """Time on a device that is shared by time slices, since the allocation began; nanoseconds, and counts."""
 
-    granted_ns: int  # length of the turns
-    used_ns: int  # held the device
-    waited_ns: int  # wanted the device and did not have it
-    overrun_ns: int  # held it after the end of a turn
-    bypasses: int  # turns that did not end within the bound: the next was let in beside
+    granted_ns: int  # sum of the time slices' lengths
+    used_ns: int  # time in which it held the device
+    waited_ns: int  # time in which it had work and did not hold the device
+    overrun_ns: int  # time in which it held the device after the end of a time slice
+    # time slices that did not end within the drain timeout, so that the next tenant was admitted beside it
+    bypasses: int
 
 
 @dataclass(frozen=True, slots=True)
 class SliceUse:
-    """What a slice uses now; `memory_driver_bytes` (contexts, modules) is within `memory_used_bytes`."""
+    """The present use of a slice; `memory_driver_bytes` (contexts, modules) is a part of
+    `memory_used_bytes`.
+    """
 
     device_uuid: str
     memory_used_bytes: int
@@ -49,17 +52,17 @@ class SliceUse:
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """A device's sensors at one moment; None where NVML does not say (MIG devices have no utilisation)."""
+    """A device's sensors at one moment; None if NVML has no value (MIG devices have no utilisation)."""
 
     temperature_celsius: int | None = None
     power_milliwatts: int | None = None
     power_limit_milliwatts: int | None = None
-    busy_percent: int | None = None  # of the last sampling period, some kernel ran
+    busy_percent: int | None = None  # percent of the last sampling period in which a kernel ran
 
 
 @dataclass(frozen=True, slots=True)
 class SliceMeter:
-    """What a slice uses and has used, cheap enough to be read for every slice each second.
+    """Present use and counters of a slice, cheap enough to read for every slice each second.
 
     Counters start with the allocation. None means that the slice's mode has no such meter.
     """
@@ -70,7 +73,7 @@ class SliceMeter:
     memory_peak_bytes: int | None = None
     refusals_limit: int | None = None
     refusals_card: int | None = None
-    throttled_ns: int | None = None  # launches held back
+    throttled_ns: int | None = None  # time in which launches waited
     compute: ComputeTime | None = None
 
 
@@ -84,7 +87,7 @@ class Metered:
 
 @dataclass(frozen=True, slots=True)
 class NodeProcess:
-    """A process on a device or in an allocation; `memory_bytes` is None where NVML lists none for it."""
+    """A process on a device or in an allocation; `memory_bytes` is None if NVML does not list it."""
 
     pid: int
     uid: int | None
@@ -93,7 +96,7 @@ class NodeProcess:
     device_uuid: str
     device_index: int
     memory_bytes: int | None
-    mode: str = ""  # of the allocation, as is the label
+    mode: str = ""  # mode and label of the allocation
     label: str = ""
     standing: str = ""  # what a suspended allocation waits for
     limited: bool = True  # False: it is the allocation's, and past what limits the allocation
@@ -101,7 +104,7 @@ class NodeProcess:
 
 @dataclass(frozen=True, slots=True)
 class ReloadReport:
-    """What a policy reload did at once, and what waits until a device is drained."""
+    """The result of a policy reload: what changed at once, and what waits until a device is drained."""
 
     changed: bool
     digest: str
@@ -111,7 +114,7 @@ class ReloadReport:
 
 @dataclass(frozen=True)
 class NodeDescription:
-    """The daemon in a few words; `hardware_error` says why there are no devices, if so."""
+    """A summary of the daemon; `hardware_error` is the reason if there are no devices."""
 
     node: Node
     allocation_count: int
@@ -124,7 +127,7 @@ class NodeDescription:
 
 @dataclass(frozen=True, slots=True)
 class MpsServer:
-    """`state` is ACTIVE, FAULT or INITIALIZING; empty where the driver does not say."""
+    """An MPS server. `state` is ACTIVE, FAULT or INITIALIZING; empty if the driver does not report it."""
 
     pid: int
     uid: int | None
@@ -133,7 +136,7 @@ class MpsServer:
 
 @dataclass(frozen=True, slots=True)
 class MpsClient:
-    """A process that runs under MPS; None and "" where it cannot be known any more."""
+    """A process under MPS; fields that are no longer known are None or ""."""
 
     pid: int
     server_pid: int
@@ -145,12 +148,12 @@ class MpsClient:
 
 @dataclass(frozen=True, slots=True)
 class MpsDaemon:
-    """The control daemon of one device; `trouble` says why it does not answer, if so."""
+    """The control daemon of one device; `trouble` is the reason if it does not answer."""
 
     device_uuid: str
     device_index: int
     pid: int
-    version: int  # as `nvidia-cuda-mps-control -v` says it, 13000 for CUDA 13.0; 0 where it does not
+    version: int  # the number that `nvidia-cuda-mps-control -v` prints, 13000 for CUDA 13.0; 0 if unknown
     multi_user: bool
     client_limit: int
     servers: tuple[MpsServer, ...] = ()
@@ -160,7 +163,7 @@ class MpsDaemon:
 
 @dataclass(frozen=True, slots=True)
 class DrainView:
-    """A device that takes no new tenants, and what still stands against restarting it."""
+    """A drained device, and what still prevents a restart of it."""
 
     device_uuid: str
     drained: bool
@@ -169,5 +172,5 @@ class DrainView:
 
     @property
     def idle(self) -> bool:
-        """Its helper, or the driver, can be restarted without ending anybody's work."""
+        """Can its helper or the driver be restarted without ending a tenant's work?"""
         return not self.allocation_ids and not self.pids
