@@ -1,6 +1,6 @@
 """The protocol that every mode implements.
 
-Every call is idempotent: a plan that was cut by a crash is run again from its start, or undone.
+Every call is idempotent: a plan that a crash interrupted is run again from its start, or undone.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class Paths:
 
     run_dir: Path
     host_root: Path
-    libvgpu: Path  # libvgpu.so as tenants on the host load it
+    libvgpu: Path  # the path of libvgpu.so for tenants on the host
     arbiter: Path  # the vgpu-arbiter program
     mps_control: str = "nvidia-cuda-mps-control"
 
@@ -29,32 +29,34 @@ class Paths:
 
 
 class Originals(Protocol):
-    """Where what a mode changes on a device is written down, durably, before it is changed."""
+    """Records the original settings of a device durably, before a mode changes them."""
 
     async def remember(self, device_uuid: str, key: str, value: str) -> None:
-        """Keeps `value` unless a value is kept already: the first one is from before vgpud's change."""
+        """Records `value`, unless a value is recorded already: only the first one dates from before vgpud's
+        change.
+        """
         ...
 
     def recall(self, device_uuid: str, key: str) -> str | None: ...
 
     def keys(self, device_uuid: str) -> tuple[str, ...]:
-        """What is kept of the device."""
+        """The recorded keys of the device."""
         ...
 
     async def drop(self, device_uuid: str, key: str) -> None: ...
 
 
 class Effector(Protocol):
-    """Makes one mode real on devices and for allocations.
+    """Applies one mode to devices and makes its slices.
 
-    Every method may raise VgpuError; none leaves a state that calling it again does not mend.
+    Every method may raise VgpuError; calling it again then repairs the state.
     """
 
     @property
     def mode(self) -> Mode: ...
 
     async def verify(self, device: Device) -> str | None:
-        """Why this device cannot serve in this mode right now, or None; changes nothing."""
+        """Why this device cannot serve in this mode now, or None; changes nothing."""
         ...
 
     async def apply(self, device: Device) -> None:
@@ -62,7 +64,9 @@ class Effector(Protocol):
         ...
 
     async def resume(self, device: Device, part: Slice) -> None:
-        """At start, for a slice found in this mode: takes up what vgpud does for it while it runs."""
+        """Called at start for each slice in this mode: continues vgpud's work for it, such as watching a
+        helper.
+        """
         ...
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
@@ -82,7 +86,7 @@ class Effector(Protocol):
         ...
 
     async def unapply(self, device_uuid: str) -> None:
-        """Leaves the device, with no slices on it, as it was before `apply`."""
+        """Restores the state of the device from before `apply`. Precondition: it has no slices."""
         ...
 
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
@@ -90,5 +94,7 @@ class Effector(Protocol):
         ...
 
     def meters(self, allocation: Allocation, devices: Sequence[Device]) -> tuple[SliceMeter, ...]:
-        """One a slice, in order: `devices` are the snapshot's. Asks neither NVML nor a helper."""
+        """One meter for each slice, in order; `devices` are from a snapshot. Does not call NVML or
+        a helper.
+        """
         ...

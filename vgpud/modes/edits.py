@@ -6,17 +6,17 @@ from vgpud.model.tenancy import Allocation
 
 
 def driver_environment() -> dict[str, str]:
-    """What says where the driver's libraries are: helpers otherwise start with an empty environment."""
+    """The variables that locate the driver's libraries: helpers otherwise start with an empty environment."""
     named = ("PATH", "LD_LIBRARY_PATH", "VGPU_SIM_STATE")
     return {name: os.environ[name] for name in named if name in os.environ}
 
 
 def cuda_env(allocation: Allocation) -> tuple[tuple[str, str], ...]:
-    """The environment that shows a tenant its slices and nothing else.
+    """The environment that shows a tenant its slices only.
 
-    Attach runs slice by slice, and a MIG device has no UUID before its own turn, so each attach
-    names the slices that are known; the last one names all. NVIDIA_VISIBLE_DEVICES=void keeps
-    NVIDIA's own container runtime from adding devices (container toolkit documentation).
+    Slices are attached one by one, and a MIG device has no UUID before it is attached. So each attach names
+    the known slices, and the last one names all. NVIDIA_VISIBLE_DEVICES=void keeps NVIDIA's own container
+    runtime from adding devices (container toolkit documentation).
     """
     names = [part.target for part in allocation.slices if part.target]
     return (

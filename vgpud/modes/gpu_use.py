@@ -13,7 +13,7 @@ from vgpud.model.view import SliceMeter, SliceUse
 
 
 async def slice_processes(gateway: Gateway, part: Slice) -> tuple[DeviceProcess, ...]:
-    """The processes on the slice's device, or on its GPU instance; a lost device runs none."""
+    """The processes on the slice's device or GPU instance; none on a lost device."""
     try:
         processes = await asyncio.to_thread(gateway.processes, part.device_uuid)
     except VgpuError as error:
@@ -24,7 +24,7 @@ async def slice_processes(gateway: Gateway, part: Slice) -> tuple[DeviceProcess,
 
 
 def meter_of(part: Slice, processes: Iterable[DeviceProcess]) -> SliceMeter:
-    """Of the processes that a snapshot lists on the slice's device, those that are the slice's."""
+    """The meter of a slice, from the processes that a snapshot lists on its device."""
     own = [p for p in processes if is_in(p, part)]
     return SliceMeter(
         part.device_uuid, sum(p.memory_bytes or 0 for p in own), processes=len({p.pid for p in own})
@@ -32,7 +32,7 @@ def meter_of(part: Slice, processes: Iterable[DeviceProcess]) -> SliceMeter:
 
 
 def is_in(process: DeviceProcess, part: Slice) -> bool:
-    """In its GPU instance, and in its compute instance where that is one of several."""
+    """Is the process in the slice's GPU instance, and in its compute instance if there are several?"""
     mig = part.mig
     if mig is None:
         return True
@@ -46,7 +46,7 @@ def pids_of(processes: tuple[DeviceProcess, ...]) -> tuple[int, ...]:
 
 
 def use_of(part: Slice, processes: tuple[DeviceProcess, ...]) -> SliceUse:
-    """NVML gives each process's memory as one figure, and no peaks or refusals."""
+    """The use of a slice by NVML, which reports one figure for each process, without peaks or refusals."""
     return SliceUse(
         device_uuid=part.device_uuid,
         memory_used_bytes=sum(p.memory_bytes or 0 for p in processes),
@@ -59,14 +59,14 @@ def use_of(part: Slice, processes: tuple[DeviceProcess, ...]) -> SliceUse:
 
 
 def allocation_of(pid: int) -> str | None:
-    """The allocation a process was started in, by its environment: a label, not a proof."""
+    """The allocation in the environment of a process: a label, not a proof."""
     prefix = b"VGPU_ALLOCATION="
     entries = proc.environment(pid)
     return next((e[len(prefix) :].decode(errors="replace") for e in entries if e.startswith(prefix)), None)
 
 
 class AllocationNames:
-    """`allocation_of`, remembered for a second: a pass over all tenants asks each process once."""
+    """A cache of `allocation_of` for one second, so that a pass over all tenants reads each process once."""
 
     def __init__(self) -> None:
         self._known: dict[int, str | None] = {}
@@ -82,7 +82,7 @@ class AllocationNames:
 
 
 async def foreign_processes(gateway: Gateway, device: Device) -> str | None:
-    """A sentence that names the users of a device that should be idle, or None."""
+    """A sentence that names the processes on a device that should be idle, or None."""
     processes = await asyncio.to_thread(gateway.processes, device.uuid)
     if not processes:
         return None

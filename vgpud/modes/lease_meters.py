@@ -1,4 +1,4 @@
-"""Meters of preload slices, out of their leases."""
+"""Reads the meters of preload slices from their leases."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +11,7 @@ _KEPT_MOST = 4096
 
 
 class _Read(NamedTuple):
-    """What was read of a lease, and what was made of it."""
+    """The pages read from a lease, and the meters computed from them."""
 
     slices: tuple[Slice, ...]
     pages: MeterPages
@@ -26,7 +26,8 @@ class LeaseMeters:
         self._last: dict[str, _Read] = {}  # by allocation id
 
     def read(self, allocation: Allocation) -> tuple[SliceMeter, ...]:
-        """The same object again while the tenant has counted nothing: what is made of it can be kept too.
+        """The meters of an allocation. As long as no counter changes it is the same object, so that callers
+        can cache results derived from it.
 
         Raises VgpuError LEASE_FAILED if the lease is gone.
         """
@@ -36,7 +37,7 @@ class LeaseMeters:
             return last.meters
         read = parse_meters(pages, len(allocation.slices))
         meters = tuple(_slice_meter(part, one) for part, one in zip(allocation.slices, read, strict=True))
-        if len(self._last) >= _KEPT_MOST:  # of leases, too, that went while they were read
+        if len(self._last) >= _KEPT_MOST:  # includes leases that were removed while they were read
             self._last.clear()
         self._last[allocation.id] = _Read(allocation.slices, pages, meters)
         return meters

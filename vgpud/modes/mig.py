@@ -1,8 +1,8 @@
 """Mode `mig`: for each slice one GPU instance with its compute instance, or one of its compute instances.
 
-A slice is found again by its profile and placement, never by instance ids, which NVML gives anew
-after a reboot. What was there before vgpud (the MIG mode, and which instances were not) is on record
-before it changes (mig_records.py); what vgpud did not make it does not destroy, unless policy says so.
+A slice is identified by its profile and placement, never by instance ids, which change at a reboot. The
+original state (MIG mode, existing instances) is recorded before a change (mig_records.py). vgpud does not
+destroy foreign instances unless the policy requests it.
 """
 
 import asyncio
@@ -32,16 +32,21 @@ _ON, _OFF = "on", "off"
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What policy and administrator want of a device's MIG; `layout` stays whether held or not."""
+    """The desired MIG state of a device, by policy and administrator. Instances of `layout` stay, allocated
+    or not.
+    """
 
     layout: frozenset[Key] | None = None
     foreign: str = "keep"
     reset: bool = False
-    computes: frozenset[Part] = frozenset()  # the parts that GPU instances of the layout are divided into
+    # the compute instances into which GPU instances of the layout are divided
+    computes: frozenset[Part] = frozenset()
 
 
 class MigMode:
-    """`wish(device_uuid)` is called each time; without a wish, instances live as long as slices."""
+    """The effector. `wish(device_uuid)` is called each time; without a layout, instances live as long as
+    slices.
+    """
 
     mode = Mode.MIG
 
@@ -77,7 +82,9 @@ class MigMode:
         return f"{len(processes)} processes use it, and MIG mode needs it idle (pid {named})"
 
     async def apply(self, device: Device) -> None:
-        """Raises VgpuError: DEVICE_IN_USE (named), RESET_NEEDED where the card needs one and may not."""
+        """Enables MIG mode. Raises VgpuError: DEVICE_IN_USE (with the processes), RESET_NEEDED if the card
+        needs a reset and the policy forbids it.
+        """
         if device.mig.current:
             return
         await self._originals.remember(device.uuid, ORIGINAL_KEY, _OFF)
@@ -97,8 +104,9 @@ class MigMode:
             )
 
     async def _switch(self, device_uuid: str, enabled: bool) -> bool:
-        """Is the mode in force now? If it waits for a reset that may not be, the request is taken back:
-        a device with a pending reset serves no tenant."""
+        """Switches MIG mode. Returns True if it is in force. A request that needs a forbidden reset is
+        cancelled, because a device with a pending reset serves no tenant.
+        """
         if await asyncio.to_thread(self._gateway.set_mig_mode, device_uuid, enabled):
             return True
         if self._wish(device_uuid).reset:
@@ -119,7 +127,7 @@ class MigMode:
         await self.restore(device_uuid)
 
     async def restore(self, device_uuid: str) -> None:
-        """Destroys unallocated instances of vgpud's, and restores the MIG mode from before vgpud."""
+        """Destroys vgpud's unallocated instances, and restores the original MIG mode."""
         for part in sorted(self.records.own_parts(device_uuid)):
             await self.unmake_part(device_uuid, part)
         for key in sorted(self.records.own(device_uuid)):
@@ -130,10 +138,10 @@ class MigMode:
             return  # MIG mode stays on while foreign instances exist
         if await self._switch(device_uuid, enabled=False):
             await self._originals.drop(device_uuid, ORIGINAL_KEY)
-        # else the original stays on record: a card that needs a reset keeps MIG mode until then
+        # otherwise the original stays recorded: a card that needs a reset keeps MIG mode until then
 
     async def switch_off(self, device_uuid: str) -> None:
-        """MIG mode off because it is wanted so. Raises VgpuError: DEVICE_IN_USE, RESET_NEEDED."""
+        """Disables MIG mode on request. Raises VgpuError: DEVICE_IN_USE, RESET_NEEDED."""
         if not await self._switch(device_uuid, enabled=False):
             raise VgpuError(
                 ErrorCode.RESET_NEEDED,
@@ -144,14 +152,15 @@ class MigMode:
         await self._originals.drop(device_uuid, ORIGINAL_KEY)
 
     def changed(self, device_uuid: str) -> bool:
-        """Is anything on the device not as it was before vgpud?"""
+        """Does the device differ from its original state?"""
         own = self.records.own(device_uuid) or self.records.own_parts(device_uuid)
         return bool(own) or self._originals.recall(device_uuid, ORIGINAL_KEY) is not None
 
     # --- instances
 
     async def make(self, device_uuid: str, key: Key) -> GpuInstance:
-        """The instance at this place, vgpud's or a lent foreign one; made if it is missing.
+        """The instance at this placement, vgpud's or a foreign one that the policy lends; creates it if it is
+        missing.
 
         Raises VgpuError: DEVICE_IN_USE for a foreign instance, NO_CAPACITY, and the errors of
         Gateway.create_gpu_instance.
@@ -165,13 +174,13 @@ class MigMode:
                     return there
                 if self._has_others(device_uuid, there):
                     raise _foreign(device_uuid, key)
-                # interrupted between the two, emptied by hand, or divided and unallocated
+                # a crash between the two creations, instances removed by hand, or divided and unallocated
                 await self._destroy(device_uuid, key, there)
             await self.records.made(device_uuid, key)
             try:
                 return await asyncio.to_thread(self._gateway.create_gpu_instance, device_uuid, *key)
             except VgpuError as error:
-                # after a timeout the driver may still make it, so the record stays
+                # after a timeout the driver may still create it, so the record stays
                 if error.code is not ErrorCode.NVML_TIMEOUT:
                     await self.records.gone(device_uuid, key)
                 raise
@@ -200,7 +209,7 @@ class MigMode:
         await self.records.gone(device_uuid, key)
 
     def _has_others(self, device_uuid: str, instance: GpuInstance) -> bool:
-        """Has it a foreign compute instance that the policy keeps?"""
+        """Does it contain a foreign compute instance that the policy keeps?"""
         if not instance.is_divided or self._wish(device_uuid).foreign == "remove":
             return False
         own = self.records.own_parts(device_uuid)
@@ -209,9 +218,10 @@ class MigMode:
     # --- compute instances that have a part of their GPU instance
 
     async def make_part(self, device_uuid: str, part: Part) -> tuple[GpuInstance, ComputeInstance]:
-        """The compute instance at this place, vgpud's or lent; made, with its GPU instance, if missing.
+        """The compute instance at this placement, vgpud's or a lent one; creates it, with its GPU instance,
+        if missing.
 
-        An undivided, unallocated GPU instance of vgpud's at the place is destroyed. Raises VgpuError:
+        An undivided, unallocated GPU instance of vgpud at the placement is destroyed first. Raises VgpuError:
         DEVICE_IN_USE for a foreign instance, NO_CAPACITY, and the errors of Gateway.create_*.
         """
         key, place = part
@@ -234,7 +244,7 @@ class MigMode:
             return await self._create_part(device_uuid, there, part)
 
     async def _create(self, device_uuid: str, key: Key) -> GpuInstance:
-        """A GPU instance to be divided, on record."""
+        """Creates and records a GPU instance that is to be divided."""
         await self.records.made(device_uuid, key)
         try:
             return await asyncio.to_thread(self._gateway.create_gpu_instance, device_uuid, *key, False)
@@ -267,8 +277,9 @@ class MigMode:
         return made, one
 
     async def unmake_part(self, device_uuid: str, part: Part) -> bool:
-        """As `unmake`, of a compute instance; its GPU instance goes with the last one, if it is ours and
-        no layout has it."""
+        """As `unmake`, for a compute instance. The GPU instance is destroyed with the last one, if vgpud made
+        it and no layout contains it.
+        """
         async with self._lock(device_uuid):
             if (
                 part not in self.records.own_parts(device_uuid)
@@ -284,7 +295,7 @@ class MigMode:
             return True
 
     async def _drop_if_empty(self, device_uuid: str, key: Key) -> None:
-        """Destroys a GPU instance of vgpud's without compute instances, unless the layout has it."""
+        """Destroys a GPU instance of vgpud that has no compute instances, unless the layout contains it."""
         if key not in self.records.own(device_uuid) or key in (self._wish(device_uuid).layout or ()):
             return
         there = await self._find(device_uuid, key)
@@ -325,14 +336,14 @@ class MigMode:
         return done, Edits(env=cuda_env(completed), device_nodes=nodes)
 
     async def is_stale(self, allocation: Allocation, part: Slice, device: Device) -> bool:
-        """Do a slice's ids, or the device nodes given out for it, differ from what they are now?
+        """Do the slice's recorded ids or device nodes differ from the present ones?
 
-        Capability nodes get their numbers from the driver, which may be another one than before.
+        Capability nodes get their numbers from the driver, which may have changed.
         """
         place = _place(part)
         instance = await self._find(part.device_uuid, place.key)
         if instance is None or not instance.compute_instances:
-            return False  # that is a repair's to find
+            return False  # a repair creates missing instances
         compute = instance.compute_instances[0]
         if place.compute_key is not None:
             at = instance.compute(place.compute_key)
@@ -369,7 +380,7 @@ class MigMode:
         if part in self.records.own_parts(device_uuid):
             await self.unmake_part(device_uuid, part)
             return
-        async with self._lock(device_uuid):  # cut after the compute instance went
+        async with self._lock(device_uuid):  # interrupted after the compute instance was destroyed
             await self._drop_if_empty(device_uuid, part[0])
 
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:

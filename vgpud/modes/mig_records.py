@@ -1,8 +1,7 @@
-"""What vgpud writes down of a device's MIG: the instances that it made, and the layout applied to it.
+"""Records of a device's MIG state: the instances that vgpud made, and the applied layout.
 
-Both are kept with the originals, for both are what a device must be brought back from: where vgpud
-made an instance there was none, and before a layout was applied there was no layout. A record is
-durable before the change that it is of.
+They are stored with the original settings, because a restore undoes both: it removes the instances and the
+layout. A record is durable before the change that it describes.
 """
 
 from dataclasses import dataclass
@@ -23,9 +22,9 @@ _NONE = "-"
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A layout that an administrator applied; `off`: MIG mode is to be off.
+    """A layout that an administrator applied; `off`: MIG mode is desired off.
 
-    `computes` are the compute instances that some of its GPU instances are divided into.
+    `computes` are the compute instances into which its GPU instances are divided.
     """
 
     off: bool = False
@@ -34,14 +33,16 @@ class Applied:
 
 
 class MigRecords:
-    """`revision` grows with every change, so that what is worked out from the records can be kept."""
+    """Reads and writes the records. `revision` grows with every change, so that callers can cache what they
+    derive.
+    """
 
     def __init__(self, originals: Originals) -> None:
         self._originals = originals
         self.revision = 0
 
     def own(self, device_uuid: str) -> frozenset[Key]:
-        """The instances that vgpud made, or was about to make when it was cut."""
+        """The instances that vgpud made, or was creating when it was interrupted."""
         keys = (k for k in self._originals.keys(device_uuid) if k.startswith(_INSTANCE))
         return frozenset(_read(key.removeprefix(_INSTANCE)) for key in keys)
 
@@ -54,7 +55,7 @@ class MigRecords:
         await self._originals.drop(device_uuid, _INSTANCE + _write(key))
 
     def own_parts(self, device_uuid: str) -> frozenset[Part]:
-        """As `own`, of compute instances that have a part of their GPU instance."""
+        """As `own`, for compute instances that are a part of their GPU instance."""
         keys = (k for k in self._originals.keys(device_uuid) if k.startswith(_PART))
         return frozenset(_read_part(key.removeprefix(_PART)) for key in keys)
 
@@ -80,7 +81,9 @@ class MigRecords:
         )
 
     async def apply(self, device_uuid: str, layout: Applied | None) -> None:
-        """In one write: the newest generation counts, older ones are dropped after it is durable."""
+        """Records a layout atomically: the newest generation counts, and older ones are deleted after it is
+        durable.
+        """
         before = self._generations(device_uuid)
         newest = max(before, default=0) + 1
         self.revision += 1

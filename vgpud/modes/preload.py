@@ -1,7 +1,7 @@
 """Mode `preload`: a lease in shared memory, enforced by libvgpu inside the tenant.
 
-One lease serves all slices of an allocation, so each attach writes the same lease and the
-second finds it there. The arbiter registers the tenant's processes and outlives vgpud.
+All slices of an allocation have one lease, so each attach writes the same lease. The arbiter registers the
+tenant's processes and outlives vgpud.
 """
 
 import asyncio
@@ -52,14 +52,14 @@ CONTAINER_LEASE = "/run/vgpu/lease"
 CONTAINER_LIBRARY = "/run/vgpu/libvgpu.so"
 ARBITER_UNIT = "vgpud-arbiter"
 
-# libvgpu tries every 100 ms (RETRY_MS_MAX in arbiter_link.c) to reach an arbiter that is gone
+# libvgpu tries every 100 ms to reach a restarted arbiter (RETRY_MS_MAX in arbiter_link.c)
 _REGISTER_SECONDS = 0.25
 _NOTICE_SECONDS = 0.2
 _RESTART_SECONDS = 0.2  # pause, so that an arbiter that dies at once is not restarted in a tight loop
-# an arbiter that is well answers in some ten microseconds, less than handing the order to a thread takes
+# a healthy arbiter answers in tens of microseconds, less than passing the order to a thread takes
 _AT_ONCE_SECONDS = 0.002
 
-# in which a tenant's processes wait in front of the driver
+# states in which the tenant's processes wait before their driver calls
 _AWAY = (State.SUSPENDING, State.SUSPENDED, State.RESUMING)
 _OUT = (State.SUSPENDING, State.SUSPENDED)
 _PRIORITIES = {"above-normal": 1, "below-normal": -1}
@@ -74,7 +74,7 @@ class PreloadRules:
 
     share_policy: SharePolicy = SharePolicy.HARD
     latency_quantum_us: int = 0
-    takes_turns: bool = False  # plain allocations are then made movable, for swap-out
+    takes_turns: bool = False  # allocations get movable memory, for swap-out
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,9 @@ class PreloadWorld:
 
     allocations: Callable[[], Iterable[Allocation]]
     rules_for: Callable[[str], PreloadRules]
-    settle_engine: Callable[[str], Awaitable[None]]  # before the arbiter hears of the device's first tenant
-    forget_engine: Callable[[str], None]  # after its last tenant
+    # called before the arbiter learns of the device's first tenant
+    settle_engine: Callable[[str], Awaitable[None]]
+    forget_engine: Callable[[str], None]  # called after the device's last tenant
 
 
 class Preload:
@@ -115,7 +116,7 @@ class Preload:
 
     async def ensure_arbiter(self) -> None:
         """Starts the arbiter if it does not run. One arbiter serves all preload devices of the node."""
-        if self._notice is not None:  # its end would have been noticed
+        if self._notice is not None:  # watched: a dead arbiter would have been reported
             return
         async with self._starting:
             if await asyncio.to_thread(self._units.running, ARBITER_UNIT) is None:
@@ -140,7 +141,9 @@ class Preload:
         return any(not entry.name.startswith(".") for entry in self._leases.iterdir())
 
     def _ended(self, _: str) -> None:
-        """The arbiter has died: restarts it. Until then limits hold, but ends of processes go unnoticed."""
+        """Called when the arbiter has ended: restarts it. Until then limits hold, but ended processes are not
+        noticed.
+        """
         self._notice = None
         if self._is_needed():
             log.error("the arbiter died, it is started again")
@@ -157,7 +160,7 @@ class Preload:
                 return
 
     async def _order(self, order: Callable[[ArbiterClient, str], T], allocation_id: str) -> T:
-        """Carried out by the arbiter, which is started again first if it has just died."""
+        """Lets the arbiter carry out an order. An arbiter that has just died is restarted first."""
         try:
             return await self._order_once(order, allocation_id)
         except VgpuError as error:
@@ -165,12 +168,14 @@ class Preload:
                 raise
         end = clock.now() + _NOTICE_SECONDS
         while self._notice is not None and clock.now() < end:  # noqa: ASYNC110 - a turn or two
-            await asyncio.sleep(0)  # the callback of the arbiter's end has not run yet
+            await asyncio.sleep(0)  # lets the callback of the arbiter's end run first
         await self.ensure_arbiter()
         return await self._order_once(order, allocation_id)
 
     async def _order_once(self, order: Callable[[ArbiterClient, str], T], allocation_id: str) -> T:
-        """Orders can be given twice. The event loop waits for the first answer, but hardly any time."""
+        """Sends an order; orders are idempotent. The event loop waits very briefly for the answer, and then a
+        thread does.
+        """
         try:
             return order(self._arbiter_at_once, allocation_id)
         except VgpuError as error:
@@ -184,9 +189,9 @@ class Preload:
         self.follow_rules(device.uuid)
 
     async def attach(self, allocation: Allocation, part: Slice, device: Device) -> tuple[Slice, Edits]:
-        await self.ensure_arbiter()  # a slice on top of a MIG instance has no earlier `apply`
+        await self.ensure_arbiter()  # a slice inside a MIG instance has no earlier `apply`
         if part.mode is Mode.PRELOAD and part.mig is None:
-            await self._world.settle_engine(device.uuid)  # it may be the first tenant of this device
+            await self._world.settle_engine(device.uuid)  # this may be the first tenant of the device
         owner = allocation.request.owner
         lease = write_lease(
             self._leases,
@@ -207,7 +212,7 @@ class Preload:
             env=(*cuda_env(allocation), ("LD_PRELOAD", CONTAINER_LIBRARY)),
             host_env=((LEASE_VARIABLE, str(lease)), ("LD_PRELOAD", str(self._paths.libvgpu))),
             mounts=(
-                # root in a container would own the folder: it is to change nothing but the usage file
+                # read-only except `usage`, because a container's root would own the folder
                 Mount(str(lease), CONTAINER_LEASE),
                 Mount(str(lease / "usage"), f"{CONTAINER_LEASE}/usage", read_only=False),
                 Mount(str(self._paths.libvgpu), CONTAINER_LIBRARY),
@@ -218,24 +223,25 @@ class Preload:
         folder = self._leases / allocation.id
         away = allocation.state in _AWAY
         update_limits(folder, self._limits(allocation), away=away, memory=self._memory(allocation))
-        with suppress(VgpuError):  # a process that is not reached now reads the lease when it registers again
+        with suppress(VgpuError):  # a process that is not reached now reads the lease when it registers
             await self.look(allocation.id)
 
     async def look(self, allocation_id: str) -> None:
-        """Has the tenant's processes write what `activity` reads. Raises VgpuError."""
+        """Makes the tenant's processes write the report that `activity` reads. Raises VgpuError."""
         await self._order_once(ArbiterClient.look, allocation_id)
 
     def registered(self, allocation_id: str) -> Registered:
-        """Blocks. Raises VgpuError HELPER_FAILED or HELPER_TIMEOUT: the arbiter is away."""
+        """The arbiter's state of the lease. Blocks. Raises VgpuError HELPER_FAILED or HELPER_TIMEOUT if the
+        arbiter does not answer.
+        """
         return self._arbiter.registered(allocation_id)
 
     def learn(self, allocation_id: str) -> None:
-        """Has the tenant's processes learn what the driver has taken since they looked last; blocks. Raises
-        VgpuError."""
+        """Makes the tenant's processes measure the driver's memory again. Blocks. Raises VgpuError."""
         self._arbiter.look(allocation_id)
 
     def counted(self, allocation: Allocation) -> tuple[int, ...]:
-        """Bytes that its ledger counts, by slice. Raises VgpuError(LEASE_FAILED)."""
+        """Bytes that libvgpu counts for the allocation, by slice. Raises VgpuError(LEASE_FAILED)."""
         return read_counted(self._leases / allocation.id, len(allocation.slices))
 
     def unknown_calls(self, allocation_id: str) -> UnknownCalls:
@@ -243,8 +249,9 @@ class Preload:
         return read_unknown_calls(self._leases / allocation_id)
 
     def _memory(self, allocation: Allocation) -> LeaseMemory:
-        """Where libvgpu is to have the tenant's memory. Movable memory (not FIXED) only with turns on a
-        single device: on several, peers would map it too."""
+        """Where libvgpu must keep the tenant's memory. Memory is movable (not FIXED) only under `turn` and on
+        a single device: with several devices, peers would map it too.
+        """
         if allocation.is_swapped:
             return LeaseMemory.OUT if allocation.state in _OUT else LeaseMemory.HERE
         parts = allocation.slices
@@ -253,8 +260,9 @@ class Preload:
         return LeaseMemory.HERE if turns else LeaseMemory.FIXED
 
     def keep(self, allocation_id: str, share_hundredths: int) -> None:
-        """So much of its movable memory may stay on its device while the rest is out. Its processes see it
-        when they look next. Raises VgpuError(LEASE_FAILED)."""
+        """Lets this share of its movable memory stay on its device while the rest is out. Its processes read
+        the value at their next look. Raises VgpuError(LEASE_FAILED).
+        """
         folder = self._leases / allocation_id
         update_limits(folder, read_limits(folder).devices, keep_share=share_hundredths)
 
@@ -263,7 +271,7 @@ class Preload:
         return read_swaps(self._leases / allocation_id)
 
     def held(self, allocation_id: str) -> Meter:
-        """Of the lease's first device, all processes. Raises VgpuError(LEASE_FAILED)."""
+        """The memory of all processes on the lease's first device. Raises VgpuError(LEASE_FAILED)."""
         return read_meters(self._leases / allocation_id, 1)[0].memory
 
     def activity(self, allocation_id: str) -> LeaseActivity:
@@ -274,7 +282,7 @@ class Preload:
         return limits_of(allocation, self._world.rules_for)
 
     def follow_rules(self, device_uuid: str = "") -> None:
-        """Puts the rules of now in force for all tenants (of a device) that run under others."""
+        """Applies the present rules to all tenants (of a device) that run under earlier ones."""
         for allocation in self._world.allocations():
             parts = [part for part in allocation.slices if device_uuid in ("", part.device_uuid)]
             lease = self._leases / allocation.id
@@ -286,7 +294,7 @@ class Preload:
                 log.error("a tenant keeps its old rules", allocation=allocation.id, why=str(error))
 
     def _follow(self, allocation: Allocation) -> None:
-        """Touches only what rules say: a resize may be between the book and the lease."""
+        """Changes only values that rules set: a resize may have changed the book and not yet the lease."""
         folder = self._leases / allocation.id
         held = read_limits(folder)
         ruled = tuple(
@@ -298,8 +306,9 @@ class Preload:
             update_limits(folder, ruled, memory=memory)
 
     async def serve_anew(self, allocation_ids: Sequence[str]) -> None:
-        """Has the arbiter ask again which engine their devices have: it does when the first of a device's
-        leases comes. Raises VgpuError."""
+        """Makes the arbiter read the engine of the allocations' devices again: it reads it at a device's
+        first lease. Raises VgpuError.
+        """
         await self.ensure_arbiter()
         for order in (ArbiterClient.remove, ArbiterClient.add):
             for allocation_id in allocation_ids:
@@ -314,7 +323,7 @@ class Preload:
         remove_lease(self._leases, allocation.id)
 
     async def unapply(self, device_uuid: str) -> None:
-        """The arbiter stays: it serves every preload device, and idles at no cost."""
+        """The arbiter keeps running: it serves every preload device, and costs nothing while idle."""
         self._world.forget_engine(device_uuid)
 
     async def use(self, allocation: Allocation, part: Slice, device: Device) -> SliceUse:
@@ -339,7 +348,7 @@ class Preload:
         return self._meters.read(allocation)
 
     async def tenants(self, allocation: Allocation, part: Slice) -> tuple[int, ...]:
-        async with self._starting:  # an arbiter that has just started knows no processes yet
+        async with self._starting:  # an arbiter that has just started has no registered processes yet
             pass
         return await self._order(ArbiterClient.list, allocation.id)
 
@@ -351,7 +360,7 @@ def limits_of(allocation: Allocation, rules_for: Callable[[str], PreloadRules]) 
 
 
 def _device_limits(part: Slice, priority: str, rules: PreloadRules) -> DeviceLimits:
-    if part.mode is not Mode.PRELOAD:  # share and priority are MPS's
+    if part.mode is not Mode.PRELOAD:  # MPS enforces share and priority
         return DeviceLimits(part.target, part.memory_bytes)
     return DeviceLimits(
         uuid=part.target,

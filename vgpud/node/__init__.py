@@ -1,1 +1,1 @@
-"""Serves requests on the node: choice, intent, effects, outcome."""
+"""Serves requests on the node: decision, intent, effects, outcome."""

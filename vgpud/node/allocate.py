@@ -34,7 +34,8 @@ _SETTLE_SECONDS = 2.0  # before it refuses, a request waits this long for releas
 
 class Allocates:
     """`closed(request)` returns the devices that accept no such request, each with the reason. `made` is
-    called with each new allocation, and returns it as it then is."""
+    called with each new allocation and returns it after admission: it may start suspended.
+    """
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class Allocates:
         self._store.reserve(allocation, Change.ALLOCATE)
         try:
             await self._executor.run("allocate", allocation, (plan.intent,))
-        except BaseException:  # the intent is not on record, so nothing was changed
+        except BaseException:  # the intent is not recorded, so nothing was changed
             for uuid, mode in {part.device_uuid: part.device_mode for part in allocation.slices}.items():
                 await self._parts.transitions.abandon(uuid, mode)
             raise
@@ -134,14 +135,16 @@ class Allocates:
         return decision, tuple(plan or ())
 
     async def _plan(self, request: Request) -> tuple[Decision, Plan | None]:
-        """Awaits nothing after the decision, so that the room is free when the caller books it."""
+        """Decides and makes the plan. Does not await after the decision, so that the capacity is still free
+        when the caller books it.
+        """
         await self._inventory.refresh(_SNAPSHOT_SECONDS)
         account = await self._accounts.of(request.counts_for, self._policy())
         decision = self._decide(request, account)
         if decision[0].refusal is None:
             return decision
         leaving = self._releases.attempts
-        if leaving:  # a release that is running may make the room
+        if leaving:  # a running release may free the capacity
             await asyncio.wait(leaving, timeout=_SETTLE_SECONDS)
         await self._inventory.refresh()
         return self._decide(request, account)

@@ -1,4 +1,4 @@
-"""Gathers the figures that operators are shown, without a call that can fail or hang."""
+"""Collects the figures for metrics and the status page, without a call that can fail or hang."""
 
 import os
 import time
@@ -17,7 +17,9 @@ _EVENTS = 64
 
 
 async def observe(keeper: NodeKeeper) -> Observation:
-    """Never raises: without hardware there are no devices, and the description says why."""
+    """One observation. Never raises: without NVML there are no devices, and the description has
+    the reason.
+    """
     began = time.perf_counter()
     metered = await keeper.meters.read()
     views: tuple[DeviceView, ...] = ()
@@ -51,7 +53,7 @@ def process_figures() -> ProcessFigures:
             for line in Path("/proc/stat").read_text().splitlines()
             if line.startswith("btime ")
         )
-        # the listing itself holds one descriptor
+        # without the descriptor of the listing itself
         descriptors = len(os.listdir("/proc/self/fd")) - 1  # noqa: PTH208 (names are enough)
     except (OSError, ValueError, IndexError, StopIteration):
         return ProcessFigures()

@@ -34,8 +34,8 @@ class Policies:
         self._report = report
         self._account = account
         self._reloading = asyncio.Lock()
-        # called before a reload: does what may fail, or raises VgpuError. The function that it returns is
-        # called with True to keep the preparation, with False to undo it.
+        # called before a reload: makes the preparations that may fail, or raises VgpuError. The returned
+        # function is called with True to keep the preparations, with False to undo them.
         self.preparing: list[Callable[[Policy], Awaitable[Callable[[bool], None]]]] = []
         # called with the old and the new policy after a change
         self.changed: list[Callable[[LoadedPolicy, LoadedPolicy], None]] = []
@@ -63,7 +63,7 @@ class Policies:
             return report
 
     async def _prepare(self, policy: Policy) -> None:
-        """Prepares all for the new policy, or undoes all preparations and raises."""
+        """Runs all preparations for the new policy; if one fails, undoes them and raises."""
         ready: list[Callable[[bool], None]] = []
         try:
             for prepare in self.preparing:

@@ -83,7 +83,7 @@ async def agree(keeper: NodeKeeper, parts: Parts, start: Start, boot_changed: bo
     # in a thread, because systemd can be slow and the daemon may serve already
     units = await asyncio.to_thread(start.units.list, unit_name(""))
     busy = keeper.busy()
-    # an interrupted resize counts as an allocation of the new size, which is repaired first
+    # the allocations that should exist; those that are being changed are left out
     meant = [allocation for allocation in parts.book if allocation.id not in busy]
     own_instances = frozenset() if keeper.mig is None else keeper.mig.own_instances()
     daemons = frozenset(unit.name for unit in units)
@@ -113,7 +113,7 @@ async def carry_out(keeper: NodeKeeper, parts: Parts, start: Start, action: Acti
     """Carries out one action and writes its line in the audit trail. Raises VgpuError."""
     with audit.because(action.reason):
         if action.kind in (ActionKind.RELEASE, ActionKind.MARK_FAILED, ActionKind.REPAIR):
-            await _act(keeper, parts, start, action)  # the callee writes the line
+            await _act(keeper, parts, start, action)  # the functions called there write the audit line
             return
         held = parts.book.get(action.subject) if action.subject in parts.book else None
         what: dict[str, object] = {"subject": action.subject} if held is None else _named(held)

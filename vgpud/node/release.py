@@ -1,4 +1,4 @@
-"""Releases allocations: at once, or as soon as no process runs in them any more.
+"""Releases allocations: at once, or after their last process has ended.
 
 A release runs to its end even if its caller disconnects. A second request for the same allocation waits for
 the release that is running.
@@ -28,7 +28,7 @@ from vgpud.planner.steps import release_steps
 log = structlog.get_logger(__name__)
 
 _REMEMBERED = 10_000
-_RETRY_SECONDS = 1.0  # while a dead tenant's children still run
+_RETRY_SECONDS = 1.0  # retry interval while children of an ended tenant still run
 
 
 class Releases:
@@ -50,7 +50,7 @@ class Releases:
         self._spawn = spawn
         self._ended = ended
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._attempts: dict[str, asyncio.Task[bool]] = {}  # of `later`
+        self._attempts: dict[str, asyncio.Task[bool]] = {}  # attempts that `later` has started
         self._later: set[str] = set()  # allocations that `later` waits for
         self._detached: dict[str, Allocation] = {}  # released, but not yet recorded as released
         self._released: deque[str] = deque(maxlen=_REMEMBERED)  # newest last
@@ -66,7 +66,7 @@ class Releases:
 
     @property
     def attempts(self) -> set[asyncio.Task[Any]]:
-        """Running releases, and attempts that may become one: they may make room."""
+        """The running releases, and the attempts of `later`: each may free capacity."""
         return {*self._running.values(), *self._attempts.values()}
 
     def remember(self, ids: Iterable[str]) -> None:
@@ -77,7 +77,7 @@ class Releases:
         return allocation_id not in self._book and allocation_id in self._released
 
     async def release(self, allocation: Allocation, force: bool) -> bool:
-        """True if a concurrent release ended first. Raises VgpuError."""
+        """Releases the allocation. Returns True if a concurrent release ended first. Raises VgpuError."""
         if allocation.state is State.ALLOCATING:
             raise VgpuError(
                 ErrorCode.ALLOCATION_BUSY,
@@ -127,7 +127,8 @@ class Releases:
         for part in allocation.slices:
             check_ended(allocation.id, await self._parts.effectors[part.mode].tenants(allocation, part))
         check_ended(allocation.id, processes_in(allocation.request.lifetime.cgroup))
-        check_ended(allocation.id, [process.pid for process in waiting(allocation)])  # NVML does not see them
+        # processes that wait in a suspension are not listed by NVML
+        check_ended(allocation.id, [process.pid for process in waiting(allocation)])
 
     async def _dismantle(self, allocation: Allocation) -> None:
         plan = release_steps(allocation, self._book.use)

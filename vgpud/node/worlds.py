@@ -1,4 +1,6 @@
-"""The node as the modes `mps` and `preload` see it: allocations, settings of the policy, callbacks."""
+"""The environments of the modes `mps` and `preload`: allocations, settings of the policy, callbacks to the
+node.
+"""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Which devices, and in which mode, serve a request: pure, with a reason for every device."""
+"""Chooses the devices and the mode for a request: pure, with a reason for every device."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -33,10 +33,10 @@ def choose(
 ) -> Decision:
     """Slices on `request.count` distinct devices, all in one mode; or a refusal. Raises nothing.
 
-    `use` is what is allocated on each device, by uuid; a device that is not in it holds nothing.
-    `pools` says which MIG instances vgpud made; without it all instances count as foreign.
-    `closed` are devices and MIG devices that accept no such request now, each with the reason.
-    The same arguments always give the same decision. Reasons are in the order of `node.devices`.
+    `use` has the allocated capacity of each device, by uuid; a device without allocations is missing. `pools`
+    has the MIG instances that vgpud made; without it all instances count as foreign. `closed` are devices and
+    MIG devices that accept no such request now, each with the reason. The same arguments always give the same
+    decision. Reasons are in the order of `node.devices`.
     """
     try:
         want = wanted(request)

@@ -38,7 +38,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Room of this size on one of the devices `on`; with `whole`, one of them without any slice."""
+    """The requested capacity on one of the devices `on`; with `whole`, a device without any slice."""
 
     on: frozenset[str]
     memory_bytes: int = 0

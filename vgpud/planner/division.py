@@ -1,4 +1,4 @@
-"""GPU instances that are divided into compute instances: which parts are held, and where one more fits.
+"""GPU instances that are divided into compute instances: allocated parts, and placements for one more.
 
 A compute instance has separate compute slices and shares the memory of its GPU instance. A table of its
 compute instance profiles, built like a card's (geometry.py), says which placements are legal. Pure.

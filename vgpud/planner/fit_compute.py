@@ -24,7 +24,7 @@ class Part(NamedTuple):
 
 
 def whole_name(seat: Seat, text: str) -> str:
-    """3g.71gb for 3c.3g.71gb, which is all of it; any other name unchanged."""
+    """3g.71gb for 3c.3g.71gb, which takes all of the GPU instance; any other name unchanged."""
     named = split_name(text)
     if named is None:
         return text

@@ -54,7 +54,7 @@ def fit_mig(seat: Seat, want: Wanted, spread: bool) -> Verdict:
     device = seat.device
     table = table_for(device.mig.profiles)
     stock = stock_of(table, device, seat.use.mig, seat.pool)
-    if serving[0].compute is not None:  # depends on more than the stock
+    if serving[0].compute is not None:  # the result depends on more than the stock
         choice = find_instance(seat, table, stock, serving, want.start)
         return full(seat, serving, table, stock) if choice is None else _fit(seat, choice, spread)
     fits = _fits_of(seat)
@@ -243,7 +243,7 @@ def serving_offers(seat: Seat, want: Wanted) -> tuple[Offer, ...] | Unfit:
     if offers is not None:
         return offers
     found = _serving(seat, want)
-    if not isinstance(found, Unfit):  # a refusal contains facts of the device, which change
+    if not isinstance(found, Unfit):  # a refusal contains changing facts of the device, so it is not cached
         known[1][want] = found
     return found
 

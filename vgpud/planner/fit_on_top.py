@@ -60,7 +60,7 @@ def _as_use(held: DeviceUse, use: InstanceUse, offer: Offer) -> DeviceUse:
 
 
 def _as_device(device: Device, instance: _Instance) -> Device:
-    """The instance as a device, with the processes that run in it."""
+    """The instance in the form of a device, with the processes that run in it."""
     return replace(
         device,
         memory_total_bytes=instance.offer.instance_bytes,
@@ -114,7 +114,7 @@ def _fresh(seat: Seat, mode: Mode, want: Wanted, serving: tuple[Offer, ...], spr
     stock = stock_of(table, seat.device, seat.use.mig, seat.pool)
     able: list[Offer] = []
     never: Unfit | None = None
-    for offer in serving:  # a larger profile may fit where the smallest has no room beside its context
+    for offer in serving:  # a larger profile may fit if the smallest has no room beside the driver's context
         probe = _Instance(offer, MigSlice(offer.profile.id, offer.name, offer.profile.placements[0]), EMPTY)
         verdict = fit_shared(
             seat._replace(device=_as_device(seat.device, probe), use=EMPTY), mode, want, spread

@@ -20,7 +20,7 @@ SlotKey = PlaceKey
 ComputeKey = tuple[SlotKey, SlotKey]  # a GPU instance, a compute instance in it
 _REMEMBERED = 64
 _ANSWERS = 65536
-_COUNT_BITS = 6  # a card has at most 32 slots of memory
+_COUNT_BITS = 6  # a card has at most 32 memory slices, so a count needs 6 bits
 
 
 class Layout(NamedTuple):
@@ -37,8 +37,8 @@ class Layout(NamedTuple):
 class Place(NamedTuple):
     """A free slot. Taking it makes `destroyed` free slots of all profiles unusable and leaves `left`.
 
-    `cost` and `worth` are the same two in compute slices: a place for a 4g counts four. Over all cards of a
-    node, the lowest `cost`, then the lowest `worth`, keeps most room for later requests.
+    `cost` and `worth` are the same two values in compute slices: a placement of a 4g profile counts four.
+    Over all cards of a node, the lowest `cost`, then the lowest `worth`, keeps most room for later requests.
     """
 
     placement: Placement
@@ -113,8 +113,8 @@ class Table:
     def _enumerate(self) -> dict[int, int]:
         """Each legal state, with the slots that may still be added to it.
 
-        What may be added only shrinks as a state grows, so each state inherits its parent's free
-        slots; slots are added in ascending order, so each state is met once.
+        A larger state has fewer free slots, so each state starts from its parent's free slots. Slots are
+        added in ascending order, so that each state is reached once.
         """
         too_wide = tuple(
             mask_of(i for i, (profile, _) in enumerate(self.slots) if profile.slice_count > left)
@@ -165,8 +165,8 @@ class Table:
     def best_place(self, layout: Layout, profile_id: int) -> Place | None:
         """The free place with the lowest cost for later requests, counted in compute slices.
 
-        Weighed so, online packing comes out better than with places counted one each, and better
-        than by the driver's own order (tests/bench/mig_packing.py). The lowest start among equals.
+        With these weights, online packing is better than with equal weights or the driver's own order
+        (tests/bench/mig_packing.py). Among equals, the lowest start wins.
         """
         key = (layout, profile_id)
         if key not in self._best:

@@ -126,7 +126,9 @@ def _mode(seat: Seat, want: Wanted) -> Mode | Unfit:
 
 
 def _idle_mode(seat: Seat, want: Wanted) -> Mode:
-    """The mode of an idle "auto" device: the one that the request needs, or MIG if it serves and is on."""
+    """The mode for an idle "auto" device: MIG if it is on and serves the request, otherwise the request's
+    first mode.
+    """
     if seat.device.mig.current and Mode.MIG in want.modes:
         return Mode.MIG
     return want.modes[0]

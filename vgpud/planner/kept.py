@@ -8,7 +8,7 @@ memory first. For each device:
 
 from collections.abc import Mapping
 
-SHARE_ALL = 10_000  # hundredths of a percent
+SHARE_ALL = 10_000  # the whole, in hundredths of a percent
 # contexts and page-locked buffers may have grown since the figures were read
 MARGIN_BYTES = 256 << 20
 

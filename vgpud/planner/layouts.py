@@ -1,9 +1,9 @@
-"""Layouts as people write them, worked out for one card: pure.
+"""Parses layouts and computes them for one card: pure.
 
 A layout is a list of words. Each is a profile (by name, without "MIG", or by NVML's profile id), with
 "@START" for a memory slice and "*N" for several; or the list is one of the words below. Without a place, the
-planner chooses the places that change the fewest existing instances. mig_parts.py handles words for parts
-of GPU instances (1c.3g.71gb).
+planner chooses the places that change the fewest existing instances. mig_parts.py handles words for parts of
+GPU instances (1c.3g.71gb).
 """
 
 import re
@@ -16,11 +16,11 @@ from vgpud.planner.geometry import ComputeKey, Layout, SlotKey, Table, mask_of
 from vgpud.planner.terms import bare_name
 from vgpud.planner.words import listed
 
-BALANCED = "all-balanced"  # a half, a quarter and eighths of the card, as mig-parted's config has it
+BALANCED = "all-balanced"  # instances of a half, a quarter and eighths of the card, as in mig-parted's config
 NONE = "none"  # no instances, MIG mode on
 OFF = "off"  # MIG mode off
-AUTO = "auto"  # no layout: instances come and go with requests
-ALL = "all-"  # all-PROFILE: as many as fit
+AUTO = "auto"  # no layout: instances are created and destroyed with allocations
+ALL = "all-"  # prefix: all-PROFILE gives as many instances as fit
 SPECIAL = (BALANCED, NONE, OFF, AUTO)
 
 _WORD = re.compile(r"(?P<profile>[^@*\s]+)(@(?P<start>[0-9]{1,2})|\*(?P<count>[0-9]{1,2}))?")
@@ -141,10 +141,10 @@ def _as_many(table: Table, profile: MigProfile) -> int:
 
 
 def _balanced(table: Table) -> Iterable[int]:
-    """One of half the card, one of a quarter, and the smallest in what is left.
+    """One instance of half the card, one of a quarter, and the smallest in the remaining slices.
 
-    Of profiles of one size the plain one is that which fills the card with most compute slices;
-    variants (+me, +gfx) come in smaller numbers or later ids.
+    Of profiles of one size the plain one is that which fills the card with most compute slices; variants
+    (+me, +gfx) come in smaller numbers or later ids.
     """
     size = max(place.size for profile in table.profiles for place in profile.placements)
     found: list[int] = []

@@ -15,11 +15,11 @@ from vgpud.planner.use import DeviceUse
 from vgpud.planner.verdict import Seat, Verdict
 from vgpud.planner.wanted import Wanted
 
-_WANTS = 128  # kinds of requests; a node sees few
+_WANTS = 128  # kinds of requests in the cache; a node sees few kinds
 _REASONS = 4096
 
 Judge = Callable[[Seat, Wanted, bool], Verdict]
-Judged = Callable[[Device, Terms, DeviceUse, Pool, frozenset[str]], Verdict]  # the fields of a Seat
+Judged = Callable[[Device, Terms, DeviceUse, Pool, frozenset[str]], Verdict]  # takes the fields of a Seat
 
 
 class Memory:

@@ -11,7 +11,7 @@ from vgpud.planner.use import DeviceUse
 
 
 def towards(device: Device, use: DeviceUse, pool: Pool, layout: frozenset[SlotKey]) -> tuple[MigStep, ...]:
-    """Destroys idle instances of vgpud's outside the layout, makes missing ones that have room, no more."""
+    """Destroys idle instances of vgpud outside the layout, and creates missing ones that have room."""
     table = table_for(device.mig.profiles)
     scene = scene_of(device, table, stock_of(table, device, use.mig, pool), use, pool)
     known = frozenset(key for key in layout if key in table.number)

@@ -135,7 +135,7 @@ def plan_defrag(device: Device, use: DeviceUse, pool: Pool) -> DevicePlan:
 
 
 def _obstacle(device: Device, use: DeviceUse) -> str:
-    """Why a device cannot hold MIG instances now."""
+    """Why a device cannot have MIG instances now; empty if it can."""
     if use.mode not in (None, Mode.MIG):
         return f"device {device.index} is in mode {use.mode} with {use.count} allocations"
     if device.mig.current != device.mig.pending:
@@ -161,7 +161,7 @@ def _kept(scene: Scene) -> frozenset[ComputeKey]:
 def changes(
     scene: Scene, target: int, computes: frozenset[ComputeKey] = frozenset(), why: str = ""
 ) -> list[MigStep]:
-    """Steps with `why` as their reason; without it the reason is the layout at each place."""
+    """The steps, with `why` as their reason; without it, each step's reason names the layout."""
     made = []
     for move in moves(scene, target, computes):
         place = f"at memory slice {move.key[1].start}"
@@ -206,7 +206,7 @@ def _to_auto(device: Device, use: DeviceUse, table: Table, stock: Stock, pool: P
 
 
 def idle_parts(scene: Scene, pool: Pool, key: SlotKey) -> list[SlotKey]:
-    """Idle, unallocated compute instances of vgpud's in a divided GPU instance."""
+    """Idle, unallocated compute instances that vgpud made in a divided GPU instance."""
     division = scene.parts[key]
     idle = division.table.keys(division.layout.slots & ~division.pinned)
     return [part for part in idle if (key, part) in pool.own_computes]

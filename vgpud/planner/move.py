@@ -27,7 +27,9 @@ MOVE_BRANCH = 580
 
 
 def check_movable(allocation: Allocation, node: Node) -> None:
-    """Raises VgpuError: UNSUPPORTED, ALLOCATION_BUSY."""
+    """Checks that the driver and the allocation support a move. Raises VgpuError: UNSUPPORTED,
+    ALLOCATION_BUSY.
+    """
     check_mode(allocation)
     branch = node.driver_version.split(".")[0]
     if not branch.isdigit() or int(branch) < MOVE_BRANCH:
@@ -160,7 +162,7 @@ def _check_device(allocation: Allocation, part: Slice, here: Device | None, ther
 
 
 def kind_of(device: Device) -> tuple[str, int | None, int]:
-    """Tenants can move between devices with equal results."""
+    """The kind of a device: tenants can move between devices of the same kind."""
     return device.name, device.pci_device_id, device.memory_total_bytes
 
 
@@ -223,7 +225,7 @@ def ends_by_nearness(
     return tuple(device.uuid for device in sorted(there, key=key))
 
 
-# --- the ends
+# --- source and target
 
 
 def turned(allocation: Allocation) -> Allocation:

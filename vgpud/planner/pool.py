@@ -1,4 +1,4 @@
-"""Facts of a device's MIG instances that NVML does not show: which ones vgpud made, and which must stay."""
+"""Facts of a device's MIG instances that NVML does not report: which ones vgpud made, and which must stay."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

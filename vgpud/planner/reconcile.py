@@ -134,7 +134,7 @@ def _going(allocation: Allocation, world: _World) -> Action | None:
 
 
 def _tenant_gone(allocation: Allocation, world: _World) -> str:
-    """The proof that the allocation has no user any more; empty if there is none."""
+    """A sentence that proves that the allocation's tenant has ended; empty if that is not certain."""
     pid = allocation.request.lifetime.pid
     if allocation.id in world.observed.dead_lifetimes:
         return f"process {pid} that it was bound to is gone"
@@ -215,7 +215,7 @@ def _missing(allocation: Allocation, world: _World) -> tuple[str, ...]:
 
 
 def _orphans(kept: list[Allocation], gone: list[Allocation], world: _World) -> Iterable[Action]:
-    """Actions that remove orphans: things of vgpud's that no allocation owns."""
+    """Actions that remove orphans: instances, leases, specs and daemons of vgpud that no allocation owns."""
     observed = world.observed
     gone_ids = {allocation.id for allocation in gone}
     kept_ids = {allocation.id for allocation in kept}

@@ -1,4 +1,4 @@
-"""Why a request is refused as a whole: the number, the sentence, and what would fit instead."""
+"""Computes the refusal of a request: the number, the sentence, and a hint what would fit instead."""
 
 from collections import Counter
 from collections.abc import Sequence

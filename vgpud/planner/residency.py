@@ -57,7 +57,7 @@ class Tenant:
     active_at: float = 0.0
     cause: Cause = Cause.IDLE
     wants_since: float | None = None
-    rank: int = 0  # of its priority: higher comes first
+    rank: int = 0  # from its priority: a higher rank comes first
     patience: int = 0
     not_before: float = -inf
     why_not: str = ""
@@ -147,9 +147,9 @@ class _Round:
         self._making: dict[str, int] = {}  # bytes that running suspensions free
         self._blocked: dict[str, int] = {}  # number of waiting tenants by device
         self._again = inf
-        self._coming: set[str] = set()  # in this decision
+        self._coming: set[str] = set()  # tenants that this decision resumes
         self._tenants = tenants
-        self._leaving: list[Tenant] = []  # in this decision, with memory that stays
+        self._leaving: list[Tenant] = []  # tenants that this decision suspends with memory that stays
         self._here = [t for t in tenants if t.where is Where.HERE]
         self._queue = sorted((t for t in tenants if _waits(t)), key=_order)
         for tenant in tenants:
@@ -260,7 +260,8 @@ class _Round:
 
     def _wait(self, tenant: Tenant, sentence: str) -> Move:
         place = 1 + max((self._blocked.get(uuid, 0) for uuid, _ in tenant.parts), default=0)
-        if tenant.not_before <= self._now and not self._never_fits(tenant):  # else it blocks nothing
+        # otherwise it does not block the tenants behind it
+        if tenant.not_before <= self._now and not self._never_fits(tenant):
             for uuid, _ in tenant.parts:
                 self._blocked[uuid] = place
         return Move(Kind.WAIT, tenant.id, sentence, place=place)
@@ -302,8 +303,9 @@ def _waits(tenant: Tenant) -> bool:
 
 
 def _order(tenant: Tenant) -> tuple[float, str]:
-    """First come first served. A higher priority counts as one residence of waiting, so that no tenant
-    starves."""
+    """The order of the queue: first come, first served. A higher priority counts as one residence of waiting,
+    so that no tenant starves.
+    """
     assert tenant.wants_since is not None
     return tenant.wants_since - tenant.rank * tenant.residence, tenant.id
 

@@ -24,8 +24,8 @@ def resize_slices(
 ) -> tuple[Slice, ...]:
     """The slices with the new size, the same for each; None keeps a figure.
 
-    Raises VgpuError: UNSUPPORTED where the mode fixes its size, NO_CAPACITY where the device has no
-    room, NO_SUCH_DEVICE where the device is gone.
+    Raises VgpuError: UNSUPPORTED if the mode does not allow a resize, NO_CAPACITY if the device has no room,
+    NO_SUCH_DEVICE if the device is gone.
     """
     if memory_bytes is None and share is None:
         raise VgpuError(
@@ -88,8 +88,9 @@ def _resized(
 
 
 def _room(device: Device, part: Slice, use: DeviceUse) -> tuple[int, int, int]:
-    """Of the slice's device or MIG instance: the memory to share, the allocated memory, and the sum of the
-    allocated shares in hundredths of a percent."""
+    """For the slice's device or MIG instance: the usable memory, the allocated memory, and the sum of the
+    allocated shares in hundredths of a percent.
+    """
     if part.mig is None:
         return device.memory_usable_bytes, use.memory_bytes, use.share_hundredths
     profile = device.mig.profile(part.mig.profile_id)

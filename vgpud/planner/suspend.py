@@ -24,7 +24,7 @@ class HostMemory:
 
 
 def check_mode(allocation: Allocation) -> None:
-    """Raises VgpuError(UNSUPPORTED)."""
+    """Raises VgpuError(UNSUPPORTED) for a mode that cannot be suspended."""
     for part in allocation.slices:
         if part.mode not in SUSPENDABLE or part.mig is not None:
             why = "the driver does not suspend MPS clients" if part.mode is Mode.MPS else "it lies on MIG"
@@ -41,7 +41,9 @@ def held_bytes(allocations: Iterable[Allocation]) -> int:
 
 
 def check_host(wanted_bytes: int, held: int, host: HostMemory) -> None:
-    """Raises VgpuError(NO_CAPACITY). `held`: bytes of tenants that are suspended already."""
+    """Checks that the host has memory for a suspension. Raises VgpuError(NO_CAPACITY). `held`: bytes of
+    tenants that are suspended already.
+    """
     room = host.available_bytes - host.reserve_bytes
     if wanted_bytes > room:
         raise VgpuError(

@@ -48,7 +48,9 @@ class Terms(NamedTuple):
         return self.mps_tenants if mode is Mode.MPS else self.preload_tenants
 
     def memory_bytes(self, mode: Mode, usable_bytes: int) -> int:
-        """The memory that all tenants may hold together in preload or mps, overcommit included."""
+        """The memory that all tenants of a device may hold together in preload or mps, overcommit
+        included.
+        """
         return usable_bytes * self.preload_memory_hundredths // 100 if mode is Mode.PRELOAD else usable_bytes
 
     def share_hundredths(self, mode: Mode) -> int:
@@ -99,7 +101,8 @@ def _offers(device: Device, allowed: tuple[str, ...] | None) -> tuple[Offer, ...
     )
 
 
-# Snapshot and policy are immutable and change seldom, so the last pair is cached by identity.
+# the last snapshot and policy with their terms, cached by identity, because both are immutable and seldom
+# change
 _last: tuple[Policy, Node, dict[str, Terms]] | None = None
 
 

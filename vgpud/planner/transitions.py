@@ -27,7 +27,7 @@ class Step(NamedTuple):
 
 
 def between(current: int, target: int) -> Transition:
-    """The transition that leaves all instances of both layouts alone."""
+    """The transition that keeps all instances of both layouts."""
     return Transition(current & ~target, target & ~current)
 
 

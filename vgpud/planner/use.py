@@ -22,7 +22,7 @@ class InstanceUse:
     count: int = 0
 
     def changed(self, piece: Slice, by: int) -> "InstanceUse":
-        """The use with `piece` added (1) or removed (-1)."""
+        """The use after `piece` is added (1) or removed (-1)."""
         return InstanceUse(
             self.place,
             self.mode,
@@ -122,7 +122,9 @@ _LEFT = (State.SUSPENDED, State.RELEASING)
 
 
 def is_anybodys(allocation: Allocation, part: Slice) -> bool:
-    """Is it the whole card of a suspended tenant? Other tenants may use such a card, in any mode."""
+    """Can other tenants use the slice's device, in any mode? True for the whole card of a
+    suspended tenant.
+    """
     return part.mode is Mode.EXCLUSIVE and allocation.state in _LEFT
 
 
@@ -132,7 +134,7 @@ def _both_ends(part: Slice) -> tuple[Slice, ...]:
 
 
 def use_of(allocations: Iterable[Allocation]) -> dict[str, DeviceUse]:
-    """The use of every device, by uuid, that these allocations hold slices on, whatever their state."""
+    """The use of every device, by uuid, of these allocations in any state."""
     use: dict[str, DeviceUse] = {}
     for allocation in allocations:
         for piece in charged(allocation):

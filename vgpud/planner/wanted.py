@@ -1,4 +1,4 @@
-"""What a request needs of a device: the modes that can serve it, and its figures."""
+"""The checked form of a request: the modes that can serve it, and its figures."""
 
 from dataclasses import dataclass
 
@@ -11,8 +11,9 @@ from vgpud.model.tenancy import MODE_OF, Isolation, Mode, Request
 class Wanted:
     """A checked request. `modes` can serve it, best first.
 
-    `share` is None for unlimited compute. `profile` is as the caller wrote it, without the memory slice that
-    the instance is to start at, which is `start`; None for any."""
+    `share` is None for unlimited compute. `profile` is the caller's text without the memory slice; `start` is
+    this memory slice, None for any.
+    """
 
     modes: tuple[Mode, ...]
     memory_bytes: int | None
@@ -50,7 +51,7 @@ def wanted(request: Request) -> Wanted:
 
 
 def _place(text: str) -> tuple[str, int | None]:
-    """A profile may name its place as a layout does: 3g.71gb@4."""
+    """Splits a profile's text from its memory slice, as in layouts: 3g.71gb@4."""
     profile, at, start = text.partition("@")
     if not at:
         return text, None
@@ -62,7 +63,7 @@ def _place(text: str) -> tuple[str, int | None]:
 def _modes(request: Request) -> tuple[Mode, ...]:
     """Without an isolation, a part of a card may come from any mode that divides cards.
 
-    The first is what an idle `auto` device takes; the others serve where a device is in them.
+    An idle `auto` device takes the first mode; the others serve on devices that are in them already.
     """
     if request.isolation is not None:
         return (MODE_OF[request.isolation],)

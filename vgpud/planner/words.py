@@ -1,4 +1,4 @@
-"""Figures as the planner's sentences spell them; remembered, because spelling costs more than deciding."""
+"""Spells figures for the planner's sentences; cached, because spelling costs more than deciding."""
 
 from functools import lru_cache
 
@@ -9,7 +9,7 @@ shown_bytes = lru_cache(maxsize=4096)(show_bytes)
 
 
 def shown_apart(a: int, b: int) -> tuple[str, str]:
-    """Two amounts of bytes, exactly if rounding would make different ones look the same."""
+    """Two amounts of bytes; exact if rounding would make different amounts look the same."""
     rounded = shown_bytes(a), shown_bytes(b)
     if a != b and rounded[0] == rounded[1]:
         return format_bytes(a), format_bytes(b)
@@ -28,7 +28,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def listed(items: tuple[str, ...], most: int = 12) -> str:
-    """Separated by commas, the rest counted."""
+    """The items separated by commas, at most `most`, and the number of the others."""
     if len(items) <= most:
         return ", ".join(items)
     return f"{', '.join(items[:most])} and {len(items) - most} more"

@@ -1,7 +1,7 @@
-"""What nvidia-cuda-mps-control prints, as values: pure, and strict about what it does not know.
+"""Parses the output of nvidia-cuda-mps-control: pure, and strict about unknown output.
 
-Measured on 535.309.01 and 550.163.01, and on 580 where a GPU was needed: every refusal is a sentence
-with exit status 0, so each answer is first held against the sentences of `refusal`.
+Measured on 535.309.01 and 550.163.01, and on 580 where a GPU was needed: every refusal is a sentence with
+exit status 0, so each answer is first compared with the sentences of `refusal`.
 """
 
 import re
@@ -11,7 +11,7 @@ _REFUSALS = re.compile(
     r"Unknown command|Unrecognized command|Insufficient privileges|Not enough privilege"
     r"|Server \S* ?not found|Invalid |Failed|[Ee]rror"
 )
-_NUMBER = re.compile(r"[0-9]{1,10}")  # a pid; str.isdigit takes digits that int() refuses
+_NUMBER = re.compile(r"[0-9]{1,10}")  # a pid; str.isdigit also accepts digits that int() refuses
 _STATES = ("ACTIVE", "FAULT", "INITIALIZING")
 
 
@@ -30,13 +30,13 @@ def refusal(answer: str) -> str | None:
 
 
 def pids(answer: str) -> tuple[int, ...]:
-    """The pids in an answer of get_server_list or get_client_list: one in a line; other lines are remarks."""
+    """The pids in an answer of get_server_list or get_client_list: one a line; other lines are remarks."""
     lines = (line.strip() for line in answer.splitlines())
     return tuple(int(line) for line in lines if _NUMBER.fullmatch(line))
 
 
 def clients(answer: str) -> tuple[ListedClient, ...]:
-    """Of `ps`: a header that names its columns, then a row a client. COMMAND comes last."""
+    """The rows of `ps`: a header names the columns, then one row a client. COMMAND is last."""
     lines = [line.split() for line in answer.splitlines() if line.strip()]
     header = next((words for words in lines if words[:1] == ["PID"] and "SERVER" in words), None)
     if header is None:
@@ -77,5 +77,5 @@ def share_agrees(wanted: float, printed: float | None) -> bool:
 
 
 def server_state(answer: str) -> str:
-    """ACTIVE, FAULT or INITIALIZING; empty where the branch does not say."""
+    """ACTIVE, FAULT or INITIALIZING; empty if the driver's branch does not print it."""
     return next((state for state in _STATES if state in answer.upper().split()), "")

@@ -1,11 +1,11 @@
-"""Commands one MPS control daemon, and verifies each setting by reading it back.
+"""Sends commands to one MPS control daemon, and verifies each setting by reading it back.
 
-Facts (measured on nvidia-cuda-mps-control 535 to 615): refusals answer with exit status 0; a bad
-value silently keeps the old one; `get_default_device_pinned_mem_limit` prints whole GiB, floored,
-from 1 GiB up and MiB below; "Cannot find MPS control daemon process" with status 1 is the only
-reliable sign that no daemon answers. Defaults reach servers that start later; a server that runs
-is told by its pid, for the clients that come to it from then on (MPS guide, "set_active_thread_
-percentage PID"). While one connection is open and silent, a daemon answers no other (535, 550).
+Facts (measured on nvidia-cuda-mps-control 535 to 615): refusals answer with exit status 0; a bad value
+silently keeps the old one; `get_default_device_pinned_mem_limit` prints whole GiB, floored, from 1 GiB up and
+MiB below; "Cannot find MPS control daemon process" with status 1 is the only reliable sign that no daemon
+answers. Defaults apply to servers that start later. A running server is set by its pid, and applies the value
+to later clients (MPS guide, "set_active_thread_percentage PID"). While one connection is open and silent, a
+daemon answers no other (535, 550).
 """
 
 import os
@@ -26,13 +26,15 @@ from vgpud.modes.mps.rules import Limits
 
 log = structlog.get_logger(__name__)
 
-_BUSY = "Cannot send command"  # seen on 535 and 550 when two programs ask at once
+_BUSY = "Cannot send command"  # seen on 535 and 550 when two programs connect at once
 _BUSY_PAUSES_SECONDS = (0.02, 0.05, 0.1, 0.2)
 
 
 @dataclass(frozen=True, slots=True)
 class MpsControl:
-    """`program` is nvidia-cuda-mps-control; `pipe` the folder with the daemon's sockets."""
+    """The client of one control daemon. `program` is nvidia-cuda-mps-control; `pipe` is the folder of the
+    daemon's sockets.
+    """
 
     program: str
     pipe: Path
@@ -47,7 +49,7 @@ class MpsControl:
     def ask(self, command: str) -> str:
         """The daemon's answer to one command.
 
-        Raises VgpuError: HELPER_FAILED when no daemon answers, HELPER_TIMEOUT when it is silent.
+        Raises VgpuError: HELPER_FAILED if no daemon answers, HELPER_TIMEOUT if it is silent.
         """
         try:
             done = self._run_when_free(command)
@@ -95,7 +97,7 @@ class MpsControl:
         return answers.pids(self.ask("get_server_list"))
 
     def clients(self) -> tuple[ListedClient, ...]:
-        """Of all servers; asked server by server where `ps` (535 and later) lists none."""
+        """The clients of all servers; if `ps` (535 and later) lists none, each server is asked."""
         listed = answers.clients(self.ask("ps"))
         if listed:
             return listed
@@ -111,7 +113,7 @@ class MpsControl:
     # --- setting
 
     def limit(self, limits: Limits, below_normal: bool | None = None) -> None:
-        """Puts the limits in force for all later clients, and reads them back.
+        """Sets the limits for all later clients, and reads them back.
 
         `below_normal` None leaves the priority alone (branches before 535 have none). Raises
         VgpuError(MPS_REFUSED).
@@ -124,7 +126,7 @@ class MpsControl:
             self._limit_server(server, limits)
 
     def changed(self, limits: Limits, below_normal: bool | None = None) -> tuple[str, ...]:
-        """What reads back otherwise than `limit` with the same arguments left it: a sentence each.
+        """A sentence for each setting that differs from what `limit` with the same arguments has set.
 
         Any program that reaches the daemon may set limits on branch 535. Raises VgpuError.
         """
@@ -149,15 +151,17 @@ class MpsControl:
         return tuple(f"{name.replace('_', ' ')} {was!r} instead of {wanted}" for name, was, wanted in found)
 
     def set_default_share(self, share: Percent) -> None:
-        """Raises VgpuError(MPS_REFUSED) unless it reads back as set."""
+        """Sets the default share. Raises VgpuError(MPS_REFUSED) unless it reads back as set."""
         self._set_share("default_active_thread_percentage", "", share)
 
     def set_default_memory(self, mebibytes: int) -> None:
-        """Of device 0 of this one-device daemon. Raises VgpuError(MPS_REFUSED) unless it reads back."""
+        """Sets the default memory limit of device 0, the only device of this daemon. Raises
+        VgpuError(MPS_REFUSED) unless it reads back.
+        """
         self._set_memory("default_device_pinned_mem_limit", "", mebibytes)
 
     def set_default_priority(self, below_normal: bool) -> None:
-        """Raises VgpuError(MPS_REFUSED) unless it reads back as set."""
+        """Sets the default priority. Raises VgpuError(MPS_REFUSED) unless it reads back as set."""
         wanted = "1" if below_normal else "0"
         self.ask(f"set_default_client_priority {wanted}")
         answer = self.ask("get_default_client_priority")
@@ -192,23 +196,23 @@ class MpsControl:
     # --- ending
 
     def terminate_client(self, server: int, pid: int) -> None:
-        """Raises VgpuError(MPS_REFUSED)."""
+        """Ends the work of one client. Raises VgpuError(MPS_REFUSED)."""
         answer = self.ask(f"terminate_client {server} {pid}")
         said = answers.refusal(answer)
         if said is not None:
             raise _refused(f"end of client {pid}", f"of server {server}", said)
 
     def shutdown_server(self, server: int) -> None:
-        """Ends the server at once, whatever runs on it; the next client gets a new server."""
+        """Ends the server at once, with everything that runs on it; the next client gets a new server."""
         self.ask(f"shutdown_server {server} -f")
 
 
 def _run(
     program: str, command: str, env: Mapping[str, str], seconds: float
 ) -> subprocess.CompletedProcess[str]:
-    """In a session of its own: the program forks where it pleases, and nothing of it may stay behind.
+    """Runs the program in a session of its own, because it may fork, and no process of it may remain.
 
-    Raises OSError, and subprocess.TimeoutExpired with all of it killed.
+    Raises OSError, and subprocess.TimeoutExpired after killing the session.
     """
     with subprocess.Popen(
         [program],
@@ -228,9 +232,10 @@ def _run(
 
 
 def _says_nothing(answer: str, no_figure: bool) -> bool:
-    """Neither a figure nor a refusal: some branches may not read a server's limits back.
+    """Is the answer neither a figure nor a refusal? Some branches may not print a server's limits.
 
-    The guard in each process holds it to less all the same; a default is never let off so.
+    That is accepted for a server, because the guard enforces the tenant's limits in each process; it is never
+    accepted for a default.
     """
     return no_figure and answers.refusal(answer) is None
 

@@ -1,4 +1,6 @@
-"""What puts a process or a container under its MPS share: pipes, limits, guard; nothing of other tenants."""
+"""The edits that put a process or container under its MPS share: pipes, limits, guard; nothing of other
+tenants.
+"""
 
 from pathlib import Path
 
@@ -8,7 +10,7 @@ from vgpud.modes.edits import cuda_env
 from vgpud.modes.mps.folders import DeviceFolder
 from vgpud.modes.mps.rules import MpsRules
 
-# native/guard/guard.h has them too
+# native/guard/guard.h has the same paths
 CONTAINER_PIPES = "/run/vgpu/mps"
 CONTAINER_TENANT = "/run/vgpu/mps-tenant"
 CONTAINER_GUARD = "/run/vgpu/libvgpu-guard.so"
@@ -17,7 +19,7 @@ CONTAINER_GUARD = "/run/vgpu/libvgpu-guard.so"
 def part_of_process(part: Slice, processes: int, pooled_memory: bool = False) -> tuple[int, float]:
     """Limits of one process, in MiB and percent, if `processes` share the slice; their sum never exceeds it.
 
-    With `pooled_memory` libvgpu keeps the sum, and each may have all of it.
+    With `pooled_memory` libvgpu enforces the sum, and each process may use all of it.
     """
     share = (part.share or WHOLE).hundredths // processes
     mebibytes = part.memory_bytes // MIB
@@ -25,7 +27,9 @@ def part_of_process(part: Slice, processes: int, pooled_memory: bool = False) ->
 
 
 def with_libvgpu(edits: Edits, lease: Edits) -> Edits:
-    """`lease` is mode preload's; the guard stands before libvgpu, and hands on to it."""
+    """Adds libvgpu to the edits. `lease` are those of mode preload; LD_PRELOAD has the guard before libvgpu,
+    and the guard calls it.
+    """
 
     def both(guard: tuple[tuple[str, str], ...], libvgpu: tuple[tuple[str, str], ...]) -> tuple[str, str]:
         return "LD_PRELOAD", f"{dict(guard)['LD_PRELOAD']}:{dict(libvgpu)['LD_PRELOAD']}"
@@ -46,15 +50,16 @@ def mps_edits(
     rules: MpsRules,
     nodes: tuple[DeviceNode, ...],
 ) -> Edits:
-    """The pipe folder is mounted whole: a new life of the daemon is a new folder in it.
+    """The edits of a slice. The pipe folder is mounted as a whole, because each new daemon has a new folder
+    in it.
 
-    Read-only is no hindrance to connect(2) (tried with NVIDIA's daemon), and keeps a container's root
-    from unlinking what its neighbours need. /dev/shm stays the container's own: client and server need no
-    common one (measured on an H200, driver 580).
+    The mount is read-only: connect(2) still works (tried with NVIDIA's daemon), and a container's root cannot
+    unlink the sockets of other tenants. /dev/shm is not shared, because client and server do not need it
+    (measured on an H200, driver 580).
     """
     mebibytes, percent = part_of_process(part, rules.processes_per_tenant, rules.pooled_memory)
     asked = allocation.request.priority or ("below-normal" if rules.below_normal else "")
-    # without the variable a client takes the daemon's default
+    # without the variable a client gets the daemon's default
     priority = (("CUDA_MPS_CLIENT_PRIORITY", str(int(asked == "below-normal"))),) if asked else ()
     return Edits(
         env=(
@@ -74,7 +79,7 @@ def mps_edits(
         mounts=(
             Mount(str(folder.pipes), CONTAINER_PIPES),
             Mount(str(tenant), CONTAINER_TENANT, read_only=False),
-            # the container's root is not the node's: limits stay read-only to it too
+            # read-only: the container's root must not change limits
             Mount(str(tenant / "limits"), f"{CONTAINER_TENANT}/limits"),
             Mount(str(guard), CONTAINER_GUARD),
         ),

@@ -1,8 +1,8 @@
-"""What this node's nvidia-cuda-mps-control can do: probed, never read off the driver's version.
+"""The features of this node's nvidia-cuda-mps-control: probed, never derived from the driver's version.
 
-A command is there if the program's text names it (how NVIDIA's branches 470 to 615 were told apart);
-that asks no daemon and starts none. `-v` is asked too: branches up to 550 take it for a command
-prompt, so it is given no input and a short time.
+A command exists if the program's file contains its name (checked with NVIDIA's branches 470 to 615); this
+needs no daemon. `-v` is run too: branches up to 550 open a command prompt instead, so it gets no input and a
+short timeout.
 """
 
 import re
@@ -20,7 +20,7 @@ _SIXTY_CLIENTS = 13010
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """`version` is the number that `-v` prints (13000 is CUDA 13.0); 0 where it prints none."""
+    """`version` is the number that `-v` prints (13000 is CUDA 13.0); 0 if it prints none."""
 
     version: int = 0
     memory_limits: bool = False
@@ -30,14 +30,16 @@ class Features:
     multi_user: bool = False
 
     def client_limit(self, compute_capability: tuple[int, int] | None) -> int:
-        """Client processes that one server takes: 16 before Volta, 48 from it, 60 from CUDA 13.1."""
+        """The number of client processes that one server accepts: 16 before Volta, 48 since Volta, 60 since
+        CUDA 13.1.
+        """
         if compute_capability is not None and compute_capability < _VOLTA:
             return 16
         return 60 if self.version >= _SIXTY_CLIENTS else 48
 
 
 def probe(program: str) -> Features:
-    """The features of the program; Features() if it is missing. Read again after the file changed."""
+    """The features of the program; Features() if it is missing. Probed again after the file changed."""
     found = shutil.which(program)
     if found is None:
         return Features()

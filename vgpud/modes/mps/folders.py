@@ -1,4 +1,4 @@
-"""Where a device's control daemon and its tenants meet.
+"""The folders through which a device's control daemon and its tenants communicate.
 
     RUN/mps/DEVICE           for root, and by an ACL for the uids that hold a share of the device
     RUN/mps/DEVICE/pipe/gN   one life of the daemon: its sockets, for root only until the limits are set
@@ -6,9 +6,9 @@
     RUN/mps/DEVICE/log
     RUN/mps/t/ALLOCATION     what the guard in a tenant's processes reads: limits, and the parts taken
 
-Containers have `pipe` mounted, so the folder above it does not stand in their way, whatever their uids.
-So no client can reach a daemon whose limits are not in force, not even one of root's; and the stale
-sockets and pid file of a daemon that was killed lie in a folder that is never used again.
+Containers have `pipe` mounted, so the folder above it does not stand in their way, whatever their uids. So no
+client can reach a daemon whose limits are not in force, not even one of root's; and the stale sockets and pid
+file of a daemon that was killed lie in a folder that is never used again.
 """
 
 import hashlib
@@ -23,12 +23,13 @@ from vgpud.model.quantity import MIB, WHOLE
 from vgpud.model.tenancy import ANYONE, Slice
 from vgpud.modes.mps.rules import MpsRules
 
-_MAX_PATH_BYTES = 90  # of 108 (unix(7)), less the longest name in it: /control_privileged
+# of the 108 bytes of a socket's path (unix(7)), less the longest name: /control_privileged
+_MAX_PATH_BYTES = 90
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFolder:
-    """Of one device; `path` is short, for the pipes are Unix sockets."""
+    """The folders of one device; `path` is short, because the pipes are Unix sockets."""
 
     path: Path
 
@@ -42,7 +43,7 @@ class DeviceFolder:
 
     @property
     def pipe(self) -> Path:
-        """What tenants connect in."""
+        """The folder in which tenants connect."""
         return self.pipes / "p"
 
     @property
@@ -53,14 +54,14 @@ class DeviceFolder:
         return self.pipes / f"g{number}"
 
     def lives(self) -> tuple[int, ...]:
-        """The numbers of the daemon's lives that have folders, the newest first."""
+        """The numbers of the folders, one for each start of the daemon, the newest first."""
         if not self.pipes.is_dir():
             return ()
         names = (entry.name for entry in self.pipes.glob("g*"))
         return tuple(sorted((int(name[1:]) for name in names if name[1:].isdigit()), reverse=True))
 
     def prepare(self) -> Path:
-        """A folder for a new life, closed to tenants. Only while no daemon runs.
+        """Makes the folder for the daemon's next start, closed to tenants. Precondition: no daemon runs.
 
         Raises VgpuError(HELPER_FAILED).
         """
@@ -86,9 +87,9 @@ class DeviceFolder:
         return folder
 
     def admit(self, uids: frozenset[int]) -> None:
-        """Lets programs of these users, and of root, reach `pipe` by its path; no others. Idempotent.
+        """Lets only these users and root reach `pipe` by its path. Idempotent.
 
-        Raises VgpuError(HELPER_FAILED) where the file system has no ACLs.
+        Raises VgpuError(HELPER_FAILED) if the file system has no ACLs.
         """
         if not self.path.is_dir():
             return
@@ -103,7 +104,7 @@ class DeviceFolder:
             ) from None
 
     def open(self, life: Path) -> None:
-        """Lets clients connect: makes the name `p`, atomically."""
+        """Lets clients connect: creates the name `p` atomically."""
         fresh = self.pipes / "p.new"
         try:
             life.chmod(0o755)
@@ -117,7 +118,7 @@ class DeviceFolder:
         return self.pipe.is_symlink() and self.pipe.readlink() == Path(life.name)
 
     def close(self) -> None:
-        """No new client finds the daemon; those that are connected stay."""
+        """Removes the name `p`: new clients cannot connect; connected clients stay."""
         if self.pipe.is_dir() and not self.pipe.is_symlink():
             shutil.rmtree(self.pipe, ignore_errors=True)
         self.pipe.unlink(missing_ok=True)
@@ -132,7 +133,8 @@ def tenant_folder(run_dir: Path, allocation_id: str) -> Path:
 
 
 def write_tenant(folder: Path, part: Slice, rules: MpsRules, uid: int, gid: int) -> None:
-    """What native/guard/admission.c reads: `limits` for everybody's eyes, `slots` for the tenant's hands.
+    """Writes the files for native/guard/admission.c: `limits`, which all may read, and `slots`, which the
+    tenant may write.
 
     Raises VgpuError(HELPER_FAILED).
     """
@@ -157,12 +159,14 @@ def write_tenant(folder: Path, part: Slice, rules: MpsRules, uid: int, gid: int)
 
 
 def remove_tenant(folder: Path) -> None:
-    """Processes that start under the allocation's environment after this are refused by the guard."""
+    """Removes these files; the guard then refuses processes that start in the allocation's environment."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _acl(uids: frozenset[int]) -> bytes:
-    """All for the owner, search for these users, nothing for others: linux/posix_acl_xattr.h, version 2."""
+    """The ACL: all for the owner, search for these users, nothing for others (linux/posix_acl_xattr.h,
+    version 2).
+    """
     nobody, search, everything = 0, 1, 7
     owner, user, group, mask, other = 0x01, 0x02, 0x04, 0x10, 0x20  # linux/posix_acl.h
     no_id = 0xFFFFFFFF

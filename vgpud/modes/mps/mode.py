@@ -1,8 +1,9 @@
-"""The effector of mode `mps`: one supervised control daemon a device or MIG device, tenants of any size.
+"""The effector of mode `mps`: one supervised control daemon for each device or MIG device, tenants of any
+size.
 
-A client may only lower what the daemon grants, and the daemon grants what its largest tenant holds; in
-between, the guard in each tenant's process takes the tenant's own limits from a file of root's, hands
-each process a part of them, and refuses cuInit when no daemon answers (native/guard).
+The daemon grants the limits of its largest tenant, and a client can only lower them. So the guard in each
+process (native/guard) reads the tenant's limits from a file of root, gives each process a part of them, and
+refuses cuInit if no daemon answers.
 """
 
 import asyncio
@@ -52,7 +53,7 @@ class MpsMode:
     def __init__(
         self, gateway: Gateway, units: Units, world: MpsWorld, paths: Paths, leases: Effector
     ) -> None:
-        """`leases` is mode preload's effector, for tenants whose memory libvgpu holds."""
+        """`leases` is mode preload's effector, for tenants whose memory libvgpu limits."""
         self._gateway = gateway
         self._units = units
         self._world = world
@@ -74,7 +75,9 @@ class MpsMode:
         return await foreign_processes(self._gateway, device)
 
     def _unable(self, device: Device, closed_by_driver: bool) -> str | None:
-        """What is missing for MPS; `closed_by_driver`: EXCLUSIVE_PROCESS keeps programs from passing it."""
+        """Why the device cannot serve MPS, or None. `closed_by_driver`: EXCLUSIVE_PROCESS keeps programs from
+        bypassing MPS.
+        """
         if not device.mps_capable:
             return "it does not support MPS"
         if not self._guard.exists() and not closed_by_driver:
@@ -88,7 +91,9 @@ class MpsMode:
         await self._supervisor(device.uuid, device.uuid).up()
 
     async def resume(self, device: Device, part: Slice) -> None:
-        """A daemon that does not answer is still watched: the checks decide what becomes of it."""
+        """Takes up a slice at start. A daemon that does not answer is watched too: the health checks decide
+        about it.
+        """
         supervisor = self._supervisor(part.target, device.uuid)
         try:
             await supervisor.up()
@@ -107,7 +112,7 @@ class MpsMode:
         rules = self._world.rules_for(part.device_uuid)
         self._say_who_waits(allocation, part.target)
         supervisor = self._supervisor(part.target, part.device_uuid)
-        if part.is_on_top:  # nothing puts an instance into the mode before
+        if part.is_on_top:  # an instance has no earlier `apply`
             await self._up_on_top(device, supervisor)
         await supervisor.limit()
         tenant = tenant_folder(self._paths.run_dir, allocation.id)
@@ -122,7 +127,9 @@ class MpsMode:
         return part, edits
 
     async def _up_on_top(self, device: Device, supervisor: Supervisor) -> None:
-        """Compute modes are a card's, so on an instance the guard alone closes the way past MPS."""
+        """Starts the daemon of a MIG device. Compute modes exist for whole cards only, so on an instance the
+        guard alone prevents a bypass of MPS.
+        """
         unable = self._unable(device, closed_by_driver=False)
         if unable is not None:
             raise VgpuError(
@@ -141,7 +148,7 @@ class MpsMode:
 
     async def detach(self, allocation: Allocation, part: Slice) -> None:
         remove_tenant(tenant_folder(self._paths.run_dir, allocation.id))
-        if (self._paths.leases / allocation.id).exists():  # also after an interrupted attach
+        if (self._paths.leases / allocation.id).exists():  # true also after an interrupted attach
             await self._leases.detach(allocation, part)
         if not self._world.slices_on(part.target):
             if part.is_on_top and part.target:
@@ -149,19 +156,20 @@ class MpsMode:
             return
         try:
             await self._supervisor(part.target, part.device_uuid).limit()
-        except VgpuError as error:  # a release does not wait for a hung daemon, which the checks end
+        except VgpuError as error:  # a release does not wait for a hung daemon, which the health checks end
             log.warning("limits stay those of a larger tenant", device=part.target, why=str(error))
 
     async def unapply(self, device_uuid: str) -> None:
-        """Of a device, or of a MIG device."""
+        """Stops the daemon of a device or of a MIG device."""
         await self._supervisor(device_uuid, device_uuid).down()
         await self._servers_gone(device_uuid)
         await self._restore_compute_mode(device_uuid)
         self._supervisors.pop(device_uuid, None)
 
     async def _servers_gone(self, device_uuid: str) -> None:
-        """Waits until an ended server has left the card: until then it would count as a foreign program. The
-        wait is bounded, and ends if NVML cannot list the processes."""
+        """Waits until an ended server has left the card, because it would count as a foreign program until
+        then. The wait is bounded, and ends if NVML cannot list the processes.
+        """
         end = clock.now() + _LEAVING_SECONDS
         while clock.now() < end:
             try:
@@ -188,14 +196,16 @@ class MpsMode:
         return pids_of(await self._processes(allocation, part))
 
     async def _processes(self, allocation: Allocation, part: Slice) -> tuple[DeviceProcess, ...]:
-        """Several tenants share the device's list; each process names its own in its environment."""
+        """The slice's processes. NVML lists those of all tenants of the device; each names its allocation in
+        its environment.
+        """
         listed = await slice_processes(self._gateway, part)
         return tuple(p for p in listed if allocation_of(p.pid) == allocation.id)
 
     # --- users of a device
 
     def closed_to(self, uid: int, device: Device, target: str, but: str = "") -> str | None:
-        """Why this uid may not have a share on the device now; ignores the allocation `but`."""
+        """Why this uid cannot have a share on the device now, or None; ignores the allocation `but`."""
         others = [a for a in self._world.allocations_on(target) if a.id != but]
         rules = self._world.rules_for(device.uuid)
         most = self._client_limit(device, target)
@@ -237,7 +247,7 @@ class MpsMode:
             )
 
     def _other_users(self, uid: int, target: str, but: str) -> tuple[int, ...]:
-        """The uids whose programs block those of this uid; none under a multi-user server."""
+        """The uids whose programs would block those of this uid; none under a multi-user server."""
         if self._is_multi_user(target):
             return ()
         owners = {a.request.owner.uid for a in self._world.allocations_on(target) if a.id != but}
@@ -279,7 +289,7 @@ class MpsMode:
         return replace(said, device_uuid=target, client_limit=self._client_limit(device, target))
 
     async def terminate(self, device: Device, pid: int) -> None:
-        """Ends one client without harm to the others. Raises VgpuError: NO_SUCH_CLIENT, MPS_REFUSED."""
+        """Ends one client; the others continue. Raises VgpuError: NO_SUCH_CLIENT, MPS_REFUSED."""
         seen = 0
         for target in self._targets(device):
             if await asyncio.to_thread(self._units.running, unit_name(target)) is None:
@@ -341,7 +351,9 @@ class MpsMode:
         log.error("MPS clients lost", device=device_uuid, allocation_by_pid=lost)
 
     async def _close_compute_mode(self, device: Device) -> None:
-        """Sets EXCLUSIVE_PROCESS: a program that bypasses MPS gets no context, with or without the guard."""
+        """Sets EXCLUSIVE_PROCESS: a program that bypasses MPS gets no context, whether it loads the guard or
+        not.
+        """
         wanted = self._world.rules_for(device.uuid).exclusive_process
         if not wanted or device.compute_mode is ComputeMode.EXCLUSIVE_PROCESS:
             return

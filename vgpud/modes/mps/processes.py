@@ -1,4 +1,4 @@
-"""Facts of control daemons, their servers and their clients, from /proc."""
+"""Reads facts of control daemons, their servers and their clients from /proc."""
 
 import os
 import re
@@ -25,10 +25,10 @@ def command(pid: int) -> str:
 
 
 def end_servers(folder: DeviceFolder, program: str) -> tuple[int, ...]:
-    """Ends the servers that daemons of this device left behind, and answers their pids.
+    """Ends the servers that ended daemons of this device left behind. Returns their pids.
 
-    Only while no daemon runs: their clients are lost already, and under EXCLUSIVE_PROCESS a server would
-    keep the card from the next one. `program` is nvidia-cuda-mps-control.
+    Precondition: no daemon runs. Clients of these servers are lost already, and under EXCLUSIVE_PROCESS an
+    old server would keep the card from a new one. `program` is nvidia-cuda-mps-control.
     """
     ended = []
     for server in of_lives(folder, program):
@@ -47,17 +47,17 @@ def end_servers(folder: DeviceFolder, program: str) -> tuple[int, ...]:
 
 
 def of_lives(folder: DeviceFolder, program: str) -> tuple[Running, ...]:
-    """The daemon of this device and its servers, now.
+    """The running daemon of this device and its servers.
 
-    A server runs NVIDIA's program, and has its daemon's environment: the name of one life's folder. The
-    environment alone says nothing: any program can be started with it, one with set-user-id too.
+    A process counts if it runs NVIDIA's program and has one of the daemon's pipe folders in its environment.
+    The environment alone proves nothing: any user can start a program with it, also a set-user-id one.
     """
     programs = _programs(program)
     return tuple(p for p in _with_pipe_of_a_life(folder) if proc.executable(p.pid) in programs)
 
 
 def still_there(processes: Iterable[Running], seconds: float) -> tuple[int, ...]:
-    """Waits for their ends, at most so long; the pids of those that have not ended."""
+    """Waits up to `seconds` for the processes to end. Returns the pids of those that have not ended."""
     until = time.monotonic() + seconds
     left = []
     for process in processes:

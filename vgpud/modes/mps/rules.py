@@ -10,10 +10,10 @@ from vgpud.modes.base import Originals
 
 
 class Users(StrEnum):
-    """What happens to a second uid on a device: NVIDIA's daemon serves one uid at a time."""
+    """The rule for a second uid on a device: NVIDIA's daemon serves one uid at a time."""
 
-    SAME = "same"  # it is refused the device
-    QUEUE = "queue"  # it is admitted with a notice, and waits until the first has no clients
+    SAME = "same"  # the second uid is refused the device
+    QUEUE = "queue"  # it is admitted with a notice, and its programs wait until the first uid has no clients
     MULTI = "multi"  # one server for all users if the driver supports it; otherwise as `same`
 
 
@@ -23,7 +23,7 @@ class MpsRules:
 
     users: Users = Users.SAME
     processes_per_tenant: int = 1
-    pooled_memory: bool = False  # libvgpu holds all processes of a tenant to one limit
+    pooled_memory: bool = False  # libvgpu enforces one limit for all processes of a tenant
     exclusive_process: bool = False
     below_normal: bool = False  # client priority (a hint to the driver, 535 and later)
     check_seconds: float = 10.0
@@ -32,14 +32,16 @@ class MpsRules:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What every client of a daemon is held to at least: that of the largest tenant."""
+    """The upper limits of every client of a daemon: those of its largest tenant."""
 
     memory_mib: int
     share: Percent
 
     @classmethod
     def largest(cls, slices: Iterable[Slice]) -> "Limits | None":
-        """None without slices. A client may only lower what the daemon grants."""
+        """The limits for these slices; None without slices. A client can only lower what the
+        daemon grants.
+        """
         parts = tuple(slices)
         if not parts:
             return None
@@ -50,9 +52,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class MpsWorld:
-    """`died` and `notice` are called in the event loop, with a target and a sentence.
+    """Callbacks to the node. `died` and `notice` are called in the event loop, with a target and a sentence.
 
-    A target is the uuid of what a daemon serves: a device, or a MIG device.
+    A target is the uuid of the device or MIG device that a daemon serves.
     """
 
     allocations_on: Callable[[str], Iterable[Allocation]]
@@ -62,8 +64,9 @@ class MpsWorld:
     originals: Originals
 
     def users_on(self, target: str) -> frozenset[int]:
-        """The uids that hold a share on the device. Pods have no known uid and reach the pipe by their
-        mount."""
+        """The uids with a share on the device. A pod's uid is not known; its processes reach the pipe by
+        their mount.
+        """
         owners = (allocation.request.owner.uid for allocation in self.allocations_on(target))
         return frozenset(uid for uid in owners if uid != ANYONE)
 

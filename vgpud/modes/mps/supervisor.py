@@ -1,7 +1,7 @@
 """Supervises one device's control daemon: starts it with limits, watches it, restarts it if it dies or hangs.
 
-A daemon's death takes its clients along (measured on an H200, driver 580). It is noticed by pidfd; the
-tenants' way in is closed at once, and opened again when a new daemon has read back every limit.
+When a daemon dies, its clients die too (measured on an H200, driver 580). A pidfd reports the death. The pipe
+is closed to tenants at once, and opened again when a new daemon has confirmed every limit.
 """
 
 import asyncio
@@ -41,9 +41,9 @@ def unit_name(device_uuid: str) -> str:
 
 @dataclass(frozen=True)
 class Charge:
-    """What a supervisor is charged with; the callables are asked anew each time.
+    """The parameters of a supervisor; the callables are called each time.
 
-    `device_uuid` is what the daemon serves: a device, or a MIG device, of the device `owner_uuid`.
+    `device_uuid` is the device or MIG device that the daemon serves, on the device `owner_uuid`.
     """
 
     device_uuid: str
@@ -51,8 +51,8 @@ class Charge:
     folder: DeviceFolder
     features: Callable[[], Features]
     rules: Callable[[], MpsRules]
-    limits: Callable[[], Limits | None]  # None: the device has no tenant
-    tenants: Callable[[], frozenset[int]]  # the uids whose programs may reach the daemon
+    limits: Callable[[], Limits | None]  # None if the device has no tenant
+    tenants: Callable[[], frozenset[int]]  # the uids whose programs may connect
     died: Callable[[str], None]
     notice: Callable[[str], None]
     answer_seconds: float = 5.0
@@ -63,8 +63,8 @@ class Charge:
 class Supervisor:
     charge: Charge
     units: Units
-    multi_user: bool = False  # of the daemon that runs
-    _wanted: tuple[Limits, bool | None] | None = None  # what this vgpud set last
+    multi_user: bool = False  # of the running daemon
+    _wanted: tuple[Limits, bool | None] | None = None  # the limits that this vgpud set last
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _unwatch: Callable[[], None] | None = None
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -89,7 +89,7 @@ class Supervisor:
             self.watch()
 
     async def limit(self) -> None:
-        """Puts the limits for the device's present tenants in force for all later clients."""
+        """Sets the limits of the device's present tenants for all later clients."""
         async with self._lock:
             if await asyncio.to_thread(self.units.running, self.name) is not None:
                 await self._limit(self.control())
@@ -101,7 +101,7 @@ class Supervisor:
             known = await asyncio.to_thread(of_lives, self.charge.folder, self.charge.program)
             await asyncio.to_thread(self.units.stop, self.name, _STOP_SECONDS)
             await asyncio.to_thread(end_servers, self.charge.folder, self.charge.program)
-            # an ending server stays on the card for a while, and would count as a foreign program
+            # an ending server stays on the card for some time, and would count as a foreign program
             left = await asyncio.to_thread(still_there, known, _GONE_SECONDS)
             if left:
                 log.warning("MPS is down, and has processes left", device=self.charge.device_uuid, pids=left)
@@ -121,7 +121,7 @@ class Supervisor:
                 **driver_environment(),
                 **control.environment(),
                 "CUDA_VISIBLE_DEVICES": charge.device_uuid,
-                "VGPU_MPS_OPTIONS": " ".join(options),  # of the systemd unit
+                "VGPU_MPS_OPTIONS": " ".join(options),  # read by the systemd unit
             },
             ready=control.answers,
             ready_seconds=_READY_SECONDS,
@@ -136,7 +136,7 @@ class Supervisor:
         self.multi_user = multi
 
     async def _take_up(self) -> None:
-        """A daemon that an earlier vgpud started, perhaps only just: its limits are put in force again."""
+        """Takes over a daemon that an earlier vgpud started, and sets its limits again."""
         folder = self.charge.folder
         running = await asyncio.to_thread(self.units.running, self.name)
         self.multi_user = running is not None and b"-multiuser-server" in proc.arguments(running.pid)
@@ -155,7 +155,7 @@ class Supervisor:
         )
 
     async def _limit(self, control: MpsControl) -> None:
-        """Puts the limits in force, and admits only the tenants' uids."""
+        """Sets the limits, and admits only the tenants' uids."""
         await asyncio.to_thread(self.charge.folder.admit, self.charge.tenants())
         limits = self.charge.limits()
         if limits is None:
@@ -165,7 +165,7 @@ class Supervisor:
         await asyncio.to_thread(control.limit, limits, below)
 
     async def _limit_again(self, control: MpsControl) -> None:
-        """Sets limits again that another program has changed, and gives a notice."""
+        """Sets limits again that another program has changed, and sends a notice."""
         async with self._lock:
             if self._wanted is None:
                 return
@@ -184,7 +184,7 @@ class Supervisor:
     # --- watching
 
     def watch(self) -> None:
-        """Notices the death of the daemon that runs, and its silence."""
+        """Watches the running daemon for its death and for silence."""
         self._forget()
         self._unwatch = self.units.on_exit(self.name, self._ended)
         self._spawn(self._check_for_ever())
@@ -199,7 +199,7 @@ class Supervisor:
                 task.cancel()
 
     def _ended(self, _: str) -> None:
-        """In the event loop, the moment the daemon is gone."""
+        """Called in the event loop when the daemon has ended."""
         self._unwatch = None
         self._forget()
         self.charge.folder.close()
@@ -207,7 +207,7 @@ class Supervisor:
         self._spawn(self._bring_back(clock.now()))
 
     async def _bring_back(self, died: float) -> None:
-        """Retries until the daemon runs again or the device has no tenant."""
+        """Starts the daemon again, with retries, until it runs or the device has no tenant."""
         pause = _FIRST_RETRY_SECONDS
         while self.charge.limits() is not None:
             try:
@@ -262,7 +262,9 @@ class Supervisor:
                 await asyncio.to_thread(control.shutdown_server, server)
 
     async def _silent(self, verdict: Verdict, why: str) -> None:
-        """Cuts the connection that blocks the daemon, before the daemon itself is ended with all clients."""
+        """Closes the connection that blocks the daemon. Only if that does not help, the daemon is ended with
+        all clients.
+        """
         running = await asyncio.to_thread(self.units.running, self.name)
         if running is None:
             return  # the daemon has died, which its watcher handles

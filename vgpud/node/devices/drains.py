@@ -1,4 +1,6 @@
-"""Devices that take no new tenants: kept in the ledger, so that a restart forgets none."""
+"""Drained devices, which accept no new allocations. Recorded in the ledger, so that they stay drained after a
+restart.
+"""
 
 from collections.abc import Iterable
 

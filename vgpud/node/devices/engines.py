@@ -1,4 +1,4 @@
-"""Gives each device the engine that keeps the time slices of its preload tenants.
+"""Chooses the engine that enforces the time slices of a device's preload tenants.
 
 The engine is chosen at the first preload tenant of a device, before the arbiter learns of the tenant, and
 stays until the last preload tenant is released. The choice is written to <run>/engines/UUID, where the
@@ -34,7 +34,7 @@ class Engines:
         self._locks: dict[str, asyncio.Lock] = {}
         self._told: dict[str, EngineChoice] = {}
         self._verdicts: dict[str, EngineVerdict | None] = {}
-        # the policy's setting for a device, and the callback for an engine that was not to be expected
+        # the policy's setting for a device, and the callback that reports an unexpected engine
         self.setting: Callable[[Device], str] = lambda _: "auto"
         self.notice: Callable[[str, str], None] = lambda uuid, sentence: None
 

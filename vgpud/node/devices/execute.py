@@ -114,7 +114,7 @@ class Executor:
             await self._inventory.refresh()
 
     async def _commit(self, allocation: Allocation) -> Allocation:
-        """Records a new allocation as active, and a repaired one in the state that it is in."""
+        """Records the outcome: a new allocation becomes active, a repaired one keeps its state."""
         made = allocation.state is State.ALLOCATING
         outcome = replace(allocation, state=State.ACTIVE) if made else allocation
         sentence = f"{shown(allocation)} for uid {allocation.request.owner.uid}"

@@ -1,4 +1,6 @@
-"""Operations of administrators on devices: list MPS, end a client, drain. And the devices they close."""
+"""Operations of administrators on devices: list MPS, end a client, drain a device; and the devices that are
+closed to requests.
+"""
 
 import asyncio
 from collections.abc import Iterator, Mapping

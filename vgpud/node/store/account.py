@@ -1,4 +1,4 @@
-"""Writes one log line for each decision, and counts the decisions."""
+"""Writes one log line for each decision, and counts decisions and repeated requests."""
 
 import time
 from collections import Counter
@@ -17,13 +17,13 @@ log = structlog.get_logger("vgpud.decision")
 class Account:
     def __init__(self) -> None:
         self.tally = Tally(reload_unix_seconds=time.time())
-        self._repeats: Counter[tuple[int, str]] = Counter()  # of requests that are under way or held
+        self._repeats: Counter[tuple[int, str]] = Counter()  # of requests that are in progress or allocated
 
     def repeated(self, request: Request) -> None:
         self._repeats[request.owner.uid, request.id] += 1
 
     def forget_repeats(self, request: Request) -> None:
-        """Of a request that was refused, or failed."""
+        """Forgets the repeats of a request that was refused or failed."""
         self._repeats.pop((request.owner.uid, request.id), None)
 
     def allocated(self, allocation: Allocation) -> None:
@@ -52,7 +52,7 @@ class Account:
         )
 
     def released(self, allocation: Allocation) -> None:
-        """The line says how often the same request was repeated while the allocation was held."""
+        """Logs a release, with the number of repeats of its request while the allocation was held."""
         repeats = self._repeats.pop((allocation.request.owner.uid, allocation.request.id), 0)
         self.tally.released += 1
         held_seconds = max(0.0, (time.time_ns() - allocation.created_unix_ns) / 1e9)

@@ -26,7 +26,7 @@ from vgpud.planner.use import DeviceUse, use_of
 
 
 class AllocationStore:
-    """`checked`: after each change all invariants are checked, which costs time for each allocation."""
+    """If `checked`, each change verifies all invariants, in time linear in the number of allocations."""
 
     def __init__(self, ledger: Ledger, book: Book, checked: bool = False) -> None:
         self.book = book
@@ -34,7 +34,7 @@ class AllocationStore:
         self._ledger = ledger
         self._hub = Hub(ledger.events_after)
         self._checked = checked
-        # of each reservation that is not on record yet: the allocation before, None for a new one
+        # the allocation before each unrecorded reservation; None: it is new
         self._before: dict[str, Allocation | None] = {}
 
     # --- start
@@ -85,7 +85,7 @@ class AllocationStore:
         self._check()
 
     def cancel(self, allocation_id: str) -> None:
-        """Takes a reservation back. Does nothing if there is none, or if it is on record."""
+        """Takes a reservation back. Does nothing if there is none, or if it is recorded."""
         if allocation_id not in self._before:
             return
         before = self._before.pop(allocation_id)
@@ -96,8 +96,10 @@ class AllocationStore:
         self._check()
 
     def amend(self, allocation: Allocation, change: Change | None = None) -> None:
-        """Completes the booked allocation with what is found on the way to its outcome. The ledger has it
-        from the outcome on. The phase stays, unless `change` names an outcome that could not be recorded."""
+        """Adds details to the booked allocation that an effect found, such as the ids of its MIG instance.
+        The ledger gets them with the outcome. The phase stays, unless `change` names an outcome that could
+        not be recorded.
+        """
         check_change(self.book.get(allocation.id), change, allocation)
         self.book.replace(allocation)
         self._check()
@@ -107,7 +109,7 @@ class AllocationStore:
     async def commit(self, outcome: Allocation, change: Change, sentence: str) -> Allocation:
         """Records an outcome, and tells watchers `sentence`. Returns the allocation with its revision.
 
-        The book keeps a change that was booked meanwhile: a failure may meet the beginning of a release.
+        A release that was booked during the write stays booked.
         """
         booked = self.book.get(outcome.id)
         check_change(booked, change, outcome)
@@ -154,7 +156,7 @@ class AllocationStore:
     # --- marks and notices
 
     async def mark(self, mark: Mark, kind: EventKind, allocation: Allocation) -> None:
-        """Records a mark of an allocation, in the place of an earlier one of its kind."""
+        """Records a mark of an allocation; it replaces an earlier mark of the same kind."""
         event = _event(kind, allocation.id, mark.sentence)
         self._hub.publish(await self._ledger.mark(mark, event), allocation)
 
@@ -170,7 +172,7 @@ class AllocationStore:
 
     @property
     def revision(self) -> int:
-        """Of the last event."""
+        """The revision of the last event."""
         return self._hub.revision
 
     @property
@@ -212,7 +214,7 @@ class AllocationStore:
 
 
 def shown(allocation: Allocation) -> str:
-    """The slices, for events."""
+    """A sentence with mode and device of each slice, for events."""
     return ", ".join(f"{part.mode.value} on {part.device_uuid}" for part in allocation.slices)
 
 

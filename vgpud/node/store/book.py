@@ -1,7 +1,7 @@
 """The allocations that are held now, in memory: a mirror of the ledger, with the use of each device.
 
-Only the event loop's thread touches it. A request is booked at the moment it is decided, before
-anything is awaited, so that no other request can be promised the same room.
+Only the event loop's thread touches it. A request is booked with its decision, before any await, so that no
+other request can get the same capacity.
 """
 
 from collections.abc import Iterator, Mapping
@@ -36,14 +36,14 @@ class Book:
 
     @property
     def use(self) -> Mapping[str, DeviceUse]:
-        """By device uuid; a device that is missing here holds nothing."""
+        """The use of each device, by uuid; a device without allocations is missing."""
         return self._use
 
     def use_of(self, device_uuid: str) -> DeviceUse:
         return self._use.get(device_uuid, EMPTY)
 
     def add(self, allocation: Allocation) -> None:
-        """Raises VgpuError(BUG) where a device is in another mode; nothing is added then."""
+        """Adds an allocation. Raises VgpuError(BUG) if a device is in another mode, and then adds nothing."""
         use: dict[str, DeviceUse] = {}
         for part in charged(allocation):
             before = use.get(part.device_uuid) or self.use_of(part.device_uuid)
@@ -65,7 +65,7 @@ class Book:
                 self._use.pop(part.device_uuid, None)
 
     def replace(self, allocation: Allocation) -> None:
-        """Replaces the allocation of the same id. Leaves it unchanged where `add` raises."""
+        """Replaces the allocation of the same id. If it raises as `add` does, the book is unchanged."""
         previous = self._by_id[allocation.id]
         if charged(previous) == charged(allocation):
             self._by_id[allocation.id] = allocation

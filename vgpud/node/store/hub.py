@@ -20,7 +20,7 @@ class Hub:
         self._history = history
         self._watchers: set[asyncio.Queue[Item | None]] = set()
         self._recent: deque[Item] = deque(maxlen=_QUEUE)
-        self.revision = 0  # of the last event known of
+        self.revision = 0  # revision of the last known event
 
     @property
     def watchers(self) -> int:

@@ -1,1 +1,1 @@
-"""Tenants: how they are suspended, moved and resized, when, and which processes are theirs."""
+"""Suspension, move and resize of tenants, the rules that start them, and the processes of a tenant."""

@@ -1,4 +1,6 @@
-"""The activity of tenants: libvgpu is asked through the arbiter, and its answers are read from the leases."""
+"""Reads the activity of tenants: the arbiter passes the request to libvgpu, which writes its report into the
+lease.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Container, Iterable
@@ -15,10 +17,11 @@ from vgpud.node.tenants.blocked import Blocked
 
 log = structlog.get_logger(__name__)
 
-_QUIET_SECONDS = 2.0  # longest wait for running work; after it the driver waits
+_QUIET_SECONDS = 2.0  # longest wait for running kernels; after it the driver's checkpoint waits for them
 _LOOK_SECONDS = 0.004
 _ASK_SECONDS = 0.25
-_MOVE_SECONDS = 20.0  # plus this span for each of the next number of bytes: first a host buffer is made
+# plus the same time for each further so many bytes: libvgpu first allocates a host buffer
+_MOVE_SECONDS = 20.0
 _MOVE_BYTES = 8 << 30
 
 
@@ -28,16 +31,16 @@ def seconds_to_move(held_bytes: int) -> float:
 
 
 class Looks:
-    """Paces a caller that waits until libvgpu has done something and reported it in the lease. `ask` is
-    Activities.ask."""
+    """Polls a lease for a caller that waits for a report of libvgpu. `ask` is Activities.ask."""
 
     def __init__(self, ask: Callable[[str], Awaitable[None]]) -> None:
         self._ask = ask
         self._asked = clock.now()
 
     async def pause(self, late: Iterable[str]) -> bool:
-        """Waits until the next look at the leases. Asks the tenants in `late` from time to time, because the
-        arbiter may have missed the first request. True if they were asked."""
+        """Sleeps until the next poll. Asks the tenants in `late` again from time to time, because the arbiter
+        may have missed the first request. Returns True if they were asked.
+        """
         await asyncio.sleep(_LOOK_SECONDS)
         if clock.now() <= self._asked + _ASK_SECONDS:
             return False
@@ -88,22 +91,23 @@ class Activities:
             )
 
     def left(self, going: Allocation) -> None:
-        """Records that the tenant was suspended now: later CUDA calls mean that it wants to work."""
+        """Records the time of the suspension: later CUDA calls mean that the tenant has work."""
         now = self.read(going)
         if now is not None:
             self._left[going.id] = now.calls
 
     def wants(self, allocation: Allocation) -> bool:
-        """Does a suspended tenant want to work? Includes a call that passed libvgpu during the suspension, a
-        call that libvgpu does not know, and a tenant without libvgpu."""
+        """Does a suspended tenant have work? Counts a call that bypassed libvgpu during the suspension, a
+        call that libvgpu does not know, and a tenant without libvgpu.
+        """
         return self._waits(allocation) or self._blocked.holds(allocation)
 
     async def watch(self) -> None:
-        """Watches for blocked threads that libvgpu does not see, until the daemon stops."""
+        """Scans for blocked threads that libvgpu does not see, until the daemon stops."""
         await self._blocked.run(self._waits)
 
     def _waits(self, allocation: Allocation) -> bool:
-        """Does the tenant want to work, according to libvgpu?"""
+        """Does the tenant have work, by libvgpu's reports?"""
         now = self.read(allocation)
         if now is None:
             return False

@@ -191,11 +191,12 @@ class Looks:
 
 @dataclass
 class Blocked:
-    """Which suspended tenants have threads that wait inside the driver."""
+    """Finds the suspended tenants with threads that wait inside the driver."""
 
     book: Book
     _looks: Looks = field(default_factory=Looks)
-    _found: dict[str, int] = field(default_factory=dict)  # id: the allocation's revision at the scan
+    # allocation id: the allocation's revision at the scan
+    _found: dict[str, int] = field(default_factory=dict)
     _told: dict[str, int] = field(default_factory=dict)
 
     async def run(self, is_known: Callable[[Allocation], bool]) -> None:

@@ -87,7 +87,7 @@ class Bypasses:
     _stopped: set[str] = field(default_factory=set)
 
     def restore(self, marks: Iterable[Mark]) -> None:
-        """Restores the recorded marks at start. The book must hold the allocations already."""
+        """Restores the recorded marks at start. Precondition: the book holds the allocations."""
         self._older = frozenset(allocation.id for allocation in self.around.book)
         for mark in marks:
             self._marks.setdefault(mark.allocation_id, {})[mark.kind] = mark
@@ -233,7 +233,7 @@ class Bypasses:
             await self._judge_slice(preload, allocation, part, survey)
 
     async def _judge_engine(self, allocation: Allocation, seen: Registered | None) -> None:
-        """None: the arbiter gave no answer."""
+        """Marks a tenant that the driver refused to preempt. `seen` is None if the arbiter gave no answer."""
         marked = MarkKind.GATED in self._marks.get(allocation.id, {})
         if seen is not None and seen.refusal and not marked:
             sentence = (
@@ -301,7 +301,7 @@ class Bypasses:
         owner = allocation.request.owner.uid
         audit.automatic("unmark", why, allocation=allocation.id, owner=owner, mark=kind.value)
 
-    # --- ending it
+    # --- ending a tenant
 
     async def _stop_if_ruled(
         self, preload: Preload, allocation: Allocation, parts: Iterable[Slice], survey: _Survey
@@ -366,7 +366,9 @@ class Bypasses:
 
 
 def _is_watched(allocation: Allocation) -> bool:
-    """The hardware limits MIG instances and whole devices, and the MPS server limits its clients."""
+    """Is the allocation watched? Others need no watch: hardware limits MIG instances and whole devices, and
+    the MPS server limits its clients.
+    """
     preload = all(part.mode is Mode.PRELOAD for part in allocation.slices) and bool(allocation.slices)
     return preload and allocation.state is State.ACTIVE and not allocation.moves
 

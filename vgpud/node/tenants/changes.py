@@ -1,4 +1,6 @@
-"""Runs changes of held allocations (resizes, repairs): one at a time for each allocation."""
+"""Runs changes of held allocations (resizes, repairs, moves, suspensions): one at a time for each
+allocation.
+"""
 
 import asyncio
 from collections.abc import Collection, Coroutine
@@ -31,6 +33,6 @@ class Changes:
         return task
 
     async def settle(self, allocation_id: str) -> None:
-        """Waits until nothing changes the allocation."""
+        """Waits until no change of the allocation is running."""
         while (task := self._tasks.get(allocation_id)) is not None:
             await asyncio.wait((task,))

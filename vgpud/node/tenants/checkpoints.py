@@ -1,4 +1,4 @@
-"""Shared by suspend, resume and move: the processes of a tenant, and the sentences about it."""
+"""Functions that suspend, resume and move share: the processes of a tenant, and sentences about it."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -32,15 +32,16 @@ from vgpud.proc import is_alive, start_ticks
 log = structlog.get_logger(__name__)
 
 _LOCK_SECONDS = 10.0
-_SAVE_SECONDS = 60.0  # plus this span for each of the following number of bytes
+_SAVE_SECONDS = 60.0  # plus the same time for each further so many bytes
 _SAVE_BYTES = 16 << 30
-_ROUNDS = 5  # of locking; a tenant that still starts processes after them is not suspended
+_ROUNDS = 5  # rounds of locking; a tenant that still starts processes after these is not suspended
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What suspension depends on. `preload` is None if a test's stand-in has its place. `host` reads the
-    host's free memory and the policy's bounds of it; below `host_root` are the device nodes of the host."""
+    """The collaborators of suspension. `preload` is None if a test replaces it. `host` reads the host's free
+    memory and the policy's bounds of it; below `host_root` are the device nodes of the host.
+    """
 
     store: AllocationStore
     inventory: Inventory
@@ -68,8 +69,9 @@ class Checkpoints:
         self._book = around.book
 
     async def at_rest(self, allocation_id: str) -> Allocation:
-        """The allocation once no change of it is running. No other change can begin before the caller's next
-        await. Raises VgpuError: ALLOCATION_BUSY, NO_SUCH_ALLOCATION."""
+        """Waits until no change of the allocation is running, and returns its record. No other change can
+        begin before the caller's next await. Raises VgpuError: ALLOCATION_BUSY, NO_SUCH_ALLOCATION.
+        """
         settled(self._book.get(allocation_id))
         await self._around.changes.settle(allocation_id)
         return settled(self._book.get(allocation_id))

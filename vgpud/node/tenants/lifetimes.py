@@ -14,17 +14,17 @@ _RETRY_SECONDS = 1.0
 
 
 def is_alive(lifetime: Lifetime) -> bool:
-    """True where the kernel does not say at present."""
+    """Is the process alive? True also if the kernel does not tell."""
     return lifetime.pid != 0 and proc.is_alive(lifetime.pid, lifetime.start_ticks)
 
 
 class Lifetimes:
-    """Calls `ended(allocation_id)` once, on the loop, when the process bound to it is gone."""
+    """Calls `ended(allocation_id)` once, on the loop, when the process bound to it has ended."""
 
     def __init__(self, ended: Callable[[str], None]) -> None:
         self._ended = ended
         self._pidfds: dict[str, proc.PidFd] = {}
-        self._later: dict[str, asyncio.TimerHandle] = {}  # retries, when no descriptor was free
+        self._later: dict[str, asyncio.TimerHandle] = {}  # retries after a time without a free descriptor
 
     def watch(self, allocation_id: str, lifetime: Lifetime) -> None:
         """Starts to watch. If the process has ended already, `ended` is called soon after."""

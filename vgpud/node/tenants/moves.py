@@ -1,7 +1,8 @@
 """Moves tenants to other devices of the same model: suspend, restore on the new device, or undo everything.
 
-A tenant that is suspended stays suspended: it gets another place, and its record keeps the device that it was
-saved on. planner.move has the steps, and why a crash may interrupt them anywhere. Errors are VgpuError.
+A suspended tenant stays suspended: its slices get other devices, and its record keeps the device that it was
+saved on. planner.move defines the steps, and the reason why a crash may interrupt them anywhere. Errors are
+VgpuError.
 """
 
 import asyncio
@@ -73,7 +74,7 @@ class Moves:
         plan = self.plan(allocation, rules.ends_of(allocation, to, source))
         if not plan.moves:
             return None
-        # from here on its room is booked on the old and the new devices
+        # from here on its capacity is booked on the old and the new devices
         self._around.store.reserve(plan, Change.MOVE)
         work = self._move(allocation, plan)
         return await asyncio.shield(self._around.changes.begin(allocation.id, work))
@@ -116,7 +117,7 @@ class Moves:
                 sentence = f"{told(verb, going)} from {_names(before)} to {_names(rules.turned(going))}"
                 return await self._forth_or_back(session, going, rest, sentence)
         except VgpuError:
-            self._around.store.cancel(before.id)  # unless it is on record
+            self._around.store.cancel(before.id)  # has no effect on a recorded intent
             raise
 
     async def _processes(self, session: Session, before: Allocation) -> tuple[SuspendedProcess, ...]:
@@ -124,9 +125,9 @@ class Moves:
             return await self._do.processes(session, before, ())
         there = (await self._do.placed(session, living(before))).suspended
         if any(is_anybodys(before, part) for part in before.slices):
-            return there  # other tenants may be on its device, so no search for new processes
+            return there  # other tenants may be on its device, so new processes are not searched
         found = await self._do.processes(session, before, there)
-        for new in found[len(there) :]:  # not held by libvgpu in time, and bound to the old device
+        for new in found[len(there) :]:  # libvgpu did not hold it in time, so it uses the old device
             raise VgpuError(
                 ErrorCode.ALLOCATION_BUSY,
                 f"process {new.pid} of allocation {before.id} began to use CUDA during the suspension",
@@ -175,7 +176,7 @@ class Moves:
             raise
 
     async def _back(self, session: Session, held: Allocation, turned: bool, why: VgpuError) -> None:
-        """Undoes a move that has come as far as `held`; `turned` if the new devices are on record already."""
+        """Undoes a move at the step of `held`; `turned`: the new devices are recorded already."""
         try:
             steps = rules.end_steps(held)
             if turned:
@@ -213,7 +214,7 @@ class Moves:
                 return await self._commit(held, sentence)
             case _:
                 if step.kind is StepKind.ATTACH and step.slice_ordinal == 0:
-                    held = replace(held, edits=Edits())  # drops the nodes of the other device
+                    held = replace(held, edits=Edits())  # drops the device nodes of the other device
                 held = await self._executor.run("move", held, (step,))
         return held
 

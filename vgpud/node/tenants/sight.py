@@ -1,7 +1,8 @@
-"""Which device nodes a process can open: a restore opens those of the new device inside the process.
+"""Finds the device nodes that a process can open: a restore opens the nodes of the new device inside the
+process.
 
-A container has the nodes of its own devices only, in a mount namespace of its own and behind a device
-cgroup, and what it does not have the driver cannot give it (ai-dynamo/snapshot issue 379).
+A container has the nodes of its own devices only, in a mount namespace of its own and behind a device cgroup,
+and the driver cannot add others (ai-dynamo/snapshot issue 379).
 """
 
 from collections.abc import Iterable
@@ -16,8 +17,9 @@ _PROC = Path("/proc")
 def visible_devices(
     pid: int, devices: Iterable[Device], host_root: Path = Path("/"), proc: Path = _PROC
 ) -> frozenset[str]:
-    """UUIDs of those whose node the process sees as the host does; all of them for a process that shares
-    our mounts, none for one that has gone."""
+    """UUIDs of the devices whose node is the same for the process and the host. All of them for a process in
+    vgpud's mount namespace, none for an ended process.
+    """
     known = tuple(devices)
     try:
         if (proc / f"{pid}/ns/mnt").readlink() == (proc / "self/ns/mnt").readlink():

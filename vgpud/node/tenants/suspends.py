@@ -67,7 +67,7 @@ class Suspends:
         return await asyncio.shield(self._around.changes.begin(allocation.id, work))
 
     async def _suspended_again(self, allocation: Allocation, cause: Cause) -> Allocation:
-        """A suspension by hand of a suspended tenant: from now on no rule resumes it."""
+        """Changes the cause of a suspension to HAND: no rule resumes the tenant then."""
         if cause is not Cause.HAND or allocation.cause is Cause.HAND:
             return allocation
         work = self._do.end(replace(allocation, cause=cause), at_rest(allocation), "suspended by hand")
@@ -101,10 +101,11 @@ class Suspends:
     # --- resume
 
     async def resume(self, allocation: Allocation, beside: bool = False) -> Allocation:
-        """Resumes a tenant; `beside` another one that is being suspended to make room: a swapped tenant takes
-        the room as it becomes free.
+        """Resumes a tenant. `beside`: another tenant is being suspended to make room; a swapped tenant takes
+        the memory as it becomes free.
 
-        Raises VgpuError; the tenant is then suspended as before, or failed if it can never be resumed."""
+        Raises VgpuError; the tenant is then suspended as before, or failed if it can never be resumed.
+        """
         if settled(allocation).state is State.ACTIVE:
             return allocation
         check_well(allocation)
@@ -138,7 +139,7 @@ class Suspends:
         except VgpuError:
             self._around.store.cancel(before.id)
             held = self._book.get(before.id)
-            if held.state is State.RESUMING:  # on record, and the ledger could not record its end
+            if held.state is State.RESUMING:  # the intent is recorded, and the outcome could not be recorded
                 away = replace(held, state=State.SUSPENDED)
                 self._around.store.amend(away, at_rest(away))
             raise

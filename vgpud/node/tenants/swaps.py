@@ -176,7 +176,9 @@ class Swaps:
         return self._preload.swaps(allocation.id)
 
     def _others_go(self, allocation: Allocation) -> bool:
-        """Is another tenant of its device being suspended? That is slow while its host buffer is made."""
+        """Is another tenant of its device being suspended? That takes longer while its host buffer is
+        allocated.
+        """
         (part,) = allocation.slices
         beside = self._book.allocations_on(part.device_uuid)
         return any(other.state is State.SUSPENDING and other.id != allocation.id for other in beside)
@@ -192,7 +194,7 @@ class Swaps:
             if not any(swap.phase in (SwapPhase.HERE, SwapPhase.DRAINING) for swap in swaps):
                 drained = now
             if self._others_go(allocation):
-                began = full = now  # that suspension has a time limit itself
+                began = full = now  # the other tenant's suspension has its own timeout
             if not any(swap.phase is SwapPhase.COMING and swap.error for swap in swaps):
                 full = now
             most = seconds_to_move(sum(swap.movable_bytes for swap in swaps))

@@ -1,1 +1,1 @@
-"""What operators are shown: use, meters and processes."""
+"""Listings for operators: use, meters and processes."""

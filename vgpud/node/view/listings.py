@@ -1,4 +1,4 @@
-"""What a listing shows of the node, its devices and the use of slices."""
+"""Listings of the node, its devices and the use of slices."""
 
 import asyncio
 from collections.abc import Callable, Mapping

@@ -20,7 +20,7 @@ _SHARED_SECONDS = 0.5
 _FRESH_SECONDS = 0.1
 _LOOK_SECONDS = 0.5  # longest wait for the hardware
 _SENSOR_SECONDS = 5.0  # temperature and power change slowly, and each reading is a driver call
-_NOT_METERED = (State.ALLOCATING, State.RELEASING)  # their slices may be incomplete
+_NOT_METERED = (State.ALLOCATING, State.RELEASING)  # states in which the slices may be incomplete
 
 
 class Meters:
