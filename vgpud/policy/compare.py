@@ -1,4 +1,4 @@
-"""What differs between two policies, key by key."""
+"""Compares two policies, key by key."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from vgpud.policy.locate import spell
 
 
 class Change(NamedTuple):
-    """`before` or `after` is None where the key is in one of the two only."""
+    """A changed key. `before` or `after` is None if only one of the policies has it."""
 
     key: str
     before: object | None
@@ -16,7 +16,9 @@ class Change(NamedTuple):
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Change, ...]:
-    """Of two effective policies (effective.py), in the order of the keys of the first, then the second."""
+    """The differences of two effective policies (effective.py), in the order of the first policy's keys, then
+    the second's.
+    """
     old = {spell(path): value for path, value in leaves(before)}
     new = {spell(path): value for path, value in leaves(after)}
     keys = [*old, *(key for key in new if key not in old)]

@@ -1,4 +1,4 @@
-"""[dra]: what the node's GPUs are to Kubernetes' dynamic resource allocation."""
+"""[dra]: how the node's GPUs are published to Kubernetes' dynamic resource allocation."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from vgpud.policy.fields import Table
 
 
 class DraSettings(Table):
-    """[dra]: cards are published as what their [[device]] rule makes of them."""
+    """[dra]: each card is published in the form that its [[device]] rule allows."""
 
     enabled: bool = Field(
         False, description="whether cards are published to the cluster, and claims on them prepared"

@@ -1,4 +1,4 @@
-"""The effective policy: every key that counts, its default filled in where no file gives it."""
+"""The effective policy: every key that applies, with the default if no file sets it."""
 
 import hashlib
 import json
@@ -13,9 +13,8 @@ from vgpud.policy.model import DeviceRule, Policy
 def effective(policy: Policy) -> dict[str, Any]:
     """`policy` as plain JSON values, quantities as text such as "4GiB".
 
-    A rule has the settings of each mode that it allows. Keys that restrict nothing (a match key, or
-    MIG profiles, that are not given) are left out, and so are doors that are not open. What comes out
-    is itself a valid policy.
+    A rule has the settings of each mode that it allows. Unset keys without a default (match keys, MIG
+    profiles) and closed doors are left out. The result is itself a valid policy.
     """
     filled = policy.model_copy(update={"device": tuple(_filled(rule) for rule in policy.device)})
     doors = {"kubelet": policy.kubelet.resource, "dra": policy.dra.enabled, "runtime": policy.runtime.users}
@@ -24,7 +23,9 @@ def effective(policy: Policy) -> dict[str, Any]:
 
 
 def digest(policy: Policy) -> str:
-    """SHA-256 in hex of the effective policy: comments, order of keys and stated defaults do not count."""
+    """SHA-256 in hex of the effective policy: comments, the order of keys and explicit defaults make no
+    difference.
+    """
     text = json.dumps(effective(policy), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -42,7 +43,7 @@ def leaves(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]
 
 
 def as_toml(value: object) -> str:
-    """One of `leaves`' values as TOML would have it."""
+    """A value of `leaves` in TOML's syntax."""
     if isinstance(value, list):
         return f"[{', '.join(as_toml(element) for element in value)}]"
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""What the tables of the policy are made of: the base of each, amounts of memory, and which devices."""
+"""Building blocks of the policy's tables: the base class, amounts of memory, and device matches."""
 
 import re
 from fnmatch import fnmatchcase
@@ -21,7 +21,7 @@ from vgpud.model.quantity import MAX_BYTES, UNITS, check_bytes, format_bytes, pa
 
 
 def wrong(sentence: str, hint: str) -> PydanticCustomError:
-    """A validation error with a sentence and a hint; policy/words.py reads them from its context."""
+    """A validation error with a sentence and a hint; policy/words.py reads both from its context."""
     return PydanticCustomError("vgpud", "{sentence}", {"sentence": sentence, "hint": hint})
 
 
@@ -65,7 +65,7 @@ def _seconds(value: object) -> float:
 
 
 def format_seconds(value: float) -> str:
-    """Exact, in the largest unit that divides it; what the policy takes, it gives back."""
+    """The exact text in the largest unit that divides the value; the policy reads it back."""
     ms = round(value * 1000)
     unit = next(name for name in reversed(_SECONDS) if ms % round(_SECONDS[name] * 1000) == 0)
     return f"{ms // round(_SECONDS[unit] * 1000)}{unit}"
@@ -80,7 +80,7 @@ def _in_bounds(value: float) -> float:
     return value
 
 
-# what copies gigabytes each time is not done more often, nor forgotten
+# bounds of a period: shorter ones would copy gigabytes too often, longer ones are surely mistakes
 _LEAST_SECONDS, _MOST_SECONDS = 0.1, 30 * 86400.0
 
 Seconds = Annotated[
@@ -97,7 +97,7 @@ _RANGE = re.compile(r"([0-9]{1,3})(?:-([0-9]{1,3}))?")
 
 
 def _indices(value: object) -> tuple[int, ...]:
-    """Sorted, each once. `value` is a number, a text such as "0-3,6", or an array of these."""
+    """The indices, sorted, each once. `value` is a number, a text such as "0-3,6", or an array of these."""
     if isinstance(value, list | tuple):
         return tuple(sorted({index for part in value for index in _indices(part)}))
     if isinstance(value, str):
@@ -145,7 +145,7 @@ class Table(BaseModel):
 
 
 class Match(Table):
-    """All keys that are given must hold; an empty match covers every device."""
+    """The match of a rule. All given keys must hold; an empty match covers every device."""
 
     uuid: str | None = Field(
         None, min_length=1, description="the device's NVML UUID, whole, as nvidia-smi -L prints it"

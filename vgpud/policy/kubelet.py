@@ -1,4 +1,4 @@
-"""[kubelet]: what the node's GPUs are to Kubernetes, as resources of the device plugin API."""
+"""[kubelet]: how the node's GPUs are offered to Kubernetes, as resources of the device plugin API."""
 
 import re
 from typing import Annotated, Literal, Self
@@ -9,7 +9,8 @@ from vgpud.model.quantity import GIB, MIB, format_bytes
 from vgpud.policy.fields import Match, MemoryBytes, Table, wrong
 
 MAX_RESOURCES = 64
-MIN_UNIT_BYTES = 256 * MIB  # 564 units of an H200: the kubelet is sent all of them at each change
+# an H200 has 564 units of this size, and the kubelet gets all of them at each change
+MIN_UNIT_BYTES = 256 * MIB
 
 _PROFILE = "{profile}"
 # a DNS subdomain, a slash and a label of up to 63 characters (Kubernetes, extended resources)
@@ -38,7 +39,7 @@ MigProfiles = Annotated[
 
 
 class KubeletResource(Table):
-    """One [[kubelet.resource]]: a name that pods ask for, and what one of it is."""
+    """One [[kubelet.resource]]: a name that pods request, and the meaning of one unit."""
 
     name: ResourceName = Field(
         description='as in resources.limits of a pod: "vgpud.io/gpu"; for kind mig it may hold {profile}',
@@ -97,12 +98,14 @@ class KubeletResource(Table):
         return self
 
     def name_of(self, profile: str) -> str:
-        """The resource of one MIG profile; a plus is not for names, and becomes a dot (1g.18gb.me)."""
+        """The resource of one MIG profile. A plus sign, which Kubernetes forbids in names, becomes a dot
+        (1g.18gb.me).
+        """
         return self.name.replace(_PROFILE, re.sub(r"[^a-z0-9.-]", ".", profile.lower()))
 
 
 class KubeletSettings(Table):
-    """[kubelet]: nothing is served without a resource."""
+    """[kubelet]: the door is open only if there is a resource."""
 
     resource: tuple[KubeletResource, ...] = Field(
         (),

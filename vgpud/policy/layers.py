@@ -1,9 +1,9 @@
-"""Which files make up the policy, and in which order.
+"""Selects the files of the policy, and their order.
 
-Lowest first: the vendor's drop-ins, the main file, then the drop-ins under /run and /etc together,
-each group in the order of the file names. A drop-in hides those of the same name in directories
-below its own (/usr/lib < /run < /etc), and a symlink to /dev/null only hides: the rules that
-systemd has for its own drop-ins (systemd.unit(5), "standard-conf").
+Lowest first: the vendor's drop-ins, the main file, then the drop-ins under /run and /etc together, each group
+in the order of the file names. A drop-in hides those of the same name in directories below its own (/usr/lib
+< /run < /etc), and a symlink to /dev/null only hides: the rules that systemd has for its own drop-ins
+(systemd.unit(5), "standard-conf").
 """
 
 import os
@@ -15,7 +15,7 @@ from vgpud.policy.origin import Origin, Problem
 
 @dataclass(frozen=True, slots=True)
 class PolicyPaths:
-    """Where the policy lies; a directory that is None, or absent, holds no drop-ins.
+    """The places of policy files. A directory that is None or missing has no drop-ins.
 
     A main file that does not exist means the built-in policy, unless `main_required`.
     """

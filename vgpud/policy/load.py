@@ -1,8 +1,8 @@
-"""From the files of a node to one typed policy, with the origin of every key.
+"""Loads the files of a node into one typed policy, with the origin of every key.
 
-Tables of higher layers merge into those of lower ones key by key; any other value, an array too,
-replaces what was there. Each file is checked by itself as well, so that a mistake is told with its
-own file and line even where a higher layer would hide it, and all mistakes are told at once.
+Tables of higher layers merge into those of lower ones key by key; any other value, including an array,
+replaces the lower one. Each file is also checked by itself, so that every mistake is reported with its file
+and line, even if a higher layer hides it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,9 +27,10 @@ from vgpud.policy.words import explain
 
 @dataclass(frozen=True, slots=True)
 class LoadedPolicy:
-    """`origins` has every effective key ("device[0].match.name"); `files` are those read, lowest first.
+    """A loaded policy. `origins` has every effective key ("device[0].match.name"); `files` are the files
+    read, the lowest layer first.
 
-    `digest` is equal for equal effective policies, however they are written.
+    `digest` is equal for equal effective policies, even if their files differ.
     """
 
     policy: Policy
@@ -39,7 +40,7 @@ class LoadedPolicy:
 
 
 def load(paths: PolicyPaths) -> LoadedPolicy:
-    """The policy in force; raises VgpuError(BAD_POLICY) with one line of details per mistake."""
+    """The policy of these files. Raises VgpuError(BAD_POLICY) with one line of details for each mistake."""
     files, unlisted = select(paths)
     problems = list(unlisted)
     sources: list[Source] = []
@@ -56,7 +57,7 @@ def load(paths: PolicyPaths) -> LoadedPolicy:
 
 
 def check(path: Path) -> LoadedPolicy:
-    """The policy of the file `path` alone, drop-ins left aside; raises VgpuError(BAD_POLICY).
+    """The policy of the file `path` alone, without drop-ins. Raises VgpuError(BAD_POLICY).
 
     A file in a directory called conf.d is a drop-in, which may leave `version` out.
     """
@@ -70,7 +71,7 @@ def check(path: Path) -> LoadedPolicy:
 
 
 def check_source(source: Source, needs_version: bool) -> list[Problem]:
-    """What is wrong with one file by itself, in the order of its lines."""
+    """The problems of one file by itself, in the order of its lines."""
     problems = list(_problems(source.data, source.origin))
     if needs_version and "version" not in source.data:
         hint = "write version = 1 at the top of the file, before any table"
@@ -79,7 +80,7 @@ def check_source(source: Source, needs_version: bool) -> list[Problem]:
 
 
 def assemble(sources: Sequence[Source]) -> LoadedPolicy:
-    """One policy out of files that are right by themselves; raises VgpuError(BAD_POLICY)."""
+    """Merges files that are valid by themselves into one policy. Raises VgpuError(BAD_POLICY)."""
 
     def where(path: KeyPath) -> Origin:
         return origin_of(path, sources)
@@ -95,7 +96,7 @@ def assemble(sources: Sequence[Source]) -> LoadedPolicy:
 
 
 def deep_merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
-    """`high` over `low`: tables key by key, anything else replaced whole, arrays too."""
+    """`high` merged over `low`: tables key by key; any other value, including an array, is replaced."""
     merged = dict(low)
     for key, value in high.items():
         below = merged.get(key)
@@ -107,9 +108,9 @@ def deep_merge(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any
 
 
 def origin_of(path: KeyPath, sources: Sequence[Source]) -> Origin:
-    """The highest file that has `path`; inside an array, the file that gave the whole array.
+    """The highest file that sets `path`; inside an array, the file that sets the whole array.
 
-    The sources must be right by themselves, so that a path is a table in all of them or in none.
+    Precondition: the sources are valid by themselves, so that a path is a table in all of them or in none.
     """
     first_number = next((at for at, part in enumerate(path) if isinstance(part, int)), len(path))
     for source in reversed(sources):

@@ -1,9 +1,8 @@
-"""On which line of a TOML text each key stands; the standard parser does not say.
+"""Finds the line of each key in a TOML text, which the standard parser does not report.
 
-The scanner follows the grammar of TOML 1.0 (https://toml.io/en/v1.0.0). It reads no values: it only
-skips them, noting where each one begins, so it takes some text that is not TOML; what `tomllib` takes
-it always takes too. It runs in linear time and bounds the nesting, which `tomllib` does not: a key of
-100 000 dots keeps that one busy for minutes.
+The scanner follows the grammar of TOML 1.0 (https://toml.io/en/v1.0.0). It skips values and notes only where
+each begins, so it accepts some text that is not TOML, and all text that `tomllib` accepts. It runs in linear
+time and bounds the nesting, which `tomllib` does not: a key with 100 000 dots takes `tomllib` minutes.
 """
 
 import re
@@ -18,7 +17,7 @@ MAX_DEPTH = 32
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _INLINE_BLANK = re.compile(r"[ \t]*")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-# the triple-quoted forms come first; they may end in up to two quotes that belong to the text
+# triple-quoted forms are tried first; up to two quotes at their end belong to the text
 _STRING = re.compile(
     r'"""(?:\\.|[^\\])*?"{3,5}(?!")'
     r"|'''.*?'{3,5}(?!')"
@@ -40,8 +39,8 @@ class TooDeepError(Exception):
 def locate(text: str) -> Mapping[KeyPath, int]:
     """The line, counted from 1, of every table, key and array element of `text`.
 
-    A table or key is where it is first named; elements of arrays are under their number. Raises
-    ValueError where text that is not TOML leads nowhere, and TooDeepError.
+    The line is that of the first mention; elements of arrays have their number as key. Raises ValueError for
+    some text that is not TOML, and TooDeepError.
     """
     scanner = _Scanner(text)
     scanner.document()
@@ -49,7 +48,7 @@ def locate(text: str) -> Mapping[KeyPath, int]:
 
 
 def spell(path: KeyPath) -> str:
-    """A key path as people write it: device[0].match.name; odd keys in quotes, on one line."""
+    """The text of a key path: device[0].match.name; unusual keys are quoted, so that it stays on one line."""
     spelt = ""
     for part in path:
         if isinstance(part, int):
@@ -111,7 +110,7 @@ class _Scanner:
         return element
 
     def _enter(self, path: KeyPath, line: int) -> KeyPath:
-        """The path of keys below the table `path`: the last element, if it is an array of tables."""
+        """The path of keys below the table `path`; for an array of tables, below its last element."""
         self._note(path, line)
         length = self.array_lengths.get(path)
         return path if length is None else (*path, length - 1)

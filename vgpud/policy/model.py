@@ -1,7 +1,7 @@
-"""The typed policy: what an administrator allows on each device.
+"""The typed policy: the administrator's rules for each device.
 
-Quantities are written as in "4GiB"; every key is checked, unknown ones are refused. The values
-here are plain data: nothing in this room looks at a device except `Match.covers` (fields.py).
+Quantities are written as in "4GiB"; every key is checked, and unknown keys are refused. The values are plain
+data; only `Match.covers` (fields.py) compares them with a device.
 """
 
 import re
@@ -17,17 +17,17 @@ from vgpud.policy.dra import DraSettings
 from vgpud.policy.fields import Match, MemoryBytes, Seconds, Table, wrong
 from vgpud.policy.kubelet import KubeletResource, KubeletSettings
 
-# the modes that have a settings table of their own in a [[device]] rule
+# the modes with a table of settings in a [[device]] rule
 MODES_WITH_SETTINGS = ("preload", "mps", "mig", "exclusive")
 
-# far above one rule per device of any node; it bounds the comparison of each rule with each
+# far above the number of devices of any node; bounds the comparison of each rule with each other rule
 MAX_RULES = 256
 
-# names as NVML gives them on data-centre and workstation cards: 1g.18gb, 1g.18gb+me, 1g.24gb-me
+# profile names of NVML on data-centre and workstation cards: 1g.18gb, 1g.18gb+me, 1g.24gb-me
 _PROFILE = r"^([1-9]c\.)?[1-9][0-9]*g\.[1-9][0-9]*gb([+-][a-z]+(\.[a-z]+)*)?$"
 
 
-# a MIG layout: one of the words that are a whole layout, or profiles with a place or a number
+# an element of a MIG layout: a word for a whole layout, or a profile with a placement or a count
 _LAYOUT_WORD = (
     r"^([1-9]c\.)?([1-9][0-9]*g\.[1-9][0-9]*gb([+-][a-z]+(\.[a-z]+)*)?|[0-9]{1,3})"
     r"(@[0-9]{1,2}|\*[1-9][0-9]?)?$"
@@ -36,7 +36,7 @@ _LAYOUT_WHOLE = r"^(all-balanced|none|off|all-[1-9][0-9]*g\.[1-9][0-9]*gb([+-][a
 
 
 def _version(value: object) -> object:
-    # a literal alone would take true and 1.0 for 1
+    # Literal[1] alone would accept true and 1.0
     if type(value) is not int or value != 1:
         shown = value if type(value) is int and abs(value) < 10**9 else "given here"
         raise wrong(f"version {shown} is not known to this vgpud", "write version = 1")
@@ -69,7 +69,7 @@ def _layout(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Profiles = Annotated[
-    # TOML arrays arrive as lists, which strict mode would not take for a tuple
+    # TOML arrays are lists, which strict mode refuses for a tuple
     tuple[str, ...],
     Field(strict=False, min_length=1),
     AfterValidator(_profiles),
@@ -106,7 +106,7 @@ OnTop = Annotated[tuple[Literal["preload", "mps"], ...], Field(strict=False, max
 
 
 class PreloadSettings(Table):
-    """Mode preload: libvgpu holds each tenant to its memory and its share of time."""
+    """Mode preload: libvgpu enforces each tenant's memory limit and compute share."""
 
     max_tenants: int = Field(64, ge=1, le=1024, description="allocations on one device at one time")
     memory_overcommit: float = Field(
@@ -244,24 +244,26 @@ class MigSettings(Table):
 
     @property
     def grows(self) -> bool:
-        """May requests change what stands on the device?"""
+        """May requests change the instances of the device?"""
         return self.layout is None if self.dynamic is None else self.dynamic
 
 
 class ExclusiveSettings(Table):
-    """Mode exclusive: whole devices; nothing to set so far."""
+    """Mode exclusive: whole devices; it has no settings."""
 
 
 ModeOrAuto = Literal["auto", "mig", "mps", "preload", "exclusive", "unmanaged"]
 
 
 def modes_of(settings: str) -> list[str]:
-    """The modes of rules in which a table of settings may stand; preload and mps sit on top of mig too."""
+    """The modes of rules that may have this table of settings; preload and mps can share MIG
+    instances too.
+    """
     return ["auto", settings, *(["mig"] if settings in ("preload", "mps") else [])]
 
 
 def _settings_fit_mode(schema: dict[str, Any]) -> None:
-    """Tells editors what rules.py checks: settings stand only under their own mode, or auto."""
+    """Adds to the schema the check of rules.py that settings fit the rule's mode."""
     schema["allOf"] = [
         {"if": {"required": [name]}, "then": {"properties": {"mode": {"enum": modes_of(name)}}}}
         for name in MODES_WITH_SETTINGS
@@ -269,7 +271,7 @@ def _settings_fit_mode(schema: dict[str, Any]) -> None:
 
 
 class DeviceRule(Table):
-    """One [[device]] table; the first rule whose match covers a device gives its mode."""
+    """One [[device]] table; the first rule whose match covers a device applies to it."""
 
     model_config = ConfigDict(json_schema_extra=_settings_fit_mode)
 
@@ -298,7 +300,7 @@ class DeviceRule(Table):
 
 
 class PlannerSettings(Table):
-    """How a device is chosen among those that fit."""
+    """The choice among the devices that fit."""
 
     strategy: Literal["pack", "spread"] = Field(
         "pack", description="pack fills the fullest device that fits, spread takes the emptiest"
@@ -313,7 +315,7 @@ class PlannerSettings(Table):
 
 
 def _listen(value: str) -> str:
-    """Only this host's own addresses: what is served has no lock on it."""
+    """Accepts loopback addresses only, because these pages have no access control."""
     host, colon, port = value.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     try:
@@ -337,7 +339,7 @@ Listen = Annotated[
 
 
 class MetricsSettings(Table):
-    """Figures for Prometheus; they are always to be had on the Unix socket metrics.sock."""
+    """Metrics for Prometheus; the Unix socket metrics.sock always serves them."""
 
     listen: Listen = Field("", description="also by TCP at this loopback address; empty: not")
 
@@ -349,7 +351,7 @@ class HttpSettings(Table):
 
 
 class RuntimeSettings(Table):
-    """Containers that start with an allocation of their own, by runtime.sock."""
+    """Containers that runtime.sock starts in an allocation of their own."""
 
     users: bool = Field(
         False,
@@ -381,7 +383,7 @@ Names = Annotated[
 
 
 class QuotaRule(Table):
-    """One [[quota]] table; the first one that covers a user says what all its allocations may add up to."""
+    """One [[quota]] table; the first one that covers a user bounds the sum of all its allocations."""
 
     users: Names = Field((), description="the users, by the names that this host has for them")
     groups: Names = Field((), description="members of these groups, supplementary members too, by name")
@@ -455,7 +457,7 @@ class Policy(Table):
         return next((rule for rule in self.quota if rule.covers(uid, gid, account)), None)
 
 
-# every table by its name in TOML, array numbers left out
+# every table by its name in TOML, without array numbers
 TABLES: dict[str, type[BaseModel]] = {
     "": Policy,
     "planner": PlannerSettings,

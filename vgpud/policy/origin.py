@@ -7,7 +7,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A place in a file; without a file the built-in default, without a line the file as a whole."""
+    """A place in a policy file; without a file it is the built-in default, without a line the whole file."""
 
     file: Path | None = None
     line: int | None = None
@@ -24,7 +24,7 @@ BUILT_IN = Origin()
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong in a policy file; `key` is a spelt key path, "" for the file as a whole."""
+    """A problem of a policy file; `key` is the key path as text, "" for the whole file."""
 
     origin: Origin
     key: str
@@ -37,6 +37,6 @@ class Problem:
 
 
 def shown_path(path: Path) -> str:
-    """`path` as text that can be sent and printed on one line, whatever bytes its name has."""
+    """`path` as one line of valid text, whatever bytes the file name has."""
     text = os.fsencode(path).decode("utf-8", "replace")
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

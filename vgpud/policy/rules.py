@@ -1,6 +1,6 @@
-"""What is wrong with [[device]] rules as a whole: conflicts that no single key shows.
+"""Checks [[device]] rules together, for conflicts between keys and between rules.
 
-Works on the values as they stand in the file, so that one wrong key hides no conflict elsewhere.
+It works on the raw values of the file, so that one invalid key does not hide conflicts elsewhere.
 """
 
 import re
@@ -25,7 +25,7 @@ Where = Callable[[KeyPath], Origin]
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """One element of `device` as written; `match` is None where it does not validate."""
+    """One element of `device`, unparsed; `match` is None if it is invalid."""
 
     path: KeyPath
     raw: Mapping[str, Any]
@@ -54,7 +54,7 @@ def check_rules(data: Mapping[str, Any], where: Where) -> Iterator[Problem]:
 
 
 def subsumes(wide: Match, narrow: Match) -> bool:
-    """Every device that `narrow` covers, `wide` covers too. Never wrongly true; False if unsure."""
+    """Does `wide` cover every device that `narrow` covers? True only if that is certain."""
     return (
         (wide.uuid is None or wide.uuid == narrow.uuid)
         and (wide.index is None or (narrow.index is not None and set(narrow.index) <= set(wide.index)))
@@ -74,8 +74,8 @@ def subsumes(wide: Match, narrow: Match) -> bool:
 def _glob_subsumes(wide: str, narrow: str) -> bool:
     if wide == narrow:
         return True
-    # With only stars in `wide`, whatever its stars take of the text of `narrow` they also take of
-    # any name that `narrow` matches. Brackets would break that: "[ab]" is longer than what it matches.
+    # If `wide` has only stars, any text that they match in the pattern `narrow` they also match in the names
+    # that `narrow` matches. Brackets would break that: the pattern "[ab]" is longer than its matches.
     return not set("?[") & set(wide) and "[" not in narrow and fnmatchcase(narrow, wide)
 
 

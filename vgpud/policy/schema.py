@@ -1,8 +1,8 @@
 """The JSON schema of the policy, for editors and checkers.
 
-Run as `python -m vgpud.policy.schema > configs/vgpud.schema.json` after a change of the model.
-What spans rules (a rule hidden by an earlier one, memory_min above memory_max) no schema can say:
-`vgpuctl policy check` does.
+After a change of the model run `python -m vgpud.policy.schema > configs/vgpud.schema.json`. A schema cannot
+express conditions across keys and rules (a rule hidden by an earlier one, memory_min above memory_max);
+`vgpuctl policy check` checks these.
 """
 
 import json
@@ -23,12 +23,14 @@ def schema() -> dict[str, Any]:
 
 
 def render() -> str:
-    """The file as it is shipped."""
+    """The content of the shipped file."""
     return json.dumps(schema(), indent=2) + "\n"
 
 
 def _plain(node: dict[str, Any]) -> dict[str, Any]:
-    """TOML has no null, an optional key is left out: "or null" and pydantic's titles are only noise."""
+    """Removes "or null" and pydantic's titles from the schema: TOML has no null, an optional key
+    is left out.
+    """
     kept: dict[str, Any] = {
         key: _plain_value(value)
         for key, value in node.items()

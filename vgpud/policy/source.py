@@ -11,7 +11,7 @@ from typing import Any
 from vgpud.policy.locate import MAX_DEPTH, KeyPath, TooDeepError, locate
 from vgpud.policy.origin import Origin, Problem
 
-# a policy of MAX_RULES rules is a fraction of this; a parser fed with more can be kept busy for long
+# far more than a policy of MAX_RULES rules; a longer file could keep a parser busy
 MAX_FILE_BYTES = 256 * 1024
 
 _POSITION = re.compile(r" \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$")
@@ -19,7 +19,7 @@ _POSITION = re.compile(r" \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file that is well-formed TOML; `lines` is keyed as policy/locate.py says."""
+    """A file that is well-formed TOML; `lines` has the keys of policy/locate.py."""
 
     path: Path
     data: Mapping[str, Any]
@@ -29,14 +29,14 @@ class Source:
         return path in self.lines
 
     def origin(self, path: KeyPath) -> Origin:
-        """Where `path` stands, or what it is nearest to: the table that should hold it."""
+        """The origin of `path`, or of the nearest table that should contain it."""
         while path and path not in self.lines:
             path = path[:-1]
         return Origin(self.path, self.lines.get(path, 1))
 
 
 def read(path: Path) -> Source | Problem:
-    """The file at `path`, or why it cannot be had."""
+    """The file at `path`, or the reason why it cannot be read."""
     try:
         raw = _read_bytes(path)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
@@ -54,7 +54,7 @@ def read(path: Path) -> Source | Problem:
 
 
 def parse(path: Path, text: str) -> Source | Problem:
-    """`text` as the content of `path`, or what keeps it from being TOML."""
+    """`text` as the content of `path`, or the reason why it is not TOML."""
     lines: Mapping[KeyPath, int] = {}
     try:
         lines = locate(text)
@@ -62,10 +62,10 @@ def parse(path: Path, text: str) -> Source | Problem:
         sentence = f"is nested more than {MAX_DEPTH} levels deep"
         return Problem(Origin(path, error.line), "", sentence, "a policy has four levels")
     except ValueError:
-        pass  # the parser says better what is wrong
+        pass  # tomllib below gives a better message
     try:
         return Source(path, tomllib.loads(text), lines)
-    except ValueError as error:  # TOMLDecodeError, and plain ValueError for a number of 4300 digits
+    except ValueError as error:  # TOMLDecodeError, or a plain ValueError for a number with 4300 digits
         return _malformed(path, text, str(error))
 
 

@@ -1,4 +1,4 @@
-"""Validation errors in our own words: what is wrong, with its figures, and what to write instead."""
+"""Sentences for validation errors: what is wrong, with its figures, and what to write instead."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -41,7 +41,7 @@ def explain(error: ErrorDetails) -> tuple[str, str]:
 
 
 def shown(value: object) -> str:
-    """A value of TOML in a few words; never long, never on two lines."""
+    """A value of TOML in a few words on one line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
